@@ -204,9 +204,10 @@ ever approved by waiting.`,
 				{{"api-base", "URL", "a Bot API server (default: Telegram's)"}},
 				{{"no-test", "", "send no test message"}},
 			},
-			about: `Asks for the token of a bot (make one with @BotFather), learns by a code that
-you send to the bot who you are and where it shall ask, writes both to
-config.toml, and sends a test message. Other settings there stay as they are.`,
+			about: `Asks Telegram about what is configured, and you for what does not fit: the bot
+token (from @BotFather), and who you are, by a link or a code that you send to
+the bot. Then it sends a test message. What only the environment says is used,
+not stored; all else in config.toml stays as it is.`,
 			examples: []string{
 				"atlasbridge setup",
 				"atlasbridge setup --token-file token.txt --user-id 1001 --no-test",
@@ -1408,6 +1409,21 @@ func findAdapted(a *Adapter, names []string) tool {
 	return t
 }
 
+// versionWarning is what a person is to know of the version of the tool, which was run by that name.
+func (t tool) versionWarning(name string) string {
+	return strings.TrimSpace(name+" "+t.Version) + ": " + t.Warning
+}
+
+// knownWarning is the versionWarning, as a row of a table, of a tool whose version is known; it is not asked.
+func knownWarning(dir, name string) (row [][]string) {
+	adapter := adapterFor(name)
+	t := findAdapted(adapter, adapter.Names)
+	if t.recall(dir) && t.Warning != "" {
+		row = [][]string{{t.versionWarning(name)}}
+	}
+	return row
+}
+
 // toolFile is the file that a path leads to through symbolic links, with what tells it from the file that replaces it;
 // "" where it cannot be read. A package.json of npm's beside or above the file counts too: it is what has the version.
 func toolFile(path string) (file, identity string) {
@@ -1962,7 +1978,7 @@ func newSession(c *command) (*session, error) {
 	if c.opts.on("quiet") {
 		s.notes = io.Discard
 	}
-	if adapter.streamsJSON(c.opts.args[1:]) {
+	if s.adapter.streamsJSON(c.opts.args[1:]) {
 		s.jsonLine = []byte{}
 	}
 	if err := s.findTerminal(c); err != nil {
@@ -2334,7 +2350,7 @@ func (s *session) checkVersion(argv0 string) {
 		return
 	}
 	if t.Warning != "" {
-		fmt.Fprintln(s.notes, "atlasbridge: "+s.versionWarning(t))
+		fmt.Fprintln(s.notes, "atlasbridge: "+t.versionWarning(s.rec.Tool))
 	}
 }
 
@@ -2349,7 +2365,7 @@ func (s *session) probeVersion(t tool) {
 		}
 		warning := ""
 		if t.Warning != "" {
-			warning = s.versionWarning(t)
+			warning = t.versionWarning(s.rec.Tool)
 			s.log.Warn(warning)
 			if s.tellFirst(warning) {
 				warning = ""
@@ -2361,11 +2377,6 @@ func (s *session) probeVersion(t tool) {
 		}
 		keepVersions(dir, t)
 	})
-}
-
-// versionWarning is what the person at the terminal is to know of the tool's version.
-func (s *session) versionWarning(t tool) string {
-	return strings.TrimSpace(s.rec.Tool+" "+t.Version) + ": " + t.Warning
 }
 
 // startDetector makes the detector that looks at the child's output from now on.

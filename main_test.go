@@ -705,6 +705,158 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
+// Doctor finds what stops questions and answers at Telegram, each with the remedy of that cause, in text and JSON alike;
+// what cannot be asked for want of an answer is no second failure.
+func TestDoctorAtTelegram(t *testing.T) {
+	for _, row := range []struct {
+		name, method, answer string
+		check, detail, todo  string
+	}{
+		{"a revoked token", "getMe", apiCode(401, "Unauthorized"), "token", "refuses the bot token", "run atlasbridge setup"},
+		{"Telegram has trouble", "getMe", apiCode(502, "Bad Gateway"), "token", "502: Bad Gateway", "try again later"},
+		{"too many requests", "getMe", apiCode(429, "Too Many Requests: retry after 3"), "token", "retry after 3", "wait that long"},
+		{"no chat", "getChat", apiCode(400, "Bad Request: chat not found"), "chat", "chat not found", "press Start there"},
+		{"a bot that is blocked", "sendChatAction", apiCode(403, "Forbidden: bot was blocked by the user"),
+			"chat", "blocked by the user", "press Start there"},
+		{"a group that was left", "sendChatAction", apiCode(403, "Forbidden: bot was kicked from the supergroup chat"),
+			"chat", "is not in its group", "add it there again"},
+		{"a group without the right", "sendChatAction", apiCode(400, "Bad Request: not enough rights to send text messages to the chat"),
+			"chat", "may not write in its group", "allow it in the group's permissions"},
+		{"a webhook", "getWebhookInfo", apiResult(`{"url":"https://x.invalid"}`), "poller", "a webhook is set", "which can remove it"},
+		{"another poller", "getUpdates", apiCode(409, "Conflict: terminated by other getUpdates request"),
+			"poller", "another program polls this bot", "stop it"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			srv := newBotAPI(t)
+			srv.pollWait = time.Millisecond
+			srv.fault = func(method string, w http.ResponseWriter) bool {
+				if method != row.method {
+					return false
+				}
+				io.WriteString(w, row.answer)
+				return true
+			}
+			t.Setenv("PATH", t.TempDir()) // no tools
+			dir := home(t, srv.config(""))
+			code, stdout, _ := cli(t, dir, "doctor", "--json")
+			var report struct {
+				OK     bool
+				Checks []check
+			}
+			if err := json.Unmarshal([]byte(stdout), &report); err != nil || report.OK || code != exitFailed {
+				t.Fatalf("exit %d, %v, %s", code, err, stdout)
+			}
+			_, text, _ := cli(t, dir, "doctor")
+			for _, k := range report.Checks {
+				if k.OK != (k.Name != row.check) {
+					t.Errorf("%+v", k)
+				}
+				if !k.OK && (!strings.Contains(k.Detail, row.detail) || !strings.Contains(k.Remedy, row.todo) ||
+					!strings.Contains(text, k.Detail) || !strings.Contains(text, k.Remedy)) {
+					t.Errorf("%+v; as text\n%s", k, text)
+				}
+			}
+		})
+	}
+}
+
+// Where all is well with Telegram doctor says so, asks for no update that it would have to act on, and changes nothing.
+func TestDoctorIsContent(t *testing.T) {
+	srv := newBotAPI(t)
+	srv.pollWait = time.Millisecond
+	srv.send(tgSay(7, "hello", ""))
+	t.Setenv("PATH", t.TempDir()) // no tools
+	code, stdout, _ := cli(t, home(t, srv.config("")), "doctor")
+	if code != 0 || !strings.Contains(stdout, "the bot is @my_bot") || !strings.Contains(stdout, "where the bot can write") {
+		t.Errorf("exit %d\n%s", code, stdout)
+	}
+	if srv.came("") > 0 || !slices.Equal(srv.polls, []int64{0}) || len(srv.updates) != 1 {
+		t.Errorf("polls %v, updates %v; it says\n%s", srv.polls, srv.updates, srv.texts())
+	}
+}
+
+// What is wrong with the folder or a file in it has the remedy of its cause, and exit status 1.
+func TestDoctorAtFolder(t *testing.T) {
+	needUnix(t)
+	t.Setenv("PATH", t.TempDir()) // no tools
+	for _, row := range []struct {
+		name string
+		make func(dir string) error
+		want string
+	}{
+		{"the folder is a link", func(dir string) error {
+			return errors.Join(os.Rename(dir, dir+".real"), os.Symlink(dir+".real", dir))
+		}, `FAIL  state .*\n.*→  a symbolic link is not followed: .*ATLASBRIDGE_HOME`},
+		{"the folder is a file", func(dir string) error {
+			return errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600))
+		}, `FAIL  state .*\n.*→  a file stands where a folder is to be`},
+		{"config.toml is a link", func(dir string) error {
+			return os.Symlink("real.toml", filepath.Join(dir, "config.toml"))
+		}, `FAIL  config .*\n.*→  a symbolic link is not followed`},
+		{"state.jsonl is a link", func(dir string) error {
+			return os.Symlink("real.jsonl", filepath.Join(dir, "state.jsonl"))
+		}, `FAIL  state .*\n.*→  a symbolic link is not followed`},
+		{"config.toml is a pipe", func(dir string) error {
+			return exec.Command("/usr/bin/mkfifo", "-m", "600", filepath.Join(dir, "config.toml")).Run()
+		}, `FAIL  config .*is no file and no folder.*\n.*→  move it away`},
+		{"others can enter", func(dir string) error { return os.Chmod(dir, 0o755) },
+			`FAIL  state .*can be reached by others \(mode 0755\)\n.*→  make it yours alone: chmod -R go= /`},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			dir := home(t, "")
+			if err := row.make(dir); err != nil {
+				t.Fatal(err)
+			}
+			code, stdout, _ := cli(t, dir, "doctor")
+			if code != exitFailed || !matches(row.want, stdout) {
+				t.Errorf("exit %d, not %s\n%s", code, row.want, stdout)
+			}
+		})
+	}
+}
+
+// A read-only disk, a full one and a missing permission are told apart, and none is "chmod" unless that helps.
+func TestFileRemedy(t *testing.T) {
+	needUnix(t)
+	for cause, want := range map[error]string{
+		syscall.EROFS:   "read-only",
+		syscall.ENOSPC:  "make room",
+		syscall.EDQUOT:  "make room",
+		syscall.EACCES:  "ls -ld /home /home/x",
+		syscall.ENOTDIR: "a file stands",
+	} {
+		err := hinted(fmt.Errorf("opening: %w", &fs.PathError{Op: "open", Path: "/home/x", Err: cause}), "try again")
+		todo := hintOf(err)
+		if !strings.Contains(todo, want) || strings.Contains(todo, "chmod") != (cause == syscall.EACCES) {
+			t.Errorf("%v: %q", cause, todo)
+		}
+	}
+}
+
+// What doctor prints fits terminals of 40 and of 80 columns, a word is never broken, and nothing is lost.
+func TestDoctorFits(t *testing.T) {
+	needUnix(t)
+	dir := home(t, "timeout_seconds = 0")
+	env := append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir, "PATH="+t.TempDir())
+	for _, cols := range []uint16{40, 80} {
+		pty, err := startPTY([]string{os.Args[0], "doctor"}, env, "", Size{Rows: 24, Cols: cols}, Host{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, _ := io.ReadAll(pty)
+		pty.Close()
+		text := regexp.MustCompile("\x1b\\[[0-9;]*m").ReplaceAllString(string(out), "")
+		for _, line := range strings.Split(text, "\r\n") {
+			if utf8.RuneCountInString(line) > int(cols) && len(strings.Fields(line)) > 1 {
+				t.Errorf("%d columns: %q", cols, line)
+			}
+		}
+		if !strings.Contains(strings.Join(strings.Fields(text), " "), "timeout_seconds must be between 1 and 86400") {
+			t.Errorf("%d columns:\n%s", cols, text)
+		}
+	}
+}
+
 // Doctor makes nothing in the current folder when there is no state folder, and still tells what it found.
 func TestDoctorWithoutHome(t *testing.T) {
 	t.Setenv("ATLASBRIDGE_HOME", home(t, ""))
@@ -744,6 +896,57 @@ func TestChildEnv(t *testing.T) {
 	}
 }
 
+// Before anything of the tool's, a session says where questions go, as known from the last time, or what is wrong; with
+// --quiet nothing.
+func TestSaysWhereQuestionsGo(t *testing.T) {
+	e := newTGEnv(t)
+	dir := e.store.Dir
+	os.WriteFile(filepath.Join(dir, "config.toml"), []byte(e.srv.config("")), 0o600)
+	says := func(want string, flags ...string) {
+		t.Helper()
+		x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{"echo", "the tool"})...)
+		x.sees("the tool")
+		if got, _, _ := strings.Cut(strings.Join(strings.Fields(x.scr.Text()), " "), "the tool"); got != want {
+			t.Errorf("it says %q, not %q", got, want)
+		}
+		x.exits(0)
+	}
+	says("atlasbridge: questions go to Telegram, bot 123456789 ")
+	if _, _, err := e.topicsHere(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	says("atlasbridge: questions go to @my_bot ")
+	says("", "--quiet")
+	e.newest(4711) // what else the file has stays
+	says("atlasbridge: questions go to @my_bot ")
+	e.noteFailure("send", &apiError{Code: 403, Text: "403: Forbidden:\n bot was blocked"}, 0)
+	since := time.Now().Format(" (Jan 2, ")
+	where, trouble := e.destination()
+	if where != "questions go to @my_bot" || !strings.Contains(trouble, "press Start there") || !strings.Contains(trouble, since) {
+		t.Errorf("%q, %q", where, trouble)
+	}
+	e.works("send")
+	says("atlasbridge: questions go to @my_bot ")
+	e.cfg.Store(&Config{Token: "99:other", ChatID: 5, Users: []int64{5}})
+	where, _ = e.destination()
+	if where != "questions go to Telegram, bot 99" {
+		t.Errorf("of another bot it says %q", where)
+	}
+}
+
+// What kept Telegram from working is said in place of where questions go.
+func TestSaysWhatIsWrong(t *testing.T) {
+	e := newTGEnv(t)
+	os.WriteFile(filepath.Join(e.store.Dir, "config.toml"), []byte(e.srv.config("")), 0o600)
+	e.noteFailure("poll", &apiError{Code: 401, Text: "401: Unauthorized"}, 0)
+	x := bridge(t, e.store.Dir, "run", "echo", "the tool")
+	x.sees("the tool")
+	got := strings.Join(strings.Fields(x.scr.Text()), "")
+	if !strings.HasPrefix(got, "atlasbridge:questionswaithere:Telegramrefusesthebottoken(401:Unauthorized):run") {
+		t.Errorf("it says %q", got)
+	}
+}
+
 // TestReloadWhileProbing: the configuration is read anew while the tool's version is looked at (go test -race).
 func TestReloadWhileProbing(t *testing.T) {
 	t.Setenv("PATH", t.TempDir()) // the tool is not there
@@ -774,7 +977,7 @@ func TestReloadWhileProbing(t *testing.T) {
 }
 
 // A version that was not tried is told once: in the first run when it is found out, afterwards before the tool's first
-// byte, and then the tool is not asked again; with --quiet not a byte is told.
+// byte, and then the tool is not asked again; with --quiet not a byte is told. While it runs status tells it, once.
 func TestVersionWarning(t *testing.T) {
 	needUnix(t)
 	bin, asked := versionedClaude(t, "9.9.9")
@@ -805,6 +1008,13 @@ func TestVersionWarning(t *testing.T) {
 	log, err := os.ReadFile(filepath.Join(dir, "atlasbridge.log"))
 	if err != nil || strings.Count(string(log), "claude 9.9.9: not a version") != 1 {
 		t.Errorf("the log has %s, %v", log, err)
+	}
+	st := storeAt(t, dir)
+	for range 2 {
+		storeSession(t, st)
+	}
+	if _, out, _ := cli(t, dir, "status"); strings.Count(out, "claude 9.9.9: not a version") != 1 {
+		t.Errorf("status says\n%s", out)
 	}
 }
 
@@ -12196,76 +12406,278 @@ func FuzzUpdate(f *testing.F) {
 // ---- telegram.go: setup ----
 // Who holds the phone sets up the bot, and nothing else changes.
 
-// The whole setup: the code must come from the phone; a second run keeps what is there.
+// The whole setup: the code must come from the phone, by the link or typed; the test message says when it is done; a
+// second run keeps what fits, and another user is another chat.
 func TestTelegramSetup(t *testing.T) {
+	for _, row := range []struct{ name, says string }{
+		{"the code", "%s"},
+		{"the link", "/start %s"},
+		{"in capitals, with blanks", " %S "},
+		{"in a group", "/start@My_Bot %s"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			srv := newBotAPI(t)
+			dir := home(t, "# mine\n[telegram]\napi_base = '"+srv.URL+"' # here\n")
+			x := bridge(t, dir, "setup")
+			x.sees("Paste the token here")
+			x.types(fakeToken + "\r")
+			x.sees("(in a group")
+			found := regexp.MustCompile(`https://t\.me/my_bot\?start=([0-9a-f]{6})\s`).FindStringSubmatch(x.scr.Text())
+			if found == nil || !strings.Contains(x.scr.Text(), "the code:  "+found[1]) {
+				t.Fatalf("no link, or another code:\n%s", x.scr.Text())
+			}
+			wrong := strings.NewReplacer("0", "1", "1", "0").Replace(found[1] + "01")[:6] + "x"
+			said := strings.NewReplacer("%s", found[1], "%S", strings.ToUpper(found[1])).Replace(row.says)
+			srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""), tgSay(3, said, ""))
+			test := srv.until(t, "sendMessage", "setup:")
+			data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
+			tap := `{"update_id":%d,"callback_query":{"id":"q","from":{"id":%d},` +
+				`"message":{"message_id":101,"chat":{"id":%d,"type":"private"}},"data":%q}}`
+			srv.send(fmt.Sprintf(tap, 4, 2002, 2002, data), fmt.Sprintf(tap, 5, 1001, 1001, data))
+			x.sees("It works.")
+			x.exits(0)
+			if last := srv.message(101); !strings.Contains(last.text, "is connected") || len(last.buttons) > 0 {
+				t.Errorf("the test message says %+v", last)
+			}
+			want := fmt.Sprintf("# mine\n[telegram]\nbot_token = %q\nchat_id = 1001\nallowed_users = [1001]\n"+
+				"api_base = %q # here\n", fakeToken, srv.URL)
+			configIs(t, dir, want)
+			if code, _, _ := cli(t, dir, "setup", "--user-id", "bob", "--no-test"); code == 0 {
+				t.Fatal("a name is taken for a number")
+			}
+			configIs(t, dir, want)
+			code, stdout, stderr := cli(t, dir, "setup", "--user-id", "1002", "--no-test")
+			if code != 0 {
+				t.Fatalf("the second setup ended with %d: %s%s", code, stdout, stderr)
+			}
+			configIs(t, dir, strings.NewReplacer("= 1001", "= 1002", "[1001]", "[1002]").Replace(want))
+		})
+	}
+}
+
+// configIs checks what config.toml says, and that it is private and can be loaded.
+func configIs(t *testing.T, dir, want string) {
+	t.Helper()
+	got, err := readPrivate(filepath.Join(dir, "config.toml"))
+	if string(got) != want || err != nil {
+		t.Errorf("config.toml says\n%s%v, not\n%s", got, err, want)
+	}
+	if _, err := loadConfig(dir, func(string) string { return "" }, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// apiCode is a refusal of the Bot API with that code.
+func apiCode(code int, why string) string {
+	return fmt.Sprintf(`{"ok":false,"error_code":%d,"description":%q}`, code, why)
+}
+
+// Setup asks Telegram about what is there, says what does not fit, and asks again for that alone; what only the
+// environment or a flag says it names instead.
+func TestSetupAsksAgain(t *testing.T) {
+	const link = "(in a group" // the last of it
+	firstly := func(method, answer string) func(*botAPI) {
+		return func(srv *botAPI) {
+			n := 0
+			srv.decides(func(called string, _ map[string]any) fate {
+				if called != method {
+					return fate{}
+				}
+				n++
+				if n > 1 {
+					return fate{}
+				}
+				return fate{answer: answer}
+			})
+		}
+	}
+	for _, row := range []struct {
+		name   string
+		change [2]string // in config.toml
+		args   []string
+		env    string
+		fault  func(*botAPI)
+		sees   []string // in this order; then the token is typed, or the link tapped, whichever it asks for
+		fails  string   // what it says when it ends, "" it is done
+	}{
+		{"a revoked token", [2]string{}, nil, "", firstly("getMe", apiCode(401, "Unauthorized")),
+			[]string{"Telegram refuses the bot token (401: Unauthorized)", "Paste the token"}, ""},
+		{"a token that is none", [2]string{fakeToken, "my-token"}, nil, "", nil,
+			[]string{"telegram.bot_token must be a bot token", "Paste the token"}, ""},
+		{"a chat that is none", [2]string{"chat_id = 1001", "chat_id = '@me'"}, nil, "", nil,
+			[]string{"telegram.chat_id must be a number"}, ""},
+		{"a chat of another user", [2]string{"chat_id = 1001", "chat_id = 7"}, nil, "", nil,
+			[]string{"chat 7 is the private chat of none of the users [1001]", link}, ""},
+		{"a chat that is not there", [2]string{}, nil, "", firstly("getChat", apiCode(400, "Bad Request: chat not found")),
+			[]string{"the bot may not write to its chat (400: Bad Request: chat not found)", link}, ""},
+		{"a chat that blocks the bot", [2]string{}, nil, "",
+			firstly("sendChatAction", apiCode(403, "Forbidden: bot was blocked by the user")),
+			[]string{"bot was blocked by the user", link}, ""},
+		{"no user", [2]string{"allowed_users = [1001]", ""}, nil, "", nil, nil, ""},
+		{"a revoked token in the environment", [2]string{}, nil, "TELEGRAM_BOT_TOKEN=1:x",
+			firstly("getMe", apiCode(401, "Unauthorized")), nil, "environment TELEGRAM_BOT_TOKEN: Telegram refuses the bot token"},
+		{"a chat in the environment", [2]string{}, nil, "TELEGRAM_CHAT_ID=1001",
+			firstly("getChat", apiCode(400, "Bad Request: chat not found")), nil, "environment TELEGRAM_CHAT_ID: the bot may not"},
+		{"a chat that is a flag", [2]string{}, []string{"--chat-id", "1001"}, "",
+			firstly("getChat", apiCode(400, "Bad Request: chat not found")), nil, "the bot may not write to its chat"},
+		{"chat and user do not go together", [2]string{}, []string{"--chat-id", "7", "--user-id", "8"}, "", nil, nil,
+			"chat 7 is the private chat of none of the users [8]"},
+		{"Telegram is away", [2]string{}, nil, "", firstly("getMe", apiCode(502, "Bad Gateway")), nil, "Telegram's own trouble"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			srv := newBotAPI(t)
+			if row.fault != nil {
+				row.fault(srv)
+			}
+			before := srv.config("timeout_seconds = 9 # mine\n")
+			if row.change[0] != "" {
+				before = strings.Replace(before, row.change[0], row.change[1], 1)
+			}
+			dir := home(t, before)
+			key, value, _ := strings.Cut(row.env, "=")
+			if key != "" {
+				t.Setenv(key, value)
+			}
+			x := bridge(t, dir, append([]string{"setup", "--no-test"}, row.args...)...)
+			x.toldOnFailure()
+			for _, words := range row.sees {
+				x.sees(words)
+				switch words {
+				case "Paste the token":
+					x.types(fakeToken + "\r")
+				case link:
+					code := regexp.MustCompile(`start=([0-9a-f]{6})\s`).FindStringSubmatch(x.scr.Text())
+					srv.send(tgSay(1, "/start "+code[1], ""))
+				}
+			}
+			if row.fails != "" {
+				x.exits(1)
+				x.sees(row.fails)
+				configIs(t, dir, before)
+				return
+			}
+			x.exits(0)
+			text, err := os.ReadFile(filepath.Join(dir, "config.toml"))
+			cfg, loadErr := loadConfig(dir, func(string) string { return "" }, nil)
+			if errors.Join(err, loadErr) != nil || cfg.Token != fakeToken || cfg.ChatID != 1001 ||
+				!slices.Equal(cfg.Users, []int64{1001}) || !strings.Contains(string(text), "timeout_seconds = 9 # mine\n") {
+				t.Errorf("%v: %s", errors.Join(err, loadErr), text)
+			}
+		})
+	}
+}
+
+// Setup says when config.toml keeps questions from Telegram all the same.
+func TestSetupTellsLocal(t *testing.T) {
 	srv := newBotAPI(t)
-	dir := filepath.Join(t.TempDir(), "home")
-	t.Setenv("ATLASBRIDGE_HOME", dir)
-	t.Setenv("TELEGRAM_BOT_TOKEN", fakeToken)
-	t.Setenv("TELEGRAM_API_BASE", srv.URL)
-	out, in, err := os.Pipe()
-	if err != nil {
+	code, stdout, _ := cli(t, home(t, srv.config("channel = 'local'\n")), "setup", "--no-test")
+	if code != 0 || !strings.Contains(stdout, "config.toml:1: channel is local: until that is removed") {
+		t.Errorf("exit %d, %s", code, stdout)
+	}
+}
+
+// While setup waits for the code it says that it lives: a session that starts meanwhile leaves it the bot.
+func TestSetupKeepsItsTurn(t *testing.T) {
+	srv := newBotAPI(t)
+	srv.pollWait = time.Millisecond
+	dir := home(t, strings.Replace(srv.config(""), "[1001]", "[]", 1))
+	x := bridge(t, dir, "setup", "--no-test", "--chat-id", "-5")
+	x.sees("(in a group")
+	lock := filepath.Join(dir, "poll.lock")
+	if err := os.Chtimes(lock, time.Unix(0, 0), time.Unix(0, 0)); err != nil {
 		t.Fatal(err)
 	}
-	null, _ := os.Open(os.DevNull)
-	defer null.Close()
-	exit := make(chan int, 1)
-	setup := func(args ...string) {
-		code := run(t.Context(), append([]string{"setup"}, args...), os.Getenv, null, in, in)
-		in.Close()
-		exit <- code
+	comesTrue(t, "it says that it polls", func() bool {
+		info, err := os.Stat(lock)
+		return err == nil && time.Since(info.ModTime()) < pollSilence
+	})
+}
+
+// What only the environment says is used, and never stored.
+func TestSetupStoresNoEnvironment(t *testing.T) {
+	srv := newBotAPI(t)
+	for _, pair := range [][2]string{{"TELEGRAM_BOT_TOKEN", fakeToken}, {"TELEGRAM_CHAT_ID", "1001"},
+		{"ALLOWED_USER_IDS", "1001"}, {"TELEGRAM_API_BASE", srv.URL}} {
+		t.Setenv(pair[0], pair[1])
 	}
-	go setup()
-	text, code := "", regexp.MustCompile(`code:  ([0-9a-f]{6})\n`)
-	for buf := make([]byte, 512); !code.MatchString(text); {
-		n, err := out.Read(buf)
-		text += string(buf[:n])
-		if err != nil {
-			t.Fatalf("%v after %q", err, text)
-		}
+	dir := home(t, "# mine\n")
+	code, stdout, stderr := cli(t, dir, "setup", "--no-test")
+	if code != 0 || !strings.Contains(stdout, "Chat 1001 (private op), allowed users [1001]") {
+		t.Errorf("exit %d, %s%s", code, stdout, stderr)
 	}
-	go io.Copy(io.Discard, out)
-	digits := code.FindStringSubmatch(text)[1]
-	wrong := "000000"
-	if digits == wrong {
-		wrong = "111111"
+	configIs(t, dir, "# mine\n")
+}
+
+// Nothing that is pasted or typed while setup runs is shown, taken for a yes, or left for the shell, however it ends.
+func TestSetupKeepsWhatIsTyped(t *testing.T) {
+	needUnix(t)
+	for _, row := range []struct {
+		name, ends string
+		hook       string // the webhook that is set
+		code       string // of the end
+	}{
+		{"it fails", "", "https://x.invalid", "1"},
+		{"^C", "\x03", "", "130"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			srv := newBotAPI(t)
+			srv.answers["getWebhookInfo"] = func(map[string]any) string { return fmt.Sprintf(`{"url":%q}`, row.hook) }
+			dir := home(t, "[telegram]\napi_base = '"+srv.URL+"'\n")
+			env := append(os.Environ(), "ATLASBRIDGE_HOME="+dir, "TEST_BINARY="+os.Args[0])
+			x := inTerminal(t, env, "sh", "-c", "trap : INT; ATLASBRIDGE_TEST_CHILD=main \"$TEST_BINARY\" setup --no-test; echo ended $?; "+
+				"stty -a | grep -o '[ -]echo '; read line; echo \"the shell has '$line'\"")
+			x.toldOnFailure()
+			x.sees("Paste the token")
+			x.types("Use this token:\r" + fakeToken + "\ry\recho stolen\r")
+			if row.ends != "" {
+				x.sees("(in a group")
+				x.types("echo later\r" + row.ends)
+			} else {
+				x.sees("Remove it? [y/N]")
+				x.types("no\recho later\r")
+			}
+			x.sees("ended " + row.code)
+			x.sees("\n echo")
+			x.types("mine\r")
+			x.sees("the shell has 'mine'")
+			if text := x.scr.Text(); strings.Contains(text, "stolen") || strings.Contains(text, "later") ||
+				strings.Contains(text, "AAFake") {
+				t.Errorf("it shows what was typed:\n%s", text)
+			}
+			if srv.count("deleteWebhook") > 0 {
+				t.Error("what was typed before is taken for a yes")
+			}
+		})
 	}
-	srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""),
-		tgSay(3, digits, ""))
-	test := srv.until(t, "sendMessage", "setup:")
-	data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
-	tap := `{"update_id":%d,"callback_query":{"id":"q","from":{"id":%d},` +
-		`"message":{"message_id":101,"chat":{"id":%d,"type":"private"}},"data":%q}}`
-	srv.send(fmt.Sprintf(tap, 4, 2002, 2002, data), fmt.Sprintf(tap, 5, 1001, 1001, data))
-	if got := <-exit; got != 0 {
-		t.Fatalf("setup ended with %d", got)
+}
+
+// A second setup, and one beside a session that listens well, changes nothing; where a session has trouble with the bot
+// it takes its turn.
+func TestSetupListensAlone(t *testing.T) {
+	for _, row := range []struct {
+		trouble string
+		code    int
+	}{
+		{"", 1},
+		{"Telegram refuses the bot token", 0},
+	} {
+		t.Run(row.trouble, func(t *testing.T) {
+			srv := newBotAPI(t)
+			dir := home(t, srv.config(""))
+			session := storeAt(t, dir)
+			if _, held, err := session.TryPoll(); !held || err != nil {
+				t.Fatal(held, err)
+			}
+			if err := session.NoteFact("trouble poll", row.trouble); err != nil {
+				t.Fatal(err)
+			}
+			code, stdout, stderr := cli(t, dir, "setup", "--no-test")
+			if code != row.code || session.Polls() != (code == 1) ||
+				strings.Contains(stderr, "listens to the bot: a session, or another setup") != (code == 1) {
+				t.Errorf("exit %d, the session polls: %v; %s%s", code, session.Polls(), stdout, stderr)
+			}
+		})
 	}
-	check := func(users string) {
-		t.Helper()
-		t.Setenv("TELEGRAM_BOT_TOKEN", "")
-		t.Setenv("TELEGRAM_API_BASE", "")
-		cfg, err := loadConfig(dir, os.Getenv, nil)
-		if err != nil || cfg.Token != fakeToken || cfg.ChatID != 1001 ||
-			fmt.Sprint(cfg.Users) != users || cfg.APIBase != srv.URL {
-			t.Fatalf("%+v, %v", cfg, err)
-		}
-		if info, err := os.Stat(filepath.Join(dir, "config.toml")); err != nil ||
-			info.Mode().Perm() != 0o600 {
-			t.Errorf("config.toml: %v, %v", info, err)
-		}
-	}
-	check("[1001]")
-	in, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
-	setup("--user-id", "bob", "--no-test")
-	if got := <-exit; got == 0 {
-		t.Fatal("a name is taken for a number")
-	}
-	in, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
-	setup("--user-id", "1002", "--no-test")
-	if got := <-exit; got != 0 {
-		t.Fatalf("the second setup ended with %d", got)
-	}
-	check("[1002]")
 }
 
 // A webhook is removed only when the operator says so in a terminal, and what came meanwhile is kept.
@@ -12275,12 +12687,7 @@ func TestTelegramSetupWebhook(t *testing.T) {
 	srv.answers["getWebhookInfo"] = func(map[string]any) string {
 		return `{"url":"https://example.invalid/` + fakeToken + `"}`
 	}
-	dir := home(t, withTelegram("", &Config{
-		Token:   fakeToken,
-		ChatID:  1001,
-		Users:   []int64{1001},
-		APIBase: srv.URL,
-	}))
+	dir := home(t, srv.config(""))
 	code, stdout, stderr := cli(t, dir, "setup", "--no-test")
 	if code != 1 {
 		t.Errorf("without a terminal setup ends with %d", code)
@@ -12290,17 +12697,19 @@ func TestTelegramSetupWebhook(t *testing.T) {
 		strings.Contains(said, "AAFake") {
 		t.Errorf("without a terminal setup says %q", said)
 	}
-	for _, answer := range []string{"\r", "n\r", "y\r"} {
+	removed := 0
+	for _, answer := range []string{"", "n", "nope", "ya", "y", "Y", "yes", "YES"} {
 		x := bridge(t, dir, "setup", "--no-test")
 		x.sees("Remove it? [y/N]")
-		x.types(answer)
-		if answer == "y\r" {
+		x.types(answer + "\r")
+		if strings.HasPrefix(strings.ToLower(answer), "y") && answer != "ya" {
+			removed++
 			x.exits(0)
 		} else {
 			x.exits(1)
 		}
-		if n := srv.count("deleteWebhook"); (n == 1) != (answer == "y\r") {
-			t.Errorf("after %q the webhook was removed %d times", answer, n)
+		if n := srv.count("deleteWebhook"); n != removed {
+			t.Errorf("after %q the webhook was removed %d times, not %d", answer, n, removed)
 		}
 	}
 	if p := srv.until(t, "deleteWebhook", "").p; p["drop_pending_updates"] != nil {
@@ -12328,11 +12737,13 @@ func TestSetupLeavesNoToken(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer out.Close()
-			s := &setup{command: &command{stdout: out}, cfg: &Config{
-				Dir:    dir,
-				Token:  fakeToken,
-				ChatID: 5,
-			}}
+			cfg, err := loadConfig(t.TempDir(), func(string) string { return "" }, map[string]string{
+				tokenKey: fakeToken, chatKey: "5", usersKey: "5"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.Dir = dir
+			s := &setup{command: &command{stdout: out}, cfg: cfg}
 			if err := s.save(); err == nil {
 				t.Error("it says that it was saved")
 			}
@@ -12343,7 +12754,7 @@ func TestSetupLeavesNoToken(t *testing.T) {
 	}
 }
 
-// TestTelegramConfigTable: setup changes the [telegram] table and nothing else, and twice is once.
+// TestTelegramConfigTable: setup changes values of the [telegram] table and nothing else, and twice is once.
 func TestTelegramConfigTable(t *testing.T) {
 	c := &Config{Token: "1:a", ChatID: 5, Users: []int64{5, 6}, APIBase: "https://x"}
 	lines := "bot_token = \"1:a\"\nchat_id = 5\nallowed_users = [5, 6]\napi_base = \"https://x\"\n"
@@ -12351,21 +12762,21 @@ func TestTelegramConfigTable(t *testing.T) {
 		"": "[telegram]\n" + lines,
 		"# mine\ntimeout_seconds = 9\n\n[stream]\nenabled = true": "# mine\ntimeout_seconds = 9\n\n[stream]\nenabled " +
 			"= true\n\n[telegram]\n" + lines,
-		"[telegram] # bot\nchat_id=4\n# keep\n\n[stream]\nenabled = true\n": "[telegram] # bot\n" + lines +
-			"# keep\n\n[stream]\nenabled = true\n",
+		"[telegram] # bot\n  chat_id=4 # [7] mine\n# keep\n\n[stream]\nenabled = true\n": "[telegram] # bot\n" +
+			strings.Replace(lines, "chat_id = 5\n", "", 1) + "  chat_id=5 # [7] mine\n# keep\n\n[stream]\nenabled = true\n",
 		"[ telegram ]": "[ telegram ]\n" + lines,
 	} {
-		if got := withTelegram(in, c); got != want {
+		if got := withTelegram(in, c, nil); got != want {
 			t.Errorf("withTelegram(%q) =\n%s\nwant\n%s", in, got, want)
 		}
-		if got := withTelegram(withTelegram(in, c), c); got != want {
+		if got := withTelegram(withTelegram(in, c, nil), c, nil); got != want {
 			t.Errorf("twice is not once for %q:\n%s", in, got)
 		}
 		var known []string
 		for _, s := range settings(&Config{}) {
 			known = append(known, s.Key)
 		}
-		if _, err := parseTOML(withTelegram(in, c), known); err != nil {
+		if _, err := parseTOML(withTelegram(in, c, nil), known); err != nil {
 			t.Error(err)
 		}
 	}
@@ -12722,12 +13133,12 @@ func TestConfig(t *testing.T) {
 		},
 		{
 			file:  "timeout_seconds = 90\n" + telegram,
-			env:   []string{"PERMISSION_TIMEOUT_SEC", "60", "ALLOWED_USER_IDS", " 7, 8 ,"},
+			env:   []string{"PERMISSION_TIMEOUT_SEC", "60", "ALLOWED_USER_IDS", " 7, 1001 ,"},
 			flags: map[string]string{"timeout_seconds": "120"},
 			want: map[string]string{
 				"timeout_seconds":            "120 flag",
 				"permission_timeout_seconds": "60 environment PERMISSION_TIMEOUT_SEC",
-				"telegram.allowed_users":     "[7, 8] environment ALLOWED_USER_IDS",
+				"telegram.allowed_users":     "[7, 1001] environment ALLOWED_USER_IDS",
 			},
 		},
 		{
@@ -12956,7 +13367,7 @@ func TestConfigFileIsPrivate(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := load()
-		if (err == nil) != ok || err != nil && !strings.Contains(hintOf(err), "chmod 600 ") {
+		if (err == nil) != ok || err != nil && !strings.Contains(hintOf(err), "chmod -R go= "+path) {
 			t.Errorf("mode %o: %v, hint %q", mode, err, hintOf(err))
 		}
 	}
@@ -24713,6 +25124,8 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 		return apiResult(`{"url":""}`)
 	case "getMyCommands":
 		return apiResult("[]")
+	case "getChat":
+		return apiResult(`{"id":1001,"type":"private","username":"op"}`)
 	case "answerCallbackQuery":
 		s.told[fmt.Sprint(p["callback_query_id"])] = text
 		return apiResult("true")

@@ -1299,7 +1299,11 @@ func closeRemedy(path string) string { return "make it yours alone: chmod -R go=
 
 // fileRemedy is what to do about a file or folder that cannot be made, opened or written; "" where that is not known.
 func fileRemedy(err error) string {
+	at, ok := errors.AsType[*os.PathError](err)
 	switch {
+	case ok && errors.Is(err, unix.EACCES) && at.Op != "fork/exec":
+		both := filepath.Dir(at.Path) + " " + at.Path
+		return "see whose they are: ls -ld " + both + "; what is yours opens with chmod u+rwX " + both
 	case errors.Is(err, unix.ELOOP):
 		return "a symbolic link is not followed: put what it leads to in its place, or name that with ATLASBRIDGE_HOME"
 	case errors.Is(err, unix.EROFS):

@@ -3273,8 +3273,13 @@ func (c *command) status(s *Store) int {
 	})
 	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
 	now := time.Now()
+	var active []string // tools that run
 	for _, r := range rows {
 		table = append(table, r.cells(now))
+		if r.Status == "active" && !slices.Contains(active, r.Tool) {
+			active = append(active, r.Tool)
+			about = append(about, knownWarning(s.Dir, r.Tool)...)
+		}
 	}
 	code := list(c, rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
 	trouble := s.ChannelTrouble()

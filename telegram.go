@@ -3145,7 +3145,7 @@ func (t *Telegram) topicsHere(ctx context.Context) (here bool, todo string, err 
 // reach makes sure that the bot may write to its chat, where it shows for some seconds that it types, and tells which
 // chat that is.
 func (t *Telegram) reach(ctx context.Context) (chat string, err error) {
-	here := map[string]any{"chat_id": t.cfg.Load().ChatID, "action": "typing"}
+	here := map[string]any{"chat_id": t.cfg.Load().ChatID}
 	var found struct {
 		Type     string
 		Title    string
@@ -3155,6 +3155,7 @@ func (t *Telegram) reach(ctx context.Context) (chat string, err error) {
 		return "", err
 	}
 	chat = strings.TrimSpace(found.Type + " " + cmp.Or(found.Title, found.Username))
+	here["action"] = "typing"
 	return chat, t.call(ctx, "sendChatAction", here, nil)
 }
 
@@ -5084,8 +5085,8 @@ func (s *setup) connect() error {
 			s.say("Bot: @%s", s.name)
 			return nil
 		}
-		if failed := err.(*apiError); !failed.refusesToken() {
-			return explained(failed)
+		if !err.(*apiError).refusesToken() {
+			return explained(err)
 		}
 		if err := s.discard(tokenKey, explained(err)); err != nil {
 			return err
@@ -5102,7 +5103,9 @@ func (s *setup) discard(key string, problem error) error {
 	case !s.stores(key):
 		todo := "correct or unset it, then run atlasbridge setup again: it counts more than config.toml"
 		return hinted(fmt.Errorf("%s: %s", from, problem), todo)
-	case from == "flag" || key == tokenKey && !onTerminal(s.stdin):
+	case key == tokenKey && (from == "flag" || !onTerminal(s.stdin)):
+		return &hintedError{problem, "give another one with --token-file, or run atlasbridge setup in a terminal"}
+	case from == "flag":
 		return problem
 	}
 	s.say("%v", problem)
@@ -5114,9 +5117,12 @@ func (s *setup) askToken() error {
 	if !onTerminal(s.stdin) {
 		return errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
 	}
-	s.say("Make a bot with @BotFather in Telegram (/newbot), or ask it for the token of\nyours (/mybots).")
+	const here = "here" // asked for before
 	row := s.cfg.row(tokenKey)
-	row.Origin = "here"
+	if row.Origin != here {
+		s.say("Make a bot with @BotFather in Telegram\n(/newbot), or /mybots shows its token.")
+	}
+	row.Origin = here
 	for {
 		token, err := s.ask("Paste the token here (it is not shown): ")
 		if err != nil {
@@ -5126,7 +5132,7 @@ func (s *setup) askToken() error {
 		if token != "" && row.assign(s.cfg) == nil {
 			return nil
 		}
-		s.say("That is no token: it looks like 123456789:AAExample-of_35_letters")
+		s.say("That is no token: it looks like\n123456789:AAExample-of_35_letters")
 	}
 }
 
@@ -5208,14 +5214,13 @@ func (s *setup) pair() error {
 		if known {
 			chat, err := s.reach(s.ctx)
 			if err == nil {
-				s.say("Chat: %s", chat)
+				s.say("Chat %d (%s), allowed users %v", s.cfg.ChatID, chat, s.cfg.Users)
 				return nil
 			}
-			failed := err.(*apiError)
-			if failed.temporary() {
-				return explained(failed)
+			if err.(*apiError).temporary() {
+				return explained(err)
 			}
-			if err := s.discard(chatKey, explained(failed)); err != nil {
+			if err := s.discard(chatKey, explained(err)); err != nil {
 				return err
 			}
 		}
@@ -5265,8 +5270,8 @@ func (s *setup) given(key string) bool {
 // Where the users are given it is one of them.
 func (s *setup) awaitCode() error {
 	code := newNonce()[:6]
-	s.say("Open https://t.me/%s?start=%s\nand tap Start. Or send @%s the code:  %s\n(in a group: /start %s)",
-		s.name, code, s.name, code, code)
+	s.say("Open https://t.me/%s?start=%s\nand tap Start.\nOr send it the code:  %s\n(in a group: /start %s)", s.name, code,
+		code, code)
 	return s.await(func(u *update) bool {
 		m := u.Message
 		if m == nil || m.From == nil {
@@ -5308,7 +5313,6 @@ func saysCode(text, code, bot string) bool {
 
 // save writes the bot and the operator into config.toml, which keeps every other line as it is.
 func (s *setup) save() error {
-	s.say("Chat %d, allowed users %v", s.cfg.ChatID, s.cfg.Users)
 	path := filepath.Join(s.cfg.Dir, "config.toml")
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -5321,6 +5325,13 @@ func (s *setup) save() error {
 		}
 	}
 	s.saved = true
+	now, err := s.config(nil)
+	if err != nil {
+		return err
+	}
+	if now.Channel != "telegram" {
+		s.say("%s: channel is %s: until that is removed no question goes to Telegram", now.row("channel").Origin, now.Channel)
+	}
 	s.works("poll")
 	s.works("send")
 	s.noteBot(s.name)
