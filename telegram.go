@@ -4476,10 +4476,12 @@ func (in *incoming) sessionCommand(name, line string) intent {
 		rest = line
 	}
 	s, _, refusal := in.target(sid)
-	if s == nil {
-		if refusal == "" {
-			refusal = "✗ Which session? " + in.list(false)
-		}
+	switch {
+	case s == nil && name == "keys" && sid != "":
+		return noKey(sid)
+	case s == nil && refusal == "":
+		return intent{reply: "✗ Which session? " + in.list(false)}
+	case s == nil:
 		return intent{reply: refusal}
 	}
 	switch name {
@@ -4511,8 +4513,7 @@ func (in *incoming) keys(s *SessionRecord, line string) intent {
 	words := strings.Fields(line)
 	for _, word := range words {
 		if !isKey(word) {
-			return intent{reply: "✗ There is no key " + word + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
-				"SHIFT_TAB Y N 1 2 3 SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
+			return noKey(word)
 		}
 	}
 	if len(words) == 0 {
@@ -4521,6 +4522,12 @@ func (in *incoming) keys(s *SessionRecord, line string) intent {
 		return intent{reply: "Keys, also as /keys ESC UP …", rows: usualKeys(s), about: s.ID, record: board}
 	}
 	return in.input(s, "keys", line)
+}
+
+// noKey says which keys there are, where a word names none.
+func noKey(word string) intent {
+	return intent{reply: "✗ There is no key " + word + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
+		"SHIFT_TAB Y N 1 2 3 SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 }
 
 func isKey(word string) bool {
@@ -4587,8 +4594,10 @@ func (in *incoming) target(sid string) (s *SessionRecord, p *PromptRecord, refus
 	switch {
 	case len(found) == 1:
 		s = found[0]
+	case len(found) > 1 && sid != "":
+		return nil, nil, "✗ " + sid + " names several sessions. " + in.list(false)
 	case sid != "":
-		return nil, nil, "✗ " + sid + " does not name one session. " + in.list(false)
+		return nil, nil, "✗ There is no session " + sid + ". " + in.list(false)
 	case private:
 		return nil, nil, "✗ Which session? Reply to one of its messages, or /switch SID. " + in.list(false)
 	default:
