@@ -214,7 +214,7 @@ says under each failure what helps. It sends no message.`,
 			},
 			exits: "0; 1 when a check failed (a warning is no failure)",
 			see:   []string{"setup", "status", "debug"}},
-		{name: "status", summary: "sessions: what runs, what waits, who polls Telegram",
+		{name: "status", summary: "sessions: what runs, what waits, who listens to Telegram",
 			flags: []flagSpec{{"all", "", "ended sessions too"}, jsonFlags[0]}, do: cmdStatus,
 			about: `Lists the sessions of this user on this machine, and which process listens to
 Telegram for all of them. What keeps questions from the phone is said below.`,
