@@ -937,7 +937,7 @@ func cmdDebug(c *command) int {
 		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
 	}
 	fmt.Fprint(c, path,
-		": no token; answers and excerpts with --full only; look into it before you send it\n")
+		": without the token; words of questions and answers with --full only; look into it before you send it\n")
 	return 0
 }
 

@@ -223,7 +223,7 @@ says under each failure what helps. It sends no message.`,
 			},
 			exits: "0; 1 when a check failed (a warning is no failure)",
 			see:   []string{"setup", "status", "debug"}},
-		{name: "status", summary: "sessions: what runs, what waits, who polls Telegram",
+		{name: "status", summary: "sessions: what runs, what waits, who listens to Telegram",
 			flags: []flagSpec{{"all", "", "ended sessions too"}, jsonFlags[0]}, do: cmdStatus,
 			about: `Lists the sessions of this user on this machine, and which process listens to
 Telegram for all of them. What keeps questions from the phone is said below. In
@@ -347,7 +347,8 @@ a flag, the environment, config.toml, the default. The token is masked.`,
 		{name: "version", summary: "this program's version", do: cmdVersion,
 			about: "Prints version, compiler, system and processor."},
 		{name: "help", operands: "[command|topic]", summary: "explain a command", max: 1, do: cmdHelp,
-			about:    "Explains a command, or a topic: settings, environment, exit-status, json,\naudit-log. Without either it lists the commands.",
+			about: `Explains a command, or a topic: settings, environment, exit-status, json,
+audit-log. Without either it lists the commands.`,
 			examples: []string{"atlasbridge help run", "atlasbridge help settings"}},
 		{name: "completion", operands: "bash|zsh|fish", summary: "shell completion",
 			words: []string{"bash", "zsh", "fish"}, do: cmdCompletion,
@@ -495,6 +496,9 @@ func (c *command) options() (*options, int) {
 		return nil, c.badFlag(err)
 	}
 	if !s.takes(o.args) {
+		if len(o.args) == 0 {
+			return nil, c.usage("an argument is missing")
+		}
 		return nil, c.usage("wrong arguments %q", o.args)
 	}
 	return o, 0
@@ -2690,8 +2694,8 @@ func (s *session) terminate() {
 func (s *session) reload() {
 	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, s.flags)
 	if err != nil {
-		s.log.Warn("the configuration is kept as it was", "error", err.Error())
-		s.notify(Notice{Text: "⚠ configuration kept as it was: " + err.Error()})
+		s.log.Warn("the settings stay as they were", "error", err.Error())
+		s.notify(Notice{Text: "⚠ the settings stay as they were: " + err.Error()})
 		return
 	}
 	fresh := *s.cfg // others read the old one
@@ -4111,7 +4115,7 @@ func (s *session) handleInput(r *InputRecord) {
 	case "cancel":
 		s.phoneEnds = true
 		s.terminate()
-		s.inputDone(r, "", Notice{Text: "⏹ ending it", Edit: r.ReplyTo, Urgent: true})
+		s.inputDone(r, "", Notice{Text: "⏹ ending the program", Edit: r.ReplyTo, Urgent: true})
 	case "stop":
 		s.stopTurn(r)
 	case "again":
@@ -6275,7 +6279,7 @@ func (a *asking) compose() (problem string, err error) {
 		question = strings.Join(labels(a.prompt.Choices), " or ") + "?"
 	}
 	if question == "" {
-		return "it lacks the question", nil
+		return "the question is missing", nil
 	}
 	if units(question) > maxQuestion {
 		const todo = "give what it is about on standard input, with -"

@@ -134,7 +134,7 @@ func TestCommandLine(t *testing.T) {
 		{"version", 0, `^atlasbridge \S+ go1\S* \w+/\w+\n$`, ""},
 		{"--version", 0, `^atlasbridge `, ""},
 		{"version now", 2, "", `^atlasbridge: wrong arguments \["now"\]; usage: atlasbridge version`},
-		{"run", 2, "", `^atlasbridge: wrong arguments \[\]; usage: atlasbridge run \[flags\] <tool>`},
+		{"run", 2, "", `^atlasbridge: an argument is missing; usage: atlasbridge run \[flags\] <tool>`},
 		{"config --jsn", 2, "", "^atlasbridge: unknown flag --jsn; did you mean `--json`\\?\n$"},
 		{"config --frob", 2, "", "^atlasbridge: unknown flag --frob; usage: .*config.*\n$"},
 		{"config --json=perhaps", 2, "", `^atlasbridge: invalid boolean value "perhaps" for --json`},
@@ -3680,8 +3680,8 @@ func TestAskUsage(t *testing.T) {
 	}{
 		{nil, "usage: atlasbridge ask"},
 		{[]string{"Deploy", "now?"}, "quotation marks"},
-		{[]string{" "}, "lacks the question"},
-		{[]string{"--text", "-"}, "lacks the question"},
+		{[]string{" "}, "the question is missing"},
+		{[]string{"--text", "-"}, "the question is missing"},
 		{[]string{strings.Repeat("x", 401)}, "401 characters, 400 are shown"},
 		{[]string{strings.Repeat("\x01", 60)}, "480 characters, 400 are shown"},
 		{[]string{"--choices", "", "Which?"}, "empty choice"},
@@ -8278,7 +8278,7 @@ func TestPage(t *testing.T) {
 			**api · claude**
 			What is your project named?
 			|present: my-app
-			Answering text is switched off (free_text_enabled).
+			Text from here is switched off (free_text_enabled): type it at the keyboard.
 			until 14:32, then nothing is typed · [SID:51ccd167]
 			[Send Enter] [Leave it]`},
 		{"a password", open(password), `
@@ -8300,7 +8300,7 @@ func TestPage(t *testing.T) {
 			Which?
 			|curl p` + "\u0430" + `ypal.com
 			⚠️ Letters of different alphabets in one word: p` + "\u0430" + `ypal.com
-			Answering text is switched off (free_text_enabled).
+			Text from here is switched off (free_text_enabled): type it at the keyboard.
 			until 14:32, then nothing is typed · [SID:51ccd167]
 			[Send Enter] [Leave it]`},
 		{"answered", over(deploy, Resolved, "telegram:1001", "y", ""), `
@@ -8368,6 +8368,14 @@ func TestPage(t *testing.T) {
 			**api · claude**
 			Continue with 3 changes? (y/n)
 			**not delivered: Yes** · the program ended before the answer was typed · [SID:51ccd167]`},
+		{"nobody had answered when it ended", over(deploy, Failed, "", "", "the program ended"), `
+			**api · claude**
+			Continue with 3 changes? (y/n)
+			**not answered**: the program ended · [SID:51ccd167]`},
+		{"a password was not typed", over(password, Failed, "telegram:1001", "", "the program ended"), `
+			**api · claude**
+			Password for deploy@prod:
+			**not delivered**: the program ended · [SID:51ccd167]`},
 		{"a password was typed", over(password, Resolved, "telegram:1001", "hunter2", ""), `
 			**api · claude**
 			Password for deploy@prod:
@@ -9986,7 +9994,7 @@ func TestMissingMessageIsFound(t *testing.T) {
 		{"its sender died", func(e *tgEnv, p *PromptRecord) []int64 {
 			id, _ := e.Ask(e.t.Context(), p, e.s)
 			return []int64{id}
-		}, "not delivered"},
+		}, "not answered: the session ended"},
 		{"its sender died, another was faster", func(e *tgEnv, p *PromptRecord) []int64 {
 			newest, _ := e.newest(0)
 			e.store.Sending(p.ID, newest+1, e.here())
@@ -9994,7 +10002,7 @@ func TestMissingMessageIsFound(t *testing.T) {
 			e.srv.put(newest+2, e.questionText(p, e.s).text)
 			e.srv.lastID++
 			return []int64{newest + 2}
-		}, "not delivered"},
+		}, "not answered: the session ended"},
 		{"an answer was lost", func(e *tgEnv, p *PromptRecord) []int64 {
 			n := 0
 			e.srv.decides(func(method string, _ map[string]any) fate {
@@ -10004,7 +10012,7 @@ func TestMissingMessageIsFound(t *testing.T) {
 			id, _ := e.Ask(e.t.Context(), p, e.s)
 			e.store.Move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
 			return []int64{id - 1, id}
-		}, "not delivered"},
+		}, "not answered: the session ended"},
 		{"it was never sent", func(e *tgEnv, p *PromptRecord) []int64 {
 			newest, _ := e.newest(0)
 			e.store.Sending(p.ID, newest+1, e.here())
@@ -11020,18 +11028,21 @@ func TestTelegramUnderstand(t *testing.T) {
 			func(p *PromptRecord) { p.Multi = true }))}, nil, `^decide 11111111 3,1$`},
 		{"/send bbbb do it\nnow", nil, two, nil, nil, `^text bbbbbbbb "do it\\nnow"$`},
 		{"/send web do it", nil, two, nil, nil, `^text bbbbbbbb "do it"$`},
-		{"/send cccc do it", nil, two, nil, nil, `^reply ✗ cccc does not name one`},
-		{"/send bbbb", nil, two, nil, nil, `^reply ✗ What\? Example: /send bbbbbbbb go on$`},
+		{"/send cccc do it", nil, two, nil, nil, `^reply ✗ There is no session cccc\. Running:\n`},
+		{"/send web do it", nil, append(slices.Clone(two), session("eeeeeeee", "web", "active")), nil, nil,
+			`^reply ✗ web names several sessions\. Running:\n`},
+		{"/send bbbb", nil, two, nil, nil, `^reply ✗ Send what\? Example: /send bbbbbbbb go on$`},
 		{"/claim web", nil, two, nil, nil, `^claim bbbbbbbb-0000$`},
 		{"/switch aaaa", nil, two, nil, nil, `^claim aaaaaaaa-0000$`},
 		{"/release", nil, two, nil, nil, `^claim $`},
 		{"/keys CTRL_C", nil, one, nil, nil, `^keys aaaaaaaa "CTRL_C"$`},
 		{"/keys bbbb esc UP", nil, two, nil, nil, `^keys bbbbbbbb "esc UP"$`},
 		{"/keys bbbb FOO", nil, two, nil, nil, `^reply ✗ There is no key FOO`},
+		{"/keys FOO", nil, one, nil, nil, `^reply ✗ There is no key FOO. Keys: CTRL_A`},
 		{"/keys CTRL_C", nil, two, nil, nil, `^reply ✗ Which session`},
 		{"/keys y 1", nil, one, nil, nil, `^keys aaaaaaaa "y 1"$`},
 		{"/keys api", nil, two, nil, nil, `^reply Keys, also as .*\[Enter\].*\[3\]$`},
-		{"/cancel", nil, one, nil, nil, `^reply End it\? It works. \[End it\]\[Keep it\]$`},
+		{"/cancel", nil, one, nil, nil, `^reply End the program\? It is working. \[End it\]\[Keep it\]$`},
 		{"/cancel", nil, two, nil, nil, `^reply ✗ Which session`},
 		{"/stop", nil, two, nil, nil, `^reply ✗ Which session`},
 		{"/stop web", nil, two, nil, nil, `^stop bbbbbbbb ""$`},
@@ -11473,10 +11484,10 @@ func TestEndIsAsked(t *testing.T) {
 		want   string // the input's status
 		told   string
 	}{
-		{"yes", "yes", 0, false, 1001, false, "queued", "Ending it"},
-		{"no", "no", 0, false, 1001, false, "refused", "It goes on"},
+		{"yes", "yes", 0, false, 1001, false, "queued", "Ending the program"},
+		{"no", "no", 0, false, 1001, false, "refused", "The program goes on"},
 		{"late", "yes", endLife + time.Second, false, 1001, false, "refused", "more than 2 minutes ago"},
-		{"late no", "no", endLife + time.Second, false, 1001, false, "refused", "It goes on"},
+		{"late no", "no", endLife + time.Second, false, 1001, false, "refused", "The program goes on"},
 		{"ended", "yes", 0, true, 1001, false, "refused", "ended by itself"},
 		{"a stranger", "yes", 0, false, 2002, false, inputAsked, ""},
 		{"forged", "yes", 0, false, 1001, true, inputAsked, "decided already"},
@@ -17843,7 +17854,7 @@ func TestStoppedWithALock(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := storeQuestion(newID())
-	if err := storeUpdate(s, p); !errors.Is(err, errLocked) || !strings.Contains(hintOf(err), "is it stopped?") {
+	if err := storeUpdate(s, p); !errors.Is(err, errLocked) || !strings.Contains(hintOf(err), "if it is stopped") {
 		t.Fatalf("an update while another has the lock: %v, %q", err, hintOf(err))
 	}
 	s.log.wait = time.Hour
@@ -18568,7 +18579,7 @@ func TestSession(t *testing.T) {
 			me.Signal(syscall.SIGHUP)
 		}
 		reload("timeout_seconds = 0\n")
-		p.shows("configuration kept as it was", "")
+		p.shows("the settings stay as they were", "")
 		said, err := os.ReadFile(filepath.Join(dir, "atlasbridge.log")) // for who has no phone
 		if err != nil || !bytes.Contains(said, []byte("config.toml:1: timeout_seconds must be")) {
 			t.Errorf("the log: %s, %v", said, err)
@@ -18590,11 +18601,11 @@ func TestSession(t *testing.T) {
 		p.done(p.writes("/keys CTRL_A ENTER", 0))
 		x.sees("got [")
 		p.writes("/cancel", 0)
-		p.press(p.shows("End it?", "Keep it"), "Keep it")
-		p.shows("It goes on", "")
+		p.press(p.shows("End the program?", "Keep it"), "Keep it")
+		p.shows("The program goes on", "")
 		p.writes("/cancel", 0)
-		p.press(p.shows("End it?", "End it"), "End it")
-		p.shows("ending it", "")
+		p.press(p.shows("End the program?", "End it"), "End it")
+		p.shows("ending the program", "")
 		x.exits(143)
 	})
 	t.Run("stream", func(t *testing.T) {
@@ -20703,7 +20714,7 @@ func TestKilledAtEachRequest(t *testing.T) {
 		told := 0
 		p.change(func() {
 			for _, m := range p.messages {
-				if strings.Contains(m.text, "not delivered") || strings.Contains(m.text, "Yes · phone") {
+				if matches("not (delivered|answered)|Yes · phone", m.text) {
 					told++
 				}
 			}
@@ -20732,7 +20743,7 @@ func TestShortRunPays(t *testing.T) {
 	_ = first.Wait() // killed
 	second := runs(t, dir, "true")
 	second.gets(0, "", "")
-	if now := p.now(m.id); len(now.buttons) > 0 || !strings.Contains(now.text, "not delivered") {
+	if now := p.now(m.id); len(now.buttons) > 0 || !strings.Contains(now.text, "not answered") {
 		t.Errorf("it says %q with %d buttons", now.text, len(now.buttons))
 	}
 }
@@ -20801,7 +20812,7 @@ func TestSessionsEndTogether(t *testing.T) {
 	v := storeView(t, st)
 	for _, q := range v.Prompts {
 		said := p.now(q.MsgID).text
-		if !strings.Contains(said, "not delivered") && !(q.Status == Resolved && strings.Contains(said, "Yes")) {
+		if !matches("not (delivered|answered)", said) && !(q.Status == Resolved && strings.Contains(said, "Yes")) {
 			t.Errorf("%s: its message says %q", q.Status, said)
 		}
 	}
@@ -20822,7 +20833,7 @@ func TestKeyboardsEnd(t *testing.T) {
 	p.writes("/keys", 0)
 	keys := p.shows("Keys", "Esc")
 	p.writes("/cancel", 0)
-	end := p.shows("End it?", "Keep it")
+	end := p.shows("End the program?", "Keep it")
 	st := storeAt(t, dir)
 	comesTrue(t, "both are recorded", func() bool {
 		storeView(t, st)
@@ -20836,7 +20847,7 @@ func TestKeyboardsEnd(t *testing.T) {
 	if len(p.now(keys.id).buttons)+len(p.now(end.id).buttons) > 0 {
 		t.Error("buttons are left")
 	}
-	if said := p.now(end.id).text; !strings.Contains(said, "it has ended") {
+	if said := p.now(end.id).text; !strings.Contains(said, "the program has ended") {
 		t.Errorf("it says %q", said)
 	}
 }
@@ -26105,7 +26116,7 @@ var (
 	saysPhone    = regexp.MustCompile(`(?i)phone`)
 	saysReplaced = regexp.MustCompile(`(?i)replaced|changed|another question|no longer|out of date|left the screen`)
 	saysExpired  = regexp.MustCompile(`(?i)expired|nobody|no answer`)
-	saysLost     = regexp.MustCompile(`(?i)not delivered|ended before|did not reach|not taken|gave up|given up|gone`)
+	saysLost     = regexp.MustCompile(`(?i)not (delivered|answered)|ended before|did not reach|not taken|gave up|given up|gone`)
 	saysNothing  = regexp.MustCompile(`(?i)nothing|no longer|already|out of date|over|replaced|expired|too late|answered`)
 	saysAnswered = regexp.MustCompile(`(?i)✅|answered .*phone|(yes|no)\b.* · phone`)
 )

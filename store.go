@@ -572,7 +572,7 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 		}
 		if problem != "" {
 			return nil, hinted(fmt.Errorf("%s: %s", s.Origin, problem), "lines look like  key = \"text\"  or  "+
-				"key = 42  under an optional  [table]; the README lists all keys")
+				"key = 42  under an optional  [table]; `atlasbridge help settings` lists all keys")
 		}
 		entries[s.Key] = s
 	}
@@ -757,7 +757,7 @@ func awaitLock(f *os.File, limit time.Duration) error {
 		return err
 	case <-time.After(limit):
 		close(late)
-		return hinted(err, "is it stopped? fuser "+f.Name()+" names it; continue or end it")
+		return hinted(err, "`fuser "+f.Name()+"` names that process: continue it, if it is stopped, or end it")
 	}
 }
 
@@ -3128,7 +3128,7 @@ func (p *PromptRecord) orphaned() *PromptRecord {
 	q.NonceUsed = true
 	switch {
 	case p.Open():
-		q.Reason = "the session ended before it was answered"
+		q.Reason = "the session ended"
 	case p.mayBeAsked():
 		q.Reason = p.Reason + ", and the session has ended"
 	default:

@@ -2181,7 +2181,7 @@ func (t *Telegram) hint(p *PromptRecord) string {
 	case p.Type == FreeText && freeText:
 		return "reply with the text · "
 	case p.Type == FreeText:
-		return "Answering text is switched off (free_text_enabled).\n"
+		return "Text from here is switched off (free_text_enabled): type it at the keyboard.\n"
 	case p.Multi:
 		return "tick, then Submit · "
 	case p.takesText():
@@ -2205,7 +2205,7 @@ func afterwards(p *PromptRecord) string {
 func silence(p *PromptRecord) string {
 	switch p.Source {
 	case fromAsk:
-		return "; the script knows"
+		return "; the script was told so"
 	case fromHook:
 		return "; the tool was told so"
 	}
@@ -2263,7 +2263,11 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 	case p.Status == Failed && p.Value != nil:
 		return "not delivered: " + value, time.Time{}, before(" · ", reason)
 	case p.Status == Failed:
-		return "not delivered", time.Time{}, before(": ", reason)
+		what = "not answered"
+		if p.DecidedAt != nil { // a password, of which no value is kept
+			what = "not delivered"
+		}
+		return what, time.Time{}, before(": ", reason)
 	case p.Status == Canceled && p.DecidedAt == nil:
 		return cmp.Or(reason, "canceled"), time.Time{}, ""
 	case p.Status == Canceled:
@@ -3783,7 +3787,7 @@ func (t *Telegram) endKeyboard(ctx context.Context, in *InputRecord) error {
 			return nil
 		}
 	} else {
-		why = "Nothing was done: it has ended by itself"
+		why = "Nothing was done: the program has ended by itself"
 	}
 	out := buttonsEdit(in.MsgID, nil)
 	if in.Kind == "cancel" && in.Status != "done" {
@@ -3926,7 +3930,7 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 		err = r.handleUpdate(&u)
 	}
 	if err != nil && err != errLeft && u.Callback != nil {
-		r.answerCallback(u.Callback, "It could not be recorded, so nothing was done yet; it is tried again.", true)
+		r.answerCallback(u.Callback, "The tap could not be recorded, so nothing was done yet; it is tried again.", true)
 	}
 	return u.ID, err
 }
@@ -4038,7 +4042,7 @@ func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) erro
 		r.left[id] = true
 		return errLeft
 	case p == nil:
-		why = "it is not known here. It belongs to another machine or state folder with the same bot, or is " +
+		why = "this question is not known here. It belongs to another machine or state folder with the same bot, or is " +
 			"long over: answer at its terminal"
 	case q.Message.ID < p.MsgID: // a newer message is only not recorded yet
 		why = "this message is out of date, use the newest one of its question"
@@ -4316,7 +4320,7 @@ func (r *receiver) handleEndButton(id int64, q *callbackQuery, choice string) er
 		return nil
 	case input.Status == "queued": // its session edits the message
 		r.auditCommand(input)
-		r.answerCallback(q, "Ending it", false)
+		r.answerCallback(q, "Ending the program", false)
 		return nil
 	}
 	r.answerCallback(q, input.Reason, answer == "yes")
@@ -4344,9 +4348,9 @@ func (v *View) endDecided(id string, yes bool, q *callbackQuery) *InputRecord {
 	after.Status = "refused"
 	switch {
 	case !v.active(asked.SessionID):
-		after.Reason = "Nothing was done: it has ended by itself"
+		after.Reason = "Nothing was done: the program has ended by itself"
 	case !yes:
-		after.Reason = "It goes on"
+		after.Reason = "The program goes on"
 	case time.Since(asked.At) > endLife:
 		after.Reason = "Nothing was done: that was asked more than 2 minutes ago, send /cancel again"
 	default:
@@ -4363,14 +4367,14 @@ var reCommand = re(`(?i)^/([a-z][\w:.-]*)(@\w+)?(\s|$)`)
 
 // botCommands are what the operator can type, as setMyCommands takes it: what is used most comes first.
 var botCommands = []botCommand{
-	{"status", "what runs, and what it asks", "sessions"},
-	{"screen", "show its screen", "last"},
-	{"stop", "interrupt what it does", ""},
+	{"status", "sessions and questions", "sessions"},
+	{"screen", "show the screen", "last"},
+	{"stop", "interrupt the turn", ""},
 	{"keys", "press keys", ""},
-	{"send", "text to one of several", ""},
-	{"switch", "my text goes there", "claim"},
-	{"release", "undo that", ""},
-	{"cancel", "end it (asks first)", ""},
+	{"send", "text to one session", ""},
+	{"switch", "all my text to one session", "claim"},
+	{"release", "undo /switch", ""},
+	{"cancel", "end the program (it asks)", ""},
 	{"help", "what can be done here", "start"},
 }
 
@@ -4577,7 +4581,7 @@ func helpText() string {
 	for _, c := range botCommands {
 		fmt.Fprintf(&b, "\n/%s  %s", c.Name, c.About)
 	}
-	b.WriteString("\n\nOf several name one: /stop 1a2b3c4d")
+	b.WriteString("\n\nOf several sessions name one:\n/stop 1a2b3c4d")
 	return b.String()
 }
 
@@ -4589,10 +4593,12 @@ func (in *incoming) sessionCommand(name, line string) intent {
 		rest = line
 	}
 	s, _, refusal := in.target(sid)
-	if s == nil {
-		if refusal == "" {
-			refusal = "✗ Which session? " + in.list(false)
-		}
+	switch {
+	case s == nil && name == "keys" && sid != "":
+		return noKey(sid)
+	case s == nil && refusal == "":
+		return intent{reply: "✗ Which session? " + in.list(false)}
+	case s == nil:
 		return intent{reply: refusal}
 	}
 	switch name {
@@ -4611,7 +4617,7 @@ func (in *incoming) sessionCommand(name, line string) intent {
 // send is text for a session that is named; a command in it is the tool's own.
 func (in *incoming) send(s *SessionRecord, text string) intent {
 	if text == "" {
-		return intent{reply: "✗ What? Example: /send " + shortID(s.ID) + " go on"}
+		return intent{reply: "✗ Send what? Example: /send " + shortID(s.ID) + " go on"}
 	}
 	if reCommand.MatchString(text) {
 		text = "/" + text
@@ -4624,8 +4630,7 @@ func (in *incoming) keys(s *SessionRecord, line string) intent {
 	words := strings.Fields(line)
 	for _, word := range words {
 		if !isKey(word) {
-			return intent{reply: "✗ There is no key " + word + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
-				"SHIFT_TAB Y N 1 2 3 SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
+			return noKey(word)
 		}
 	}
 	if len(words) == 0 {
@@ -4634,6 +4639,12 @@ func (in *incoming) keys(s *SessionRecord, line string) intent {
 		return intent{reply: "Keys, also as /keys ESC UP …", rows: usualKeys(s), about: s.ID, record: board}
 	}
 	return in.input(s, "keys", line)
+}
+
+// noKey says which keys there are, where a word names none.
+func noKey(word string) intent {
+	return intent{reply: "✗ There is no key " + word + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
+		"SHIFT_TAB Y N 1 2 3 SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 }
 
 func isKey(word string) bool {
@@ -4664,7 +4675,7 @@ func (in *incoming) input(s *SessionRecord, kind, text string) intent {
 func (in *incoming) askToEnd(s *SessionRecord) intent {
 	ask := newInput(s, "cancel", in.From, in.message, in.updateID)
 	ask.Status = inputAsked
-	does := "It works."
+	does := "It is working."
 	switch s.Activity {
 	case "starting":
 		does = "It is starting."
@@ -4677,7 +4688,7 @@ func (in *incoming) askToEnd(s *SessionRecord) intent {
 		{Text: "End it", Data: endData + ask.ID + ":yes", Style: styleNo},
 		{Text: "Keep it", Data: endData + ask.ID + ":no"},
 	}}
-	return intent{reply: "End it? " + does, rows: rows, about: s.ID, record: ask}
+	return intent{reply: "End the program? " + does, rows: rows, about: s.ID, record: ask}
 }
 
 // target finds the session meant, by the first of: the command; the message replied to (then also the question asked
@@ -4701,8 +4712,10 @@ func (in *incoming) target(sid string) (s *SessionRecord, p *PromptRecord, refus
 	switch {
 	case len(found) == 1:
 		s = found[0]
+	case len(found) > 1 && sid != "":
+		return nil, nil, "✗ " + sid + " names several sessions. " + in.list(false)
 	case sid != "":
-		return nil, nil, "✗ " + sid + " does not name one session. " + in.list(false)
+		return nil, nil, "✗ There is no session " + sid + ". " + in.list(false)
 	case private:
 		return nil, nil, "✗ Which session? Reply to one of its messages, or /switch SID. " + in.list(false)
 	default:
@@ -4903,7 +4916,7 @@ func (in *incoming) refusal(s *SessionRecord, p *PromptRecord, keys string, repl
 	case !replied && p.Secret:
 		return "✗ Nothing was sent: " + origin(s) + " waits for a password."
 	case keys == "" && forText && !in.freeText:
-		return "✗ Nothing was done: answering with text is switched off (free_text_enabled)."
+		return "✗ Nothing was typed: text from here is switched off (free_text_enabled)."
 	case keys == "" && p.Permission && !replied:
 		return "✗ Nothing was done: a permission is asked for. Tap a button, or reply to it to refuse."
 	}
