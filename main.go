@@ -475,6 +475,8 @@ func (c *command) usage(format string, args ...any) int {
 		said += "; usage: atlasbridge " + s.synopsis()
 	case near != "":
 		said += near
+	case isTool(c.name):
+		said += "; did you mean `atlasbridge run " + c.name + "`?"
 	default:
 		said += "; to run a tool: atlasbridge run TOOL"
 	}
@@ -1794,6 +1796,12 @@ func otherTool(name, path string) (todo string) {
 		return ""
 	}
 	return "did you mean `atlasbridge run " + near + "`?"
+}
+
+// isTool tells whether that is the name of a tool, known or there.
+func isTool(name string) bool {
+	_, err := findTool(name)
+	return err == nil || slices.Contains(toolNames(), name)
 }
 
 // toolNames are the names of the tools that have an adapter.

@@ -126,7 +126,8 @@ func TestCommandLine(t *testing.T) {
 		{"help nothing", 2, "", `^atlasbridge: unknown command "nothing"`},
 		{"statsu", 2, "", "^atlasbridge: unknown command \"statsu\"; did you mean `atlasbridge status`\\?\n$"},
 		{"docter", 2, "", "`atlasbridge doctor`"},
-		{"claude --model opus", 2, "", "to run a tool: atlasbridge run TOOL\n$"},
+		{"claude --model opus", 2, "", "\"claude\"; did you mean `atlasbridge run claude`\\?\n$"},
+		{"kubernetes x", 2, "", "to run a tool: atlasbridge run TOOL\n$"},
 		{"--frob", 2, "", `unknown command "--frob"`},
 		{"stat\x1b[2J", 2, "", `^atlasbridge: unknown command "stat[^\x1b]*\n$`},
 		{"config --a\x1b[2J", 2, "", `^atlasbridge: unknown flag --a[^\x1b]*\n$`},
@@ -459,6 +460,34 @@ func TestOutputLost(t *testing.T) {
 				t.Errorf("it says %q, %v", said, err)
 			}
 		})
+	}
+}
+
+// TestClosedPipe: who reads no further, as head does, is told nothing, and ends the command as any other.
+func TestClosedPipe(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("there is no SIGPIPE")
+	}
+	s, _ := auditFilled(t, 3)
+	for _, line := range []string{"help", "version", "config", "status", "approvals", "adapters", "audit verify", "logs",
+		"logs --json", "logs --tail", "doctor", "completion zsh"} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		c := exec.Command(os.Args[0], strings.Fields(line)...)
+		c.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+s.Dir, "PATH=")
+		c.Stdout = w
+		var errs strings.Builder
+		c.Stderr = &errs
+		err = c.Run()
+		w.Close()
+		said := strings.NewReplacer("no sessions; start one: atlasbridge run <tool>\n", "", "no open questions\n", "").
+			Replace(errs.String())
+		if err == nil || !strings.Contains(err.Error(), "broken pipe") || said != "" {
+			t.Errorf("%s: %v, %q", line, err, said)
+		}
 	}
 }
 
