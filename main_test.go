@@ -127,7 +127,8 @@ func TestCommandLine(t *testing.T) {
 		{"help nothing", 2, "", `^atlasbridge: unknown command "nothing"`},
 		{"statsu", 2, "", "^atlasbridge: unknown command \"statsu\"; did you mean `atlasbridge status`\\?\n$"},
 		{"docter", 2, "", "`atlasbridge doctor`"},
-		{"claude --model opus", 2, "", "to run a tool: atlasbridge run TOOL\n$"},
+		{"claude --model opus", 2, "", "\"claude\"; did you mean `atlasbridge run claude`\\?\n$"},
+		{"kubernetes x", 2, "", "to run a tool: atlasbridge run TOOL\n$"},
 		{"--frob", 2, "", `unknown command "--frob"`},
 		{"stat\x1b[2J", 2, "", `^atlasbridge: unknown command "stat[^\x1b]*\n$`},
 		{"config --a\x1b[2J", 2, "", `^atlasbridge: unknown flag --a[^\x1b]*\n$`},
@@ -149,7 +150,8 @@ func TestCommandLine(t *testing.T) {
 		{"config", 0, `(?m)^timeout_seconds +600 +default$`, ""},
 		{"completion", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
 		{"completion tcsh", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
-		{"completion fish", 0, `complete -c atlasbridge .* -a '.*status`, ""},
+		{"completion fish", 0, `complete -c atlasbridge -f `, ""},
+		{"__complete", 2, "", ""},
 		{"debug", 2, "", `usage: atlasbridge debug bundle`},
 		{"debug bundel", 2, "", `usage: atlasbridge debug bundle`},
 	} {
@@ -595,40 +597,214 @@ func TestOutputLost(t *testing.T) {
 	}
 }
 
-// The scripts are run by the shells they are for.
-func TestCompletion(t *testing.T) {
-	for _, test := range []struct{ words, want string }{
-		{"st", "status"},
-		{"completion ", "bash zsh fish"},
-		{"status --a", "--all"},
-		{"help do", "doctor"},
-		{"run --ad", "--adapter"},
-		{"audit v", "verify"},
-		{"debug --f", "--full"},
-		{"hook x", ""},
-	} {
-		if _, err := exec.LookPath("bash"); err != nil {
-			t.Skip("bash is not installed")
+// TestClosedPipe: who reads no further, as head does, is told nothing, and ends the command as any other.
+func TestClosedPipe(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("there is no SIGPIPE")
+	}
+	s, _ := auditFilled(t, 3)
+	for _, line := range []string{"help", "version", "config", "status", "approvals", "adapters", "audit verify", "logs",
+		"logs --json", "logs --tail", "doctor", "completion zsh"} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
 		}
-		words := strings.Split("atlasbridge "+test.words, " ")
-		_, script, _ := cli(t, home(t, ""), "completion", "bash")
-		script += `COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _atlasbridge; echo "${COMPREPLY[*]}"`
-		out, err := exec.Command("bash",
-			append([]string{"--norc", "-c", script, "-"}, words...)...).CombinedOutput()
-		if err != nil || strings.TrimSpace(string(out)) != test.want {
-			t.Errorf("%q completes to %q, %v, want %q", test.words, out, err, test.want)
+		r.Close()
+		c := exec.Command(os.Args[0], strings.Fields(line)...)
+		c.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+s.Dir, "PATH=")
+		c.Stdout = w
+		var errs strings.Builder
+		c.Stderr = &errs
+		err = c.Run()
+		w.Close()
+		said := strings.NewReplacer("no sessions; start one: atlasbridge run <tool>\n", "", "no open questions\n", "").
+			Replace(errs.String())
+		if err == nil || !strings.Contains(err.Error(), "broken pipe") || said != "" {
+			t.Errorf("%s: %v, %q", line, err, said)
 		}
 	}
-	for _, shell := range []string{"zsh", "fish"} {
-		if _, err := exec.LookPath(shell); err != nil {
-			t.Logf("%s is not installed", shell)
-			continue
+}
+
+// TestCompletionWords: what can stand at the end of a command line is offered with what it is: commands, flags, values,
+// open questions, their answers, sessions, programs; and where it is not ours, the shell is told to complete as ever.
+func TestCompletionWords(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	id := storeSession(t, s)
+	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) {
+		p.Question = "Go\x1b[2J on?\nnow"
+		p.Type = MultipleChoice
+		p.Choices = []Choice{{Key: "1", Label: "Yes"}, {Key: "2", Label: "No\tway"}, {Key: "$(x)", Label: "odd"}}
+	})
+	bin := t.TempDir()
+	for name, mode := range map[string]os.FileMode{"frobnicate": 0o700, "frost": 0o600, "fro nt": 0o700} {
+		if err := os.WriteFile(filepath.Join(bin, name), nil, mode); err != nil {
+			t.Fatal(err)
 		}
-		file := filepath.Join(t.TempDir(), "script")
-		_, script, _ := cli(t, home(t, ""), "completion", shell)
-		os.WriteFile(file, []byte(script), 0o600)
-		if out, err := exec.Command(shell, "-n", file).CombinedOutput(); err != nil {
-			t.Errorf("%s -n: %v\n%s", shell, err, out)
+	}
+	t.Setenv("PATH", bin)
+	for _, test := range []struct{ line, want string }{ // words end in a blank; lines in "|", tabs are blanks
+		{"st", "status sessions: what runs, what waits, who polls Telegram|"},
+		{"completion ", "bash |zsh |fish |"},
+		{"help do", "doctor check everything; says what to do about each failure|"},
+		{"help doctor ", ""},
+		{"status --a", "--all ended sessions too|"},
+		{"status x", ""},
+		{"audit v", "verify |"},
+		{"audit verify --he", "--head the head a session-ended message showed|"},
+		{"run --ad", "--adapter treat it as this tool|"},
+		{"run --adapter cl", "claude |"},
+		{"run --adapter=cl", "--adapter=claude |"},
+		{"run --adapter = cl", "claude |"}, // as bash takes it apart
+		{"run --adapter =", "claude |codex |openai |gemini |opencode |qwen |generic |"},
+		{"run --channel ", "telegram |local |"},
+		{"run --name ", ""},
+		{"run --name --quiet fro", "frobnicate |"},
+		{"run --timeout=9s -- fro", "frobnicate |"},
+		{"run bin/fro", ":files|"},
+		{"run --record ", ":files|"},
+		{"run --record=x", ":files|"},
+		{"run --nothing=x", ""},
+		{"run --quiet claude --mo", ":tool 3|"},
+		{"run -- claude ", ":tool 3|"},
+		{"run --name = x claude ", ":tool 5|"},
+		{"lab --json ", ":files|"},
+		{"debug bundle --output ", ":files|"},
+		{"logs --session ", shortID(id) + " claude, DATE|"},
+		{"logs --session zz", ""},
+		{"answer ", shortID(p.ID) + ` Go\u{001B}[2J on? now|`},
+		{"answer " + shortID(p.ID) + " ", "1 Yes|2 No way|"},
+		{"answer " + shortID(p.ID) + " y ", ""},
+		{"answer 1 ", ""},
+		{"nothing ", ""},
+	} {
+		code, out, errs := cli(t, s.Dir, append([]string{"__complete"}, strings.Split(test.line, " ")...)...)
+		got := regexp.MustCompile(`\d{4}-\d\d-\d\d [\d:]{8}`).ReplaceAllString(out, "DATE")
+		got = strings.NewReplacer("\t", " ", "\n", "|").Replace(got)
+		if code != 0 || got != test.want || errs != "" {
+			t.Errorf("%q: exit %d, %q, %q, want %q", test.line, code, got, errs, test.want)
+		}
+	}
+	missing := filepath.Join(t.TempDir(), "none")
+	cli(t, missing, "__complete", "answer", "")
+	if _, err := os.Stat(missing); err == nil {
+		t.Error("completion makes a state folder")
+	}
+	for _, spec := range commands() {
+		for _, f := range spec.allFlags() {
+			if f.help == "" {
+				t.Errorf("%s --%s says nothing of itself", spec.name, f.name)
+			}
+		}
+	}
+}
+
+// shellHome makes a folder in which `atlasbridge` is this program, the environment one without anything of the user's own
+// shells, and a question to answer.
+func shellHome(t *testing.T) (dir string, p *PromptRecord) {
+	t.Helper()
+	s := storeAt(t, home(t, ""))
+	p = storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
+	dir = t.TempDir()
+	self, err := filepath.Abs(os.Args[0])
+	if err == nil {
+		err = os.Symlink(self, filepath.Join(dir, "atlasbridge"))
+	}
+	for _, name := range []string{"my file.cast", "frobnicate"} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, name), nil, 0o700))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{"ATLASBRIDGE_TEST_CHILD": "main", "ATLASBRIDGE_HOME": s.Dir,
+		"PATH": dir + ":/usr/local/bin:/usr/bin:/bin", "TERM": "xterm-256color", "PS1": "$ ", "INPUTRC": os.DevNull,
+		"HOME": dir, "ZDOTDIR": dir, "XDG_CONFIG_HOME": dir, "XDG_DATA_HOME": dir, "XDG_CACHE_HOME": dir} {
+		t.Setenv(name, value)
+	}
+	return dir, p
+}
+
+// TestCompletion: in a real shell the tab key completes what we know, and the tool's words as the shell does.
+func TestCompletion(t *testing.T) {
+	for name, argv := range map[string][]string{
+		"bash": {"bash", "--norc", "--noprofile", "-i"},
+		"zsh":  {"zsh", "-f", "-i"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			needTool(t, name)
+			dir, p := shellHome(t)
+			t.Chdir(dir)
+			x := inTerminal(t, os.Environ(), argv...)
+			x.types("PS1='$ '; eval \"$(atlasbridge completion " + name + ")\"; echo rea''dy\r")
+			x.sees("ready")
+			for _, test := range []struct{ typed, want string }{
+				{"atlasbridge sta\t", "atlasbridge status "},
+				{"atlasbridge run --chan\tte\t", "atlasbridge run --channel telegram "},
+				{"atlasbridge run --channel=lo\tfrobn\t", "atlasbridge run --channel=local frobnicate "},
+				{"atlasbridge run --record my\tfrobn\t", `atlasbridge run --record my\ file.cast frobnicate `},
+				{"atlasbridge run --record=my\tfrobn\t", `atlasbridge run --record=my\ file.cast frobnicate `},
+				{"atlasbridge run frobn\tmy\t", `atlasbridge run frobnicate my\ file.cast`},
+				{"atlasbridge lab --js\tmy\t", `atlasbridge lab --json my\ file.cast`},
+				{"atlasbridge answer \t", "atlasbridge answer " + shortID(p.ID) + " "},
+				{"atlasbridge logs --session \t", "atlasbridge logs --session " + shortID(p.SessionID) + " "},
+				{"atlasbridge debug b\t--ful\t", "atlasbridge debug bundle --full "},
+			} {
+				x.types(test.typed + ".")
+				x.sees("$ " + test.want)
+				x.types("\x15\x0c")
+			}
+		})
+	}
+}
+
+// TestCompletionInFish: fish completes what we know, and says what it is.
+func TestCompletionInFish(t *testing.T) {
+	needTool(t, "fish")
+	dir, p := shellHome(t)
+	for _, test := range []struct{ line, want string }{
+		{"sta", "status\tsessions: what runs, what waits, who polls Telegram"},
+		{"run --channel te", "telegram"},
+		{"run --channel=te", "--channel=telegram"},
+		{"run --chan", "--channel\twho is asked (default: telegram once set up)"},
+		{"run frobn", "frobnicate"},
+		{"run --record=my", "--record=my file.cast"},
+		{"run --quiet frobnicate my\\ fi", "my file.cast"},
+		{"run -- frobnicate my\\ fi", "my file.cast"},
+		{"lab my\\ fi", "my file.cast"},
+		{"lab 'my fi", "my file.cast"},
+		{"lab ", "atlasbridge\n"},
+		{"answer ", shortID(p.ID) + "\tGo on? (y/n)"},
+		{"answer " + shortID(p.ID) + " ", "n\ny\n"},
+		{"status ", ""},
+	} {
+		fish := exec.Command("fish", "--no-config", "-c",
+			"atlasbridge completion fish | source; complete -C $argv[1]", "atlasbridge "+test.line)
+		fish.Dir = dir
+		out, err := fish.CombinedOutput()
+		if err != nil || !strings.HasPrefix(strings.ReplaceAll(string(out), "\t\n", "\n"), test.want) || test.want == "" && len(out) > 0 {
+			t.Errorf("%q completes to %q, %v, want %q", test.line, out, err, test.want)
+		}
+	}
+}
+
+// TestCompletionBesideOthers: where bash-completion is there, it completes the tool's own words; a bash without compopt
+// completes files all the same.
+func TestCompletionBesideOthers(t *testing.T) {
+	needTool(t, "bash")
+	dir, _ := shellHome(t)
+	for _, test := range []struct{ setup, typed, want string }{
+		{"_command_offset() { COMPREPLY=(\"offset $1\"); }", "run --quiet git st", "offset 3"},
+		{"_comp_command_offset() { COMPREPLY=(\"offset $1\"); }", "run git st", "offset 2"},
+		{"compopt() { return 1; }", "run git my", "my file.cast"},
+		{"compopt() { return 1; }", "lab my", "my file.cast"},
+	} {
+		script := "source <(atlasbridge completion bash); " + test.setup + `
+			COMP_WORDS=(atlasbridge $1); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+			_atlasbridge atlasbridge "${COMP_WORDS[COMP_CWORD]}"; printf '%s|' "${COMPREPLY[@]}"`
+		bash := exec.Command("bash", "--norc", "-c", script, "-", test.typed)
+		bash.Dir = dir
+		out, err := bash.CombinedOutput()
+		if err != nil || string(out) != test.want+"|" {
+			t.Errorf("%s: %q completes to %q, %v, want %q", test.setup, test.typed, out, err, test.want)
 		}
 	}
 }
