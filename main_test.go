@@ -643,19 +643,19 @@ func TestCompletionWords(t *testing.T) {
 	}
 	t.Setenv("PATH", bin)
 	for _, test := range []struct{ line, want string }{ // words end in a blank; lines in "|", tabs are blanks
-		{"st", "status sessions: what runs, what waits, who polls Telegram|"},
+		{"st", "status sessions: what runs, what waits, who listens to Telegram|"},
 		{"completion ", "bash |zsh |fish |"},
 		{"help do", "doctor check everything; says what to do about each failure|"},
 		{"help doctor ", ""},
 		{"status --a", "--all ended sessions too|"},
 		{"status x", ""},
 		{"audit v", "verify |"},
-		{"audit verify --he", "--head the head a session-ended message showed|"},
-		{"run --ad", "--adapter treat it as this tool|"},
+		{"audit verify --he", "--head it must go on from here (default: the state's)|"},
+		{"run --ad", "--adapter treat it as this known tool (default: by its name)|"},
 		{"run --adapter cl", "claude |"},
 		{"run --adapter=cl", "--adapter=claude |"},
 		{"run --adapter = cl", "claude |"}, // as bash takes it apart
-		{"run --adapter =", "claude |codex |openai |gemini |opencode |qwen |generic |"},
+		{"run --adapter =", "claude |codex |gemini |opencode |qwen |generic |"},
 		{"run --channel ", "telegram |local |"},
 		{"run --name ", ""},
 		{"run --name --quiet fro", "frobnicate |"},
@@ -761,10 +761,10 @@ func TestCompletionInFish(t *testing.T) {
 	needTool(t, "fish")
 	dir, p := shellHome(t)
 	for _, test := range []struct{ line, want string }{
-		{"sta", "status\tsessions: what runs, what waits, who polls Telegram"},
+		{"sta", "status\tsessions: what runs, what waits, who listens to Telegram"},
 		{"run --channel te", "telegram"},
 		{"run --channel=te", "--channel=telegram"},
-		{"run --chan", "--channel\twho is asked (default: telegram once set up)"},
+		{"run --chan", "--channel\twho is asked (default: telegram, once set up)"},
 		{"run frobn", "frobnicate"},
 		{"run --record=my", "--record=my file.cast"},
 		{"run --quiet frobnicate my\\ fi", "my file.cast"},
