@@ -2011,8 +2011,8 @@ type write struct {
 // errUnread is a write that was not made because output was waiting.
 var errUnread = errors.New("output is waiting")
 
-// toolUse is a call of a tool in stream-json output, or its result: among the content of a message (claude, qwen), or on
-// a line of its own, with other names for the same (gemini).
+// toolUse is a call of a tool in stream-json output, or its result: among the content of a message (claude, qwen), or
+// on a line of its own, with other names for the same (gemini).
 type toolUse struct {
 	Type    string
 	ID      string
