@@ -875,6 +875,9 @@ func eachWhole(path string, at int64, do func(line []byte) (more bool)) (end int
 // c1 are the controls that JSON leaves as they are and some terminals obey.
 var c1 = re(`[\x{80}-\x{9f}]`)
 
+// columned are the members of an entry that logs shows in front, and those that say nothing to a person.
+var columned = strings.Fields("ts event session_id prompt_id shown_sha256 screen_sha256")
+
 // printEntry prints an entry of the session, or with "" of any; whatever a terminal could obey is escaped, in JSON too.
 func (c *command) printEntry(line []byte, session string) {
 	fields, err := parseEntry(line)
@@ -883,10 +886,10 @@ func (c *command) printEntry(line []byte, session string) {
 		return
 	}
 	member := map[string]string{}
-	var rest strings.Builder // what has no column of its own
+	var rest strings.Builder // what else it says
 	for _, f := range fields[1 : len(fields)-2] {
 		member[f.Name] = fmt.Sprint(f.Value)
-		if !slices.Contains([]string{"ts", "event", "session_id", "prompt_id"}, f.Name) {
+		if member[f.Name] != "" && !slices.Contains(columned, f.Name) {
 			fmt.Fprintf(&rest, " %s=%s", f.Name, member[f.Name])
 		}
 	}
