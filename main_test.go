@@ -2554,7 +2554,10 @@ func TestLineDiff(t *testing.T) {
 
 // A call of megabytes is read in a moment, whatever its lines and arguments are.
 func TestLongCall(t *testing.T) {
-	const size = 3 << 20
+	size := 3 << 20
+	if simRaces() {
+		size = 1 << 20 // with the race detector everything takes several times as long
+	}
 	lines := strings.Repeat("a line of the file that is written\n", size/35)
 	others := strings.Repeat("a line that differs from the other\n", size/35)
 	many := map[string]string{"command": "ls"}
@@ -19619,13 +19622,15 @@ func TestKeyboardsEnd(t *testing.T) {
 
 const (
 	simSeeds    = 2000
+	simSurely   = 100              // seeds that a slow machine plays, too
+	simSpan     = 30 * time.Second // after which no more are begun, where nobody said how many
 	simBlind    = 20 * time.Millisecond
 	simChat     = 1001
 	simFailures = 3 // are enough to look at
 )
 
-// TestSimulation plays many scenarios. ATLASBRIDGE_TEST_SEEDS is how many, ATLASBRIDGE_TEST_SEED plays that one and
-// prints its timeline.
+// TestSimulation plays many scenarios, as many as half a minute allows. ATLASBRIDGE_TEST_SEEDS is how many,
+// ATLASBRIDGE_TEST_SEED plays that one and prints its timeline.
 func TestSimulation(t *testing.T) {
 	needUnix(t)
 	one := os.Getenv("ATLASBRIDGE_TEST_SEED")
@@ -19647,13 +19652,13 @@ func TestSimulation(t *testing.T) {
 		}
 		return
 	}
-	seeds := uint64(simSeeds)
+	seeds, surely := uint64(simSeeds), uint64(simSurely)
 	if n, err := strconv.ParseUint(os.Getenv("ATLASBRIDGE_TEST_SEEDS"), 10, 64); err == nil {
-		seeds = n
+		seeds, surely = n, n
 	} else if testing.Short() || simRaces() {
-		seeds /= 20
+		seeds = surely
 	}
-	var next, failed atomic.Uint64
+	var next, failed, played atomic.Uint64
 	var told sync.Mutex
 	total := map[string]int{}
 	began := time.Now()
@@ -19661,9 +19666,10 @@ func TestSimulation(t *testing.T) {
 		for w := range runtime.GOMAXPROCS(0) {
 			t.Run(fmt.Sprint("worker ", w), func(t *testing.T) {
 				t.Parallel()
-				for seed := next.Add(1); seed <= seeds &&
-					failed.Load() < simFailures; seed = next.Add(1) {
+				for seed := next.Add(1); seed <= seeds && failed.Load() < simFailures &&
+					(seed <= surely || time.Since(began) < simSpan); seed = next.Add(1) {
 					s := simulate(t, seed)
+					played.Add(1)
 					told.Lock()
 					for what, n := range s.count {
 						total[what] += n
@@ -19678,7 +19684,7 @@ func TestSimulation(t *testing.T) {
 			})
 		}
 	})
-	t.Logf("%d seeds in %v: %v", seeds, time.Since(began).Round(time.Millisecond), total)
+	t.Logf("%d of %d seeds in %v: %v", played.Load(), seeds, time.Since(began).Round(time.Millisecond), total)
 }
 
 // TestSimulationReplays: the same seed gives the same timeline, but where several messages wait for the same turn: which
