@@ -9467,7 +9467,11 @@ func TestFetch(t *testing.T) {
 		{"huge", "", "", "too big"},
 		{"broken", "", "", "unexpected EOF"},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		limit := patience
+		if c.id == "broken" {
+			limit = 2 * time.Second // it is tried again until then
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		got := e.fetch(ctx, e.s.ID, &FileRef{ID: c.id, Name: c.name})
 		cancel()
 		if c.want != "" {
@@ -16132,9 +16136,12 @@ func TestPTYStateReading(t *testing.T) {
 		})
 	}
 	for _, mode := range []string{"pty-epoll", "pty-thread"} {
-		p := mustPTYChild(t, mode)
-		readUntil(t, p, "up\r\n")
-		awaitReading(t, p, yes)
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			p := mustPTYChild(t, mode)
+			readUntil(t, p, "up\r\n")
+			awaitReading(t, p, yes)
+		})
 	}
 }
 
@@ -18750,6 +18757,7 @@ func TestTwoHooksAtOnce(t *testing.T) {
 		if row.key != "" {
 			asked(-1)
 			standing := c.until("paint", row.order[0]).Dialog
+			x.sees(commands[standing])
 			x.types(row.key)
 			typed = row.key
 			if r := c.until("decided", standing); r.By != "keyboard" {
@@ -23420,7 +23428,7 @@ func ptyEnv(mode string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(s string) bool {
 		return strings.HasPrefix(s, "ATLASBRIDGE_")
 	})
-	env = append(env, "PS1=$ ", "LC_ALL=C.UTF-8")
+	env = append(env, "PS1=$ ", "LC_ALL=C.UTF-8", "TERM=xterm-256color")
 	if mode != "" {
 		env = append(env, "ATLASBRIDGE_TEST_CHILD="+mode)
 	}
