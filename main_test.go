@@ -17817,6 +17817,7 @@ func TestNothingUnseenIsAllowed(t *testing.T) {
 // nothing.
 func TestWaitingDecidesNothing(t *testing.T) {
 	needUnix(t)
+	needTool(t, "stty")
 	t.Parallel()
 	type row struct {
 		name  string
@@ -17874,6 +17875,7 @@ func TestWaitingDecidesNothing(t *testing.T) {
 // TestWaitingLeavesAPipeAlone: what is piped into a tool arrives as it is, whatever waits meanwhile.
 func TestWaitingLeavesAPipeAlone(t *testing.T) {
 	needUnix(t)
+	needTool(t, "cat", "bash")
 	t.Parallel()
 	type row struct {
 		script string
@@ -22235,13 +22237,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// manyAtATime lets more tests run at a time than there are processors, unless the tester says how many: they mostly wait.
+// manyAtATime lets two tests per processor run at a time, unless the tester says how many: they mostly wait.
 func manyAtATime() {
 	flag.Parse()
 	told := false
 	flag.Visit(func(f *flag.Flag) { told = told || f.Name == "test.parallel" })
 	if !told {
-		flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0)))
+		flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0)))
 	}
 }
 
@@ -22258,22 +22260,24 @@ func leaveTestersBridge() {
 	}
 }
 
-// beside runs f for every row in a subtest of its own, as many at a time as tests run: they mostly wait.
+// beside runs f for every row in a subtest of its own, three at a time: they mostly wait.
 func beside[T any](t *testing.T, rows []T, f func(*testing.T, T)) {
 	t.Helper()
-	t.Run("each", func(t *testing.T) {
-		for i, row := range rows {
-			name := fmt.Sprintf("%d %.30q", i, fmt.Sprint(row))
-			v := reflect.ValueOf(row)
-			if v.Kind() == reflect.Struct && v.FieldByName("name").IsValid() {
-				name = fmt.Sprint(i, " ", v.FieldByName("name"))
-			}
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				f(t, row)
-			})
+	var all sync.WaitGroup
+	room := make(chan struct{}, 3)
+	for i, row := range rows {
+		name := fmt.Sprintf("%d %.30q", i, fmt.Sprint(row))
+		v := reflect.ValueOf(row)
+		if v.Kind() == reflect.Struct && v.FieldByName("name").IsValid() {
+			name = fmt.Sprint(i, " ", v.FieldByName("name"))
 		}
-	})
+		room <- struct{}{}
+		all.Go(func() {
+			defer func() { <-room }()
+			t.Run(name, func(t *testing.T) { f(t, row) })
+		})
+	}
+	all.Wait()
 }
 
 // comesTrue waits until something holds that another process does, or a goroutine that tells nobody.
@@ -23596,6 +23600,7 @@ func randomDLL() []byte {
 // awaitStopped waits until a process is stopped.
 func awaitStopped(t *testing.T, pid int) {
 	t.Helper()
+	needTool(t, "ps")
 	comesTrue(t, "it is stopped", func() bool {
 		out, _ := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output() // it may not be there yet
 		return bytes.HasPrefix(out, []byte("T"))
