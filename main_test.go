@@ -9254,6 +9254,34 @@ func TestDebtsOfMessagesThatAreGone(t *testing.T) {
 	}
 }
 
+// A missing message is looked for where it can be: from the number that was the next when it was sent; where none was
+// known yet, among the last.
+func TestMissingMessageNumbers(t *testing.T) {
+	for _, row := range []struct {
+		name        string
+		from        int64
+		msg         int64 // a second one, that is known
+		newest      int64
+		first, last int64
+	}{
+		{"the next ones", 40, 0, 44, 40, 44},
+		{"many came after it", 40, 0, 400, 40, 59},
+		{"sent twice", 40, 42, 44, 40, 41},
+		{"nothing was known", 1, 0, 103, 84, 103},
+		{"nothing was known, sent twice", 1, 102, 103, 82, 101},
+		{"a new chat", 1, 0, 3, 1, 3},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			p := &PromptRecord{Head: Head{ID: newID()}, SentFrom: row.from, MsgID: row.msg}
+			v := &View{Prompts: map[string]*PromptRecord{p.ID: p}}
+			numbers, complete := v.mayBe(p, row.newest, time.Now())
+			if !complete || numbers[0] != row.first || numbers[len(numbers)-1] != row.last {
+				t.Errorf("%v, complete: %v; want %d to %d", numbers, complete, row.first, row.last)
+			}
+		})
+	}
+}
+
 // A message whose number nobody learned, because its sender died or an answer was lost, is found when its question is
 // over: it says the outcome, or loses its buttons where another does, and no other message changes.
 func TestMissingMessageIsFound(t *testing.T) {
