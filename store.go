@@ -1998,17 +1998,22 @@ const searchMost = 20
 // chat is known to have. complete: none can be beyond them. It is not while another message that counts may have one of
 // them, because it is on its way.
 func (v *View) mayBe(p *PromptRecord, newest int64, now time.Time) (numbers []int64, complete bool) {
-	end := min(newest, p.SentFrom+searchMost-1)
-	if p.MsgID > p.SentFrom {
+	first := p.SentFrom
+	end := newest
+	if p.MsgID > first {
 		end = min(end, p.MsgID-1)
 	}
+	if first == 1 { // no number was known when it was sent
+		first = max(1, end-searchMost+1)
+	}
+	end = min(end, first+searchMost-1)
 	for _, q := range v.Prompts {
 		lives := v.active(q.SessionID) && (q.Open() || now.Sub(q.At) < debtsPatience)
 		if q != p && lives && q.SentFrom != 0 && q.SentFrom <= end {
 			return nil, false
 		}
 	}
-	for n := p.SentFrom; n <= end; n++ {
+	for n := first; n <= end; n++ {
 		if !v.knowsButtons(n) {
 			numbers = append(numbers, n)
 		}
