@@ -1548,6 +1548,7 @@ func TestRecordingKeepsSecrets(t *testing.T) {
 	s := &session{cast: &recording{castWriter: newCast(&out, castHeader{}, time.Now())}}
 	s.q = &question{screen: &Prompt{Secret: true}} // of a program that draws its own stars
 	s.recordKeys("xyzzy\u00e9 8\r", false, time.Now())
+	s.cast.w.Flush()
 	if !strings.Contains(out.String(), `"********\r"`) {
 		t.Errorf("recorded: %s", out.String())
 	}
