@@ -2421,6 +2421,29 @@ func TestKeysMeetANewQuestion(t *testing.T) {
 	}
 }
 
+// slowState is a terminal whose state takes long to find out, as on a machine that has much to do.
+type slowState struct{ ptyState }
+
+func (p slowState) State() TTYState {
+	time.Sleep(2 * settle) // longer than until the next look is due
+	return p.state
+}
+
+// TestSlowLook: when the next look of the detector was due before this one was done the loop turns at once: a question
+// that has come meanwhile would not be asked before something else happens.
+func TestSlowLook(t *testing.T) {
+	s, _, _ := hookBench(t)
+	s.adapter = adapterFor("x")
+	s.det = newDetector(s.adapter, 30, 100, DetectOptions{})
+	s.pty = slowState{ptyState{state: TTYState{ReadingBusy, true, true}}}
+	s.handleOutput([]byte("Continue? (y/n) "), time.Now().Add(-settleQuiet))
+	s.next = time.Now().Add(reapEvery)
+	s.detect()
+	if wait := time.Until(s.next); wait > 0 {
+		t.Errorf("the loop turns in %s", wait)
+	}
+}
+
 // TestStop: /stop presses the tool's own key once, a second time only where the tool asks for that, is done when the turn
 // is over, and presses nothing where there is none; texts that still wait are not typed any more.
 func TestStop(t *testing.T) {
