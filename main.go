@@ -3638,7 +3638,9 @@ func (s *session) detect() {
 		s.seenAs = s.named
 		s.takeUp(p)
 	}
-	s.detectDue(now)
+	if s.detectDue(time.Now()) { // it took that long
+		s.next = time.Now()
+	}
 }
 
 // detectDue tells whether the detector has something to do, and has the loop turn when it has. After output that is

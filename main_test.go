@@ -2226,6 +2226,7 @@ func TestRecordingKeepsSecrets(t *testing.T) {
 	s := &session{cast: &recording{castWriter: newCast(&out, castHeader{}, time.Now())}}
 	s.q = &question{screen: &Prompt{Secret: true}} // of a program that draws its own stars
 	s.recordKeys("xyzzy\u00e9 8\r", false, time.Now())
+	s.cast.w.Flush()
 	if !strings.Contains(out.String(), `"********\r"`) {
 		t.Errorf("recorded: %s", out.String())
 	}
@@ -3098,6 +3099,29 @@ func TestKeysMeetANewQuestion(t *testing.T) {
 		if got := s.became(t)[0]; got != c.want || len(s.typing) > 0 != typed {
 			t.Errorf("%s: %q, %q is typed", c.name, got, s.typing)
 		}
+	}
+}
+
+// slowState is a terminal whose state takes long to find out, as on a machine that has much to do.
+type slowState struct{ ptyState }
+
+func (p slowState) State() TTYState {
+	time.Sleep(2 * settle) // longer than until the next look is due
+	return p.state
+}
+
+// TestSlowLook: when the next look of the detector was due before this one was done the loop turns at once: a question
+// that has come meanwhile would not be asked before something else happens.
+func TestSlowLook(t *testing.T) {
+	s, _, _ := hookBench(t)
+	s.adapter = adapterFor("x")
+	s.det = newDetector(s.adapter, 30, 100, DetectOptions{})
+	s.pty = slowState{ptyState{state: TTYState{ReadingBusy, true, true}}}
+	s.handleOutput([]byte("Continue? (y/n) "), time.Now().Add(-settleQuiet))
+	s.next = time.Now().Add(reapEvery)
+	s.detect()
+	if wait := time.Until(s.next); wait > 0 {
+		t.Errorf("the loop turns in %s", wait)
 	}
 }
 
