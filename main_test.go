@@ -2062,6 +2062,11 @@ func TestGateInputBox(t *testing.T) {
 		return strings.Repeat("─", 80) + "❯\u00a0" + draft + "\r\n" + strings.Repeat("─", 80) +
 			fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
 	}
+	listed := func(row, draft string) string { // the tool's list of commands above the box, the pointer at its first
+		line := strings.Repeat("─", 80)
+		return "  ❯ " + row + "\r\n    /copy         Copy it\r\n" + line + "❯\u00a0" + draft + "\r\n" + line +
+			fmt.Sprintf("\x1b[4;%dH", 3+len(draft))
+	}
 	const keep = "keep" // the screen as it is
 	type step struct {
 		shows string
@@ -2096,6 +2101,28 @@ func TestGateInputBox(t *testing.T) {
 			{box(""), false, ""}, {keep, true, "done"}}},
 		{"command that became another", "//compact", []step{{box(""), false, "/compact"}, {box("/compact"), true, "\r"},
 			{box("/review"), false, ""}, {keep, true, "!made “/review” of it"}}},
+		{"command in the list", "//compact", []step{{box(""), false, "/compact"},
+			{listed("/compact      Free up context", "/compact"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
+		{"another name of a command", "//cost", []step{{box(""), false, "/cost"},
+			{listed("/usage (cost)  Show the cost", "/cost"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
+		{"beginning of a command", "//comp", []step{{box(""), false, "/comp"},
+			{listed("/compact      Free up context", "/comp"), true, "\x15"}, {box(""), false, ""},
+			{keep, true, "!nothing was sent: for /comp claude would take /compact"}}},
+		{"beginning that stays", "//comp", []step{{box(""), false, "/comp"},
+			{listed("/compact      Free up context", "/comp"), true, "\x15"}, {keep, true, "!still stands in the input box"}}},
+		{"beginning of a command, and a draft", "//comp", []step{{box("abc"), false, "\x15"}, {box(""), false, "/comp"},
+			{listed("/compact      Free up context", "/comp"), true, "\x15"}, {box(""), false, ""}, {keep, false, "abc"},
+			{box("abc"), true, "!nothing was sent: for /comp claude would take /compact"}}},
+		{"command and more", "//comp it all", []step{{box(""), false, "/comp it all"},
+			{listed("/compact      Free up context", "/comp it all"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
+		{"command that is not taken", "//x", []step{{box(""), false, "/x"}, {box("/x"), true, "\r"}, {keep, true, "\r"},
+			{keep, true, "\x15"}, {box(""), false, ""}, {keep, true, "!claude does not take /x"}}},
+		{"command that asks", "//model", []step{{box(""), false, "/model"}, {box("/model"), true, "\r"},
+			{"Select model\r\n\r\n❯ 1. Opus\r\n  2. Haiku\r\n\r\nEnter to confirm · Esc to exit\x1b[3;1H", true, ""},
+			{keep, true, "done"}}},
+		{"text that is not taken, and a draft", "go on",
+			[]step{{box("abc"), false, "\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, true, "\r"},
+				{keep, true, "!was not taken; look at the terminal. And a draft stood in the box and could not be put back: “abc”"}}},
 		{"path of a picture", "/tmp/1.png", []step{{box(""), false, "/tmp/1.png "}, {box("[Image #1]"), true, "\r"},
 			{box(""), false, ""}, {keep, true, "done"}}},
 		{"comment", "// x", []step{{box(""), false, "// x"}}},
