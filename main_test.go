@@ -2080,10 +2080,10 @@ func TestGateInputBox(t *testing.T) {
 		{"empty", "go on",
 			[]step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
 		{"draft", "go on",
-			[]step{{box("abc"), false, "\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"},
+			[]step{{box("abc"), false, "\x05\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"},
 				{box(""), false, ""}, {keep, false, "abc"}, {keep, true, "done"}}},
 		{"draft that stays", "go on",
-			[]step{{box("abc"), false, "\x15"}, {keep, false, ""}, {keep, true, "!could not be put aside"}}},
+			[]step{{box("abc"), false, "\x05\x15"}, {keep, false, ""}, {keep, true, "!could not be put aside"}}},
 		{"draft of two rows", "go on",
 			[]step{{strings.Repeat("─", 80) + "❯\u00a0abc\r\n  def\r\n" + strings.Repeat("─", 80) + "\x1b[3;6H", true,
 				"!there is a draft"}}},
@@ -2106,22 +2106,22 @@ func TestGateInputBox(t *testing.T) {
 		{"another name of a command", "//cost", []step{{box(""), false, "/cost"},
 			{listed("/usage (cost)  Show the cost", "/cost"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
 		{"beginning of a command", "//comp", []step{{box(""), false, "/comp"},
-			{listed("/compact      Free up context", "/comp"), true, "\x15"}, {box(""), false, ""},
+			{listed("/compact      Free up context", "/comp"), true, "\x05\x15"}, {box(""), false, ""},
 			{keep, true, "!nothing was sent: for /comp claude would take /compact"}}},
 		{"beginning that stays", "//comp", []step{{box(""), false, "/comp"},
-			{listed("/compact      Free up context", "/comp"), true, "\x15"}, {keep, true, "!still stands in the input box"}}},
-		{"beginning of a command, and a draft", "//comp", []step{{box("abc"), false, "\x15"}, {box(""), false, "/comp"},
-			{listed("/compact      Free up context", "/comp"), true, "\x15"}, {box(""), false, ""}, {keep, false, "abc"},
+			{listed("/compact      Free up context", "/comp"), true, "\x05\x15"}, {keep, true, "!still stands in the input box"}}},
+		{"beginning of a command, and a draft", "//comp", []step{{box("abc"), false, "\x05\x15"}, {box(""), false, "/comp"},
+			{listed("/compact      Free up context", "/comp"), true, "\x05\x15"}, {box(""), false, ""}, {keep, false, "abc"},
 			{box("abc"), true, "!nothing was sent: for /comp claude would take /compact"}}},
 		{"command and more", "//comp it all", []step{{box(""), false, "/comp it all"},
 			{listed("/compact      Free up context", "/comp it all"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
 		{"command that is not taken", "//x", []step{{box(""), false, "/x"}, {box("/x"), true, "\r"}, {keep, true, "\r"},
-			{keep, true, "\x15"}, {box(""), false, ""}, {keep, true, "!claude does not take /x"}}},
+			{keep, true, "\x05\x15"}, {box(""), false, ""}, {keep, true, "!claude does not take /x"}}},
 		{"command that asks", "//model", []step{{box(""), false, "/model"}, {box("/model"), true, "\r"},
 			{"Select model\r\n\r\n❯ 1. Opus\r\n  2. Haiku\r\n\r\nEnter to confirm · Esc to exit\x1b[3;1H", true, ""},
 			{keep, true, "done"}}},
 		{"text that is not taken, and a draft", "go on",
-			[]step{{box("abc"), false, "\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, true, "\r"},
+			[]step{{box("abc"), false, "\x05\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, true, "\r"},
 				{keep, true, "!was not taken; look at the terminal. And a draft stood in the box and could not be put back: “abc”"}}},
 		{"path of a picture", "/tmp/1.png", []step{{box(""), false, "/tmp/1.png "}, {box("[Image #1]"), true, "\r"},
 			{box(""), false, ""}, {keep, true, "done"}}},
@@ -2238,11 +2238,11 @@ func TestDraftIsWaitedFor(t *testing.T) {
 		{"just now", "x", "", "", time.Second},
 		{"not shown yet", "half a dra", "", "", 5 * time.Second},
 		{"half of it", "half a dra", "half", "", 5 * time.Second},
-		{"all of it", "half a dra", "half a dra", "\x15", 5 * time.Second},
-		{"edited", "half\x7f", "hal", "\x15", 5 * time.Second},
+		{"all of it", "half a dra", "half a dra", "\x05\x15", 5 * time.Second},
+		{"edited", "half\x7f", "hal", "\x05\x15", 5 * time.Second},
 		{"edited, not shown yet", "half\x7f", "", "", 5 * time.Second},
 		{"sent", "half\r", "", "hello", 5 * time.Second},
-		{"sent, not taken", "half\r", "half", "\x15", 5 * time.Second},
+		{"sent, not taken", "half\r", "half", "\x05\x15", 5 * time.Second},
 		{"long ago, for something else", "half", "", "hello", time.Minute},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -20857,7 +20857,7 @@ func (s *sim) allowed(text string, p *PromptRecord) bool {
 		return d == nil
 	}
 	if s.said[pasteBrackets.Replace(strings.TrimSuffix(text, "\r"))] ||
-		text == "\r" && s.box != "" && s.said[s.box] || text == "\x15" && s.box != "" {
+		text == "\r" && s.box != "" && s.said[s.box] || text == "\x05\x15" && s.box != "" {
 		if d != nil && p == nil {
 			s.fault("text %q of the phone's went into dialog %d.%d", text, d.n, d.version)
 		}
@@ -21306,7 +21306,7 @@ func (s *sim) takesClaude(text string, p *PromptRecord) {
 	case d == nil && pasted:
 		s.box += pasteBrackets.Replace(text)
 		s.paintClaude()
-	case d == nil && text == "\x15":
+	case d == nil && strings.HasSuffix(text, "\x15"):
 		s.box = ""
 		s.paintClaude()
 	case d == nil && (text == "\r" || text == "\n"):
