@@ -3035,8 +3035,8 @@ func (a *Adapter) needsNoTerminal(args []string) bool {
 	})
 }
 
-// streamsJSON tells whether the tool prints each message as a line of JSON. Known tools do that only where they print and
-// end.
+// streamsJSON tells whether the tool prints each message as a line of JSON. Known tools do that only where they print
+// and end.
 func (a *Adapter) streamsJSON(args []string) bool {
 	if a.Batch != nil && !a.needsNoTerminal(args) {
 		return false

@@ -1262,8 +1262,8 @@ type write struct {
 // errUnread is a write that was not made because output was waiting.
 var errUnread = errors.New("output is waiting")
 
-// toolUse is a call of a tool in stream-json output, or its result: among the content of a message (claude, qwen), or on
-// a line of its own, with other names for the same (gemini).
+// toolUse is a call of a tool in stream-json output, or its result: among the content of a message (claude, qwen), or
+// on a line of its own, with other names for the same (gemini).
 type toolUse struct {
 	Type    string
 	ID      string
@@ -4499,8 +4499,8 @@ func (s *session) enterStep(look *Prompt, late bool) (why string) {
 	return "the text does not show in the input box: look at the terminal"
 }
 
-// picksAnother tells whether Enter would take another command than the one typed, without arguments, from the tool's list
-// of commands: a longer one, of which only the beginning was typed.
+// picksAnother tells whether Enter would take another command than the one typed, without arguments, from the tool's
+// list of commands: a longer one, of which only the beginning was typed.
 func (g *gate) picksAnother(picks string) bool {
 	names := strings.FieldsFunc(picks, func(r rune) bool { return strings.ContainsRune(" (),", r) })
 	own := strings.TrimPrefix(g.text, "/")
