@@ -10159,6 +10159,7 @@ func TestTextInTopics(t *testing.T) {
 			`^text bbbbbbbb`},
 		{"a command", "/screen", 20, nil, "", `^screen bbbbbbbb ""$`},
 		{"keys", "/keys CTRL_C", 20, nil, "", `^keys bbbbbbbb "CTRL_C"$`},
+		{"a command of the tool's", "//compact", 20, nil, "", `^text bbbbbbbb "//compact"$`},
 		{"a command for another", "/screen aaaa", 20, nil, "", `^screen aaaaaaaa ""$`},
 		{"a claim", "/claim", 20, nil, "", `^claim bbbbbbbb-0$`},
 	} {
@@ -10477,6 +10478,10 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"/ x", nil, one, nil, nil, `^text aaaaaaaa "/ x"$`},
 		{"/1 x", nil, one, nil, nil, `^text aaaaaaaa "/1 x"$`},
 		{"//compact now", nil, one, nil, nil, `^text aaaaaaaa "//compact now"$`},
+		{"//compact", reply(7, "claude [SID:bbbbbbbb]"), two, nil, nil, `^text bbbbbbbb "//compact"$`},
+		{"//compact", nil, two, nil, nil, `^reply ✗ Which session`},
+		{"//", nil, one, nil, nil, `^text aaaaaaaa "//"$`},
+		{"///x", nil, one, nil, nil, `^text aaaaaaaa "///x"$`},
 		{"/send api /compact", nil, two, nil, nil, `^text aaaaaaaa "//compact"$`},
 		{"/send api //compact", nil, two, nil, nil, `^text aaaaaaaa "//compact"$`},
 		{"/send api /tmp/x", nil, two, nil, nil, `^text aaaaaaaa "/tmp/x"$`},
