@@ -2891,6 +2891,7 @@ type Adapter struct {
 	Clear       string        // the keys that empty a box of one row (measured)
 	Stop        string        // the key that interrupts a turn (measured)
 	StopAgain   *pattern      // a row that asks for that key a second time
+	Picks       *pattern      // the row of its list of commands that Enter takes: the command, other names in ()
 	Box         *pattern      // the row of the empty input box, the turn over
 	Head        *pattern      // the first row of a dialog without a frame
 	Works       *pattern      // a row, or ESC and the title, while it works
@@ -2920,8 +2921,9 @@ var adapters = []*Adapter{
 		Digits:      true,
 		Submit:      "\x1b[C",
 		Mark:        "❯",
-		Clear:       "\x15",
+		Clear:       "\x05\x15",
 		Stop:        "\x1b",
+		Picks:       re(`^❯ /(\S+(?: \([^)]*\))?)  +\S`),
 		Box:         re(`^❯(\x{a0}|$)`),
 		Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|` +
 			`\(running \w+ hook|^✻ .* · retrying in \d`),
@@ -2943,8 +2945,9 @@ var adapters = []*Adapter{
 		SubmitDelay: 100 * time.Millisecond,
 		EscapeBang:  true,
 		Mark:        "›",
-		Clear:       "\x15",
+		Clear:       "\x05\x15",
 		Stop:        "\x1b",
+		Picks:       re(`^› /(\S+(?: \([^)]*\))?)  +\S`),
 		Box:         re(`^›( Ask Codex to do anything)?$`),
 		Head:        re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
 		Works:       re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`),
@@ -2967,8 +2970,9 @@ var adapters = []*Adapter{
 		EscapeBang:  true,
 		Digits:      true,
 		Mark:        ">",
-		Clear:       "\x15",
+		Clear:       "\x05\x15",
 		Stop:        "\x1b",
+		Picks:       re(`^([a-z][\w:-]*(?: \([^)]*\))?)  +\p{Lu}`),
 		Box:         re(`^>(\s+Type your message.*)?$`),
 		Works:       re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`),
 		Asks:        re(`^\s*✋`),
@@ -5065,6 +5069,29 @@ func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
 	}
 	line, _ := v.cursorLine()
 	return inputBox{found: true, draft: strings.TrimSpace(line), whole: reMark.MatchString(line)}
+}
+
+// The rows in which a list of commands stands, from the cursor's: above the box its highlighted one is the first, below
+// it the one behind the frame.
+const (
+	picksAbove = 12
+	picksBelow = 2
+)
+
+// Picks is the command that Enter would take from the list of commands at the input box, with its other names, ""
+// where there is no such list. It is about the last look.
+func (d *Detector) Picks() string {
+	v := d.view
+	if v.a.Picks == nil {
+		return ""
+	}
+	for r := max(0, v.row-picksAbove); r <= min(v.last, v.row+picksBelow); r++ {
+		m := v.a.Picks.FindStringSubmatch(strings.TrimSpace(v.rows[r].raw))
+		if m != nil {
+			return m[1]
+		}
+	}
+	return ""
 }
 
 // framedBox is the input box of a tool that marks it with its frame alone (opencode).

@@ -4770,6 +4770,7 @@ type gate struct {
 	text    string       // what is typed into an input box
 	command bool         // that is a command of the tool's own
 	draft   string       // what stood in the box: it is put back
+	refused string       // why the text is taken out of the box again and not sent, "" it is not
 
 	phase gatePhase
 	until time.Time // the screen must have followed by then
@@ -4883,7 +4884,7 @@ func (s *session) gatePhaseStep(look *Prompt, late bool) (why string) {
 	case gateText:
 		return s.enterStep(look, late)
 	case gateSent, gateAgain:
-		return s.sentStep(late)
+		return s.sentStep(look, late)
 	case gateRestore:
 		return s.restoreStep(late)
 	case gateEcho:
@@ -5247,13 +5248,28 @@ func (s *session) boxStep(look *Prompt) (why string) {
 		"”. Send it, or empty the box (/keys CTRL_U), then send yours again"
 }
 
-// clearedStep types the text when the box is empty.
+// clearedStep types the text when the box is empty; where that text was what had to leave it, a draft is put back.
 func (s *session) clearedStep() (why string) {
+	g := s.gate
 	box := s.det.Box(s.pty.State(), time.Now())
-	if !box.found || box.draft != "" {
+	empty := box.found && box.draft == ""
+	switch {
+	case g.refused != "" && !empty:
+		return g.refused + ". It still stands in the input box"
+	case g.refused != "" && g.draft != "":
+		return s.press("", gateMove{to: gateRestore, within: submitTime})
+	case g.refused != "":
+		return s.press("", s.echo())
+	case !empty:
 		return "the draft in the input box could not be put aside: look at the terminal"
 	}
 	return s.typeText()
+}
+
+// withdraw takes the text out of the box again: it is not sent, for this reason.
+func (s *session) withdraw(why string) string {
+	s.gate.refused = why
+	return s.press(s.adapter.Clear, gateMove{to: gateCleared, within: submitTime})
 }
 
 // typeText types the text without Enter.
@@ -5297,6 +5313,9 @@ func (s *session) enterStep(look *Prompt, late bool) (why string) {
 		return "the input line has gone from the screen before Enter: look at the terminal"
 	case !late:
 		return ""
+	case held && s.gate.picksAnother(s.det.Picks()):
+		name, _, _ := strings.Cut(s.det.Picks(), " ")
+		return s.withdraw("nothing was sent: for " + s.gate.text + " " + s.rec.Tool + " would take /" + name)
 	case held || plain:
 		return s.press("\r", gateMove{to: gateSent, within: submitTime})
 	case time.Now().Before(s.gate.until.Add(submitTime)):
@@ -5305,21 +5324,32 @@ func (s *session) enterStep(look *Prompt, late bool) (why string) {
 	return "the text does not show in the input box: look at the terminal"
 }
 
+// picksAnother tells whether Enter would take another command than the one typed, without arguments, from the tool's
+// list of commands: a longer one, of which only the beginning was typed.
+func (g *gate) picksAnother(picks string) bool {
+	names := strings.FieldsFunc(picks, func(r rune) bool { return strings.ContainsRune(" (),", r) })
+	own := strings.TrimPrefix(g.text, "/")
+	return g.command && picks != "" && !strings.Contains(own, " ") && !slices.Contains(names, own)
+}
+
 // sentStep waits until the text has left the box, and presses Enter a second time where it does not in time. Of a
 // command that a tool does not know it may have made another one (opencode).
-func (s *session) sentStep(late bool) (why string) {
+func (s *session) sentStep(look *Prompt, late bool) (why string) {
 	g := s.gate
 	held := s.holdsText()
 	box := s.det.Box(s.pty.State(), time.Now())
+	asks := g.command && look.isQuestion() // what the command is for
 	switch {
-	case g.command && !held && box.found && box.draft != "":
+	case g.command && !asks && !held && box.found && box.draft != "":
 		return "the tool made “" + safely(box.draft, 200) + "” of it, which stands in its input box now"
-	case s.adapter.Box == nil || !held:
+	case s.adapter.Box == nil || !held || asks:
 		g.done = true
 		if g.draft != "" {
 			return s.press("", gateMove{to: gateRestore, within: submitTime})
 		}
 		return s.press("", s.echo())
+	case g.phase == gateAgain && g.command && late:
+		return s.withdraw(s.rec.Tool + " does not take " + g.text + ": nothing was sent")
 	case g.phase == gateAgain:
 		return "the text is in the input box but was not taken; look at the terminal"
 	case late:
@@ -5369,8 +5399,8 @@ func (s *session) gateFail(why string) {
 
 // gateOver ends the gate after its echo window, or when the program has ended.
 func (s *session) gateOver() {
-	why := ""
-	if !s.gate.done {
+	why := s.gate.refused
+	if why == "" && !s.gate.done {
 		why = "the program ended before the answer was typed"
 	}
 	s.gateEnds(why)
@@ -5395,8 +5425,14 @@ func (s *session) gateEnds(why string) {
 // inputTyped records that a text was sent, or why not, and tells the operator of a draft that is not back in its box.
 func (s *session) inputTyped(g *gate, why string) {
 	var more Notice
-	if why == "" && g.draft != "" {
-		more.Text = "Sent. But a draft stood in the box and could not be put back: “" + safely(g.draft, 200) + "”"
+	takenOut := g.phase > gateCleared || g.refused != ""
+	if g.draft != "" && takenOut {
+		lost := "a draft stood in the box and could not be put back: “" + safely(g.draft, 200) + "”"
+		if why == "" {
+			more.Text = "Sent. But " + lost
+		} else {
+			why += ". And " + lost
+		}
 	}
 	s.inputDone(g.input, why, more)
 }

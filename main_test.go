@@ -2730,6 +2730,11 @@ func TestGateInputBox(t *testing.T) {
 		return strings.Repeat("─", 80) + "❯\u00a0" + draft + "\r\n" + strings.Repeat("─", 80) +
 			fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
 	}
+	listed := func(row, draft string) string { // the tool's list of commands above the box, the pointer at its first
+		line := strings.Repeat("─", 80)
+		return "  ❯ " + row + "\r\n    /copy         Copy it\r\n" + line + "❯\u00a0" + draft + "\r\n" + line +
+			fmt.Sprintf("\x1b[4;%dH", 3+len(draft))
+	}
 	const keep = "keep" // the screen as it is
 	type step struct {
 		shows string
@@ -2743,10 +2748,10 @@ func TestGateInputBox(t *testing.T) {
 		{"empty", "go on",
 			[]step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
 		{"draft", "go on",
-			[]step{{box("abc"), false, "\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"},
+			[]step{{box("abc"), false, "\x05\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"},
 				{box(""), false, ""}, {keep, false, "abc"}, {keep, true, "done"}}},
 		{"draft that stays", "go on",
-			[]step{{box("abc"), false, "\x15"}, {keep, false, ""}, {keep, true, "!could not be put aside"}}},
+			[]step{{box("abc"), false, "\x05\x15"}, {keep, false, ""}, {keep, true, "!could not be put aside"}}},
 		{"draft of two rows", "go on",
 			[]step{{strings.Repeat("─", 80) + "❯\u00a0abc\r\n  def\r\n" + strings.Repeat("─", 80) + "\x1b[3;6H", true,
 				"!there is a draft"}}},
@@ -2764,6 +2769,28 @@ func TestGateInputBox(t *testing.T) {
 			{box(""), false, ""}, {keep, true, "done"}}},
 		{"command that became another", "//compact", []step{{box(""), false, "/compact"}, {box("/compact"), true, "\r"},
 			{box("/review"), false, ""}, {keep, true, "!made “/review” of it"}}},
+		{"command in the list", "//compact", []step{{box(""), false, "/compact"},
+			{listed("/compact      Free up context", "/compact"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
+		{"another name of a command", "//cost", []step{{box(""), false, "/cost"},
+			{listed("/usage (cost)  Show the cost", "/cost"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
+		{"beginning of a command", "//comp", []step{{box(""), false, "/comp"},
+			{listed("/compact      Free up context", "/comp"), true, "\x05\x15"}, {box(""), false, ""},
+			{keep, true, "!nothing was sent: for /comp claude would take /compact"}}},
+		{"beginning that stays", "//comp", []step{{box(""), false, "/comp"},
+			{listed("/compact      Free up context", "/comp"), true, "\x05\x15"}, {keep, true, "!still stands in the input box"}}},
+		{"beginning of a command, and a draft", "//comp", []step{{box("abc"), false, "\x05\x15"}, {box(""), false, "/comp"},
+			{listed("/compact      Free up context", "/comp"), true, "\x05\x15"}, {box(""), false, ""}, {keep, false, "abc"},
+			{box("abc"), true, "!nothing was sent: for /comp claude would take /compact"}}},
+		{"command and more", "//comp it all", []step{{box(""), false, "/comp it all"},
+			{listed("/compact      Free up context", "/comp it all"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
+		{"command that is not taken", "//x", []step{{box(""), false, "/x"}, {box("/x"), true, "\r"}, {keep, true, "\r"},
+			{keep, true, "\x05\x15"}, {box(""), false, ""}, {keep, true, "!claude does not take /x"}}},
+		{"command that asks", "//model", []step{{box(""), false, "/model"}, {box("/model"), true, "\r"},
+			{"Select model\r\n\r\n❯ 1. Opus\r\n  2. Haiku\r\n\r\nEnter to confirm · Esc to exit\x1b[3;1H", true, ""},
+			{keep, true, "done"}}},
+		{"text that is not taken, and a draft", "go on",
+			[]step{{box("abc"), false, "\x05\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, true, "\r"},
+				{keep, true, "!was not taken; look at the terminal. And a draft stood in the box and could not be put back: “abc”"}}},
 		{"path of a picture", "/tmp/1.png", []step{{box(""), false, "/tmp/1.png "}, {box("[Image #1]"), true, "\r"},
 			{box(""), false, ""}, {keep, true, "done"}}},
 		{"comment", "// x", []step{{box(""), false, "// x"}}},
@@ -2879,11 +2906,11 @@ func TestDraftIsWaitedFor(t *testing.T) {
 		{"just now", "x", "", "", time.Second},
 		{"not shown yet", "half a dra", "", "", 5 * time.Second},
 		{"half of it", "half a dra", "half", "", 5 * time.Second},
-		{"all of it", "half a dra", "half a dra", "\x15", 5 * time.Second},
-		{"edited", "half\x7f", "hal", "\x15", 5 * time.Second},
+		{"all of it", "half a dra", "half a dra", "\x05\x15", 5 * time.Second},
+		{"edited", "half\x7f", "hal", "\x05\x15", 5 * time.Second},
 		{"edited, not shown yet", "half\x7f", "", "", 5 * time.Second},
 		{"sent", "half\r", "", "hello", 5 * time.Second},
-		{"sent, not taken", "half\r", "half", "\x15", 5 * time.Second},
+		{"sent, not taken", "half\r", "half", "\x05\x15", 5 * time.Second},
 		{"long ago, for something else", "half", "", "hello", time.Minute},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -10979,6 +11006,7 @@ func TestTextInTopics(t *testing.T) {
 			`^text bbbbbbbb`},
 		{"a command", "/screen", 20, nil, "", `^screen bbbbbbbb ""$`},
 		{"keys", "/keys CTRL_C", 20, nil, "", `^keys bbbbbbbb "CTRL_C"$`},
+		{"a command of the tool's", "//compact", 20, nil, "", `^text bbbbbbbb "//compact"$`},
 		{"a command for another", "/screen aaaa", 20, nil, "", `^screen aaaaaaaa ""$`},
 		{"a claim", "/claim", 20, nil, "", `^claim bbbbbbbb-0$`},
 	} {
@@ -11300,6 +11328,10 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"/ x", nil, one, nil, nil, `^text aaaaaaaa "/ x"$`},
 		{"/1 x", nil, one, nil, nil, `^text aaaaaaaa "/1 x"$`},
 		{"//compact now", nil, one, nil, nil, `^text aaaaaaaa "//compact now"$`},
+		{"//compact", reply(7, "claude [SID:bbbbbbbb]"), two, nil, nil, `^text bbbbbbbb "//compact"$`},
+		{"//compact", nil, two, nil, nil, `^reply ✗ Which session`},
+		{"//", nil, one, nil, nil, `^text aaaaaaaa "//"$`},
+		{"///x", nil, one, nil, nil, `^text aaaaaaaa "///x"$`},
 		{"/send api /compact", nil, two, nil, nil, `^text aaaaaaaa "//compact"$`},
 		{"/send api //compact", nil, two, nil, nil, `^text aaaaaaaa "//compact"$`},
 		{"/send api /tmp/x", nil, two, nil, nil, `^text aaaaaaaa "/tmp/x"$`},
@@ -22199,7 +22231,7 @@ func (s *sim) allowed(text string, p *PromptRecord) bool {
 		return d == nil
 	}
 	if s.said[pasteBrackets.Replace(strings.TrimSuffix(text, "\r"))] ||
-		text == "\r" && s.box != "" && s.said[s.box] || text == "\x15" && s.box != "" {
+		text == "\r" && s.box != "" && s.said[s.box] || text == "\x05\x15" && s.box != "" {
 		if d != nil && p == nil {
 			s.fault("text %q of the phone's went into dialog %d.%d", text, d.n, d.version)
 		}
@@ -22648,7 +22680,7 @@ func (s *sim) takesClaude(text string, p *PromptRecord) {
 	case d == nil && pasted:
 		s.box += pasteBrackets.Replace(text)
 		s.paintClaude()
-	case d == nil && text == "\x15":
+	case d == nil && strings.HasSuffix(text, "\x15"):
 		s.box = ""
 		s.paintClaude()
 	case d == nil && (text == "\r" || text == "\n"):
