@@ -11996,6 +11996,22 @@ func TestSetupAsksAgain(t *testing.T) {
 	}
 }
 
+// At the end of its input, ^D at a terminal, setup ends, says what to do and changes nothing.
+func TestSetupWithoutToken(t *testing.T) {
+	srv := newBotAPI(t)
+	before := "[telegram]\napi_base = '" + srv.URL + "'\n"
+	dir := home(t, before)
+	x := bridge(t, dir, "setup")
+	x.sees("Paste the token here")
+	x.types("\x04")
+	x.exits(1)
+	x.sees("nothing was typed")
+	if code, _, stderr := cli(t, dir, "setup"); code != 1 || !strings.Contains(stderr, "use --token-file FILE") {
+		t.Errorf("without a terminal: exit %d, %s", code, stderr)
+	}
+	configIs(t, dir, before)
+}
+
 // Setup says when config.toml keeps questions from Telegram all the same.
 func TestSetupTellsLocal(t *testing.T) {
 	srv := newBotAPI(t)
@@ -12953,9 +12969,9 @@ func storeCheckState(t *testing.T, dir, prompt string, want State, when string) 
 
 // When even cutting back fails, nothing is written or believed any more.
 func TestStorePoison(t *testing.T) {
-	broken := false
+	var broken atomic.Bool // the follower looks, too
 	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		if broken && (op == "fsync" || op == "ftruncate") {
+		if broken.Load() && (op == "fsync" || op == "ftruncate") {
 			return errors.New("no space left on device")
 		}
 		return nil
@@ -12966,11 +12982,11 @@ func TestStorePoison(t *testing.T) {
 	defer s.Close()
 	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
 	follow := s.Follow(t.Context(), p.SessionID, nil)
-	broken = true
+	broken.Store(true)
 	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil {
 		t.Fatal("a reply that is not on the disk was accepted")
 	}
-	broken = false
+	broken.Store(false)
 	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil || s.Trouble() == nil {
 		t.Fatal("written after a failed cut")
 	}
