@@ -1311,6 +1311,7 @@ type doctor struct {
 	*command
 	checks []check
 	code   int
+	writes bool // the bot can write to its chat
 }
 
 // cmdDoctor tells each check as soon as it is made, with --json all of them at the end.
@@ -1428,6 +1429,7 @@ func (d *doctor) checkBot(cfg *Config) *Telegram {
 		return nil
 	}
 	chat, err := bot.reach(ctx)
+	d.writes = err == nil
 	d.tell("chat", explained(err), chat+", where the bot can write", "")
 	here, todo, err := bot.topicsHere(ctx)
 	found := "each session has its own"
@@ -1472,10 +1474,15 @@ func (d *doctor) checkPoller(st *Store, bot *Telegram) {
 		poller = fmt.Sprint("process ", pid)
 	}
 	err := st.stalled()
-	trouble := st.ChannelTrouble()
 	if err == nil && bot != nil {
 		err = d.hears(st, bot)
 	}
+	if err == nil && bot != nil && d.writes && pid == 0 { // whatever it was that a session has noted
+		bot.store = st
+		bot.works("poll")
+		bot.works("send")
+	}
+	trouble := st.ChannelTrouble()
 	if err == nil && pid != 0 && trouble != "" {
 		err = errors.New(trouble)
 	}

@@ -940,14 +940,19 @@ func TestDoctorAtTelegram(t *testing.T) {
 	}
 }
 
-// Where all is well with Telegram doctor says so, asks for no update that it would have to act on, and changes nothing.
+// Where all is well with Telegram doctor says so, also of trouble that the last session had, and confirms no update.
 func TestDoctorIsContent(t *testing.T) {
 	srv := newBotAPI(t)
 	srv.pollWait = time.Millisecond
 	srv.send(tgSay(7, "hello", ""))
 	t.Setenv("PATH", t.TempDir()) // no tools
-	code, stdout, _ := cli(t, home(t, srv.config("")), "doctor")
-	if code != 0 || !strings.Contains(stdout, "the bot is @my_bot") || !strings.Contains(stdout, "where the bot can write") {
+	dir := home(t, srv.config(""))
+	st := storeAt(t, dir)
+	if err := st.NoteFact("trouble send", "the bot may not write"); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, _ := cli(t, dir, "doctor")
+	if code != 0 || strings.Contains(stdout, "may not") || st.ChannelTrouble() != "" || !strings.Contains(stdout, "the bot is @my_bot") || !strings.Contains(stdout, "where the bot can write") {
 		t.Errorf("exit %d\n%s", code, stdout)
 	}
 	if srv.came("") > 0 || !slices.Equal(srv.polls, []int64{0}) || len(srv.updates) != 1 {
@@ -12849,6 +12854,22 @@ func TestSetupAsksAgain(t *testing.T) {
 	}
 }
 
+// At the end of its input, ^D at a terminal, setup ends, says what to do and changes nothing.
+func TestSetupWithoutToken(t *testing.T) {
+	srv := newBotAPI(t)
+	before := "[telegram]\napi_base = '" + srv.URL + "'\n"
+	dir := home(t, before)
+	x := bridge(t, dir, "setup")
+	x.sees("Paste the token here")
+	x.types("\x04")
+	x.exits(1)
+	x.sees("nothing was typed")
+	if code, _, stderr := cli(t, dir, "setup"); code != 1 || !strings.Contains(stderr, "use --token-file FILE") {
+		t.Errorf("without a terminal: exit %d, %s", code, stderr)
+	}
+	configIs(t, dir, before)
+}
+
 // Setup says when config.toml keeps questions from Telegram all the same.
 func TestSetupTellsLocal(t *testing.T) {
 	srv := newBotAPI(t)
@@ -17925,12 +17946,12 @@ func TestOpenPrivate(t *testing.T) {
 	for name, want := range map[string]string{
 		"mine":     "",
 		"new":      "",
-		"wide":     "chmod go=",
+		"wide":     "can be reached by others",
 		"two":      "hard links",
 		"symlink":  "symbolic link",
 		"dangling": "symbolic link",
 		"folder":   "is a",
-		"fifo":     "not a file",
+		"fifo":     "is no file",
 		"no/such":  "no such file",
 	} {
 		f, err := openPrivate(at(name), os.O_RDWR|os.O_CREATE|os.O_TRUNC)

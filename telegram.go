@@ -5006,7 +5006,7 @@ func cmdSetup(c *command) int {
 			return 0
 		}
 		s.say("")
-		changed := "nothing was changed"
+		changed := "config.toml is as it was"
 		if s.saved {
 			changed = "config.toml is written, but was not tried: `atlasbridge doctor` checks it"
 		}
@@ -5203,7 +5203,7 @@ func (s *setup) agreed(question string) (bool, error) {
 func (s *setup) removeWebhook() error {
 	set, err := s.webhook(s.ctx)
 	if !set || err != nil {
-		return err
+		return explained(err)
 	}
 	yes, err := s.agreed("A webhook is set: the bot's messages go elsewhere. Remove it?")
 	if err != nil {
