@@ -7547,6 +7547,8 @@ func TestPage(t *testing.T) {
 			{Key: "3", Label: "Reject"}}})
 	elsewhere := touch
 	elsewhere.Cwd = "/home/u/proj/sub"
+	unanswered := over(deploy, Failed, "", "", "the program ended")
+	unanswered.DecidedAt = &at // when its end was recorded
 	for _, c := range []struct {
 		name string
 		p    PromptRecord
@@ -7741,7 +7743,7 @@ func TestPage(t *testing.T) {
 			**api · claude**
 			Continue with 3 changes? (y/n)
 			**not delivered: Yes** · the program ended before the answer was typed · [SID:51ccd167]`},
-		{"nobody had answered when it ended", over(deploy, Failed, "", "", "the program ended"), `
+		{"nobody had answered when it ended", unanswered, `
 			**api · claude**
 			Continue with 3 changes? (y/n)
 			**not answered**: the program ended · [SID:51ccd167]`},
@@ -9193,7 +9195,7 @@ func TestDebtsArePaid(t *testing.T) {
 	e := newTGEnv(t)
 	var owed []*PromptRecord
 	ends := []State{Resolved, Canceled, Failed}
-	words := map[State]string{Resolved: " · phone, ", Canceled: "canceled", Failed: "not delivered"}
+	words := map[State]string{Resolved: " · phone, ", Canceled: "canceled", Failed: "not answered"}
 	for i := range 8 {
 		p := yesNo
 		p.Idle = i == 7
@@ -10770,7 +10772,7 @@ func TestTappedInVain(t *testing.T) {
 		{"a newer one that was never recorded", func(e *tgEnv, p *PromptRecord) int64 {
 			e.settling(e.Telegram, e.over(p, Failed), 1)()
 			return p.MsgID + 50
-		}, "not delivered"},
+		}, "not answered"},
 		{"of a question that is forgotten", func(e *tgEnv, p *PromptRecord) int64 {
 			p.ID = newID()
 			return p.MsgID
