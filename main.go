@@ -468,7 +468,7 @@ func (c *command) options() (*options, int) {
 		return nil, c.usage("%s", said)
 	}
 	if !s.takes(o.args) {
-		if len(o.args) == 0 {
+		if len(o.args) == 0 || len(o.args) < s.min {
 			return nil, c.usage("an argument is missing")
 		}
 		return nil, c.usage("wrong arguments %q", o.args)

@@ -134,6 +134,7 @@ func TestCommandLine(t *testing.T) {
 		{"--version", 0, `^atlasbridge `, ""},
 		{"version now", 2, "", `^atlasbridge: wrong arguments \["now"\]; usage: atlasbridge version`},
 		{"run", 2, "", `^atlasbridge: an argument is missing; usage: atlasbridge run \[flags\] <tool>`},
+		{"answer 3f2a91c4", 2, "", `^atlasbridge: an argument is missing; usage: atlasbridge answer <prompt-id> <value>\n$`},
 		{"config --jsn", 2, "", "^atlasbridge: unknown flag --jsn; usage: .*config.*\n$"},
 		{"config --json=perhaps", 2, "", `^atlasbridge: .*invalid boolean value`},
 		{"config", 0, `(?m)^timeout_seconds +600 +default$`, ""},
