@@ -165,6 +165,11 @@ const usualExits = "0; 1 when it failed; 2 when the command line is wrong"
 
 // commands is the table, in the order of the help. It is a function because cmdHelp reads it.
 func commands() []commandSpec {
+	return slices.Concat(runCommands(), questionCommands(), otherCommands())
+}
+
+// runCommands are for sessions: what begins one, what it needs, how it is.
+func runCommands() []commandSpec {
 	return []commandSpec{
 		{name: "run", operands: "[flags] <tool> [args…]", summary: "run a tool; its questions reach your phone",
 			min: 1, max: anyNumber, verbatim: true, do: cmdRun,
@@ -223,6 +228,12 @@ Telegram for all of them. What keeps questions from the phone is said below.`,
 				"atlasbridge status --json | jq -r '.[] | .id, .activity'",
 			},
 			see: []string{"approvals", "logs", "doctor"}},
+	}
+}
+
+// questionCommands are about questions and their answers.
+func questionCommands() []commandSpec {
+	return []commandSpec{
 		{name: "approvals", summary: "open questions of all sessions, with the time left",
 			flags: jsonFlags, do: cmdApprovals,
 			about: `Lists what waits for an answer: the id for ` + "`atlasbridge answer`" + `, the session,
@@ -284,6 +295,12 @@ the state keeps. The message that ends a session has one too, for --head.`,
 			},
 			exits: "0 when it holds; 1 when it does not",
 			see:   []string{"audit-log", "logs"}},
+	}
+}
+
+// otherCommands explain what is there, or belong to other programs.
+func otherCommands() []commandSpec {
+	return []commandSpec{
 		{name: "debug", operands: "bundle", summary: "pack what a bug report needs, no secrets",
 			words: []string{"bundle"}, flags: []flagSpec{
 				{"output", "FILE", "a new file (default: atlasbridge-debug-TIME.tar.gz)"},
