@@ -174,7 +174,7 @@ func runCommands() []commandSpec {
 		{name: "run", operands: "[flags] <tool> [args…]", summary: "run a tool; its questions reach your phone",
 			min: 1, max: anyNumber, verbatim: true, do: cmdRun,
 			lines: [][]flagSpec{
-				{{"channel", "telegram|local", "who is asked (default: telegram, once set up)"}},
+				{{"channel", "telegram|local", "who is asked (default: telegram once set up)"}},
 				{{"stream", "", "send the text of the screen to the phone as it comes"}},
 				{{"timeout", durationValue, "answer within 90s or 10m (default: timeout_seconds)"}},
 				{{"name", "LABEL", "its name in messages (default: that of the folder)"}},
@@ -283,7 +283,7 @@ were made, with secrets left out.`,
 		{name: "audit", operands: "verify", summary: "recompute the audit chain, name the first bad line",
 			words: []string{"verify"}, flags: jsonFlags, do: cmdAudit,
 			lines: [][]flagSpec{
-				{{"head", "SEQ:HASH", "it must go on from here (default: the state's)"}},
+				{{"head", "SEQ:HASH", "an entry that must be there (default: that in the state)"}},
 				{{"aside", "", "keep the log under another name and begin a new one"}},
 			},
 			about: `Each line of audit.log has the hash of the one before: a line that was changed,
