@@ -175,11 +175,16 @@ const usualExits = "0; 1 when it failed; 2 when the command line is wrong"
 
 // commands is the table, in the order of the help. It is a function because cmdHelp reads it.
 func commands() []commandSpec {
+	return slices.Concat(runCommands(), questionCommands(), otherCommands())
+}
+
+// runCommands are for sessions: what begins one, what it needs, how it is.
+func runCommands() []commandSpec {
 	return []commandSpec{
 		{name: "run", operands: "[flags] <tool> [args…]", summary: "run a tool; its questions reach your phone",
 			min: 1, max: anyNumber, verbatim: true, do: cmdRun,
 			lines: [][]flagSpec{
-				{{"channel", "telegram|local", "who is asked (default: telegram, once set up)"}},
+				{{"channel", "telegram|local", "who is asked (default: telegram once set up)"}},
 				{{"stream", "", "send the text of the screen to the phone as it comes"}},
 				{{"timeout", durationValue, "answer within 90s or 10m (default: timeout_seconds)"}},
 				{{"name", "LABEL", "its name in messages (default: that of the folder)"}},
@@ -236,6 +241,12 @@ is asked or typed until it goes on) or gone.`,
 				"atlasbridge status --json | jq -r '.[] | .id, .activity'",
 			},
 			see: []string{"approvals", "logs", "doctor"}},
+	}
+}
+
+// questionCommands are about questions and their answers.
+func questionCommands() []commandSpec {
+	return []commandSpec{
 		{name: "approvals", summary: "open questions of all sessions, with the time left",
 			flags: jsonFlags, do: cmdApprovals,
 			about: `Lists what waits for an answer: the id for ` + "`atlasbridge answer`" + `, the session,
@@ -285,7 +296,7 @@ were made, with secrets left out.`,
 		{name: "audit", operands: "verify", summary: "recompute the audit chain, name the first bad line",
 			words: []string{"verify"}, flags: jsonFlags, do: cmdAudit,
 			lines: [][]flagSpec{
-				{{"head", "SEQ:HASH", "it must go on from here (default: the state's)"}},
+				{{"head", "SEQ:HASH", "an entry that must be there (default: that in the state)"}},
 				{{"aside", "", "keep the log under another name and begin a new one"}},
 			},
 			about: `Each line of audit.log has the hash of the one before: a line that was changed,
@@ -297,6 +308,12 @@ the state keeps. The message that ends a session has one too, for --head.`,
 			},
 			exits: "0 when it holds; 1 when it does not",
 			see:   []string{"audit-log", "logs"}},
+	}
+}
+
+// otherCommands explain what is there, or belong to other programs.
+func otherCommands() []commandSpec {
+	return []commandSpec{
 		{name: "debug", operands: "bundle", summary: "pack what a bug report needs, no secrets",
 			words: []string{"bundle"}, flags: []flagSpec{
 				{"output", fileValue, "a new file (default: atlasbridge-debug-TIME.tar.gz)"},
@@ -498,7 +515,7 @@ func (c *command) options() (*options, int) {
 		return nil, c.badFlag(err)
 	}
 	if !s.takes(o.args) {
-		if len(o.args) == 0 {
+		if len(o.args) == 0 || len(o.args) < s.min {
 			return nil, c.usage("an argument is missing")
 		}
 		return nil, c.usage("wrong arguments %q", o.args)

@@ -147,6 +147,7 @@ func TestCommandLine(t *testing.T) {
 		{"run --timeout 25h true", 2, "", `^atlasbridge: --timeout must be from 1s to 24h; usage: `},
 		{"run --timeout -1s true", 2, "", `^atlasbridge: --timeout must be from 1s to 24h; usage: `},
 		{"run --name", 2, "", `^atlasbridge: there is no value after --name; usage: `},
+		{"answer 3f2a91c4", 2, "", `^atlasbridge: an argument is missing; usage: atlasbridge answer <prompt-id> <value>\n$`},
 		{"config", 0, `(?m)^timeout_seconds +600 +default$`, ""},
 		{"completion", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
 		{"completion tcsh", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
@@ -8413,6 +8414,8 @@ func TestPage(t *testing.T) {
 			{Key: "3", Label: "Reject"}}})
 	elsewhere := touch
 	elsewhere.Cwd = "/home/u/proj/sub"
+	unanswered := over(deploy, Failed, "", "", "the program ended")
+	unanswered.DecidedAt = &at // when its end was recorded
 	for _, c := range []struct {
 		name string
 		p    PromptRecord
@@ -8607,7 +8610,7 @@ func TestPage(t *testing.T) {
 			**api · claude**
 			Continue with 3 changes? (y/n)
 			**not delivered: Yes** · the program ended before the answer was typed · [SID:51ccd167]`},
-		{"nobody had answered when it ended", over(deploy, Failed, "", "", "the program ended"), `
+		{"nobody had answered when it ended", unanswered, `
 			**api · claude**
 			Continue with 3 changes? (y/n)
 			**not answered**: the program ended · [SID:51ccd167]`},
@@ -10067,7 +10070,7 @@ func TestDebtsArePaid(t *testing.T) {
 	e := newTGEnv(t)
 	var owed []*PromptRecord
 	ends := []State{Resolved, Canceled, Failed}
-	words := map[State]string{Resolved: " · phone, ", Canceled: "canceled", Failed: "not delivered"}
+	words := map[State]string{Resolved: " · phone, ", Canceled: "canceled", Failed: "not answered"}
 	for i := range 8 {
 		p := yesNo
 		p.Idle = i == 7
@@ -11688,7 +11691,7 @@ func TestTappedInVain(t *testing.T) {
 		{"a newer one that was never recorded", func(e *tgEnv, p *PromptRecord) int64 {
 			e.settling(e.Telegram, e.over(p, Failed), 1)()
 			return p.MsgID + 50
-		}, "not delivered"},
+		}, "not answered"},
 		{"of a question that is forgotten", func(e *tgEnv, p *PromptRecord) int64 {
 			p.ID = newID()
 			return p.MsgID

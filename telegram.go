@@ -2264,7 +2264,7 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 		return "not delivered: " + value, time.Time{}, before(" · ", reason)
 	case p.Status == Failed:
 		what = "not answered"
-		if p.DecidedAt != nil { // a password, of which no value is kept
+		if p.DecidedBy != nil { // a password, of which no value is kept
 			what = "not delivered"
 		}
 		return what, time.Time{}, before(": ", reason)
