@@ -142,7 +142,7 @@ func TestCommandLine(t *testing.T) {
 		{"run --channel telegraf true", 2, "", "^atlasbridge: --channel .*\"telegraf\".* `telegram`\\?\n$"},
 		{"run --channel x true", 2, "", "^atlasbridge: --channel cannot be \"x\"; usage: .*\n$"},
 		{"run --adapter claud true", 2, "", "^atlasbridge: --adapter .*\"claud\".* `claude`\\?\n$"},
-		{"run --timeout soon true", 2, "", `^atlasbridge: invalid value "soon" for --timeout: `},
+		{"run --timeout soon true", 2, "", `^atlasbridge: invalid value "soon" for --timeout: write a time such as 90s or 10m; usage: `},
 		{"run --timeout 25h true", 2, "", `^atlasbridge: --timeout must be from 1s to 24h; usage: `},
 		{"run --timeout -1s true", 2, "", `^atlasbridge: --timeout must be from 1s to 24h; usage: `},
 		{"run --name", 2, "", `^atlasbridge: there is no value after --name; usage: `},
@@ -416,6 +416,19 @@ func TestLayout(t *testing.T) {
 	} {
 		if got := layout(rows, columnStarts(rows), test.width); got != test.want {
 			t.Errorf("layout in %d columns\n%s, want\n%s", test.width, got, test.want)
+		}
+	}
+	for _, text := range []string{"", " ", "  a  b ", "\xff\xfe\xfd \xff", "日本語 é\u0301", strings.Repeat("a b", 20)} {
+		for width := 1; width < 8; width++ {
+			for _, line := range wrap(text, width) {
+				if widthOf(line) > max(width, 2) {
+					t.Errorf("wrap(%q, %d) has %q", text, width, line)
+				}
+			}
+			whole := strings.ReplaceAll(strings.Join(wrap(text, width), ""), " ", "")
+			if whole != strings.ReplaceAll(text, " ", "") {
+				t.Errorf("wrap(%q, %d) is %q", text, width, wrap(text, width))
+			}
 		}
 	}
 	want := "ID    日本\nN     7\nTEXT  one two\n      three\n\nID    é\nTEXT  overlong\n      word\n\na sentence of\nits own\n"
