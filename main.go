@@ -563,6 +563,9 @@ func (o *options) check(s commandSpec) error {
 func (c *command) badFlag(err error) int {
 	said := strings.NewReplacer("flag needs an argument: -", "there is no value after --",
 		" for flag -", " for --", " for -", " for --").Replace(err.Error())
+	if strings.HasPrefix(said, "invalid value ") { // no other values are parsed
+		said = strings.TrimSuffix(said, "parse error") + "write a time such as 90s or 10m"
+	}
 	unknown, ok := strings.CutPrefix(said, "flag provided but not defined: -")
 	if ok {
 		var names []string
@@ -884,7 +887,10 @@ func wrap(text string, width int) (lines []string) {
 		}
 		lines = append(lines, text[begin:end])
 		begin = next
-		used = widthOf(text[next : i+len(string(r))])
+		used = 0
+		if next <= i {
+			used = widthOf(text[next:i]) + runeWidth(r)
+		}
 	}
 	return append(lines, text[begin:])
 }
