@@ -667,7 +667,7 @@ func TestCompletionWords(t *testing.T) {
 		{"status --a", "--all ended sessions too|"},
 		{"status x", ""},
 		{"audit v", "verify |"},
-		{"audit verify --he", "--head it must go on from here (default: the state's)|"},
+		{"audit verify --he", "--head an entry that must be there (default: that in the state)|"},
 		{"run --ad", "--adapter treat it as this known tool (default: by its name)|"},
 		{"run --adapter cl", "claude |"},
 		{"run --adapter=cl", "--adapter=claude |"},
