@@ -19791,7 +19791,7 @@ func TestShortRunPays(t *testing.T) {
 	first.Process.Kill()
 	_ = first.Wait() // killed
 	second := runs(t, dir, "true")
-	second.gets(0, "", "")
+	second.gets(0, "", "questions go to .*")
 	if now := p.now(m.id); len(now.buttons) > 0 || !strings.Contains(now.text, "not delivered") {
 		t.Errorf("it says %q with %d buttons", now.text, len(now.buttons))
 	}
