@@ -776,7 +776,7 @@ func TestCompletionInFish(t *testing.T) {
 	tests := []struct{ line, want string }{
 		{"sta", "status\tsessions: what runs, what waits, who listens to Telegram\n"},
 		{"run --channel=te", "--channel=telegram\n"},
-		{"run --chan", "--channel\twho is asked (default: telegram, once set up)\n"},
+		{"run --chan", "--channel\twho is asked (default: telegram once set up)\n"},
 		{"run frobn", "frobnicate\n"},
 		{"run --record=my", "--record=my file.cast\n"},
 		{"run --quiet frobnicate my\\ fi", "my file.cast\n"},
@@ -21057,7 +21057,7 @@ func TestShortRunPays(t *testing.T) {
 	first.Process.Kill()
 	_ = first.Wait() // killed
 	second := runs(t, dir, "true")
-	second.gets(0, "", "")
+	second.gets(0, "", "questions go to .*")
 	if now := p.now(m.id); len(now.buttons) > 0 || !strings.Contains(now.text, "not answered") {
 		t.Errorf("it says %q with %d buttons", now.text, len(now.buttons))
 	}
