@@ -1916,6 +1916,13 @@ func (s *session) turnAt(at time.Time) (come bool) {
 	return !at.After(now)
 }
 
+// turnBy has the loop turn at that time, at once where it has come: this process may not have run for a while.
+func (s *session) turnBy(at time.Time) {
+	if s.turnAt(at) {
+		s.next = time.Now()
+	}
+}
+
 // activityStep records what is done when that has changed, and now and then when output last came.
 func (s *session) activityStep() {
 	doing := s.det.Activity()
@@ -2068,7 +2075,7 @@ func (s *session) suspendStep() {
 		return
 	}
 	if s.unread() > 0 && !s.turnAt(s.stoppedAt.Add(lookTime)) {
-		s.turnAt(time.Now().Add(gatePoll))
+		s.turnBy(time.Now().Add(gatePoll))
 		return
 	}
 	s.stoppedAt = time.Time{}
@@ -2964,7 +2971,7 @@ func (s *session) create(q *question) bool {
 	s.rec.Prompts--
 	q.rec = PromptRecord{}
 	q.askAt = now.Add(retryEvery)
-	s.turnAt(q.askAt)
+	s.turnBy(q.askAt)
 	return false
 }
 
@@ -3437,7 +3444,7 @@ func (s *session) inputStep() {
 		late := !time.Now().Before(r.At.Add(inputTime))
 		if why != "" && !late {
 			waits = true
-			s.turnAt(time.Now().Add(inputLook))
+			s.turnBy(time.Now().Add(inputLook))
 			continue
 		}
 		s.inputs = slices.DeleteFunc(s.inputs, func(other *InputRecord) bool { return other == r })
@@ -3604,7 +3611,7 @@ func (s *session) haltStep() {
 	}
 	again := !h.twice && fits(s.adapter.StopAgain, s.det.Screen.Text())
 	late := s.turnAt(h.until)
-	s.turnAt(time.Now().Add(inputLook))
+	s.turnBy(time.Now().Add(inputLook))
 	switch {
 	case !s.inTurn():
 		s.halt = nil
@@ -4017,7 +4024,7 @@ func (s *session) gateStep() {
 	tty := s.pty.State()
 	now := time.Now()
 	s.record(func(c *castWriter) { c.tty(tty, now) })
-	s.turnAt(now.Add(gatePoll)) // a repaint may be half done
+	s.turnBy(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
 	if s.unread() > 0 { // what comes may take the question away
 		if g.phase != gateEcho && now.After(g.until.Add(busyTime)) {
