@@ -2750,6 +2750,13 @@ func (s *session) turnAt(at time.Time) (come bool) {
 	return !at.After(now)
 }
 
+// turnBy has the loop turn at that time, at once where it has come: this process may not have run for a while.
+func (s *session) turnBy(at time.Time) {
+	if s.turnAt(at) {
+		s.next = time.Now()
+	}
+}
+
 // activityStep records what is done when that has changed, and now and then when output last came.
 func (s *session) activityStep() {
 	doing := s.det.Activity()
@@ -2902,7 +2909,7 @@ func (s *session) suspendStep() {
 		return
 	}
 	if s.unread() > 0 && !s.turnAt(s.stoppedAt.Add(lookTime)) {
-		s.turnAt(time.Now().Add(gatePoll))
+		s.turnBy(time.Now().Add(gatePoll))
 		return
 	}
 	s.stoppedAt = time.Time{}
@@ -3823,7 +3830,7 @@ func (s *session) create(q *question) bool {
 	s.rec.Prompts--
 	q.rec = PromptRecord{}
 	q.askAt = now.Add(retryEvery)
-	s.turnAt(q.askAt)
+	s.turnBy(q.askAt)
 	return false
 }
 
@@ -4296,7 +4303,7 @@ func (s *session) inputStep() {
 		late := !time.Now().Before(r.At.Add(inputTime))
 		if why != "" && !late {
 			waits = true
-			s.turnAt(time.Now().Add(inputLook))
+			s.turnBy(time.Now().Add(inputLook))
 			continue
 		}
 		s.inputs = slices.DeleteFunc(s.inputs, func(other *InputRecord) bool { return other == r })
@@ -4463,7 +4470,7 @@ func (s *session) haltStep() {
 	}
 	again := !h.twice && fits(s.adapter.StopAgain, s.det.Screen.Text())
 	late := s.turnAt(h.until)
-	s.turnAt(time.Now().Add(inputLook))
+	s.turnBy(time.Now().Add(inputLook))
 	switch {
 	case !s.inTurn():
 		s.halt = nil
@@ -4877,7 +4884,7 @@ func (s *session) gateStep() {
 	tty := s.pty.State()
 	now := time.Now()
 	s.record(func(c *castWriter) { c.tty(tty, now) })
-	s.turnAt(now.Add(gatePoll)) // a repaint may be half done
+	s.turnBy(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
 	if s.unread() > 0 { // what comes may take the question away
 		if g.phase != gateEcho && now.After(g.until.Add(busyTime)) {

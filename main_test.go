@@ -3167,6 +3167,11 @@ func TestSlowLook(t *testing.T) {
 	if wait := time.Until(s.next); wait > 0 {
 		t.Errorf("the loop turns in %s", wait)
 	}
+	s.next = time.Now().Add(reapEvery)
+	s.turnBy(time.Now().Add(-time.Millisecond)) // the gate's, which was late to say so
+	if wait := time.Until(s.next); wait > 0 {
+		t.Errorf("the loop turns in %s for what was due", wait)
+	}
 }
 
 // TestStop: /stop presses the tool's own key once, a second time only where the tool asks for that, is done when the turn
