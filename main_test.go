@@ -10242,7 +10242,7 @@ func TestDebtsOfMessagesThatAreGone(t *testing.T) {
 }
 
 // A missing message is looked for where it can be: from the number that was the next when it was sent; where none was
-// known yet, among the last.
+// known yet, among the last, backwards.
 func TestMissingMessageNumbers(t *testing.T) {
 	for _, row := range []struct {
 		name        string
@@ -10254,9 +10254,9 @@ func TestMissingMessageNumbers(t *testing.T) {
 		{"the next ones", 40, 0, 44, 40, 44},
 		{"many came after it", 40, 0, 400, 40, 59},
 		{"sent twice", 40, 42, 44, 40, 41},
-		{"nothing was known", 1, 0, 103, 84, 103},
-		{"nothing was known, sent twice", 1, 102, 103, 82, 101},
-		{"a new chat", 1, 0, 3, 1, 3},
+		{"nothing was known", 1, 0, 103, 103, 84},
+		{"nothing was known, sent twice", 1, 102, 103, 101, 82},
+		{"a new chat", 1, 0, 3, 3, 1},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			p := &PromptRecord{Head: Head{ID: newID()}, SentFrom: row.from, MsgID: row.msg}

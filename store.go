@@ -2018,6 +2018,9 @@ func (v *View) mayBe(p *PromptRecord, newest int64, now time.Time) (numbers []in
 			numbers = append(numbers, n)
 		}
 	}
+	if p.SentFrom == 1 {
+		slices.Reverse(numbers) // the last ones first: each costs its turn
+	}
 	return numbers, true
 }
 
