@@ -201,9 +201,10 @@ ever approved by waiting.`,
 				{{"api-base", "URL", "a Bot API server (default: Telegram's)"}},
 				{{"no-test", "", "send no test message"}},
 			},
-			about: `Asks for the token of a bot (make one with @BotFather), learns by a code that
-you send to the bot who you are and where it shall ask, writes both to
-config.toml, and sends a test message. Other settings there stay as they are.`,
+			about: `Asks for what is missing: the token of a bot (make one with @BotFather), and
+who you are and where it shall ask, which it learns from a message of yours to
+the bot. It writes that to config.toml, where all else stays as it is, and
+sends a test message.`,
 			examples: []string{
 				"atlasbridge setup",
 				"atlasbridge setup --token-file token.txt --user-id 1001 --no-test",
@@ -329,10 +330,10 @@ what is expected, it is compared.`,
 		{name: "hook", summary: "called by a tool's own hook system, not by you",
 			max: anyNumber, flags: []flagSpec{{"timeout", "SECONDS",
 				"answer within this (default: permission_timeout_seconds)"}}, do: cmdHook,
-			about: `In a session of claude, claude calls it: before each tool call, for the audit
-log; when it needs a permission; when its turn ends. It reads claude's JSON,
-asks your phone, and prints claude's answer. Where anything is amiss, claude
-itself asks.`,
+			about: `In a session of claude, claude calls it: at each tool call, for the audit log;
+when it needs a permission; when its turn ends. It reads claude's JSON, asks
+your phone, and prints claude's answer. Where anything is amiss, claude itself
+asks.`,
 			exits: "always 0: what it cannot decide is left to the tool",
 			see:   []string{"run"}},
 		{name: "adapters", summary: "known tools: found or not, version, supported range",
