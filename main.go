@@ -344,10 +344,10 @@ what is expected, it is compared.`,
 		{name: "hook", summary: "called by a tool's own hook system, not by you",
 			max: anyNumber, flags: []flagSpec{{"timeout", "SECONDS",
 				"answer within this (default: permission_timeout_seconds)"}}, do: cmdHook,
-			about: `In a session of claude, claude calls it: before each tool call, for the audit
-log; when it needs a permission; when its turn ends. It reads claude's JSON,
-asks your phone, and prints claude's answer. Where anything is amiss, claude
-itself asks.`,
+			about: `In a session of claude, claude calls it: at each tool call, for the audit log;
+when it needs a permission; when its turn ends. It reads claude's JSON, asks
+your phone, and prints claude's answer. Where anything is amiss, claude itself
+asks.`,
 			exits: "always 0: what it cannot decide is left to the tool",
 			see:   []string{"run"}},
 		{name: "adapters", summary: "known tools: found or not, version, supported range",
