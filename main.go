@@ -1023,13 +1023,16 @@ func environmentHelp() string {
 			rows = append(rows, []string{"  " + s.env, s.Key})
 		}
 	}
-	return `These win over config.toml; ` + "`atlasbridge help settings`" + ` explains them:
+	return `These win over config.toml; ` + "`atlasbridge help settings`" + ` explains them. A wrong
+value of TELEGRAM_* is an error; of the others, which may be meant for another
+program, it is told and left out.
 
 ` + layout(rows, columnStarts(rows), 0) + `
 Others that are read:
 
   ATLASBRIDGE_HOME              the folder instead of ~/.atlasbridge
-  STORAGE_PATH                  the same, where ATLASBRIDGE_HOME is not set
+  STORAGE_PATH                  the same, where ATLASBRIDGE_HOME is not set and
+                                that folder is not another program's
   ATLASBRIDGE_CAPTURE_PROMPTS   1: of each question a recording is kept, in the
                                 folder's captured_scenarios: the last output,
                                 as it came, with all that the screen showed
