@@ -25481,10 +25481,13 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 		if was == nil {
 			return apiRefusal("message to edit not found")
 		}
+		same := maps.Equal(was.buttons, buttonsOf(p))
 		if method == "editMessageReplyMarkup" {
 			text = was.text
-		} else if text == was.text && maps.Equal(was.buttons, buttonsOf(p)) {
+		} else if text == was.text && same {
 			s.twice++
+		}
+		if text == was.text && same {
 			return apiRefusal("message is not modified")
 		}
 	default:
