@@ -3608,6 +3608,23 @@ func (s *session) noteTyped(by string, at time.Time) {
 			h.noteTyped(by, at)
 		}
 	}
+	if h := s.unseenHook(); h != nil {
+		h.noteTyped(by, at)
+	}
+}
+
+// unseenHook is the waiting hook's question whose dialog stands on the screen, but has not been seen yet: a key can
+// come before output has settled. nil: there is none.
+func (s *session) unseenHook() *question {
+	unseen := func(h *question) bool { return h.dialog == nil && h.rec.Source == fromHook }
+	if !slices.ContainsFunc(s.hooks, unseen) {
+		return nil
+	}
+	p := s.det.Look(s.pty.State(), time.Now())
+	if p == nil {
+		return nil
+	}
+	return s.hookOf(p)
 }
 
 // noteTyped notes who pressed a key that may answer the question, and when. A script's is answered by none.

@@ -2394,7 +2394,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 // unknown says that the decision names no question, and which ones it may mean: those open ones that begin so.
 func (v *View) unknown(d Decision) Refusal {
 	named := clip(strconv.Quote(d.PromptID), 40)
-	if d.SessionID != "" {
+	if !d.Trusted || d.SessionID != "" {
 		return Refusal("there is no question " + named + " in that session")
 	}
 	var ids []string
