@@ -18615,11 +18615,14 @@ func TestAnswered(t *testing.T) {
 		if err := storeAt(t, dir).NoteTopics(1001); err != nil {
 			t.Fatal(err)
 		}
-		x := bridge(t, dir, "run", "--name", "api", "bash", "-c", `read -p "Enter your name: " a; echo "got [$a]"`)
+		x := bridge(t, dir, "run", "--name", "api", "bash", "-c",
+			`read -p "Enter your name: " a; echo "got [$a]"; read b`)
 		m := p.shows("Enter your name", "")
 		openPrompt(t, dir)
 		p.writesIn(m.thread, "Ada Lovelace", m.thread)
 		x.sees("got [Ada Lovelace]")
+		p.ended(m.id, saysPhone) // the end leaves time for little
+		x.types("\r")
 		x.exits(0)
 		p.await(t, "its topic is ended", func() bool { return p.topics[m.thread] == "✓ api · bash" })
 	})
