@@ -74,7 +74,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdin, 
 		code = c.spec().do(c)
 	}
 	if c.lost != nil {
-		c.fail(fmt.Errorf("writing the output: %w", c.lost))
+		c.fail(&hintedError{fmt.Errorf("writing the output: %w", c.lost), "have standard output lead somewhere else"})
 		code = max(code, exitFailed)
 	}
 	return code
