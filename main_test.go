@@ -1584,28 +1584,33 @@ func TestKeyAndAnswerCross(t *testing.T) {
 	}()
 	first := map[string]int{}
 	for i := range rounds {
+		answered := fmt.Sprintf("Go %d? (y/n) <", i)
+		answer := func() string {
+			_, typed, _ := strings.Cut(out.text(), answered)
+			return typed
+		}
 		var p *PromptRecord
-		comesTrue(t, fmt.Sprintf("question %d is asked", i), func() bool {
+		comesTrue(t, fmt.Sprintf("question %d is asked or answered", i), func() bool {
 			for _, q := range storeView(t, st).Prompts {
 				if q.Status == AwaitingReply && strings.Contains(q.Question, fmt.Sprintf("Go %d?", i)) {
 					p = q
 				}
 			}
-			return p != nil
+			return p != nil || answer() != ""
 		})
+		if p == nil { // the last key came when its question was over, or the Enter behind the answer, and answered this one
+			if strings.HasPrefix(answer(), "y") {
+				t.Errorf("question %d got the answer to the one before", i)
+			}
+			continue
+		}
 		go st.Decide(cliAnswer(p, "y"), time.Now())
 		for end := time.Now().Add(time.Duration(i) * time.Millisecond); time.Now().Before(end); {
 			runtime.Gosched()
 		}
 		io.WriteString(keys, "k")
-		answered := fmt.Sprintf("Go %d? (y/n) <", i)
-		comesTrue(t, fmt.Sprintf("question %d is answered", i), func() bool {
-			_, answer, _ := strings.Cut(out.text(), answered)
-			if answer != "" {
-				first[answer[:1]]++
-			}
-			return answer != ""
-		})
+		comesTrue(t, fmt.Sprintf("question %d is answered", i), func() bool { return answer() != "" })
+		first[answer()[:1]]++
 		stored := storeView(t, st).Prompts[p.ID]
 		byKey := strings.Contains(out.text(), answered+"k")
 		if byKey && stored.Status == Resolved && decidedBy(stored) == "cli:answer" {
