@@ -2646,6 +2646,7 @@ func (s *session) startDetector(size Size) {
 		Threshold:    s.cfg.Threshold,
 		Stuck:        s.cfg.Stuck,
 		BufferBytes:  s.cfg.BufferBytes,
+		Context:      &s.cfg.Context,
 		SafeDefaults: s.cfg.SafeDefaults,
 	})
 	if s.cfg.Stream {
@@ -4843,6 +4844,7 @@ type gate struct {
 	stood  string    // SHA-256 of what stood on the screen when the first key went
 	wrote  bool      // something of ours has reached the child
 	done   bool      // all of it has
+	unsure bool      // what changed in the question may be seen moving: that is waited for
 	leftAt time.Time // when the question was seen to have left the screen
 }
 
@@ -4966,6 +4968,9 @@ func (s *session) noteLeft(look *Prompt) {
 // gives is none: a key was found.
 func (s *session) press(keys string, then gateMove) (why string) {
 	g := s.gate
+	if g.q != nil && then.to != gateMenu {
+		s.det.Answering()
+	}
 	g.keys = []byte(keys)
 	g.after = then
 	if keys == "" {
@@ -5023,7 +5028,12 @@ func (s *session) firstStep(now *Prompt) (why string) {
 	if shown == nil {
 		return "a question of the tool's hook is answered by the hook alone"
 	}
-	if !shown.same(now) {
+	verdict := shown.compare(now)
+	if verdict == unsure && !g.unsure {
+		g.unsure = true
+		g.until = time.Now().Add(moveTime)
+	}
+	if verdict != theSame {
 		return "the question is no longer on the screen as it was shown"
 	}
 	if g.q.typedBy != "" {
@@ -5092,16 +5102,15 @@ func (p *Prompt) standing(now *Prompt) *Prompt {
 // alone.
 func (g *gate) locate(now *Prompt, i int) int {
 	shown := g.q.screen.Choices
-	label := stillLabel(shown[i].Label) // without the seconds that it counts
 	at := -1
 	found := 0
 	for k, c := range now.Choices {
-		if stillLabel(c.Label) == label {
+		if alike(c.Label, shown[i].Label) { // but for the seconds that it counts
 			at = k
 			found++
 		}
 	}
-	if found > 1 && len(now.Choices) == len(shown) && stillLabel(now.Choices[i].Label) == label {
+	if found > 1 && len(now.Choices) == len(shown) && alike(now.Choices[i].Label, shown[i].Label) {
 		return i // two of the same words, in the same places
 	}
 	if found != 1 {

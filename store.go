@@ -176,6 +176,7 @@ type Config struct {
 	Stuck             time.Duration
 	EchoWindow        time.Duration
 	Away              time.Duration
+	Context           int // characters
 	Threshold         float64
 	BufferBytes       int
 	FreeText          bool
@@ -240,6 +241,8 @@ func settings(c *Config) []setting {
 			def: "true", to: &c.NotifyIdle},
 		{Key: "away_after_seconds", does: "seconds without your keys before a question goes out",
 			def: "20", to: &c.Away, max: 86400},
+		{Key: "context_chars", does: "characters above a question that are sent with it, whole rows",
+			def: "600", to: &c.Context, max: 3000},
 		{Key: "telegram.bot_token", does: "the bot, as @BotFather gave it; a secret",
 			env: "TELEGRAM_BOT_TOKEN", to: &c.Token,
 			shape: `([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?`, must: "must be a bot token as BotFather gives it"},
