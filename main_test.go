@@ -5466,7 +5466,7 @@ func TestWhatStandsAbove(t *testing.T) {
 		{"two paragraphs", "one\r\n\r\n\r\ntwo\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!two"},
 			[]string{"one\n\n\ntwo"}, false},
 		{"scrolled out", "far\r\n\r\n" + rows(60) + "Go? (y/n) ", []string{"/srv/0 ", "/srv/59 ", "!far"},
-			[]string{"!far"}, false},
+			[]string{"far"}, false},
 		{"cleared", rows(60) + "\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"}, []string{"!srv"}, false},
 		{"lost", rows(maxScrollback+100) + "Go? (y/n) ", nil, nil, true},
 		{"longer than is kept", strings.Repeat(strings.Repeat("x", 99)+"\r\n", 200) + "Go? (y/n) ", nil, nil, true},
@@ -5476,7 +5476,7 @@ func TestWhatStandsAbove(t *testing.T) {
 			[]string{"!srv"}, false},
 		{"menu", "far\r\n\r\n\r\n" + menu, []string{"Pick one", "Red", "!far"}, []string{"far"}, false},
 		{"menu, scrolled out", "far\r\n\r\n\r\n" + rows(60) + menu, []string{"/srv/0 ", "/srv/59", "Pick one", "!far"},
-			[]string{"!far"}, false},
+			[]string{"far"}, false},
 		{"menu, lost", rows(maxScrollback+100) + menu, nil, nil, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -6433,6 +6433,7 @@ func TestLineStands(t *testing.T) {
 	}{
 		"as it was":      {"", "reading canon echo", false},
 		"an answer":      {"y", "reading canon echo", false},
+		"more words":     {"yes. Wipe the disk? ", "reading canon echo", true},
 		"other words":    {"\r\x1b[KWrite? (y/n) ", "reading canon echo", true},
 		"a word less":    {"\r\x1b[KGo? ", "reading canon echo", true},
 		"another row":    {"\r\x1b[K\r\nGo? (y/n) ", "reading canon echo", true},
@@ -6445,6 +6446,9 @@ func TestLineStands(t *testing.T) {
 			s := newStage(t, "x", "reading canon echo")
 			s.one("far\r\n\r\nls\r\nGo? (y/n) ")
 			s.tty = parseTTY(c.tty)
+			if name == "an answer" {
+				s.d.Typed([]byte("y"), s.now)
+			}
 			s.d.Feed([]byte(c.shows), s.now)
 			s.now = s.now.Add(10 * time.Millisecond)
 			s.d.Gone(s.tty, s.now)
@@ -21446,6 +21450,7 @@ func (s *sim) play() {
 		Flush:             200 * time.Millisecond,
 		RetentionDays:     30,
 		SafeDefaults:      map[PromptType]string{YesNo: "n", ConfirmEnter: "enter"},
+		Context:           600,
 	}
 	if r.IntN(4) == 0 {
 		s.cfg.Away = seconds(1 + r.IntN(4))
