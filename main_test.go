@@ -19103,6 +19103,7 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 		name, ask, change string // ask: with %s for what it is about, change: likewise
 		before, after     string
 		late              bool // the old button is tapped when the new message is there
+		menu              bool // in raw mode, answered by Enter
 	}
 	lines := strings.Repeat("some line of output\r\n", 30)
 	rows := []row{}
@@ -19126,14 +19127,46 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 		shape.before, shape.after = "$ rm -rf ~/x", "$ rm -rf ~/ x"
 		rows = append(rows, shape)
 	}
+	for _, pair := range [][2]string{
+		{"• ls /tmp ...", "• rm -rf /home ..."},
+		{"● Delete the cache of user bob…", "● Delete the whole database of production…"},
+		{"• shut down every server after 30s", "• shut down every server after 0s"},
+		{"○ production   ● staging", "● production   ○ staging"},
+		{"☐ production   ☑ staging", "☑ production   ☐ staging"},
+		{"Delete all backups older than (48h 0m 0s)", "Delete all backups older than (1s)"},
+		{"Delete the backups in 30 s", "Delete the backups in 0 s"},
+		{"Deletes all in 30s (esc to stop it)", "Deletes all in 0s (esc to stop it)"},
+		{"· Delete web1", "* Delete web1"},
+		{"Delete: ✶ web1   web2", "Delete:   web1 ✶ web2"},
+		{"Delete: ◐ web1 ○ web2", "Delete: ○ web1 ◐ web2"},
+		{"Delete: ✓ web1 ✗ web2", "Delete: ✗ web1 ✓ web2"},
+		{"⠋ Delete web1", "⠙ Delete web1"},
+		{"Delete e\u0301", "Delete e\u0301\u0302"},
+		{"Delete e" + strings.Repeat("\u0301", 12), "Delete e" + strings.Repeat("\u0301", 12) + "\u0302"},
+		{"Delete Backup", "Delete backup"},
+		{"rm -rf /home/bob/tmp", "rm -rf / home/bob/tmp"},
+		{"rm -rf a  b", "rm -rf a b"},
+		{"Delete 10 files", "Delete 90 files"},
+	} {
+		rows = append(rows,
+			row{"same shape, a line", "\x1b[H\x1b[J%s\r\nProceed? (y/n) ", "\x1b7\x1b[H%s\x1b[K\x1b8", pair[0], pair[1],
+				false, false},
+			row{"same shape, a menu", "\x1b[H\x1b[J\x1b[?25l%s\r\n\r\nProceed?\r\n❯ Yes\r\n  No\r\n",
+				"\x1b7\x1b[H%s\x1b[K\x1b8", pair[0], pair[1], false, true})
+	}
 	beside(t, rows, func(t *testing.T, row row) {
-		w, c, dir, _ := stageSession(t, "")
-		c.show("a", fmt.Sprintf(row.ask, row.before))
+		w, c, dir, x := stageSession(t, "")
+		keys := "y\n"
+		if row.menu {
+			keys = "\r"
+		}
+		c.order(order{Name: "a", Write: fmt.Sprintf(row.ask, row.before), Raw: row.menu})
 		m := w.find("Proceed?", yesButton)
 		if !strings.Contains(m.text, row.before) {
 			t.Errorf("the message does not show %q: %s", row.before, m.text)
 		}
 		c.show("b", fmt.Sprintf(row.change, row.after))
+		x.sees(row.after)
 		fresh := func() seen {
 			return w.where(row.after+" in a message of its own", func(n seen) bool {
 				_, ok := n.choice(yesButton)
@@ -19147,6 +19180,12 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 		if said := w.answer(tap); row.late && !saysNothing.MatchString(said) {
 			t.Errorf("the old button says %q", said)
 		}
+		over := w.where("the old message's end", func(n seen) bool {
+			return n.id == m.id && len(n.buttons) == 0 && !strings.Contains(n.text, "on its way")
+		})
+		if saysAnswered.MatchString(over.text) {
+			t.Fatalf("the old message's Yes answered %q", row.after)
+		}
 		w.unanswered(m.id, saysReplaced, saysLost)
 		n := fresh()
 		for label, data := range m.buttons {
@@ -19158,9 +19197,9 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 			t.Errorf("the old button typed %q", keys)
 		}
 		w.tap(n, yesButton)
-		c.reads("b", "y\n")
-		if keys := c.keys(); keys != "y\n" {
-			t.Errorf("typed in all: %q", keys)
+		c.reads("b", keys)
+		if typed := c.keys(); typed != keys {
+			t.Errorf("typed in all: %q", typed)
 		}
 	})
 }
