@@ -19204,6 +19204,65 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 	})
 }
 
+// TestWhatIsSeenMovingIsTheSame: a spinner or a time that counts beside a question does not make another question of it,
+// and keeps no answer from it for more than three seconds.
+func TestWhatIsSeenMovingIsTheSame(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	const line = "\x1b[H\x1b[JUpdates are ready\r\nProceed? (y/n) "
+	const menu = "\x1b[H\x1b[J\x1b[?25lUpdates are ready\r\n\r\nProceed?\r\n❯ Yes\r\n  No\r\n"
+	braille := func(n int) string { return string([]rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[n%10]) }
+	seconds := func(from, step int) func(int) string {
+		return func(n int) string { return fmt.Sprintf("(%ds)", from+step*n) }
+	}
+	rows := []struct {
+		name, ask string
+		menu      bool
+		at        string // where it moves
+		frame     func(int) string
+		every     time.Duration
+	}{
+		{"spinner above a line", line, false, "\x1b[1;19H", braille, 100 * time.Millisecond},
+		{"spinner above a menu", menu, true, "\x1b[1;19H", braille, 100 * time.Millisecond},
+		{"spinner beside the heading", menu, true, "\x1b[3;10H", braille, 100 * time.Millisecond},
+		{"seconds above a line", line, false, "\x1b[1;19H", seconds(2, 1), time.Second},
+		{"seconds that grow a digit", line, false, "\x1b[1;19H", seconds(6, 1), time.Second},
+		{"seconds back", menu, true, "\x1b[1;19H", seconds(99, -1), time.Second},
+		{"seconds beside the heading", menu, true, "\x1b[3;10H", seconds(12, 1), time.Second},
+	}
+	beside(t, rows, func(t *testing.T, row struct {
+		name, ask string
+		menu      bool
+		at        string
+		frame     func(int) string
+		every     time.Duration
+	}) {
+		w, c, _, _ := stageSession(t, "")
+		want := "y\n"
+		if row.menu {
+			want = "\r"
+		}
+		name, write := "ask", row.ask
+		var m seen
+		tick := time.NewTicker(row.every)
+		defer tick.Stop()
+		for n := 0; c.keysAt("ask") != want; n++ {
+			c.order(order{Name: name, Write: write + "\x1b7" + row.at + row.frame(n) + "\x1b8", Raw: row.menu && n == 0})
+			name, write = "", ""
+			switch time.Duration(n) * row.every {
+			case 6 * time.Second:
+				m = w.find("Proceed?", yesButton)
+				w.tap(m, yesButton)
+			case 16 * time.Second:
+				t.Fatal("the tap is never typed")
+			}
+			<-tick.C
+		}
+		w.ended(m.id, saysAnswered)
+		w.honest(t, "Proceed?", m.id, 1)
+	})
+}
+
 // TestTextChangesWhileItIsTapped: a Yes that is tapped in the moment when the text above it changes is never read by
 // what asks about something else. Nobody can look and type in one step, so what comes in a screen's first 20 ms does
 // not count.
