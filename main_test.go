@@ -19843,6 +19843,149 @@ func saysExpiredWord(w *botAPI, id int64) string {
 
 var overWord = regexp.MustCompile(`(?i)⌛|nobody answered|no answer`)
 
+// ---- the whole program: programs that ask again, end, grow and hide ----
+// What a person reads on the phone is all that is asked, as long as it is asked, as often as it is asked.
+
+// quiz is a program in a session: of a shell, or of Python with what pyQuiz begins with. Its files are in $F: it waits
+// for the test by files there, and adds what it reads to "got", a line each.
+type quiz struct {
+	*botAPI
+	*terminal
+	t      *testing.T
+	folder string
+}
+
+// pyQuiz is what programs in Python begin with.
+const pyQuiz = `
+import os, sys, tty, time
+F = os.environ['F'] + '/'
+def out(s): os.write(1, s.encode())
+def got(b): open(F + 'got', 'a').write(repr(b)[1:] + '\n')
+def wait(name):
+    while not os.path.exists(F + name): time.sleep(.02)
+def menu(head, *choices):
+    out('\x1b[?25l' + head + '\r\n' + ''.join('❯ '[2*(i>0):] + ' '*2*(i>0) + c + '\r\n' for i, c in enumerate(choices)))
+`
+
+// newQuiz starts such a program, behind a command before it where there is one, in a terminal of so many rows.
+func newQuiz(t *testing.T, config, program string, rows int, before ...string) *quiz {
+	t.Helper()
+	a := &quiz{botAPI: newBotAPI(t), t: t, folder: t.TempDir()}
+	interpreter := "bash"
+	if strings.Contains(program, "out(") {
+		interpreter = "python3"
+		program = pyQuiz + program
+	}
+	needTool(t, "bash", "stty", "sleep", interpreter)
+	writeProgram(t, filepath.Join(a.folder, "p"), program)
+	argv := []string{"bash", "-c", fmt.Sprintf(`until [ "$(stty size)" = "%d 80" ]; do sleep 0.02; done; exec %s "$F/p"`,
+		rows, interpreter)}
+	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "F="+a.folder, "TERM=xterm-256color",
+		"ATLASBRIDGE_HOME="+home(t, a.config("away_after_seconds = 0\n"+config)))
+	a.terminal = inTerminal(t, env, slices.Concat([]string{os.Args[0], "run"}, before, argv)...)
+	a.toldOnFailure()
+	if err := a.pty.Resize(Size{Rows: uint16(rows), Cols: 80}); err != nil {
+		t.Fatal(err)
+	}
+	a.scr.Resize(rows, 80)
+	return a
+}
+
+// tells makes the file that the program waits for.
+func (a *quiz) tells(name string) {
+	a.t.Helper()
+	if err := os.WriteFile(filepath.Join(a.folder, name), nil, 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// got is what the program has read.
+func (a *quiz) got() string {
+	text, _ := os.ReadFile(filepath.Join(a.folder, "got")) // not there: nothing
+	return strings.ReplaceAll(string(text), "\n", " ")
+}
+
+// reads waits until the program has read all of this and no more.
+func (a *quiz) reads(want string) {
+	a.t.Helper()
+	comesTrue(a.t, fmt.Sprintf("the program has read %q", want), func() bool { return len(a.got()) >= len(want) })
+	if got := a.got(); got != want {
+		a.t.Fatalf("the program has read %q, want %q", got, want)
+	}
+}
+
+// asks waits four seconds at most for a message after that one which can be answered.
+func (a *quiz) asks(after int64, purpose *regexp.Regexp) (found seen) {
+	a.t.Helper()
+	a.awaitFor(a.t, 4*time.Second, fmt.Sprintf("a question after message %d", after), func() bool {
+		for id, m := range a.messages {
+			_, ok := m.choice(purpose)
+			if ok && id > after {
+				found = *m
+			}
+		}
+		return found.id > 0
+	})
+	return found
+}
+
+// TestAskedAgain: a question that was answered from the phone and is asked again, in the same words at the same place,
+// is in a new message within two seconds, whose buttons answer it; those of the message before do nothing.
+func TestAskedAgain(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	const raw = "tty.setraw(0)\nfor n in range(3):\n    "
+	rows := []struct {
+		name, program string
+		button        *regexp.Regexp
+		want          string // at each question
+	}{
+		{"clear", `for n in 1 2 3; do printf '\e[H\e[2J'; read -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; done`,
+			yesButton, "y "},
+		{"clear after a while", `for n in 1 2 3; do printf '\e[H\e[2J'; read -p 'Retry? (y/n) ' a
+			echo "$a" >>$F/got; sleep 0.1; done`, yesButton, "y "},
+		{"clear, no echo of the line's end", `for n in 1 2 3; do read -p $'\e[2J\e[HRetry? (y/n) ' a; echo "$a" >>$F/got; done`,
+			yesButton, "y "},
+		{"one key, return", `for n in 1 2 3; do printf '\r'; read -n1 -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; done`,
+			yesButton, "y "},
+		{"one key, silent", `for n in 1 2 3; do printf '\r'; read -s -n1 -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; done`,
+			yesButton, "y "},
+		{"home", `for n in 1 2 3; do printf '\e[HRetry? (y/n) \e[K'; read a; echo "$a" >>$F/got; done`, yesButton, "y "},
+		{"below", `for n in 1 2 3; do read -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; done`, yesButton, "y "},
+		{"exec", `printf '\e[H\e[2J'; read -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; exec bash "$F/p"`,
+			yesButton, "y "},
+		{"menu", raw + `out('\x1b[H\x1b[J'); menu('Retry?', 'Yes', 'No'); got(os.read(0, 99))`, yesButton, `'\r' `},
+		{"menu after a while", raw + `out('\x1b[H\x1b[J'); menu('Retry?', 'Yes', 'No'); got(os.read(0, 99)); time.sleep(.1)`,
+			yesButton, `'\r' `},
+		{"menu over itself", raw + `out('\x1b[H'); menu('Retry?', 'Yes', 'No'); got(os.read(0, 99))`, yesButton, `'\r' `},
+		{"key in raw mode", raw + `out('\x1b[H\x1b[JRetry? (y/n) '); got(os.read(0, 1))`, yesButton, `'y' `},
+		{"enter", `for n in 1 2 3; do printf '\e[H\e[2J'; read -p 'Press Enter to continue' a; echo "[$a]" >>$F/got; done`,
+			enterButton, "[] "},
+	}
+	beside(t, rows, func(t *testing.T, row struct {
+		name, program string
+		button        *regexp.Regexp
+		want          string
+	}) {
+		a := newQuiz(t, "", row.program, 24)
+		var last seen
+		for n := range 3 {
+			m := a.asks(last.id, row.button)
+			if n > 0 {
+				for range 2 {
+					a.answer(a.tap(last, row.button))
+				}
+				a.answer(a.tap(last, regexp.MustCompile(".")))
+			}
+			a.reads(strings.Repeat(row.want, n))
+			a.tap(m, row.button)
+			a.reads(strings.Repeat(row.want, n+1))
+			a.ended(m.id, regexp.MustCompile("(Yes|Enter) · phone"))
+			last = m
+		}
+	})
+}
+
 // ---- the whole program: jobs and pipes ----
 // A shell stops and resumes a tool, and joins it with others, as it does without us.
 
