@@ -19868,8 +19868,8 @@ def menu(head, *choices):
     out('\x1b[?25l' + head + '\r\n' + ''.join('❯ '[2*(i>0):] + ' '*2*(i>0) + c + '\r\n' for i, c in enumerate(choices)))
 `
 
-// newQuiz starts such a program, behind a command before it where there is one, in a terminal of so many rows.
-func newQuiz(t *testing.T, config, program string, rows int, before ...string) *quiz {
+// newQuiz starts such a program in a terminal of so many rows, behind that relay, "": none, which always reads in raw mode.
+func newQuiz(t *testing.T, config, relay, program string, rows int) *quiz {
 	t.Helper()
 	a := &quiz{botAPI: newBotAPI(t), t: t, folder: t.TempDir()}
 	a.home = home(t, a.config("away_after_seconds = 0\n"+config))
@@ -19880,11 +19880,25 @@ func newQuiz(t *testing.T, config, program string, rows int, before ...string) *
 	}
 	needTool(t, "bash", "stty", "sleep", interpreter)
 	writeProgram(t, filepath.Join(a.folder, "p"), program)
-	argv := []string{"bash", "-c", fmt.Sprintf(`until [ "$(stty size)" = "%d 80" ]; do sleep 0.02; done; exec %s "$F/p"`,
-		rows, interpreter)}
+	command := interpreter + ` "$F/p"`
+	switch relay {
+	case "script":
+		command = `script -qec '` + command + `' /dev/null`
+	case "tmux":
+		command = `tmux -u -S "$F/s" -f /dev/null new-session '` + command + `' \; set status off`
+		t.Cleanup(func() {
+			_ = exec.Command("tmux", "-S", filepath.Join(a.folder, "s"), "kill-server").Run() // it may have ended
+		})
+	case "nested":
+		command = `"$TEST_BINARY" run --name inner ` + command
+	}
+	if relay == "script" || relay == "tmux" {
+		needTool(t, relay)
+	}
+	script := fmt.Sprintf(`until [ "$(stty size)" = "%d 80" ]; do sleep 0.02; done; exec %s`, rows, command)
 	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "F="+a.folder, "TERM=xterm-256color",
 		"ATLASBRIDGE_HOME="+a.home)
-	a.terminal = inTerminal(t, env, slices.Concat([]string{os.Args[0], "run"}, before, argv)...)
+	a.terminal = inTerminal(t, env, os.Args[0], "run", "bash", "-c", script)
 	a.toldOnFailure()
 	if err := a.pty.Resize(Size{Rows: uint16(rows), Cols: 80}); err != nil {
 		t.Fatal(err)
@@ -19969,7 +19983,7 @@ func TestAskedAgain(t *testing.T) {
 		button        *regexp.Regexp
 		want          string
 	}) {
-		a := newQuiz(t, "", row.program, 24)
+		a := newQuiz(t, "", "", row.program, 24)
 		var last seen
 		for n := range 3 {
 			m := a.asks(last.id, row.button)
@@ -19992,6 +20006,112 @@ func TestAskedAgain(t *testing.T) {
 			a.ended(m.id, regexp.MustCompile("(Yes|Enter) · (phone|atlasbridge answer)"))
 			last = m
 		}
+	})
+}
+
+// TestOverBehindARelay: behind what always reads in raw mode a question is over, too, when other output has followed it or
+// it has left the screen: its message says so within two seconds, and its buttons do nothing for what asks next.
+func TestOverBehindARelay(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct{ name, relay, ends string }
+	rows := []row{}
+	for _, relay := range []string{"script", "tmux", "nested"} {
+		rows = append(rows,
+			row{"timed out in the line", relay, `echo 'no answer in 60 s'`},
+			row{"timed out", relay, `printf '\nNo answer: nothing is deleted.\n'`},
+			row{"busy below", relay, `printf '\nWorking '`},
+			row{"other output", relay, `echo; seq 1 12`},
+			row{"scrolled away", relay, `echo; seq 1 60`},
+			row{"cleared", relay, `printf '\e[H\e[2JWorking '`})
+	}
+	beside(t, rows, func(t *testing.T, row row) {
+		a := newQuiz(t, "", row.relay, `printf 'Delete the cache? (y/n) '
+			until [ -e "$F/over" ]; do sleep 0.02; done; `+row.ends+`
+			until [ -e "$F/next" ]; do sleep 0.02; done; echo
+			read -p 'Delete production? (y/n) ' a; echo "$a" >>"$F/got"`, 24)
+		m := a.find("Delete the cache?", yesButton)
+		a.tells("over")
+		a.awaitFor(t, 4*time.Second, "the end of its message", func() bool { return len(a.messages[m.id].buttons) == 0 })
+		a.tap(m, yesButton)
+		a.tells("next")
+		next := a.find("Delete production?", yesButton)
+		a.answer(a.tap(m, yesButton))
+		a.tap(next, noButton)
+		a.reads("n ")
+		a.unanswered(m.id)
+	})
+}
+
+// TestOverInBothWrappers: of two wrappers around each other both ask, and when the one's question is answered the other's
+// message ends within two seconds.
+func TestOverInBothWrappers(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, []string{"inner", "outer"}, func(t *testing.T, answered string) {
+		a := newQuiz(t, "", "nested", `read -p 'Delete the cache? (y/n) ' a; echo "$a" >>"$F/got"; echo "A[$a]"
+			until [ -e "$F/over" ]; do sleep 0.02; done`, 24)
+		both := map[bool]seen{}
+		a.await(t, "two messages", func() bool {
+			for _, m := range a.messages {
+				if _, ok := m.choice(yesButton); ok && strings.Contains(m.text, "Delete the cache?") {
+					both[strings.HasPrefix(m.text, "inner")] = *m
+				}
+			}
+			return len(both) == 2
+		})
+		m, other := both[answered == "inner"], both[answered != "inner"]
+		a.tap(m, yesButton)
+		a.reads("y ")
+		a.ended(m.id, saysAnswered)
+		a.awaitFor(t, 4*time.Second, "the end of the other's message", func() bool {
+			return len(a.messages[other.id].buttons) == 0
+		})
+		a.tells("over")
+		a.exits(0)
+		a.reads("y ")
+	})
+}
+
+// TestGrows: a line that is written piece by piece is asked as it is when it waits; what was asked of an earlier piece
+// is over then.
+func TestGrows(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct{ name, relay, first, then string }
+	rows := []row{}
+	for _, relay := range []string{"", "script"} {
+		rows = append(rows,
+			row{"checking", relay, "Checking… ", "out('failed. Wipe the disk? [Y/n] ')"},
+			row{"a question grows", relay, "Delete the cache? (y/n) ", "out('n. Wipe the disk? [Y/n] ')"},
+			row{"dots", relay, "Checking.", "[(out('.'), time.sleep(.3)) for n in range(9)]; out(' Wipe the disk? [Y/n] ')"},
+			row{"words", relay, "", "[(out(w + ' '), time.sleep(.3)) for w in 'Do you want to Wipe the disk? [Y/n]'.split()]"})
+	}
+	beside(t, rows, func(t *testing.T, row row) {
+		a := newQuiz(t, "", row.relay, fmt.Sprintf(`
+import select
+out(%q)
+while not os.path.exists(F + 'go'): select.select([0], [], [], .05)
+%s
+got(os.read(0, 99))`, row.first, row.then), 24)
+		var m seen
+		if row.first != "" {
+			m = a.where("its beginning", func(m seen) bool {
+				return strings.Contains(m.text, strings.TrimSpace(row.first)) && len(m.buttons) > 0
+			})
+		}
+		a.tells("go")
+		a.sees("Wipe the disk? [Y/n]")
+		next := a.asks(m.id, noButton)
+		if !strings.Contains(next.text, "Wipe the disk?") {
+			t.Errorf("it asks %q", next.text)
+		}
+		if m.id > 0 {
+			a.settled(m.id)
+			a.answer(a.tap(m, anyButton))
+		}
+		a.tap(next, noButton)
+		a.reads(`'n\n' `)
 	})
 }
 
