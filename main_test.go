@@ -19086,6 +19086,7 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 		name, ask, change string // ask: with %s for what it is about, change: likewise
 		before, after     string
 		late              bool // the old button is tapped when the new message is there
+		menu              bool // in raw mode, answered by Enter
 	}
 	lines := strings.Repeat("some line of output\r\n", 30)
 	rows := []row{}
@@ -19109,14 +19110,46 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 		shape.before, shape.after = "$ rm -rf ~/x", "$ rm -rf ~/ x"
 		rows = append(rows, shape)
 	}
+	for _, pair := range [][2]string{
+		{"• ls /tmp ...", "• rm -rf /home ..."},
+		{"● Delete the cache of user bob…", "● Delete the whole database of production…"},
+		{"• shut down every server after 30s", "• shut down every server after 0s"},
+		{"○ production   ● staging", "● production   ○ staging"},
+		{"☐ production   ☑ staging", "☑ production   ☐ staging"},
+		{"Delete all backups older than (48h 0m 0s)", "Delete all backups older than (1s)"},
+		{"Delete the backups in 30 s", "Delete the backups in 0 s"},
+		{"Deletes all in 30s (esc to stop it)", "Deletes all in 0s (esc to stop it)"},
+		{"· Delete web1", "* Delete web1"},
+		{"Delete: ✶ web1   web2", "Delete:   web1 ✶ web2"},
+		{"Delete: ◐ web1 ○ web2", "Delete: ○ web1 ◐ web2"},
+		{"Delete: ✓ web1 ✗ web2", "Delete: ✗ web1 ✓ web2"},
+		{"⠋ Delete web1", "⠙ Delete web1"},
+		{"Delete e\u0301", "Delete e\u0301\u0302"},
+		{"Delete e" + strings.Repeat("\u0301", 12), "Delete e" + strings.Repeat("\u0301", 12) + "\u0302"},
+		{"Delete Backup", "Delete backup"},
+		{"rm -rf /home/bob/tmp", "rm -rf / home/bob/tmp"},
+		{"rm -rf a  b", "rm -rf a b"},
+		{"Delete 10 files", "Delete 90 files"},
+	} {
+		rows = append(rows,
+			row{"same shape, a line", "\x1b[H\x1b[J%s\r\nProceed? (y/n) ", "\x1b7\x1b[H%s\x1b[K\x1b8", pair[0], pair[1],
+				false, false},
+			row{"same shape, a menu", "\x1b[H\x1b[J\x1b[?25l%s\r\n\r\nProceed?\r\n❯ Yes\r\n  No\r\n",
+				"\x1b7\x1b[H%s\x1b[K\x1b8", pair[0], pair[1], false, true})
+	}
 	beside(t, rows, func(t *testing.T, row row) {
-		w, c, dir, _ := stageSession(t, "")
-		c.show("a", fmt.Sprintf(row.ask, row.before))
+		w, c, dir, x := stageSession(t, "")
+		keys := "y\n"
+		if row.menu {
+			keys = "\r"
+		}
+		c.order(order{Name: "a", Write: fmt.Sprintf(row.ask, row.before), Raw: row.menu})
 		m := w.find("Proceed?", yesButton)
 		if !strings.Contains(m.text, row.before) {
 			t.Errorf("the message does not show %q: %s", row.before, m.text)
 		}
 		c.show("b", fmt.Sprintf(row.change, row.after))
+		x.sees(row.after)
 		fresh := func() seen {
 			return w.where(row.after+" in a message of its own", func(n seen) bool {
 				_, ok := n.choice(yesButton)
@@ -19130,6 +19163,12 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 		if said := w.answer(tap); row.late && !saysNothing.MatchString(said) {
 			t.Errorf("the old button says %q", said)
 		}
+		over := w.where("the old message's end", func(n seen) bool {
+			return n.id == m.id && len(n.buttons) == 0 && !strings.Contains(n.text, "on its way")
+		})
+		if saysAnswered.MatchString(over.text) {
+			t.Fatalf("the old message's Yes answered %q", row.after)
+		}
 		w.unanswered(m.id, saysReplaced, saysLost)
 		n := fresh()
 		for label, data := range m.buttons {
@@ -19141,10 +19180,69 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 			t.Errorf("the old button typed %q", keys)
 		}
 		w.tap(n, yesButton)
-		c.reads("b", "y\n")
-		if keys := c.keys(); keys != "y\n" {
-			t.Errorf("typed in all: %q", keys)
+		c.reads("b", keys)
+		if typed := c.keys(); typed != keys {
+			t.Errorf("typed in all: %q", typed)
 		}
+	})
+}
+
+// TestWhatIsSeenMovingIsTheSame: a spinner or a time that counts beside a question does not make another question of it,
+// and keeps no answer from it for more than three seconds.
+func TestWhatIsSeenMovingIsTheSame(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	const line = "\x1b[H\x1b[JUpdates are ready\r\nProceed? (y/n) "
+	const menu = "\x1b[H\x1b[J\x1b[?25lUpdates are ready\r\n\r\nProceed?\r\n❯ Yes\r\n  No\r\n"
+	braille := func(n int) string { return string([]rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[n%10]) }
+	seconds := func(from, step int) func(int) string {
+		return func(n int) string { return fmt.Sprintf("(%ds)", from+step*n) }
+	}
+	rows := []struct {
+		name, ask string
+		menu      bool
+		at        string // where it moves
+		frame     func(int) string
+		every     time.Duration
+	}{
+		{"spinner above a line", line, false, "\x1b[1;19H", braille, 100 * time.Millisecond},
+		{"spinner above a menu", menu, true, "\x1b[1;19H", braille, 100 * time.Millisecond},
+		{"spinner beside the heading", menu, true, "\x1b[3;10H", braille, 100 * time.Millisecond},
+		{"seconds above a line", line, false, "\x1b[1;19H", seconds(2, 1), time.Second},
+		{"seconds that grow a digit", line, false, "\x1b[1;19H", seconds(6, 1), time.Second},
+		{"seconds back", menu, true, "\x1b[1;19H", seconds(99, -1), time.Second},
+		{"seconds beside the heading", menu, true, "\x1b[3;10H", seconds(12, 1), time.Second},
+	}
+	beside(t, rows, func(t *testing.T, row struct {
+		name, ask string
+		menu      bool
+		at        string
+		frame     func(int) string
+		every     time.Duration
+	}) {
+		w, c, _, _ := stageSession(t, "")
+		want := "y\n"
+		if row.menu {
+			want = "\r"
+		}
+		name, write := "ask", row.ask
+		var m seen
+		tick := time.NewTicker(row.every)
+		defer tick.Stop()
+		for n := 0; c.keysAt("ask") != want; n++ {
+			c.order(order{Name: name, Write: write + "\x1b7" + row.at + row.frame(n) + "\x1b8", Raw: row.menu && n == 0})
+			name, write = "", ""
+			switch time.Duration(n) * row.every {
+			case 6 * time.Second:
+				m = w.find("Proceed?", yesButton)
+				w.tap(m, yesButton)
+			case 16 * time.Second:
+				t.Fatal("the tap is never typed")
+			}
+			<-tick.C
+		}
+		w.ended(m.id, saysAnswered)
+		w.honest(t, "Proceed?", m.id, 1)
 	})
 }
 
@@ -19727,6 +19825,278 @@ func saysExpiredWord(w *botAPI, id int64) string {
 }
 
 var overWord = regexp.MustCompile(`(?i)⌛|nobody answered|no answer`)
+
+// ---- the whole program: programs that ask again, end, grow and hide ----
+// What a person reads on the phone is all that is asked, as long as it is asked, as often as it is asked.
+
+// quiz is a program in a session: of a shell, or of Python with what pyQuiz begins with. Its files are in $F: it waits
+// for the test by files there, and adds what it reads to "got", a line each.
+type quiz struct {
+	*botAPI
+	*terminal
+	t      *testing.T
+	folder string
+	home   string
+}
+
+// pyQuiz is what programs in Python begin with.
+const pyQuiz = `
+import os, sys, tty, time
+F = os.environ['F'] + '/'
+def out(s): os.write(1, s.encode())
+def got(b): open(F + 'got', 'a').write(repr(b)[1:] + '\n')
+def wait(name):
+    while not os.path.exists(F + name): time.sleep(.02)
+def menu(head, *choices):
+    out('\x1b[?25l' + head + '\r\n' + ''.join('❯ '[2*(i>0):] + ' '*2*(i>0) + c + '\r\n' for i, c in enumerate(choices)))
+`
+
+// newQuiz starts such a program in a terminal of so many rows, behind that relay, "": none, which always reads in raw mode.
+func newQuiz(t *testing.T, config, relay, program string, rows int) *quiz {
+	t.Helper()
+	a := &quiz{botAPI: newBotAPI(t), t: t, folder: t.TempDir()}
+	a.home = home(t, a.config("away_after_seconds = 0\n"+config))
+	interpreter := "bash"
+	if strings.Contains(program, "out(") {
+		interpreter = "python3"
+		program = pyQuiz + program
+	}
+	needTool(t, "bash", "stty", "sleep", interpreter)
+	writeProgram(t, filepath.Join(a.folder, "p"), program)
+	command := interpreter + ` "$F/p"`
+	switch relay {
+	case "script":
+		command = `script -qec '` + command + `' /dev/null`
+	case "tmux":
+		command = `tmux -u -S "$F/s" -f /dev/null new-session '` + command + `' \; set status off`
+		t.Cleanup(func() {
+			_ = exec.Command("tmux", "-S", filepath.Join(a.folder, "s"), "kill-server").Run() // it may have ended
+		})
+	case "nested":
+		command = `"$TEST_BINARY" run --name inner ` + command
+	}
+	if relay == "script" || relay == "tmux" {
+		needTool(t, relay)
+	}
+	script := fmt.Sprintf(`until [ "$(stty size)" = "%d 80" ]; do sleep 0.02; done; exec %s`, rows, command)
+	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "F="+a.folder, "TERM=xterm-256color",
+		"ATLASBRIDGE_HOME="+a.home)
+	a.terminal = inTerminal(t, env, os.Args[0], "run", "bash", "-c", script)
+	a.toldOnFailure()
+	if err := a.pty.Resize(Size{Rows: uint16(rows), Cols: 80}); err != nil {
+		t.Fatal(err)
+	}
+	a.scr.Resize(rows, 80)
+	return a
+}
+
+// tells makes the file that the program waits for.
+func (a *quiz) tells(name string) {
+	a.t.Helper()
+	if err := os.WriteFile(filepath.Join(a.folder, name), nil, 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// got is what the program has read.
+func (a *quiz) got() string {
+	text, _ := os.ReadFile(filepath.Join(a.folder, "got")) // not there: nothing
+	return strings.ReplaceAll(string(text), "\n", " ")
+}
+
+// reads waits until the program has read all of this and no more.
+func (a *quiz) reads(want string) {
+	a.t.Helper()
+	comesTrue(a.t, fmt.Sprintf("the program has read %q", want), func() bool { return len(a.got()) >= len(want) })
+	if got := a.got(); got != want {
+		a.t.Fatalf("the program has read %q, want %q", got, want)
+	}
+}
+
+// asks waits four seconds at most for a message after that one which can be answered.
+func (a *quiz) asks(after int64, purpose *regexp.Regexp) (found seen) {
+	a.t.Helper()
+	a.awaitFor(a.t, 4*time.Second, fmt.Sprintf("a question after message %d", after), func() bool {
+		for id, m := range a.messages {
+			_, ok := m.choice(purpose)
+			if ok && id > after {
+				found = *m
+			}
+		}
+		return found.id > 0
+	})
+	return found
+}
+
+// TestAskedAgain: a question that was answered from the phone and is asked again, in the same words at the same place,
+// is in a new message within two seconds, whose buttons answer it, once; those of the message before do nothing.
+func TestAskedAgain(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	const raw = "tty.setraw(0)\nfor n in range(3):\n    "
+	rows := []struct {
+		name, program string
+		button        *regexp.Regexp
+		want          string // at each question
+	}{
+		{"clear", `for n in 1 2 3; do printf '\e[H\e[2J'; read -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; done`,
+			yesButton, "y "},
+		{"clear after a while", `for n in 1 2 3; do printf '\e[H\e[2J'; read -p 'Retry? (y/n) ' a
+			echo "$a" >>$F/got; sleep 0.1; done`, yesButton, "y "},
+		{"clear, no echo of the line's end", `for n in 1 2 3; do read -p $'\e[2J\e[HRetry? (y/n) ' a; echo "$a" >>$F/got; done`,
+			yesButton, "y "},
+		{"one key, return", `for n in 1 2 3; do printf '\r'; read -n1 -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; done`,
+			yesButton, "y "},
+		{"one key, silent", `for n in 1 2 3; do printf '\r'; read -s -n1 -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; done`,
+			yesButton, "y "},
+		{"home", `for n in 1 2 3; do printf '\e[HRetry? (y/n) \e[K'; read a; echo "$a" >>$F/got; done`, yesButton, "y "},
+		{"below", `for n in 1 2 3; do read -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; done`, yesButton, "y "},
+		{"exec", `printf '\e[H\e[2J'; read -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; exec bash "$F/p"`,
+			yesButton, "y "},
+		{"menu", raw + `out('\x1b[H\x1b[J'); menu('Retry?', 'Yes', 'No'); got(os.read(0, 99))`, yesButton, `'\r' `},
+		{"menu after a while", raw + `out('\x1b[H\x1b[J'); menu('Retry?', 'Yes', 'No'); got(os.read(0, 99)); time.sleep(.1)`,
+			yesButton, `'\r' `},
+		{"menu over itself", raw + `out('\x1b[H'); menu('Retry?', 'Yes', 'No'); got(os.read(0, 99))`, yesButton, `'\r' `},
+		{"key in raw mode", raw + `out('\x1b[H\x1b[JRetry? (y/n) '); got(os.read(0, 1))`, yesButton, `'y' `},
+		{"enter", `for n in 1 2 3; do printf '\e[H\e[2J'; read -p 'Press Enter to continue' a; echo "[$a]" >>$F/got; done`,
+			enterButton, "[] "},
+	}
+	beside(t, rows, func(t *testing.T, row struct {
+		name, program string
+		button        *regexp.Regexp
+		want          string
+	}) {
+		a := newQuiz(t, "", "", row.program, 24)
+		var last seen
+		for n := range 3 {
+			m := a.asks(last.id, row.button)
+			if n > 0 {
+				for range 2 {
+					a.answer(a.tap(last, row.button))
+				}
+				a.answer(a.tap(last, regexp.MustCompile(".")))
+			}
+			a.reads(strings.Repeat(row.want, n))
+			var others sync.WaitGroup
+			if id := shortID(openPrompt(t, a.home)); n == 2 {
+				label, _ := m.choice(row.button)
+				others.Go(func() { cli(t, a.home, "answer", id, m.buttons[label][strings.LastIndex(m.buttons[label], ":")+1:]) })
+			}
+			a.tap(m, row.button)
+			a.tap(m, row.button)
+			others.Wait()
+			a.reads(strings.Repeat(row.want, n+1))
+			a.ended(m.id, regexp.MustCompile("(Yes|Enter) · (phone|atlasbridge answer)"))
+			last = m
+		}
+	})
+}
+
+// TestOverBehindARelay: behind what always reads in raw mode a question is over, too, when other output has followed it or
+// it has left the screen: its message says so within two seconds, and its buttons do nothing for what asks next.
+func TestOverBehindARelay(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct{ name, relay, ends string }
+	rows := []row{}
+	for _, relay := range []string{"script", "tmux", "nested"} {
+		rows = append(rows,
+			row{"timed out in the line", relay, `echo 'no answer in 60 s'`},
+			row{"timed out", relay, `printf '\nNo answer: nothing is deleted.\n'`},
+			row{"busy below", relay, `printf '\nWorking '`},
+			row{"other output", relay, `echo; seq 1 12`},
+			row{"scrolled away", relay, `echo; seq 1 60`},
+			row{"cleared", relay, `printf '\e[H\e[2JWorking '`})
+	}
+	beside(t, rows, func(t *testing.T, row row) {
+		a := newQuiz(t, "", row.relay, `printf 'Delete the cache? (y/n) '
+			until [ -e "$F/over" ]; do sleep 0.02; done; `+row.ends+`
+			until [ -e "$F/next" ]; do sleep 0.02; done; echo
+			read -p 'Delete production? (y/n) ' a; echo "$a" >>"$F/got"`, 24)
+		m := a.find("Delete the cache?", yesButton)
+		a.tells("over")
+		a.awaitFor(t, 4*time.Second, "the end of its message", func() bool { return len(a.messages[m.id].buttons) == 0 })
+		a.tap(m, yesButton)
+		a.tells("next")
+		next := a.find("Delete production?", yesButton)
+		a.answer(a.tap(m, yesButton))
+		a.tap(next, noButton)
+		a.reads("n ")
+		a.unanswered(m.id)
+	})
+}
+
+// TestOverInBothWrappers: of two wrappers around each other both ask, and when the one's question is answered the other's
+// message ends within two seconds.
+func TestOverInBothWrappers(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, []string{"inner", "outer"}, func(t *testing.T, answered string) {
+		a := newQuiz(t, "", "nested", `read -p 'Delete the cache? (y/n) ' a; echo "$a" >>"$F/got"; echo "A[$a]"
+			until [ -e "$F/over" ]; do sleep 0.02; done`, 24)
+		both := map[bool]seen{}
+		a.await(t, "two messages", func() bool {
+			for _, m := range a.messages {
+				if _, ok := m.choice(yesButton); ok && strings.Contains(m.text, "Delete the cache?") {
+					both[strings.HasPrefix(m.text, "inner")] = *m
+				}
+			}
+			return len(both) == 2
+		})
+		m, other := both[answered == "inner"], both[answered != "inner"]
+		a.tap(m, yesButton)
+		a.reads("y ")
+		a.ended(m.id, saysAnswered)
+		a.awaitFor(t, 4*time.Second, "the end of the other's message", func() bool {
+			return len(a.messages[other.id].buttons) == 0
+		})
+		a.tells("over")
+		a.exits(0)
+		a.reads("y ")
+	})
+}
+
+// TestGrows: a line that is written piece by piece is asked as it is when it waits; what was asked of an earlier piece
+// is over then.
+func TestGrows(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct{ name, relay, first, then string }
+	rows := []row{}
+	for _, relay := range []string{"", "script"} {
+		rows = append(rows,
+			row{"checking", relay, "Checking… ", "out('failed. Wipe the disk? [Y/n] ')"},
+			row{"a question grows", relay, "Delete the cache? (y/n) ", "out('n. Wipe the disk? [Y/n] ')"},
+			row{"dots", relay, "Checking.", "[(out('.'), time.sleep(.3)) for n in range(9)]; out(' Wipe the disk? [Y/n] ')"},
+			row{"words", relay, "", "[(out(w + ' '), time.sleep(.3)) for w in 'Do you want to Wipe the disk? [Y/n]'.split()]"})
+	}
+	beside(t, rows, func(t *testing.T, row row) {
+		a := newQuiz(t, "", row.relay, fmt.Sprintf(`
+import select
+out(%q)
+while not os.path.exists(F + 'go'): select.select([0], [], [], .05)
+%s
+got(os.read(0, 99))`, row.first, row.then), 24)
+		var m seen
+		if row.first != "" {
+			m = a.where("its beginning", func(m seen) bool {
+				return strings.Contains(m.text, strings.TrimSpace(row.first)) && len(m.buttons) > 0
+			})
+		}
+		a.tells("go")
+		a.sees("Wipe the disk? [Y/n]")
+		next := a.asks(m.id, noButton)
+		if !strings.Contains(next.text, "Wipe the disk?") {
+			t.Errorf("it asks %q", next.text)
+		}
+		if m.id > 0 {
+			a.settled(m.id)
+			a.answer(a.tap(m, anyButton))
+		}
+		a.tap(next, noButton)
+		a.reads(`'n\n' `)
+	})
+}
 
 // ---- the whole program: jobs and pipes ----
 // A shell stops and resumes a tool, and joins it with others, as it does without us.
