@@ -4086,6 +4086,7 @@ func (d *Detector) Gone(tty TTYState, now time.Time) bool {
 // snapshot is a prompt as it is given out, with the end of what the screen shows.
 func (d *Detector) snapshot(asked *Prompt) *Prompt {
 	p := *asked
+	p.motion = d.motion
 	p.Choices = append([]Choice{}, p.Choices...)
 	screen := []rune(redact(visible(d.Screen.Text())))
 	p.Recent = string(screen[max(0, len(screen)-500):])
