@@ -1910,6 +1910,7 @@ type TTYState struct {
 	Reading   Reading
 	Canonical bool
 	Echo      bool
+	Waiting   int // bytes of input that nobody has read, of whole lines where Canonical; −1 unknown, unasked
 }
 
 // Choice is one answer a question offers.

@@ -104,6 +104,8 @@ type PTY interface {
 	Wait() int       // exit status, 128+N when a signal killed it; once
 	PID() int
 	Unread() int                    // bytes of output that are waiting for Read
+	Waiting() int                   // bytes of input that nobody has read, −1 unknown; of whole lines alone in line mode
+	TakeBack(n int) bool            // drops those if they are n, and tells whether none are left
 	Signal(os.Signal) error         // to the child's foreground process group
 	Stopped() <-chan struct{}       // a value when the child was stopped, as by ^Z
 	Continue() error                // lets the child go on

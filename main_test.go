@@ -2036,7 +2036,7 @@ func TestWriterLooksFirst(t *testing.T) {
 		{"typed here, error", 0, io.ErrClosedPipe, false, "y", false, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+			s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
 			id := s.q.rec.ID
 			p := &ptyWriter{unread: c.unread, err: c.err}
 			s.pty = p
@@ -2090,7 +2090,7 @@ type ptyWriter struct {
 
 func (p *ptyWriter) Unread() int { return p.unread }
 
-func (p *ptyWriter) State() TTYState { return TTYState{ReadingYes, true, true} }
+func (p *ptyWriter) State() TTYState { return TTYState{ReadingYes, true, true, 0} }
 
 func (p *ptyWriter) Write(b []byte) (int, error) {
 	p.wrote += string(b)
@@ -2144,7 +2144,7 @@ func TestFinishTellsOfKeys(t *testing.T) {
 		{"the write fails", true, io.ErrClosedPipe, Failed, "it could not be typed: io: read/write on closed pipe"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+			s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
 			id := s.q.rec.ID
 			s.pty = &ptyEnded{ptyWriter{err: c.err}}
 			s.stop = func() {}
@@ -2295,7 +2295,7 @@ func TestCaptureTellsWhatFails(t *testing.T) {
 // TestGate breaks off wherever the screen is not what the next key is meant for: nothing more is typed then.
 func TestGate(t *testing.T) {
 	t.Parallel()
-	reads, raw := TTYState{ReadingYes, true, true}, TTYState{ReadingYes, false, false}
+	reads, raw := TTYState{ReadingYes, true, true, 0}, TTYState{ReadingYes, false, false, 0}
 	menu := func(pointer int, names ...string) (out string) {
 		out = "\x1b[?25lPick a colour:\r\n"
 		for i, name := range names {
@@ -2421,7 +2421,7 @@ func TestGate(t *testing.T) {
 // asks it, or where a password is not known any more, none.
 func TestGateFirstKey(t *testing.T) {
 	t.Parallel()
-	reads, raw := TTYState{ReadingYes, true, true}, TTYState{ReadingYes, false, false}
+	reads, raw := TTYState{ReadingYes, true, true, 0}, TTYState{ReadingYes, false, false, 0}
 	dialog := "Bash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l"
 	same := "\x1b[?25lPick:\r\n❯ Red\r\n  Red\r\n  Blue\r\n"
 	for _, c := range []struct {
@@ -2509,7 +2509,7 @@ func TestGatePlace(t *testing.T) {
 
 // TestGateKeepsItsKeys: keys on their way to the writer are neither replaced nor given up before it reports.
 func TestGateKeepsItsKeys(t *testing.T) {
-	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+	s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
 	s.gateStep()
 	s.shows("done\r\n")
 	s.gate.until = time.Now().Add(-time.Minute)
@@ -2522,7 +2522,7 @@ func TestGateKeepsItsKeys(t *testing.T) {
 // TestGateHeldBack: keys that were held back because output was waiting are typed once it has been looked at, each
 // once; what could not be written was not typed, and is not counted as an answer.
 func TestGateHeldBack(t *testing.T) {
-	raw, canon := TTYState{ReadingYes, false, false}, TTYState{ReadingYes, true, true}
+	raw, canon := TTYState{ReadingYes, false, false, 0}, TTYState{ReadingYes, true, true, 0}
 	menu := "\x1b[?25lPick a colour:\r\n❯ Red\r\n  Green\r\n"
 	down := "\x1b[?25lPick a colour:\r\n  Red\r\n❯ Green\r\n"
 	for _, c := range []struct {
@@ -2569,7 +2569,7 @@ func TestGateHeldBack(t *testing.T) {
 // A child that asks its terminal without end and reads no answer costs bounded memory.
 func TestRepliesAreBounded(t *testing.T) {
 	t.Parallel()
-	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+	s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
 	s.gate = nil
 	s.tty = nil // answers are ours
 	for range 100 {
@@ -2582,7 +2582,7 @@ func TestRepliesAreBounded(t *testing.T) {
 
 // TestGateLooksAgain: keys that the writer has not taken are not written after output has come: the gate looks again.
 func TestGateLooksAgain(t *testing.T) {
-	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+	s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
 	s.gateStep()
 	if _, ready := s.nextWrite(); !ready {
 		t.Fatal("nothing is to be written")
@@ -2609,7 +2609,7 @@ func TestStopIsNoAnswer(t *testing.T) {
 		{"\x1a", false, "cli:local"},
 		{"y", true, "cli:local"},
 	} {
-		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+		s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
 		s.host.Resumes = c.resumes
 		s.noteKeys(typedKeys{keys: []byte(c.keys), at: time.Now()})
 		if s.q.typedBy != c.by {
@@ -2621,7 +2621,7 @@ func TestStopIsNoAnswer(t *testing.T) {
 // TestWriterKeepsTheAnswer: an answer that the writer has been handed is not written when output has come since it was
 // chosen, even if the screen has got that meanwhile.
 func TestWriterKeepsTheAnswer(t *testing.T) {
-	s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+	s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
 	s.gateStep()
 	w, ready := s.nextWrite()
 	if !ready {
@@ -2701,7 +2701,7 @@ func TestGateTaken(t *testing.T) {
 		{"working\r\n", Resolved, 1},
 		{dialog, Failed, 0},
 	} {
-		s := gateBench(t, "claude", TTYState{ReadingYes, false, false}, dialog, "deny:use make")
+		s := gateBench(t, "claude", TTYState{ReadingYes, false, false, 0}, dialog, "deny:use make")
 		id := s.q.rec.ID
 		if got := s.typed(false); got != "2" {
 			t.Fatalf("types %q", got)
@@ -2731,7 +2731,7 @@ func TestGateTaken(t *testing.T) {
 // asked again as a new prompt; what is gone is not.
 func TestGateAsksAnew(t *testing.T) {
 	for _, stands := range []bool{true, false} {
-		s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+		s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
 		s.q.typedBy = "cli:local"
 		if !stands {
 			s.shows("done\r\n")
@@ -2750,7 +2750,7 @@ func TestGateAsksAnew(t *testing.T) {
 // alone; Enter comes only when the text stands in the box, a second time when it stayed, and no third time.
 func TestGateInputBox(t *testing.T) {
 	t.Parallel()
-	raw := TTYState{ReadingYes, false, false}
+	raw := TTYState{ReadingYes, false, false, 0}
 	box := func(draft string) string {
 		return strings.Repeat("─", 80) + "❯\u00a0" + draft + "\r\n" + strings.Repeat("─", 80) +
 			fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
@@ -2825,7 +2825,7 @@ func TestGateInputBox(t *testing.T) {
 		{"plain", "x!", []step{{box(""), false, "x!"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+			s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
 			s.q = nil
 			s.adapter = adapterFor("claude")
 			s.pty = ptyState{state: raw}
@@ -2874,9 +2874,9 @@ func TestGateInputBox(t *testing.T) {
 // TestTextMeetsAQuestion: Enter follows a text only while nothing is asked: a question that comes between the two is not
 // answered by it, wherever the text stands.
 func TestTextMeetsAQuestion(t *testing.T) {
-	line := TTYState{ReadingYes, true, true}
-	raw := TTYState{ReadingYes, false, false}
-	unknown := TTYState{ReadingUnknown, false, false}
+	line := TTYState{ReadingYes, true, true, 0}
+	raw := TTYState{ReadingYes, false, false, 0}
+	unknown := TTYState{ReadingUnknown, false, false, 0}
 	menu := "Allow access?\r\n❯ 1. Yes\r\n  2. No\r\n"
 	for _, row := range []struct {
 		name  string
@@ -2939,7 +2939,7 @@ func TestDraftIsWaitedFor(t *testing.T) {
 		{"long ago, for something else", "half", "", "hello", time.Minute},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "claude", TTYState{ReadingYes, false, false}, fmt.Sprintf(box, ""),
+			s := gateBench(t, "claude", TTYState{ReadingYes, false, false, 0}, fmt.Sprintf(box, ""),
 				"x")
 			s.gate, s.q = nil, nil
 			s.noteDraft(c.keys)
@@ -2983,7 +2983,7 @@ func TestReleaseHeldKeys(t *testing.T) {
 		{"the end of a pipe", "Go? (y/n) ", now, time.Time{}, true, false, false, "", "\x04\x04"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "x", TTYState{ReadingYes, true, true}, "Go? (y/n) ", "y")
+			s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
 			g := s.gate
 			g.wrote, g.leftAt = c.wrote, c.leftAt
 			if c.idle {
@@ -3013,7 +3013,7 @@ func TestReleaseHeldKeys(t *testing.T) {
 // inputBench is a session of claude with an empty input box, in which the phone wants these things: "kind text".
 func inputBench(t *testing.T, wants ...string) *session {
 	t.Helper()
-	s := gateBench(t, "claude", TTYState{ReadingYes, false, false}, claudeBox(""), "x")
+	s := gateBench(t, "claude", TTYState{ReadingYes, false, false, 0}, claudeBox(""), "x")
 	s.gate, s.q = nil, nil
 	s.shows(claudeBox(""))
 	for _, want := range wants {
@@ -3058,7 +3058,7 @@ func (s *session) became(t *testing.T) (list []string) {
 // a box that is not there yet) keeps an input waiting, in order, and refuses it only after a minute.
 func TestInputsWaitTheirTurn(t *testing.T) {
 	t.Parallel()
-	busy := TTYState{ReadingBusy, true, true}
+	busy := TTYState{ReadingBusy, true, true, 0}
 	box := func(s *session) { s.shows(claudeBox("")) }
 	for _, c := range []struct {
 		name  string
@@ -3075,7 +3075,7 @@ func TestInputsWaitTheirTurn(t *testing.T) {
 		{"somebody types", func(s *session) { s.lastKey = time.Now() },
 			func(s *session) { s.lastKey = time.Time{} }, "somebody types at the keyboard"},
 		{"the program works", func(s *session) { s.adapter, s.pty = adapterFor("x"), ptyState{state: busy} },
-			func(s *session) { s.pty = ptyState{state: TTYState{ReadingYes, true, true}} }, "does not read its keyboard"},
+			func(s *session) { s.pty = ptyState{state: TTYState{ReadingYes, true, true, 0}} }, "does not read its keyboard"},
 		{"a dialog comes", func(s *session) { s.shows("Do you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l") },
 			box, ""},
 	} {
@@ -3168,7 +3168,7 @@ func TestSlowLook(t *testing.T) {
 	s, _, _ := hookBench(t)
 	s.adapter = adapterFor("x")
 	s.det = newDetector(s.adapter, 30, 100, DetectOptions{})
-	s.pty = slowState{ptyState{state: TTYState{ReadingBusy, true, true}}}
+	s.pty = slowState{ptyState{state: TTYState{ReadingBusy, true, true, 0}}}
 	s.handleOutput([]byte("Continue? (y/n) "), time.Now().Add(-settleQuiet))
 	s.next = time.Now().Add(reapEvery)
 	s.detect()
@@ -3670,7 +3670,7 @@ func TestHookOwnsItsDialog(t *testing.T) {
 // dialogOf is what the screen asks about a command.
 func (s *session) dialogOf(command string) *Prompt {
 	s.shows(claudeDialog(command))
-	return s.det.Look(TTYState{ReadingYes, false, false}, time.Now())
+	return s.det.Look(TTYState{ReadingYes, false, false, 0}, time.Now())
 }
 
 // TestHookAndScreen: what the screen asked of the same call gives way to the hook while nobody was told, else the hook
@@ -3807,7 +3807,7 @@ func TestNameOfTheNextDialog(t *testing.T) {
 				s.handleStatus(named(row.before))
 			}
 			s.shows(claudeDialog("touch a"))
-			s.seen = s.det.Look(TTYState{ReadingYes, false, false}, time.Now())
+			s.seen = s.det.Look(TTYState{ReadingYes, false, false, 0}, time.Now())
 			s.seenAs = s.named
 			s.handleStatus(named("touch b"))
 			if got := s.hookOf(s.seen) == hooks[0]; got != row.mine {
@@ -6878,7 +6878,7 @@ func TestDetectorLooksRarely(t *testing.T) {
 		for next := d.Next(now); !next.After(until); next = d.Next(now) {
 			now = later(next, now.Add(time.Millisecond))
 			before := d.lookedAt
-			d.Tick(TTYState{ReadingBusy, true, true}, now)
+			d.Tick(TTYState{ReadingBusy, true, true, 0}, now)
 			ticks++
 			if d.lookedAt != before {
 				looks++
@@ -7503,7 +7503,7 @@ func TestTTYWords(t *testing.T) {
 	for _, reading := range []Reading{ReadingUnknown, ReadingYes, ReadingBusy} {
 		for _, bit := range []bool{false, true} {
 			for _, echo := range []bool{false, true} {
-				state := TTYState{reading, bit, echo}
+				state := TTYState{reading, bit, echo, 0}
 				if got := parseTTY(state.words()); got != state {
 					t.Errorf("%q reads as %+v", state.words(), got)
 				}
@@ -17678,7 +17678,7 @@ func TestPTYStateModes(t *testing.T) {
 		p := mustPTY(t, "sh", "-c", "stty "+modes+"; echo up; exec sleep 30")
 		readUntil(t, p, "up")
 		got := p.State()
-		got.Reading = 0
+		got.Reading, got.Waiting = 0, 0
 		if got != want {
 			t.Errorf("stty %s: %+v, want %+v", modes, got, want)
 		}
@@ -17764,6 +17764,37 @@ func TestQuestionWithoutProc(t *testing.T) {
 			}
 			x.sees("got y")
 			x.exits(0)
+		})
+	}
+}
+
+// TestWaitingKeys: keys that nobody has read are counted, in line mode those of whole lines, and can be taken back unless
+// others are among them.
+func TestWaitingKeys(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("what a console has not handed out is not known")
+	}
+	for _, c := range []struct {
+		name, mode, keys string
+		waiting, take    int
+		taken            bool
+		left             int
+	}{
+		{"raw", "raw", "y", 1, 1, true, 0},
+		{"raw, others too", "raw", "xy", 2, 1, false, 2},
+		{"raw, none", "raw", "", 0, 1, true, 0},
+		{"a line", "cooked", "y\r", 2, 2, true, 0},
+		{"a line begun", "cooked", "y", 0, 1, true, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := mustPTY(t, "sh", "-c", "stty "+c.mode+" -echo; echo up; sleep 600")
+			readUntil(t, p, "up")
+			typeIn(t, p, c.keys)
+			comesTrue(t, "the keys wait", func() bool { return p.Waiting() == c.waiting })
+			if got := p.TakeBack(c.take); got != c.taken || p.Waiting() != c.left {
+				t.Errorf("taken back: %v, %d are left", got, p.Waiting())
+			}
 		})
 	}
 }
@@ -21680,7 +21711,11 @@ func (p *simPTY) Write(b []byte) (int, error) {
 			due = p.readAt.Add(time.Microsecond)
 		}
 		p.readAt = due
-		p.at(time.Until(due), func() { p.takes(text, answer) })
+		p.waiting += len(text)
+		p.at(time.Until(due), func() {
+			p.waiting -= len(text)
+			p.takes(text, answer)
+		})
 	}
 	return len(b), nil
 }
@@ -21690,6 +21725,17 @@ func (p *simPTY) Unread() int {
 	defer p.mu.Unlock()
 	return len(p.out)
 }
+
+func (p *simPTY) Waiting() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.blind {
+		return -1
+	}
+	return p.waiting
+}
+
+func (p *simPTY) TakeBack(int) bool { return false }
 
 func (p *simPTY) State() TTYState {
 	p.mu.Lock()
@@ -21776,14 +21822,16 @@ func (s *sim) deciding() *PromptRecord {
 type simTool struct {
 	claude bool
 	blind  bool // the system cannot tell who reads
-	out    []byte
-	more   chan struct{}
-	exited chan struct{}
-	ended  bool
-	last   bool // no dialog will come
-	ending bool // nobody acts any more
-	readAt time.Time
-	keyAt  time.Time // of the last key at the keyboard
+
+	waiting int // bytes that were written and not read
+	out     []byte
+	more    chan struct{}
+	exited  chan struct{}
+	ended   bool
+	last    bool // no dialog will come
+	ending  bool // nobody acts any more
+	readAt  time.Time
+	keyAt   time.Time // of the last key at the keyboard
 
 	left      int // dialogs still to come
 	made      int
@@ -24944,6 +24992,8 @@ func (p ptyState) State() TTYState { return p.state }
 
 func (p ptyState) Unread() int { return 0 }
 
+func (p ptyState) Waiting() int { return p.state.Waiting }
+
 // gateBench is a session at the moment when the gate is to type value: the screen has asked, the store has the answer.
 func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {
 	t.Helper()
@@ -24997,7 +25047,7 @@ func hookBench(t *testing.T, commands ...string) (s *session, hooks []*question,
 	s = bareSession(t, st, storeSession(t, st), "claude")
 	s.cfg.NotifyIdle = true
 	s.hooked = true
-	s.pty = ptyState{state: TTYState{ReadingYes, false, false}}
+	s.pty = ptyState{state: TTYState{ReadingYes, false, false, 0}}
 	s.det = newDetector(s.adapter, 30, 100, DetectOptions{})
 	for i, command := range commands {
 		p := storePrompt(t, st, s.rec.ID, Created, func(p *PromptRecord) {
