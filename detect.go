@@ -4274,17 +4274,20 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	return still && !d.ttyDue.After(now)
 }
 
-// Behind is what shows behind the question in force, if that is on a line, since key was typed, and
-// whether the question still stands. Below a line that has ended only the key itself is an echo:
-// other words there are new output. It is about the last look.
+// Behind is what shows where the answer to the question in force is typed, since key was: behind its line, of any other the
+// key where the cursor is; and whether the question still stands. Below a line that has ended only the key itself is an
+// echo: other words there are new output. It is about the last look.
 func (d *Detector) Behind(key string) (typed string, stands bool) {
 	if d.cur == nil {
 		return "", false
 	}
-	if !d.cur.onLine() {
-		return "", d.found != nil && d.cur.same(&d.found.Prompt)
-	}
 	line, top := d.view.cursorLine()
+	if !d.cur.onLine() {
+		if strings.HasSuffix(line, key) {
+			typed = key
+		}
+		return typed, d.found != nil && d.cur.follows(&d.found.Prompt)
+	}
 	moved := d.cur.place != 0 && d.cur.place != d.Screen.Scrolled()+top+1
 	typed, stands = strings.CutPrefix(line+d.view.after(), strings.TrimRight(d.cur.line, " "))
 	typed = strings.TrimSpace(typed)

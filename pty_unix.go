@@ -425,15 +425,9 @@ func (p *unixPTY) Waiting() int {
 	return int(n)
 }
 
-// TakeBack drops the input that nobody has read where it is that many bytes, and tells whether none of it is left.
+// TakeBack drops the input that nobody has read where it is that many bytes. False: it has dropped nothing.
 func (p *unixPTY) TakeBack(n int) bool {
-	switch p.Waiting() {
-	case 0:
-		return true
-	case n:
-		return p.withSlave(dropTyped) == nil
-	}
-	return false
+	return p.Waiting() == n && p.withSlave(dropTyped) == nil
 }
 
 // withSlave calls do with the slave. Linux alone does not keep it open: Read ends when nobody else has it.
@@ -519,6 +513,7 @@ func (p *unixPTY) Modes() Modes {
 	return Modes{
 		Processed: modes.Oflag&unix.OPOST != 0,
 		Canonical: modes.Lflag&unix.ICANON != 0,
+		Echo:      modes.Lflag&unix.ECHO != 0,
 	}
 }
 

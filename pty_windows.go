@@ -277,7 +277,7 @@ func (p *winPTY) State() TTYState {
 }
 
 // Modes are those of every console.
-func (p *winPTY) Modes() Modes { return Modes{Processed: true, Canonical: true} }
+func (p *winPTY) Modes() Modes { return Modes{Processed: true, Canonical: true, Echo: true} }
 
 // ---- the host's terminal ----
 // The console that we run in ourselves.
