@@ -3704,8 +3704,7 @@ func (s *session) detect() {
 	s.detectedAt = now
 	tty := TTYState{}
 	if s.det.WantTTY(now) {
-		tty = s.pty.State()
-		s.record(func(c *castWriter) { c.tty(tty, now) })
+		tty = s.terminalState(now)
 	}
 	p := s.det.Tick(tty, now)
 	// The screen may have gone straight on to another question.
@@ -3720,6 +3719,20 @@ func (s *session) detect() {
 	if s.detectDue(time.Now()) { // it took that long
 		s.next = time.Now()
 	}
+}
+
+// terminalState looks at the child's terminal, and while an answer is typed at what waits in it. In raw mode no line is
+// begun: the system counts all that was typed.
+func (s *session) terminalState(now time.Time) TTYState {
+	tty := s.pty.State()
+	if s.gate != nil {
+		tty.Waiting = s.pty.Waiting()
+	}
+	if !tty.Canonical {
+		s.begun = 0
+	}
+	s.record(func(c *castWriter) { c.tty(tty, now) })
+	return tty
 }
 
 // detectDue tells whether the detector has something to do, and has the loop turn when it has. After output that is
@@ -4933,10 +4946,8 @@ func (s *session) gateStep() {
 	if g.phase == gateLook && !s.turnAt(s.lastKey.Add(keyGrace)) {
 		return
 	}
-	tty := s.pty.State()
-	tty.Waiting = s.pty.Waiting()
 	now := time.Now()
-	s.record(func(c *castWriter) { c.tty(tty, now) })
+	tty := s.terminalState(now)
 	s.turnBy(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
 	if s.unread() > 0 { // what comes may take the question away
@@ -4988,9 +4999,6 @@ func (s *session) gatePhaseStep(look *Prompt, tty TTYState, late bool) (why stri
 
 // unreadable tells why what is typed now would not be read, or not by itself, "" it would.
 func (s *session) unreadable(tty TTYState) (why string) {
-	if !tty.Canonical {
-		s.begun = 0
-	}
 	switch {
 	case s.gate.q != nil && tty.Reading == ReadingBusy:
 		return "the program does not read its keyboard; look at the terminal"

@@ -19727,6 +19727,275 @@ func saysExpiredWord(w *botAPI, id int64) string {
 
 var overWord = regexp.MustCompile(`(?i)⌛|nobody answered|no answer`)
 
+// keyTool is a program in Python that asks as body does. raw() has each key come alone; say(text) writes; key(seconds) is
+// what is typed first within that time, "" nothing, and rest(seconds) all that is; mark(name) tells the test.
+const keyTool = `import os, select, sys, termios, time, tty
+def raw(echo=False):
+    tty.setraw(0)
+    if echo:
+        modes = termios.tcgetattr(0)
+        modes[3] |= termios.ECHO
+        termios.tcsetattr(0, termios.TCSANOW, modes)
+def say(text): os.write(1, text.encode())
+def key(within): return os.read(0, 1).decode() if select.select([0], [], [], within)[0] else ""
+def rest(within):
+    typed, end = "", time.time() + within
+    while time.time() < end: typed += key(max(0, end - time.time()))
+    return repr(typed)
+def mark(name): open(os.path.join(sys.argv[1], name), "w").close()
+def marked(name): return os.path.exists(os.path.join(sys.argv[1], name))
+def until(name):
+    while not marked(name): time.sleep(0.01)
+`
+
+// keySession runs a program made of keyTool and body; marked waits until that has called mark, mark has its until return.
+func keySession(t *testing.T, config, body string) (w *botAPI, x *terminal, marked, mark func(name string)) {
+	t.Helper()
+	needTool(t, "python3")
+	folder := t.TempDir()
+	w = newBotAPI(t)
+	x = bridge(t, home(t, w.config("away_after_seconds = 0\n"+config)), "run", "--name", "w", "python3", "-c",
+		keyTool+body, folder)
+	x.toldOnFailure()
+	marked = func(name string) {
+		t.Helper()
+		comesTrue(t, "the program marks "+name, func() bool {
+			_, err := os.Stat(filepath.Join(folder, name))
+			return err == nil
+		})
+	}
+	mark = func(name string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(folder, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return w, x, marked, mark
+}
+
+// TestOneKeyIsAll: a program that takes one key gets no Enter behind it, neither for its own next question nor as a key that
+// somebody typed, whether it works meanwhile, shows the key, or is answered by waiting.
+func TestOneKeyIsAll(t *testing.T) {
+	t.Parallel()
+	next := `say("\r\nWipe the disk? [Y/n] "); say("\r\nthen [%s]\r\n" % rest(1.5))`
+	for _, c := range []struct{ name, config, body, want string }{
+		{"works", "", `raw(); say("Delete the cache? (y/n) "); k = key(60); time.sleep(1.3); ` + next, "y"},
+		{"works for long", "", `raw(); say("Delete the cache? (y/n) "); k = key(60); time.sleep(3); ` + next, "y"},
+		{"shows it and works", "",
+			`raw(); say("Delete the cache? (y/n) "); k = key(60); say(k); time.sleep(1.3); ` + next, "y"},
+		{"the terminal shows it", "",
+			`raw(echo=True); say("Delete the cache? (y/n) "); k = key(60); say("\r\nthen [%s]\r\n" % rest(2))`, "y"},
+		{"reads on", "", `raw(); say("Delete the cache? (y/n) "); k = key(60); say("\r\nthen [%s]\r\n" % rest(2))`, "y"},
+		{"by waiting", "timeout_seconds = 2\n",
+			`raw(); say("Delete the cache? (y/n) "); k = key(60); time.sleep(1.3); ` + next, "n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w, x, _, _ := keySession(t, c.config, c.body+`; say("first [%s]\r\n" % k)`)
+			m := w.find("Delete the cache?", yesButton)
+			if c.want == "y" {
+				w.tap(m, yesButton)
+			}
+			x.sees("first [" + c.want + "]")
+			x.sees("then ['']")
+			w.ended(m.id, regexp.MustCompile(`(?i)yes|no`))
+		})
+	}
+}
+
+// TestEditedLine: a program in raw mode that edits a line gets the whole answer and Enter, once it has shown the first key
+// behind its question.
+func TestEditedLine(t *testing.T) {
+	t.Parallel()
+	line := `raw(); say("Delete the cache? (%s) "); a = ""
+while not a.endswith("\r"): a += key(60); say(a[-1]); time.sleep(0.05)
+say("\r\ngot [%%s]\r\n" %% a.strip()); key(60)`
+	for _, c := range []struct{ mark, want string }{{"y/n", "y"}, {"yes/no", "yes"}} {
+		t.Run(c.mark, func(t *testing.T) {
+			t.Parallel()
+			w, x, _, _ := keySession(t, "", fmt.Sprintf(line, c.mark))
+			w.tap(w.find("Delete the cache?", yesButton), yesButton)
+			x.sees("got [" + c.want + "]")
+		})
+	}
+}
+
+// TestNobodyReads: a question that is only printed gets nothing, and a key that nobody has read when its question has gone
+// is taken back: neither answers the next question, and the phone is told that nothing was delivered.
+func TestNobodyReads(t *testing.T) {
+	t.Parallel()
+	needLinux(t)
+	next := `say("\r\nDelete production? (y/n) "); say("\r\nthen [%s]\r\n" % rest(1))`
+	for _, c := range []struct{ name, body string }{
+		{"printed", `raw(); say("Install updates? (y/n) "); until("told"); ` + next},
+		{"does not read it", `raw(); say("Install updates? (y/n) "); select.select([0], [], []); say("\r\nworking "); ` +
+			`until("told"); ` + next},
+		{"does not read the line", `termios.tcflush(0, termios.TCIFLUSH); say("Install updates? (y/n) "); ` +
+			`select.select([0], [], []); say("\r\nworking "); until("told"); raw(); ` + next},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w, x, _, mark := keySession(t, "", c.body)
+			m := w.find("Install updates?", yesButton)
+			w.tap(m, yesButton)
+			w.ended(m.id, saysLost)
+			mark("told")
+			x.sees("then ['']")
+		})
+	}
+}
+
+// TestLineBegun: where somebody at the keyboard has begun the line that the program will read, or keys wait unread, nothing
+// is typed behind that, by a tap or by waiting, and the phone is told why.
+func TestLineBegun(t *testing.T) {
+	t.Parallel()
+	needLinux(t)
+	asks := `say("Delete the cache? [Y/n] "); a = sys.stdin.readline(); say("got [%s]\r\n" % a.strip()); key(60)`
+	for _, c := range []struct{ name, config, mode, before, body, ends string }{
+		{"begun", "", "", "x", asks, "\x7fn\r"},
+		{"begun, by waiting", "timeout_seconds = 1\n", "", "x", asks, "\x15n\r"},
+		{"unread", "", "raw(); ", "z", `say("Delete the cache? [Y/n] ")
+poll = select.epoll() # it is told once of keys, and does not read them
+poll.register(0, select.EPOLLIN | select.EPOLLET)
+while not marked("told"): poll.poll(0.3)
+key(60); say("\r\ngot [%s]\r\n" % key(60)); key(60)`, "n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w, x, marked, mark := keySession(t, c.config, c.mode+`mark("up"); until("typed"); `+c.body)
+			marked("up")
+			x.types(c.before)
+			mark("typed")
+			m := w.where("the question", func(m seen) bool { return strings.Contains(m.text, "Delete the cache?") })
+			if c.config == "" {
+				w.tap(w.find("Delete the cache?", noButton), noButton)
+			}
+			w.ended(m.id, regexp.MustCompile(`(?i)keyboard|keys`))
+			mark("told")
+			x.types(c.ends)
+			x.sees("got [n]")
+		})
+	}
+}
+
+// TestKeysAfterATap: what is typed at the keyboard once the program has read the answer of a tap reaches it, in order and
+// alone, whether it shows keys or not, and reads lines or not.
+func TestKeysAfterATap(t *testing.T) {
+	t.Parallel()
+	keys := `k = key(60); mark("read"); %s
+typed = ""
+while len(typed) < 5: typed += key(60)
+say("\r\nthen [%%s]\r\n" %% typed)`
+	lines := `sys.stdin.readline(); mark("read"); say("\r\nthen [%s]\r\n" % sys.stdin.readline().strip())`
+	ask := `say("Go? (y/n) "); `
+	for _, c := range []struct{ name, body, typed string }{
+		{"raw, silent", "raw(); " + ask + fmt.Sprintf(keys, ""), "hello"},
+		{"raw, shown", "raw(); " + ask + fmt.Sprintf(keys, `say(k + "\r\n")`), "hello"},
+		{"raw, shown by the terminal", "raw(echo=True); " + ask + fmt.Sprintf(keys, ""), "hello"},
+		{"lines", ask + lines, "hello\r"},
+	} {
+		for _, told := range []bool{false, true} {
+			t.Run(fmt.Sprint(c.name, ", told ", told), func(t *testing.T) {
+				t.Parallel()
+				w, x, marked, _ := keySession(t, "", c.body)
+				m := w.find("Go?", yesButton)
+				w.tap(m, yesButton)
+				marked("read")
+				if told {
+					w.settled(m.id)
+				}
+				x.types(c.typed)
+				x.sees("then [hello]")
+			})
+		}
+	}
+}
+
+// TestKeysOfTheQuestion: what is typed at the keyboard while the answered question still stands answers no other: it is
+// dropped, and the phone and the log are told; ^C and Esc go through at once.
+func TestKeysOfTheQuestion(t *testing.T) {
+	t.Parallel()
+	needLinux(t)
+	body := `raw(); say("Go? (y/n) "); select.select([0], [], []); mark("there"); time.sleep(0.5)
+k = key(1); say("\r\nSure? (y/n) "); say("\r\nthen [%s] after %s\r\n" % (rest(2), k)); key(60)`
+	for _, c := range []struct{ typed, want, note string }{
+		{"hello", "then [''] after y", "dropped"},
+		{"\x03", "then ['\\x03'] after y", ""},
+		{"\x1b", "then ['\\x1b'] after y", ""},
+	} {
+		t.Run(strconv.Quote(c.typed), func(t *testing.T) {
+			t.Parallel()
+			w, x, marked, _ := keySession(t, "", body)
+			m := w.find("Go?", yesButton)
+			w.tap(m, yesButton)
+			marked("there")
+			x.types(c.typed)
+			x.sees(c.want)
+			w.where("the outcome", func(now seen) bool {
+				return now.id == m.id && len(now.buttons) == 0 && strings.Contains(now.text, c.note)
+			})
+		})
+	}
+}
+
+// TestTypedIsDelivered: an answer of which the program has got bytes is never told as not delivered, also when the program
+// ends by its first key, or shows nothing of it.
+func TestTypedIsDelivered(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, body string }{
+		{"ends", `raw(); say("Go? (y/n) "); key(60)`},
+		{"ends by the first key of a word", `raw(); say("Go? (yes/no) "); key(60)`},
+		{"shows nothing", `raw(); say("Go? (yes/no) "); key(60); rest(60)`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w, _, _, _ := keySession(t, "", c.body)
+			m := w.find("Go?", yesButton)
+			w.tap(m, yesButton)
+			if now := w.ended(m.id, regexp.MustCompile(`(?i)yes`)); strings.Contains(now.text, "not delivered") {
+				t.Errorf("told as %q", now.text)
+			}
+		})
+	}
+}
+
+// TestRelayEcho: behind a relay that always reads (ssh, docker exec), of which the system cannot tell who reads, Enter
+// follows only where the program there has shown the first key.
+func TestRelayEcho(t *testing.T) {
+	t.Parallel()
+	relay := `import socket, subprocess
+here, there = socket.socketpair()
+subprocess.Popen([sys.executable, "-c", '''import os, pty, select, sys
+pid, master = pty.fork()
+if pid == 0: os.execvp("bash", ["bash", "-c", sys.argv[1]])
+while True:
+    for fd in select.select([0, master], [], [])[0]:
+        b = os.read(fd, 4096)
+        if not b: sys.exit()
+        os.write(master if fd == 0 else 1, b)
+''', %q], stdin=there, stdout=there, start_new_session=True)
+there.close()
+raw()
+while True:
+    for f in select.select([0, here], [], [])[0]:
+        b = os.read(f if f == 0 else here.fileno(), 4096)
+        if not b: sys.exit()
+        os.write(1 if f == here else here.fileno(), b)`
+	for _, c := range []struct{ name, script, want string }{
+		{"a line", `read -p "Go? (y/n) " a; echo "got [$a]"; read b`, "got [y]"},
+		{"one key", `printf "Go? (y/n) "; read -sn1 a; sleep 1.3; printf "\nWipe? [Y/n] "; ` +
+			`read -t 1.5 -sn1 b && echo "got a key" || echo "got none"; read c`, "got none"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			needTool(t, "bash")
+			w, x, _, _ := keySession(t, "", fmt.Sprintf(relay, c.script))
+			w.tap(w.find("Go?", yesButton), yesButton)
+			x.sees(c.want)
+		})
+	}
+}
+
 // ---- the whole program: jobs and pipes ----
 // A shell stops and resumes a tool, and joins it with others, as it does without us.
 
