@@ -1937,6 +1937,7 @@ type TTYState struct {
 	Reading   Reading
 	Canonical bool
 	Echo      bool
+	Waiting   int // bytes of input that nobody has read, of whole lines where Canonical; −1 unknown, unasked
 }
 
 // Choice is one answer a question offers.
@@ -4158,6 +4159,7 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 			asked = asked.like(&d.cur.Prompt)
 		}
 		d.motion.see(asked.all, now)
+		d.found.motion = d.motion
 	}
 	if d.found == d.judged {
 		return
@@ -4466,17 +4468,20 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	return still && !d.ttyDue.After(now)
 }
 
-// Behind is what shows behind the question in force, if that is on a line, since key was typed, and
-// whether the question still stands. Below a line that has ended only the key itself is an echo:
-// other words there are new output. It is about the last look.
+// Behind is what shows where the answer to the question in force is typed, since key was: behind its line, of any other the
+// key where the cursor is; and whether the question still stands. Below a line that has ended only the key itself is an
+// echo: other words there are new output. It is about the last look.
 func (d *Detector) Behind(key string) (typed string, stands bool) {
 	if d.cur == nil {
 		return "", false
 	}
-	if !d.cur.onLine() {
-		return "", d.found != nil && d.cur.same(&d.found.Prompt)
-	}
 	line, top := d.view.cursorLine()
+	if !d.cur.onLine() {
+		if strings.HasSuffix(line, key) {
+			typed = key
+		}
+		return typed, d.found != nil && d.cur.follows(&d.found.Prompt)
+	}
 	moved := d.cur.place != 0 && d.cur.place != d.Screen.Scrolled()+top+1
 	typed, stands = strings.CutPrefix(line+d.view.after(), strings.TrimRight(d.cur.line, " "))
 	typed = strings.TrimSpace(typed)

@@ -104,6 +104,8 @@ type PTY interface {
 	Wait() int       // exit status, 128+N when a signal killed it; once
 	PID() int
 	Unread() int                    // bytes of output that are waiting for Read
+	Waiting() int                   // bytes of input that nobody has read, −1 unknown; of whole lines alone in line mode
+	TakeBack(n int) bool            // drops those where they are n; false: it has dropped nothing
 	Signal(os.Signal) error         // to the child's foreground process group
 	Stopped() <-chan struct{}       // a value when the child was stopped, as by ^Z
 	Continue() error                // lets the child go on
@@ -118,10 +120,11 @@ type Host struct {
 	Resumes bool        // a shell stops and resumes us: the child is to stop with us, and we with it
 }
 
-// Modes are of a terminal's modes those that its output depends on.
+// Modes are of a terminal's modes those that are asked for with every key, or every piece of output.
 type Modes struct {
 	Processed bool // a line feed begins a line
 	Canonical bool // nobody has set it to be drawn on
+	Echo      bool // it shows what is typed
 }
 
 // Size is that of a terminal, laid out as struct winsize of the system.
@@ -1991,6 +1994,7 @@ type session struct {
 	gate     *gate
 	draft    draftHere
 	held     []typedKeys // at the keyboard while the gate types
+	begun    int         // characters of a line that was begun and not ended, in line mode
 	typing   []byte      // for the writer, but for the gate's keys
 	inFlight bool        // a write is under way
 }
@@ -2078,20 +2082,24 @@ type backlog struct {
 	hurry bool      // the loop takes each piece at once
 	ended bool      // no more comes
 
-	hides   func() bool // whether the terminal hides what is typed, nil: it does not matter; set before the first key
-	keys    []typedKeys // those that have gone past the loop first
-	held    bool        // no more go past it: it types, or is to pass some on
-	passing bool        // some are being written to the child past it
+	modes   func() Modes // of the child's terminal; set before the first key
+	keys    []typedKeys  // those that have gone past the loop first
+	held    bool         // no more go past it: it types, or is to pass some on
+	passing bool         // some are being written to the child past it
 }
 
 // typedKeys are keys that were typed here, or what a pipe brought: nil at its end.
 type typedKeys struct {
 	keys   []byte
 	at     time.Time
-	behind int  // bytes of output that were there before; of those that passed
-	passed bool // they go to the child past the loop; else the loop is to pass them on
-	hidden bool // the terminal did not show them: no recording has them
+	behind int   // bytes of output that were there before; of those that passed
+	passed bool  // they go to the child past the loop; else the loop is to pass them on
+	modes  Modes // of the child's terminal before it got them
+	stood  bool  // the question that the gate was answering still stood: they belong to it
 }
+
+// hidden tells whether the terminal did not show the keys, as when a password is read: no recording has them.
+func (k typedKeys) hidden() bool { return k.modes.Canonical && !k.modes.Echo }
 
 // hostStream is a standard stream of ours. Another process that has the same terminal may set it to
 // O_NONBLOCK at any time: Read and Write wait all the same.
@@ -2250,7 +2258,6 @@ func newSession(c *command) (*session, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.output.hides = s.hidesKeys
 	}
 	return s, nil
 }
@@ -2676,6 +2683,7 @@ func (s *session) loop() {
 	writes := make(chan write)
 	defer close(writes)
 	if s.in != nil {
+		s.output.modes = s.pty.Modes
 		s.spawn(s.readKeys)
 	}
 	s.spawn(func() { s.writePTY(writes) })
@@ -3027,12 +3035,6 @@ func (k hostKeys) Read(p []byte) (int, error) {
 	}
 }
 
-// hidesKeys tells whether the child's terminal does not show what is typed, as when a password is read.
-func (s *session) hidesKeys() bool {
-	tty := s.pty.State()
-	return tty.Canonical && !tty.Echo
-}
-
 // newBacklog is an empty one.
 func newBacklog() *backlog {
 	return &backlog{
@@ -3155,13 +3157,13 @@ func (b *backlog) takeEach(hurry bool) {
 // typed notes keys before they go to the child. pass: who has read them is to write them, and to tell; else the loop
 // does.
 func (b *backlog) typed(p []byte) (pass bool) {
-	hidden := b.hides != nil && b.hides() // before the program has them: it may show keys again then
+	modes := b.modes() // before the program has the keys: it may change them then
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
 	b.held = b.held || len(p) == 0
 	b.passing = !b.held
-	b.keys = append(b.keys, typedKeys{bytes.Clone(p), now, len(b.bytes), b.passing, hidden})
+	b.keys = append(b.keys, typedKeys{bytes.Clone(p), now, len(b.bytes), b.passing, modes, false})
 	if b.held || b.hurry {
 		ring(b.wake)
 	}
@@ -3333,7 +3335,7 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	if s.gate != nil && !s.inFlight {
 		s.gate.keys = nil // it looks again, at what this brings
 	}
-	if s.host.Plain && s.pty.Modes() == (Modes{Canonical: true}) {
+	if s.host.Plain && s.plain() {
 		p = newlines(p)
 	}
 	s.det.Feed(p, now)
@@ -3350,6 +3352,12 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	if s.cfg.Stream {
 		s.streamOutput(p, now)
 	}
+}
+
+// plain tells whether the child's terminal adds no carriage return, although nobody draws on it.
+func (s *session) plain() bool {
+	modes := s.pty.Modes()
+	return modes.Canonical && !modes.Processed
 }
 
 // auditToolCalls audits the tool calls in stream-json output and their results, a message a line.
@@ -3506,7 +3514,9 @@ func (s *session) readKeys() {
 // handleKeys passes on what could not pass by itself. While the gate types it is held.
 func (s *session) handleKeys(k typedKeys) {
 	if s.gate != nil {
+		k.stood = s.gateStands()
 		s.held = append(s.held, k)
+		s.gate.stopped = s.gate.stopped || stops(k.keys)
 		return
 	}
 	keys := string(k.keys)
@@ -3517,7 +3527,7 @@ func (s *session) handleKeys(k typedKeys) {
 		keys = "\x04\x04" // the line discipline makes the end from ^D; the first may only end a line
 	}
 	s.typing = append(s.typing, keys...)
-	s.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), hidden: k.hidden})
+	s.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), modes: s.pty.Modes()})
 }
 
 // noteKeys notes what is typed here, and goes to the child.
@@ -3529,8 +3539,29 @@ func (s *session) noteKeys(k typedKeys) {
 		s.lastKey = k.at
 		s.noteDraft(keys)
 	}
+	s.noteLine(keys, k.modes)
 	s.notePressed(keys, by, k.at)
-	s.recordKeys(keys, k.hidden, k.at)
+	s.recordKeys(keys, k.hidden(), k.at)
+}
+
+// stops tells whether keys end what the gate does: ^C or Esc.
+func stops(keys []byte) bool {
+	return bytes.ContainsRune(keys, 0x03) || string(keys) == "\x1b"
+}
+
+// noteLine notes how much of a line that has not ended stands in the terminal after keys, which it got in these modes:
+// the system does not count it. Who reads in raw mode gets what is there.
+func (s *session) noteLine(keys string, modes Modes) {
+	for _, r := range keys {
+		switch {
+		case !modes.Canonical || strings.ContainsRune("\r\n\x03\x04\x15\x1a\x1c", r): // ^C ^D ^U ^Z ^\
+			s.begun = 0
+		case r == 0x7f || r == '\b':
+			s.begun = max(0, s.begun-1)
+		default:
+			s.begun++
+		}
+	}
 }
 
 // isReport tells whether keys are what terminals send by themselves.
@@ -3583,6 +3614,7 @@ func (s *session) draftDoesNotShow(box inputBox) bool {
 // inject queues keys for the child. by tells who pressed them.
 func (s *session) inject(keys, by string) {
 	s.typing = append(s.typing, keys...)
+	s.noteLine(keys, s.pty.Modes())
 	s.notePressed(keys, by, time.Now())
 	s.recordKeys(keys, false, time.Now())
 }
@@ -3646,28 +3678,18 @@ func (s *session) heldBytes() int {
 	return n
 }
 
-// releaseKeys passes on what was typed while the gate g was typing. Keys that were typed at the
-// question that g answered are dropped, and where another question has come, those of a moment
-// after: they must not answer that.
-func (s *session) releaseKeys(g *gate) {
-	held := s.held
-	s.held = nil
-	if len(held) == 0 {
-		return
-	}
-	answered := g.q != nil && !g.q.rec.Idle && g.wrote
-	look := s.det.Look(s.pty.State(), time.Now())
-	asked := look != nil && !look.Idle && look.Type != Unknown
-	for _, h := range held {
-		before := g.leftAt.IsZero() || h.at.Before(g.leftAt)
-		justAfter := asked && h.at.Before(g.leftAt.Add(keyGrace))
-		typed := len(h.keys) > 0 && !isReport(string(h.keys))
-		if answered && typed && (before || justAfter) {
-			s.log.Info("keys typed while an answer was being typed are not passed on", "bytes", len(h.keys))
-			continue
+// takeHeld takes what was typed while the gate was typing: the keys to pass on, in their order, and how many bytes belong
+// to the question that was answered: they must not answer the next.
+func (s *session) takeHeld(answered bool) (pass []typedKeys, dropped int) {
+	for _, k := range s.held {
+		if answered && k.stood && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys) {
+			dropped += len(k.keys)
+		} else {
+			pass = append(pass, k)
 		}
-		s.handleKeys(h)
 	}
+	s.held = nil
+	return pass, dropped
 }
 
 // ---- questions ----
@@ -3683,8 +3705,7 @@ func (s *session) detect() {
 	s.detectedAt = now
 	tty := TTYState{}
 	if s.det.WantTTY(now) {
-		tty = s.pty.State()
-		s.record(func(c *castWriter) { c.tty(tty, now) })
+		tty = s.terminalState(now)
 	}
 	p := s.det.Tick(tty, now)
 	// The screen may have gone straight on to another question.
@@ -3699,6 +3720,20 @@ func (s *session) detect() {
 	if s.detectDue(time.Now()) { // it took that long
 		s.next = time.Now()
 	}
+}
+
+// terminalState looks at the child's terminal, and while an answer is typed at what waits in it. In raw mode no line is
+// begun: the system counts all that was typed.
+func (s *session) terminalState(now time.Time) TTYState {
+	tty := s.pty.State()
+	if s.gate != nil {
+		tty.Waiting = s.pty.Waiting()
+	}
+	if !tty.Canonical {
+		s.begun = 0
+	}
+	s.record(func(c *castWriter) { c.tty(tty, now) })
+	return tty
 }
 
 // detectDue tells whether the detector has something to do, and has the loop turn when it has. After output that is
@@ -4828,24 +4863,27 @@ type gate struct {
 	text    string       // what is typed into an input box
 	command bool         // that is a command of the tool's own
 	draft   string       // what stood in the box: it is put back
+	note    string       // what else is to be told of the answer, "" nothing
 	refused string       // why the text is taken out of the box again and not sent, "" it is not
 
-	phase gatePhase
-	until time.Time // the screen must have followed by then
-	keys  []byte    // for the writer, until it reports
-	after gateMove  // what follows when they are written
-	first string    // key of an answer, typed alone
-	rest  string    // of that answer
+	phase  gatePhase
+	until  time.Time // the screen must have followed by then
+	keys   []byte    // for the writer, until it reports
+	after  gateMove  // what follows when they are written
+	first  string    // key of an answer, typed alone
+	rest   string    // of that answer
+	sent   int       // bytes that were written last
+	sentAt time.Time // when
 
-	value  string    // what was decided
-	secret *string   // what was given for a secret, nil while it is not known
-	want   []int     // the choices to make, as indexes into those that were shown; several only in a Multi menu
-	menu   *Prompt   // as it was before the last key
-	stood  string    // SHA-256 of what stood on the screen when the first key went
-	wrote  bool      // something of ours has reached the child
-	done   bool      // all of it has
-	unsure bool      // what changed in the question may be seen moving: that is waited for
-	leftAt time.Time // when the question was seen to have left the screen
+	value   string  // what was decided
+	secret  *string // what was given for a secret, nil while it is not known
+	want    []int   // the choices to make, as indexes into those that were shown; several only in a Multi menu
+	menu    *Prompt // as it was before the last key
+	stood   string  // SHA-256 of what stood on the screen when the first key went
+	wrote   bool    // bytes of the answer have reached the child
+	done    bool    // all of it has
+	stopped bool    // at the keyboard
+	unsure  bool    // what changed in the question may be seen moving: that is waited for
 }
 
 // gateMove is where the gate goes when its keys are written, and how long the screen has then to follow.
@@ -4871,7 +4909,7 @@ const (
 	gateSent                     // Enter is typed: the text must leave the box
 	gateAgain                    // Enter is typed a second time
 	gateRestore                  // the box is empty again: the draft is put back
-	gateEcho                     // all is typed: what the child echoes passes
+	gateEcho                     // all is typed: the child is to read it, and its echo passes
 )
 
 // newGate types the decision about q.
@@ -4897,15 +4935,21 @@ func newInputGate(r *InputRecord) *gate {
 // gateStep looks once, and types one key or finds why it may not. Past its time that ends the gate.
 func (s *session) gateStep() {
 	g := s.gate
-	if g == nil || s.inFlight || len(s.typing) > 0 || len(g.keys) > 0 {
+	if g == nil || s.inFlight {
 		return // the writer reports first
+	}
+	if g.stopped {
+		s.gateStopped()
+		return
+	}
+	if len(s.typing) > 0 || len(g.keys) > 0 {
+		return
 	}
 	if g.phase == gateLook && !s.turnAt(s.lastKey.Add(keyGrace)) {
 		return
 	}
-	tty := s.pty.State()
 	now := time.Now()
-	s.record(func(c *castWriter) { c.tty(tty, now) })
+	tty := s.terminalState(now)
 	s.turnBy(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
 	if s.unread() > 0 { // what comes may take the question away
@@ -4915,17 +4959,20 @@ func (s *session) gateStep() {
 		return
 	}
 	look := s.det.Look(tty, now)
-	why := s.gatePhaseStep(look, late)
+	why := s.gatePhaseStep(look, tty, late)
 	if why != "" && late && s.gate == g {
 		s.gateFail(why)
 	}
 }
 
 // gatePhaseStep does the step of the phase the gate is in.
-func (s *session) gatePhaseStep(look *Prompt, late bool) (why string) {
+func (s *session) gatePhaseStep(look *Prompt, tty TTYState, late bool) (why string) {
 	g := s.gate
 	switch g.phase {
 	case gateLook:
+		if why := s.unreadable(tty); why != "" {
+			return why
+		}
 		if g.input != nil || g.q.rec.Idle {
 			return s.boxStep(look)
 		}
@@ -4933,7 +4980,7 @@ func (s *session) gatePhaseStep(look *Prompt, late bool) (why string) {
 	case gateMenu:
 		return s.menuStep(look)
 	case gateKey:
-		return s.keyStep(look, late)
+		return s.keyStep(look, tty, late)
 	case gateTaken:
 		return s.takenStep(look)
 	case gateReview:
@@ -4947,20 +4994,68 @@ func (s *session) gatePhaseStep(look *Prompt, late bool) (why string) {
 	case gateRestore:
 		return s.restoreStep(late)
 	case gateEcho:
-		s.noteLeft(look)
-		if late {
-			s.gateOver()
-		}
+		s.echoStep(look, tty, late)
 	}
 	return ""
 }
 
-// noteLeft notes when the question was first seen to have gone after it was answered.
-func (s *session) noteLeft(look *Prompt) {
+// unreadable tells why what is typed now would not be read, or not by itself, "" it would.
+func (s *session) unreadable(tty TTYState) (why string) {
+	switch {
+	case s.gate.q != nil && tty.Reading == ReadingBusy:
+		return "the program does not read its keyboard; look at the terminal"
+	case tty.Waiting > 0:
+		return "keys were typed that the program has not read; look at the terminal"
+	case s.begun > 0:
+		return "a line was begun at the keyboard: end it there, or empty it"
+	}
+	return ""
+}
+
+// gateStopped ends the gate for a key at the keyboard.
+func (s *session) gateStopped() {
+	if s.gate.done {
+		s.gateOver()
+	} else {
+		s.gateFail("it was stopped at the keyboard")
+	}
+}
+
+// gateStands tells whether the question that is being answered stands: the program has not read the answer. Where that
+// is not known, it has not left the screen.
+func (s *session) gateStands() bool {
 	g := s.gate
-	asked := g.q != nil && g.q.screen != nil
-	if asked && g.leftAt.IsZero() && !g.q.screen.same(look) {
-		g.leftAt = time.Now()
+	waiting := s.pty.Waiting()
+	switch {
+	case g.q == nil || g.q.screen == nil:
+		return false
+	case !g.wrote || s.inFlight || len(g.keys) > 0 || waiting > 0:
+		return true
+	case waiting < 0:
+		return g.q.screen.same(s.det.Look(s.pty.State(), time.Now()))
+	}
+	return false
+}
+
+// echoStep ends the gate when the program has read the answer. One that nobody has read when its question has gone is
+// not left for the next: it is taken back.
+func (s *session) echoStep(look *Prompt, tty TTYState, late bool) {
+	g := s.gate
+	answer := g.q != nil && g.q.screen != nil && !g.q.rec.Idle
+	gone := !tty.Canonical && answer && !g.q.screen.same(look)
+	busy := tty.Reading == ReadingBusy || time.Since(g.until) > followTime
+	switch {
+	case !late && time.Since(g.sentAt) < gatePoll: // it may not be there yet
+	case answer && tty.Waiting > 0 && (gone || late && busy):
+		if s.pty.TakeBack(g.sent) {
+			g.wrote = false
+			s.gateFail("the program did not read it: it was taken back")
+		} else {
+			s.gateOver()
+		}
+	case answer && tty.Waiting > 0:
+	case late || answer && tty.Waiting == 0:
+		s.gateOver()
 	}
 }
 
@@ -4994,7 +5089,13 @@ func (s *session) gateWrote(keys []byte, err error) {
 		s.gateFail("it could not be typed: " + err.Error())
 		return
 	}
-	g.wrote = true
+	g.sent = len(keys)
+	g.sentAt = time.Now()
+	g.wrote = g.wrote || g.after.to != gateMenu && g.after.to != gateCleared
+	for i := range s.held {
+		s.held[i].stood = true
+	}
+	s.noteLine(string(keys), s.pty.Modes())
 	s.det.Typed(keys, time.Now())
 	s.recordKeys(string(keys), false, time.Now())
 	s.gateMoves()
@@ -5073,7 +5174,9 @@ func (s *session) answerStep(now *Prompt) (why string) {
 	case g.value == enterAlone || g.value == "enter" && takesEnter:
 		return s.press("\r", s.echo())
 	case kind == FreeText || kind == Unknown:
-		return s.press(s.pasted(g.text)+"\r", s.echo())
+		text := strings.TrimLeft(g.text, "\n")
+		_, size := utf8.DecodeRuneInString(text)
+		return s.pressAnswer(text[:size], s.pasted(text[size:])+"\r", s.echo())
 	}
 	return "there is no choice " + g.value
 }
@@ -5163,7 +5266,8 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 	own := now.Choices[target].Keys
 	switch {
 	case own != "":
-		return s.pressAnswer(own, then)
+		_, size := utf8.DecodeRuneInString(own)
+		return s.pressAnswer(own[:size], own[size:], then)
 	case now.Pointer < 0:
 		return "the menu shows no pointer to move"
 	case now.Pointer == target:
@@ -5172,56 +5276,43 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 	return s.press(s.arrow(now, target), gateMove{to: gateMenu, within: followTime, menu: now})
 }
 
-// pressAnswer types a choice's own keys. Whether Enter ends them is for the terminal as it is now, not as it was when
-// it was asked: where it takes lines it does. In raw mode the program may take one key, and the Enter behind it would
-// answer the next question (e2fsck, mutt): the first key goes alone there, and what follows is seen by what it does.
-func (s *session) pressAnswer(keys string, then gateMove) (why string) {
-	first, size := utf8.DecodeRuneInString(keys)
-	more := size < len(keys) || then.to == gateEcho
-	takesLines := s.pty.State().Canonical
+// pressAnswer types an answer. Whether Enter ends it is for the terminal as it is now, not as it was when it was asked:
+// where it takes lines it does. In raw mode the program may take one key, and what follows would answer the next question
+// (e2fsck, mutt): the first key goes alone there, the rest when the program shows it.
+func (s *session) pressAnswer(first, rest string, then gateMove) (why string) {
+	key, _ := utf8.DecodeRuneInString(first)
+	more := rest != "" || then.to == gateEcho
 	switch {
-	case !unicode.IsPrint(first):
-	case takesLines:
-		keys = strings.TrimSuffix(keys, "\r") + "\r"
+	case !unicode.IsPrint(key):
+	case s.pty.Modes().Canonical:
+		rest = strings.TrimSuffix(rest, "\r") + "\r"
 	case more:
-		s.gate.first = keys[:size]
-		s.gate.rest = keys[size:]
-		keys = keys[:size]
-		then = gateMove{to: gateKey, within: followTime}
+		s.gate.first = first
+		s.gate.rest = rest
+		return s.press(first, gateMove{to: gateKey, within: followTime})
 	}
-	return s.press(keys, then)
+	return s.press(first+rest, then)
 }
 
-// keyStep types the rest of an answer once the program has shown its first key behind the question, or shows nothing
-// for a while. Where the question has gone, the key was all it took.
-func (s *session) keyStep(look *Prompt, late bool) (why string) {
-	s.noteLeft(look)
-	typed, stands := s.det.Behind(s.gate.first)
+// keyStep types the rest of an answer while the question stands, and the program reads and has shown the first key behind
+// it: it edits a line, and Enter ends that. Else the key was all it took. What the terminal itself shows tells that of
+// no program; but one that takes words takes more than the first key.
+func (s *session) keyStep(look *Prompt, tty TTYState, late bool) (why string) {
+	g := s.gate
+	typed, stands := s.det.Behind(g.first)
+	shown := strings.HasPrefix(strings.ToLower(typed), strings.ToLower(g.first))
+	word := strings.TrimSuffix(g.rest, "\r") != ""
+	reads := tty.Reading != ReadingBusy && tty.Waiting <= 0
 	next := look != nil && !look.Idle && look.Type != Unknown
-	rest := s.gate.rest
 	switch {
-	case rest == "" && (!stands || late):
-		return s.aloneStep(stands, typed)
-	case !stands && (late || next): // else it may only be painted anew
+	case stands && shown && reads && (word || !tty.Echo):
+		return s.press(cmp.Or(g.rest, "\r"), s.echo())
+	case stands && late && word:
+		return "only its first key was typed: the program did not show that; look at the terminal"
+	case late || !stands && next: // else it may only be painted anew
 		return s.press("", s.echo())
-	case rest != "" && stands && (late || typed != ""):
-		return s.press(rest, s.echo())
 	}
 	return ""
-}
-
-// aloneStep tells what has become of a key that was to be the whole answer. A program that has shown it behind the
-// question, and reads on, edits a line: Enter ends that. One that shows nothing and reads on has not taken the key.
-func (s *session) aloneStep(stands bool, typed string) (why string) {
-	waits := stands && s.pty.State().Reading == ReadingYes
-	if waits && typed == "" {
-		return "the program did not take the answer; look at the terminal"
-	}
-	rest := ""
-	if waits && strings.EqualFold(typed, s.gate.first) {
-		rest = "\r"
-	}
-	return s.press(rest, s.echo())
 }
 
 // nextTick is the first choice in now whose tick is not as wanted; done: all are.
@@ -5253,7 +5344,6 @@ func (s *session) arrow(now *Prompt, target int) string {
 
 // takenStep waits until a known tool's dialog has gone: what still stands did not take the key.
 func (s *session) takenStep(now *Prompt) (why string) {
-	s.noteLeft(now)
 	if s.gate.q.screen.same(now) {
 		s.gate.done = false
 		return "the dialog did not take the answer; look at the terminal"
@@ -5463,10 +5553,11 @@ func (s *session) gateFail(why string) {
 	s.gateEnds(why)
 }
 
-// gateOver ends the gate after its echo window, or when the program has ended.
+// gateOver ends the gate when its answer was read, or when the program has ended: it may have ended by the first key.
 func (s *session) gateOver() {
 	why := s.gate.refused
-	if why == "" && !s.gate.done {
+	answered := s.gate.done || s.gate.q != nil && s.gate.wrote
+	if why == "" && !answered {
 		why = "the program ended before the answer was typed"
 	}
 	s.gateEnds(why)
@@ -5477,15 +5568,23 @@ func (s *session) gateEnds(why string) {
 	g := s.gate
 	s.gate = nil
 	s.next = time.Now()
+	pass, dropped := s.takeHeld(why == "" && g.q != nil && !g.q.rec.Idle)
+	if dropped > 0 {
+		s.log.Warn("keys typed while an answer was being typed are not passed on", "bytes", dropped)
+		g.note = "keys typed at the keyboard meanwhile were dropped"
+	}
 	switch {
 	case g.input != nil:
 		s.inputTyped(g, why)
 	case why != "":
+		s.log.Warn("an answer was not typed", "why", why)
 		s.answerRefused(g, why)
 	default:
 		s.answerTyped(g)
 	}
-	s.releaseKeys(g)
+	for _, k := range pass {
+		s.handleKeys(k)
+	}
 }
 
 // inputTyped records that a text was sent, or why not, and tells the operator of a draft that is not back in its box.
@@ -5506,7 +5605,9 @@ func (s *session) inputTyped(g *gate, why string) {
 // answerRefused records why an answer was not typed, and asks anew where that can be answered.
 func (s *session) answerRefused(g *gate, why string) {
 	rec := g.q.rec
-	if rec.Status == Expired {
+	if g.wrote {
+		s.transition(rec.ID, Injected, func(r *PromptRecord) { r.ScreenSHA = g.stood })
+	} else if rec.Status == Expired {
 		why = rec.Reason + "; nothing was typed: " + why
 	}
 	s.end(g.q, Failed, why)
@@ -5518,7 +5619,10 @@ func (s *session) answerRefused(g *gate, why string) {
 // answerTyped records that an answer was typed. The words of a refusal that no hook took are the tool's next message.
 func (s *session) answerTyped(g *gate) {
 	rec := g.q.rec
-	s.transition(rec.ID, Injected, func(r *PromptRecord) { r.ScreenSHA = g.stood })
+	s.transition(rec.ID, Injected, func(r *PromptRecord) {
+		r.ScreenSHA = g.stood
+		r.Note = g.note
+	})
 	s.transition(rec.ID, Resolved, asIs)
 	refused := rec.Status == ReplyReceived && rec.Permission && rec.Reason != ""
 	if refused && s.adapter.Box != nil {

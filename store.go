@@ -1199,7 +1199,8 @@ type PromptRecord struct {
 	Watched  bool `json:"watched,omitempty"` // Idle: somebody was at the keyboard when it came
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed.
 	ScreenSHA string `json:"screen_sha256"`
-	Reason    string `json:"reason"` // why failed or canceled; the operator's reason for a refusal
+	Reason    string `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
+	Note      string `json:"note,omitempty"` // what else became of the answer
 }
 
 // Limits are what an answer must keep to, besides being one of the choices; 0 where there is no such answer.

@@ -2220,7 +2220,7 @@ func (t *Telegram) addOutcome(r *richText, p *PromptRecord) {
 		r.add("", " · "+t.decider(p)+", ")
 		r.addTime(at)
 	}
-	r.add("", why+" · ")
+	r.add("", why+before(" · ", p.Note)+" · ")
 }
 
 // before is s behind a mark, "" where there is none.
@@ -2260,6 +2260,8 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 	case p.Reason == bothAnswered:
 		return "answered on the phone and at the keyboard in the same moment", time.Time{},
 			": the terminal shows which counted"
+	case p.Status == Failed && p.ScreenSHA != "":
+		return "typed: " + value, time.Time{}, before(" · ", reason)
 	case p.Status == Failed && p.Value != nil:
 		return "not delivered: " + value, time.Time{}, before(" · ", reason)
 	case p.Status == Failed:
