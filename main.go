@@ -4694,11 +4694,11 @@ func (s *session) askPhone(q *question) {
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
 	q.unsend = cancel
 	s.breakStream()
-	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
+	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(_ int64, err error) {
 		if err != nil {
 			return
 		}
-		if !s.transition(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg }) {
+		if !s.transition(p.ID, AwaitingReply, asIs) {
 			s.settleLatest(p.ID) // it was answered meanwhile
 		}
 	})
@@ -6923,12 +6923,11 @@ func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 // deliver sends the question, and records what its message is. It quits where that is refused.
 func (a *asking) deliver(ctx context.Context, quit context.CancelCauseFunc) {
 	_, err := a.st.Move(a.prompt.ID, Routed, func(p *PromptRecord) { p.ShownAll = fitsMessage(p) })
-	var msg int64
 	if err == nil {
-		msg, err = a.ch.Ask(ctx, &a.prompt, a.own)
+		_, err = a.ch.Ask(ctx, &a.prompt, a.own)
 	}
 	if err == nil {
-		_, err = a.st.Move(a.prompt.ID, AwaitingReply, func(p *PromptRecord) { p.MsgID = msg })
+		_, err = a.st.Move(a.prompt.ID, AwaitingReply, asIs)
 	}
 	if err != nil && ctx.Err() == nil {
 		trouble := a.tg.Trouble() // says what to do

@@ -9911,7 +9911,7 @@ func TestTickOfReplacedMessage(t *testing.T) {
 		defer e.messagesMu.Unlock()
 		return e.messages[p.ID].users == 2
 	})
-	if err := e.store.Offered(p.ID, p.MsgID+1); err != nil {
+	if err := e.store.Offered(p.ID, p.MsgID+1, 0); err != nil {
 		t.Fatal(err)
 	}
 	close(held)
@@ -11007,7 +11007,7 @@ func TestTextInTopics(t *testing.T) {
 	v.apply(elsewhere)
 	p := tgMenu
 	p.Head = Head{Rec: "prompt", ID: "11111111-0"}
-	p.SessionID, p.Status, p.MsgID = "aaaaaaaa-0", AwaitingReply, 12
+	p.SessionID, p.Status, p.MsgID, p.MsgDate = "aaaaaaaa-0", AwaitingReply, 12, 1
 	v.apply(&p)
 	bot := &user{IsBot: true}
 	opening := &message{ID: 20, From: bot}
@@ -11044,7 +11044,7 @@ func TestTextInTopics(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: map[string]string{"claim telegram:1001": c.claim}})
-			m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
+			m := &message{ID: 60, From: &user{ID: 1001}, Date: 3, Text: c.text, ReplyTo: c.to}
 			m.ThreadID = max(c.thread, -c.thread)
 			m.InTopic = c.thread > 0
 			m.Chat.ID = tgGroup
@@ -11274,6 +11274,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		p.Status = AwaitingReply
 		p.Nonce = newNonce()
 		p.CreatedAt, p.ExpiresAt = now.Add(-time.Minute), now.Add(time.Minute)
+		p.MsgDate = now.Add(-time.Minute).Unix()
 		return &p
 	}
 	reply := func(id int64, text string) *message {
@@ -11380,7 +11381,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		}
 		v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: c.held})
 		v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "audit"}, Seq: 7, Hash: "sha256:x"})
-		m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
+		m := &message{ID: 60, From: &user{ID: 1001}, Date: now.Unix(), Text: c.text, ReplyTo: c.to}
 		m.Chat.ID = 1001
 		got := tgWish((&incoming{message: m, view: v, freeText: true, at: now}).understand())
 		if !regexp.MustCompile(c.want).MatchString(got) {
@@ -11423,7 +11424,7 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	p.ID = "11111111-0000"
 	p.SessionID = s.ID
 	p.Status = AwaitingReply
-	p.CreatedAt = now.Add(-time.Minute)
+	p.MsgDate = now.Add(-time.Minute).Unix()
 	v := viewOf(map[string]Record{})
 	v.apply(s)
 	v.apply(&p)
@@ -11433,11 +11434,12 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 		want string
 	}{
 		{0, 1001, "decide 11111111 y"},
-		{2 * time.Minute, 1001, "reply ✗ Nothing was sent: you wrote that before this was asked."},
+		{2 * time.Minute, 1001, "reply ✗ Nothing was done: it is not sure which question you mean. " +
+			"Reply to the question's own message, or send it again."},
 		{2 * time.Hour, 1001, "reply ✗ Nothing was sent: you wrote that before  [SID:aaaaaaaa] began."},
 		{0, -5, "reply "},
 	} {
-		m := &message{From: &user{ID: 1001}, Text: "yes"}
+		m := &message{From: &user{ID: 1001}, Text: "yes", Date: now.Add(-c.age).Unix()}
 		m.Chat.ID = c.chat
 		got := tgWish((&incoming{message: m, view: v, at: now.Add(-c.age)}).understand())
 		if got != c.want {
@@ -11471,12 +11473,12 @@ func TestSpeakSwitchedOff(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := storeQuestion(session.ID)
-			p.Prompt, p.Status = c.p, AwaitingReply
+			p.Prompt, p.Status, p.MsgDate = c.p, AwaitingReply, 1
 			other := storeQuestion(newID())
 			other.Status, other.Prompt = AwaitingReply, Prompt{Type: YesNo}
 			v := viewOf(map[string]Record{"prompt " + p.ID: p, "prompt " + other.ID: other})
 			h := &incoming{
-				message: &message{From: &user{ID: 1001}},
+				message: &message{From: &user{ID: 1001}, Date: 3},
 				view:    v, freeText: c.texts,
 				at: time.Now().Add(time.Minute),
 			}
@@ -15128,14 +15130,14 @@ func TestMessagesOfAPrompt(t *testing.T) {
 		change func(*Store, string) error
 		after  state
 	}{
-		{"the first", state{}, func(s *Store, id string) error { return s.Offered(id, 5) }, state{5, "", nil}},
-		{"a newer one", state{5, "", nil}, func(s *Store, id string) error { return s.Offered(id, 9) },
+		{"the first", state{}, func(s *Store, id string) error { return s.Offered(id, 5, 0) }, state{5, "", nil}},
+		{"a newer one", state{5, "", nil}, func(s *Store, id string) error { return s.Offered(id, 9, 0) },
 			state{9, "", []int64{5}}},
-		{"one after the outcome", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 9) },
+		{"one after the outcome", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 9, 0) },
 			state{9, "", nil}},
-		{"an older one", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 3) },
+		{"an older one", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 3, 0) },
 			state{5, Canceled, []int64{3}}},
-		{"its own", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 5) },
+		{"its own", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 5, 0) },
 			state{5, "", nil}},
 		{"edited", state{5, "", []int64{3}}, func(s *Store, id string) error { return s.Edited(id, 5, Canceled, false) },
 			state{5, Canceled, []int64{3}}},
@@ -15838,23 +15840,6 @@ func TestTryDisk(t *testing.T) {
 // ---- store.go: commands ----
 // What runs inside of a session answers nothing.
 
-// What runs in a session that has no record yet is inside of it: its tool starts first.
-func TestInsideBeforeItIsRecorded(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	id := newID()
-	release, err := s.HoldSession(id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s.inside(id) != id || s.inside("") != "" || s.inside(newID()) != "" {
-		t.Errorf("inside %q, %q, %q", s.inside(id), s.inside(""), s.inside(newID()))
-	}
-	release()
-	if s.inside(id) != "" {
-		t.Error("inside of a session that is over")
-	}
-}
-
 // TestStoreCommands: status, approvals, answer and logs show what is there, and answer once.
 func TestStoreCommands(t *testing.T) {
 	t.Parallel()
@@ -15963,8 +15948,8 @@ func TestAnsweredWithoutAuditLog(t *testing.T) {
 	}
 }
 
-// inside knows a session by its tool or its wrapper above this process, by the environment, or by the system's session;
-// what is not there any more, or another process by now, is no session.
+// inside knows a session by its tool or its wrapper above this process; what is not there any more, or another process
+// by now, is no session.
 func TestInside(t *testing.T) {
 	needUnix(t)
 	parent, grandparent := os.Getppid(), parentOf(os.Getppid())
@@ -15973,66 +15958,47 @@ func TestInside(t *testing.T) {
 	}
 	above := processStart(parent)
 	rows := []struct {
-		name  string
-		r     SessionRecord
-		held  bool // its wrapper lives
-		env   bool
-		found bool
+		name   string
+		r      SessionRecord
+		holder int // of its lock, 0: it is free
+		found  bool
 	}{
-		{"nothing", SessionRecord{}, true, false, false},
-		{"the tool above", SessionRecord{PID: parent, PIDStart: above}, true, false, true},
-		{"the tool further above", SessionRecord{PID: grandparent, PIDStart: processStart(grandparent)}, true, false,
-			true},
-		{"the tool above, its wrapper killed", SessionRecord{PID: parent, PIDStart: above}, false, false, true},
-		{"another process by now", SessionRecord{PID: parent, PIDStart: above + 1}, true, false, false},
-		{"the wrapper above", SessionRecord{Wrapper: parent}, true, false, true},
-		{"the wrapper above is another by now", SessionRecord{Wrapper: parent}, false, false, false},
-		{"environment", SessionRecord{}, true, true, true},
-		{"environment of a session that is over", SessionRecord{}, false, true, false},
-		{"the system's session", SessionRecord{PID: systemSession()}, true, false, true},
-		{"the system's session, over", SessionRecord{PID: systemSession(), PIDStart: 1}, false, false, false},
-		{"this process itself", SessionRecord{Wrapper: os.Getpid()}, true, false, false},
+		{"nothing", SessionRecord{}, os.Getpid(), false},
+		{"the tool above", SessionRecord{PID: parent, PIDStart: above}, os.Getpid(), true},
+		{"the tool further above", SessionRecord{PID: grandparent, PIDStart: processStart(grandparent)}, 0, true},
+		{"another process by now", SessionRecord{PID: parent, PIDStart: above + 1}, 0, false},
+		{"the wrapper above", SessionRecord{}, parent, true},
+		{"the wrapper above is another by now", SessionRecord{Wrapper: parent}, 0, false},
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
-			if strings.HasPrefix(row.name, "the system's session") && systemSession() == 0 {
-				t.Skip("this process's session is another pid namespace's, which has no number here")
-			}
-			if row.name == "another process by now" && systemSession() == parent {
-				t.Skip("the parent leads this process's session, by which it is found")
-			}
 			if row.name == "the tool further above" && grandparent == 0 {
 				t.Skip("the parent is the first process of this pid namespace")
 			}
 			s := storeAt(t, home(t, ""))
 			row.r.ID, row.r.Status = newID(), "active"
-			if row.held {
+			if row.holder != 0 {
 				release, err := s.HoldSession(row.r.ID)
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer release()
+				if err := os.WriteFile(s.lockPath(row.r.ID), fmt.Appendf(nil, "%-10d\n", row.holder), 0o600); err != nil {
+					t.Fatal(err)
+				}
 			}
 			if err := storeUpdate(s, &row.r); err != nil {
 				t.Fatal(err)
 			}
-			env := ""
-			if row.env {
-				env = row.r.ID
-			}
-			want := ""
-			if row.found {
-				want = row.r.ID
-			}
-			if got := s.inside(env); got != want {
-				t.Errorf("inside %q, want %q", got, want)
+			if got := s.inside(); got != row.found {
+				t.Errorf("inside: %v, want %v", got, row.found)
 			}
 		})
 	}
 }
 
-// A tool that answers its own question is refused, however it gets away from its parents, its environment or its
-// terminal; from elsewhere the same answer is taken.
+// A tool that answers its own question is refused, whatever it does to its environment, and when it has left its parents
+// and its terminal; from elsewhere the same answer is taken.
 func TestAnswerFromInside(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
@@ -16055,8 +16021,12 @@ func TestAnswerFromInside(t *testing.T) {
 		{"without the environment", say("env -u ATLASBRIDGE_SESSION " + answer)},
 		{"only its parents tell", say("env -u ATLASBRIDGE_SESSION setsid sh -c '" + answer + "; exit $?'")},
 		{"only its environment tells", "(setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
-		{"only its system session tells",
-			"(env -u ATLASBRIDGE_SESSION nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
+		{"its environment names nothing",
+			"(ATLASBRIDGE_SESSION= setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
+		{"its environment names nobody",
+			"(ATLASBRIDGE_SESSION=x setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
+		{"its environment names another session", "(ATLASBRIDGE_SESSION=" + newID() + " setsid nohup bash -c '" +
+			say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
 	}
 	for _, row := range rows {
 		refused := t.Run(row.name, func(t *testing.T) {
@@ -16071,7 +16041,7 @@ func TestAnswerFromInside(t *testing.T) {
 				said, err = os.ReadFile(filepath.Join(work, "said"))
 				return err == nil
 			})
-			want := "atlasbridge: this runs inside the session that is asked about"
+			want := "atlasbridge: this runs inside of a session"
 			if !strings.Contains(string(said), want) ||
 				!strings.HasSuffix(string(said), "exit 1\n") {
 				t.Errorf("%s\nsays %s", row.script, said)
@@ -16135,7 +16105,7 @@ func TestAnswerFromAnotherSession(t *testing.T) {
 	p := storePrompt(t, s, ids[0], AwaitingReply, nil)
 	t.Setenv("ATLASBRIDGE_SESSION", ids[1])
 	code, _, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
-	if code != exitFailed || !strings.Contains(stderr, "inside the session "+shortID(ids[1])) {
+	if code != exitFailed || !strings.Contains(stderr, "inside of a session") {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
 	if q := storeView(t, s).Prompts[p.ID]; q.Status != AwaitingReply {
@@ -16977,7 +16947,6 @@ func TestAuditAside(t *testing.T) {
 	if note := noteOf(t, dir); note.Values["broken"] != "" {
 		t.Errorf("noted %+v", note)
 	}
-	t.Setenv("ATLASBRIDGE_SESSION", "no session")
 	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != 0 {
 		t.Error("a sound log is not put aside:", errs)
 	}
@@ -25336,6 +25305,7 @@ type botAPI struct {
 	polls    []int64       // offsets asked for
 	messages map[int64]*seen
 	past     []seen            // what was sent or edited, in order
+	dates    int64             // seconds from now that date what is written: a person reads first
 	told     map[string]string // what a tap was told, by its id
 	taps     int
 	lastID   int64
@@ -25362,6 +25332,7 @@ func newBotAPI(t *testing.T) *botAPI {
 		messages: map[int64]*seen{},
 		told:     map[string]string{},
 		lastID:   100,
+		dates:    3,
 		lastUp:   9000,
 		flying:   map[int64]int{},
 		answers:  map[string]func(map[string]any) string{},
@@ -25752,11 +25723,12 @@ func (s *botAPI) done(id int64) {
 func (s *botAPI) writesIn(thread int64, text string, to int64) (id int64) {
 	s.mu.Lock()
 	id = 5000 + s.lastUp
+	date := time.Now().Unix() + s.dates
 	s.mu.Unlock()
 	chat := map[string]any{"id": 1001, "type": "private"}
 	m := map[string]any{
 		"message_id": id,
-		"date":       time.Now().Unix() + 1,
+		"date":       date,
 		"text":       text,
 		"from":       map[string]any{"id": 1001, "first_name": "Operator"},
 		"chat":       chat,
