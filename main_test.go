@@ -1153,7 +1153,7 @@ func TestReloadWhileProbing(t *testing.T) {
 	st := storeAt(t, home(t, ""))
 	for range 20 {
 		s := &session{
-			cfg:     &Config{Dir: st.Dir, Token: "1:old"},
+			cfg:     &Config{Dir: st.Dir, Token: "1:old", getenv: os.Getenv},
 			st:      st,
 			ch:      localChannel{},
 			log:     &Log{},
@@ -1649,8 +1649,9 @@ func TestReloadKeepsFlags(t *testing.T) {
 	if opts == nil {
 		t.Fatal(code)
 	}
-	s := &session{flags: settingsOf(opts), st: st, ch: localChannel{}, log: &Log{}}
-	s.cfg = &Config{Dir: st.Dir, Channel: "local", Timeout: time.Hour, PermissionTimeout: time.Hour, Stream: true}
+	s := &session{st: st, ch: localChannel{}, log: &Log{}}
+	s.cfg = &Config{Dir: st.Dir, Channel: "local", Timeout: time.Hour, PermissionTimeout: time.Hour, Stream: true,
+		getenv: os.Getenv, flags: settingsOf(opts)}
 	s.tg = newTelegram(s.cfg, st, s.log)
 	s.reload()
 	got := *s.cfg
@@ -3892,21 +3893,6 @@ func TestHooksEnd(t *testing.T) {
 			h.rec.CreatedAt = time.Now().Add(-80 * time.Second)
 			h.rec.ExpiresAt = time.Now().Add(20 * time.Second)
 		}, Created, ""},
-		{"a script's, the tool works for long", func(s *session, h *question, _ func()) {
-			h.rec.Source = fromAsk
-			s.det.Feed([]byte(working), time.Now())
-			s.calm, h.rec.CreatedAt = long, long
-		}, Created, ""},
-		{"a script's, little time left, unasked", func(s *session, h *question, _ func()) {
-			h.rec.Source = fromAsk
-			h.rec.ExpiresAt, s.q = long, &question{}
-		}, Created, ""},
-		{"a script's, gone, a key", func(_ *session, h *question, unlock func()) {
-			h.rec.Source = fromAsk
-			h.noteTyped("cli:local", time.Now())
-			unlock()
-			h.checkAt = long
-		}, Canceled, "who asked has ended"},
 		{"time left, unasked", func(s *session, h *question, _ func()) {
 			h.rec.CreatedAt = time.Now().Add(-50 * time.Second)
 			h.rec.ExpiresAt = time.Now().Add(50 * time.Second)
@@ -19714,6 +19700,203 @@ func saysExpiredWord(w *botAPI, id int64) string {
 
 var overWord = regexp.MustCompile(`(?i)⌛|nobody answered|no answer`)
 
+// TestTextIsForWhatWasThere: a text that replies to nothing answers no question that had only just been sent when it was
+// written, nor one when another had just ended, whatever the clocks say: it is refused with words; a later one counts.
+func TestTextIsForWhatWasThere(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct {
+		ended string // by whom the question is that was meant
+		skew  int64  // seconds that Telegram's clock is ahead
+	}
+	beside(t, []row{{"keyboard", 0}, {"keyboard", 2}, {"phone", 0}, {"phone", 1}}, func(t *testing.T, r row) {
+		w, c, dir, x := stageSession(t, "")
+		w.skew = r.skew
+		c.show("first", "Delete the cache? (y/n) ")
+		m := w.find("Delete the cache?", yesButton)
+		openPrompt(t, dir)
+		if r.ended == "phone" {
+			w.writes("y", 0)
+			c.reads("first", "y\n")
+		} else {
+			x.types("n\r")
+			c.reads("first", "n\n")
+		}
+		c.show("second", "done\r\nDelete production? (y/n) ")
+		w.find("Delete production?", yesButton)
+		promptOf(t, dir, "Delete production?", func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+		w.change(func() { w.dates = 0 })
+		id := w.writes("y", 0)
+		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was done: .*question's own message`, id))
+		w.settled(m.id)
+		if keys := c.keysAt("second"); keys != "" {
+			t.Errorf("%q was typed at the second question", keys)
+		}
+		w.change(func() { w.dates = 6 })
+		w.writes("n", 0)
+		c.reads("second", "n\n")
+	})
+}
+
+// TestTextAfterAScript: a text that was meant for a script's question, which has just been answered, does not answer the
+// only session's, however long that has been there.
+func TestTextAfterAScript(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w, c, dir, _ := stageSession(t, "")
+	c.show("ask", "Delete production? (y/n) ")
+	w.find("Delete production?", yesButton)
+	promptOf(t, dir, "Delete production?", func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+	script := asks(t, dir, "", "Delete the cache?")
+	w.press(w.shows("Delete the cache?", "Yes"), "Yes")
+	script.gets(0, "yes\n", "")
+	id := w.writes("y", 0)
+	w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was done: `, id))
+	if keys := c.keys(); keys != "" {
+		t.Errorf("%q was typed", keys)
+	}
+}
+
+// TestRepliesToElsewhere: what replies to something that is no message of this chat is no plain text: it is refused.
+func TestRepliesToElsewhere(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, []string{"external_reply", "quote", "reply_to_story"}, func(t *testing.T, member string) {
+		w, c, dir, _ := stageSession(t, "")
+		c.show("ask", "Delete production? (y/n) ")
+		m := w.find("Delete production?", yesButton)
+		openPrompt(t, dir)
+		chat := map[string]any{"id": 1001, "type": "private"}
+		w.update(map[string]any{"message": map[string]any{"message_id": 4999, "date": time.Now().Unix() + 3, "text": "y",
+			"from": map[string]any{"id": 1001}, "chat": chat, member: map[string]any{"text": "Delete the cache?"}}})
+		w.until(t, "sendMessage", `"message_id":4999.*Nothing was done: `)
+		if keys := c.keys(); keys != "" {
+			t.Errorf("%q was typed", keys)
+		}
+		w.tap(m, noButton)
+		c.reads("ask", "n\n")
+	})
+}
+
+// TestTakenOutOfTheAllowlist: who is taken out of config.toml answers nothing from then on, also where nobody told the
+// process that listens; while config.toml is wrong what it said before counts, and that is told.
+func TestTakenOutOfTheAllowlist(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	p := newBotAPI(t)
+	group := func(users string) string {
+		config := strings.Replace(p.config(""), "chat_id = 1001", "chat_id = -1005", 1)
+		return strings.Replace(config, "[1001]", users, 1)
+	}
+	dir := home(t, group("[1001, 1002]"))
+	bridge(t, dir, "run", "sleep", "60")
+	st := storeAt(t, dir)
+	comesTrue(t, "the session listens", func() bool { return st.holder("poll.lock") > 0 })
+	taps := func(m seen, by int, label string) {
+		data, _ := m.ending(label)
+		p.update(map[string]any{"callback_query": map[string]any{"id": fmt.Sprint("by ", by), "data": data,
+			"from": map[string]any{"id": by}, "message": map[string]any{"message_id": m.id, "date": time.Now().Unix(),
+				"chat": map[string]any{"id": -1005, "type": "supergroup"}}}})
+	}
+	writeConfig := func(text string) {
+		if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := asks(t, dir, "", "--timeout", "50s", "First?")
+	m := p.shows("First?", "Yes")
+	writeConfig(group("[1001]"))
+	taps(m, 1002, "Yes")
+	comesTrue(t, "who was taken out is a stranger", func() bool { return auditCount(t, dir, "UNAUTHORIZED") > 0 })
+	writeConfig("nonsense")
+	taps(m, 1001, "No")
+	first.gets(1, "no\n", "")
+	p.shows("the settings stay as they were", "")
+}
+
+// TestAskBesideAQuestion: a script that asks in the background of a session keeps none of the session's own questions
+// from the phone, and each gets its own answer.
+func TestAskBesideAQuestion(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	p := newBotAPI(t)
+	x := bridge(t, home(t, p.config("away_after_seconds = 0")), "run", "--name", "box", "bash", "-c",
+		`ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" ask Deploy? >out & read -p "Delete it? (y/n) " a; wait; `+
+			`echo "got $a, $(cat out)"; rm out`)
+	asked := p.shows("Deploy?", "Yes")
+	m := p.shows("Delete it?", "No")
+	if !strings.Contains(asked.text, "box") {
+		t.Errorf("it does not name its session: %s", asked.text)
+	}
+	p.press(m, "No")
+	p.settled(m.id)
+	p.press(asked, "Yes")
+	x.sees("got n, yes")
+	x.exits(0)
+}
+
+// TestHookEndsWithItsSession: a hook whose session was killed ends within seconds and says nothing, so that the tool's
+// dialog asks.
+func TestHookEndsWithItsSession(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	p := newBotAPI(t)
+	dir := home(t, p.config(""))
+	x := bridge(t, dir, "run", "sleep", "60")
+	r := theSession(t, storeAt(t, dir))
+	h := &script{Cmd: exec.Command(os.Args[0], "hook"), t: t}
+	h.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "ATLASBRIDGE_SESSION="+r.ID)
+	h.Stdin = strings.NewReader(`{"hook_event_name":"PermissionRequest","tool_name":"Bash","tool_input":{"command":"ls"}}`)
+	h.Stdout = &h.stdout
+	h.Stderr = &h.stderr
+	if err := h.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.shows("ls", "Yes")
+	x.kill(r.Wrapper, syscall.SIGKILL)
+	killed := time.Now()
+	h.gets(0, "", "^$")
+	if took := time.Since(killed); took > 5*time.Second {
+		t.Errorf("it ended after %v", took)
+	}
+}
+
+// TestAskAgainIsOver: what expired cannot be asked again when it was answered at the keyboard, or another question
+// stands there: the button goes.
+func TestAskAgainIsOver(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, []string{"done\r\n", "Really? (y/n) "}, func(t *testing.T, next string) {
+		w, c, _, x := stageSession(t, "timeout_seconds = 3\npermission_timeout_seconds = 3")
+		c.show("ask", "Colours\r\n1) red\r\n2) green\r\nChoose a number: ")
+		m := w.find("Choose a number", againButton)
+		x.types("1\r")
+		c.reads("ask", "1\n")
+		c.show("next", next)
+		w.settled(m.id)
+	})
+}
+
+// TestInboxFullOfLargeUpdates: however much strangers send at once, the operator's tap arrives.
+func TestInboxFullOfLargeUpdates(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w, c, dir, _ := stageSession(t, "")
+	c.show("ask", "Continue? (y/n) ")
+	m := w.find("Continue?", yesButton)
+	openPrompt(t, dir)
+	from := func(size int) map[string]any {
+		return map[string]any{"message": map[string]any{"message_id": 1, "text": strings.Repeat("x", size),
+			"from": map[string]any{"id": 666}, "chat": map[string]any{"id": 666, "type": "private"}}}
+	}
+	for range 100 {
+		w.update(from(200_000))
+	}
+	w.update(from(17 << 20))
+	w.tap(m, yesButton)
+	c.reads("ask", "y\n")
+}
+
 // ---- the whole program: jobs and pipes ----
 // A shell stops and resumes a tool, and joins it with others, as it does without us.
 
@@ -20692,8 +20875,7 @@ func TestAsksBeside(t *testing.T) {
 	}
 }
 
-// TestAskInside: in a session it is that session's question, told under its name, one after the other, whatever is
-// typed there; what runs inside does not answer it.
+// TestAskInside: a script in a session asks under that session's name, whatever is typed there, and two may ask at once.
 func TestAskInside(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
@@ -20710,10 +20892,6 @@ func TestAskInside(t *testing.T) {
 	p.press(m, "No")
 	x.sees("first 1")
 	p.settled(m.id)
-	v := storeView(t, storeAt(t, dir))
-	if len(v.Sessions) != 1 {
-		t.Errorf("there are %d sessions", len(v.Sessions))
-	}
 	for range 2 {
 		m := p.where("an open question", func(m seen) bool { return len(m.buttons) > 0 })
 		press := "Yes"
@@ -20733,8 +20911,7 @@ func TestAskInside(t *testing.T) {
 	}
 }
 
-// TestAskInsideUnanswered: a session's script learns that nobody answered, that it was given up is told, and neither
-// keeps the session's next question back.
+// TestAskInsideUnanswered: a session's script learns that nobody answered, and that it was given up is told.
 func TestAskInsideUnanswered(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
@@ -21459,7 +21636,6 @@ func (s *sim) play() {
 	s.keys.more = make(chan struct{}, 1)
 	sess := &session{
 		cfg:         s.cfg,
-		flags:       map[string]string{},
 		st:          st,
 		ch:          tg,
 		tg:          tg,
@@ -25305,7 +25481,8 @@ type botAPI struct {
 	polls    []int64       // offsets asked for
 	messages map[int64]*seen
 	past     []seen            // what was sent or edited, in order
-	dates    int64             // seconds from now that date what is written: a person reads first
+	skew     int64             // seconds that its clock is ahead
+	dates    int64             // seconds after which what is written is dated: a person reads first
 	told     map[string]string // what a tap was told, by its id
 	taps     int
 	lastID   int64
@@ -25489,7 +25666,7 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 	s.past = append(s.past, now)
 	words, _ := json.Marshal(text)
 	return apiResult(fmt.Sprintf(`{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"},"text":%s}`,
-		id, time.Now().Unix(), words))
+		id, time.Now().Unix()+s.skew, words))
 }
 
 // topicDone does with a topic what a request asks for, and returns the answer.
@@ -25527,7 +25704,8 @@ func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[stri
 		s.updates = slices.DeleteFunc(s.updates, func(u string) bool {
 			return updateID(u) < offset
 		})
-		batch := strings.Join(s.updates, ",")
+		limit := cmp.Or(numberOf(p, "limit"), 100)
+		batch := strings.Join(s.updates[:min(int(limit), len(s.updates))], ",")
 		changed := s.changed
 		s.mu.Unlock()
 		if batch != "" {
@@ -25723,7 +25901,7 @@ func (s *botAPI) done(id int64) {
 func (s *botAPI) writesIn(thread int64, text string, to int64) (id int64) {
 	s.mu.Lock()
 	id = 5000 + s.lastUp
-	date := time.Now().Unix() + s.dates
+	date := time.Now().Unix() + s.skew + s.dates
 	s.mu.Unlock()
 	chat := map[string]any{"id": 1001, "type": "private"}
 	m := map[string]any{

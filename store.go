@@ -195,6 +195,9 @@ type Config struct {
 
 	inForce []setting // all of them, with value and origin
 	ignored []string  // what the environment says that is not used, and why
+	stamp   string    // of the file that was read, see configStamp
+	getenv  func(string) string
+	flags   map[string]string // of the command line, by setting
 
 	mend func(key string, problem error) bool // whether that value in the file is left out; nil: none is
 }
@@ -280,11 +283,11 @@ func settings(c *Config) []setting {
 }
 
 // loadConfig reads dir/config.toml (absent: all defaults), the environment (getenv) and the flags: key → text as it
-// would stand in the environment. With an error, only Dir and ignored are set.
+// would stand in the environment. With an error, only Dir, ignored and stamp are set.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
 	c := newConfig(dir)
 	if err := c.load(getenv, flags); err != nil {
-		return &Config{Dir: dir, ignored: c.ignored}, err
+		return &Config{Dir: dir, ignored: c.ignored, stamp: c.stamp}, err
 	}
 	return c, nil
 }
@@ -295,6 +298,9 @@ func newConfig(dir string) *Config { return &Config{Dir: dir, SafeDefaults: map[
 // load gives every setting its value. A source is checked also where another one wins over it. What another program may
 // have meant is left out where it is wrong, and so is what mend says.
 func (c *Config) load(getenv func(string) string, flags map[string]string) error {
+	c.getenv = getenv
+	c.flags = flags
+	c.stamp = configStamp(c.Dir)
 	rows := settings(c)
 	file, err := readConfig(filepath.Join(c.Dir, "config.toml"), rows)
 	if err != nil {
@@ -331,6 +337,38 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 	}
 	c.maskToken()
 	return c.chooseChannel()
+}
+
+// configStamp tells a config.toml from what it was before, "": there is none.
+func configStamp(dir string) string {
+	info, err := os.Stat(filepath.Join(dir, "config.toml"))
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprint(info.ModTime().UnixNano(), " ", info.Size())
+}
+
+// reloaded is c, which others may be reading, with what can change while a session runs as it is set now. After an error
+// nothing has changed.
+func (c *Config) reloaded() (*Config, error) {
+	fresh := *c
+	now, err := loadConfig(c.Dir, c.getenv, c.flags)
+	fresh.stamp = now.stamp
+	if err != nil {
+		return &fresh, fmt.Errorf("the settings stay as they were: %w", err)
+	}
+	fresh.Timeout = now.Timeout
+	fresh.PermissionTimeout = now.PermissionTimeout
+	fresh.Away = now.Away
+	fresh.FreeText = now.FreeText
+	fresh.NotifyIdle = now.NotifyIdle
+	fresh.Users = now.Users
+	if now.Channel == "telegram" && c.Channel == "telegram" {
+		fresh.Token = now.Token
+		fresh.ChatID = now.ChatID
+		fresh.APIBase = now.APIBase
+	}
+	return &fresh, nil
 }
 
 // shared tells that the value is from a variable that other programs read too, such as LOG_LEVEL.

@@ -126,6 +126,21 @@ func (t *Telegram) configure(cfg *Config) {
 	close(*t.fresh.Swap(ref(make(chan struct{}))))
 }
 
+// refresh has the settings count that config.toml has now: who was taken out of it answers nothing more. Once it tells
+// that they are wrong; then nothing changes.
+func (t *Telegram) refresh() error {
+	old := t.cfg.Load()
+	if configStamp(old.Dir) == old.stamp {
+		return nil
+	}
+	fresh, err := old.reloaded()
+	t.configure(fresh)
+	if err != nil {
+		return err
+	}
+	return t.store.Audit().Append(Event{Name: "CONFIG_RELOADED"})
+}
+
 // Close gives back connections that are not in use.
 func (t *Telegram) Close() error {
 	t.http.CloseIdleConnections()
@@ -2388,6 +2403,7 @@ func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (
 // ask sends the question as the state has it when the message leaves, changed by dress, and only if it is open then.
 // other is its session where the state does not know it yet.
 func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dress func(*PromptRecord)) (int64, error) {
+	t.warn(t.refresh())
 	var sent sentMessage
 	write := func() *outgoing {
 		stored, s, _ := t.store.Prompt(id) // as it was, where it cannot be read
@@ -3592,6 +3608,16 @@ func (r *receiver) poll() {
 			r.waitOut(failed, failures, fresh)
 			failures++
 			params.Timeout = 1 // short: to know soon that all is well
+			continue
+		}
+		if err := r.refresh(); err != nil {
+			r.warn(err)
+			r.background(func() error {
+				_, err := r.Notify(r.ctx, Notice{Text: "⚠ " + err.Error()})
+				return err
+			})
+		}
+		if r.botID() != bot { // they are another bot's
 			continue
 		}
 		failures = 0
