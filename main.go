@@ -278,8 +278,8 @@ inside a session cannot answer: not its own questions, nor another's.`,
 			},
 			about: `Sends the question to your phone, waits, and prints the answer: yes, no, a
 choice as you wrote it, or the text. With - what it is about comes from
-standard input, up to 64 KiB. Needs no session; inside one it is that session's
-question.`,
+standard input, up to 64 KiB. Needs no session; inside one it has that one's
+label, and the bot that config.toml names.`,
 			examples: []string{
 				`atlasbridge ask "Deploy 1.4 to prod?" && ./deploy`,
 				`git diff | atlasbridge ask --choices merge,wait "Merge this?" -`,
@@ -1905,7 +1905,6 @@ var (
 // session is one run of a tool.
 type session struct {
 	// Set before the loop runs; any goroutine may read them.
-	flags       map[string]string // of the command line, by setting: a reload keeps them
 	st          *Store
 	ch          Channel
 	tg          *Telegram // ch, unless that is local
@@ -1979,6 +1978,7 @@ type session struct {
 	seenAs  string       // named, when it was found
 	spent   *Prompt      // seen, when the tool has said that it is over
 	spentAt time.Time    // when that was
+	lapsed  bool         // what stands on the screen expired: it may be asked again
 	q       *question    // in force
 	hooks   []*question  // of hooks, in the order they came; q may be one of them
 	named   string       // what a known tool says that it asks: the protocol's words, "" nothing
@@ -2227,7 +2227,6 @@ func newSession(c *command) (*session, error) {
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	s := &session{
 		cfg:     cfg,
-		flags:   flags,
 		st:      st,
 		ch:      localChannel{},
 		tg:      newTelegram(cfg, st, log),
@@ -2965,26 +2964,14 @@ func (s *session) terminate() {
 // reload takes over the allowlist and limits of the configuration file, or keeps the old ones and
 // says so.
 func (s *session) reload() {
-	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, s.flags)
+	fresh, err := s.cfg.reloaded()
 	if err != nil {
-		s.log.Warn("the settings stay as they were", "error", err.Error())
-		s.notify(Notice{Text: "⚠ the settings stay as they were: " + err.Error()})
+		s.log.Warn(err.Error())
+		s.notify(Notice{Text: "⚠ " + err.Error()})
 		return
 	}
-	fresh := *s.cfg // others read the old one
-	fresh.Timeout = cfg.Timeout
-	fresh.PermissionTimeout = cfg.PermissionTimeout
-	fresh.Away = cfg.Away
-	fresh.FreeText = cfg.FreeText
-	fresh.NotifyIdle = cfg.NotifyIdle
-	fresh.Users = cfg.Users
-	if cfg.Channel == "telegram" && s.cfg.Channel == "telegram" {
-		fresh.Token = cfg.Token
-		fresh.ChatID = cfg.ChatID
-		fresh.APIBase = cfg.APIBase
-	}
-	s.cfg = &fresh
-	s.tg.configure(&fresh)
+	s.cfg = fresh
+	s.tg.configure(fresh)
 	s.audit("auditing the reload", Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID})
 }
 
@@ -3649,7 +3636,7 @@ func (s *session) noteTyped(by string, at time.Time) {
 // unseenHook is the waiting hook's question whose dialog stands on the screen, but has not been seen yet: a key can
 // come before output has settled. nil: there is none.
 func (s *session) unseenHook() *question {
-	unseen := func(h *question) bool { return h.dialog == nil && h.rec.Source == fromHook }
+	unseen := func(h *question) bool { return h.dialog == nil }
 	if !slices.ContainsFunc(s.hooks, unseen) {
 		return nil
 	}
@@ -3660,11 +3647,8 @@ func (s *session) unseenHook() *question {
 	return s.hookOf(p)
 }
 
-// noteTyped notes who pressed a key that may answer the question, and when. A script's is answered by none.
+// noteTyped notes who pressed a key that may answer the question, and when.
 func (q *question) noteTyped(by string, at time.Time) {
-	if q.rec.Source == fromAsk {
-		return
-	}
 	q.typedBy = by
 	q.typedAt = at
 }
@@ -3709,7 +3693,7 @@ func (s *session) detect() {
 	}
 	p := s.det.Tick(tty, now)
 	// The screen may have gone straight on to another question.
-	if s.seen != nil && (p != nil || s.det.Gone(tty, now)) {
+	if (s.seen != nil || s.lapsed) && (p != nil || s.det.Gone(tty, now)) {
 		s.endSeen(p)
 	}
 	if p != nil {
@@ -3751,6 +3735,9 @@ func (s *session) detectDue(now time.Time) bool {
 func (s *session) endSeen(p *Prompt) {
 	s.seen = nil
 	s.spent = nil
+	if s.lapsed {
+		s.endExpired("the question left the screen")
+	}
 	for _, h := range s.hooks {
 		if h.dialog != nil {
 			h.dialog = nil
@@ -3839,7 +3826,7 @@ func (s *session) questionStep() {
 			s.gate = newGate(q)
 		}
 	case !q.rec.Open(): // its hook passes the answer on
-	case q.rec.Status == Created && q.rec.Source != fromAsk && s.waitsForKeyboard():
+	case q.rec.Status == Created && s.waitsForKeyboard():
 	case s.turnAt(q.rec.ExpiresAt):
 		s.expire(q)
 	case q.rec.Status == Created:
@@ -3930,7 +3917,7 @@ func (s *session) route(q *question) {
 // expire ends a question that nobody answered. A hook refuses then. For any other, only what is
 // known to refuse is typed, and nothing at all while somebody may still feed standard input.
 func (s *session) expire(q *question) {
-	byHook := q.screen == nil && q.rec.Source != fromAsk
+	byHook := q.screen == nil
 	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
 	expired := s.transition(q.rec.ID, Expired, func(r *PromptRecord) {
 		r.Reason = fmt.Sprintf("no answer in %d s", int(life.Seconds()))
@@ -3950,6 +3937,7 @@ func (s *session) expire(q *question) {
 		q.checkAt = time.Now()
 	case q.rec.Value == nil:
 		s.end(q, "", "")
+		s.lapsed = true
 	default:
 		q.decided = true
 		s.next = time.Now()
@@ -4064,7 +4052,7 @@ func (s *session) handleRecord(rec Record) {
 	case *PromptRecord:
 		q := s.byID(r.ID)
 		switch {
-		case q == nil && (r.Source == fromHook || r.Source == fromAsk) && r.Status == Created:
+		case q == nil && r.Source == fromHook && r.Status == Created:
 			s.addHook(*r)
 		case q == nil || r.Status == q.rec.Status:
 		case s.gate != nil && s.gate.q == q: // it is being typed
@@ -4269,20 +4257,19 @@ func (s *session) spentStep() {
 
 // checkHook ends a hook's question that is over without us: its dialog is gone, the tool says that
 // it asks nothing any more, the hook itself is gone, or it still waits behind others in the last
-// quarter of its time: nobody could answer it then. A script's question has no dialog, and expires by itself.
+// quarter of its time: nobody could answer it then.
 func (s *session) checkHook(h *question) {
-	hasDialog := h.rec.Source != fromAsk
 	gone := !h.goneAt.IsZero() && s.turnAt(h.goneAt.Add(dialogGone))
-	quiet := hasDialog && !s.calm.IsZero() && s.turnAt(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
+	quiet := !s.calm.IsZero() && s.turnAt(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
 	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)
 	switch {
 	case h.rec.Status == Injected:
-		if !hasDialog || s.answerTaken(h) {
+		if s.answerTaken(h) {
 			s.resolveHook(h)
 		}
 	case h.rec.Open() && (gone || quiet && h.dialog == nil):
 		s.end(h, Canceled, "answered in the terminal, or given up by the tool")
-	case hasDialog && h.rec.Status == Created && h != s.q && s.turnAt(h.rec.ExpiresAt.Add(-life/4)):
+	case h.rec.Status == Created && h != s.q && s.turnAt(h.rec.ExpiresAt.Add(-life/4)):
 		s.end(h, Canceled, "its time was over before it could be asked: the dialog asks")
 	case s.turnAt(h.checkAt):
 		h.checkAt = time.Now().Add(hookCheck)
@@ -4488,6 +4475,7 @@ func (s *session) askAgain(r *InputRecord) {
 		return
 	}
 	s.seen = nil
+	s.endExpired("it was asked again")
 	s.det.Again()
 	s.inputDone(r, "", Notice{})
 }
@@ -4730,11 +4718,11 @@ func (s *session) askPhone(q *question) {
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
 	q.unsend = cancel
 	s.breakStream()
-	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
+	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(_ int64, err error) {
 		if err != nil {
 			return
 		}
-		if !s.transition(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg }) {
+		if !s.transition(p.ID, AwaitingReply, asIs) {
 			s.settleLatest(p.ID) // it was answered meanwhile
 		}
 	})
@@ -5789,7 +5777,7 @@ func (s *session) endQuestions() {
 	if s.q != nil {
 		s.end(s.q, Failed, "the program ended")
 	}
-	s.endExpired()
+	s.endExpired("the program has ended")
 }
 
 // endInputs refuses what the phone wanted and what was still to be done.
@@ -5820,14 +5808,15 @@ func (s *session) endHook(h *question) {
 }
 
 // endExpired takes back the offer to ask again what expired, the oldest first: there is nothing to
-// ask any more.
-func (s *session) endExpired() {
+// ask any more, for this reason.
+func (s *session) endExpired(why string) {
+	s.lapsed = false
 	for _, p := range s.st.PromptsOf(s.rec.ID) {
 		if !p.mayBeAsked() {
 			continue
 		}
 		ended := s.transition(p.ID, Failed, func(r *PromptRecord) {
-			r.Reason += ", and the program has ended"
+			r.Reason += ", and " + why
 		})
 		if ended {
 			s.settle(*p, s.rec)
@@ -6234,6 +6223,11 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) 
 	if err != nil {
 		return nil, err
 	}
+	go func() { // a session that was killed tells nobody; ends with ctx
+		for h.st.Alive(h.session) && sleep(ctx, hookCheck) == nil {
+		}
+		enough()
+	}()
 	r := h.await(records, func(Record) {})
 	answered := r != nil && (r.Status == Expired || r.Status == ReplyReceived && r.Value != nil)
 	if !answered || !h.st.Alive(h.session) {
@@ -6615,7 +6609,7 @@ func (s *session) hookCommand() (string, error) {
 		quote = `"`
 	}
 	line := quote + exe + quote + " hook"
-	seconds := s.flags["permission_timeout_seconds"]
+	seconds := s.cfg.flags["permission_timeout_seconds"]
 	if seconds != "" {
 		line += " --timeout " + seconds
 	}
@@ -6642,8 +6636,9 @@ func childEnv(env []string, c *Config, sessionID string) []string {
 }
 
 // ---- ask: what a script asks ----
-// The third kind of session: outside of any other it is a bridge of its own, for one question. It prints an answer only
-// when that is on the disk, and nothing is a yes by waiting.
+// The third kind of session: a bridge of its own, for one question, also where it was started in another session, whose
+// own questions it does not keep waiting. It prints an answer only when that is on the disk, and nothing is a yes by
+// waiting.
 
 const (
 	maxQuestion = 400                   // UTF-16 units of a question: what its message shows
@@ -6663,11 +6658,9 @@ type asking struct {
 	prompt PromptRecord
 	given  map[string]string // what is printed for a choice, by its key
 	about  bool              // what it is about comes from standard input
-
-	// Outside of any session; inside it is that one's question.
-	own *SessionRecord // nil inside
-	ch  Channel
-	tg  *Telegram // ch, unless that is local
+	own    SessionRecord
+	ch     Channel
+	tg     *Telegram // ch, unless that is local
 }
 
 // stopped is why there is no answer: a signal came, or the phone's /cancel, which counts as SIGTERM.
@@ -6833,8 +6826,7 @@ func legible(text string) string {
 	return redact(visible(strings.ReplaceAll(b.String(), "\r\n", "\n")))
 }
 
-// run asks in the session that this runs in, else in one of its own, and gives the exit status. An error is why there
-// is no answer.
+// run asks, and gives the exit status. An error is why there is no answer.
 func (a *asking) run() (code int, err error) {
 	a.cfg, err = a.config(timeoutOf(a.opts))
 	if err != nil {
@@ -6855,17 +6847,11 @@ func (a *asking) run() (code int, err error) {
 	ctx, quit := context.WithCancelCause(a.ctx)
 	defer quit(nil)
 	defer catchSignals(quit)()
-	a.session = a.getenv("ATLASBRIDGE_SESSION")
-	inside := a.st.Alive(a.session)
-	byPhone := inside || a.cfg.Channel == "telegram"
-	switch {
-	case a.prompt.Type == FreeText && byPhone && !a.cfg.FreeText:
+	if a.prompt.Type == FreeText && a.cfg.Channel == "telegram" && !a.cfg.FreeText {
 		err := errors.New("the phone cannot answer with a text: free_text_enabled is false")
 		return exitInternal, hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
-	case inside:
-		return a.wait(ctx, quit)
 	}
-	return a.alone(ctx, quit)
+	return a.bridge(ctx, quit)
 }
 
 // catchSignals quits at the first signal that ends us; the next one kills, as ever. It is for the caller to let go.
@@ -6885,14 +6871,17 @@ func catchSignals(quit context.CancelCauseFunc) (release func()) {
 	}
 }
 
-// alone asks in a session of its own: it listens to Telegram while nobody else does, and has the message say in the end
-// what has become of the question.
-func (a *asking) alone(ctx context.Context, quit context.CancelCauseFunc) (code int, err error) {
+// bridge asks in a session of its own, which is called after the one that it was started in: it listens to Telegram while
+// nobody else does, and has the message say in the end what has become of the question.
+func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code int, err error) {
 	log, err := openLog(a.cfg.Dir, a.cfg.LogLevel)
 	if err != nil {
 		return exitInternal, err
 	}
 	own := sessionRecord("ask", []string{}, "")
+	if around, _ := a.st.Session(a.getenv("ATLASBRIDGE_SESSION")); around != nil {
+		own.Label = around.Label
+	}
 	own.PID = own.Wrapper
 	own.ThreadID = noTopic // for one question
 	own.Activity = "waiting"
@@ -6905,7 +6894,7 @@ func (a *asking) alone(ctx context.Context, quit context.CancelCauseFunc) (code 
 	if err := a.save(ref(own)); err != nil {
 		return exitInternal, err
 	}
-	a.own = &own
+	a.own = own
 	a.session = own.ID
 	a.tg = newTelegram(a.cfg, a.st, log)
 	a.tg.hasty = true
@@ -6932,7 +6921,7 @@ func (a *asking) save(recs ...Record) error {
 
 // end closes the session of its own, and then has the phone told, which may fail: what the message should say is owed.
 func (a *asking) end(code int) error {
-	last := *a.own
+	last := a.own
 	last.Status = "completed"
 	if code > 128 {
 		last.Status = "terminated"
@@ -6971,13 +6960,11 @@ func (a *asking) wait(ctx context.Context, quit context.CancelCauseFunc) (code i
 	defer beside.Wait()
 	defer quit(nil)
 	beside.Go(func() { a.watch(ctx, quit) })
-	if a.own != nil {
-		beside.Go(func() { a.deliver(ctx, quit) })
-	}
+	beside.Go(func() { a.deliver(ctx, quit) })
 	a.tellHow()
 	end := a.await(records, func(rec Record) {
 		r, ok := rec.(*InputRecord)
-		if ok && a.own != nil && r.Status == "queued" {
+		if ok && r.Status == "queued" {
 			beside.Go(func() { a.handleInput(ctx, quit, *r) })
 		}
 	})
@@ -6988,7 +6975,7 @@ func (a *asking) wait(ctx context.Context, quit context.CancelCauseFunc) (code i
 func (a *asking) tellHow() {
 	how := "asked on the phone; from another terminal"
 	switch {
-	case a.own != nil && a.cfg.Channel == "local":
+	case a.cfg.Channel == "local":
 		how = a.cfg.whyLocal() + "; answer from another terminal"
 	case !onTerminal(a.stderr):
 		return
@@ -7004,14 +6991,9 @@ func (a *asking) tellHow() {
 	fmt.Fprintf(a.stderr, "atlasbridge: %s: atlasbridge answer %s %s\n", how, shortID(a.prompt.ID), values)
 }
 
-// watch ends the question when its time is over, and its session when that has died. It ends with ctx.
+// watch ends the question when its time is over, and sessions that have died. It ends with ctx.
 func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 	var reaped time.Time
-	inside := a.own == nil
-	pause := reapEvery
-	if inside {
-		pause = hookCheck
-	}
 	expires := a.prompt.ExpiresAt.Round(0) // by the wall clock, which goes on while the machine sleeps
 	for ctx.Err() == nil {
 		var err error
@@ -7021,7 +7003,7 @@ func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 			why := fmt.Sprintf("no answer in %d s", int(a.life.Seconds()))
 			_, err = a.st.Move(a.prompt.ID, Expired, func(p *PromptRecord) { p.Reason = why })
 			left = askMoment
-		case time.Since(reaped) >= reapEvery, inside && !a.st.Alive(a.session):
+		case time.Since(reaped) >= reapEvery:
 			reaped = time.Now()
 			err = a.st.Reap(reaped)
 		}
@@ -7029,19 +7011,18 @@ func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 			quit(err)
 			return
 		}
-		_ = sleep(ctx, min(left, pause)) // the loop ends with it
+		_ = sleep(ctx, min(left, reapEvery)) // the loop ends with it
 	}
 }
 
 // deliver sends the question, and records what its message is. It quits where that is refused.
 func (a *asking) deliver(ctx context.Context, quit context.CancelCauseFunc) {
 	_, err := a.st.Move(a.prompt.ID, Routed, func(p *PromptRecord) { p.ShownAll = fitsMessage(p) })
-	var msg int64
 	if err == nil {
-		msg, err = a.ch.Ask(ctx, &a.prompt, a.own)
+		_, err = a.ch.Ask(ctx, &a.prompt, &a.own)
 	}
 	if err == nil {
-		_, err = a.st.Move(a.prompt.ID, AwaitingReply, func(p *PromptRecord) { p.MsgID = msg })
+		_, err = a.st.Move(a.prompt.ID, AwaitingReply, asIs)
 	}
 	if err != nil && ctx.Err() == nil {
 		trouble := a.tg.Trouble() // says what to do
@@ -7080,7 +7061,7 @@ func (a *asking) conclude(end *PromptRecord, cause error) (code int, err error) 
 	switch {
 	case end.Status == Expired:
 		why := fmt.Sprintf("nobody answered in %d s", int(a.life.Seconds()))
-		if a.own != nil && a.tg.Trouble() != "" {
+		if a.tg.Trouble() != "" {
 			why += ": " + a.tg.Trouble()
 		}
 		return max(exitUnanswered, a.tell(end, "expired", nil)), errors.New(why)
@@ -7140,7 +7121,7 @@ func (a *asking) pass(end *PromptRecord, status string, answer *string, code int
 		fmt.Fprintln(a.stderr, "atlasbridge: refused:", visible(end.Reason))
 	}
 	_, err := a.st.Move(end.ID, Injected, nil)
-	if err == nil && a.own != nil {
+	if err == nil {
 		_, err = a.st.Move(end.ID, Resolved, nil)
 	}
 	return code, err

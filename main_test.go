@@ -1153,7 +1153,7 @@ func TestReloadWhileProbing(t *testing.T) {
 	st := storeAt(t, home(t, ""))
 	for range 20 {
 		s := &session{
-			cfg:     &Config{Dir: st.Dir, Token: "1:old"},
+			cfg:     &Config{Dir: st.Dir, Token: "1:old", getenv: os.Getenv},
 			st:      st,
 			ch:      localChannel{},
 			log:     &Log{},
@@ -1650,8 +1650,9 @@ func TestReloadKeepsFlags(t *testing.T) {
 	if opts == nil {
 		t.Fatal(code)
 	}
-	s := &session{flags: settingsOf(opts), st: st, ch: localChannel{}, log: &Log{}}
-	s.cfg = &Config{Dir: st.Dir, Channel: "local", Timeout: time.Hour, PermissionTimeout: time.Hour, Stream: true}
+	s := &session{st: st, ch: localChannel{}, log: &Log{}}
+	s.cfg = &Config{Dir: st.Dir, Channel: "local", Timeout: time.Hour, PermissionTimeout: time.Hour, Stream: true,
+		getenv: os.Getenv, flags: settingsOf(opts)}
 	s.tg = newTelegram(s.cfg, st, s.log)
 	s.reload()
 	got := *s.cfg
@@ -3843,21 +3844,6 @@ func TestHooksEnd(t *testing.T) {
 			h.rec.CreatedAt = time.Now().Add(-80 * time.Second)
 			h.rec.ExpiresAt = time.Now().Add(20 * time.Second)
 		}, Created, ""},
-		{"a script's, the tool works for long", func(s *session, h *question, _ func()) {
-			h.rec.Source = fromAsk
-			s.det.Feed([]byte(working), time.Now())
-			s.calm, h.rec.CreatedAt = long, long
-		}, Created, ""},
-		{"a script's, little time left, unasked", func(s *session, h *question, _ func()) {
-			h.rec.Source = fromAsk
-			h.rec.ExpiresAt, s.q = long, &question{}
-		}, Created, ""},
-		{"a script's, gone, a key", func(_ *session, h *question, unlock func()) {
-			h.rec.Source = fromAsk
-			h.noteTyped("cli:local", time.Now())
-			unlock()
-			h.checkAt = long
-		}, Canceled, "who asked has ended"},
 		{"time left, unasked", func(s *session, h *question, _ func()) {
 			h.rec.CreatedAt = time.Now().Add(-50 * time.Second)
 			h.rec.ExpiresAt = time.Now().Add(50 * time.Second)
@@ -9845,7 +9831,7 @@ func TestTickOfReplacedMessage(t *testing.T) {
 		defer e.messagesMu.Unlock()
 		return e.messages[p.ID].users == 2
 	})
-	if err := e.store.Offered(p.ID, p.MsgID+1); err != nil {
+	if err := e.store.Offered(p.ID, p.MsgID+1, 0); err != nil {
 		t.Fatal(err)
 	}
 	close(held)
@@ -10941,7 +10927,7 @@ func TestTextInTopics(t *testing.T) {
 	v.apply(elsewhere)
 	p := tgMenu
 	p.Head = Head{Rec: "prompt", ID: "11111111-0"}
-	p.SessionID, p.Status, p.MsgID = "aaaaaaaa-0", AwaitingReply, 12
+	p.SessionID, p.Status, p.MsgID, p.MsgDate = "aaaaaaaa-0", AwaitingReply, 12, 1
 	v.apply(&p)
 	bot := &user{IsBot: true}
 	opening := &message{ID: 20, From: bot}
@@ -10978,7 +10964,7 @@ func TestTextInTopics(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: map[string]string{"claim telegram:1001": c.claim}})
-			m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
+			m := &message{ID: 60, From: &user{ID: 1001}, Date: 3, Text: c.text, ReplyTo: c.to}
 			m.ThreadID = max(c.thread, -c.thread)
 			m.InTopic = c.thread > 0
 			m.Chat.ID = tgGroup
@@ -11208,6 +11194,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		p.Status = AwaitingReply
 		p.Nonce = newNonce()
 		p.CreatedAt, p.ExpiresAt = now.Add(-time.Minute), now.Add(time.Minute)
+		p.MsgDate = now.Add(-time.Minute).Unix()
 		return &p
 	}
 	reply := func(id int64, text string) *message {
@@ -11314,7 +11301,7 @@ func TestTelegramUnderstand(t *testing.T) {
 		}
 		v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: c.held})
 		v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "audit"}, Seq: 7, Hash: "sha256:x"})
-		m := &message{ID: 60, From: &user{ID: 1001}, Text: c.text, ReplyTo: c.to}
+		m := &message{ID: 60, From: &user{ID: 1001}, Date: now.Unix(), Text: c.text, ReplyTo: c.to}
 		m.Chat.ID = 1001
 		got := tgWish((&incoming{message: m, view: v, freeText: true, at: now}).understand())
 		if !regexp.MustCompile(c.want).MatchString(got) {
@@ -11357,7 +11344,7 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	p.ID = "11111111-0000"
 	p.SessionID = s.ID
 	p.Status = AwaitingReply
-	p.CreatedAt = now.Add(-time.Minute)
+	p.MsgDate = now.Add(-time.Minute).Unix()
 	v := viewOf(map[string]Record{})
 	v.apply(s)
 	v.apply(&p)
@@ -11367,11 +11354,12 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 		want string
 	}{
 		{0, 1001, "decide 11111111 y"},
-		{2 * time.Minute, 1001, "reply ✗ Nothing was sent: you wrote that before this was asked."},
+		{2 * time.Minute, 1001, "reply ✗ Nothing was done: it is not sure which question you mean. " +
+			"Reply to the question's own message, or send it again."},
 		{2 * time.Hour, 1001, "reply ✗ Nothing was sent: you wrote that before  [SID:aaaaaaaa] began."},
 		{0, -5, "reply "},
 	} {
-		m := &message{From: &user{ID: 1001}, Text: "yes"}
+		m := &message{From: &user{ID: 1001}, Text: "yes", Date: now.Add(-c.age).Unix()}
 		m.Chat.ID = c.chat
 		got := tgWish((&incoming{message: m, view: v, at: now.Add(-c.age)}).understand())
 		if got != c.want {
@@ -11405,12 +11393,12 @@ func TestSpeakSwitchedOff(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := storeQuestion(session.ID)
-			p.Prompt, p.Status = c.p, AwaitingReply
+			p.Prompt, p.Status, p.MsgDate = c.p, AwaitingReply, 1
 			other := storeQuestion(newID())
 			other.Status, other.Prompt = AwaitingReply, Prompt{Type: YesNo}
 			v := viewOf(map[string]Record{"prompt " + p.ID: p, "prompt " + other.ID: other})
 			h := &incoming{
-				message: &message{From: &user{ID: 1001}},
+				message: &message{From: &user{ID: 1001}, Date: 3},
 				view:    v, freeText: c.texts,
 				at: time.Now().Add(time.Minute),
 			}
@@ -15062,14 +15050,14 @@ func TestMessagesOfAPrompt(t *testing.T) {
 		change func(*Store, string) error
 		after  state
 	}{
-		{"the first", state{}, func(s *Store, id string) error { return s.Offered(id, 5) }, state{5, "", nil}},
-		{"a newer one", state{5, "", nil}, func(s *Store, id string) error { return s.Offered(id, 9) },
+		{"the first", state{}, func(s *Store, id string) error { return s.Offered(id, 5, 0) }, state{5, "", nil}},
+		{"a newer one", state{5, "", nil}, func(s *Store, id string) error { return s.Offered(id, 9, 0) },
 			state{9, "", []int64{5}}},
-		{"one after the outcome", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 9) },
+		{"one after the outcome", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 9, 0) },
 			state{9, "", nil}},
-		{"an older one", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 3) },
+		{"an older one", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 3, 0) },
 			state{5, Canceled, []int64{3}}},
-		{"its own", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 5) },
+		{"its own", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 5, 0) },
 			state{5, "", nil}},
 		{"edited", state{5, "", []int64{3}}, func(s *Store, id string) error { return s.Edited(id, 5, Canceled, false) },
 			state{5, Canceled, []int64{3}}},
@@ -15772,23 +15760,6 @@ func TestTryDisk(t *testing.T) {
 // ---- store.go: commands ----
 // What runs inside of a session answers nothing.
 
-// What runs in a session that has no record yet is inside of it: its tool starts first.
-func TestInsideBeforeItIsRecorded(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	id := newID()
-	release, err := s.HoldSession(id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s.inside(id) != id || s.inside("") != "" || s.inside(newID()) != "" {
-		t.Errorf("inside %q, %q, %q", s.inside(id), s.inside(""), s.inside(newID()))
-	}
-	release()
-	if s.inside(id) != "" {
-		t.Error("inside of a session that is over")
-	}
-}
-
 // TestStoreCommands: status, approvals, answer and logs show what is there, and answer once.
 func TestStoreCommands(t *testing.T) {
 	t.Parallel()
@@ -15897,8 +15868,8 @@ func TestAnsweredWithoutAuditLog(t *testing.T) {
 	}
 }
 
-// inside knows a session by its tool or its wrapper above this process, by the environment, or by the system's session;
-// what is not there any more, or another process by now, is no session.
+// inside knows a session by its tool or its wrapper above this process; what is not there any more, or another process
+// by now, is no session.
 func TestInside(t *testing.T) {
 	needUnix(t)
 	parent, grandparent := os.Getppid(), parentOf(os.Getppid())
@@ -15907,66 +15878,47 @@ func TestInside(t *testing.T) {
 	}
 	above := processStart(parent)
 	rows := []struct {
-		name  string
-		r     SessionRecord
-		held  bool // its wrapper lives
-		env   bool
-		found bool
+		name   string
+		r      SessionRecord
+		holder int // of its lock, 0: it is free
+		found  bool
 	}{
-		{"nothing", SessionRecord{}, true, false, false},
-		{"the tool above", SessionRecord{PID: parent, PIDStart: above}, true, false, true},
-		{"the tool further above", SessionRecord{PID: grandparent, PIDStart: processStart(grandparent)}, true, false,
-			true},
-		{"the tool above, its wrapper killed", SessionRecord{PID: parent, PIDStart: above}, false, false, true},
-		{"another process by now", SessionRecord{PID: parent, PIDStart: above + 1}, true, false, false},
-		{"the wrapper above", SessionRecord{Wrapper: parent}, true, false, true},
-		{"the wrapper above is another by now", SessionRecord{Wrapper: parent}, false, false, false},
-		{"environment", SessionRecord{}, true, true, true},
-		{"environment of a session that is over", SessionRecord{}, false, true, false},
-		{"the system's session", SessionRecord{PID: systemSession()}, true, false, true},
-		{"the system's session, over", SessionRecord{PID: systemSession(), PIDStart: 1}, false, false, false},
-		{"this process itself", SessionRecord{Wrapper: os.Getpid()}, true, false, false},
+		{"nothing", SessionRecord{}, os.Getpid(), false},
+		{"the tool above", SessionRecord{PID: parent, PIDStart: above}, os.Getpid(), true},
+		{"the tool further above", SessionRecord{PID: grandparent, PIDStart: processStart(grandparent)}, 0, true},
+		{"another process by now", SessionRecord{PID: parent, PIDStart: above + 1}, 0, false},
+		{"the wrapper above", SessionRecord{}, parent, true},
+		{"the wrapper above is another by now", SessionRecord{Wrapper: parent}, 0, false},
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
-			if strings.HasPrefix(row.name, "the system's session") && systemSession() == 0 {
-				t.Skip("this process's session is another pid namespace's, which has no number here")
-			}
-			if row.name == "another process by now" && systemSession() == parent {
-				t.Skip("the parent leads this process's session, by which it is found")
-			}
 			if row.name == "the tool further above" && grandparent == 0 {
 				t.Skip("the parent is the first process of this pid namespace")
 			}
 			s := storeAt(t, home(t, ""))
 			row.r.ID, row.r.Status = newID(), "active"
-			if row.held {
+			if row.holder != 0 {
 				release, err := s.HoldSession(row.r.ID)
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer release()
+				if err := os.WriteFile(s.lockPath(row.r.ID), fmt.Appendf(nil, "%-10d\n", row.holder), 0o600); err != nil {
+					t.Fatal(err)
+				}
 			}
 			if err := storeUpdate(s, &row.r); err != nil {
 				t.Fatal(err)
 			}
-			env := ""
-			if row.env {
-				env = row.r.ID
-			}
-			want := ""
-			if row.found {
-				want = row.r.ID
-			}
-			if got := s.inside(env); got != want {
-				t.Errorf("inside %q, want %q", got, want)
+			if got := s.inside(); got != row.found {
+				t.Errorf("inside: %v, want %v", got, row.found)
 			}
 		})
 	}
 }
 
-// A tool that answers its own question is refused, however it gets away from its parents, its environment or its
-// terminal; from elsewhere the same answer is taken.
+// A tool that answers its own question is refused, whatever it does to its environment, and when it has left its parents
+// and its terminal; from elsewhere the same answer is taken.
 func TestAnswerFromInside(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
@@ -15989,8 +15941,12 @@ func TestAnswerFromInside(t *testing.T) {
 		{"without the environment", say("env -u ATLASBRIDGE_SESSION " + answer)},
 		{"only its parents tell", say("env -u ATLASBRIDGE_SESSION setsid sh -c '" + answer + "; exit $?'")},
 		{"only its environment tells", "(setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
-		{"only its system session tells",
-			"(env -u ATLASBRIDGE_SESSION nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
+		{"its environment names nothing",
+			"(ATLASBRIDGE_SESSION= setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
+		{"its environment names nobody",
+			"(ATLASBRIDGE_SESSION=x setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
+		{"its environment names another session", "(ATLASBRIDGE_SESSION=" + newID() + " setsid nohup bash -c '" +
+			say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
 	}
 	for _, row := range rows {
 		refused := t.Run(row.name, func(t *testing.T) {
@@ -16005,7 +15961,7 @@ func TestAnswerFromInside(t *testing.T) {
 				said, err = os.ReadFile(filepath.Join(work, "said"))
 				return err == nil
 			})
-			want := "atlasbridge: this runs inside the session that is asked about"
+			want := "atlasbridge: this runs inside of a session"
 			if !strings.Contains(string(said), want) ||
 				!strings.HasSuffix(string(said), "exit 1\n") {
 				t.Errorf("%s\nsays %s", row.script, said)
@@ -16069,7 +16025,7 @@ func TestAnswerFromAnotherSession(t *testing.T) {
 	p := storePrompt(t, s, ids[0], AwaitingReply, nil)
 	t.Setenv("ATLASBRIDGE_SESSION", ids[1])
 	code, _, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
-	if code != exitFailed || !strings.Contains(stderr, "inside the session "+shortID(ids[1])) {
+	if code != exitFailed || !strings.Contains(stderr, "inside of a session") {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
 	if q := storeView(t, s).Prompts[p.ID]; q.Status != AwaitingReply {
@@ -16911,7 +16867,6 @@ func TestAuditAside(t *testing.T) {
 	if note := noteOf(t, dir); note.Values["broken"] != "" {
 		t.Errorf("noted %+v", note)
 	}
-	t.Setenv("ATLASBRIDGE_SESSION", "no session")
 	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != 0 {
 		t.Error("a sound log is not put aside:", errs)
 	}
@@ -20349,6 +20304,203 @@ while True:
 	}
 }
 
+// TestTextIsForWhatWasThere: a text that replies to nothing answers no question that had only just been sent when it was
+// written, nor one when another had just ended, whatever the clocks say: it is refused with words; a later one counts.
+func TestTextIsForWhatWasThere(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct {
+		ended string // by whom the question is that was meant
+		skew  int64  // seconds that Telegram's clock is ahead
+	}
+	beside(t, []row{{"keyboard", 0}, {"keyboard", 2}, {"phone", 0}, {"phone", 1}}, func(t *testing.T, r row) {
+		w, c, dir, x := stageSession(t, "")
+		w.skew = r.skew
+		c.show("first", "Delete the cache? (y/n) ")
+		m := w.find("Delete the cache?", yesButton)
+		openPrompt(t, dir)
+		if r.ended == "phone" {
+			w.writes("y", 0)
+			c.reads("first", "y\n")
+		} else {
+			x.types("n\r")
+			c.reads("first", "n\n")
+		}
+		c.show("second", "done\r\nDelete production? (y/n) ")
+		w.find("Delete production?", yesButton)
+		promptOf(t, dir, "Delete production?", func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+		w.change(func() { w.dates = 0 })
+		id := w.writes("y", 0)
+		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was done: .*question's own message`, id))
+		w.settled(m.id)
+		if keys := c.keysAt("second"); keys != "" {
+			t.Errorf("%q was typed at the second question", keys)
+		}
+		w.change(func() { w.dates = 6 })
+		w.writes("n", 0)
+		c.reads("second", "n\n")
+	})
+}
+
+// TestTextAfterAScript: a text that was meant for a script's question, which has just been answered, does not answer the
+// only session's, however long that has been there.
+func TestTextAfterAScript(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w, c, dir, _ := stageSession(t, "")
+	c.show("ask", "Delete production? (y/n) ")
+	w.find("Delete production?", yesButton)
+	promptOf(t, dir, "Delete production?", func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+	script := asks(t, dir, "", "Delete the cache?")
+	w.press(w.shows("Delete the cache?", "Yes"), "Yes")
+	script.gets(0, "yes\n", "")
+	id := w.writes("y", 0)
+	w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was done: `, id))
+	if keys := c.keys(); keys != "" {
+		t.Errorf("%q was typed", keys)
+	}
+}
+
+// TestRepliesToElsewhere: what replies to something that is no message of this chat is no plain text: it is refused.
+func TestRepliesToElsewhere(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, []string{"external_reply", "quote", "reply_to_story"}, func(t *testing.T, member string) {
+		w, c, dir, _ := stageSession(t, "")
+		c.show("ask", "Delete production? (y/n) ")
+		m := w.find("Delete production?", yesButton)
+		openPrompt(t, dir)
+		chat := map[string]any{"id": 1001, "type": "private"}
+		w.update(map[string]any{"message": map[string]any{"message_id": 4999, "date": time.Now().Unix() + 3, "text": "y",
+			"from": map[string]any{"id": 1001}, "chat": chat, member: map[string]any{"text": "Delete the cache?"}}})
+		w.until(t, "sendMessage", `"message_id":4999.*Nothing was done: `)
+		if keys := c.keys(); keys != "" {
+			t.Errorf("%q was typed", keys)
+		}
+		w.tap(m, noButton)
+		c.reads("ask", "n\n")
+	})
+}
+
+// TestTakenOutOfTheAllowlist: who is taken out of config.toml answers nothing from then on, also where nobody told the
+// process that listens; while config.toml is wrong what it said before counts, and that is told.
+func TestTakenOutOfTheAllowlist(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	p := newBotAPI(t)
+	group := func(users string) string {
+		config := strings.Replace(p.config(""), "chat_id = 1001", "chat_id = -1005", 1)
+		return strings.Replace(config, "[1001]", users, 1)
+	}
+	dir := home(t, group("[1001, 1002]"))
+	bridge(t, dir, "run", "sleep", "60")
+	st := storeAt(t, dir)
+	comesTrue(t, "the session listens", func() bool { return st.holder("poll.lock") > 0 })
+	taps := func(m seen, by int, label string) {
+		data, _ := m.ending(label)
+		p.update(map[string]any{"callback_query": map[string]any{"id": fmt.Sprint("by ", by), "data": data,
+			"from": map[string]any{"id": by}, "message": map[string]any{"message_id": m.id, "date": time.Now().Unix(),
+				"chat": map[string]any{"id": -1005, "type": "supergroup"}}}})
+	}
+	writeConfig := func(text string) {
+		if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := asks(t, dir, "", "--timeout", "50s", "First?")
+	m := p.shows("First?", "Yes")
+	writeConfig(group("[1001]"))
+	taps(m, 1002, "Yes")
+	comesTrue(t, "who was taken out is a stranger", func() bool { return auditCount(t, dir, "UNAUTHORIZED") > 0 })
+	writeConfig("nonsense")
+	taps(m, 1001, "No")
+	first.gets(1, "no\n", "")
+	p.shows("the settings stay as they were", "")
+}
+
+// TestAskBesideAQuestion: a script that asks in the background of a session keeps none of the session's own questions
+// from the phone, and each gets its own answer.
+func TestAskBesideAQuestion(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	p := newBotAPI(t)
+	x := bridge(t, home(t, p.config("away_after_seconds = 0")), "run", "--name", "box", "bash", "-c",
+		`ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" ask Deploy? >out & read -p "Delete it? (y/n) " a; wait; `+
+			`echo "got $a, $(cat out)"; rm out`)
+	asked := p.shows("Deploy?", "Yes")
+	m := p.shows("Delete it?", "No")
+	if !strings.Contains(asked.text, "box") {
+		t.Errorf("it does not name its session: %s", asked.text)
+	}
+	p.press(m, "No")
+	p.settled(m.id)
+	p.press(asked, "Yes")
+	x.sees("got n, yes")
+	x.exits(0)
+}
+
+// TestHookEndsWithItsSession: a hook whose session was killed ends within seconds and says nothing, so that the tool's
+// dialog asks.
+func TestHookEndsWithItsSession(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	p := newBotAPI(t)
+	dir := home(t, p.config(""))
+	x := bridge(t, dir, "run", "sleep", "60")
+	r := theSession(t, storeAt(t, dir))
+	h := &script{Cmd: exec.Command(os.Args[0], "hook"), t: t}
+	h.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "ATLASBRIDGE_SESSION="+r.ID)
+	h.Stdin = strings.NewReader(`{"hook_event_name":"PermissionRequest","tool_name":"Bash","tool_input":{"command":"ls"}}`)
+	h.Stdout = &h.stdout
+	h.Stderr = &h.stderr
+	if err := h.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.shows("ls", "Yes")
+	x.kill(r.Wrapper, syscall.SIGKILL)
+	killed := time.Now()
+	h.gets(0, "", "^$")
+	if took := time.Since(killed); took > 5*time.Second {
+		t.Errorf("it ended after %v", took)
+	}
+}
+
+// TestAskAgainIsOver: what expired cannot be asked again when it was answered at the keyboard, or another question
+// stands there: the button goes.
+func TestAskAgainIsOver(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, []string{"done\r\n", "Really? (y/n) "}, func(t *testing.T, next string) {
+		w, c, _, x := stageSession(t, "timeout_seconds = 3\npermission_timeout_seconds = 3")
+		c.show("ask", "Colours\r\n1) red\r\n2) green\r\nChoose a number: ")
+		m := w.find("Choose a number", againButton)
+		x.types("1\r")
+		c.reads("ask", "1\n")
+		c.show("next", next)
+		w.settled(m.id)
+	})
+}
+
+// TestInboxFullOfLargeUpdates: however much strangers send at once, the operator's tap arrives.
+func TestInboxFullOfLargeUpdates(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w, c, dir, _ := stageSession(t, "")
+	c.show("ask", "Continue? (y/n) ")
+	m := w.find("Continue?", yesButton)
+	openPrompt(t, dir)
+	from := func(size int) map[string]any {
+		return map[string]any{"message": map[string]any{"message_id": 1, "text": strings.Repeat("x", size),
+			"from": map[string]any{"id": 666}, "chat": map[string]any{"id": 666, "type": "private"}}}
+	}
+	for range 100 {
+		w.update(from(200_000))
+	}
+	w.update(from(17 << 20))
+	w.tap(m, yesButton)
+	c.reads("ask", "y\n")
+}
+
 // ---- the whole program: jobs and pipes ----
 // A shell stops and resumes a tool, and joins it with others, as it does without us.
 
@@ -21327,8 +21479,7 @@ func TestAsksBeside(t *testing.T) {
 	}
 }
 
-// TestAskInside: in a session it is that session's question, told under its name, one after the other, whatever is
-// typed there; what runs inside does not answer it.
+// TestAskInside: a script in a session asks under that session's name, whatever is typed there, and two may ask at once.
 func TestAskInside(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
@@ -21345,10 +21496,6 @@ func TestAskInside(t *testing.T) {
 	p.press(m, "No")
 	x.sees("first 1")
 	p.settled(m.id)
-	v := storeView(t, storeAt(t, dir))
-	if len(v.Sessions) != 1 {
-		t.Errorf("there are %d sessions", len(v.Sessions))
-	}
 	for range 2 {
 		m := p.where("an open question", func(m seen) bool { return len(m.buttons) > 0 })
 		press := "Yes"
@@ -21368,8 +21515,7 @@ func TestAskInside(t *testing.T) {
 	}
 }
 
-// TestAskInsideUnanswered: a session's script learns that nobody answered, that it was given up is told, and neither
-// keeps the session's next question back.
+// TestAskInsideUnanswered: a session's script learns that nobody answered, and that it was given up is told.
 func TestAskInsideUnanswered(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
@@ -22095,7 +22241,6 @@ func (s *sim) play() {
 	s.keys.more = make(chan struct{}, 1)
 	sess := &session{
 		cfg:         s.cfg,
-		flags:       map[string]string{},
 		st:          st,
 		ch:          tg,
 		tg:          tg,
@@ -25965,6 +26110,8 @@ type botAPI struct {
 	polls    []int64       // offsets asked for
 	messages map[int64]*seen
 	past     []seen            // what was sent or edited, in order
+	skew     int64             // seconds that its clock is ahead
+	dates    int64             // seconds after which what is written is dated: a person reads first
 	told     map[string]string // what a tap was told, by its id
 	taps     int
 	lastID   int64
@@ -25991,6 +26138,7 @@ func newBotAPI(t *testing.T) *botAPI {
 		messages: map[int64]*seen{},
 		told:     map[string]string{},
 		lastID:   100,
+		dates:    3,
 		lastUp:   9000,
 		flying:   map[int64]int{},
 		answers:  map[string]func(map[string]any) string{},
@@ -26147,7 +26295,7 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 	s.past = append(s.past, now)
 	words, _ := json.Marshal(text)
 	return apiResult(fmt.Sprintf(`{"message_id":%d,"date":%d,"chat":{"id":1001,"type":"private"},"text":%s}`,
-		id, time.Now().Unix(), words))
+		id, time.Now().Unix()+s.skew, words))
 }
 
 // topicDone does with a topic what a request asks for, and returns the answer.
@@ -26185,7 +26333,8 @@ func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[stri
 		s.updates = slices.DeleteFunc(s.updates, func(u string) bool {
 			return updateID(u) < offset
 		})
-		batch := strings.Join(s.updates, ",")
+		limit := cmp.Or(numberOf(p, "limit"), 100)
+		batch := strings.Join(s.updates[:min(int(limit), len(s.updates))], ",")
 		changed := s.changed
 		s.mu.Unlock()
 		if batch != "" {
@@ -26381,11 +26530,12 @@ func (s *botAPI) done(id int64) {
 func (s *botAPI) writesIn(thread int64, text string, to int64) (id int64) {
 	s.mu.Lock()
 	id = 5000 + s.lastUp
+	date := time.Now().Unix() + s.skew + s.dates
 	s.mu.Unlock()
 	chat := map[string]any{"id": 1001, "type": "private"}
 	m := map[string]any{
 		"message_id": id,
-		"date":       time.Now().Unix() + 1,
+		"date":       date,
 		"text":       text,
 		"from":       map[string]any{"id": 1001, "first_name": "Operator"},
 		"chat":       chat,

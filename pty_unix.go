@@ -7,7 +7,7 @@
 //	what the child waits for foregroundReading (Linux alone tells)
 //	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                         dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
-//	processes                processStart, processStopped, parentOf, systemSession
+//	processes                processStart, processStopped, parentOf
 //	files                    mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy, fileIdentity,
 //	                         lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir, networkFS, watchFile
 //
@@ -1067,7 +1067,10 @@ func inForeground(f *os.File) bool {
 // resumes tells whether a shell lets us go on when we have stopped: one that is in our session, which has a terminal,
 // and has given us a group of our own.
 func resumes() bool {
-	session := systemSession()
+	session, err := unix.Getsid(0)
+	if err != nil {
+		return false
+	}
 	parent, err := unix.Getsid(unix.Getppid())
 	if err != nil || session != parent || session == unix.Getpgrp() {
 		return false
@@ -1275,16 +1278,6 @@ func darwinProcess(pid int) process {
 		p.start = seconds*1e6 + int64(binary.LittleEndian.Uint32(info[microsAt:]))
 	}
 	return p
-}
-
-// systemSession is the session that this process is in, by the pid of its leader, which a wrapped tool is. A terminal
-// belongs to one session, so that who has the tool's terminal is in it. 0: the system does not tell.
-func systemSession() int {
-	id, err := unix.Getsid(0)
-	if err != nil {
-		return 0
-	}
-	return id
 }
 
 // ---- files ----

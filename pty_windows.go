@@ -4,7 +4,7 @@
 //	the child's terminal startPTY, actAs, findTool, the methods of PTY
 //	the host's terminal  terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                     dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
-//	processes            processStart, processStopped, parentOf, systemSession
+//	processes            processStart, processStopped, parentOf
 //	files                mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy, fileIdentity,
 //	                     lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir, networkFS, watchFile
 //
@@ -437,11 +437,6 @@ func parentOf(pid int) int {
 		return 0
 	}
 	return parent
-}
-
-// systemSession is 0: there are no such sessions here.
-func systemSession() int {
-	return 0
 }
 
 // ---- files ----
