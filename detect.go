@@ -7398,7 +7398,9 @@ func (v *view) readLine() *candidate {
 		v.note("the echo is off: what the cursor's line, row %d, waits for is a secret", v.row+1)
 		return v.paragraph(f, top)
 	}
-	if v.elsewhere(text) {
+	below := alternate && v.row < v.last-2
+	behind := !alternate && v.after() != "" && !reLead.MatchString(text) && !v.hinted()
+	if below || behind && !v.readMarked(f, text) {
 		v.note("the cursor's line, row %d, is not the last: more stands behind or below it", v.row+1)
 		return nil
 	}
@@ -7481,15 +7483,6 @@ func hotKeys(line string) []Choice {
 		keys = append(keys, c)
 	}
 	return keys
-}
-
-// elsewhere tells whether the cursor's line is not the one that asks: there is more below it on the
-// alternate screen, or behind the cursor, which is no hint.
-func (v *view) elsewhere(text string) bool {
-	if v.s.AltScreen() {
-		return v.row < v.last-2
-	}
-	return v.after() != "" && !reLead.MatchString(text) && !v.hinted()
 }
 
 // bySilence makes it a guess, from silence alone.
