@@ -20166,6 +20166,96 @@ got(os.read(0, 99))`, row.first, row.then), 24)
 	})
 }
 
+// TestNothingIsLeftOut: where a Yes can be tapped, all that the question is about stands in the message: what explains the
+// choices, what is right of it and below, and whole rows above of at most context_chars; "Show all" has the rest. What has
+// left the screen unread leaves no Yes before it is shown.
+func TestNothingIsLeftOut(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	const ask = `; read -p 'Proceed? (y/n) ' a; echo "$a" >>$F/got`
+	const raw = "tty.setraw(0)\nout('\\x1b[H\\x1b[J\\x1b[?25l%s')\ngot(os.read(0, 99))"
+	list := func(from, to int) string {
+		return fmt.Sprintf("for i in $(seq %d %d); do echo \"  - the bucket number $i is destroyed\"; done", from, to)
+	}
+	const (
+		shown = iota // it stands in the message, with a Yes
+		all          // "Show all" shows it
+		cut          // it need not be known, and then there is no Yes
+		never        // it does not leave the machine
+	)
+	rows := []struct {
+		name, config, program string
+		rows, is              int
+	}{
+		{"below the heading", "", fmt.Sprintf(raw, `Proceed?\r\nIt deletes SENTINEL\r\n❯ Yes\r\n  No\r\n`), 24, shown},
+		{"below the heading, blank rows", "", fmt.Sprintf(raw,
+			`Proceed?\r\n\r\nIt deletes SENTINEL\r\n\r\n❯ Yes\r\n  No\r\n`), 24, shown},
+		{"below a choice", "", fmt.Sprintf(raw,
+			`Proceed?\r\n❯ Yes\r\n  Deletes SENTINEL\r\n  No\r\n  Deletes nothing\r\n`), 24, shown},
+		{"below a choice, indented", "", fmt.Sprintf(raw,
+			`Proceed?\r\n\r\n❯ 1. Yes\r\n     Deletes SENTINEL\r\n  2. No\r\n     Deletes nothing\r\n`), 24, shown},
+		{"below the choices", "", fmt.Sprintf(raw, `Proceed?\r\n❯ Yes\r\n  No\r\nYes deletes SENTINEL\r\n`), 24, shown},
+		{"beside the choices", "", fmt.Sprintf(raw, `Proceed?\r\n❯ Yes      SENTINEL\r\n  No       goes\r\n`), 24, shown},
+		{"right of a question", "", `printf 'Proceed? (y/n)       [SENTINEL]\r\e[15C'; read a; echo "$a" >>$F/got`, 24, cut},
+		{"below a question", "", `printf 'Proceed? (y/n) \nTarget: SENTINEL\e[A\e[16G'; read a; echo "$a" >>$F/got`, 24, shown},
+		{"plan, near", "", list(1, 35) + "; echo '  - SENTINEL'; " + list(36, 40) + "; echo" + ask, 24, shown},
+		{"plan, near, of another paragraph", "", "echo 'Deletes SENTINEL'; echo; " + list(1, 5) + "; echo" + ask, 24, shown},
+		{"plan, far", "", list(1, 3) + "; echo '  - SENTINEL'; " + list(4, 40) + "; echo" + ask, 24, all},
+		{"plan, far, more context", "context_chars = 3000",
+			list(1, 3) + "; echo '  - SENTINEL'; " + list(4, 40) + "; echo" + ask, 24, shown},
+		{"plan, no context", "context_chars = 0", "echo '  - SENTINEL'; echo" + ask, 24, never},
+		{"apt", "", "echo 'The following packages will be REMOVED:'; echo '  SENTINEL' lib{1..150}; echo '0 upgraded'" + ask,
+			24, shown},
+		{"10 rows", "", "echo '  - SENTINEL'; " + list(1, 14) + ask, 10, cut},
+		{"10 rows, a blank row", "", "echo '  - SENTINEL'; " + list(1, 12) + "; echo" + ask, 10, cut},
+		{"10 rows, far", "", "echo '  - SENTINEL'; " + list(1, 30) + ask, 10, cut},
+		{"10 rows, alternate screen", "", `printf '\e[?1049h\e[H'; echo '  - SENTINEL'; ` + list(1, 14) + ask, 10, cut},
+		{"10 rows, alternate screen, a blank row", "",
+			`printf '\e[?1049h\e[H'; echo '  - SENTINEL'; ` + list(1, 6) + `; printf '\n\n\n'` + ask, 10, cut},
+		{"head of a long line", "", `printf 'Deletes SENTINEL'; printf ', %s' lib{1..150}; printf '. '` + ask, 4, cut},
+		{"head of a long question", "", `read -p "Delete SENTINEL$(printf ', %s' lib{1..150}). Proceed? (y/n) " a
+			echo "$a" >>$F/got`, 4, cut},
+	}
+	beside(t, rows, func(t *testing.T, row struct {
+		name, config, program string
+		rows, is              int
+	}) {
+		a := newQuiz(t, row.config, "", row.program, row.rows)
+		m := a.where("the question", func(m seen) bool { return strings.Contains(m.text, "Proceed?") && len(m.buttons) > 0 })
+		shows := func(m seen) bool { return strings.Contains(fmt.Sprint(m.text, m.buttons), "SENTINEL") }
+		_, more := m.choice(showAllButton)
+		switch {
+		case row.is == never && shows(m):
+			t.Errorf("what stands above the context is sent: %q", m.text)
+		case row.is == shown && !shows(m):
+			t.Errorf("what it is about is not shown: %q %v", m.text, m.buttons)
+		case row.is == all && !more:
+			t.Errorf("what stands above the context cannot be shown: %q %v", m.text, m.buttons)
+		case more && (row.is == all || row.is == cut):
+			a.answer(a.tap(m, showAllButton))
+			if row.is == all {
+				a.where("what stands above", shows)
+			}
+		}
+		known, grants := row.is == never || row.is == all, false
+		a.botAPI.mu.Lock()
+		for _, m := range a.past {
+			known = known || shows(m)
+			if _, grants = m.choice(grantButton); grants && !known {
+				t.Errorf("there is a Yes before all is shown: %q", m.text)
+			}
+		}
+		a.botAPI.mu.Unlock()
+		if row.is == shown && !grants {
+			t.Errorf("there is no Yes: %q %v", m.text, m.buttons)
+		}
+		if grants {
+			a.tap(a.find("Proceed?", grantButton), grantButton)
+			comesTrue(t, "the program has read it", func() bool { return a.got() != "" })
+		}
+	})
+}
+
 // ---- the whole program: jobs and pipes ----
 // A shell stops and resumes a tool, and joins it with others, as it does without us.
 
