@@ -19810,7 +19810,11 @@ func newQuiz(t *testing.T, config, relay, program string, rows int) *quiz {
 			_ = exec.Command("tmux", "-S", filepath.Join(a.folder, "s"), "kill-server").Run() // it may have ended
 		})
 	case "nested":
-		command = `"$TEST_BINARY" run --name inner ` + command
+		command = `env ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" run --name inner ` + command
+	case "elsewhere": // as ssh: what asks is no process below us
+		needTool(t, "cat")
+		command = fmt.Sprintf(`bash -c 'stty raw -echo; exec 3<>/dev/tcp/%s; cat <&3 & exec cat >&3'`,
+			strings.ReplaceAll(elsewhere(t, a.folder, interpreter, filepath.Join(a.folder, "p")), ":", "/"))
 	}
 	if relay == "script" || relay == "tmux" {
 		needTool(t, relay)
@@ -19825,6 +19829,33 @@ func newQuiz(t *testing.T, config, relay, program string, rows int) *quiz {
 	}
 	a.scr.Resize(rows, 80)
 	return a
+}
+
+// elsewhere runs a program in a terminal of its own for who connects to the address.
+func elsewhere(t *testing.T, folder string, argv ...string) (address string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	remote, err := startPTY(argv, append(os.Environ(), "F="+folder), "", Size{Rows: 24, Cols: 80}, Host{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = listener.Close()
+		_ = remote.Signal(os.Kill) // it may have ended
+		_ = remote.Close()
+	})
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return // the test is over
+		}
+		go io.Copy(remote, conn)
+		io.Copy(conn, remote)
+	}()
+	return listener.Addr().String()
 }
 
 // tells makes the file that the program waits for.
@@ -19850,19 +19881,32 @@ func (a *quiz) reads(want string) {
 	}
 }
 
-// asks waits four seconds at most for a message after that one which can be answered.
-func (a *quiz) asks(after int64, purpose *regexp.Regexp) (found seen) {
+// asks waits four seconds at most for a message after that one, with that text, which can be answered.
+func (a *quiz) asks(after int64, text string, purpose *regexp.Regexp) (found seen) {
 	a.t.Helper()
-	a.awaitFor(a.t, 4*time.Second, fmt.Sprintf("a question after message %d", after), func() bool {
+	a.awaitFor(a.t, 4*time.Second, fmt.Sprintf("%q after message %d", text, after), func() bool {
 		for id, m := range a.messages {
 			_, ok := m.choice(purpose)
-			if ok && id > after {
+			if ok && id > after && strings.Contains(m.text, text) {
 				found = *m
 			}
 		}
 		return found.id > 0
 	})
 	return found
+}
+
+// asksNothing waits for longer than anything takes to be asked, and then for nothing that can be answered by Yes.
+func (a *quiz) asksNothing() {
+	a.t.Helper()
+	<-time.After(4 * time.Second)
+	a.botAPI.mu.Lock()
+	defer a.botAPI.mu.Unlock()
+	for _, m := range a.messages {
+		if _, ok := m.choice(yesButton); ok {
+			a.t.Errorf("what is over is asked: %q", m.text)
+		}
+	}
 }
 
 // TestAskedAgain: a question that was answered from the phone and is asked again, in the same words at the same place,
@@ -19906,7 +19950,7 @@ func TestAskedAgain(t *testing.T) {
 		a := newQuiz(t, "", "", row.program, 24)
 		var last seen
 		for n := range 3 {
-			m := a.asks(last.id, row.button)
+			m := a.asks(last.id, "", row.button)
 			if n > 0 {
 				for range 2 {
 					a.answer(a.tap(last, row.button))
@@ -19930,41 +19974,50 @@ func TestAskedAgain(t *testing.T) {
 }
 
 // TestOverBehindARelay: behind what always reads in raw mode a question is over, too, when other output has followed it or
-// it has left the screen: its message says so within two seconds, and its buttons do nothing for what asks next.
+// it has left the screen: its message says so within two seconds, it is not asked anew, and its buttons do nothing for
+// what asks next. What was followed at once was only printed, and is not asked.
 func TestOverBehindARelay(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
 	type row struct{ name, relay, ends string }
-	rows := []row{}
-	for _, relay := range []string{"script", "tmux", "nested"} {
+	rows := []row{{"timed out", "tmux", `printf '\nNo answer: nothing is deleted.\n'`}}
+	for _, relay := range []string{"elsewhere", "script", "nested"} {
 		rows = append(rows,
 			row{"timed out in the line", relay, `echo 'no answer in 60 s'`},
 			row{"timed out", relay, `printf '\nNo answer: nothing is deleted.\n'`},
+			row{"timed out silently", relay, `echo`},
 			row{"busy below", relay, `printf '\nWorking '`},
-			row{"other output", relay, `echo; seq 1 12`},
 			row{"scrolled away", relay, `echo; seq 1 60`},
-			row{"cleared", relay, `printf '\e[H\e[2JWorking '`})
+			row{"cleared", relay, `printf '\e[H\e[2JWorking '`},
+			row{"printed", relay, `printf '\nNothing is deleted in a dry run.\n'`})
 	}
 	beside(t, rows, func(t *testing.T, row row) {
 		a := newQuiz(t, "", row.relay, `printf 'Delete the cache? (y/n) '
 			until [ -e "$F/over" ]; do sleep 0.02; done; `+row.ends+`
 			until [ -e "$F/next" ]; do sleep 0.02; done; echo
 			read -p 'Delete production? (y/n) ' a; echo "$a" >>"$F/got"`, 24)
-		m := a.find("Delete the cache?", yesButton)
-		a.tells("over")
-		a.awaitFor(t, 4*time.Second, "the end of its message", func() bool { return len(a.messages[m.id].buttons) == 0 })
-		a.tap(m, yesButton)
+		var m seen
+		if row.name == "printed" {
+			a.tells("over")
+		} else {
+			m = a.find("Delete the cache?", yesButton)
+			a.tells("over")
+			a.awaitFor(t, 4*time.Second, "the end of its message", func() bool { return len(a.messages[m.id].buttons) == 0 })
+		}
+		a.asksNothing()
 		a.tells("next")
 		next := a.find("Delete production?", yesButton)
-		a.answer(a.tap(m, yesButton))
+		if m.id > 0 {
+			a.answer(a.tap(m, yesButton))
+			a.unanswered(m.id)
+		}
 		a.tap(next, noButton)
 		a.reads("n ")
-		a.unanswered(m.id)
 	})
 }
 
 // TestOverInBothWrappers: of two wrappers around each other both ask, and when the one's question is answered the other's
-// message ends within two seconds.
+// message ends within two seconds and does not come again.
 func TestOverInBothWrappers(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -19987,6 +20040,7 @@ func TestOverInBothWrappers(t *testing.T) {
 		a.awaitFor(t, 4*time.Second, "the end of the other's message", func() bool {
 			return len(a.messages[other.id].buttons) == 0
 		})
+		a.asksNothing()
 		a.tells("over")
 		a.exits(0)
 		a.reads("y ")
@@ -20000,7 +20054,7 @@ func TestGrows(t *testing.T) {
 	t.Parallel()
 	type row struct{ name, relay, first, then string }
 	rows := []row{}
-	for _, relay := range []string{"", "script"} {
+	for _, relay := range []string{"", "elsewhere", "script"} {
 		rows = append(rows,
 			row{"checking", relay, "Checking… ", "out('failed. Wipe the disk? [Y/n] ')"},
 			row{"a question grows", relay, "Delete the cache? (y/n) ", "out('n. Wipe the disk? [Y/n] ')"},
@@ -20022,10 +20076,7 @@ got(os.read(0, 99))`, row.first, row.then), 24)
 		}
 		a.tells("go")
 		a.sees("Wipe the disk? [Y/n]")
-		next := a.asks(m.id, noButton)
-		if !strings.Contains(next.text, "Wipe the disk?") {
-			t.Errorf("it asks %q", next.text)
-		}
+		next := a.asks(m.id, "Wipe the disk? [Y/n]", noButton)
 		if m.id > 0 {
 			a.settled(m.id)
 			a.answer(a.tap(m, anyButton))
@@ -20499,6 +20550,96 @@ func TestInboxFullOfLargeUpdates(t *testing.T) {
 	w.update(from(17 << 20))
 	w.tap(m, yesButton)
 	c.reads("ask", "y\n")
+}
+
+// TestNothingIsLeftOut: where a Yes can be tapped, all that the question is about stands in the message: what explains the
+// choices, what is right of it and below, and whole rows above of at most context_chars; "Show all" has the rest. What has
+// left the screen unread leaves no Yes before it is shown.
+func TestNothingIsLeftOut(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	const ask = `; read -p 'Proceed? (y/n) ' a; echo "$a" >>$F/got`
+	const raw = "tty.setraw(0)\nout('\\x1b[H\\x1b[J\\x1b[?25l%s')\ngot(os.read(0, 99))"
+	list := func(from, to int) string {
+		return fmt.Sprintf("for i in $(seq %d %d); do echo \"  - the bucket number $i is destroyed\"; done", from, to)
+	}
+	const (
+		shown = iota // it stands in the message, with a Yes
+		all          // "Show all" shows it
+		cut          // it need not be known, and then there is no Yes
+		never        // it does not leave the machine
+	)
+	rows := []struct {
+		name, config, program string
+		rows, is              int
+	}{
+		{"below the heading", "", fmt.Sprintf(raw, `Proceed?\r\nIt deletes SENTINEL\r\n❯ Yes\r\n  No\r\n`), 24, shown},
+		{"below the heading, blank rows", "", fmt.Sprintf(raw,
+			`Proceed?\r\n\r\nIt deletes SENTINEL\r\n\r\n❯ Yes\r\n  No\r\n`), 24, shown},
+		{"below a choice", "", fmt.Sprintf(raw,
+			`Proceed?\r\n❯ Yes\r\n  Deletes SENTINEL\r\n  No\r\n  Deletes nothing\r\n`), 24, shown},
+		{"below a choice, indented", "", fmt.Sprintf(raw,
+			`Proceed?\r\n\r\n❯ 1. Yes\r\n     Deletes SENTINEL\r\n  2. No\r\n     Deletes nothing\r\n`), 24, shown},
+		{"below the choices", "", fmt.Sprintf(raw, `Proceed?\r\n❯ Yes\r\n  No\r\nYes deletes SENTINEL\r\n`), 24, shown},
+		{"beside the choices", "", fmt.Sprintf(raw, `Proceed?\r\n❯ Yes      SENTINEL\r\n  No       goes\r\n`), 24, shown},
+		{"right of a question", "", `printf 'Proceed? (y/n)       [SENTINEL]\r\e[15C'; read a; echo "$a" >>$F/got`, 24, cut},
+		{"below a question", "", `printf 'Proceed? (y/n) \nTarget: SENTINEL\e[A\e[16G'; read a; echo "$a" >>$F/got`, 24, shown},
+		{"plan, near", "", list(1, 35) + "; echo '  - SENTINEL'; " + list(36, 40) + "; echo" + ask, 24, shown},
+		{"plan, near, of another paragraph", "", "echo 'Deletes SENTINEL'; echo; " + list(1, 5) + "; echo" + ask, 24, shown},
+		{"plan, far", "", list(1, 3) + "; echo '  - SENTINEL'; " + list(4, 40) + "; echo" + ask, 24, all},
+		{"plan, far, more context", "context_chars = 3000",
+			list(1, 3) + "; echo '  - SENTINEL'; " + list(4, 40) + "; echo" + ask, 24, shown},
+		{"plan, no context", "context_chars = 0", "echo '  - SENTINEL'; echo" + ask, 24, never},
+		{"apt", "", "echo 'The following packages will be REMOVED:'; echo '  SENTINEL' lib{1..150}; echo '0 upgraded'" + ask,
+			24, shown},
+		{"10 rows", "", "echo '  - SENTINEL'; " + list(1, 14) + ask, 10, cut},
+		{"10 rows, a blank row", "", "echo '  - SENTINEL'; " + list(1, 12) + "; echo" + ask, 10, cut},
+		{"10 rows, far", "", "echo '  - SENTINEL'; " + list(1, 30) + ask, 10, cut},
+		{"10 rows, alternate screen", "", `printf '\e[?1049h\e[H'; echo '  - SENTINEL'; ` + list(1, 14) + ask, 10, cut},
+		{"10 rows, alternate screen, a blank row", "",
+			`printf '\e[?1049h\e[H'; echo '  - SENTINEL'; ` + list(1, 6) + `; printf '\n\n\n'` + ask, 10, cut},
+		{"head of a long line", "", `printf 'Deletes SENTINEL'; printf ', %s' lib{1..150}; printf '. '` + ask, 4, cut},
+		{"head of a long question", "", `read -p "Delete SENTINEL$(printf ', %s' lib{1..150}). Proceed? (y/n) " a
+			echo "$a" >>$F/got`, 4, cut},
+	}
+	beside(t, rows, func(t *testing.T, row struct {
+		name, config, program string
+		rows, is              int
+	}) {
+		a := newQuiz(t, row.config, "", row.program, row.rows)
+		m := a.where("the question", func(m seen) bool { return strings.Contains(m.text, "Proceed?") && len(m.buttons) > 0 })
+		shows := func(m seen) bool { return strings.Contains(fmt.Sprint(m.text, m.buttons), "SENTINEL") }
+		_, more := m.choice(showAllButton)
+		switch {
+		case row.is == never && shows(m):
+			t.Errorf("what stands above the context is sent: %q", m.text)
+		case row.is == shown && !shows(m):
+			t.Errorf("what it is about is not shown: %q %v", m.text, m.buttons)
+		case row.is == all && !more:
+			t.Errorf("what stands above the context cannot be shown: %q %v", m.text, m.buttons)
+		case more && (row.is == all || row.is == cut):
+			a.answer(a.tap(m, showAllButton))
+			if row.is == all {
+				a.where("what stands above", shows)
+			}
+		}
+		known, grants := row.is == never || row.is == all, false
+		a.botAPI.mu.Lock()
+		for _, m := range a.past {
+			known = known || shows(m)
+			if _, grants = m.choice(grantButton); grants && !known {
+				t.Errorf("there is a Yes before all is shown: %q", m.text)
+			}
+		}
+		a.botAPI.mu.Unlock()
+		if row.is == shown && !grants {
+			t.Errorf("there is no Yes: %q %v", m.text, m.buttons)
+		}
+		if grants {
+			a.tap(a.find("Proceed?", grantButton), grantButton)
+			comesTrue(t, "the program has read it", func() bool { return a.got() != "" })
+		}
+	})
 }
 
 // ---- the whole program: jobs and pipes ----
