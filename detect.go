@@ -107,6 +107,7 @@ type Screen struct {
 	scrolled       int                  // rows that left the primary screen at its top
 	scrollback     [maxScrollback]*line // the last of them, row n at n % maxScrollback
 	scrollbackFrom int                  // the first that still belongs to what stands on the screen
+	lost           bool                 // rows of what stands on the alternate screen left it at its top
 	answering      int                  // row from 1 in which an answer is typed; anyRow; 0 none
 
 	changes uint // of what a look reads, but for the cursor: so many so far
@@ -1060,6 +1061,9 @@ func (s *Screen) scroll(top, n int) {
 		first = top
 	}
 	for r := first; r < first+count; r++ {
+		if n > 0 && top == 0 && s.AltScreen() {
+			s.lost = s.lost || s.trimmed(s.grid[r]) != ""
+		}
 		if n > 0 && top == 0 && !s.AltScreen() {
 			s.tell(s.grid[r], false)
 			s.grid[r] = s.keepRow(s.grid[r])
@@ -1097,7 +1101,11 @@ func (s *Screen) above(n int) (*line, bool) {
 
 // erase blanks the places from one to before another, counted row by row, in the pen's background.
 func (s *Screen) erase(from, to int) {
-	if from == 0 && to >= s.cols && !s.AltScreen() {
+	whole := to-from == s.rows*s.cols
+	switch {
+	case s.AltScreen():
+		s.lost = s.lost && !whole
+	case from == 0 && to >= s.cols:
 		s.scrollbackFrom = s.scrolled
 	}
 	s.changes++
@@ -4288,7 +4296,17 @@ func (d *Detector) track(now time.Time) {
 	}
 	if !now.Before(d.goneDue) {
 		d.noteReplaced()
+		d.leave()
 		d.forget()
+	}
+}
+
+// leave notes that what follows the question in force on its line makes an end of it: no reader finds it there again.
+func (d *Detector) leave() {
+	r := d.cur.place - 1 - d.Screen.scrolled
+	if d.cur.onLine() && r >= 0 && r < d.view.row {
+		d.Screen.grid[r].answered = true
+		d.Screen.changes++
 	}
 }
 
@@ -5041,7 +5059,7 @@ func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 	for {
 		text, first, answered, known := v.lineBefore(top)
 		if !known {
-			return paragraph, above, inside && first < 0
+			return paragraph, above, first < 0 && (inside || left > 0)
 		}
 		blank := isBlank(text)
 		if inside && blank {
@@ -5115,7 +5133,10 @@ func (v *view) rowBefore(r int) (*line, bool) {
 
 // forgotten tells whether there was a row above row r that belongs to what stands on the screen.
 func (v *view) forgotten(r int) bool {
-	return !v.s.AltScreen() && v.s.scrolled+r > v.s.scrollbackFrom
+	if v.s.AltScreen() {
+		return v.s.lost
+	}
+	return v.s.scrolled+r > v.s.scrollbackFrom
 }
 
 // faintAt tells whether the text there is faint.
@@ -8066,12 +8087,14 @@ func (v *view) readEnded(f *candidate, text string, top int) bool {
 
 // readFurtherUp finds a question in one of the three lines above the cursor, line the lowest.
 func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
-	for n := 0; n < 3 && top >= 0; n++ {
+	for n := 0; n < 3 && top >= 0 && !v.s.grid[top].answered; n++ {
 		f.Question = strings.TrimSpace(line)
+		ends := reAskedAbove.MatchString(plain(f.Question)) && strings.ContainsAny(f.Question, "?:？：")
 		// svn ends the line that names its keys, and reads the answer in the next.
 		next := v.up(v.row, showsAny) == v.row-1 && strings.TrimSpace(line) == f.Question
 		keys := next && n == 0 && reNamesKeys.MatchString(plain(f.Question))
-		if v.readMarked(f, f.Question) && (f.Type == YesNo || keys && len(f.Choices) > 1) {
+		asks := ends && (n == 0 || v.hidden) // else other output has followed it
+		if asks && v.readMarked(f, f.Question) && (f.Type == YesNo || keys && len(f.Choices) > 1) {
 			if next && n == 0 && !v.hidden {
 				f.ended = true
 				f.place = v.s.Scrolled() + v.row + 1
