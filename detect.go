@@ -4291,22 +4291,23 @@ func (d *Detector) track(now time.Time) {
 		d.goneDue = now.Add(lookEvery)
 		return
 	}
+	d.leave(now)
 	if d.goneDue.IsZero() {
 		d.goneDue = now.Add(goneAfter)
 	}
 	if !now.Before(d.goneDue) {
 		d.noteReplaced()
-		d.leave()
 		d.forget()
 	}
 }
 
-// leave notes that what follows the question in force on its line makes an end of it: no reader finds it there again.
-func (d *Detector) leave() {
+// leave notes that the cursor has left the line of the question in force: no reader finds it there from now on.
+func (d *Detector) leave(now time.Time) {
 	r := d.cur.place - 1 - d.Screen.scrolled
-	if d.cur.onLine() && r >= 0 && r < d.view.row {
+	if d.cur.onLine() && r >= 0 && r < d.view.row && !d.Screen.grid[r].answered {
 		d.Screen.grid[r].answered = true
 		d.Screen.changes++
+		d.lookDue = now
 	}
 }
 
@@ -8093,7 +8094,7 @@ func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
 		// svn ends the line that names its keys, and reads the answer in the next.
 		next := v.up(v.row, showsAny) == v.row-1 && strings.TrimSpace(line) == f.Question
 		keys := next && n == 0 && reNamesKeys.MatchString(plain(f.Question))
-		asks := ends && (n == 0 || v.hidden) // else other output has followed it
+		asks := (ends || keys) && (n == 0 || v.hidden) // else other output has followed it
 		if asks && v.readMarked(f, f.Question) && (f.Type == YesNo || keys && len(f.Choices) > 1) {
 			if next && n == 0 && !v.hidden {
 				f.ended = true
