@@ -3906,10 +3906,7 @@ func (s *session) endRings() bool {
 
 // route has the question sent.
 func (s *session) route(q *question) {
-	routed := s.transition(q.rec.ID, Routed, func(r *PromptRecord) {
-		r.ShownAll = !r.Cut && fitsMessage(r)
-	})
-	if routed {
+	if s.transition(q.rec.ID, Routed, asIs) {
 		s.askPhone(q)
 	}
 }
@@ -4417,7 +4414,7 @@ func (s *session) handleInput(r *InputRecord) {
 		s.inputDone(&taken, "", Notice{})
 	case "screen":
 		screen := dense(visible(redact(s.det.Screen.Text())))
-		s.inputDone(r, "", Notice{Mono: cmp.Or(screen, "(the screen is empty)"), File: "screen.txt"})
+		s.inputDone(r, "", Notice{Mono: cmp.Or(screen, "(the screen is empty)")})
 	case "cancel":
 		s.phoneEnds = true
 		s.terminate()
@@ -5994,8 +5991,13 @@ const (
 // cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
 func cmdHook(c *command) int {
 	h := &hook{asker: asker{session: c.getenv("ATLASBRIDGE_SESSION"), release: func() {}}}
-	if err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h); err != nil {
+	var raw json.RawMessage
+	var all any
+	if err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(&raw); err != nil {
 		return 0 // the tool's dialog asks
+	}
+	if err := errors.Join(json.Unmarshal(raw, h), json.Unmarshal(raw, &all)); err != nil || namedTwice(all) {
+		return 0 // likewise
 	}
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
 	c.withState(func(s *Store) int {
@@ -6006,6 +6008,25 @@ func cmdHook(c *command) int {
 		return 0
 	})
 	return 0
+}
+
+// namedTwice tells whether an object in the JSON has two members whose names differ in case alone: encoding/json takes the
+// last of them for either, the tool does not.
+func namedTwice(v any) bool {
+	switch v := v.(type) {
+	case []any:
+		return slices.ContainsFunc(v, namedTwice)
+	case map[string]any:
+		seen := map[string]bool{}
+		for name, member := range v {
+			folded := strings.ToLower(strings.ToUpper(name)) // ſ is an s to encoding/json
+			if seen[folded] || namedTwice(member) {
+				return true
+			}
+			seen[folded] = true
+		}
+	}
+	return false
 }
 
 // handle does what the event asks for.
@@ -6086,6 +6107,30 @@ type hookQuestion struct {
 	MultiSelect bool
 	Questions   []hookQuestion
 	Options     []hookQuestion
+
+	others []string // members besides these, a row each
+}
+
+// UnmarshalJSON decodes it, and keeps what is not known here.
+func (q *hookQuestion) UnmarshalJSON(data []byte) error {
+	type known hookQuestion
+	var all map[string]json.RawMessage
+	if err := errors.Join(json.Unmarshal(data, (*known)(q)), json.Unmarshal(data, &all)); err != nil {
+		return err
+	}
+	q.others = otherMembers(all, "question", "label", "description", "multiSelect", "questions", "options")
+	return nil
+}
+
+// otherMembers are the members of an object besides those that are told, a row each, in their order.
+func otherMembers(all map[string]json.RawMessage, told ...string) []string {
+	var rows []string
+	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
+		if !slices.Contains(told, name) {
+			rows = append(rows, name+": "+string(all[name]))
+		}
+	}
+	return rows
 }
 
 // ask returns the decision in claude's form; nil, also with an error: the dialog has to make it. Claude's own questions
@@ -6107,6 +6152,7 @@ func (h *hook) ask(ctx context.Context) (map[string]any, error) {
 	}
 	answers := map[string]string{}
 	for i, q := range input.Questions {
+		q.others = append(q.others, input.others...)
 		p := questionPrompt(q, i+1, len(input.Questions))
 		end, err := h.wait(ctx, p)
 		if end == nil {
@@ -6115,7 +6161,7 @@ func (h *hook) ask(ctx context.Context) (map[string]any, error) {
 		if refused(end) {
 			return denial(end), nil
 		}
-		answers[q.Question] = answerWords(&p, q, *end.Value)
+		answers[q.Question] = answerWords(q, *end.Value)
 	}
 	updated["answers"] = answers
 	return map[string]any{"behavior": "allow", "updatedInput": updated}, nil
@@ -6130,34 +6176,35 @@ func questionPrompt(q hookQuestion, i, n int) PromptRecord {
 		p.Question = fmt.Sprintf("(%d of %d) ", i, n) + p.Question
 	}
 	p.Excerpt = clip(p.Question, maxExcerpt)
-	for k, o := range q.Options[:min(9, len(q.Options))] {
+	var rows []string
+	for k, o := range q.Options {
 		key := strconv.Itoa(k + 1)
-		choice := Choice{Key: key, Label: safely(o.Label, 60), About: safely(o.Description, maxFull)}
-		p.Choices = append(p.Choices, choice)
-		line := key + ". " + o.Label
-		if o.Description != "" {
-			line += ": " + o.Description
+		label := oneLine(visible(redact(o.Label)))
+		if k < maxChoices { // those beyond can be written
+			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(label, 60)})
 		}
-		p.parts.among = append(p.parts.among, visible(redact(line)))
+		row := key + ". " + o.Label
+		if o.Description != "" {
+			row += ": " + o.Description
+		}
+		rows = append(append(rows, oneLine(row)), o.others...)
 	}
-	p.Full = strings.Join(append([]string{p.Question}, p.parts.among...), "\n")
+	p.Full = visible(redact(strings.Join(append(rows, q.others...), "\n")))
+	p.parts.among = strings.Split(p.Full, "\n")
 	p.seal()
 	p.publish()
 	return p
 }
 
-// answerWords are the labels of the choices that were made, or the operator's own words.
-func answerWords(p *PromptRecord, q hookQuestion, value string) string {
-	keys := strings.ReplaceAll(value, " ", "")
-	if !p.offered(keys) {
-		return value
-	}
+// answerWords are the labels of the choices that were made by their numbers, or the operator's own words.
+func answerWords(q hookQuestion, value string) string {
 	var chosen []string
-	for key := range strings.SplitSeq(keys, ",") {
+	for key := range strings.SplitSeq(strings.ReplaceAll(value, " ", ""), ",") {
 		n, err := strconv.Atoi(key)
-		if err == nil && n >= 1 && n <= len(q.Options) {
-			chosen = append(chosen, q.Options[n-1].Label)
+		if err != nil || n < 1 || n > len(q.Options) || len(chosen) > 0 && !q.MultiSelect {
+			return value
 		}
+		chosen = append(chosen, q.Options[n-1].Label)
 	}
 	return strings.Join(chosen, ", ")
 }
@@ -6213,12 +6260,21 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) 
 		h.release()
 	}
 	p.Tool = h.Tool
-	p.Cwd = h.Cwd
+	p.Cwd = visible(redact(shortPath(h.Cwd, h.folder())))
+	if p.Cwd == "." {
+		p.Cwd = ""
+	}
 	p.Constraints.MaxLength = maxMessage
-	h.complete(&p, fromHook, time.Now())
 	if h.Agent != "" {
 		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
 	}
+	p.Question = oneLine(p.Question)
+	p.Full = p.Question + "\n" + p.Full
+	p.Cut = len(p.region()) > maxHookFull
+	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
+		*text = clip(*text, maxHookFull)
+	}
+	h.complete(&p, fromHook, time.Now())
 	records, err := h.post(ctx, &p)
 	if err != nil {
 		return nil, err
@@ -6293,20 +6349,17 @@ func (a *asker) await(records <-chan Record, other func(Record)) *PromptRecord {
 func (h *hook) permissionPrompt() PromptRecord {
 	folder := h.folder()
 	call := h.call(folder)
-	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: safely(call.question, maxFull), Permission: true,
-		SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull), Lang: call.lang}
-	full := visible(redact(call.full))
-	p.Cut = len(full) > maxHookFull
-	p.Full = clip(full, maxHookFull)
+	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: visible(redact(call.question)), Permission: true,
+		SafeDefault: ref(hookDeny), Full: visible(redact(call.full))}, Subject: safely(call.subject, maxFull), Lang: call.lang}
 	allow := "Yes"
 	if h.Tool == "ExitPlanMode" {
 		allow = "Yes, and manually approve edits" // the mode that claude is in then (measured)
 	}
 	p.Choices = []Choice{{Key: hookAllow, Label: allow, Grants: true}}
-	words := lastingWords(h.Suggestions, folder)
-	if words != "" {
+	words := visible(lastingWords(h.Suggestions, folder))
+	if words != "" && redact(words) == words { // what is granted for longer is known to its last letter
 		p.Choices = append(p.Choices, Choice{Key: hookAlways, Label: "Yes, and stop asking for this", Grants: true})
-		p.Lasting = safely(words, maxFull)
+		p.Lasting = words
 	}
 	p.Choices = append(p.Choices, Choice{Key: hookDeny, Label: "No"})
 	p.Excerpt = headAndTail(p.Full)
@@ -6319,11 +6372,11 @@ func (h *hook) permissionPrompt() PromptRecord {
 	return p
 }
 
-// folder is where the session was started: paths are shown as they are seen from there.
+// folder is where the session was started: paths are shown as they are seen from there. "": not known (yet).
 func (h *hook) folder() string {
 	v, err := h.st.View()
 	if err != nil || v.Sessions[h.session] == nil { // its record may come later than its tool's first hook
-		return h.Cwd
+		return ""
 	}
 	return v.Sessions[h.session].Cwd
 }
@@ -6372,13 +6425,11 @@ func (h *hook) call(folder string) hookCall {
 		}
 		return call
 	}
-	full := []string{call.full}
-	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
-		if !slices.Contains(call.told, name) && string(all[name]) != "false" {
-			full = append(full, name+": "+string(all[name]))
-		}
-	}
-	call.full = strings.Join(full, "\n")
+	told := slices.DeleteFunc(call.told, func(name string) bool {
+		_, isText := texts[name]
+		return !isText
+	})
+	call.full = strings.Join(append([]string{call.full}, otherMembers(all, told...)...), "\n")
 	return call
 }
 
@@ -6388,22 +6439,22 @@ func knownCall(tool string, arg map[string]string, folder string) hookCall {
 	file := shortPath(arg["file_path"], folder)
 	switch tool {
 	case "Bash":
-		return hookCall{question: strings.TrimSpace("Run this? " + clip(arg["description"], 80)), full: arg["command"],
+		return hookCall{question: strings.TrimSpace("Run this? " + arg["description"]), full: arg["command"],
 			subject: arg["command"], lang: "bash", told: []string{"command", "description"}}
-	case "Edit", "Write":
-		diff, plus, minus := lineDiff(arg["old_string"], arg["new_string"]+arg["content"])
-		question := fmt.Sprintf("Edit %s? +%d −%d", file, plus, minus)
-		if tool == "Write" {
-			question = fmt.Sprintf("Write %s? +%d", file, plus)
-		}
-		return hookCall{question: question, full: diff, subject: arg["file_path"], lang: "diff",
-			told: []string{"file_path", "old_string", "new_string", "content"}}
+	case "Edit":
+		diff, plus, minus := lineDiff(arg["old_string"], arg["new_string"])
+		return hookCall{question: fmt.Sprintf("Edit %s? +%d −%d", file, plus, minus), full: diff,
+			subject: arg["file_path"], lang: "diff", told: []string{"file_path", "old_string", "new_string"}}
+	case "Write":
+		diff, plus, _ := lineDiff("", arg["content"])
+		return hookCall{question: fmt.Sprintf("Write %s? +%d", file, plus), full: diff, subject: arg["file_path"],
+			lang: "diff", told: []string{"file_path", "content"}}
 	case "WebFetch":
 		full := strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])
 		return hookCall{question: "Fetch this address?", full: full, subject: arg["url"], told: []string{"url", "prompt"}}
 	case "ExitPlanMode":
 		return hookCall{question: "Carry out this plan?", full: arg["plan"], lang: langMarkdown,
-			told: []string{"plan", "planFilePath"}}
+			told: []string{"plan"}}
 	}
 	return hookCall{question: "Allow " + tool + "?"}
 }
@@ -6502,8 +6553,8 @@ func (s suggestion) allowed(folder string) string {
 	return ""
 }
 
-// lineDiff is a readable diff of two texts: what differs, between up to two lines that they have in common. The time
-// it takes grows with their length, no faster.
+// lineDiff is a readable diff of two texts: what differs, between the lines that they have in common. The time it takes
+// grows with their length, no faster.
 func lineDiff(before, after string) (diff string, plus, minus int) {
 	a := slices.Collect(strings.Lines(before))
 	b := slices.Collect(strings.Lines(after))
@@ -6517,10 +6568,10 @@ func lineDiff(before, after string) (diff string, plus, minus int) {
 			out.WriteString(mark + strings.TrimSuffix(line, "\n") + "\n")
 		}
 	}
-	write(" ", a[max(0, head-2):head])
+	write(" ", a[:head])
 	write("-", gone)
 	write("+", came)
-	write(" ", a[len(a)-tail:len(a)-max(0, tail-2)])
+	write(" ", a[len(a)-tail:])
 	return strings.TrimSuffix(out.String(), "\n"), len(came), len(gone)
 }
 
@@ -6712,11 +6763,18 @@ func (a *asking) compose() (problem string, err error) {
 	}
 	full := question
 	if a.about {
-		full, problem, err = a.readAbout()
+		about := ""
+		about, problem, err = a.readAbout()
+		full += "\n" + about
 	}
 	p := &a.prompt
 	p.Question = question
 	p.Excerpt = clip(question, maxExcerpt)
+	for _, c := range p.Choices {
+		if utf8.RuneCountInString(c.Label) > wideLabel {
+			full += "\n" + c.Label
+		}
+	}
 	p.Full = full
 	if reHunk.MatchString(full) {
 		p.Lang = "diff"
@@ -7017,7 +7075,7 @@ func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 
 // deliver sends the question, and records what its message is. It quits where that is refused.
 func (a *asking) deliver(ctx context.Context, quit context.CancelCauseFunc) {
-	_, err := a.st.Move(a.prompt.ID, Routed, func(p *PromptRecord) { p.ShownAll = fitsMessage(p) })
+	_, err := a.st.Move(a.prompt.ID, Routed, nil)
 	if err == nil {
 		_, err = a.ch.Ask(ctx, &a.prompt, &a.own)
 	}

@@ -45,6 +45,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 )
 
 const (
@@ -1208,7 +1209,7 @@ type PromptRecord struct {
 	Subject     string     `json:"subject"` // hook: what the tool's dialog shows of it: the command, file, address
 	Lasting     string     `json:"lasting"` // hook: what the lasting permission allows, and for how long
 	Lang        string     `json:"lang"`    // not of a screen: what Full is written in: bash, diff, markdown; else ""
-	Cwd         string     `json:"cwd"`
+	Cwd         string     `json:"cwd"`     // hook: as it is seen from the session's folder, "" the same
 	Key         string     `json:"idempotency_key"`
 	Status      State      `json:"status"`
 	Nonce       string     `json:"nonce"` // 32 hex
@@ -1248,6 +1249,68 @@ type Limits struct {
 	MaxLength int `json:"max_length,omitempty"` // of a text, bytes
 	MinChoice int `json:"min_choice,omitempty"` // the first number that chooses, where all choices are numbered
 	MaxChoice int `json:"max_choice,omitempty"`
+}
+
+// region is what a question asks, in rows: nothing but a refusal is taken before every word of it has been shown.
+func (p *PromptRecord) region() string {
+	rows := []string{p.Above, cmp.Or(p.Full, p.Excerpt), p.Lasting}
+	if p.Source == fromHook {
+		rows = append(rows, p.Cwd)
+	}
+	return strings.Trim(strings.Join(rows, "\n"), "\n")
+}
+
+// unaccounted are the rows of the region that the message does not say: each with its words in order, where no other row
+// is said. Blanks and frames do not count. The row of a choice may be said by its label alone.
+func (p *PromptRecord) unaccounted(message string) []string {
+	lines := map[string]int{} // of the message, how many are left
+	for line := range strings.SplitSeq(message, "\n") {
+		lines[withoutFrames(line)]++
+	}
+	use := func(row string) bool {
+		lines[row]--
+		return lines[row] >= 0
+	}
+	var rows []string // that are no line
+	for row := range strings.SplitSeq(p.region(), "\n") {
+		words := withoutFrames(row)
+		if words != "" && !use(words) {
+			rows = append(rows, row)
+		}
+	}
+	var left strings.Builder
+	for line := range strings.SplitSeq(message, "\n") {
+		words := withoutFrames(line)
+		if use(words) {
+			left.WriteString(" " + words + " \n")
+		}
+	}
+	rest := left.String()
+	take := func(text string) bool {
+		before, after, found := strings.Cut(rest, " "+withoutFrames(text)+" ")
+		if found {
+			rest = before + " \n " + after
+		}
+		return found
+	}
+	rows = slices.DeleteFunc(rows, take)
+	return slices.DeleteFunc(rows, func(row string) bool {
+		other := ""
+		for _, cell := range reColumnGap.expr().Split(row, -1) {
+			label := reItemMark.ReplaceAllString(cell, "")
+			if !slices.Contains(labels(p.Choices), label) || !take(label) {
+				other += " " + cell
+			}
+		}
+		return withoutFrames(other) == "" || take(other)
+	})
+}
+
+// withoutFrames is a row with one blank for all that stands between its words, frames included.
+func withoutFrames(row string) string {
+	return strings.Join(strings.FieldsFunc(row, func(r rune) bool {
+		return unicode.IsSpace(r) || r >= '─' && r <= '╿'
+	}), " ")
 }
 
 // limit fills in the limits of a question that has its type and choices.
@@ -2084,10 +2147,12 @@ func (v *View) missingIn(text string) (found *PromptRecord) {
 }
 
 // Sending records that a message with buttons of the prompt is about to leave, which will have that number or a later
-// one; here: whose numbers they are. An earlier one that is missing stays so.
-func (s *Store) Sending(id string, from int64, here string) error {
+// one; here: whose numbers they are; all: with it all of the prompt has been shown. An earlier one that is missing stays
+// so.
+func (s *Store) Sending(id string, from int64, here string, all bool) error {
 	return s.changePrompt(id, func(p *PromptRecord) {
 		p.Chat = here
+		p.ShownAll = all
 		if p.SentFrom == 0 {
 			p.SentFrom = from
 		}
@@ -2098,6 +2163,7 @@ func (s *Store) Sending(id string, from int64, here string) error {
 func (s *Store) Unsent(id string, perhaps bool) error {
 	return s.changePrompt(id, func(p *PromptRecord) {
 		p.Lost = p.Lost || perhaps
+		p.ShownAll = p.ShownAll && (perhaps || p.MsgID != 0)
 		if !p.Lost {
 			p.SentFrom = 0
 		}
