@@ -4934,14 +4934,11 @@ func (s *session) gateStep() {
 	if g == nil || s.inFlight {
 		return // the writer reports first
 	}
-	switch {
-	case g.stopped && g.done:
-		s.gateOver()
+	if g.stopped {
+		s.gateStop()
 		return
-	case g.stopped:
-		s.gateFail("it was stopped at the keyboard")
-		return
-	case len(s.typing) > 0 || len(g.keys) > 0:
+	}
+	if len(s.typing) > 0 || len(g.keys) > 0 {
 		return
 	}
 	now := time.Now()
@@ -5522,14 +5519,29 @@ func (s *session) restoreStep(late bool) (why string) {
 	return ""
 }
 
-// gateFail ends the gate before all was typed, or read. What nobody has read is taken back: it must not answer the next
-// question.
-func (s *session) gateFail(why string) {
+// gateStop ends the gate for a key at the keyboard.
+func (s *session) gateStop() {
+	s.takeBack()
+	if s.gate.done || s.gate.wrote && s.gate.q != nil {
+		s.gateOver()
+	} else {
+		s.gateFail("it was stopped at the keyboard")
+	}
+}
+
+// takeBack takes back what nobody has read of an answer: it must not answer the next question.
+func (s *session) takeBack() {
 	g := s.gate
-	g.done = false
 	if g.q != nil && g.sent > 0 && s.pty.TakeBack(g.sent) {
 		g.wrote = false
+		g.done = false
 	}
+}
+
+// gateFail ends the gate before all was typed, or read.
+func (s *session) gateFail(why string) {
+	s.takeBack()
+	s.gate.done = false
 	s.gateEnds(why)
 }
 
