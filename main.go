@@ -1830,7 +1830,6 @@ func (t *tool) recall(dir string) bool {
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
-	keyGrace     = 300 * time.Millisecond  // after a key at the keyboard, for the screen to show it
 	dialogGrace  = 300 * time.Millisecond  // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
 	hookWait     = 2 * time.Second         // for a dialog's hook to call: 0.44 s, busy 1.4 (claude 2.1)
 	hookCheck    = time.Second             // between looks whether a hook lives
@@ -2095,7 +2094,7 @@ type typedKeys struct {
 	behind int   // bytes of output that were there before; of those that passed
 	passed bool  // they go to the child past the loop; else the loop is to pass them on
 	modes  Modes // of the child's terminal before it got them
-	stood  bool  // the question that the gate was answering still stood: they belong to it
+	stood  bool  // nobody had read the answer that the gate was typing: they belong to its question
 }
 
 // hidden tells whether the terminal did not show the keys, as when a password is read: no recording has them.
@@ -3322,8 +3321,11 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	if s.gate != nil && !s.inFlight {
 		s.gate.keys = nil // it looks again, at what this brings
 	}
-	if s.host.Plain && s.plain() {
-		p = newlines(p)
+	if s.host.Plain {
+		modes := s.pty.Modes()
+		if modes.Canonical && !modes.Processed {
+			p = newlines(p)
+		}
 	}
 	s.det.Feed(p, now)
 	s.record(func(c *castWriter) { c.output(p, now) })
@@ -3339,12 +3341,6 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	if s.cfg.Stream {
 		s.streamOutput(p, now)
 	}
-}
-
-// plain tells whether the child's terminal adds no carriage return, although nobody draws on it.
-func (s *session) plain() bool {
-	modes := s.pty.Modes()
-	return modes.Canonical && !modes.Processed
 }
 
 // auditToolCalls audits the tool calls in stream-json output and their results, a message a line.
@@ -3662,11 +3658,13 @@ func (s *session) heldBytes() int {
 	return n
 }
 
-// takeHeld takes what was typed while the gate was typing: the keys to pass on, in their order, and how many bytes belong
-// to the question that was answered: they must not answer the next.
-func (s *session) takeHeld(answered bool) (pass []typedKeys, dropped int) {
+// takeHeld takes what was typed while the gate g was typing: the keys to pass on, in their order, and how many bytes belong
+// to the question that it answered. Where the next one stands already that is all: nobody answers it so soon.
+func (s *session) takeHeld(g *gate, answered bool) (pass []typedKeys, dropped int) {
+	asked := answered && len(s.held) > 0 && g.overtaken(s.det.Look(s.pty.State(), time.Now()))
 	for _, k := range s.held {
-		if answered && k.stood && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys) {
+		meant := answered && (k.stood || asked)
+		if meant && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys) {
 			dropped += len(k.keys)
 		} else {
 			pass = append(pass, k)
@@ -4899,7 +4897,7 @@ const (
 
 // newGate types the decision about q.
 func newGate(q *question) *gate {
-	g := &gate{q: q, until: time.Now().Add(keyGrace + lookTime)}
+	g := &gate{q: q, until: time.Now().Add(lookTime)}
 	if q.rec.Value != nil {
 		g.value = *q.rec.Value
 		g.text = cleanText(g.value)
@@ -4924,13 +4922,10 @@ func (s *session) gateStep() {
 		return // the writer reports first
 	}
 	if g.stopped {
-		s.gateStopped()
+		s.gateStop()
 		return
 	}
 	if len(s.typing) > 0 || len(g.keys) > 0 {
-		return
-	}
-	if g.phase == gateLook && !s.turnAt(s.lastKey.Add(keyGrace)) {
 		return
 	}
 	now := time.Now()
@@ -4997,17 +4992,7 @@ func (s *session) unreadable(tty TTYState) (why string) {
 	return ""
 }
 
-// gateStopped ends the gate for a key at the keyboard.
-func (s *session) gateStopped() {
-	if s.gate.done {
-		s.gateOver()
-	} else {
-		s.gateFail("it was stopped at the keyboard")
-	}
-}
-
-// gateStands tells whether the question that is being answered stands: the program has not read the answer. Where that
-// is not known, it has not left the screen.
+// gateStands tells whether nobody has read the answer; where that is not known, whether its question stands.
 func (s *session) gateStands() bool {
 	g := s.gate
 	waiting := s.pty.Waiting()
@@ -5016,30 +5001,27 @@ func (s *session) gateStands() bool {
 		return false
 	case !g.wrote || s.inFlight || len(g.keys) > 0 || waiting > 0:
 		return true
-	case waiting < 0:
-		return g.q.screen.same(s.det.Look(s.pty.State(), time.Now()))
 	}
-	return false
+	return waiting < 0 && g.q.screen.same(s.det.Look(s.pty.State(), time.Now()))
 }
 
-// echoStep ends the gate when the program has read the answer. One that nobody has read when its question has gone is
-// not left for the next: it is taken back.
+// overtaken tells whether look is another question than the one that g answers.
+func (g *gate) overtaken(look *Prompt) bool {
+	asks := look != nil && !look.Idle && look.Type != Unknown
+	return asks && g.q != nil && g.q.screen != nil && !g.q.screen.same(look)
+}
+
+// echoStep ends the gate when its time is over and the program has read the answer, or when nobody has and the question
+// has gone.
 func (s *session) echoStep(look *Prompt, tty TTYState, late bool) {
 	g := s.gate
-	answer := g.q != nil && g.q.screen != nil && !g.q.rec.Idle
-	gone := !tty.Canonical && answer && !g.q.screen.same(look)
+	unread := g.q != nil && g.q.screen != nil && !g.q.rec.Idle && tty.Waiting > 0
+	gone := unread && !tty.Canonical && !g.q.screen.same(look) && time.Since(g.sentAt) >= gatePoll
 	busy := tty.Reading == ReadingBusy || time.Since(g.until) > followTime
 	switch {
-	case !late && time.Since(g.sentAt) < gatePoll: // it may not be there yet
-	case answer && tty.Waiting > 0 && (gone || late && busy):
-		if s.pty.TakeBack(g.sent) {
-			g.wrote = false
-			s.gateFail("the program did not read it: it was taken back")
-		} else {
-			s.gateOver()
-		}
-	case answer && tty.Waiting > 0:
-	case late || answer && tty.Waiting == 0:
+	case unread && (gone || late && busy):
+		s.gateFail("the program did not read it in time; look at the terminal")
+	case late && !unread:
 		s.gateOver()
 	}
 }
@@ -5288,13 +5270,12 @@ func (s *session) keyStep(look *Prompt, tty TTYState, late bool) (why string) {
 	shown := strings.HasPrefix(strings.ToLower(typed), strings.ToLower(g.first))
 	word := strings.TrimSuffix(g.rest, "\r") != ""
 	reads := tty.Reading != ReadingBusy && tty.Waiting <= 0
-	next := look != nil && !look.Idle && look.Type != Unknown
 	switch {
 	case stands && shown && reads && (word || !tty.Echo):
 		return s.press(cmp.Or(g.rest, "\r"), s.echo())
 	case stands && late && word:
 		return "only its first key was typed: the program did not show that; look at the terminal"
-	case late || !stands && next: // else it may only be painted anew
+	case late || !stands && g.overtaken(look): // else it may only be painted anew
 		return s.press("", s.echo())
 	}
 	return ""
@@ -5532,8 +5513,28 @@ func (s *session) restoreStep(late bool) (why string) {
 	return ""
 }
 
-// gateFail ends the gate before all was typed.
+// gateStop ends the gate for a key at the keyboard.
+func (s *session) gateStop() {
+	s.takeBack()
+	if s.gate.done || s.gate.wrote && s.gate.q != nil {
+		s.gateOver()
+	} else {
+		s.gateFail("it was stopped at the keyboard")
+	}
+}
+
+// takeBack takes back what nobody has read of an answer: it must not answer the next question.
+func (s *session) takeBack() {
+	g := s.gate
+	if g.q != nil && g.sent > 0 && s.pty.TakeBack(g.sent) {
+		g.wrote = false
+		g.done = false
+	}
+}
+
+// gateFail ends the gate before all was typed, or read.
 func (s *session) gateFail(why string) {
+	s.takeBack()
 	s.gate.done = false
 	s.gateEnds(why)
 }
@@ -5553,7 +5554,7 @@ func (s *session) gateEnds(why string) {
 	g := s.gate
 	s.gate = nil
 	s.next = time.Now()
-	pass, dropped := s.takeHeld(why == "" && g.q != nil && !g.q.rec.Idle)
+	pass, dropped := s.takeHeld(g, why == "" && g.q != nil && !g.q.rec.Idle)
 	if dropped > 0 {
 		s.log.Warn("keys typed while an answer was being typed are not passed on", "bytes", dropped)
 		g.note = "keys typed at the keyboard meanwhile were dropped"

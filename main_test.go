@@ -2093,6 +2093,8 @@ func (p *ptyWriter) Modes() Modes { return Modes{Canonical: true, Echo: true} }
 
 func (p *ptyWriter) Waiting() int { return 0 }
 
+func (p *ptyWriter) TakeBack(int) bool { return false }
+
 func (p *ptyWriter) Write(b []byte) (int, error) {
 	p.wrote += string(b)
 	return len(b), p.err
@@ -2389,11 +2391,6 @@ func TestGate(t *testing.T) {
 		})
 	}
 	s := gateBench(t, "x", reads, "Go? (y/n) ", "y")
-	s.lastKey = time.Now()
-	if s.typed(false) != "" {
-		t.Error("types while somebody is typing")
-	}
-	s.lastKey = time.Now().Add(-time.Minute)
 	s.came.Add(1)
 	if s.typed(false) != "" {
 		t.Error("types while output is on its way")
@@ -17606,9 +17603,9 @@ func TestWaitingKeys(t *testing.T) {
 	}{
 		{"raw", "raw", "y", 1, 1, true, 0},
 		{"raw, others too", "raw", "xy", 2, 1, false, 2},
-		{"raw, none", "raw", "", 0, 1, true, 0},
+		{"raw, none", "raw", "", 0, 1, false, 0},
 		{"a line", "cooked", "y\r", 2, 2, true, 0},
-		{"a line begun", "cooked", "y", 0, 1, true, 0},
+		{"a line begun", "cooked", "y", 0, 1, false, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := mustPTY(t, "sh", "-c", "stty "+c.mode+" -echo; echo up; sleep 600")
@@ -18911,24 +18908,6 @@ func TestVanished(t *testing.T) {
 	x.exits(0)
 }
 
-// TestKeyboardWaits for the gate: what is typed within its echo window comes after it, and is not lost.
-func TestKeyboardWaits(t *testing.T) {
-	t.Parallel()
-	dir := home(t, "echo_suppression_ms = 1500\n")
-	x := bridge(t, dir, "run", "bash", "-c",
-		`read -p "Go? (y/n) " a; echo "got $a"; read -t 0.3 b; echo "at once [$b]"; `+
-			`read c; echo "later [$c]"`)
-	st := storeAt(t, dir)
-	p := awaits(x, st, "Go?", "never")
-	st.Decide(cliAnswer(p, "y"), time.Now())
-	x.sees("got y")
-	x.sees("at once []")
-	<-time.After(keyGrace) // a key of that moment could have been meant for the question
-	x.types("here\r")
-	x.sees("later [here]")
-	x.exits(0)
-}
-
 // TestAnswerRings: an answer from another terminal is told to the phone, with sound, and the question's message says
 // so.
 func TestAnswerRings(t *testing.T) {
@@ -20205,28 +20184,32 @@ say("\r\nthen [%%s]\r\n" %% typed)`
 }
 
 // TestKeysOfTheQuestion: what is typed at the keyboard while the answered question still stands answers no other: it is
-// dropped, and the phone and the log are told; ^C and Esc go through at once.
+// dropped, and the phone is told.
 func TestKeysOfTheQuestion(t *testing.T) {
 	t.Parallel()
 	needLinux(t)
-	body := `raw(); say("Go? (y/n) "); select.select([0], [], []); mark("there"); time.sleep(0.5)
-k = key(1); say("\r\nSure? (y/n) "); say("\r\nthen [%s] after %s\r\n" % (rest(2), k)); key(60)`
-	for _, c := range []struct{ typed, want, note string }{
-		{"hello", "then [''] after y", "dropped"},
-		{"\x03", "then ['\\x03'] after y", ""},
-		{"\x1b", "then ['\\x1b'] after y", ""},
-	} {
-		t.Run(strconv.Quote(c.typed), func(t *testing.T) {
+	w, x, marked, _ := keySession(t, "", `raw(); say("Go? (y/n) "); select.select([0], [], []); mark("there")
+time.sleep(0.5); k = key(1); say("\r\nSure? (y/n) "); say("\r\nthen [%s] after %s\r\n" % (rest(2), k)); key(60)`)
+	m := w.find("Go?", yesButton)
+	w.tap(m, yesButton)
+	marked("there")
+	x.types("hello")
+	x.sees("then [''] after y")
+	w.ended(m.id, regexp.MustCompile("dropped"))
+}
+
+// TestKeyStopsTheGate: ^C and Esc at the keyboard go through at once, while an answer is being typed: no more of it is.
+func TestKeyStopsTheGate(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ key, want string }{{"\x03", `'\x03'`}, {"\x1b", `'\x1b'`}} {
+		t.Run(c.want, func(t *testing.T) {
 			t.Parallel()
-			w, x, marked, _ := keySession(t, "", body)
-			m := w.find("Go?", yesButton)
-			w.tap(m, yesButton)
-			marked("there")
-			x.types(c.typed)
-			x.sees(c.want)
-			w.where("the outcome", func(now seen) bool {
-				return now.id == m.id && len(now.buttons) == 0 && strings.Contains(now.text, c.note)
-			})
+			w, x, marked, _ := keySession(t, "", `raw(); say("Go? (yes/no) "); key(60); mark("read")
+say("\r\nthen [%s]\r\n" % rest(0.7)); key(60)`)
+			w.tap(w.find("Go?", yesButton), yesButton)
+			marked("read")
+			x.types(c.key)
+			x.sees("then [" + c.want + "]")
 		})
 	}
 }
@@ -25978,6 +25961,8 @@ func (p ptyState) Unread() int { return 0 }
 func (p ptyState) Modes() Modes { return Modes{Canonical: p.state.Canonical, Echo: p.state.Echo} }
 
 func (p ptyState) Waiting() int { return p.state.Waiting }
+
+func (p ptyState) TakeBack(int) bool { return false }
 
 // gateBench is a session at the moment when the gate is to type value: the screen has asked, the store has the answer.
 func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {

@@ -3241,6 +3241,8 @@ func (p *PromptRecord) orphaned() *PromptRecord {
 	switch {
 	case p.Open():
 		q.Reason = "the session ended"
+	case p.Status == Injected:
+		q.Status = Resolved
 	case p.mayBeAsked():
 		q.Reason = p.Reason + ", and the session has ended"
 	default:
