@@ -6766,9 +6766,7 @@ func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code
 		return exitInternal, err
 	}
 	own := sessionRecord("ask", []string{}, "")
-	if around, _ := a.st.Session(a.getenv("ATLASBRIDGE_SESSION")); around != nil {
-		own.Label = around.Label
-	}
+	own.Label = a.labelAround(ctx)
 	own.PID = own.Wrapper
 	own.ThreadID = noTopic // for one question
 	own.Activity = "waiting"
@@ -6799,6 +6797,22 @@ func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code
 	polling.Wait()
 	_ = a.ch.Close() // nothing is to be sent any more
 	return code, cmp.Or(err, unsaid)
+}
+
+// labelAround is the label of the session that this was started in, "" none. Its record may come later than what it
+// runs.
+func (a *asking) labelAround(ctx context.Context) string {
+	around := a.getenv("ATLASBRIDGE_SESSION")
+	for range 50 {
+		r, _ := a.st.Session(around)
+		if r != nil {
+			return r.Label
+		}
+		if !a.st.Alive(around) || sleep(ctx, askMoment) != nil {
+			break
+		}
+	}
+	return ""
 }
 
 // save stores records.

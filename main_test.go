@@ -19821,8 +19821,8 @@ func TestAskBesideAQuestion(t *testing.T) {
 	t.Parallel()
 	p := newBotAPI(t)
 	x := bridge(t, home(t, p.config("away_after_seconds = 0")), "run", "--name", "box", "bash", "-c",
-		`ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" ask Deploy? >out & read -p "Delete it? (y/n) " a; wait; `+
-			`echo "got $a, $(cat out)"; rm out`)
+		`ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" ask Deploy? >"$0" 2>/dev/null & read -p "Delete it? (y/n) " a; wait; `+
+			`echo "got $a, $(cat "$0")"`, filepath.Join(t.TempDir(), "out"))
 	asked := p.shows("Deploy?", "Yes")
 	m := p.shows("Delete it?", "No")
 	if !strings.Contains(asked.text, "box") {
@@ -19885,14 +19885,16 @@ func TestInboxFullOfLargeUpdates(t *testing.T) {
 	c.show("ask", "Continue? (y/n) ")
 	m := w.find("Continue?", yesButton)
 	openPrompt(t, dir)
-	from := func(size int) map[string]any {
-		return map[string]any{"message": map[string]any{"message_id": 1, "text": strings.Repeat("x", size),
-			"from": map[string]any{"id": 666}, "chat": map[string]any{"id": 666, "type": "private"}}}
+	var flood []string
+	for i := range 101 {
+		size := 200_000
+		if i == 50 {
+			size = 17 << 20
+		}
+		flood = append(flood, fmt.Sprintf(`{"update_id":%d,"message":{"message_id":1,"text":%q,"from":{"id":666},`+
+			`"chat":{"id":666,"type":"private"}}}`, 8000+i, strings.Repeat("x", size)))
 	}
-	for range 100 {
-		w.update(from(200_000))
-	}
-	w.update(from(17 << 20))
+	w.send(flood...)
 	w.tap(m, yesButton)
 	c.reads("ask", "y\n")
 }
