@@ -4409,9 +4409,10 @@ func (s *session) handleInput(r *InputRecord) {
 	}
 }
 
-// askedSince tells whether the open question came after that time: what was wanted then is not meant for it.
+// askedSince tells whether the open question came after that time, or so shortly before that nobody can have read it:
+// what was wanted then is not meant for it.
 func (s *session) askedSince(at time.Time) bool {
-	return s.q != nil && s.q.rec.Open() && !s.q.rec.Idle && at.Before(s.q.rec.CreatedAt)
+	return s.q != nil && s.q.rec.Open() && !s.q.rec.Idle && at.Before(s.q.rec.CreatedAt.Add(textAfter*time.Second))
 }
 
 // dense is a screen's text without what is blank at the ends of its rows and of itself, and with single blank rows.

@@ -3118,8 +3118,8 @@ func TestInputsWaitTheirTurn(t *testing.T) {
 	}
 }
 
-// TestKeysMeetANewQuestion: keys that were written before the open question was asked are not pressed for it, however
-// late they come; all others are.
+// TestKeysMeetANewQuestion: keys that were written before the open question was asked, or before anybody can have read
+// it, are not pressed for it, however late they come; all others are.
 func TestKeysMeetANewQuestion(t *testing.T) {
 	asked := time.Now()
 	for _, c := range []struct {
@@ -3128,12 +3128,12 @@ func TestKeysMeetANewQuestion(t *testing.T) {
 		q       *question
 		want    string
 	}{
-		{"before", asked.Add(-time.Millisecond), &question{rec: PromptRecord{Status: AwaitingReply, CreatedAt: asked}},
+		{"a second after", asked.Add(time.Second), &question{rec: PromptRecord{Status: AwaitingReply, CreatedAt: asked}},
 			"keys refused: you wrote that before this was asked"},
 		{"before it was sent", asked.Add(-time.Millisecond),
 			&question{rec: PromptRecord{Status: Created, CreatedAt: asked}},
 			"keys refused: you wrote that before this was asked"},
-		{"after", asked, &question{rec: PromptRecord{Status: AwaitingReply, CreatedAt: asked}}, "keys done"},
+		{"after", asked.Add(2 * time.Second), &question{rec: PromptRecord{Status: AwaitingReply, CreatedAt: asked}}, "keys done"},
 		{"no question", asked.Add(-time.Hour), nil, "keys done"},
 		{"an input box", asked.Add(-time.Hour),
 			&question{rec: PromptRecord{Prompt: Prompt{Idle: true}, Status: AwaitingReply, CreatedAt: asked}}, "keys done"},
