@@ -6759,7 +6759,7 @@ func catchSignals(quit context.CancelCauseFunc) (release func()) {
 	}
 }
 
-// bridge asks in a session of its own, which is called after the one that it was started in: it listens to Telegram while
+// bridge asks in a session of its own, with the label of the one that it was started in: it listens to Telegram while
 // nobody else does, and has the message say in the end what has become of the question.
 func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code int, err error) {
 	log, err := openLog(a.cfg.Dir, a.cfg.LogLevel)

@@ -348,8 +348,8 @@ func configStamp(dir string) string {
 	return fmt.Sprint(info.ModTime().UnixNano(), " ", info.Size())
 }
 
-// reloaded is c, which others may be reading, with what can change while a session runs as it is set now. After an error
-// nothing has changed.
+// reloaded is c, which others may be reading, with what can change while a session runs as it is set now. After an
+// error nothing but the stamp has changed.
 func (c *Config) reloaded() (*Config, error) {
 	fresh := *c
 	now, err := loadConfig(c.Dir, c.getenv, c.flags)

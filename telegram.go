@@ -267,7 +267,7 @@ type apiAnswer struct {
 type pollParams struct {
 	Offset  int64    `json:"offset,omitempty"`  // the first update wanted; those before are confirmed
 	Timeout int      `json:"timeout,omitempty"` // seconds that the server waits for one
-	Limit   int      `json:"limit"`             // updates in one answer
+	Limit   int      `json:"limit,omitempty"`   // updates in one answer
 	Allowed []string `json:"allowed_updates,omitempty"`
 }
 
