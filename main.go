@@ -4440,9 +4440,10 @@ func (s *session) handleInput(r *InputRecord) {
 	}
 }
 
-// askedSince tells whether the open question came after that time: what was wanted then is not meant for it.
+// askedSince tells whether the open question came after that time, or so shortly before that nobody can have read it:
+// what was wanted then is not meant for it.
 func (s *session) askedSince(at time.Time) bool {
-	return s.q != nil && s.q.rec.Open() && !s.q.rec.Idle && at.Before(s.q.rec.CreatedAt)
+	return s.q != nil && s.q.rec.Open() && !s.q.rec.Idle && at.Before(s.q.rec.CreatedAt.Add(textAfter*time.Second))
 }
 
 // dense is a screen's text without what is blank at the ends of its rows and of itself, and with single blank rows.
@@ -6930,7 +6931,7 @@ func catchSignals(quit context.CancelCauseFunc) (release func()) {
 	}
 }
 
-// bridge asks in a session of its own, which is called after the one that it was started in: it listens to Telegram while
+// bridge asks in a session of its own, with the label of the one that it was started in: it listens to Telegram while
 // nobody else does, and has the message say in the end what has become of the question.
 func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code int, err error) {
 	log, err := openLog(a.cfg.Dir, a.cfg.LogLevel)
@@ -6938,9 +6939,7 @@ func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code
 		return exitInternal, err
 	}
 	own := sessionRecord("ask", []string{}, "")
-	if around, _ := a.st.Session(a.getenv("ATLASBRIDGE_SESSION")); around != nil {
-		own.Label = around.Label
-	}
+	own.Label = a.labelAround(ctx)
 	own.PID = own.Wrapper
 	own.ThreadID = noTopic // for one question
 	own.Activity = "waiting"
@@ -6971,6 +6970,22 @@ func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code
 	polling.Wait()
 	_ = a.ch.Close() // nothing is to be sent any more
 	return code, cmp.Or(err, unsaid)
+}
+
+// labelAround is the label of the session that this was started in, "" none. Its record may come later than what it
+// runs.
+func (a *asking) labelAround(ctx context.Context) string {
+	around := a.getenv("ATLASBRIDGE_SESSION")
+	for range 50 {
+		r, _ := a.st.Session(around)
+		if r != nil {
+			return r.Label
+		}
+		if !a.st.Alive(around) || sleep(ctx, askMoment) != nil {
+			break
+		}
+	}
+	return ""
 }
 
 // save stores records.

@@ -3061,8 +3061,8 @@ func TestInputsWaitTheirTurn(t *testing.T) {
 	}
 }
 
-// TestKeysMeetANewQuestion: keys that were written before the open question was asked are not pressed for it, however
-// late they come; all others are.
+// TestKeysMeetANewQuestion: keys that were written before the open question was asked, or before anybody can have read
+// it, are not pressed for it, however late they come; all others are.
 func TestKeysMeetANewQuestion(t *testing.T) {
 	asked := time.Now()
 	for _, c := range []struct {
@@ -3071,12 +3071,12 @@ func TestKeysMeetANewQuestion(t *testing.T) {
 		q       *question
 		want    string
 	}{
-		{"before", asked.Add(-time.Millisecond), &question{rec: PromptRecord{Status: AwaitingReply, CreatedAt: asked}},
+		{"a second after", asked.Add(time.Second), &question{rec: PromptRecord{Status: AwaitingReply, CreatedAt: asked}},
 			"keys refused: you wrote that before this was asked"},
 		{"before it was sent", asked.Add(-time.Millisecond),
 			&question{rec: PromptRecord{Status: Created, CreatedAt: asked}},
 			"keys refused: you wrote that before this was asked"},
-		{"after", asked, &question{rec: PromptRecord{Status: AwaitingReply, CreatedAt: asked}}, "keys done"},
+		{"after", asked.Add(2 * time.Second), &question{rec: PromptRecord{Status: AwaitingReply, CreatedAt: asked}}, "keys done"},
 		{"no question", asked.Add(-time.Hour), nil, "keys done"},
 		{"an input box", asked.Add(-time.Hour),
 			&question{rec: PromptRecord{Prompt: Prompt{Idle: true}, Status: AwaitingReply, CreatedAt: asked}}, "keys done"},
@@ -20393,8 +20393,8 @@ func TestAskBesideAQuestion(t *testing.T) {
 	t.Parallel()
 	p := newBotAPI(t)
 	x := bridge(t, home(t, p.config("away_after_seconds = 0")), "run", "--name", "box", "bash", "-c",
-		`ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" ask Deploy? >out & read -p "Delete it? (y/n) " a; wait; `+
-			`echo "got $a, $(cat out)"; rm out`)
+		`ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" ask Deploy? >"$0" 2>/dev/null & read -p "Delete it? (y/n) " a; wait; `+
+			`echo "got $a, $(cat "$0")"`, filepath.Join(t.TempDir(), "out"))
 	asked := p.shows("Deploy?", "Yes")
 	m := p.shows("Delete it?", "No")
 	if !strings.Contains(asked.text, "box") {
@@ -20457,14 +20457,16 @@ func TestInboxFullOfLargeUpdates(t *testing.T) {
 	c.show("ask", "Continue? (y/n) ")
 	m := w.find("Continue?", yesButton)
 	openPrompt(t, dir)
-	from := func(size int) map[string]any {
-		return map[string]any{"message": map[string]any{"message_id": 1, "text": strings.Repeat("x", size),
-			"from": map[string]any{"id": 666}, "chat": map[string]any{"id": 666, "type": "private"}}}
+	var flood []string
+	for i := range 101 {
+		size := 200_000
+		if i == 50 {
+			size = 17 << 20
+		}
+		flood = append(flood, fmt.Sprintf(`{"update_id":%d,"message":{"message_id":1,"text":%q,"from":{"id":666},`+
+			`"chat":{"id":666,"type":"private"}}}`, 8000+i, strings.Repeat("x", size)))
 	}
-	for range 100 {
-		w.update(from(200_000))
-	}
-	w.update(from(17 << 20))
+	w.send(flood...)
 	w.tap(m, yesButton)
 	c.reads("ask", "y\n")
 }

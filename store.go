@@ -352,8 +352,8 @@ func configStamp(dir string) string {
 	return fmt.Sprint(info.ModTime().UnixNano(), " ", info.Size())
 }
 
-// reloaded is c, which others may be reading, with what can change while a session runs as it is set now. After an error
-// nothing has changed.
+// reloaded is c, which others may be reading, with what can change while a session runs as it is set now. After an
+// error nothing but the stamp has changed.
 func (c *Config) reloaded() (*Config, error) {
 	fresh := *c
 	now, err := loadConfig(c.Dir, c.getenv, c.flags)
@@ -1331,9 +1331,6 @@ func (p *PromptRecord) limit() {
 
 // Open tells that the prompt waits for an answer.
 func (p *PromptRecord) Open() bool { return slices.Contains(next[p.Status], Canceled) }
-
-// askedBeside tells that a process of its own waits for the answer, a hook or a script.
-func (p *PromptRecord) askedBeside() bool { return p.Source == fromHook || p.Source == fromAsk }
 
 // over tells that nothing has to happen to the prompt any more.
 func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
@@ -2483,7 +2480,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 		return sessionOver
 	case !p.Open():
 		return "the question has left the screen"
-	case p.askedBeside() && !s.Alive(p.ID):
+	case p.Source == fromHook && !s.Alive(p.ID):
 		return "who asked has ended"
 	case p.Status == Created && !d.Trusted:
 		return "the question has not been asked yet"
@@ -3184,7 +3181,7 @@ func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 // waits tells that an answer to the prompt can still be taken, and who asked it lives.
 func (s *Store) waits(p *PromptRecord) bool {
 	asker := p.SessionID
-	if p.askedBeside() {
+	if p.Source == fromHook {
 		asker = p.ID
 	}
 	inTime := p.Open() && s.now().Before(p.ExpiresAt) && s.view.active(p.SessionID)

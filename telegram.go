@@ -265,7 +265,7 @@ type apiAnswer struct {
 type pollParams struct {
 	Offset  int64    `json:"offset,omitempty"`  // the first update wanted; those before are confirmed
 	Timeout int      `json:"timeout,omitempty"` // seconds that the server waits for one
-	Limit   int      `json:"limit"`             // updates in one answer
+	Limit   int      `json:"limit,omitempty"`   // updates in one answer
 	Allowed []string `json:"allowed_updates,omitempty"`
 }
 
@@ -3502,6 +3502,10 @@ func (r *receiver) poll() {
 		if r.ctx.Err() != nil || !r.store.Polls() {
 			return
 		}
+		r.refreshAndTell()
+		if r.botID() != bot { // they are another bot's
+			continue
+		}
 		failed, ok := err.(*apiError)
 		if ok && failed.large != "" {
 			r.warn(params.shrink(failed.large))
@@ -3513,16 +3517,6 @@ func (r *receiver) poll() {
 			params.Timeout = 1 // short: to know soon that all is well
 			continue
 		}
-		if err := r.refresh(); err != nil {
-			r.warn(err)
-			r.background(func() error {
-				_, err := r.Notify(r.ctx, Notice{Text: "⚠ " + err.Error()})
-				return err
-			})
-		}
-		if r.botID() != bot { // they are another bot's
-			continue
-		}
 		failures = 0
 		params.Timeout = pollTimeout
 		params.Limit = min(2*params.Limit, maxBatch)
@@ -3531,6 +3525,19 @@ func (r *receiver) poll() {
 			_ = sleep(r.ctx, pollLeast-time.Since(began)) // the loop ends with it
 		}
 	}
+}
+
+// refreshAndTell is refresh before updates are handled: what is wrong with the settings is told on the phone too.
+func (r *receiver) refreshAndTell() {
+	err := r.refresh()
+	if err == nil {
+		return
+	}
+	r.warn(err)
+	r.background(func() error {
+		_, err := r.Notify(r.ctx, Notice{Text: "⚠ " + err.Error()})
+		return err
+	})
 }
 
 // shrink asks for half as many updates after an answer that was too large to be read. A single one is skipped by its
