@@ -22316,7 +22316,7 @@ type simTool struct {
 	stands    []simStand
 	took      map[string][]string // meanings that the tool took, by prompt
 	byUs      map[int]*simDialog  // dialogs that we answered, by number
-	decidedAt map[int]time.Time   // when those were decided
+	decided   map[string]int      // the same by prompt
 	pressed   []simKey            // that the tool has not read
 	lost      []simKey            // that it will not read: it read later ones
 	dropped   map[string]bool     // something of the prompt's was ignored, within the allowance
@@ -22341,6 +22341,7 @@ type simDialog struct {
 	over       bool // answered, though it may still be painted
 	ours       bool // by us
 	overAt     time.Time
+	typedAt    time.Time // when it read our first byte
 }
 
 // simStand is a time in which a version stood and nobody touched it.
@@ -22374,7 +22375,7 @@ func (t *simTool) begin(s *sim) {
 	t.left = 3 + r.IntN(5)
 	t.took = map[string][]string{}
 	t.byUs = map[int]*simDialog{}
-	t.decidedAt = map[int]time.Time{}
+	t.decided = map[string]int{}
 	t.dropped = map[string]bool{}
 	t.outrun = map[string]bool{}
 	if t.claude {
@@ -22623,8 +22624,8 @@ func (s *sim) stand(d *simDialog) {
 	d.bornAt = time.Now()
 	d.painted = true
 	s.count["dialogs"]++
-	s.note("tool shows %d.%d %s: %s | %s | %s %q", d.n, d.version, d.kind,
-		strings.Join(d.above, " / "), strings.Join(d.body, " / "), d.ask, d.choices)
+	s.note("tool shows %d.%d %s: %s | %s | %s %q | %s", d.n, d.version, d.kind, strings.Join(d.above, " / "),
+		strings.Join(d.body, " / "), d.ask, d.choices, strings.Join(d.notes, " / "))
 }
 
 // leave notes that what stood does not stand any more.
@@ -22848,6 +22849,9 @@ func (s *sim) takes(text string, p *PromptRecord) {
 	if by == "us" && !s.allowed(text, p) {
 		return
 	}
+	if by == "us" && s.up != nil && s.up.typedAt.IsZero() {
+		s.up.typedAt = time.Now()
+	}
 	switch {
 	case s.claude:
 		s.takesClaude(text, p)
@@ -22867,7 +22871,7 @@ func (s *sim) takes(text string, p *PromptRecord) {
 }
 
 // readsKeys checks that keys come in the order in which they were pressed, and that none which was pressed while a
-// dialog stood that we answered is read by a later one.
+// dialog stood that we had answered is read by a later one.
 func (s *sim) readsKeys(text string) {
 	for _, c := range []byte(strings.ReplaceAll(text, "\x06", "")) { // which /keys presses
 		i := slices.IndexFunc(s.pressed, func(k simKey) bool { return k.c == c })
@@ -22881,17 +22885,24 @@ func (s *sim) readsKeys(text string) {
 		if s.up == nil || k.d == nil || k.d.n == s.up.n || s.byUs[k.d.n] == nil {
 			continue
 		}
-		if k.at.After(s.decidedAt[k.d.n]) && k.at.Add(5*simBlind).Before(s.byUs[k.d.n].overAt) {
-			s.fault("the key %q, pressed while dialog %d was answered by us, is read by dialog %d", c, k.d.n, s.up.n)
+		if over := s.byUs[k.d.n]; k.at.Before(over.overAt) && k.at.After(over.typedAt) {
+			s.fault("the key %q, pressed while dialog %d took our answer, is read by dialog %d", c, k.d.n, s.up.n)
 		}
 	}
 }
 
-// judgeKeys checks that no key was lost but those that were pressed while a dialog stood that we answered.
-func (s *sim) judgeKeys() {
+// judgeKeys checks that no key was lost but those that were pressed while a question stood that we were answering, and
+// no ^C.
+func (s *sim) judgeKeys(v *View) {
+	const answering = 6 * time.Second // the longest that an answer takes
 	for i, k := range slices.Concat(s.lost, s.pressed) {
-		late := i >= len(s.lost) && k.at.After(s.endAt.Add(-4*time.Second)) // the tool may have ended before
-		if !late && (k.d == nil || s.byUs[k.d.n] == nil) {
+		if k.d != nil && slices.ContainsFunc(slices.Collect(maps.Values(v.Prompts)), func(p *PromptRecord) bool {
+			return p.Value != nil && *cmp.Or(p.DecidedBy, ref("")) != "cli:local" && !k.at.Before(*p.DecidedAt) &&
+				k.at.Before(p.DecidedAt.Add(answering)) && k.c != 0x03 && (s.decided[p.ID] == 0 || s.decided[p.ID] == k.d.n)
+		}) {
+			continue
+		}
+		if i < len(s.lost) || k.at.Before(s.endAt.Add(-4*time.Second)) { // the tool may have ended before
 			s.fault("the key %q is lost that was pressed at %v", k.c, k.at.Sub(s.start))
 		}
 	}
@@ -22998,7 +23009,7 @@ func (s *sim) means(d *simDialog, meaning string, p *PromptRecord) {
 	}
 	d.ours = true
 	s.byUs[d.n] = d
-	s.decidedAt[d.n] = *p.DecidedAt
+	s.decided[p.ID] = d.n
 	s.count["answers"]++
 	want := s.meaningOf(p)
 	s.note("dialog %d.%d: %q by %s", d.n, d.version, meaning, *p.DecidedBy)
@@ -24131,7 +24142,7 @@ func (s *sim) judgeAll() {
 		}
 	}
 	s.judgeRepeats(v)
-	s.judgeKeys()
+	s.judgeKeys(v)
 	for id, took := range s.took {
 		if p := v.Prompts[id]; p != nil && p.Status != Resolved {
 			s.fault("the tool took %q, the record of %q says %s (%s)", took, p.Question, p.Status,
