@@ -771,8 +771,8 @@ func (c *command) audit(s *Store) int {
 
 // putAside is `audit verify --aside`, which the user does, not a program that is asked about.
 func (c *command) putAside(s *Store) int {
-	if session := s.inside(c.getenv("ATLASBRIDGE_SESSION")); session != "" {
-		return c.fail(insideError(session, ""))
+	if s.inside() {
+		return c.fail(insideError())
 	}
 	aside, head, err := s.putAuditAside()
 	if err != nil {

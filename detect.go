@@ -107,6 +107,7 @@ type Screen struct {
 	scrolled       int                  // rows that left the primary screen at its top
 	scrollback     [maxScrollback]*line // the last of them, row n at n % maxScrollback
 	scrollbackFrom int                  // the first that still belongs to what stands on the screen
+	lost           bool                 // rows of what stands on the alternate screen left it at its top
 	answering      int                  // row from 1 in which an answer is typed; anyRow; 0 none
 
 	changes uint // of what a look reads, but for the cursor: so many so far
@@ -142,6 +143,7 @@ type line struct {
 	told     bool  // it is in the transcript
 	again    bool  // it was, before it was written anew
 	answered bool  // an answer was typed in it: what stands above belongs to earlier questions
+	asked    int   // cells from its left that showed a question when that was answered, and were not written since
 
 	stale bool     // shown is not what it shows any more
 	shown string   // see text
@@ -869,9 +871,33 @@ func (s *Screen) begin() *line {
 	l.again = l.told || l.again
 	l.told = false
 	l.answered = false
+	l.touch(s.col)
 	l.stale = true
 	s.changes++
 	return l
+}
+
+// touch notes that cells from column col on are written or erased.
+func (l *line) touch(col int) {
+	if col < l.asked {
+		l.asked = 0
+	}
+}
+
+// asked notes that the rows from the first to the last show a question that is being answered: onLine, up to the cursor.
+func (s *Screen) asked(rows [2]int, onLine bool) {
+	for r := rows[0]; r <= rows[1]; r++ {
+		s.grid[r].asked = s.cols
+	}
+	if onLine {
+		s.grid[rows[1]].asked = s.col
+	}
+}
+
+// anew reports whether the rows from the first to the last were all written anew since a question in them was answered.
+func (s *Screen) anew(rows [2]int) bool {
+	shows := func(l *line) bool { return l.asked > 0 }
+	return !slices.ContainsFunc(s.grid[rows[0]:rows[1]+1], shows)
 }
 
 // wrote puts the cursor behind what was written in that row, up to before column end.
@@ -1035,6 +1061,9 @@ func (s *Screen) scroll(top, n int) {
 		first = top
 	}
 	for r := first; r < first+count; r++ {
+		if n > 0 && top == 0 && s.AltScreen() {
+			s.lost = s.lost || s.trimmed(s.grid[r]) != ""
+		}
 		if n > 0 && top == 0 && !s.AltScreen() {
 			s.tell(s.grid[r], false)
 			s.grid[r] = s.keepRow(s.grid[r])
@@ -1072,7 +1101,11 @@ func (s *Screen) above(n int) (*line, bool) {
 
 // erase blanks the places from one to before another, counted row by row, in the pen's background.
 func (s *Screen) erase(from, to int) {
-	if from == 0 && to >= s.cols && !s.AltScreen() {
+	whole := to-from == s.rows*s.cols
+	switch {
+	case s.AltScreen():
+		s.lost = s.lost && !whole
+	case from == 0 && to >= s.cols:
 		s.scrollbackFrom = s.scrolled
 	}
 	s.changes++
@@ -1095,6 +1128,7 @@ func (s *Screen) erase(from, to int) {
 // erase blanks the cells from column col to before column end.
 func (l *line) erase(col, end int, background int32) {
 	l.stale = true
+	l.touch(col)
 	l.writeTo(col)
 	l.mend(col)
 	if end < len(l.cells) {
@@ -1130,6 +1164,7 @@ func (s *Screen) shiftCells(n int) {
 	l.writeTo(s.cols)
 	l.wrapped = false
 	l.stale = true
+	l.touch(s.col)
 	s.changes++
 	rest := l.cells[s.col:]
 	s.work += s.cols
@@ -1910,6 +1945,7 @@ type TTYState struct {
 	Reading   Reading
 	Canonical bool
 	Echo      bool
+	Waiting   int // bytes of input that nobody has read, of whole lines where Canonical; −1 unknown, unasked
 }
 
 // Choice is one answer a question offers.
@@ -1936,16 +1972,15 @@ type Prompt struct {
 	Signals     []string   `json:"signals"`          // protocol title pattern structure tty silence
 	Question    string     `json:"question"`         // the sentence a person would read out
 	Full        string     `json:"full,omitempty"`   // the whole dialog, ≤ maxFull; Idle: an answer, in Markdown
-	Above       string     `json:"above,omitempty"`  // what stands above the dialog, ≤ maxAbove
+	Above       string     `json:"above,omitempty"`  // the context: whole rows above it
 	Recent      string     `json:"recent,omitempty"` // the last 500 characters of the screen
 	Cut         bool       `json:"cut"`              // part of it is not in Full: it can only be refused
 	Permission  bool       `json:"permission"`       // grants something: no affirmative default
 	Multi       bool       `json:"multi"`            // several choices may be ticked
 
 	// Shown is all that a person can base an answer on, as one canonical text: the kind of
-	// question, what stands above it, the question, the answers in their order, whether a part is
-	// left out. Spinners and elapsed times are masked, blanks are kept. Another Shown is another
-	// prompt; where the pointer stands and what is ticked is not in it.
+	// question, the rows of its region as they stand on the screen, the question, the answers in their
+	// order, whether a part is left out. Where the pointer stands and what is ticked is not in it.
 	Shown       string `json:"shown"`
 	Fingerprint string `json:"fingerprint"` // the beginning of the SHA-256 of Shown
 
@@ -1956,21 +1991,21 @@ type Prompt struct {
 
 	// lead is Shown without the choices and what stands among them, all is with them; both as they
 	// are on the screen, secrets included: they never leave the process.
-	lead  string
-	all   string
-	since time.Time // Idle: when the turn began, zero unknown
-	bare  bool      // what stands above never came to rest and is left out of both
-	moved bool      // its choices never came to rest: nothing but what it asks is in both
-	parts shown     // what both are made of
-	place int       // row of the session in which a question on a line begins, from 1; 0 anywhere
+	lead   string
+	all    string
+	since  time.Time // Idle: when the turn began, zero unknown
+	bare   bool      // what stands above never came to rest and is left out of both
+	moved  bool      // its choices never came to rest: nothing but what it asks is in both
+	parts  shown     // what both are made of
+	place  int       // row of the session in which a question on a line begins, from 1; 0 anywhere
+	motion motion    // what was seen moving in all
 }
 
-// shown are the parts of what a person is shown, as rows of text with spinners and elapsed times
-// masked.
+// shown is a question's region: whole rows, exactly as they stand on the screen.
 type shown struct {
-	above []string // on the screen, above the dialog
+	above []string // the context: above the paragraph, or the dialog
 	body  []string // of the dialog, above its first choice; of a question on a line, the paragraph before
-	among []string // of the dialog, from its first choice on
+	among []string // of the dialog, from its first choice on; of a line, what stands right of the cursor and below
 	line  bool     // the question stands on a line of its own, not in a dialog
 }
 
@@ -1985,11 +2020,11 @@ func (p *Prompt) seal() {
 	}
 	rows := append([]string{kind}, p.parts.above...)
 	rows = append(rows, p.parts.body...)
-	rows = append(rows, "? "+still(p.Question))
+	rows = append(rows, "? "+p.Question)
 	p.lead = strings.Join(rows, "\n")
 	rows = append(rows, p.parts.among...)
 	for _, c := range p.Choices {
-		rows = append(rows, "- "+c.Key+" "+stillLabel(c.Label))
+		rows = append(rows, "- "+c.Key+" "+c.Label)
 	}
 	if p.Cut {
 		rows = append(rows, "…")
@@ -2052,79 +2087,192 @@ func (p *Prompt) refusesByDefault() bool {
 	return value == "esc" || value == "n" || isRefusal(p.label(value))
 }
 
-// reElapsed is an elapsed time as tools write it behind what they do: "(1m 12s", "(7s".
-var reElapsed = re(`\(\s*(?:\d+h ?)?(?:\d+m ?)?\d+s\b`)
+// sameness is how what stands on the screen compares with what was asked.
+type sameness int
 
-// reStatus is the row of a program at work: a spinner, and what it does, in dots or with the seconds
-// it takes.
-var reStatus = re(`^[\s│┃]*[\x{2800}-\x{28ff}` + movingMarks + `◉∘]\s.*(?:…|\.\.\.|\b\d+s\b)`)
+const (
+	another sameness = iota
+	unsure           // it differs in nothing but what may be seen moving soon
+	theSame
+)
 
-// still is a row without what moves in it while the question stays the same: spinners, blinking
-// marks and ticks become blanks, elapsed times are left out. Blanks between words stay as they are.
-func still(row string) string {
-	if !isASCII(row) {
-		if isStatus(row) {
-			return ""
+// moveTime is how long what moves is watched: within it a cell that is seen moving has changed leastMoves times.
+const (
+	moveTime   = 3 * time.Second
+	leastMoves = 3
+)
+
+// motion is what was seen moving in the text of a question, look by look. A unit is a character of the text, or a time
+// in it.
+type motion struct {
+	text  string           // as it was at the last look
+	since time.Time        // since when nothing has changed in it but what may move
+	now   time.Time        // of the last look
+	units map[int]movement // those that have changed since, by their place in the text
+}
+
+// movement is what one unit has done.
+type movement struct {
+	at   [leastMoves]time.Time // of its last changes, the newest last
+	down bool                  // it is a time that counts down
+}
+
+// see takes in what the text is now.
+func (m *motion) see(text string, now time.Time) {
+	m.now = now
+	if text == m.text {
+		return
+	}
+	changes, ok := differences(m.text, text)
+	m.text = text
+	if !ok {
+		m.since = now
+		m.units = map[int]movement{}
+		return
+	}
+	for _, c := range changes {
+		u := m.units[c.unit]
+		was, is := seconds(c.was), seconds(c.is)
+		if was >= 0 && is >= 0 && u.down != (is < was) { // it counts the other way
+			u = movement{down: is < was}
 		}
-		row = strings.Map(func(r rune) rune {
-			if moves(r) || r > '~' && strings.ContainsRune(tickMarks, r) {
-				return ' '
+		copy(u.at[:], u.at[1:])
+		u.at[leastMoves-1] = now
+		m.units[c.unit] = u
+	}
+}
+
+// of reports whether a unit that differs from what was asked counts: not while it is seen moving.
+func (m *motion) of(unit int) sameness {
+	at := m.units[unit].at
+	last := at[leastMoves-1]
+	switch {
+	case !at[0].IsZero() && last.Sub(at[0]) <= moveTime && m.now.Sub(last) <= moveTime:
+		return theSame
+	case m.now.Sub(later(last, m.since)) <= moveTime:
+		return unsure
+	}
+	return another
+}
+
+// compare compares two texts cell for cell, but for what is seen moving.
+func (m *motion) compare(asked, now string) sameness {
+	changes, ok := differences(asked, now)
+	if !ok {
+		return another
+	}
+	verdict := theSame
+	for _, c := range changes {
+		verdict = min(verdict, m.of(c.unit))
+	}
+	return verdict
+}
+
+// difference is a unit that differs between two texts.
+type difference struct {
+	unit    int
+	was, is string
+}
+
+// spinners are the characters that programs show one after the other, in the same place, while they work, besides the
+// Braille patterns; blank, where such a mark blinks.
+const spinners = movingMarks + "|/-\\ "
+
+// reTime is a time at the beginning of a text, with the blanks behind it, which give way to its digits: "1m 12s", "02:15".
+var reTime = re(`^(?:(?:\d+h ?)?(?:\d+m ?)?\d+s|\d+:\d\d(?::\d\d)?)\b *`)
+
+// differences are the units in which two texts differ where they may move: spinners and times. ok is false where they
+// differ in anything else.
+func differences(a, b string) (all []difference, ok bool) {
+	if a == b {
+		return nil, true
+	}
+	before := ' '
+	for unit := 0; a != "" || b != ""; unit++ {
+		wasTime, isTime := timeAt(a, before), timeAt(b, before)
+		was, n := utf8.DecodeRuneInString(a)
+		is, k := utf8.DecodeRuneInString(b)
+		switch {
+		case wasTime != "" && isTime != "":
+			n, k = len(wasTime), len(isTime)
+		case was == is:
+		case b != "" && (was == '\n' || a == ""): // the blank at the end of the row is not there
+			was, n = ' ', 0
+		case a != "" && (is == '\n' || b == ""):
+			is, k = ' ', 0
+		}
+		if a[:n] != b[:k] {
+			if wasTime == "" || isTime == "" {
+				if !spins(was) || !spins(is) {
+					return nil, false
+				}
 			}
-			return r
-		}, row)
+			all = append(all, difference{unit, a[:n], b[:k]})
+		}
+		before = is
+		a, b = a[n:], b[k:]
 	}
-	if strings.Contains(row, "(") {
-		row = reElapsed.ReplaceAllString(row, "(")
-	}
-	return strings.TrimRight(row, " ")
+	return all, true
 }
 
-// stillLabel is a choice's label without the seconds that it counts and the spinner that it begins with.
-func stillLabel(label string) string {
-	if strings.Contains(label, "(") {
-		label = reElapsed.ReplaceAllString(label, "(")
-	}
-	return strings.TrimLeftFunc(label, func(r rune) bool { return r == ' ' || r >= 0x2800 && r <= 0x28ff })
+// alike reports whether two texts differ in nothing but what may move.
+func alike(a, b string) bool {
+	_, ok := differences(a, b)
+	return ok
 }
 
-// isStatus tells whether reStatus matches the row; few rows begin and end so that it might.
-func isStatus(row string) bool {
-	mark, _ := utf8.DecodeRuneInString(strings.TrimLeft(row, " │┃"))
-	if !moves(mark) && mark != '◉' && mark != '∘' {
-		return false
+// timeAt is the time that a text begins with, "" without one: before is what stands before the text.
+func timeAt(text string, before rune) string {
+	if text == "" || text[0] < '0' || text[0] > '9' || isWordRune(before) || before == '.' || before == ':' {
+		return ""
 	}
-	goesOn := strings.Contains(row, "…") || strings.Contains(row, "...")
-	for i := 1; i < len(row) && !goesOn; i++ {
-		goesOn = row[i] == 's' && row[i-1] >= '0' && row[i-1] <= '9'
-	}
-	return goesOn && reStatus.MatchString(row)
+	return reTime.FindString(text[:min(len(text), 20)])
 }
 
-// stillRows are rows, each made still.
-func stillRows(rows []string) []string {
-	out := make([]string, len(rows))
-	for i, row := range rows {
-		out[i] = still(row)
+// spins reports whether r may be part of a spinner.
+func spins(r rune) bool { return r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(spinners, r) }
+
+// seconds is a time as reTime finds it in seconds, −1 of what is none.
+func seconds(text string) int {
+	total, n := -1, 0
+	for _, c := range text {
+		switch {
+		case c >= '0' && c <= '9':
+			total = max(total, 0)
+			n = n*10 + int(c-'0')
+			continue
+		case c == 'h':
+			n *= 3600
+		case c == 'm':
+			n *= 60
+		case c == ':':
+			n = (total + n) * 60
+			total = 0
+		}
+		total += n
+		n = 0
 	}
-	return out
+	return total + n
 }
 
-// same tells whether now, seen on the screen, is the question p as it was shown: what "still there"
+// same reports whether now, seen on the screen, is the question p as it was shown: what "still there"
 // and "may be typed" mean. now may be nil.
-func (p *Prompt) same(now *Prompt) bool {
+func (p *Prompt) same(now *Prompt) bool { return p.compare(now) == theSame }
+
+// compare is same, or says that it is too early to tell.
+func (p *Prompt) compare(now *Prompt) sameness {
 	now = now.like(p)
-	if now == nil {
-		return false
+	if now == nil || p.place != 0 && now.place != 0 && p.place != now.place {
+		return another
 	}
-	elsewhere := p.place != 0 && now.place != 0 && p.place != now.place
-	return p.all == now.all && !elsewhere
+	return now.motion.compare(p.all, now.all)
 }
 
 // follows tells whether now is p after a key moved its pointer: a long list may show other choices
 // then, but not the same in another order. now may be nil.
 func (p *Prompt) follows(now *Prompt) bool {
 	now = now.like(p)
-	if now == nil || p.lead != now.lead {
+	if now == nil || now.motion.compare(p.lead, now.lead) != theSame {
 		return false
 	}
 	was, is := labels(p.Choices), labels(now.Choices)
@@ -3641,26 +3789,28 @@ const (
 )
 
 const (
-	lookEvery    = 250 * time.Millisecond // between two looks while output comes
-	pollTTY      = 10 * time.Second       // between two looks at the state of a terminal that is still, at most
-	goneAfter    = 200 * time.Millisecond // out of sight: the question is gone
-	repeatWait   = 2 * time.Second        // after an Enter that did not answer: it is asked again
-	restTime     = time.Second            // what is above must have come to rest: SPEC 6
-	restlessTime = 10 * time.Second       // until it is asked without what is above, or without its choices
-	calmTime     = 5 * time.Second        // without a change: a menu is no restless one
-	leastSwaps   = 3                      // of its choices: it is a restless one
-	maxReplaced  = 6                      // questions a minute that replace one not answered: SPEC 6
-	maxFull      = 16 << 10               // bytes of a dialog
-	maxAbove     = 4 << 10                // bytes of what stands above it
-	stringTime   = 5 * time.Second        // without output: a string that has not ended is none; so does tmux
-	frameTimeMax = time.Second            // a frame takes no longer: terminals show it then
-	repaintTime  = 500 * time.Millisecond // after a resize: 0.3 s (claude 2.1)
+	lookEvery    = 250 * time.Millisecond  // between two looks while output comes
+	pollTTY      = 10 * time.Second        // between two looks at the state of a terminal that is still, at most
+	goneAfter    = 200 * time.Millisecond  // out of sight: the question is gone
+	anewWait     = 500 * time.Millisecond  // after an answer: what was painted anew since is another question
+	againWait    = 1500 * time.Millisecond // the same where nothing was painted, and the program reads
+	againKnown   = 3 * time.Second         // the same of an agent: busy it shows a key after 2.2 s (claude 2.1)
+	restTime     = time.Second             // what is above must have come to rest: SPEC 6
+	restlessTime = 10 * time.Second        // until it is asked without what is above, or without its choices
+	calmTime     = 5 * time.Second         // without a change: a menu is no restless one
+	leastSwaps   = 3                       // of its choices: it is a restless one
+	maxReplaced  = 6                       // questions a minute that replace one not answered: SPEC 6
+	maxFull      = 16 << 10                // bytes of a dialog
+	stringTime   = 5 * time.Second         // without output: a string that has not ended is none; so does tmux
+	frameTimeMax = time.Second             // a frame takes no longer: terminals show it then
+	repaintTime  = 500 * time.Millisecond  // after a resize: 0.3 s (claude 2.1)
 )
 
 // DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
 type DetectOptions struct {
 	Threshold    float64       // lowest Score of a pattern
 	Stuck        time.Duration // without a byte: an unfinished line may be a question
+	Context      *int          // characters at most of what stands above a question
 	BufferBytes  int           // of raw output kept
 	SafeDefaults map[PromptType]string
 }
@@ -3682,9 +3832,10 @@ type Detector struct {
 	account account         // of what a known tool has shown
 	drawnAt *place          // of the cursor that the program draws, as last seen
 
-	found *candidate // of the last look, nil none
-	cur   *candidate // the question in force, the last one returned; nil none
-	typed bool       // something was typed while it was in force
+	found  *candidate // of the last look, nil none
+	cur    *candidate // the question in force, the last one returned; nil none
+	motion motion     // in the text of found, in the form in which cur was asked
+	typed  bool       // something was typed while it was in force
 
 	core   string    // of found, without what stands above it; "" none
 	coreAt time.Time // since when it has not come to rest
@@ -3709,6 +3860,7 @@ type Detector struct {
 	stringDue time.Time // zero, or when a string that does not end is taken for none
 	syncAt    time.Time // zero, or since when a frame is being painted
 	ttyDue    time.Time // when the terminal's state is worth a look
+	unsureAt  time.Time // zero, or since when cur may have changed
 	askDue    time.Time // zero, or when found is asked
 	goneDue   time.Time // zero, or when cur, which is out of sight, is forgotten
 
@@ -3726,6 +3878,7 @@ type candidate struct {
 	line   string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
 	ended  bool          // the line that asks has ended, the cursor is in the blank row below it
 	lift   int           // rows from where line begins up to where the question does
+	rows   [2]int        // the first and the last in which it asks: of its line, or of its dialog
 	by     string        // the first signal: pattern, silence; "" structure
 	wait   time.Duration // how long the masked screen must have been still
 	silent bool          // it is a guess from silence: wait counts from when anything last moved
@@ -3751,6 +3904,9 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 	}
 	if o.BufferBytes == 0 {
 		o.BufferBytes = 4096
+	}
+	if o.Context == nil {
+		o.Context = ref(600)
 	}
 	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o}
 }
@@ -3835,8 +3991,8 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 		d.typed = true
 		begun := d.cur.onLine() && len(p) > 0 && p[0] >= ' '
 		// An Enter after the first one is typed somewhere else.
-		if d.enterAt.IsZero() && (enter || begun) && d.standsNow() {
-			d.Screen.Answered(d.cur.onLine())
+		if d.enterAt.IsZero() && (enter || begun) {
+			d.Answering()
 		}
 	}
 	if enter && now.After(d.enterAt) {
@@ -3853,16 +4009,20 @@ func (d *Detector) Working() bool {
 	return d.turn.report == "working" || d.turn.report == "blocked"
 }
 
-// standsNow tells whether the question in force stands on the screen as it is, whether or not that
-// was looked at since.
-func (d *Detector) standsNow() bool {
-	v := d.newView()
-	if d.cur.onLine() {
-		line, _ := v.cursorLine()
-		return strings.HasPrefix(line, strings.TrimRight(d.cur.line, " "))
+// Answering notes that an answer to the question in force is about to be typed, if that still stands: what is painted in
+// its rows from now on is another question.
+func (d *Detector) Answering() {
+	view, found := d.view, d.found
+	defer func() { d.view, d.found = view, found }() // to look counts at its own times alone
+	d.view = d.newView()
+	d.found = d.view.read()
+	if d.cur == nil || d.stands() == another {
+		return
 	}
-	f := v.read()
-	return f != nil && d.cur.same(&f.Prompt)
+	d.Screen.Answered(d.cur.onLine())
+	if d.found != nil {
+		d.Screen.asked(d.found.rows, d.found.onLine())
+	}
 }
 
 // Sleep lets the echo of an answer pass: nothing is asked until then.
@@ -3883,6 +4043,7 @@ func (d *Detector) Again() {
 func (d *Detector) forget() {
 	d.cur = nil
 	d.goneDue = time.Time{}
+	d.unsureAt = time.Time{}
 }
 
 // Tick returns a question that is seen for the first time, else nil.
@@ -3934,11 +4095,12 @@ func (d *Detector) Gone(tty TTYState, now time.Time) bool {
 // snapshot is a prompt as it is given out, with the end of what the screen shows.
 func (d *Detector) snapshot(asked *Prompt) *Prompt {
 	p := *asked
+	p.motion = d.motion
 	p.Choices = append([]Choice{}, p.Choices...)
 	screen := []rune(redact(visible(d.Screen.Text())))
 	p.Recent = string(screen[max(0, len(screen)-500):])
 	p.Full = safely(p.Full, maxFull)
-	p.Above = safely(p.Above, maxAbove)
+	p.Above = redact(visible(p.Above))
 	p.publish()
 	return &p
 }
@@ -3985,6 +4147,7 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	if tty.Reading != ReadingUnasked {
 		d.tty = tty
 	}
+	d.motion.now = now
 	if !stale && d.view.tty == d.tty {
 		return
 	}
@@ -3998,6 +4161,14 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	}
 	d.found = d.read
 	d.lookAtTurn(now)
+	if d.found != nil {
+		asked := &d.found.Prompt
+		if d.cur != nil {
+			asked = asked.like(&d.cur.Prompt)
+		}
+		d.motion.see(asked.all, now)
+		d.found.motion = d.motion
+	}
 	if d.found == d.judged {
 		return
 	}
@@ -4007,15 +4178,16 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 		core = d.found.withoutAbove().all
 		all = d.found.all
 	}
-	rested := all != d.all && now.Sub(d.allAt) >= restTime
-	if core != d.core && d.found.isMenu() {
+	otherCore, otherAll := !alike(core, d.core), !alike(all, d.all)
+	rested := otherAll && now.Sub(d.allAt) >= restTime
+	if otherCore && d.found.isMenu() {
 		d.noteSwap(now)
 	}
-	if core != d.core || rested {
+	if otherCore || rested {
 		d.core = core
 		d.coreAt = now
 	}
-	if all != d.all {
+	if otherAll {
 		d.all = all
 		d.allAt = now
 	}
@@ -4027,7 +4199,7 @@ func (c *candidate) isMenu() bool {
 }
 
 // heading is what a menu keeps whose choices change.
-func (c *candidate) heading() string { return string(c.Type) + " " + still(c.Question) }
+func (c *candidate) heading() string { return string(c.Type) + " " + c.Question }
 
 // noteSwap notes that the menu found is another than before.
 func (d *Detector) noteSwap(now time.Time) {
@@ -4108,8 +4280,15 @@ func (d *Detector) foldOutput(now time.Time) {
 
 // track forgets the question in force once it has been out of sight for a while.
 func (d *Detector) track(now time.Time) {
-	if d.cur == nil || d.stands() {
+	if d.cur == nil {
+		return
+	}
+	switch d.stands() {
+	case theSame:
 		d.goneDue = time.Time{}
+		return
+	case unsure:
+		d.goneDue = now.Add(lookEvery)
 		return
 	}
 	if d.goneDue.IsZero() {
@@ -4117,7 +4296,17 @@ func (d *Detector) track(now time.Time) {
 	}
 	if !now.Before(d.goneDue) {
 		d.noteReplaced()
+		d.leave()
 		d.forget()
+	}
+}
+
+// leave notes that what follows the question in force on its line makes an end of it: no reader finds it there again.
+func (d *Detector) leave() {
+	r := d.cur.place - 1 - d.Screen.scrolled
+	if d.cur.onLine() && r >= 0 && r < d.view.row {
+		d.Screen.grid[r].answered = true
+		d.Screen.changes++
 	}
 }
 
@@ -4129,42 +4318,50 @@ func (d *Detector) noteReplaced() {
 	}
 }
 
-// stands tells whether the question in force is on the screen as it was shown, or an answer is
-// being typed behind it or in its box.
-func (d *Detector) stands() bool {
-	if d.cur.onLine() {
-		return d.lineStands()
+// stands compares what is on the screen with the question in force. An answer that is being typed behind it, or in an
+// idle input box, does not count.
+func (d *Detector) stands() sameness {
+	c := d.cur
+	switch {
+	case c.onLine() && d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty"):
+		return another // what asked reads no more
+	case c.onLine() && d.typed && d.lineStands():
+		return theSame
+	case d.found == nil && c.Idle && d.enterAt.IsZero() && d.view.known && !d.view.working():
+		return theSame
+	case d.found == nil:
+		return another
 	}
-	if d.found == nil {
-		waits := d.cur.Idle && d.enterAt.IsZero()
-		return waits && d.view.known && !d.view.working()
+	now := d.found.Prompt
+	now.motion = d.motion
+	verdict := c.compare(&now)
+	switch {
+	case verdict != unsure:
+		d.unsureAt = time.Time{}
+	case d.unsureAt.IsZero():
+		d.unsureAt = d.motion.now
+	case d.motion.now.Sub(d.unsureAt) >= moveTime:
+		return another
 	}
-	return d.cur.same(&d.found.Prompt)
+	return verdict
 }
 
-// lineStands tells whether the line of the question in force still stands where it was asked, below
-// the same text.
+// lineStands reports whether the line of the question in force still stands where it was asked, below and above the same
+// rows: what else is in it was typed.
 func (d *Detector) lineStands() bool {
 	c := d.cur
 	line, top := d.view.cursorLine()
-	if d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty") {
-		return false
-	}
-	if c.place != 0 && c.place != d.Screen.Scrolled()+top+1 {
-		return false
-	}
-	if !strings.HasPrefix(line+d.view.after(), strings.TrimRight(c.line, " ")) {
+	elsewhere := c.place != 0 && c.place != d.Screen.Scrolled()+top+1
+	if elsewhere || !strings.HasPrefix(line+d.view.after(), strings.TrimRight(c.line, " ")) {
 		return false
 	}
 	if c.bare || c.Idle {
 		return true
 	}
-	body, above, cut := d.view.linesAbove(top - c.lift)
-	if cut && !c.Cut {
-		return false
-	}
-	return slices.Equal(stillRows(body), c.parts.body) &&
-		slices.Equal(stillRows(above), c.parts.above)
+	body, above, _ := d.view.linesAbove(top - c.lift)
+	now := slices.Concat(above, body, d.view.linesBelow(d.view.row))
+	asked := slices.Concat(c.parts.above, c.parts.body, c.parts.among[1:])
+	return alike(strings.Join(now, "\n"), strings.Join(asked, "\n"))
 }
 
 // schedule decides which question is to be asked, and when; the zero time where none is.
@@ -4176,17 +4373,33 @@ func (d *Detector) schedule(now time.Time) (f *candidate, due time.Time) {
 	if f == nil {
 		return nil, time.Time{}
 	}
-	if d.cur == nil || !d.stands() {
+	if d.cur == nil || d.stands() == another {
 		return d.scheduleNew(now)
 	}
 	if d.cur.moved { // it may come to rest after all
 		return f, d.allAt.Add(restlessTime)
 	}
-	entered := !d.enterAt.IsZero() && d.outAt.After(d.enterAt)
-	if entered && !f.Idle && f.all == d.cur.all {
-		return f, d.enterAt.Add(repeatWait)
+	if d.enterAt.IsZero() || f.Idle {
+		return f, time.Time{}
 	}
-	return f, time.Time{}
+	return f, d.againAt(f)
+}
+
+// againAt is when what stands where a question was answered is another one, although it looks the same: once its rows
+// were written anew, or what reads the terminal has read on for a while and nothing has changed. An agent may be busy.
+// Zero: not as far as can be seen.
+func (d *Detector) againAt(f *candidate) time.Time {
+	answered := later(d.enterAt, d.outAt)
+	switch {
+	case d.view.known && d.view.reads() && d.outAt.After(d.enterAt):
+		return answered.Add(againKnown)
+	case d.view.known:
+	case d.Screen.anew(f.rows):
+		return later(d.enterAt.Add(anewWait), d.changedAt.Add(f.wait))
+	case d.view.reads():
+		return answered.Add(againWait)
+	}
+	return time.Time{}
 }
 
 // scheduleNew decides when the question found is to be asked, and in which form: what it shows must
@@ -4203,13 +4416,13 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	if f.Idle && d.adapter.Box != nil {
 		due = later(due, d.turn.over())
 	}
-	if f.wait == settleBlocked { // the report comes before the dialog is painted
+	if f.wait == settleBlocked && (d.view.reported || !bySilence) { // the report comes before the dialog is painted
 		due = later(due, d.coreAt.Add(f.wait))
 	}
 	if d.cur != nil {
 		d.noteReplaced()
 	}
-	if d.replaced == d.core {
+	if alike(d.replaced, d.core) {
 		due = later(due, d.allAt.Add(restTime))
 	}
 	if f.isMenu() && d.replaced != "" && d.goneLead == f.heading() {
@@ -4273,17 +4486,20 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	return still && !d.ttyDue.After(now)
 }
 
-// Behind is what shows behind the question in force, if that is on a line, since key was typed, and
-// whether the question still stands. Below a line that has ended only the key itself is an echo:
-// other words there are new output. It is about the last look.
+// Behind is what shows where the answer to the question in force is typed, since key was: behind its line, of any other the
+// key where the cursor is; and whether the question still stands. Below a line that has ended only the key itself is an
+// echo: other words there are new output. It is about the last look.
 func (d *Detector) Behind(key string) (typed string, stands bool) {
 	if d.cur == nil {
 		return "", false
 	}
-	if !d.cur.onLine() {
-		return "", d.found != nil && d.cur.same(&d.found.Prompt)
-	}
 	line, top := d.view.cursorLine()
+	if !d.cur.onLine() {
+		if strings.HasSuffix(line, key) {
+			typed = key
+		}
+		return typed, d.found != nil && d.cur.follows(&d.found.Prompt)
+	}
 	moved := d.cur.place != 0 && d.cur.place != d.Screen.Scrolled()+top+1
 	typed, stands = strings.CutPrefix(line+d.view.after(), strings.TrimRight(d.cur.line, " "))
 	typed = strings.TrimSpace(typed)
@@ -4758,6 +4974,14 @@ func readRow(raw string, r, cols int) viewRow {
 	return w
 }
 
+// indented is the row's text in its column, without the frame.
+func (w viewRow) indented() string {
+	if w.text == "" {
+		return ""
+	}
+	return strings.Repeat(" ", w.at) + w.text
+}
+
 // showsAny tells whether there is anything in the row.
 func showsAny(w viewRow) bool { return w.raw != "" }
 
@@ -4822,43 +5046,55 @@ func (v *view) lineAbove(r int) (string, int) {
 	return v.whole(v.rows[r].raw, r)
 }
 
-// linesAbove are the lines above row top: the paragraph that ends there, in all of its length, and
-// what stands above that on the screen, at most 4 KiB. Both begin with the row in which an earlier
-// question was answered, if there is one. cut: the paragraph's beginning is not known any more.
+// linesAbove are the lines above row top: the paragraph that ends there, in all of its length, and the context, whole
+// lines of what stands above that, as many as context_chars allows. Both begin with the row in which an earlier question
+// was answered, if there is one. cut: the paragraph's beginning is not known any more.
 func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
 	defer func() {
 		slices.Reverse(paragraph)
 		slices.Reverse(above)
 	}()
-	size := 0 // bytes of the part that is being read
 	inside := true
+	left := maxFull // bytes of the paragraph, characters of the context
 	for {
 		text, first, answered, known := v.lineBefore(top)
 		if !known {
-			return paragraph, above, inside && first < 0
+			return paragraph, above, first < 0 && (inside || left > 0)
 		}
-		size += len(text) + 1
-		if inside && size > maxFull {
-			return paragraph, nil, true
-		}
-		if !inside && (first < 0 || size > maxAbove) {
-			return paragraph, above, false
-		}
-		blank := strings.Trim(text, " "+uprights+lines) == ""
+		blank := isBlank(text)
 		if inside && blank {
 			inside = false
-			size = 0
+			left = *v.o.Context
 		}
-		if inside {
+		switch {
+		case inside:
+			left -= len(text)
 			paragraph = append(paragraph, text)
-		} else if !blank || len(above) > 0 {
+		case !blank || len(above) > 0:
+			left -= utf8.RuneCountInString(text)
 			above = append(above, text)
 		}
-		if answered {
+		switch {
+		case left < 0 && inside:
+			return paragraph, nil, true
+		case left < 0:
+			return paragraph, above[:len(above)-1], false
+		case answered:
 			return paragraph, above, false
 		}
 		top = first
 	}
+}
+
+// isBlank reports whether a row shows nothing but a frame.
+func isBlank(text string) bool { return strings.Trim(text, " "+uprights+lines) == "" }
+
+// linesBelow are the rows below row r down to a blank one, or a frame.
+func (v *view) linesBelow(r int) (below []string) {
+	for r++; r <= v.last && v.rows[r].text != ""; r++ {
+		below = append(below, v.rows[r].raw)
+	}
+	return below
 }
 
 // lineBefore is the line that ends in the row above row r, those above the screen are negative: its
@@ -4897,7 +5133,10 @@ func (v *view) rowBefore(r int) (*line, bool) {
 
 // forgotten tells whether there was a row above row r that belongs to what stands on the screen.
 func (v *view) forgotten(r int) bool {
-	return !v.s.AltScreen() && v.s.scrolled+r > v.s.scrollbackFrom
+	if v.s.AltScreen() {
+		return v.s.lost
+	}
+	return v.s.scrolled+r > v.s.scrollbackFrom
 }
 
 // faintAt tells whether the text there is faint.
@@ -6200,19 +6439,23 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 	}
 	top, above := v.dialogTop(first)
 	f.Cut = above
-	for _, w := range v.rows[top : end+1] {
-		if strings.IndexAny(w.text, "↑↓") == 0 || reElided.MatchString(w.text) {
+	f.rows = [2]int{first, end}
+	bottom := end + len(v.linesBelow(end))
+	for _, w := range v.rows[top : bottom+1] {
+		if w.row <= end && strings.IndexAny(w.text, "↑↓") == 0 || reElided.MatchString(w.text) {
 			f.Cut = true
 		}
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
 		option, ok := options[w.row]
 		switch {
 		case ok:
-			f.parts.among = append(f.parts.among, still(option))
+			f.parts.among = append(f.parts.among, option)
+		case w.row < first && f.Multi && reTabs.MatchString(w.text):
+			f.parts.body = append(f.parts.body, strings.Map(untick, w.text))
 		case w.row < first:
-			f.parts.body = append(f.parts.body, still(w.text))
+			f.parts.body = append(f.parts.body, w.indented())
 		default:
-			f.parts.among = append(f.parts.among, still(w.text))
+			f.parts.among = append(f.parts.among, w.indented())
 		}
 	}
 	if !v.known && !v.modal {
@@ -6228,6 +6471,17 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		f.Excerpt = excerptOf(v.subject(top, first), f.Question)
 	}
 	return f
+}
+
+// reTabs is a row of tabs, in which claude marks the question of which something is ticked.
+var reTabs = re(`^←.*→$`)
+
+// untick makes the marks of ticks blanks: as ticks they may change while their question stands.
+func untick(r rune) rune {
+	if strings.ContainsRune(tickMarks, r) {
+		return ' '
+	}
+	return r
 }
 
 // reKeyBehind is what may stand behind a label: nothing, or its key.
@@ -6297,7 +6551,7 @@ func excerptOf(subject []string, question string) string {
 func (v *view) aboveDialog(f *candidate, top int) {
 	paragraph, above, cut := v.linesAbove(top)
 	if top == 0 {
-		f.parts.body = append(stillRows(paragraph), f.parts.body...)
+		f.parts.body = append(paragraph, f.parts.body...)
 		if len(paragraph) > 0 {
 			f.Full = strings.Join(paragraph, "\n") + "\n" + f.Full
 		}
@@ -6305,7 +6559,7 @@ func (v *view) aboveDialog(f *candidate, top int) {
 	} else if len(paragraph) > 0 {
 		above = slices.Concat(above, []string{""}, paragraph)
 	}
-	f.parts.above = stillRows(above)
+	f.parts.above = above
 	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
 }
 
@@ -7038,7 +7292,7 @@ func (v *view) readStill() *candidate {
 	f.Choices = v.pressable()
 	f.Full = v.s.Text()
 	for _, w := range v.rows[max(0, v.last-14) : v.last+1] {
-		f.parts.body = append(f.parts.body, still(w.text))
+		f.parts.body = append(f.parts.body, w.indented())
 	}
 	asked := v.up(v.last+1, func(w viewRow) bool { return w.heads() })
 	if asked >= 0 && v.last-asked < 15 {
@@ -7165,7 +7419,9 @@ func (v *view) readLine() *candidate {
 		v.note("the echo is off: what the cursor's line, row %d, waits for is a secret", v.row+1)
 		return v.paragraph(f, top)
 	}
-	if v.elsewhere(text) {
+	below := alternate && v.row < v.last-2
+	behind := !alternate && v.after() != "" && !reLead.MatchString(text) && !v.hinted()
+	if below || behind && !v.readMarked(f, text) {
 		v.note("the cursor's line, row %d, is not the last: more stands behind or below it", v.row+1)
 		return nil
 	}
@@ -7248,15 +7504,6 @@ func hotKeys(line string) []Choice {
 		keys = append(keys, c)
 	}
 	return keys
-}
-
-// elsewhere tells whether the cursor's line is not the one that asks: there is more below it on the
-// alternate screen, or behind the cursor, which is no hint.
-func (v *view) elsewhere(text string) bool {
-	if v.s.AltScreen() {
-		return v.row < v.last-2
-	}
-	return v.after() != "" && !reLead.MatchString(text) && !v.hinted()
 }
 
 // bySilence makes it a guess, from silence alone.
@@ -7840,43 +8087,34 @@ func (v *view) readEnded(f *candidate, text string, top int) bool {
 
 // readFurtherUp finds a question in one of the three lines above the cursor, line the lowest.
 func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
-	var below []string // the question
-	for n := 0; n < 3 && top >= 0; n++ {
+	for n := 0; n < 3 && top >= 0 && !v.s.grid[top].answered; n++ {
 		f.Question = strings.TrimSpace(line)
+		ends := reAskedAbove.MatchString(plain(f.Question)) && strings.ContainsAny(f.Question, "?:？：")
 		// svn ends the line that names its keys, and reads the answer in the next.
 		next := v.up(v.row, showsAny) == v.row-1 && strings.TrimSpace(line) == f.Question
 		keys := next && n == 0 && reNamesKeys.MatchString(plain(f.Question))
-		if v.readMarked(f, f.Question) && (f.Type == YesNo || keys && len(f.Choices) > 1) {
+		asks := ends && (n == 0 || v.hidden) // else other output has followed it
+		if asks && v.readMarked(f, f.Question) && (f.Type == YesNo || keys && len(f.Choices) > 1) {
 			if next && n == 0 && !v.hidden {
 				f.ended = true
 				f.place = v.s.Scrolled() + v.row + 1
 			}
-			return v.withBelow(v.paragraph(f, top), below)
+			return v.paragraph(f, top)
 		}
 		if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
 			f.Type = FreeText
 			f.Score = 0.75
 			f.Choices = nil
 			f.Question = strings.Trim(line, uprights+lines+"? ") + "?"
-			return v.withBelow(v.paragraph(f, top), below)
+			return v.paragraph(f, top)
 		}
-		below = append([]string{line}, below...)
 		line, top = v.lineAbove(top)
 	}
 	return nil
 }
 
-// withBelow adds what was printed below a question that still stands.
-func (v *view) withBelow(f *candidate, below []string) *candidate {
-	f.parts.among = stillRows(below)
-	if len(below) > 0 {
-		f.Full += "\n" + strings.Join(below, "\n")
-	}
-	return f
-}
-
-// paragraph adds the lines before a question to its full text, and to the question where that says
-// nothing.
+// paragraph adds the region of a question on a line that begins in row top: the lines before it, what stands right of
+// the cursor and below, and the context above. Where the question says nothing it takes the line before.
 func (v *view) paragraph(f *candidate, top int) *candidate {
 	before, above, cut := v.linesAbove(top)
 	if f.Idle {
@@ -7896,14 +8134,24 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 			f.Question = strings.TrimSpace(line) + "\n" + f.Question
 		}
 	}
-	f.Full = strings.Join(append(slices.Clone(before), f.Full), "\n")
-	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
-	f.Cut = f.Cut || cut
-	f.parts = shown{above: stillRows(above), body: stillRows(before), line: true}
+	end := top
+	for end < v.last && v.s.grid[end].wrapped {
+		end++
+	}
+	right := ""
 	line, first := v.cursorLine()
 	if f.onLine() && f.line == line {
 		f.lift = first - top
+		end = v.row
+		right = v.after()
 	}
+	f.rows = [2]int{top, end}
+	below := v.linesBelow(end)
+	rows := append(slices.Clone(before), strings.TrimRight(f.Full+" "+right, " "))
+	f.Full = strings.Join(append(rows, below...), "\n")
+	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
+	f.Cut = f.Cut || cut
+	f.parts = shown{above: above, body: before, among: append([]string{right}, below...), line: true}
 	return f
 }
 

@@ -104,6 +104,8 @@ type PTY interface {
 	Wait() int       // exit status, 128+N when a signal killed it; once
 	PID() int
 	Unread() int                    // bytes of output that are waiting for Read
+	Waiting() int                   // bytes of input that nobody has read, −1 unknown; of whole lines alone in line mode
+	TakeBack(n int) bool            // drops those where they are n; false: it has dropped nothing
 	Signal(os.Signal) error         // to the child's foreground process group
 	Stopped() <-chan struct{}       // a value when the child was stopped, as by ^Z
 	Continue() error                // lets the child go on
@@ -118,10 +120,11 @@ type Host struct {
 	Resumes bool        // a shell stops and resumes us: the child is to stop with us, and we with it
 }
 
-// Modes are of a terminal's modes those that its output depends on.
+// Modes are of a terminal's modes those that are asked for with every key, or every piece of output.
 type Modes struct {
 	Processed bool // a line feed begins a line
 	Canonical bool // nobody has set it to be drawn on
+	Echo      bool // it shows what is typed
 }
 
 // Size is that of a terminal, laid out as struct winsize of the system.
@@ -275,8 +278,8 @@ inside a session cannot answer: not its own questions, nor another's.`,
 			},
 			about: `Sends the question to your phone, waits, and prints the answer: yes, no, a
 choice as you wrote it, or the text. With - what it is about comes from
-standard input, up to 64 KiB. Needs no session; inside one it is that session's
-question.`,
+standard input, up to 64 KiB. Needs no session; inside one it has that one's
+label, and the bot that config.toml names.`,
 			examples: []string{
 				`atlasbridge ask "Deploy 1.4 to prod?" && ./deploy`,
 				`git diff | atlasbridge ask --choices merge,wait "Merge this?" -`,
@@ -1902,7 +1905,6 @@ var (
 // session is one run of a tool.
 type session struct {
 	// Set before the loop runs; any goroutine may read them.
-	flags       map[string]string // of the command line, by setting: a reload keeps them
 	st          *Store
 	ch          Channel
 	tg          *Telegram // ch, unless that is local
@@ -1976,6 +1978,7 @@ type session struct {
 	seenAs  string       // named, when it was found
 	spent   *Prompt      // seen, when the tool has said that it is over
 	spentAt time.Time    // when that was
+	lapsed  bool         // what stands on the screen expired: it may be asked again
 	q       *question    // in force
 	hooks   []*question  // of hooks, in the order they came; q may be one of them
 	named   string       // what a known tool says that it asks: the protocol's words, "" nothing
@@ -1991,6 +1994,7 @@ type session struct {
 	gate     *gate
 	draft    draftHere
 	held     []typedKeys // at the keyboard while the gate types
+	begun    int         // characters of a line that was begun and not ended, in line mode
 	typing   []byte      // for the writer, but for the gate's keys
 	inFlight bool        // a write is under way
 }
@@ -2078,20 +2082,24 @@ type backlog struct {
 	hurry bool      // the loop takes each piece at once
 	ended bool      // no more comes
 
-	hides   func() bool // whether the terminal hides what is typed, nil: it does not matter; set before the first key
-	keys    []typedKeys // those that have gone past the loop first
-	held    bool        // no more go past it: it types, or is to pass some on
-	passing bool        // some are being written to the child past it
+	modes   func() Modes // of the child's terminal; set before the first key
+	keys    []typedKeys  // those that have gone past the loop first
+	held    bool         // no more go past it: it types, or is to pass some on
+	passing bool         // some are being written to the child past it
 }
 
 // typedKeys are keys that were typed here, or what a pipe brought: nil at its end.
 type typedKeys struct {
 	keys   []byte
 	at     time.Time
-	behind int  // bytes of output that were there before; of those that passed
-	passed bool // they go to the child past the loop; else the loop is to pass them on
-	hidden bool // the terminal did not show them: no recording has them
+	behind int   // bytes of output that were there before; of those that passed
+	passed bool  // they go to the child past the loop; else the loop is to pass them on
+	modes  Modes // of the child's terminal before it got them
+	stood  bool  // the question that the gate was answering still stood: they belong to it
 }
+
+// hidden tells whether the terminal did not show the keys, as when a password is read: no recording has them.
+func (k typedKeys) hidden() bool { return k.modes.Canonical && !k.modes.Echo }
 
 // hostStream is a standard stream of ours. Another process that has the same terminal may set it to
 // O_NONBLOCK at any time: Read and Write wait all the same.
@@ -2219,7 +2227,6 @@ func newSession(c *command) (*session, error) {
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	s := &session{
 		cfg:     cfg,
-		flags:   flags,
 		st:      st,
 		ch:      localChannel{},
 		tg:      newTelegram(cfg, st, log),
@@ -2250,7 +2257,6 @@ func newSession(c *command) (*session, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.output.hides = s.hidesKeys
 	}
 	return s, nil
 }
@@ -2646,6 +2652,7 @@ func (s *session) startDetector(size Size) {
 		Threshold:    s.cfg.Threshold,
 		Stuck:        s.cfg.Stuck,
 		BufferBytes:  s.cfg.BufferBytes,
+		Context:      &s.cfg.Context,
 		SafeDefaults: s.cfg.SafeDefaults,
 	})
 	if s.cfg.Stream {
@@ -2675,6 +2682,7 @@ func (s *session) loop() {
 	writes := make(chan write)
 	defer close(writes)
 	if s.in != nil {
+		s.output.modes = s.pty.Modes
 		s.spawn(s.readKeys)
 	}
 	s.spawn(func() { s.writePTY(writes) })
@@ -2956,26 +2964,14 @@ func (s *session) terminate() {
 // reload takes over the allowlist and limits of the configuration file, or keeps the old ones and
 // says so.
 func (s *session) reload() {
-	cfg, err := loadConfig(s.cfg.Dir, os.Getenv, s.flags)
+	fresh, err := s.cfg.reloaded()
 	if err != nil {
-		s.log.Warn("the settings stay as they were", "error", err.Error())
-		s.notify(Notice{Text: "⚠ the settings stay as they were: " + err.Error()})
+		s.log.Warn(err.Error())
+		s.notify(Notice{Text: "⚠ " + err.Error()})
 		return
 	}
-	fresh := *s.cfg // others read the old one
-	fresh.Timeout = cfg.Timeout
-	fresh.PermissionTimeout = cfg.PermissionTimeout
-	fresh.Away = cfg.Away
-	fresh.FreeText = cfg.FreeText
-	fresh.NotifyIdle = cfg.NotifyIdle
-	fresh.Users = cfg.Users
-	if cfg.Channel == "telegram" && s.cfg.Channel == "telegram" {
-		fresh.Token = cfg.Token
-		fresh.ChatID = cfg.ChatID
-		fresh.APIBase = cfg.APIBase
-	}
-	s.cfg = &fresh
-	s.tg.configure(&fresh)
+	s.cfg = fresh
+	s.tg.configure(fresh)
 	s.audit("auditing the reload", Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID})
 }
 
@@ -3024,12 +3020,6 @@ func (k hostKeys) Read(p []byte) (int, error) {
 			return hostStream{k.f}.Read(p)
 		}
 	}
-}
-
-// hidesKeys tells whether the child's terminal does not show what is typed, as when a password is read.
-func (s *session) hidesKeys() bool {
-	tty := s.pty.State()
-	return tty.Canonical && !tty.Echo
 }
 
 // newBacklog is an empty one.
@@ -3154,13 +3144,13 @@ func (b *backlog) takeEach(hurry bool) {
 // typed notes keys before they go to the child. pass: who has read them is to write them, and to tell; else the loop
 // does.
 func (b *backlog) typed(p []byte) (pass bool) {
-	hidden := b.hides != nil && b.hides() // before the program has them: it may show keys again then
+	modes := b.modes() // before the program has the keys: it may change them then
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
 	b.held = b.held || len(p) == 0
 	b.passing = !b.held
-	b.keys = append(b.keys, typedKeys{bytes.Clone(p), now, len(b.bytes), b.passing, hidden})
+	b.keys = append(b.keys, typedKeys{bytes.Clone(p), now, len(b.bytes), b.passing, modes, false})
 	if b.held || b.hurry {
 		ring(b.wake)
 	}
@@ -3332,7 +3322,7 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	if s.gate != nil && !s.inFlight {
 		s.gate.keys = nil // it looks again, at what this brings
 	}
-	if s.host.Plain && s.pty.Modes() == (Modes{Canonical: true}) {
+	if s.host.Plain && s.plain() {
 		p = newlines(p)
 	}
 	s.det.Feed(p, now)
@@ -3349,6 +3339,12 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	if s.cfg.Stream {
 		s.streamOutput(p, now)
 	}
+}
+
+// plain tells whether the child's terminal adds no carriage return, although nobody draws on it.
+func (s *session) plain() bool {
+	modes := s.pty.Modes()
+	return modes.Canonical && !modes.Processed
 }
 
 // auditToolCalls audits the tool calls in stream-json output and their results, a message a line.
@@ -3505,7 +3501,9 @@ func (s *session) readKeys() {
 // handleKeys passes on what could not pass by itself. While the gate types it is held.
 func (s *session) handleKeys(k typedKeys) {
 	if s.gate != nil {
+		k.stood = s.gateStands()
 		s.held = append(s.held, k)
+		s.gate.stopped = s.gate.stopped || stops(k.keys)
 		return
 	}
 	keys := string(k.keys)
@@ -3516,7 +3514,7 @@ func (s *session) handleKeys(k typedKeys) {
 		keys = "\x04\x04" // the line discipline makes the end from ^D; the first may only end a line
 	}
 	s.typing = append(s.typing, keys...)
-	s.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), hidden: k.hidden})
+	s.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), modes: s.pty.Modes()})
 }
 
 // noteKeys notes what is typed here, and goes to the child.
@@ -3528,8 +3526,29 @@ func (s *session) noteKeys(k typedKeys) {
 		s.lastKey = k.at
 		s.noteDraft(keys)
 	}
+	s.noteLine(keys, k.modes)
 	s.notePressed(keys, by, k.at)
-	s.recordKeys(keys, k.hidden, k.at)
+	s.recordKeys(keys, k.hidden(), k.at)
+}
+
+// stops tells whether keys end what the gate does: ^C or Esc.
+func stops(keys []byte) bool {
+	return bytes.ContainsRune(keys, 0x03) || string(keys) == "\x1b"
+}
+
+// noteLine notes how much of a line that has not ended stands in the terminal after keys, which it got in these modes:
+// the system does not count it. Who reads in raw mode gets what is there.
+func (s *session) noteLine(keys string, modes Modes) {
+	for _, r := range keys {
+		switch {
+		case !modes.Canonical || strings.ContainsRune("\r\n\x03\x04\x15\x1a\x1c", r): // ^C ^D ^U ^Z ^\
+			s.begun = 0
+		case r == 0x7f || r == '\b':
+			s.begun = max(0, s.begun-1)
+		default:
+			s.begun++
+		}
+	}
 }
 
 // isReport tells whether keys are what terminals send by themselves.
@@ -3582,6 +3601,7 @@ func (s *session) draftDoesNotShow(box inputBox) bool {
 // inject queues keys for the child. by tells who pressed them.
 func (s *session) inject(keys, by string) {
 	s.typing = append(s.typing, keys...)
+	s.noteLine(keys, s.pty.Modes())
 	s.notePressed(keys, by, time.Now())
 	s.recordKeys(keys, false, time.Now())
 }
@@ -3616,7 +3636,7 @@ func (s *session) noteTyped(by string, at time.Time) {
 // unseenHook is the waiting hook's question whose dialog stands on the screen, but has not been seen yet: a key can
 // come before output has settled. nil: there is none.
 func (s *session) unseenHook() *question {
-	unseen := func(h *question) bool { return h.dialog == nil && h.rec.Source == fromHook }
+	unseen := func(h *question) bool { return h.dialog == nil }
 	if !slices.ContainsFunc(s.hooks, unseen) {
 		return nil
 	}
@@ -3627,11 +3647,8 @@ func (s *session) unseenHook() *question {
 	return s.hookOf(p)
 }
 
-// noteTyped notes who pressed a key that may answer the question, and when. A script's is answered by none.
+// noteTyped notes who pressed a key that may answer the question, and when.
 func (q *question) noteTyped(by string, at time.Time) {
-	if q.rec.Source == fromAsk {
-		return
-	}
 	q.typedBy = by
 	q.typedAt = at
 }
@@ -3645,28 +3662,18 @@ func (s *session) heldBytes() int {
 	return n
 }
 
-// releaseKeys passes on what was typed while the gate g was typing. Keys that were typed at the
-// question that g answered are dropped, and where another question has come, those of a moment
-// after: they must not answer that.
-func (s *session) releaseKeys(g *gate) {
-	held := s.held
-	s.held = nil
-	if len(held) == 0 {
-		return
-	}
-	answered := g.q != nil && !g.q.rec.Idle && g.wrote
-	look := s.det.Look(s.pty.State(), time.Now())
-	asked := look != nil && !look.Idle && look.Type != Unknown
-	for _, h := range held {
-		before := g.leftAt.IsZero() || h.at.Before(g.leftAt)
-		justAfter := asked && h.at.Before(g.leftAt.Add(keyGrace))
-		typed := len(h.keys) > 0 && !isReport(string(h.keys))
-		if answered && typed && (before || justAfter) {
-			s.log.Info("keys typed while an answer was being typed are not passed on", "bytes", len(h.keys))
-			continue
+// takeHeld takes what was typed while the gate was typing: the keys to pass on, in their order, and how many bytes belong
+// to the question that was answered: they must not answer the next.
+func (s *session) takeHeld(answered bool) (pass []typedKeys, dropped int) {
+	for _, k := range s.held {
+		if answered && k.stood && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys) {
+			dropped += len(k.keys)
+		} else {
+			pass = append(pass, k)
 		}
-		s.handleKeys(h)
 	}
+	s.held = nil
+	return pass, dropped
 }
 
 // ---- questions ----
@@ -3682,12 +3689,11 @@ func (s *session) detect() {
 	s.detectedAt = now
 	tty := TTYState{}
 	if s.det.WantTTY(now) {
-		tty = s.pty.State()
-		s.record(func(c *castWriter) { c.tty(tty, now) })
+		tty = s.terminalState(now)
 	}
 	p := s.det.Tick(tty, now)
 	// The screen may have gone straight on to another question.
-	if s.seen != nil && (p != nil || s.det.Gone(tty, now)) {
+	if (s.seen != nil || s.lapsed) && (p != nil || s.det.Gone(tty, now)) {
 		s.endSeen(p)
 	}
 	if p != nil {
@@ -3698,6 +3704,20 @@ func (s *session) detect() {
 	if s.detectDue(time.Now()) { // it took that long
 		s.next = time.Now()
 	}
+}
+
+// terminalState looks at the child's terminal, and while an answer is typed at what waits in it. In raw mode no line is
+// begun: the system counts all that was typed.
+func (s *session) terminalState(now time.Time) TTYState {
+	tty := s.pty.State()
+	if s.gate != nil {
+		tty.Waiting = s.pty.Waiting()
+	}
+	if !tty.Canonical {
+		s.begun = 0
+	}
+	s.record(func(c *castWriter) { c.tty(tty, now) })
+	return tty
 }
 
 // detectDue tells whether the detector has something to do, and has the loop turn when it has. After output that is
@@ -3715,6 +3735,9 @@ func (s *session) detectDue(now time.Time) bool {
 func (s *session) endSeen(p *Prompt) {
 	s.seen = nil
 	s.spent = nil
+	if s.lapsed {
+		s.endExpired("the question left the screen")
+	}
 	for _, h := range s.hooks {
 		if h.dialog != nil {
 			h.dialog = nil
@@ -3803,7 +3826,7 @@ func (s *session) questionStep() {
 			s.gate = newGate(q)
 		}
 	case !q.rec.Open(): // its hook passes the answer on
-	case q.rec.Status == Created && q.rec.Source != fromAsk && s.waitsForKeyboard():
+	case q.rec.Status == Created && s.waitsForKeyboard():
 	case s.turnAt(q.rec.ExpiresAt):
 		s.expire(q)
 	case q.rec.Status == Created:
@@ -3894,7 +3917,7 @@ func (s *session) route(q *question) {
 // expire ends a question that nobody answered. A hook refuses then. For any other, only what is
 // known to refuse is typed, and nothing at all while somebody may still feed standard input.
 func (s *session) expire(q *question) {
-	byHook := q.screen == nil && q.rec.Source != fromAsk
+	byHook := q.screen == nil
 	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
 	expired := s.transition(q.rec.ID, Expired, func(r *PromptRecord) {
 		r.Reason = fmt.Sprintf("no answer in %d s", int(life.Seconds()))
@@ -3914,6 +3937,7 @@ func (s *session) expire(q *question) {
 		q.checkAt = time.Now()
 	case q.rec.Value == nil:
 		s.end(q, "", "")
+		s.lapsed = true
 	default:
 		q.decided = true
 		s.next = time.Now()
@@ -4028,7 +4052,7 @@ func (s *session) handleRecord(rec Record) {
 	case *PromptRecord:
 		q := s.byID(r.ID)
 		switch {
-		case q == nil && (r.Source == fromHook || r.Source == fromAsk) && r.Status == Created:
+		case q == nil && r.Source == fromHook && r.Status == Created:
 			s.addHook(*r)
 		case q == nil || r.Status == q.rec.Status:
 		case s.gate != nil && s.gate.q == q: // it is being typed
@@ -4233,20 +4257,19 @@ func (s *session) spentStep() {
 
 // checkHook ends a hook's question that is over without us: its dialog is gone, the tool says that
 // it asks nothing any more, the hook itself is gone, or it still waits behind others in the last
-// quarter of its time: nobody could answer it then. A script's question has no dialog, and expires by itself.
+// quarter of its time: nobody could answer it then.
 func (s *session) checkHook(h *question) {
-	hasDialog := h.rec.Source != fromAsk
 	gone := !h.goneAt.IsZero() && s.turnAt(h.goneAt.Add(dialogGone))
-	quiet := hasDialog && !s.calm.IsZero() && s.turnAt(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
+	quiet := !s.calm.IsZero() && s.turnAt(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
 	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)
 	switch {
 	case h.rec.Status == Injected:
-		if !hasDialog || s.answerTaken(h) {
+		if s.answerTaken(h) {
 			s.resolveHook(h)
 		}
 	case h.rec.Open() && (gone || quiet && h.dialog == nil):
 		s.end(h, Canceled, "answered in the terminal, or given up by the tool")
-	case hasDialog && h.rec.Status == Created && h != s.q && s.turnAt(h.rec.ExpiresAt.Add(-life/4)):
+	case h.rec.Status == Created && h != s.q && s.turnAt(h.rec.ExpiresAt.Add(-life/4)):
 		s.end(h, Canceled, "its time was over before it could be asked: the dialog asks")
 	case s.turnAt(h.checkAt):
 		h.checkAt = time.Now().Add(hookCheck)
@@ -4452,6 +4475,7 @@ func (s *session) askAgain(r *InputRecord) {
 		return
 	}
 	s.seen = nil
+	s.endExpired("it was asked again")
 	s.det.Again()
 	s.inputDone(r, "", Notice{})
 }
@@ -4694,11 +4718,11 @@ func (s *session) askPhone(q *question) {
 	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
 	q.unsend = cancel
 	s.breakStream()
-	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(msg int64, err error) {
+	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(_ int64, err error) {
 		if err != nil {
 			return
 		}
-		if !s.transition(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = msg }) {
+		if !s.transition(p.ID, AwaitingReply, asIs) {
 			s.settleLatest(p.ID) // it was answered meanwhile
 		}
 	})
@@ -4827,23 +4851,27 @@ type gate struct {
 	text    string       // what is typed into an input box
 	command bool         // that is a command of the tool's own
 	draft   string       // what stood in the box: it is put back
+	note    string       // what else is to be told of the answer, "" nothing
 	refused string       // why the text is taken out of the box again and not sent, "" it is not
 
-	phase gatePhase
-	until time.Time // the screen must have followed by then
-	keys  []byte    // for the writer, until it reports
-	after gateMove  // what follows when they are written
-	first string    // key of an answer, typed alone
-	rest  string    // of that answer
+	phase  gatePhase
+	until  time.Time // the screen must have followed by then
+	keys   []byte    // for the writer, until it reports
+	after  gateMove  // what follows when they are written
+	first  string    // key of an answer, typed alone
+	rest   string    // of that answer
+	sent   int       // bytes that were written last
+	sentAt time.Time // when
 
-	value  string    // what was decided
-	secret *string   // what was given for a secret, nil while it is not known
-	want   []int     // the choices to make, as indexes into those that were shown; several only in a Multi menu
-	menu   *Prompt   // as it was before the last key
-	stood  string    // SHA-256 of what stood on the screen when the first key went
-	wrote  bool      // something of ours has reached the child
-	done   bool      // all of it has
-	leftAt time.Time // when the question was seen to have left the screen
+	value   string  // what was decided
+	secret  *string // what was given for a secret, nil while it is not known
+	want    []int   // the choices to make, as indexes into those that were shown; several only in a Multi menu
+	menu    *Prompt // as it was before the last key
+	stood   string  // SHA-256 of what stood on the screen when the first key went
+	wrote   bool    // bytes of the answer have reached the child
+	done    bool    // all of it has
+	stopped bool    // at the keyboard
+	unsure  bool    // what changed in the question may be seen moving: that is waited for
 }
 
 // gateMove is where the gate goes when its keys are written, and how long the screen has then to follow.
@@ -4869,7 +4897,7 @@ const (
 	gateSent                     // Enter is typed: the text must leave the box
 	gateAgain                    // Enter is typed a second time
 	gateRestore                  // the box is empty again: the draft is put back
-	gateEcho                     // all is typed: what the child echoes passes
+	gateEcho                     // all is typed: the child is to read it, and its echo passes
 )
 
 // newGate types the decision about q.
@@ -4895,15 +4923,21 @@ func newInputGate(r *InputRecord) *gate {
 // gateStep looks once, and types one key or finds why it may not. Past its time that ends the gate.
 func (s *session) gateStep() {
 	g := s.gate
-	if g == nil || s.inFlight || len(s.typing) > 0 || len(g.keys) > 0 {
+	if g == nil || s.inFlight {
 		return // the writer reports first
+	}
+	if g.stopped {
+		s.gateStopped()
+		return
+	}
+	if len(s.typing) > 0 || len(g.keys) > 0 {
+		return
 	}
 	if g.phase == gateLook && !s.turnAt(s.lastKey.Add(keyGrace)) {
 		return
 	}
-	tty := s.pty.State()
 	now := time.Now()
-	s.record(func(c *castWriter) { c.tty(tty, now) })
+	tty := s.terminalState(now)
 	s.turnBy(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
 	if s.unread() > 0 { // what comes may take the question away
@@ -4913,17 +4947,20 @@ func (s *session) gateStep() {
 		return
 	}
 	look := s.det.Look(tty, now)
-	why := s.gatePhaseStep(look, late)
+	why := s.gatePhaseStep(look, tty, late)
 	if why != "" && late && s.gate == g {
 		s.gateFail(why)
 	}
 }
 
 // gatePhaseStep does the step of the phase the gate is in.
-func (s *session) gatePhaseStep(look *Prompt, late bool) (why string) {
+func (s *session) gatePhaseStep(look *Prompt, tty TTYState, late bool) (why string) {
 	g := s.gate
 	switch g.phase {
 	case gateLook:
+		if why := s.unreadable(tty); why != "" {
+			return why
+		}
 		if g.input != nil || g.q.rec.Idle {
 			return s.boxStep(look)
 		}
@@ -4931,7 +4968,7 @@ func (s *session) gatePhaseStep(look *Prompt, late bool) (why string) {
 	case gateMenu:
 		return s.menuStep(look)
 	case gateKey:
-		return s.keyStep(look, late)
+		return s.keyStep(look, tty, late)
 	case gateTaken:
 		return s.takenStep(look)
 	case gateReview:
@@ -4945,20 +4982,68 @@ func (s *session) gatePhaseStep(look *Prompt, late bool) (why string) {
 	case gateRestore:
 		return s.restoreStep(late)
 	case gateEcho:
-		s.noteLeft(look)
-		if late {
-			s.gateOver()
-		}
+		s.echoStep(look, tty, late)
 	}
 	return ""
 }
 
-// noteLeft notes when the question was first seen to have gone after it was answered.
-func (s *session) noteLeft(look *Prompt) {
+// unreadable tells why what is typed now would not be read, or not by itself, "" it would.
+func (s *session) unreadable(tty TTYState) (why string) {
+	switch {
+	case s.gate.q != nil && tty.Reading == ReadingBusy:
+		return "the program does not read its keyboard; look at the terminal"
+	case tty.Waiting > 0:
+		return "keys were typed that the program has not read; look at the terminal"
+	case s.begun > 0:
+		return "a line was begun at the keyboard: end it there, or empty it"
+	}
+	return ""
+}
+
+// gateStopped ends the gate for a key at the keyboard.
+func (s *session) gateStopped() {
+	if s.gate.done {
+		s.gateOver()
+	} else {
+		s.gateFail("it was stopped at the keyboard")
+	}
+}
+
+// gateStands tells whether the question that is being answered stands: the program has not read the answer. Where that
+// is not known, it has not left the screen.
+func (s *session) gateStands() bool {
 	g := s.gate
-	asked := g.q != nil && g.q.screen != nil
-	if asked && g.leftAt.IsZero() && !g.q.screen.same(look) {
-		g.leftAt = time.Now()
+	waiting := s.pty.Waiting()
+	switch {
+	case g.q == nil || g.q.screen == nil:
+		return false
+	case !g.wrote || s.inFlight || len(g.keys) > 0 || waiting > 0:
+		return true
+	case waiting < 0:
+		return g.q.screen.same(s.det.Look(s.pty.State(), time.Now()))
+	}
+	return false
+}
+
+// echoStep ends the gate when the program has read the answer. One that nobody has read when its question has gone is
+// not left for the next: it is taken back.
+func (s *session) echoStep(look *Prompt, tty TTYState, late bool) {
+	g := s.gate
+	answer := g.q != nil && g.q.screen != nil && !g.q.rec.Idle
+	gone := !tty.Canonical && answer && !g.q.screen.same(look)
+	busy := tty.Reading == ReadingBusy || time.Since(g.until) > followTime
+	switch {
+	case !late && time.Since(g.sentAt) < gatePoll: // it may not be there yet
+	case answer && tty.Waiting > 0 && (gone || late && busy):
+		if s.pty.TakeBack(g.sent) {
+			g.wrote = false
+			s.gateFail("the program did not read it: it was taken back")
+		} else {
+			s.gateOver()
+		}
+	case answer && tty.Waiting > 0:
+	case late || answer && tty.Waiting == 0:
+		s.gateOver()
 	}
 }
 
@@ -4966,6 +5051,9 @@ func (s *session) noteLeft(look *Prompt) {
 // gives is none: a key was found.
 func (s *session) press(keys string, then gateMove) (why string) {
 	g := s.gate
+	if g.q != nil && then.to != gateMenu {
+		s.det.Answering()
+	}
 	g.keys = []byte(keys)
 	g.after = then
 	if keys == "" {
@@ -4989,7 +5077,13 @@ func (s *session) gateWrote(keys []byte, err error) {
 		s.gateFail("it could not be typed: " + err.Error())
 		return
 	}
-	g.wrote = true
+	g.sent = len(keys)
+	g.sentAt = time.Now()
+	g.wrote = g.wrote || g.after.to != gateMenu && g.after.to != gateCleared
+	for i := range s.held {
+		s.held[i].stood = true
+	}
+	s.noteLine(string(keys), s.pty.Modes())
 	s.det.Typed(keys, time.Now())
 	s.recordKeys(string(keys), false, time.Now())
 	s.gateMoves()
@@ -5023,7 +5117,12 @@ func (s *session) firstStep(now *Prompt) (why string) {
 	if shown == nil {
 		return "a question of the tool's hook is answered by the hook alone"
 	}
-	if !shown.same(now) {
+	verdict := shown.compare(now)
+	if verdict == unsure && !g.unsure {
+		g.unsure = true
+		g.until = time.Now().Add(moveTime)
+	}
+	if verdict != theSame {
 		return "the question is no longer on the screen as it was shown"
 	}
 	if g.q.typedBy != "" {
@@ -5063,7 +5162,9 @@ func (s *session) answerStep(now *Prompt) (why string) {
 	case g.value == enterAlone || g.value == "enter" && takesEnter:
 		return s.press("\r", s.echo())
 	case kind == FreeText || kind == Unknown:
-		return s.press(s.pasted(g.text)+"\r", s.echo())
+		text := strings.TrimLeft(g.text, "\n")
+		_, size := utf8.DecodeRuneInString(text)
+		return s.pressAnswer(text[:size], s.pasted(text[size:])+"\r", s.echo())
 	}
 	return "there is no choice " + g.value
 }
@@ -5092,16 +5193,15 @@ func (p *Prompt) standing(now *Prompt) *Prompt {
 // alone.
 func (g *gate) locate(now *Prompt, i int) int {
 	shown := g.q.screen.Choices
-	label := stillLabel(shown[i].Label) // without the seconds that it counts
 	at := -1
 	found := 0
 	for k, c := range now.Choices {
-		if stillLabel(c.Label) == label {
+		if alike(c.Label, shown[i].Label) { // but for the seconds that it counts
 			at = k
 			found++
 		}
 	}
-	if found > 1 && len(now.Choices) == len(shown) && stillLabel(now.Choices[i].Label) == label {
+	if found > 1 && len(now.Choices) == len(shown) && alike(now.Choices[i].Label, shown[i].Label) {
 		return i // two of the same words, in the same places
 	}
 	if found != 1 {
@@ -5154,7 +5254,8 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 	own := now.Choices[target].Keys
 	switch {
 	case own != "":
-		return s.pressAnswer(own, then)
+		_, size := utf8.DecodeRuneInString(own)
+		return s.pressAnswer(own[:size], own[size:], then)
 	case now.Pointer < 0:
 		return "the menu shows no pointer to move"
 	case now.Pointer == target:
@@ -5163,56 +5264,43 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 	return s.press(s.arrow(now, target), gateMove{to: gateMenu, within: followTime, menu: now})
 }
 
-// pressAnswer types a choice's own keys. Whether Enter ends them is for the terminal as it is now, not as it was when
-// it was asked: where it takes lines it does. In raw mode the program may take one key, and the Enter behind it would
-// answer the next question (e2fsck, mutt): the first key goes alone there, and what follows is seen by what it does.
-func (s *session) pressAnswer(keys string, then gateMove) (why string) {
-	first, size := utf8.DecodeRuneInString(keys)
-	more := size < len(keys) || then.to == gateEcho
-	takesLines := s.pty.State().Canonical
+// pressAnswer types an answer. Whether Enter ends it is for the terminal as it is now, not as it was when it was asked:
+// where it takes lines it does. In raw mode the program may take one key, and what follows would answer the next question
+// (e2fsck, mutt): the first key goes alone there, the rest when the program shows it.
+func (s *session) pressAnswer(first, rest string, then gateMove) (why string) {
+	key, _ := utf8.DecodeRuneInString(first)
+	more := rest != "" || then.to == gateEcho
 	switch {
-	case !unicode.IsPrint(first):
-	case takesLines:
-		keys = strings.TrimSuffix(keys, "\r") + "\r"
+	case !unicode.IsPrint(key):
+	case s.pty.Modes().Canonical:
+		rest = strings.TrimSuffix(rest, "\r") + "\r"
 	case more:
-		s.gate.first = keys[:size]
-		s.gate.rest = keys[size:]
-		keys = keys[:size]
-		then = gateMove{to: gateKey, within: followTime}
+		s.gate.first = first
+		s.gate.rest = rest
+		return s.press(first, gateMove{to: gateKey, within: followTime})
 	}
-	return s.press(keys, then)
+	return s.press(first+rest, then)
 }
 
-// keyStep types the rest of an answer once the program has shown its first key behind the question, or shows nothing
-// for a while. Where the question has gone, the key was all it took.
-func (s *session) keyStep(look *Prompt, late bool) (why string) {
-	s.noteLeft(look)
-	typed, stands := s.det.Behind(s.gate.first)
+// keyStep types the rest of an answer while the question stands, and the program reads and has shown the first key behind
+// it: it edits a line, and Enter ends that. Else the key was all it took. What the terminal itself shows tells that of
+// no program; but one that takes words takes more than the first key.
+func (s *session) keyStep(look *Prompt, tty TTYState, late bool) (why string) {
+	g := s.gate
+	typed, stands := s.det.Behind(g.first)
+	shown := strings.HasPrefix(strings.ToLower(typed), strings.ToLower(g.first))
+	word := strings.TrimSuffix(g.rest, "\r") != ""
+	reads := tty.Reading != ReadingBusy && tty.Waiting <= 0
 	next := look != nil && !look.Idle && look.Type != Unknown
-	rest := s.gate.rest
 	switch {
-	case rest == "" && (!stands || late):
-		return s.aloneStep(stands, typed)
-	case !stands && (late || next): // else it may only be painted anew
+	case stands && shown && reads && (word || !tty.Echo):
+		return s.press(cmp.Or(g.rest, "\r"), s.echo())
+	case stands && late && word:
+		return "only its first key was typed: the program did not show that; look at the terminal"
+	case late || !stands && next: // else it may only be painted anew
 		return s.press("", s.echo())
-	case rest != "" && stands && (late || typed != ""):
-		return s.press(rest, s.echo())
 	}
 	return ""
-}
-
-// aloneStep tells what has become of a key that was to be the whole answer. A program that has shown it behind the
-// question, and reads on, edits a line: Enter ends that. One that shows nothing and reads on has not taken the key.
-func (s *session) aloneStep(stands bool, typed string) (why string) {
-	waits := stands && s.pty.State().Reading == ReadingYes
-	if waits && typed == "" {
-		return "the program did not take the answer; look at the terminal"
-	}
-	rest := ""
-	if waits && strings.EqualFold(typed, s.gate.first) {
-		rest = "\r"
-	}
-	return s.press(rest, s.echo())
 }
 
 // nextTick is the first choice in now whose tick is not as wanted; done: all are.
@@ -5244,7 +5332,6 @@ func (s *session) arrow(now *Prompt, target int) string {
 
 // takenStep waits until a known tool's dialog has gone: what still stands did not take the key.
 func (s *session) takenStep(now *Prompt) (why string) {
-	s.noteLeft(now)
 	if s.gate.q.screen.same(now) {
 		s.gate.done = false
 		return "the dialog did not take the answer; look at the terminal"
@@ -5454,10 +5541,11 @@ func (s *session) gateFail(why string) {
 	s.gateEnds(why)
 }
 
-// gateOver ends the gate after its echo window, or when the program has ended.
+// gateOver ends the gate when its answer was read, or when the program has ended: it may have ended by the first key.
 func (s *session) gateOver() {
 	why := s.gate.refused
-	if why == "" && !s.gate.done {
+	answered := s.gate.done || s.gate.q != nil && s.gate.wrote
+	if why == "" && !answered {
 		why = "the program ended before the answer was typed"
 	}
 	s.gateEnds(why)
@@ -5468,15 +5556,23 @@ func (s *session) gateEnds(why string) {
 	g := s.gate
 	s.gate = nil
 	s.next = time.Now()
+	pass, dropped := s.takeHeld(why == "" && g.q != nil && !g.q.rec.Idle)
+	if dropped > 0 {
+		s.log.Warn("keys typed while an answer was being typed are not passed on", "bytes", dropped)
+		g.note = "keys typed at the keyboard meanwhile were dropped"
+	}
 	switch {
 	case g.input != nil:
 		s.inputTyped(g, why)
 	case why != "":
+		s.log.Warn("an answer was not typed", "why", why)
 		s.answerRefused(g, why)
 	default:
 		s.answerTyped(g)
 	}
-	s.releaseKeys(g)
+	for _, k := range pass {
+		s.handleKeys(k)
+	}
 }
 
 // inputTyped records that a text was sent, or why not, and tells the operator of a draft that is not back in its box.
@@ -5497,7 +5593,9 @@ func (s *session) inputTyped(g *gate, why string) {
 // answerRefused records why an answer was not typed, and asks anew where that can be answered.
 func (s *session) answerRefused(g *gate, why string) {
 	rec := g.q.rec
-	if rec.Status == Expired {
+	if g.wrote {
+		s.transition(rec.ID, Injected, func(r *PromptRecord) { r.ScreenSHA = g.stood })
+	} else if rec.Status == Expired {
 		why = rec.Reason + "; nothing was typed: " + why
 	}
 	s.end(g.q, Failed, why)
@@ -5509,7 +5607,10 @@ func (s *session) answerRefused(g *gate, why string) {
 // answerTyped records that an answer was typed. The words of a refusal that no hook took are the tool's next message.
 func (s *session) answerTyped(g *gate) {
 	rec := g.q.rec
-	s.transition(rec.ID, Injected, func(r *PromptRecord) { r.ScreenSHA = g.stood })
+	s.transition(rec.ID, Injected, func(r *PromptRecord) {
+		r.ScreenSHA = g.stood
+		r.Note = g.note
+	})
 	s.transition(rec.ID, Resolved, asIs)
 	refused := rec.Status == ReplyReceived && rec.Permission && rec.Reason != ""
 	if refused && s.adapter.Box != nil {
@@ -5676,7 +5777,7 @@ func (s *session) endQuestions() {
 	if s.q != nil {
 		s.end(s.q, Failed, "the program ended")
 	}
-	s.endExpired()
+	s.endExpired("the program has ended")
 }
 
 // endInputs refuses what the phone wanted and what was still to be done.
@@ -5707,14 +5808,15 @@ func (s *session) endHook(h *question) {
 }
 
 // endExpired takes back the offer to ask again what expired, the oldest first: there is nothing to
-// ask any more.
-func (s *session) endExpired() {
+// ask any more, for this reason.
+func (s *session) endExpired(why string) {
+	s.lapsed = false
 	for _, p := range s.st.PromptsOf(s.rec.ID) {
 		if !p.mayBeAsked() {
 			continue
 		}
 		ended := s.transition(p.ID, Failed, func(r *PromptRecord) {
-			r.Reason += ", and the program has ended"
+			r.Reason += ", and " + why
 		})
 		if ended {
 			s.settle(*p, s.rec)
@@ -6121,6 +6223,11 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) 
 	if err != nil {
 		return nil, err
 	}
+	go func() { // a session that was killed tells nobody; ends with ctx
+		for h.st.Alive(h.session) && sleep(ctx, hookCheck) == nil {
+		}
+		enough()
+	}()
 	r := h.await(records, func(Record) {})
 	answered := r != nil && (r.Status == Expired || r.Status == ReplyReceived && r.Value != nil)
 	if !answered || !h.st.Alive(h.session) {
@@ -6502,7 +6609,7 @@ func (s *session) hookCommand() (string, error) {
 		quote = `"`
 	}
 	line := quote + exe + quote + " hook"
-	seconds := s.flags["permission_timeout_seconds"]
+	seconds := s.cfg.flags["permission_timeout_seconds"]
 	if seconds != "" {
 		line += " --timeout " + seconds
 	}
@@ -6529,8 +6636,9 @@ func childEnv(env []string, c *Config, sessionID string) []string {
 }
 
 // ---- ask: what a script asks ----
-// The third kind of session: outside of any other it is a bridge of its own, for one question. It prints an answer only
-// when that is on the disk, and nothing is a yes by waiting.
+// The third kind of session: a bridge of its own, for one question, also where it was started in another session, whose
+// own questions it does not keep waiting. It prints an answer only when that is on the disk, and nothing is a yes by
+// waiting.
 
 const (
 	maxQuestion = 400                   // UTF-16 units of a question: what its message shows
@@ -6550,11 +6658,9 @@ type asking struct {
 	prompt PromptRecord
 	given  map[string]string // what is printed for a choice, by its key
 	about  bool              // what it is about comes from standard input
-
-	// Outside of any session; inside it is that one's question.
-	own *SessionRecord // nil inside
-	ch  Channel
-	tg  *Telegram // ch, unless that is local
+	own    SessionRecord
+	ch     Channel
+	tg     *Telegram // ch, unless that is local
 }
 
 // stopped is why there is no answer: a signal came, or the phone's /cancel, which counts as SIGTERM.
@@ -6720,8 +6826,7 @@ func legible(text string) string {
 	return redact(visible(strings.ReplaceAll(b.String(), "\r\n", "\n")))
 }
 
-// run asks in the session that this runs in, else in one of its own, and gives the exit status. An error is why there
-// is no answer.
+// run asks, and gives the exit status. An error is why there is no answer.
 func (a *asking) run() (code int, err error) {
 	a.cfg, err = a.config(timeoutOf(a.opts))
 	if err != nil {
@@ -6742,17 +6847,11 @@ func (a *asking) run() (code int, err error) {
 	ctx, quit := context.WithCancelCause(a.ctx)
 	defer quit(nil)
 	defer catchSignals(quit)()
-	a.session = a.getenv("ATLASBRIDGE_SESSION")
-	inside := a.st.Alive(a.session)
-	byPhone := inside || a.cfg.Channel == "telegram"
-	switch {
-	case a.prompt.Type == FreeText && byPhone && !a.cfg.FreeText:
+	if a.prompt.Type == FreeText && a.cfg.Channel == "telegram" && !a.cfg.FreeText {
 		err := errors.New("the phone cannot answer with a text: free_text_enabled is false")
 		return exitInternal, hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
-	case inside:
-		return a.wait(ctx, quit)
 	}
-	return a.alone(ctx, quit)
+	return a.bridge(ctx, quit)
 }
 
 // catchSignals quits at the first signal that ends us; the next one kills, as ever. It is for the caller to let go.
@@ -6772,14 +6871,17 @@ func catchSignals(quit context.CancelCauseFunc) (release func()) {
 	}
 }
 
-// alone asks in a session of its own: it listens to Telegram while nobody else does, and has the message say in the end
-// what has become of the question.
-func (a *asking) alone(ctx context.Context, quit context.CancelCauseFunc) (code int, err error) {
+// bridge asks in a session of its own, which is called after the one that it was started in: it listens to Telegram while
+// nobody else does, and has the message say in the end what has become of the question.
+func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code int, err error) {
 	log, err := openLog(a.cfg.Dir, a.cfg.LogLevel)
 	if err != nil {
 		return exitInternal, err
 	}
 	own := sessionRecord("ask", []string{}, "")
+	if around, _ := a.st.Session(a.getenv("ATLASBRIDGE_SESSION")); around != nil {
+		own.Label = around.Label
+	}
 	own.PID = own.Wrapper
 	own.ThreadID = noTopic // for one question
 	own.Activity = "waiting"
@@ -6792,7 +6894,7 @@ func (a *asking) alone(ctx context.Context, quit context.CancelCauseFunc) (code 
 	if err := a.save(ref(own)); err != nil {
 		return exitInternal, err
 	}
-	a.own = &own
+	a.own = own
 	a.session = own.ID
 	a.tg = newTelegram(a.cfg, a.st, log)
 	a.tg.hasty = true
@@ -6819,7 +6921,7 @@ func (a *asking) save(recs ...Record) error {
 
 // end closes the session of its own, and then has the phone told, which may fail: what the message should say is owed.
 func (a *asking) end(code int) error {
-	last := *a.own
+	last := a.own
 	last.Status = "completed"
 	if code > 128 {
 		last.Status = "terminated"
@@ -6858,13 +6960,11 @@ func (a *asking) wait(ctx context.Context, quit context.CancelCauseFunc) (code i
 	defer beside.Wait()
 	defer quit(nil)
 	beside.Go(func() { a.watch(ctx, quit) })
-	if a.own != nil {
-		beside.Go(func() { a.deliver(ctx, quit) })
-	}
+	beside.Go(func() { a.deliver(ctx, quit) })
 	a.tellHow()
 	end := a.await(records, func(rec Record) {
 		r, ok := rec.(*InputRecord)
-		if ok && a.own != nil && r.Status == "queued" {
+		if ok && r.Status == "queued" {
 			beside.Go(func() { a.handleInput(ctx, quit, *r) })
 		}
 	})
@@ -6875,7 +6975,7 @@ func (a *asking) wait(ctx context.Context, quit context.CancelCauseFunc) (code i
 func (a *asking) tellHow() {
 	how := "asked on the phone; from another terminal"
 	switch {
-	case a.own != nil && a.cfg.Channel == "local":
+	case a.cfg.Channel == "local":
 		how = a.cfg.whyLocal() + "; answer from another terminal"
 	case !onTerminal(a.stderr):
 		return
@@ -6891,14 +6991,9 @@ func (a *asking) tellHow() {
 	fmt.Fprintf(a.stderr, "atlasbridge: %s: atlasbridge answer %s %s\n", how, shortID(a.prompt.ID), values)
 }
 
-// watch ends the question when its time is over, and its session when that has died. It ends with ctx.
+// watch ends the question when its time is over, and sessions that have died. It ends with ctx.
 func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 	var reaped time.Time
-	inside := a.own == nil
-	pause := reapEvery
-	if inside {
-		pause = hookCheck
-	}
 	expires := a.prompt.ExpiresAt.Round(0) // by the wall clock, which goes on while the machine sleeps
 	for ctx.Err() == nil {
 		var err error
@@ -6908,7 +7003,7 @@ func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 			why := fmt.Sprintf("no answer in %d s", int(a.life.Seconds()))
 			_, err = a.st.Move(a.prompt.ID, Expired, func(p *PromptRecord) { p.Reason = why })
 			left = askMoment
-		case time.Since(reaped) >= reapEvery, inside && !a.st.Alive(a.session):
+		case time.Since(reaped) >= reapEvery:
 			reaped = time.Now()
 			err = a.st.Reap(reaped)
 		}
@@ -6916,19 +7011,18 @@ func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 			quit(err)
 			return
 		}
-		_ = sleep(ctx, min(left, pause)) // the loop ends with it
+		_ = sleep(ctx, min(left, reapEvery)) // the loop ends with it
 	}
 }
 
 // deliver sends the question, and records what its message is. It quits where that is refused.
 func (a *asking) deliver(ctx context.Context, quit context.CancelCauseFunc) {
 	_, err := a.st.Move(a.prompt.ID, Routed, func(p *PromptRecord) { p.ShownAll = fitsMessage(p) })
-	var msg int64
 	if err == nil {
-		msg, err = a.ch.Ask(ctx, &a.prompt, a.own)
+		_, err = a.ch.Ask(ctx, &a.prompt, &a.own)
 	}
 	if err == nil {
-		_, err = a.st.Move(a.prompt.ID, AwaitingReply, func(p *PromptRecord) { p.MsgID = msg })
+		_, err = a.st.Move(a.prompt.ID, AwaitingReply, asIs)
 	}
 	if err != nil && ctx.Err() == nil {
 		trouble := a.tg.Trouble() // says what to do
@@ -6967,7 +7061,7 @@ func (a *asking) conclude(end *PromptRecord, cause error) (code int, err error) 
 	switch {
 	case end.Status == Expired:
 		why := fmt.Sprintf("nobody answered in %d s", int(a.life.Seconds()))
-		if a.own != nil && a.tg.Trouble() != "" {
+		if a.tg.Trouble() != "" {
 			why += ": " + a.tg.Trouble()
 		}
 		return max(exitUnanswered, a.tell(end, "expired", nil)), errors.New(why)
@@ -7027,7 +7121,7 @@ func (a *asking) pass(end *PromptRecord, status string, answer *string, code int
 		fmt.Fprintln(a.stderr, "atlasbridge: refused:", visible(end.Reason))
 	}
 	_, err := a.st.Move(end.ID, Injected, nil)
-	if err == nil && a.own != nil {
+	if err == nil {
 		_, err = a.st.Move(end.ID, Resolved, nil)
 	}
 	return code, err

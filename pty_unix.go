@@ -7,7 +7,7 @@
 //	what the child waits for foregroundReading (Linux alone tells)
 //	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                         dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
-//	processes                processStart, processStopped, parentOf, systemSession
+//	processes                processStart, processStopped, parentOf
 //	files                    mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy, fileIdentity,
 //	                         lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir, networkFS, watchFile
 //
@@ -61,14 +61,17 @@ const (
 const (
 	linuxTCGETS     = 0x5401 // linux/include/uapi/asm-generic/ioctls.h
 	linuxTCSETS     = 0x5402 // type-ahead stays
-	linuxTCSETSF    = 0x5404 // type-ahead is dropped
+	linuxTCFLSH     = 0x540b // its argument is a value:
+	linuxTCIFLUSH   = 0      // what was typed and not read
 	linuxFIONREAD   = 0x541b
 	linuxTIOCGPTN   = 0x80045430 // the slave's number
 	linuxTIOCSPTLCK = 0x40045431
 
 	darwinTIOCGETA     = 0x40487413 // macOS <sys/ttycom.h>
 	darwinTIOCSETA     = 0x80487414 // type-ahead stays
-	darwinTIOCSETAF    = 0x80487416 // type-ahead is dropped
+	darwinTIOCFLUSH    = 0x80047410 // its argument:
+	darwinFREAD        = 1          // what was typed and not read
+	darwinFIONREAD     = 0x4004667f
 	darwinTIOCPTYGRANT = 0x20007454
 	darwinTIOCPTYUNLK  = 0x20007452
 	darwinTIOCPTYGNAME = 0x40807453 // the slave's path, 128 bytes
@@ -184,8 +187,8 @@ func findTool(name string) (string, error) {
 	return "", errNoTool
 }
 
-// openSlave opens the other side of the master, with its size and modes as the child is to find them.
-func (p *unixPTY) openSlave(size Size, host Host) (*os.File, error) {
+// otherSide opens the slave as it is.
+func (p *unixPTY) otherSide() (*os.File, error) {
 	path, err := p.slavePath()
 	if err != nil {
 		return nil, err
@@ -194,7 +197,15 @@ func (p *unixPTY) openSlave(size Size, host Host) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	slave := os.NewFile(uintptr(fd), path)
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// openSlave opens the other side of the master, with its size and modes as the child is to find them.
+func (p *unixPTY) openSlave(size Size, host Host) (*os.File, error) {
+	slave, err := p.otherSide()
+	if err != nil {
+		return nil, err
+	}
 	err = prepare(slave, host)
 	if err == nil {
 		err = p.Resize(size)
@@ -401,6 +412,37 @@ func (p *unixPTY) Unread() int {
 	return int(n)
 }
 
+// Waiting is how many bytes of input nobody has read, −1 where that is not known. In line mode those of a line without
+// its end are not counted (n_tty_ioctl of linux/drivers/tty/n_tty.c, ttnread of xnu/bsd/kern/tty.c).
+func (p *unixPTY) Waiting() int {
+	var n int32
+	err := p.withSlave(func(slave *os.File) error {
+		return ioctl(slave, request(linuxFIONREAD, darwinFIONREAD), &n)
+	})
+	if err != nil {
+		return -1
+	}
+	return int(n)
+}
+
+// TakeBack drops the input that nobody has read where it is that many bytes. False: it has dropped nothing.
+func (p *unixPTY) TakeBack(n int) bool {
+	return p.Waiting() == n && p.withSlave(dropTyped) == nil
+}
+
+// withSlave calls do with the slave. Linux alone does not keep it open: Read ends when nobody else has it.
+func (p *unixPTY) withSlave(do func(slave *os.File) error) error {
+	if p.slave != nil {
+		return do(p.slave)
+	}
+	slave, err := p.otherSide()
+	if err != nil {
+		return err
+	}
+	defer slave.Close() // nobody has written to it
+	return do(slave)
+}
+
 // Resize tells the child its terminal's new size, by SIGWINCH where there are signals.
 func (p *unixPTY) Resize(s Size) error {
 	return ioctl(p.master, unix.TIOCSWINSZ, &s)
@@ -461,6 +503,7 @@ func (p *unixPTY) State() TTYState {
 		Reading:   p.reading(),
 		Canonical: modes.Lflag&unix.ICANON != 0,
 		Echo:      modes.Lflag&unix.ECHO != 0,
+		Waiting:   -1,
 	}
 }
 
@@ -470,6 +513,7 @@ func (p *unixPTY) Modes() Modes {
 	return Modes{
 		Processed: modes.Oflag&unix.OPOST != 0,
 		Canonical: modes.Lflag&unix.ICANON != 0,
+		Echo:      modes.Lflag&unix.ECHO != 0,
 	}
 }
 
@@ -1023,7 +1067,10 @@ func inForeground(f *os.File) bool {
 // resumes tells whether a shell lets us go on when we have stopped: one that is in our session, which has a terminal,
 // and has given us a group of our own.
 func resumes() bool {
-	session := systemSession()
+	session, err := unix.Getsid(0)
+	if err != nil {
+		return false
+	}
 	parent, err := unix.Getsid(unix.Getppid())
 	if err != nil || session != parent || session == unix.Getpgrp() {
 		return false
@@ -1077,11 +1124,22 @@ func muteEcho(f *os.File) (undo func() error, err error) {
 
 // dropTyped drops what was typed and not read yet: neither a question of ours nor a shell is to get it.
 func dropTyped(f *os.File) error {
-	modes, err := getModes(f)
+	raw, err := f.SyscallConn()
 	if err != nil {
 		return err
 	}
-	return ioctl(f, request(linuxTCSETSF, darwinTIOCSETAF), &modes)
+	var flushed error
+	err = raw.Control(func(fd uintptr) {
+		if linux {
+			flushed = unix.IoctlSetInt(int(fd), linuxTCFLSH, linuxTCIFLUSH)
+		} else {
+			flushed = unix.IoctlSetPointerInt(int(fd), darwinTIOCFLUSH, darwinFREAD)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return flushed
 }
 
 // processOutput has the host's terminal, which is raw, begin a line at each line feed, or not.
@@ -1220,16 +1278,6 @@ func darwinProcess(pid int) process {
 		p.start = seconds*1e6 + int64(binary.LittleEndian.Uint32(info[microsAt:]))
 	}
 	return p
-}
-
-// systemSession is the session that this process is in, by the pid of its leader, which a wrapped tool is. A terminal
-// belongs to one session, so that who has the tool's terminal is in it. 0: the system does not tell.
-func systemSession() int {
-	id, err := unix.Getsid(0)
-	if err != nil {
-		return 0
-	}
-	return id
 }
 
 // ---- files ----

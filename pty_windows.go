@@ -4,7 +4,7 @@
 //	the child's terminal startPTY, actAs, findTool, the methods of PTY
 //	the host's terminal  terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                     dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
-//	processes            processStart, processStopped, parentOf, systemSession
+//	processes            processStart, processStopped, parentOf
 //	files                mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy, fileIdentity,
 //	                     lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir, networkFS, watchFile
 //
@@ -212,6 +212,16 @@ func (p *winPTY) Unread() int {
 	return 0
 }
 
+// Waiting is not known: the input is conhost's.
+func (p *winPTY) Waiting() int {
+	return -1
+}
+
+// TakeBack cannot.
+func (p *winPTY) TakeBack(int) bool {
+	return false
+}
+
 // Resize tells the child its terminal's new size, by SIGWINCH where there are signals.
 func (p *winPTY) Resize(s Size) error {
 	p.handles.Lock()
@@ -263,11 +273,11 @@ func (p *winPTY) Continue() error { return errors.ErrUnsupported }
 // State is what the system says about the terminal; ReadingUnknown where it cannot tell. The console host does not
 // tell.
 func (p *winPTY) State() TTYState {
-	return TTYState{Reading: ReadingUnknown, Canonical: true, Echo: true}
+	return TTYState{Reading: ReadingUnknown, Canonical: true, Echo: true, Waiting: -1}
 }
 
 // Modes are those of every console.
-func (p *winPTY) Modes() Modes { return Modes{Processed: true, Canonical: true} }
+func (p *winPTY) Modes() Modes { return Modes{Processed: true, Canonical: true, Echo: true} }
 
 // ---- the host's terminal ----
 // The console that we run in ourselves.
@@ -427,11 +437,6 @@ func parentOf(pid int) int {
 		return 0
 	}
 	return parent
-}
-
-// systemSession is 0: there are no such sessions here.
-func systemSession() int {
-	return 0
 }
 
 // ---- files ----

@@ -176,6 +176,7 @@ type Config struct {
 	Stuck             time.Duration
 	EchoWindow        time.Duration
 	Away              time.Duration
+	Context           int // characters
 	Threshold         float64
 	BufferBytes       int
 	FreeText          bool
@@ -195,6 +196,9 @@ type Config struct {
 
 	inForce []setting // all of them, with value and origin
 	ignored []string  // what the environment says that is not used, and why
+	stamp   string    // of the file that was read, see configStamp
+	getenv  func(string) string
+	flags   map[string]string // of the command line, by setting
 
 	mend func(key string, problem error) bool // whether that value in the file is left out; nil: none is
 }
@@ -240,6 +244,8 @@ func settings(c *Config) []setting {
 			def: "true", to: &c.NotifyIdle},
 		{Key: "away_after_seconds", does: "seconds without your keys before a question goes out",
 			def: "20", to: &c.Away, max: 86400},
+		{Key: "context_chars", does: "characters above a question that are sent with it, whole rows",
+			def: "600", to: &c.Context, max: 3000},
 		{Key: "telegram.bot_token", does: "the bot, as @BotFather gave it; a secret",
 			env: "TELEGRAM_BOT_TOKEN", to: &c.Token,
 			shape: `([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?`, must: "must be a bot token as BotFather gives it"},
@@ -280,11 +286,11 @@ func settings(c *Config) []setting {
 }
 
 // loadConfig reads dir/config.toml (absent: all defaults), the environment (getenv) and the flags: key → text as it
-// would stand in the environment. With an error, only Dir and ignored are set.
+// would stand in the environment. With an error, only Dir, ignored and stamp are set.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
 	c := newConfig(dir)
 	if err := c.load(getenv, flags); err != nil {
-		return &Config{Dir: dir, ignored: c.ignored}, err
+		return &Config{Dir: dir, ignored: c.ignored, stamp: c.stamp}, err
 	}
 	return c, nil
 }
@@ -295,6 +301,9 @@ func newConfig(dir string) *Config { return &Config{Dir: dir, SafeDefaults: map[
 // load gives every setting its value. A source is checked also where another one wins over it. What another program may
 // have meant is left out where it is wrong, and so is what mend says.
 func (c *Config) load(getenv func(string) string, flags map[string]string) error {
+	c.getenv = getenv
+	c.flags = flags
+	c.stamp = configStamp(c.Dir)
 	rows := settings(c)
 	file, err := readConfig(filepath.Join(c.Dir, "config.toml"), rows)
 	if err != nil {
@@ -331,6 +340,38 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 	}
 	c.maskToken()
 	return c.chooseChannel()
+}
+
+// configStamp tells a config.toml from what it was before, "": there is none.
+func configStamp(dir string) string {
+	info, err := os.Stat(filepath.Join(dir, "config.toml"))
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprint(info.ModTime().UnixNano(), " ", info.Size())
+}
+
+// reloaded is c, which others may be reading, with what can change while a session runs as it is set now. After an error
+// nothing has changed.
+func (c *Config) reloaded() (*Config, error) {
+	fresh := *c
+	now, err := loadConfig(c.Dir, c.getenv, c.flags)
+	fresh.stamp = now.stamp
+	if err != nil {
+		return &fresh, fmt.Errorf("the settings stay as they were: %w", err)
+	}
+	fresh.Timeout = now.Timeout
+	fresh.PermissionTimeout = now.PermissionTimeout
+	fresh.Away = now.Away
+	fresh.FreeText = now.FreeText
+	fresh.NotifyIdle = now.NotifyIdle
+	fresh.Users = now.Users
+	if now.Channel == "telegram" && c.Channel == "telegram" {
+		fresh.Token = now.Token
+		fresh.ChatID = now.ChatID
+		fresh.APIBase = now.APIBase
+	}
+	return &fresh, nil
 }
 
 // shared tells that the value is from a variable that other programs read too, such as LOG_LEVEL.
@@ -1179,6 +1220,8 @@ type PromptRecord struct {
 	Value       *string    `json:"value"`
 	ValueHidden bool       `json:"value_hidden"` // a secret was given: Store.TakeSecret has it, no file does
 	MsgID       int64      `json:"telegram_msg_id"`
+	// MsgDate is when a message of the prompt was sent last, in Unix seconds by Telegram's clock, 0: that is not known.
+	MsgDate int64 `json:"telegram_msg_date,omitempty"`
 	// MsgStatus is the status that the message MsgID was last known to show; where it is not Status although the
 	// prompt is over, an edit is owed, and whoever polls next pays it.
 	MsgStatus State `json:"telegram_msg_status"`
@@ -1196,7 +1239,8 @@ type PromptRecord struct {
 	Watched  bool `json:"watched,omitempty"` // Idle: somebody was at the keyboard when it came
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed.
 	ScreenSHA string `json:"screen_sha256"`
-	Reason    string `json:"reason"` // why failed or canceled; the operator's reason for a refusal
+	Reason    string `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
+	Note      string `json:"note,omitempty"` // what else became of the answer
 }
 
 // Limits are what an answer must keep to, besides being one of the choices; 0 where there is no such answer.
@@ -1868,7 +1912,7 @@ func (s *Store) noteHead(done appended, failed error) {
 	_, _ = s.write([]Record{r}) // if lost, the next will do
 }
 
-// Move takes a prompt along one legal transition; change may fill in more. If it cannot, a late message id is kept.
+// Move takes a prompt along one legal transition; change may fill in more.
 func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
 	now := s.now().UTC()
 	err = s.Update(func(v *View) ([]Record, error) {
@@ -1881,20 +1925,8 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 			change(&p)
 		}
 		p.Status = to
-		msg := p.MsgID
-		sent := msg != old.MsgID
-		if sent {
-			p.MsgID = old.MsgID
-			p.offeredIn(msg)
-		}
 		early := to == Expired && now.Before(old.ExpiresAt)
 		moved = old.Status != to && !early && v.transition(old, &p) == nil
-		if !moved && to == AwaitingReply && sent {
-			late := *old
-			late.offeredIn(msg)
-			late.ShownAll = p.ShownAll
-			return []Record{&late}, nil
-		}
 		if !moved {
 			return nil, nil
 		}
@@ -2072,9 +2104,15 @@ func (s *Store) Unsent(id string, perhaps bool) error {
 	})
 }
 
-// Offered records that the message msg has been seen with buttons of the prompt, whatever was known of it.
-func (s *Store) Offered(id string, msg int64) error {
-	return s.changePrompt(id, func(p *PromptRecord) { p.offeredIn(msg) })
+// Offered records that the message msg has been seen with buttons of the prompt, whatever was known of it. date is when
+// it was sent, by Telegram's clock, 0: that is not known.
+func (s *Store) Offered(id string, msg, date int64) error {
+	return s.changePrompt(id, func(p *PromptRecord) {
+		p.offeredIn(msg)
+		if p.MsgID == msg && date != 0 {
+			p.MsgDate = date
+		}
+	})
 }
 
 // Edited records what an edit has made of the message msg: if it is still the prompt's own it shows the prompt as it is
@@ -2106,9 +2144,9 @@ func (s *Store) changePrompt(id string, change func(*PromptRecord)) error {
 		}
 		p := *old
 		change(&p)
-		sameMsg := p.MsgID == old.MsgID && p.MsgStatus == old.MsgStatus
+		sameMsg := p.MsgID == old.MsgID && p.MsgDate == old.MsgDate && p.MsgStatus == old.MsgStatus
 		sameSearch := p.SentFrom == old.SentFrom && p.Lost == old.Lost && p.Chat == old.Chat
-		if sameMsg && sameSearch && slices.Equal(p.OldMsgIDs, old.OldMsgIDs) {
+		if sameMsg && sameSearch && p.ShownAll == old.ShownAll && slices.Equal(p.OldMsgIDs, old.OldMsgIDs) {
 			return nil, nil
 		}
 		return []Record{&p}, nil
@@ -3333,14 +3371,10 @@ func cmdAnswer(c *command) int { return c.withState(c.answer) }
 // given is a success, also where the audit log could not be written: that is said.
 func (c *command) answer(s *Store) int {
 	d := Decision{PromptID: c.opts.args[0], Value: c.opts.args[1], By: "cli:answer", Trusted: true}
-	if session := s.inside(c.getenv("ATLASBRIDGE_SESSION")); session != "" {
-		asked := PromptRecord{SessionID: session}
-		if p := s.view.find(d); p != nil {
-			asked = *p
-		}
-		err := insideError(session, asked.SessionID)
-		s.rejected(asked, err.Error(), d.By)
-		return c.fail(err)
+	if s.inside() {
+		asked := cmp.Or(s.view.find(d), &PromptRecord{})
+		s.rejected(*asked, insideError().Error(), d.By)
+		return c.fail(insideError())
 	}
 	p, why, err := s.Decide(d, time.Now())
 	if err != nil {
@@ -3367,67 +3401,38 @@ func (s *Store) rejected(p PromptRecord, why, by string) {
 	_ = s.audit.Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields})
 }
 
-// insideError says that a program of that session is not the one to answer, when asked is the session of the question.
-func insideError(session, asked string) error {
-	err := fmt.Errorf("this runs inside the session %s: what runs there does not answer, nor touch the log",
-		shortID(session))
-	if session == asked {
-		err = errors.New("this runs inside the session that is asked about: the one who is asked does not answer")
-	}
-	return hinted(err, "use a terminal that was not started there, the session's own keyboard, or the phone")
+// insideError refuses what only a person may do.
+func insideError() error {
+	return hinted(errors.New("this runs inside of a session: what runs there does not answer, nor touch the log"),
+		"use a terminal that was not started there, the session's own keyboard, or the phone")
 }
 
-// inside is the session in whose process tree this process runs, "" for none. Any session counts, not only the one that
-// is asked about: an agent that answers for another is no person either. Three marks tell, each of which alone outlives
-// something that a program does to get away from the others:
+// inside reports whether this process was started in a session, whichever: an agent that answers for another one is no
+// person either. Two marks tell:
 //
-//   - a parent, or parent's parent …, is the session's tool or its wrapper: outlives setsid and a changed environment
-//   - the environment, of which env is ATLASBRIDGE_SESSION, names it: outlives setsid and a parent that has ended
-//   - it is in the tool's session of the system, and so on its terminal: outlives a changed environment, and a parent
-//     that has ended (not on Windows, which has no such sessions)
+//   - the environment has ATLASBRIDGE_SESSION, whatever its value: outlives setsid and a parent that has ended
+//   - a parent, or parent's parent …, is a session's wrapper, or its tool: outlives setsid and a changed environment
 //
-// A program that undoes all three is not found; one that goes that far can as well write state.jsonl. A wrapper counts
-// while it lives, the tool for as long as it runs, even where its wrapper was killed.
-func (s *Store) inside(env string) string {
+// A program that takes it out of its environment and has left its parents is not found; one that goes that far can as
+// well write state.jsonl. A wrapper counts while it lives, the tool for as long as it runs.
+func (s *Store) inside() bool {
+	_, marked := os.LookupEnv("ATLASBRIDGE_SESSION")
+	if marked {
+		return true
+	}
 	ancestors := ancestorsOf(os.Getpid())
-	system := systemSession()
-	if id := s.unrecorded(env, ancestors); id != "" {
-		return id
-	}
-	for id, r := range s.view.Sessions {
-		toolAbove := slices.Contains(ancestors, r.PID)
-		wrapperAbove := slices.Contains(ancestors, r.Wrapper)
-		together := env == id || system != 0 && system == r.PID
-		if !toolAbove && !wrapperAbove && !together {
-			continue
-		}
-		toolRuns := r.PIDStart != 0 && processStart(r.PID) == r.PIDStart
-		if toolRuns && (toolAbove || together) {
-			return id
-		}
-		bridged := r.Status == "active" && s.Alive(id)
-		if bridged && (wrapperAbove || together) {
-			return id
-		}
-	}
-	return ""
-}
-
-// unrecorded is the session around this process that has no record yet: its tool runs, and its lock has its wrapper's
-// pid.
-func (s *Store) unrecorded(env string, ancestors []int) string {
 	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are no sessions
 	for _, lock := range locks {
-		id := strings.TrimSuffix(lock.Name(), ".lock")
-		if s.view.Sessions[id] != nil || s.view.Prompts[id] != nil {
-			continue
-		}
-		wrapper := s.holder(lockName(id))
-		if wrapper != 0 && (id == env || slices.Contains(ancestors, wrapper)) {
-			return id
+		if slices.Contains(ancestors, s.holder("sessions/"+lock.Name())) {
+			return true
 		}
 	}
-	return ""
+	for _, r := range s.view.Sessions {
+		if slices.Contains(ancestors, r.PID) && r.PIDStart != 0 && processStart(r.PID) == r.PIDStart {
+			return true
+		}
+	}
+	return false
 }
 
 // ancestorsOf are the pids of a process's parent, that one's parent and so on, as far as the system tells.

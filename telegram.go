@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -125,6 +126,21 @@ func (t *Telegram) configure(cfg *Config) {
 	close(*t.fresh.Swap(ref(make(chan struct{}))))
 }
 
+// refresh has the settings count that config.toml has now: who was taken out of it answers nothing more. Once it tells
+// that they are wrong; then nothing changes.
+func (t *Telegram) refresh() error {
+	old := t.cfg.Load()
+	if configStamp(old.Dir) == old.stamp {
+		return nil
+	}
+	fresh, err := old.reloaded()
+	t.configure(fresh)
+	if err != nil {
+		return err
+	}
+	return t.store.Audit().Append(Event{Name: "CONFIG_RELOADED"})
+}
+
 // Close gives back connections that are not in use.
 func (t *Telegram) Close() error {
 	t.http.CloseIdleConnections()
@@ -217,11 +233,15 @@ func (t *Telegram) destination() (where, trouble string) {
 
 const (
 	callLimit = 15 * time.Second // that any request may take, a poll on top of its timeout
-	maxAnswer = 16 << 20         // bytes; 100 updates and what they reply to stay far below
+	maxAnswer = 16 << 20         // bytes that are read of an answer
+	maxBatch  = 100              // updates in one answer: https://core.telegram.org/bots/api#getupdates
 )
 
 // cutAnswer is the beginning of an answer that broke off, though what it answers was carried out.
 var cutAnswer = re(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
+
+// firstUpdate is the number of the first update in an answer to getUpdates, of which only the beginning was read.
+var firstUpdate = re(`"update_id":\s*(\d+)`)
 
 // apiError is every way in which a call can fail. It never has the URL in it.
 type apiError struct {
@@ -231,8 +251,9 @@ type apiError struct {
 		RetryAfter int64 `json:"retry_after"` // seconds, 0: it was not said
 	}
 	method   string
-	unsent   bool // there was no connection: nothing can have been done
-	answered bool // by whom ever
+	unsent   bool   // there was no connection: nothing can have been done
+	answered bool   // by whom ever
+	large    string // the number of the first update in an answer larger than what is read of one, "" in all others
 }
 
 // apiAnswer is an answer of the Bot API.
@@ -246,6 +267,7 @@ type apiAnswer struct {
 type pollParams struct {
 	Offset  int64    `json:"offset,omitempty"`  // the first update wanted; those before are confirmed
 	Timeout int      `json:"timeout,omitempty"` // seconds that the server waits for one
+	Limit   int      `json:"limit"`             // updates in one answer
 	Allowed []string `json:"allowed_updates,omitempty"`
 }
 
@@ -354,6 +376,9 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 	}
 	a.method = method
 	a.answered = true
+	if first := firstUpdate.expr().FindSubmatch(body); len(body) == maxAnswer && first != nil {
+		a.large = string(first[1])
+	}
 	date, err := http.ParseTime(resp.Header.Get("Date"))
 	if err == nil && (a.OK || a.Code != 0) {
 		t.skew.Store(int64(time.Until(date)))
@@ -441,9 +466,9 @@ func (as rank) aged(waited time.Duration) rank {
 // outgoing is a message to send, or an edit of one, as the Bot API takes it.
 type outgoing struct {
 	method   string
-	said     *string // for what the message says when this is done, nil: never mind
-	document []byte  // that goes with it, nil none
-	name     string  // of that
+	sent     *sentMessage // for what has become of it, nil: never mind
+	document []byte       // that goes with it, nil none
+	name     string       // of that
 
 	ChatID   int64          `json:"chat_id"`                     // set by deliver
 	ThreadID int64          `json:"message_thread_id,omitempty"` // the topic it goes to, set by deliver
@@ -454,6 +479,14 @@ type outgoing struct {
 	Preview  *linkPreview   `json:"link_preview_options,omitempty"`
 	Silent   bool           `json:"disable_notification,omitempty"`
 	ReplyTo  *replyTo       `json:"reply_parameters,omitempty"`
+}
+
+// sentMessage is a message as Telegram has it once it is sent or edited. It has no other members: what was sent is not
+// sent again because one of them has another shape.
+type sentMessage struct {
+	ID   int64 `json:"message_id"`
+	Date int64 // Unix seconds by Telegram's clock, 0: not known
+	Text string
 }
 
 type linkPreview struct {
@@ -583,16 +616,13 @@ func (t *Telegram) noteLooks(looks int64) {
 func (t *Telegram) attempt(ctx context.Context, linger time.Duration, out *outgoing) (int64, *apiError) {
 	inFlight, cancel := lingering(ctx, linger)
 	defer cancel()
-	var sent struct { // nothing else of it: what was sent is not sent again because of a member of another shape
-		ID   int64 `json:"message_id"`
-		Text string
-	}
+	var sent sentMessage
 	err := t.call(inFlight, out.method, out, &sent)
 	if err != nil {
 		return 0, err.(*apiError)
 	}
-	if out.said != nil {
-		*out.said = sent.Text
+	if out.sent != nil {
+		*out.sent = sent
 	}
 	return sent.ID, nil
 }
@@ -2220,7 +2250,7 @@ func (t *Telegram) addOutcome(r *richText, p *PromptRecord) {
 		r.add("", " · "+t.decider(p)+", ")
 		r.addTime(at)
 	}
-	r.add("", why+" · ")
+	r.add("", why+before(" · ", p.Note)+" · ")
 }
 
 // before is s behind a mark, "" where there is none.
@@ -2260,6 +2290,8 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 	case p.Reason == bothAnswered:
 		return "answered on the phone and at the keyboard in the same moment", time.Time{},
 			": the terminal shows which counted"
+	case p.Status == Failed && p.ScreenSHA != "":
+		return "typed: " + value, time.Time{}, before(" · ", reason)
 	case p.Status == Failed && p.Value != nil:
 		return "not delivered: " + value, time.Time{}, before(" · ", reason)
 	case p.Status == Failed:
@@ -2373,6 +2405,8 @@ func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (
 // ask sends the question as the state has it when the message leaves, changed by dress, and only if it is open then.
 // other is its session where the state does not know it yet.
 func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dress func(*PromptRecord)) (int64, error) {
+	t.warn(t.refresh())
+	var sent sentMessage
 	write := func() *outgoing {
 		stored, s, _ := t.store.Prompt(id) // as it was, where it cannot be read
 		if stored == nil || !stored.Open() {
@@ -2385,6 +2419,7 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 		dress(&p)
 		out := t.questionText(&p, s).outgoing(0, keyboard(&p))
 		out.Silent = p.Idle && p.Watched
+		out.sent = &sent
 		newest, _ := t.newest(0)
 		t.warn(t.store.Sending(id, newest+1, t.here())) // unknown buttons are better than no question
 		return out
@@ -2401,6 +2436,8 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 		patient: !t.hasty})
 	if msg == 0 {
 		t.warn(t.store.Unsent(id, false))
+	} else {
+		t.warn(t.store.Offered(id, msg, sent.Date))
 	}
 	return msg, err
 }
@@ -3370,6 +3407,9 @@ type message struct {
 	Caption       string          // of either
 	Album         string          `json:"media_group_id"`
 	ReplyTo       *message        `json:"reply_to_message"`
+	ExternalReply json.RawMessage `json:"external_reply"` // to a message of another chat or topic
+	Quote         json.RawMessage `json:"quote"`          // what it quotes of the message replied to
+	ReplyToStory  json.RawMessage `json:"reply_to_story"`
 	Rich          json.RawMessage `json:"rich_message"`
 	SenderChat    json.RawMessage `json:"sender_chat"` // a channel, or an anonymous administrator
 	ForwardOrigin json.RawMessage `json:"forward_origin"`
@@ -3545,7 +3585,7 @@ func (r *receiver) beat(stop func()) {
 
 // poll asks for updates and handles them until ctx ends or this process is not the poller any more.
 func (r *receiver) poll() {
-	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1}
+	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1, Limit: maxBatch}
 	for failures := 0; r.ctx.Err() == nil; {
 		fresh := *r.fresh.Load()
 		bot := r.botID()
@@ -3561,19 +3601,50 @@ func (r *receiver) poll() {
 		if r.ctx.Err() != nil || !r.store.Polls() {
 			return
 		}
-		if err != nil {
-			r.waitOut(err.(*apiError), failures, fresh)
+		failed, ok := err.(*apiError)
+		if ok && failed.large != "" {
+			r.warn(params.shrink(failed.large))
+			continue
+		}
+		if ok {
+			r.waitOut(failed, failures, fresh)
 			failures++
 			params.Timeout = 1 // short: to know soon that all is well
 			continue
 		}
+		if err := r.refresh(); err != nil {
+			r.warn(err)
+			r.background(func() error {
+				_, err := r.Notify(r.ctx, Notice{Text: "⚠ " + err.Error()})
+				return err
+			})
+		}
+		if r.botID() != bot { // they are another bot's
+			continue
+		}
 		failures = 0
 		params.Timeout = pollTimeout
+		params.Limit = min(2*params.Limit, maxBatch)
 		r.handleUpdates(updates, params)
 		if params.Offset == offset {
 			_ = sleep(r.ctx, pollLeast-time.Since(began)) // the loop ends with it
 		}
 	}
+}
+
+// shrink asks for half as many updates after an answer that was too large to be read. A single one is skipped by its
+// number: a stranger's flood must not keep the operator's taps away. The error tells that.
+func (p *pollParams) shrink(first string) error {
+	if p.Limit > 1 {
+		p.Limit /= 2
+		return nil
+	}
+	id, err := strconv.ParseInt(first, 10, 64)
+	if err == nil {
+		p.Offset = id + 1
+		err = fmt.Errorf("update %d is larger than %d MiB: it is skipped", id, maxAnswer>>20)
+	}
+	return err
 }
 
 // botID is the number of the bot, which is the beginning of its token and no secret.
@@ -3829,15 +3900,15 @@ func (t *Telegram) search(ctx context.Context, p *PromptRecord) error {
 		return nil
 	}
 	for _, n := range numbers {
-		said := ""
+		var was sentMessage
 		out := buttonsEdit(n, nil)
-		out.said = &said
+		out.sent = &was
 		if err := t.edit(ctx, out); err != nil {
 			return err
 		}
-		owner := v.missingIn(said)
+		owner := v.missingIn(was.Text)
 		if owner != nil && n > owner.MsgID {
-			err = t.store.Offered(owner.ID, n) // it is to say the outcome
+			err = t.store.Offered(owner.ID, n, was.Date) // it is to say the outcome
 		}
 		if err != nil {
 			return err
@@ -4124,7 +4195,7 @@ func (r *receiver) removeButtons(p *PromptRecord, msg int64) error {
 		_, err := r.send(r.ctx, buttonsEdit(msg, nil), rankOutcome)
 		return err
 	}
-	if err := r.store.Offered(p.ID, msg); err != nil {
+	if err := r.store.Offered(p.ID, msg, 0); err != nil {
 		return err
 	}
 	return r.catchUp(r.ctx, p.ID, catchUpOptions{})
@@ -4221,11 +4292,7 @@ func (r *receiver) resend(p PromptRecord, text string, all bool) (msg int64, err
 	if err != nil || msg == 0 {
 		return 0, err
 	}
-	_, err = r.store.Move(p.ID, AwaitingReply, func(now *PromptRecord) {
-		now.MsgID = msg
-		now.ShownAll = shown
-	})
-	if err != nil {
+	if err := r.store.changePrompt(p.ID, func(now *PromptRecord) { now.ShownAll = shown }); err != nil {
 		_ = r.removeButtons(nil, msg) // nobody would ever edit it; the error to tell is that of the state
 		return 0, err
 	}
@@ -4700,6 +4767,9 @@ func (in *incoming) target(sid string) (s *SessionRecord, p *PromptRecord, refus
 		p = in.repliedQuestion()
 		id = in.impliedSession(p)
 	}
+	if sid == "" && in.repliesElsewhere() {
+		return nil, nil, "✗ Nothing was done: you replied to something that is no message of this chat."
+	}
 	private := in.Chat.ID > 0
 	var found []*SessionRecord
 	for _, s := range in.view.Sessions {
@@ -4792,6 +4862,11 @@ func (m *message) repliedTo() *message {
 	return m.ReplyTo
 }
 
+// repliesElsewhere reports whether the message replies to what is no message of this chat, such as a story.
+func (m *message) repliesElsewhere() bool {
+	return m.ReplyTo == nil && len(m.ExternalReply)+len(m.Quote)+len(m.ReplyToStory) > 0
+}
+
 // repliesToBot tells whether it replies to a message of ours: only a bot in the chat can be that.
 func (m *message) repliesToBot() bool {
 	to := m.repliedTo()
@@ -4853,6 +4928,10 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 	replied := p != nil
 	if !replied {
 		p = in.waitingQuestion(s)
+		if in.doubtful(s, p) {
+			return intent{reply: "✗ Nothing was done: it is not sure which question you mean. " +
+				"Reply to the question's own message, or send it again."}
+		}
 	}
 	if p == nil || p.Idle {
 		return in.input(s, "text", text)
@@ -4872,6 +4951,36 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 		value = text
 	}
 	return intent{decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value}}
+}
+
+// Of a text that replies to nothing.
+const (
+	textAfter   = 2               // seconds, by Telegram's clock, that its question must have been there
+	textCrosses = 5 * time.Second // that what is over may be meant: the same, where the clocks are 3 s apart
+)
+
+// doubtful reports whether a text for the session that replies to nothing may not be meant for p, the question that
+// waits there now, nil none: that had only just been sent, or another had just ended. Other sessions count when they
+// are over: those that are not would have to be named. Who has answered the other one did not mean it again, unless p
+// waits.
+func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord) bool {
+	waits := p != nil && !p.Idle
+	if waits && (p.MsgDate == 0 || in.Date < p.MsgDate+textAfter) {
+		return true
+	}
+	for _, other := range in.view.Prompts {
+		here := other.SessionID == s.ID || !in.view.active(other.SessionID)
+		asked := !other.Idle && (other.MsgID != 0 || other.SentFrom != 0)
+		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.From.who()
+		if other == p || !here || !asked || own {
+			continue
+		}
+		over := *cmp.Or(other.DecidedAt, &other.At)
+		if other.Open() || over.After(in.at.Add(-textCrosses)) {
+			return true
+		}
+	}
+	return false
 }
 
 // waitingQuestion is the session's question that waits for an answer, nil: none does.
@@ -4911,8 +5020,6 @@ func (in *incoming) refusal(s *SessionRecord, p *PromptRecord, keys string, repl
 	switch {
 	case !replied && in.repliesToBot(): // it may be about another question
 		return "✗ Nothing was done: you replied to another message. Reply to the open question's own."
-	case !replied && in.at.Before(p.CreatedAt):
-		return "✗ Nothing was sent: you wrote that before this was asked."
 	case !replied && p.Secret:
 		return "✗ Nothing was sent: " + origin(s) + " waits for a password."
 	case keys == "" && forText && !in.freeText:
