@@ -22626,6 +22626,9 @@ func (s *sim) press(text string) {
 		s.up.touched = true
 	}
 	s.keyAt = time.Now()
+	for _, c := range []byte(text) {
+		s.pressed = append(s.pressed, simKey{c, time.Now(), s.up})
+	}
 	s.keys.put(text, false)
 }
 
@@ -22800,6 +22803,7 @@ type simTool struct {
 	ending  bool // nobody acts any more
 	readAt  time.Time
 	keyAt   time.Time // of the last key at the keyboard
+	endAt   time.Time // since when nobody acts any more
 
 	left      int // dialogs still to come
 	made      int
@@ -22816,6 +22820,10 @@ type simTool struct {
 	queue     []*simDialog // of claude: asked by hooks, not shown yet
 	stands    []simStand
 	took      map[string][]string // meanings that the tool took, by prompt
+	byUs      map[int]*simDialog  // dialogs that we answered, by number
+	decided   map[string]int      // the same by prompt
+	pressed   []simKey            // that the tool has not read
+	lost      []simKey            // that it will not read: it read later ones
 	dropped   map[string]bool     // something of the prompt's was ignored, within the allowance
 	outrun    map[string]bool     // a hook's answer came after the dialog was answered
 	messages  []string            // the tool got from its input box
@@ -22829,7 +22837,8 @@ type simDialog struct {
 	body       []string
 	ask        string
 	choices    []string
-	hooked     bool // its hook is called
+	notes      []string // below the question; of a menu the first is above the choices
+	hooked     bool     // its hook is called
 	shownAt    time.Time
 	bornAt     time.Time // in this version, in this place
 	painted    bool
@@ -22837,6 +22846,7 @@ type simDialog struct {
 	over       bool // answered, though it may still be painted
 	ours       bool // by us
 	overAt     time.Time
+	typedAt    time.Time // when it read our first byte
 }
 
 // simStand is a time in which a version stood and nobody touched it.
@@ -22855,6 +22865,13 @@ type simHook struct {
 	to     time.Time
 }
 
+// simKey is a key that the person pressed, and the dialog that stood then, nil: none.
+type simKey struct {
+	c  byte
+	at time.Time
+	d  *simDialog
+}
+
 // begin draws what the tool is like, and starts it.
 func (t *simTool) begin(s *sim) {
 	r := s.random("tool", 0)
@@ -22862,6 +22879,8 @@ func (t *simTool) begin(s *sim) {
 	t.more, t.exited = make(chan struct{}, 1), make(chan struct{})
 	t.left = 3 + r.IntN(5)
 	t.took = map[string][]string{}
+	t.byUs = map[int]*simDialog{}
+	t.decided = map[string]int{}
 	t.dropped = map[string]bool{}
 	t.outrun = map[string]bool{}
 	if t.claude {
@@ -22917,6 +22936,7 @@ func (s *sim) finale(r *rand.Rand) {
 	}
 	s.at(between(r, 500, 6000), func() {
 		s.ending = true
+		s.endAt = time.Now()
 		s.note("nobody acts any more")
 		s.keys.put("", true)
 		s.at(between(r, 1500, 2500), func() {
@@ -22958,7 +22978,47 @@ func (s *sim) plainDialog(r *rand.Rand) *simDialog {
 		d.ask = "Your choice for " + word() + " [1-3]:"
 		d.choices = []string{"Keep " + word(), "Drop " + word(), "Merge " + word()}
 	}
+	if r.IntN(2) == 0 && d.kind != "secret" {
+		d.body = append(d.body, oneOf(r, "○ "+word()+"   ● "+word(), "● Drop "+word()+" of "+word()+"…",
+			"• "+word()+" after 30s", simCommand(r, word())))
+	}
+	if r.IntN(3) == 0 && slices.Contains([]string{"yesno", "menu", "list"}, d.kind) {
+		d.notes = []string{"This is about " + word() + " too"}
+		if r.IntN(2) == 0 {
+			d.notes = append(d.notes, "and about "+word()+" as well")
+		}
+	}
 	return d
+}
+
+// simSecret is what may be left out of a message, and nothing else.
+const simSecret = "a1b2c3d4e5"
+
+// simCommand is a command with a secret next to what is none.
+func simCommand(r *rand.Rand, word string) string {
+	return oneOf(r, "TOKEN="+simSecret+";rm -rf "+word, `PASSWORD="`+simSecret+"; $(touch "+word+`)" ls`,
+		`mysql --password="`+simSecret+" `touch "+word+"`\"", "curl https://u:"+simSecret+"$(id>"+word+")@example.org/r")
+}
+
+// needs is all that a person has to have read before anything of d is affirmed.
+func (d *simDialog) needs() []string {
+	needs := slices.Concat(d.above, d.body, []string{d.ask}, d.notes)
+	if d.kind != "yesno" {
+		needs = append(needs, d.choices...)
+	}
+	return needs
+}
+
+// simUnshown is the first of these that a text does not have, "": it has all, but for secrets.
+func simUnshown(text string, needs []string) string {
+	for _, need := range needs {
+		for _, piece := range strings.Split(strings.TrimSpace(need), simSecret) {
+			if !strings.Contains(text, piece) {
+				return need
+			}
+		}
+	}
+	return ""
 }
 
 // variant is another version of a dialog: one thing in it differs.
@@ -22968,11 +23028,20 @@ func (s *sim) variant(d *simDialog, r *rand.Rand) *simDialog {
 	v.above = slices.Clone(d.above)
 	v.body = slices.Clone(d.body)
 	v.choices = slices.Clone(d.choices)
+	v.notes = slices.Clone(d.notes)
 	word := simWords[r.IntN(len(simWords))] +
 		strconv.Itoa(10+s.random("word", d.n*100+v.version).IntN(90))
 	blank := func(text string) string { return strings.Replace(text, " ", "  ", 1) }
-	change := r.IntN(5)
+	change := r.IntN(7)
+	swapped := ""
+	if len(v.body) > 0 {
+		swapped = strings.NewReplacer("○", "●", "●", "○", "•", "·", "30s", "0s").Replace(v.body[len(v.body)-1])
+	}
 	switch {
+	case change == 5 && len(v.notes) > 0:
+		v.notes[0] = "This is about " + word + " only"
+	case change == 6 && swapped != "" && swapped != v.body[len(v.body)-1]:
+		v.body[len(v.body)-1] = swapped
 	case change == 0 && len(v.above) > 0 && !s.claude:
 		v.above[0] = "note: " + word + " only"
 	case change == 1 && len(v.body) > 0:
@@ -23010,7 +23079,7 @@ func (d *simDialog) lines(pointer int) (rows []string, line string) {
 	case "yesno":
 		return rows, d.ask + " [y/n] "
 	case "menu":
-		rows = append(rows, "? "+d.ask)
+		rows = append(append(rows, "? "+d.ask), d.notes[:min(1, len(d.notes))]...)
 		for i, c := range d.choices {
 			mark := "  "
 			if i == pointer {
@@ -23018,7 +23087,7 @@ func (d *simDialog) lines(pointer int) (rows []string, line string) {
 			}
 			rows = append(rows, mark+c)
 		}
-		return rows, ""
+		return append(rows, d.notes[min(1, len(d.notes)):]...), ""
 	case "list":
 		for i, c := range d.choices {
 			rows = append(rows, fmt.Sprintf("  %d) %s", i+1, c))
@@ -23030,6 +23099,14 @@ func (d *simDialog) lines(pointer int) (rows []string, line string) {
 	return rows, d.ask + " "
 }
 
+// below writes what stands below a question, and puts the cursor back behind so much of the question's line.
+func (d *simDialog) below(line string) string {
+	if d.kind == "menu" || len(d.notes) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("\r\n%s\x1b[K\x1b[%dA\r\x1b[%dC", strings.Join(d.notes, "\x1b[K\r\n"), len(d.notes), len([]rune(line)))
+}
+
 // show puts a plain dialog on the screen, below what was there.
 func (s *sim) show(d *simDialog) {
 	s.pointer = 0
@@ -23039,7 +23116,7 @@ func (s *sim) show(d *simDialog) {
 	if d.kind == "menu" {
 		s.print("\x1b[?25l")
 	}
-	s.print("%s\r\n%s", strings.Join(rows, "\r\n"), line)
+	s.print("%s\r\n%s%s", strings.Join(rows, "\r\n"), line, d.below(line))
 	s.stand(d)
 	s.lives(d)
 }
@@ -23052,8 +23129,8 @@ func (s *sim) stand(d *simDialog) {
 	d.bornAt = time.Now()
 	d.painted = true
 	s.count["dialogs"]++
-	s.note("tool shows %d.%d %s: %s | %s | %s %q", d.n, d.version, d.kind,
-		strings.Join(d.above, " / "), strings.Join(d.body, " / "), d.ask, d.choices)
+	s.note("tool shows %d.%d %s: %s | %s | %s %q | %s", d.n, d.version, d.kind, strings.Join(d.above, " / "),
+		strings.Join(d.body, " / "), d.ask, d.choices, strings.Join(d.notes, " / "))
 }
 
 // leave notes that what stood does not stand any more.
@@ -23164,7 +23241,7 @@ func (s *sim) show2(d *simDialog) {
 	if d.kind == "menu" {
 		s.print("\x1b[?25l")
 	}
-	s.print("%s\r\n%s", strings.Join(rows, "\r\n"), line)
+	s.print("%s\r\n%s%s", strings.Join(rows, "\r\n"), line, d.below(line))
 	s.stand(d)
 }
 
@@ -23180,8 +23257,8 @@ func (s *sim) repaint() {
 		s.print("\x1b[1A\x1b[%dC", len([]rune(rows[len(rows)-1])))
 		return
 	}
-	s.print("\x1b[%dA\r%s\x1b[K\r\n%s%s\x1b[K", len(rows), strings.Join(rows, "\x1b[K\r\n"), line,
-		s.shownLine())
+	line += s.shownLine()
+	s.print("\x1b[%dA\r%s\x1b[K\r\n%s\x1b[K%s", len(rows), strings.Join(rows, "\x1b[K\r\n"), line, s.up.below(line))
 }
 
 // shownLine is what was typed and echoed.
@@ -23211,7 +23288,7 @@ func (s *sim) clear() {
 		s.print("\x1b[%dA\r\x1b[J? %s\r\n\x1b[?25h", len(rows)-1, s.up.ask)
 		return
 	}
-	s.print("\r\n")
+	s.print("\r\n\x1b[J")
 }
 
 // vanish has the tool give the dialog number n up.
@@ -23259,6 +23336,7 @@ func (s *sim) takes(text string, p *PromptRecord) {
 		s.count["typed"]++
 	} else {
 		p = nil
+		s.readsKeys(text)
 	}
 	what := "nothing"
 	if s.up != nil {
@@ -23276,6 +23354,9 @@ func (s *sim) takes(text string, p *PromptRecord) {
 	if by == "us" && !s.allowed(text, p) {
 		return
 	}
+	if by == "us" && s.up != nil && s.up.typedAt.IsZero() {
+		s.up.typedAt = time.Now()
+	}
 	switch {
 	case s.claude:
 		s.takesClaude(text, p)
@@ -23291,6 +23372,44 @@ func (s *sim) takes(text string, p *PromptRecord) {
 		s.takesMenu(text, p)
 	default:
 		s.takesLine(text, p)
+	}
+}
+
+// readsKeys checks that keys come in the order in which they were pressed, and that none which was pressed while a
+// dialog stood that we had answered is read by a later one.
+func (s *sim) readsKeys(text string) {
+	for _, c := range []byte(strings.ReplaceAll(text, "\x06", "")) { // which /keys presses
+		i := slices.IndexFunc(s.pressed, func(k simKey) bool { return k.c == c })
+		if i < 0 {
+			s.fault("the tool reads the key %q, which was not pressed, or not in this order", c)
+			return
+		}
+		k := s.pressed[i]
+		s.lost = append(s.lost, s.pressed[:i]...)
+		s.pressed = s.pressed[i+1:]
+		if s.up == nil || k.d == nil || k.d.n == s.up.n || s.byUs[k.d.n] == nil {
+			continue
+		}
+		if over := s.byUs[k.d.n]; k.at.Before(over.overAt) && k.at.After(over.typedAt) {
+			s.fault("the key %q, pressed while dialog %d took our answer, is read by dialog %d", c, k.d.n, s.up.n)
+		}
+	}
+}
+
+// judgeKeys checks that no key was lost but those that were pressed while a question stood that we were answering, and
+// no ^C.
+func (s *sim) judgeKeys(v *View) {
+	const answering = 6 * time.Second // the longest that an answer takes
+	for i, k := range slices.Concat(s.lost, s.pressed) {
+		if k.d != nil && slices.ContainsFunc(slices.Collect(maps.Values(v.Prompts)), func(p *PromptRecord) bool {
+			return p.Value != nil && *cmp.Or(p.DecidedBy, ref("")) != "cli:local" && !k.at.Before(*p.DecidedAt) &&
+				k.at.Before(p.DecidedAt.Add(answering)) && k.c != 0x03 && (s.decided[p.ID] == 0 || s.decided[p.ID] == k.d.n)
+		}) {
+			continue
+		}
+		if i < len(s.lost) || k.at.Before(s.endAt.Add(-4*time.Second)) { // the tool may have ended before
+			s.fault("the key %q is lost that was pressed at %v", k.c, k.at.Sub(s.start))
+		}
 	}
 }
 
@@ -23354,28 +23473,19 @@ func (s *sim) shown(d *simDialog, p *PromptRecord) {
 		s.fault("waiting has typed %q at %d.%d", value, d.n, d.version)
 	}
 	before := slices.ContainsFunc(s.stands, func(one simStand) bool { // it stood before as it stands again
-		same := one.ask == d.ask && slices.Equal(one.above, d.above) && slices.Equal(one.body, d.body)
+		same := slices.Equal(one.needs(), d.needs())
 		return one.n == d.n && same && slices.Equal(one.choices, d.choices) && one.from.Before(p.CreatedAt)
 	})
 	if !s.claude && p.CreatedAt.Before(d.bornAt) && !before {
 		s.fault("typed at %d.%d what was asked of one that stood before", d.n, d.version)
 	}
-	needs := []string{d.ask}
-	if !refuses {
-		needs = slices.Concat(d.above, d.body, needs)
+	needs := d.needs()
+	if refuses {
+		needs = []string{d.ask}
 	}
-	if d.kind != "yesno" {
-		needs = append(needs, d.choices...)
-	}
-	if d.kind == "bash" || d.kind == "edit" || d.kind == "trust" {
-		needs = append(needs, d.body...)
-	}
-	for _, need := range needs {
-		if !strings.Contains(text, strings.TrimSpace(need)) {
-			s.fault("typed at %d.%d, but %q was not shown for it; shown was:\n%s", d.n, d.version,
-				need, text)
-			return
-		}
+	if need := simUnshown(text, needs); need != "" {
+		s.fault("typed at %d.%d, but %q was not shown for it; shown was:\n%s", d.n, d.version, need, text)
+		return
 	}
 	if len(d.choices) > 2 && p.Type != Unknown {
 		var labels, want []string
@@ -23403,6 +23513,8 @@ func (s *sim) means(d *simDialog, meaning string, p *PromptRecord) {
 		s.fault("dialog %d.%d is answered twice", d.n, d.version)
 	}
 	d.ours = true
+	s.byUs[d.n] = d
+	s.decided[p.ID] = d.n
 	s.count["answers"]++
 	want := s.meaningOf(p)
 	s.note("dialog %d.%d: %q by %s", d.n, d.version, meaning, *p.DecidedBy)
@@ -23511,7 +23623,7 @@ func (s *sim) takesLine(text string, p *PromptRecord) {
 		case d.kind == "text" || d.kind == "secret":
 			meaning = "text:" + line
 		}
-		s.print("\r\n")
+		s.print("\r\n\x1b[J")
 		if meaning == "" { // asked again below
 			if p != nil {
 				s.dropped[p.ID] = true
@@ -23629,7 +23741,7 @@ func (s *sim) claudeDialog(r *rand.Rand) *simDialog {
 	}
 	switch d.kind {
 	case "bash":
-		d.body = []string{"rm -rf build/" + word() + " && echo " + word()}
+		d.body = []string{oneOf(r, "rm -rf build/"+word()+" && echo "+word(), simCommand(r, word()))}
 		d.ask = "Do you want to proceed?"
 		d.choices = []string{"Yes",
 			"Yes, and always allow access to " + word() + "/ from this project", "No"}
@@ -23958,7 +24070,7 @@ func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
 			if i > 0 {
 				need = need[3:]
 			}
-			if meaning != "deny" && !strings.Contains(s.seenOf(p), need) {
+			if meaning != "deny" && simUnshown(s.seenOf(p), []string{need}) != "" {
 				s.fault("the hook said %q, but %q was never shown:\n%s", meaning, need, s.seenOf(p))
 			}
 		}
@@ -24021,6 +24133,7 @@ type simChoice struct {
 	label  string
 	data   string
 	text   string // of a reply
+	plain  bool   // it was no reply
 }
 
 // begin draws what the network and the person are like.
@@ -24220,7 +24333,7 @@ func (s *sim) carryOut(method string, in *simRequest, unknown bool) (status int,
 		m := &simMessage{id: s.lastMsg, replyTo: in.ReplyParameters.MessageID, lost: unknown}
 		s.msgs[m.id] = m
 		s.becomes(m, simText{time.Now(), in.Text, buttons, unknown})
-		return ok(map[string]any{"message_id": m.id})
+		return ok(map[string]any{"message_id": m.id, "date": time.Now().Unix()})
 	case "editMessageText", "editMessageReplyMarkup":
 		m := s.msgs[in.MessageID]
 		if m == nil {
@@ -24323,6 +24436,17 @@ func (s *sim) reacts(m *simMessage, now simText) {
 		other := now.buttons[r.IntN(len(now.buttons))]
 		s.at(when+between(r, 0, 8000), func() { s.taps(m, other) })
 	}
+	if p := s.up; r.IntN(6) == 0 && !s.claude && (p.kind == "yesno" || p.kind == "list") {
+		text := oneOf(r, "y", "n")
+		if p.kind == "list" {
+			text = oneOf(r, "1", "2", "3")
+		}
+		s.at(when, func() { s.writes(text, m) })
+		s.at(when+between(r, 0, 4000), func() { s.writes(text, m) })
+	}
+	for range r.IntN(3) { // at the keyboard before and after
+		s.at(max(0, when-time.Second+between(r, 0, 3500)), func() { s.press(oneOf(r, "X", "Q", "HELLO")) })
+	}
 	if r.IntN(7) == 0 { // at the keyboard in the same moment
 		s.at(when+between(r, 0, 700), func() { s.press(s.answerKeys(r)) })
 	}
@@ -24355,7 +24479,7 @@ func (s *sim) taps(m *simMessage, b simButton) {
 	if s.up != nil {
 		s.up.touched = true
 	}
-	s.chosen = append(s.chosen, simChoice{time.Now(), m.prompt, b.Text, b.Data, ""})
+	s.chosen = append(s.chosen, simChoice{time.Now(), m.prompt, b.Text, b.Data, "", false})
 	s.update(map[string]any{"callback_query": map[string]any{
 		"id":   fmt.Sprint("q", s.lastUp),
 		"data": b.Data,
@@ -24375,13 +24499,27 @@ func (s *sim) says(text string, m *simMessage) {
 		s.up.touched = true
 	}
 	s.said[text] = true
-	s.chosen = append(s.chosen, simChoice{time.Now(), m.prompt, "", "", text})
+	s.chosen = append(s.chosen, simChoice{time.Now(), m.prompt, "", "", text, false})
 	s.message(text, map[string]any{
 		"message_id": m.id,
 		"from":       map[string]any{"id": 1, "is_bot": true},
 		"text":       m.seen[len(m.seen)-1].text,
 		"chat":       map[string]any{"id": simChat, "type": "private"},
 	})
+}
+
+// writes is a plain text of the person's, who has read a message and sees that it is still open.
+func (s *sim) writes(text string, m *simMessage) {
+	if s.ending || len(m.seen[len(m.seen)-1].buttons) == 0 {
+		return
+	}
+	s.note("person writes %q, having read message %d", text, m.id)
+	if s.up != nil {
+		s.up.touched = true
+	}
+	s.count["plain texts"]++
+	s.chosen = append(s.chosen, simChoice{time.Now(), "", "", "", text, true})
+	s.message(text, nil)
 }
 
 // command is a text that names its session by itself.
@@ -24394,7 +24532,7 @@ func (s *sim) command(text string) {
 		s.up.touched = true
 	}
 	_, words, _ := strings.Cut(strings.TrimPrefix(text, "/send "), " ")
-	s.chosen = append(s.chosen, simChoice{time.Now(), "", "", "", words})
+	s.chosen = append(s.chosen, simChoice{time.Now(), "", "", "", words, false})
 	s.message(text, nil)
 }
 
@@ -24452,6 +24590,15 @@ func (s *sim) seenOf(p *PromptRecord) string {
 // wasChosen checks that the person chose that, for this question, with this button or in words.
 func (s *sim) wasChosen(p *PromptRecord, meaning string) {
 	for _, c := range s.chosen {
+		if c.plain {
+			asked := slices.ContainsFunc(slices.Collect(maps.Values(s.msgs)), func(m *simMessage) bool {
+				return m.prompt == p.ID[:8] && c.at.Sub(m.seen[0].at) > time.Second // Telegram counts seconds
+			})
+			if asked && p.Value != nil && *p.Value == c.text {
+				return
+			}
+			continue
+		}
 		if c.prompt != p.ID[:8] && (c.prompt != "" || c.at.Before(p.CreatedAt.Add(-time.Second))) { // Telegram counts seconds
 			continue
 		}
@@ -24500,6 +24647,7 @@ func (s *sim) judgeAll() {
 		}
 	}
 	s.judgeRepeats(v)
+	s.judgeKeys(v)
 	for id, took := range s.took {
 		if p := v.Prompts[id]; p != nil && p.Status != Resolved {
 			s.fault("the tool took %q, the record of %q says %s (%s)", took, p.Question, p.Status,
@@ -24532,9 +24680,38 @@ func (s *sim) judgeRepeats(v *View) {
 	}
 }
 
+// judgeAccount checks that a message had a Yes only when all of what stood had been shown.
+func (s *sim) judgeAccount(m *simMessage, p *PromptRecord) {
+	const lag = 100 * time.Millisecond // of who reads the terminal
+	i := slices.IndexFunc(s.stands, func(one simStand) bool {
+		return one.from.Add(lag).Before(p.CreatedAt) && one.to.After(p.CreatedAt)
+	})
+	if i < 0 || p.Source != "screen" || p.Idle || p.Type == Unknown {
+		return
+	}
+	shown := ""
+	for _, t := range m.seen {
+		yes := false
+		shown += t.text + "\n"
+		for _, b := range t.buttons {
+			shown += b.Text + "\n"
+			yes = yes || strings.HasPrefix(strings.TrimLeft(b.Text, "✓▫️ 0123456789."), "Yes")
+		}
+		if !yes {
+			continue
+		}
+		s.count["accounts"]++
+		if need := simUnshown(shown, s.stands[i].needs()); need != "" {
+			s.fault("message %d has a Yes and not %q of dialog %d.%d:\n%s", m.id, need, s.stands[i].n, s.stands[i].version, shown)
+			return
+		}
+	}
+}
+
 // judgeMessage checks that a message tells the truth at last.
 func (s *sim) judgeMessage(m *simMessage, p *PromptRecord) {
 	last := m.seen[len(m.seen)-1]
+	s.judgeAccount(m, p)
 	if m.lost || slices.Contains(p.OldMsgIDs, m.id) {
 		return
 	}
@@ -24590,7 +24767,7 @@ func (s *sim) judgeStands(v *View) {
 		n := 0
 		for _, p := range v.Prompts {
 			if p.MsgID != 0 && strings.Contains(p.Shown, strings.TrimSpace(d.ask)) &&
-				(len(d.body) == 0 || strings.Contains(p.Shown, d.body[0])) {
+				simUnshown(p.Shown, d.body[:min(1, len(d.body))]) == "" {
 				n++
 			}
 		}
