@@ -1995,7 +1995,7 @@ func programText(p *PromptRecord) (above, body string) {
 	lines := strings.Split(body, "\n")
 	first, end := spokenRows(lines, strings.Fields(oneLine(clean(p.Question, 1<<20))))
 	lines = slices.Delete(lines, first, end)
-	if !p.askedBeside() { // those have no screen: every blank of theirs counts
+	if p.Source != fromHook && p.Source != fromAsk { // those have no screen: every blank of theirs counts
 		lines = unindented(withoutChoices(lines, p))
 		return above, dense(strings.Join(lines, "\n"))
 	}
