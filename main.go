@@ -6261,22 +6261,7 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) 
 		}
 		h.release()
 	}
-	p.Tool = h.Tool
-	p.Cwd = visible(redact(shortPath(h.Cwd, h.folder())))
-	if p.Cwd == "." {
-		p.Cwd = ""
-	}
-	p.Constraints.MaxLength = maxMessage
-	if h.Agent != "" {
-		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
-	}
-	p.Question = oneLine(p.Question)
-	p.Full = p.Question + "\n" + p.Full
-	p.Cut = len(p.region()) > maxHookFull
-	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
-		*text = clip(*text, maxHookFull)
-	}
-	h.complete(&p, fromHook, time.Now())
+	h.describe(&p)
 	records, err := h.post(ctx, &p)
 	if err != nil {
 		return nil, err
@@ -6292,6 +6277,27 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) 
 		return nil, nil // or our time is over: the session notices by the lock
 	}
 	return r, nil
+}
+
+// describe completes p with who asks and where, so that Full begins with the question. What is too long to be shown is
+// cut.
+func (h *hook) describe(p *PromptRecord) {
+	p.Tool = h.Tool
+	p.Cwd = visible(redact(shortPath(h.Cwd, h.folder())))
+	if p.Cwd == "." {
+		p.Cwd = ""
+	}
+	if h.Agent != "" {
+		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
+	}
+	p.Question = oneLine(p.Question)
+	p.Full = p.Question + "\n" + p.Full
+	p.Constraints.MaxLength = maxMessage
+	h.complete(p, fromHook, time.Now())
+	p.Cut = len(p.region()) > maxHookFull
+	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
+		*text = clip(*text, maxHookFull)
+	}
 }
 
 // Where a question comes from, in its record; else it is from the screen.

@@ -9030,6 +9030,10 @@ func TestNothingForeignIsTapped(t *testing.T) {
 		{richText{text: "0/A (x)/b", marks: []entity{{Type: "code", Length: 1}, {Type: "code", Offset: 5, Length: 1}}},
 			"<code 0><code /A> (<code x><code )/b>"},
 		{richText{text: "\n/a\n/b\u00a0/c\t/d"}, "\n<code /a>\n<code /b>\u00a0<code /c>\t<code /d>"},
+		{richText{text: "+15551234567 or +1 (555) 123-4567, 4111 1111 1111 1111 (4111111111111111) 555-1234567 in 2026 at 12:30"},
+			"<code +15551234567> or <code +1 (555) 123-4567>, <code 4111 1111 1111 1111 (4111111111111111) 555-1234567> in 2026 at 12:30"},
+		{richText{text: "2001:db8::1 or fe80::1 or 1.2.3.4/x: me@here.org"},
+			"<code 2001:db8::1> or <code fe80::1> or <code 1.2.3.4/x>: <code me@here.org>"},
 		{richText{text: "/help  all commands", ours: true}, "/help  all commands"},
 	} {
 		c.r.outgoing(0, nil)
@@ -9411,6 +9415,267 @@ func TestAskAgainButton(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEveryWordIsShown: of random regions of screens, and random calls of hooks, every word is in the message, or nothing
+// but a refusal can be tapped; what fits is never held back; and what Decide takes from the phone and does not refuse are
+// the values of the buttons that are shown, besides words of the operator's own where the question takes these.
+func TestEveryWordIsShown(t *testing.T) {
+	e := newTGEnv(t)
+	seed := time.Now().UnixNano()
+	if given := os.Getenv("ATLASBRIDGE_TEST_SEED"); given != "" {
+		n, err := strconv.ParseInt(given, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed = n
+	}
+	t.Logf("ATLASBRIDGE_TEST_SEED=%d", seed)
+	rnd := mrand.New(mrand.NewSource(seed))
+	held := 0
+	const cases = 3000
+	for i := range cases {
+		var p PromptRecord
+		var words []string // that must be in the message
+		if rnd.Intn(2) == 0 {
+			p, words = randomScreen(rnd)
+		} else {
+			p, words = randomCall(t, rnd, e)
+		}
+		p.Head, p.SessionID, p.Nonce = Head{ID: newID()}, e.s.ID, newNonce()
+		p.Status, p.ExpiresAt = AwaitingReply, time.Now().Add(time.Hour)
+		p.Confidence, p.Signals = "high", []string{"pattern"}
+		region := p.region()
+		message := e.offer(&p, e.s, "")
+		rows := message.Markup.Rows
+		said := message.Text
+		affirms := false
+		var values []string // of the buttons, as they count
+		for _, b := range slices.Concat(rows...) {
+			if utf8.RuneCountInString(b.Text) <= wideLabel {
+				said += "\n" + b.Text
+			}
+			d, _ := parseCallbackData(b.Data, &View{})
+			if strings.HasPrefix(d.Value, "~") || strings.HasSuffix(b.Data, tapSubmit) { // nothing is ticked yet
+				affirms = affirms || p.Multi && d.Value != tapAll
+				continue
+			}
+			value, why := accepts(p, d.Value)
+			if why != "" {
+				t.Fatalf("the button %q is refused: %s", b.Text, why)
+			}
+			values = append(values, value)
+			affirms = affirms || !p.refuses(value)
+		}
+		missing := slices.DeleteFunc(slices.Clone(words), func(word string) bool { return strings.Contains(said, word) })
+		missing = append(missing, missingWords(region, said, &p)...)
+		if affirms && (len(missing) > 0 || p.Cut) {
+			t.Fatalf("case %d: %v can be tapped, %q is not shown\nregion %q\nmessage %q", i, values, missing, region, said)
+		}
+		if !p.ShownAll && !p.Cut && units(region) < 3000 {
+			t.Fatalf("case %d: held back without need: %q\nregion %q\nmessage %q", i, p.unaccounted(said), region, said)
+		}
+		if !p.ShownAll {
+			held++
+		}
+		for _, given := range []string{"y", "n", "yes", "No", "", "1", "2", "9", "10", "1,2", "2,1", "1,1", "enter", "esc", "cancel", "default",
+			"allow", "always", "deny", "deny:why", "x", leaveIt, enterAlone, "default "} {
+			value, why := accepts(p, given)
+			own := p.ShownAll && p.takesText()
+			ticked := p.Multi && p.ShownAll && p.offered(value)
+			if why == "" && !p.refuses(value) && !own && !ticked && !slices.Contains(values, value) {
+				t.Fatalf("case %d: %q is taken as %q, the buttons give %q", i, given, value, values)
+			}
+		}
+	}
+	t.Logf("%d of %d are held back", held, cases)
+}
+
+// accepts is what Decide makes of a value from the phone.
+func accepts(p PromptRecord, given string) (value string, why Refusal) {
+	value, why = p.interpret(given)
+	if why == "" {
+		why = p.unread(value, "telegram:1")
+	}
+	return value, why
+}
+
+// missingWords are the words of the region that the message has less often than the region: of a choice's row its
+// pointer and its number need not be there.
+func missingWords(region, message string, p *PromptRecord) (missing []string) {
+	times := map[string]int{}
+	for _, word := range strings.Fields(message) {
+		times[word]++
+	}
+	bare := regexp.MustCompile(`^\s*(?:[❯›>]\s*)?(?:\d+[.)]\s+)?`)
+	gaps := regexp.MustCompile(` {2,}`)
+	for row := range strings.SplitSeq(region, "\n") {
+		cells := gaps.Split(row, -1)
+		if slices.Contains(labels(p.Choices), bare.ReplaceAllString(row, "")) {
+			cells = []string{row}
+		}
+		for _, cell := range cells {
+			label := bare.ReplaceAllString(cell, "")
+			if slices.Contains(labels(p.Choices), label) {
+				cell = label
+			}
+			for _, word := range strings.Fields(cell) {
+				times[word]--
+				if times[word] < 0 {
+					missing = append(missing, word)
+				}
+			}
+		}
+	}
+	return missing
+}
+
+// randomRow is a row of words, shell characters, bullets and secrets.
+func randomRow(rnd *mrand.Rand, most int) string {
+	all := strings.Fields("rm -rf /home $(id) ; | && `ls` ○ ● ☐ * · … ... until No Yes then Lasting: a b word words Ωmega 日本 1. 2) -- [x] > ❯ " +
+		"/cancel @you https://u:s3cr3t@h/x TOKEN=a1b2c3d4e5 PASSWORD=\"x1!;$(id)\" 4111111111111111 +15551234567 1.2.3.4 (y/n) {} '\"' \\n ⏎ , .")
+	all = append(all, strings.Repeat("x", 300))
+	words := []string{}
+	for range rnd.Intn(most) {
+		words = append(words, all[rnd.Intn(len(all))], strings.Repeat(" ", rnd.Intn(3)))
+	}
+	return strings.TrimSpace(strings.Join(words, " "))
+}
+
+// randomScreen is a question as the detector finds it.
+func randomScreen(rnd *mrand.Rand) (p PromptRecord, words []string) {
+	rows := func(n, most int) (all []string) {
+		for range rnd.Intn(n) {
+			all = append(all, strings.Repeat(" ", rnd.Intn(4))+randomRow(rnd, most))
+		}
+		return all
+	}
+	most := []int{4, 12, 12, 60}[rnd.Intn(4)]
+	p.Type = []PromptType{YesNo, MultipleChoice, MultipleChoice, ConfirmEnter, FreeText}[rnd.Intn(5)]
+	p.Source = "screen"
+	p.Question = cmp.Or(randomRow(rnd, 8), "Which?")
+	body := append(rows(8, most), p.Question)
+	if p.Type == MultipleChoice {
+		body = append(body, rows(3, most)...)
+		p.Permission = rnd.Intn(2) == 0
+		p.Multi = !p.Permission && rnd.Intn(3) == 0
+		var beside []string
+		side := rnd.Intn(3) == 0
+		for k := range 1 + rnd.Intn(9) {
+			label := []string{"No", "Yes", "Yes, always", "Cancel"}[rnd.Intn(4)]
+			if rnd.Intn(3) > 0 {
+				label = cmp.Or(randomRow(rnd, 10), "Other")
+			}
+			key := strconv.Itoa(k + 1)
+			if !side || len(strings.Fields(label)) == 0 || strings.Contains(label, "  ") {
+				body = append(body, []string{"  ", "❯ "}[rnd.Intn(2)]+key+". "+label)
+				body = append(body, rows(2, most)...)
+			} else {
+				beside = append(beside, label)
+			}
+			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(label), 60), Grants: strings.HasPrefix(label, "Yes")})
+		}
+		body = append(body, strings.Join(beside, "   "))
+	}
+	body = append(body, rows(4, most)...)
+	if p.Type == YesNo && rnd.Intn(2) == 0 {
+		p.SafeDefault = ref("n")
+	} else if rnd.Intn(3) == 0 {
+		p.SafeDefault = ref("esc")
+	}
+	p.Cut = rnd.Intn(10) == 0
+	p.Full = safely(strings.Join(body, "\n"), 16<<10)
+	p.Above = safely(strings.Join(rows(6, most), "\n"), 4<<10)
+	p.Question = redact(visible(p.Question))
+	return p, nil
+}
+
+// randomCall is a call of a hook, as its prompt is stored, and words of it.
+func randomCall(t *testing.T, rnd *mrand.Rand, e *tgEnv) (p PromptRecord, words []string) {
+	text := func(most int) string {
+		var rows []string
+		for range rnd.Intn(most) {
+			rows = append(rows, randomRow(rnd, 9))
+		}
+		return strings.Join(rows, "\n")
+	}
+	size := []int{2, 4, 10, 40, 400}[rnd.Intn(5)]
+	input := map[string]any{}
+	tool := []string{"Bash", "Edit", "Write", "WebFetch", "ExitPlanMode", "mcp__s__do", "AskUserQuestion"}[rnd.Intn(7)]
+	for range rnd.Intn(4) {
+		name := strings.Fields("description command file_path old_string new_string content url prompt plan planFilePath replace_all other X")[rnd.Intn(13)]
+		input[name] = []any{text(size), rnd.Intn(2) == 0, rnd.Intn(9), []string{text(3)}, map[string]string{"deep": text(4)}}[rnd.Intn(5)]
+	}
+	for _, name := range map[string][]string{"Bash": {"command", "description"}, "Edit": {"file_path", "old_string", "new_string"},
+		"Write": {"file_path", "content"}, "ExitPlanMode": {"plan"}}[tool] {
+		if rnd.Intn(5) > 0 {
+			input[name] = text(size)
+		}
+	}
+	h := &hook{Tool: tool, Cwd: e.s.Cwd + []string{"", "/sub", "/../elsewhere"}[rnd.Intn(3)], asker: asker{st: e.store, session: e.s.ID, life: time.Hour}}
+	if tool == "AskUserQuestion" {
+		var q hookQuestion
+		asked := map[string]any{"question": text(3), "multiSelect": rnd.Intn(2) == 0, "header": text(2)}
+		options := []map[string]string{}
+		for range rnd.Intn(13) {
+			options = append(options, map[string]string{"label": text(3), "description": text(5), "preview": text(2)})
+		}
+		asked["options"] = options
+		raw, err := json.Marshal(asked)
+		if err == nil {
+			err = json.Unmarshal(raw, &q)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		p = questionPrompt(q, 1, 1+rnd.Intn(2))
+		input = asked
+	} else {
+		raw, err := json.Marshal(input)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Input = raw
+		if rnd.Intn(3) == 0 {
+			h.Suggestions = []json.RawMessage{json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)}
+		}
+		p = h.permissionPrompt()
+	}
+	h.describe(&p)
+	if p.Cut {
+		return p, nil
+	}
+	var walk func(v any)
+	walk = func(v any) {
+		switch v := v.(type) {
+		case string:
+			for row := range strings.SplitSeq(v, "\n") {
+				for _, word := range strings.Fields(row) {
+					if redact(row) == row && !strings.ContainsAny(word, `"\<>&`) { // JSON writes those in other words
+						words = append(words, word)
+					}
+				}
+			}
+		case []string:
+			walk(strings.Join(v, "\n"))
+		case map[string]string:
+			for _, text := range v {
+				walk(text)
+			}
+		case map[string]any:
+			for name, member := range v {
+				if name != "multiSelect" {
+					walk(member)
+				}
+			}
+		case []map[string]string:
+			for _, option := range v {
+				walk(option)
+			}
+		}
+	}
+	walk(input)
+	return p, words
 }
 
 // ---- telegram.go: ask, settle and edits ----

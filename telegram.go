@@ -2012,7 +2012,7 @@ var (
 func withoutChoices(lines []string, p *PromptRecord) []string {
 	var labels []string
 	for _, c := range choicesOf(p) {
-		if utf8.RuneCountInString(c.Label) > wideLabel || strings.HasSuffix(c.Label, "…") {
+		if p.Multi || utf8.RuneCountInString(choiceText(p, c)) > wideLabel || strings.HasSuffix(c.Label, "…") {
 			return lines
 		}
 		labels = append(labels, c.Label)
