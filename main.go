@@ -3622,8 +3622,8 @@ func (s *session) heldBytes() int {
 	return n
 }
 
-// takeHeld takes what was typed while the gate g was typing: the keys to pass on, in their order, and how many bytes belong
-// to the question that it answered. Where the next one stands already that is all: nobody answers it so soon.
+// takeHeld takes what was typed while the gate g was typing: the keys to pass on, in their order, and how many bytes
+// belong to the question that it answered. Where the next one stands already all do: nobody answers that so soon.
 func (s *session) takeHeld(g *gate, answered bool) (pass []typedKeys, dropped int) {
 	asked := answered && len(s.held) > 0 && g.overtaken(s.det.Look(s.pty.State(), time.Now()))
 	for _, k := range s.held {
@@ -4909,7 +4909,11 @@ func (s *session) gatePhaseStep(look *Prompt, tty TTYState, late bool) (why stri
 	g := s.gate
 	switch g.phase {
 	case gateLook:
-		if why := s.unreadable(tty); why != "" {
+		why := s.unreadable(tty)
+		switch {
+		case why != "" && time.Since(g.until) < followTime: // it may be busy for a moment
+			return ""
+		case why != "":
 			return why
 		}
 		if g.input != nil || g.q.rec.Idle {
@@ -5191,8 +5195,8 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 }
 
 // pressAnswer types an answer. Whether Enter ends it is for the terminal as it is now, not as it was when it was asked:
-// where it takes lines it does. In raw mode the program may take one key, and what follows would answer the next question
-// (e2fsck, mutt): the first key goes alone there, the rest when the program shows it.
+// where it takes lines it does. In raw mode the program may take one key, and what follows would answer the next
+// question (e2fsck, mutt): the first key goes alone there, the rest when the program has shown that.
 func (s *session) pressAnswer(first, rest string, then gateMove) (why string) {
 	key, _ := utf8.DecodeRuneInString(first)
 	more := rest != "" || then.to == gateEcho
@@ -5208,9 +5212,9 @@ func (s *session) pressAnswer(first, rest string, then gateMove) (why string) {
 	return s.press(first+rest, then)
 }
 
-// keyStep types the rest of an answer while the question stands, and the program reads and has shown the first key behind
-// it: it edits a line, and Enter ends that. Else the key was all it took. What the terminal itself shows tells that of
-// no program; but one that takes words takes more than the first key.
+// keyStep types the rest of an answer while the question stands, and the program reads and has shown the first key
+// behind it: it edits a line, and Enter ends that. Else the key was all it took. What the terminal itself shows tells
+// that of no program; but one that takes words takes more than the first key.
 func (s *session) keyStep(look *Prompt, tty TTYState, late bool) (why string) {
 	g := s.gate
 	typed, stands := s.det.Behind(g.first)
@@ -5371,7 +5375,7 @@ func (s *session) enterStep(look *Prompt, late bool) (why string) {
 	case held && s.gate.picksAnother(s.det.Picks()):
 		name, _, _ := strings.Cut(s.det.Picks(), " ")
 		return s.withdraw("nothing was sent: for " + s.gate.text + " " + s.rec.Tool + " would take /" + name)
-	case held || plain:
+	case held || plain && s.pty.Modes().Canonical: // in raw mode it may not be a line that is edited
 		return s.press("\r", gateMove{to: gateSent, within: submitTime})
 	case time.Now().Before(s.gate.until.Add(submitTime)):
 		return ""
