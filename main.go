@@ -2033,7 +2033,8 @@ type halt struct {
 type write struct {
 	p      []byte
 	answer bool
-	taken  int64 // what the screen had got when the answer was chosen
+	taken  int64     // what the screen had got when the answer was chosen
+	at     time.Time // when the writer wrote it
 }
 
 // errUnread is a write that was not made because output was waiting.
@@ -3416,6 +3417,7 @@ func (s *session) handedOver(w write) {
 // writePTY writes what the loop hands over, and reports each write.
 func (s *session) writePTY(writes <-chan write) {
 	for w := range writes {
+		w.at = time.Now()
 		var err error
 		if w.answer && (s.came.Load() > w.taken || s.pty.Unread() > 0) {
 			err = errUnread
@@ -3430,7 +3432,7 @@ func (s *session) writePTY(writes <-chan write) {
 func (s *session) written(w write, err error) {
 	s.inFlight = false
 	if w.answer {
-		s.gateWrote(w.p, err)
+		s.gateWrote(w, err)
 	} else {
 		s.unwritten(err)
 	}
@@ -5001,7 +5003,7 @@ func (s *session) press(keys string, then gateMove) (why string) {
 
 // gateWrote takes the writer's report. Keys that were held back because output was waiting are not lost: the gate looks
 // again. An error ends it: what was not written was not typed.
-func (s *session) gateWrote(keys []byte, err error) {
+func (s *session) gateWrote(w write, err error) {
 	g := s.gate
 	if g == nil {
 		return
@@ -5014,15 +5016,17 @@ func (s *session) gateWrote(keys []byte, err error) {
 		s.gateFail("it could not be typed: " + err.Error())
 		return
 	}
-	g.sent = len(keys)
-	g.sentAt = time.Now()
+	g.sent = len(w.p)
+	g.sentAt = w.at
 	g.wrote = g.wrote || g.after.to != gateMenu
+	unread := s.pty.Waiting() != 0
 	for i := range s.held {
-		s.held[i].stood = true
+		s.held[i].stood = unread || s.held[i].at.Before(w.at)
 	}
-	s.noteLine(string(keys), s.pty.Modes())
-	s.det.Typed(keys, time.Now())
-	s.recordKeys(string(keys), false, time.Now())
+	keys := string(w.p)
+	s.noteLine(keys, s.pty.Modes())
+	s.det.Typed(w.p, time.Now())
+	s.recordKeys(keys, false, time.Now())
 	s.gateMoves()
 }
 
