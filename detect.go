@@ -4301,9 +4301,9 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	return still && !d.ttyDue.After(now)
 }
 
-// Behind is what shows where the answer to the question in force is typed, since key was: behind its line, of any other the
-// key where the cursor is; and whether the question still stands. Below a line that has ended only the key itself is an
-// echo: other words there are new output. It is about the last look.
+// Behind is what shows where the answer to the question in force is typed, since key was: behind its line, of any other
+// the key where the cursor is; and whether the question still stands. Below a line that has ended only the key itself
+// is an echo: other words there are new output. It is about the last look.
 func (d *Detector) Behind(key string) (typed string, stands bool) {
 	if d.cur == nil {
 		return "", false
