@@ -485,8 +485,14 @@ type outgoing struct {
 // sent again because one of them has another shape.
 type sentMessage struct {
 	ID   int64 `json:"message_id"`
-	Date int64 // Unix seconds by Telegram's clock, 0: not known
+	Date any   // Unix seconds by Telegram's clock
 	Text string
+}
+
+// date is when the message was sent, in Unix seconds by Telegram's clock, 0: that is not known.
+func (m *sentMessage) date() int64 {
+	seconds, _ := m.Date.(float64) // 0 of another shape
+	return int64(seconds)
 }
 
 type linkPreview struct {
@@ -2401,7 +2407,7 @@ func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (
 }
 
 // ask sends the question as the state has it when the message leaves, changed by dress, and only if it is open then.
-// other is its session where the state does not know it yet.
+// other is its session where the state does not know it yet. An error with an id: the message could not be recorded.
 func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dress func(*PromptRecord)) (int64, error) {
 	t.warn(t.refresh())
 	var sent sentMessage
@@ -2434,10 +2440,9 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 		patient: !t.hasty})
 	if msg == 0 {
 		t.warn(t.store.Unsent(id, false))
-	} else {
-		t.warn(t.store.Offered(id, msg, sent.Date))
+		return 0, err
 	}
-	return msg, err
+	return msg, t.store.Offered(id, msg, sent.date())
 }
 
 // Settle has the question's message say what the state says of it, as soon as edits of it that are under way are done.
@@ -3913,7 +3918,7 @@ func (t *Telegram) search(ctx context.Context, p *PromptRecord) error {
 		}
 		owner := v.missingIn(was.Text)
 		if owner != nil && n > owner.MsgID {
-			err = t.store.Offered(owner.ID, n, was.Date) // it is to say the outcome
+			err = t.store.Offered(owner.ID, n, was.date()) // it is to say the outcome
 		}
 		if err != nil {
 			return err
@@ -4294,10 +4299,13 @@ func (r *receiver) resend(p PromptRecord, text string, all bool) (msg int64, err
 			now.Choices = plainChoices(now.Choices)
 		}
 	})
-	if err != nil || msg == 0 {
+	if msg == 0 {
 		return 0, err
 	}
-	if err := r.store.changePrompt(p.ID, func(now *PromptRecord) { now.ShownAll = shown }); err != nil {
+	if err == nil {
+		err = r.store.changePrompt(p.ID, func(now *PromptRecord) { now.ShownAll = shown })
+	}
+	if err != nil {
 		_ = r.removeButtons(nil, msg) // nobody would ever edit it; the error to tell is that of the state
 		return 0, err
 	}
