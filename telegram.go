@@ -241,7 +241,7 @@ const (
 var cutAnswer = re(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
 
 // firstUpdate is the number of the first update in an answer to getUpdates, of which only the beginning was read.
-var firstUpdate = re(`"update_id":\s*(\d+)`)
+var firstUpdate = re(`"update_id":\s*\d+`)
 
 // apiError is every way in which a call can fail. It never has the URL in it.
 type apiError struct {
@@ -253,7 +253,7 @@ type apiError struct {
 	method   string
 	unsent   bool   // there was no connection: nothing can have been done
 	answered bool   // by whom ever
-	large    string // the number of the first update in an answer larger than what is read of one, "" in all others
+	large    string // firstUpdate in an answer that is larger than what is read of one, "" in all others
 }
 
 // apiAnswer is an answer of the Bot API.
@@ -376,8 +376,8 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 	}
 	a.method = method
 	a.answered = true
-	if first := firstUpdate.expr().FindSubmatch(body); len(body) == maxAnswer && first != nil {
-		a.large = string(first[1])
+	if len(body) == maxAnswer {
+		a.large = string(firstUpdate.expr().Find(body))
 	}
 	date, err := http.ParseTime(resp.Header.Get("Date"))
 	if err == nil && (a.OK || a.Code != 0) {
@@ -3643,18 +3643,19 @@ func (r *receiver) refreshAndTell() {
 }
 
 // shrink asks for half as many updates after an answer that was too large to be read. A single one is skipped by its
-// number: a stranger's flood must not keep the operator's taps away. The error tells that.
+// number: a stranger's flood must not keep the operator's taps away. The error tells that. first: the apiError's large.
 func (p *pollParams) shrink(first string) error {
 	if p.Limit > 1 {
 		p.Limit /= 2
 		return nil
 	}
-	id, err := strconv.ParseInt(first, 10, 64)
-	if err == nil {
-		p.Offset = id + 1
-		err = fmt.Errorf("update %d is larger than %d MiB: it is skipped", id, maxAnswer>>20)
+	_, number, _ := strings.Cut(first, ":")
+	id, err := strconv.ParseInt(strings.TrimSpace(number), 10, 64)
+	if err != nil {
+		return err
 	}
-	return err
+	p.Offset = id + 1
+	return fmt.Errorf("update %d is larger than %d MiB: it is skipped", id, maxAnswer>>20)
 }
 
 // botID is the number of the bot, which is the beginning of its token and no secret.
