@@ -1921,7 +1921,6 @@ func TestExpireTypes(t *testing.T) {
 		{"a refusal, fed", false, true, ref("n"), false, true, nil},
 		{"hook", true, false, ref(hookDeny), false, false, ref(hookDeny)},
 		{"hook, fed", true, true, ref(hookDeny), false, false, ref(hookDeny)},
-		{"script", true, false, nil, false, true, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			st := storeAt(t, home(t, ""))
@@ -1937,9 +1936,6 @@ func TestExpireTypes(t *testing.T) {
 			}
 			if c.hook {
 				q.screen = nil
-			}
-			if c.name == "script" {
-				q.rec.Source = fromAsk
 			}
 			s := bareSession(t, st, p.SessionID, "x")
 			s.fed = c.fed
@@ -14622,8 +14618,8 @@ func TestStoreDecideGuards(t *testing.T) {
 			x.d = storeTap(x.p, "y")
 		}},
 		{"who asked is dead", "who asked has ended", func(x *setup) {
-			ask := func(p *PromptRecord) { p.Source = fromAsk }
-			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, ask)
+			hook := func(p *PromptRecord) { p.Source = fromHook }
+			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, hook)
 			x.d = storeTap(x.p, "y")
 		}},
 		{"eleventh in a minute", "10 answers in a minute", func(x *setup) {
@@ -15232,18 +15228,6 @@ func TestMessagesOfAPrompt(t *testing.T) {
 			func(s *Store, id string) error { return s.Edited(id, 5, Expired, true) }, state{9, "", []int64{5}}},
 		{"buttons on an old one", state{5, Canceled, []int64{3}},
 			func(s *Store, id string) error { return s.Edited(id, 3, "", true) }, state{5, Canceled, []int64{3}}},
-		{"moved with a late id", state{5, Canceled, nil}, func(s *Store, id string) error {
-			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 9 })
-			return err
-		}, state{9, "", nil}},
-		{"moved without a message", state{5, "", nil}, func(s *Store, id string) error {
-			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 0 })
-			return err
-		}, state{5, "", nil}},
-		{"moved with a late older id", state{5, Canceled, nil}, func(s *Store, id string) error {
-			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 3 })
-			return err
-		}, state{5, Canceled, []int64{3}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := storeAt(t, home(t, ""))
@@ -27504,7 +27488,10 @@ func buttonsOf(p map[string]any) map[string]string {
 // updateID is the id of an update.
 func updateID(u string) int64 {
 	var v update
-	json.Unmarshal([]byte(u), &v)
+	_, err := fmt.Sscanf(u, `{"update_id":%d`, &v.ID) // a large one is not to be read each time
+	if err != nil {
+		json.Unmarshal([]byte(u), &v)
+	}
 	return v.ID
 }
 
