@@ -1952,7 +1952,6 @@ type TTYState struct {
 type Choice struct {
 	Key    string `json:"key"`              // names it in a Decision: "y", "n", "1" … "9", the letter shown
 	Label  string `json:"label"`            // as on the screen, made safe, ≤ 60 bytes
-	About  string `json:"about,omitempty"`  // what the program says of it besides, made safe
 	Keys   string `json:"keys,omitempty"`   // the exact bytes that choose it; "" where a pointer must be moved
 	Grants bool   `json:"grants,omitempty"` // lets the agent do something (Yes, Allow, Trust…)
 }
@@ -4291,22 +4290,23 @@ func (d *Detector) track(now time.Time) {
 		d.goneDue = now.Add(lookEvery)
 		return
 	}
+	d.leave(now)
 	if d.goneDue.IsZero() {
 		d.goneDue = now.Add(goneAfter)
 	}
 	if !now.Before(d.goneDue) {
 		d.noteReplaced()
-		d.leave()
 		d.forget()
 	}
 }
 
-// leave notes that what follows the question in force on its line makes an end of it: no reader finds it there again.
-func (d *Detector) leave() {
+// leave notes that the cursor has left the line of the question in force: no reader finds it there from now on.
+func (d *Detector) leave(now time.Time) {
 	r := d.cur.place - 1 - d.Screen.scrolled
-	if d.cur.onLine() && r >= 0 && r < d.view.row {
+	if d.cur.onLine() && r >= 0 && r < d.view.row && !d.Screen.grid[r].answered {
 		d.Screen.grid[r].answered = true
 		d.Screen.changes++
+		d.lookDue = now
 	}
 }
 
@@ -8093,7 +8093,7 @@ func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
 		// svn ends the line that names its keys, and reads the answer in the next.
 		next := v.up(v.row, showsAny) == v.row-1 && strings.TrimSpace(line) == f.Question
 		keys := next && n == 0 && reNamesKeys.MatchString(plain(f.Question))
-		asks := ends && (n == 0 || v.hidden) // else other output has followed it
+		asks := (ends || keys) && (n == 0 || v.hidden) // else other output has followed it
 		if asks && v.readMarked(f, f.Question) && (f.Type == YesNo || keys && len(f.Choices) > 1) {
 			if next && n == 0 && !v.hidden {
 				f.ended = true
@@ -8158,47 +8158,50 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 // ---- safe text ----
 // What the child wrote, as it may leave the machine, and what an operator wrote, as it may be typed.
 
-// secretKeys are keys by their shape: of AWS, GitHub, GitLab, Slack, Stripe, Google, OpenAI, Anthropic, npm, Hugging
-// Face, SendGrid, Vault and others, JWT, tokens of Telegram's bots, PEM.
-var secretKeys = re(`\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
-	`\b(?:gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[abeoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|dckr_pat_|` +
-	`pypi-|GOCSPX-|hvs\.|lin_api_|gsk_|xai-)[\w-]{16,}|` +
-	`\bsk-(?:[a-z]+\d*-)*[a-z_]*[A-Z0-9][\w-]{15,}|\b(?:npm|hf)_[A-Za-z0-9]{30,}|` +
-	`\bSG\.[\w-]{16,}\.[\w-]{16,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:[A-Za-z0-9_-]{30,}|` +
-	`(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$))`)
-
 // secretName ends the name of a secret.
 const secretName = `(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|` +
 	`(?:api|access|secret|private|account|auth|signing|encryption|master)[_-]?key)`
 
-// secretPlaces are before what may be a secret: what names it, and what is between. A name is no part of a path. Where
-// a text has none of the hints, in small letters, there is no such place.
-var secretPlaces = []struct {
-	hints  string
-	before *pattern
+// secretToken is a run without blanks, quotes, and what a shell or JSON acts on: no command can hide in it.
+const secretToken = "([^\\s\"'`$;|&()<>{}\\[\\]\\\\,]+)"
+
+// secrets are what may be a secret, in three groups: its name, what stands between, the token. A name is no part of a
+// path. Without a name it is a key by its shape (of AWS, GitHub, GitLab, Slack, Stripe, Google, OpenAI, Anthropic, npm,
+// Hugging Face, SendGrid, Vault and others, a JWT, the token of a bot of Telegram's), or a whole line of base64 in a text
+// with a key in PEM. There is none in a text that has none of the hints, in small letters.
+var secrets = []struct {
+	hints string
+	at    *pattern
 }{
-	{secretHints, re(`(?i)(?:^|[^\w./\\~-])([\w.-]*` + secretName + `(?:\\*["'])?)(\s*(?:[:=!]?=+>?|:)\s*)`)},
-	{secretHints, re(`(?i)(?:^|\s)(--?(?:[\w-]*` + secretName + `|pass)|sshpass -p)([ \t]+)`)},
-	{"-u --user --proxy-user", re(`(?i)(?:^|\s)((?:-u|--user|--proxy-user)[ =]["']?[^\s:"'/]+)(:)`)},
-	{"bearer authorization", re(`(?i)\b(authorization\\*["']?:\s*\\*["']?(?:bearer|basic|token)|bearer)( )`)},
-	{"://", re(`(://[^\s/:@]*)(:)[^\s/@]+@`)},
+	{secretHints, re(`(?i)(?:^|[^\w./\\~-])([\w.-]*` + secretName + `(?:\\*["'])?)` +
+		`((?:[ \t]+[:=!]?=+>?[ \t]+|[:=!]?=+>?|[ \t]*:[ \t]*)\\*["']?)` + secretToken)},
+	{secretHints, re(`(?i)(?:^|\s)(--?(?:[\w-]*` + secretName + `|pass)|sshpass -p)([ \t]+\\*["']?)` + secretToken)},
+	{"-u --user --proxy-user", re(`(?i)(?:^|\s)((?:-u|--user|--proxy-user)[ =]["']?[^\s:"'/]+)(:)` + secretToken)},
+	{"bearer authorization", re(`(?i)\b(authorization\\*["']?:[ \t]*\\*["']?(?:bearer|basic|token)|bearer)( )` + secretToken)},
+	{"://", re("(://[^\\s/:@]*)(:)([^\\s\"'`$;|&()<>{}\\[\\]\\\\,/@]+)@")},
+	{"key-----", re(`()(\n[ \t│]*|\\n)([A-Za-z0-9+/]{20,}={0,2})[ \t│]*(?:\n|\\|$)`)},
+	{keyHints, re(`()()(\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
+		`\b(?:gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[abeoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|` +
+		`dckr_pat_|pypi-|GOCSPX-|hvs\.|lin_api_|gsk_|xai-)[\w-]{16,}|` +
+		`\bsk-(?:[a-z]+\d*-)*[a-z_]*[A-Z0-9][\w-]{15,}|\b(?:npm|hf)_[A-Za-z0-9]{30,}|` +
+		`\bSG\.[\w-]{16,}\.[\w-]{16,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:AA[\w-]{28,})`)},
 }
 
-// secretHints are in every name that secretName ends.
-const secretHints = "pass pwd secret token credential key"
+// secretHints are in every name that secretName ends, keyHints in every key.
+const (
+	secretHints = "pass pwd secret token credential key"
+	keyHints    = "akia asia ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ gl xox xapp- k_live_ k_test_ whsec_ aiza ya29. " +
+		"dckr_pat_ pypi- gocspx- hvs. lin_api_ gsk_ xai- sk- npm_ hf_ sg. eyj :aa"
+)
 
-// maxJudged is how much of a value is looked at, in bytes, so that the work is bounded whatever the text.
+// maxJudged is how long a token may be, in bytes, in which another name is looked for, so that the work is bounded.
 const maxJudged = 512
 
 var (
 	// reSecretFlag is a flag whose value is the next argument.
 	reSecretFlag = re(`(?i)^--?(?:[\w-]*` + secretName + `|pass) $`)
-	// reValue is a value: in quotes, which JSON in JSON escapes, or up to what ends it.
-	reValue    = re(`^(?:\\*"[^"\n]*"|\\*'[^'\n]*'|\\*["']?[^\s"'&;,|]+)`)
-	reURLValue = re(`^[^\s/@]+`)
-	// rePlaceholder stands for a value: a variable, a path, a call, a member, a type, a word about it.
-	rePlaceholder = re(`^[$<{%(*\[@/~.!…]|^[A-Za-z_][\w.>:-]*[(\[]|` +
-		`^[A-Za-z_]\w{0,15}(?:(?:\.|->|::|\?\.)[A-Za-z_]\w{0,15})+$|` +
+	// rePlaceholder stands for a value: a variable, a path, a member, a type, a word about it.
+	rePlaceholder = re(`^[%*@/~.!…]|^[A-Za-z_]\w{0,15}(?:(?:\.|->|::|\?\.)[A-Za-z_]\w{0,15})+$|` +
 		`(?i)^(?:true|false|null|nil|none|undefined|string|required|optional|hidden|x+|your[-_ ].*|.*\.\.\.)$`)
 	reWords      = re(`^(?:[A-Za-z]+|\d{1,4})(?:[-_.:/ ]+(?:[A-Za-z]+|\d{1,4}))*$`) // and short numbers
 	reMixed      = re(`[A-Za-z].*\d|\d.*[A-Za-z]`)
@@ -8208,106 +8211,67 @@ var (
 	reMemberName = re(`(?i)[a-z_-](?:key|word|secret|token)\\*["']$`) // of JSON
 )
 
-// isSecret tells whether the value at such a place is one, and not a word, a placeholder or code.
-func isSecret(name, between, value string) bool {
-	quoted := strings.TrimLeft(value, `\"'`) != value
-	value = strings.Trim(value, `\"'`)
-	if len(value) < 4 || rePlaceholder.MatchString(value) || strings.EqualFold(value, strings.Trim(name, `\"'-`)) {
+// isSecret tells whether the token at such a place is one, and not a word, a placeholder, code, or a path.
+func isSecret(name, between, token string) bool {
+	if name == "" {
+		upper := strings.ToUpper(token) != token
+		return between == "" || upper && strings.ToLower(token) != token && reMixed.MatchString(token)
+	}
+	mark := strings.TrimRight(between, `\"'`)
+	if len(token) < 4 || rePlaceholder.MatchString(token) || strings.EqualFold(token, strings.Trim(name, `\"'-`)) {
 		return false
 	}
 	pass := rePassName.MatchString(name)
 	flag := name[0] == '-'
 	switch {
-	case strings.Trim(value, "0123456789") == "":
+	case strings.Trim(token, "0123456789") == "":
 		return pass && !flag
-	case between == "=" && (reEnvName.MatchString(name) || pass && flag), strings.Contains(name, "://"):
+	case mark == "=" && (reEnvName.MatchString(name) || pass && flag), strings.Contains(name, "://"):
 		return true
-	case quoted && reMemberName.MatchString(name):
+	case mark != between && reMemberName.MatchString(name):
 		return true
 	case pass:
-		return rePassMark.MatchString(value)
+		return rePassMark.MatchString(token)
 	}
-	return len(value) >= 8 && reMixed.MatchString(value) && !reWords.MatchString(value)
+	return len(token) >= 8 && reMixed.MatchString(token) && !reWords.MatchString(token)
 }
 
-// redact leaves out what is a secret by its shape, or by its name and its looks. Every sink uses it.
+// redact takes out what is a secret by its shape, or by its name and its looks: single tokens in which no command can
+// hide, never more. Every sink uses it.
 func redact(s string) string {
 	small := strings.ToLower(s)
-	for _, place := range secretPlaces {
-		if hasAny(small, place.hints) {
-			s = redactAt(place.before, s)
+	for _, kind := range secrets {
+		has := func(hint string) bool { return strings.Contains(small, hint) }
+		if slices.ContainsFunc(strings.Fields(kind.hints), has) {
+			s = redactBy(kind.at.expr(), s)
 		}
 	}
-	if !hasAny(s, "-----BEGIN eyJ") && !hasLongRun(s) {
-		return s
-	}
-	return secretKeys.ReplaceAllString(s, "[redacted]")
+	return s
 }
 
-// hasAny tells whether the text has one of these words in it.
-func hasAny(text, words string) bool {
-	for word := range strings.SplitSeq(words, " ") {
-		if strings.Contains(text, word) {
-			return true
-		}
-	}
-	return false
-}
-
-// hasLongRun tells whether the text has a run of letters, digits, - and _ as long as the shortest of secretKeys.
-func hasLongRun(text string) bool {
-	n := 0
-	for i := range len(text) {
-		c := text[i]
-		n++
-		if c < '0' && c != '-' || c > '9' && c < 'A' || c > 'Z' && c < 'a' && c != '_' || c > 'z' {
-			n = 0
-		}
-		if n == shortestKey {
-			return true
-		}
-	}
-	return false
-}
-
-// shortestKey is how long such a run in a key is at least: that behind "ya29.".
-const shortestKey = 16
-
-// redactAt leaves out the secrets behind such places.
-func redactAt(place *pattern, s string) string {
+// redactBy takes out the secrets that one of the patterns finds. What a call or an index follows is code.
+func redactBy(expr *regexp.Regexp, s string) string {
 	var kept strings.Builder
 	for {
-		at := place.expr().FindStringSubmatchIndex(s)
+		at := expr.FindStringSubmatchIndex(s)
 		if at == nil {
 			kept.WriteString(s)
 			return kept.String()
 		}
-		name, between := s[at[2]:at[3]], s[at[4]:at[5]]
-		kept.WriteString(s[:at[5]])
-		s = s[at[5]:] // where another name may stand
-		n := secretBehind(name, between, s)
-		if n > 0 {
-			bare := strings.TrimLeft(s, `\"'`)
-			kept.WriteString(s[:len(s)-len(bare)] + "[redacted]")
-			s = s[n:]
+		name, between, token := s[at[2]:at[3]], s[at[4]:at[5]], s[at[6]:at[7]]
+		code := strings.HasPrefix(s[at[7]:], "(") || strings.HasPrefix(s[at[7]:], "[")
+		end := at[6]
+		kept.WriteString(s[:end])
+		switch {
+		case !code && isSecret(name, between, token):
+			kept.WriteString("[redacted]")
+			end = at[7]
+		case len(token) > maxJudged || name == "":
+			kept.WriteString(token)
+			end = at[7]
 		}
+		s = s[end:]
 	}
-}
-
-// secretBehind is how much of s is a secret, 0 nothing; marks that may close what it stands in are none of it.
-func secretBehind(name, between, s string) int {
-	value := reValue
-	if strings.Contains(name, "://") {
-		value = reURLValue
-	}
-	judged := value.FindString(s[:min(len(s), maxJudged)])
-	if !isSecret(name, between, judged) {
-		return 0
-	}
-	if len(judged) == maxJudged {
-		judged = value.FindString(s)
-	}
-	return len(strings.TrimRight(judged, `\"')]}`))
 }
 
 // redactArgs is the arguments of a program as they may be kept: what follows a flag for a secret is one.

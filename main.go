@@ -1830,7 +1830,6 @@ func (t *tool) recall(dir string) bool {
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
-	keyGrace     = 300 * time.Millisecond  // after a key at the keyboard, for the screen to show it
 	dialogGrace  = 300 * time.Millisecond  // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
 	hookWait     = 2 * time.Second         // for a dialog's hook to call: 0.44 s, busy 1.4 (claude 2.1)
 	hookCheck    = time.Second             // between looks whether a hook lives
@@ -2095,7 +2094,7 @@ type typedKeys struct {
 	behind int   // bytes of output that were there before; of those that passed
 	passed bool  // they go to the child past the loop; else the loop is to pass them on
 	modes  Modes // of the child's terminal before it got them
-	stood  bool  // the question that the gate was answering still stood: they belong to it
+	stood  bool  // nobody had read the answer that the gate was typing: they belong to its question
 }
 
 // hidden tells whether the terminal did not show the keys, as when a password is read: no recording has them.
@@ -3322,8 +3321,11 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	if s.gate != nil && !s.inFlight {
 		s.gate.keys = nil // it looks again, at what this brings
 	}
-	if s.host.Plain && s.plain() {
-		p = newlines(p)
+	if s.host.Plain {
+		modes := s.pty.Modes()
+		if modes.Canonical && !modes.Processed {
+			p = newlines(p)
+		}
 	}
 	s.det.Feed(p, now)
 	s.record(func(c *castWriter) { c.output(p, now) })
@@ -3339,12 +3341,6 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	if s.cfg.Stream {
 		s.streamOutput(p, now)
 	}
-}
-
-// plain tells whether the child's terminal adds no carriage return, although nobody draws on it.
-func (s *session) plain() bool {
-	modes := s.pty.Modes()
-	return modes.Canonical && !modes.Processed
 }
 
 // auditToolCalls audits the tool calls in stream-json output and their results, a message a line.
@@ -3662,11 +3658,13 @@ func (s *session) heldBytes() int {
 	return n
 }
 
-// takeHeld takes what was typed while the gate was typing: the keys to pass on, in their order, and how many bytes belong
-// to the question that was answered: they must not answer the next.
-func (s *session) takeHeld(answered bool) (pass []typedKeys, dropped int) {
+// takeHeld takes what was typed while the gate g was typing: the keys to pass on, in their order, and how many bytes belong
+// to the question that it answered. Where the next one stands already that is all: nobody answers it so soon.
+func (s *session) takeHeld(g *gate, answered bool) (pass []typedKeys, dropped int) {
+	asked := answered && len(s.held) > 0 && g.overtaken(s.det.Look(s.pty.State(), time.Now()))
 	for _, k := range s.held {
-		if answered && k.stood && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys) {
+		meant := answered && (k.stood || asked)
+		if meant && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys) {
 			dropped += len(k.keys)
 		} else {
 			pass = append(pass, k)
@@ -3906,10 +3904,7 @@ func (s *session) endRings() bool {
 
 // route has the question sent.
 func (s *session) route(q *question) {
-	routed := s.transition(q.rec.ID, Routed, func(r *PromptRecord) {
-		r.ShownAll = !r.Cut && fitsMessage(r)
-	})
-	if routed {
+	if s.transition(q.rec.ID, Routed, asIs) {
 		s.askPhone(q)
 	}
 }
@@ -4417,7 +4412,7 @@ func (s *session) handleInput(r *InputRecord) {
 		s.inputDone(&taken, "", Notice{})
 	case "screen":
 		screen := dense(visible(redact(s.det.Screen.Text())))
-		s.inputDone(r, "", Notice{Mono: cmp.Or(screen, "(the screen is empty)"), File: "screen.txt"})
+		s.inputDone(r, "", Notice{Mono: cmp.Or(screen, "(the screen is empty)")})
 	case "cancel":
 		s.phoneEnds = true
 		s.terminate()
@@ -4445,9 +4440,10 @@ func (s *session) handleInput(r *InputRecord) {
 	}
 }
 
-// askedSince tells whether the open question came after that time: what was wanted then is not meant for it.
+// askedSince tells whether the open question came after that time, or so shortly before that nobody can have read it:
+// what was wanted then is not meant for it.
 func (s *session) askedSince(at time.Time) bool {
-	return s.q != nil && s.q.rec.Open() && !s.q.rec.Idle && at.Before(s.q.rec.CreatedAt)
+	return s.q != nil && s.q.rec.Open() && !s.q.rec.Idle && at.Before(s.q.rec.CreatedAt.Add(textAfter*time.Second))
 }
 
 // dense is a screen's text without what is blank at the ends of its rows and of itself, and with single blank rows.
@@ -4902,7 +4898,7 @@ const (
 
 // newGate types the decision about q.
 func newGate(q *question) *gate {
-	g := &gate{q: q, until: time.Now().Add(keyGrace + lookTime)}
+	g := &gate{q: q, until: time.Now().Add(lookTime)}
 	if q.rec.Value != nil {
 		g.value = *q.rec.Value
 		g.text = cleanText(g.value)
@@ -4927,13 +4923,10 @@ func (s *session) gateStep() {
 		return // the writer reports first
 	}
 	if g.stopped {
-		s.gateStopped()
+		s.gateStop()
 		return
 	}
 	if len(s.typing) > 0 || len(g.keys) > 0 {
-		return
-	}
-	if g.phase == gateLook && !s.turnAt(s.lastKey.Add(keyGrace)) {
 		return
 	}
 	now := time.Now()
@@ -5000,17 +4993,7 @@ func (s *session) unreadable(tty TTYState) (why string) {
 	return ""
 }
 
-// gateStopped ends the gate for a key at the keyboard.
-func (s *session) gateStopped() {
-	if s.gate.done {
-		s.gateOver()
-	} else {
-		s.gateFail("it was stopped at the keyboard")
-	}
-}
-
-// gateStands tells whether the question that is being answered stands: the program has not read the answer. Where that
-// is not known, it has not left the screen.
+// gateStands tells whether nobody has read the answer; where that is not known, whether its question stands.
 func (s *session) gateStands() bool {
 	g := s.gate
 	waiting := s.pty.Waiting()
@@ -5019,30 +5002,27 @@ func (s *session) gateStands() bool {
 		return false
 	case !g.wrote || s.inFlight || len(g.keys) > 0 || waiting > 0:
 		return true
-	case waiting < 0:
-		return g.q.screen.same(s.det.Look(s.pty.State(), time.Now()))
 	}
-	return false
+	return waiting < 0 && g.q.screen.same(s.det.Look(s.pty.State(), time.Now()))
 }
 
-// echoStep ends the gate when the program has read the answer. One that nobody has read when its question has gone is
-// not left for the next: it is taken back.
+// overtaken tells whether look is another question than the one that g answers.
+func (g *gate) overtaken(look *Prompt) bool {
+	asks := look != nil && !look.Idle && look.Type != Unknown
+	return asks && g.q != nil && g.q.screen != nil && !g.q.screen.same(look)
+}
+
+// echoStep ends the gate when its time is over and the program has read the answer, or when nobody has and the question
+// has gone.
 func (s *session) echoStep(look *Prompt, tty TTYState, late bool) {
 	g := s.gate
-	answer := g.q != nil && g.q.screen != nil && !g.q.rec.Idle
-	gone := !tty.Canonical && answer && !g.q.screen.same(look)
+	unread := g.q != nil && g.q.screen != nil && !g.q.rec.Idle && tty.Waiting > 0
+	gone := unread && !tty.Canonical && !g.q.screen.same(look) && time.Since(g.sentAt) >= gatePoll
 	busy := tty.Reading == ReadingBusy || time.Since(g.until) > followTime
 	switch {
-	case !late && time.Since(g.sentAt) < gatePoll: // it may not be there yet
-	case answer && tty.Waiting > 0 && (gone || late && busy):
-		if s.pty.TakeBack(g.sent) {
-			g.wrote = false
-			s.gateFail("the program did not read it: it was taken back")
-		} else {
-			s.gateOver()
-		}
-	case answer && tty.Waiting > 0:
-	case late || answer && tty.Waiting == 0:
+	case unread && (gone || late && busy):
+		s.gateFail("the program did not read it in time; look at the terminal")
+	case late && !unread:
 		s.gateOver()
 	}
 }
@@ -5291,13 +5271,12 @@ func (s *session) keyStep(look *Prompt, tty TTYState, late bool) (why string) {
 	shown := strings.HasPrefix(strings.ToLower(typed), strings.ToLower(g.first))
 	word := strings.TrimSuffix(g.rest, "\r") != ""
 	reads := tty.Reading != ReadingBusy && tty.Waiting <= 0
-	next := look != nil && !look.Idle && look.Type != Unknown
 	switch {
 	case stands && shown && reads && (word || !tty.Echo):
 		return s.press(cmp.Or(g.rest, "\r"), s.echo())
 	case stands && late && word:
 		return "only its first key was typed: the program did not show that; look at the terminal"
-	case late || !stands && next: // else it may only be painted anew
+	case late || !stands && g.overtaken(look): // else it may only be painted anew
 		return s.press("", s.echo())
 	}
 	return ""
@@ -5535,8 +5514,28 @@ func (s *session) restoreStep(late bool) (why string) {
 	return ""
 }
 
-// gateFail ends the gate before all was typed.
+// gateStop ends the gate for a key at the keyboard.
+func (s *session) gateStop() {
+	s.takeBack()
+	if s.gate.done || s.gate.wrote && s.gate.q != nil {
+		s.gateOver()
+	} else {
+		s.gateFail("it was stopped at the keyboard")
+	}
+}
+
+// takeBack takes back what nobody has read of an answer: it must not answer the next question.
+func (s *session) takeBack() {
+	g := s.gate
+	if g.q != nil && g.sent > 0 && s.pty.TakeBack(g.sent) {
+		g.wrote = false
+		g.done = false
+	}
+}
+
+// gateFail ends the gate before all was typed, or read.
 func (s *session) gateFail(why string) {
+	s.takeBack()
 	s.gate.done = false
 	s.gateEnds(why)
 }
@@ -5556,7 +5555,7 @@ func (s *session) gateEnds(why string) {
 	g := s.gate
 	s.gate = nil
 	s.next = time.Now()
-	pass, dropped := s.takeHeld(why == "" && g.q != nil && !g.q.rec.Idle)
+	pass, dropped := s.takeHeld(g, why == "" && g.q != nil && !g.q.rec.Idle)
 	if dropped > 0 {
 		s.log.Warn("keys typed while an answer was being typed are not passed on", "bytes", dropped)
 		g.note = "keys typed at the keyboard meanwhile were dropped"
@@ -5994,8 +5993,13 @@ const (
 // cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
 func cmdHook(c *command) int {
 	h := &hook{asker: asker{session: c.getenv("ATLASBRIDGE_SESSION"), release: func() {}}}
-	if err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(h); err != nil {
+	var raw json.RawMessage
+	var all any
+	if err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(&raw); err != nil {
 		return 0 // the tool's dialog asks
+	}
+	if err := errors.Join(json.Unmarshal(raw, h), json.Unmarshal(raw, &all)); err != nil || namedTwice(all) {
+		return 0 // likewise
 	}
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
 	c.withState(func(s *Store) int {
@@ -6006,6 +6010,25 @@ func cmdHook(c *command) int {
 		return 0
 	})
 	return 0
+}
+
+// namedTwice tells whether an object in the JSON has two members whose names differ in case alone: encoding/json takes the
+// last of them for either, the tool does not.
+func namedTwice(v any) bool {
+	switch v := v.(type) {
+	case []any:
+		return slices.ContainsFunc(v, namedTwice)
+	case map[string]any:
+		seen := map[string]bool{}
+		for name, member := range v {
+			folded := strings.ToLower(strings.ToUpper(name)) // ſ is an s to encoding/json
+			if seen[folded] || namedTwice(member) {
+				return true
+			}
+			seen[folded] = true
+		}
+	}
+	return false
 }
 
 // handle does what the event asks for.
@@ -6086,6 +6109,30 @@ type hookQuestion struct {
 	MultiSelect bool
 	Questions   []hookQuestion
 	Options     []hookQuestion
+
+	others []string // members besides these, a row each
+}
+
+// UnmarshalJSON decodes it, and keeps what is not known here.
+func (q *hookQuestion) UnmarshalJSON(data []byte) error {
+	type known hookQuestion
+	var all map[string]json.RawMessage
+	if err := errors.Join(json.Unmarshal(data, (*known)(q)), json.Unmarshal(data, &all)); err != nil {
+		return err
+	}
+	q.others = otherMembers(all, "question", "label", "description", "multiSelect", "questions", "options")
+	return nil
+}
+
+// otherMembers are the members of an object besides those that are told, a row each, in their order.
+func otherMembers(all map[string]json.RawMessage, told ...string) []string {
+	var rows []string
+	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
+		if !slices.Contains(told, name) {
+			rows = append(rows, name+": "+string(all[name]))
+		}
+	}
+	return rows
 }
 
 // ask returns the decision in claude's form; nil, also with an error: the dialog has to make it. Claude's own questions
@@ -6107,6 +6154,7 @@ func (h *hook) ask(ctx context.Context) (map[string]any, error) {
 	}
 	answers := map[string]string{}
 	for i, q := range input.Questions {
+		q.others = append(q.others, input.others...)
 		p := questionPrompt(q, i+1, len(input.Questions))
 		end, err := h.wait(ctx, p)
 		if end == nil {
@@ -6115,7 +6163,7 @@ func (h *hook) ask(ctx context.Context) (map[string]any, error) {
 		if refused(end) {
 			return denial(end), nil
 		}
-		answers[q.Question] = answerWords(&p, q, *end.Value)
+		answers[q.Question] = answerWords(q, *end.Value)
 	}
 	updated["answers"] = answers
 	return map[string]any{"behavior": "allow", "updatedInput": updated}, nil
@@ -6130,34 +6178,35 @@ func questionPrompt(q hookQuestion, i, n int) PromptRecord {
 		p.Question = fmt.Sprintf("(%d of %d) ", i, n) + p.Question
 	}
 	p.Excerpt = clip(p.Question, maxExcerpt)
-	for k, o := range q.Options[:min(9, len(q.Options))] {
+	var rows []string
+	for k, o := range q.Options {
 		key := strconv.Itoa(k + 1)
-		choice := Choice{Key: key, Label: safely(o.Label, 60), About: safely(o.Description, maxFull)}
-		p.Choices = append(p.Choices, choice)
-		line := key + ". " + o.Label
-		if o.Description != "" {
-			line += ": " + o.Description
+		label := oneLine(visible(redact(o.Label)))
+		if k < maxChoices { // those beyond can be written
+			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(label, 60)})
 		}
-		p.parts.among = append(p.parts.among, visible(redact(line)))
+		row := key + ". " + o.Label
+		if o.Description != "" {
+			row += ": " + o.Description
+		}
+		rows = append(append(rows, oneLine(row)), o.others...)
 	}
-	p.Full = strings.Join(append([]string{p.Question}, p.parts.among...), "\n")
+	p.Full = visible(redact(strings.Join(append(rows, q.others...), "\n")))
+	p.parts.among = strings.Split(p.Full, "\n")
 	p.seal()
 	p.publish()
 	return p
 }
 
-// answerWords are the labels of the choices that were made, or the operator's own words.
-func answerWords(p *PromptRecord, q hookQuestion, value string) string {
-	keys := strings.ReplaceAll(value, " ", "")
-	if !p.offered(keys) {
-		return value
-	}
+// answerWords are the labels of the choices that were made by their numbers, or the operator's own words.
+func answerWords(q hookQuestion, value string) string {
 	var chosen []string
-	for key := range strings.SplitSeq(keys, ",") {
+	for key := range strings.SplitSeq(strings.ReplaceAll(value, " ", ""), ",") {
 		n, err := strconv.Atoi(key)
-		if err == nil && n >= 1 && n <= len(q.Options) {
-			chosen = append(chosen, q.Options[n-1].Label)
+		if err != nil || n < 1 || n > len(q.Options) || len(chosen) > 0 && !q.MultiSelect {
+			return value
 		}
+		chosen = append(chosen, q.Options[n-1].Label)
 	}
 	return strings.Join(chosen, ", ")
 }
@@ -6213,12 +6262,21 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) 
 		h.release()
 	}
 	p.Tool = h.Tool
-	p.Cwd = h.Cwd
+	p.Cwd = visible(redact(shortPath(h.Cwd, h.folder())))
+	if p.Cwd == "." {
+		p.Cwd = ""
+	}
 	p.Constraints.MaxLength = maxMessage
-	h.complete(&p, fromHook, time.Now())
 	if h.Agent != "" {
 		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
 	}
+	p.Question = oneLine(p.Question)
+	p.Full = p.Question + "\n" + p.Full
+	p.Cut = len(p.region()) > maxHookFull
+	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
+		*text = clip(*text, maxHookFull)
+	}
+	h.complete(&p, fromHook, time.Now())
 	records, err := h.post(ctx, &p)
 	if err != nil {
 		return nil, err
@@ -6293,20 +6351,17 @@ func (a *asker) await(records <-chan Record, other func(Record)) *PromptRecord {
 func (h *hook) permissionPrompt() PromptRecord {
 	folder := h.folder()
 	call := h.call(folder)
-	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: safely(call.question, maxFull), Permission: true,
-		SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull), Lang: call.lang}
-	full := visible(redact(call.full))
-	p.Cut = len(full) > maxHookFull
-	p.Full = clip(full, maxHookFull)
+	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: visible(redact(call.question)), Permission: true,
+		SafeDefault: ref(hookDeny), Full: visible(redact(call.full))}, Subject: safely(call.subject, maxFull), Lang: call.lang}
 	allow := "Yes"
 	if h.Tool == "ExitPlanMode" {
 		allow = "Yes, and manually approve edits" // the mode that claude is in then (measured)
 	}
 	p.Choices = []Choice{{Key: hookAllow, Label: allow, Grants: true}}
-	words := lastingWords(h.Suggestions, folder)
-	if words != "" {
+	words := visible(lastingWords(h.Suggestions, folder))
+	if words != "" && redact(words) == words { // what is granted for longer is known to its last letter
 		p.Choices = append(p.Choices, Choice{Key: hookAlways, Label: "Yes, and stop asking for this", Grants: true})
-		p.Lasting = safely(words, maxFull)
+		p.Lasting = words
 	}
 	p.Choices = append(p.Choices, Choice{Key: hookDeny, Label: "No"})
 	p.Excerpt = headAndTail(p.Full)
@@ -6319,11 +6374,11 @@ func (h *hook) permissionPrompt() PromptRecord {
 	return p
 }
 
-// folder is where the session was started: paths are shown as they are seen from there.
+// folder is where the session was started: paths are shown as they are seen from there. "": not known (yet).
 func (h *hook) folder() string {
 	v, err := h.st.View()
 	if err != nil || v.Sessions[h.session] == nil { // its record may come later than its tool's first hook
-		return h.Cwd
+		return ""
 	}
 	return v.Sessions[h.session].Cwd
 }
@@ -6372,13 +6427,11 @@ func (h *hook) call(folder string) hookCall {
 		}
 		return call
 	}
-	full := []string{call.full}
-	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
-		if !slices.Contains(call.told, name) && string(all[name]) != "false" {
-			full = append(full, name+": "+string(all[name]))
-		}
-	}
-	call.full = strings.Join(full, "\n")
+	told := slices.DeleteFunc(call.told, func(name string) bool {
+		_, isText := texts[name]
+		return !isText
+	})
+	call.full = strings.Join(append([]string{call.full}, otherMembers(all, told...)...), "\n")
 	return call
 }
 
@@ -6388,22 +6441,22 @@ func knownCall(tool string, arg map[string]string, folder string) hookCall {
 	file := shortPath(arg["file_path"], folder)
 	switch tool {
 	case "Bash":
-		return hookCall{question: strings.TrimSpace("Run this? " + clip(arg["description"], 80)), full: arg["command"],
+		return hookCall{question: strings.TrimSpace("Run this? " + arg["description"]), full: arg["command"],
 			subject: arg["command"], lang: "bash", told: []string{"command", "description"}}
-	case "Edit", "Write":
-		diff, plus, minus := lineDiff(arg["old_string"], arg["new_string"]+arg["content"])
-		question := fmt.Sprintf("Edit %s? +%d −%d", file, plus, minus)
-		if tool == "Write" {
-			question = fmt.Sprintf("Write %s? +%d", file, plus)
-		}
-		return hookCall{question: question, full: diff, subject: arg["file_path"], lang: "diff",
-			told: []string{"file_path", "old_string", "new_string", "content"}}
+	case "Edit":
+		diff, plus, minus := lineDiff(arg["old_string"], arg["new_string"])
+		return hookCall{question: fmt.Sprintf("Edit %s? +%d −%d", file, plus, minus), full: diff,
+			subject: arg["file_path"], lang: "diff", told: []string{"file_path", "old_string", "new_string"}}
+	case "Write":
+		diff, plus, _ := lineDiff("", arg["content"])
+		return hookCall{question: fmt.Sprintf("Write %s? +%d", file, plus), full: diff, subject: arg["file_path"],
+			lang: "diff", told: []string{"file_path", "content"}}
 	case "WebFetch":
 		full := strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])
 		return hookCall{question: "Fetch this address?", full: full, subject: arg["url"], told: []string{"url", "prompt"}}
 	case "ExitPlanMode":
 		return hookCall{question: "Carry out this plan?", full: arg["plan"], lang: langMarkdown,
-			told: []string{"plan", "planFilePath"}}
+			told: []string{"plan"}}
 	}
 	return hookCall{question: "Allow " + tool + "?"}
 }
@@ -6502,8 +6555,8 @@ func (s suggestion) allowed(folder string) string {
 	return ""
 }
 
-// lineDiff is a readable diff of two texts: what differs, between up to two lines that they have in common. The time
-// it takes grows with their length, no faster.
+// lineDiff is a readable diff of two texts: what differs, between the lines that they have in common. The time it takes
+// grows with their length, no faster.
 func lineDiff(before, after string) (diff string, plus, minus int) {
 	a := slices.Collect(strings.Lines(before))
 	b := slices.Collect(strings.Lines(after))
@@ -6517,10 +6570,10 @@ func lineDiff(before, after string) (diff string, plus, minus int) {
 			out.WriteString(mark + strings.TrimSuffix(line, "\n") + "\n")
 		}
 	}
-	write(" ", a[max(0, head-2):head])
+	write(" ", a[:head])
 	write("-", gone)
 	write("+", came)
-	write(" ", a[len(a)-tail:len(a)-max(0, tail-2)])
+	write(" ", a[len(a)-tail:])
 	return strings.TrimSuffix(out.String(), "\n"), len(came), len(gone)
 }
 
@@ -6712,11 +6765,18 @@ func (a *asking) compose() (problem string, err error) {
 	}
 	full := question
 	if a.about {
-		full, problem, err = a.readAbout()
+		about := ""
+		about, problem, err = a.readAbout()
+		full += "\n" + about
 	}
 	p := &a.prompt
 	p.Question = question
 	p.Excerpt = clip(question, maxExcerpt)
+	for _, c := range p.Choices {
+		if utf8.RuneCountInString(c.Label) > wideLabel {
+			full += "\n" + c.Label
+		}
+	}
 	p.Full = full
 	if reHunk.MatchString(full) {
 		p.Lang = "diff"
@@ -6871,7 +6931,7 @@ func catchSignals(quit context.CancelCauseFunc) (release func()) {
 	}
 }
 
-// bridge asks in a session of its own, which is called after the one that it was started in: it listens to Telegram while
+// bridge asks in a session of its own, with the label of the one that it was started in: it listens to Telegram while
 // nobody else does, and has the message say in the end what has become of the question.
 func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code int, err error) {
 	log, err := openLog(a.cfg.Dir, a.cfg.LogLevel)
@@ -6879,9 +6939,7 @@ func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code
 		return exitInternal, err
 	}
 	own := sessionRecord("ask", []string{}, "")
-	if around, _ := a.st.Session(a.getenv("ATLASBRIDGE_SESSION")); around != nil {
-		own.Label = around.Label
-	}
+	own.Label = a.labelAround(ctx)
 	own.PID = own.Wrapper
 	own.ThreadID = noTopic // for one question
 	own.Activity = "waiting"
@@ -6912,6 +6970,22 @@ func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code
 	polling.Wait()
 	_ = a.ch.Close() // nothing is to be sent any more
 	return code, cmp.Or(err, unsaid)
+}
+
+// labelAround is the label of the session that this was started in, "" none. Its record may come later than what it
+// runs.
+func (a *asking) labelAround(ctx context.Context) string {
+	around := a.getenv("ATLASBRIDGE_SESSION")
+	for range 50 {
+		r, _ := a.st.Session(around)
+		if r != nil {
+			return r.Label
+		}
+		if !a.st.Alive(around) || sleep(ctx, askMoment) != nil {
+			break
+		}
+	}
+	return ""
 }
 
 // save stores records.
@@ -7017,7 +7091,7 @@ func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 
 // deliver sends the question, and records what its message is. It quits where that is refused.
 func (a *asking) deliver(ctx context.Context, quit context.CancelCauseFunc) {
-	_, err := a.st.Move(a.prompt.ID, Routed, func(p *PromptRecord) { p.ShownAll = fitsMessage(p) })
+	_, err := a.st.Move(a.prompt.ID, Routed, nil)
 	if err == nil {
 		_, err = a.ch.Ask(ctx, &a.prompt, &a.own)
 	}

@@ -45,6 +45,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 )
 
 const (
@@ -351,8 +352,8 @@ func configStamp(dir string) string {
 	return fmt.Sprint(info.ModTime().UnixNano(), " ", info.Size())
 }
 
-// reloaded is c, which others may be reading, with what can change while a session runs as it is set now. After an error
-// nothing has changed.
+// reloaded is c, which others may be reading, with what can change while a session runs as it is set now. After an
+// error nothing but the stamp has changed.
 func (c *Config) reloaded() (*Config, error) {
 	fresh := *c
 	now, err := loadConfig(c.Dir, c.getenv, c.flags)
@@ -1208,7 +1209,7 @@ type PromptRecord struct {
 	Subject     string     `json:"subject"` // hook: what the tool's dialog shows of it: the command, file, address
 	Lasting     string     `json:"lasting"` // hook: what the lasting permission allows, and for how long
 	Lang        string     `json:"lang"`    // not of a screen: what Full is written in: bash, diff, markdown; else ""
-	Cwd         string     `json:"cwd"`
+	Cwd         string     `json:"cwd"`     // hook: as it is seen from the session's folder, "" the same
 	Key         string     `json:"idempotency_key"`
 	Status      State      `json:"status"`
 	Nonce       string     `json:"nonce"` // 32 hex
@@ -1250,6 +1251,68 @@ type Limits struct {
 	MaxChoice int `json:"max_choice,omitempty"`
 }
 
+// region is what a question asks, in rows: nothing but a refusal is taken before every word of it has been shown.
+func (p *PromptRecord) region() string {
+	rows := []string{p.Above, cmp.Or(p.Full, p.Excerpt), p.Lasting}
+	if p.Source == fromHook {
+		rows = append(rows, p.Cwd)
+	}
+	return strings.Trim(strings.Join(rows, "\n"), "\n")
+}
+
+// unaccounted are the rows of the region that the message does not say: each with its words in order, where no other row
+// is said. Blanks and frames do not count. The row of a choice may be said by its label alone.
+func (p *PromptRecord) unaccounted(message string) []string {
+	lines := map[string]int{} // of the message, how many are left
+	for line := range strings.SplitSeq(message, "\n") {
+		lines[withoutFrames(line)]++
+	}
+	use := func(row string) bool {
+		lines[row]--
+		return lines[row] >= 0
+	}
+	var rows []string // that are no line
+	for row := range strings.SplitSeq(p.region(), "\n") {
+		words := withoutFrames(row)
+		if words != "" && !use(words) {
+			rows = append(rows, row)
+		}
+	}
+	var left strings.Builder
+	for line := range strings.SplitSeq(message, "\n") {
+		words := withoutFrames(line)
+		if use(words) {
+			left.WriteString(" " + words + " \n")
+		}
+	}
+	rest := left.String()
+	take := func(text string) bool {
+		before, after, found := strings.Cut(rest, " "+withoutFrames(text)+" ")
+		if found {
+			rest = before + " \n " + after
+		}
+		return found
+	}
+	rows = slices.DeleteFunc(rows, take)
+	return slices.DeleteFunc(rows, func(row string) bool {
+		other := ""
+		for _, cell := range reColumnGap.expr().Split(row, -1) {
+			label := reItemMark.ReplaceAllString(cell, "")
+			if !slices.Contains(labels(p.Choices), label) || !take(label) {
+				other += " " + cell
+			}
+		}
+		return withoutFrames(other) == "" || take(other)
+	})
+}
+
+// withoutFrames is a row with one blank for all that stands between its words, frames included.
+func withoutFrames(row string) string {
+	return strings.Join(strings.FieldsFunc(row, func(r rune) bool {
+		return unicode.IsSpace(r) || r >= '─' && r <= '╿'
+	}), " ")
+}
+
 // limit fills in the limits of a question that has its type and choices.
 func (p *PromptRecord) limit() {
 	if p.takesText() {
@@ -1268,9 +1331,6 @@ func (p *PromptRecord) limit() {
 
 // Open tells that the prompt waits for an answer.
 func (p *PromptRecord) Open() bool { return slices.Contains(next[p.Status], Canceled) }
-
-// askedBeside tells that a process of its own waits for the answer, a hook or a script.
-func (p *PromptRecord) askedBeside() bool { return p.Source == fromHook || p.Source == fromAsk }
 
 // over tells that nothing has to happen to the prompt any more.
 func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
@@ -2084,10 +2144,12 @@ func (v *View) missingIn(text string) (found *PromptRecord) {
 }
 
 // Sending records that a message with buttons of the prompt is about to leave, which will have that number or a later
-// one; here: whose numbers they are. An earlier one that is missing stays so.
-func (s *Store) Sending(id string, from int64, here string) error {
+// one; here: whose numbers they are; all: with it all of the prompt has been shown. An earlier one that is missing stays
+// so.
+func (s *Store) Sending(id string, from int64, here string, all bool) error {
 	return s.changePrompt(id, func(p *PromptRecord) {
 		p.Chat = here
+		p.ShownAll = all
 		if p.SentFrom == 0 {
 			p.SentFrom = from
 		}
@@ -2098,6 +2160,7 @@ func (s *Store) Sending(id string, from int64, here string) error {
 func (s *Store) Unsent(id string, perhaps bool) error {
 	return s.changePrompt(id, func(p *PromptRecord) {
 		p.Lost = p.Lost || perhaps
+		p.ShownAll = p.ShownAll && (perhaps || p.MsgID != 0)
 		if !p.Lost {
 			p.SentFrom = 0
 		}
@@ -2417,7 +2480,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 		return sessionOver
 	case !p.Open():
 		return "the question has left the screen"
-	case p.askedBeside() && !s.Alive(p.ID):
+	case p.Source == fromHook && !s.Alive(p.ID):
 		return "who asked has ended"
 	case p.Status == Created && !d.Trusted:
 		return "the question has not been asked yet"
@@ -3118,7 +3181,7 @@ func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 // waits tells that an answer to the prompt can still be taken, and who asked it lives.
 func (s *Store) waits(p *PromptRecord) bool {
 	asker := p.SessionID
-	if p.askedBeside() {
+	if p.Source == fromHook {
 		asker = p.ID
 	}
 	inTime := p.Open() && s.now().Before(p.ExpiresAt) && s.view.active(p.SessionID)
@@ -3175,6 +3238,8 @@ func (p *PromptRecord) orphaned() *PromptRecord {
 	switch {
 	case p.Open():
 		q.Reason = "the session ended"
+	case p.Status == Injected:
+		q.Status = Resolved
 	case p.mayBeAsked():
 		q.Reason = p.Reason + ", and the session has ended"
 	default:

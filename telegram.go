@@ -17,7 +17,6 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"mime/multipart"
 	"net"
 	"net/http"
 	"os"
@@ -53,7 +52,6 @@ type Notice struct {
 	Text      string
 	Mono      string
 	Lang      string // what Mono is written in, "" unknown
-	File      string // a Mono that one message cannot hold becomes a document of this name, "" several messages
 	SessionID string
 	ReplyTo   int64 // the message that it replies to, 0: none; not with Edit
 	ThreadID  int64 // with ReplyTo: the topic that one is in, 0: none
@@ -267,7 +265,7 @@ type apiAnswer struct {
 type pollParams struct {
 	Offset  int64    `json:"offset,omitempty"`  // the first update wanted; those before are confirmed
 	Timeout int      `json:"timeout,omitempty"` // seconds that the server waits for one
-	Limit   int      `json:"limit"`             // updates in one answer
+	Limit   int      `json:"limit,omitempty"`   // updates in one answer
 	Allowed []string `json:"allowed_updates,omitempty"`
 }
 
@@ -410,7 +408,7 @@ func (t *Telegram) noAnswer(method string, err error) *apiError {
 // post sends one request and returns the answer and as much of its body as came.
 func (t *Telegram) post(ctx context.Context, method string, params any) (*http.Response, []byte, error) {
 	cfg := t.cfg.Load()
-	body, kind, err := encodeParams(params)
+	body, err := json.Marshal(params)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -419,7 +417,7 @@ func (t *Telegram) post(ctx context.Context, method string, params any) (*http.R
 	if err != nil {
 		return nil, nil, err
 	}
-	req.Header.Set("Content-Type", kind)
+	req.Header.Set("Content-Type", "application/json")
 	resp, err := t.http.Do(req)
 	if err != nil {
 		return nil, nil, err
@@ -465,10 +463,8 @@ func (as rank) aged(waited time.Duration) rank {
 
 // outgoing is a message to send, or an edit of one, as the Bot API takes it.
 type outgoing struct {
-	method   string
-	sent     *sentMessage // for what has become of it, nil: never mind
-	document []byte       // that goes with it, nil none
-	name     string       // of that
+	method string
+	sent   *sentMessage // for what has become of it, nil: never mind
 
 	ChatID   int64          `json:"chat_id"`                     // set by deliver
 	ThreadID int64          `json:"message_thread_id,omitempty"` // the topic it goes to, set by deliver
@@ -805,8 +801,8 @@ func (t *Telegram) newest(msg int64) (newest int64, at time.Time) {
 // What a message is made of: lines with their looks, and text from elsewhere made safe and cut to fit.
 
 const (
-	partUnits = 3400 // UTF-16 units of foreign text in a message of 4096: the rest is room for our own lines
-	askUnits  = 400  // of a question's own sentence in it
+	maxUnits  = 4096 // UTF-16 units of a message: https://core.telegram.org/bots/api#sendmessage
+	partUnits = 3400 // of foreign text in a notice: the rest is room for our own lines
 )
 
 // sessionMark is the end of a message of ours that says which session it is about.
@@ -963,6 +959,9 @@ func clean(s string, n int) string {
 	return short + "…"
 }
 
+// oneLine is a text that is to be one row: where it begins another, it shows so.
+func oneLine(s string) string { return strings.ReplaceAll(s, "\n", " ⏎ ") }
+
 // cutText cuts s after at most n UTF-16 units: at a line end, which is lost, if there is one in the second half, else
 // behind a blank there.
 func cutText(s string, n int) (part, rest string) {
@@ -1002,11 +1001,11 @@ func title(s *SessionRecord) string {
 	if name == "" {
 		name = filepath.Base(s.Cwd)
 	}
-	tool := clean(s.Tool, 40)
+	tool := oneLine(clean(s.Tool, 40))
 	if strings.Trim(name, "./\\") == "" {
 		return tool
 	}
-	return clean(name, 60) + " · " + tool
+	return oneLine(clean(name, 60)) + " · " + tool
 }
 
 // sid ends every message about a session; sessionMark reads it.
@@ -1557,10 +1556,10 @@ func (l *lineLexer) endLink(at int) int {
 // maxEntities is how many entities a message may have, with room: Telegram drops what is over 100 without a word.
 const maxEntities = 96
 
-// reActive is in a word that Telegram may make a link, an address, a mention, a command or a tag of by itself:
-// tdlib, td/telegram/MessageEntity.cpp.
+// reActive is in a word that Telegram or the phone may make a link, an address, a mention, a command, a tag, or the number
+// of a telephone, a card or a host of by itself: tdlib, td/telegram/MessageEntity.cpp.
 var reActive = re(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
-	`[\pL\pN_-]\.\pL{2}|\.xn--|\d\.\d+\.\d+\.\d`)
+	`[\pL\pN_-]\.\pL{2}|\.xn--|\d\.\d+\.\d+\.\d|\+\d|\d([ ().-]*\d){6}|:[\da-fA-F]{0,4}:`)
 
 // disarm puts every word that Telegram would act on into a code entity, which it leaves alone and copies well, unless
 // all of the text is ours. What stands beside code is a word by itself, too.
@@ -1589,6 +1588,13 @@ func (r *richText) withoutCode() string {
 	return string(utf16.Decode(text))
 }
 
+// isNumberGap tells whether the blank at i stands between digits: a number may be written in groups.
+func isNumberGap(text string, i int) bool {
+	before := strings.TrimRight(text[:i], " ()")
+	after := strings.TrimLeft(text[i:], " ()")
+	return before != "" && unicode.IsDigit(rune(before[len(before)-1])) && after != "" && unicode.IsDigit(rune(after[0]))
+}
+
 // tameWords are code entities for the words of the text that Telegram would act on.
 func tameWords(text string) []entity {
 	var tame []entity
@@ -1596,7 +1602,7 @@ func tameWords(text string) []entity {
 	begin := -1 // index in the text at which a word begins, −1 in none
 	from := 0   // the same in units
 	for i, c := range text + " " {
-		between := unicode.IsSpace(c) || runeWidth(c) == 2
+		between := unicode.IsSpace(c) && !isNumberGap(text, i) || runeWidth(c) == 2
 		if between && begin >= 0 {
 			tame = appendTame(tame, text[begin:i], from)
 			begin = -1
@@ -1925,7 +1931,7 @@ func choiceStyle(p *PromptRecord, c Choice) string {
 
 // choiceText is what a choice is called: its label, behind its number where the program gives it one.
 func choiceText(p *PromptRecord, c Choice) string {
-	label := clean(c.Label, 60)
+	label := oneLine(clean(c.Label, 60))
 	numbered := len(c.Key) == 1 && '0' <= c.Key[0] && c.Key[0] <= '9'
 	if !numbered || p.Permission || p.Type == YesNo || p.Type == Unknown || p.Source == fromAsk {
 		return label
@@ -1979,12 +1985,15 @@ func chosenNames(p *PromptRecord, keys string) string {
 var mixedWord = re(`\S*([a-zA-Z][\p{Cyrillic}\p{Greek}]|[\p{Cyrillic}\p{Greek}][a-zA-Z])\S*`)
 
 // programText is what of a question comes from the program, in the order in which a message shows it: what stands above
-// it, and the question's own text without the line that says it again.
+// it, and the question's own text without the rows that its sentence and its buttons say again.
 func programText(p *PromptRecord) (above, body string) {
 	above = clean(p.Above, 1<<20)
 	body = clean(cmp.Or(p.Full, p.Excerpt), 1<<20)
+	if p.ambiguous() && p.Open() {
+		return above, body
+	}
 	lines := strings.Split(body, "\n")
-	first, end := spokenRows(lines, strings.Fields(clean(p.Question, askUnits)))
+	first, end := spokenRows(lines, strings.Fields(oneLine(clean(p.Question, 1<<20))))
 	lines = slices.Delete(lines, first, end)
 	if p.Source != fromHook && p.Source != fromAsk { // those have no screen: every blank of theirs counts
 		lines = unindented(withoutChoices(lines, p))
@@ -2078,105 +2087,67 @@ func spokenRows(lines, words []string) (first, end int) {
 	return 0, 0
 }
 
-// fitsMessage tells whether all of an open question fits into one message, so that it can be answered there.
-func fitsMessage(p *PromptRecord) bool {
-	above, body := programText(p)
-	all := units(above) + units(body) + units(clean(p.Lasting, 1<<20))
-	for _, c := range p.Choices {
-		all += units(choiceText(p, c) + c.About)
-	}
-	return all <= partUnits
-}
-
 // questionText is a question's message: whose it is, what is asked, what about, and at last until when and what happens
-// then, or what became of it.
+// then, or what became of it. What there is no room for is left out: of what stands above it first, then in the middle.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	r := &richText{}
 	r.addLine("bold", title(s))
-	switch {
-	case p.Idle:
+	if p.Idle {
 		t.addTurn(r, p)
-	case p.Open():
-		t.addOpen(r, p, s)
-	default:
-		_, body := programText(p)
-		r.addLine("", clean(p.Question, askUnits))
-		if !described(p) {
-			r.addBlock(p, abridge(body, 700))
-		}
-		t.addOutcome(r, p)
+		r.add("", sid(s))
+		return r
 	}
-	r.add("", sid(s))
+	above, body := programText(p)
+	end := &richText{}
+	if p.Open() {
+		t.addDeadline(end, p, body)
+	} else {
+		above = ""
+		body = abridge(body, 700)
+		t.addOutcome(end, p)
+	}
+	end.add("", sid(s))
+	room := maxUnits - units(r.text) - units(end.text) - len("\n\n… 1234567 more characters …\n")
+	asked := askedText(p, s, above, body)
+	if units(asked.text) > room {
+		asked = askedText(p, s, "", body)
+	}
+	r.append(asked.abridge(room))
+	r.append(end)
 	return r
 }
 
-// addOpen adds what an open question asks, and what can be done about it.
-func (t *Telegram) addOpen(r *richText, p *PromptRecord, s *SessionRecord) {
-	above, body := programText(p)
-	switch {
-	case !p.ShownAll || !fitsMessage(p):
-		above = ""
-		body = abridge(body, partUnits-400)
-	case described(p):
-		body = "" // the list of the choices says it
-	}
-	if p.ambiguous() {
+// askedText is what a question asks, and what about.
+func askedText(p *PromptRecord, s *SessionRecord, above, body string) *richText {
+	r := &richText{}
+	if p.Open() && p.ambiguous() {
 		r.addLine("", "Possibly a question: it stands still and waits for keys")
-		body = clean(cmp.Or(p.Full, p.Excerpt), partUnits) // with the line that the question would be
 	} else {
-		r.addLine("", clean(p.Question, askUnits))
+		r.addLine("", oneLine(clean(p.Question, 1<<20)))
 	}
-	if p.Cwd != "" && p.Cwd != s.Cwd {
-		r.addLine("", "in "+clean(shortPath(p.Cwd, s.Cwd), 200))
+	if p.Open() && p.Cwd != "" && p.Cwd != s.Cwd {
+		r.addLine("", "in "+oneLine(clean(shortPath(p.Cwd, s.Cwd), 1<<20)))
 	}
-	r.addBlock(p, body)
+	r.addPre(body, p.Lang)
 	r.addLine("expandable_blockquote", above)
-	if p.ShownAll {
-		r.addChoices(p, body)
+	if p.Open() && p.Lasting != "" {
+		r.addLine("", "Lasting: "+oneLine(clean(p.Lasting, 1<<20)))
 	}
-	r.addWarnings(p, body)
+	return r
+}
+
+// addDeadline adds until when a question is open and what happens then, below what can be done about it, and what its
+// text does not say by itself: words that deceive, and that a part is missing.
+func (t *Telegram) addDeadline(r *richText, p *PromptRecord, body string) {
+	if mixed := clean(mixedWord.FindString(p.Question+"\n"+body), 60); mixed != "" {
+		r.addLine("", "⚠️ Letters of different alphabets in one word: "+mixed)
+	}
+	if p.Cut {
+		r.addLine("", "⚠️ Part of it is not known here: look at the terminal. From here it can only be refused.")
+	}
 	r.addLine("", t.hint(p)+"until ")
 	r.addTime(p.ExpiresAt)
 	r.add("", ", then "+afterwards(p)+" · ")
-}
-
-// addBlock adds what a question is about, in monospace; a plan as the text that it is.
-func (r *richText) addBlock(p *PromptRecord, body string) {
-	if p.Lang == langMarkdown {
-		text := markdown(body)
-		if units(text.text) > units(body) { // it was found to fit as it is
-			text = &richText{text: body}
-		}
-		r.append(text)
-		return
-	}
-	r.addPre(body, p.Lang)
-}
-
-// described tells that the program describes its choices.
-func described(p *PromptRecord) bool {
-	return slices.ContainsFunc(p.Choices, func(c Choice) bool { return c.About != "" })
-}
-
-// addChoices lists the choices where a button cannot show all about one: it is described, or long and not in the body.
-// What a lasting permission allows is said in full.
-func (r *richText) addChoices(p *PromptRecord, body string) {
-	said := strings.Join(strings.Fields(body), " ")
-	hidden := func(c Choice) bool {
-		wide := utf8.RuneCountInString(choiceText(p, c)) > wideLabel
-		return wide && !strings.Contains(said, strings.TrimSuffix(clean(c.Label, 60), "…"))
-	}
-	if described(p) || slices.ContainsFunc(p.Choices, hidden) {
-		for _, c := range p.Choices {
-			r.addLine("bold", choiceText(p, c))
-			if c.About != "" {
-				r.add("", " · "+clean(c.About, 300))
-			}
-		}
-	}
-	if p.Lasting != "" {
-		r.addLine("", "Lasting: "+clean(p.Lasting, partUnits))
-	}
 }
 
 // shortPath is a path as it is seen from the folder, where it lies in there.
@@ -2186,16 +2157,6 @@ func shortPath(path, folder string) string {
 		return path
 	}
 	return short
-}
-
-// addWarnings adds what a question's text does not say by itself: words that deceive, and that a part is missing.
-func (r *richText) addWarnings(p *PromptRecord, body string) {
-	if mixed := clean(mixedWord.FindString(p.Question+"\n"+body), 60); mixed != "" {
-		r.addLine("", "⚠️ Letters of different alphabets in one word: "+mixed)
-	}
-	if p.Cut {
-		r.addLine("", "⚠️ Part of it is not known here: look at the terminal. From here it can only be refused.")
-	}
 }
 
 // hint tells what can be done about an open question besides tapping, before until when.
@@ -2214,6 +2175,8 @@ func (t *Telegram) hint(p *PromptRecord) string {
 		return "Text from here is switched off (free_text_enabled): type it at the keyboard.\n"
 	case p.Multi:
 		return "tick, then Submit · "
+	case len(p.Choices) == maxChoices && p.takesText():
+		return "or reply with a number, or your own words · "
 	case p.takesText():
 		return "or reply with your own words · "
 	}
@@ -2345,7 +2308,7 @@ func turnWords(p *PromptRecord) string {
 	switch p.Turn {
 	case TurnFailed:
 		_, why, _ := strings.Cut(p.Question, " failed: ")
-		return "failed: " + clean(why, 400)
+		return "failed: " + oneLine(clean(why, 400))
 	case TurnInterrupted, TurnFinished, TurnAsks:
 		return string(p.Turn) + took
 	}
@@ -2399,12 +2362,28 @@ type edit struct {
 
 // Ask sends the question. Id 0 without an error: it was over before it left, nothing was sent.
 func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error) {
-	return t.ask(ctx, p.ID, s, func(*PromptRecord) {})
+	return t.ask(ctx, p.ID, s, "")
 }
 
-// ask sends the question as the state has it when the message leaves, changed by dress, and only if it is open then.
-// other is its session where the state does not know it yet.
-func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dress func(*PromptRecord)) (int64, error) {
+// offer is the message of an open question with its buttons. What affirms is among them, and all of it counts as shown,
+// only where the message says every word that is asked, with what was shown before.
+func (t *Telegram) offer(p *PromptRecord, s *SessionRecord, before string) *outgoing {
+	r := t.questionText(p, s)
+	message := before + "\n" + r.text
+	was := p.ShownAll
+	p.ShownAll = true
+	for _, b := range slices.Concat(keyboard(p)...) {
+		if utf8.RuneCountInString(b.Text) <= wideLabel { // of what is longer the phone shows a part
+			message += "\n" + b.Text
+		}
+	}
+	p.ShownAll = !p.Cut && (was || len(p.unaccounted(message)) == 0)
+	return r.outgoing(0, keyboard(p))
+}
+
+// ask sends the question as the state has it when the message leaves, and only if it is open then. other is its session
+// where the state does not know it yet; before is what of the question has been shown.
+func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, before string) (int64, error) {
 	t.warn(t.refresh())
 	var sent sentMessage
 	write := func() *outgoing {
@@ -2416,12 +2395,11 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, dre
 			s = other
 		}
 		p := *stored
-		dress(&p)
-		out := t.questionText(&p, s).outgoing(0, keyboard(&p))
+		out := t.offer(&p, s, before)
 		out.Silent = p.Idle && p.Watched
 		out.sent = &sent
 		newest, _ := t.newest(0)
-		t.warn(t.store.Sending(id, newest+1, t.here())) // unknown buttons are better than no question
+		t.warn(t.store.Sending(id, newest+1, t.here(), p.ShownAll)) // unknown buttons are better than no question
 		return out
 	}
 	as := func() rank {
@@ -2664,14 +2642,6 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 	v, _ := t.store.View() // as it was, where it cannot be read
 	about := v.Sessions[n.SessionID]
 	var id int64
-	if n.File != "" && units(text)+units(mono) > partUnits {
-		caption := noticeText(about, clean(text, 800), "", "", n.Ours)
-		id, err := t.sendNotice(ctx, &n, caption.withDocument(n.File, mono, n.Rows))
-		if _, refused := err.(*apiError); !refused {
-			return id, err
-		}
-		t.log.Warn("a document is refused, it goes as messages", "error", err.Error())
-	}
 	for text+mono != "" {
 		part, restText := cutText(text, partUnits)
 		room := 0
@@ -2713,7 +2683,7 @@ func noticeText(about *SessionRecord, text, mono, lang string, ours bool) *richT
 	return r
 }
 
-// sendNotice sends one message of a notice, with the text and perhaps a document.
+// sendNotice sends one message of a notice.
 func (t *Telegram) sendNotice(ctx context.Context, n *Notice, out *outgoing) (int64, error) {
 	out.Silent = n.Edit == 0 && !n.Ring
 	if n.ReplyTo != 0 {
@@ -2845,75 +2815,6 @@ func (t *stream) turnPage() {
 	t.cut = 0
 	t.msg = 0
 	t.shown = ""
-}
-
-// ---- documents ----
-// What is longer than a message goes as a file.
-
-// withDocument is a message with a document of that name, of which the text is the caption.
-func (r *richText) withDocument(name, content string, rows [][]button) *outgoing {
-	out := r.outgoing(0, rows)
-	out.method = "sendDocument"
-	out.document = []byte(content + "\n")
-	out.name = name
-	return out
-}
-
-// documentName is what a text in that language is called.
-func documentName(lang string) string {
-	switch lang {
-	case "bash":
-		return "command.sh"
-	case "diff":
-		return "changes.diff"
-	case langMarkdown:
-		return "plan.md"
-	}
-	return "text.txt"
-}
-
-// encodeParams is the body of a request and its type: JSON, or a form where a document goes with it.
-func encodeParams(params any) (body []byte, kind string, err error) {
-	body, err = json.Marshal(params)
-	out, ok := params.(*outgoing)
-	if err != nil || !ok || out.document == nil {
-		return body, "application/json", err
-	}
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(body, &fields); err != nil {
-		return nil, "", err
-	}
-	return out.form(fields)
-}
-
-// form is the message as multipart/form-data, with its document. What is no text is a field of JSON:
-// https://core.telegram.org/bots/api#senddocument
-func (o *outgoing) form(fields map[string]json.RawMessage) (body []byte, kind string, err error) {
-	fields["caption"] = fields["text"]
-	fields["caption_entities"] = fields["entities"]
-	var b bytes.Buffer
-	form := multipart.NewWriter(&b)
-	for name, value := range fields {
-		if len(value) == 0 || slices.Contains([]string{"text", "entities", "link_preview_options"}, name) {
-			continue
-		}
-		var text string
-		if json.Unmarshal(value, &text) != nil {
-			text = string(value)
-		}
-		if err := form.WriteField(name, text); err != nil {
-			return nil, "", err
-		}
-	}
-	part, err := form.CreateFormFile("document", o.name)
-	if err != nil {
-		return nil, "", err
-	}
-	if _, err := part.Write(o.document); err != nil {
-		return nil, "", err
-	}
-	err = form.Close()
-	return b.Bytes(), form.FormDataContentType(), err
 }
 
 // ---- reactions ----
@@ -3601,6 +3502,10 @@ func (r *receiver) poll() {
 		if r.ctx.Err() != nil || !r.store.Polls() {
 			return
 		}
+		r.refreshAndTell()
+		if r.botID() != bot { // they are another bot's
+			continue
+		}
 		failed, ok := err.(*apiError)
 		if ok && failed.large != "" {
 			r.warn(params.shrink(failed.large))
@@ -3612,16 +3517,6 @@ func (r *receiver) poll() {
 			params.Timeout = 1 // short: to know soon that all is well
 			continue
 		}
-		if err := r.refresh(); err != nil {
-			r.warn(err)
-			r.background(func() error {
-				_, err := r.Notify(r.ctx, Notice{Text: "⚠ " + err.Error()})
-				return err
-			})
-		}
-		if r.botID() != bot { // they are another bot's
-			continue
-		}
 		failures = 0
 		params.Timeout = pollTimeout
 		params.Limit = min(2*params.Limit, maxBatch)
@@ -3630,6 +3525,19 @@ func (r *receiver) poll() {
 			_ = sleep(r.ctx, pollLeast-time.Since(began)) // the loop ends with it
 		}
 	}
+}
+
+// refreshAndTell is refresh before updates are handled: what is wrong with the settings is told on the phone too.
+func (r *receiver) refreshAndTell() {
+	err := r.refresh()
+	if err == nil {
+		return
+	}
+	r.warn(err)
+	r.background(func() error {
+		_, err := r.Notify(r.ctx, Notice{Text: "⚠ " + err.Error()})
+		return err
+	})
 }
 
 // shrink asks for half as many updates after an answer that was too large to be read. A single one is skipped by its
@@ -3755,7 +3663,7 @@ func (r *receiver) resendAfterOutage() {
 	})
 	r.work.Go(func() {
 		for _, p := range waiting {
-			_, err := r.resend(*p, "", false)
+			_, err := r.resend(*p, "")
 			r.warn(err)
 		}
 	})
@@ -4234,7 +4142,7 @@ func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value stri
 		return
 	}
 	if p.Idle {
-		answer := Notice{Text: "the whole answer", Mono: p.Full, File: "answer.md", SessionID: p.SessionID, Urgent: true}
+		answer := Notice{Text: "the whole answer", Mono: p.Full, SessionID: p.SessionID, Urgent: true}
 		r.background(func() error {
 			_, err := r.Notify(r.ctx, answer)
 			return err
@@ -4243,70 +4151,34 @@ func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value stri
 	}
 	text := p.Recent
 	if value == tapAll {
-		text = strings.Trim(p.Above+"\n\n"+p.Full, "\n")
+		text = p.region()
 	}
 	r.background(func() error {
-		_, err := r.resend(p, text, value == tapAll)
+		_, err := r.resend(p, text)
 		return err
 	})
 }
 
-// resend sends a question again, with text, in as many messages as that needs; the last has the question and its
-// buttons. Without a text it is sent as it was at first. all: the text is all of it, so that it can be answered from
-// then on. The buttons of the new message count from then on, those of the one before go.
-func (r *receiver) resend(p PromptRecord, text string, all bool) (msg int64, err error) {
+// resend sends a question again, below the text, which may be what it asks, in full. The buttons of the new message count
+// from then on, those of the one before go.
+func (r *receiver) resend(p PromptRecord, text string) (msg int64, err error) {
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
-	text = clean(text, 1<<20)
-	part, rest := cutText(text, partUnits-800)
-	if units(text) > 3*(partUnits-800) { // it can be read in a document, which counts as shown
-		n := Notice{Text: "all of it", Mono: text, File: documentName(p.Lang), SessionID: p.SessionID, Urgent: true}
-		if _, err := r.Notify(ctx, n); err != nil {
-			return 0, err // not shown in full, so not to be allowed
-		}
-		part = abridge(text, partUnits-900)
-		rest = ""
-	}
-	for rest != "" {
-		_, err := r.Notify(ctx, Notice{Mono: part, Lang: p.Lang, SessionID: p.SessionID, Urgent: true})
+	if text != "" {
+		_, err := r.Notify(ctx, Notice{Mono: text, Lang: p.Lang, SessionID: p.SessionID, Urgent: true})
 		if err != nil {
 			return 0, err // not shown in full, so not to be allowed
 		}
-		part, rest = cutText(rest, partUnits-800)
-	}
-	if text != "" { // the buttons move to the new message
 		move := catchUpOptions{want: func(w *wantedEdits) { w.cleared = p.MsgID }}
 		if err := r.catchUp(ctx, p.ID, move); err != nil {
 			return 0, err
 		}
 	}
-	shown := p.ShownAll || all
-	msg, err = r.ask(ctx, p.ID, &SessionRecord{Head: Head{ID: p.SessionID}}, func(now *PromptRecord) {
-		if text != "" {
-			now.Above = ""
-			now.Full = part
-			now.ShownAll = shown
-			now.Choices = plainChoices(now.Choices)
-		}
-	})
+	msg, err = r.ask(ctx, p.ID, &SessionRecord{Head: Head{ID: p.SessionID}}, text)
 	if err != nil || msg == 0 {
 		return 0, err
 	}
-	if err := r.store.changePrompt(p.ID, func(now *PromptRecord) { now.ShownAll = shown }); err != nil {
-		_ = r.removeButtons(nil, msg) // nobody would ever edit it; the error to tell is that of the state
-		return 0, err
-	}
 	return msg, r.catchUp(r.ctx, p.ID, catchUpOptions{})
-}
-
-// plainChoices are the choices without what is said of them.
-func plainChoices(choices []Choice) []Choice {
-	var plain []Choice
-	for _, c := range choices {
-		c.About = ""
-		plain = append(plain, c)
-	}
-	return plain
 }
 
 // ---- buttons that are no answers ----
@@ -5059,7 +4931,7 @@ func (in *incoming) openQuestions(s *SessionRecord) string {
 	var b strings.Builder
 	for _, p := range open {
 		until := clock(p.ExpiresAt)
-		fmt.Fprintf(&b, "\n   ❓ %s\n   until %s, then %s", clean(p.Question, 100), until, afterwards(p))
+		fmt.Fprintf(&b, "\n   ❓ %s\n   until %s, then %s", oneLine(clean(p.Question, 100)), until, afterwards(p))
 	}
 	return b.String()
 }
