@@ -23064,7 +23064,7 @@ type simDialog struct {
 	over       bool // answered, though it may still be painted
 	ours       bool // by us
 	overAt     time.Time
-	typedAt    time.Time // when it read our first byte
+	decidedAt  time.Time // when our answer to it was
 }
 
 // simStand is a time in which a version stood and nobody touched it.
@@ -23572,9 +23572,6 @@ func (s *sim) takes(text string, p *PromptRecord) {
 	if by == "us" && !s.allowed(text, p) {
 		return
 	}
-	if by == "us" && s.up != nil && s.up.typedAt.IsZero() {
-		s.up.typedAt = time.Now()
-	}
 	switch {
 	case s.claude:
 		s.takesClaude(text, p)
@@ -23608,8 +23605,8 @@ func (s *sim) readsKeys(text string) {
 		if s.up == nil || k.d == nil || k.d.n == s.up.n || s.byUs[k.d.n] == nil {
 			continue
 		}
-		if over := s.byUs[k.d.n]; k.at.Before(over.overAt) && k.at.After(over.typedAt) {
-			s.fault("the key %q, pressed while dialog %d took our answer, is read by dialog %d", c, k.d.n, s.up.n)
+		if over := s.byUs[k.d.n]; k.at.Before(over.overAt) && k.at.After(over.decidedAt) {
+			s.fault("the key %q, pressed while dialog %d had our answer, is read by dialog %d", c, k.d.n, s.up.n)
 		}
 	}
 }
@@ -23733,6 +23730,7 @@ func (s *sim) means(d *simDialog, meaning string, p *PromptRecord) {
 	d.ours = true
 	s.byUs[d.n] = d
 	s.decided[p.ID] = d.n
+	d.decidedAt = *p.DecidedAt
 	s.count["answers"]++
 	want := s.meaningOf(p)
 	s.note("dialog %d.%d: %q by %s", d.n, d.version, meaning, *p.DecidedBy)
