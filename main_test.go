@@ -10913,7 +10913,7 @@ func TestTopicName(t *testing.T) {
 		{"", "/home/u/proj", "claude", "completed", "proj · claude"},
 		{"api", "/home/u/proj", "claude", "completed", "api · claude"},
 		{"api", "/home/u/proj", "claude", "active", "api · claude aaaaaaaa"},
-		{"a\nb  c", "/", "bash", "completed", "a b c · bash"},
+		{"a\nb  c", "/", "bash", "completed", "a ⏎ b c · bash"},
 		{long, "/", long, "active", long[:59] + "… · " + long[:39] + "… aaaaaaaa"},
 	} {
 		s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0"}, Label: c.label, Cwd: c.cwd, Tool: c.tool}
