@@ -25,6 +25,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -823,6 +824,10 @@ func tasks(proc string, stat [statStart + 1]string) []string {
 	return names
 }
 
+// handsOver is the name of a program whose server, elsewhere, reads the terminal in its place: tmux sends it the
+// descriptor (client.c), screen its path.
+var handsOver = regexp.MustCompile(`^(tmux|screen)`)
+
 // foregroundReading tells whether a thread of those processes (folders of /proc) that are in the foreground group of a
 // terminal (device number) is blocked in read on it, or in poll, select or epoll to read; measured on 442 programs:
 // recall .99, precision .98. It is unknown where one of them is not shown, or (but inside a relay, whose child may not
@@ -837,7 +842,8 @@ func foregroundReading(tty string, procs []string, depth int) Reading {
 			continue
 		}
 		threads := tasks(proc, stat)
-		if len(threads) == 0 && procLives(proc) {
+		name, _ := procFile(proc + "/comm") // none of a process that is gone
+		if len(threads) == 0 && procLives(proc) || handsOver.MatchString(name) {
 			result = ReadingUnknown
 		}
 		for _, task := range threads {
