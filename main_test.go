@@ -9595,6 +9595,30 @@ func TestEveryWordIsShown(t *testing.T) {
 	t.Logf("%d of %d are held back", held, cases)
 }
 
+// TestOrdinaryMessagesAreWhole: of the recorded dialogs of real programs none needs "Show all", unless a part of it is not
+// known.
+func TestOrdinaryMessagesAreWhole(t *testing.T) {
+	e := newTGEnv(t)
+	files, err := filepath.Glob("testdata/recordings/*.cast")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		tp, err := openTape(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		replay(tp, DetectOptions{}, func(seen labEvent) {
+			p := PromptRecord{Prompt: *seen.Prompt, Confidence: seen.Confidence, Source: "screen", Status: AwaitingReply}
+			p.ExpiresAt = time.Now()
+			e.offer(&p, e.s, "")
+			if !p.Idle && !p.Secret && !p.Cut && !p.ShownAll {
+				t.Errorf("%s: %q", file, p.region())
+			}
+		})
+	}
+}
+
 // accepts is what Decide makes of a value from the phone.
 func accepts(p PromptRecord, given string) (value string, why Refusal) {
 	value, why = p.interpret(given)
