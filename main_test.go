@@ -9537,7 +9537,7 @@ func TestEveryWordIsShown(t *testing.T) {
 	t.Logf("ATLASBRIDGE_TEST_SEED=%d", seed)
 	rnd := mrand.New(mrand.NewSource(seed))
 	held := 0
-	const cases = 3000
+	const cases = 2000
 	for i := range cases {
 		var p PromptRecord
 		var words []string // that must be in the message
@@ -9579,8 +9579,16 @@ func TestEveryWordIsShown(t *testing.T) {
 		if !p.ShownAll && !p.Cut && units(region) < 3000 {
 			t.Fatalf("case %d: held back without need: %q\nregion %q\nmessage %q", i, p.unaccounted(said), region, said)
 		}
+		if units(message.Text) > maxUnits {
+			t.Fatalf("case %d: a message of %d units", i, units(message.Text))
+		}
 		if !p.ShownAll {
 			held++
+			all := p
+			e.offer(&all, e.s, region)
+			if all.ShownAll == p.Cut {
+				t.Fatalf("case %d: after Show all it is shown: %v; %q", i, all.ShownAll, region)
+			}
 		}
 		for _, given := range []string{"y", "n", "yes", "No", "", "1", "2", "9", "10", "1,2", "2,1", "1,1", "enter", "esc", "cancel", "default",
 			"allow", "always", "deny", "deny:why", "x", leaveIt, enterAlone, "default "} {
