@@ -7992,7 +7992,8 @@ var secrets = []struct {
 		`((?:[ \t]+[:=!]?=+>?[ \t]+|[:=!]?=+>?|[ \t]*:[ \t]*)\\*["']?)` + secretToken)},
 	{secretHints, re(`(?i)(?:^|\s)(--?(?:[\w-]*` + secretName + `|pass)|sshpass -p)([ \t]+\\*["']?)` + secretToken)},
 	{"-u --user --proxy-user", re(`(?i)(?:^|\s)((?:-u|--user|--proxy-user)[ =]["']?[^\s:"'/]+)(:)` + secretToken)},
-	{"bearer authorization", re(`(?i)\b(authorization\\*["']?:[ \t]*\\*["']?(?:bearer|basic|token)|bearer)( )` + secretToken)},
+	{"bearer authorization", re(`(?i)\b(authorization\\*["']?:[ \t]*\\*["']?(?:bearer|basic|token)|bearer)( )` +
+		secretToken)},
 	{"://", re("(://[^\\s/:@]*)(:)([^\\s\"'`$;|&()<>{}\\[\\]\\\\,/@]+)@")},
 	{"key-----", re(`()(\n[ \t│]*|\\n)([A-Za-z0-9+/]{20,}={0,2})[ \t│]*(?:\n|\\|$)`)},
 	{keyHints, re(`()()(\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +

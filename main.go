@@ -6258,7 +6258,8 @@ func (h *hook) permissionPrompt() PromptRecord {
 	folder := h.folder()
 	call := h.call(folder)
 	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: visible(redact(call.question)), Permission: true,
-		SafeDefault: ref(hookDeny), Full: visible(redact(call.full))}, Subject: safely(call.subject, maxFull), Lang: call.lang}
+		SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull), Lang: call.lang}
+	p.Full = visible(redact(call.full))
 	allow := "Yes"
 	if h.Tool == "ExitPlanMode" {
 		allow = "Yes, and manually approve edits" // the mode that claude is in then (measured)
