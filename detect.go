@@ -143,6 +143,7 @@ type line struct {
 	told     bool  // it is in the transcript
 	again    bool  // it was, before it was written anew
 	answered bool  // an answer was typed in it: what stands above belongs to earlier questions
+	over     bool  // a question stood in it that its cursor has left
 	asked    int   // cells from its left that showed a question when that was answered, and were not written since
 
 	stale bool     // shown is not what it shows any more
@@ -871,6 +872,7 @@ func (s *Screen) begin() *line {
 	l.again = l.told || l.again
 	l.told = false
 	l.answered = false
+	l.over = false
 	l.touch(s.col)
 	l.stale = true
 	s.changes++
@@ -1073,6 +1075,7 @@ func (s *Screen) scroll(top, n int) {
 		l.told = false
 		l.again = false
 		l.answered = false
+		l.over = false
 		s.erase(r*s.cols, (r+1)*s.cols)
 	}
 }
@@ -1994,7 +1997,6 @@ type Prompt struct {
 	all    string
 	since  time.Time // Idle: when the turn began, zero unknown
 	bare   bool      // what stands above never came to rest and is left out of both
-	moved  bool      // its choices never came to rest: nothing but what it asks is in both
 	parts  shown     // what both are made of
 	place  int       // row of the session in which a question on a line begins, from 1; 0 anywhere
 	motion motion    // what was seen moving in all
@@ -2056,24 +2058,6 @@ func (p *Prompt) withoutAbove() *Prompt {
 	}
 	if q.SafeDefault != nil && !q.refusesByDefault() {
 		q.SafeDefault = nil
-	}
-	q.seal()
-	return &q
-}
-
-// withoutChoices is the question alone of a menu that never comes to rest: what can be pressed is told, and no more.
-func (p *Prompt) withoutChoices(keys []Choice) *Prompt {
-	q := Prompt{
-		Type:     Unknown,
-		Score:    0.60,
-		Excerpt:  p.Excerpt,
-		Choices:  keys,
-		Signals:  p.Signals,
-		Question: p.Question,
-		Full:     p.Full,
-		Cut:      true,
-		Pointer:  -1,
-		moved:    true,
 	}
 	q.seal()
 	return &q
@@ -2281,15 +2265,9 @@ func (p *Prompt) follows(now *Prompt) bool {
 	return inOrder || !slices.Equal(was, is)
 }
 
-// like is p in the form in which other was shown: without what stands above it, or its choices, if
-// that was. nil stays nil.
+// like is p in the form in which other was shown: without what stands above it, if that was. nil stays nil.
 func (p *Prompt) like(other *Prompt) *Prompt {
-	switch {
-	case p == nil:
-		return nil
-	case other.moved && !p.moved:
-		return p.withoutChoices(other.Choices)
-	case other.bare && !p.bare:
+	if p != nil && other.bare && !p.bare {
 		return p.withoutAbove()
 	}
 	return p
@@ -2664,90 +2642,6 @@ var tongues = []tongue{
 		what:   "jaki|jaka|jakie|jaką|który|która|które|którą|gdzie|kto|jak|ile|dlaczego|kiedy",
 	},
 	{
-		name:    "cs",
-		yes:     "ano",
-		no:      "ne",
-		letters: "an",
-		cancel:  "zrušit|storno|přerušit",
-		deny:    "zakázat|zamítnout|odmítnout",
-		allow:   "vždy|povolit|přijmout|důvěřovat|potvrdit|souhlasit",
-		quit:    "konec|ukončit|odejít|zavřít|opustit|zpět",
-		keep:    "ponech|zachov|ulož|přeskoč",
-		press:   "stiskněte|stiskem|stisknout|zmáčkněte",
-		key:     "klávesu|libovolné klávesy|klávesa",
-		secret:  "heslo|hesla",
-		choose:  "vyberte|výběr|volba|zvolte|zvolit|vybrat|číslo|možnost",
-		what:    "jaký|jaká|jaké|který|která|které|kde|kdo|jak|kolik|proč|kdy",
-	},
-	{
-		name:    "sv",
-		yes:     "ja",
-		no:      "nej",
-		letters: "jn",
-		cancel:  "avbryt|avbryta",
-		deny:    "neka|avvisa|vägra|avslå|förkasta",
-		allow:   "alltid|tillåt|acceptera|godkänn|bekräfta|lita på|tillåta|godta",
-		quit:    "avsluta|stäng|lämna|sluta|bakåt|tillbaka|föregående",
-		keep:    "behåll|spara|hoppa",
-		press:   "tryck",
-		key:     "tangent",
-		enter:   "retur",
-		secret:  "lösenord|lösenfras|pin-kod",
-		choose:  "välj|val|nummer|alternativ",
-		what:    "vad|vilken|vilket|vilka|var|vem|hur|varför|när",
-	},
-	{
-		name:    "da",
-		yes:     "ja",
-		no:      "nej",
-		letters: "jn",
-		cancel:  "annuller|annullér|afbryd|anuller",
-		deny:    "nægt|afvis|afvise",
-		allow:   "altid|tillad|godkend|accepter|bekræft|acceptér|stol på",
-		quit:    "afslut|luk|forlad|slut|tilbage|forrige|bagud",
-		keep:    "behold|gem|spring",
-		press:   "tryk|tast",
-		key:     "tast",
-		enter:   "retur",
-		secret:  "adgangskode|kodeord|adgangsfrase|løsen",
-		choose:  "vælg|valg|dit valg|nummer",
-		what:    "hvad|hvilken|hvilket|hvilke|hvor|hvem|hvordan|hvorfor|hvornår",
-	},
-	{
-		name:    "no",
-		yes:     "ja",
-		no:      "nei",
-		letters: "jn",
-		cancel:  "avbryt",
-		deny:    "avvis|nekt",
-		allow:   "tillat|godta|aksepter|godkjenn|bekreft|stole på",
-		quit:    "avslutt|lukk|slutt|tilbake|forrige|bakover",
-		keep:    "behold|lagre|hopp",
-		press:   "trykk",
-		key:     "tast",
-		enter:   "linjeskift|retur",
-		secret:  "passord|pin-kode|passfrase",
-		choose:  "velg|valg|ditt valg|nummer|tall",
-		what:    "hva|hvilken|hvilket|hvilke|hvor|hvem|hvordan|hvorfor|når",
-	},
-	{
-		name:    "fi",
-		yes:     "kyllä|jaa|joo",
-		no:      "ei",
-		letters: "ke",
-		cancel:  "peru|peruuta|keskeytä",
-		deny:    "estä|hylkää|hylätä",
-		allow:   "aina|salli|hyväksy|vahvista|luota|luottaa",
-		quit:    "lopeta|poistu|sulje|takaisin|edellinen",
-		keep:    "säilyt|tallenn|ohita",
-		press:   "paina",
-		key:     "näppäintä",
-		enter:   "rivinvaihto",
-		secret:  "salasana|tunnuslause",
-		choose:  "valitse|valinta|numero|valinnan|vaihtoehto",
-		what:    "mikä|mitä|minkä|mihin|missä|kuka|miten|kuinka|miksi|milloin",
-	},
-	{
 		name:    "ru",
 		yes:     "да",
 		no:      "нет",
@@ -2849,11 +2743,6 @@ var tongues = []tongue{
 		choose:  "선택|번호|숫자",
 		what:    "무엇|어느|어디|누구|어떻게|몇|언제|왜|어떤",
 	},
-	{name: "el", yes: "ναι", no: "όχι", letters: "νο"},
-	{name: "hu", yes: "igen", no: "nem", letters: "in"},
-	{name: "id", yes: "ya", no: "tidak", letters: "yt"},
-	{name: "ro", yes: "da", no: "nu", letters: "dn"},
-	{name: "vi", yes: "có", no: "không", letters: "ck"},
 }
 
 // words are all words for one thing, by the byte that they begin with.
@@ -3796,8 +3685,6 @@ const (
 	againKnown   = 3 * time.Second         // the same of an agent: busy it shows a key after 2.2 s (claude 2.1)
 	restTime     = time.Second             // what is above must have come to rest: SPEC 6
 	restlessTime = 10 * time.Second        // until it is asked without what is above, or without its choices
-	calmTime     = 5 * time.Second         // without a change: a menu is no restless one
-	leastSwaps   = 3                       // of its choices: it is a restless one
 	maxReplaced  = 6                       // questions a minute that replace one not answered: SPEC 6
 	maxFull      = 16 << 10                // bytes of a dialog
 	stringTime   = 5 * time.Second         // without output: a string that has not ended is none; so does tmux
@@ -3827,7 +3714,6 @@ type Detector struct {
 	reports []ProgramStatus // of the protocol, that wait for TakeStatuses
 	view    *view           // the last look
 	read    *candidate      // what its readers found
-	judged  *candidate      // the found that core and all are of
 	account account         // of what a known tool has shown
 	drawnAt *place          // of the cursor that the program draws, as last seen
 
@@ -3836,16 +3722,10 @@ type Detector struct {
 	motion motion     // in the text of found, in the form in which cur was asked
 	typed  bool       // something was typed while it was in force
 
-	core   string    // of found, without what stands above it; "" none
-	coreAt time.Time // since when it has not come to rest
-	all    string    // of found, with what stands above it
-	allAt  time.Time // since when it is as it is
-
-	lead   string    // kind and question of the menu whose choices have last changed by themselves
-	leadAt time.Time // since when they do, never at rest for calmTime
-	swapAt time.Time // when they last did
-	swaps  int       // how often
-	again  int       // how often it was asked meanwhile in place of one that nobody answered
+	all        string    // of found
+	allAt      time.Time // since when it has not changed but for what moves
+	foundAt    time.Time // since when something is found that is not asked and has never rested; zero: nothing is
+	replacedAt time.Time // when a question last left by itself, with nothing typed
 
 	outAt     time.Time // when output last came
 	changedAt time.Time // when it last changed the mask
@@ -3863,9 +3743,7 @@ type Detector struct {
 	askDue    time.Time // zero, or when found is asked
 	goneDue   time.Time // zero, or when cur, which is out of sight, is forgotten
 
-	replaced string      // core of the question that went by itself, with nothing typed; "" none
-	goneLead string      // its lead
-	askedAt  []time.Time // when questions were asked that replaced such a one, in the last minute
+	askedAt []time.Time // when questions were asked that replaced such a one, in the last minute
 }
 
 // candidate is what one look takes for a question: a prompt, where it stands, and what it needs to
@@ -3985,7 +3863,6 @@ func (d *Detector) Resize(rows, cols int, now time.Time) {
 func (d *Detector) Typed(p []byte, now time.Time) {
 	enter := bytes.ContainsAny(p, "\r\n")
 	d.turn.noteKeys(p, d.Working(), now)
-	d.lead = "" // a key may have moved its pointer
 	if d.cur != nil {
 		d.typed = true
 		begun := d.cur.onLine() && len(p) > 0 && p[0] >= ' '
@@ -4035,7 +3912,7 @@ func (d *Detector) Sleep(until time.Time) {
 func (d *Detector) Again() {
 	d.forget()
 	d.enterAt = time.Time{}
-	d.replaced = ""
+	d.replacedAt = time.Time{}
 }
 
 // forget leaves no question in force.
@@ -4058,14 +3935,12 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	if due.IsZero() || due.After(now) {
 		return nil
 	}
-	if d.replaced != "" {
+	if d.replaces() {
 		d.askedAt = append(d.askedAt, now)
-		d.again += int(number(d.goneLead == d.lead))
 	}
 	d.forget()
 	d.cur = f
 	d.typed = false
-	d.replaced = ""
 	d.askDue = time.Time{}
 	d.enterAt = time.Time{}
 	p := d.snapshot(&f.Prompt)
@@ -4168,49 +4043,18 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 		d.motion.see(asked.all, now)
 		d.found.motion = d.motion
 	}
-	if d.found == d.judged {
+	if d.found == nil {
+		d.foundAt = time.Time{}
 		return
 	}
-	d.judged = d.found
-	core, all := "", ""
-	if d.found != nil {
-		core = d.found.withoutAbove().all
-		all = d.found.all
+	changed := d.found.all != d.all && !alike(d.found.all, d.all)
+	if d.foundAt.IsZero() || changed && now.Sub(d.allAt) >= restTime {
+		d.foundAt = now
 	}
-	otherCore, otherAll := !alike(core, d.core), !alike(all, d.all)
-	rested := otherAll && now.Sub(d.allAt) >= restTime
-	if otherCore && d.found.isMenu() {
-		d.noteSwap(now)
-	}
-	if otherCore || rested {
-		d.core = core
-		d.coreAt = now
-	}
-	if otherAll {
-		d.all = all
+	if changed {
 		d.allAt = now
 	}
-}
-
-// isMenu tells whether it offers choices in a dialog. c may be nil.
-func (c *candidate) isMenu() bool {
-	return c != nil && !c.Idle && !c.silent && !c.onLine() && len(c.Choices) > 0
-}
-
-// heading is what a menu keeps whose choices change.
-func (c *candidate) heading() string { return string(c.Type) + " " + c.Question }
-
-// noteSwap notes that the menu found is another than before.
-func (d *Detector) noteSwap(now time.Time) {
-	lead := d.found.heading()
-	if lead != d.lead || now.Sub(d.swapAt) >= calmTime {
-		d.lead = lead
-		d.leadAt = now
-		d.swaps = 0
-		d.again = 0
-	}
-	d.swaps++
-	d.swapAt = now
+	d.all = d.found.all
 }
 
 // lookAtTurn notes what the screen tells of the turn, and finds the box of one that is over although
@@ -4293,9 +4137,12 @@ func (d *Detector) track(now time.Time) {
 	d.leave(now)
 	if d.goneDue.IsZero() {
 		d.goneDue = now.Add(goneAfter)
+		d.foundAt = now
+		if !d.typed && !d.cur.Idle {
+			d.replacedAt = now
+		}
 	}
 	if !now.Before(d.goneDue) {
-		d.noteReplaced()
 		d.forget()
 	}
 }
@@ -4303,18 +4150,10 @@ func (d *Detector) track(now time.Time) {
 // leave notes that the cursor has left the line of the question in force: no reader finds it there from now on.
 func (d *Detector) leave(now time.Time) {
 	r := d.cur.place - 1 - d.Screen.scrolled
-	if d.cur.onLine() && r >= 0 && r < d.view.row && !d.Screen.grid[r].answered {
-		d.Screen.grid[r].answered = true
+	if d.cur.onLine() && r >= 0 && r < d.view.row && !d.Screen.grid[r].over {
+		d.Screen.grid[r].over = true
 		d.Screen.changes++
 		d.lookDue = now
-	}
-}
-
-// noteReplaced notes the question in force as one that went by itself, if nobody typed.
-func (d *Detector) noteReplaced() {
-	if !d.typed && !d.cur.Idle {
-		d.replaced = d.cur.withoutAbove().all
-		d.goneLead = d.cur.heading()
 	}
 }
 
@@ -4376,9 +4215,6 @@ func (d *Detector) schedule(now time.Time) (f *candidate, due time.Time) {
 	if d.cur == nil || d.stands() == another {
 		return d.scheduleNew(now)
 	}
-	if d.cur.moved { // it may come to rest after all
-		return f, d.allAt.Add(restlessTime)
-	}
 	if d.enterAt.IsZero() || f.Idle {
 		return f, time.Time{}
 	}
@@ -4402,63 +4238,42 @@ func (d *Detector) againAt(f *candidate) time.Time {
 	return time.Time{}
 }
 
-// scheduleNew decides when the question found is to be asked, and in which form: what it shows must
-// have come to rest, for a second where it follows one that it only differs from in what stands
-// above, and longer the more often a menu has replaced itself. What never comes to rest is asked without
-// it. At most six of those that follow one nobody answered are asked in a minute.
+// scheduleNew decides when the question found is to be asked: once it has been still. One that replaced another, which
+// nobody answered, must have come to rest, and at most six of these are asked in a minute. What never comes to rest is
+// asked without what stands above it.
 func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	f = d.found
-	bySilence := f.silent
 	due = d.changedAt.Add(f.wait)
-	if bySilence {
+	if f.silent {
 		due = d.movedAt.Add(f.wait)
 	}
 	if f.Idle && d.adapter.Box != nil {
 		due = later(due, d.turn.over())
 	}
-	if f.wait == settleBlocked && (d.view.reported || !bySilence) { // the report comes before the dialog is painted
-		due = later(due, d.coreAt.Add(f.wait))
+	if f.wait == settleBlocked && (d.view.reported || !f.silent) { // the report comes before the dialog is painted
+		due = later(due, d.allAt.Add(f.wait))
 	}
-	if d.cur != nil {
-		d.noteReplaced()
-	}
-	if alike(d.replaced, d.core) {
+	if d.replaces() {
 		due = later(due, d.allAt.Add(restTime))
 	}
-	if f.isMenu() && d.replaced != "" && d.goneLead == f.heading() {
-		due = later(due, d.coreAt.Add(time.Duration(d.again)*restTime))
-	}
-	if d.restless(due) {
-		due = d.leadAt.Add(restlessTime)
-		if !due.After(now) {
-			return &candidate{Prompt: *f.withoutChoices(d.view.pressable())}, due
-		}
-	}
-	if due.After(now) && !f.Idle && !bySilence {
-		restless := d.coreAt.Add(restlessTime)
-		if due.After(restless) {
-			due = restless
-		}
-		if !due.After(now) {
-			bare := *f
-			bare.Prompt = *f.withoutAbove()
-			f = &bare
-		}
+	restless := d.foundAt.Add(restlessTime)
+	if due.After(restless) && !f.Idle && !f.silent {
+		due = restless
+		bare := *f
+		bare.Prompt = *f.withoutAbove()
+		f = &bare
 	}
 	d.askedAt = slices.DeleteFunc(d.askedAt, func(at time.Time) bool {
 		return now.Sub(at) >= time.Minute
 	})
-	if d.replaced != "" && len(d.askedAt) >= maxReplaced {
+	if d.replaces() && len(d.askedAt) >= maxReplaced {
 		due = later(due, d.askedAt[0].Add(time.Minute))
 	}
 	return f, due
 }
 
-// restless tells whether the menu found, of a program that reads, has changed by itself for so long that
-// it is told of before it is due.
-func (d *Detector) restless(due time.Time) bool {
-	return d.found.isMenu() && d.view.reads() && d.lead != "" && d.swaps >= leastSwaps && due.Sub(d.leadAt) > restlessTime
-}
+// replaces reports whether the question found came in the place of one that had just left by itself.
+func (d *Detector) replaces() bool { return d.foundAt.Before(d.replacedAt.Add(restTime)) }
 
 // Next is when Tick is next worth calling, now at the earliest.
 func (d *Detector) Next(now time.Time) time.Time {
@@ -4486,9 +4301,9 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	return still && !d.ttyDue.After(now)
 }
 
-// Behind is what shows where the answer to the question in force is typed, since key was: behind its line, of any other the
-// key where the cursor is; and whether the question still stands. Below a line that has ended only the key itself is an
-// echo: other words there are new output. It is about the last look.
+// Behind is what shows where the answer to the question in force is typed, since key was: behind its line, of any other
+// the key where the cursor is; and whether the question still stands. Below a line that has ended only the key itself
+// is an echo: other words there are new output. It is about the last look.
 func (d *Detector) Behind(key string) (typed string, stands bool) {
 	if d.cur == nil {
 		return "", false
@@ -8087,7 +7902,7 @@ func (v *view) readEnded(f *candidate, text string, top int) bool {
 
 // readFurtherUp finds a question in one of the three lines above the cursor, line the lowest.
 func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
-	for n := 0; n < 3 && top >= 0 && !v.s.grid[top].answered; n++ {
+	for n := 0; n < 3 && top >= 0 && !v.s.grid[top].over; n++ {
 		f.Question = strings.TrimSpace(line)
 		ends := reAskedAbove.MatchString(plain(f.Question)) && strings.ContainsAny(f.Question, "?:？：")
 		// svn ends the line that names its keys, and reads the answer in the next.

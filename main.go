@@ -1850,7 +1850,6 @@ const (
 	albumTime    = 1200 * time.Millisecond // after a file of an album: then all of it has come
 	stopTime     = 5 * time.Second         // for a turn to end: up to 1.6 s (qwen 0.24)
 	sendTime     = 3 * time.Second         // for a tool to show a key typed here: busy 2.2 (claude 2.1)
-	draftTime    = 30 * time.Second        // for what was typed at the keyboard to show in the box
 	detectEvery  = time.Second / 100       // between looks of the detector
 	reapEvery    = time.Minute             // between looks for sessions that died, and at the host's terminal
 	hostLook     = time.Second             // after a SIGHUP: a shell that dies of one passes it on first
@@ -1991,7 +1990,6 @@ type session struct {
 	records  <-chan Record      // of others, about this session
 	halt     *halt              // a turn that is being interrupted, nil none
 	gate     *gate
-	draft    draftHere
 	held     []typedKeys // at the keyboard while the gate types
 	begun    int         // characters of a line that was begun and not ended, in line mode
 	typing   []byte      // for the writer, but for the gate's keys
@@ -2023,12 +2021,6 @@ type overDialog struct {
 	by    string // who pressed keys while it stood, "" nobody
 }
 
-// draftHere is what was typed at the keyboard since the input box was last emptied.
-type draftHere struct {
-	keys   string
-	edited bool // by keys that move or delete, or as a paste: keys are not what stands in the box
-}
-
 // halt is the interruption of a turn: its key was pressed.
 type halt struct {
 	input *InputRecord // that asked for it
@@ -2041,7 +2033,8 @@ type halt struct {
 type write struct {
 	p      []byte
 	answer bool
-	taken  int64 // what the screen had got when the answer was chosen
+	taken  int64     // what the screen had got when the answer was chosen
+	at     time.Time // when the writer wrote it
 }
 
 // errUnread is a write that was not made because output was waiting.
@@ -3412,6 +3405,7 @@ func (s *session) handedOver(w write) {
 // writePTY writes what the loop hands over, and reports each write.
 func (s *session) writePTY(writes <-chan write) {
 	for w := range writes {
+		w.at = time.Now()
 		var err error
 		if w.answer && (s.came.Load() > w.taken || s.pty.Unread() > 0) {
 			err = errUnread
@@ -3426,7 +3420,7 @@ func (s *session) writePTY(writes <-chan write) {
 func (s *session) written(w write, err error) {
 	s.inFlight = false
 	if w.answer {
-		s.gateWrote(w.p, err)
+		s.gateWrote(w, err)
 	} else {
 		s.unwritten(err)
 	}
@@ -3520,7 +3514,6 @@ func (s *session) noteKeys(k typedKeys) {
 	if !isReport(keys) {
 		by = "cli:local"
 		s.lastKey = k.at
-		s.noteDraft(keys)
 	}
 	s.noteLine(keys, k.modes)
 	s.notePressed(keys, by, k.at)
@@ -3550,48 +3543,6 @@ func (s *session) noteLine(keys string, modes Modes) {
 // isReport tells whether keys are what terminals send by themselves.
 func isReport(keys string) bool {
 	return strings.HasPrefix(keys, "\x1b") && reReport.MatchString(keys) // to match a long paste takes long
-}
-
-// noteDraft keeps what somebody has typed here into the input box and not sent: a slow tool may not
-// show it yet.
-func (s *session) noteDraft(keys string) {
-	if s.q != nil && !s.q.rec.Idle {
-		return // they are for the question
-	}
-	if emptiesBox(keys) {
-		s.draft = draftHere{}
-		return
-	}
-	if strings.HasPrefix(keys, "\x1b") || strings.ContainsAny(keys, "\x7f\x08") {
-		s.draft.edited = true
-	}
-	s.draft.keys += keys
-	s.draft.keys = s.draft.keys[max(0, len(s.draft.keys)-maxMessage):]
-}
-
-// emptiesBox tells whether keys empty the input box: Enter, Esc, ^C, ^U.
-func emptiesBox(keys string) bool {
-	switch keys {
-	case "\x1b", "\x03", "\x15":
-		return true
-	}
-	return strings.HasSuffix(keys, "\r") || strings.HasSuffix(keys, "\n")
-}
-
-// draftDoesNotShow tells that the input box may not hold yet what somebody has typed into it here,
-// or may still hold what they have sent: a busy tool shows keys late. After a while that is not
-// waited for any more: the keys were for something else.
-func (s *session) draftDoesNotShow(box inputBox) bool {
-	since := time.Since(s.lastKey)
-	switch {
-	case since < sendTime:
-		return true
-	case s.draft.keys == "" || since > draftTime:
-		return false
-	case s.draft.edited:
-		return box.draft == ""
-	}
-	return !strings.Contains(squeezed(box.draft), squeezed(s.draft.keys))
 }
 
 // inject queues keys for the child. by tells who pressed them.
@@ -3658,8 +3609,8 @@ func (s *session) heldBytes() int {
 	return n
 }
 
-// takeHeld takes what was typed while the gate g was typing: the keys to pass on, in their order, and how many bytes belong
-// to the question that it answered. Where the next one stands already that is all: nobody answers it so soon.
+// takeHeld takes what was typed while the gate g was typing: the keys to pass on, in their order, and how many bytes
+// belong to the question that it answered. Where the next one stands already all do: nobody answers that so soon.
 func (s *session) takeHeld(g *gate, answered bool) (pass []typedKeys, dropped int) {
 	asked := answered && len(s.held) > 0 && g.overtaken(s.det.Look(s.pty.State(), time.Now()))
 	for _, k := range s.held {
@@ -4392,7 +4343,7 @@ func (s *session) boxWaits(look *Prompt, box inputBox) (why string) {
 		return questionOpen
 	case !box.found:
 		return "there is no input box on the screen"
-	case s.draftDoesNotShow(box):
+	case time.Since(s.lastKey) < sendTime:
 		return "somebody types at the keyboard, and the input box does not show it yet"
 	}
 	return ""
@@ -4846,7 +4797,6 @@ type gate struct {
 	input   *InputRecord // then this
 	text    string       // what is typed into an input box
 	command bool         // that is a command of the tool's own
-	draft   string       // what stood in the box: it is put back
 	note    string       // what else is to be told of the answer, "" nothing
 	refused string       // why the text is taken out of the box again and not sent, "" it is not
 
@@ -4872,11 +4822,10 @@ type gate struct {
 
 // gateMove is where the gate goes when its keys are written, and how long the screen has then to follow.
 type gateMove struct {
-	to       gatePhase
-	within   time.Duration
-	done     bool    // these keys are the last
-	menu     *Prompt // as it was before these keys
-	restores bool    // these keys are the draft that was put aside
+	to     gatePhase
+	within time.Duration
+	done   bool    // these keys are the last
+	menu   *Prompt // as it was before these keys
 }
 
 // gatePhase is how far the gate is.
@@ -4892,7 +4841,6 @@ const (
 	gateText                     // the text is typed: it must stand in the box, then Enter follows
 	gateSent                     // Enter is typed: the text must leave the box
 	gateAgain                    // Enter is typed a second time
-	gateRestore                  // the box is empty again: the draft is put back
 	gateEcho                     // all is typed: the child is to read it, and its echo passes
 )
 
@@ -4951,7 +4899,11 @@ func (s *session) gatePhaseStep(look *Prompt, tty TTYState, late bool) (why stri
 	g := s.gate
 	switch g.phase {
 	case gateLook:
-		if why := s.unreadable(tty); why != "" {
+		why := s.unreadable(tty)
+		switch {
+		case why != "" && time.Since(g.until) < followTime: // it may be busy for a moment
+			return ""
+		case why != "":
 			return why
 		}
 		if g.input != nil || g.q.rec.Idle {
@@ -4972,8 +4924,6 @@ func (s *session) gatePhaseStep(look *Prompt, tty TTYState, late bool) (why stri
 		return s.enterStep(look, late)
 	case gateSent, gateAgain:
 		return s.sentStep(look, late)
-	case gateRestore:
-		return s.restoreStep(late)
 	case gateEcho:
 		s.echoStep(look, tty, late)
 	}
@@ -5044,7 +4994,7 @@ func (s *session) press(keys string, then gateMove) (why string) {
 
 // gateWrote takes the writer's report. Keys that were held back because output was waiting are not lost: the gate looks
 // again. An error ends it: what was not written was not typed.
-func (s *session) gateWrote(keys []byte, err error) {
+func (s *session) gateWrote(w write, err error) {
 	g := s.gate
 	if g == nil {
 		return
@@ -5057,15 +5007,17 @@ func (s *session) gateWrote(keys []byte, err error) {
 		s.gateFail("it could not be typed: " + err.Error())
 		return
 	}
-	g.sent = len(keys)
-	g.sentAt = time.Now()
-	g.wrote = g.wrote || g.after.to != gateMenu && g.after.to != gateCleared
+	g.sent = len(w.p)
+	g.sentAt = w.at
+	g.wrote = g.wrote || g.after.to != gateMenu
+	unread := s.pty.Waiting() != 0
 	for i := range s.held {
-		s.held[i].stood = true
+		s.held[i].stood = unread || s.held[i].at.Before(w.at)
 	}
-	s.noteLine(string(keys), s.pty.Modes())
-	s.det.Typed(keys, time.Now())
-	s.recordKeys(string(keys), false, time.Now())
+	keys := string(w.p)
+	s.noteLine(keys, s.pty.Modes())
+	s.det.Typed(w.p, time.Now())
+	s.recordKeys(keys, false, time.Now())
 	s.gateMoves()
 }
 
@@ -5076,9 +5028,6 @@ func (s *session) gateMoves() {
 	g.until = time.Now().Add(g.after.within)
 	g.done = g.done || g.after.done
 	g.menu = g.after.menu
-	if g.after.restores {
-		g.draft = ""
-	}
 	if g.phase == gateEcho {
 		s.det.Sleep(g.until)
 		s.seen = nil
@@ -5245,8 +5194,8 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 }
 
 // pressAnswer types an answer. Whether Enter ends it is for the terminal as it is now, not as it was when it was asked:
-// where it takes lines it does. In raw mode the program may take one key, and what follows would answer the next question
-// (e2fsck, mutt): the first key goes alone there, the rest when the program shows it.
+// where it takes lines it does. In raw mode the program may take one key, and what follows would answer the next
+// question (e2fsck, mutt): the first key goes alone there, the rest when the program has shown that.
 func (s *session) pressAnswer(first, rest string, then gateMove) (why string) {
 	key, _ := utf8.DecodeRuneInString(first)
 	more := rest != "" || then.to == gateEcho
@@ -5262,9 +5211,9 @@ func (s *session) pressAnswer(first, rest string, then gateMove) (why string) {
 	return s.press(first+rest, then)
 }
 
-// keyStep types the rest of an answer while the question stands, and the program reads and has shown the first key behind
-// it: it edits a line, and Enter ends that. Else the key was all it took. What the terminal itself shows tells that of
-// no program; but one that takes words takes more than the first key.
+// keyStep types the rest of an answer while the question stands, and the program reads and has shown the first key
+// behind it: it edits a line, and Enter ends that. Else the key was all it took. What the terminal itself shows tells
+// that of no program; but one that takes words takes more than the first key.
 func (s *session) keyStep(look *Prompt, tty TTYState, late bool) (why string) {
 	g := s.gate
 	typed, stands := s.det.Behind(g.first)
@@ -5352,10 +5301,8 @@ func (s *session) pasted(text string) string {
 	return strings.ReplaceAll(text, "\n", " ")
 }
 
-// boxStep types the text into an input box that is empty. A draft of one row is taken out first, where the tool has
-// keys for it; any other is left alone, and the operator is told.
+// boxStep types the text into an input box that is empty. A draft is left alone, and the operator is told.
 func (s *session) boxStep(look *Prompt) (why string) {
-	g := s.gate
 	box := s.det.Box(s.pty.State(), time.Now())
 	why = s.boxWaits(look, box)
 	switch {
@@ -5363,30 +5310,18 @@ func (s *session) boxStep(look *Prompt) (why string) {
 		return why
 	case box.draft == "" || s.adapter.Box == nil && box.whole:
 		return s.typeText()
-	case box.whole && s.adapter.Clear != "":
-		g.draft = box.draft
-		return s.press(s.adapter.Clear, gateMove{to: gateCleared, within: submitTime})
 	}
 	return "there is a draft in the input box, nothing was typed: “" + safely(box.draft, 200) +
 		"”. Send it, or empty the box (/keys CTRL_U), then send yours again"
 }
 
-// clearedStep types the text when the box is empty; where that text was what had to leave it, a draft is put back.
+// clearedStep waits until the text that is not sent has left the box.
 func (s *session) clearedStep() (why string) {
-	g := s.gate
 	box := s.det.Box(s.pty.State(), time.Now())
-	empty := box.found && box.draft == ""
-	switch {
-	case g.refused != "" && !empty:
-		return g.refused + ". It still stands in the input box"
-	case g.refused != "" && g.draft != "":
-		return s.press("", gateMove{to: gateRestore, within: submitTime})
-	case g.refused != "":
+	if box.found && box.draft == "" {
 		return s.press("", s.echo())
-	case !empty:
-		return "the draft in the input box could not be put aside: look at the terminal"
 	}
-	return s.typeText()
+	return s.gate.refused + ". It still stands in the input box"
 }
 
 // withdraw takes the text out of the box again: it is not sent, for this reason.
@@ -5439,7 +5374,7 @@ func (s *session) enterStep(look *Prompt, late bool) (why string) {
 	case held && s.gate.picksAnother(s.det.Picks()):
 		name, _, _ := strings.Cut(s.det.Picks(), " ")
 		return s.withdraw("nothing was sent: for " + s.gate.text + " " + s.rec.Tool + " would take /" + name)
-	case held || plain:
+	case held || plain && s.pty.Modes().Canonical: // in raw mode it may not be a line that is edited
 		return s.press("\r", gateMove{to: gateSent, within: submitTime})
 	case time.Now().Before(s.gate.until.Add(submitTime)):
 		return ""
@@ -5467,9 +5402,6 @@ func (s *session) sentStep(look *Prompt, late bool) (why string) {
 		return "the tool made “" + safely(box.draft, 200) + "” of it, which stands in its input box now"
 	case s.adapter.Box == nil || !held || asks:
 		g.done = true
-		if g.draft != "" {
-			return s.press("", gateMove{to: gateRestore, within: submitTime})
-		}
 		return s.press("", s.echo())
 	case g.phase == gateAgain && g.command && late:
 		return s.withdraw(s.rec.Tool + " does not take " + g.text + ": nothing was sent")
@@ -5496,22 +5428,6 @@ func (s *session) holdsText() bool {
 		return strings.HasSuffix(squeezed(box), squeezed(end))
 	}
 	return strings.Contains(squeezed(box), squeezed(end)) || reFolded.MatchString(box)
-}
-
-// restoreStep puts the draft back into the box, which is empty again; where it does not become so, the operator is told
-// what it was.
-func (s *session) restoreStep(late bool) (why string) {
-	g := s.gate
-	box := s.det.Box(s.pty.State(), time.Now())
-	if box.found && box.draft == "" {
-		back := s.echo()
-		back.restores = true
-		return s.press(s.pasted(g.draft), back)
-	}
-	if late {
-		return s.press("", s.echo())
-	}
-	return ""
 }
 
 // gateStop ends the gate for a key at the keyboard.
@@ -5562,7 +5478,7 @@ func (s *session) gateEnds(why string) {
 	}
 	switch {
 	case g.input != nil:
-		s.inputTyped(g, why)
+		s.inputDone(g.input, why, Notice{})
 	case why != "":
 		s.log.Warn("an answer was not typed", "why", why)
 		s.answerRefused(g, why)
@@ -5572,21 +5488,6 @@ func (s *session) gateEnds(why string) {
 	for _, k := range pass {
 		s.handleKeys(k)
 	}
-}
-
-// inputTyped records that a text was sent, or why not, and tells the operator of a draft that is not back in its box.
-func (s *session) inputTyped(g *gate, why string) {
-	var more Notice
-	takenOut := g.phase > gateCleared || g.refused != ""
-	if g.draft != "" && takenOut {
-		lost := "a draft stood in the box and could not be put back: “" + safely(g.draft, 200) + "”"
-		if why == "" {
-			more.Text = "Sent. But " + lost
-		} else {
-			why += ". And " + lost
-		}
-	}
-	s.inputDone(g.input, why, more)
 }
 
 // answerRefused records why an answer was not typed, and asks anew where that can be answered.
@@ -6261,22 +6162,7 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) 
 		}
 		h.release()
 	}
-	p.Tool = h.Tool
-	p.Cwd = visible(redact(shortPath(h.Cwd, h.folder())))
-	if p.Cwd == "." {
-		p.Cwd = ""
-	}
-	p.Constraints.MaxLength = maxMessage
-	if h.Agent != "" {
-		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
-	}
-	p.Question = oneLine(p.Question)
-	p.Full = p.Question + "\n" + p.Full
-	p.Cut = len(p.region()) > maxHookFull
-	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
-		*text = clip(*text, maxHookFull)
-	}
-	h.complete(&p, fromHook, time.Now())
+	h.describe(&p)
 	records, err := h.post(ctx, &p)
 	if err != nil {
 		return nil, err
@@ -6292,6 +6178,27 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) 
 		return nil, nil // or our time is over: the session notices by the lock
 	}
 	return r, nil
+}
+
+// describe completes p with who asks and where, so that Full begins with the question. What is too long to be shown is
+// cut.
+func (h *hook) describe(p *PromptRecord) {
+	p.Tool = h.Tool
+	p.Cwd = visible(redact(shortPath(h.Cwd, h.folder())))
+	if p.Cwd == "." {
+		p.Cwd = ""
+	}
+	if h.Agent != "" {
+		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
+	}
+	p.Question = oneLine(p.Question)
+	p.Full = p.Question + "\n" + p.Full
+	p.Constraints.MaxLength = maxMessage
+	h.complete(p, fromHook, time.Now())
+	p.Cut = len(p.region()) > maxHookFull
+	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
+		*text = clip(*text, maxHookFull)
+	}
 }
 
 // Where a question comes from, in its record; else it is from the screen.

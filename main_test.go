@@ -1921,7 +1921,6 @@ func TestExpireTypes(t *testing.T) {
 		{"a refusal, fed", false, true, ref("n"), false, true, nil},
 		{"hook", true, false, ref(hookDeny), false, false, ref(hookDeny)},
 		{"hook, fed", true, true, ref(hookDeny), false, false, ref(hookDeny)},
-		{"script", true, false, nil, false, true, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			st := storeAt(t, home(t, ""))
@@ -1937,9 +1936,6 @@ func TestExpireTypes(t *testing.T) {
 			}
 			if c.hook {
 				q.screen = nil
-			}
-			if c.name == "script" {
-				q.rec.Source = fromAsk
 			}
 			s := bareSession(t, st, p.SessionID, "x")
 			s.fed = c.fed
@@ -2537,7 +2533,7 @@ func TestGateHeldBack(t *testing.T) {
 				if got := string(s.gate.keys); got != c.first {
 					t.Fatalf("%q, want %q", got, c.first)
 				}
-				s.gateWrote(s.gate.keys, errUnread)
+				s.gateWrote(write{p: s.gate.keys}, errUnread)
 			}
 			if got := s.typed(false); got != c.first {
 				t.Errorf("then %q, want %q", got, c.first)
@@ -2553,7 +2549,7 @@ func TestGateHeldBack(t *testing.T) {
 	s := gateBench(t, "x", canon, "Go? (y/n) ", "y")
 	id := s.q.rec.ID
 	s.gateStep()
-	s.gateWrote(s.gate.keys, syscall.EIO)
+	s.gateWrote(write{p: s.gate.keys}, syscall.EIO)
 	log, err := os.ReadFile(filepath.Join(s.st.Dir, "audit.log"))
 	if err != nil {
 		t.Fatal(err)
@@ -2744,8 +2740,7 @@ func TestGateAsksAnew(t *testing.T) {
 	}
 }
 
-// TestGateInputBox: a text goes only into an empty box: a draft of one row is put aside and back again, any other is left
-// alone; Enter comes only when the text stands in the box, a second time when it stayed, and no third time.
+// TestGateInputBox: a text goes only into an empty box: a draft is left alone; Enter comes only when the text stands in the box, a second time when it stayed, and no third time.
 func TestGateInputBox(t *testing.T) {
 	t.Parallel()
 	raw := TTYState{ReadingYes, false, false, 0}
@@ -2770,11 +2765,7 @@ func TestGateInputBox(t *testing.T) {
 	}{
 		{"empty", "go on",
 			[]step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
-		{"draft", "go on",
-			[]step{{box("abc"), false, "\x05\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"},
-				{box(""), false, ""}, {keep, false, "abc"}, {keep, true, "done"}}},
-		{"draft that stays", "go on",
-			[]step{{box("abc"), false, "\x05\x15"}, {keep, false, ""}, {keep, true, "!could not be put aside"}}},
+		{"draft", "go on", []step{{box("abc"), true, "!there is a draft"}}},
 		{"draft of two rows", "go on",
 			[]step{{strings.Repeat("─", 80) + "❯\u00a0abc\r\n  def\r\n" + strings.Repeat("─", 80) + "\x1b[3;6H", true,
 				"!there is a draft"}}},
@@ -2801,9 +2792,6 @@ func TestGateInputBox(t *testing.T) {
 			{keep, true, "!nothing was sent: for /comp claude would take /compact"}}},
 		{"beginning that stays", "//comp", []step{{box(""), false, "/comp"},
 			{listed("/compact      Free up context", "/comp"), true, "\x05\x15"}, {keep, true, "!still stands in the input box"}}},
-		{"beginning of a command, and a draft", "//comp", []step{{box("abc"), false, "\x05\x15"}, {box(""), false, "/comp"},
-			{listed("/compact      Free up context", "/comp"), true, "\x05\x15"}, {box(""), false, ""}, {keep, false, "abc"},
-			{box("abc"), true, "!nothing was sent: for /comp claude would take /compact"}}},
 		{"command and more", "//comp it all", []step{{box(""), false, "/comp it all"},
 			{listed("/compact      Free up context", "/comp it all"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
 		{"command that is not taken", "//x", []step{{box(""), false, "/x"}, {box("/x"), true, "\r"}, {keep, true, "\r"},
@@ -2811,9 +2799,6 @@ func TestGateInputBox(t *testing.T) {
 		{"command that asks", "//model", []step{{box(""), false, "/model"}, {box("/model"), true, "\r"},
 			{"Select model\r\n\r\n❯ 1. Opus\r\n  2. Haiku\r\n\r\nEnter to confirm · Esc to exit\x1b[3;1H", true, ""},
 			{keep, true, "done"}}},
-		{"text that is not taken, and a draft", "go on",
-			[]step{{box("abc"), false, "\x05\x15"}, {box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, true, "\r"},
-				{keep, true, "!was not taken; look at the terminal. And a draft stood in the box and could not be put back: “abc”"}}},
 		{"path of a picture", "/tmp/1.png", []step{{box(""), false, "/tmp/1.png "}, {box("[Image #1]"), true, "\r"},
 			{box(""), false, ""}, {keep, true, "done"}}},
 		{"comment", "// x", []step{{box(""), false, "// x"}}},
@@ -2918,29 +2903,22 @@ func TestTextMeetsAQuestion(t *testing.T) {
 }
 
 // TestDraftIsWaitedFor: a text from the phone is not typed into a box that only looks empty because the tool has not
-// shown yet what somebody typed here; a draft that shows is put aside, what cannot be known is left alone.
+// shown yet what somebody typed here; a draft that shows is left alone.
 func TestDraftIsWaitedFor(t *testing.T) {
 	box := strings.Repeat("─", 80) + "❯\u00a0%s\r\n" + strings.Repeat("─", 80) + "\x1b[2;3H"
 	for _, c := range []struct {
-		name, keys, shows, want string
-		ago                     time.Duration // since the last key
+		name, shows, want string
+		ago               time.Duration // since the last key
 	}{
-		{"nobody types", "", "", "hello", time.Hour},
-		{"just now", "x", "", "", time.Second},
-		{"not shown yet", "half a dra", "", "", 5 * time.Second},
-		{"half of it", "half a dra", "half", "", 5 * time.Second},
-		{"all of it", "half a dra", "half a dra", "\x05\x15", 5 * time.Second},
-		{"edited", "half\x7f", "hal", "\x05\x15", 5 * time.Second},
-		{"edited, not shown yet", "half\x7f", "", "", 5 * time.Second},
-		{"sent", "half\r", "", "hello", 5 * time.Second},
-		{"sent, not taken", "half\r", "half", "\x05\x15", 5 * time.Second},
-		{"long ago, for something else", "half", "", "hello", time.Minute},
+		{"nobody types", "", "hello", time.Hour},
+		{"just now", "", "", time.Second},
+		{"long ago", "", "hello", 5 * time.Second},
+		{"it shows", "half a dra", "", 5 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := gateBench(t, "claude", TTYState{ReadingYes, false, false, 0}, fmt.Sprintf(box, ""),
 				"x")
 			s.gate, s.q = nil, nil
-			s.noteDraft(c.keys)
 			s.lastKey = time.Now().Add(-c.ago)
 			s.shows(fmt.Sprintf(box, c.shows))
 			s.gate = newInputGate(&InputRecord{Text: "hello"})
@@ -6460,22 +6438,15 @@ func TestStrayEnterHidesNothing(t *testing.T) {
 	}
 }
 
-// TestMenuThatNeverRests: a menu that counts seconds in a label is asked once; one whose choices never stop changing is
-// told of, a few times at most, and asked as it is once it has come to rest.
-func TestMenuThatNeverRests(t *testing.T) {
+// TestMenuThatCounts: a menu that counts seconds in a label, or has a spinner there, is asked once.
+func TestMenuThatCounts(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		every time.Duration
 		row   func(n int) string
-		least PromptType // of what is told last
-		most  int
 	}{
-		{"counts", time.Second, func(n int) string { return fmt.Sprintf("Yes (%ds)", 90-n) }, MultipleChoice, 1},
-		{"spins", 100 * time.Millisecond, func(n int) string { return string(rune(0x2801+n%200)) + " Yes" }, MultipleChoice, 1},
-		{"three a second", 300 * time.Millisecond, func(n int) string { return "take " + letters(n) }, Unknown, 3},
-		{"one a second", time.Second, func(n int) string { return "take " + letters(n) }, Unknown, 4},
-		{"one in two seconds", 2 * time.Second, func(n int) string { return "take " + letters(n) }, Unknown, 4},
-		{"one in a quarter", 15 * time.Second, func(n int) string { return "take " + letters(n) }, MultipleChoice, 6},
+		{"counts", time.Second, func(n int) string { return fmt.Sprintf("Yes (%ds)", 90-n) }},
+		{"spins", 100 * time.Millisecond, func(n int) string { return string(rune(0x2801+n%200)) + " Yes" }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStage(t, "x", "reading raw noecho")
@@ -6483,22 +6454,8 @@ func TestMenuThatNeverRests(t *testing.T) {
 			for n := 0; time.Duration(n)*c.every < time.Minute; n++ {
 				asked = append(asked, s.show("\x1b[2;3H\x1b[K"+c.row(n)+"\x1b[4;8H", c.every)...)
 			}
-			if len(asked) == 0 || len(asked) > c.most {
-				t.Fatalf("%d questions in a minute", len(asked))
-			}
-			last := asked[len(asked)-1]
-			if last.Type != c.least || last.Question != "Which one?" {
-				t.Errorf("%s: %q", last.Type, last.Question)
-			}
-			if s.d.cur == nil || s.d.stands() != theSame {
-				t.Error("it is not in force at the end")
-			}
-			if c.least != Unknown {
-				return
-			}
-			rested := s.wait(restlessTime + time.Second)
-			if len(rested) != 1 || rested[0].Type != MultipleChoice || len(rested[0].Choices) != 3 {
-				t.Errorf("at rest it asks %v", rested)
+			if len(asked) != 1 || s.d.cur == nil || s.d.stands() != theSame {
+				t.Errorf("%d questions in a minute", len(asked))
 			}
 		})
 	}
@@ -9051,6 +9008,10 @@ func TestNothingForeignIsTapped(t *testing.T) {
 		{richText{text: "0/A (x)/b", marks: []entity{{Type: "code", Length: 1}, {Type: "code", Offset: 5, Length: 1}}},
 			"<code 0><code /A> (<code x><code )/b>"},
 		{richText{text: "\n/a\n/b\u00a0/c\t/d"}, "\n<code /a>\n<code /b>\u00a0<code /c>\t<code /d>"},
+		{richText{text: "+15551234567 or +1 (555) 123-4567, 4111 1111 1111 1111 (4111111111111111) 555-1234567 in 2026 at 12:30"},
+			"<code +15551234567> or <code +1 (555) 123-4567>, <code 4111 1111 1111 1111 (4111111111111111) 555-1234567> in 2026 at 12:30"},
+		{richText{text: "2001:db8::1 or fe80::1 or 1.2.3.4/x: me@here.org"},
+			"<code 2001:db8::1> or <code fe80::1> or <code 1.2.3.4/x>: <code me@here.org>"},
 		{richText{text: "/help  all commands", ours: true}, "/help  all commands"},
 	} {
 		c.r.outgoing(0, nil)
@@ -9432,6 +9393,267 @@ func TestAskAgainButton(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEveryWordIsShown: of random regions of screens, and random calls of hooks, every word is in the message, or nothing
+// but a refusal can be tapped; what fits is never held back; and what Decide takes from the phone and does not refuse are
+// the values of the buttons that are shown, besides words of the operator's own where the question takes these.
+func TestEveryWordIsShown(t *testing.T) {
+	e := newTGEnv(t)
+	seed := time.Now().UnixNano()
+	if given := os.Getenv("ATLASBRIDGE_TEST_SEED"); given != "" {
+		n, err := strconv.ParseInt(given, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed = n
+	}
+	t.Logf("ATLASBRIDGE_TEST_SEED=%d", seed)
+	rnd := mrand.New(mrand.NewSource(seed))
+	held := 0
+	const cases = 3000
+	for i := range cases {
+		var p PromptRecord
+		var words []string // that must be in the message
+		if rnd.Intn(2) == 0 {
+			p, words = randomScreen(rnd)
+		} else {
+			p, words = randomCall(t, rnd, e)
+		}
+		p.Head, p.SessionID, p.Nonce = Head{ID: newID()}, e.s.ID, newNonce()
+		p.Status, p.ExpiresAt = AwaitingReply, time.Now().Add(time.Hour)
+		p.Confidence, p.Signals = "high", []string{"pattern"}
+		region := p.region()
+		message := e.offer(&p, e.s, "")
+		rows := message.Markup.Rows
+		said := message.Text
+		affirms := false
+		var values []string // of the buttons, as they count
+		for _, b := range slices.Concat(rows...) {
+			if utf8.RuneCountInString(b.Text) <= wideLabel {
+				said += "\n" + b.Text
+			}
+			d, _ := parseCallbackData(b.Data, &View{})
+			if strings.HasPrefix(d.Value, "~") || strings.HasSuffix(b.Data, tapSubmit) { // nothing is ticked yet
+				affirms = affirms || p.Multi && d.Value != tapAll
+				continue
+			}
+			value, why := accepts(p, d.Value)
+			if why != "" {
+				t.Fatalf("the button %q is refused: %s", b.Text, why)
+			}
+			values = append(values, value)
+			affirms = affirms || !p.refuses(value)
+		}
+		missing := slices.DeleteFunc(slices.Clone(words), func(word string) bool { return strings.Contains(said, word) })
+		missing = append(missing, missingWords(region, said, &p)...)
+		if affirms && (len(missing) > 0 || p.Cut) {
+			t.Fatalf("case %d: %v can be tapped, %q is not shown\nregion %q\nmessage %q", i, values, missing, region, said)
+		}
+		if !p.ShownAll && !p.Cut && units(region) < 3000 {
+			t.Fatalf("case %d: held back without need: %q\nregion %q\nmessage %q", i, p.unaccounted(said), region, said)
+		}
+		if !p.ShownAll {
+			held++
+		}
+		for _, given := range []string{"y", "n", "yes", "No", "", "1", "2", "9", "10", "1,2", "2,1", "1,1", "enter", "esc", "cancel", "default",
+			"allow", "always", "deny", "deny:why", "x", leaveIt, enterAlone, "default "} {
+			value, why := accepts(p, given)
+			own := p.ShownAll && p.takesText()
+			ticked := p.Multi && p.ShownAll && p.offered(value)
+			if why == "" && !p.refuses(value) && !own && !ticked && !slices.Contains(values, value) {
+				t.Fatalf("case %d: %q is taken as %q, the buttons give %q", i, given, value, values)
+			}
+		}
+	}
+	t.Logf("%d of %d are held back", held, cases)
+}
+
+// accepts is what Decide makes of a value from the phone.
+func accepts(p PromptRecord, given string) (value string, why Refusal) {
+	value, why = p.interpret(given)
+	if why == "" {
+		why = p.unread(value, "telegram:1")
+	}
+	return value, why
+}
+
+// missingWords are the words of the region that the message has less often than the region: of a choice's row its
+// pointer and its number need not be there.
+func missingWords(region, message string, p *PromptRecord) (missing []string) {
+	times := map[string]int{}
+	for _, word := range strings.Fields(message) {
+		times[word]++
+	}
+	bare := regexp.MustCompile(`^\s*(?:[❯›>]\s*)?(?:\d+[.)]\s+)?`)
+	gaps := regexp.MustCompile(` {2,}`)
+	for row := range strings.SplitSeq(region, "\n") {
+		cells := gaps.Split(row, -1)
+		if slices.Contains(labels(p.Choices), bare.ReplaceAllString(row, "")) {
+			cells = []string{row}
+		}
+		for _, cell := range cells {
+			label := bare.ReplaceAllString(cell, "")
+			if slices.Contains(labels(p.Choices), label) {
+				cell = label
+			}
+			for _, word := range strings.Fields(cell) {
+				times[word]--
+				if times[word] < 0 {
+					missing = append(missing, word)
+				}
+			}
+		}
+	}
+	return missing
+}
+
+// randomRow is a row of words, shell characters, bullets and secrets.
+func randomRow(rnd *mrand.Rand, most int) string {
+	all := strings.Fields("rm -rf /home $(id) ; | && `ls` ○ ● ☐ * · … ... until No Yes then Lasting: a b word words Ωmega 日本 1. 2) -- [x] > ❯ " +
+		"/cancel @you https://u:s3cr3t@h/x TOKEN=a1b2c3d4e5 PASSWORD=\"x1!;$(id)\" 4111111111111111 +15551234567 1.2.3.4 (y/n) {} '\"' \\n ⏎ , .")
+	all = append(all, strings.Repeat("x", 300))
+	words := []string{}
+	for range rnd.Intn(most) {
+		words = append(words, all[rnd.Intn(len(all))], strings.Repeat(" ", rnd.Intn(3)))
+	}
+	return strings.TrimSpace(strings.Join(words, " "))
+}
+
+// randomScreen is a question as the detector finds it.
+func randomScreen(rnd *mrand.Rand) (p PromptRecord, words []string) {
+	rows := func(n, most int) (all []string) {
+		for range rnd.Intn(n) {
+			all = append(all, strings.Repeat(" ", rnd.Intn(4))+randomRow(rnd, most))
+		}
+		return all
+	}
+	most := []int{4, 12, 12, 60}[rnd.Intn(4)]
+	p.Type = []PromptType{YesNo, MultipleChoice, MultipleChoice, ConfirmEnter, FreeText}[rnd.Intn(5)]
+	p.Source = "screen"
+	p.Question = cmp.Or(randomRow(rnd, 8), "Which?")
+	body := append(rows(8, most), p.Question)
+	if p.Type == MultipleChoice {
+		body = append(body, rows(3, most)...)
+		p.Permission = rnd.Intn(2) == 0
+		p.Multi = !p.Permission && rnd.Intn(3) == 0
+		var beside []string
+		side := rnd.Intn(3) == 0
+		for k := range 1 + rnd.Intn(9) {
+			label := []string{"No", "Yes", "Yes, always", "Cancel"}[rnd.Intn(4)]
+			if rnd.Intn(3) > 0 {
+				label = cmp.Or(randomRow(rnd, 10), "Other")
+			}
+			key := strconv.Itoa(k + 1)
+			if !side || len(strings.Fields(label)) == 0 || strings.Contains(label, "  ") {
+				body = append(body, []string{"  ", "❯ "}[rnd.Intn(2)]+key+". "+label)
+				body = append(body, rows(2, most)...)
+			} else {
+				beside = append(beside, label)
+			}
+			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(label), 60), Grants: strings.HasPrefix(label, "Yes")})
+		}
+		body = append(body, strings.Join(beside, "   "))
+	}
+	body = append(body, rows(4, most)...)
+	if p.Type == YesNo && rnd.Intn(2) == 0 {
+		p.SafeDefault = ref("n")
+	} else if rnd.Intn(3) == 0 {
+		p.SafeDefault = ref("esc")
+	}
+	p.Cut = rnd.Intn(10) == 0
+	p.Full = safely(strings.Join(body, "\n"), 16<<10)
+	p.Above = safely(strings.Join(rows(6, most), "\n"), 4<<10)
+	p.Question = redact(visible(p.Question))
+	return p, nil
+}
+
+// randomCall is a call of a hook, as its prompt is stored, and words of it.
+func randomCall(t *testing.T, rnd *mrand.Rand, e *tgEnv) (p PromptRecord, words []string) {
+	text := func(most int) string {
+		var rows []string
+		for range rnd.Intn(most) {
+			rows = append(rows, randomRow(rnd, 9))
+		}
+		return strings.Join(rows, "\n")
+	}
+	size := []int{2, 4, 10, 40, 400}[rnd.Intn(5)]
+	input := map[string]any{}
+	tool := []string{"Bash", "Edit", "Write", "WebFetch", "ExitPlanMode", "mcp__s__do", "AskUserQuestion"}[rnd.Intn(7)]
+	for range rnd.Intn(4) {
+		name := strings.Fields("description command file_path old_string new_string content url prompt plan planFilePath replace_all other X")[rnd.Intn(13)]
+		input[name] = []any{text(size), rnd.Intn(2) == 0, rnd.Intn(9), []string{text(3)}, map[string]string{"deep": text(4)}}[rnd.Intn(5)]
+	}
+	for _, name := range map[string][]string{"Bash": {"command", "description"}, "Edit": {"file_path", "old_string", "new_string"},
+		"Write": {"file_path", "content"}, "ExitPlanMode": {"plan"}}[tool] {
+		if rnd.Intn(5) > 0 {
+			input[name] = text(size)
+		}
+	}
+	h := &hook{Tool: tool, Cwd: e.s.Cwd + []string{"", "/sub", "/../elsewhere"}[rnd.Intn(3)], asker: asker{st: e.store, session: e.s.ID, life: time.Hour}}
+	if tool == "AskUserQuestion" {
+		var q hookQuestion
+		asked := map[string]any{"question": text(3), "multiSelect": rnd.Intn(2) == 0, "header": text(2)}
+		options := []map[string]string{}
+		for range rnd.Intn(13) {
+			options = append(options, map[string]string{"label": text(3), "description": text(5), "preview": text(2)})
+		}
+		asked["options"] = options
+		raw, err := json.Marshal(asked)
+		if err == nil {
+			err = json.Unmarshal(raw, &q)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		p = questionPrompt(q, 1, 1+rnd.Intn(2))
+		input = asked
+	} else {
+		raw, err := json.Marshal(input)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Input = raw
+		if rnd.Intn(3) == 0 {
+			h.Suggestions = []json.RawMessage{json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)}
+		}
+		p = h.permissionPrompt()
+	}
+	h.describe(&p)
+	if p.Cut {
+		return p, nil
+	}
+	var walk func(v any)
+	walk = func(v any) {
+		switch v := v.(type) {
+		case string:
+			for row := range strings.SplitSeq(v, "\n") {
+				for _, word := range strings.Fields(row) {
+					if redact(row) == row && !strings.ContainsAny(word, `"\<>&`) { // JSON writes those in other words
+						words = append(words, word)
+					}
+				}
+			}
+		case []string:
+			walk(strings.Join(v, "\n"))
+		case map[string]string:
+			for _, text := range v {
+				walk(text)
+			}
+		case map[string]any:
+			for name, member := range v {
+				if name != "multiSelect" {
+					walk(member)
+				}
+			}
+		case []map[string]string:
+			for _, option := range v {
+				walk(option)
+			}
+		}
+	}
+	walk(input)
+	return p, words
 }
 
 // ---- telegram.go: ask, settle and edits ----
@@ -13883,10 +14105,18 @@ func TestStoreKilledAnywhere(t *testing.T) {
 				t.Fatalf("killed at %d: acknowledged %q, found %q", n, order[acked], order[at])
 			}
 			err := s.Reap(time.Now())
-			failed := at > 0 &&
-				storeView(t, s).Prompts["9a9a9a9a-0000-4000-8000-000000000000"].Status == Failed
-			if want := at > 0 && at < len(order)-1; err != nil || failed != want {
-				t.Fatalf("killed at %d in %q: reaped %v, %v", n, order[at], failed, err)
+			if at > 0 && order[at] != Resolved {
+				want := Failed
+				if order[at] == Injected { // its answer has reached the program
+					want = Resolved
+				}
+				got := storeView(t, s).Prompts["9a9a9a9a-0000-4000-8000-000000000000"].Status
+				if got != want {
+					t.Fatalf("killed at %d in %q: reaped as %q, want %q", n, order[at], got, want)
+				}
+			}
+			if err != nil {
+				t.Fatalf("killed at %d: %v", n, err)
 			}
 			storePrompt(t, s, storeSession(t, s), Resolved, nil)
 			if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
@@ -14388,8 +14618,8 @@ func TestStoreDecideGuards(t *testing.T) {
 			x.d = storeTap(x.p, "y")
 		}},
 		{"who asked is dead", "who asked has ended", func(x *setup) {
-			ask := func(p *PromptRecord) { p.Source = fromAsk }
-			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, ask)
+			hook := func(p *PromptRecord) { p.Source = fromHook }
+			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, hook)
 			x.d = storeTap(x.p, "y")
 		}},
 		{"eleventh in a minute", "10 answers in a minute", func(x *setup) {
@@ -14998,18 +15228,6 @@ func TestMessagesOfAPrompt(t *testing.T) {
 			func(s *Store, id string) error { return s.Edited(id, 5, Expired, true) }, state{9, "", []int64{5}}},
 		{"buttons on an old one", state{5, Canceled, []int64{3}},
 			func(s *Store, id string) error { return s.Edited(id, 3, "", true) }, state{5, Canceled, []int64{3}}},
-		{"moved with a late id", state{5, Canceled, nil}, func(s *Store, id string) error {
-			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 9 })
-			return err
-		}, state{9, "", nil}},
-		{"moved without a message", state{5, "", nil}, func(s *Store, id string) error {
-			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 0 })
-			return err
-		}, state{5, "", nil}},
-		{"moved with a late older id", state{5, Canceled, nil}, func(s *Store, id string) error {
-			_, err := s.Move(id, AwaitingReply, func(p *PromptRecord) { p.MsgID = 3 })
-			return err
-		}, state{5, Canceled, []int64{3}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := storeAt(t, home(t, ""))
@@ -24823,13 +25041,7 @@ func TestREADME(t *testing.T) {
 			t.Errorf("README.md lacks the topic %q", name)
 		}
 	}
-	full := 0
-	for _, words := range tongues {
-		if words.press != "" {
-			full++
-		}
-	}
-	languages := fmt.Sprintf("in %d languages (yes and no in %d more)", full, len(tongues)-full)
+	languages := fmt.Sprintf("in %d languages", len(tongues))
 	if !strings.Contains(strings.ReplaceAll(readme, "\n", " "), languages) {
 		t.Errorf("README.md lacks %q", languages)
 	}
@@ -26187,7 +26399,7 @@ func (s *session) typed(late bool) string {
 		return ""
 	}
 	keys := string(s.gate.keys)
-	s.gateWrote([]byte(keys), nil)
+	s.gateWrote(write{p: []byte(keys), at: time.Now()}, nil)
 	return keys
 }
 
@@ -27281,7 +27493,10 @@ func buttonsOf(p map[string]any) map[string]string {
 // updateID is the id of an update.
 func updateID(u string) int64 {
 	var v update
-	json.Unmarshal([]byte(u), &v)
+	_, err := fmt.Sscanf(u, `{"update_id":%d`, &v.ID) // a large one is not to be read each time
+	if err != nil {
+		json.Unmarshal([]byte(u), &v)
+	}
 	return v.ID
 }
 

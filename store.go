@@ -1293,16 +1293,15 @@ func (p *PromptRecord) unaccounted(message string) []string {
 		}
 		return found
 	}
+	takeLabel := func(row string) bool {
+		label := reItemMark.ReplaceAllString(strings.TrimSpace(row), "")
+		return slices.Contains(labels(p.Choices), label) && take(label)
+	}
 	rows = slices.DeleteFunc(rows, take)
+	rows = slices.DeleteFunc(rows, takeLabel)
 	return slices.DeleteFunc(rows, func(row string) bool {
-		other := ""
-		for _, cell := range reColumnGap.expr().Split(row, -1) {
-			label := reItemMark.ReplaceAllString(cell, "")
-			if !slices.Contains(labels(p.Choices), label) || !take(label) {
-				other += " " + cell
-			}
-		}
-		return withoutFrames(other) == "" || take(other)
+		cells := slices.DeleteFunc(reColumnGap.expr().Split(row, -1), takeLabel)
+		return len(cells) == 0 || take(strings.Join(cells, " "))
 	})
 }
 

@@ -239,7 +239,7 @@ const (
 var cutAnswer = re(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
 
 // firstUpdate is the number of the first update in an answer to getUpdates, of which only the beginning was read.
-var firstUpdate = re(`"update_id":\s*(\d+)`)
+var firstUpdate = re(`"update_id":\s*\d+`)
 
 // apiError is every way in which a call can fail. It never has the URL in it.
 type apiError struct {
@@ -251,7 +251,7 @@ type apiError struct {
 	method   string
 	unsent   bool   // there was no connection: nothing can have been done
 	answered bool   // by whom ever
-	large    string // the number of the first update in an answer larger than what is read of one, "" in all others
+	large    string // firstUpdate in an answer that is larger than what is read of one, "" in all others
 }
 
 // apiAnswer is an answer of the Bot API.
@@ -374,8 +374,8 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 	}
 	a.method = method
 	a.answered = true
-	if first := firstUpdate.expr().FindSubmatch(body); len(body) == maxAnswer && first != nil {
-		a.large = string(first[1])
+	if len(body) == maxAnswer {
+		a.large = string(firstUpdate.expr().Find(body))
 	}
 	date, err := http.ParseTime(resp.Header.Get("Date"))
 	if err == nil && (a.OK || a.Code != 0) {
@@ -481,8 +481,14 @@ type outgoing struct {
 // sent again because one of them has another shape.
 type sentMessage struct {
 	ID   int64 `json:"message_id"`
-	Date int64 // Unix seconds by Telegram's clock, 0: not known
+	Date any   // Unix seconds by Telegram's clock
 	Text string
+}
+
+// date is when the message was sent, in Unix seconds by Telegram's clock, 0: that is not known.
+func (m *sentMessage) date() int64 {
+	seconds, _ := m.Date.(float64) // 0 of another shape
+	return int64(seconds)
 }
 
 type linkPreview struct {
@@ -2012,7 +2018,7 @@ var (
 func withoutChoices(lines []string, p *PromptRecord) []string {
 	var labels []string
 	for _, c := range choicesOf(p) {
-		if utf8.RuneCountInString(c.Label) > wideLabel || strings.HasSuffix(c.Label, "…") {
+		if p.Multi || utf8.RuneCountInString(choiceText(p, c)) > wideLabel || strings.HasSuffix(c.Label, "…") {
 			return lines
 		}
 		labels = append(labels, c.Label)
@@ -2382,7 +2388,8 @@ func (t *Telegram) offer(p *PromptRecord, s *SessionRecord, before string) *outg
 }
 
 // ask sends the question as the state has it when the message leaves, and only if it is open then. other is its session
-// where the state does not know it yet; before is what of the question has been shown.
+// where the state does not know it yet; before is what of the question has been shown. An error with an id: the message
+// could not be recorded.
 func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, before string) (int64, error) {
 	t.warn(t.refresh())
 	var sent sentMessage
@@ -2414,10 +2421,9 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, bef
 		patient: !t.hasty})
 	if msg == 0 {
 		t.warn(t.store.Unsent(id, false))
-	} else {
-		t.warn(t.store.Offered(id, msg, sent.Date))
+		return 0, err
 	}
-	return msg, err
+	return msg, t.store.Offered(id, msg, sent.date())
 }
 
 // Settle has the question's message say what the state says of it, as soon as edits of it that are under way are done.
@@ -3541,18 +3547,19 @@ func (r *receiver) refreshAndTell() {
 }
 
 // shrink asks for half as many updates after an answer that was too large to be read. A single one is skipped by its
-// number: a stranger's flood must not keep the operator's taps away. The error tells that.
+// number: a stranger's flood must not keep the operator's taps away. The error tells that. first: the apiError's large.
 func (p *pollParams) shrink(first string) error {
 	if p.Limit > 1 {
 		p.Limit /= 2
 		return nil
 	}
-	id, err := strconv.ParseInt(first, 10, 64)
-	if err == nil {
-		p.Offset = id + 1
-		err = fmt.Errorf("update %d is larger than %d MiB: it is skipped", id, maxAnswer>>20)
+	_, number, _ := strings.Cut(first, ":")
+	id, err := strconv.ParseInt(strings.TrimSpace(number), 10, 64)
+	if err != nil {
+		return err
 	}
-	return err
+	p.Offset = id + 1
+	return fmt.Errorf("update %d is larger than %d MiB: it is skipped", id, maxAnswer>>20)
 }
 
 // botID is the number of the bot, which is the beginning of its token and no secret.
@@ -3816,7 +3823,7 @@ func (t *Telegram) search(ctx context.Context, p *PromptRecord) error {
 		}
 		owner := v.missingIn(was.Text)
 		if owner != nil && n > owner.MsgID {
-			err = t.store.Offered(owner.ID, n, was.Date) // it is to say the outcome
+			err = t.store.Offered(owner.ID, n, was.date()) // it is to say the outcome
 		}
 		if err != nil {
 			return err
@@ -4175,7 +4182,11 @@ func (r *receiver) resend(p PromptRecord, text string) (msg int64, err error) {
 		}
 	}
 	msg, err = r.ask(ctx, p.ID, &SessionRecord{Head: Head{ID: p.SessionID}}, text)
-	if err != nil || msg == 0 {
+	if msg == 0 {
+		return 0, err
+	}
+	if err != nil {
+		_ = r.removeButtons(nil, msg) // nobody would ever edit it; the error to tell is that of the state
 		return 0, err
 	}
 	return msg, r.catchUp(r.ctx, p.ID, catchUpOptions{})
