@@ -24905,11 +24905,14 @@ func (s *sim) judgeRepeats(v *View) {
 
 // judgeAccount checks that a message had a Yes only when all of what stood had been shown.
 func (s *sim) judgeAccount(m *simMessage, p *PromptRecord) {
-	const lag = 100 * time.Millisecond // of who reads the terminal
-	i := slices.IndexFunc(s.stands, func(one simStand) bool {
-		return one.from.Add(lag).Before(p.CreatedAt) && one.to.After(p.CreatedAt)
-	})
-	if i < 0 || p.Source != "screen" || p.Idle || p.Type == Unknown {
+	const lag = 250 * time.Millisecond // of who reads the terminal
+	var stood []simStand
+	for _, one := range s.stands {
+		if one.from.Before(p.CreatedAt) && one.to.Add(lag).After(p.CreatedAt) {
+			stood = append(stood, one)
+		}
+	}
+	if len(stood) == 0 || p.Source != "screen" || p.Idle || p.Type == Unknown {
 		return
 	}
 	shown := ""
@@ -24924,8 +24927,9 @@ func (s *sim) judgeAccount(m *simMessage, p *PromptRecord) {
 			continue
 		}
 		s.count["accounts"]++
-		if need := simUnshown(shown, s.stands[i].needs()); need != "" {
-			s.fault("message %d has a Yes and not %q of dialog %d.%d:\n%s", m.id, need, s.stands[i].n, s.stands[i].version, shown)
+		if !slices.ContainsFunc(stood, func(one simStand) bool { return simUnshown(shown, one.needs()) == "" }) {
+			d := stood[len(stood)-1]
+			s.fault("message %d has a Yes and not %q of dialog %d.%d:\n%s", m.id, simUnshown(shown, d.needs()), d.n, d.version, shown)
 			return
 		}
 	}
