@@ -4968,9 +4968,8 @@ func (s *session) echoStep(look *Prompt, tty TTYState, late bool) {
 	g := s.gate
 	unread := g.q != nil && g.q.screen != nil && !g.q.rec.Idle && tty.Waiting > 0
 	gone := unread && !tty.Canonical && !g.q.screen.same(look) && time.Since(g.sentAt) >= gatePoll
-	busy := tty.Reading == ReadingBusy || time.Since(g.until) > followTime
 	switch {
-	case unread && (gone || late && busy):
+	case unread && (gone || time.Since(g.until) > followTime):
 		s.gateFail("the program did not read it in time; look at the terminal")
 	case late && !unread:
 		s.gateOver()

@@ -10913,7 +10913,7 @@ func TestTopicName(t *testing.T) {
 		{"", "/home/u/proj", "claude", "completed", "proj · claude"},
 		{"api", "/home/u/proj", "claude", "completed", "api · claude"},
 		{"api", "/home/u/proj", "claude", "active", "api · claude aaaaaaaa"},
-		{"a\nb  c", "/", "bash", "completed", "a b c · bash"},
+		{"a\nb  c", "/", "bash", "completed", "a ⏎ b c · bash"},
 		{long, "/", long, "active", long[:59] + "… · " + long[:39] + "… aaaaaaaa"},
 	} {
 		s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0"}, Label: c.label, Cwd: c.cwd, Tool: c.tool}
@@ -20344,7 +20344,7 @@ func TestLineBegun(t *testing.T) {
 	for _, c := range []struct{ name, config, mode, before, body, ends string }{
 		{"begun", "", "", "x", asks, "\x7fn\r"},
 		{"begun, by waiting", "timeout_seconds = 1\n", "", "x", asks, "\x15n\r"},
-		{"unread", "", "raw(); ", "z", `say("Delete the cache? [Y/n] ")
+		{"unread", "", "raw(); ", "z", `select.select([0], [], []); say("Delete the cache? [Y/n] ")
 poll = select.epoll() # it is told once of keys, and does not read them
 poll.register(0, select.EPOLLIN | select.EPOLLET)
 while not marked("told"): poll.poll(0.3)
@@ -20355,6 +20355,9 @@ key(60); say("\r\ngot [%s]\r\n" % key(60)); key(60)`, "n"},
 			w, x, marked, mark := keySession(t, c.config, c.mode+`mark("up"); until("typed"); `+c.body)
 			marked("up")
 			x.types(c.before)
+			if c.mode == "" {
+				x.sees(c.before)
+			}
 			mark("typed")
 			m := w.where("the question", func(m seen) bool { return strings.Contains(m.text, "Delete the cache?") })
 			if c.config == "" {
