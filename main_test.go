@@ -24671,7 +24671,9 @@ func (s *sim) reacts(m *simMessage, now simText) {
 		s.at(when+between(r, 0, 4000), func() { s.writes(text, m) })
 	}
 	for range r.IntN(3) { // at the keyboard before and after
-		s.at(max(0, when-time.Second+between(r, 0, 3500)), func() { s.press(oneOf(r, "X", "Q", "HELLO")) })
+		s.at(max(0, when-time.Second+between(r, 0, 3500)), func() { // each time another letter, none that answers
+			s.press("EFGHIJKLMOPRSTUVWZ"[s.count["keys"]%18:][:1])
+		})
 	}
 	if r.IntN(7) == 0 { // at the keyboard in the same moment
 		s.at(when+between(r, 0, 700), func() { s.press(s.answerKeys(r)) })
