@@ -22896,7 +22896,7 @@ func (p *simPTY) Write(b []byte) (int, error) {
 	text := statusAnswer.ReplaceAllString(string(b), "")
 	if text != "" {
 		due := time.Now().Add(between(p.random("reads", p.now()), 0, 4))
-		if due.Before(p.readAt) {
+		if !due.After(p.readAt) {
 			due = p.readAt.Add(time.Microsecond)
 		}
 		p.readAt = due
