@@ -1975,6 +1975,7 @@ type Prompt struct {
 	Question    string     `json:"question"`         // the sentence a person would read out
 	Full        string     `json:"full,omitempty"`   // the whole dialog, ≤ maxFull; Idle: an answer, in Markdown
 	Above       string     `json:"above,omitempty"`  // the context: whole rows above it
+	Far         string     `json:"far,omitempty"`    // what is further up, ≤ maxFar; only "Show all" sends it
 	Recent      string     `json:"recent,omitempty"` // the last 500 characters of the screen
 	Cut         bool       `json:"cut"`              // part of it is not in Full: it can only be refused
 	Permission  bool       `json:"permission"`       // grants something: no affirmative default
@@ -3687,6 +3688,7 @@ const (
 	restlessTime = 10 * time.Second        // until it is asked without what is above, or without its choices
 	maxReplaced  = 6                       // questions a minute that replace one not answered: SPEC 6
 	maxFull      = 16 << 10                // bytes of a dialog
+	maxFar       = 4 << 10                 // characters of what stands above a question's context
 	stringTime   = 5 * time.Second         // without output: a string that has not ended is none; so does tmux
 	frameTimeMax = time.Second             // a frame takes no longer: terminals show it then
 	repaintTime  = 500 * time.Millisecond  // after a resize: 0.3 s (claude 2.1)
@@ -3975,6 +3977,7 @@ func (d *Detector) snapshot(asked *Prompt) *Prompt {
 	p.Recent = string(screen[max(0, len(screen)-500):])
 	p.Full = safely(p.Full, maxFull)
 	p.Above = redact(visible(p.Above))
+	p.Far = redact(visible(p.Far))
 	p.publish()
 	return &p
 }
@@ -4197,7 +4200,7 @@ func (d *Detector) lineStands() bool {
 	if c.bare || c.Idle {
 		return true
 	}
-	body, above, _ := d.view.linesAbove(top - c.lift)
+	body, above, _, _ := d.view.linesAbove(top - c.lift)
 	now := slices.Concat(above, body, d.view.linesBelow(d.view.row))
 	asked := slices.Concat(c.parts.above, c.parts.body, c.parts.among[1:])
 	return alike(strings.Join(now, "\n"), strings.Join(asked, "\n"))
@@ -4861,41 +4864,40 @@ func (v *view) lineAbove(r int) (string, int) {
 	return v.whole(v.rows[r].raw, r)
 }
 
-// linesAbove are the lines above row top: the paragraph that ends there, in all of its length, and the context, whole
-// lines of what stands above that, as many as context_chars allows. Both begin with the row in which an earlier question
-// was answered, if there is one. cut: the paragraph's beginning is not known any more.
-func (v *view) linesAbove(top int) (paragraph, above []string, cut bool) {
+// linesAbove are the lines above row top: the paragraph that ends there, in all of its length; the context, whole lines of
+// what stands above that, as many as context_chars allows; and what is further up. All begin with the row in which an
+// earlier question was answered, if there is one. cut: the beginning of the paragraph or the context is not known any more.
+func (v *view) linesAbove(top int) (paragraph, context, far []string, cut bool) {
+	var parts [3][]string
 	defer func() {
-		slices.Reverse(paragraph)
-		slices.Reverse(above)
+		for _, part := range parts {
+			slices.Reverse(part)
+		}
+		paragraph, context, far = parts[0], parts[1], parts[2]
 	}()
-	inside := true
-	left := maxFull // bytes of the paragraph, characters of the context
+	at, left := 0, maxFull // of parts the one that is being read, and how many characters it may still have
 	for {
 		text, first, answered, known := v.lineBefore(top)
 		if !known {
-			return paragraph, above, first < 0 && (inside || left > 0)
+			return nil, nil, nil, first < 0 && at < 2 && left > 0
 		}
+		size := utf8.RuneCountInString(text)
 		blank := isBlank(text)
-		if inside && blank {
-			inside = false
-			left = *v.o.Context
+		if at == 0 && blank {
+			at, left = 1, *v.o.Context
 		}
-		switch {
-		case inside:
-			left -= len(text)
-			paragraph = append(paragraph, text)
-		case !blank || len(above) > 0:
-			left -= utf8.RuneCountInString(text)
-			above = append(above, text)
+		if at == 1 && size > left {
+			at, left = 2, maxFar
 		}
-		switch {
-		case left < 0 && inside:
-			return paragraph, nil, true
-		case left < 0:
-			return paragraph, above[:len(above)-1], false
-		case answered:
-			return paragraph, above, false
+		if size > left {
+			return nil, nil, nil, at == 0
+		}
+		if at == 0 || !blank || len(parts[at]) > 0 {
+			parts[at] = append(parts[at], text)
+			left -= size
+		}
+		if answered {
+			return nil, nil, nil, false
 		}
 		top = first
 	}
@@ -6364,7 +6366,8 @@ func excerptOf(subject []string, question string) string {
 // aboveDialog adds what stands above row top, where a dialog of a tool that is not known begins: a
 // paragraph that has scrolled out belongs to it, what is further up is shown too.
 func (v *view) aboveDialog(f *candidate, top int) {
-	paragraph, above, cut := v.linesAbove(top)
+	paragraph, above, far, cut := v.linesAbove(top)
+	f.Far = strings.Join(far, "\n")
 	if top == 0 {
 		f.parts.body = append(paragraph, f.parts.body...)
 		if len(paragraph) > 0 {
@@ -7931,11 +7934,10 @@ func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
 // paragraph adds the region of a question on a line that begins in row top: the lines before it, what stands right of
 // the cursor and below, and the context above. Where the question says nothing it takes the line before.
 func (v *view) paragraph(f *candidate, top int) *candidate {
-	before, above, cut := v.linesAbove(top)
+	before, above, far, cut := v.linesAbove(top)
 	if f.Idle {
 		before = before[max(0, len(before)-12):]
-		above = nil
-		cut = false
+		above, far, cut = nil, nil, false
 	}
 	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter
 	says = says || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
@@ -7965,6 +7967,7 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	rows := append(slices.Clone(before), strings.TrimRight(f.Full+" "+right, " "))
 	f.Full = strings.Join(append(rows, below...), "\n")
 	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
+	f.Far = strings.Join(far, "\n")
 	f.Cut = f.Cut || cut
 	f.parts = shown{above: above, body: before, among: append([]string{right}, below...), line: true}
 	return f

@@ -1784,8 +1784,12 @@ func keyboard(p *PromptRecord, ticked ...string) [][]button {
 	case !p.Multi:
 		rows = append(otherRows(p, read), choiceRows(p, read)...)
 	}
-	if !p.ShownAll && !p.ambiguous() {
-		rows = slices.Insert(rows, 0, []button{newButton(p, "", "Show all", tapAll)})
+	all := []button{newButton(p, "", "Show all", tapAll)}
+	switch {
+	case !p.ShownAll && !p.ambiguous():
+		rows = slices.Insert(rows, 0, all)
+	case p.Far != "":
+		rows = append(rows, all)
 	}
 	refusing := func(c Choice) bool { return p.refuses(c.Key) }
 	escapes := p.SafeDefault != nil && *p.SafeDefault == "esc"
@@ -4158,7 +4162,7 @@ func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value stri
 	}
 	text := p.Recent
 	if value == tapAll {
-		text = p.region()
+		text = strings.TrimLeft(p.Far+"\n"+p.region(), "\n")
 	}
 	r.background(func() error {
 		_, err := r.resend(p, text)
