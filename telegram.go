@@ -4815,7 +4815,7 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 	replied := p != nil
 	if !replied {
 		p = in.waitingQuestion(s)
-		if in.doubtful(s, p) {
+		if in.doubtful(s, p, text) {
 			return intent{reply: "✗ Nothing was done: it is not sure which question you mean. " +
 				"Reply to the question's own message, or send it again."}
 		}
@@ -4858,7 +4858,7 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord) bool {
 	for _, other := range in.view.Prompts {
 		here := other.SessionID == s.ID || !in.view.active(other.SessionID)
 		asked := !other.Idle && (other.MsgID != 0 || other.SentFrom != 0)
-		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.From.who()
+		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.From.who() && namedChoices(other, text) == ""
 		if other == p || !here || !asked || own {
 			continue
 		}
