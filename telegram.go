@@ -4849,8 +4849,8 @@ const (
 // doubtful reports whether a text for the session that replies to nothing may not be meant for p, the question that
 // waits there now, nil none: that had only just been sent, or another had just ended. Other sessions count when they
 // are over: those that are not would have to be named. Who has answered the other one did not mean it again, unless p
-// waits.
-func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord) bool {
+// waits, or the text is an answer to it.
+func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) bool {
 	waits := p != nil && !p.Idle
 	if waits && (p.MsgDate == 0 || in.Date < p.MsgDate+textAfter) {
 		return true
