@@ -4311,18 +4311,16 @@ func (d *Detector) Behind(key string) (typed string, stands bool) {
 	if d.cur == nil {
 		return "", false
 	}
-	line, top := d.view.cursorLine()
+	line, _ := d.view.cursorLine()
 	if !d.cur.onLine() {
 		if strings.HasSuffix(line, key) {
 			typed = key
 		}
 		return typed, d.found != nil && d.cur.follows(&d.found.Prompt)
 	}
-	moved := d.cur.place != 0 && d.cur.place != d.Screen.Scrolled()+top+1
-	typed, stands = strings.CutPrefix(line+d.view.after(), strings.TrimRight(d.cur.line, " "))
-	typed = strings.TrimSpace(typed)
+	typed = strings.TrimSpace(strings.TrimPrefix(line+d.view.after(), strings.TrimRight(d.cur.line, " ")))
 	other := d.cur.ended && typed != "" && !strings.EqualFold(typed, key)
-	return typed, stands && !moved && !other
+	return typed, d.lineStands() && !other
 }
 
 // Explain says in words what each reader sees on the screen this instant, the one that is believed
