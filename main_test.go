@@ -3943,7 +3943,7 @@ func TestAskChoices(t *testing.T) {
 		{"none,2,more", "1 2 3", ""},
 		{"default,esc,y,n,enter,cancel,~all,~leave,deny:x", "1 2 3 4 5 6 7 8 9", "cancel deny:x"},
 		{"y,n", "1 2", "n"},
-		{"k,E", "1 2", "E"},
+		{"j,N", "1 2", "N"},
 		{"n,m", "1 2", ""},
 		{"löschen,übernehmen,日本語", "1 2 3", ""},
 		{"ship it: now,no,No changes,abort,close", "1 2 3 4 5", "no abort"},
@@ -19994,6 +19994,8 @@ func newQuiz(t *testing.T, config, relay, program string, rows int) *quiz {
 	if err := a.pty.Resize(Size{Rows: uint16(rows), Cols: 80}); err != nil {
 		t.Fatal(err)
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.scr.Resize(rows, 80)
 	return a
 }
