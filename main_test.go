@@ -19994,8 +19994,8 @@ func newQuiz(t *testing.T, config, relay, program string, rows int) *quiz {
 	if err := a.pty.Resize(Size{Rows: uint16(rows), Cols: 80}); err != nil {
 		t.Fatal(err)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.terminal.mu.Lock()
+	defer a.terminal.mu.Unlock()
 	a.scr.Resize(rows, 80)
 	return a
 }
