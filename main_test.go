@@ -19503,11 +19503,12 @@ func TestPasswordIsTypedAtTheKeyboard(t *testing.T) {
 	if len(m.buttons) > 0 || !strings.Contains(m.text, "type it at the keyboard") {
 		t.Errorf("%q %v", m.text, m.buttons)
 	}
+	p := promptOf(t, dir, "Password:", func(p *PromptRecord) bool { return p.Status == AwaitingReply })
 	for _, to := range []int64{m.id, 0} {
 		id := w.writes("hunter2", to)
 		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was .*delete it`, id))
 	}
-	code, _, told := cli(t, dir, "answer", shortID(openPrompt(t, dir)), "hunter2")
+	code, _, told := cli(t, dir, "answer", shortID(p.ID), "hunter2")
 	if code != 1 || !strings.Contains(told, "at the keyboard alone") {
 		t.Errorf("answer exits with %d, %q", code, told)
 	}
