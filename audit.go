@@ -438,11 +438,9 @@ func shownField(p *PromptRecord) []Field {
 	return []Field{{"shown_sha256", digest([]byte(p.Shown))}}
 }
 
-// answerFields is the answer: as it is when it is one of those offered, else its length and hash, of a secret nothing.
+// answerFields is the answer: as it is when it is one of those offered, else its length and hash.
 func answerFields(p *PromptRecord) []Field {
 	switch {
-	case p.Secret:
-		return []Field{{"secret", true}}
 	case p.Value == nil:
 		return nil
 	case p.offered(*p.Value), p.SafeDefault != nil && *p.Value == *p.SafeDefault:

@@ -4810,7 +4810,6 @@ type gate struct {
 	sentAt time.Time // when
 
 	value   string  // what was decided
-	secret  *string // what was given for a secret, nil while it is not known
 	want    []int   // the choices to make, as indexes into those that were shown; several only in a Multi menu
 	menu    *Prompt // as it was before the last key
 	stood   string  // SHA-256 of what stood on the screen when the first key went
@@ -5057,22 +5056,7 @@ func (s *session) firstStep(now *Prompt) (why string) {
 		return "somebody pressed a key for it since: look at the terminal"
 	}
 	g.stood = digest([]byte(shown.standing(now).Shown))
-	if g.q.rec.Secret {
-		return s.secretStep()
-	}
 	return s.answerStep(now)
-}
-
-// secretStep types a secret and Enter. The store gives it once, and the step may have to be done again.
-func (s *session) secretStep() (why string) {
-	g := s.gate
-	if secret, given := s.st.TakeSecret(g.q.rec.ID); given {
-		g.secret = &secret
-	}
-	if g.secret == nil {
-		return "the password is not known any more"
-	}
-	return s.press(s.pasted(cleanText(*g.secret))+"\r", s.echo())
 }
 
 // answerStep types what was decided: choices of a menu, a key alone, or a text and Enter.
@@ -5576,21 +5560,11 @@ func (s *session) record(add func(c *castWriter)) {
 	}
 }
 
-// recordKeys records keys that went to the child. Of a secret's there are as many as were typed, not which. hidden: the
-// terminal did not show them.
+// recordKeys records keys that went to the child, but none of a secret. hidden: the terminal did not show them.
 func (s *session) recordKeys(keys string, hidden bool, at time.Time) {
-	if hidden || s.q != nil && s.q.screen != nil && s.q.screen.Secret {
-		keys = strings.Map(masked, keys)
+	if !hidden && (s.q == nil || s.q.screen == nil || !s.q.screen.Secret) {
+		s.record(func(c *castWriter) { c.event("i", keys, at) })
 	}
-	s.record(func(c *castWriter) { c.event("i", keys, at) })
-}
-
-// masked stands for a character of a secret; what ends it stays.
-func masked(r rune) rune {
-	if unicode.IsPrint(r) {
-		return '*'
-	}
-	return r
 }
 
 // endRecording ends the recording, where one is kept.

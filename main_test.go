@@ -2218,7 +2218,7 @@ func TestSessionTellsOfItsRecording(t *testing.T) {
 }
 
 // TestRecordingKeepsSecrets: what is typed while the terminal shows nothing of it, or answers a question for a secret, is
-// in no recording; how much it was is, and who may read the recording is its owner alone, though the file was there.
+// in no recording, and who may read the recording is its owner alone, though the file was there.
 func TestRecordingKeepsSecrets(t *testing.T) {
 	needUnix(t)
 	path := filepath.Join(t.TempDir(), "r.cast")
@@ -2237,8 +2237,7 @@ func TestRecordingKeepsSecrets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Contains(text, []byte(`"ada\r"`)) || !bytes.Contains(text, []byte(`"******\r"`)) ||
-		bytes.Contains(text, []byte("xyzzy7")) {
+	if !bytes.Contains(text, []byte(`"ada\r"`)) || bytes.Count(text, []byte(`"i"`)) != 1 {
 		t.Errorf("recorded: %s", text)
 	}
 	info, err := os.Stat(path)
@@ -2251,7 +2250,7 @@ func TestRecordingKeepsSecrets(t *testing.T) {
 	s.q = &question{screen: &Prompt{Secret: true}} // of a program that draws its own stars
 	s.recordKeys("xyzzy\u00e9 8\r", false, time.Now())
 	s.cast.w.Flush()
-	if !strings.Contains(out.String(), `"********\r"`) {
+	if strings.Contains(out.String(), `"i"`) {
 		t.Errorf("recorded: %s", out.String())
 	}
 }
@@ -2411,8 +2410,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestGateFirstKey: each kind of question gets its own keys and no others; where somebody pressed a key for it, where a hook
-// asks it, or where a password is not known any more, none.
+// TestGateFirstKey: each kind of question gets its own keys and no others; where somebody pressed a key for it, or a hook
+// asks it, none.
 func TestGateFirstKey(t *testing.T) {
 	t.Parallel()
 	reads, raw := TTYState{ReadingYes, true, true, 0}, TTYState{ReadingYes, false, false, 0}
@@ -2439,12 +2438,6 @@ func TestGateFirstKey(t *testing.T) {
 			"somebody pressed a key"},
 		{"a hook's", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.screen = nil }, "",
 			"answered by the hook alone"},
-		{"a password", "x", reads, "Go? (y/n) ", "y", func(s *session) {
-			s.q.rec.Secret = true
-			s.st.secrets.Store(s.q.rec.ID, "pass\nword")
-		}, "pass word\r", ""},
-		{"a password, lost", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.rec.Secret = true }, "",
-			"not known any more"},
 		{"no such choice", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.gate.value = "q" }, "", "no choice q"},
 		{"writing", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.inFlight = true }, "", ""},
 		{"keys to write", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.typing = []byte("a") }, "", ""},
@@ -2462,9 +2455,6 @@ func TestGateFirstKey(t *testing.T) {
 			if got != c.want || c.why == "" && r.Status != ReplyReceived ||
 				c.why != "" && (r.Status != Failed || !strings.Contains(r.Reason, c.why)) {
 				t.Errorf("types %q, %s (%s); want %q %s", got, r.Status, r.Reason, c.want, c.why)
-			}
-			if _, left := s.st.TakeSecret(id); left && c.want != "" {
-				t.Error("the password is still there")
 			}
 		})
 	}
@@ -8518,14 +8508,14 @@ func TestPage(t *testing.T) {
 			**api · claude**
 			Continue with 3 changes? (y/n)
 			**not answered**: the program ended · [SID:51ccd167]`},
-		{"a password was not typed", over(password, Failed, "telegram:1001", "", "the program ended"), `
+		{"a password was not typed", over(password, Failed, "", "", "the program ended"), `
 			**api · claude**
 			Password for deploy@prod:
-			**not delivered**: the program ended · [SID:51ccd167]`},
-		{"a password was typed", over(password, Resolved, "telegram:1001", "hunter2", ""), `
+			**not answered**: the program ended · [SID:51ccd167]`},
+		{"a password was typed", over(password, Resolved, "cli:local", "", ""), `
 			**api · claude**
 			Password for deploy@prod:
-			**answered** · phone, 14:21 · [SID:51ccd167]`},
+			**answered** · keyboard, 14:21 · [SID:51ccd167]`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := e.questionText(&c.p, &s)
@@ -11424,9 +11414,9 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"use pnpm", reply(50, ""), two, menu, nil, `^decide 11111111 deny:use pnpm$`},
 		{"use pnpm", nil, one, menu, nil, `^reply ✗ Nothing was done: a permission`},
 		{"hunter2", reply(50, ""), one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil,
-			`^decide 11111111 hunter2$`},
+			`^reply ✗ Nothing was typed: .*password.*delete it`},
 		{"hunter2", nil, one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil,
-			`^reply ✗ Nothing was sent: .*password`},
+			`^reply ✗ Nothing was typed: .*password.*delete it`},
 		{"1", nil, one,
 			[]*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil,
 			`^decide 11111111 1$`},
@@ -11557,8 +11547,7 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	}
 }
 
-// TestSpeakSwitchedOff: with text switched off a reply gives a text to nothing but a password's question (which is refused
-// elsewhere) and a hook's; a choice can be named all the same, and a word that is no reply never answers a permission.
+// TestSpeakSwitchedOff: with text switched off a reply gives a text to nothing but a hook's question; a choice can be named all the same, and a word that is no reply never answers a permission.
 func TestSpeakSwitchedOff(t *testing.T) {
 	session := &SessionRecord{Head: Head{ID: newID()}, Status: "active"}
 	for _, c := range []struct {
@@ -11578,7 +11567,7 @@ func TestSpeakSwitchedOff(t *testing.T) {
 		{"permission, reply", Prompt{Type: MultipleChoice, Permission: true}, "use make", false, true, "deny:use make"},
 		{"permission, no reply", Prompt{Type: MultipleChoice, Permission: true}, "use make", true, false, ""},
 		{"password, no reply", Prompt{Type: FreeText, Secret: true}, "pw", true, false, ""},
-		{"password", Prompt{Type: FreeText, Secret: true}, "pw", false, true, "pw"},
+		{"password", Prompt{Type: FreeText, Secret: true}, "pw", true, true, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := storeQuestion(session.ID)
@@ -12053,65 +12042,6 @@ func TestCommandsFitAPhone(t *testing.T) {
 	for line := range strings.SplitSeq(helpText(), "\n") {
 		if units(line) > 36 {
 			t.Errorf("%q has %d characters", line, units(line))
-		}
-	}
-}
-
-// A password is deleted from the chat, reaches the session that asked, and no file.
-func TestTelegramSecret(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
-	reply := fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID)
-	e.updatePace(func(time.Time) time.Time { return time.Now().Add(2 * time.Second) })
-	e.srv.send(tgSay(1, "hunter1", reply))
-	e.poll(e.Telegram)
-	e.srv.until(t, "deleteMessage", `"message_id":1\b`)
-	if e.srv.count("sendMessage") != 1 {
-		t.Error("deleting waited for the pacing")
-	}
-	e.srv.until(t, "sendMessage", "cannot be given from here")
-	if got := e.prompt(p.ID); got.Status != AwaitingReply {
-		t.Fatalf("with free_text_enabled off it is %s", got.Status)
-	}
-	cfg := *e.cfg.Load()
-	cfg.FreeText = true
-	e.cfg.Store(&cfg)
-	e.srv.send(tgSay(2, "hunter2", reply))
-	e.srv.until(t, "deleteMessage", `"message_id":2\b`)
-	e.srv.confirmed(t, 2)
-	if value, ok := e.store.TakeSecret(p.ID); !ok || value != "hunter2" {
-		t.Errorf("the session gets %q, %v", value, ok)
-	}
-	for _, name := range []string{"state.jsonl", "audit.log"} {
-		b, _ := os.ReadFile(filepath.Join(e.store.Dir, name))
-		if strings.Contains(string(b), "hunter") {
-			t.Errorf("%s holds the password", name)
-		}
-	}
-}
-
-// A password's message that is gone already has been deleted: nobody is asked to do it.
-func TestDeletedAlready(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true, Question: "Password:"}})
-	e.srv.fault = func(method string, w http.ResponseWriter) bool {
-		if method != "deleteMessage" {
-			return false
-		}
-		fmt.Fprint(w,
-			`{"ok":false,"error_code":400,"description":"Bad Request: message to delete not found"}`)
-		return true
-	}
-	r := e.receiver(e.Telegram)
-	say := tgSay(1, "hunter2", fmt.Sprintf(`,"reply_to_message":{"message_id":%d}`, p.MsgID))
-	if _, err := r.dispatch(json.RawMessage(say)); err != nil {
-		t.Fatal(err)
-	}
-	r.work.Wait()
-	for _, c := range e.srv.calls {
-		if text, _ := c.p["text"].(string); strings.Contains(text, "could not be deleted") {
-			t.Errorf("it says %q", text)
 		}
 	}
 }
@@ -14641,10 +14571,8 @@ func TestStoreDecideGuards(t *testing.T) {
 		}},
 		{"keyboard after the time", "",
 			func(x *setup) { x.d.Trusted, x.d.By, x.now = true, "cli:local", x.p.ExpiresAt }},
-		{"secret of another process", "own keyboard", func(x *setup) {
-			id := deadSession(t, x.s)
-			holds(t, storeAt(t, x.s.Dir), id)
-			x.p = storePrompt(t, x.s, id, Routed, func(p *PromptRecord) {
+		{"secret", "at the keyboard alone", func(x *setup) {
+			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, func(p *PromptRecord) {
 				p.Secret, p.Type = true, FreeText
 			})
 			x.d = storeTap(x.p, "hunter2")
@@ -14988,13 +14916,11 @@ func TestUnreadIsNotAllowed(t *testing.T) {
 	}
 }
 
-// TestUnreadOfBoxesAndSecrets: an idle box and a password show nothing that could be unread.
-func TestUnreadOfBoxesAndSecrets(t *testing.T) {
-	for _, p := range []Prompt{{Type: FreeText, Idle: true, Cut: true},
-		{Type: FreeText, Secret: true, Cut: true}} {
-		if why := (&PromptRecord{Prompt: p}).unread("text", "telegram:1001"); why != "" {
-			t.Errorf("idle %v, secret %v: %q", p.Idle, p.Secret, why)
-		}
+// TestUnreadOfBoxes: an idle box shows nothing that could be unread.
+func TestUnreadOfBoxes(t *testing.T) {
+	p := &PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true, Cut: true}}
+	if why := p.unread("text", "telegram:1001"); why != "" {
+		t.Error(why)
 	}
 }
 
@@ -15111,31 +15037,10 @@ func TestOpenIsUndecided(t *testing.T) {
 	}
 }
 
-// A secret is in no file, and comes out once.
-func TestStoreSecret(t *testing.T) {
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	session := deadSession(t, s)
-	release, err := s.HoldSession(session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
-	p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) {
-		p.Secret, p.Type = true, FreeText
-	})
-	got, why, err := s.Decide(storeTap(p, "hunter2-cancel"), time.Now())
-	if why != "" || err != nil || got.Value != nil || !got.ValueHidden {
-		t.Fatal(got, why, err)
-	}
-	if v, ok := s.TakeSecret(p.ID); v != "hunter2-cancel" || !ok {
-		t.Error("secret is", v)
-	}
-	if _, ok := s.TakeSecret(p.ID); ok {
-		t.Error("secret taken twice")
-	}
-	s.Move(p.ID, Injected, nil)
-	for _, text := range []string{"my private words", "enter"} { // in the audit log as length and hash only
+// A text that was given is in the audit log as its length and hash alone.
+func TestStoreText(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	for _, text := range []string{"my private words", "enter"} {
 		p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
 			p.Type, p.SafeDefault = FreeText, nil
 		})
@@ -15145,13 +15050,6 @@ func TestStoreSecret(t *testing.T) {
 		if bytes.Contains(log, []byte(`"`+text+`"`)) ||
 			bytes.Count(log, []byte(digest([]byte(text)))) != 2 {
 			t.Errorf("%s", log)
-		}
-	}
-	for _, name := range []string{"state.jsonl", "audit.log"} {
-		b, _ := os.ReadFile(filepath.Join(dir, name))
-		if len(b) == 0 || bytes.Contains(b, []byte("hunter2")) ||
-			bytes.Contains(b, []byte(digest([]byte("hunter2-cancel"))[7:])) {
-			t.Error(name, "holds the secret")
 		}
 	}
 }
@@ -19629,6 +19527,38 @@ func TestTextSwitchedOff(t *testing.T) {
 	})
 }
 
+// TestPasswordIsTypedAtTheKeyboard: the phone learns that a password is asked for, without a button; a text from there and
+// `answer` are refused, the phone is asked to delete the text, and no file has it. At the keyboard it is typed.
+func TestPasswordIsTypedAtTheKeyboard(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w := newBotAPI(t)
+	dir := home(t, w.config("free_text_enabled = true"))
+	x := bridge(t, dir, "run", "bash", "-c", `read -s -p "Password: " p; echo; echo "[${#p}]"`)
+	m := w.shows("Password:", "")
+	if len(m.buttons) > 0 || !strings.Contains(m.text, "type it at the keyboard") {
+		t.Errorf("%q %v", m.text, m.buttons)
+	}
+	p := promptOf(t, dir, "Password:", func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+	for _, to := range []int64{m.id, 0} {
+		id := w.writes("hunter2", to)
+		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was .*delete it`, id))
+	}
+	code, _, told := cli(t, dir, "answer", shortID(p.ID), "hunter2")
+	if code != 1 || !strings.Contains(told, "at the keyboard alone") {
+		t.Errorf("answer exits with %d, %q", code, told)
+	}
+	x.types("abc\r")
+	x.sees("[3]")
+	x.exits(0)
+	for _, name := range []string{"state.jsonl", "audit.log"} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || bytes.Contains(text, []byte("hunter2")) {
+			t.Errorf("%s: %v %s", name, err, text)
+		}
+	}
+}
+
 // TestAnsweredOnlyWhatWasTyped: what was decided when the program had already ended is never "answered". What was
 // decided just before may have been typed in time: nobody can look and type in one step.
 func TestAnsweredOnlyWhatWasTyped(t *testing.T) {
@@ -23817,9 +23747,6 @@ func (s *sim) means(d *simDialog, meaning string, p *PromptRecord) {
 
 // meaningOf is what was decided, in words.
 func (s *sim) meaningOf(p *PromptRecord) string {
-	if p.ValueHidden {
-		return "text:" + s.secrets[p.ID]
-	}
 	if p.Value == nil {
 		return "nothing"
 	}
@@ -24360,8 +24287,7 @@ type simPhone struct {
 	updated chan struct{}
 	lastUp  int64
 	outage  [2]time.Time
-	said    map[string]bool   // texts that were written
-	secrets map[string]string // the last reply by prompt
+	said    map[string]bool // texts that were written
 	chosen  []simChoice
 	labels  map[string]string // of buttons by message and data
 	toasts  map[string]bool
@@ -24407,7 +24333,6 @@ func (p *simPhone) begin(s *sim) {
 	p.present = oneOf(p.person, 0, 5, 9, 9)
 	p.msgs = map[int64]*simMessage{}
 	p.said = map[string]bool{}
-	p.secrets = map[string]string{}
 	p.labels = map[string]string{}
 	p.updated = make(chan struct{}, 1)
 	p.lastMsg, p.lastUp = 100, 5000
@@ -26944,11 +26869,6 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 		return apiResult(`{"id":1001,"type":"private","username":"op"}`)
 	case "answerCallbackQuery":
 		s.told[fmt.Sprint(p["callback_query_id"])] = text
-		return apiResult("true")
-	case "deleteMessage":
-		if was != nil {
-			was.buttons = nil
-		}
 		return apiResult("true")
 	case "sendMessage":
 		if thread != 0 && s.topics[thread] == "" {

@@ -239,7 +239,7 @@ func settings(c *Config) []setting {
 			def: "4096", to: &c.BufferBytes, min: 512, max: 1 << 20},
 		{Key: "echo_suppression_ms", does: "time after an answer in which its echo is no question",
 			def: "150", to: &c.EchoWindow, max: 10000},
-		{Key: "free_text_enabled", does: "a text or password that is asked for can come by phone",
+		{Key: "free_text_enabled", does: "a text that is asked for can come by phone",
 			def: "false", to: &c.FreeText},
 		{Key: "notify_idle", does: "tell the phone when a turn is over",
 			def: "true", to: &c.NotifyIdle},
@@ -1219,7 +1219,6 @@ type PromptRecord struct {
 	DecidedAt   *time.Time `json:"decided_at"`
 	DecidedBy   *string    `json:"decided_by"`
 	Value       *string    `json:"value"`
-	ValueHidden bool       `json:"value_hidden"` // a secret was given: Store.TakeSecret has it, no file does
 	MsgID       int64      `json:"telegram_msg_id"`
 	// MsgDate is when a message of the prompt was sent last, in Unix seconds by Telegram's clock, 0: that is not known.
 	MsgDate int64 `json:"telegram_msg_date,omitempty"`
@@ -1528,8 +1527,7 @@ type Store struct {
 	auditTrouble   error         // why the audit log lacks an entry
 	compactTrouble error         // why the last compaction failed
 
-	held    sync.Map // our locks by name: *os.File
-	secrets sync.Map // what was given and not yet taken, by prompt: string
+	held sync.Map // our locks by name: *os.File
 }
 
 // openStore opens the state in dir, which it makes when it is missing, and reads it.
@@ -2008,7 +2006,7 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 
 // reply is the record that the prompt's answer has been typed, or passed on.
 func (p *PromptRecord) reply(now time.Time) *ReplyRecord {
-	value := "" // of a secret
+	value := "" // nobody gave one
 	if p.Value != nil {
 		value = *p.Value
 	}
@@ -2383,7 +2381,7 @@ type Refusal string
 // sessionOver refuses what nobody is left to type.
 const sessionOver Refusal = "the question's session has ended"
 
-// Decide gives a prompt its answer, durably, if it is the first and all guards hold; TakeSecret gives a secret, once.
+// Decide gives a prompt its answer, durably, if it is the first and all guards hold.
 // Questions of a session that is found dead fail at once.
 func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
 	err = s.Update(func(v *View) ([]Record, error) {
@@ -2404,44 +2402,29 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 		if why != "" {
 			return nil, nil
 		}
-		s.decided(&p, value, d.By, now)
+		p.decided(value, d.By, now)
 		if d.UpdateID == "" {
 			return []Record{&p}, nil
 		}
 		return []Record{&p, &UpdateRecord{Head{ID: d.UpdateID}, "decision"}}, nil
 	})
-	if err != nil {
-		s.TakeSecret(p.ID)
-	}
 	if err == nil && why == sessionOver && p.Open() {
 		err = s.Reap(now)
 	}
 	return p, why, err
 }
 
-// decided notes the answer in the prompt; a secret stays in memory.
-func (s *Store) decided(p *PromptRecord, value, by string, now time.Time) {
+// decided notes the answer in the prompt.
+func (p *PromptRecord) decided(value, by string, now time.Time) {
 	p.Status = ReplyReceived
 	p.NonceUsed = true
 	p.DecidedAt = ref(now.UTC())
 	p.DecidedBy = &by
 	p.Value = &value
-	switch {
-	case p.Secret:
-		s.secrets.Store(p.ID, value)
-		p.Value = nil
-		p.ValueHidden = true
-	case value == leaveIt:
+	if value == leaveIt {
 		p.Status = Canceled
 		p.Reason = "left as it is"
 	}
-}
-
-// TakeSecret gives the secret that was the prompt's answer, and forgets it.
-func (s *Store) TakeSecret(promptID string) (value string, ok bool) {
-	secret, ok := s.secrets.LoadAndDelete(promptID)
-	value, _ = secret.(string) // "" without one
-	return value, ok
 }
 
 // find is the prompt that the decision names, nil when it names none, or two.
@@ -2462,7 +2445,6 @@ func (v *View) find(d Decision) *PromptRecord {
 // guard is why the prompt takes no answer, or none from there, whatever the answer is.
 func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
 	late := p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt)
-	_, mine := s.held.Load(lockName(p.SessionID))
 	switch {
 	case p.ID == "":
 		return v.unknown(d)
@@ -2483,8 +2465,6 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 		return "who asked has ended"
 	case p.Status == Created && !d.Trusted:
 		return "the question has not been asked yet"
-	case p.Secret && !mine:
-		return "a secret can only be answered at its session's own keyboard"
 	case fromPhone(d.By):
 		return v.tooFast(p.SessionID, now)
 	}
@@ -2566,7 +2546,7 @@ func (p *PromptRecord) interpret(given string) (value string, why Refusal) {
 	reason, refused := strings.CutPrefix(given, "deny:")
 	switch {
 	case p.Secret:
-		return given, p.checkText(given)
+		return "", "a password is typed at the keyboard alone"
 	case given == "default" && p.SafeDefault == nil && p.byLabel(given) == "":
 		return "", "this question has no safe default"
 	case given == "default" && p.SafeDefault != nil:
@@ -2682,7 +2662,7 @@ func (p *PromptRecord) refuses(value string) bool {
 // there; what is not known here at all can only be answered at the session's own keyboard. An answer that refuses is
 // taken.
 func (p *PromptRecord) unread(value, by string) Refusal {
-	if p.Idle || p.Secret || p.refuses(value) || by == "cli:local" {
+	if p.Idle || p.refuses(value) || by == "cli:local" {
 		return ""
 	}
 	if p.Cut {
@@ -2728,7 +2708,7 @@ func (p *PromptRecord) answers() []string {
 
 // canBeLeft tells whether the operator can leave the question to the terminal: where nothing refuses it.
 func (p *PromptRecord) canBeLeft() bool {
-	return p.ambiguous() || p.Type == FreeText && !p.Idle && !p.Secret
+	return p.ambiguous() || p.Type == FreeText && !p.Idle
 }
 
 // offered tells whether the value is one of the answers, or several of the choices.

@@ -2173,8 +2173,6 @@ func shortPath(path, folder string) string {
 func (t *Telegram) hint(p *PromptRecord) string {
 	freeText := t.cfg.Load().FreeText
 	switch {
-	case p.Secret && freeText && t.polling.Load():
-		return "Type it at the keyboard. Or reply with it: your message is deleted at once, but Telegram has seen it.\n"
 	case p.Secret:
 		return "It is not asked for here: type it at the keyboard.\n"
 	case p.Permission:
@@ -2251,7 +2249,7 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 	if p.Idle {
 		value = "went on"
 	}
-	if p.Value != nil && !p.Secret {
+	if p.Value != nil {
 		value = clean(valueName(p, p.Value), 300)
 	}
 	reason := clean(p.Reason, 300)
@@ -2268,11 +2266,7 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 	case p.Status == Failed && p.Value != nil:
 		return "not delivered: " + value, time.Time{}, before(" · ", reason)
 	case p.Status == Failed:
-		what = "not answered"
-		if p.DecidedBy != nil { // a password, of which no value is kept
-			what = "not delivered"
-		}
-		return what, time.Time{}, before(": ", reason)
+		return "not answered", time.Time{}, before(": ", reason)
 	case p.Status == Canceled && p.DecidedAt == nil:
 		return cmp.Or(reason, "canceled"), time.Time{}, ""
 	case p.Status == Canceled:
@@ -4367,12 +4361,6 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 	v.markDead(r.store.Killed)
 	in := &incoming{message: m, view: v, freeText: r.cfg.Load().FreeText, at: at, updateID: r.key(id)}
 	want := in.understand()
-	if want.decision != nil && v.Prompts[want.decision.PromptID].Secret {
-		r.deleteMessage(m)
-		if !in.freeText {
-			want = intent{reply: "✗ A password cannot be given from here: type it at the keyboard."}
-		}
-	}
 	if want.decision != nil {
 		_, why, err := r.decide(id, m.From, *want.decision, "")
 		if err != nil {
@@ -4419,18 +4407,6 @@ func (v *View) markDead(killed func(session string) bool) {
 func (r *receiver) auditCommand(input *InputRecord) {
 	fields := []Field{{"command", input.Kind}, {"by", input.By}}
 	r.audit(Event{"SESSION_COMMAND", input.SessionID, "", fields})
-}
-
-// deleteMessage deletes a message with a password in it, unpaced: every second counts. Where that fails, the operator
-// is asked to do it.
-func (r *receiver) deleteMessage(m *message) {
-	r.work.Go(func() {
-		params := map[string]any{"chat_id": m.Chat.ID, "message_id": m.ID}
-		err := r.call(r.ctx, "deleteMessage", params, nil)
-		if err != nil && !err.(*apiError).mentions("message to delete not found") {
-			r.reply(m, "⚠ Your message could not be deleted: delete it yourself.")
-		}
-	})
 }
 
 // understand is what the message asks for. Text that came damaged or too long counts as none.
@@ -4827,7 +4803,7 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 		text = text[1:]
 	}
 	value := namedChoices(p, text)
-	if refusal := in.refusal(s, p, value, replied); refusal != "" {
+	if refusal := in.refusal(p, value, replied); refusal != "" {
 		return intent{reply: refusal}
 	}
 	switch {
@@ -4886,9 +4862,6 @@ func namedChoices(p *PromptRecord, text string) string {
 	if p.Multi && p.offered(keys) {
 		return keys
 	}
-	if p.Secret {
-		return ""
-	}
 	byHook := p.Source == fromHook && p.Permission
 	for _, c := range choicesOf(p) {
 		initial, _ := utf8.DecodeRuneInString(c.Label)
@@ -4902,13 +4875,13 @@ func namedChoices(p *PromptRecord, text string) string {
 
 // refusal tells why text cannot answer the question, "" where it can. keys are the choices that it names; replied: it
 // is a reply to the question's own message.
-func (in *incoming) refusal(s *SessionRecord, p *PromptRecord, keys string, replied bool) string {
-	forText := !p.Secret && (p.Type == FreeText || p.Type == Unknown && !p.takesKeys())
+func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
+	forText := p.Type == FreeText || p.Type == Unknown && !p.takesKeys()
 	switch {
 	case !replied && in.repliesToBot(): // it may be about another question
 		return "✗ Nothing was done: you replied to another message. Reply to the open question's own."
-	case !replied && p.Secret:
-		return "✗ Nothing was sent: " + origin(s) + " waits for a password."
+	case p.Secret:
+		return "✗ Nothing was typed: a password is typed at the keyboard. If your message has it, delete it."
 	case keys == "" && forText && !in.freeText:
 		return "✗ Nothing was typed: text from here is switched off (free_text_enabled)."
 	case keys == "" && p.Permission && !replied:
