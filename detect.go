@@ -4051,7 +4051,13 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 		return
 	}
 	changed := d.found.all != d.all && !alike(d.found.all, d.all)
-	if d.foundAt.IsZero() || changed && now.Sub(d.allAt) >= restTime {
+	rested := changed && now.Sub(d.allAt) >= restTime
+	switch {
+	case d.foundAt.IsZero():
+		d.foundAt = now
+	case rested && d.cur == nil && d.replaces(): // one that was not even asked
+		d.replacedAt, d.foundAt = now, now
+	case rested:
 		d.foundAt = now
 	}
 	if changed {
