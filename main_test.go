@@ -20822,12 +20822,15 @@ func TestStopAndResume(t *testing.T) {
 			p, _ := shellWithUs(t)
 			typeIn(t, p, row.tool+"\r")
 			var pids []string
-			for out := ""; pids == nil; pids = rePID.FindStringSubmatch(out) {
+			out := ""
+			for ; pids == nil; pids = rePID.FindStringSubmatch(out) {
 				out += readUntil(t, p, "\n")
 			}
 			wrapper, _ := strconv.Atoi(pids[2])
 			typeIn(t, p, row.on)
-			readUntil(t, p, row.says) // a shell that waits in vfork(2) for its child cannot be stopped
+			if !strings.HasSuffix(strings.ReplaceAll(out, "\r", ""), "\n"+row.says) { // it came with the line before
+				readUntil(t, p, row.says) // a shell that waits in vfork(2) for its child cannot be stopped
+			}
 			for range row.times {
 				row.stop(t, p, wrapper)
 				if out := readUntil(t, p, "ab> "); !strings.Contains(out, "Stopped") {
