@@ -917,7 +917,7 @@ var bundled = []string{"state.jsonl", "audit.log", "atlasbridge.log", "atlasbrid
 
 // harmless are the members of records and entries whose texts say nothing about what was asked or answered.
 var harmless = strings.Fields(`
-	rec id at type confidence safe_default status source fingerprint created_at expires_at
+	rec id at type confidence safe_default status source created_at expires_at
 	ts decided_at decided_by prompt_id session_id injected_at kind by tool activity started_at
 	ended_at hash prev_hash event crc time level msg err error signals`)
 

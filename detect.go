@@ -12,9 +12,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -111,7 +109,6 @@ type Screen struct {
 	answering      int                  // row from 1 in which an answer is typed; anyRow; 0 none
 
 	changes uint // of what a look reads, but for the cursor: so many so far
-	work    int  // cells and rows that control functions have touched so far
 
 	widths [512]rune // characters printed lately, each with its width in two bits below it
 	moved  []*line   // by scroll: kept for the next time
@@ -711,7 +708,6 @@ func (s *Screen) repeat(n int) {
 	}
 	l := s.begin()
 	cells := l.cells[s.col : s.col+n]
-	s.work += n
 	for i := range cells {
 		cells[i] = cell{Attr: s.pen}
 		if i%width == 0 {
@@ -1048,7 +1044,6 @@ func (s *Screen) scroll(top, n int) {
 	}
 	s.changes++
 	region := s.grid[top : s.bottom+1]
-	s.work += len(region)
 	count := min(max(n, -n), len(region))
 	keep := len(region) - count
 	first := top + keep // of the rows that come back blank
@@ -1117,12 +1112,8 @@ func (s *Screen) erase(from, to int) {
 	}
 	for from < to {
 		l := s.grid[from/s.cols]
-		s.work++
 		col := from % s.cols
 		end := min(col+to-from, s.cols)
-		if end < s.cols {
-			s.work += end
-		}
 		l.erase(col, end, s.pen.BG)
 		from += end - col
 	}
@@ -1170,7 +1161,6 @@ func (s *Screen) shiftCells(n int) {
 	l.touch(s.col)
 	s.changes++
 	rest := l.cells[s.col:]
-	s.work += s.cols
 	n = min(max(n, -len(rest)), len(rest))
 	if n > 0 {
 		copy(rest[n:], rest)
@@ -1984,8 +1974,7 @@ type Prompt struct {
 	// Shown is all that a person can base an answer on, as one canonical text: the kind of
 	// question, the rows of its region as they stand on the screen, the question, the answers in their
 	// order, whether a part is left out. Where the pointer stands and what is ticked is not in it.
-	Shown       string `json:"shown"`
-	Fingerprint string `json:"fingerprint"` // the beginning of the SHA-256 of Shown
+	Shown string `json:"shown"`
 
 	Ticked  []bool `json:"-"` // Multi: which are ticked now
 	Submit  string `json:"-"` // Multi: the bytes that end the choosing
@@ -2034,13 +2023,10 @@ func (p *Prompt) seal() {
 	p.all = strings.Join(rows, "\n")
 }
 
-// publish makes of all what may leave the process: Shown, redacted and with nothing hidden, and its
-// fingerprint. It is left until a prompt is given out, for most looks at a screen that moves give
-// none.
+// publish makes of all what may leave the process: Shown, redacted and with nothing hidden. It is left
+// until a prompt is given out, for most looks at a screen that moves give none.
 func (p *Prompt) publish() {
 	p.Shown = redact(visible(p.all))
-	sum := sha256.Sum256([]byte(p.Shown))
-	p.Fingerprint = hex.EncodeToString(sum[:8])
 }
 
 // withoutAbove is the question alone, for one that stands below what never comes to rest: it is
@@ -7196,7 +7182,6 @@ var (
 	reText         = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
 	reRemark       = re(`^\(.* .*\)$`)
 	reSays         = re(`\pL[\pL\pN]`)
-	reYesNo        = re(`(?i)^(y|n|yes|no)$`)
 	reSplits       = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
 	reChoiceWord   = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
 	reDigits       = re(`^\d+$`)

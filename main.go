@@ -3808,7 +3808,6 @@ func (s *session) create(q *question) bool {
 		Nonce:      newNonce(),
 		CreatedAt:  now.UTC(),
 		ExpiresAt:  now.Add(life).UTC(),
-		Key:        idempotencyKey(s.rec.ID, p.Excerpt, now),
 	}
 	if p.Idle {
 		q.rec.Constraints.MaxLength = maxMessage
@@ -5515,11 +5514,6 @@ func (s *session) askAnew(shown *Prompt) {
 	s.det.Again()
 }
 
-// idempotencyKey is the same for the same words of a session within 5 s.
-func idempotencyKey(session, excerpt string, now time.Time) string {
-	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s:%s:%d", session, excerpt, now.Unix()/5)))
-}
-
 // ---- recordings ----
 // Files that castWriter writes: that of --record, and captured scenarios.
 
@@ -6192,7 +6186,6 @@ func (a *asker) complete(p *PromptRecord, source string, now time.Time) {
 	p.Signals = []string{source}
 	p.CreatedAt = now.UTC()
 	p.ExpiresAt = now.Add(a.life).UTC()
-	p.Key = idempotencyKey(a.session, p.Excerpt, now)
 	p.limit()
 }
 

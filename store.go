@@ -1210,7 +1210,6 @@ type PromptRecord struct {
 	Lasting     string     `json:"lasting"` // hook: what the lasting permission allows, and for how long
 	Lang        string     `json:"lang"`    // not of a screen: what Full is written in: bash, diff, markdown; else ""
 	Cwd         string     `json:"cwd"`     // hook: as it is seen from the session's folder, "" the same
-	Key         string     `json:"idempotency_key"`
 	Status      State      `json:"status"`
 	Nonce       string     `json:"nonce"` // 32 hex
 	NonceUsed   bool       `json:"nonce_used"`
@@ -1243,11 +1242,9 @@ type PromptRecord struct {
 	Note      string `json:"note,omitempty"` // what else became of the answer
 }
 
-// Limits are what an answer must keep to, besides being one of the choices; 0 where there is no such answer.
+// Limits are what an answer must keep to, besides being one of the choices.
 type Limits struct {
-	MaxLength int `json:"max_length,omitempty"` // of a text, bytes
-	MinChoice int `json:"min_choice,omitempty"` // the first number that chooses, where all choices are numbered
-	MaxChoice int `json:"max_choice,omitempty"`
+	MaxLength int `json:"max_length,omitempty"` // of a text, bytes; 0: it takes none
 }
 
 // region is what a question asks, in rows: nothing but a refusal is taken before every word of it has been shown.
@@ -1315,15 +1312,6 @@ func withoutFrames(row string) string {
 func (p *PromptRecord) limit() {
 	if p.takesText() {
 		p.Constraints.MaxLength = cmp.Or(p.Constraints.MaxLength, maxText)
-	}
-	for i, c := range p.Choices {
-		if c.Key != strconv.Itoa(i+1) {
-			return
-		}
-	}
-	if len(p.Choices) > 0 {
-		p.Constraints.MinChoice = 1
-		p.Constraints.MaxChoice = len(p.Choices)
 	}
 }
 
