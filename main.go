@@ -1830,6 +1830,7 @@ func (t *tool) recall(dir string) bool {
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
+	keyGrace     = 300 * time.Millisecond  // after a key at the keyboard, for the screen to show it
 	dialogGrace  = 300 * time.Millisecond  // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
 	hookWait     = 2 * time.Second         // for a dialog's hook to call: 0.44 s, busy 1.4 (claude 2.1)
 	hookCheck    = time.Second             // between looks whether a hook lives
@@ -4844,7 +4845,7 @@ const (
 
 // newGate types the decision about q.
 func newGate(q *question) *gate {
-	g := &gate{q: q, until: time.Now().Add(lookTime)}
+	g := &gate{q: q, until: time.Now().Add(keyGrace + lookTime)}
 	if q.rec.Value != nil {
 		g.value = *q.rec.Value
 		g.text = cleanText(g.value)
@@ -4872,7 +4873,7 @@ func (s *session) gateStep() {
 		s.gateStop()
 		return
 	}
-	if len(s.typing) > 0 || len(g.keys) > 0 {
+	if len(s.typing) > 0 || len(g.keys) > 0 || g.phase == gateLook && !s.turnAt(s.lastKey.Add(keyGrace)) {
 		return
 	}
 	now := time.Now()

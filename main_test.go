@@ -23566,7 +23566,9 @@ func (s *sim) judgeKeys(v *View) {
 			if d == nil { // nothing took it
 				return k.d != nil && k.at.Before(p.DecidedAt.Add(answering))
 			}
-			return k.d != nil && k.d.n == d.n || k.at.Before(d.overAt.Add(seeing))
+			next := slices.IndexFunc(s.stands, func(one simStand) bool { return one.from.After(d.overAt) })
+			seen := next >= 0 && s.stands[next].from.Sub(d.overAt) < time.Second && k.at.Before(s.stands[next].from)
+			return seen || k.d != nil && k.d.n == d.n || k.at.Before(d.overAt.Add(seeing)) // it may still have been seen
 		}) {
 			continue
 		}
