@@ -2171,13 +2171,13 @@ func differences(a, b string) (all []difference, ok bool) {
 		case a != "" && (is == '\n' || b == ""):
 			is, k = ' ', 0
 		}
-		if a[:n] != b[:k] {
-			if wasTime == "" || isTime == "" {
-				if !spins(was) || !spins(is) {
-					return nil, false
-				}
-			}
+		times := wasTime != "" && isTime != ""
+		switch {
+		case a[:n] == b[:k], was == ' ' && is == ' ':
+		case times, spins(was) && spins(is):
 			all = append(all, difference{unit, a[:n], b[:k]})
+		default:
+			return nil, false
 		}
 		before = is
 		a, b = a[n:], b[k:]

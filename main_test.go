@@ -5565,6 +5565,47 @@ func TestSameIsAllOfIt(t *testing.T) {
 	}
 }
 
+// TestDifferences: two texts differ in what may move, a spinner or a time, in its place; or in anything else, which is no
+// sameness at all.
+func TestDifferences(t *testing.T) {
+	for _, c := range []struct{ a, b, want string }{
+		{"⠋ Working (9s)\nGo?", "⠙ Working (10s)\nGo?", "⠋⠙ 9s·10s"},
+		{"| Working", "/ Working", "|/"},
+		{"  Bash(ls)", "⏺ Bash(ls)", " ⏺"},
+		{"Working ⠋\nGo?", "Working\nGo?", "⠋"},
+		{"left 1m 2s of 1h", "left 59s    of 1h", "1m 2s ·59s    "},
+		{"at 9:59:59", "at 10:00:00", "9:59:59·10:00:00"},
+		{"● a ○ b", "○ a ● b", "●○ ○●"},
+		{"Delete 10 files", "Delete 90 files", "!"},
+		{"in 30 s", "in 0 s", "!"},
+		{"ls /tmp/a", "ls /tmp/b", "!"},
+		{"a  b", "a b", "!"},
+		{"Backup", "backup", "!"},
+		{"e\u0301", "e\u0301\u0302", "!"},
+		{"v1.30s", "v1.31s", "!"},
+		{"one\ntwo", "one", "!"},
+		{"one", "one\ntwo", "!"},
+		{"\n", "", "!"},
+		{"\xff", "\xfe", "!"},
+	} {
+		changes, ok := differences(c.a, c.b)
+		var got []string
+		for _, d := range changes {
+			mark := "·"
+			if utf8.RuneCountInString(d.was+d.is) <= 2 {
+				mark = ""
+			}
+			got = append(got, d.was+mark+d.is)
+		}
+		if !ok {
+			got = []string{"!"}
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("differences(%q, %q) = %q, want %q", c.a, c.b, got, c.want)
+		}
+	}
+}
+
 // ---- detect.go: words and readers ----
 // Each reader finds what it is for, in known and unknown tools, and nothing else.
 
