@@ -544,12 +544,11 @@ func (o *options) parse(args []string, verbatim bool) error {
 // check gives an error where a flag has a value that it cannot have.
 func (o *options) check(s commandSpec) error {
 	for _, f := range s.allFlags() {
-		words := f.words()
-		value := o.text(f.name)
+		words, value := f.words(), o.text(f.name)
 		switch {
 		case !o.given(f.name):
 		case words != nil && !slices.Contains(words, value):
-			return fmt.Errorf("--%s cannot be %q%s", f.name, value, meant("", value, words))
+			return fmt.Errorf("--%s cannot be %q", f.name, value)
 		case f.value == durationValue:
 			life, err := time.ParseDuration(value)
 			if err != nil || life < time.Second || life > 24*time.Hour {
@@ -560,26 +559,15 @@ func (o *options) check(s commandSpec) error {
 	return nil
 }
 
-// badFlag says what is wrong with a flag, and which one was meant, or how the command is used.
+// badFlag says what is wrong with a flag.
 func (c *command) badFlag(err error) int {
 	said := strings.NewReplacer("flag needs an argument: -", "there is no value after --",
+		"flag provided but not defined: -", "unknown flag --",
 		" for flag -", " for --", " for -", " for --").Replace(err.Error())
 	if strings.HasPrefix(said, "invalid value ") { // no other values are parsed
 		said = strings.TrimSuffix(said, "parse error") + "write a time such as 90s or 10m"
 	}
-	unknown, ok := strings.CutPrefix(said, "flag provided but not defined: -")
-	if ok {
-		var names []string
-		for _, f := range c.spec().allFlags() {
-			names = append(names, f.name)
-		}
-		said = "unknown flag --" + unknown + meant("--", unknown, names)
-	}
-	if !strings.HasSuffix(said, "?") {
-		return c.usage("%s", said)
-	}
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(said))
-	return exitUsage
+	return c.usage("%s", said)
 }
 
 // text is the value of a flag as it was given, or its default.
@@ -602,10 +590,10 @@ func (c *command) usage(format string, args ...any) int {
 	switch {
 	case s.do != nil:
 		said += "; usage: atlasbridge " + s.synopsis()
-	case near != "":
-		said += near
 	case isTool(c.name):
 		said += "; did you mean `atlasbridge run " + c.name + "`?"
+	case near != "":
+		said += near
 	default:
 		said += "; to run a tool: atlasbridge run TOOL"
 	}
@@ -622,45 +610,33 @@ func meant(before, word string, words []string) string {
 	return "; did you mean `" + before + near + "`?"
 }
 
-// nearest is the word that was meant by s: the first that s begins, else that with the least distance, if that is a
-// slip in every three letters at most; "" when there is none.
+// nearest is the word with the least distance from s, "" when each differs in half the letters of s, or in three.
 func nearest(s string, words []string) string {
-	near := ""
-	least := len(s)/3 + 1
+	near, least := "", min(len(s)/2, 2)+1
 	for _, w := range words {
-		if len(s) > 1 && strings.HasPrefix(w, s) {
-			return w
-		}
-		slips := distance(strings.ToLower(s), strings.ToLower(w))
+		slips := distance(strings.ToLower(s), w)
 		if slips < least {
-			near = w
-			least = slips
+			near, least = w, slips
 		}
 	}
 	return near
 }
 
-// distance is how many letters must be put in, left out, replaced, or swapped with the next one to make b of a.
+// distance is how many letters must be put in, left out or replaced to make b of a.
 func distance(a, b string) int {
-	var last []int               // row, as it was a letter of a before
 	row := make([]int, len(b)+1) // from what was read of a to so much of b
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		next := make([]int, len(b)+1)
-		next[0] = i + 1
+		corner := row[0]
+		row[0]++
 		for j := range len(b) {
-			replaced := row[j]
 			if a[i] != b[j] {
-				replaced++
+				corner = min(corner, row[j], row[j+1]) + 1
 			}
-			next[j+1] = min(replaced, row[j+1]+1, next[j]+1)
-			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
-				next[j+1] = min(next[j+1], last[j-1]+1)
-			}
+			corner, row[j+1] = row[j+1], corner
 		}
-		last, row = row, next
 	}
 	return row[len(b)]
 }
@@ -1934,7 +1910,7 @@ func cmdRun(c *command) int {
 	}
 	missing := errors.Is(err, errNoTool)
 	if missing {
-		err = hinted(err, otherTool(c.opts.args[0], c.getenv("PATH")))
+		err = hinted(err, noTool(c.opts.args[0]))
 	}
 	c.fail(err)
 	switch {
@@ -1946,27 +1922,15 @@ func cmdRun(c *command) int {
 	return exitInternal
 }
 
-// otherTool is what to do about a tool that is in no folder of path: which was meant, among those that are known and
-// those that are there. "" where that is not known.
-func otherTool(name, path string) (todo string) {
-	if strings.Contains(name, " ") {
+// noTool is what to do about a tool that is in no folder of PATH, "" where that is not known.
+func noTool(name string) (todo string) {
+	switch {
+	case strings.Contains(name, " "):
 		return "the tool and each of its arguments are words of their own, without quotation marks around them all"
-	}
-	if filepath.Base(name) != name {
-		return ""
-	}
-	known := toolNames()
-	if slices.Contains(known, name) {
+	case slices.Contains(toolNames(), name):
 		return "install it, or add its folder to PATH"
 	}
-	near := nearest(name, known)
-	if near == "" {
-		near = nearest(name, programsIn(path, ""))
-	}
-	if near == "" {
-		return ""
-	}
-	return "did you mean `atlasbridge run " + near + "`?"
+	return ""
 }
 
 // isTool tells whether that is the name of a tool, known or there.
@@ -1980,24 +1944,6 @@ func toolNames() []string {
 	var names []string
 	for _, a := range adapters {
 		names = append(names, a.Names...)
-	}
-	return names
-}
-
-// programsIn are the names of what can be run in the folders of path, those that begin so.
-func programsIn(path, begin string) []string {
-	var names []string
-	for _, dir := range filepath.SplitList(path) {
-		files, _ := os.ReadDir(dir) // what cannot be read has none
-		for _, f := range files {
-			if !strings.HasPrefix(f.Name(), begin) {
-				continue
-			}
-			_, err := findTool(filepath.Join(dir, f.Name()))
-			if err == nil {
-				names = append(names, f.Name())
-			}
-		}
 	}
 	return names
 }

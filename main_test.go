@@ -135,13 +135,11 @@ func TestCommandLine(t *testing.T) {
 		{"--version", 0, `^atlasbridge `, ""},
 		{"version now", 2, "", `^atlasbridge: wrong arguments \["now"\]; usage: atlasbridge version`},
 		{"run", 2, "", `^atlasbridge: an argument is missing; usage: atlasbridge run \[flags\] <tool>`},
-		{"config --jsn", 2, "", "^atlasbridge: unknown flag --jsn; did you mean `--json`\\?\n$"},
-		{"config --frob", 2, "", "^atlasbridge: unknown flag --frob; usage: .*config.*\n$"},
+		{"config --jsn", 2, "", "^atlasbridge: unknown flag --jsn; usage: .*config.*\n$"},
 		{"config --json=perhaps", 2, "", `^atlasbridge: invalid boolean value "perhaps" for --json`},
-		{"run --chanel local true", 2, "", "^atlasbridge: unknown flag --chanel; did you mean `--channel`\\?\n$"},
-		{"run --channel telegraf true", 2, "", "^atlasbridge: --channel .*\"telegraf\".* `telegram`\\?\n$"},
+		{"run --chanel local true", 2, "", "^atlasbridge: unknown flag --chanel; usage: .*\n$"},
 		{"run --channel x true", 2, "", "^atlasbridge: --channel cannot be \"x\"; usage: .*\n$"},
-		{"run --adapter claud true", 2, "", "^atlasbridge: --adapter .*\"claud\".* `claude`\\?\n$"},
+		{"run --adapter claud true", 2, "", "^atlasbridge: --adapter cannot be \"claud\"; usage: .*\n$"},
 		{"run --timeout soon true", 2, "", `^atlasbridge: invalid value "soon" for --timeout: write a time such as 90s or 10m; usage: `},
 		{"run --timeout 25h true", 2, "", `^atlasbridge: --timeout must be from 1s to 24h; usage: `},
 		{"run --timeout -1s true", 2, "", `^atlasbridge: --timeout must be from 1s to 24h; usage: `},
@@ -356,26 +354,23 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestNearest: a mistyped word suggests the one that it begins, or else the one with the least slips, of which each
-// three letters may have one; else none.
+// TestNearest: a mistyped word suggests the one with the least slips, if they are two at most and fewer than half of its
 func TestNearest(t *testing.T) {
-	words := []string{"run", "setup", "doctor", "status", "approvals", "answer", "logs", "audit", "ls"}
+	words := []string{"run", "setup", "doctor", "status", "approvals", "answer", "logs", "audit", "lab", "hook"}
 	for in, want := range map[string]string{
 		"staus":      "status",
-		"dcotro":     "doctor", // two slips
+		"docter":     "doctor",
 		"apovals":    "approvals",
-		"xy":         "", // one letter of two is no slip
-		"ln":         "",
+		"xy":         "",
 		"log s":      "logs",
 		"ran":        "run",
 		"RUN":        "run",
-		"rnu":        "run",
 		"stats":      "status",
-		"app":        "approvals",
 		"log":        "logs",
 		"Audit":      "audit",
 		"anwser":     "answer",
 		"stauts":     "status",
+		"foo":        "",
 		"kubernetes": "",
 		"x":          "",
 		"":           "",
@@ -386,21 +381,12 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// TestToolNotFound: a tool that is not found is named with the one that was meant, known or in PATH, or what else to do.
+// TestToolNotFound: of a tool that is not found it is said what to do, if that is known.
 func TestToolNotFound(t *testing.T) {
-	bin := t.TempDir()
-	for name, mode := range map[string]os.FileMode{"frobnicate": 0o700, "gizmo.txt": 0o600} {
-		if err := os.WriteFile(filepath.Join(bin, name), nil, mode); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Setenv("PATH", filepath.Join(bin, "none")+string(filepath.ListSeparator)+bin)
+	t.Setenv("PATH", t.TempDir())
 	for tool, want := range map[string]string{
-		"cluade":              "did you mean `atlasbridge run claude`?",
-		"frobincate":          "did you mean `atlasbridge run frobnicate`?",
 		"codex":               "install it, or add its folder to PATH",
 		"claude --model opus": "without quotation marks around them all",
-		"gizmo.tx":            "", // no program
 		"./cluade":            "",
 		"kubernetes":          "",
 	} {
