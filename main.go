@@ -59,8 +59,6 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdin, 
 	c := &command{ctx: ctx, name: args[0], args: args[1:], getenv: getenv,
 		stdin: stdin, stdout: stdout, stderr: stderr}
 	switch c.name {
-	case "__complete":
-		return cmdComplete(c)
 	case "-h", "-help", "--help":
 		c.name = "help"
 	case "-v", "--version":
@@ -165,8 +163,8 @@ type flagSpec struct {
 
 // Values of flags: what the help calls them tells what they can be.
 const (
-	durationValue = "DUR"  // a time such as 90s
-	fileValue     = "FILE" // a file, completed by the shell
+	durationValue = "DUR" // a time such as 90s
+	fileValue     = "FILE"
 	adapterValue  = "NAME" // of an adapter
 )
 
@@ -546,12 +544,11 @@ func (o *options) parse(args []string, verbatim bool) error {
 // check gives an error where a flag has a value that it cannot have.
 func (o *options) check(s commandSpec) error {
 	for _, f := range s.allFlags() {
-		words := f.words()
-		value := o.text(f.name)
+		words, value := f.words(), o.text(f.name)
 		switch {
 		case !o.given(f.name):
 		case words != nil && !slices.Contains(words, value):
-			return fmt.Errorf("--%s cannot be %q%s", f.name, value, meant("", value, words))
+			return fmt.Errorf("--%s cannot be %q", f.name, value)
 		case f.value == durationValue:
 			life, err := time.ParseDuration(value)
 			if err != nil || life < time.Second || life > 24*time.Hour {
@@ -562,26 +559,15 @@ func (o *options) check(s commandSpec) error {
 	return nil
 }
 
-// badFlag says what is wrong with a flag, and which one was meant, or how the command is used.
+// badFlag says what is wrong with a flag.
 func (c *command) badFlag(err error) int {
 	said := strings.NewReplacer("flag needs an argument: -", "there is no value after --",
+		"flag provided but not defined: -", "unknown flag --",
 		" for flag -", " for --", " for -", " for --").Replace(err.Error())
 	if strings.HasPrefix(said, "invalid value ") { // no other values are parsed
 		said = strings.TrimSuffix(said, "parse error") + "write a time such as 90s or 10m"
 	}
-	unknown, ok := strings.CutPrefix(said, "flag provided but not defined: -")
-	if ok {
-		var names []string
-		for _, f := range c.spec().allFlags() {
-			names = append(names, f.name)
-		}
-		said = "unknown flag --" + unknown + meant("--", unknown, names)
-	}
-	if !strings.HasSuffix(said, "?") {
-		return c.usage("%s", said)
-	}
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(said))
-	return exitUsage
+	return c.usage("%s", said)
 }
 
 // text is the value of a flag as it was given, or its default.
@@ -604,10 +590,10 @@ func (c *command) usage(format string, args ...any) int {
 	switch {
 	case s.do != nil:
 		said += "; usage: atlasbridge " + s.synopsis()
-	case near != "":
-		said += near
 	case isTool(c.name):
 		said += "; did you mean `atlasbridge run " + c.name + "`?"
+	case near != "":
+		said += near
 	default:
 		said += "; to run a tool: atlasbridge run TOOL"
 	}
@@ -624,45 +610,33 @@ func meant(before, word string, words []string) string {
 	return "; did you mean `" + before + near + "`?"
 }
 
-// nearest is the word that was meant by s: the first that s begins, else that with the least distance, if that is a
-// slip in every three letters at most; "" when there is none.
+// nearest is the word with the least distance from s, "" when each differs in half the letters of s, or in three.
 func nearest(s string, words []string) string {
-	near := ""
-	least := len(s)/3 + 1
+	near, least := "", min(len(s)/2, 2)+1
 	for _, w := range words {
-		if len(s) > 1 && strings.HasPrefix(w, s) {
-			return w
-		}
-		slips := distance(strings.ToLower(s), strings.ToLower(w))
+		slips := distance(strings.ToLower(s), w)
 		if slips < least {
-			near = w
-			least = slips
+			near, least = w, slips
 		}
 	}
 	return near
 }
 
-// distance is how many letters must be put in, left out, replaced, or swapped with the next one to make b of a.
+// distance is how many letters must be put in, left out or replaced to make b of a.
 func distance(a, b string) int {
-	var last []int               // row, as it was a letter of a before
 	row := make([]int, len(b)+1) // from what was read of a to so much of b
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		next := make([]int, len(b)+1)
-		next[0] = i + 1
+		corner := row[0]
+		row[0]++
 		for j := range len(b) {
-			replaced := row[j]
 			if a[i] != b[j] {
-				replaced++
+				corner = min(corner, row[j], row[j+1]) + 1
 			}
-			next[j+1] = min(replaced, row[j+1]+1, next[j]+1)
-			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
-				next[j+1] = min(next[j+1], last[j-1]+1)
-			}
+			corner, row[j+1] = row[j+1], corner
 		}
-		last, row = row, next
 	}
 	return row[len(b)]
 }
@@ -1080,245 +1054,49 @@ func version() string {
 }
 
 // ---- completion ----
-// A shell's script asks `atlasbridge __complete WORD…` what the last word can be, and offers what that prints: words,
-// each with what it is behind a tab, or one line that has the shell complete as it does elsewhere.
+// A script offers what the table has: commands, flags, and what a flag can be if that is fixed. The shell does the rest.
+
+// bashCompletion is for bash and zsh: bash begins a word behind =, zsh does not.
+const bashCompletion = `_atlasbridge() {
+  local line=${COMP_LINE:0:$COMP_POINT} list=
+  local cur=${line##*[ =]}
+  case $COMP_CWORD:${COMP_WORDS[1]}:${line%%"$cur"}:${cur:0:1} in
+  1:*|2:help:*) list='%s' ;;
+%s  esac
+  local head=${2%%"$cur"}
+  COMPREPLY=($(compgen -P "${head#=}" -W "$list" -- "$cur"))
+}
+complete -o default -F _atlasbridge atlasbridge
+`
 
 func cmdCompletion(c *command) int {
-	return c.print(completionScripts[c.opts.args[0]])
-}
-
-// What a shell itself completes. No word begins so.
-const (
-	completeFiles = ":files"
-	completeTool  = ":tool " // the command line that begins with the word of that number, as if it stood alone
-)
-
-// completionScripts are the scripts, by shell. That for bash needs no bash-completion, and takes it where it is there:
-// it knows how the tool's own words are completed. bash takes --flag=value for three words.
-var completionScripts = map[string]string{
-	"bash": `_atlasbridge() {
-  local line how=
-  COMPREPLY=()
-  while IFS= read -r line; do
-    case $line in
-    :*) how=$line ;;
-    *) COMPREPLY+=("${line%%$'\t'*}") ;;
-    esac
-  done < <("${1/#\~\//$HOME/}" __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
-  case $how in
-  :tool*)
-    if declare -F _comp_command_offset >/dev/null; then _comp_command_offset "${how#* }"; return; fi
-    if declare -F _command_offset >/dev/null; then _command_offset "${how#* }"; return; fi ;;
-  esac
-  local IFS=$'\n'
-  [[ -z $how ]] || compopt -o default 2>/dev/null || COMPREPLY=($(compgen -f -- "$2"))
-}
-complete -F _atlasbridge atlasbridge
-`,
-	"zsh": `#compdef atlasbridge
-_atlasbridge() {
-  local line at
-  local -a list
-  for line in "${(@f)$("${(Q)words[1]}" __complete "${(@Q)words[2,CURRENT]}" 2>/dev/null)}"; do
-    case $line in
-    :files) compset -P '--*='; _files; return ;;
-    :tool*) at=${line#* }; shift $at words; (( CURRENT -= at )); _normal; return ;;
-    ?*) list+=("${${line%%$'\t'*}//:/\\:}:${line#*$'\t'}") ;;
-    esac
-  done
-  (( $#list )) && _describe atlasbridge list
-}
-(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
-if [[ $funcstack[1] == _atlasbridge ]]; then _atlasbridge "$@"; else compdef _atlasbridge atlasbridge; fi
-`,
-	"fish": `function __atlasbridge_complete
-    set -l raw (commandline -ct)
-    set -l cur (string unescape -- "$raw")
-    set -l words (commandline -opc)
-    set -l name $words[1]
-    set -e words[1]
-    for line in ($name __complete $words "$cur" 2>/dev/null)
-        switch $line
-            case :files
-                set -l flag (string replace -r -- '^(--[^=]*=)?.*' '$1' "$cur")
-                printf '%s\n' $flag(__fish_complete_path (string replace -- "$flag" '' "$cur"))
-            case ':tool *'
-                set -l at (string sub -s 7 $line)
-                complete -C (string join ' ' -- (string escape -- $words[$at..-1]) "$raw")
-            case '*'
-                printf '%s\n' $line
-        end
-    end
-end
-complete -c atlasbridge -f -a '(__atlasbridge_complete)'
-`,
-}
-
-// typed is a command line as far as it is typed, and what its last word can be.
-type typed struct {
-	*command
-	spec  commandSpec
-	args  []string  // before the last word, without flags
-	flag  *flagSpec // whose value the last word is, nil: of none
-	ended bool      // no flag can follow
-	tool  int       // number of the word that is the tool, 0: it did not come yet
-	cur   string    // the last word, or what of it is to be completed
-	head  string    // what stands before that in the same word
-}
-
-// cmdComplete prints what the last one of its arguments can be; of errors it says nothing.
-func cmdComplete(c *command) int {
-	if len(c.args) == 0 {
-		return exitUsage
-	}
-	words := c.args
-	t := &typed{command: c, cur: words[len(words)-1]}
-	if len(words) == 1 {
-		t.offerCommands()
-		return 0
-	}
-	t.name = words[0]
-	t.spec = c.spec()
-	for i, word := range words[1 : len(words)-1] {
-		t.read(i+1, word)
-	}
-	t.offer()
-	return 0
-}
-
-// read reads a word before the last one, the i-th after the name of the command.
-func (t *typed) read(i int, word string) {
-	name, _, whole := strings.Cut(strings.TrimLeft(word, "-"), "=")
-	switch {
-	case t.flag != nil && word == "=": // as bash takes a word apart
-	case t.flag != nil:
-		t.flag = nil
-	case t.ended || !strings.HasPrefix(word, "-"):
-		if t.args == nil {
-			t.tool = i + 1
-		}
-		t.args = append(t.args, word)
-		t.ended = t.ended || t.spec.verbatim
-	case word == "--":
-		t.ended = true
-	case !whole:
-		t.flag = t.spec.flag(name)
-	}
-}
-
-// flag is the flag of that name, nil where there is none, or it takes no value.
-func (s commandSpec) flag(name string) *flagSpec {
-	for _, f := range s.allFlags() {
-		if f.name == name && f.value != "" {
-			return &f
-		}
-	}
-	return nil
-}
-
-// offer prints what the last word can be.
-func (t *typed) offer() {
-	dashed := !t.ended && strings.HasPrefix(t.cur, "-")
-	name, value, whole := strings.Cut(t.cur, "=")
-	switch {
-	case t.flag != nil:
-		t.cur = strings.TrimPrefix(t.cur, "=")
-		t.offerValues(*t.flag)
-	case dashed && whole:
-		f := t.spec.flag(strings.TrimLeft(name, "-"))
-		if f != nil {
-			t.head, t.cur = name+"=", value
-			t.offerValues(*f)
-		}
-	case dashed:
-		for _, f := range t.spec.allFlags() {
-			t.add("--"+f.name, f.help)
-		}
-	case t.spec.name == "run" && t.args != nil:
-		fmt.Fprintf(t, "%s%d\n", completeTool, t.tool)
-	case t.spec.name == "run" && strings.ContainsRune(t.cur, filepath.Separator), t.spec.name == "lab":
-		fmt.Fprintln(t, completeFiles)
-	case t.spec.name == "run":
-		for _, program := range programsIn(t.getenv("PATH"), t.cur) {
-			t.add(program, "")
-		}
-	case t.spec.name == "answer":
-		t.offerAnswers()
-	case t.spec.name == "help" && t.args == nil:
-		t.offerCommands()
-	case t.args == nil:
-		for _, word := range t.spec.words {
-			t.add(word, "")
-		}
-	}
-}
-
-// offerCommands offers the commands.
-func (t *typed) offerCommands() {
+	bash, fish := "", ""
 	for _, s := range commands() {
-		t.add(s.name, s.summary)
-	}
-}
-
-// offerValues offers what a flag can be.
-func (t *typed) offerValues(f flagSpec) {
-	for _, word := range f.words() {
-		t.add(word, "")
-	}
-	switch {
-	case f.value == fileValue:
-		fmt.Fprintln(t, completeFiles)
-	case f.name == "session":
-		t.withView(func(s *Store) {
-			for id, r := range s.view.Sessions {
-				t.add(shortID(id), strings.TrimSpace(r.Tool+" "+r.Label)+", "+r.StartedAt.Local().Format(time.DateTime))
+		fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_use_subcommand; or __fish_seen_subcommand_from help' "+
+			"-fa %s -d %q\n", s.name, s.summary)
+		list := ""
+		for _, f := range s.allFlags() {
+			list += " --" + f.name
+			fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_seen_subcommand_from %s' -l %s -d %q",
+				s.name, f.name, f.help)
+			if f.value != "" {
+				fish += " -r"
 			}
-		})
-	}
-}
-
-// offerAnswers offers the open questions, and what the one takes that was named.
-func (t *typed) offerAnswers() {
-	t.withView(func(s *Store) {
-		for _, p := range s.view.which(s.waits) {
-			if t.args == nil {
-				t.add(shortID(p.ID), cmp.Or(p.Question, p.Excerpt))
+			if f.words() != nil {
+				words := strings.Join(f.words(), " ")
+				fish += " -fa '" + words + "'"
+				bash += fmt.Sprintf("  *:%s:*--%s[\\ =]:*) list='%s' ;;\n", s.name, f.name, words)
 			}
-			if len(t.args) != 1 || len(t.args[0]) < 8 || !strings.HasPrefix(p.ID, t.args[0]) {
-				continue
-			}
-			for _, key := range p.answers() {
-				t.add(key, p.label(key))
-			}
+			fish += "\n"
 		}
-	})
-}
-
-// withView does something with the state, where there is one.
-func (t *typed) withView(do func(*Store)) {
-	dir, _, err := stateDir(t.getenv)
-	if err == nil {
-		_, err = os.Stat(filepath.Join(dir, "state.jsonl"))
+		bash += fmt.Sprintf("  *:%s:*:-) list='%s' ;;\n", s.name, list)
 	}
-	if err != nil {
-		return
-	}
-	s, err := openStore(dir)
-	if err == nil {
-		do(s)
-		s.Close()
-	}
-}
-
-// rePlainWord is one that means itself in every shell.
-var rePlainWord = re(`^[A-Za-z0-9_.,+:@%/-]+$`)
-
-// add offers a word, if it begins with what is typed. What it is may come from a program, and is made safe.
-func (t *typed) add(word, about string) {
-	if strings.HasPrefix(word, t.cur) && rePlainWord.MatchString(word) {
-		about = strings.Join(strings.Fields(visible(about)), " ")
-		fmt.Fprintf(t, "%s%s\t%s\n", t.head, word, clip(about, 60))
-	}
+	bash = fmt.Sprintf(bashCompletion, strings.Join(commandNames(), " "), bash)
+	return c.print(map[string]string{
+		"bash": bash,
+		"zsh":  "autoload -Uz compinit bashcompinit\n(( $+functions[compdef] )) || compinit -i\nbashcompinit\n" + bash,
+		"fish": fish,
+	}[c.opts.args[0]])
 }
 
 // ---- doctor ----
@@ -2133,7 +1911,7 @@ func cmdRun(c *command) int {
 	}
 	missing := errors.Is(err, errNoTool)
 	if missing {
-		err = hinted(err, otherTool(c.opts.args[0], c.getenv("PATH")))
+		err = hinted(err, noTool(c.opts.args[0]))
 	}
 	c.fail(err)
 	switch {
@@ -2145,27 +1923,15 @@ func cmdRun(c *command) int {
 	return exitInternal
 }
 
-// otherTool is what to do about a tool that is in no folder of path: which was meant, among those that are known and
-// those that are there. "" where that is not known.
-func otherTool(name, path string) (todo string) {
-	if strings.Contains(name, " ") {
+// noTool is what to do about a tool that is in no folder of PATH, "" where that is not known.
+func noTool(name string) (todo string) {
+	switch {
+	case strings.Contains(name, " "):
 		return "the tool and each of its arguments are words of their own, without quotation marks around them all"
-	}
-	if filepath.Base(name) != name {
-		return ""
-	}
-	known := toolNames()
-	if slices.Contains(known, name) {
+	case slices.Contains(toolNames(), name):
 		return "install it, or add its folder to PATH"
 	}
-	near := nearest(name, known)
-	if near == "" {
-		near = nearest(name, programsIn(path, ""))
-	}
-	if near == "" {
-		return ""
-	}
-	return "did you mean `atlasbridge run " + near + "`?"
+	return ""
 }
 
 // isTool tells whether that is the name of a tool, known or there.
@@ -2179,24 +1945,6 @@ func toolNames() []string {
 	var names []string
 	for _, a := range adapters {
 		names = append(names, a.Names...)
-	}
-	return names
-}
-
-// programsIn are the names of what can be run in the folders of path, those that begin so.
-func programsIn(path, begin string) []string {
-	var names []string
-	for _, dir := range filepath.SplitList(path) {
-		files, _ := os.ReadDir(dir) // what cannot be read has none
-		for _, f := range files {
-			if !strings.HasPrefix(f.Name(), begin) {
-				continue
-			}
-			_, err := findTool(filepath.Join(dir, f.Name()))
-			if err == nil {
-				names = append(names, f.Name())
-			}
-		}
 	}
 	return names
 }
