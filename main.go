@@ -3332,7 +3332,7 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 		s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
 	}
 	if s.cfg.Stream {
-		s.streamOutput(p, now)
+		s.streamOutput(now)
 	}
 }
 
@@ -4704,16 +4704,13 @@ func (s *session) notifyThen(n Notice, done func(msg int64, err error)) {
 // With --stream the phone gets all output, in messages that grow.
 
 // streamOutput notes that there is output to send.
-func (s *session) streamOutput(p []byte, now time.Time) {
+func (s *session) streamOutput(now time.Time) {
 	t := &s.stream
 	if t.flushAt.IsZero() {
 		t.flushAt = now.Add(s.cfg.Flush)
 	}
 	if t.lookAt.IsZero() {
 		t.lookAt = now.Add(frameTime)
-	}
-	if !s.cfg.StripANSI && len(t.raw) < maxBacklog {
-		t.raw = append(t.raw, p...)
 	}
 }
 
@@ -4755,13 +4752,6 @@ func (s *session) nextOutput() Notice {
 func (s *session) gatherStream(end bool, room int) {
 	t := &s.stream
 	lines, live := s.det.Transcript(end, room)
-	if !s.cfg.StripANSI { // the bytes as they came, escape sequences shown
-		lines = strings.Split(string(t.raw), "\r\n")
-		last := len(lines) - 1
-		live = lines[last]
-		lines = lines[:last]
-		t.raw = []byte(live)
-	}
 	t.live = redact(visible(live))
 	t.text += redact(visible(strings.Join(append(lines, ""), "\n")))
 	if len(t.text) > maxBacklog {

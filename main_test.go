@@ -3251,7 +3251,7 @@ func TestInputFile(t *testing.T) {
 // TestMarkBreaksNoStream: a mark at a message is no message, so the stream goes on in its own; any other breaks it.
 func TestMarkBreaksNoStream(t *testing.T) {
 	s := inputBench(t)
-	s.cfg.Stream, s.cfg.MaxChars, s.cfg.StripANSI = true, 3500, true
+	s.cfg.Stream, s.cfg.MaxChars = true, 3500
 	s.stream.text, s.stream.shown = "some output\n", "some output"
 	s.notify(Notice{ReplyTo: 7, Done: true})
 	if s.stream.until != 0 {
@@ -8795,7 +8795,7 @@ func TestStreamSaysNothingTwice(t *testing.T) {
 // TestStreamBreaks: after another message the stream goes on in one of its own; what was printed before stands above.
 func TestStreamBreaks(t *testing.T) {
 	ch := &told{}
-	cfg := &Config{MaxChars: 1000, StripANSI: true, Stream: true}
+	cfg := &Config{MaxChars: 1000, Stream: true}
 	s := &session{ch: ch, ctx: t.Context(), events: make(chan func()), cfg: cfg}
 	s.det = newDetector(adapterFor("make"), 10, 40, DetectOptions{})
 	s.det.Transcript(false, 0)
@@ -13487,11 +13487,10 @@ func TestConfig(t *testing.T) {
 		},
 		{
 			file: "[stream]\nmax_chars = 1000",
-			env:  []string{"OUTPUT_MAX_CHARS", "2000", "STRIP_ANSI", "false", "LOG_LEVEL", "DEBUG"},
+			env:  []string{"OUTPUT_MAX_CHARS", "2000", "LOG_LEVEL", "DEBUG"},
 			want: map[string]string{
-				"stream.max_chars":  "2000 environment OUTPUT_MAX_CHARS",
-				"stream.strip_ansi": "false environment STRIP_ANSI",
-				"log_level":         `"DEBUG" environment LOG_LEVEL`,
+				"stream.max_chars": "2000 environment OUTPUT_MAX_CHARS",
+				"log_level":        `"DEBUG" environment LOG_LEVEL`,
 			},
 		},
 		{
@@ -13555,6 +13554,8 @@ func TestConfigRejected(t *testing.T) {
 	for _, test := range []struct{ file, env, want string }{
 		{"timeout_secnds = 1", "", "config.toml:1: unknown key timeout_secnds; did you mean `timeout_seconds`?"},
 		{"\n[telegrm]\nchat_id = 1", "", "config.toml:3: unknown key telegrm.chat_id"},
+		{"[stream]\nstrip_ansi = false", "",
+			"config.toml:2: unknown key: stream.strip_ansi was removed"},
 		{"[stream]\nenabled = 1", "", "config.toml:2: stream.enabled must be true or false"},
 		{"timeout_seconds = 0", "", "config.toml:1: timeout_seconds must be between 1 and 86400"},
 		{"timeout_seconds = nan", "", "config.toml:1: not  name = value"},
@@ -13656,7 +13657,6 @@ func TestSharedEnvironment(t *testing.T) {
 		{"ALLOWED_USER_IDS", "98765432109876543,1", "telegram.allowed_users [9] config.toml:6"},
 		{"OUTPUT_MAX_CHARS", "99999", "stream.max_chars 123 config.toml:4"},
 		{"OUTPUT_FLUSH_MS", "0.2s", "stream.flush_ms 200 default"},
-		{"STRIP_ANSI", "auto", "stream.strip_ansi true default"},
 		{"LOG_LEVEL", "trace", `log_level "warn" config.toml:1`},
 	}
 	script, seen := "echo", ""

@@ -190,10 +190,9 @@ type Config struct {
 	ChatID  int64
 	Users   []int64
 
-	Stream    bool
-	StripANSI bool
-	MaxChars  int
-	Flush     time.Duration
+	Stream   bool
+	MaxChars int
+	Flush    time.Duration
 
 	inForce []setting // all of them, with value and origin
 	ignored []string  // what the environment says that is not used, and why
@@ -264,8 +263,6 @@ func settings(c *Config) []setting {
 			env: "OUTPUT_MAX_CHARS", def: "3500", to: &c.MaxChars, min: 100, max: 4096},
 		{Key: "stream.flush_ms", does: "time that output is gathered for the stream",
 			env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000},
-		{Key: "stream.strip_ansi", does: "stream what the screen shows; false: the bytes, escaped",
-			env: "STRIP_ANSI", def: "true", to: &c.StripANSI},
 		{Key: "safe_defaults.yes_no", does: "nobody answered a plain yes/no: only n is possible",
 			def: "n", to: new(string), shape: "n",
 			must: `can only be "n": nothing is approved by waiting`},
@@ -607,6 +604,9 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 			}
 			if known != nil && !slices.Contains(known, s.Key) {
 				problem = "unknown key " + s.Key + meant("", s.Key, known)
+				if s.Key == "stream.strip_ansi" {
+					problem = "unknown key: stream.strip_ansi was removed, delete the line"
+				}
 			}
 		}
 		if problem == "" && entries[s.Key].Key != "" {

@@ -2761,7 +2761,6 @@ type stream struct {
 	live    string    // what may still change
 	shown   string    // what the current message says
 	sent    string    // what it is about to say, "" nothing new
-	raw     []byte    // with strip_ansi = false: output not in text yet
 	msg     int64     // the current message, 0 when the next text starts one
 	cut     int       // bytes of text in the current message, which is full; 0 while it is not
 	until   int       // bytes of text that belong into it at most: another message has come; 0 none has
