@@ -3168,44 +3168,39 @@ func TestDense(t *testing.T) {
 	}
 }
 
-// TestInputFile: a file is typed as the path where it was put, with what was written below it, once it has come; an album
-// as one text, in order; a file that cannot be fetched is refused with the reason, and nothing is typed for it.
+// TestInputFile: a file is typed as the path where it was put, with what was written below it, once it has come; of
+// several each is a text of its own, in order; a file that cannot be fetched is refused with the reason, and nothing is typed for it.
 func TestInputFile(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
-		albums string // a letter for each file: its album, "-" none, "_" none and no caption
+		files  string // a letter for each file: "-", "_" no caption
 		came   string // a letter for each: + it has, - it cannot be fetched, . it is on its way
-		ago    time.Duration
 		want   string // what the gate types, "" nothing
 		became []string
 	}{
-		{"one", "-", "+", 0, "/f/0 c0", []string{"queued"}},
-		{"without words", "_", "+", 0, "/f/0 (from the phone)", []string{"queued"}},
-		{"on its way", "-", ".", 0, "", []string{"queued"}},
-		{"not to be had", "-", "-", 0, "", []string{"refused: the file could not be fetched: gone"}},
-		{"album", "aaa", "+++", time.Minute / 2, "/f/0 /f/1 /f/2 c0 c1 c2",
-			[]string{"queued", "done: typed with 0", "done: typed with 0"}},
-		{"album that may go on", "aa", "++", 0, "", []string{"queued", "queued"}},
-		{"album, one on its way", "aa", "+.", time.Minute / 2, "", []string{"queued", "queued"}},
-		{"album, the first not to be had", "aa", "-+", time.Minute / 2, "/f/1 c1",
+		{"one", "-", "+", "/f/0 c0", []string{"queued"}},
+		{"without words", "_", "+", "/f/0 (from the phone)", []string{"queued"}},
+		{"on its way", "-", ".", "", []string{"queued"}},
+		{"not to be had", "-", "-", "", []string{"refused: the file could not be fetched: gone"}},
+		{"several", "--", "+.", "/f/0 c0", []string{"queued", "queued"}},
+		{"the first on its way", "--", ".+", "", []string{"queued", "queued"}},
+		{"the first not to be had", "--", "-+", "/f/1 c1",
 			[]string{"refused: the file could not be fetched: gone", "queued"}},
-		{"two albums", "aba", "+++", time.Minute / 2, "/f/0 /f/2 c0 c2", []string{"queued", "queued", "done: typed with 0"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := inputBench(t)
 			s.files = map[string]fetched{}
-			for i, album := range c.albums {
+			for i, kind := range c.files {
 				r := &InputRecord{Head: Head{ID: fmt.Sprint(i)}, SessionID: s.rec.ID, Kind: "file", By: "telegram:1001",
-					Text: fmt.Sprint("c", i), Status: "queued", File: &FileRef{Album: strings.Trim(string(album), "-_")}}
-				if album == '_' {
+					Text: fmt.Sprint("c", i), Status: "queued", File: &FileRef{}}
+				if kind == '_' {
 					r.Text = ""
 				}
 				if err := storeUpdate(s.st, r); err != nil {
 					t.Fatal(err)
 				}
 				r = ref(*storeView(t, s.st).Inputs[r.ID])
-				r.At = time.Now().Add(-c.ago)
 				s.inputs = append(s.inputs, r)
 				switch c.came[i] {
 				case '+':
@@ -10554,10 +10549,10 @@ func TestFileFromThePhone(t *testing.T) {
 		open          bool // a question is
 		want          string
 	}{
-		{"photo", photo, false, `file "" large "" ""`},
-		{"caption", photo + `,"caption":" /screen \u0003 "`, false, `file "/screen" large "" ""`},
-		{"album", photo + `,"media_group_id":"7"`, false, `file "" large "" "7"`},
-		{"document", `"document":{"file_id":"d","file_name":"../a b.pdf"}`, false, `file "" d "../a b.pdf" ""`},
+		{"photo", photo, false, `file "" large ""`},
+		{"caption", photo + `,"caption":" /screen \u0003 "`, false, `file "/screen" large ""`},
+		{"one of several", photo + `,"media_group_id":"7"`, false, `file "" large ""`},
+		{"document", `"document":{"file_id":"d","file_name":"../a b.pdf"}`, false, `file "" d "../a b.pdf"`},
 		{"too big", `"document":{"file_id":"d","file_size":21999999}`, false, "✗ Nothing was done: the file has 20 MB, 20"},
 		{"a question is open", photo, true, "✗ Nothing was done: a file answers no question."},
 		{"voice", `"voice":{"file_id":"v"}`, false, "✗ Nothing was done: send it as plain text of up to 4096 bytes, as a photo"},
@@ -10578,7 +10573,7 @@ func TestFileFromThePhone(t *testing.T) {
 			want := (&incoming{message: &m, view: storeView(t, e.store), freeText: true, at: at}).understand()
 			got := want.reply
 			if r, ok := want.record.(*InputRecord); ok {
-				got = fmt.Sprintf("%s %q %s %q %q", r.Kind, r.Text, r.File.ID, r.File.Name, r.File.Album)
+				got = fmt.Sprintf("%s %q %s %q", r.Kind, r.Text, r.File.ID, r.File.Name)
 			}
 			if !strings.HasPrefix(got, c.want) {
 				t.Errorf("%s", got)

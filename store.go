@@ -1354,9 +1354,8 @@ type InputRecord struct {
 
 // FileRef is a photo or a document of the operator's, which the session fetches.
 type FileRef struct {
-	ID    string `json:"id"`    // by which Telegram gives it out
-	Name  string `json:"name"`  // as the sender calls it: never a path
-	Album string `json:"album"` // files of one album have the same, "" alone
+	ID   string `json:"id"`   // by which Telegram gives it out
+	Name string `json:"name"` // as the sender calls it: never a path
 }
 
 // UpdateRecord tells that an update of Telegram was acted on. Its id is the bot's number, a colon and the update's: the

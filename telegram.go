@@ -3273,7 +3273,7 @@ const (
 	debtsPause    = time.Minute            // after an edit that failed for good
 	questionLife  = 24 * time.Hour         // no question is open for longer: see timeout_seconds
 	strangersMax  = 10                     // recorded in a minute: a flood must not fill the disk
-	messagesMax   = 30                     // of the operator's that are read in a minute; an album has 10
+	messagesMax   = 30                     // of the operator's that are read in a minute; photos come ten at once
 	pollLeast     = 500 * time.Millisecond // between polls that bring nothing new, whatever the server does
 	pollSpare     = time.Minute            // a turn of the poll may take so much longer than it waits: else it hangs
 	conflictPause = 5 * time.Second        // after another program's poll: two that take turns get half of it each
@@ -3309,7 +3309,6 @@ type message struct {
 	Photo         []fileRef // in several sizes, the largest last
 	Document      *fileRef
 	Caption       string          // of either
-	Album         string          `json:"media_group_id"`
 	ReplyTo       *message        `json:"reply_to_message"`
 	ExternalReply json.RawMessage `json:"external_reply"` // to a message of another chat or topic
 	Quote         json.RawMessage `json:"quote"`          // what it quotes of the message replied to
@@ -4468,7 +4467,7 @@ func (in *incoming) sendFile(file *fileRef, caption string) intent {
 	}
 	record := newInput(s, "file", in.From, in.message, in.updateID)
 	record.Text = caption
-	record.File = &FileRef{ID: file.ID, Name: clip(file.Name, 100), Album: in.Album}
+	record.File = &FileRef{ID: file.ID, Name: clip(file.Name, 100)}
 	return intent{record: record}
 }
 
