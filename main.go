@@ -4366,7 +4366,7 @@ func (s *session) handleInput(r *InputRecord) {
 	case "cancel":
 		s.phoneEnds = true
 		s.terminate()
-		s.inputDone(r, "", Notice{Text: "⏹ ending the program", Edit: r.ReplyTo, Urgent: true})
+		s.inputDone(r, "", Notice{Text: "⏹ ending the program", Urgent: true})
 	case "stop":
 		s.stopTurn(r)
 	case "again":
@@ -4539,17 +4539,11 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 		s.auditInput(r)
 	}
 	s.save("recording an input", &after)
-	if reply.Edit == 0 {
-		reply.ReplyTo = r.ReplyTo
-		reply.ThreadID = r.ThreadID
-	}
+	reply.ReplyTo = r.ReplyTo
+	reply.ThreadID = r.ThreadID
 	reply.Done = reply.Text+reply.Mono == "" && r.PromptID == "" // else it is no message of the operator's
 	if r.Kind != "answer" {
-		s.notifyThen(reply, func(_ int64, err error) {
-			if err == nil && reply.Edit != 0 { // it has no buttons any more
-				s.tellTrouble("recording an input", s.st.NoteKeyboard(r.ID, 0))
-			}
-		})
+		s.notify(reply)
 	}
 	if typed && s.q != nil && s.q.rec.Idle {
 		s.q.typedBy = r.By
@@ -4645,15 +4639,12 @@ func (s *session) settleLatest(id string) {
 }
 
 // notify sends a message that asks nothing.
-func (s *session) notify(n Notice) { s.notifyThen(n, func(int64, error) {}) }
-
-// notifyThen sends a message that asks nothing, and runs done then.
-func (s *session) notifyThen(n Notice, done func(msg int64, err error)) {
+func (s *session) notify(n Notice) {
 	n.SessionID = s.rec.ID
 	if !n.Done { // that is no message
 		s.breakStream()
 	}
-	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, done)
+	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, func(int64, error) {})
 }
 
 // ---- stream ----

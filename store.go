@@ -1335,7 +1335,7 @@ type ReplyRecord struct {
 type InputRecord struct {
 	Head
 	SessionID string `json:"session_id"`
-	Kind      string `json:"kind"` // text file keys screen stop cancel again keyboard; answer: of the tool's own hook
+	Kind      string `json:"kind"` // text file keys screen stop cancel again; answer: of the tool's own hook
 	By        string `json:"by"`
 	Text      string `json:"text"`      // of a file: its caption, then what is typed
 	UpdateID  string `json:"update"`    // that asked for it, as UpdateRecord has it, "" none
@@ -1343,11 +1343,9 @@ type InputRecord struct {
 	ThreadID  int64  `json:"thread_id"` // the topic it was written in, 0: none
 	// WrittenAt is when it was asked for: no message acts on a question that came later. Of a tap it is when that came.
 	WrittenAt time.Time `json:"written_at"`
-	// MsgID is the message with the buttons that it is about, 0: there are none (any more).
-	MsgID    int64  `json:"telegram_msg_id,omitempty"`
-	PromptID string `json:"prompt_id"`
-	Status   string `json:"status"` // queued done refused; asked: it waits for a yes
-	Reason   string `json:"reason"`
+	PromptID  string    `json:"prompt_id"`
+	Status    string    `json:"status"` // queued done refused
+	Reason    string    `json:"reason"`
 
 	File *FileRef `json:"file,omitempty"`
 }
@@ -2107,11 +2105,6 @@ func (v *View) knowsButtons(msg int64) bool {
 			return true
 		}
 	}
-	for _, in := range v.Inputs {
-		if in.MsgID == msg {
-			return true
-		}
-	}
 	return false
 }
 
@@ -2308,31 +2301,6 @@ func (s *Store) Owed(before <-chan struct{}) (owed []*PromptRecord, changed <-ch
 	owed = s.view.which((*PromptRecord).owes)
 	sort.Slice(owed, func(i, j int) bool { return owed[i].At.Before(owed[j].At) })
 	return owed, s.wake, nil
-}
-
-// Keyboards are the inputs whose message has buttons, as they were when the state was last read.
-func (s *Store) Keyboards() (found []*InputRecord) {
-	s.log.mu.Lock()
-	defer s.log.mu.Unlock()
-	for _, in := range s.view.Inputs {
-		if in.MsgID != 0 {
-			found = append(found, in)
-		}
-	}
-	return found
-}
-
-// NoteKeyboard records which message has the buttons of an input, 0: none has.
-func (s *Store) NoteKeyboard(id string, msg int64) error {
-	return s.Update(func(v *View) ([]Record, error) {
-		old := v.Inputs[id]
-		if old == nil || old.MsgID == msg {
-			return nil, nil
-		}
-		in := *old
-		in.MsgID = msg
-		return []Record{&in}, nil
-	})
 }
 
 // ---- decide ----
@@ -2922,10 +2890,7 @@ func (s *Store) retained(r Record) bool {
 		}
 	case *PromptRecord:
 		alive = r.owes() || !r.over() && s.view.active(r.SessionID)
-	case *UpdateRecord:
-		life = updateLife
-	case *InputRecord:
-		alive = r.MsgID != 0
+	case *UpdateRecord, *InputRecord:
 		life = updateLife
 	}
 	return alive || s.now().Sub(r.head().At) < life
