@@ -3947,6 +3947,12 @@ func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 	return d.snapshot(&d.found.Prompt)
 }
 
+// Stands looks, and reports whether the question in force stands on the screen, or may.
+func (d *Detector) Stands(tty TTYState, now time.Time) bool {
+	d.look(tty, now)
+	return d.cur != nil && d.stands() != another
+}
+
 // Gone looks, and tells whether what Tick last returned has left for good.
 func (d *Detector) Gone(tty TTYState, now time.Time) bool {
 	d.look(tty, now)

@@ -1608,38 +1608,37 @@ func (t *tool) recall(dir string) bool {
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
-	keyGrace     = 300 * time.Millisecond  // after a key at the keyboard, for the screen to show it
-	dialogGrace  = 300 * time.Millisecond  // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
-	hookWait     = 2 * time.Second         // for a dialog's hook to call: 0.44 s, busy 1.4 (claude 2.1)
-	hookCheck    = time.Second             // between looks whether a hook lives
-	dialogGone   = time.Second             // a dialog left for good: a repaint takes 0.3 s (claude 2.1)
-	hookUnasked  = 5 * time.Second         // the tool says that it asks nothing, although its hook waits
-	sameMoment   = time.Second             // before a decision: a key and a tap may cross
-	recordAfter  = time.Second / 50        // the start of the tool: before that only its end is recorded
-	retryEvery   = time.Second             // between attempts to record a question
-	lookTime     = time.Second             // for the gate to see its question
-	gatePoll     = time.Second / 40        // between looks of the gate
-	keyboardLook = time.Second / 4         // between looks whether the tool reads its terminal
-	tapQuiet     = 100 * time.Millisecond  // of silence after the child's end, then a tap ends
-	busyTime     = 3 * time.Second         // beyond its time: the gate waits for a pause of the output
-	followTime   = time.Second             // for one key of the gate to show
-	submitTime   = 3 * time.Second         // for a text to be taken
-	inputTime    = time.Minute             // that what the phone wants waits for what is under way
-	inputLook    = time.Second / 20        // between looks whether that is over
-	albumTime    = 1200 * time.Millisecond // after a file of an album: then all of it has come
-	stopTime     = 5 * time.Second         // for a turn to end: up to 1.6 s (qwen 0.24)
-	sendTime     = 3 * time.Second         // for a tool to show a key typed here: busy 2.2 (claude 2.1)
-	detectEvery  = time.Second / 100       // between looks of the detector
-	reapEvery    = time.Minute             // between looks for sessions that died, and at the host's terminal
-	hostLook     = time.Second             // after a SIGHUP: a shell that dies of one passes it on first
-	hostWait     = 5 * time.Second         // for what goes to a terminal that has gone
-	firstReap    = 3 * time.Second         // after the start: a hundred that start at once do not all look then
-	drainSend    = 3 * time.Second         // for the last messages
-	drainStream  = 10 * time.Minute        // for all output, with --stream
-	doingEvery   = time.Second             // between records of what is done
-	outputEvery  = 30 * time.Second        // between records of the last output
-	flowEvery    = 260 * time.Millisecond  // between looks at output that flows: one is due then, see lookEvery
-	frameTime    = 30 * time.Millisecond   // for a frame to be painted, with --stream: pieces ≤ 30 ms apart
+	keyGrace     = 300 * time.Millisecond // after a key at the keyboard, for the screen to show it
+	dialogGrace  = 300 * time.Millisecond // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
+	hookWait     = 2 * time.Second        // for a dialog's hook to call: 0.44 s, busy 1.4 (claude 2.1)
+	hookCheck    = time.Second            // between looks whether a hook lives
+	dialogGone   = time.Second            // a dialog left for good: a repaint takes 0.3 s (claude 2.1)
+	hookUnasked  = 5 * time.Second        // the tool says that it asks nothing, although its hook waits
+	sameMoment   = time.Second            // before a decision: a key and a tap may cross
+	recordAfter  = time.Second / 50       // the start of the tool: before that only its end is recorded
+	retryEvery   = time.Second            // between attempts to record a question
+	lookTime     = time.Second            // for the gate to see its question
+	gatePoll     = time.Second / 40       // between looks of the gate
+	keyboardLook = time.Second / 4        // between looks whether the tool reads its terminal
+	tapQuiet     = 100 * time.Millisecond // of silence after the child's end, then a tap ends
+	busyTime     = 3 * time.Second        // beyond its time: the gate waits for a pause of the output
+	followTime   = time.Second            // for one key of the gate to show
+	submitTime   = 3 * time.Second        // for a text to be taken
+	inputTime    = time.Minute            // that what the phone wants waits for what is under way
+	inputLook    = time.Second / 20       // between looks whether that is over
+	stopTime     = 5 * time.Second        // for a turn to end: up to 1.6 s (qwen 0.24)
+	sendTime     = 3 * time.Second        // for a tool to show a key typed here: busy 2.2 (claude 2.1)
+	detectEvery  = time.Second / 100      // between looks of the detector
+	reapEvery    = time.Minute            // between looks for sessions that died, and at the host's terminal
+	hostLook     = time.Second            // after a SIGHUP: a shell that dies of one passes it on first
+	hostWait     = 5 * time.Second        // for what goes to a terminal that has gone
+	firstReap    = 3 * time.Second        // after the start: a hundred that start at once do not all look then
+	drainSend    = 3 * time.Second        // for the last messages
+	drainStream  = 10 * time.Minute       // for all output, with --stream
+	doingEvery   = time.Second            // between records of what is done
+	outputEvery  = 30 * time.Second       // between records of the last output
+	flowEvery    = 260 * time.Millisecond // between looks at output that flows: one is due then, see lookEvery
+	frameTime    = 30 * time.Millisecond  // for a frame to be painted, with --stream: pieces ≤ 30 ms apart
 )
 
 // Sizes of a session, in bytes unless said otherwise.
@@ -3081,7 +3080,7 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 		s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
 	}
 	if s.cfg.Stream {
-		s.streamOutput(p, now)
+		s.streamOutput(now)
 	}
 }
 
@@ -3542,6 +3541,11 @@ func (s *session) waitsForKeyboard() bool {
 func (s *session) create(q *question) bool {
 	p := q.screen
 	now := time.Now()
+	if !s.det.Stands(s.pty.State(), now) { // a gate may have kept the detector from looking
+		q.askAt = now.Add(detectEvery)
+		s.turnBy(q.askAt)
+		return false
+	}
 	life := s.cfg.Timeout
 	if p.Permission {
 		life = s.cfg.PermissionTimeout
@@ -4064,12 +4068,13 @@ func (s *session) inputWaits(r *InputRecord) (why string) {
 		return ""
 	}
 	asked := s.q != nil && !s.q.rec.Idle && s.q.rec.Status != ""
+	_, came := s.files[r.ID]
 	switch {
 	case s.q != nil && s.q.decided || asked && !s.q.rec.Open():
 		return "an answer is still on its way to the tool"
 	case asked || !r.isText():
 		return ""
-	case r.Kind == "file" && !s.albumCame(r):
+	case r.Kind == "file" && !came:
 		return "its file did not come"
 	}
 	tty := s.pty.State()
@@ -4115,7 +4120,7 @@ func (s *session) handleInput(r *InputRecord) {
 	case "cancel":
 		s.phoneEnds = true
 		s.terminate()
-		s.inputDone(r, "", Notice{Text: "⏹ ending the program", Edit: r.ReplyTo, Urgent: true})
+		s.inputDone(r, "", Notice{Text: "⏹ ending the program", Urgent: true})
 	case "stop":
 		s.stopTurn(r)
 	case "again":
@@ -4250,61 +4255,18 @@ func (s *session) fetch(r *InputRecord) {
 	}, func(int64, error) { s.files[r.ID] = got })
 }
 
-// album are the files that wait and are of one album with that of r, which is first.
-func (s *session) album(r *InputRecord) []*InputRecord {
-	all := []*InputRecord{r}
-	for _, other := range s.inputs {
-		if other != r && other.File != nil && other.File.Album != "" && other.File.Album == r.File.Album {
-			all = append(all, other)
-		}
-	}
-	return all
-}
-
-// albumCame tells whether the file of r has come, and all those of its album.
-func (s *session) albumCame(r *InputRecord) bool {
-	came := true
-	for _, item := range s.album(r) {
-		_, here := s.files[item.ID]
-		more := r.File.Album != "" && !s.turnAt(item.At.Add(albumTime))
-		came = came && here && !more
-	}
-	return came
-}
-
-// inputFile lets the gate type where the file of r was put, with those of its album, and what was written below them.
+// inputFile lets the gate type where the file of r was put, and what was written below it.
 func (s *session) inputFile(r *InputRecord) {
-	var first *InputRecord
-	var paths, captions []string
-	for _, item := range s.album(r) {
-		s.inputs = slices.DeleteFunc(s.inputs, func(other *InputRecord) bool { return other == item })
-		got := s.files[item.ID]
-		delete(s.files, item.ID)
-		if got.err != nil {
-			s.inputDone(item, "the file could not be fetched: "+got.err.Error(), Notice{})
-			continue
-		}
-		s.auditFile(item, got)
-		paths = append(paths, got.path)
-		if item.Text != "" {
-			captions = append(captions, item.Text)
-		}
-		if first == nil {
-			first = ref(*item)
-			continue
-		}
-		joined := *item
-		joined.Status = "done"
-		joined.Reason = "typed with " + first.ID
-		s.save("recording an input", &joined)
+	got := s.files[r.ID]
+	delete(s.files, r.ID)
+	if got.err != nil {
+		s.inputDone(r, "the file could not be fetched: "+got.err.Error(), Notice{})
+		return
 	}
-	if len(captions) == 0 { // qwen sends no picture's path alone, others make something else of it
-		captions = []string{"(from the phone)"}
-	}
-	if first != nil {
-		first.Text = strings.Join(append(paths, captions...), " ")
-		s.inputText(first)
-	}
+	s.auditFile(r, got)
+	typed := *r // qwen sends no picture's path alone, others make something else of it
+	typed.Text = got.path + " " + cmp.Or(r.Text, "(from the phone)")
+	s.inputText(&typed)
 }
 
 // auditFile audits a file that came, by its length and hash.
@@ -4331,17 +4293,11 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 		s.auditInput(r)
 	}
 	s.save("recording an input", &after)
-	if reply.Edit == 0 {
-		reply.ReplyTo = r.ReplyTo
-		reply.ThreadID = r.ThreadID
-	}
+	reply.ReplyTo = r.ReplyTo
+	reply.ThreadID = r.ThreadID
 	reply.Done = reply.Text+reply.Mono == "" && r.PromptID == "" // else it is no message of the operator's
 	if r.Kind != "answer" {
-		s.notifyThen(reply, func(_ int64, err error) {
-			if err == nil && reply.Edit != 0 { // it has no buttons any more
-				s.tellTrouble("recording an input", s.st.NoteKeyboard(r.ID, 0))
-			}
-		})
+		s.notify(reply)
 	}
 	if typed && s.q != nil && s.q.rec.Idle {
 		s.q.typedBy = r.By
@@ -4437,15 +4393,12 @@ func (s *session) settleLatest(id string) {
 }
 
 // notify sends a message that asks nothing.
-func (s *session) notify(n Notice) { s.notifyThen(n, func(int64, error) {}) }
-
-// notifyThen sends a message that asks nothing, and runs done then.
-func (s *session) notifyThen(n Notice, done func(msg int64, err error)) {
+func (s *session) notify(n Notice) {
 	n.SessionID = s.rec.ID
 	if !n.Done { // that is no message
 		s.breakStream()
 	}
-	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, done)
+	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, func(int64, error) {})
 }
 
 // ---- stream ----
@@ -4453,16 +4406,13 @@ func (s *session) notifyThen(n Notice, done func(msg int64, err error)) {
 // With --stream the phone gets all output, in messages that grow.
 
 // streamOutput notes that there is output to send.
-func (s *session) streamOutput(p []byte, now time.Time) {
+func (s *session) streamOutput(now time.Time) {
 	t := &s.stream
 	if t.flushAt.IsZero() {
 		t.flushAt = now.Add(s.cfg.Flush)
 	}
 	if t.lookAt.IsZero() {
 		t.lookAt = now.Add(frameTime)
-	}
-	if !s.cfg.StripANSI && len(t.raw) < maxBacklog {
-		t.raw = append(t.raw, p...)
 	}
 }
 
@@ -4504,13 +4454,6 @@ func (s *session) nextOutput() Notice {
 func (s *session) gatherStream(end bool, room int) {
 	t := &s.stream
 	lines, live := s.det.Transcript(end, room)
-	if !s.cfg.StripANSI { // the bytes as they came, escape sequences shown
-		lines = strings.Split(string(t.raw), "\r\n")
-		last := len(lines) - 1
-		live = lines[last]
-		lines = lines[:last]
-		t.raw = []byte(live)
-	}
 	t.live = redact(visible(live))
 	t.text += redact(visible(strings.Join(append(lines, ""), "\n")))
 	if len(t.text) > maxBacklog {

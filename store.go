@@ -190,10 +190,9 @@ type Config struct {
 	ChatID  int64
 	Users   []int64
 
-	Stream    bool
-	StripANSI bool
-	MaxChars  int
-	Flush     time.Duration
+	Stream   bool
+	MaxChars int
+	Flush    time.Duration
 
 	inForce []setting // all of them, with value and origin
 	ignored []string  // what the environment says that is not used, and why
@@ -264,8 +263,6 @@ func settings(c *Config) []setting {
 			env: "OUTPUT_MAX_CHARS", def: "3500", to: &c.MaxChars, min: 100, max: 4096},
 		{Key: "stream.flush_ms", does: "time that output is gathered for the stream",
 			env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000},
-		{Key: "stream.strip_ansi", does: "stream what the screen shows; false: the bytes, escaped",
-			env: "STRIP_ANSI", def: "true", to: &c.StripANSI},
 		{Key: "safe_defaults.yes_no", does: "nobody answered a plain yes/no: only n is possible",
 			def: "n", to: new(string), shape: "n",
 			must: `can only be "n": nothing is approved by waiting`},
@@ -607,6 +604,9 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 			}
 			if known != nil && !slices.Contains(known, s.Key) {
 				problem = "unknown key " + s.Key + meant("", s.Key, known)
+				if s.Key == "stream.strip_ansi" {
+					problem = "unknown key: stream.strip_ansi was removed, delete the line"
+				}
 			}
 		}
 		if problem == "" && entries[s.Key].Key != "" {
@@ -1335,7 +1335,7 @@ type ReplyRecord struct {
 type InputRecord struct {
 	Head
 	SessionID string `json:"session_id"`
-	Kind      string `json:"kind"` // text file keys screen stop cancel again keyboard; answer: of the tool's own hook
+	Kind      string `json:"kind"` // text file keys screen stop cancel again; answer: of the tool's own hook
 	By        string `json:"by"`
 	Text      string `json:"text"`      // of a file: its caption, then what is typed
 	UpdateID  string `json:"update"`    // that asked for it, as UpdateRecord has it, "" none
@@ -1343,20 +1343,17 @@ type InputRecord struct {
 	ThreadID  int64  `json:"thread_id"` // the topic it was written in, 0: none
 	// WrittenAt is when it was asked for: no message acts on a question that came later. Of a tap it is when that came.
 	WrittenAt time.Time `json:"written_at"`
-	// MsgID is the message with the buttons that it is about, 0: there are none (any more).
-	MsgID    int64  `json:"telegram_msg_id,omitempty"`
-	PromptID string `json:"prompt_id"`
-	Status   string `json:"status"` // queued done refused; asked: it waits for a yes
-	Reason   string `json:"reason"`
+	PromptID  string    `json:"prompt_id"`
+	Status    string    `json:"status"` // queued done refused
+	Reason    string    `json:"reason"`
 
 	File *FileRef `json:"file,omitempty"`
 }
 
 // FileRef is a photo or a document of the operator's, which the session fetches.
 type FileRef struct {
-	ID    string `json:"id"`    // by which Telegram gives it out
-	Name  string `json:"name"`  // as the sender calls it: never a path
-	Album string `json:"album"` // files of one album have the same, "" alone
+	ID   string `json:"id"`   // by which Telegram gives it out
+	Name string `json:"name"` // as the sender calls it: never a path
 }
 
 // UpdateRecord tells that an update of Telegram was acted on. Its id is the bot's number, a colon and the update's: the
@@ -2108,11 +2105,6 @@ func (v *View) knowsButtons(msg int64) bool {
 			return true
 		}
 	}
-	for _, in := range v.Inputs {
-		if in.MsgID == msg {
-			return true
-		}
-	}
 	return false
 }
 
@@ -2309,31 +2301,6 @@ func (s *Store) Owed(before <-chan struct{}) (owed []*PromptRecord, changed <-ch
 	owed = s.view.which((*PromptRecord).owes)
 	sort.Slice(owed, func(i, j int) bool { return owed[i].At.Before(owed[j].At) })
 	return owed, s.wake, nil
-}
-
-// Keyboards are the inputs whose message has buttons, as they were when the state was last read.
-func (s *Store) Keyboards() (found []*InputRecord) {
-	s.log.mu.Lock()
-	defer s.log.mu.Unlock()
-	for _, in := range s.view.Inputs {
-		if in.MsgID != 0 {
-			found = append(found, in)
-		}
-	}
-	return found
-}
-
-// NoteKeyboard records which message has the buttons of an input, 0: none has.
-func (s *Store) NoteKeyboard(id string, msg int64) error {
-	return s.Update(func(v *View) ([]Record, error) {
-		old := v.Inputs[id]
-		if old == nil || old.MsgID == msg {
-			return nil, nil
-		}
-		in := *old
-		in.MsgID = msg
-		return []Record{&in}, nil
-	})
 }
 
 // ---- decide ----
@@ -2923,10 +2890,7 @@ func (s *Store) retained(r Record) bool {
 		}
 	case *PromptRecord:
 		alive = r.owes() || !r.over() && s.view.active(r.SessionID)
-	case *UpdateRecord:
-		life = updateLife
-	case *InputRecord:
-		alive = r.MsgID != 0
+	case *UpdateRecord, *InputRecord:
 		life = updateLife
 	}
 	return alive || s.now().Sub(r.head().At) < life

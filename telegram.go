@@ -53,17 +53,15 @@ type Notice struct {
 	Mono      string
 	Lang      string // what Mono is written in, "" unknown
 	SessionID string
-	ReplyTo   int64 // the message that it replies to, 0: none; not with Edit
+	ReplyTo   int64 // the message that it replies to, 0: none
 	ThreadID  int64 // with ReplyTo: the topic that one is in, 0: none
 	Done      bool  // nothing is said: the message ReplyTo is marked as done
-	Edit      int64 // the message to change instead of sending one, 0: none
+	Edit      int64 // with Late: the message to change instead of sending one, 0: none
 	Ring      bool  // with sound, silent otherwise
 	Urgent    bool  // before streams, as what rings or replies goes
 	Ours      bool  // all of Text is ours: a tap on a command in it may send it
 	First     bool  // worth saying only as the first message about the session
 	Last      bool  // the session has ended, and its topic does with it
-
-	Rows [][]button // its buttons
 
 	// Late, where it is set, gives Mono and Edit when the message's turn has come, no Mono: nothing is to be said.
 	Late func() Notice
@@ -2653,14 +2651,9 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 			room = partUnits - units(part)
 		}
 		block, restMono := cutText(mono, room)
-		sent, err := t.sendNotice(ctx, &n, noticeText(about, part, block, n.Lang, n.Ours).outgoing(n.Edit, n.Rows))
+		sent, err := t.sendNotice(ctx, &n, noticeText(about, part, block, n.Lang, n.Ours).outgoing(0, nil))
 		if err != nil {
 			return 0, err
-		}
-		edited := n.Edit != 0
-		n.Edit = 0 // used, or deleted: then the same in a new one
-		if sent == 0 && edited {
-			continue
 		}
 		id = sent
 		text = restText
@@ -2689,7 +2682,7 @@ func noticeText(about *SessionRecord, text, mono, lang string, ours bool) *richT
 
 // sendNotice sends one message of a notice.
 func (t *Telegram) sendNotice(ctx context.Context, n *Notice, out *outgoing) (int64, error) {
-	out.Silent = n.Edit == 0 && !n.Ring
+	out.Silent = !n.Ring
 	if n.ReplyTo != 0 {
 		out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
 	}
@@ -2697,10 +2690,9 @@ func (t *Telegram) sendNotice(ctx context.Context, n *Notice, out *outgoing) (in
 		rank:  n.rank,
 		write: func() *outgoing { return out },
 	}
-	switch {
-	case n.ReplyTo != 0:
+	if n.ReplyTo != 0 {
 		d.threadID = n.ThreadID
-	case n.Edit == 0:
+	} else {
 		d.session = n.SessionID
 	}
 	if n.First {
@@ -2761,7 +2753,6 @@ type stream struct {
 	live    string    // what may still change
 	shown   string    // what the current message says
 	sent    string    // what it is about to say, "" nothing new
-	raw     []byte    // with strip_ansi = false: output not in text yet
 	msg     int64     // the current message, 0 when the next text starts one
 	cut     int       // bytes of text in the current message, which is full; 0 while it is not
 	until   int       // bytes of text that belong into it at most: another message has come; 0 none has
@@ -3274,7 +3265,7 @@ const (
 	debtsPause    = time.Minute            // after an edit that failed for good
 	questionLife  = 24 * time.Hour         // no question is open for longer: see timeout_seconds
 	strangersMax  = 10                     // recorded in a minute: a flood must not fill the disk
-	messagesMax   = 30                     // of the operator's that are read in a minute; an album has 10
+	messagesMax   = 30                     // of the operator's that are read in a minute; photos come ten at once
 	pollLeast     = 500 * time.Millisecond // between polls that bring nothing new, whatever the server does
 	pollSpare     = time.Minute            // a turn of the poll may take so much longer than it waits: else it hangs
 	conflictPause = 5 * time.Second        // after another program's poll: two that take turns get half of it each
@@ -3310,7 +3301,6 @@ type message struct {
 	Photo         []fileRef // in several sizes, the largest last
 	Document      *fileRef
 	Caption       string          // of either
-	Album         string          `json:"media_group_id"`
 	ReplyTo       *message        `json:"reply_to_message"`
 	ExternalReply json.RawMessage `json:"external_reply"` // to a message of another chat or topic
 	Quote         json.RawMessage `json:"quote"`          // what it quotes of the message replied to
@@ -3685,18 +3675,16 @@ func inOrder(v *View, want func(*PromptRecord) bool) []*PromptRecord {
 // done it in its time. It ends with the polling.
 func (r *receiver) payDebts() {
 	var owed []*PromptRecord
-	var keyboards []*InputRecord
 	var looked <-chan struct{} // closed by the next change of the state since these were looked for
 	for r.ctx.Err() == nil {
 		r.warn(r.store.Reap(time.Now())) // who has died owes
 		found, changed, err := r.store.Owed(looked)
 		if err == nil && changed != looked {
 			owed = found
-			keyboards = r.store.Keyboards()
 			looked = changed
 		}
 		if err == nil {
-			err = r.pay(r.ctx, owed, keyboards)
+			err = r.pay(r.ctx, owed)
 		}
 		pause := debtsEvery
 		if err != nil {
@@ -3716,12 +3704,12 @@ func (t *Telegram) PayDebts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return t.pay(ctx, owed, t.store.Keyboards())
+	return t.pay(ctx, owed)
 }
 
-// pay edits the messages of those questions that are not left to their sessions, and takes away keyboards. Numbers of
-// another bot's or chat's messages say nothing here.
-func (t *Telegram) pay(ctx context.Context, owed []*PromptRecord, keyboards []*InputRecord) error {
+// pay edits the messages of those questions that are not left to their sessions. Numbers of another bot's or chat's
+// messages say nothing here.
+func (t *Telegram) pay(ctx context.Context, owed []*PromptRecord) error {
 	select {
 	case t.paying <- struct{}{}:
 		defer func() { <-t.paying }()
@@ -3746,41 +3734,7 @@ func (t *Telegram) pay(ctx context.Context, owed []*PromptRecord, keyboards []*I
 			return err
 		}
 	}
-	for _, in := range keyboards {
-		if err := t.endKeyboard(ctx, in); err != nil {
-			return err
-		}
-	}
 	return nil
-}
-
-// endKeyboard has the message of an input lose its buttons once they do nothing any more; who acted on them has a while
-// to do that himself.
-func (t *Telegram) endKeyboard(ctx context.Context, in *InputRecord) error {
-	life := keysLife
-	why := cmp.Or(in.Reason, "Nothing was done: nobody said so in 2 minutes")
-	switch {
-	case in.Status != inputAsked:
-		life = debtsPatience
-	case in.Kind == "cancel":
-		life = endLife
-	}
-	s, _ := t.store.Session(in.SessionID)
-	if s != nil && s.Status == "active" {
-		if time.Since(in.At) < life {
-			return nil
-		}
-	} else {
-		why = "Nothing was done: the program has ended by itself"
-	}
-	out := buttonsEdit(in.MsgID, nil)
-	if in.Kind == "cancel" && in.Status != "done" {
-		out = noticeText(s, why, "", "", false).outgoing(in.MsgID, nil)
-	}
-	if err := t.edit(ctx, out); err != nil {
-		return err
-	}
-	return t.store.NoteKeyboard(in.ID, 0)
 }
 
 // edit makes an edit that nobody waits for. What cannot be edited, now or later, counts as edited.
@@ -4013,12 +3967,6 @@ func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now Pr
 
 // handleCallbackQuery decides the question that a button belongs to, or does what the button asks for.
 func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) error {
-	if name, ok := strings.CutPrefix(q.Data, keyData); ok {
-		return r.handleKeyButton(id, q, v, name)
-	}
-	if choice, ok := strings.CutPrefix(q.Data, endData); ok {
-		return r.handleEndButton(id, q, choice)
-	}
 	d, p := parseCallbackData(q.Data, v)
 	why := Refusal("")
 	switch {
@@ -4190,123 +4138,6 @@ func (r *receiver) resend(p PromptRecord, text string) (msg int64, err error) {
 	return msg, r.catchUp(r.ctx, p.ID, catchUpOptions{})
 }
 
-// ---- buttons that are no answers ----
-// They press a key, or end a program.
-
-const (
-	keyData    = "key:"           // and the session's short id, and a key's name: it is pressed
-	endData    = "end:"           // and the id of an input, and yes or no: the program is ended, or kept
-	inputAsked = "asked"          // the status of an input that waits for that yes
-	keysLife   = 10 * time.Minute // so long the buttons of a message press keys
-	endLife    = 2 * time.Minute  // so long after /cancel a yes ends a program
-)
-
-// usualKeys are the buttons of keys that are wanted often.
-func usualKeys(s *SessionRecord) (rows [][]button) {
-	for _, row := range []string{"Enter=ENTER Esc=ESC Tab=TAB", "↑=UP ↓=DOWN ←=LEFT →=RIGHT", "^C=CTRL_C ^D=CTRL_D",
-		"y=y n=n 1=1 2=2 3=3"} {
-		var buttons []button
-		for key := range strings.FieldsSeq(row) {
-			label, name, _ := strings.Cut(key, "=")
-			buttons = append(buttons, button{Text: label, Data: keyData + shortID(s.ID) + ":" + name})
-		}
-		rows = append(rows, buttons)
-	}
-	return rows
-}
-
-// handleKeyButton has the session press a key.
-func (r *receiver) handleKeyButton(id int64, q *callbackQuery, v *View, what string) error {
-	sid, key, _ := strings.Cut(what, ":")
-	var s *SessionRecord
-	for _, other := range v.Sessions {
-		if other.Status == "active" && shortID(other.ID) == sid {
-			s = other
-		}
-	}
-	why := ""
-	switch {
-	case s == nil:
-		why = "the session has ended, or is another machine's"
-	case !isKey(key):
-		why = "there is no such key"
-	case time.Since(time.Unix(q.Message.Date, 0)) > keysLife:
-		why = "these buttons are old, send /keys again"
-	}
-	if why != "" {
-		r.answerCallback(q, "Nothing was pressed: "+why, true)
-		r.background(func() error { return r.removeButtons(nil, q.Message.ID) })
-		return r.recordUpdate(id, nil)
-	}
-	input := newInput(s, "keys", q.From, &message{}, r.key(id))
-	input.Text = key
-	if err := r.recordUpdate(id, input); err != nil {
-		return err
-	}
-	r.auditCommand(input)
-	r.answerCallback(q, key, false)
-	return nil
-}
-
-// handleEndButton has a session end its program, or not, as was answered.
-func (r *receiver) handleEndButton(id int64, q *callbackQuery, choice string) error {
-	asked, answer, _ := strings.Cut(choice, ":")
-	var input *InputRecord
-	err := r.store.Update(func(v *View) ([]Record, error) {
-		records := []Record{&UpdateRecord{Head: Head{ID: r.key(id)}, Kind: "operator"}}
-		input = v.endDecided(asked, answer == "yes", q)
-		if input != nil {
-			records = append(records, input)
-		}
-		return records, nil
-	})
-	switch {
-	case err != nil:
-		return err
-	case input == nil:
-		r.answerCallback(q, "Nothing was done: that is decided already, or another machine asks it", true)
-		return nil
-	case input.Status == "queued": // its session edits the message
-		r.auditCommand(input)
-		r.answerCallback(q, "Ending the program", false)
-		return nil
-	}
-	r.answerCallback(q, input.Reason, answer == "yes")
-	r.background(func() error {
-		_, err := r.Notify(r.ctx, Notice{Text: input.Reason, SessionID: input.SessionID, Edit: q.Message.ID})
-		if err != nil {
-			return err
-		}
-		return r.store.NoteKeyboard(input.ID, 0)
-	})
-	return nil
-}
-
-// endDecided is the input that asks whether a program is to be ended, as it is after the tap: once, and soon after it
-// was asked. nil: nothing asks that any more.
-func (v *View) endDecided(id string, yes bool, q *callbackQuery) *InputRecord {
-	asked := v.Inputs[id]
-	if asked == nil || asked.Status != inputAsked {
-		return nil
-	}
-	after := *asked
-	after.By = q.From.who()
-	after.ReplyTo = q.Message.ID
-	after.MsgID = q.Message.ID
-	after.Status = "refused"
-	switch {
-	case !v.active(asked.SessionID):
-		after.Reason = "Nothing was done: the program has ended by itself"
-	case !yes:
-		after.Reason = "The program goes on"
-	case time.Since(asked.At) > endLife:
-		after.Reason = "Nothing was done: that was asked more than 2 minutes ago, send /cancel again"
-	default:
-		after.Status = "queued"
-	}
-	return &after
-}
-
 // ---- messages and commands ----
 // What the operator writes: an answer, text for a session, or a command.
 
@@ -4322,7 +4153,7 @@ var botCommands = []botCommand{
 	{"send", "text to one session", ""},
 	{"switch", "all my text to one session", "claim"},
 	{"release", "undo /switch", ""},
-	{"cancel", "end the program (it asks)", ""},
+	{"cancel", "end the program", ""},
 	{"help", "what can be done here", "start"},
 }
 
@@ -4344,9 +4175,7 @@ type incoming struct {
 // intent is what a message asks for: an answer now, or a mark that it is done, and one thing to be done.
 type intent struct {
 	reply    string
-	ours     bool       // all of reply
-	rows     [][]button // below that
-	about    string     // the session that it is about, "" none
+	ours     bool // all of reply
 	done     bool
 	decision *Decision
 	record   Record // an InputRecord, or the MetaRecord with the session that text goes to from now on
@@ -4374,19 +4203,14 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 	if err := r.recordUpdate(id, want.record); err != nil {
 		return err
 	}
-	if input, ok := want.record.(*InputRecord); ok && !input.isText() && input.Status == "queued" {
+	if input, ok := want.record.(*InputRecord); ok && !input.isText() {
 		r.auditCommand(input)
 	}
 	if want.reply != "" || want.done {
-		n := Notice{Text: want.reply, Rows: want.rows, SessionID: want.about, ReplyTo: m.ID, ThreadID: m.topic(),
-			Done: want.done, Ours: want.ours}
+		n := Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), Done: want.done, Ours: want.ours}
 		r.inTurn(func() error {
-			msg, err := r.Notify(r.ctx, n)
-			asked, ok := want.record.(*InputRecord)
-			if err != nil || !ok || len(n.Rows) == 0 {
-				return err
-			}
-			return r.store.NoteKeyboard(asked.ID, msg)
+			_, err := r.Notify(r.ctx, n)
+			return err
 		})
 	}
 	return nil
@@ -4469,7 +4293,7 @@ func (in *incoming) sendFile(file *fileRef, caption string) intent {
 	}
 	record := newInput(s, "file", in.From, in.message, in.updateID)
 	record.Text = caption
-	record.File = &FileRef{ID: file.ID, Name: clip(file.Name, 100), Album: in.Album}
+	record.File = &FileRef{ID: file.ID, Name: clip(file.Name, 100)}
 	return intent{record: record}
 }
 
@@ -4524,7 +4348,9 @@ func (in *incoming) sessionCommand(name, line string) intent {
 	}
 	s, _, refusal := in.target(sid)
 	switch {
-	case s == nil && name == "keys" && sid != "":
+	case name == "cancel" && sid == "" && in.repliedTo() == nil && in.view.inTopic(in.Chat.ID, in.topic()) == nil:
+		return intent{reply: "✗ End which program? Example: /cancel 1a2b3c4d. " + in.list(false)}
+	case s == nil && name == "keys" && (sid != "" || line == ""):
 		return noKey(sid)
 	case s == nil && refusal == "":
 		return intent{reply: "✗ Which session? " + in.list(false)}
@@ -4538,8 +4364,6 @@ func (in *incoming) sessionCommand(name, line string) intent {
 		return in.send(s, strings.TrimSpace(rest))
 	case "keys":
 		return in.keys(s, rest)
-	case "cancel":
-		return in.askToEnd(s)
 	}
 	return in.input(s, name, rest)
 }
@@ -4555,25 +4379,27 @@ func (in *incoming) send(s *SessionRecord, text string) intent {
 	return in.answerOrInput(s, nil, text)
 }
 
-// keys are those to press; without any, buttons for the usual ones.
+// keys are those to press.
 func (in *incoming) keys(s *SessionRecord, line string) intent {
 	words := strings.Fields(line)
+	if len(words) == 0 {
+		return noKey("")
+	}
 	for _, word := range words {
 		if !isKey(word) {
 			return noKey(word)
 		}
 	}
-	if len(words) == 0 {
-		board := newInput(s, "keyboard", in.From, in.message, in.updateID)
-		board.Status = inputAsked
-		return intent{reply: "Keys, also as /keys ESC UP …", rows: usualKeys(s), about: s.ID, record: board}
-	}
 	return in.input(s, "keys", line)
 }
 
-// noKey says which keys there are, where a word names none.
+// noKey says which keys there are, where a word names none, or where there is no word.
 func noKey(word string) intent {
-	return intent{reply: "✗ There is no key " + word + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
+	why := "✗ There is no key " + word
+	if word == "" {
+		why = "✗ Press what? Example: /keys ESC UP"
+	}
+	return intent{reply: why + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
 		"SHIFT_TAB Y N 1 2 3 SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 }
 
@@ -4599,26 +4425,6 @@ func (in *incoming) input(s *SessionRecord, kind, text string) intent {
 	record.Text = text
 	record.WrittenAt = in.at.UTC()
 	return intent{record: record}
-}
-
-// askToEnd asks whether a program is to be ended.
-func (in *incoming) askToEnd(s *SessionRecord) intent {
-	ask := newInput(s, "cancel", in.From, in.message, in.updateID)
-	ask.Status = inputAsked
-	does := "It is working."
-	switch s.Activity {
-	case "starting":
-		does = "It is starting."
-	case "idle":
-		does = "It waits for your next message."
-	case "waiting", "waiting_permission":
-		does = "It waits for an answer."
-	}
-	rows := [][]button{{
-		{Text: "End it", Data: endData + ask.ID + ":yes", Style: styleNo},
-		{Text: "Keep it", Data: endData + ask.ID + ":no"},
-	}}
-	return intent{reply: "End the program? " + does, rows: rows, about: s.ID, record: ask}
 }
 
 // target finds the session meant, by the first of: the command; the message replied to (then also the question asked
@@ -4834,7 +4640,8 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 	for _, other := range in.view.Prompts {
 		here := other.SessionID == s.ID || !in.view.active(other.SessionID)
 		asked := !other.Idle && (other.MsgID != 0 || other.SentFrom != 0)
-		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.From.who() && namedChoices(other, text) == ""
+		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.From.who() &&
+			!other.takesText() && namedChoices(other, text) == ""
 		if other == p || !here || !asked || own {
 			continue
 		}
