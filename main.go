@@ -3541,11 +3541,6 @@ func (s *session) waitsForKeyboard() bool {
 func (s *session) create(q *question) bool {
 	p := q.screen
 	now := time.Now()
-	if !s.det.Stands(s.pty.State(), now) { // a gate may have kept the detector from looking
-		q.askAt = now.Add(detectEvery)
-		s.turnBy(q.askAt)
-		return false
-	}
 	life := s.cfg.Timeout
 	if p.Permission {
 		life = s.cfg.PermissionTimeout
@@ -5161,6 +5156,11 @@ func (s *session) gateEnds(why string) {
 	}
 	for _, k := range pass {
 		s.handleKeys(k)
+	}
+	unasked := s.q != nil && s.q.screen != nil && s.q.rec.Status == ""
+	if unasked && !s.det.Stands(s.pty.State(), time.Now()) { // it left while nobody looked
+		s.q = nil
+		s.seen = nil
 	}
 }
 
