@@ -882,7 +882,8 @@ func (l *line) touch(col int) {
 	}
 }
 
-// asked notes that the rows from the first to the last show a question that is being answered: onLine, up to the cursor.
+// asked notes that the rows from the first to the last show a question that is being answered: onLine, up to the
+// cursor.
 func (s *Screen) asked(rows [2]int, onLine bool) {
 	for r := rows[0]; r <= rows[1]; r++ {
 		s.grid[r].asked = s.cols
@@ -2148,7 +2149,8 @@ type difference struct {
 // Braille patterns; blank, where such a mark blinks.
 const spinners = movingMarks + "|/-\\ "
 
-// reTime is a time at the beginning of a text, with the blanks behind it, which give way to its digits: "1m 12s", "02:15".
+// reTime is a time at the beginning of a text, with the blanks behind it, which give way to its digits: "1m 12s",
+// "02:15".
 var reTime = re(`^(?:(?:\d+h ?)?(?:\d+m ?)?\d+s|\d+:\d\d(?::\d\d)?)\b *`)
 
 // differences are the units in which two texts differ where they may move: spinners and times. ok is false where they
@@ -2159,30 +2161,33 @@ func differences(a, b string) (all []difference, ok bool) {
 	}
 	before := ' '
 	for unit := 0; a != "" || b != ""; unit++ {
-		wasTime, isTime := timeAt(a, before), timeAt(b, before)
-		was, n := utf8.DecodeRuneInString(a)
-		is, k := utf8.DecodeRuneInString(b)
-		switch {
-		case wasTime != "" && isTime != "":
-			n, k = len(wasTime), len(isTime)
-		case was == is:
-		case b != "" && (was == '\n' || a == ""): // the blank at the end of the row is not there
-			was, n = ' ', 0
-		case a != "" && (is == '\n' || b == ""):
-			is, k = ' ', 0
+		was, is := timeAt(a, before), timeAt(b, before)
+		times := was != "" && is != ""
+		if !times {
+			was, is = cellAt(a, b), cellAt(b, a)
 		}
-		times := wasTime != "" && isTime != ""
+		blank := was+is == "" || was+is == " "
 		switch {
-		case a[:n] == b[:k], was == ' ' && is == ' ':
+		case was == is, blank:
 		case times, spins(was) && spins(is):
-			all = append(all, difference{unit, a[:n], b[:k]})
+			all = append(all, difference{unit, was, is})
 		default:
 			return nil, false
 		}
-		before = is
-		a, b = a[n:], b[k:]
+		before, _ = utf8.DecodeRuneInString(is)
+		a, b = a[len(was):], b[len(is):]
 	}
 	return all, true
+}
+
+// cellAt is the character that a text begins with: none at the end of a row, where the blanks are left out that other,
+// which it is compared with, goes on with.
+func cellAt(text, other string) string {
+	_, n := utf8.DecodeRuneInString(text)
+	if strings.HasPrefix(text, "\n") && other != "" && other[0] != '\n' {
+		n = 0
+	}
+	return text[:n]
 }
 
 // alike reports whether two texts differ in nothing but what may move.
@@ -2199,8 +2204,11 @@ func timeAt(text string, before rune) string {
 	return reTime.FindString(text[:min(len(text), 20)])
 }
 
-// spins reports whether r may be part of a spinner.
-func spins(r rune) bool { return r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(spinners, r) }
+// spins reports whether a cell may be part of a spinner.
+func spins(cell string) bool {
+	r, _ := utf8.DecodeRuneInString(cell)
+	return cell == "" || r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(spinners, r)
+}
 
 // seconds is a time as reTime finds it in seconds, −1 of what is none.
 func seconds(text string) int {
@@ -3873,8 +3881,8 @@ func (d *Detector) Working() bool {
 	return d.turn.report == "working" || d.turn.report == "blocked"
 }
 
-// Answering notes that an answer to the question in force is about to be typed, if that still stands: what is painted in
-// its rows from now on is another question.
+// Answering notes that an answer to the question in force is about to be typed, if that still stands: what is painted
+// in its rows from now on is another question.
 func (d *Detector) Answering() {
 	view, found := d.view, d.found
 	defer func() { d.view, d.found = view, found }() // to look counts at its own times alone
@@ -4186,8 +4194,8 @@ func (d *Detector) stands() sameness {
 	return verdict
 }
 
-// lineStands reports whether the line of the question in force still stands where it was asked, below and above the same
-// rows: what else is in it was typed.
+// lineStands reports whether the line of the question in force still stands where it was asked, below and above the
+// same rows: what else is in it was typed.
 func (d *Detector) lineStands() bool {
 	c := d.cur
 	line, top := d.view.cursorLine()
@@ -4860,9 +4868,10 @@ func (v *view) lineAbove(r int) (string, int) {
 	return v.whole(v.rows[r].raw, r)
 }
 
-// linesAbove are the lines above row top: the paragraph that ends there, in all of its length; the context, whole lines of
-// what stands above that, as many as context_chars allows; and what is further up. All begin with the row in which an
-// earlier question was answered, if there is one. cut: the beginning of the paragraph or the context is not known any more.
+// linesAbove are the lines above row top: the paragraph that ends there, in all of its length; the context, whole
+// lines of what stands above that, as many as context_chars allows; and what is further up. All begin with the row in
+// which an earlier question was answered, if there is one. cut: the beginning of the paragraph or the context is not
+// known any more.
 func (v *view) linesAbove(top int) (paragraph, context, far []string, cut bool) {
 	var parts [3][]string
 	defer func() {
@@ -7232,9 +7241,7 @@ func (v *view) readLine() *candidate {
 		v.note("the echo is off: what the cursor's line, row %d, waits for is a secret", v.row+1)
 		return v.paragraph(f, top)
 	}
-	below := alternate && v.row < v.last-2
-	behind := !alternate && v.after() != "" && !reLead.MatchString(text) && !v.hinted()
-	if below || behind && !v.readMarked(f, text) {
+	if v.elsewhere(f, text) {
 		v.note("the cursor's line, row %d, is not the last: more stands behind or below it", v.row+1)
 		return nil
 	}
@@ -7317,6 +7324,15 @@ func hotKeys(line string) []Choice {
 		keys = append(keys, c)
 	}
 	return keys
+}
+
+// elsewhere reports whether the cursor's line is not the one that asks: there is more below it on the alternate screen,
+// or behind the cursor, which is no hint, and the line names no answers.
+func (v *view) elsewhere(f *candidate, text string) bool {
+	if v.s.AltScreen() {
+		return v.row < v.last-2
+	}
+	return v.after() != "" && !reLead.MatchString(text) && !v.hinted() && !v.readMarked(f, text)
 }
 
 // bySilence makes it a guess, from silence alone.
@@ -7979,9 +7995,9 @@ const secretName = `(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|`
 const secretToken = "([^\\s\"'`$;|&()<>{}\\[\\]\\\\,]+)"
 
 // secrets are what may be a secret, in three groups: its name, what stands between, the token. A name is no part of a
-// path. Without a name it is a key by its shape (of AWS, GitHub, GitLab, Slack, Stripe, Google, OpenAI, Anthropic, npm,
-// Hugging Face, SendGrid, Vault and others, a JWT, the token of a bot of Telegram's), or a whole line of base64 in a text
-// with a key in PEM. There is none in a text that has none of the hints, in small letters.
+// path. Without a name it is a key by its shape (of AWS, GitHub, GitLab, Slack, Stripe, Google, OpenAI, Anthropic,
+// npm, Hugging Face, SendGrid, Vault and others, a JWT, the token of a bot of Telegram's), or a whole line of base64
+// in a text with a key in PEM. There is none in a text that has none of the hints, in small letters.
 var secrets = []struct {
 	hints string
 	at    *pattern

@@ -1054,7 +1054,8 @@ func version() string {
 }
 
 // ---- completion ----
-// A script offers what the table has: commands, flags, and what a flag can be if that is fixed. The shell does the rest.
+// A script offers what the table has: commands, flags, and what a flag can be if that is fixed. The shell does the
+// rest.
 
 // bashCompletion is for bash and zsh: bash begins a word behind =, zsh does not.
 const bashCompletion = `_atlasbridge() {
@@ -5572,8 +5573,8 @@ func cmdHook(c *command) int {
 	return 0
 }
 
-// namedTwice tells whether an object in the JSON has two members whose names differ in case alone: encoding/json takes the
-// last of them for either, the tool does not.
+// namedTwice tells whether an object in the JSON has two members whose names differ in case alone: encoding/json takes
+// the last of them for either, the tool does not.
 func namedTwice(v any) bool {
 	switch v := v.(type) {
 	case []any:

@@ -1256,8 +1256,8 @@ func (p *PromptRecord) region() string {
 	return strings.Trim(strings.Join(rows, "\n"), "\n")
 }
 
-// unaccounted are the rows of the region that the message does not say: each with its words in order, where no other row
-// is said. Blanks and frames do not count. The row of a choice may be said by its label alone.
+// unaccounted are the rows of the region that the message does not say: each with its words in order, where no other
+// row is said. Blanks and frames do not count. The row of a choice may be said by its label alone.
 func (p *PromptRecord) unaccounted(message string) []string {
 	lines := map[string]int{} // of the message, how many are left
 	for line := range strings.SplitSeq(message, "\n") {
@@ -2121,8 +2121,8 @@ func (v *View) missingIn(text string) (found *PromptRecord) {
 }
 
 // Sending records that a message with buttons of the prompt is about to leave, which will have that number or a later
-// one; here: whose numbers they are; all: with it all of the prompt has been shown. An earlier one that is missing stays
-// so.
+// one; here: whose numbers they are; all: with it all of the prompt has been shown. An earlier one that is missing
+// stays so.
 func (s *Store) Sending(id string, from int64, here string, all bool) error {
 	return s.changePrompt(id, func(p *PromptRecord) {
 		p.Chat = here

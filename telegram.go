@@ -1560,8 +1560,8 @@ func (l *lineLexer) endLink(at int) int {
 // maxEntities is how many entities a message may have, with room: Telegram drops what is over 100 without a word.
 const maxEntities = 96
 
-// reActive is in a word that Telegram or the phone may make a link, an address, a mention, a command, a tag, or the number
-// of a telephone, a card or a host of by itself: tdlib, td/telegram/MessageEntity.cpp.
+// reActive is in a word that Telegram or the phone may make a link, an address, a mention, a command, a tag, or the
+// number of a telephone, a card or a host of by itself: tdlib, td/telegram/MessageEntity.cpp.
 var reActive = re(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
 	`[\pL\pN_-]\.\pL{2}|\.xn--|\d\.\d+\.\d+\.\d|\+\d|\d([ ().-]*\d){6}|:[\da-fA-F]{0,4}:`)
 
@@ -4112,8 +4112,8 @@ func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value stri
 	})
 }
 
-// resend sends a question again, below the text, which may be what it asks, in full. The buttons of the new message count
-// from then on, those of the one before go.
+// resend sends a question again, below the text, which may be what it asks, in full. The buttons of the new message
+// count from then on, those of the one before go.
 func (r *receiver) resend(p PromptRecord, text string) (msg int64, err error) {
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
