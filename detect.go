@@ -3678,8 +3678,8 @@ const (
 	anewWait     = 500 * time.Millisecond  // after an answer: what was painted anew since is another question
 	againWait    = 1500 * time.Millisecond // the same where nothing was painted, and the program reads
 	againKnown   = 3 * time.Second         // the same of an agent: busy it shows a key after 2.2 s (claude 2.1)
-	restTime     = time.Second             // what is above must have come to rest: SPEC 6
-	restlessTime = 10 * time.Second        // until it is asked without what is above, or without its choices
+	restTime     = time.Second             // what replaced a question must have come to rest
+	restlessTime = 10 * time.Second        // until it is asked without what is above
 	maxReplaced  = 6                       // questions a minute that replace one not answered: SPEC 6
 	maxFull      = 16 << 10                // bytes of a dialog
 	maxFar       = 4 << 10                 // characters of what stands above a question's context
@@ -4038,18 +4038,16 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	}
 	d.found = d.read
 	d.lookAtTurn(now)
-	if d.found != nil {
-		asked := &d.found.Prompt
-		if d.cur != nil {
-			asked = asked.like(&d.cur.Prompt)
-		}
-		d.motion.see(asked.all, now)
-		d.found.motion = d.motion
-	}
 	if d.found == nil {
 		d.foundAt = time.Time{}
 		return
 	}
+	asked := &d.found.Prompt
+	if d.cur != nil {
+		asked = asked.like(&d.cur.Prompt)
+	}
+	d.motion.see(asked.all, now)
+	d.found.motion = d.motion
 	changed := d.found.all != d.all && !alike(d.found.all, d.all)
 	rested := changed && now.Sub(d.allAt) >= restTime
 	switch {
@@ -4173,16 +4171,18 @@ func (d *Detector) stands() sameness {
 	switch {
 	case c.onLine() && d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty"):
 		return another // what asked reads no more
-	case c.onLine() && d.typed && d.lineStands():
-		return theSame
 	case d.found == nil && c.Idle && d.enterAt.IsZero() && d.view.known && !d.view.working():
 		return theSame
-	case d.found == nil:
-		return another
 	}
-	now := d.found.Prompt
-	now.motion = d.motion
-	verdict := c.compare(&now)
+	verdict := another
+	if c.onLine() && d.typed {
+		verdict = d.lineStands()
+	}
+	if verdict == another && d.found != nil {
+		now := d.found.Prompt
+		now.motion = d.motion
+		verdict = c.compare(&now)
+	}
 	switch {
 	case verdict != unsure:
 		d.unsureAt = time.Time{}
@@ -4194,22 +4194,23 @@ func (d *Detector) stands() sameness {
 	return verdict
 }
 
-// lineStands reports whether the line of the question in force still stands where it was asked, below and above the
-// same rows: what else is in it was typed.
-func (d *Detector) lineStands() bool {
+// lineStands compares what stands around the line of the question in force, which still begins where and as it was
+// asked: what else is in the line was typed.
+func (d *Detector) lineStands() sameness {
 	c := d.cur
 	line, top := d.view.cursorLine()
 	elsewhere := c.place != 0 && c.place != d.Screen.Scrolled()+top+1
 	if elsewhere || !strings.HasPrefix(line+d.view.after(), strings.TrimRight(c.line, " ")) {
-		return false
+		return another
 	}
 	if c.bare || c.Idle {
-		return true
+		return theSame
 	}
-	body, above, _, _ := d.view.linesAbove(top - c.lift)
-	now := slices.Concat(above, body, d.view.linesBelow(d.view.row))
-	asked := slices.Concat(c.parts.above, c.parts.body, c.parts.among[1:])
-	return alike(strings.Join(now, "\n"), strings.Join(asked, "\n"))
+	now := c.Prompt
+	now.parts.body, now.parts.above, _, _ = d.view.linesAbove(top - c.lift)
+	now.parts.among = append(c.parts.among[:1:1], d.view.linesBelow(d.view.row)...)
+	now.seal()
+	return d.motion.compare(c.all, now.all)
 }
 
 // schedule decides which question is to be asked, and when; the zero time where none is.
@@ -4326,7 +4327,7 @@ func (d *Detector) Behind(key string) (typed string, stands bool) {
 	}
 	typed = strings.TrimSpace(strings.TrimPrefix(line+d.view.after(), strings.TrimRight(d.cur.line, " ")))
 	other := d.cur.ended && typed != "" && !strings.EqualFold(typed, key)
-	return typed, d.lineStands() && !other
+	return typed, d.lineStands() == theSame && !other
 }
 
 // Explain says in words what each reader sees on the screen this instant, the one that is believed

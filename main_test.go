@@ -23291,10 +23291,6 @@ func (s *sim) readsKeys(text string) {
 			s.fault("the tool reads the key %q, which was not pressed, or not in this order", c)
 			return
 		}
-		fresh := slices.IndexFunc(s.pressed, func(k simKey) bool { return k.c == c && time.Since(k.at) < 100*time.Millisecond })
-		if fresh >= 0 && time.Since(s.pressed[i].at) > 300*time.Millisecond { // another key of that kind was dropped before
-			i = fresh
-		}
 		k := s.pressed[i]
 		s.lost = append(s.lost, s.pressed[:i]...)
 		s.pressed = s.pressed[i+1:]
