@@ -26,6 +26,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -268,33 +269,47 @@ func (a *Audit) last() (chainHead, error) {
 // ---- entries ----
 // One line each, in one form, so that its hash can be made again by anybody.
 
-// chain makes entries of the events, behind the entry last, and gives the last of them. Ids that are not known are left
-// out, texts redacted and bounded.
+// chain makes entries of the events, behind the entry last, and gives the last of them. Where what an event says cannot
+// be written the entry says so instead: it would keep all others out.
 func chain(last chainHead, events []Event) (lines []byte, _ chainHead, err error) {
+	for _, e := range events {
+		line, head, err := entry(last, e)
+		if err != nil {
+			e.Fields = []Field{{"lacks", err.Error()}}
+			line, head, err = entry(last, e)
+		}
+		if err != nil {
+			return nil, chainHead{}, err
+		}
+		lines = append(lines, line...)
+		last = head
+	}
+	return lines, last, nil
+}
+
+// entry is the line of an event behind the entry last. Ids that are not known are left out, texts redacted and bounded.
+func entry(last chainHead, e Event) (line []byte, head chainHead, err error) {
 	if last.Seq == 0 {
 		last.Hash = genesis
 	}
-	for _, e := range events {
-		last.Seq++
-		fields := []Field{{"seq", last.Seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name},
-			{"session_id", e.SessionID}, {"prompt_id", e.PromptID}}
-		fields = slices.DeleteFunc(append(fields, e.Fields...), func(f Field) bool {
-			return f.Value == "" && strings.HasSuffix(f.Name, "_id")
-		})
-		for i, f := range fields {
-			if text, ok := f.Value.(string); ok {
-				fields[i].Value = clip(redact(text), maxAuditText)
-			}
+	head.Seq = last.Seq + 1
+	fields := []Field{{"seq", head.Seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name},
+		{"session_id", e.SessionID}, {"prompt_id", e.PromptID}}
+	fields = slices.DeleteFunc(append(fields, e.Fields...), func(f Field) bool {
+		return f.Value == "" && strings.HasSuffix(f.Name, "_id")
+	})
+	for i, f := range fields {
+		if text, ok := f.Value.(string); ok {
+			fields[i].Value = clip(redact(text), maxAuditText)
 		}
-		fields = append(fields, Field{"prev_hash", last.Hash})
-		last.Hash = digest(canonical(fields))
-		line := append(canonical(append(fields, Field{"hash", last.Hash})), '\n')
-		if _, err := parseEntry(line); err != nil {
-			return nil, chainHead{}, fmt.Errorf("the entry %s: %w", e.Name, err)
-		}
-		lines = append(lines, line...)
 	}
-	return lines, last, nil
+	fields = append(fields, Field{"prev_hash", last.Hash})
+	head.Hash = digest(canonical(fields))
+	line = append(canonical(append(fields, Field{"hash", head.Hash})), '\n')
+	if _, err := parseEntry(line); err != nil {
+		return nil, chainHead{}, fmt.Errorf("the entry %s: %w", e.Name, err)
+	}
+	return line, head, nil
 }
 
 // asJQ turns what encoding/json writes into what jq 1.6 to 1.8 print. What follows an escaped backslash is text.
@@ -383,9 +398,44 @@ func auditEvents(old, r Record) []Event {
 		if promptEvents[r.Status] == "" || before != nil && before.Status == r.Status {
 			return nil
 		}
-		return []Event{{promptEvents[r.Status], r.SessionID, r.ID, promptFields(r)}}
+		events := []Event{{promptEvents[r.Status], r.SessionID, r.ID, promptFields(r)}}
+		if r.Permission && r.DecidedBy != nil && (before == nil || before.DecidedBy == nil) {
+			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, resolveFields(r)})
+		}
+		return events
 	}
 	return nil
+}
+
+// resolveFields is who decided about a permission, and what: nil where only the tool knows, or nobody answered.
+func resolveFields(p *PromptRecord) []Field {
+	fields := person(*p.DecidedBy, p.DecidedUser)
+	if p.Value == nil {
+		fields = append(fields, Field{"decision", nil})
+	} else {
+		fields = append(fields, Field{"decision", *p.Value})
+		fields = append(fields, said("label", p.labels(*p.Value))...)
+	}
+	fields = append(fields, said("grants", p.granted())...)
+	return append(fields, said("words", p.words(maxExcerpt))...)
+}
+
+// person is who did something: of who did it by phone the number, and the name, which is not checked.
+func person(by, user string) []Field {
+	fields := []Field{{"by", by}}
+	var id int64
+	if _, err := fmt.Sscanf(by, "telegram:%d", &id); err == nil {
+		fields = append(fields, Field{"user_id", id})
+	}
+	return append(fields, said("username", user)...)
+}
+
+// said is a member that is left out where there is nothing to say.
+func said(name, text string) []Field {
+	if text == "" {
+		return nil
+	}
+	return []Field{{name, text}}
 }
 
 func sessionEvents(before, s *SessionRecord) []Event {
@@ -408,6 +458,7 @@ func promptFields(p *PromptRecord) (fields []Field) {
 			{"source", p.Source},
 			{"tool", p.Tool},
 		}
+		fields = append(fields, said("words", p.words(maxExcerpt))...)
 		fields = append(fields, shownField(p)...) // some are answered before they go out
 	case AwaitingReply:
 		fields = shownField(p)
@@ -426,6 +477,7 @@ func promptFields(p *PromptRecord) (fields []Field) {
 	}
 	if p.DecidedBy != nil && *p.DecidedBy != "" {
 		fields = append(fields, Field{"decided_by", *p.DecidedBy})
+		fields = append(fields, said("username", p.DecidedUser)...)
 	}
 	return fields
 }
@@ -438,13 +490,13 @@ func shownField(p *PromptRecord) []Field {
 	return []Field{{"shown_sha256", digest([]byte(p.Shown))}}
 }
 
-// answerFields is the answer: as it is when it is one of those offered, else its length and hash.
+// answerFields is the answer: as it is, with its label, when it is one of those offered, else its length and hash.
 func answerFields(p *PromptRecord) []Field {
 	switch {
 	case p.Value == nil:
 		return nil
-	case p.offered(*p.Value), p.SafeDefault != nil && *p.Value == *p.SafeDefault:
-		return []Field{{"value", *p.Value}}
+	case *p.Value == "", p.offered(*p.Value), p.SafeDefault != nil && *p.Value == *p.SafeDefault:
+		return append([]Field{{"value", *p.Value}}, said("label", p.labels(*p.Value))...)
 	}
 	return hidden("value", *p.Value)
 }
@@ -795,15 +847,34 @@ func cmdLogs(c *command) int {
 		return c.fail(err)
 	}
 	at := int64(0) // bytes printed
-	for {
+	if c.opts.on("tail") {
+		at, err = lastEntries(path, session)
+	}
+	for err == nil {
 		at, err = c.printEntries(path, at, session)
-		if err != nil {
-			return c.fail(err)
-		}
-		if !c.opts.on("tail") || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil {
+		if err == nil && (!c.opts.on("tail") || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil) {
 			return 0
 		}
 	}
+	return c.fail(err)
+}
+
+// lastEntries is where the last ten entries of the session begin, or with "" of all.
+func lastEntries(path, session string) (at int64, err error) {
+	const tail = 10
+	var begins []int64
+	_, err = eachWhole(path, 0, func(line []byte) (more bool) {
+		if session == "" || bytes.Contains(line, []byte(session)) {
+			begins = append(begins, at)
+			begins = begins[max(0, len(begins)-tail):]
+		}
+		at += int64(len(line))
+		return true
+	})
+	if len(begins) > 0 {
+		at = begins[0]
+	}
+	return at, err
 }
 
 // sessionIn is the id of the one session in the log that begins so, "" any. None is an error, and so are two.
@@ -873,8 +944,8 @@ func eachWhole(path string, at int64, do func(line []byte) (more bool)) (end int
 // c1 are the controls that JSON leaves as they are and some terminals obey.
 var c1 = re(`[\x{80}-\x{9f}]`)
 
-// columned are the members of an entry that logs shows in front, and those that say nothing to a person.
-var columned = strings.Fields("ts event session_id prompt_id shown_sha256 screen_sha256")
+// columned are the members of an entry that logs shows in front.
+var columned = strings.Fields("ts event session_id prompt_id")
 
 // printEntry prints an entry of the session, or with "" of any; whatever a terminal could obey is escaped, in JSON too.
 func (c *command) printEntry(line []byte, session string) {
@@ -886,9 +957,14 @@ func (c *command) printEntry(line []byte, session string) {
 	member := map[string]string{}
 	var rest strings.Builder // what else it says
 	for _, f := range fields[1 : len(fields)-2] {
-		member[f.Name] = fmt.Sprint(f.Value)
-		if member[f.Name] != "" && !slices.Contains(columned, f.Name) {
-			fmt.Fprintf(&rest, " %s=%s", f.Name, member[f.Name])
+		text := "-"
+		if f.Value != nil {
+			text = fmt.Sprint(f.Value)
+		}
+		member[f.Name] = text
+		forNobody := text == "" || strings.HasSuffix(f.Name, "_sha256")
+		if !forNobody && !slices.Contains(columned, f.Name) {
+			rest.WriteString(" " + legibly(f.Name) + "=" + legibly(text))
 		}
 	}
 	if session != "" && member["session_id"] != session {
@@ -899,14 +975,23 @@ func (c *command) printEntry(line []byte, session string) {
 		fmt.Fprint(c, c1.expr().ReplaceAllStringFunc(string(line), escape))
 		return
 	}
-	text := fmt.Sprintf("%q", fmt.Sprintf("%.19s %-8s %-17s %s%s", member["ts"], shortID(member["session_id"]),
-		member["event"], shortID(member["prompt_id"]), rest.String()))
-	text = text[1 : len(text)-1]
-	size, err := terminalSize(c.stdout)
-	if err == nil {
-		text = strings.Join(wrap(text, max(int(size.Cols)-columnGap, lastLeast)), "\n"+strings.Repeat(" ", columnGap))
+	when := member["ts"]
+	if at, err := time.Parse(stampLayout, when); err == nil {
+		when = at.Local().Format(time.DateTime)
 	}
-	fmt.Fprintln(c, text)
+	fmt.Fprint(c, c.folded(fmt.Sprintf("%s %-8s %-17s %s%s\n", visible(when), legibly(shortID(member["session_id"])),
+		legibly(member["event"]), legibly(shortID(member["prompt_id"])), rest.String())))
+}
+
+// reUnquoted is a value that logs shows without quotes.
+var reUnquoted = re(`^[\w:./@+,-]*$`)
+
+// legibly is a text on one line, with nothing that a terminal obeys, and in quotes unless it is a plain word.
+func legibly(text string) string {
+	if reUnquoted.MatchString(text) {
+		return text
+	}
+	return strconv.Quote(text)
 }
 
 // ---- debug bundle ----
@@ -959,9 +1044,13 @@ func (c *command) writeBundle(w io.Writer) error {
 	if invalid != nil {
 		problem = invalid.Error()
 	}
+	var tools []tool
+	for _, a := range adapters[:len(adapters)-1] { // the last one stands for all others
+		tools = append(tools, findAdapted(a, a.Names)) // without a version: to ask for it would run the tool
+	}
 	about, err := json.MarshalIndent(map[string]any{
 		"version":      version(),
-		"tools":        knownTools(c.ctx, cfg),
+		"tools":        tools,
 		"config":       cfg.inForce,
 		"config_error": problem,
 	}, "", "  ")

@@ -21,7 +21,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"regexp/syntax"
 	"slices"
 	"sort"
 	"strconv"
@@ -109,6 +108,7 @@ type Screen struct {
 	answering      int                  // row from 1 in which an answer is typed; anyRow; 0 none
 
 	changes uint // of what a look reads, but for the cursor: so many so far
+	sizes   int  // it has had so far
 
 	widths [512]rune // characters printed lately, each with its width in two bits below it
 	moved  []*line   // by scroll: kept for the next time
@@ -190,6 +190,7 @@ func (s *Screen) Resize(rows, cols int) {
 	rows = min(max(rows, 1), maxRows)
 	cols = min(max(cols, 1), maxCols)
 	s.changes++
+	s.sizes++
 	inUse := s.page
 	for _, p := range []*page{&s.primary, &s.alternate} {
 		s.page = p
@@ -357,9 +358,6 @@ func (s *Screen) TakeTitles() []string {
 	s.titles = nil
 	return taken
 }
-
-// Scrolled is how many rows have scrolled out: with a row's number it names the row for good.
-func (s *Screen) Scrolled() int { return s.scrolled }
 
 // AltScreen tells whether the alternate screen is in use.
 func (s *Screen) AltScreen() bool { return s.page == &s.alternate }
@@ -1439,6 +1437,7 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 // told before, unless they stand below what was told last: those are new.
 type transcript struct {
 	on      bool
+	window  bool           // ReadWindow tells its rows
 	gap     bool           // a blank line is told once text follows
 	part    string         // the beginning of a wrapped line that has scrolled out
 	pending []string       // lines that wait for Transcript
@@ -1453,7 +1452,7 @@ type transcript struct {
 // tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
 func (s *Screen) tellAbove(row int, repainted bool) {
 	t := &s.tr
-	if !t.on {
+	if !t.on || t.window {
 		return
 	}
 	row = min(row, s.rows)
@@ -1511,7 +1510,7 @@ func (s *Screen) newest(end int) int {
 // a wrapped line that begins anew is told again.
 func (s *Screen) tell(l *line, fresh bool) bool {
 	t := &s.tr
-	if !t.on || l.told && t.part == "" {
+	if !t.on || t.window || l.told && t.part == "" {
 		return false
 	}
 	again := l.again || l.told
@@ -1615,301 +1614,6 @@ func (s *Screen) live() string {
 	return strings.TrimRight(b.String(), "\n ")
 }
 
-// ---- account ----
-// What a known tool shows is a window on its text that is painted anew all the time: looks are joined by their words.
-
-const (
-	joinWords = 3    // that follow one another: they are the same
-	joinCost  = 2    // words: a stretch counts so many less, so that one is worth more than two
-	joinEnd   = 20   // words: so many more where the text so far ends in it, which is seldom out of sight
-	redone    = 4    // words at most that are gone where others have taken their place: more have scrolled away
-	toldWords = 2000 // kept, to find where a window begins
-	seenWords = 1500 // of a window that are looked at, the last ones
-)
-
-// word is a word of a text. By its key, letters and digits, it is known again however it is wrapped or marked; the text
-// is all of it, with what stands between the word before and it.
-type word struct{ key, text string }
-
-// account is the text of a known tool, as far as it was read.
-type account struct {
-	told     []word // the end of what is final
-	open     []word // what may still change
-	begun    bool   // the tool was given something to do: what it showed before is no text
-	framed   bool   // its input box was seen on the primary screen
-	scrolled int    // rows that have left that, as far as they were read
-	seen     string // in the last look
-
-	paintedAt time.Time // by then the tool has painted its window anew, after it was given another size
-}
-
-// window tells whether the tool shows a window on its text, not lines one after the other.
-func (a *account) window(v *view) bool {
-	if !v.s.AltScreen() && !a.framed && v.up(v.last+1, v.inBox) >= 0 {
-		a.framed = true
-		a.scrolled = v.s.scrolled
-	}
-	return a.framed || v.s.AltScreen()
-}
-
-// look reads the window: there is none while a dialog stands there.
-func (a *account) look(v *view) {
-	end := v.windowEnd()
-	if end == 0 {
-		return
-	}
-	var rows []viewRow
-	for n := min(v.s.scrolled-a.scrolled, maxScrollback); n > 0; n-- {
-		l, ok := v.s.above(n)
-		if ok {
-			rows = append(rows, readRow(v.s.trimmed(l), 0, v.s.cols))
-		}
-	}
-	text := v.told(append(rows, v.rows[:end]...))
-	a.scrolled = v.s.scrolled
-	if text == a.seen {
-		return
-	}
-	a.seen = text
-	if !a.begun {
-		a.told = wordsOf(a.seen)
-		return
-	}
-	a.join(wordsOf(a.seen))
-}
-
-// told is the rows as lines of text, without the margin that all have, and without what is none.
-func (v *view) told(rows []viewRow) string {
-	margin := v.s.cols
-	for _, w := range rows {
-		if w.text != "" {
-			margin = min(margin, w.at)
-		}
-	}
-	var b strings.Builder
-	for _, w := range rows {
-		part := v.closing(w)
-		if part == partClosing || part == partHints || v.spins(w) {
-			continue
-		}
-		b.WriteByte('\n')
-		if w.text == "" {
-			continue
-		}
-		b.WriteString(strings.Repeat(" ", w.at-margin))
-		if v.a.Mark == "" && v.said(w) {
-			b.WriteString("❯ ")
-		}
-		b.WriteString(v.words(w.text))
-	}
-	return b.String()
-}
-
-// reShownWord is a word, and what stands before it; of a script without blanks each letter is one.
-var reShownWord = re(`\s*(?:[\x{2e80}-\x{3ffff}]|[^\s\x{2e80}-\x{3ffff}]+)`)
-
-// wordsOf splits a text, the last word has no key where other signs end it.
-func wordsOf(text string) []word {
-	var words []word
-	before := ""
-	for _, part := range reShownWord.expr().FindAllString(reBlankRows.ReplaceAllString(text, "\n\n"), -1) {
-		before += part
-		key := strings.Map(letterOrDigit, part)
-		if key != "" {
-			words = append(words, word{key, before})
-			before = ""
-		}
-	}
-	if before != "" {
-		words = append(words, word{"", before})
-	}
-	return words
-}
-
-// reBlankRows are several blank rows.
-var reBlankRows = re(`\n\s*\n(\s*\n)+`)
-
-// letterOrDigit leaves out all others.
-func letterOrDigit(r rune) rune {
-	if unicode.IsLetter(r) || unicode.IsNumber(r) {
-		return r
-	}
-	return -1
-}
-
-// stretch are n words that stand in both of two texts.
-type stretch struct{ old, now, n int }
-
-// align finds what stands in both texts in the same order: of joinWords or more each, as much and in as few as can be.
-func align(old, now []word) []stretch {
-	worth := func(i, j, n int) uint16 {
-		rest, next := old[i+n:], now[j+n:]
-		grows := len(rest) == 1 && len(next) > 0 && strings.HasPrefix(next[0].key, rest[0].key)
-		if len(rest) == 0 || grows {
-			n += joinEnd
-		}
-		return uint16(n - joinCost)
-	}
-	width := len(now) + 1
-	length := make([]uint16, (len(old)+1)*width) // of the stretch that begins there
-	best := make([]uint16, (len(old)+1)*width)   // what the stretches from there on are worth
-	for i := len(old) - 1; i >= 0; i-- {
-		for j := len(now) - 1; j >= 0; j-- {
-			at := i*width + j
-			best[at] = max(best[at+width], best[at+1])
-			if old[i].key != now[j].key || old[i].key == "" {
-				continue
-			}
-			n := length[at+width+1] + 1
-			length[at] = n
-			if n >= joinWords {
-				best[at] = max(best[at], worth(i, j, int(n))+best[at+int(n)*(width+1)])
-			}
-		}
-	}
-	var runs []stretch
-	for i, j := 0, 0; i < len(old) && j < len(now); {
-		at := i*width + j
-		n := int(length[at])
-		switch {
-		case n >= joinWords && best[at] == worth(i, j, n)+best[at+n*(width+1)]:
-			runs = append(runs, stretch{i, j, n})
-			i += n
-			j += n
-		case best[at] == best[at+width]:
-			i++
-		default:
-			j++
-		}
-	}
-	if runs == nil {
-		return lastRow(old, now)
-	}
-	return runs
-}
-
-// lastRow finds the last row of the old text, which may be a short one, at the top or below one row pinned there.
-func lastRow(old, now []word) []stretch {
-	from := len(old) - 1
-	for from > 0 && !strings.HasPrefix(old[from].text, "\n") {
-		from--
-	}
-	row := old[max(0, from):]
-	rows := 0
-	for j, w := range now {
-		if strings.HasPrefix(w.text, "\n") {
-			rows++
-		}
-		if rows > 2 || len(row) == 0 || j+len(row) > len(now) {
-			return nil
-		}
-		if keys(row) == keys(now[j:j+len(row)]) {
-			return []stretch{{from, j, len(row)}}
-		}
-	}
-	return nil
-}
-
-// join takes a look: what it shows beyond the text so far goes on with it, and takes the place of what has changed in
-// it since. What it does not show any more has scrolled away.
-func (a *account) join(now []word) {
-	now = now[max(0, len(now)-seenWords):]
-	told := a.told[max(0, len(a.told)-len(now)-100):]
-	old := slices.Concat(told, a.open)
-	var open []word
-	from, seen := len(told), 0 // as far as both are joined
-	runs := align(old, now)
-	if runs == nil && missing(a.open[:max(0, len(a.open)-1)], now) > 0 {
-		a.open = append(a.open, now...) // it has scrolled on by more than it shows
-		return
-	}
-	for k, r := range runs {
-		over := min(max(0, len(told)-r.old), r.n) // words of it that are final
-		if over > 0 {
-			seen = r.now + over
-		}
-		if over == r.n {
-			continue
-		}
-		gap := now[seen : r.now+over]
-		if k == 0 && over == 0 {
-			gap = nil // what stands above is older
-		}
-		open = append(open, changed(old[from:r.old+over], gap)...)
-		open = append(open, now[r.now+over:r.now+r.n]...)
-		from, seen = r.old+r.n, r.now+r.n
-	}
-	a.open = append(open, changed(old[from:], now[seen:])...)
-}
-
-// changed is what was shown, and what is shown in its place: all of it, unless that says it too.
-func changed(was, is []word) []word {
-	n := len(is)
-	switch {
-	case n == 0, n <= len(was) && strings.HasPrefix(was[n-1].key, is[n-1].key) && keys(was[:n-1]) == keys(is[:n-1]):
-		return was // it is not there any more, or cut off
-	case missing(was, is) <= redone:
-		return is
-	}
-	return slices.Concat(was, is)
-}
-
-// missing is how many of the words are not among the others.
-func missing(words, others []word) int {
-	there := map[string]bool{}
-	for _, w := range others {
-		there[w.key] = true
-	}
-	n := 0
-	for _, w := range words {
-		if !there[w.key] {
-			n++
-		}
-	}
-	return n
-}
-
-// take makes the first rows of the text final, until what may still change has at most so many bytes.
-func (a *account) take(room int) (final []string, live string) {
-	all := textOf(a.open)
-	size := len(all)
-	n := 0
-	for i, w := range a.open {
-		if size <= room {
-			break
-		}
-		size -= len(w.text)
-		if i+1 == len(a.open) || strings.HasPrefix(a.open[i+1].text, "\n") {
-			n = i + 1
-		}
-	}
-	if n > 0 {
-		final = strings.Split(strings.TrimPrefix(textOf(a.open[:n]), "\n"), "\n")
-	}
-	a.told = append(a.told, a.open[:n]...)
-	a.told = a.told[max(0, len(a.told)-toldWords):]
-	a.open = a.open[n:]
-	return final, strings.TrimPrefix(textOf(a.open), "\n")
-}
-
-// keys are those of the words.
-func keys(words []word) string {
-	var b strings.Builder
-	for _, w := range words {
-		b.WriteString(w.key + " ")
-	}
-	return b.String()
-}
-
-// textOf joins words.
-func textOf(words []word) string {
-	var b strings.Builder
-	for _, w := range words {
-		b.WriteString(w.text)
-	}
-	return b.String()
-}
-
 // ---- prompts ----
 // A question as a value: made once, from one look at the screen or one call of a hook.
 
@@ -1989,7 +1693,7 @@ type Prompt struct {
 	since  time.Time // Idle: when the turn began, zero unknown
 	bare   bool      // what stands above never came to rest and is left out of both
 	parts  shown     // what both are made of
-	place  int       // row of the session in which a question on a line begins, from 1; 0 anywhere
+	place  place     // where a question on a line begins
 	motion motion    // what was seen moving in all
 }
 
@@ -1999,6 +1703,17 @@ type shown struct {
 	body  []string // of the dialog, above its first choice; of a question on a line, the paragraph before
 	among []string // of the dialog, from its first choice on; of a line, what stands right of the cursor and below
 	line  bool     // the question stands on a line of its own, not in a dialog
+}
+
+// place is a row of the session; the zero value is anywhere.
+type place struct {
+	row   int // from 1
+	sizes int // of the screen so far: in another size the rows are others
+}
+
+// differs reports whether two places are known not to be the same.
+func (p place) differs(other place) bool {
+	return p.row != 0 && other.row != 0 && p.sizes == other.sizes && p.row != other.row
 }
 
 // seal makes lead and all from the parts, the question and the choices.
@@ -2037,7 +1752,7 @@ func (p *Prompt) withoutAbove() *Prompt {
 	q.bare = true
 	q.Cut = true
 	q.Above = ""
-	q.place = 0
+	q.place = place{}
 	q.parts.above = nil
 	if q.parts.line {
 		q.parts.body = nil
@@ -2240,7 +1955,7 @@ func (p *Prompt) same(now *Prompt) bool { return p.compare(now) == theSame }
 // compare is same, or says that it is too early to tell.
 func (p *Prompt) compare(now *Prompt) sameness {
 	now = now.like(p)
-	if now == nil || p.place != 0 && now.place != 0 && p.place != now.place {
+	if now == nil || p.place.differs(now.place) {
 		return another
 	}
 	return now.motion.compare(p.all, now.all)
@@ -2296,15 +2011,13 @@ func (p *Prompt) Confidence() string {
 }
 
 // ---- patterns ----
-// Regular expressions, compiled when they are first needed and run only where they can match.
+// Regular expressions, compiled when they are first needed: a start must not wait for all of them.
 
 // pattern is a regular expression of ours.
 type pattern struct {
-	source   string
-	read     sync.Once
-	need     []string // texts of which one stands in all that it matches, in lower case; nil: not known
-	compiled sync.Once
-	re       *regexp.Regexp
+	source string
+	once   sync.Once
+	re     *regexp.Regexp
 }
 
 // re is the pattern of that source.
@@ -2312,159 +2025,22 @@ func re(source string) *pattern { return &pattern{source: source} }
 
 // expr is the compiled pattern.
 func (p *pattern) expr() *regexp.Regexp {
-	p.compiled.Do(func() { p.re = regexp.MustCompile(p.source) })
+	p.once.Do(func() { p.re = regexp.MustCompile(p.source) })
 	return p.re
 }
 
-// on is the compiled pattern, nil where it cannot match the text.
-func (p *pattern) on(text string) *regexp.Regexp {
-	p.read.Do(p.findNeed)
-	if p.need == nil || strings.Contains(text, "ſ") || strings.Contains(text, "\u212a") {
-		return p.expr() // in (?i) these are an s and a k
-	}
-	text = lowerASCII(text)
-	for _, word := range p.need {
-		if strings.Contains(text, word) {
-			return p.expr()
-		}
-	}
-	return nil
-}
-
-// findNeed finds what the pattern needs, which costs a fifth of compiling it.
-func (p *pattern) findNeed() {
-	tree, err := syntax.Parse(p.source, syntax.Perl)
-	if err == nil { // else compiling it says so
-		p.need = needed(tree.Simplify())
-	}
-}
-
-// maxNeed is how many texts are looked for, at most, to save a pattern.
-const maxNeed = 40
-
-// needed are texts of which one stands in all that the expression matches, in lower case; nil: not known.
-func needed(e *syntax.Regexp) []string {
-	switch e.Op {
-	case syntax.OpLiteral:
-		return neededOf(e.Rune, e.Flags&syntax.FoldCase != 0)
-	case syntax.OpCharClass:
-		return neededClass(e.Rune)
-	case syntax.OpCapture, syntax.OpPlus:
-		return needed(e.Sub[0])
-	case syntax.OpConcat:
-		return neededPart(e.Sub)
-	case syntax.OpAlternate:
-		var all []string
-		for _, sub := range e.Sub {
-			words := needed(sub)
-			if words == nil || len(all)+len(words) > maxNeed {
-				return nil
-			}
-			all = append(all, words...)
-		}
-		return all
-	}
-	return nil
-}
-
-// neededOf is a literal; one that has another case beyond ASCII is not known.
-func neededOf(literal []rune, fold bool) []string {
-	for _, r := range literal {
-		if fold && r >= utf8.RuneSelf && unicode.ToUpper(r) != unicode.ToLower(r) {
-			return nil
-		}
-	}
-	return []string{lowerASCII(string(literal))}
-}
-
-// neededClass are the characters of a class of a few, given as the first and last of each range.
-func neededClass(ranges []rune) []string {
-	var all []string
-	for i := 0; i < len(ranges); i += 2 {
-		for r := ranges[i]; r <= ranges[i+1]; r++ {
-			if len(all) == maxNeed {
-				return nil
-			}
-			all = append(all, lowerASCII(string(r)))
-		}
-	}
-	return all
-}
-
-// neededPart is what the most telling of the parts needs: the one with the longest texts.
-func neededPart(parts []*syntax.Regexp) []string {
-	var best []string
-	longest := 0
-	for _, part := range parts {
-		words := needed(part)
-		shortest := maxString
-		for _, word := range words {
-			shortest = min(shortest, len(word))
-		}
-		if words != nil && (shortest > longest || shortest == longest && len(words) < len(best)) {
-			best = words
-			longest = shortest
-		}
-	}
-	return best
-}
-
-// lowerASCII is the text with its ASCII letters in lower case.
-func lowerASCII(text string) string {
-	for i := range len(text) {
-		if text[i] < 'A' || text[i] > 'Z' {
-			continue
-		}
-		lower := []byte(text)
-		for ; i < len(lower); i++ {
-			if lower[i] >= 'A' && lower[i] <= 'Z' {
-				lower[i] += 'a' - 'A'
-			}
-		}
-		return string(lower)
-	}
-	return text
-}
-
-// Match tells whether the pattern matches p.
-func (p *pattern) Match(text []byte) bool { return p.MatchString(string(text)) }
-
 // MatchString tells whether the pattern matches the text.
-func (p *pattern) MatchString(text string) bool {
-	e := p.on(text)
-	return e != nil && e.MatchString(text)
-}
+func (p *pattern) MatchString(text string) bool { return p.expr().MatchString(text) }
 
 // FindString is the first match, "" without one.
-func (p *pattern) FindString(text string) string {
-	if e := p.on(text); e != nil {
-		return e.FindString(text)
-	}
-	return ""
-}
+func (p *pattern) FindString(text string) string { return p.expr().FindString(text) }
 
 // FindStringSubmatch are the groups of the first match, nil without one.
-func (p *pattern) FindStringSubmatch(text string) []string {
-	if e := p.on(text); e != nil {
-		return e.FindStringSubmatch(text)
-	}
-	return nil
-}
-
-// FindAllStringSubmatch are the groups of the first n matches.
-func (p *pattern) FindAllStringSubmatch(text string, n int) [][]string {
-	if e := p.on(text); e != nil {
-		return e.FindAllStringSubmatch(text, n)
-	}
-	return nil
-}
+func (p *pattern) FindStringSubmatch(text string) []string { return p.expr().FindStringSubmatch(text) }
 
 // ReplaceAllString is the text with the replacement in place of every match.
 func (p *pattern) ReplaceAllString(text, replacement string) string {
-	if e := p.on(text); e != nil {
-		return e.ReplaceAllString(text, replacement)
-	}
-	return text
+	return p.expr().ReplaceAllString(text, replacement)
 }
 
 // ---- words ----
@@ -2530,7 +2106,7 @@ var tongues = []tongue{
 		enter:  "eingabetaste",
 		secret: "passwort|passwörter|kennwort|mantra|paßwort",
 		choose: "auswahl|auswählen|wähle|wahl|ihre wahl|nummer|zahl",
-		what:   "was|welche|welcher|welches|welchen|wo|wohin|wer|wie|wieviel|warum|wann",
+		what:   "welche|welcher|welches|welchen|wo|wohin|wer|wie|wieviel|warum|wann",
 	},
 	{
 		name:    "fr",
@@ -2583,7 +2159,7 @@ var tongues = []tongue{
 		key:    "tasto",
 		enter:  "invio",
 		choose: "scegli|seleziona|selezione|scelta|numero|opzione",
-		what:   "quale|quali|qual|dove|chi|come|quanto|quanti|perché|quando|che cosa",
+		what:   "quale|quali|qual|dove|chi|quanto|quanti|perché|quando|che cosa",
 	},
 	{
 		name:    "pt",
@@ -2685,7 +2261,7 @@ var tongues = []tongue{
 		key:     "tuşa|tuş|düğmeye|düğme",
 		secret:  "parola|şifre",
 		choose:  "seç|numara|sayı",
-		what:    "hangi|hangisi|nerede|nereye|kim|nasıl|kaç|neden|niçin",
+		what:    "hangi|hangisi|nerede|nereye|nasıl|kaç|neden|niçin",
 	},
 	{
 		name:    "ja",
@@ -3196,7 +2772,7 @@ func (t *turnSigns) noteKeys(p []byte, working bool, now time.Time) {
 	}
 	t.typed = true
 	t.sent = t.sent || bytes.ContainsAny(p, "\r\n")
-	if working && reBreak.Match(p) {
+	if working && reBreak.expr().Match(p) {
 		t.brokeAt = now
 	}
 }
@@ -3426,6 +3002,7 @@ func (v *view) readLeft() *candidate {
 	}
 	f := v.idle()
 	f.drafted = true
+	v.finishScore(f)
 	v.finish(f)
 	return f
 }
@@ -3458,15 +3035,14 @@ func (v *view) hintAt(row, col int) bool {
 }
 
 // ---- a turn's words ----
-// What a tool says on the screen, as Markdown: its marks taken away, what was wrapped joined, tables read.
+// What a tool says on the screen, as Markdown: its marks taken away, what was wrapped joined, tables as they are drawn.
 
 // wrapMargin is how many columns at the right a tool may leave free where it wraps its words: opencode leaves 5.
 const wrapMargin = 6
 
 var (
-	reListItem  = re(`^(?:[-*+•]|\d{1,3}[.)]|\pL[.)])\s+`) // the mark of an item of a list
-	reQuoteEdge = re(`^ *[│▎▌] `)                          // the edge of a quotation
-	reColumn    = re(`[─━═]+`)                             // the line above or below a column of a table
+	reListItem = re(`^(?:[-*+•]|\d{1,3}[.)]|\pL[.)])\s+`) // the mark of an item of a list
+	reColumn   = re(`[─━═]+`)                             // the line above or below a column of a table
 
 	// reAsks is the end of a sentence that is a question.
 	reAsks = re(`(?:[?？؟\x{37e}]|[か吗嗎][。.])["'”’»)\]*_` + "`" + `]*(\s*\([^()]*\))?$`)
@@ -3502,18 +3078,23 @@ func (v *view) message(on turnText) string {
 		}
 	}
 	var lines []string
-	for i := 0; i < len(rows); {
-		table, n := readTable(rows[i:])
-		lines = append(lines, table...)
-		if n == 0 {
+	for len(rows) > 0 {
+		n := drawnTable(rows)
+		if n > 0 {
+			lines = append(lines, "```")
+			for _, w := range rows[:n] {
+				lines = append(lines, strings.TrimRight(w.raw, " "))
+			}
+			lines = append(lines, "```")
+		} else {
 			line := &wrappedLine{cols: v.s.cols}
-			n = line.take(rows[i:])
+			n = line.take(rows)
 			if line.text != "" {
-				line.text = strings.Repeat(" ", rows[i].at-margin) + line.text
+				line.text = strings.Repeat(" ", rows[0].at-margin) + line.text
 			}
 			lines = append(lines, line.text)
 		}
-		i += n
+		rows = rows[n:]
 	}
 	text := strings.Trim(strings.Join(lines, "\n"), "\n")
 	if !headed && text != "" {
@@ -3550,13 +3131,9 @@ func (l *wrappedLine) take(rows []viewRow) int {
 	first := rows[0]
 	l.text = first.text
 	l.hang = first.at + widthOf(reListItem.FindString(first.text))
-	quoted := reQuoteEdge.FindString(first.raw)
-	if quoted != "" && first.text != "" {
-		l.text = "> " + l.text
-	}
 	for n := 1; n < len(rows); n++ {
 		before, w := rows[n-1], rows[n]
-		if reQuoteEdge.FindString(w.raw) != quoted || !l.goesOn(before, w) {
+		if !l.goesOn(before, w) {
 			return n
 		}
 		left, _ := utf8.DecodeLastRuneInString(before.text)
@@ -3583,76 +3160,20 @@ func (l *wrappedLine) goesOn(before, w viewRow) bool {
 	return before.at+widthOf(before.text)+1+widthOf(word) > l.cols-wrapMargin
 }
 
-// readTable reads a table that is drawn with lines, with which the rows begin: as one of Markdown, and how many rows it
-// takes; 0: there is none.
-func readTable(rows []viewRow) (lines []string, n int) {
-	head := 0
-	for head < 2 && head < len(rows) && len(reColumn.expr().FindAllStringIndex(rows[head].raw, 2)) < 2 {
-		head++
-	}
-	if head == 2 || head >= len(rows) || !rows[head].rule {
-		return nil, 0
-	}
-	columns := columnsOf(rows[head].raw)
-	var cells [][]string
-	joined := false // the row is part of the one before: no line between
-	below := false  // the lower edge was read
-	for ; n < len(rows) && !below && (rows[n].rule || rows[n].text != ""); n++ {
-		w := rows[n]
-		if w.rule {
-			joined = false
-			below = strings.ContainsAny(w.raw, "└╰┗╚")
-			continue
+// drawnTable is how many rows a table takes that is drawn with lines and begins there; 0: there is none.
+func drawnTable(rows []viewRow) int {
+	table := false
+	for n, w := range rows {
+		if w.text == "" && !w.rule {
+			rows = rows[:n]
+			break
 		}
-		row := cellsIn(w.raw, columns)
-		if joined && row[0] == "" {
-			last := cells[len(cells)-1]
-			for i := range last {
-				last[i] = strings.TrimSpace(last[i] + " " + row[i])
-			}
-			continue
-		}
-		cells = append(cells, row)
-		joined = true
+		table = table || w.rule && len(reColumn.expr().FindAllStringIndex(w.raw, 2)) == 2
 	}
-	if len(cells) == 0 {
-		return nil, 0
+	if !table {
+		return 0
 	}
-	for i, row := range cells {
-		lines = append(lines, "| "+strings.Join(row, " | ")+" |")
-		if i == 0 {
-			lines = append(lines, strings.Repeat("|---", len(columns))+"|")
-		}
-	}
-	return append(lines, ""), n
-}
-
-// columnsOf are the columns of the screen where a table's columns begin and end, by a line of it.
-func columnsOf(rule string) [][2]int {
-	var columns [][2]int
-	for _, m := range reColumn.expr().FindAllStringIndex(rule, -1) {
-		from := widthOf(rule[:m[0]])
-		columns = append(columns, [2]int{from, from + widthOf(rule[m[0]:m[1]])})
-	}
-	return columns
-}
-
-// cellsIn are a row's cells in those columns.
-func cellsIn(raw string, columns [][2]int) []string {
-	cells := make([]string, len(columns))
-	at := 0
-	for _, r := range raw {
-		for i, c := range columns {
-			if at >= c[0] && at < c[1] {
-				cells[i] += string(r)
-			}
-		}
-		at += runeWidth(r)
-	}
-	for i, cell := range cells {
-		cells[i] = strings.ReplaceAll(strings.TrimSpace(cell), "|", `\|`)
-	}
-	return cells
+	return len(rows)
 }
 
 // ---- detector ----
@@ -3684,8 +3205,6 @@ const (
 	maxFull      = 16 << 10                // bytes of a dialog
 	maxFar       = 4 << 10                 // characters of what stands above a question's context
 	stringTime   = 5 * time.Second         // without output: a string that has not ended is none; so does tmux
-	frameTimeMax = time.Second             // a frame takes no longer: terminals show it then
-	repaintTime  = 500 * time.Millisecond  // after a resize: 0.3 s (claude 2.1)
 )
 
 // DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
@@ -3710,8 +3229,11 @@ type Detector struct {
 	reports []ProgramStatus // of the protocol, that wait for TakeStatuses
 	view    *view           // the last look
 	read    *candidate      // what its readers found
-	account account         // of what a known tool has shown
-	drawnAt *place          // of the cursor that the program draws, as last seen
+
+	window   []windowRow // of a known tool, in the last look
+	windowAt int         // rows that had scrolled out by then
+	begun    bool        // the tool was given something to do
+	drawnAt  *drawnPlace // of the cursor that the program draws, as last seen
 
 	found  *candidate // of the last look, nil none
 	cur    *candidate // the question in force, the last one returned; nil none
@@ -3750,7 +3272,6 @@ type candidate struct {
 	guess  bool          // its answers are not read from the screen but guessed
 	line   string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
 	ended  bool          // the line that asks has ended, the cursor is in the blank row below it
-	lift   int           // rows from where line begins up to where the question does
 	rows   [2]int        // the first and the last in which it asks: of its line, or of its dialog
 	by     string        // the first signal: pattern, silence; "" structure
 	wait   time.Duration // how long the masked screen must have been still
@@ -3844,14 +3365,10 @@ func (d *Detector) TakeStatuses() []ProgramStatus {
 	return taken
 }
 
-// Resize gives the screen another size: the question in force may now stand elsewhere.
+// Resize gives the screen another size.
 func (d *Detector) Resize(rows, cols int, now time.Time) {
 	d.Screen.Resize(rows, cols)
-	d.account.paintedAt = now.Add(repaintTime)
 	d.Feed(nil, now)
-	if d.cur != nil {
-		d.cur.place = 0
-	}
 }
 
 // Typed notes what goes to the child: Enter ends a question for good; any key may have answered the
@@ -3888,7 +3405,7 @@ func (d *Detector) Answering() {
 	defer func() { d.view, d.found = view, found }() // to look counts at its own times alone
 	d.view = d.newView()
 	d.found = d.view.read()
-	if d.cur == nil || d.stands() == another {
+	if d.cur == nil || d.compare() == another {
 		return
 	}
 	d.Screen.Answered(d.cur.onLine())
@@ -3958,7 +3475,7 @@ func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 // Stands looks, and reports whether the question in force stands on the screen, or may.
 func (d *Detector) Stands(tty TTYState, now time.Time) bool {
 	d.look(tty, now)
-	return d.cur != nil && d.stands() != another
+	return d.cur != nil && d.compare() != another
 }
 
 // Gone looks, and tells whether what Tick last returned has left for good.
@@ -4028,8 +3545,9 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	if !stale && d.view.tty == d.tty {
 		return
 	}
-	if d.view == nil || !d.view.shows(d.Screen, d.tty) {
-		d.view = d.newView()
+	view := d.newView()
+	if view != d.view {
+		d.view = view
 		d.drawnAt = nil
 		if d.view.drawn {
 			d.drawnAt = d.view.here(d.view.row, d.view.col)
@@ -4116,7 +3634,7 @@ func (d *Detector) foldOutput(now time.Time) {
 		mask = append(mask, byte(row), byte(row>>8), byte(col), byte(col>>8))
 	}
 	for _, l := range d.Screen.grid {
-		mask = append(mask, d.Screen.masked(l)...)
+		mask = append(append(mask, d.Screen.masked(l)...), '\n')
 	}
 	d.spare = mask
 	if !bytes.Equal(mask, d.mask) {
@@ -4133,7 +3651,7 @@ func (d *Detector) track(now time.Time) {
 	if d.cur == nil {
 		return
 	}
-	switch d.stands() {
+	switch d.compare() {
 	case theSame:
 		d.goneDue = time.Time{}
 		return
@@ -4141,7 +3659,6 @@ func (d *Detector) track(now time.Time) {
 		d.goneDue = now.Add(lookEvery)
 		return
 	}
-	d.leave(now)
 	if d.goneDue.IsZero() {
 		d.goneDue = now.Add(goneAfter)
 		d.foundAt = now
@@ -4149,24 +3666,31 @@ func (d *Detector) track(now time.Time) {
 			d.replacedAt = now
 		}
 	}
-	if !now.Before(d.goneDue) {
+	gone := !now.Before(d.goneDue)
+	if gone || d.tty.Reading != ReadingUnasked {
+		d.leave(now)
+	}
+	if gone {
 		d.forget()
 	}
 }
 
-// leave notes that the cursor has left the line of the question in force: no reader finds it there from now on.
+// leave notes that the cursor has left the line of the question in force: no reader finds it there from now on. Where
+// a program reads lines, it asks still, whatever was printed below.
 func (d *Detector) leave(now time.Time) {
-	r := d.cur.place - 1 - d.Screen.scrolled
-	if d.cur.onLine() && r >= 0 && r < d.view.row && !d.Screen.grid[r].over {
+	r := d.cur.place.row - 1 - d.Screen.scrolled
+	asks := d.tty.Canonical && d.tty.Reading == ReadingYes
+	here := d.cur.onLine() && d.cur.place.sizes == d.Screen.sizes
+	if here && !asks && r >= 0 && r < d.view.row && !d.Screen.grid[r].over {
 		d.Screen.grid[r].over = true
 		d.Screen.changes++
 		d.lookDue = now
 	}
 }
 
-// stands compares what is on the screen with the question in force. An answer that is being typed behind it, or in an
-// idle input box, does not count.
-func (d *Detector) stands() sameness {
+// compare compares what is on the screen with the question in force, and notes since when that is not sure. An answer
+// that is being typed behind it, or in an idle input box, does not count.
+func (d *Detector) compare() sameness {
 	c := d.cur
 	switch {
 	case c.onLine() && d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty"):
@@ -4199,15 +3723,17 @@ func (d *Detector) stands() sameness {
 func (d *Detector) lineStands() sameness {
 	c := d.cur
 	line, top := d.view.cursorLine()
-	elsewhere := c.place != 0 && c.place != d.Screen.Scrolled()+top+1
-	if elsewhere || !strings.HasPrefix(line+d.view.after(), strings.TrimRight(c.line, " ")) {
+	if c.place.differs(d.view.place(top)) || !strings.HasPrefix(line+d.view.after(), strings.TrimRight(c.line, " ")) {
 		return another
 	}
 	if c.bare || c.Idle {
 		return theSame
 	}
 	now := c.Prompt
-	now.parts.body, now.parts.above, _, _ = d.view.linesAbove(top - c.lift)
+	if c.ended {
+		top = d.view.textOver(top)
+	}
+	now.parts.body, now.parts.above, _, _ = d.view.linesAbove(top)
 	now.parts.among = append(c.parts.among[:1:1], d.view.linesBelow(d.view.row)...)
 	now.seal()
 	return d.motion.compare(c.all, now.all)
@@ -4222,7 +3748,7 @@ func (d *Detector) schedule(now time.Time) (f *candidate, due time.Time) {
 	if f == nil {
 		return nil, time.Time{}
 	}
-	if d.cur == nil || d.stands() == another {
+	if d.cur == nil || d.compare() == another {
 		return d.scheduleNew(now)
 	}
 	if d.enterAt.IsZero() || f.Idle {
@@ -4260,7 +3786,7 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	if f.Idle && d.adapter.Box != nil {
 		due = later(due, d.turn.over())
 	}
-	if f.wait == settleBlocked && (d.view.reported || !f.silent) { // the report comes before the dialog is painted
+	if f.silent && d.view.reported { // the report comes before the dialog is painted
 		due = later(due, d.allAt.Add(f.wait))
 	}
 	if d.replaces() {
@@ -4337,6 +3863,7 @@ func (d *Detector) Explain() []string {
 	notes := []string{}
 	v.notes = &notes
 	v.read()
+	v.notes = nil
 	return notes
 }
 
@@ -4361,48 +3888,120 @@ func (d *Detector) Activity() string {
 	return "waiting"
 }
 
-// Transcript returns the text that became final since the last call, and what may still change: of that at most about
-// room bytes. Of a known tool it is what its window shows, of any other program the screen's. end: all is final.
-func (d *Detector) Transcript(end bool, room int) (final []string, live string) {
-	if d.adapter.Box == nil {
-		return d.Screen.Transcript(end || d.cur != nil)
+// Transcript returns the lines that became final since the last call, and the text that may still change. end: all is
+// final.
+func (d *Detector) Transcript(end bool) (final []string, live string) {
+	settled := end || d.cur != nil
+	if !d.ReadWindow() {
+		return d.Screen.Transcript(settled)
 	}
-	window := d.ReadWindow(end)
-	a := &d.account
-	if window {
-		d.Screen.takeLines() // the window has them
+	for i := range d.window {
+		if settled {
+			d.leaves(&d.window[i])
+		}
 	}
-	if end || !window {
-		room = 0
+	final = d.Screen.takeLines()
+	if !d.begun {
+		final = nil
 	}
-	final, live = a.take(room)
-	switch {
-	case window:
-		return final, live
-	case end:
-		lines, _ := d.Screen.Transcript(true)
-		picture := func(text string) bool { return strings.Map(letterOrDigit, text) == "" }
-		return append(final, slices.DeleteFunc(lines, picture)...), ""
-	}
-	return append(final, d.Screen.takeLines()...), ""
+	return final, ""
 }
 
-// ReadWindow reads what a known tool's window shows, and tells whether it shows one: not in the middle of a frame,
-// unless that is the end.
-func (d *Detector) ReadWindow(end bool) (window bool) {
-	a := &d.account
+// windowRow is a row of text in a known tool's window, which the tool paints anew all the time.
+type windowRow struct {
+	text  string
+	blank bool // so is the row above it
+	told  bool
+}
+
+// leaves tells a row, once.
+func (d *Detector) leaves(w *windowRow) {
+	if !w.told {
+		d.Screen.tr.gap = w.blank
+		d.Screen.tr.add(w.text, false, true)
+	}
+	w.told = true
+}
+
+// ReadWindow tells the rows that have left a known tool's window since the last look: those above one that still stands
+// there. Where nothing of it stands there any more, what was told before is not told again. It reports whether there is
+// a window; while a dialog stands in it nothing leaves. What it shows before it was given something to do is no text.
+func (d *Detector) ReadWindow() bool {
 	v := d.newView()
-	if !v.known || !a.window(v) {
-		return false
+	t := &v.s.tr
+	t.window = t.window || v.known && (v.s.AltScreen() || v.up(v.last+1, v.inBox) >= 0)
+	end := v.windowEnd()
+	if !t.window || end == 0 {
+		return t.window
 	}
-	a.begun = a.begun || d.turn.worked && (d.turn.sent || v.up(v.windowEnd(), v.said) >= 0)
-	switch {
-	case !end && d.outAt.Before(a.paintedAt):
-		a.scrolled = v.s.scrolled
-	case end || !d.Screen.modes[modeSync] || d.outAt.Sub(d.syncAt) > frameTimeMax:
-		a.look(v)
+	d.begun = d.begun || d.turn.worked && (d.turn.sent || v.up(end, v.said) >= 0)
+	var rows []viewRow
+	for n := min(v.s.scrolled-d.windowAt, maxScrollback); n > 0 && d.window != nil; n-- {
+		l, ok := v.s.above(n)
+		if ok {
+			rows = append(rows, readRow(v.s.trimmed(l), 0, v.s.cols))
+		}
 	}
+	d.windowAt = v.s.scrolled
+	var now []windowRow
+	blank := false
+	for _, w := range append(rows, v.rows[:end]...) {
+		part := v.closing(w)
+		if w.text != "" && part != partClosing && part != partHints && !v.spins(w) {
+			now = append(now, windowRow{text: strings.TrimRight(w.raw, " "), blank: blank})
+		}
+		blank = w.text == ""
+	}
+	stand := commonRows(d.window, now)
+	last := len(d.window)
+	if len(stand) > 0 {
+		last = stand[len(stand)-1][0]
+		for i := range now[:stand[0][1]] {
+			now[i].told = true // it has scrolled back
+		}
+	}
+	for _, at := range stand {
+		now[at[1]].told = d.window[at[0]].told
+		d.window[at[0]].told = true
+	}
+	for i := range d.window[:last] {
+		d.leaves(&d.window[i])
+	}
+	for i := range now {
+		now[i].told = now[i].told || len(stand) == 0 && t.saidAt[now[i].text] > 0
+	}
+	d.window = now
 	return true
+}
+
+// commonRows are the places of the rows that stand in both, in the same order, as many as can be.
+func commonRows(was, is []windowRow) [][2]int {
+	best := make([][]int, len(was)+1) // from there on
+	for i := range best {
+		best[i] = make([]int, len(is)+1)
+	}
+	for i := len(was) - 1; i >= 0; i-- {
+		for j := len(is) - 1; j >= 0; j-- {
+			best[i][j] = max(best[i+1][j], best[i][j+1])
+			if was[i].text == is[j].text {
+				best[i][j] = max(best[i][j], best[i+1][j+1]+1)
+			}
+		}
+	}
+	var common [][2]int
+	for i, j := 0, 0; i < len(was) && j < len(is); {
+		switch {
+		case was[i].text == is[j].text && best[i][j] == best[i+1][j+1]+1:
+			common = append(common, [2]int{i, j})
+			i++
+			j++
+		case best[i][j] == best[i+1][j]:
+			i++
+		default:
+			j++
+		}
+	}
+	return common
 }
 
 // reSpinner is a spinner before it shows any seconds.
@@ -4480,7 +4079,7 @@ type view struct {
 	drawn    bool      // the program draws it itself
 	modal    bool      // the rows are those of a dialog drawn over other text
 	reported bool      // the tool says that it asks
-	known    bool      // the tool is one of ours
+	known    bool      // the tool is one of ours, and no lines are read: its own screen stands there
 	works    bool      // it is at work: see working
 	changes  uint      // of the screen, when it was looked at
 	cursor   [2]int    // where the terminal's was then, unless
@@ -4543,29 +4142,34 @@ const (
 	tickBox  = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
 )
 
-// place is where a drawn cursor was, and what stood before and above it; nil is nowhere.
-type place struct {
+// drawnPlace is where a drawn cursor was, and what stood before and above it; nil is nowhere.
+type drawnPlace struct {
 	row, col int
 	before   string
 }
 
 // here is the place of the cursor.
-func (v *view) here(row, col int) *place {
+func (v *view) here(row, col int) *drawnPlace {
 	before := v.s.part(v.s.grid[row].cells[:col])
-	return &place{row, col, v.rows[max(0, row-1)].raw + "\n" + before}
+	return &drawnPlace{row, col, v.rows[max(0, row-1)].raw + "\n" + before}
 }
 
-// newView looks at the screen.
-func (d *Detector) newView() *view { return newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt) }
+// newView looks at the screen, unless the last look still shows it.
+func (d *Detector) newView() *view {
+	if d.view != nil && d.view.shows(d.Screen, d.tty) {
+		return d.view
+	}
+	return newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
+}
 
 // newView reads the screen's rows. was is where a drawn cursor was last.
-func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *place) *view {
-	v := &view{s: s, a: a, tty: tty, o: o, known: a.Box != nil, changes: s.changes}
+func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *drawnPlace) *view {
+	v := &view{s: s, a: a, tty: tty, o: o, changes: s.changes}
+	v.known = a.Box != nil && !v.readsLine()
 	v.row, v.col, v.hidden = s.Cursor()
 	v.cursor = [2]int{v.row, v.col}
 	v.noCursor = v.hidden
-	titled := a.Asks != nil && a.Asks.MatchString(s.Title())
-	v.reported = titled || v.known && s.Status().asks()
+	v.reported = v.known && (fits(a.Asks, s.Title()) || s.Status().asks())
 	v.readRows()
 	v.last = v.up(s.rows, showsAny)
 	if v.hidden {
@@ -4687,12 +4291,11 @@ func (b rectangle) covers(s *Screen) bool {
 }
 
 // drawnCursor finds the cursor that a program draws itself while the terminal's is hidden: the
-// lowest cell that is drawn as one, alone, with nothing behind it but a hint or an answer that is
-// offered. One that blinks is where it was.
-func (v *view) drawnCursor(was *place) {
+// lowest cell that is drawn as one, alone, with nothing behind it but a hint. One that blinks is where it was.
+func (v *view) drawnCursor(was *drawnPlace) {
 	for r := v.last; r >= 0; r-- {
 		for c := 0; c < v.s.cols-2 && v.s.grid[r].lit; c++ {
-			if v.cursorLike(r, c) && (v.hintFrom(r, c+1) || v.presetFrom(r, c)) {
+			if v.cursorLike(r, c) && v.hintFrom(r, c+1) {
 				v.putCursor(r, c)
 				return
 			}
@@ -4727,12 +4330,6 @@ func (v *view) cursorLike(r, c int) bool {
 
 // cursorBlocks are the characters that programs draw a cursor with.
 const cursorBlocks = "█▋"
-
-// presetFrom tells whether the row has a question before column c and an answer from there on.
-func (v *view) presetFrom(r, c int) bool {
-	before := v.s.part(v.s.grid[r].cells[:c])
-	return strings.ContainsRune(cursorBlocks, v.s.grid[r].cells[c].ch) && rePresetBefore.MatchString(before)
-}
 
 // hintFrom tells whether the row shows nothing from column c on but what is faint, and its frame.
 func (v *view) hintFrom(r, c int) bool {
@@ -4859,6 +4456,12 @@ func (v *view) up(r int, such func(w viewRow) bool) int {
 	}
 	return r
 }
+
+// place is where row r is in the session.
+func (v *view) place(r int) place { return place{v.s.scrolled + r + 1, v.s.sizes} }
+
+// textOver is the row below the nearest one above row r that shows anything: r itself but for blank rows between.
+func (v *view) textOver(r int) int { return v.up(r, showsAny) + 1 }
 
 // lineAbove is the nearest line above row r that is not blank, and its first row, −1 without one.
 func (v *view) lineAbove(r int) (string, int) {
@@ -5005,7 +4608,7 @@ func (v *view) working() bool { return v.works }
 
 // atWork finds that out.
 func (v *view) atWork() bool {
-	if v.a.Works == nil || v.readsLine() {
+	if v.a.Works == nil || !v.known {
 		return false
 	}
 	says := v.s.Status().State
@@ -5019,9 +4622,9 @@ func (v *view) atWork() bool {
 	return slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
 }
 
-// readsLine tells whether a program is seen to read a line, as no agent's own screen does: somebody else asks.
+// readsLine reports whether lines are read, as no agent's own screen does: somebody else asks.
 func (v *view) readsLine() bool {
-	return v.tty.Reading == ReadingYes && v.tty.Canonical && v.tty.Echo
+	return v.tty.Reading != ReadingBusy && v.tty.Canonical && v.tty.Echo
 }
 
 // reads tells whether the program reads the terminal, or may: where the system cannot tell, raw mode without echo is
@@ -5060,11 +4663,13 @@ func (v *view) read() *candidate {
 	if f == nil {
 		return nil
 	}
-	v.finish(f)
-	if f.by == "pattern" && f.Score < v.o.Threshold {
+	v.finishScore(f)
+	if f.by == "pattern" && f.Score < v.o.Threshold && !f.Idle && !f.Secret {
 		v.note("but it is not sure enough: %.2f of the %.2f that detection_threshold asks for", f.Score, v.o.Threshold)
-		return nil
+		v.bySilence(f)
+		v.finishScore(f)
 	}
+	v.finish(f)
 	return f
 }
 
@@ -5079,7 +4684,6 @@ func (v *view) readFirst() *candidate {
 		{"lists, buttons and named keys", v.readChoices},
 		{"empty fields", v.readField},
 		{"questions on a line", v.readLine},
-		{"what the tool reports", v.readBlocked},
 		{"screens that keep still", v.readStill},
 	}
 	for _, reader := range readers {
@@ -5108,8 +4712,8 @@ type inputBox struct {
 // it.
 var reMark = re(`^[^\pL\pN]*$`)
 
-// reFolded is what tools show for a long paste, or for a picture's path.
-var reFolded = re(`\[(Pasted|Image)`)
+// reFolded is what tools show for a long paste, for a picture's path, or at the end of what they hide.
+var reFolded = re(`\[(Pasted|Image)|[*•]$`)
 
 // reDraft is the first row of an input box with something in it.
 var reDraft = re(`^[>❯›●$]\s*\S`)
@@ -5241,32 +4845,6 @@ func showsRows(rows []string, text string) bool {
 	return false
 }
 
-// readBlocked is what a known tool says that it asks while its screen shows no dialog: the window
-// is too small for it. "blocked" can stand for more than half a second before the dialog is painted
-// (measured on claude 2.1).
-func (v *view) readBlocked() *candidate {
-	status := v.s.Status()
-	if !v.known || status.State != "blocked" || !status.asks() && v.markedRow() >= 0 {
-		return nil
-	}
-	for _, w := range v.rows[max(0, v.last-3) : v.last+1] {
-		if reEscOut.MatchString(w.text) {
-			v.note("the tool says that it asks, and row %d says how to leave: the dialog is all there", w.row+1)
-			return nil
-		}
-	}
-	v.note("the tool reports that it asks (OSC 7501), and no dialog shows")
-	f := newCandidate(Unknown, 0)
-	f.wait = settleBlocked
-	f.Cut = true
-	f.Full = v.s.Text()
-	f.Question = status.Msg
-	if f.Question == "" {
-		f.Question = status.App + " waits for an answer: " + status.Kind
-	}
-	return f
-}
-
 // readIdle finds the empty input box of a known tool, the cursor in it.
 func (v *view) readIdle() *candidate {
 	w := v.rows[v.row]
@@ -5293,29 +4871,31 @@ func (v *view) inBox(w viewRow) bool {
 	return w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
 }
 
-// reRefusal is a label that is known to refuse, so that it may be chosen while nobody answers: no
-// words that also end, skip or change something ("Quit", "Skip", "Cancel the order", "Don't ask
-// again", "No changes, deploy").
-var reRefusal = re(`(?i)^[^\pL\pN]*(don't|dont|do not)\s+` +
-	`(trust|allow|run|proceed|continue|accept|apply|install|overwrite|delete|approve|grant|execute)\b`)
-
-// What may follow a word that says no, or one that cancels, so that the label is still a refusal.
 var (
-	reAfterNo     = re(`^\s*([,.;:(–—-].*)?[^\pL\pN]*$`)
-	reAfterCancel = re(`^(\s*[,.;:(&].*|\s+(it|all|this))?[^\pL\pN]*$`)
+	// reDont are the English refusals of several words.
+	reDont = re(`^(don't|dont|do not) (trust|allow|run|proceed|continue|accept|apply|install|overwrite|delete|approve|` +
+		`grant|execute)( (it|this))?$`)
+	// reAfterNo is what may follow a refusal in a label that does no more than refuse, as agents have it, or its key.
+	reAfterNo = re(`^(exit|quit|thanks|thank you|suggest changes|with feedback|recommended|default|esc|escape|\w|` +
+		`(and )?tell \S+ (why|what to do( differently)?))$`)
 )
 
-// isRefusal tells whether a label is known to refuse, so that it may be chosen while nobody answers.
+// isRefusal reports whether all of a label refuses, so that it may be chosen while nobody answers, and unread: it
+// neither ends, skips nor changes anything, as "Quit", "Skip", "Cancel the order", "Don't ask again" and "No, install
+// anyway" do.
 func isRefusal(label string) bool {
-	n, rest := lexis().no.begin(label)
-	if n > 0 {
-		return reAfterNo.MatchString(rest)
+	l := lexis()
+	refuses := false
+	between := func(r rune) bool { return strings.ContainsRune(",;:()-–—", r) }
+	for part := range strings.FieldsFuncSeq(strings.ToLower(plain(label)), between) {
+		part = strings.TrimFunc(part, func(r rune) bool { return !isWordRune(r) && r != '…' }) // what is cut may go on
+		all := part != "" && (l.no.at(part) == len(part) || l.deny.at(part) == len(part) || reDont.MatchString(part))
+		if part != "" && !all && !(refuses && reAfterNo.MatchString(part)) {
+			return false
+		}
+		refuses = refuses || all
 	}
-	n, rest = lexis().deny.begin(label)
-	if n > 0 {
-		return reAfterCancel.MatchString(rest)
-	}
-	return reRefusal.MatchString(plain(label))
+	return refuses
 }
 
 // reEscOut is the hint of a dialog that Escape is the way out.
@@ -5325,16 +4905,13 @@ var reEscOut = re(`(?i)\besc(ape)?\b[ :)\]]{1,3}(to |= ?)?` +
 // reNegated are the English refusals that are no single word.
 var reNegated = re(`(?i)^[^\pL\pN]*(n|don't|dont|do not|continue without)\b`)
 
-// grantsIt tells whether the choice lets the agent do something. Refusing words win ("Continue
-// without trusting").
+// grantsIt reports whether the choice lets the agent do something.
 func grantsIt(c Choice) bool {
-	l := lexis()
-	grants := l.yes.begins(c.Label) || l.allow.begins(c.Label) || strings.EqualFold(c.Label, "y")
-	return grants && !refuses(c.Label)
+	return lexis().yes.begins(c.Label) || lexis().allow.begins(c.Label) || strings.EqualFold(c.Label, "y")
 }
 
-// refuses tells whether a label begins as one that refuses, ends or leaves something.
-func refuses(label string) bool {
+// declines reports whether a label begins as one that refuses, ends or leaves something: nothing is granted with that.
+func declines(label string) bool {
 	l := lexis()
 	return l.no.begins(label) || l.deny.begins(label) || l.quit.begins(label) ||
 		reNegated.MatchString(plain(label))
@@ -5349,9 +4926,8 @@ func labels(of []Choice) []string {
 	return all
 }
 
-// finish adds what all prompts share: signals and score, permission, safe default, what is shown.
+// finish adds what all prompts share: permission, safe default, what is shown.
 func (v *view) finish(f *candidate) {
-	v.finishScore(f)
 	status := v.s.Status()
 	f.Permission = v.known && status.State == "blocked" && status.Kind == "permission"
 	if f.Type == MultipleChoice && !f.Multi && slices.ContainsFunc(f.Choices, grantsIt) {
@@ -5359,12 +4935,9 @@ func (v *view) finish(f *candidate) {
 	}
 	for i := range f.Choices {
 		c := &f.Choices[i]
-		allowed := f.Permission && f.Type == MultipleChoice && !refuses(c.Label)
+		allowed := f.Permission && f.Type == MultipleChoice && !declines(c.Label)
 		c.Grants = f.Type != Unknown && (allowed || grantsIt(*c))
 		c.Label = clip(visible(c.Label), 60)
-	}
-	if f.Question == "" {
-		f.Question = v.s.Title()
 	}
 	if f.Question == "" {
 		f.Question = "which one?"
@@ -5489,7 +5062,7 @@ func refusalIn(f *candidate) (key string, decides bool) {
 		if plainNo || isRefusal(c.Label) {
 			key = c.Key
 		}
-		if plainNo || c.Grants || refuses(c.Label) {
+		if plainNo || c.Grants || declines(c.Label) {
 			decides = true
 		}
 	}
@@ -5825,7 +5398,6 @@ type signs struct {
 	ticked   bool // two boxes to tick, at least
 	pointed  bool // by a mark, not by how it is drawn
 	strong   bool // drawn unlike the others by more than a colour or bold print
-	lit      bool // drawn so at the very option that the mark points at
 	inside   bool // the cursor is hidden or in the list
 	reads    bool // the program is seen to read
 	headed   bool // a question stands right above
@@ -5835,7 +5407,6 @@ type signs struct {
 	known    bool // the tool
 	reported bool // it says that it asks
 	modal    bool // the list stands in a dialog drawn over other text
-	spaced   bool // blank rows stand between the options
 	open     bool // no lines fence it in as an input box, and the cursor is in it or right below
 }
 
@@ -5861,29 +5432,18 @@ var listRules = []struct {
 	{why: "it stands in a dialog drawn over other text", holds: func(s signs) bool {
 		return s.modal && (s.pointed || s.strong)
 	}},
-	{why: "the tool says that it asks", holds: func(s signs) bool {
-		return s.known && s.reported && s.inside && (s.pointed || s.strong)
-	}},
 	{why: "it stands in a frame of a known tool, without a cursor", holds: func(s signs) bool {
 		return s.known && s.framed && s.inside && (s.pointed || s.strong)
-	}},
-	{why: "it stands in a frame, without a cursor, and nothing moves", rest: true,
-		holds: func(s signs) bool { return s.framed && s.inside && s.reads && (s.pointed || s.strong) }},
-	{why: "pointer and background agree, and the program reads keys", holds: func(s signs) bool {
-		return s.open && s.pointed && s.lit
 	}},
 	{why: "the program reads keys with the cursor at it", holds: func(s signs) bool {
 		return s.open && s.pointed && s.ending
 	}},
 	{why: "the program reads keys below it, and nothing moves", rest: true,
 		holds: func(s signs) bool { return s.open && s.strong && s.last }},
-	{why: "it stands below a question, and the program reads keys", holds: func(s signs) bool {
-		return s.open && s.last && s.headed
-	}},
 }
 
 // rulesOfKnown is how many of listRules count for a tool that is known.
-const rulesOfKnown = 6
+const rulesOfKnown = 5
 
 // maxNear is how far above the last row a list is looked for: all of any usual screen.
 const maxNear = 200
@@ -5933,11 +5493,9 @@ func (v *view) signsOf(l *column) signs {
 		known:    v.known,
 		reported: v.reported,
 		modal:    v.modal && len(l.opts) > 1 && v.tty.Reading != ReadingBusy,
-		spaced:   v.spaced(l),
 	}
 	s.strong = !l.weak
-	s.lit = v.lit(l) && v.textRows(l.end()+1, v.last) <= 4
-	s.open = (inside || below) && reads && !v.fenced(l) && !s.spaced
+	s.open = (inside || below) && reads && !v.fenced(l) && !v.spaced(l)
 	s.moving = s.hint >= 0 && v.rows[s.hint].fits(reMoving)
 	return s
 }
@@ -5974,12 +5532,6 @@ func (v *view) spaced(l *column) bool {
 		}
 	}
 	return false
-}
-
-// lit tells whether the option pointed at is also drawn unlike the others.
-func (v *view) lit(l *column) bool {
-	at, _, weak := v.unlike(l.opts)
-	return at == l.at && !weak
 }
 
 // fenced tells whether lines stand right above and below the list: it is an input box.
@@ -6027,8 +5579,7 @@ func (v *view) saysHow(r int, l *column) bool {
 		return false
 	}
 	pointer := l.at >= 0 && l.opts[l.at].pointer != ""
-	return w.fits(reChoosing) || pointer && w.fits(reEscOut) ||
-		!isASCII(w.text) && lexis().choose.in(w.text) && lexis().key.in(w.text)
+	return w.fits(reChoosing) || pointer && w.fits(reEscOut)
 }
 
 // optionsAround reads the menu that has its pointer in row head, from as far up as it goes.
@@ -6217,7 +5768,7 @@ func (v *view) menu(l *column) *candidate {
 	}
 	v.describe(f, l.first(), l.end(), rows)
 	for i, c := range f.Choices {
-		if f.esc && !v.known && refuses(c.Label) && reReason.MatchString(c.Label) {
+		if f.esc && !v.known && declines(c.Label) && reReason.MatchString(c.Label) {
 			f.Choices[i].Keys = "\x1b" // the choice opens a field for the reason, Escape refuses at once
 		}
 	}
@@ -6289,7 +5840,11 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		hints.WriteString(w.text + "\n")
 	}
 	f.esc = reEscOut.MatchString(hints.String())
-	f.Question = v.question(top, first)
+	head := top
+	if !v.known && !v.modal { // what stands above a blank row may be earlier output
+		head = max(top, v.up(v.textOver(first), func(w viewRow) bool { return w.raw == "" })+1)
+	}
+	f.Question = v.question(head, first)
 	if f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) {
 		f.Excerpt = excerptOf(v.subject(top, first), f.Question)
 	}
@@ -6628,7 +6183,7 @@ func rowsOf(all []sideChoice) []viewRow {
 // decide tells whether every button has a word that decides something.
 func decide(all []sideChoice) bool {
 	for _, b := range all {
-		if !grantsIt(Choice{Label: b.label}) && !refuses(b.label) {
+		if !grantsIt(Choice{Label: b.label}) && !declines(b.label) {
 			return false
 		}
 	}
@@ -6764,14 +6319,13 @@ func (v *view) boxList(r int) []viewRow {
 }
 
 // reKeyed are keys with what they do: "[y] Approve", "(N)o", "y) yes", "y: yes".
-var reKeyed = re(`[\[(](\w)[\])]\s?(\pL[\pL'’]*(?: [\pL'’]+){0,3})|` +
-	`(?:^|[\s•·|,])(\w)\s?[:=)]\s?(\pL[\pL'’]*(?: [\pL'’]+){0,3})`)
+var reKeyed = re(`(?:[\[(](\w)[\])]|(?:^|[\s•·|,])(\w)\s?[:=)])\s?(\pL)`)
 
 // addWayOut adds the button of a framed list that refuses, in row r, as a choice of its own: Escape
 // stands for it in whiptail and dialog.
 func (v *view) addWayOut(f *candidate, r int) {
 	all, _ := v.buttonsOf(r)
-	at := slices.IndexFunc(all, func(b sideChoice) bool { return refuses(b.label) })
+	at := slices.IndexFunc(all, func(b sideChoice) bool { return declines(b.label) })
 	if at >= 0 && !f.Multi && len(f.Choices) < 9 {
 		f.Choices = append(f.Choices, Choice{Key: "esc", Label: all[at].label, Keys: "\x1b"})
 		f.Ticked = append(f.Ticked, false)
@@ -6784,20 +6338,15 @@ func (v *view) readKeys() (f *candidate, row int) {
 	for r := v.last; r >= max(0, v.last-8); r-- {
 		end := r
 		var all []Choice
-		drawn := true
 		for r >= 0 && (r != v.row || v.hidden) {
-			keys, lit := v.keysIn(r)
+			keys := v.keysIn(r)
 			if len(keys) == 0 {
 				break
 			}
 			all = append(keys, all...)
-			drawn = drawn && lit
 			r--
 		}
 		f := decisive(all)
-		if f == nil && drawn && end-r > 1 && len(all) == end-r && v.reads() {
-			f = keyed(all)
-		}
 		if f != nil {
 			v.note("keys are named in %s", rowNumbers(r+1, end))
 			rows := map[int]string{}
@@ -6813,85 +6362,38 @@ func (v *view) readKeys() (f *candidate, row int) {
 	return nil, -1
 }
 
-// keysIn are the keys that row r names, with their labels: marked, or lit, as nano draws "Y Yes".
-func (v *view) keysIn(r int) (all []Choice, drawn bool) {
-	w := &v.rows[r]
-	text := plain(w.text)
-	if w.fact(reKeyed, text) {
-		for _, m := range reKeyed.FindAllStringSubmatch(text, 9) {
-			all = append(all, Choice{Key: m[1] + m[3], Label: m[2] + m[4]})
+// keysIn are the keys that row r names, with their labels: between marks, or lit, as nano draws "Y Yes".
+func (v *view) keysIn(r int) []Choice {
+	text := plain(v.rows[r].text)
+	if l := v.s.grid[r]; l.lit {
+		var b strings.Builder
+		for i, c := range l.cells {
+			before := i > 0 && lit(l.cells[i-1])
+			switch {
+			case lit(c) && !before:
+				b.WriteByte('[')
+			case !lit(c) && before:
+				b.WriteByte(']')
+			}
+			if !lit(c) || c.ch > ' ' {
+				b.WriteRune(max(c.ch, ' '))
+			}
 		}
+		text = b.String()
 	}
-	if len(all) > 0 {
-		return all, false
-	}
-	cells := v.s.grid[r].cells
-	for c := 0; c < len(cells) && v.s.grid[r].lit; {
-		key, next := v.run(r, c)
-		if !lit(cells[c]) {
-			c = next
-			continue
-		}
-		label, after := v.run(r, next)
-		label, _, _ = strings.Cut(strings.TrimSpace(label), "  ")
-		key = strings.TrimSpace(key)
-		if key != "" && len(key) <= 2 && label != "" {
-			all = append(all, Choice{Key: key, Label: label})
-		}
-		c = max(after, next)
-	}
-	if len(all) > 0 {
-		return all, true
-	}
-	return v.initials(r), false
-}
-
-// initials are the words in row r whose first letter is drawn unlike the rest of the word, as the
-// key that chooses it.
-func (v *view) initials(r int) []Choice {
 	var all []Choice
-	cells := v.s.grid[r].cells
-	for c := 1; c+1 < len(cells); c++ {
-		first, second := &cells[c], &cells[c+1]
-		alike := first.Bold == second.Bold && first.Underline == second.Underline
-		if alike || isWordRune(cells[c-1].ch) || !unicode.IsLetter(first.ch) || !unicode.IsLetter(second.ch) {
-			continue
-		}
-		label, _, _ := strings.Cut(v.s.part(cells[c:]), "  ")
-		all = append(all, Choice{Key: string(first.ch), Label: label})
+	for _, m := range slices.Backward(reKeyed.expr().FindAllStringSubmatchIndex(text, 9)) {
+		key := cmp.Or(text[max(0, m[2]):max(0, m[3])], text[max(0, m[4]):max(0, m[5])])
+		label, _, _ := strings.Cut(text[m[6]:], "  ")
+		all = append(all, Choice{Key: key, Label: strings.TrimRight(label, " ,•·|")})
+		text = text[:m[0]]
 	}
+	slices.Reverse(all)
 	return all
 }
 
 // lit tells whether a cell is drawn as a key is: reversed, or on a background of its own.
 func lit(c cell) bool { return c.Reverse || c.BG != 0 }
-
-// run is the text of row r from column c on that is lit, or not, as its first cell is, and
-// where it ends.
-func (v *view) run(r, c int) (text string, end int) {
-	cells := v.s.grid[r].cells
-	if c >= len(cells) {
-		return "", c
-	}
-	end = c
-	for end < len(cells) && lit(cells[end]) == lit(cells[c]) {
-		end++
-	}
-	return v.s.part(cells[c:end]), end
-}
-
-// keyed makes the prompt of rows that each begin with a key; nil where two have the same.
-func keyed(all []Choice) *candidate {
-	f := newCandidate(MultipleChoice, 0.80)
-	for i, c := range all {
-		if slices.ContainsFunc(all[:i], func(o Choice) bool { return o.Key == c.Key }) || len(all) > 9 {
-			return nil
-		}
-		c.Keys = c.Key
-		f.Choices = append(f.Choices, c)
-	}
-	return f
-}
 
 // decisive makes the prompt of keys of which one agrees and one refuses; nil where none do. Where
 // all others refuse too it is a question of yes or no.
@@ -6923,7 +6425,7 @@ func decisive(all []Choice) *candidate {
 	if yes < 0 || no < 0 || len(all) > 9 {
 		return nil
 	}
-	if !others && l.yes.begins(all[yes].Label) && l.no.begins(all[no].Label) {
+	if !others && saysYes(all[yes].Label) && saysNo(all[no].Label) {
 		f.Type = YesNo
 		f.Choices = []Choice{f.Choices[yes], f.Choices[no]}
 		f.Choices[0].Key = "y"
@@ -7097,6 +6599,7 @@ func (v *view) readStill() *candidate {
 	case v.tty.Canonical || v.tty.Echo || v.tty.Reading == ReadingBusy && !v.known:
 		v.note("silence means nothing: the terminal is in line mode, or nobody reads it")
 		return nil
+	case v.reported:
 	case v.last < 0, v.known && v.inBoxRows(), v.drafted():
 		return nil
 	}
@@ -7104,17 +6607,20 @@ func (v *view) readStill() *candidate {
 	f.by = "silence"
 	f.silent = true
 	f.wait = v.o.Stuck
+	f.Full = v.s.Text()
+	f.Choices = v.pressable(f.Full)
 	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
 	switch {
 	case v.reported:
 		f.wait = settleBlocked
+		f.Question = v.s.Status().Msg
+		leaves := slices.ContainsFunc(v.rows[max(0, v.last-3):v.last+1], func(w viewRow) bool { return w.fits(reEscOut) })
+		f.Cut = v.s.Status().asks() && !leaves // the window is too small to show the end of the dialog
 	case !v.reads(), printed:
 		f.wait *= stillBlind
 	case v.known:
 		f.wait *= stillKnown
 	}
-	f.Choices = v.pressable()
-	f.Full = v.s.Text()
 	for _, w := range v.rows[max(0, v.last-14) : v.last+1] {
 		f.parts.body = append(f.parts.body, w.indented())
 	}
@@ -7126,19 +6632,32 @@ func (v *view) readStill() *candidate {
 	return f
 }
 
-// pressable are the keys that can be pressed from afar at a screen that no rule reads; Enter and
-// Escape every question takes that may be none.
-func (v *view) pressable() []Choice {
+// reNamedKey is a key that a screen names and that is none of the usual ones: "shift+Tab", "ctrl-o".
+var reNamedKey = re(`(?i)\b(shift|ctrl)[+-](tab|[a-z])\b`)
+
+// pressable are the keys that can be pressed from afar at a screen that no rule reads, whose text that is: up to two
+// that it names, and the usual ones. Enter and Escape are offered with every screen that may ask.
+func (v *view) pressable(text string) []Choice {
 	var keys []Choice
+	add := func(name, label string) {
+		sent, known := keyBytes(name, v.s.AppCursorKeys())
+		offered := slices.ContainsFunc(keys, func(c Choice) bool { return c.Keys == sent })
+		if known && !offered && len(keys) < 9 {
+			keys = append(keys, Choice{Key: strings.ToLower(name), Label: label, Keys: sent})
+		}
+	}
+	for _, m := range reNamedKey.expr().FindAllStringSubmatch(text, -1) {
+		if len(keys) < 2 {
+			add(m[1]+"_"+m[2], m[0])
+		}
+	}
 	for _, key := range []string{"1", "2", "3", "y", "n"} {
-		keys = append(keys, Choice{Key: key, Label: key, Keys: key})
+		add(key, key)
 	}
-	for _, key := range []struct{ name, label string }{
-		{"UP", "↑"}, {"DOWN", "↓"}, {"TAB", "Tab"}, {"SPACE", "Space"},
-	} {
-		sent, _ := keyBytes(key.name, v.s.AppCursorKeys()) // knows them all
-		keys = append(keys, Choice{Key: strings.ToLower(key.name), Label: key.label, Keys: sent})
-	}
+	add("up", "↑")
+	add("down", "↓")
+	add("tab", "Tab")
+	add("space", "Space")
 	return keys
 }
 
@@ -7163,7 +6682,7 @@ var (
 	rePlain    = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint|esc|\^c)$`)
 	rePress    = re(`(?i)\[(press )?(enter|return|more)\b[^\]]{0,40}\]\s*$`)
 	reNotPress = re(`\+ ?enter|press [a-z]\b|\bdefault\b|` +
-		`to (skip|select|choose|submit|quit|stop|abort|cancel|interrupt)\b|` +
+		`to (skip|select|choose|submit)\b|` +
 		`selection|s[eé]lection|number|num[eé]ro|nummer|choice|keep|path`)
 	// reGoesOn ends a sentence that waits for a key.
 	reGoesOn = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
@@ -7177,7 +6696,9 @@ var (
 	rePairs   = re(`(?:^|[ (])(\pL)/(\pL)(?:$|[ )])`)
 	reHotkeys = re(`(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
-		`\b([a-z]) to ([a-z]{3,})`)
+		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)`)
+	// reGoesOnBehind is more of a label, behind a comma or in brackets.
+	reGoesOnBehind = re(`^(?: ?[,:–-] *(?:\pL{4,}|\pL+ \pL)[\pL' -]*| \([^()]{2,}\))`)
 	// reNamesKeys is a line of keys, or one that ends as if an answer came.
 	reNamesKeys = re(`^[\[(][A-Za-z][\])]|:$`)
 	// reOnly names the only answer that is taken for yes: terraform.
@@ -7193,15 +6714,15 @@ var (
 	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
 		`\s*([A-Za-z?])(?:\)| =)\s|\s*([a-z])\. |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
-	reColumns      = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
-	reListed       = re(`^(#\?|[\pL\pN_ /]{0,30}[:>?])$`)
-	reText         = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
-	reRemark       = re(`^\(.* .*\)$`)
-	reSays         = re(`\pL[\pL\pN]`)
-	reSplits       = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
-	reChoiceWord   = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
-	reDigits       = re(`^\d+$`)
-	rePresetBefore = re(`\pL.*[:?›‣] $`)
+	reColumns    = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
+	reListed     = re(`^(#\?|[\pL\pN_ /]{0,30}[:>?])$`)
+	reText       = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
+	reRemark     = re(`^\(.* .*\)$`)
+	reSays       = re(`\pL[\pL\pN]`)
+	reSplits     = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
+	reChoiceWord = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
+	reDigits     = re(`^\d+$`)
+	reRange      = re(`^(\d{1,2}) ?(?:-|–|to|\.\.) ?(\d{1,2})$`)
 	// reBelow is the mark behind which a question in the line above is answered: Symfony, click.
 	reBelow      = re(`^[>›❯»]$`)
 	reAskedAbove = re(`[:?\])]\s*$`)
@@ -7219,14 +6740,14 @@ func (v *view) readLine() *candidate {
 	busy := v.tty.Reading == ReadingBusy
 	cooked := v.tty.Canonical && v.tty.Echo
 	reads := v.readsLine()
-	if busy && cooked || v.known && !reads && (alternate || v.inBoxRows()) {
+	if busy && cooked || v.known && (alternate || v.inBoxRows()) {
 		return nil
 	}
 	line, top := v.cursorLine()
 	f := newCandidate("", 0.85) // the kind is still to be found
 	f.line = line
 	f.by = "pattern"
-	f.place = v.s.Scrolled() + top + 1
+	f.place = v.place(top)
 	above, first := v.lineAbove(top)
 	text, mark, joined := joinedWith(strings.TrimSpace(line), strings.TrimSpace(above), first == top-1)
 	if joined && first >= 0 {
@@ -7257,6 +6778,8 @@ func (v *view) readLine() *candidate {
 	}
 	if v.readWorded(f, text, top) {
 		v.note("the cursor's line, row %d, asks by its words or how it ends", v.row+1)
+	} else if asked := v.readMarkAbove(f, top); asked >= 0 {
+		top = asked
 	} else {
 		if alternate && !reads || v.hidden || v.drafted() {
 			return nil
@@ -7264,6 +6787,7 @@ func (v *view) readLine() *candidate {
 		v.note("the cursor's line, row %d, is unfinished: a question if nothing comes for %v", v.row+1,
 			v.o.Stuck)
 		v.bySilence(f)
+		f.Question = text + mark
 		if v.tty.Reading == ReadingUnknown && !v.reads() {
 			f.wait *= stillBlind
 		}
@@ -7298,32 +6822,38 @@ func (v *view) readSaid(f *candidate, text, above string) bool {
 	case len(keys) > 1:
 		f.Type = MultipleChoice
 		for _, c := range keys[:min(9, len(keys))] {
-			f.Choices = append(f.Choices, v.typed(c.Key, c.Label, false))
+			f.Choices = append(f.Choices, typed(c.Key, c.Label))
 		}
 	case only != nil:
 		f.Type = YesNo
-		f.Choices = []Choice{v.typed("y", "Yes", false), v.typed("n", "No", false)}
-		f.Choices[0].Keys = v.typed(only[1], only[1], false).Keys
-		f.Choices[1].Keys = v.typed("no", "no", false).Keys
+		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
+		f.Choices[0].Keys = typed(only[1], only[1]).Keys
+		f.Choices[1].Keys = typed("no", "no").Keys
 	default:
 		return false
 	}
 	return true
 }
 
-// hotKeys are the keys that a line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename".
+// hotKeys are the keys that a line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind a
+// comma is part of a label: "(n)o, install anyway".
 func hotKeys(line string) []Choice {
+	line = plain(line)
 	var keys []Choice
-	for _, m := range reHotkeys.FindAllStringSubmatch(plain(line), -1) {
-		c := Choice{Key: m[2] + m[4] + m[6] + m[8], Label: m[1] + m[2] + m[3]}
-		if m[2] == "" {
-			c.Label = m[5] + m[6] + m[7] + m[9]
+	for _, m := range slices.Backward(reHotkeys.expr().FindAllStringSubmatchIndex(line, -1)) {
+		part := func(i int) string { return line[max(0, m[2*i]):max(0, m[2*i+1])] }
+		c := Choice{Key: part(2) + part(4) + part(6) + part(8), Label: part(1) + part(2) + part(3)}
+		if part(2) == "" {
+			c.Label = part(5) + part(6) + part(7) + part(9)
 		}
-		if m[7] != "" && m[7][0] >= utf8.RuneSelf { // another alphabet: no letter of the word
-			c.Label = m[7]
+		if part(7) != "" && part(7)[0] >= utf8.RuneSelf { // another alphabet: no letter of the word
+			c.Label = part(7)
 		}
+		c.Label = strings.TrimSpace(c.Label + reGoesOnBehind.FindString(line[m[1]:]))
 		keys = append(keys, c)
+		line = line[:m[0]]
 	}
+	slices.Reverse(keys)
 	return keys
 }
 
@@ -7408,7 +6938,7 @@ func (v *view) readWorded(f *candidate, text string, top int) bool {
 	case !reOpen.MatchString(strings.TrimRight(plain(text), ".…")) && !asksWhat(text):
 		f.Type = YesNo
 		f.guess = true
-		f.Choices = []Choice{v.typed("y", "Yes", false), v.typed("n", "No", false)}
+		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
 	default:
 		return reText.MatchString(plain(text))
 	}
@@ -7426,13 +6956,16 @@ func asksSecret(text string) bool {
 	return !strings.Contains(text[to:], "?") || asksWhat(text)
 }
 
-// asksWhat tells whether a question begins with a word that yes and no do not answer, or has one
-// of these where blanks do not tell where it begins.
+// asksWhat reports whether a question begins with a word that yes and no do not answer; where it is not in ASCII, which
+// may mean that blanks do not tell where it begins, one of its first three words may be that.
 func asksWhat(text string) bool {
 	text = strings.ToLower(plain(text))
 	_, after, found := strings.Cut(text, ": ")
 	if found && strings.HasSuffix(after, "?") {
 		text = after
+	}
+	if isASCII(text) {
+		return lexis().what.begins(text)
 	}
 	fields := strings.Fields(strings.TrimLeftFunc(text, func(r rune) bool { return !isWordRune(r) }))
 	return lexis().what.in(strings.Join(fields[:min(3, len(fields))], " "))
@@ -7455,7 +6988,7 @@ func (v *view) readMarked(f *candidate, text string) bool {
 	text = plain(text)
 	f.Choices = nil
 	f.Type = ""
-	keys, single := v.answersOf(text)
+	keys := answersOf(text)
 	if len(keys) == 0 {
 		return false
 	}
@@ -7463,7 +6996,7 @@ func (v *view) readMarked(f *candidate, text string) bool {
 	yes, no := -1, -1
 	others := false
 	for i, k := range keys[:min(len(keys), 9)] {
-		c := v.typed(k.Key, k.Label, single)
+		c := typed(k.Key, k.Label)
 		f.Choices = append(f.Choices, c)
 		switch {
 		case saysYes(c.Label):
@@ -7522,35 +7055,34 @@ func spelled(word, letter, answer string) string {
 }
 
 // answersOf are the answers that text names: hot keys, or the last marker.
-func (v *view) answersOf(text string) (keys []Choice, single bool) {
-	keys = hotKeys(text)
+func answersOf(text string) []Choice {
+	keys := hotKeys(text)
 	if len(keys) >= 2 {
-		return keys, false
+		return keys
 	}
 	keys = nil
-	for _, m := range reLetterKeys.FindAllStringSubmatch(text, -1) {
+	for _, m := range reLetterKeys.expr().FindAllStringSubmatch(text, -1) {
 		keys = append(keys, Choice{Key: m[2], Label: m[1]})
 	}
 	if len(keys) >= 2 {
-		return keys, false
+		return keys
 	}
-	answers, single := answersIn(text)
 	keys = nil
-	for _, answer := range answers {
+	for _, answer := range answersIn(text) {
 		keys = append(keys, Choice{Key: answer, Label: answer})
 	}
-	return keys, single
+	return keys
 }
 
 // answersIn gives the answers that the last marker in text names. A default that follows it is one
-// of them. single: they are read one key at a time.
-func answersIn(text string) (answers []string, single bool) {
+// of them.
+func answersIn(text string) []string {
 	markers := reMarked.expr().FindAllStringIndex(text, -1)
 	preset := "" // what stands behind the marker
 	for i, at := range slices.Backward(markers) {
 		marker := text[at[0]:at[1]]
 		inner := strings.Trim(marker, "[](){}<> ?:")
-		answers, single := readMarker(marker, preset)
+		answers := readMarker(marker, preset)
 		if answers == nil {
 			if i == len(markers)-1 {
 				preset = inner
@@ -7563,47 +7095,45 @@ func answersIn(text string) (answers []string, single bool) {
 			rest = ""
 		}
 		rest = strings.Trim(rest, " ?:>›❯»…‣")
-		if followed(rest, alone) && !reQuoted.MatchString(marker) {
+		if followed(rest, answers) && !reQuoted.MatchString(marker) {
 			continue
 		}
 		if alone && i > 0 {
 			before := text[markers[i-1][0]:markers[i-1][1]]
-			all, _ := readMarker(before, answers[0])
+			all := readMarker(before, answers[0])
 			near := strings.TrimSpace(text[markers[i-1][1]:at[0]]) == ""
 			if near && len(all) > 1 && slices.Contains(all, answers[0]) {
-				return all, false
+				return all
 			}
 		}
 		if alone {
 			answers = withOther(answers[0])
 		}
-		return answers, single
+		return answers
 	}
-	return nil, false
+	return nil
 }
 
-// followed tells whether an answer follows a marker: rest is what does; alone: it names one answer.
-func followed(rest string, alone bool) bool {
-	if rest == "" || alone {
+// followed reports whether an answer follows a marker of these answers, or words that make numbers a mere count: rest
+// is what stands behind it.
+func followed(rest string, answers []string) bool {
+	if rest == "" || len(answers) == 1 {
 		return rest != ""
 	}
-	return !strings.ContainsAny(rest[:1], "[(") && len(strings.Fields(rest)) < 3
+	return !strings.ContainsAny(rest[:1], "[(") && (len(strings.Fields(rest)) < 3 || reDigits.MatchString(answers[0]))
 }
 
-// withOther are the two answers of a marker that names one.
+// withOther are the two answers of a marker that names one: a word, or a letter.
 func withOther(answer string) []string {
 	for _, t := range tongues {
 		yes, no := strings.Split(t.yes, "|")[0], strings.Split(t.no, "|")[0]
+		letters := []rune(t.letters)
 		switch {
 		case strings.EqualFold(answer, yes):
 			return []string{answer, no}
 		case strings.EqualFold(answer, no):
 			return []string{yes, answer}
-		}
-	}
-	for _, t := range tongues {
-		letters := []rune(t.letters)
-		if strings.EqualFold(answer, string(letters[0])) {
+		case strings.EqualFold(answer, string(letters[0])):
 			return []string{answer, string(letters[1])}
 		}
 	}
@@ -7611,9 +7141,8 @@ func withOther(answer string) []string {
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'",
-// "<y>", "[Ynq]", "[red/green]" where preset, the default behind it, is one of them. single:
-// letters that are read one key at a time ("<y>", "[12?q]").
-func readMarker(marker, preset string) (answers []string, single bool) {
+// "<y>", "[Ynq]", "[red/green]" where preset, the default behind it, is one of them.
+func readMarker(marker, preset string) []string {
 	inner := strings.Trim(marker, "[](){}<> ")
 	switch {
 	case strings.Count(marker, "[") == 2:
@@ -7627,26 +7156,45 @@ func readMarker(marker, preset string) (answers []string, single bool) {
 		if reCapitals.MatchString(inner) {
 			yes = strings.ToUpper(yes)
 		}
-		return []string{yes}, false
+		return []string{yes}
 	}
 	inner = strings.TrimRight(inner, ".")
+	answers := numbersIn(inner)
+	if answers != nil {
+		return answers
+	}
 	answers = lettersIn(inner)
 	if answers != nil {
-		return answers, strings.ContainsAny(inner, "0123456789")
+		return answers
 	}
 	answers = splitMarker(inner)
 	if !areAnswers(answers, inner, preset) {
-		return nil, false
+		return nil
 	}
 	alone := len(answers) == 1
-	single = marker[0] == '<'
-	decides := slices.ContainsFunc(answers, func(p string) bool {
-		return saysYes(p) || saysNo(p) || alone && isLetterOfYesNo(p)
-	})
-	if alone && !decides || single && !alone {
-		return nil, false
+	angled := marker[0] == '<' // e2fsck: "<s>"
+	decides := saysYes(answers[0]) || saysNo(answers[0]) || angled && isLetterOfYesNo(answers[0])
+	if alone && !decides || angled && !alone {
+		return nil
 	}
-	return answers, single
+	return answers
+}
+
+// numbersIn are the numbers of a range of two to nine: "1-4".
+func numbersIn(inner string) (numbers []string) {
+	m := reRange.FindStringSubmatch(inner)
+	if m == nil {
+		return nil
+	}
+	first, _ := strconv.Atoi(m[1]) // two digits at most
+	last, _ := strconv.Atoi(m[2])
+	if last <= first || last-first >= 9 {
+		return nil
+	}
+	for n := first; n <= last; n++ {
+		numbers = append(numbers, strconv.Itoa(n))
+	}
+	return numbers
 }
 
 // lettersIn are the letters of a marker that has nothing between them ("Ynq", "yadxH"), or has them
@@ -7659,11 +7207,7 @@ func lettersIn(inner string) []string {
 	if twice != nil {
 		return twice[1:]
 	}
-	letters := []rune(inner)
-	if len(letters) == 2 && pairOf(string(letters[0]), string(letters[1])) {
-		return []string{string(letters[0]), string(letters[1])}
-	}
-	pairs := rePairs.FindAllStringSubmatch(inner, -1)
+	pairs := rePairs.expr().FindAllStringSubmatch(inner, -1)
 	if len(pairs) < 2 {
 		return nil
 	}
@@ -7722,23 +7266,17 @@ func choiceWords(answers []string, inner, preset string) bool {
 		len(answers) == 2 && strings.ContainsAny(inner, ",|")
 }
 
-// typed is a choice that is typed: with Enter, unless the program reads single keys.
-func (v *view) typed(key, label string, single bool) Choice {
+// typed is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have changed.
+func typed(key, label string) Choice {
 	c := Choice{Key: key, Label: label, Keys: key}
 	if key == label && utf8.RuneCountInString(key) == 1 && isLetterOfYesNo(key) {
 		c.Keys = strings.ToLower(key) // the capital only marks the default
 	}
 	if strings.EqualFold(key, "esc") {
 		c.Keys = "\x1b"
-		return c
 	}
 	if strings.HasPrefix(key, "C-") && len(key) == 3 {
 		c.Keys = string(rune(key[2] & 0x1f))
-		return c
-	}
-	oneKey := single || v.tty.Echo || v.s.AltScreen() // read -n1 leaves echo on
-	if v.tty.Canonical || !oneKey {
-		c.Keys += "\r"
 	}
 	return c
 }
@@ -7767,7 +7305,7 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	if len(list) < 2 {
 		return false
 	}
-	answers, _ := v.answersOf(text)
+	answers := answersOf(text)
 	decided := slices.ContainsFunc(answers, func(c Choice) bool { return saysNo(c.Label) })
 	if len(answers) > len(list) || decided && len(answers) > 1 { // the list was answered before
 		return false
@@ -7789,10 +7327,11 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 			return len(a) < len(b) || len(a) == len(b) && a < b
 		})
 	}
-	single := text[0] == '[' // dosfsck reads one key: [12?q]?
 	for _, c := range list[:min(len(list), 9)] {
-		c = v.typed(c.Key, c.Label, single)
-		c.Keys = before + c.Keys
+		c = typed(c.Key, c.Label)
+		if before != "" {
+			c.Keys = before + c.Keys + "\r"
+		}
 		f.Choices = append(f.Choices, c)
 	}
 	return true
@@ -7811,7 +7350,7 @@ func (v *view) readUnder(f *candidate, text string) bool {
 		if len(items) != 1 || items[0].Key != fmt.Sprint(r-v.row) || len(list) == 9 {
 			return false
 		}
-		list = append(list, v.typed(items[0].Key, items[0].Label, false))
+		list = append(list, typed(items[0].Key, items[0].Label))
 	}
 	f.Type = MultipleChoice
 	f.Choices = list
@@ -7853,9 +7392,9 @@ func (v *view) listOver(text string, top int) (list []Choice, heading int) {
 
 // itemsOf are the options in a row of a printed list: one, or several in columns.
 func itemsOf(raw string) []Choice {
-	all := reColumns.FindAllStringSubmatch(raw, -1)
+	all := reColumns.expr().FindAllStringSubmatch(raw, -1)
 	if len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
-		all = reItem.FindAllStringSubmatch(raw, 1)
+		all = reItem.expr().FindAllStringSubmatch(raw, 1)
 	}
 	var items []Choice
 	for _, m := range all {
@@ -7871,7 +7410,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 	line, top := v.lineAbove(v.row)
 	text := strings.TrimSpace(line)
 	f.line = ""
-	f.place = v.s.Scrolled() + max(top, 0) + 1
+	f.place = v.place(max(top, 0))
 	f.Question = text
 	if presses(text) && len(text) < 80 && !v.tty.Canonical {
 		if v.known || (text[0] == '[' || reGoesOn.MatchString(text)) && v.row-top <= 2 {
@@ -7894,6 +7433,14 @@ func (v *view) readAbove(f *candidate) *candidate {
 		f.silent = false
 		return v.paragraph(f, top)
 	}
+	asked := v.readMarkAbove(f, v.textOver(v.row))
+	if asked >= 0 {
+		f.wait = settleBare
+		f.silent = false
+		f.ended = true
+		f.place = v.place(v.row)
+		return v.paragraph(f, asked)
+	}
 	v.bySilence(f)
 	f.Type = FreeText
 	f.Idle = text != ""
@@ -7915,11 +7462,36 @@ func (v *view) readEnded(f *candidate, text string, top int) bool {
 	return ends && v.readWorded(f, text, top)
 }
 
+// readMarkAbove finds a question for yes or no that a program which reads lines has printed more below: it ends in its
+// mark, in one of the five lines above row end, all of one paragraph. It returns its row; −1: there is none.
+func (v *view) readMarkAbove(f *candidate, end int) int {
+	for range 5 {
+		text, first, answered, known := v.lineBefore(end)
+		over := answered || first < 0 || v.s.grid[first].over
+		if !v.readsLine() || !v.reads() || !known || over || isBlank(text) {
+			return -1
+		}
+		f.Question = strings.TrimSpace(text)
+		if asksAbove(f.Question) && v.readMarked(f, f.Question) && f.Type == YesNo {
+			v.note("row %d asks, and other lines have followed", first+1)
+			f.Score = 0.85
+			return first
+		}
+		end = first
+	}
+	return -1
+}
+
+// asksAbove reports whether a line that has ended ends as one that asks, with a mark behind its question.
+func asksAbove(text string) bool {
+	return reAskedAbove.MatchString(plain(text)) && strings.ContainsAny(text, "?:？：")
+}
+
 // readFurtherUp finds a question in one of the three lines above the cursor, line the lowest.
 func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
 	for n := 0; n < 3 && top >= 0 && !v.s.grid[top].over; n++ {
 		f.Question = strings.TrimSpace(line)
-		ends := reAskedAbove.MatchString(plain(f.Question)) && strings.ContainsAny(f.Question, "?:？：")
+		ends := asksAbove(f.Question)
 		// svn ends the line that names its keys, and reads the answer in the next.
 		next := v.up(v.row, showsAny) == v.row-1 && strings.TrimSpace(line) == f.Question
 		keys := next && n == 0 && reNamesKeys.MatchString(plain(f.Question))
@@ -7927,7 +7499,7 @@ func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
 		if asks && v.readMarked(f, f.Question) && (f.Type == YesNo || keys && len(f.Choices) > 1) {
 			if next && n == 0 && !v.hidden {
 				f.ended = true
-				f.place = v.s.Scrolled() + v.row + 1
+				f.place = v.place(v.row)
 			}
 			return v.paragraph(f, top)
 		}
@@ -7969,10 +7541,16 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	}
 	right := ""
 	line, first := v.cursorLine()
+	if f.ended {
+		first = v.textOver(first)
+	}
 	if f.onLine() && f.line == line {
-		f.lift = first - top
 		end = v.row
 		right = v.after()
+		if first > top { // what asks stands above the cursor's line
+			before, above, far, cut = v.linesAbove(first)
+			f.Full = strings.TrimSpace(line)
+		}
 	}
 	f.rows = [2]int{top, end}
 	below := v.linesBelow(end)
@@ -7988,8 +7566,8 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 // ---- safe text ----
 // What the child wrote, as it may leave the machine, and what an operator wrote, as it may be typed.
 
-// secretName ends the name of a secret.
-const secretName = `(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|` +
+// secretName ends the name of a secret; PASS and _KEY alone are names of the environment.
+const secretName = `(?:pass(?:word|wd|phrase|code)|_pass|(?-i:\bPASS|_KEY)|pwd|secret|token|credential|` +
 	`(?:api|access|secret|private|account|auth|signing|encryption|master)[_-]?key)`
 
 // secretToken is a run without blanks, quotes, and what a shell or JSON acts on: no command can hide in it.
@@ -8005,7 +7583,9 @@ var secrets = []struct {
 }{
 	{secretHints, re(`(?i)(?:^|[^\w./\\~-])([\w.-]*` + secretName + `(?:\\*["'])?)` +
 		`((?:[ \t]+[:=!]?=+>?[ \t]+|[:=!]?=+>?|[ \t]*:[ \t]*)\\*["']?)` + secretToken)},
-	{secretHints, re(`(?i)(?:^|\s)(--?(?:[\w-]*` + secretName + `|pass)|sshpass -p)([ \t]+\\*["']?)` + secretToken)},
+	{secretHints, re(`(?i)(?:^|\s)(--?[\w-]*(?:` + secretName + `|\bpass)|sshpass -p)((?:[ \t]+|=)\\*["']?)` +
+		secretToken)},
+	{"-p", re(`\b((?:mysql|mariadb|sshpass)[\w-]*(?: [^\n;|&]*)? -p)()` + secretToken)},
 	{"-u --user --proxy-user", re(`(?i)(?:^|\s)((?:-u|--user|--proxy-user)[ =]["']?[^\s:"'/]+)(:)` + secretToken)},
 	{"bearer authorization", re(`(?i)\b(authorization\\*["']?:[ \t]*\\*["']?(?:bearer|basic|token)|bearer)( )` +
 		secretToken)},
@@ -8030,14 +7610,14 @@ const maxJudged = 512
 
 var (
 	// reSecretFlag is a flag whose value is the next argument.
-	reSecretFlag = re(`(?i)^--?(?:[\w-]*` + secretName + `|pass) $`)
+	reSecretFlag = re(`(?i)^--?[\w-]*(?:` + secretName + `|\bpass) $`)
 	// rePlaceholder stands for a value: a variable, a path, a member, a type, a word about it.
 	rePlaceholder = re(`^[%*@/~.!…]|^[A-Za-z_]\w{0,15}(?:(?:\.|->|::|\?\.)[A-Za-z_]\w{0,15})+$|` +
 		`(?i)^(?:true|false|null|nil|none|undefined|string|required|optional|hidden|x+|your[-_ ].*|.*\.\.\.)$`)
 	reWords      = re(`^(?:[A-Za-z]+|\d{1,4})(?:[-_.:/ ]+(?:[A-Za-z]+|\d{1,4}))*$`) // and short numbers
 	reMixed      = re(`[A-Za-z].*\d|\d.*[A-Za-z]`)
 	rePassMark   = re(`[\d!@#$^&*+?~]`)                               // what a password has and a word has not
-	rePassName   = re(`(?i)pass|pwd|-u|--user|://`)                   // names a password
+	rePassName   = re(`(?i)pass|pwd|-u|--user|://|-p$`)               // names a password
 	reEnvName    = re(`^[A-Z][A-Z0-9_]*$`)                            // of a variable of the environment
 	reMemberName = re(`(?i)[a-z_-](?:key|word|secret|token)\\*["']$`) // of JSON
 )
@@ -8049,7 +7629,9 @@ func isSecret(name, between, token string) bool {
 		return between == "" || upper && strings.ToLower(token) != token && reMixed.MatchString(token)
 	}
 	mark := strings.TrimRight(between, `\"'`)
-	if len(token) < 4 || rePlaceholder.MatchString(token) || strings.EqualFold(token, strings.Trim(name, `\"'-`)) {
+	sure := strings.HasSuffix(name, " -p") || strings.Contains(name, "://")
+	ofItself := strings.EqualFold(token, strings.Trim(name, `\"'-`))
+	if len(token) < 4 && !sure || rePlaceholder.MatchString(token) || ofItself {
 		return false
 	}
 	pass := rePassName.MatchString(name)
@@ -8057,7 +7639,7 @@ func isSecret(name, between, token string) bool {
 	switch {
 	case strings.Trim(token, "0123456789") == "":
 		return pass && !flag
-	case mark == "=" && (reEnvName.MatchString(name) || pass && flag), strings.Contains(name, "://"):
+	case mark == "=" && (reEnvName.MatchString(name) || pass && flag), sure:
 		return true
 	case mark != between && reMemberName.MatchString(name):
 		return true
@@ -8078,6 +7660,19 @@ func redact(s string) string {
 		}
 	}
 	return s
+}
+
+// keyBegins is how a key in PEM begins.
+const keyBegins = "-----BEGIN PRIVATE KEY-----\n"
+
+// openKey is how a key in PEM begins that does not end in the text, "" where there is none: what follows the text is
+// known for a secret by that alone.
+func openKey(text string) string {
+	begin := strings.LastIndex(text, "-----BEGIN ")
+	if begin < 0 || strings.LastIndex(text, "-----END ") > begin || !strings.Contains(text[begin:], "KEY-----") {
+		return ""
+	}
+	return keyBegins
 }
 
 // redactBy takes out the secrets that one of the patterns finds. What a call or an index follows is code.
@@ -8145,6 +7740,17 @@ func clip(s string, n int) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:max(n-len("…"), 0)], "") + "…"
+}
+
+// headAndTail is a text of at most that many bytes: what is dangerous can stand at either end.
+func headAndTail(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	half := (most - len(" …(12345678 bytes)… ")) / 2
+	head := clipBytes(text, half)
+	tail := strings.ToValidUTF8(text[len(text)-half:], "")
+	return fmt.Sprintf("%s …(%d bytes)… %s", head, len(text)-len(head)-len(tail), tail)
 }
 
 // reControl is what a terminal acts on.
@@ -8492,45 +8098,6 @@ func (e labEvent) asScenario() scenario {
 	return s
 }
 
-// newScenario makes a scenario of a recording that expects the last question found in it, else the last idle box. The
-// output is in it where that alone is asked the same; else the scenario names the recording, and has to lie beside it.
-func newScenario(tp *tape, seen []labEvent) scenario {
-	s := scenario{
-		"tool":          cmp.Or(tp.Title, "generic"),
-		"scenario_id":   strings.TrimSuffix(tp.name, filepath.Ext(tp.name)),
-		"description":   "",
-		"expected_type": nil,
-	}
-	for _, e := range seen {
-		if !e.Idle || s["expected_idle"] != false {
-			maps.Copy(s, e.asScenario())
-		}
-	}
-	if excerpt, found := s["expected_excerpt"]; found {
-		s[containsKey] = excerpt
-		delete(s, "expected_excerpt")
-	}
-	var output strings.Builder
-	for _, e := range tp.events {
-		switch e.kind {
-		case "o":
-			output.WriteString(e.data)
-		case "t":
-			s["tty"] = e.data
-		}
-	}
-	s["pty_output"] = output.String()
-	alone := &tape{castHeader: castHeader{Height: scenarioRows, Width: scenarioCols, Title: tp.Title}, events: s.events()}
-	var asked []labEvent
-	replay(alone, DetectOptions{}, func(e labEvent) { asked = append(asked, e) })
-	if s.check(asked) != nil {
-		delete(s, "pty_output")
-		delete(s, "tty")
-		s["recording"] = tp.name
-	}
-	return s
-}
-
 // lab is one run of the command: what it prints, and how many files it has seen.
 type lab struct {
 	c     *command
@@ -8554,7 +8121,7 @@ func cmdLab(c *command) int {
 
 // talks tells whether the output is for a person to read.
 func (l *lab) talks() bool {
-	return !l.c.opts.on("json") && !l.c.opts.on("screen") && !l.c.opts.on("scenario")
+	return !l.c.opts.on("json") && !l.c.opts.on("screen")
 }
 
 // walk plays a file, whatever its name, or the recordings and scenarios in a folder.
@@ -8584,9 +8151,6 @@ func (l *lab) play(path string) error {
 	if err != nil {
 		return err
 	}
-	if l.c.opts.on("scenario") && tp.want != nil {
-		return fmt.Errorf("it is a scenario already")
-	}
 	var seen []labEvent
 	d := replay(tp, DetectOptions{}, func(e labEvent) {
 		seen = append(seen, e)
@@ -8594,10 +8158,6 @@ func (l *lab) play(path string) error {
 	})
 	if l.c.opts.on("screen") {
 		fmt.Fprintln(l.c, d.Screen.Text())
-	}
-	if l.c.opts.on("scenario") {
-		l.enc.SetIndent("", " ")
-		_ = l.enc.Encode(newScenario(tp, seen)) // as in print
 	}
 	if l.c.opts.on("explain") && l.talks() {
 		l.explain("the screen at the end", d.Explain())
@@ -8621,40 +8181,11 @@ func (l *lab) print(e labEvent) {
 	fmt.Fprintf(l.c, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence,
 		e.Excerpt)
 	if l.c.opts.on("explain") {
-		l.explain(e.evidence(), e.Why)
+		l.explain(fmt.Sprintf("found %.2f s after the last output", e.delay.Seconds()), e.Why)
 		for _, c := range e.Choices {
 			fmt.Fprintf(l.c, "      answer %s: %s\n", c.Key, c.Label)
 		}
 	}
-}
-
-// evidence says in words when a prompt was found, how sure that is, and what speaks for it.
-func (e labEvent) evidence() string {
-	var reasons []string
-	for _, signal := range e.Signals {
-		reasons = append(reasons, signalWords(signal))
-	}
-	return fmt.Sprintf("found %.2f s after the last output, %.0f %% sure: %s", e.delay.Seconds(), 100*e.Score,
-		strings.Join(reasons, ", and "))
-}
-
-// signalWords says what a signal of a prompt means.
-func signalWords(signal string) string {
-	switch signal {
-	case "protocol":
-		return "the tool reports it (OSC 7501)"
-	case "title":
-		return "the tool's title says it"
-	case "pattern":
-		return "its words say it"
-	case "structure":
-		return "it is drawn like that"
-	case "tty":
-		return "the system sees the terminal read"
-	case "silence":
-		return "nothing more came"
-	}
-	return signal
 }
 
 // explain prints what the readers saw, in words.

@@ -3,7 +3,7 @@
 //
 // Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. Sessions share
 // files in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each line with the
-// hash of the one before; atlasbridge.log; versions.json. Who holds the bot token and an allowed account can type into
+// hash of the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into
 // your terminal. Nothing is ever approved by waiting.
 //
 // Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed, or ask was refused; 2
@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"os/signal"
@@ -38,6 +39,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -100,6 +102,7 @@ type PTY interface {
 	State() TTYState // signal 2; ReadingUnknown where the system cannot tell
 	Modes() Modes    // what is quick to know
 	Wait() int       // exit status, 128+N when a signal killed it; once
+	Signaled() bool  // after Wait: it was a signal that killed it, no status of its own
 	PID() int
 	Unread() int                    // bytes of output that are waiting for Read
 	Waiting() int                   // bytes of input that nobody has read, −1 unknown; of whole lines alone in line mode
@@ -214,8 +217,9 @@ ever approved by waiting.`,
 			},
 			about: `Asks Telegram about what is configured, and you for what does not fit: the bot
 token (from @BotFather), and who you are, by a link or a code that you send to
-the bot. Then it sends a test message. What only the environment says is used,
-not stored; all else in config.toml stays as it is.`,
+the bot and your yes here: without a terminal give --user-id. Then it sends a
+test message. What only the environment says is used, not stored; all else in
+config.toml stays as it is.`,
 			examples: []string{
 				"atlasbridge setup",
 				"atlasbridge setup --token-file token.txt --user-id 1001 --no-test",
@@ -251,7 +255,8 @@ func questionCommands() []commandSpec {
 		{name: "approvals", summary: "open questions of all sessions, with the time left",
 			flags: jsonFlags, do: cmdApprovals,
 			about: `Lists what waits for an answer: the id for ` + "`atlasbridge answer`" + `, the session,
-the time left, the answers it takes, and the question.`,
+the time left, the answers it takes, and the question: the command or file that
+it is about, and what each answer means and grants.`,
 			examples: []string{"atlasbridge approvals"},
 			see:      []string{"answer", "status"}},
 		{name: "answer", operands: "<prompt-id> <value>", summary: "answer a question from any terminal",
@@ -285,13 +290,14 @@ label, and the bot that config.toml names.`,
 			exits: "0 answered, 1 refused, 124 nobody answered, 125 not asked",
 			see:   []string{"approvals", "json"}},
 		{name: "logs", summary: "what happened, readable; --tail follows",
-			flags: []flagSpec{{"tail", "", "wait for what comes, until ^C"}, jsonFlags[0],
+			flags: []flagSpec{{"tail", "", "the last ten, then what comes, until ^C"}, jsonFlags[0],
 				{"session", "ID", "of this session alone (default: all)"}}, do: cmdLogs,
-			about: `Prints the audit log: who asked, who answered, what was typed, which tool calls
-were made, with secrets left out.`,
+			about: `Prints the audit log: what was asked, who said what to it, which keys were
+pressed, which tool calls were made, with secrets left out. A text is in it by
+its length and hash; hashes are shown with --json alone.`,
 			examples: []string{
 				"atlasbridge logs --tail",
-				`atlasbridge logs --json | jq -c 'select(.event == "PROMPT_RESOLVED")'`,
+				`atlasbridge logs --json | jq -c 'select(.event == "PERMISSION_RESOLVE")'`,
 			},
 			see: []string{"audit", "status"}},
 		{name: "audit", operands: "verify", summary: "recompute the audit chain, name the first bad line",
@@ -330,7 +336,6 @@ before you send it.`,
 				{{"json", "", "print one object per question"}},
 				{{"screen", "", "print the screen that each ends with"}},
 				{{"explain", "", "say why something was taken for a question, or not"}},
-				{{"scenario", "", "print a scenario of each recording"}},
 			},
 			about: `Replays recordings (of ` + "`run --record`" + ` and asciinema), scenarios in JSON, and
 folders of both, and prints what would have been asked. Where a scenario says
@@ -338,7 +343,6 @@ what is expected, it is compared.`,
 			examples: []string{
 				"atlasbridge run --record session.cast bash",
 				"atlasbridge lab --explain session.cast",
-				"atlasbridge lab --scenario session.cast > scenario.json",
 			},
 			exits: "0; 1 when something is not as expected, or cannot be read",
 			see:   []string{"run", "json"}},
@@ -429,7 +433,7 @@ func (s commandSpec) help() string {
 	}
 	text := "atlasbridge " + s.synopsis() + "\n\n" + s.about + "\n\n"
 	if len(flags) > 0 {
-		text += "Flags:\n" + layout(flags, columnStarts(flags), 0) + "\n"
+		text += "Flags:\n" + columns(flags) + "\n"
 	}
 	if len(s.examples) > 0 {
 		text += "Examples:\n  " + strings.Join(s.examples, "\n  ") + "\n\n"
@@ -507,7 +511,7 @@ func (c *command) options() (*options, int) {
 	o := &options{set: s.flagSet()}
 	err := o.parse(c.args, s.verbatim)
 	if err == flag.ErrHelp {
-		return nil, c.print(s.help())
+		return nil, c.page(s.help())
 	}
 	if err == nil {
 		err = o.check(s)
@@ -757,13 +761,19 @@ func (c *command) printJSON(v any) int {
 	return 0
 }
 
-const (
-	columnGap = 2  // blanks between columns
-	lastLeast = 20 // columns that the last cell of a row must have, else each cell gets a line of its own
-)
+// page is print of a text that a person reads: at a terminal its lines are folded to its width, between words.
+func (c *command) page(text string) int { return c.print(c.folded(text)) }
 
-// show prints v with --json, else a table of which the first row are the headings; a row of one cell is a sentence. At
-// a terminal it has its width, and nothing is cut.
+// folded is text in lines that fit the terminal, unchanged where there is none.
+func (c *command) folded(text string) string {
+	size, err := terminalSize(c.stdout)
+	if err != nil {
+		return text
+	}
+	return fold(text, int(size.Cols))
+}
+
+// show prints v with --json, else a table of which the first row are the headings; a row of one cell is a sentence.
 func (c *command) show(v any, rows [][]string) int {
 	if c.opts.on("json") {
 		return c.printJSON(v)
@@ -774,102 +784,48 @@ func (c *command) show(v any, rows [][]string) int {
 			row[i] = oneLine.Replace(visible(cell))
 		}
 	}
-	size, _ := terminalSize(c.stdout) // no terminal has no width
-	width := int(size.Cols)
-	starts := columnStarts(rows)
-	if width > 0 && starts[len(starts)-1]+lastLeast > width {
-		return c.print(cards(rows, width))
-	}
-	headings, table, _ := strings.Cut(layout(rows, starts, width), "\n")
+	headings, table, _ := strings.Cut(c.folded(columns(rows)), "\n")
 	return c.print(c.colour(sgrBold, headings) + "\n" + table)
 }
 
-// columnStarts is where each column begins: behind the widest cell of the one before. The last cell of a row does not
-// count: nothing is behind it.
-func columnStarts(rows [][]string) []int {
-	starts := make([]int, len(rows[0]))
-	for i := range len(starts) - 1 {
-		for _, row := range rows {
-			if i < len(row)-1 {
-				starts[i+1] = max(starts[i+1], starts[i]+widthOf(row[i])+columnGap)
-			}
-		}
-	}
-	return starts
-}
-
-// layout are rows as lines, of that width where it is not 0: the last cell of a row goes on below itself.
-func layout(rows [][]string, starts []int, width int) string {
+// columns are rows as lines. The last cell of a row may be long: nothing is behind it.
+func columns(rows [][]string) string {
 	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
-		last := len(row) - 1
-		for i, cell := range row[:last] {
-			text.WriteString(cell + strings.Repeat(" ", starts[i+1]-starts[i]-widthOf(cell)))
-		}
-		text.WriteString(hanging(row[last], starts[last], width))
+		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
+	w.Flush() // text takes all
 	return text.String()
 }
 
-// cards are the rows below the first one, each cell on a line of its own behind its heading.
-func cards(rows [][]string, width int) string {
-	var text strings.Builder
-	names := rows[0]
-	at := 0
-	for _, name := range names {
-		at = max(at, widthOf(name)+columnGap)
-	}
-	for i, row := range rows[1:] {
-		if i > 0 {
-			text.WriteString("\n")
-		}
-		if len(row) < len(names) {
-			text.WriteString(hanging(row[0], 0, width))
-			continue
-		}
-		for j, cell := range row {
-			if cell != "" {
-				text.WriteString(names[j] + strings.Repeat(" ", at-widthOf(names[j])) + hanging(cell, at, width))
+// rePiece is a word with the blanks before it, or those at the end of a line.
+var rePiece = re(` *[^ \n]+\n?| *\n| +$`)
+
+// fold is text in lines of that width, as far as they have blanks to break at. A line goes on below its last column,
+// which two blanks begin, where that leaves it half of the width.
+func fold(text string, width int) string {
+	var folded strings.Builder
+	for line := range strings.Lines(text) {
+		at, hang := 0, 0
+		for _, word := range rePiece.expr().FindAllString(line, -1) {
+			bare := strings.TrimLeft(word, " ")
+			blanks := len(word) - len(bare)
+			switch {
+			case at == 0:
+				hang = blanks + 2
+			case at+widthOf(strings.TrimSuffix(word, "\n")) > width:
+				folded.WriteString("\n" + strings.Repeat(" ", hang))
+				word = bare
+				at = hang
+			case blanks > 1 && at+blanks <= width/2:
+				hang = at + blanks
 			}
+			folded.WriteString(word)
+			at += widthOf(word)
 		}
 	}
-	return text.String()
-}
-
-// hanging is a text that begins in that column, in lines of that width, 0 any, that all begin there.
-func hanging(text string, at, width int) string {
-	if width == 0 {
-		return text + "\n"
-	}
-	lines := wrap(text, max(width-at, 1))
-	return strings.Join(lines, "\n"+strings.Repeat(" ", at)) + "\n"
-}
-
-// wrap is a text in lines of that width, which end at a blank where there is one.
-func wrap(text string, width int) (lines []string) {
-	begin := 0  // of the line
-	blank := -1 // the last one in it
-	used := 0   // columns of it
-	for i, r := range text {
-		if r == ' ' {
-			blank = i
-		}
-		used += runeWidth(r)
-		if used <= width || i == begin {
-			continue
-		}
-		end, next := i, i
-		if blank > begin {
-			end, next = blank, blank+1
-		}
-		lines = append(lines, text[begin:end])
-		begin = next
-		used = 0
-		if next <= i {
-			used = widthOf(text[next:i]) + runeWidth(r)
-		}
-	}
-	return append(lines, text[begin:])
+	return folded.String()
 }
 
 // Codes of SGR, ECMA-48 section 8.3.117.
@@ -928,7 +884,7 @@ ask      0 answered, and not with no
   one object           doctor, audit verify, ask
   one object per line  logs, lab
 
-status        a session of state.jsonl; open_prompts, polls
+status        a session of state.jsonl; open_prompts, prompts, polls
 approvals     a prompt of state.jsonl
 adapters      commands name path supported version warning
 config        key value origin
@@ -1004,7 +960,7 @@ func environmentHelp() string {
 value of TELEGRAM_* is an error; of the others, which may be meant for another
 program, it is told and left out.
 
-` + layout(rows, columnStarts(rows), 0) + `
+` + columns(rows) + `
 Others that are read:
 
   ATLASBRIDGE_HOME              the folder instead of ~/.atlasbridge
@@ -1025,14 +981,14 @@ A tool sees none of TELEGRAM_* and ATLASBRIDGE_*, but for these two:
 func cmdHelp(c *command) int {
 	for _, t := range topics() {
 		if slices.Contains(c.args, t.name) {
-			return c.print(t.text)
+			return c.page(t.text)
 		}
 	}
 	var list strings.Builder
 	for _, s := range commands() {
 		fmt.Fprintf(&list, "  %-11s %s\n", s.name, s.summary)
 	}
-	return c.print("atlasbridge runs an AI command line and carries its questions to your phone.\n\n" +
+	return c.page("atlasbridge runs an AI command line and carries its questions to your phone.\n\n" +
 		list.String() + "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n" +
 		"Then:  atlasbridge setup; atlasbridge run claude\n" +
 		"More:  atlasbridge help COMMAND\n" +
@@ -1128,20 +1084,29 @@ func cmdDoctor(c *command) int {
 	cfg := d.checkConfig()
 	var bot *Telegram // nil where Telegram is not asked, or does not answer
 	var st *Store     // nil where it cannot be opened
-	if cfg.Channel == "telegram" {
+	switch {
+	case cfg.Channel == "telegram":
 		bot = d.checkBot(cfg)
+	case cfg.Channel == "local" && cfg.choseChannel():
+		d.tell("token", nil, cfg.whyLocal()+waitsHere, "")
+	case cfg.Channel == "local":
+		d.tell("token", nil, cfg.whyLocal()+waitsHere, "atlasbridge setup connects your phone")
 	}
 	if cfg.Dir != "" {
 		st = d.checkState(cfg.Dir)
 		d.checkPrivacy(cfg.Dir)
 	}
 	d.checkTerminal()
+	var missing []string
 	for _, t := range knownTools(c.ctx, cfg) {
-		found := strings.TrimSpace(t.Version + " " + t.Path)
 		if t.Path == "" {
-			found = "not installed"
+			missing = append(missing, t.Name)
+			continue
 		}
-		d.tell(t.Name, nil, found, t.Warning)
+		d.tell(t.Name, nil, strings.TrimSpace(t.Version+" "+t.Path), t.Warning)
+	}
+	if len(missing) > 0 {
+		d.tell("tools", nil, "not installed: "+strings.Join(missing, ", "), "")
 	}
 	if st != nil {
 		d.checkPoller(st, bot) // the last: it takes the longest
@@ -1156,58 +1121,25 @@ func cmdDoctor(c *command) int {
 // tell adds a check: it failed with err, or passed with what was found and perhaps a warning.
 func (d *doctor) tell(name string, err error, found, warning string) {
 	k := check{Name: name, OK: err == nil, Detail: found, Remedy: warning}
-	mark := d.colour(sgrGreen, "ok  ")
+	mark, code := "ok  ", sgrGreen
 	if warning != "" {
-		mark = d.colour(sgrYellow, "warn")
+		mark, code = "warn", sgrYellow
 	}
 	if err != nil {
 		d.code = exitFailed
 		k.Detail, k.Remedy = redact(err.Error()), hintOf(err)
-		mark = d.colour(sgrRed, "FAIL")
+		mark, code = "FAIL", sgrRed
 	}
 	d.checks = append(d.checks, k)
 	if d.opts.on("json") {
 		return
 	}
-	text := d.lines(fmt.Sprintf("%s  %-11s  ", mark, name), k.Detail)
+	text := fmt.Sprintf("%s  %-11s  %s\n", mark, name, visible(k.Detail))
 	if k.Remedy != "" {
-		text += d.lines(fmt.Sprintf("%17s  ", "→"), k.Remedy)
+		text += fmt.Sprintf("%17s  %s\n", "→", visible(k.Remedy))
 	}
+	text = strings.Replace(d.folded(text), mark, d.colour(code, mark), 1)
 	d.code = max(d.code, d.print(text))
-}
-
-// doctorIndent is where the text of a check begins.
-const doctorIndent = 19
-
-// lines are a text behind its heading, between words in lines that fit the terminal; in one where there is none, or
-// where it would be a column.
-func (d *doctor) lines(heading, text string) string {
-	width := 1 << 30
-	indent := strings.Repeat(" ", doctorIndent)
-	size, err := terminalSize(d.stdout)
-	if err == nil {
-		width = int(size.Cols)
-	}
-	if width < 3*doctorIndent {
-		indent = "      "
-		heading = strings.TrimRight(heading, " ") + "\n" + indent
-	}
-	var b strings.Builder
-	b.WriteString(heading)
-	at := len(indent)
-	for i, word := range strings.Fields(visible(text)) {
-		long := utf8.RuneCountInString(word) + 1
-		switch {
-		case i > 0 && at+long > width:
-			b.WriteString("\n" + indent)
-			at = len(indent)
-		case i > 0:
-			b.WriteString(" ")
-		}
-		b.WriteString(word)
-		at += long
-	}
-	return b.String() + "\n"
 }
 
 // checkConfig gives the settings; where they are wrong nothing but the folder, and where there is none nothing.
@@ -1269,7 +1201,14 @@ func (d *doctor) checkState(dir string) *Store {
 		d.tell("state", hinted(err, todo), "", "")
 		return nil
 	}
-	d.tell("state", st.tryDisk(), "can be used: a file was written for a test", "")
+	err = st.tryDisk()
+	notes := strings.Join(st.Notes(), "; ")
+	if err == nil && strings.Contains(notes, damagedLine) {
+		todo := "all else counts; keep a copy (`atlasbridge debug bundle`), then delete the damaged line"
+		err = hinted(errors.New(notes), todo)
+		notes = ""
+	}
+	d.tell("state", err, "can be used: a file was written for a test", notes)
 	d.checkAudit(st)
 	return st
 }
@@ -1386,9 +1325,7 @@ type tool struct {
 	Version   string `json:"version"` // "" where it is not known
 	Warning   string `json:"warning"` // "" where it was tried with this version
 
-	adapter  *Adapter
-	file     string // that Path leads to
-	identity string // of that file: another one when the tool was replaced
+	adapter *Adapter
 }
 
 func cmdAdapters(c *command) int {
@@ -1420,7 +1357,6 @@ func knownTools(ctx context.Context, cfg *Config) []tool {
 		all.Go(func() { list[i].probe(ctx, env) })
 	}
 	all.Wait()
-	keepVersions(cfg.Dir, list...)
 	return list
 }
 
@@ -1436,7 +1372,6 @@ func findAdapted(a *Adapter, names []string) tool {
 		path, err := findTool(name)
 		if err == nil {
 			t.Path = path
-			t.file, t.identity = toolFile(path)
 			break
 		}
 	}
@@ -1446,39 +1381,6 @@ func findAdapted(a *Adapter, names []string) tool {
 // versionWarning is what a person is to know of the version of the tool, which was run by that name.
 func (t tool) versionWarning(name string) string {
 	return strings.TrimSpace(name+" "+t.Version) + ": " + t.Warning
-}
-
-// knownWarning is the versionWarning, as a row of a table, of a tool whose version is known; it is not asked.
-func knownWarning(dir, name string) (row [][]string) {
-	adapter := adapterFor(name)
-	t := findAdapted(adapter, adapter.Names)
-	if t.recall(dir) && t.Warning != "" {
-		row = [][]string{{t.versionWarning(name)}}
-	}
-	return row
-}
-
-// toolFile is the file that a path leads to through symbolic links, with what tells it from the file that replaces it;
-// "" where it cannot be read. A package.json of npm's beside or above the file counts too: it is what has the version.
-func toolFile(path string) (file, identity string) {
-	file, err := filepath.Abs(path)
-	if err != nil {
-		return "", ""
-	}
-	file, err = filepath.EvalSymlinks(file)
-	if err != nil {
-		return "", ""
-	}
-	identity = fileIdentity(file)
-	dir := filepath.Dir(file)
-	for range packageDepth {
-		manifest := fileIdentity(filepath.Join(dir, "package.json"))
-		if manifest != "" {
-			return file, identity + "," + manifest
-		}
-		dir = filepath.Dir(dir)
-	}
-	return file, identity
 }
 
 // probe asks a tool that was found for its version.
@@ -1532,74 +1434,6 @@ func versionLess(a, b string) bool {
 	return false
 }
 
-const (
-	versionsFile = "versions.json"
-	versionsSize = 64 << 10           // bytes of it that are read; one that is larger is begun anew
-	versionLife  = 7 * 24 * time.Hour // that a version is believed: version managers put a script before the tool
-	packageDepth = 3                  // folders, from a tool's up, in which its package.json may be
-)
-
-// keptVersion is what versions.json says of a tool's file: which version it was, when it was asked.
-type keptVersion struct {
-	Identity string    `json:"identity"`
-	Version  string    `json:"version"`
-	At       time.Time `json:"at"`
-}
-
-// keptVersions is what the state folder knows of tools' versions, by their files; nothing where it cannot be read.
-func keptVersions(dir string) map[string]keptVersion {
-	f, err := openPrivate(filepath.Join(dir, versionsFile), os.O_RDONLY)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	var kept map[string]keptVersion
-	err = json.NewDecoder(io.LimitReader(f, versionsSize)).Decode(&kept)
-	if err != nil {
-		return nil
-	}
-	return kept
-}
-
-// keepVersions writes down the versions of tools that have said theirs. What another process writes in the same moment
-// may be lost, and what cannot be written is: it is asked for again.
-func keepVersions(dir string, tools ...tool) {
-	said := map[string]keptVersion{}
-	for _, t := range tools {
-		if t.identity != "" && t.Version != "" {
-			said[t.file] = keptVersion{Identity: t.identity, Version: t.Version, At: time.Now().UTC()}
-		}
-	}
-	if dir == "" || len(said) == 0 {
-		return
-	}
-	for file, kept := range keptVersions(dir) {
-		if said[file].Identity == "" && kept.believed() {
-			said[file] = kept
-		}
-	}
-	b, err := json.Marshal(said)
-	if err == nil {
-		_ = replacePrivate(filepath.Join(dir, versionsFile), append(b, '\n')) // as said
-	}
-}
-
-// believed tells whether that is a version, and not too old.
-func (k keptVersion) believed() bool {
-	plain := k.Version != "" && strings.Trim(k.Version, "0123456789.") == ""
-	return plain && time.Since(k.At).Abs() < versionLife
-}
-
-// recall notes the version that the state folder knows of the tool; false: it must be asked.
-func (t *tool) recall(dir string) bool {
-	kept := keptVersions(dir)[t.file]
-	if kept.Identity != t.identity || !kept.believed() {
-		return false
-	}
-	t.found(kept.Version)
-	return true
-}
-
 // ---- the session: one run of a tool ----
 //
 // All data has one owner, the loop: Screen, Detector, questions, gate, queues. It only selects, and appends to the
@@ -1619,27 +1453,27 @@ const (
 	recordAfter  = time.Second / 50       // the start of the tool: before that only its end is recorded
 	retryEvery   = time.Second            // between attempts to record a question
 	lookTime     = time.Second            // for the gate to see its question
+	frameTime    = 30 * time.Millisecond  // for a frame to be painted, with --stream: pieces ≤ 30 ms apart
 	gatePoll     = time.Second / 40       // between looks of the gate
 	keyboardLook = time.Second / 4        // between looks whether the tool reads its terminal
 	tapQuiet     = 100 * time.Millisecond // of silence after the child's end, then a tap ends
 	busyTime     = 3 * time.Second        // beyond its time: the gate waits for a pause of the output
-	followTime   = time.Second            // for one key of the gate to show
+	followTime   = time.Second            // for a program that may take one key to show it, or to read
 	submitTime   = 3 * time.Second        // for a text to be taken
 	inputTime    = time.Minute            // that what the phone wants waits for what is under way
 	inputLook    = time.Second / 20       // between looks whether that is over
 	stopTime     = 5 * time.Second        // for a turn to end: up to 1.6 s (qwen 0.24)
-	sendTime     = 3 * time.Second        // for a tool to show a key typed here: busy 2.2 (claude 2.1)
+	sendTime     = 3 * time.Second        // for a tool to show a key, typed here or by the gate: busy 2.2 (claude 2.1)
 	detectEvery  = time.Second / 100      // between looks of the detector
 	reapEvery    = time.Minute            // between looks for sessions that died, and at the host's terminal
 	hostLook     = time.Second            // after a SIGHUP: a shell that dies of one passes it on first
-	hostWait     = 5 * time.Second        // for what goes to a terminal that has gone
+	endWait      = 5 * time.Second        // for our output to be read, once we are told to end
 	firstReap    = 3 * time.Second        // after the start: a hundred that start at once do not all look then
 	drainSend    = 3 * time.Second        // for the last messages
 	drainStream  = 10 * time.Minute       // for all output, with --stream
 	doingEvery   = time.Second            // between records of what is done
 	outputEvery  = 30 * time.Second       // between records of the last output
 	flowEvery    = 260 * time.Millisecond // between looks at output that flows: one is due then, see lookEvery
-	frameTime    = 30 * time.Millisecond  // for a frame to be painted, with --stream: pieces ≤ 30 ms apart
 )
 
 // Sizes of a session, in bytes unless said otherwise.
@@ -1663,6 +1497,9 @@ const suspendKey = "\x1a"
 // questionOpen refuses text while something else is asked.
 const questionOpen = "a question is open: answer it, or press ESC with /keys"
 
+// waitsHere says where questions go without a phone.
+const waitsHere = ": questions wait for the keyboard or `atlasbridge answer`"
+
 // bothAnswered is the reason of a question that was answered here and on the phone in the same
 // moment.
 const bothAnswered = "a key was pressed at the keyboard in the same moment: " +
@@ -1685,7 +1522,7 @@ type session struct {
 	st          *Store
 	ch          Channel
 	tg          *Telegram // ch, unless that is local
-	log         *Log
+	log         *slog.Logger
 	adapter     *Adapter
 	pty         PTY
 	in          io.Reader // what is typed to the child, nil: nothing
@@ -1697,7 +1534,7 @@ type session struct {
 	ttyOurs     bool      // it is that of our session, see ownTerminal
 	keys        *os.File  // the terminal that somebody may type at, nil none
 	interactive bool      // there is one
-	hooked      bool      // hooks call us
+	hooked      bool      // the tool's hooks ask
 	signals     chan os.Signal
 	resized     <-chan os.Signal
 	events      chan func()     // of the goroutines, for the loop to run
@@ -1723,10 +1560,10 @@ type session struct {
 	cast      *recording        // nil without --record
 	jsonLine  []byte            // unfinished line of stream-json, nil for other tools
 	calls     map[string]string // in stream-json without a result so far: the tools, by the calls' ids
+	notified  chan struct{}     // closed when the last notice has been sent; nil: there was none
 	stream    stream
 	answer    string // the tool's last, by its hook; "" none came
 	fed       bool   // standard input is a pipe that has not ended: who feeds it answers
-	hungUp    bool   // told to end
 	phoneEnds bool   // by the phone
 	unshown   error  // why output could not be written to the host, nil: all was
 	sending   int    // calls that have not reported
@@ -1746,7 +1583,7 @@ type session struct {
 	doingAt    time.Time // when what is done was last recorded
 	reapAt     time.Time // when to look for dead sessions
 	hostAt     time.Time // when to look whether the host's terminal is there
-	goneAt     time.Time // when it was seen to have gone; zero: it is there
+	toldToEnd  time.Time // when it was told to end, or saw that the terminal has gone; zero: neither
 	keyboardAt time.Time // when to look whether the keyboard is wanted
 	stoppedAt  time.Time // when the tool was stopped, and we are to stop with it; zero: neither
 
@@ -1765,6 +1602,7 @@ type session struct {
 
 	// What is typed.
 	inputs   []*InputRecord     // what the phone wants of us, in order
+	heard    []string           // ids of all that came: a record may change, and comes again
 	files    map[string]fetched // of those inputs that have come
 	records  <-chan Record      // of others, about this session
 	halt     *halt              // a turn that is being interrupted, nil none
@@ -1779,7 +1617,7 @@ type session struct {
 type question struct {
 	rec     PromptRecord // Status "" until it is stored
 	screen  *Prompt      // as the detector saw it; nil: a hook asks
-	askAt   time.Time    // it is not stored before: a hook may come that asks the same
+	askAt   time.Time    // nothing of it is recorded before: a hook may ask the same, or the state is in trouble
 	shownAt time.Time    // when the dialog of a known tool was seen
 	decided bool         // the gate is to type what the record says
 	typedBy string       // who pressed a key that may have answered it, "" nobody
@@ -1993,7 +1831,8 @@ func newSession(c *command) (*session, error) {
 	if err := s.findTerminal(c); err != nil {
 		return nil, err
 	}
-	if c.opts.given("record") {
+	_, missing := findTool(c.opts.args[0]) // then run says so, and an old recording stays as it was
+	if c.opts.given("record") && missing == nil {
 		s.cast, err = startRecording(c.opts.text("record"), tool, s.size(), time.Now())
 		if err != nil {
 			return nil, err
@@ -2039,9 +1878,9 @@ func sessionRecord(tool string, args []string, label string) SessionRecord {
 }
 
 // findTerminal decides what the child has of ours. Where one of our standard streams is a terminal, what is none goes
-// to the tool as it is, as it would without us; so does everything where the tool needs no terminal. Else all three are
-// the child's terminal, and what we read is typed there; what is written there has no carriage returns added, and
-// errors stay apart.
+// to the tool as it is, as it would without us; so does everything where the tool needs no terminal. Else it gets one
+// to ask in: output and errors are that, and an input that brings nothing (/dev/null); what is written there has no
+// carriage returns added, and errors stay apart.
 func (s *session) findTerminal(c *command) error {
 	ours := [3]*os.File{c.stdin, c.stdout, c.stderr}
 	streams := ours
@@ -2064,6 +1903,10 @@ func (s *session) findTerminal(c *command) error {
 		err = s.handOver(ours, batch)
 	default:
 		s.host.Plain = true
+		if isFed(c.stdin) {
+			s.host.Streams[0] = c.stdin
+			s.in = nil
+		}
 		if !sameFile(c.stdout, c.stderr) {
 			err = s.tapStream(2, c.stderr, s.showTapped)
 		}
@@ -2135,6 +1978,12 @@ func sameFile(a, b *os.File) bool {
 	return err != nil || os.SameFile(is, other)
 }
 
+// isFed tells whether f is a file, a pipe or a socket: no terminal, nor /dev/null.
+func isFed(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice == 0
+}
+
 // isPipe tells whether another program reads what is written there.
 func isPipe(f *os.File) bool {
 	info, err := f.Stat()
@@ -2190,6 +2039,8 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	if err != nil {
 		return err
 	}
+	s.st.crashing = s.crashing
+	defer s.st.catchPanic()
 	s.tellDestination()
 	if s.adapter.Name == "generic" {
 		s.log.Warn("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
@@ -2205,8 +2056,12 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	s.listen()
 	s.begin()
 	if s.cfg.Channel == "telegram" {
-		s.polling.Go(func() { s.tg.Poll(s.ctx) })
 		s.polling.Go(func() {
+			defer s.st.catchPanic()
+			s.tg.Poll(s.ctx)
+		})
+		s.polling.Go(func() {
+			defer s.st.catchPanic()
 			if err := sleep(s.ctx, topicAfter); err == nil {
 				s.tg.PrepareTopic(s.ctx, s.rec.ID)
 			}
@@ -2268,17 +2123,24 @@ func (s *session) tellDestination() {
 		if !s.cfg.choseChannel() {
 			remedy = " (see `atlasbridge setup`)"
 		}
-		fmt.Fprintln(s.notes, "atlasbridge: "+s.cfg.whyLocal()+
-			": questions wait for the keyboard or `atlasbridge answer`"+remedy)
+		fmt.Fprintln(s.notes, "atlasbridge: "+s.cfg.whyLocal()+waitsHere+remedy)
 		return
 	}
 	where, known := s.tg.destination()
+	if s.interactive && s.cfg.Away > 0 {
+		where += " " + span(s.cfg.Away) + " after your last key"
+	}
+	who := "" // another program's environment may widen who may type here
+	users := s.cfg.row("telegram.allowed_users")
+	if variable, ok := strings.CutPrefix(users.Origin, "environment "); ok {
+		who = "; " + variable + " lets " + string(users.Value) + " answer"
+	}
 	if known != "" {
 		s.tg.troubles.Store("told", known)
-		s.tellFirst("questions wait here: " + visible(known))
+		s.tellFirst("questions wait here: " + visible(known) + who)
 		return
 	}
-	fmt.Fprintln(s.notes, "atlasbridge: "+visible(where))
+	fmt.Fprintln(s.notes, "atlasbridge: "+visible(where)+who)
 }
 
 // tellFirst tells the person at the terminal of trouble, unless the child has printed, or that was done: then told is
@@ -2345,26 +2207,13 @@ func (s *session) restore() {
 	}
 }
 
-// checkVersion warns of a version that was not tried, before anything of the tool's is shown where the version is known
-// already; else the tool, which argv0 runs, is asked beside the loop.
+// checkVersion asks the tool, which argv0 runs, for its version beside the loop, and warns of one that was not tried.
 func (s *session) checkVersion(argv0 string) {
 	names := s.adapter.Names
 	if adapterFor(argv0) == s.adapter { // --adapter may be another's
 		names = []string{argv0}
 	}
 	t := findAdapted(s.adapter, names)
-	if !t.recall(s.cfg.Dir) {
-		s.probeVersion(t)
-		return
-	}
-	if t.Warning != "" {
-		fmt.Fprintln(s.notes, "atlasbridge: "+t.versionWarning(s.rec.Tool))
-	}
-}
-
-// probeVersion asks the tool for its version beside the loop, and keeps it for the next run.
-func (s *session) probeVersion(t tool) {
-	dir := s.cfg.Dir
 	env := childEnv(os.Environ(), s.cfg, "")
 	s.spawn(func() {
 		t.probe(s.ctx, env)
@@ -2374,16 +2223,15 @@ func (s *session) probeVersion(t tool) {
 		warning := ""
 		if t.Warning != "" {
 			warning = t.versionWarning(s.rec.Tool)
-			s.log.Warn(warning)
+			defer s.log.Warn(warning)
 			if s.tellFirst(warning) {
 				warning = ""
 			}
 		}
 		select {
 		case s.events <- func() { s.warning = warning }:
-		case <-s.ctx.Done(): // nobody tells it any more; the next run does
+		case <-s.ctx.Done(): // nobody tells it any more
 		}
-		keepVersions(dir, t)
 	})
 }
 
@@ -2404,21 +2252,22 @@ func (s *session) startDetector(size Size) {
 // spawn starts a goroutine whose panic does not leave the terminal raw.
 func (s *session) spawn(f func()) {
 	go func() {
-		defer func() {
-			if r := recover(); r != nil {
-				s.restore()
-				panic(r)
-			}
-		}()
+		defer s.st.catchPanic()
 		f()
 	}()
+}
+
+// crashing puts the host's terminal back and ends the child: a goroutine of ours panics.
+func (s *session) crashing() {
+	s.restore()
+	s.pty.Terminate(nil)
 }
 
 // ---- loop ----
 //
 // One goroutine owns the session: it takes what comes, then does what is due.
 
-// loop runs until the child is gone and its output drained.
+// loop runs until the child is gone and its output drained, or not read by anybody though we are told to end.
 func (s *session) loop() {
 	writes := make(chan write)
 	defer close(writes)
@@ -2435,7 +2284,7 @@ func (s *session) loop() {
 		s.events <- func() { s.rec.ExitCode = &code }
 	})
 	turn := time.NewTimer(0)
-	for drained := false; s.rec.ExitCode == nil || !drained || s.tapped > 0; {
+	for drained := false; !s.unheard() && (s.rec.ExitCode == nil || !drained || s.tapped > 0); {
 		turn.Reset(time.Until(s.next))
 		w, ready := s.nextWrite()
 		var toWriter chan<- write // a nil channel never becomes ready
@@ -2630,22 +2479,21 @@ func (s *session) watchHost() {
 		return
 	}
 	s.hostAt = time.Now().Add(reapEvery)
-	if s.goneAt.IsZero() && s.hostGone() {
+	if s.toldToEnd.IsZero() && s.hostGone() {
 		s.hangUp()
 	}
 }
 
 // hangUp ends the child as the end of its own terminal would, which ends the session.
 func (s *session) hangUp() {
-	s.goneAt = time.Now()
-	s.notes = io.Discard             // nobody reads them, and writing them may take for ever
 	_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
 	s.terminate()
 }
 
-// unheard tells that the host's terminal has gone and what the child wrote before it ended cannot be written there.
+// unheard reports whether the child has ended as we were told to, and what it left has not been read within endWait:
+// nobody reads our output, or a grandchild writes on and on.
 func (s *session) unheard() bool {
-	return !s.goneAt.IsZero() && s.turnAt(s.goneAt.Add(hostWait))
+	return !s.toldToEnd.IsZero() && s.rec.ExitCode != nil && s.turnAt(s.toldToEnd.Add(endWait))
 }
 
 // toolStopped has us stop with the tool where a shell resumes us.
@@ -2680,8 +2528,15 @@ func (s *session) suspend() {
 }
 
 // resume lets the tool go on, where we were stopped too. In the background the host's terminal stays the shell's. Keys
-// are read after that: the SIGCONT would take back a ^Z among them.
+// are read after that: the SIGCONT would take back a ^Z among them. The terminal has shown the ^Z that stopped the tool
+// behind its question: no program gets that key, and the question stands as it did.
 func (s *session) resume() {
+	s.takeOutput()
+	row, col, _ := s.det.Screen.Cursor()
+	line := s.det.Screen.Row(row)
+	if strings.HasSuffix(line, "^Z") && col == widthOf(line) {
+		s.det.Feed([]byte("\b\b\x1b[K"), time.Now())
+	}
 	s.listens.Store(false)
 	if s.keys != nil && !inForeground(s.keys) {
 		s.raw.Store(false) // whatever it was when we were stopped
@@ -2698,7 +2553,9 @@ func (s *session) resume() {
 
 // terminate ends the child, which ends the session.
 func (s *session) terminate() {
-	s.hungUp = true
+	if s.toldToEnd.IsZero() {
+		s.toldToEnd = time.Now()
+	}
 	s.spawn(func() { s.pty.Terminate(nil) })
 }
 
@@ -3189,9 +3046,6 @@ func (s *session) resize() {
 		return // the child is gone
 	}
 	s.det.Resize(int(size.Rows), int(size.Cols), time.Now())
-	if s.q != nil && s.q.screen != nil {
-		s.q.screen.place = 0 // it may stand in another row now
-	}
 	changed := fmt.Sprintf("%dx%d", size.Cols, size.Rows)
 	s.record(func(c *castWriter) { c.event("r", changed, time.Now()) })
 }
@@ -3359,7 +3213,7 @@ func (s *session) heldBytes() int {
 }
 
 // takeHeld takes what was typed while the gate g was typing: the keys to pass on, in their order, and how many bytes
-// belong to the question that it answered. Where the next one stands already all do: nobody answers that so soon.
+// belong to the question that it answered. Where the next one stands already none pass: nobody answers that so soon.
 func (s *session) takeHeld(g *gate, answered bool) (pass []typedKeys, dropped int) {
 	asked := answered && len(s.held) > 0 && g.overtaken(s.det.Look(s.pty.State(), time.Now()))
 	for _, k := range s.held {
@@ -3460,8 +3314,7 @@ func (s *session) endSeen(p *Prompt) {
 func (s *session) takeUp(p *Prompt) {
 	h := s.hookOf(p)
 	if h != nil {
-		h.dialog = p
-		h.goneAt = time.Time{}
+		s.stands(h, p)
 		return
 	}
 	if s.q != nil || p.Idle && !s.tellsIdle(p) {
@@ -3476,6 +3329,16 @@ func (s *session) takeUp(p *Prompt) {
 	}
 	s.q = q
 	s.capture(p)
+}
+
+// stands notes that the dialog p of h's call stands on the screen.
+func (s *session) stands(h *question, p *Prompt) {
+	for _, of := range s.hooks {
+		if of.rec.sameCall(&h.rec) {
+			of.dialog = p
+			of.goneAt = time.Time{}
+		}
+	}
 }
 
 // tellsIdle tells whether an idle input box is news: the end of a turn.
@@ -3500,7 +3363,8 @@ func (s *session) advance() {
 		return
 	}
 	if len(s.hooks) > 0 {
-		s.q = s.hooks[0]
+		i := slices.IndexFunc(s.hooks, func(h *question) bool { return h.rec.Open() })
+		s.q = s.hooks[max(i, 0)]
 		return
 	}
 	if s.seen != nil && s.seen != s.spent && s.hookOf(s.seen) == nil {
@@ -3563,11 +3427,9 @@ func (s *session) create(q *question) bool {
 		s.dressNotice(q)
 	}
 	q.rec.limit()
-	s.rec.Prompts++
-	if s.save("recording a question", ref(q.rec), ref(s.rec)) {
+	if s.save("recording a question", ref(q.rec)) {
 		return true
 	}
-	s.rec.Prompts--
 	q.rec = PromptRecord{}
 	q.askAt = now.Add(retryEvery)
 	s.turnBy(q.askAt)
@@ -3598,7 +3460,7 @@ func (s *session) watched(last time.Time) bool {
 
 // endRings tells whether the end of the program is news: it ended by itself, and nobody was here since it was started.
 func (s *session) endRings() bool {
-	return !s.hungUp && !s.watched(later(s.lastKey, s.rec.StartedAt))
+	return s.toldToEnd.IsZero() && !s.watched(later(s.lastKey, s.rec.StartedAt))
 }
 
 // route has the question sent.
@@ -3609,14 +3471,15 @@ func (s *session) route(q *question) {
 }
 
 // expire ends a question that nobody answered. A hook refuses then. For any other, only what is
-// known to refuse is typed, and nothing at all while somebody may still feed standard input.
+// known to refuse is typed, and nothing at all while somebody may still feed standard input, or where
+// only the terminal was asked.
 func (s *session) expire(q *question) {
 	byHook := q.screen == nil
 	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
 	expired := s.transition(q.rec.ID, Expired, func(r *PromptRecord) {
 		r.Reason = fmt.Sprintf("no answer in %d s", int(life.Seconds()))
 		r.Value = r.SafeDefault
-		if s.fed && !byHook {
+		if !byHook && (s.fed || s.cfg.Channel == "local") {
 			r.Value = nil
 		}
 	})
@@ -3625,7 +3488,10 @@ func (s *session) expire(q *question) {
 	switch {
 	case !expired && vanished:
 		s.end(q, "", "")
-	case !expired: // somebody decided in this very moment, or the state is in trouble
+	case !expired && s.trouble != "": // it could not be recorded
+		q.askAt = time.Now().Add(retryEvery)
+		s.turnBy(q.askAt)
+	case !expired: // somebody decided in this very moment
 		s.next = time.Now().Add(detectEvery)
 	case byHook:
 		q.checkAt = time.Now()
@@ -3656,6 +3522,9 @@ func (s *session) end(q *question, to State, why string) {
 		s.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
 	}
 	s.settleLatest(q.rec.ID)
+	if q.rec.Status == Resolved && q.rec.answeredByCommand() { // one that was not typed was not answered
+		s.notify(answeredNotice(&q.rec))
+	}
 	s.advance()
 }
 
@@ -3686,13 +3555,16 @@ func (s *session) recordEnd(q *question, to State, why string) (goesOn bool) {
 // hook goes on and passes it on; what would have to be typed fails, for the question is gone.
 func (s *session) acceptDecision(q *question, why string) (goesOn bool) {
 	stored := s.promptInState(q.rec.ID)
-	if stored == nil || stored.Status != ReplyReceived {
+	switch {
+	case stored == nil:
+		return false
+	case q.screen == nil && (stored.Status == ReplyReceived || stored.Status == Injected):
+		s.apply(q, stored)
+		return true
+	case stored.Status != ReplyReceived:
 		return false
 	}
 	q.rec = *stored
-	if q.screen == nil {
-		return true
-	}
 	why += " before the answer was typed"
 	s.transition(q.rec.ID, Failed, func(r *PromptRecord) { r.Reason = why })
 	return false
@@ -3736,11 +3608,12 @@ func (s *session) byID(id string) *question {
 func (s *session) handleRecord(rec Record) {
 	switch r := rec.(type) {
 	case *InputRecord:
-		whole := r.Kind != "file" || r.File != nil
-		if r.Status == "queued" && whole {
-			s.inputs = append(s.inputs, r)
+		if r.Status != "queued" || slices.Contains(s.heard, r.ID) {
+			return
 		}
-		if r.Status == "queued" && r.File != nil {
+		s.heard = append(s.heard, r.ID)
+		s.inputs = append(s.inputs, r)
+		if r.File != nil {
 			s.fetch(r)
 		}
 	case *PromptRecord:
@@ -3759,18 +3632,15 @@ func (s *session) handleRecord(rec Record) {
 // apply takes over what has become of a question.
 func (s *session) apply(q *question, r *PromptRecord) {
 	switch r.Status {
-	case ReplyReceived:
+	case ReplyReceived, Injected: // by its hook, which may have been faster than the news of the answer
+		news := q.rec.Open()
 		q.rec = *r
 		q.decided = q.screen != nil
-		if r.DecidedBy != nil && fromPhone(*r.DecidedBy) {
+		q.passed = time.Now()
+		s.makeRoom()
+		if news && r.DecidedBy != nil && fromPhone(*r.DecidedBy) {
 			s.phoneAt = time.Now()
 		}
-		if r.answeredByCommand() {
-			s.notify(answeredNotice(r))
-		}
-	case Injected: // by its hook
-		q.rec = *r
-		q.passed = time.Now()
 	case Expired, Failed, Canceled, Resolved:
 		q.rec = *r
 		s.end(q, "", "")
@@ -3838,16 +3708,24 @@ func (s *session) addHook(rec PromptRecord) {
 	sort.SliceStable(s.hooks, func(i, j int) bool {
 		return s.hooks[i].rec.CreatedAt.Before(s.hooks[j].rec.CreatedAt)
 	})
-	if s.seen != nil && !s.seen.Idle && s.hookOf(s.seen) == h {
-		h.dialog = s.seen
+	if s.seen != nil && !s.seen.Idle {
+		of := s.hookOf(s.seen)
+		if of != nil && of.rec.sameCall(&h.rec) {
+			s.stands(h, s.seen)
+		}
 	}
 	s.makeRoom()
 }
 
-// makeRoom lets a hook's question come into force, unless another has been told that is not over.
+// makeRoom lets a hook's question come into force, unless another has been told that is not over. Of several of one
+// call, one that is answered waits for the others, whose answers go to the tool with its own.
 func (s *session) makeRoom() {
+	another := func(h *question) bool { return h.rec.Open() && h.rec.sameCall(&s.q.rec) }
 	switch {
 	case s.q == nil:
+		s.advance()
+	case s.q.screen == nil && s.q.rec.Status == ReplyReceived && slices.ContainsFunc(s.hooks, another):
+		s.q = nil
 		s.advance()
 	case s.q.rec.Idle && !s.q.decided:
 		s.end(s.q, Canceled, "the tool works again")
@@ -4085,10 +3963,12 @@ func (s *session) inputWaits(r *InputRecord) (why string) {
 	return s.boxWaits(look, s.det.Box(tty, now))
 }
 
-// boxWaits tells what keeps a text from the input box that may soon be over, "" nothing.
+// boxWaits tells what keeps a text from the input box that may soon be over, "" nothing. What reads and has shown
+// nothing at all asks nothing.
 func (s *session) boxWaits(look *Prompt, box inputBox) (why string) {
+	silent := look != nil && !look.Secret && slices.Contains(look.Signals, "silence") && box.found && box.draft == ""
 	switch {
-	case look.isQuestion():
+	case look.isQuestion() && !silent:
 		return questionOpen
 	case !box.found:
 		return "there is no input box on the screen"
@@ -4126,10 +4006,13 @@ func (s *session) handleInput(r *InputRecord) {
 			s.inputDone(r, "you wrote that before this was asked", Notice{})
 			return
 		}
+		sent := 0
 		for _, name := range strings.Fields(r.Text) {
 			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys()) // only names that are known get here
 			s.inject(keys, r.By)
+			sent += len(keys)
 		}
+		s.auditInput(r, Field{"keys", r.Text}, Field{"bytes_len", sent})
 		s.inputDone(r, "", Notice{})
 	case "text":
 		s.inputText(r)
@@ -4190,6 +4073,7 @@ func (s *session) stopTurn(r *InputRecord) {
 		return
 	}
 	s.inject(s.adapter.Stop, r.By)
+	s.auditInput(r, Field{"command", r.Kind}, Field{"bytes_len", len(s.adapter.Stop)})
 	if !known {
 		s.inputDone(r, "", Notice{})
 		return
@@ -4227,7 +4111,11 @@ func (s *session) haltStep() {
 // inputText lets the gate type into an input box or a REPL; it answers when it has typed.
 func (s *session) inputText(r *InputRecord) {
 	if s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "" {
-		s.inputDone(r, questionOpen, Notice{})
+		why := questionOpen
+		if s.q.rec.Secret {
+			why = "a password is typed at the keyboard." + deleteIt
+		}
+		s.inputDone(r, why, Notice{})
 		return
 	}
 	s.gate = newInputGate(r)
@@ -4237,10 +4125,6 @@ func (s *session) inputText(r *InputRecord) {
 func (s *session) fetch(r *InputRecord) {
 	if s.files == nil {
 		s.files = map[string]fetched{}
-	}
-	if s.tg == nil {
-		s.files[r.ID] = fetched{err: errors.New("its session has no connection to Telegram")}
-		return
 	}
 	ctx, cancel := context.WithDeadline(s.ctx, r.At.Add(inputTime))
 	var got fetched
@@ -4259,19 +4143,10 @@ func (s *session) inputFile(r *InputRecord) {
 		s.inputDone(r, "the file could not be fetched: "+got.err.Error(), Notice{})
 		return
 	}
-	s.auditFile(r, got)
+	s.auditInput(r, Field{"file_len", got.size}, Field{"file_sha256", got.sha})
 	typed := *r // qwen sends no picture's path alone, others make something else of it
 	typed.Text = got.path + " " + cmp.Or(r.Text, "(from the phone)")
 	s.inputText(&typed)
-}
-
-// auditFile audits a file that came, by its length and hash.
-func (s *session) auditFile(r *InputRecord, got fetched) {
-	s.audit("auditing a file", Event{
-		Name:      "INPUT_FORWARDED",
-		SessionID: s.rec.ID,
-		Fields:    []Field{{"by", r.By}, {"file_len", got.size}, {"file_sha256", got.sha}},
-	})
 }
 
 // inputDone records that it was done, or with a reason that it was refused, and replies: where there
@@ -4286,7 +4161,9 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 		reply = Notice{Text: "✗ " + why, Ring: true}
 	}
 	if typed {
-		s.auditInput(r)
+		text := []byte(cleanText(r.Text))
+		sum := fmt.Sprintf("%x", sha256.Sum256(text))
+		s.auditInput(r, Field{"bytes_len", len(text)}, Field{"text_sha256", sum})
 	}
 	s.save("recording an input", &after)
 	reply.ReplyTo = r.ReplyTo
@@ -4301,18 +4178,10 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 	}
 }
 
-// auditInput audits a text that was typed, by its length and hash.
-func (s *session) auditInput(r *InputRecord) {
-	text := []byte(cleanText(r.Text))
-	s.audit("auditing an input", Event{
-		Name:      "INPUT_FORWARDED",
-		SessionID: s.rec.ID,
-		Fields: []Field{
-			{"by", r.By},
-			{"bytes_len", len(text)},
-			{"text_sha256", fmt.Sprintf("%x", sha256.Sum256(text))},
-		},
-	})
+// auditInput audits what the phone has the tool get: keys by their names, texts and files by length and hash.
+func (s *session) auditInput(r *InputRecord, about ...Field) {
+	fields := append(person(r.By, r.User), about...)
+	s.audit("auditing an input", Event{"INPUT_FORWARDED", s.rec.ID, "", fields})
 }
 
 // ---- channel ----
@@ -4388,13 +4257,24 @@ func (s *session) settleLatest(id string) {
 	}
 }
 
-// notify sends a message that asks nothing.
+// notify sends a message that asks nothing, after those before.
 func (s *session) notify(n Notice) {
 	n.SessionID = s.rec.ID
-	if !n.Done { // that is no message
+	before := s.notified
+	sent := make(chan struct{})
+	if n.Done { // that is no message
+		before = nil
+	} else {
 		s.breakStream()
+		s.notified = sent
 	}
-	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, func(int64, error) {})
+	s.send(func() (int64, error) {
+		defer close(sent)
+		if before != nil {
+			<-before // each ends soon after ctx
+		}
+		return s.ch.Notify(s.ctx, n)
+	}, func(int64, error) {})
 }
 
 // ---- stream ----
@@ -4417,11 +4297,11 @@ func (s *session) streamStep() {
 	t := &s.stream
 	if !t.lookAt.IsZero() && s.turnAt(t.lookAt) {
 		t.lookAt = time.Time{}
-		s.det.ReadWindow(false)
+		s.det.ReadWindow()
 	}
 	if !t.flushAt.IsZero() && s.turnAt(t.flushAt) {
 		t.flushAt = time.Time{}
-		s.gatherStream(false, s.streamLimit()/2)
+		s.gatherStream(false)
 	}
 	if t.busy || s.ctx.Err() != nil || t.next(s.streamLimit()).Mono == "" {
 		return
@@ -4445,13 +4325,15 @@ func (s *session) nextOutput() Notice {
 	return <-said
 }
 
-// gatherStream takes over the output since the last time; of an agent's at most about room bytes may still change. end:
-// the program is gone. Of more than the phone can keep up with the oldest is left out.
-func (s *session) gatherStream(end bool, room int) {
+// gatherStream takes over the output since the last time. end: the program is gone. Of more than the phone can keep up
+// with the oldest is left out.
+func (s *session) gatherStream(end bool) {
 	t := &s.stream
-	lines, live := s.det.Transcript(end, room)
-	t.live = redact(visible(live))
-	t.text += redact(visible(strings.Join(append(lines, ""), "\n")))
+	lines, live := s.det.Transcript(end)
+	text := strings.Join(append(lines, ""), "\n")
+	t.text += strings.TrimPrefix(redact(t.key+visible(text)), t.key)
+	t.key = openKey(t.key + text)
+	t.live = strings.TrimPrefix(redact(t.key+visible(live)), t.key)
 	if len(t.text) > maxBacklog {
 		head, rest := cutText(t.text, s.streamLimit())
 		half := len(rest) - maxBacklog/2
@@ -4465,7 +4347,7 @@ func (s *session) gatherStream(end bool, room int) {
 // breakStream has the stream go on in a message of its own: another one is about to be sent.
 func (s *session) breakStream() {
 	if s.cfg.Stream && s.stream.shown+s.stream.sent != "" {
-		s.gatherStream(false, 0)
+		s.gatherStream(false)
 		s.stream.until = len(s.stream.text)
 	}
 }
@@ -4560,7 +4442,11 @@ func (s *session) gateStep() {
 		s.gateStop()
 		return
 	}
-	if len(s.typing) > 0 || len(g.keys) > 0 || g.phase == gateLook && !s.turnAt(s.lastKey.Add(keyGrace)) {
+	first := s.lastKey.Add(keyGrace)
+	if g.input != nil { // what the program asks may be on its way, although it reads already
+		first = later(first, g.until.Add(inputLook-submitTime))
+	}
+	if len(s.typing) > 0 || len(g.keys) > 0 || g.phase == gateLook && !s.turnAt(first) {
 		return
 	}
 	now := time.Now()
@@ -4642,10 +4528,10 @@ func (s *session) gateStands() bool {
 	return waiting < 0 && g.q.screen.same(s.det.Look(s.pty.State(), time.Now()))
 }
 
-// overtaken tells whether look is another question than the one that g answers.
+// overtaken tells whether look is another question than the one that g answers; a text answers none.
 func (g *gate) overtaken(look *Prompt) bool {
 	asks := look != nil && !look.Idle && look.Type != Unknown
-	return asks && g.q != nil && g.q.screen != nil && !g.q.screen.same(look)
+	return asks && (g.q == nil || g.q.screen != nil && !g.q.screen.same(look))
 }
 
 // echoStep ends the gate when its time is over and the program has read the answer, or when nobody has and the question
@@ -4697,7 +4583,7 @@ func (s *session) gateWrote(w write, err error) {
 	g.wrote = g.wrote || g.after.to != gateMenu
 	unread := s.pty.Waiting() != 0
 	for i := range s.held {
-		s.held[i].stood = unread || s.held[i].at.Before(w.at)
+		s.held[i].stood = g.q != nil && (unread || s.held[i].at.Before(w.at))
 	}
 	keys := string(w.p)
 	s.noteLine(keys, s.pty.Modes())
@@ -4749,7 +4635,9 @@ func (s *session) firstStep(now *Prompt) (why string) {
 // answerStep types what was decided: choices of a menu, a key alone, or a text and Enter.
 func (s *session) answerStep(now *Prompt) (why string) {
 	g := s.gate
-	g.want = g.q.screen.chosen(g.value)
+	if g.q.rec.offered(g.value) { // else it may be a text, whatever keys it begins with
+		g.want = g.q.screen.chosen(g.value)
+	}
 	if len(g.want) > 0 {
 		return s.menuStep(now)
 	}
@@ -4825,7 +4713,7 @@ func (s *session) menuStep(now *Prompt) (why string) {
 	}
 	then := s.echo()
 	if s.adapter.Box != nil && now.Pointer >= 0 {
-		then = gateMove{to: gateTaken, within: followTime, done: true}
+		then = gateMove{to: gateTaken, within: sendTime, done: true}
 	}
 	return s.choose(now, target, "\r", then)
 }
@@ -4839,13 +4727,13 @@ func (p *Prompt) unmoved(before *Prompt) bool {
 func (s *session) tickStep(now *Prompt) (why string) {
 	target, done := s.gate.nextTick(now)
 	if !done {
-		return s.choose(now, target, " ", gateMove{to: gateMenu, within: followTime, menu: now})
+		return s.choose(now, target, " ", gateMove{to: gateMenu, within: sendTime, menu: now})
 	}
 	submit := now.Submit
 	if submit == "" {
 		submit = "\r"
 	}
-	return s.press(submit, gateMove{to: gateReview, within: followTime, done: true, menu: now})
+	return s.press(submit, gateMove{to: gateReview, within: sendTime, done: true, menu: now})
 }
 
 // choose presses the choice's own key; where it has none, an arrow towards it, and key once the pointer stands there.
@@ -4860,7 +4748,7 @@ func (s *session) choose(now *Prompt, target int, key string, then gateMove) (wh
 	case now.Pointer == target:
 		return s.press(key, then)
 	}
-	return s.press(s.arrow(now, target), gateMove{to: gateMenu, within: followTime, menu: now})
+	return s.press(s.arrow(now, target), gateMove{to: gateMenu, within: sendTime, menu: now})
 }
 
 // pressAnswer types an answer. Whether Enter ends it is for the terminal as it is now, not as it was when it was asked:
@@ -4883,17 +4771,28 @@ func (s *session) pressAnswer(first, rest string, then gateMove) (why string) {
 
 // keyStep types the rest of an answer while the question stands, and the program reads and has shown the first key
 // behind it: it edits a line, and Enter ends that. Else the key was all it took. What the terminal itself shows tells
-// that of no program; but one that takes words takes more than the first key.
+// that of no program; but one that takes words takes more than the first key. A screen that no rule reads stands while
+// it is still one, with the key, or a mark that hides it, at the cursor.
 func (s *session) keyStep(look *Prompt, tty TTYState, late bool) (why string) {
 	g := s.gate
 	typed, stands := s.det.Behind(g.first)
 	shown := strings.HasPrefix(strings.ToLower(typed), strings.ToLower(g.first))
 	word := strings.TrimSuffix(g.rest, "\r") != ""
 	reads := tty.Reading != ReadingBusy && tty.Waiting <= 0
+	text := len(g.want) == 0 && g.q.rec.takesKeys()
+	if text {
+		stands = look != nil && look.Type == Unknown
+		shown = slices.ContainsFunc([]string{g.first, "*", "•"}, func(mark string) bool {
+			typed, _ := s.det.Behind(mark)
+			return typed == mark
+		})
+	}
 	switch {
-	case stands && shown && reads && (word || !tty.Echo):
-		return s.press(cmp.Or(g.rest, "\r"), s.echo())
-	case stands && late && word:
+	case stands && shown && reads && text && s.adapter.Box != nil:
+		return s.press(strings.TrimSuffix(g.rest, "\r"), gateMove{to: gateText, within: s.adapter.SubmitDelay})
+	case stands && shown && reads && (word || text || !tty.Echo):
+		return s.press(strings.TrimSuffix(g.rest, "\r")+"\r", s.echo())
+	case stands && late && (word || text):
 		return "only its first key was typed: the program did not show that; look at the terminal"
 	case late || !stands && g.overtaken(look): // else it may only be painted anew
 		return s.press("", s.echo())
@@ -4947,7 +4846,7 @@ func (s *session) reviewStep(now *Prompt) (why string) {
 	if now != nil {
 		return s.press(now.submits(), s.echo())
 	}
-	if time.Now().Before(g.until) { // its review page may come yet
+	if time.Since(g.sentAt) < followTime { // its review page may come yet
 		return ""
 	}
 	return s.press("", s.echo())
@@ -5045,7 +4944,7 @@ func (s *session) enterStep(look *Prompt, late bool) (why string) {
 		name, _, _ := strings.Cut(s.det.Picks(), " ")
 		return s.withdraw("nothing was sent: for " + s.gate.text + " " + s.rec.Tool + " would take /" + name)
 	case held || plain && s.pty.Modes().Canonical: // in raw mode it may not be a line that is edited
-		return s.press("\r", gateMove{to: gateSent, within: submitTime})
+		return s.press("\r", gateMove{to: gateSent, within: submitTime, done: true})
 	case time.Now().Before(s.gate.until.Add(submitTime)):
 		return ""
 	}
@@ -5071,7 +4970,6 @@ func (s *session) sentStep(look *Prompt, late bool) (why string) {
 	case g.command && !asks && !held && box.found && box.draft != "":
 		return "the tool made “" + safely(box.draft, 200) + "” of it, which stands in its input box now"
 	case s.adapter.Box == nil || !held || asks:
-		g.done = true
 		return s.press("", s.echo())
 	case g.phase == gateAgain && g.command && late:
 		return s.withdraw(s.rec.Tool + " does not take " + g.text + ": nothing was sent")
@@ -5141,14 +5039,14 @@ func (s *session) gateEnds(why string) {
 	g := s.gate
 	s.gate = nil
 	s.next = time.Now()
-	pass, dropped := s.takeHeld(g, why == "" && g.q != nil && !g.q.rec.Idle)
+	pass, dropped := s.takeHeld(g, why == "" && (g.q == nil || !g.q.rec.Idle))
 	if dropped > 0 {
-		s.log.Warn("keys typed while an answer was being typed are not passed on", "bytes", dropped)
+		s.log.Warn("keys typed while the phone's were being typed are not passed on", "bytes", dropped)
 		g.note = "keys typed at the keyboard meanwhile were dropped"
 	}
 	switch {
 	case g.input != nil:
-		s.inputDone(g.input, why, Notice{})
+		s.inputDone(g.input, why, Notice{Text: g.note})
 	case why != "":
 		s.log.Warn("an answer was not typed", "why", why)
 		s.answerRefused(g, why)
@@ -5190,7 +5088,7 @@ func (s *session) answerTyped(g *gate) {
 	refused := rec.Status == ReplyReceived && rec.Permission && rec.Reason != ""
 	if refused && s.adapter.Box != nil {
 		s.save("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text",
-			By: *rec.DecidedBy, Text: rec.Reason, PromptID: rec.ID, Status: "queued"})
+			By: *rec.DecidedBy, User: rec.DecidedUser, Text: rec.Reason, PromptID: rec.ID, Status: "queued"})
 	}
 	s.end(g.q, "", "")
 }
@@ -5306,7 +5204,7 @@ func (s *session) finish() {
 	s.endInputs()
 	s.recordExit()
 	if s.cfg.Stream && s.tg.Trouble() == "" {
-		s.gatherStream(true, 0)
+		s.gatherStream(true)
 		s.drain(drainStream)
 	}
 	s.stream = stream{busy: true} // what has not been sent by now is left out
@@ -5321,9 +5219,22 @@ func (s *session) finish() {
 		happened := <-s.events
 		happened()
 	}
-	s.polling.Wait()
-	s.ch.Close() // nothing is to be sent any more
-	s.tellAtTerminal()
+	signal.Stop(s.signals) // the books are closed: a signal ends us as it does any program
+	told := make(chan struct{})
+	s.spawn(func() {
+		s.polling.Wait()
+		s.ch.Close() // nothing is to be sent any more
+		s.tellAtTerminal()
+		close(told)
+	})
+	var late <-chan time.Time // nil: what we say is waited for
+	if !s.toldToEnd.IsZero() {
+		late = time.After(endWait)
+	}
+	select {
+	case <-told:
+	case <-late: // nobody reads what we say
+	}
 }
 
 // endQuestions ends what is still asked.
@@ -5346,7 +5257,7 @@ func (s *session) endInputs() {
 		s.inputDone(s.halt.input, "", Notice{})
 	}
 	for _, r := range s.inputs {
-		s.inputDone(r, "the program ended first", Notice{})
+		s.inputDone(r, endedFirst, Notice{})
 	}
 }
 
@@ -5387,13 +5298,16 @@ func (s *session) endExpired(why string) {
 // recordExit records how the program ended.
 func (s *session) recordExit() {
 	code := *s.rec.ExitCode
+	sig := syscall.Signal(code - 128)
 	switch {
-	case s.hungUp:
+	case !s.toldToEnd.IsZero():
 		s.rec.Status = "terminated"
-	case code > 128:
-		s.rec.Status = "crashed"
-	default:
+	case code <= 128 || !s.pty.Signaled():
 		s.rec.Status = "completed"
+	case sig == syscall.SIGINT || sig == syscall.SIGQUIT: // ^C and ^\, whoever pressed it
+		s.rec.Status = "terminated"
+	default:
+		s.rec.Status = "crashed"
 	}
 	s.rec.EndedAt = ref(time.Now().UTC())
 	s.rec.Activity = ""
@@ -5479,9 +5393,8 @@ func (s *session) drain(limit time.Duration) {
 
 // tellAtTerminal tells the person at the terminal what they should know of this session.
 func (s *session) tellAtTerminal() {
-	tell := func(text string) {
-		fmt.Fprint(s.notes, "atlasbridge: "+text+"\n")
-	}
+	var words strings.Builder
+	tell := func(text string) { words.WriteString("atlasbridge: " + text + "\n") }
 	if s.warning != "" {
 		tell(s.warning)
 	}
@@ -5497,16 +5410,21 @@ func (s *session) tellAtTerminal() {
 	for _, what := range s.st.Notes() {
 		tell(what + " (see `atlasbridge doctor`)")
 	}
-	trouble := s.tg.Trouble()
-	if trouble == "" && s.cfg.Channel == "telegram" {
-		trouble = s.st.ChannelTrouble()
+	ours := s.tg.Trouble()
+	others := ""
+	if s.cfg.Channel == "telegram" {
+		others = s.st.ChannelTrouble()
 	}
 	told, _ := s.tg.troubles.Load("told") // nil: nothing
-	if trouble != "" {
-		tell(trouble)
-	} else if told != nil {
+	switch {
+	case ours != "":
+		tell(ours)
+	case others != "" && others != told: // else it was told at the start, and nobody has tried since
+		tell(others)
+	case others == "" && told != nil:
 		tell(fmt.Sprint("Telegram works again; for a time it did not: ", told))
 	}
+	fmt.Fprint(s.notes, words.String())
 }
 
 // ---- hook: what a tool's own hook system asks ----
@@ -5526,6 +5444,7 @@ type hook struct {
 	LastWords   string            `json:"last_assistant_message"`
 
 	asker
+	before []string // ids of the prompts that were asked before the last
 }
 
 // asker asks by a record of its own, and waits for what becomes of it. The lock of the record tells that it lives.
@@ -5534,7 +5453,7 @@ type asker struct {
 	session string
 	last    string        // id of the prompt that was asked last
 	life    time.Duration // of a prompt
-	release func()        // of the lock of the last prompt
+	release func()        // of the locks of the prompts
 }
 
 // maxHookFull is how much of a call's arguments is shown, in bytes: twenty messages. A longer one is not allowed from
@@ -5627,10 +5546,11 @@ func answerText(text string) string {
 	return abridge(visible(redact(text)), maxLastWords)
 }
 
-// toolCall is the audit entry of one tool call: the arguments by their beginning, redacted.
+// toolCall is the audit entry of one tool call: the arguments by their beginning, redacted, and the hash of them all.
 func toolCall(session, tool, id string, input json.RawMessage) Event {
 	arguments := clip(visible(redact(string(input))), 500)
-	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"arguments", arguments}}}
+	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"arguments", arguments},
+		{"arguments_sha256", digest(input)}}}
 }
 
 // toolResult is the audit entry of what a call came to: not its output.
@@ -5638,27 +5558,36 @@ func toolResult(session, tool, id string, success bool) Event {
 	return Event{"TOOL_RESULT", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"success", success}}}
 }
 
-// decide asks, and passes the decision on to the tool. It is injected when it has been written.
+// decide asks, and passes the decision on to the tool. All answers are injected when it has been written.
 func (h *hook) decide(c *command) {
 	defer func() { h.release() }()
 	decision, err := h.ask(c.ctx)
 	if err != nil {
 		c.fail(err)
-		return
+	}
+	if decision == nil || decision["behavior"] == "deny" {
+		h.conclude(c, Failed, "not all of its questions were answered", h.before...)
+		h.before = nil
 	}
 	if decision == nil {
 		return
 	}
+	to, why := Injected, ""
 	answer := map[string]any{"hookEventName": h.Event, "decision": decision}
 	err = json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": answer})
 	if err != nil {
-		why := "the tool did not take the answer: " + err.Error()
-		_, err = h.st.Move(h.last, Failed, func(p *PromptRecord) { p.Reason = why })
-	} else {
-		_, err = h.st.Move(h.last, Injected, nil)
+		to, why = Failed, "the tool did not take the answer: "+err.Error()
 	}
-	if err != nil {
-		c.fail(err)
+	h.conclude(c, to, why, append(h.before, h.last)...)
+}
+
+// conclude records what became of the answers to these prompts, and why, where that is not "".
+func (h *hook) conclude(c *command, to State, why string, ids ...string) {
+	for _, id := range ids {
+		_, err := h.st.Move(id, to, func(p *PromptRecord) { p.Reason = cmp.Or(why, p.Reason) })
+		if err != nil {
+			c.fail(err)
+		}
 	}
 }
 
@@ -5714,7 +5643,9 @@ func (h *hook) ask(ctx context.Context) (map[string]any, error) {
 		return nil, nil
 	}
 	answers := map[string]string{}
+	ends := time.Now().Add(h.life) // of them all: the tool soon ends the hook
 	for i, q := range input.Questions {
+		h.life = time.Until(ends)
 		q.others = append(q.others, input.others...)
 		p := questionPrompt(q, i+1, len(input.Questions))
 		end, err := h.wait(ctx, p)
@@ -5817,10 +5748,8 @@ func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) 
 	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
 	defer stop()
 	if h.last != "" { // of several questions, the one before
-		if _, err := h.st.Move(h.last, Injected, nil); err != nil {
-			return nil, err
-		}
-		h.release()
+		h.before = append(h.before, h.last)
+		p.Call = h.before[0]
 	}
 	h.describe(&p)
 	records, err := h.post(ctx, &p)
@@ -5882,15 +5811,19 @@ func (a *asker) complete(p *PromptRecord, source string, now time.Time) {
 	p.limit()
 }
 
-// post stores p, and gives what becomes of its session's records until ctx ends. The caller releases the prompt's lock,
-// also after an error.
+// post stores p, and gives what becomes of its session's records until ctx ends. The caller releases all prompts' locks
+// in the end, also after an error.
 func (a *asker) post(ctx context.Context, p *PromptRecord) (<-chan Record, error) {
 	release, err := a.st.HoldSession(p.ID)
 	if err != nil {
 		return nil, err
 	}
+	before := a.release
 	a.last = p.ID
-	a.release = release
+	a.release = func() {
+		release()
+		before()
+	}
 	records := a.st.Follow(ctx, a.session, func() bool { return true })
 	if err := a.st.Update(func(*View) ([]Record, error) { return []Record{p}, nil }); err != nil {
 		return nil, err
@@ -5925,13 +5858,14 @@ func (h *hook) permissionPrompt() PromptRecord {
 		allow = "Yes, and manually approve edits" // the mode that claude is in then (measured)
 	}
 	p.Choices = []Choice{{Key: hookAllow, Label: allow, Grants: true}}
-	words := visible(lastingWords(h.Suggestions, folder))
+	words, widest := lastingWords(h.Suggestions, folder)
+	words = visible(words)
 	if words != "" && redact(words) == words { // what is granted for longer is known to its last letter
-		p.Choices = append(p.Choices, Choice{Key: hookAlways, Label: "Yes, and stop asking for this", Grants: true})
+		p.Choices = append(p.Choices, Choice{Key: hookAlways, Label: visible("Yes, and " + widest), Grants: true})
 		p.Lasting = words
 	}
 	p.Choices = append(p.Choices, Choice{Key: hookDeny, Label: "No"})
-	p.Excerpt = headAndTail(p.Full)
+	p.Excerpt = headAndTail(p.Full, maxExcerpt)
 	p.parts = shown{body: strings.Split(p.Full, "\n")}
 	if p.Lasting != "" {
 		p.parts.among = []string{"lasting: " + p.Lasting}
@@ -5948,17 +5882,6 @@ func (h *hook) folder() string {
 		return ""
 	}
 	return v.Sessions[h.session].Cwd
-}
-
-// headAndTail is a text of at most maxExcerpt bytes: what is dangerous can stand at either end.
-func headAndTail(text string) string {
-	if len(text) <= maxExcerpt {
-		return text
-	}
-	half := (maxExcerpt - len(" …(12345678 bytes)… ")) / 2
-	head := clipBytes(text, half)
-	tail := strings.ToValidUTF8(text[len(text)-half:], "")
-	return fmt.Sprintf("%s …(%d bytes)… %s", head, len(text)-len(head)-len(tail), tail)
 }
 
 // hookCall is what the tool wants to do.
@@ -6050,44 +5973,68 @@ type suggestion struct {
 	}
 }
 
-// lastingWords say what the suggestions allow together, and for how long; "" when there are none. One that is not
-// understood is shown as it is.
-func lastingWords(suggestions []json.RawMessage, folder string) string {
-	var words []string
-	last := ""
+// How much a suggestion grants, the least first.
+const (
+	grantsFolder = iota // access to it
+	grantsCalls         // some of a tool's
+	grantsMode
+	grantsTool // whatever it is called with
+	grantsAll  // or what nobody knows here
+)
+
+// maxWidest is how long the name of the widest grant may be, in bytes: a label has 60 with "Yes, and ".
+const maxWidest = 51
+
+// lastingWords say what the suggestions grant together, and for how long, and which grant is the widest, as its button
+// has it. Both are "" when there are no suggestions. One that is not understood is shown as it is.
+func lastingWords(suggestions []json.RawMessage, folder string) (words, widest string) {
+	var all []string
+	last := "" // how long the one before is kept
+	most := -1
 	for _, raw := range suggestions {
-		what := string(raw)
-		how := ""
 		var s suggestion
-		if err := json.Unmarshal(raw, &s); err == nil && s.allowed(folder) != "" && destinations[s.Destination] != "" {
-			what = s.allowed(folder)
-			how = destinations[s.Destination]
+		err := json.Unmarshal(raw, &s)
+		what, short, width := s.grant(folder)
+		how := " " + destinations[s.Destination]
+		if err != nil || what == "" || how == " " {
+			what, short, width = string(raw), "what is listed as lasting", grantsAll
+			how = ""
 		}
 		if last != how && last != "" {
-			words = append(words, last)
+			all = append(all, last[1:])
 		}
 		last = how
-		words = append(words, what)
+		all = append(all, what)
+		if width > most {
+			most = width
+			widest = clip(short, maxWidest-len(how)) + how
+		}
 	}
 	if last != "" {
-		words = append(words, last)
+		all = append(all, last[1:])
 	}
-	return strings.Join(words, ", ")
+	return strings.Join(all, ", "), widest
 }
 
-// destinations say how long what a suggestion allows is kept.
+// destinations say how long what a suggestion grants is kept.
 var destinations = map[string]string{
 	"session":         "this session",
-	"localSettings":   "kept for this project",
-	"projectSettings": "kept for this project and all who work on it",
-	"userSettings":    "kept for all projects",
+	"localSettings":   "for this project",
+	"projectSettings": "for everyone on this project",
+	"userSettings":    "for all projects",
 }
 
-// allowed says what s allows, "" when that is not known.
-func (s suggestion) allowed(folder string) string {
-	switch s.Type {
-	case "addDirectories":
-		var all []string
+// grant is what s grants, in full and as a button has it, and how much that is; "" when that is not known.
+func (s suggestion) grant(folder string) (words, short string, width int) {
+	var all []string
+	switch {
+	case s.Type == "setMode" && s.Mode == "acceptEdits": // in claude's words: file edits and common file commands
+		return "accept all edits and common file commands", "accept all edits", grantsMode
+	case s.Type == "setMode" && s.Mode == "bypassPermissions":
+		return "allow everything without asking", "allow everything", grantsAll
+	case s.Type == "setMode" && s.Mode != "":
+		return "switch to mode " + s.Mode, "switch to mode " + s.Mode, grantsMode
+	case s.Type == "addDirectories" && len(s.Directories) > 0:
 		for _, directory := range s.Directories {
 			short := shortPath(directory, folder)
 			if short == "." {
@@ -6095,31 +6042,22 @@ func (s suggestion) allowed(folder string) string {
 			}
 			all = append(all, short)
 		}
-		if len(all) > 0 {
-			return "access to " + strings.Join(all, " and ")
-		}
-	case "setMode":
-		if s.Mode == "acceptEdits" {
-			return "accept edits"
-		}
-		if s.Mode != "" {
-			return "mode " + s.Mode
-		}
-	case "addRules":
-		if s.Behavior != "allow" {
-			return ""
-		}
-		var rules []string
+		words = "access to " + strings.Join(all, " and ")
+		return words, words, grantsFolder
+	case s.Type == "addRules" && s.Behavior == "allow" && len(s.Rules) > 0:
+		width = grantsCalls
 		for _, r := range s.Rules {
-			rule := r.ToolName
-			if r.RuleContent != "" {
-				rule += "(" + r.RuleContent + ")"
+			rule := r.ToolName + "(" + r.RuleContent + ")"
+			if r.RuleContent == "" {
+				rule = "all of " + r.ToolName
+				width = grantsTool
 			}
-			rules = append(rules, rule)
+			all = append(all, rule)
 		}
-		return strings.Join(rules, " and ")
+		words = "allow " + strings.Join(all, " and ")
+		return words, words, width
 	}
-	return ""
+	return "", "", 0
 }
 
 // lineDiff is a readable diff of two texts: what differs, between the lines that they have in common. The time it takes
@@ -6150,13 +6088,14 @@ func (s *session) installHooks(argv []string) []string {
 	if s.adapter.Hooks != "claude-settings" {
 		return argv
 	}
+	s.hooked = s.cfg.Channel != "local" // else the dialog is the user's
 	given, rest := settingsArgument(argv[1:])
 	merged, err := s.withHooks(given)
 	if err != nil {
 		s.log.Warn("the tool's hooks are not used", "why", err.Error())
+		s.hooked = false
 		return argv
 	}
-	s.hooked = true
 	return slices.Concat([]string{argv[0], "--settings", string(merged)}, rest)
 }
 
@@ -6208,7 +6147,9 @@ func (s *session) withHooks(given string) ([]byte, error) {
 		return nil, err
 	}
 	patience := int((s.cfg.PermissionTimeout + time.Minute).Seconds()) // the tool waits longer than a question lives
-	addHook(hooks, "PermissionRequest", command, patience)
+	if s.hooked {
+		addHook(hooks, "PermissionRequest", command, patience)
+	}
 	addHook(hooks, "Stop", command, quickHook)
 	if s.jsonLine == nil { // else its output tells of every call
 		addHook(hooks, "PreToolUse", command, quickHook)
@@ -6224,11 +6165,10 @@ func (s *session) hookCommand() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	quote := "'"
+	line := "'" + strings.ReplaceAll(exe, "'", `'\''`) + "' hook"
 	if runtime.GOOS == "windows" {
-		quote = `"`
+		line = `"` + exe + `" hook`
 	}
-	line := quote + exe + quote + " hook"
 	seconds := s.cfg.flags["permission_timeout_seconds"]
 	if seconds != "" {
 		line += " --timeout " + seconds
@@ -6515,7 +6455,6 @@ func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code
 		return exitInternal, err
 	}
 	defer release()
-	own.Prompts = 1
 	if err := a.save(ref(own)); err != nil {
 		return exitInternal, err
 	}

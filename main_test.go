@@ -72,6 +72,7 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"log/slog"
 	"maps"
 	mrand "math/rand"
 	"math/rand/v2"
@@ -473,14 +474,15 @@ func TestDashesEndTheFlags(t *testing.T) {
 	}
 }
 
-// TestTableFits: at a terminal of any width every table and log entry has its lines, with nothing left out but hashes; elsewhere a
-// row is one line, however long.
+// TestTableFits: at a terminal of any width what a command says is broken between words, with nothing left out but hashes of
+// the log; elsewhere a row is one line, however long.
 func TestTableFits(t *testing.T) {
 	s := storeAt(t, home(t, ""))
 	id := storeSession(t, s)
 	question := "Overwrite " + strings.Repeat("wörd 日本 ", 12) + strings.Repeat("x", 90) + " now?"
 	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) {
 		p.Question = question
+		p.Excerpt = question
 		p.Shown = question
 		p.Tool = "a tool with a long name indeed"
 	})
@@ -495,18 +497,29 @@ func TestTableFits(t *testing.T) {
 		{"config", []string{"safe_defaults.multiple_choice", `"https://api.telegram.org"`, "default"}},
 		{"adapters", []string{"opencode", "notfound", adapters[0].MaxVer}},
 		{"logs", []string{shortID(p.ID), "PROMPT_DETECTED", "a tool with a long name indeed"}},
+		{"help", []string{"carries its questions to your phone"}},
+		{"help run", []string{"keep a recording there, for `lab`", "Exit status"}},
+		{"help settings", []string{"timeout_seconds = 600"}},
+		{"setup", []string{"@BotFather"}},
 	} {
 		for _, cols := range []int{40, 80} {
-			pty, err := startPTY([]string{os.Args[0], test.command}, env, "", Size{Rows: 24, Cols: uint16(cols)}, Host{})
+			argv := append([]string{os.Args[0]}, strings.Fields(test.command)...)
+			pty, err := startPTY(argv, env, "", Size{Rows: 24, Cols: uint16(cols)}, Host{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			out, _ := io.ReadAll(pty) // ends with an error where the terminal has gone
+			var out []byte
+			if test.command == "setup" {
+				out = []byte(readUntil(t, pty, "shown): "))
+				pty.Terminate(nil)
+			} else {
+				out, _ = io.ReadAll(pty) // ends with an error where the terminal has gone
+			}
 			code := pty.Wait()
 			pty.Close()
 			for line := range strings.Lines(string(out)) {
 				line = strings.TrimRight(line, "\r\n")
-				if widthOf(line) > cols {
+				if widthOf(line) > cols && len(strings.Fields(line)) > 1 {
 					t.Errorf("%s in %d columns: %q has %d", test.command, cols, line, widthOf(line))
 				}
 			}
@@ -514,7 +527,7 @@ func TestTableFits(t *testing.T) {
 				t.Errorf("logs prints a hash, which says nothing to a person:\n%s", out)
 			}
 			for _, part := range test.holds {
-				if code != 0 || !strings.Contains(dense(string(out)), dense(part)) {
+				if code != 0 && test.command != "setup" || !strings.Contains(dense(string(out)), dense(part)) {
 					t.Errorf("%s in %d columns: exit %d, lacks %q:\n%s", test.command, cols, code, part, out)
 				}
 			}
@@ -523,40 +536,6 @@ func TestTableFits(t *testing.T) {
 	_, out, _ := cli(t, s.Dir, "approvals")
 	if strings.Count(out, "\n") != 2 || !strings.HasSuffix(out, "  "+question+"\n") {
 		t.Errorf("in a file: %s", out)
-	}
-}
-
-// TestLayout: cells stand below each other by the columns that a terminal gives them, and a text too long for its line
-// goes on below itself.
-func TestLayout(t *testing.T) {
-	rows := [][]string{{"ID", "N", "TEXT"}, {"日本", "7", "one two three"}, {"é", "", "overlongword"}, {"a sentence of its own"}}
-	for _, test := range []struct {
-		width int
-		want  string
-	}{
-		{0, "ID    N  TEXT\n日本  7  one two three\né        overlongword\na sentence of its own\n"},
-		{17, "ID    N  TEXT\n日本  7  one two\n         three\né        overlong\n         word\na sentence of its\nown\n"},
-	} {
-		if got := layout(rows, columnStarts(rows), test.width); got != test.want {
-			t.Errorf("layout in %d columns\n%s, want\n%s", test.width, got, test.want)
-		}
-	}
-	for _, text := range []string{"", " ", "  a  b ", "\xff\xfe\xfd \xff", "日本語 é\u0301", strings.Repeat("a b", 20)} {
-		for width := 1; width < 8; width++ {
-			for _, line := range wrap(text, width) {
-				if widthOf(line) > max(width, 2) {
-					t.Errorf("wrap(%q, %d) has %q", text, width, line)
-				}
-			}
-			whole := strings.ReplaceAll(strings.Join(wrap(text, width), ""), " ", "")
-			if whole != strings.ReplaceAll(text, " ", "") {
-				t.Errorf("wrap(%q, %d) is %q", text, width, wrap(text, width))
-			}
-		}
-	}
-	want := "ID    日本\nN     7\nTEXT  one two\n      three\n\nID    é\nTEXT  overlong\n      word\n\na sentence of\nits own\n"
-	if got := cards(rows, 14); got != want {
-		t.Errorf("cards\n%s, want\n%s", got, want)
 	}
 }
 
@@ -855,6 +834,45 @@ func TestDoctorIsContent(t *testing.T) {
 	}
 }
 
+// What doctor says of the state, of a bot that is not set up, and of tools that are not there, is what is so.
+func TestDoctorSays(t *testing.T) {
+	t.Setenv("PATH", t.TempDir()) // no tools
+	breaks := func(how func(log []byte) []byte) func(dir string) error {
+		return func(dir string) error {
+			storeSession(t, storeAt(t, dir))
+			path := filepath.Join(dir, "state.jsonl")
+			log, err := os.ReadFile(path)
+			return errors.Join(err, os.WriteFile(path, how(log), 0o600))
+		}
+	}
+	nothing := func(string) error { return nil }
+	for _, row := range []struct {
+		name, config string
+		make         func(dir string) error
+		code         int
+		says         string
+	}{
+		{"a damaged line", "", breaks(func(log []byte) []byte { return bytes.Replace(log, []byte("active"), []byte("passive"), 1) }),
+			exitFailed, `FAIL  state +state.jsonl: a damaged line .*\n +→  .*debug bundle`},
+		{"a torn end", "", breaks(func(log []byte) []byte { return append(log, `{"v":1`...) }),
+			0, `warn  state .*\n +→  state.jsonl: a torn end of 6 bytes was moved aside`},
+		{"no bot", "", nothing, 0, `warn  token +no Telegram here: questions wait for the keyboard or .*\n +→  atlasbridge setup`},
+		{"no bot, as chosen", `channel = "local"`, nothing, 0, `ok    token +the channel is local, as chosen: questions wait`},
+		{"no tools", "", nothing, 0, `ok    tools +not installed: claude, codex, gemini, opencode, qwen\n`},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			dir := home(t, row.config)
+			if err := row.make(dir); err != nil {
+				t.Fatal(err)
+			}
+			code, stdout, _ := cli(t, dir, "doctor")
+			if code != row.code || !matches(row.says, stdout) {
+				t.Errorf("exit %d, not %s\n%s", code, row.says, stdout)
+			}
+		})
+	}
+}
+
 // What is wrong with the folder or a file in it has the remedy of its cause, and exit status 1.
 func TestDoctorAtFolder(t *testing.T) {
 	needUnix(t)
@@ -977,8 +995,8 @@ func TestChildEnv(t *testing.T) {
 	}
 }
 
-// Before anything of the tool's, a session says where questions go, as known from the last time, or what is wrong; with
-// --quiet nothing.
+// Before anything of the tool's, a session says where questions go, and when, as known from the last time, or what is wrong,
+// and whom the environment lets answer; with --quiet nothing.
 func TestSaysWhereQuestionsGo(t *testing.T) {
 	needTool(t, "echo")
 	e := newTGEnv(t)
@@ -988,19 +1006,23 @@ func TestSaysWhereQuestionsGo(t *testing.T) {
 		t.Helper()
 		x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{"echo", "the tool"})...)
 		x.sees("the tool")
-		if got, _, _ := strings.Cut(strings.Join(strings.Fields(x.scr.Text()), " "), "the tool"); got != want {
+		bare := func(text string) string { return strings.Join(strings.Fields(text), "") } // as wrapped as it may be
+		if got, _, _ := strings.Cut(bare(x.scr.Text()), "thetool"); got != bare(want) {
 			t.Errorf("it says %q, not %q", got, want)
 		}
 		x.exits(0)
 	}
-	says("atlasbridge: questions go to Telegram, bot 123456789 ")
+	says("atlasbridge: questions go to Telegram, bot 123456789 20s after your last key ")
 	if _, _, err := e.topicsHere(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	says("atlasbridge: questions go to @my_bot ")
+	says("atlasbridge: questions go to @my_bot 20s after your last key ")
+	t.Setenv("ALLOWED_USER_IDS", "1001,6666")
+	says("atlasbridge: questions go to @my_bot 20s after your last key; ALLOWED_USER_IDS lets [1001,6666] answer ")
+	t.Setenv("ALLOWED_USER_IDS", "")
 	says("", "--quiet")
-	e.newest(4711) // what else the file has stays
-	says("atlasbridge: questions go to @my_bot ")
+	e.updatePace(func(next time.Time) time.Time { return next }) // what else the file has stays
+	says("atlasbridge: questions go to @my_bot 20s after your last key ")
 	e.noteFailure("send", &apiError{Code: 403, Text: "403: Forbidden:\n bot was blocked"}, 0)
 	since := time.Now().Format(" (Jan 2, ")
 	where, trouble := e.destination()
@@ -1008,7 +1030,7 @@ func TestSaysWhereQuestionsGo(t *testing.T) {
 		t.Errorf("%q, %q", where, trouble)
 	}
 	e.works("send")
-	says("atlasbridge: questions go to @my_bot ")
+	says("atlasbridge: questions go to @my_bot 20s after your last key ")
 	e.cfg.Store(&Config{Token: "99:other", ChatID: 5, Users: []int64{5}})
 	where, _ = e.destination()
 	if where != "questions go to Telegram, bot 99" {
@@ -1016,7 +1038,7 @@ func TestSaysWhereQuestionsGo(t *testing.T) {
 	}
 }
 
-// What kept Telegram from working is said in place of where questions go.
+// What kept Telegram from working is said in place of where questions go, once, and not after the settings were mended.
 func TestSaysWhatIsWrong(t *testing.T) {
 	needTool(t, "echo")
 	e := newTGEnv(t)
@@ -1027,6 +1049,18 @@ func TestSaysWhatIsWrong(t *testing.T) {
 	got := strings.Join(strings.Fields(x.scr.Text()), "")
 	if !strings.HasPrefix(got, "atlasbridge:questionswaithere:Telegramrefusesthebottoken(401:Unauthorized):run") {
 		t.Errorf("it says %q", got)
+	}
+	x.exits(0)
+	if n := strings.Count(x.scr.Text(), "refuses"); n != 1 {
+		t.Errorf("it says so %d times:\n%s", n, x.scr.Text())
+	}
+	config := filepath.Join(e.store.Dir, "config.toml")
+	os.WriteFile(config, []byte(e.srv.config("timeout_seconds = 60")), 0o600)
+	_, status, errs := cli(t, e.store.Dir, "status")
+	x = bridge(t, e.store.Dir, "run", "echo", "the tool")
+	x.exits(0)
+	if said := x.scr.Text() + status + errs; strings.Contains(said, "refuses") || !strings.Contains(said, "questions go to") {
+		t.Errorf("mended, they say\n%s", said)
 	}
 }
 
@@ -1039,7 +1073,7 @@ func TestReloadWhileProbing(t *testing.T) {
 			cfg:     &Config{Dir: st.Dir, Token: "1:old", getenv: os.Getenv},
 			st:      st,
 			ch:      localChannel{},
-			log:     &Log{},
+			log:     slog.New(slog.DiscardHandler),
 			adapter: adapterFor("claude"),
 			ctx:     t.Context(),
 			events:  make(chan func(), 1),
@@ -1059,226 +1093,31 @@ func TestReloadWhileProbing(t *testing.T) {
 	}
 }
 
-// A version that was not tried is told once: in the first run when it is found out, afterwards before the tool's first
-// byte, and then the tool is not asked again; with --quiet not a byte is told. While it runs status tells it, once.
+// A version that was not tried is told once in each run; with --quiet not a byte is told.
 func TestVersionWarning(t *testing.T) {
 	needUnix(t)
 	bin, asked := versionedClaude(t, "9.9.9")
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	dir := home(t, "")
-	warning := "atlasbridge: claude 9.9.9: not a version that was tried"
-	for i := range 3 {
-		x := bridge(t, dir, "run", "claude", "-p", "x")
+	for _, quiet := range []bool{false, true} {
+		args := []string{"run", "claude"}
+		want := "atlasbridge: claude 9.9.9: not a version that was tried"
+		if quiet {
+			args = []string{"run", "--quiet", "claude"}
+			want = "hello"
+		}
+		before := asked()
+		x := bridge(t, home(t, ""), args...)
 		x.exits(0)
-		shown := x.scr.Text()
-		if strings.Count(shown, warning) != 1 || strings.Count(shown, "hello") != 1 {
-			t.Errorf("run %d shows\n%s", i, shown)
+		shown := strings.TrimSpace(x.scr.Text())
+		if strings.Count(shown, want) != 1 || strings.Count(shown, "hello") != 1 || quiet && shown != want {
+			t.Errorf("quiet %v: the terminal shows\n%s", quiet, shown)
 		}
-		if i > 0 && strings.Index(shown, warning) > strings.Index(shown, "hello") {
-			t.Errorf("run %d tells it after the tool's first byte:\n%s", i, shown)
-		}
-		if n := asked(); n != 1 {
-			t.Errorf("after run %d the tool was asked %d times", i, n)
-		}
-	}
-	for i, dir := range []string{dir, home(t, "")} {
-		x := bridge(t, dir, "run", "--quiet", "claude")
-		x.exits(0)
-		if shown := strings.TrimSpace(x.scr.Text()); shown != "hello" {
-			t.Errorf("%d: with --quiet the terminal shows %q", i, shown)
-		}
-	}
-	log, err := os.ReadFile(filepath.Join(dir, "atlasbridge.log"))
-	if err != nil || strings.Count(string(log), "claude 9.9.9: not a version") != 1 {
-		t.Errorf("the log has %s, %v", log, err)
-	}
-	st := storeAt(t, dir)
-	for range 2 {
-		storeSession(t, st)
-	}
-	if _, out, _ := cli(t, dir, "status"); strings.Count(out, "claude 9.9.9: not a version") != 1 {
-		t.Errorf("status says\n%s", out)
-	}
-}
-
-// What doctor and adapters have found out is known to run, and what they find is asked, not remembered.
-func TestVersionOfOthers(t *testing.T) {
-	needUnix(t)
-	for _, command := range []string{"doctor", "adapters"} {
-		bin, asked := versionedClaude(t, "9.9.9")
-		t.Setenv("PATH", bin+":/bin:/usr/bin")
-		dir := home(t, "")
-		for i := range 2 {
-			cli(t, dir, command)
-			if n := asked(); n != i+1 {
-				t.Errorf("%s has asked %d times, want %d", command, n, i+1)
-			}
-		}
-		_, _, told := cli(t, dir, "run", "claude")
-		if asked() != 2 || strings.Count(told, "claude 9.9.9: not a version") != 1 {
-			t.Errorf("run after %s: asked %d times, told %s", command, asked(), told)
+		if n := asked() - before; n != 1 {
+			t.Errorf("quiet %v: the tool was asked %d times", quiet, n)
 		}
 	}
 }
 
-// A file of versions that is broken or not the user's alone is no error: it is written anew, where that can be done.
-func TestVersionsDamaged(t *testing.T) {
-	needUnix(t)
-	write := func(text string, mode fs.FileMode) func(string) error {
-		return func(path string) error {
-			if err := os.WriteFile(path, []byte(text), mode); err != nil {
-				return err
-			}
-			return os.Chmod(path, mode)
-		}
-	}
-	type row struct {
-		name  string
-		plant func(path string) error
-		stays bool
-	}
-	for _, c := range []row{
-		{"empty", write("", 0o600), false},
-		{"torn", write(`{"/bin/sh":{"identity":"1","vers`, 0o600), false},
-		{"nothing", write("null\n", 0o600), false},
-		{"of another shape", write(`{"/bin/sh":["9"],"x":3}`, 0o600), false},
-		{"large", write(`{"x":{"version":"`+strings.Repeat("9", 1<<20)+`"}}`, 0o600), false},
-		{"readable by others", write("{}", 0o644), false},
-		{"a link", func(path string) error { return os.Symlink("/dev/zero", path) }, false},
-		{"a pipe", func(path string) error { return exec.Command("mkfifo", "-m", "600", path).Run() }, false},
-		{"a folder", func(path string) error { return os.MkdirAll(path+"/x", 0o700) }, true},
-		{"no room beside it", func(path string) error { return os.MkdirAll(path+".new/x", 0o700) }, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			bin, _ := versionedClaude(t, "2.1.330")
-			t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-			dir := home(t, "")
-			if err := c.plant(filepath.Join(dir, versionsFile)); err != nil {
-				t.Fatal(err)
-			}
-			args := []string{"run", "claude"}
-			if c.stays {
-				args = append(args, "--no-wait")
-			}
-			code, shown, told := cli(t, dir, args...)
-			if code != 0 || !strings.Contains(shown, "hello") || strings.Contains(told, "version") {
-				t.Errorf("exit %d, shown %q, told %q", code, shown, told)
-			}
-			f := findAdapted(adapterFor("claude"), []string{"claude"})
-			if known := f.recall(dir); known == c.stays {
-				t.Errorf("the version is known: %v", known)
-			}
-		})
-	}
-}
-
-// Whatever replaces a tool, its version is not known afterwards; that something else was installed changes nothing.
-func TestVersionForgotten(t *testing.T) {
-	needUnix(t)
-	keep := func(path, text string) { // as npm does it: the same old time for every version
-		t.Helper()
-		old := time.Date(1985, 10, 26, 8, 15, 0, 0, time.UTC)
-		os.Remove(path)
-		err := os.WriteFile(path, []byte(text), 0o700)
-		if err == nil {
-			err = os.Chtimes(path, old, old)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	link := func(to, path string) {
-		t.Helper()
-		os.Remove(path)
-		if err := os.Symlink(to, path); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, c := range []struct {
-		name   string
-		change func(dir string) // bin/claude, package.json, lib/one, lib/two
-		known  bool
-	}{
-		{"nothing", func(string) {}, true},
-		{"another file", func(dir string) { keep(dir+"/lib/two", "3") }, true},
-		{"replaced by one of that size and time", func(dir string) { keep(dir+"/lib/one", "2") }, false},
-		{"package.json alone", func(dir string) { keep(dir+"/package.json", "2") }, false},
-		{"a link that leads elsewhere", func(dir string) { link("../lib/two", dir+"/bin/claude") }, false},
-		{"eight days later", func(dir string) {
-			kept := keptVersions(dir)
-			for file, k := range kept {
-				k.At = k.At.Add(-8 * 24 * time.Hour)
-				kept[file] = k
-			}
-			b, _ := json.Marshal(kept)
-			keep(filepath.Join(dir, versionsFile), string(b))
-			os.Chmod(filepath.Join(dir, versionsFile), 0o600)
-		}, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			dir := home(t, "")
-			os.Mkdir(dir+"/bin", 0o700)
-			os.Mkdir(dir+"/lib", 0o700)
-			keep(dir+"/lib/one", "1")
-			keep(dir+"/lib/two", "1")
-			keep(dir+"/package.json", "1")
-			link("../lib/one", dir+"/bin/claude")
-			claude := adapterFor("claude")
-			before := findAdapted(claude, []string{dir + "/bin/claude"})
-			before.found("2.1.7")
-			keepVersions(dir, before)
-			c.change(dir)
-			after := findAdapted(claude, []string{dir + "/bin/claude"})
-			if known := after.recall(dir); known != c.known || known && after.Version != "2.1.7" {
-				t.Errorf("the version is known: %v, as %q", known, after.Version)
-			}
-		})
-	}
-}
-
-// Processes that keep versions at once leave a file that can be read, with what one of them wrote.
-func TestVersionsAtOnce(t *testing.T) {
-	t.Parallel()
-	dir := home(t, "")
-	var all sync.WaitGroup
-	for i := range 8 {
-		all.Go(func() {
-			for range 20 {
-				x := tool{file: fmt.Sprint("/bin/x", i), identity: "1", Version: fmt.Sprint("2.1.", i)}
-				keepVersions(dir, x)
-			}
-		})
-	}
-	all.Wait()
-	last := tool{file: "/bin/x", identity: "1", Version: "2.1.9", adapter: adapterFor("claude")}
-	keepVersions(dir, last)
-	if !last.recall(dir) {
-		t.Errorf("the file has %v", keptVersions(dir))
-	}
-	for file, kept := range keptVersions(dir) {
-		if kept.Identity != "1" || !kept.believed() {
-			t.Errorf("%s: %+v", file, kept)
-		}
-	}
-}
-
-// BenchmarkRecall is what a tool's version costs before its first byte is shown.
-func BenchmarkRecall(b *testing.B) {
-	dir := home(b, "")
-	bin, _ := versionedClaude(b, "2.1.330")
-	find := func() tool { return findAdapted(adapterFor("claude"), []string{bin + "/claude"}) }
-	keep := find()
-	keep.found("2.1.330")
-	keepVersions(dir, keep)
-	for b.Loop() {
-		t := find()
-		if !t.recall(dir) {
-			b.Fatal("not known")
-		}
-	}
-}
-
-// TestBacklog: output wakes the loop when it has settled, when it has flowed for a while, is much, asks or ends; the
 // TestBacklog: output wakes the loop when it has settled, when it flows on for long, is much, asks or ends; the
 // loop gets every byte in order, and a reader that is far ahead waits.
 func TestBacklog(t *testing.T) {
@@ -1533,7 +1372,7 @@ func TestReloadKeepsFlags(t *testing.T) {
 	if opts == nil {
 		t.Fatal(code)
 	}
-	s := &session{st: st, ch: localChannel{}, log: &Log{}}
+	s := &session{st: st, ch: localChannel{}, log: slog.New(slog.DiscardHandler)}
 	s.cfg = &Config{Dir: st.Dir, Channel: "local", Timeout: time.Hour, PermissionTimeout: time.Hour, Stream: true,
 		getenv: os.Getenv, flags: settingsOf(opts)}
 	s.tg = newTelegram(s.cfg, st, s.log)
@@ -1610,7 +1449,8 @@ func TestToolCallsOfStreamJSON(t *testing.T) {
 		`{"type":"tool_result","tool_id":"run_1","status":"success","output":"sk-secret"}` + "\n" +
 		`{"type":"tool_use","id":"id_1","name":"bash","input":{"command":"true"}}` + "\n" +
 		`{"type":"tool_result","tool_id":"run_0","status":"error","output":"sk-secret"}` + "\n"
-	entry := regexp.MustCompile(`"event":"(TOOL_\w+)".*"tool":"(\w*)","tool_use_id":"(\w*)",(.*),"prev_hash"`)
+	entry := regexp.MustCompile(`"event":"(TOOL_\w+)".*"tool":"(\w*)","tool_use_id":"(\w*)",(.*?)` +
+		`(?:,"arguments_sha256":"sha256:[0-9a-f]{64}")?,"prev_hash"`)
 	want := []string{
 		`TOOL_CALL Bash toolu_1 "arguments":"{\"command\":\"ls\"}"`,
 		`TOOL_CALL Read toolu_2 "arguments":"{\"file_path\":\"a\"}"`,
@@ -1626,7 +1466,7 @@ func TestToolCallsOfStreamJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &session{st: st, log: &Log{}, jsonLine: []byte{}}
+	s := &session{st: st, log: slog.New(slog.DiscardHandler), jsonLine: []byte{}}
 	for _, cut := range []int{1, 7, len(output)} {
 		for p := []byte(output); len(p) > 0; p = p[min(cut, len(p)):] {
 			s.auditToolCalls(p[:min(cut, len(p))])
@@ -1714,7 +1554,7 @@ func TestChildDoesNotWaitForTheState(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lock.Close()
-	if err := lockFile(lock, true); err != nil {
+	if err := awaitLock(lock, patience); err != nil {
 		t.Fatal(err)
 	}
 	mark := filepath.Join(t.TempDir(), "mark")
@@ -1867,6 +1707,36 @@ func TestExpireTooLate(t *testing.T) {
 	s.expire(s.q)
 	if s.q != nil {
 		t.Error("a question that is not in the state stays")
+	}
+}
+
+// TestExpireTriesAgain: while the state cannot be written a question's end is tried once a second, and recorded when it can.
+func TestExpireTriesAgain(t *testing.T) {
+	st := storeAt(t, home(t, ""))
+	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
+		p.ExpiresAt = time.Now().Add(-time.Second)
+	})
+	s := bareSession(t, st, p.SessionID, "x")
+	s.q = &question{rec: *p, screen: &Prompt{Type: YesNo}}
+	writes := 0
+	st.log.do = faultyFiles(func(op string, _ int64) error {
+		if op != "write" {
+			return nil
+		}
+		writes++
+		return syscall.ENOSPC
+	})
+	for range 50 {
+		s.questionStep()
+	}
+	if writes != 1 || s.q == nil || time.Until(s.q.askAt) < retryEvery/2 {
+		t.Fatalf("%d times, %+v", writes, s.q)
+	}
+	st.log.do = faultyFiles(func(string, int64) error { return nil })
+	s.q.askAt = time.Time{}
+	s.questionStep()
+	if got := storeView(t, st).Prompts[p.ID]; got.Status != Expired {
+		t.Errorf("it is %s", got.Status)
 	}
 }
 
@@ -2157,7 +2027,7 @@ func TestCaptureTellsWhatFails(t *testing.T) {
 		var log bytes.Buffer
 		s := &session{
 			cfg: &Config{Dir: test.dir, Stuck: time.Second},
-			log: &Log{to: &log},
+			log: slog.New(slog.NewJSONHandler(&log, nil)),
 			det: newDetector(adapterFor("x"), 5, 40, DetectOptions{}),
 			pty: ptyState{},
 			rec: SessionRecord{Tool: "x"},
@@ -2850,6 +2720,34 @@ func (s *session) became(t *testing.T) (list []string) {
 	return list
 }
 
+// TestInputIsTypedOnce: a text is typed once, though its record changes while it waits, and while it is typed.
+func TestInputIsTypedOnce(t *testing.T) {
+	t.Parallel()
+	s := inputBench(t)
+	s.shows("loading")
+	r := s.want(t, "text", "1")
+	changes := func(thread int64) {
+		t.Helper()
+		changed := *r
+		changed.ThreadID = thread
+		if err := storeUpdate(s.st, &changed); err != nil {
+			t.Fatal(err)
+		}
+		s.handleRecord(storeView(t, s.st).Inputs[r.ID])
+	}
+	changes(1)
+	changes(2)
+	s.shows(claudeBox(""))
+	s.inputStep()
+	if s.gate == nil {
+		t.Fatal("it is not typed")
+	}
+	changes(3)
+	if len(s.inputs) > 0 {
+		t.Errorf("it is to be typed %d times more", len(s.inputs))
+	}
+}
+
 // TestInputsWaitTheirTurn: what is under way (an answer on its way, a program that does not read, a key at the keyboard,
 // a box that is not there yet) keeps an input waiting, in order, and refuses it only after a minute.
 func TestInputsWaitTheirTurn(t *testing.T) {
@@ -2870,7 +2768,10 @@ func TestInputsWaitTheirTurn(t *testing.T) {
 		{"no box yet", func(s *session) { s.shows("loading") }, box, "no input box on the screen"},
 		{"somebody types", func(s *session) { s.lastKey = time.Now() },
 			func(s *session) { s.lastKey = time.Time{} }, "somebody types at the keyboard"},
-		{"the program works", func(s *session) { s.adapter, s.pty = adapterFor("x"), ptyState{state: busy} },
+		{"the program works", func(s *session) {
+			s.adapter, s.pty = adapterFor("x"), ptyState{state: busy}
+			s.shows("\x1b[H\x1b[J> ")
+		},
 			func(s *session) { s.pty = ptyState{state: TTYState{ReadingYes, true, true, 0}} }, "does not read its keyboard"},
 		{"a dialog comes", func(s *session) { s.shows("Do you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l") },
 			box, ""},
@@ -3113,18 +3014,6 @@ func TestInputFile(t *testing.T) {
 			}
 		})
 	}
-	s := inputBench(t)
-	r := &InputRecord{Head: Head{ID: newID(), At: time.Now()}, Kind: "file", Status: "queued"}
-	s.handleRecord(r)
-	if len(s.inputs) != 0 {
-		t.Error("a file that is none is taken")
-	}
-	r.File = &FileRef{}
-	s.handleRecord(r)
-	s.inputStep()
-	if got := s.became(t)[0]; !strings.Contains(got, "no connection to Telegram") {
-		t.Error(got)
-	}
 }
 
 // TestMarkBreaksNoStream: a mark at a message is no message, so the stream goes on in its own; any other breaks it.
@@ -3245,7 +3134,7 @@ func TestHookSettings(t *testing.T) {
 		s := &session{
 			adapter: adapterFor("claude"),
 			cfg:     &Config{},
-			log:     &Log{},
+			log:     slog.New(slog.DiscardHandler),
 		}
 		argv := s.installHooks(append([]string{"claude"}, test.args...))
 		if test.leaves {
@@ -3450,6 +3339,14 @@ func TestHookOwnsItsDialog(t *testing.T) {
 	for _, other := range []string{"touch c", "touch b2", "touch"} {
 		if h := s.hookOf(s.dialogOf(other)); h != nil {
 			t.Errorf("the dialog of %q is taken for that of %q", other, h.rec.Subject)
+		}
+	}
+	hooks[0].rec.Call = hooks[1].rec.ID // two questions of one call
+	s.endSeen(nil)
+	s.takeUp(s.dialogOf("touch a"))
+	for i, h := range hooks {
+		if h.dialog == nil || !h.goneAt.IsZero() {
+			t.Errorf("the dialog of their call is not question %d's", i)
 		}
 	}
 	s.named = ":" + squeezed("touch a")
@@ -4174,9 +4071,9 @@ func TestScreenResize(t *testing.T) {
 		s := newScreen(5, 10)
 		s.Write([]byte(c.in))
 		s.Resize(c.rows, c.cols)
-		if got := screenShown(s); got != c.want || s.Scrolled() != c.scrolled {
+		if got := screenShown(s); got != c.want || s.scrolled != c.scrolled {
 			t.Errorf("%q resized to %d×%d: %q, %d scrolled; want %q, %d", c.in, c.rows, c.cols, got,
-				s.Scrolled(), c.want, c.scrolled)
+				s.scrolled, c.want, c.scrolled)
 		}
 	}
 	s := newScreen(5, 10)
@@ -4456,7 +4353,7 @@ func FuzzScreen(f *testing.F) {
 		cut.Write(in[n:])
 		a, b := screenShown(whole), screenShown(cut)
 		if a != b || whole.Title() != cut.Title() ||
-			whole.Status() != cut.Status() || whole.Scrolled() != cut.Scrolled() {
+			whole.Status() != cut.Status() || whole.scrolled != cut.scrolled {
 			t.Errorf("%q cut at %d: %q, whole %q", in, n, b, a)
 		}
 		bytewise := newScreen(5, 10)
@@ -4539,8 +4436,8 @@ func checkFlood(t *testing.T, before, first, last string) {
 	if a, b := screenState(through), screenState(read); a != b {
 		t.Errorf("%s:\n%s\nall read:\n%s", name, a, b)
 	}
-	if n := through.Scrolled(); n > read.Scrolled() || n < min(read.Scrolled(), 2*read.rows) {
-		t.Errorf("%s: %d rows have scrolled, all read %d", name, n, read.Scrolled())
+	if n := through.scrolled; n > read.scrolled || n < min(read.scrolled, 2*read.rows) {
+		t.Errorf("%s: %d rows have scrolled, all read %d", name, n, read.scrolled)
 	}
 }
 
@@ -4912,11 +4809,11 @@ func TestTranscriptOfAnAgent(t *testing.T) {
 		var all []string
 		shows := func(settle bool, screen string) {
 			d.Screen.Write([]byte("\x1b[H\x1b[J" + screen))
-			room := 1000
+			d.cur = nil
 			if settle {
-				room = 0
+				d.cur = &candidate{}
 			}
-			final, _ := d.Transcript(false, room)
+			final, _ := d.Transcript(false)
 			all = append(all, final...)
 		}
 		shows(true, "Welcome\r\n\r\n"+box)
@@ -4938,73 +4835,15 @@ func TestTranscriptOfAnAgent(t *testing.T) {
 		}
 		want := ""
 		for n := range 3 {
-			want += fmt.Sprintf("\n\n❯ again %d\n\n● The answer\n  is 42", n)
+			want += fmt.Sprintf("\n❯ again %d\n\n● The answer\n  is 42", n)
 		}
-		squeezed := regexp.MustCompile("\n+").ReplaceAllString(strings.Join(all, "\n"), "\n")
-		want = regexp.MustCompile("\n+").ReplaceAllString(want, "\n")
+		squeezed := regexp.MustCompile("\n+").ReplaceAllString(strings.TrimSpace(strings.Join(all, "\n")), "\n")
+		want = regexp.MustCompile("\n+").ReplaceAllString(strings.TrimSpace(want), "\n")
 		if squeezed != want {
 			t.Errorf("%q tells\n%s\nwant\n%s", mode, squeezed, want)
 		}
 	}
 }
-
-// TestTranscriptOfWindows: of a window that scrolls, is wrapped anew, covered or cut off, each word is told once and in
-// order; what has changed is told as it is now.
-func TestTranscriptOfWindows(t *testing.T) {
-	for name, c := range map[string]struct {
-		looks []string // rows, parted by |
-		want  string
-	}{
-		"scrolls":         {[]string{"a b c|d e f|g", "d e f|g h i|j k", "g h i|j k l|m"}, "a b c|d e f|g h i|j k l|m"},
-		"a word grows":    {[]string{"a b c|d wor", "a b c|d word57"}, "a b c|d word57"},
-		"wrapped anew":    {[]string{"a b c d|e f g", "c d e|f g h|i j k"}, "a b|c d e|f g h|i j k"},
-		"a pinned row":    {[]string{"> ask|a b c|d e f", "> ask|d e f|g h i"}, "> ask|a b c|d e f|g h i"},
-		"a short overlap": {[]string{"a b c|> hi", "> hi|the answer is", "the answer is|42"}, "a b c|> hi|the answer is|42"},
-		"the same again": {[]string{"> go 1|the answer is 42", "> go 1|the answer is 42|> go 2|the answer is 42",
-			"> go 2|the answer is 42|> go 3"}, "> go 1|the answer is 42|> go 2|the answer is 42|> go 3"},
-		"a row pinned below": {[]string{"a b c|d e f|queued", "d e f|g h i|queued", "g h i|j k|queued"},
-			"a b c|d e f|g h i|j k|queued"},
-		"two looks with nothing in common": {[]string{"a b|c queued", "d e|f queued"}, "a b|c queued|d e|f queued"},
-		"a short word grows":               {[]string{"> hi|He", "> hi|Hello there"}, "> hi|Hello there"},
-		"a row that was there before": {[]string{"> do f1|I may do all of this now|Ran f1", "> do the f2", "> do the f2|" +
-			"I may do all of this now"}, "> do f1|I may do all of this now|Ran f1|> do the f2|I may do all of this now"},
-		"repeats": {[]string{"do it now|open new|if err nil|return err|write b|if err nil|sync err|close f|if err nil|" +
-			"err rename path", "open new|if err nil|return err|write b|if err nil|sync err|close f|if err nil|err rename path|}"},
-			"do it now|open new|if err nil|return err|write b|if err nil|sync err|close f|if err nil|err rename path|}"},
-		"a state changes": {[]string{"a b c|Running x|d e f", "a b c|Ran x|d e f|g"}, "a b c|Ran x|d e f|g"},
-		"another page, and back": {[]string{"a b c|d e f", "help 1 2|help 3 4", "a b c|d e f|g h i"},
-			"a b c|d e f|help 1 2|help 3 4|g h i"},
-		"scrolled back": {[]string{"a b c|d e f", "d e f|g h i", "a b c|d e f", "d e f|g h i|j"}, "a b c|d e f|g h i|j"},
-		"cut off":       {[]string{"a b c word1 word2|d e f", "a b c wo|d e f|g h"}, "a b c word1 word2|d e f|g h"},
-		"letters":       {[]string{"今日は、|世界のみ", "今日は、世|界のみなさん|ok"}, "今日は、世|界のみなさん|ok"},
-		"signs alone":   {[]string{"a b c {|}", "a b c {|}|d"}, "a b c {|}|d"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			for _, room := range []int{0, 12, 1000} {
-				a := account{begun: true}
-				var got []string
-				for _, look := range c.looks {
-					a.join(wordsOf("\n" + strings.ReplaceAll(look, "|", "\n")))
-					if room > 0 {
-						final, _ := a.take(room)
-						got = append(got, final...)
-					}
-				}
-				final, live := a.take(0)
-				got = append(got, final...)
-				text := strings.Join(got, "|")
-				words := strings.Join(strings.FieldsFunc(text, notWord), " ")
-				want := strings.Join(strings.FieldsFunc(c.want, notWord), " ")
-				if words != want || room != 12 && text != c.want || live != "" {
-					t.Errorf("room %d: %q and %q, want %q", room, text, live, c.want)
-				}
-			}
-		})
-	}
-}
-
-// notWord tells what stands between words.
-func notWord(r rune) bool { return strings.ContainsRune(" |", r) }
 
 // TestTranscriptOfRecordings: what agents have painted at 40 columns and 20 rows is told word by word, in order, though
 // no screen has shown all of it, wherever their output is cut.
@@ -5022,11 +4861,11 @@ func TestTranscriptOfRecordings(t *testing.T) {
 				now := time.Unix(0, int64(e.t*1e9))
 				if e.t > look {
 					d.Tick(TTYState{}, now)
-					d.ReadWindow(false)
+					d.ReadWindow()
 					look = e.t + frameTime.Seconds()
 				}
 				if e.t > gather {
-					final, _ := d.Transcript(false, 100)
+					final, _ := d.Transcript(false)
 					all = append(all, final...)
 					gather = e.t + 0.2
 				}
@@ -5039,7 +4878,7 @@ func TestTranscriptOfRecordings(t *testing.T) {
 					}
 				}
 			}
-			final, live := d.Transcript(true, 0)
+			final, live := d.Transcript(true)
 			text := strings.Join(append(all, final...), "\n") + live
 			var want []string
 			for n := range words {
@@ -5058,43 +4897,6 @@ func TestTranscriptOfRecordings(t *testing.T) {
 			}
 		}
 	}
-}
-
-// FuzzTranscriptOfWindows: a window that moves over any text, not faster than it is looked at, tells all of it once.
-func FuzzTranscriptOfWindows(f *testing.F) {
-	f.Add([]byte{3, 200, 7, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, uint8(5), uint8(6))
-	f.Add(bytes.Repeat([]byte{1, 2, 3}, 40), uint8(1), uint8(9))
-	f.Fuzz(func(t *testing.T, moves []byte, width, height uint8) {
-		moves = moves[:min(len(moves), 60)]
-		var all []string // rows of words that are all different
-		n := 0
-		for range 4 * len(moves) {
-			var row []string
-			for range 1 + int(width)%8 {
-				row = append(row, fmt.Sprint("w", n))
-				n++
-			}
-			all = append(all, strings.Join(row, " "))
-		}
-		rows := 4 + int(height)%20
-		a := account{begun: true}
-		var got []string
-		top := 0
-		for k, m := range moves {
-			if k == 0 {
-				m = 0
-			}
-			top = min(max(0, top+int(m)%(rows-2)), max(0, len(all)-rows))
-			end := min(top+rows, len(all))
-			a.join(wordsOf("\n" + strings.Join(all[top:end], "\n")))
-			final, live := a.take(int(m) * 4)
-			got = append(got, final...)
-			text := strings.Join(append(slices.Clone(got), live), "\n")
-			if strings.TrimSpace(text) != strings.Join(all[:end], "\n") {
-				t.Fatalf("up to row %d of %d it tells\n%s", end, rows, text)
-			}
-		}
-	})
 }
 
 // When nobody takes them, the oldest lines are left out, and that is said.
@@ -5120,20 +4922,6 @@ func TestTranscriptBounded(t *testing.T) {
 	s.Write(bytes.Repeat([]byte("no end "), 1<<20))
 	if s.tr.bytes > maxPending || len(s.tr.part) > maxLine+80 {
 		t.Errorf("an endless line keeps %d and %d bytes", s.tr.bytes, len(s.tr.part))
-	}
-}
-
-// BenchmarkTranscriptOfWindow joins a window of 100 columns and 30 rows that scrolls by a row.
-func BenchmarkTranscriptOfWindow(b *testing.B) {
-	a := account{begun: true}
-	var rows []string
-	for i := range 31 {
-		rows = append(rows, strings.Repeat(fmt.Sprintf("word%d ", i), 14))
-	}
-	for b.Loop() {
-		a.join(wordsOf("\n" + strings.Join(rows[:30], "\n")))
-		a.take(1700)
-		rows = append(rows[1:], rows[0])
 	}
 }
 
@@ -5264,11 +5052,11 @@ func TestWhatStandsAbove(t *testing.T) {
 func TestKeys(t *testing.T) {
 	for _, c := range []struct{ tool, tty, out, keys string }{
 		{"claude", "", claudeDialog("x"), `["1" "2" "3"]`},
-		{"generic", "reading canon echo", "Go? [y/N] ", `["y\r" "n\r"]`},
+		{"generic", "reading canon echo", "Go? [y/N] ", `["y" "n"]`},
 		{"generic", "reading raw echo", "Go? [y/N] ", `["y" "n"]`}, // bash read -n1
 		{"generic", "reading raw noecho", "Clear<y>? ", `["y" "n"]`},
-		{"generic", "reading canon echo", "Go? (yes/no) ", `["yes\r" "no\r"]`},
-		{"generic", "reading canon echo", "1) a\r\n2) b\r\nSelect option: ", `["1\r" "2\r"]`},
+		{"generic", "reading canon echo", "Go? (yes/no) ", `["yes" "no"]`},
+		{"generic", "reading canon echo", "1) a\r\n2) b\r\nSelect option: ", `["1" "2"]`},
 		{"generic", "reading raw noecho", "\x1b[?25l? Pick one (Use arrow keys)\r\n❯ a\r\n  b\r\n", `["" ""]`},
 	} {
 		var keys []string
@@ -5437,7 +5225,7 @@ func TestSameIsAllOfIt(t *testing.T) {
 		was, is int
 		same    bool
 	}{{5, 5, true}, {5, 6, false}, {0, 6, true}, {5, 0, true}} {
-		a, b := made(func(p *Prompt) { p.place = c.was }), made(func(p *Prompt) { p.place = c.is })
+		a, b := made(func(p *Prompt) { p.place.row = c.was }), made(func(p *Prompt) { p.place.row = c.is })
 		if a.same(b) != c.same {
 			t.Errorf("asked in row %d, seen in row %d: same %v", c.was, c.is, !c.same)
 		}
@@ -5500,10 +5288,10 @@ func TestTongues(t *testing.T) {
 		yes, no := string(letters[0]), string(letters[1])
 		for _, marker := range []string{
 			"[" + strings.ToUpper(yes) + "/" + no + "]", "(" + yes + "/" + strings.ToUpper(no) + ")",
-			"（" + yes + "/" + no + "）", "[" + yes + no + "]",
+			"（" + yes + "/" + no + "）",
 		} {
 			p := newStage(t, "generic", "reading canon echo").one("Frobnitz xyz? " + marker + " ")
-			if p.Type != YesNo || p.Choices[0].Keys != yes+"\r" || p.Choices[1].Keys != no+"\r" ||
+			if p.Type != YesNo || p.Choices[0].Keys != yes || p.Choices[1].Keys != no ||
 				p.SafeDefault == nil || *p.SafeDefault != "n" {
 				t.Errorf("%s %s: %s %+v", l.name, marker, p.Type, p.Choices)
 			}
@@ -5554,48 +5342,51 @@ func TestReaders(t *testing.T) {
 			MultipleChoice, "y Approve=y n Deny=n"},
 		{"keys that are lit (nano)", raw, "\x1b[?1049h\x1b[27;1HGeänderten Puffer speichern?\r\n\x1b[7m J\x1b[m Ja\r\n" +
 			"\x1b[7m N\x1b[m Nein    \x1b[7m^C\x1b[m Abbrechen\x1b[27;29H", YesNo, "y Ja=J n Nein=N"},
-		{"initials (mastra)", raw, hide + "Allow? \x1b[1my\x1b[mes  \x1b[1mn\x1b[mo  \x1b[1ma\x1b[mlways allow", MultipleChoice,
-			"y yes=y n no=n a always allow=a"},
 		{"a dialog drawn over other text", raw, "\x1b[?1049h" + strings.Repeat("some other text that goes on and on and on "+
 			"over all of the row\r\n", 12) + "\x1b[4;20H\x1b[44m" + strings.Repeat(" ", 40) + "\x1b[5;20H  Really quit?" +
 			strings.Repeat(" ", 26) + "\x1b[6;20H" + strings.Repeat(" ", 40) + "\x1b[7;20H   \x1b[41m[ Yes ]\x1b[44m  [ No ]" +
 			strings.Repeat(" ", 22) + "\x1b[8;20H" + strings.Repeat(" ", 40) + "\x1b[m\x1b[7;25H", YesNo, "y Yes= n No="},
 		{"a marker with words and the default behind it (rich)", line, "Name [paul/jess/dun] (paul): ", MultipleChoice,
-			"paul paul=paul\r jess jess=jess\r dun dun=dun\r"},
+			"paul paul=paul jess jess=jess dun dun=dun"},
 		{"a default that is a path is none", line, "Package [root/ci]: ", FreeText, ""},
 		{"a count is no marker (git)", line, "(1/2) Stage this hunk [y,n,/,?]? ", MultipleChoice,
-			"y y=y\r n n=n\r / /=/\r ? ?=?\r"},
+			"y y=y n n=n / /=/ ? ?=?"},
 		{"the present value stands behind the marker (enquirer)", raw, hide + "? Continue? (y/N) ‣ false", YesNo,
-			"y Yes=y\r n No=n\r"},
+			"y Yes=y n No=n"},
 		{"a word in quotation marks, in capitals (cryptsetup)", line, "Sicher? (Tippen Sie 'yes' in Großbuchstaben): ", YesNo,
-			"y Yes=YES\r n No=no\r"},
+			"y Yes=YES n No=no"},
 		{"a list that was answered before (gpg)", line, "  1 = one\r\n  2 = two\r\nYour decision? 1\r\nReally? (y/N) ", YesNo,
-			"y Yes=y\r n No=n\r"},
-		{"two alphabets: the one that is typed everywhere (gpg)", line, "Вилучити? (y/N або т/Н) ", YesNo, "y Yes=y\r n No=n\r"},
+			"y Yes=y n No=n"},
+		{"two alphabets: the one that is typed everywhere (gpg)", line, "Вилучити? (y/N або т/Н) ", YesNo, "y Yes=y n No=n"},
+		{"a range without a list", line, "Enter your choice [1-4]: ", MultipleChoice, "1 1=1 2 2=2 3 3=3 4 4=4"},
+		{"a range and its default", line, "Select option (1-3) [2]: ", MultipleChoice, "1 1=1 2 2=2 3 3=3"},
+		{"a range of more than nine", line, "Enter your choice [1-12]: ", FreeText, ""},
+		{"a range with its list", line, "1) a\r\n2) b\r\nEnter your choice [1-2]: ", MultipleChoice, "1 a=1 2 b=2"},
+		{"a range of what is done", line, "Copying parts (1-4) to the disk: ", FreeText, ""},
 		{"a letter in angle brackets is read alone (e2fsck)", raw, "Effacer<o>? ", YesNo, "y Yes (o)=o n No=n"},
 		{"the only word for yes stands above (terraform)", line, "  Only 'yes' will be accepted.\r\n\r\n  Enter a value: ", YesNo,
-			"y Yes=yes\r n No=no\r"},
+			"y Yes=yes n No=no"},
 		{"keys that the line above names (hg)", line, "You can (k)eep it or (d)elete it.\r\nWhat now? ", MultipleChoice,
-			"k keep it or=k\r d delete it=d\r"},
+			"k keep it or=k d delete it=d"},
 		{"keys in the line above, which has ended (svn)", raw, "(A)bbrechen, Weiterma(c)hen, (E)ditieren:\r\n", MultipleChoice,
-			"A Abbrechen=A\r c Weitermachen=c\r E Editieren=E\r"},
+			"A Abbrechen=A c Weitermachen=c E Editieren=E"},
 		{"a line of keys alone (svn)", raw, "(a)nnule, (c)ontinue, (e)dite\r\n", MultipleChoice,
-			"a annule=a\r c continue=c\r e edite=e\r"},
+			"a annule=a c continue=c e edite=e"},
 		{"a list under the line that asks (rawlist)", raw, "? Pick a license\r\n  1) MIT\r\n  2) GPL\x1b[1;18H", MultipleChoice,
-			"1 MIT=1\r 2 GPL=2\r"},
+			"1 MIT=1 2 GPL=2"},
 		{"keys between full-width marks (svn)", raw, "a)终止，c)继续，e)编辑：\r\n", MultipleChoice,
-			"a 终止=a\r c 继续=c\r e 编辑=e\r"},
+			"a 终止=a c 继续=c e 编辑=e"},
 		{"an or before the last of several keys (emacs)", raw, "\x1b[?1049hSave file? (y, n, !, ., q or d) ", MultipleChoice,
 			"y y=y n n=n ! !=! . .=. q q=q d d=d"},
 		{"an answer stands there already (debconf)", raw, "  1. Dialog  2. Readline\r\n\r\nInterface: 1", MultipleChoice,
 			"1 Dialog=\x151\r 2 Readline=\x152\r"},
 		{"a list whose items are wrapped", line, " 1) " + strings.Repeat("long ", 22) + "\r\n 2) Quit\r\nSelect an option: ",
-			MultipleChoice, "1 " + clip(strings.TrimSpace(strings.Repeat("long ", 22)), 60) + "=1\r 2 Quit=2\r"},
+			MultipleChoice, "1 " + clip(strings.TrimSpace(strings.Repeat("long ", 22)), 60) + "=1 2 Quit=2"},
 		{"return is pressed where no list is (auggie)", raw, hide + "  \x1b[35mNew here? You can create an account.\x1b[m\r\n\r\n\r\n" +
 			"→ Login to continue\r\n\r\n  Press return to open your browser\r\n", ConfirmEnter, ""},
 		{"press a key, in Turkish", line, "Devam etmek için bir tuşa basın... ", ConfirmEnter, ""},
 		{"press a key, in Chinese", line, "按任意键继续", ConfirmEnter, ""},
-		{"the question stands above the mark (Symfony)", line, " Continue? (yes/no) [yes]:\r\n > ", YesNo, "y Yes=yes\r n No=no\r"},
+		{"the question stands above the mark (Symfony)", line, " Continue? (yes/no) [yes]:\r\n > ", YesNo, "y Yes=yes n No=no"},
 		{"a field with a cursor of its own (clack)", raw, hide + "◆  Project name?\r\n│  \x1b[7m \x1b[m\r\n└", FreeText, ""},
 		{"a field with a hint for its text (gum)", raw, hide + "> \x1b[7mW\x1b[m\x1b[2mhat is your name?\x1b[m\r\n\r\nenter submit",
 			FreeText, ""},
@@ -5657,7 +5448,7 @@ func TestSecretsByWords(t *testing.T) {
 }
 
 // TestStillScreen: a screen that no rule reads is possibly a question once it is still, whatever the tool; it takes keys
-// and no text, nothing is typed by waiting, and what moves, blinks or is not read is never asked.
+// and text, nothing is typed by waiting, and what moves, blinks or is not read is never asked.
 func TestStillScreen(t *testing.T) {
 	t.Parallel()
 	const screen = "\x1b[?25l\x1b[?1049hSomething new\r\n\r\nthat nobody has ever read"
@@ -5669,7 +5460,7 @@ func TestStillScreen(t *testing.T) {
 		}
 		rec := &PromptRecord{Prompt: *asked[0], Status: AwaitingReply}
 		rec.ShownAll = true
-		for given, ok := range map[string]bool{"up": true, "1": true, "esc": true, "enter": true, "rm -rf /": false, "12": false} {
+		for given, ok := range map[string]bool{"up": true, "1": true, "esc": true, "enter": true, "rm -rf /": true, "12": true} {
 			if _, why := rec.interpret(given); (why == "") != ok {
 				t.Errorf("%s: %q is refused: %q", tool, given, why)
 			}
@@ -5931,11 +5722,10 @@ func TestWordsOnTheScreen(t *testing.T) {
 		{"the last message", "codex", "› hi\n\n• I will.\n\n• Ran ls\n  └ a\n\n• It is a.\n", "It is a."},
 		{"a list of its own", "gemini", " > hi\n▀▀▀\n✦\n   - one\n     - two\n   end\n", "- one\n  - two\nend"},
 		{"a scroll bar", "qwen", "  > hi\n\n  ◆\ufe0e Done." + strings.Repeat(" ", 80) + "█\n", "Done."},
-		{"a quotation", "qwen", "  > hi\n\n  ◆\ufe0e Look:\n\n     │ Measure first.\n", "Look:\n\n   > Measure first."},
-		{"a table in a box", "gemini", " > hi\n▀▀▀\n✦ So:\n\n  ┌────┬───┐\n  │ 日 │ B │\n  ├────┼───┤\n  │ c  │ d │\n  │    │ e │\n" +
-			"  └────┴───┘\n  The | end\n", "So:\n\n| 日 | B |\n|---|---|\n| c | d e |\n\nThe | end"},
-		{"a table of lines", "codex", "› hi\n\n• So:\n\n   A      B\n  ━━━━━  ━━━\n   c|d   e\n  ─────  ───\n   f     g\n\n  End\n",
-			"So:\n\n| A | B |\n|---|---|\n| c\\|d | e |\n| f | g |\n\n\nEnd"},
+		{"a table in a box", "gemini", " > hi\n▀▀▀\n✦ So:\n\n  ┌───┬───┐\n  │ 日│ B │\n  └───┴───┘\n\n  The | end\n",
+			"So:\n\n```\n  ┌───┬───┐\n  │ 日│ B │\n  └───┴───┘\n```\n\nThe | end"},
+		{"a table of lines", "codex", "› hi\n\n• So:\n\n   A      B\n  ━━━━━  ━━━\n   c|d   e\n\n  End\n",
+			"So:\n\n```\n   A      B\n  ━━━━━  ━━━\n   c|d   e\n```\n\nEnd"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStage(t, c.tool, "")
@@ -6063,17 +5853,17 @@ func TestEndRings(t *testing.T) {
 		interactive bool
 		start, key  time.Time
 		phone       time.Time
-		hungUp      bool
+		told        time.Time // to end
 		want        bool
 	}{
-		{"long after the start", true, now.Add(-time.Minute), time.Time{}, time.Time{}, false, true},
-		{"just started", true, now.Add(-time.Second), time.Time{}, time.Time{}, false, false},
-		{"just started without a keyboard", false, now.Add(-time.Second), time.Time{}, time.Time{}, false, true},
-		{"just typed", true, now.Add(-time.Hour), now.Add(-time.Second), time.Time{}, false, false},
-		{"just typed, then the phone", true, now.Add(-time.Hour), now.Add(-2 * time.Second), now, false, true},
-		{"was ended", true, now.Add(-time.Hour), time.Time{}, time.Time{}, true, false},
+		{"long after the start", true, now.Add(-time.Minute), time.Time{}, time.Time{}, time.Time{}, true},
+		{"just started", true, now.Add(-time.Second), time.Time{}, time.Time{}, time.Time{}, false},
+		{"just started without a keyboard", false, now.Add(-time.Second), time.Time{}, time.Time{}, time.Time{}, true},
+		{"just typed", true, now.Add(-time.Hour), now.Add(-time.Second), time.Time{}, time.Time{}, false},
+		{"just typed, then the phone", true, now.Add(-time.Hour), now.Add(-2 * time.Second), now, time.Time{}, true},
+		{"was ended", true, now.Add(-time.Hour), time.Time{}, time.Time{}, now, false},
 	} {
-		s := &session{interactive: c.interactive, lastKey: c.key, phoneAt: c.phone, hungUp: c.hungUp,
+		s := &session{interactive: c.interactive, lastKey: c.key, phoneAt: c.phone, toldToEnd: c.told,
 			cfg: &Config{Away: 20 * time.Second}, rec: SessionRecord{StartedAt: c.start.UTC()}}
 		if got := s.endRings(); got != c.want {
 			t.Errorf("%s: rings %v", c.name, got)
@@ -6338,7 +6128,7 @@ func TestMenuThatCounts(t *testing.T) {
 			for n := 0; time.Duration(n)*c.every < time.Minute; n++ {
 				asked = append(asked, s.show("\x1b[2;3H\x1b[K"+c.row(n)+"\x1b[4;8H", c.every)...)
 			}
-			if len(asked) != 1 || s.d.cur == nil || s.d.stands() != theSame {
+			if len(asked) != 1 || s.d.cur == nil || s.d.compare() != theSame {
 				t.Errorf("%d questions in a minute", len(asked))
 			}
 		})
@@ -6505,32 +6295,6 @@ func TestHostileOutput(t *testing.T) {
 			t.Fatalf("a copy asks %q", asked[0].Excerpt)
 		}
 	}
-}
-
-// FuzzPatterns: a pattern that is not run on a text does not match it.
-func FuzzPatterns(f *testing.F) {
-	all := []*pattern{secrets[0].at, secrets[6].at, reMarked, reChoosing, reKeyed, reHotkeys, reEscOut, reHeading, reWord, reItem,
-		reCounting, reBarePress, rePress, reText, reSubmits, reOrder, reREPL, reColumns, reCapitals, reRefusal, reNotPress,
-		reTime, rePager, reQuoted, reSpinner, reAsks, reHinted, reReason, reElided, reOtherWay}
-	for _, a := range adapters {
-		for _, p := range []*pattern{a.Works, a.Box, a.Head, a.Fails, a.Closes, a.Stopped} {
-			if p != nil {
-				all = append(all, p)
-			}
-		}
-	}
-	for _, text := range []string{"❯ 1. Yes, and don't ask again (esc)", "PASSWORD: hunter2hunter2", "↑/↓ to NAVIGATE · Enter to Select",
-		"to\u212aen=abcdefgh", "preſs enter", "· Baking… (12s · esc to interrupt)", "Go on? [Y/n]", "ghp_0123456789abcdef0123",
-		"[(y)es] (n)o 1) a  2) b", "Interrupted by user", "✻ Cooked for 3s", "Großbuchst 大文字 ЗАГЛАВН"} {
-		f.Add(text)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		for _, p := range all {
-			if p.MatchString(text) != p.expr().MatchString(text) {
-				t.Errorf("%q is not tried on %q", p.source, text)
-			}
-		}
-	})
 }
 
 // FuzzDetector: output asks the same whole and cut anywhere.
@@ -6824,6 +6588,17 @@ func TestWaitingNeverAffirms(t *testing.T) {
 		{"reading canon echo", "Overwrite? ", ""},
 		{"reading canon echo", "Cancel the installation? (y/N) ", ""},
 		{"reading canon echo", "Keep the file? [y/n] ", ""},
+		{"reading canon echo", "Well? (y)es, (n)o: ", "n"},
+		{"reading canon echo", "The key is wrong. (y)es, stop, (n)o, install anyway: ", ""},
+		{"reading canon echo", "The key is wrong. (y)es or (n)o (install anyway): ", ""},
+		{"reading canon echo", "The key is wrong. (c)ancel, (i)gnore: ", "c"},
+		{"reading canon echo", "Format disk, drive letter [c]: ", ""},
+		{"reading canon echo", "Mode [h]: ", ""},
+		{"reading canon echo", "Kind (t): ", ""},
+		{"reading canon echo", "Colour output [on]: ", ""},
+		{"reading canon echo", "Colour output [in]: ", ""},
+		{"reading canon echo", "Sure? [no]: ", "n"},
+		{"reading canon echo", "Sure? [Y]: ", "n"},
 		{"reading canon echo", "Save changes? [y/n] ", ""},
 		{"reading canon echo", "1. deploy\r\n2. abort\r\nChoose [1]: ", "2"},
 		{"reading canon echo", "1. deploy\r\n2. quit\r\nChoose [1]: ", ""},
@@ -6854,6 +6629,33 @@ func TestWaitingNeverAffirms(t *testing.T) {
 		if got != c.want || len(asked) == 0 {
 			t.Errorf("%q: %d questions, waiting types %q, want %q", c.screen, len(asked), got,
 				c.want)
+		}
+	}
+}
+
+// TestRefusalIsAllOfIt: of a list waiting chooses a label that does nothing but refuse, and such a one is known for a
+// refusal on the phone; where it does anything besides, or that cannot be told, it is none.
+func TestRefusalIsAllOfIt(t *testing.T) {
+	for label, want := range map[string]bool{
+		"No": true, "✗ No": true, "No.": true, "No (esc)": true, "No, exit": true, "No, cancel": true, "Nein, abbrechen": true,
+		"No, and tell Claude what to do differently (esc)": true, "No, suggest changes (esc)": true, "No, thanks": true,
+		"Cancel": true, "Abort": true, "Reject": true, "Deny": true, "Don't trust": true, "Don’t allow": true, "取消": true,
+		"いいえ": true, "아니요, 취소": true, "Нет": true, "No, with feedback": true, "Cancel (c)": true,
+		"No, install anyway": false, "No (connect anyway)": false, "No, wipe the disk now": false,
+		"No, do not ask: delete all": false, "Cancel all": false, "Cancel it": false,
+		"Cancel, and delete the remote copy": false, "Cancel (deletes the remote copy)": false, "Deny all": false,
+		"Reject, and delete the branch": false, "Don't run the tests, deploy": false, "Do not trust, wipe the store": false,
+		"Nein, löschen": false, "いいえ、削除する": false, "No, keep it": false, "No…": false, "Quit": false, "Skip": false,
+		"Non-stop": false, "exit": false, "Don't ask again": false, "No changes, deploy": false,
+		"No" + strings.Repeat(" ", 60) + "and wipe": false,
+	} {
+		s := newStage(t, "x", "reading raw noecho")
+		p := s.one("\x1b[?25lWell? (use arrow keys)\r\n❯ " + label + "\r\n  Red\r\n")
+		if got := p.SafeDefault != nil && *p.SafeDefault == "1"; got != want {
+			t.Errorf("%q is chosen by waiting: %v", label, got)
+		}
+		if rec := (PromptRecord{Prompt: *p}); rec.refuses("1") != want {
+			t.Errorf("%q is a refusal on the phone: %v", label, !want)
 		}
 	}
 }
@@ -7088,6 +6890,19 @@ func TestRedact(t *testing.T) {
 		{"PrivateKey = yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=", "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk="},
 		{"(client_secret: 3f9a-77bd-01c4-9e2a)", "3f9a-77bd-01c4-9e2a"},
 		{"passphrase: four-words-and-a-7", "four-words-and-a-7"},
+		{"DB_PASS=Sup3rSecretValue99", "Sup3rSecretValue99"},
+		{"export SMTP_PASS='letmein'", "letmein"},
+		{"  REDIS_PASS: s3cr3tvalue", "s3cr3tvalue"},
+		{"PASS=correct make", "correct"},
+		{"db_pass = hunter2!", "hunter2!"},
+		{"SESSION_KEY=abcdefgh", "abcdefgh"},
+		{"APP_KEY=base64:Zm9vYmFyYmF6", "base64:Zm9vYmFyYmF6"},
+		{"mytool --db-pass=hunter2 x", "hunter2"},
+		{"mytool --db-pass hunter2 x", "hunter2"},
+		{"mysql -phunter2secret", "hunter2secret"},
+		{"mysqldump -u root -pletmein shop > x", "letmein"},
+		{"sshpass -p1234 ssh h", "1234"},
+		{"git clone https://u:pw@h/r", "pw"},
 	} {
 		want := strings.Replace(row.text, row.secret, "[redacted]", 1)
 		if got := redact(row.text); got != want {
@@ -7111,6 +6926,8 @@ func TestRedact(t *testing.T) {
 		"key: value2", "keyboard=us105", "primary_key=user_id_17", "class sk-toggleable__content-fitted",
 		"sk-learn-contrib-and-other-things", "npm_config_registry_of_the_company", "hf_hub_download_with_all_retries",
 		"docker run -u 1000:1000 x", "api_key: your-api-key-here1", "password: ********", "token: xxxxxxxxxxxx",
+		"BYPASS=checks", "compass=north", "3 pass: 1024", "mysql -p shop", "mysql -h db -P3306; ls -pages", "mkdir -pv x/y",
+		"DB_PASS=$(cat f)", "mysql -p$PASS", "https://u:$PW@h",
 		"kubectl get secret app-7 -o yaml", "import { token } from './token1'", "risk-assessment-of-2024-ABCDEFGHIJKL",
 	} {
 		if got := redact(text); got != text {
@@ -7127,11 +6944,12 @@ func TestRedactArgs(t *testing.T) {
 		{[]string{"--api-key", "abc", "x"}, []string{"--api-key", "[redacted]", "x"}},
 		{[]string{"--token", "--fast"}, []string{"--token", "--fast"}},
 		{[]string{"--token-file", "f1le"}, []string{"--token-file", "f1le"}},
+		{[]string{"--db-pass", "abc", "-p", "xyz"}, []string{"--db-pass", "[redacted]", "-p", "xyz"}},
 		{[]string{"-u", "bob:hunter2"}, []string{"-u", "bob:[redacted]"}},
 		{[]string{"KEY=1", "API_KEY=abcd"}, []string{"KEY=1", "API_KEY=[redacted]"}},
 		{[]string{"-H", "Authorization: Bearer abcdefgh12345"}, []string{"-H", "Authorization: Bearer [redacted]"}},
 		{[]string{`{"password":"word"}`}, []string{`{"password":"[redacted]"}`}},
-		{[]string{"--password=letmein", "https://a:b@h/"}, []string{"--password=[redacted]", "https://a:b@h/"}},
+		{[]string{"--password=letmein", "https://a:b@h/"}, []string{"--password=[redacted]", "https://a:[redacted]@h/"}},
 	} {
 		if got := redactArgs(row.args); !slices.Equal(got, row.want) {
 			t.Errorf("redactArgs(%q) = %q", row.args, got)
@@ -7604,8 +7422,7 @@ func TestLab(t *testing.T) {
 		t.Errorf("fields %q, want %q", got, want)
 	}
 	out, code = lab("--explain", cast)
-	if code != 0 || !strings.Contains(out, "its words say it, and the system sees the terminal read") ||
-		!strings.Contains(out, "answer y: Yes") || !strings.Contains(out, "row 4, names its answers") {
+	if code != 0 || !strings.Contains(out, "answer y: Yes") || !strings.Contains(out, "row 4, names its answers") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	out, code = lab("--explain", "--json", cast)
@@ -7637,9 +7454,8 @@ func TestLabExplainsInWords(t *testing.T) {
 	for _, file := range files {
 		for _, e := range replayed(t, file, false) {
 			found++
-			why := append([]string{e.evidence()}, e.Why...)
-			said := strings.Join(why, "\n")
-			if !strings.Contains(said, "\nfound by the reader of ") || internal.MatchString(strings.ReplaceAll(said, " % sure", "")) {
+			said := strings.Join(e.Why, "\n")
+			if !strings.Contains("\n"+said, "\nfound by the reader of ") || internal.MatchString(said) {
 				t.Errorf("%s: %s", file, said)
 			}
 		}
@@ -7692,52 +7508,6 @@ func TestScenarioExamples(t *testing.T) {
 				t.Errorf("%v, want %q", err, c.wrong)
 			}
 		})
-	}
-}
-
-// A scenario that the lab writes of a recording passes, and expects what was found there: by itself where that is so,
-// else beside the recording.
-func TestScenarioOfARecording(t *testing.T) {
-	files, _ := filepath.Glob("testdata/recordings/*.cast")
-	kinds := map[string]int{}
-	for _, file := range files {
-		dir := t.TempDir()
-		recorded, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, filepath.Base(file)), recorded, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		code, out, errs := cli(t, dir, "lab", "--scenario", file)
-		path := filepath.Join(dir, "new.json")
-		if err := os.WriteFile(path, []byte(out), 0o600); err != nil || code != 0 || errs != "" {
-			t.Fatal(err, code, errs)
-		}
-		tp, err := openTape(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if tp.want["recording"] == nil {
-			kinds["alone"]++
-		} else {
-			kinds["beside"]++
-		}
-		if tp.want["expected_type"] == nil {
-			kinds["nothing"]++
-		}
-		seen := replayed(t, file, false)
-		asks := len(seen) > 0
-		if err := tp.want.check(replayed(t, path, false)); err != nil || asks != (tp.want["expected_type"] != nil) {
-			t.Errorf("%s: %v; %d found, %s", file, err, len(seen), out)
-		}
-	}
-	if kinds["alone"] < 10 || kinds["beside"] < 2 || kinds["nothing"] < 5 {
-		t.Errorf("%v of %d recordings", kinds, len(files))
-	}
-	code, out, errs := cli(t, t.TempDir(), "lab", "--scenario", "testdata/scenarios/enter.json")
-	if code != 1 || out != "" || !strings.Contains(errs, "a scenario already") {
-		t.Errorf("of a scenario: exit %d, %q, %q", code, out, errs)
 	}
 }
 
@@ -8009,8 +7779,8 @@ func TestTelegramSendRetries(t *testing.T) {
 	}
 }
 
-// TestPlainerLooks: a Bot API that refuses colours or newer looks of text gets every question all the same, and is asked
-// but once.
+// TestPlainerLooks: a Bot API that refuses colours or newer looks of text gets every question all the same, in the same
+// turn; what one message was refused for the next one has all the same.
 func TestPlainerLooks(t *testing.T) {
 	t.Parallel()
 	for _, refused := range []string{`"style":`, `"date_time"`, `"expandable_blockquote"`, `"language":`, `"entities":`} {
@@ -8032,20 +7802,24 @@ func TestPlainerLooks(t *testing.T) {
 			p.Above = "Plan: 3 changes"
 			p.Full = "rm -r out"
 			p.Lang = "bash"
-			bare := refused == `"entities":`
-			for i := range 2 {
-				attempts = 0
-				got := e.srv.now(e.ask(p).MsgID)
-				if !strings.Contains(got.text, "Continue") || len(got.buttons) != 2 {
-					t.Errorf("question %d came as %q %v", i, got.text, got.buttons)
-				}
-				want := 2 - i
-				if bare { // it may be one message's own fault
-					want = 3
-				}
-				if attempts != want {
-					t.Errorf("question %d took %d attempts, not %d", i, attempts, want)
-				}
+			got := e.srv.now(e.ask(p).MsgID)
+			if !strings.Contains(got.text, "Continue") || len(got.buttons) != 2 {
+				t.Errorf("the question came as %q %v", got.text, got.buttons)
+			}
+			want := 2
+			if refused == `"entities":` {
+				want = 3
+			}
+			if attempts != want {
+				t.Errorf("it took %d attempts, not %d", attempts, want)
+			}
+			if early := time.Until(time.Unix(0, e.known().next)); early > -paceChat*3/2 {
+				t.Errorf("what was refused has used up a turn: the next is in %v", early)
+			}
+			refused = "nothing" // it may have been one message's own fault
+			e.ask(p)
+			if attempts != want+1 {
+				t.Errorf("the next question took %d attempts", attempts-want)
 			}
 		})
 	}
@@ -8102,6 +7876,25 @@ func TestTroubleIsToldInOrder(t *testing.T) {
 		if got := tg.Trouble(); got != "it cannot send" {
 			t.Fatalf("told: %q", got)
 		}
+	}
+}
+
+// TestWorksAsBefore: that sending works is written down only where it did not before, here or in another process.
+func TestWorksAsBefore(t *testing.T) {
+	e := newTGEnv(t)
+	e.works("send")
+	written := e.known().written
+	e.works("send")
+	if e.known().written != written {
+		t.Error("that nothing has changed is written down")
+	}
+	e.process().noteFailure("send", &apiError{Code: 403, Text: "403: Forbidden: bot was blocked"}, 0)
+	if e.store.ChannelTrouble() == "" {
+		t.Fatal("no trouble")
+	}
+	e.works("send")
+	if trouble := e.store.ChannelTrouble() + e.known().trouble; trouble != "" {
+		t.Errorf("another process's trouble stays: %s", trouble)
 	}
 }
 
@@ -8212,19 +8005,19 @@ func TestPage(t *testing.T) {
 			**api · claude**
 			Run this? Create a file and say hi
 			|bash touch out/hello && echo hi
-			Lasting: access to out and this folder, accept edits, this session
+			Lasting: access to out and this folder, accept all edits and common file commands, this session
 			or reply why not · until 14:32, then No · [SID:51ccd167]
 			[green Yes] [red No]
-			[blue Yes, and stop asking for this]`},
+			[blue Yes, and accept all edits this session]`},
 		{"in another folder", open(elsewhere), `
 			**api · claude**
 			Run this? Create a file and say hi
 			in sub
 			|bash touch out/hello && echo hi
-			Lasting: access to out and this folder, accept edits, this session
+			Lasting: access to out and this folder, accept all edits and common file commands, this session
 			or reply why not · until 14:32, then No · [SID:51ccd167]
 			[green Yes] [red No]
-			[blue Yes, and stop asking for this]`},
+			[blue Yes, and accept all edits this session]`},
 		{"an edit", open(edit), `
 			**api · claude**
 			Edit src/a.txt? +1 −1
@@ -8314,7 +8107,7 @@ func TestPage(t *testing.T) {
 			Possibly a question: it stands still and waits for keys
 			|Installing 3 of 7
 			  [ ] telemetry
-			until 14:32, then nothing is typed · [SID:51ccd167]
+			or reply with a text · until 14:32, then nothing is typed · [SID:51ccd167]
 			[Enter] [Esc] [1]
 			[y] [n] [↑]
 			[Leave it] [Show last 500]`},
@@ -8326,6 +8119,22 @@ func TestPage(t *testing.T) {
 			Text from here is switched off (free_text_enabled): type it at the keyboard.
 			until 14:32, then nothing is typed · [SID:51ccd167]
 			[Send Enter] [Leave it]`},
+		{"allowed for longer", over(touch, Resolved, "telegram:1001", "always", ""), `
+			**api · claude**
+			Run this? Create a file and say hi
+			|bash touch out/hello && echo hi
+			Lasting: access to out and this folder, accept all edits and common file commands, this session
+			**Yes, and accept all edits this session** · phone, 14:21 · [SID:51ccd167]`},
+		{"allowed once", over(touch, Resolved, "telegram:1001", "allow", ""), `
+			**api · claude**
+			Run this? Create a file and say hi
+			|bash touch out/hello && echo hi
+			**Yes** · phone, 14:21 · [SID:51ccd167]`},
+		{"not allowed for longer", over(touch, Failed, "telegram:1001", "always", "the program ended"), `
+			**api · claude**
+			Run this? Create a file and say hi
+			|bash touch out/hello && echo hi
+			**not delivered: Yes, and accept all edits this session** · the program ended · [SID:51ccd167]`},
 		{"answered", over(deploy, Resolved, "telegram:1001", "y", ""), `
 			**api · claude**
 			Continue with 3 changes? (y/n)
@@ -8432,7 +8241,8 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestWholeAnswer: of an answer that one message cannot hold the notice has both ends, and all of it comes at a tap; then, too, a reply goes on.
+// TestWholeAnswer: of an answer that one message cannot hold the notice has both ends, and all of it comes at a tap, as
+// long as the button is there; then, too, a reply goes on.
 func TestWholeAnswer(t *testing.T) {
 	e := newTGEnv(t)
 	var answer strings.Builder
@@ -8444,20 +8254,26 @@ func TestWholeAnswer(t *testing.T) {
 	if !strings.Contains(m.text, "word0 ") || !strings.Contains(m.text, "word899") || len(m.buttons) != 1 {
 		t.Fatalf("the notice: %q %v", m.text, m.buttons)
 	}
-	r := e.receiver(e.Telegram)
-	r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapAll)
-	r.work.Wait()
-	got := ""
-	for _, m := range e.srv.past {
-		got += m.text
-	}
-	for i := range 900 {
-		if !strings.Contains(got, fmt.Sprintf("word%d ", i)) && i < 899 {
-			t.Fatalf("word%d is missing", i)
+	for tap := range int64(2) {
+		sent := len(e.srv.past)
+		r := e.receiver(e.Telegram)
+		if _, err := r.dispatch(json.RawMessage(tgTap(tap, p, tapAll))); err != nil {
+			t.Fatal(err)
 		}
-	}
-	if now := e.prompt(p.ID); !now.Open() {
-		t.Errorf("the notice is %s", now.Status)
+		r.work.Wait()
+		got := ""
+		for _, m := range e.srv.past[sent:] {
+			got += m.text
+		}
+		for i := range 899 {
+			if !strings.Contains(got, fmt.Sprintf("word%d ", i)) {
+				t.Fatalf("tap %d: word%d is missing", tap, i)
+			}
+		}
+		if now := e.prompt(p.ID); now.Open() != (tap == 0) {
+			t.Errorf("the notice is %s", now.Status)
+		}
+		storeMove(e.store, p.ID, Expired, p.ExpiresAt)
 	}
 }
 
@@ -8712,10 +8528,10 @@ func TestStreamBreaks(t *testing.T) {
 	cfg := &Config{MaxChars: 1000, Stream: true}
 	s := &session{ch: ch, ctx: t.Context(), events: make(chan func()), cfg: cfg}
 	s.det = newDetector(adapterFor("make"), 10, 40, DetectOptions{})
-	s.det.Transcript(false, 0)
+	s.det.Transcript(false)
 	prints := func(text string) {
 		s.det.Feed([]byte(text), time.Now())
-		s.gatherStream(false, 100)
+		s.gatherStream(false)
 	}
 	sends := func() {
 		for s.streamStep(); s.sending > 0; s.streamStep() {
@@ -8745,6 +8561,69 @@ func TestStreamBreaks(t *testing.T) {
 	}
 }
 
+// TestStreamInAnotherChat: when the bot's chat has been changed, the stream goes on in a message of its own there, and
+// edits no message of that chat that has the same number.
+func TestStreamInAnotherChat(t *testing.T) {
+	e := newTGEnv(t)
+	says := func(text string, edit int64) (id int64) {
+		late := func() Notice { return Notice{Mono: text, Edit: edit} }
+		id, err := e.Notify(t.Context(), Notice{SessionID: e.s.ID, Late: late})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	first := says("one", 0)
+	says("one two", first)
+	cfg := *e.cfg.Load()
+	cfg.ChatID = 1002
+	e.configure(&cfg)
+	again := fate{answer: `{"ok":false,"error_code":429,"description":"x","parameters":{"retry_after":1}}`}
+	e.srv.decides(func(string, map[string]any) fate {
+		e.srv.fate = nil // the first request alone
+		return again
+	})
+	second := says("one two three", first)
+	says("one two three four", second)
+	if e.edited(first, "one two") && e.edited(second, "one two three four") && second != first {
+		return
+	}
+	t.Errorf("messages %d and %d: %v", first, second, e.srv.past)
+}
+
+// edited reports whether the message was edited once, and says that text since.
+func (e *tgEnv) edited(msg int64, text string) bool {
+	edits := e.srv.edits(msg)
+	return len(edits) == 1 && strings.Contains(edits[0].text, text+"\n")
+}
+
+// TestNoticesInOrder: a session's notices arrive in the order in which they came about.
+func TestNoticesInOrder(t *testing.T) {
+	ch := &slowAtFirst{}
+	s := &session{ch: ch, ctx: t.Context(), events: make(chan func()), cfg: &Config{}}
+	for i := range 9 {
+		s.notify(Notice{Text: fmt.Sprint(i)})
+	}
+	for s.sending > 0 {
+		(<-s.events)()
+	}
+	for i, n := range ch.notices {
+		if n.Text != fmt.Sprint(i) {
+			t.Fatalf("%s is number %d", n.Text, i)
+		}
+	}
+}
+
+// slowAtFirst is a channel that takes longer for a notice the earlier it came about.
+type slowAtFirst struct{ told }
+
+// Notify waits, then keeps the notice.
+func (c *slowAtFirst) Notify(ctx context.Context, n Notice) (int64, error) {
+	i, _ := strconv.Atoi(n.Text)
+	<-time.After(time.Duration(9-i) * 5 * time.Millisecond)
+	return c.told.Notify(ctx, n)
+}
+
 // told is a channel that keeps its notices.
 type told struct {
 	localChannel
@@ -8770,33 +8649,18 @@ func (c *told) Notify(_ context.Context, n Notice) (int64, error) {
 func TestMarkdown(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"headings", "# One\ntext\n\n\n## Two `x` **y** ##\n#hash\n####### no", "<bold One>\ntext\n\n<bold Two ><code x><bold  y>\n#hash\n####### no"},
-		{"emphasis", "**b** *i* _j_ ***both*** ~~s~~", "<bold b> <italic i> <italic j> <italic <bold both>> <strikethrough s>"},
-		{"nested", "**a *b* c** and **d `e` f**", "<bold a <italic b> c> and <bold d ><code e><bold  f>"},
-		{"crossed", "**a *b** c*", "<bold a *b> c*"},
-		{"no emphasis", "snake_case_name 2*3*4 2**3**4 * x * __init__ *.go *.md ** a ** f(*args, **kw)",
-			"snake_case_name 2*3*4 2**3**4 * x * __init__ *.go *.md ** a ** f(*args, **kw)"},
-		{"at marks", "(**b**), \"*i*\": _j_.", "(<bold b>), \"<italic i>\": <italic j>."},
-		{"without blanks", "这是**重点**内容", "这是<bold 重点>内容"},
-		{"code", "`a` ``b`c`` ` d ` `open *i*", "<code a> <code b`c> <code d> `open <italic i>"},
-		{"escapes", `\*no\* \_no\_ C:\temp`, `*no* _no_ C:\temp`},
+		{"bold", "**b** *i* ***both*** (**b**): 这是**重点**内容", "<bold b> *i* *<bold both>* (<bold b>): 这是<bold 重点>内容"},
+		{"code in bold", "**d `e` f**", "<bold d ><code e><bold  f>"},
+		{"not bold", "2**3**4 * x * __init__ *.go ** a ** f(*args, **kw)", "2<bold 3>4 * x * __init__ *.go ** a ** f(*args, **kw)"},
+		{"code", "`a` ``b`c`` `open *i*", "<code a> <code b`c> `open *i*"},
 		{"fence", "x\n```go\n\ta := 1\n\n\tb()\n```\ny", "x\n<pre:go     a := 1\n\n    b()>\ny"},
 		{"fence in a list", "- x:\n  ~~~\n  a\n    b\n  ~~~\n- y", "• x:\n<pre a\n  b>\n• y"},
 		{"open fence", "```\n**a**\n# b", "<pre **a**\n# b>"},
-		{"fence with words", "```diff of **x**\n-a\n```", "diff of **x**\n<pre -a>"},
 		{"four ticks", "````\n```\na\n```\n````", "<pre ```\na\n```>"},
 		{"lists", "- a\n* b\n  + c\n1. d\n   - e\n2) f\n-g", "• a\n• b\n  • c\n1. d\n   • e\n2) f\n-g"},
-		{"quotations", "> a\n>> **b**\n>\n> - c\n> ```\n> d\n> ```\nx", "<blockquote a\n<bold b>\n\n• c\n<pre d>>\nx"},
-		{"a quotation of code", "> `a`", "<blockquote <code a>>"},
-		{"rules", "a\n\n---\n\nb\n***\n- - -", "a\n\n———\n\nb\n———\n———"},
-		{"links", "[the *notes*](https://x.dev/a) ![pic](b.png) [https://y.dev](https://y.dev) [no] (x) [a](b c) [](d)",
-			"the <italic notes> (https://x.dev/a) pic (b.png) https://y.dev [no] (x) [a](b c)  (d)"},
-		{"a small table", "| Way | Cost |\n|---|---:|\n| `lock` | 40 µs |\n| 日本 | 3 |\nend",
-			"<pre Way    Cost\n────  ─────\nlock  40 µs\n日本      3>\nend"},
-		{"a wide table", "Way | Cost | Why\n--|--|--\nMove the lock | 40 µs |\nRead **again** after the lock | 3 µs | it is | more",
-			"Way: <bold Move the lock>\nCost: 40 µs\n\nWay: <bold Read again after the lock>\nCost: 3 µs\nWhy: it is\nmore"},
-		{"a table of long names", "| " + strings.Repeat("n", 40) + " | b |\n|---|---|\n| 1 | 2 |", strings.Repeat("n", 40) + " | b\n\n<bold 1>\n2"},
-		{"no table", "a | b\nc | d\n|x|", "a | b\nc | d\n|x|"},
-		{"an escaped bar", `|a\|b|c|` + "\n|-|-|\n|1|2|", "<pre a|b  c\n───  ─\n1    2>"},
+		{"plain", "> a\n---\n[no](x) ![pic](b.png)\na | b\n\\*no\\*", "> a\n---\n[no](x) ![pic](b.png)\na | b\n\\*no\\*"},
+		{"a table", "| Way | Cost |\n|---|---:|\n| `lock` | 40 µs |\nend", "<pre | Way | Cost |\n|---|---:|\n| `lock` | 40 µs |>\nend"},
+		{"a table without edges", "Way | Cost\n--|--\nlock | 3\n\nend", "<pre Way | Cost\n--|--\nlock | 3>\n\nend"},
 		{"blank lines", "\n\na\r\n\n\n\n b\n", "a\n\n b"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -8875,8 +8739,8 @@ func TestNothingForeignIsTapped(t *testing.T) {
 			"ask <code @someone> <code a@b.cd> <code #tag> #15 <code $ABC> $5 C# @ # /"},
 		{richText{text: "https://x.dev/a?b. (tg://user?id=1) x.dev README.md 1.4 e.g. 10.0.0.1 Done.Next os.Open(\"x\")"},
 			"<code https://x.dev/a?b>. (<code tg://user?id=1>) <code x.dev> <code README.md> 1.4 e.g. <code 10.0.0.1> " +
-				"<code Done.Next> <code os.Open(\"x\")>"},
-		{richText{text: "请运行/clear然后😀@me好 пример.рф"}, "请运行<code /clear>然后😀<code @me>好 <code пример.рф>"},
+				"<code Done.Next> <code os.Open(\"x>\")"},
+		{richText{text: "请运行/clear然后😀@me好 пример.рф"}, "<code 请运行/clear然后😀@me好> <code пример.рф>"},
 		{richText{text: "a /b c", marks: []entity{{Type: "bold", Length: 6}}}, "<bold a ><code /b><bold  c>"},
 		{richText{text: "a /b c", marks: []entity{{Type: "expandable_blockquote", Length: 6}}},
 			"<expandable_blockquote a <code /b> c>"},
@@ -8884,7 +8748,7 @@ func TestNothingForeignIsTapped(t *testing.T) {
 		{richText{text: "README.md", marks: []entity{{Type: "code", Length: 6}}}, "<code README><code .md>"},
 		{richText{text: "0/A (x)/b", marks: []entity{{Type: "code", Length: 1}, {Type: "code", Offset: 5, Length: 1}}},
 			"<code 0><code /A> (<code x><code )/b>"},
-		{richText{text: "\n/a\n/b\u00a0/c\t/d"}, "\n<code /a>\n<code /b>\u00a0<code /c>\t<code /d>"},
+		{richText{text: "\n/a\n/b\u00a0/c\t/d"}, "\n<code /a>\n<code /b\u00a0/c>\t<code /d>"},
 		{richText{text: "+15551234567 or +1 (555) 123-4567, 4111 1111 1111 1111 (4111111111111111) 555-1234567 in 2026 at 12:30"},
 			"<code +15551234567> or <code +1 (555) 123-4567>, <code 4111 1111 1111 1111 (4111111111111111) 555-1234567> in 2026 at 12:30"},
 		{richText{text: "2001:db8::1 or fe80::1 or 1.2.3.4/x: me@here.org"},
@@ -8906,9 +8770,9 @@ func TestTooManyEntities(t *testing.T) {
 		text, last string
 		n          int
 	}{
-		{strings.Repeat("*a* ", 90) + "/x", "code", 91},
-		{strings.Repeat("*a* ", 200) + "/x", "code", 1},
-		{strings.Repeat("/a *b* ", 200), "pre", maxEntities},
+		{strings.Repeat("**a** ", 90) + "/x", "code", 91},
+		{strings.Repeat("**a** ", 200) + "/x", "code", 1},
+		{strings.Repeat("/a **b** ", 200), "pre", maxEntities},
 		{"> " + strings.Repeat("/a ", 200), "pre", maxEntities},
 	} {
 		r := markdown(c.text)
@@ -8938,17 +8802,17 @@ func armed(t *testing.T, r *richText) {
 
 // TestSplit: a text is cut at a line end with its entities in both parts, code with its language.
 func TestSplit(t *testing.T) {
-	r := markdown("**one**\n```go\na\nb😀b\nc\n```\n> q\n> *r*")
+	r := markdown("**one**\n```go\na\nb😀b\nc\n```\nq\n**r**")
 	for _, c := range []struct {
 		n          int
 		part, rest string
 	}{
-		{0, "", "<bold one>\n<pre:go a\nb😀b\nc>\n<blockquote q\n<italic r>>"},
-		{2, "<bold on>", "<bold e>\n<pre:go a\nb😀b\nc>\n<blockquote q\n<italic r>>"},
-		{7, "<bold one>\n<pre:go a>", "<pre:go b😀b\nc>\n<blockquote q\n<italic r>>"},
-		{13, "<bold one>\n<pre:go a\nb😀b\nc>", "<blockquote q\n<italic r>>"},
-		{15, "<bold one>\n<pre:go a\nb😀b\nc>\n<blockquote q>", "<blockquote <italic r>>"},
-		{99, "<bold one>\n<pre:go a\nb😀b\nc>\n<blockquote q\n<italic r>>", ""},
+		{0, "", "<bold one>\n<pre:go a\nb😀b\nc>\nq\n<bold r>"},
+		{2, "<bold on>", "<bold e>\n<pre:go a\nb😀b\nc>\nq\n<bold r>"},
+		{7, "<bold one>\n<pre:go a>", "<pre:go b😀b\nc>\nq\n<bold r>"},
+		{13, "<bold one>\n<pre:go a\nb😀b\nc>", "q\n<bold r>"},
+		{15, "<bold one>\n<pre:go a\nb😀b\nc>\nq", "<bold r>"},
+		{99, "<bold one>\n<pre:go a\nb😀b\nc>\nq\n<bold r>", ""},
 	} {
 		part, rest := r.split(c.n)
 		checkEntities(t, part)
@@ -9933,6 +9797,9 @@ func TestTicksStayInTheirMessage(t *testing.T) {
 	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[1].buttons) != 0 {
 		t.Errorf("edits of the old one: %v", n)
 	}
+	if len(e.messages) != 0 {
+		t.Errorf("%d are kept though no edit is under way", len(e.messages))
+	}
 }
 
 // A tick that waits while its message is replaced brings no buttons back there.
@@ -10292,110 +10159,35 @@ func TestDebtsOfMessagesThatAreGone(t *testing.T) {
 	}
 }
 
-// A missing message is looked for where it can be: from the number that was the next when it was sent; where none was
-// known yet, among the last, backwards.
-func TestMissingMessageNumbers(t *testing.T) {
-	for _, row := range []struct {
-		name        string
-		from        int64
-		msg         int64 // a second one, that is known
-		newest      int64
-		first, last int64
-	}{
-		{"the next ones", 40, 0, 44, 40, 44},
-		{"many came after it", 40, 0, 400, 40, 59},
-		{"sent twice", 40, 42, 44, 40, 41},
-		{"nothing was known", 1, 0, 103, 103, 84},
-		{"nothing was known, sent twice", 1, 102, 103, 101, 82},
-		{"a new chat", 1, 0, 3, 3, 1},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			p := &PromptRecord{Head: Head{ID: newID()}, SentFrom: row.from, MsgID: row.msg}
-			v := &View{Prompts: map[string]*PromptRecord{p.ID: p}}
-			numbers, complete := v.mayBe(p, row.newest, time.Now())
-			if !complete || numbers[0] != row.first || numbers[len(numbers)-1] != row.last {
-				t.Errorf("%v, complete: %v; want %d to %d", numbers, complete, row.first, row.last)
-			}
-		})
-	}
-}
-
-// A message whose number nobody learned, because its sender died or an answer was lost, is found when its question is
-// over: it says the outcome, or loses its buttons where another does, and no other message changes.
-func TestMissingMessageIsFound(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		lose func(e *tgEnv, p *PromptRecord) (ids []int64) // the messages that the question has
-		says string                                        // the last of them, in the end
-	}{
-		{"its sender died", func(e *tgEnv, p *PromptRecord) []int64 {
-			id, _ := e.Ask(e.t.Context(), p, e.s)
-			return []int64{id}
-		}, "not answered: the session ended"},
-		{"its sender died, another was faster", func(e *tgEnv, p *PromptRecord) []int64 {
-			newest, _ := e.newest(0)
-			e.store.Sending(p.ID, newest+1, e.here(), true)
-			e.send(e.t.Context(), &outgoing{method: "sendMessage", Text: "notice"}, rankNotice)
-			e.srv.put(newest+2, e.questionText(p, e.s).text)
-			e.srv.lastID++
-			return []int64{newest + 2}
-		}, "not answered: the session ended"},
-		{"an answer was lost", func(e *tgEnv, p *PromptRecord) []int64 {
-			n := 0
-			e.srv.decides(func(method string, _ map[string]any) fate {
-				n++
-				return fate{cut: n == 1}
-			})
-			id, _ := e.Ask(e.t.Context(), p, e.s)
-			e.store.Move(p.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
-			return []int64{id - 1, id}
-		}, "not answered: the session ended"},
-		{"it was never sent", func(e *tgEnv, p *PromptRecord) []int64 {
-			newest, _ := e.newest(0)
-			e.store.Sending(p.ID, newest+1, e.here(), true)
-			return nil
-		}, ""},
-		{"in another chat", func(e *tgEnv, p *PromptRecord) []int64 {
-			e.store.Sending(p.ID, 1, "9/9", true)
-			return nil
-		}, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			e := newTGEnv(t)
-			e.send(t.Context(), &outgoing{method: "sendMessage", Text: "notice"}, rankNotice)
-			p := storeQuestion(e.s.ID)
-			storeUpdate(e.store, p)
-			e.store.Move(p.ID, Routed, nil)
-			ids := c.lose(e, p)
-			die := e.die
-			e.begin()
-			q := e.ask(yesNo)
-			die()
-			e.store.Reap(time.Now())
-			poller := e.process()
-			poller.store.now = func() time.Time { return time.Now().Add(lostLife) } // nothing lost is late any more
-			e.poll(poller)
-			e.send(t.Context(), &outgoing{method: "sendMessage", Text: "later"}, rankNotice)
-			comesTrue(t, "nothing is owed", func() bool {
-				owed, _, _ := e.store.Owed(nil)
-				return len(owed) == 0
-			})
-			for i, id := range ids {
-				want := c.says
-				if i < len(ids)-1 {
-					want = "Go on?"
-				}
-				e.says(id, want)
-			}
-			if len(e.srv.message(q.MsgID).buttons) == 0 {
-				t.Error("another message lost its buttons")
-			}
-			if n := len(e.srv.edits(0)); n > 3 {
-				t.Errorf("%d edits", n)
-			}
-		})
-	}
+// TestTappedUnknownMessage: a message whose number nobody learned, because an answer was lost, tells it by a tap: that
+// counts as on any other, and the message loses its buttons.
+func TestTappedUnknownMessage(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, []bool{false, true}, func(t *testing.T, over bool) {
+		w, c, dir, _ := stageSession(t, "")
+		release := sync.OnceFunc(w.loses("Go on?"))
+		defer release()
+		c.show("ask", "Go on? (y/n) ")
+		first := w.find("Go on?", yesButton)
+		told := "✓ Yes"
+		if over {
+			release()
+			second := w.where("it is sent again", func(m seen) bool { return m.id > first.id && len(m.buttons) > 0 })
+			openPrompt(t, dir)
+			w.press(second, "No")
+			w.settled(second.id)
+			told = "already answered (phone, "
+		}
+		if said := w.answer(w.tapped(first.id, first.buttons["Yes"])); !strings.Contains(said, told) {
+			t.Errorf("it is told %q, want %q", said, told)
+		}
+		if !over {
+			c.reads("ask", "y\n")
+			w.ended(first.id, saysAnswered)
+		}
+		w.settled(first.id)
+	})
 }
 
 // 429 and a lost answer in between: each outcome is shown, and none twice.
@@ -10428,6 +10220,24 @@ func TestDebtsThroughTrouble(t *testing.T) {
 	}
 }
 
+// TestDebtThatFails: a message that takes no edit, for a reason of its own, keeps no other from being paid.
+func TestDebtThatFails(t *testing.T) {
+	t.Parallel()
+	e := newTGEnv(t)
+	a := e.over(e.ask(yesNo), Resolved)
+	b := e.over(e.ask(yesNo), Resolved)
+	e.srv.decides(func(_ string, p map[string]any) fate {
+		if numberOf(p, "message_id") == a.MsgID {
+			return fate{answer: apiCode(413, "Request Entity Too Large")}
+		}
+		return fate{}
+	})
+	e.die()
+	e.poll(e.process())
+	comesTrue(t, "the other is paid", func() bool { return e.prompt(b.ID).MsgStatus == Resolved })
+	e.says(b.MsgID, " · phone, ")
+}
+
 // What was done is marked at its message, once, and nothing is said; a server that has no such marks is told of once in
 // the log.
 func TestDoneIsMarked(t *testing.T) {
@@ -10445,7 +10255,7 @@ func TestDoneIsMarked(t *testing.T) {
 		return true
 	}
 	var log bytes.Buffer
-	e.log = &Log{to: &log}
+	e.log = slog.New(slog.NewJSONHandler(&log, nil))
 	mark()
 	mark()
 	if n := strings.Count(log.String(), "method not found"); n != 1 || e.srv.count("sendMessage") != 0 {
@@ -10486,7 +10296,8 @@ func TestFileFromThePhone(t *testing.T) {
 				t.Fatal(err)
 			}
 			at := time.Now().Add(time.Minute)
-			want := (&incoming{message: &m, view: storeView(t, e.store), freeText: true, at: at}).understand()
+			in := &incoming{message: &m, view: storeView(t, e.store), here: e.here(), freeText: true, at: at}
+			want := in.understand()
 			got := want.reply
 			if r, ok := want.record.(*InputRecord); ok {
 				got = fmt.Sprintf("%s %q %s %q", r.Kind, r.Text, r.File.ID, r.File.Name)
@@ -10875,8 +10686,8 @@ func TestTopicsHere(t *testing.T) {
 	}
 }
 
-// TestTopicsTidied: the poller ends the topics of sessions that could not, deletes old ones of its chat, and leaves those
-// of sessions that live.
+// TestTopicsTidied: the poller ends the topics of its chat whose sessions could not, and leaves all others as they are,
+// however old: none is deleted.
 func TestTopicsTidied(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -10892,10 +10703,10 @@ func TestTopicsTidied(t *testing.T) {
 		{"ended", time.Hour, Topic{7, 1001, true}, "", Topic{7, 1001, true}},
 		{"gone", time.Hour, Topic{ThreadID: 8, ThreadChat: 1001}, "editForumTopic",
 			Topic{ThreadID: 8, ThreadChat: 1001, ThreadEnded: true}},
-		{"old", 31 * 24 * time.Hour, Topic{7, 1001, true}, "deleteForumTopic", Topic{ThreadID: noTopic}},
-		{"old and gone", 31 * 24 * time.Hour, Topic{8, 1001, true}, "deleteForumTopic", Topic{ThreadID: noTopic}},
+		{"old", 31 * 24 * time.Hour, Topic{7, 1001, true}, "", Topic{7, 1001, true}},
+		{"old, not ended", 31 * 24 * time.Hour, Topic{7, 1001, false}, "editForumTopic", Topic{7, 1001, true}},
 		{"of another chat", time.Hour, Topic{ThreadID: 7, ThreadChat: 1002}, "", Topic{ThreadID: 7, ThreadChat: 1002}},
-		{"old, of another chat", 31 * 24 * time.Hour, Topic{7, 1002, true}, "", Topic{ThreadID: noTopic}},
+		{"old, of another chat", 31 * 24 * time.Hour, Topic{7, 1002, true}, "", Topic{7, 1002, true}},
 		{"none", time.Hour, Topic{ThreadID: noTopic}, "", Topic{ThreadID: noTopic}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -11335,6 +11146,9 @@ func TestTelegramUnderstand(t *testing.T) {
 		{"/cancel web", nil, two, nil, nil, `^cancel bbbbbbbb ""$`},
 		{"/stop", nil, two, nil, nil, `^reply ✗ Which session`},
 		{"/stop web", nil, two, nil, nil, `^stop bbbbbbbb ""$`},
+		{"/stop web", nil, append(slices.Clone(two), session("eeeeeeee", "web", "crashed")), nil, nil, `^stop bbbbbbbb ""$`},
+		{"/stop bb", nil, append(slices.Clone(two), session("bbcccccc", "", "completed")), nil, nil, `^stop bbbbbbbb ""$`},
+		{"/stop d", nil, append(slices.Clone(two), session("dcdcdcdc", "", "completed")), nil, nil, `^reply ✗ .* has ended`},
 		{"/cancel dddd", nil, two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
 		{"/screen@my_bot web", nil, two, nil, nil, `^screen bbbbbbbb ""$`},
 		{"/last", reply(7, "claude [SID:bbbbbbbb]"), two, nil, nil, `^screen bbbbbbbb ""$`},
@@ -11430,7 +11244,8 @@ func TestTelegramOldAndGroupText(t *testing.T) {
 	}
 }
 
-// TestSpeakSwitchedOff: with text switched off a reply gives a text to nothing but a hook's question; a choice can be named all the same, and a word that is no reply never answers a permission.
+// TestSpeakSwitchedOff: with text switched off a reply gives a text to nothing but a hook's question and what is possibly one;
+// a choice can be named all the same, and a word that is no reply never answers a permission.
 func TestSpeakSwitchedOff(t *testing.T) {
 	session := &SessionRecord{Head: Head{ID: newID()}, Status: "active"}
 	for _, c := range []struct {
@@ -11443,7 +11258,8 @@ func TestSpeakSwitchedOff(t *testing.T) {
 	}{
 		{"text", Prompt{Type: FreeText}, "Ada", false, true, ""},
 		{"text, on", Prompt{Type: FreeText}, "Ada", true, true, "Ada"},
-		{"unknown", Prompt{Type: Unknown}, "Ada", false, true, ""},
+		{"unknown", Prompt{Type: Unknown}, "Ada", false, true, "Ada"},
+		{"unknown, no reply", Prompt{Type: Unknown}, "Ada", false, false, ""},
 		{"unknown, on", Prompt{Type: Unknown}, "Ada", true, true, "Ada"},
 		{"a choice", Prompt{Type: YesNo}, "yes", false, true, "y"},
 		{"no reply", Prompt{Type: YesNo}, "no", false, false, "n"},
@@ -11588,7 +11404,7 @@ func TestTelegramShowAll(t *testing.T) {
 	}
 	audit := e.auditLog()
 	if !strings.Contains(audit, `"PERMISSION_RESOLVE"`) ||
-		!strings.Contains(audit, `"user_id":1001,"decision":"1"`) {
+		!strings.Contains(audit, `"user_id":1001,"decision":"1","label":"Yes","words":`) {
 		t.Errorf("audit:\n%s", audit)
 	}
 	c := e.srv.until(t, "answerCallbackQuery", `"q2"`)
@@ -11871,22 +11687,22 @@ func openIn(t *testing.T, e *tgEnv, session string, msg int64, ago time.Duration
 	return e.prompt(p.ID)
 }
 
-// Message numbers begin anew in another chat: a reply means the newest question that had the number.
-func TestReplyToNewestOfANumber(t *testing.T) {
+// TestUnreadableUpdate: what the operator sends in a form that nobody documented is not acted on, and he is told.
+func TestUnreadableUpdate(t *testing.T) {
 	e := newTGEnv(t)
-	var want *PromptRecord
-	for i := range 8 {
-		session := storeSession(t, e.store)
-		want = openIn(t, e, session, 50, time.Hour-time.Duration(i)*time.Minute, "Go on?")
+	p := e.ask(yesNo)
+	tap := strings.Replace(tgTap(2, p, "y"), `"date":5`, `"date":"five"`, 1)
+	say := strings.Replace(tgSay(1, "go on", ""), `"text":"go on"`, `"text":{"plain":"go on"}`, 1)
+	e.srv.send(say, tap, strings.ReplaceAll(strings.Replace(say, `"update_id":1`, `"update_id":3`, 1), "1001", "2002"))
+	e.poll(e.Telegram)
+	e.srv.until(t, "sendMessage", `"message_id":1\}.*Nothing was done: it came in a form`)
+	e.srv.until(t, "answerCallbackQuery", `"q2".*Nothing was done: it came in a form`)
+	e.srv.confirmed(t, 3)
+	if now := e.prompt(p.ID); !now.Open() || len(storeView(t, e.store).Inputs) > 0 {
+		t.Errorf("it is acted on: %s", now.Status)
 	}
-	bot := &user{IsBot: true}
-	m := &message{From: &user{ID: 1001}, Text: "y", ReplyTo: &message{ID: 50, From: bot}}
-	m.Chat.ID = 1001
-	for range 20 {
-		got := (&incoming{message: m, view: storeView(t, e.store), at: time.Now()}).understand()
-		if got.decision == nil || got.decision.PromptID != want.ID {
-			t.Fatalf("%+v, want the question %s", got.decision, want.ID)
-		}
+	if n := e.srv.count("sendMessage"); n != 2 {
+		t.Errorf("%d messages: a stranger is answered", n)
 	}
 }
 
@@ -12519,14 +12335,14 @@ func FuzzUpdate(f *testing.F) {
 // ---- telegram.go: setup ----
 // Who holds the phone sets up the bot, and nothing else changes.
 
-// The whole setup: the code must come from the phone, by the link or typed; the test message says when it is done; a
-// second run keeps what fits, and another user is another chat.
+// The whole setup: the code must come from the phone, by the link or typed, and who sent it is trusted at the terminal
+// alone; the test message says when it is done; a second run keeps what fits, and another user is another chat.
 func TestTelegramSetup(t *testing.T) {
 	for _, row := range []struct{ name, says string }{
-		{"the code", "%s"},
-		{"the link", "/start %s"},
-		{"in capitals, with blanks", " %S "},
-		{"in a group", "/start@My_Bot %s"},
+		{"the code", "%c"},
+		{"the link", "/start %l"},
+		{"in capitals, with blanks", " %C "},
+		{"in a group", "/start@My_Bot %c"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			srv := newBotAPI(t)
@@ -12535,13 +12351,13 @@ func TestTelegramSetup(t *testing.T) {
 			x.sees("Paste the token here")
 			x.types(fakeToken + "\r")
 			x.sees("(in a group")
-			found := regexp.MustCompile(`https://t\.me/my_bot\?start=([0-9a-f]{6})\s`).FindStringSubmatch(x.scr.Text())
-			if found == nil || !strings.Contains(x.scr.Text(), "the code:  "+found[1]) {
-				t.Fatalf("no link, or another code:\n%s", x.scr.Text())
-			}
-			wrong := strings.NewReplacer("0", "1", "1", "0").Replace(found[1] + "01")[:6] + "x"
-			said := strings.NewReplacer("%s", found[1], "%S", strings.ToUpper(found[1])).Replace(row.says)
-			srv.send(strings.ReplaceAll(tgSay(1, wrong, ""), ":1001", ":2002"), tgSay(2, "hello", ""), tgSay(3, said, ""))
+			link, short := pairing(t, x)
+			said := strings.NewReplacer("%l", link, "%c", short, "%C", strings.ToUpper(short)).Replace(row.says)
+			srv.send(strings.ReplaceAll(tgSay(1, short+"x", ""), ":1001", ":2002"), tgSay(2, "hello", ""),
+				strings.Replace(tgSay(3, said, ""), `"id":1001`, `"id":1001,"first_name":"Ada","username":"ada_l"`, 1))
+			x.sees("Ada (@ada_l), user 1001, private chat 1001")
+			x.sees("[y/N]")
+			x.types("y\r")
 			test := srv.until(t, "sendMessage", "setup:")
 			data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
 			tap := `{"update_id":%d,"callback_query":{"id":"q","from":{"id":%d},` +
@@ -12566,6 +12382,73 @@ func TestTelegramSetup(t *testing.T) {
 			configIs(t, dir, strings.NewReplacer("= 1001", "= 1002", "[1001]", "[1002]").Replace(want))
 		})
 	}
+}
+
+// pairing is the code of the link that setup shows, and the one to type.
+func pairing(t *testing.T, x *terminal) (link, code string) {
+	t.Helper()
+	x.sees("(in a group")
+	found := regexp.MustCompile(`(?s)https://t\.me/my_bot\?start=([0-9a-f]{32})\s.*the code:  ([0-9a-f]{8})\s`).
+		FindStringSubmatch(x.scr.Text())
+	if found == nil || strings.Contains(found[1], found[2]) {
+		t.Fatalf("no link, or no code:\n%s", x.scr.Text())
+	}
+	return found[1], found[2]
+}
+
+// TestWhoIsPaired: who sends the code is not trusted before the terminal says so, and by guesses nobody gets so far. Where
+// nobody can be asked the user must be given.
+func TestWhoIsPaired(t *testing.T) {
+	srv := newBotAPI(t)
+	dir := home(t, "[telegram]\napi_base = '"+srv.URL+"'\nbot_token = '"+fakeToken+"'\n")
+	before, err := os.ReadFile(filepath.Join(dir, "config.toml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unchanged := func() {
+		t.Helper()
+		if now, err := os.ReadFile(filepath.Join(dir, "config.toml")); err != nil || !bytes.Equal(now, before) {
+			t.Errorf("config.toml says %s, %v", now, err)
+		}
+	}
+	x := bridge(t, dir, "setup", "--no-test")
+	_, code := pairing(t, x)
+	srv.send(tgSay(1, code, ""))
+	x.sees("user 1001, private chat 1001")
+	x.sees("[y/N]")
+	x.types("\r")
+	x.exits(1)
+	x.sees("run atlasbridge setup again")
+	unchanged()
+
+	x = bridge(t, dir, "setup", "--no-test")
+	link, code := pairing(t, x)
+	guess := strings.NewReplacer("0", "1").Replace(code[:7]) + "0"
+	if guess == code {
+		guess = "f" + guess[1:]
+	}
+	for i := range int64(5) {
+		srv.send(tgSay(2+i, guess, ""))
+	}
+	srv.send(tgSay(7, code, ""))
+	x.sees("only the link counts now")
+	srv.confirmed(t, 7)
+	if strings.Contains(x.scr.Text(), "[y/N]") {
+		t.Errorf("a code after five wrong ones counts:\n%s", x.scr.Text())
+	}
+	srv.send(tgSay(8, "/start "+link, ""))
+	x.sees("[y/N]")
+	x.types("y\r")
+	x.exits(0)
+
+	if err := os.WriteFile(filepath.Join(dir, "config.toml"), before, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	exit, _, stderr := cli(t, dir, "setup", "--no-test")
+	if exit != 1 || !strings.Contains(stderr, "--user-id") {
+		t.Errorf("without a terminal: exit %d, %s", exit, stderr)
+	}
+	unchanged()
 }
 
 // configIs checks what config.toml says, and that it is private and can be loaded.
@@ -12659,8 +12542,10 @@ func TestSetupAsksAgain(t *testing.T) {
 				case "Paste the token":
 					x.types(fakeToken + "\r")
 				case link:
-					code := regexp.MustCompile(`start=([0-9a-f]{6})\s`).FindStringSubmatch(x.scr.Text())
-					srv.send(tgSay(1, "/start "+code[1], ""))
+					code, _ := pairing(t, x)
+					srv.send(tgSay(1, "/start "+code, ""))
+					x.sees("[y/N]")
+					x.types("y\r")
 				}
 			}
 			if row.fails != "" {
@@ -14030,7 +13915,7 @@ func TestStoreFormat(t *testing.T) {
 	want := `{"v":1,"rec":"session","id":"a","at":"2026-01-02T03:04:05.000000Z",` +
 		`"tool":"<t> at\":\"2026-01-02T03:04:05Z\"","args":null,"cwd":"","pid":0,"pid_start":0,"wrapper":0,` +
 		`"label":"","status":"","activity":"","started_at":"2026-01-02T02:04:05.000120Z",` +
-		`"ended_at":null,"exit_code":null,"prompts":0,"last_output_at":null,` +
+		`"ended_at":null,"exit_code":null,"last_output_at":null,` +
 		`"thread_id":0,"thread_chat_id":0,"thread_ended":false,"crc":"`
 	if err != nil || !strings.HasPrefix(string(line), want) ||
 		len(line) != len(want)+len("00000000\"}\n") {
@@ -14285,23 +14170,44 @@ func TestStoreDecideGuards(t *testing.T) {
 		{"wrong nonce", "does not belong", func(x *setup) { x.d.Nonce = newNonce()[:16] }},
 		{"no nonce", "does not belong", func(x *setup) { x.d.Nonce = "" }},
 		{"short nonce", "does not belong", func(x *setup) { x.d.Nonce = x.p.Nonce[:15] }},
-		{"too late", "expired at", func(x *setup) { x.now = x.p.ExpiresAt }},
+		{"too late", "over: nobody answered by ", func(x *setup) { x.now = x.p.ExpiresAt }},
 		{"just in time", "", func(x *setup) { x.now = x.p.ExpiresAt.Add(-time.Microsecond) }},
-		{"clock set back after expiry", "expired at", func(x *setup) {
+		{"clock set back after expiry", "over: nobody answered by ", func(x *setup) {
 			storeMove(x.s, x.p.ID, Expired, x.p.ExpiresAt)
 			x.now = x.p.CreatedAt
 		}},
 		{"answered before", "already answered (phone, ", func(x *setup) { x.s.Decide(x.d, x.now) }},
 		{"answered at the keyboard", "already answered (keyboard, ", func(x *setup) {
-			x.s.Decide(Decision{
-				PromptID: x.p.ID,
-				Value:    "n",
-				By:       "cli:local",
-				Trusted:  true,
-			}, x.now)
+			x.s.Move(x.p.ID, Resolved, func(r *PromptRecord) { r.DecidedBy = ref("cli:local") })
 		}},
 		{"left the screen", "left the screen", func(x *setup) { x.s.Move(x.p.ID, Resolved, nil) }},
-		{"failed", "session has ended", func(x *setup) { x.s.Move(x.p.ID, Failed, nil) }},
+		{"failed", "over: it failed", func(x *setup) {
+			x.s.Move(x.p.ID, Failed, func(p *PromptRecord) { p.Reason = "it failed" })
+		}},
+		{"not delivered", "over: the answer was not delivered: it failed", func(x *setup) {
+			x.s.Decide(x.d, x.now)
+			x.s.Move(x.p.ID, Failed, func(p *PromptRecord) { p.Reason = "it failed" })
+		}},
+		{"typed, and failed", "already answered (phone, ", func(x *setup) {
+			x.s.Decide(x.d, x.now)
+			x.s.Move(x.p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = "sha256:x" })
+			x.s.Move(x.p.ID, Failed, func(p *PromptRecord) { p.Reason = "it failed" })
+		}},
+		{"typed by waiting, and failed", "over: nobody answered by ", func(x *setup) {
+			storeMove(x.s, x.p.ID, Expired, x.p.ExpiresAt)
+			x.s.Move(x.p.ID, Failed, func(p *PromptRecord) { p.Reason = "it failed" })
+		}},
+		{"left to the terminal", "over: left as it is", func(x *setup) {
+			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, func(p *PromptRecord) { p.Type = FreeText })
+			x.d = storeTap(x.p, leaveIt)
+			x.s.Decide(x.d, x.now)
+		}},
+		{"canceled in a session that has ended", "over: replaced", func(x *setup) {
+			x.s.Move(x.p.ID, Canceled, func(p *PromptRecord) { p.Reason = "replaced" })
+			r := *storeView(t, x.s).Sessions[x.p.SessionID]
+			r.Status = "completed"
+			storeUpdate(x.s, &r)
+		}},
 		{"session over", "session has ended", func(x *setup) {
 			r := *storeView(t, x.s).Sessions[x.p.SessionID]
 			r.Status = "completed"
@@ -14319,16 +14225,14 @@ func TestStoreDecideGuards(t *testing.T) {
 			x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil)
 			x.d = storeTap(x.p, "y")
 		}},
-		{"not asked yet, keyboard", "", func(x *setup) {
+		{"not asked yet, trusted", "", func(x *setup) {
 			x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil)
-			x.d = Decision{PromptID: x.p.ID, Value: "y", By: "cli:local", Trusted: true}
+			x.d = Decision{PromptID: x.p.ID, Value: "y", By: "cli:answer", Trusted: true}
 		}},
 		{"tap before its delivery is recorded", "", func(x *setup) {
 			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, nil)
 			x.d = storeTap(x.p, "y")
 		}},
-		{"keyboard after the time", "",
-			func(x *setup) { x.d.Trusted, x.d.By, x.now = true, "cli:local", x.p.ExpiresAt }},
 		{"secret", "at the keyboard alone", func(x *setup) {
 			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, func(p *PromptRecord) {
 				p.Secret, p.Type = true, FreeText
@@ -14644,7 +14548,6 @@ func TestUnreadIsNotAllowed(t *testing.T) {
 			for by, want := range map[string]bool{
 				"telegram:1001": c.phone,
 				"cli:answer":    c.answer,
-				"cli:local":     true,
 			} {
 				p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
 					p.Type = c.typ
@@ -14734,7 +14637,6 @@ func TestLimitIsThePhones(t *testing.T) {
 		"telegram:1001": false,
 		"telegram:1002": false,
 		"cli:answer":    true,
-		"cli:local":     true,
 	} {
 		if why := answer(by); (why == "") != want {
 			t.Errorf("%s: %q", by, why)
@@ -15018,6 +14920,42 @@ func TestFollowerSleeps(t *testing.T) {
 	}
 }
 
+// A follower whose watch breaks off looks by the clock from then on.
+func TestFollowerLosesItsWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := storeAt(t, home(t, ""))
+		session := storeSession(t, s)
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		lost := make(chan struct{})
+		close(lost)
+		s.watch = func(string) (<-chan struct{}, func()) { return lost, func() {} }
+		const span = time.Minute
+		looks := 0
+		s.log.do = func(op string, _ *os.File, call func() error) error {
+			if op == "flock" {
+				looks++
+			}
+			if looks > int(span/lookOften) {
+				stop() // it would turn for ever
+			}
+			return call()
+		}
+		records := s.Follow(ctx, session, nil)
+		time.Sleep(span)
+		if err := ctx.Err(); err != nil {
+			t.Fatalf("it looked %d times", looks)
+		}
+		asked := storePrompt(t, s, session, Created, nil)
+		if got, ok := (<-records).(*PromptRecord); !ok || got.ID != asked.ID {
+			t.Errorf("it gives %+v", got)
+		}
+		stop()
+		for range records { // ends
+		}
+	})
+}
+
 // Followers of a state that cannot be read try again now and then: one's attempt does not set off the other's.
 func TestFollowersOfTroubleAreCalm(t *testing.T) {
 	t.Parallel()
@@ -15163,7 +15101,7 @@ func bareAppend(dir string) func() error {
 	lock, err := openPrivate(filepath.Join(dir, "bare.lock"), os.O_RDWR|os.O_CREATE)
 	f, err2 := openPrivate(filepath.Join(dir, "bare.jsonl"), os.O_RDWR|os.O_APPEND|os.O_CREATE)
 	return func() error {
-		err := errors.Join(err, err2, lockFile(lock, true))
+		err := errors.Join(err, err2, awaitLock(lock, patience))
 		defer unlockFile(lock)
 		if err == nil {
 			_, err = f.Write(line)
@@ -15252,13 +15190,11 @@ func TestRetained(t *testing.T) {
 		{"reply", &ReplyRecord{}, "yes yes no"},
 		{"session that is active", &SessionRecord{Head: Head{ID: live}}, "yes yes yes"},
 		{"session that is over", &SessionRecord{Head: Head{ID: over}}, "yes yes no"},
-		{"its topic is not deleted", &SessionRecord{Head: Head{ID: over}, Topic: Topic{ThreadID: 7}}, "yes yes yes"},
-		{"it has none any more", &SessionRecord{Head: Head{ID: over}, Topic: Topic{ThreadID: noTopic}}, "yes yes no"},
+		{"session with a topic", &SessionRecord{Head: Head{ID: over}, Topic: Topic{ThreadID: 7}}, "yes yes no"},
 		{"open question", &PromptRecord{SessionID: live, Status: AwaitingReply}, "yes yes yes"},
 		{"question that is over", &PromptRecord{SessionID: live, Status: Resolved}, "yes yes no"},
 		{"question of a session that is over", &PromptRecord{SessionID: over, Status: AwaitingReply}, "yes yes no"},
 		{"its message does not say so", &PromptRecord{SessionID: over, Status: Failed, MsgID: 7}, "yes yes yes"},
-		{"its message is missing", &PromptRecord{SessionID: over, Status: Failed, SentFrom: 7}, "yes yes yes"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			var got []string
@@ -15488,6 +15424,43 @@ func TestStoreLocksAndReap(t *testing.T) {
 	release()
 }
 
+// TestLocksAreRemoved: what a killed session or hook left behind of its lock goes, as soon as it is known that it is over,
+// and no lock that is held or whose owner nobody knows yet.
+func TestLocksAreRemoved(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	live := storeSession(t, s)
+	var left []string
+	lock := func(id string, held, stays bool) {
+		if held {
+			holds(t, s, id)
+		} else if err := os.WriteFile(s.lockPath(id), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if stays {
+			left = append(left, s.lockPath(id))
+		}
+	}
+	left = append(left, s.lockPath(live))
+	lock(deadSession(t, s), false, false)
+	over := newID()
+	if err := storeUpdate(s, &SessionRecord{Head: Head{ID: over}, Status: "completed"}); err != nil {
+		t.Fatal(err)
+	}
+	lock(over, false, false)
+	for _, held := range []bool{false, true} {
+		lock(storePrompt(t, s, live, Resolved, nil).ID, held, held)
+		lock(storePrompt(t, s, live, Created, nil).ID, held, true)
+		lock(newID(), held, true)
+	}
+	if err := s.Reap(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(left)
+	if there := inFolder(filepath.Join(s.Dir, "sessions"), "*"); !slices.Equal(there, left) {
+		t.Errorf("there is %q\nwant    %q", there, left)
+	}
+}
+
 // A dead session whose end could not be recorded is still there with its lock's file, and is closed the next time.
 func TestReapThatFails(t *testing.T) {
 	broken := false
@@ -15570,6 +15543,61 @@ func TestStoreStalledPoller(t *testing.T) {
 	}
 	if _, held, err := c.TryPoll(); !held || err != nil {
 		t.Error("nobody else can", err)
+	}
+}
+
+// A session can take its lock while others look whether somebody has it.
+func TestLockThatIsLookedAt(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	id := newID()
+	var others sync.WaitGroup
+	var over atomic.Bool
+	for range 4 {
+		others.Go(func() {
+			for !over.Load() {
+				s.Alive(id)
+			}
+		})
+	}
+	for range 500 {
+		release, err := s.HoldSession(id)
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		release()
+	}
+	over.Store(true)
+	others.Wait()
+}
+
+// Of commands that look at one state at the same time none finds fault with another, and status writes nothing.
+func TestLookedAtOnce(t *testing.T) {
+	t.Parallel()
+	dir := home(t, "")
+	storeSession(t, storeAt(t, dir))
+	const most = 8
+	var all sync.WaitGroup
+	for _, command := range []string{"doctor", "status"} {
+		for range most {
+			cmd := exec.Command(os.Args[0], command)
+			cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "PATH=")
+			all.Go(func() {
+				said, err := cmd.CombinedOutput()
+				if err != nil || strings.Contains(string(said), "FAIL") || strings.Contains(string(said), "atlasbridge:") {
+					t.Errorf("%s: %v\n%s", command, err, said)
+				}
+			})
+		}
+	}
+	all.Wait()
+	before, err := os.Stat(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cli(t, dir, "status")
+	if after, err := os.Stat(dir); err != nil || !after.ModTime().Equal(before.ModTime()) {
+		t.Errorf("status made a file: %v", err)
 	}
 }
 
@@ -15666,6 +15694,66 @@ func TestStoreCommands(t *testing.T) {
 		"\n") != 6 ||
 		!strings.Contains(out, "REPLY_REJECTED") {
 		t.Error(out)
+	}
+}
+
+// TestStatusOfSessions: status counts questions, of which an empty input box is none, and says with what a program ended.
+func TestStatusOfSessions(t *testing.T) {
+	t.Parallel()
+	s := storeAt(t, home(t, ""))
+	id := storeSession(t, s)
+	storePrompt(t, s, id, AwaitingReply, nil)
+	storePrompt(t, s, id, Failed, nil)
+	storePrompt(t, s, id, Created, func(p *PromptRecord) { p.Idle = true })
+	for code, status := range map[int]string{0: "completed", 7: "completed", 139: "crashed"} {
+		r := &SessionRecord{Head: Head{ID: newID()}, Tool: "x", Status: status, ExitCode: ref(code), StartedAt: time.Now()}
+		if err := storeUpdate(s, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, out, _ := cli(t, s.Dir, "status", "--all")
+	for _, row := range []string{"active +[0-9hms]+ +1 +2", "completed ", "completed, exit 7 ", "crashed, exit 139 "} {
+		if !matches(`(?m)^\w+ +\d+ +`+row, out) {
+			t.Errorf("no row %q:\n%s", row, out)
+		}
+	}
+}
+
+// TestApprovalsSayWhatIsAsked: approvals shows the command or the file, and what each answer means and grants; so does
+// answer, when it is taken and when it is not.
+func TestApprovalsSayWhatIsAsked(t *testing.T) {
+	t.Parallel()
+	dir := home(t, "")
+	s := storeAt(t, dir)
+	h := &hook{Tool: "Bash", Suggestions: []json.RawMessage{
+		json.RawMessage(`{"type":"addDirectories","directories":["/srv/out"],"destination":"session"}`),
+		json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)},
+		asker: asker{st: s, session: storeSession(t, s), life: time.Hour, release: func() {}}}
+	lasting := "Yes, and accept all edits this session: access to /srv/out, accept all edits and common file commands, this session"
+	answers := "allow (Yes), always (" + lasting + "), deny (No)"
+	for _, row := range []struct{ tool, input, about string }{
+		{"Bash", `{"command":"touch a\nrm -rf ~","description":"Say hello"}`, "touch a rm -rf ~ · " + answers},
+		{"Bash", `{"command":"echo ` + strings.Repeat("a ", 1500) + `; rm -rf ~"}`, "bytes)… " + strings.Repeat("a ", 400)},
+		{"Edit", `{"file_path":"/etc/hosts","old_string":"a","new_string":"b"}`, "/etc/hosts -a +b · " + answers},
+		{"mcp__x", `{"what":"all"}`, `{   "what": "all" } · ` + answers},
+	} {
+		h.Tool, h.Input = row.tool, json.RawMessage(row.input)
+		p := h.permissionPrompt()
+		h.describe(&p)
+		if _, err := h.post(t.Context(), &p); err != nil {
+			t.Fatal(err)
+		}
+		_, out, _ := cli(t, dir, "approvals")
+		if !strings.Contains(out, row.about) {
+			t.Errorf("not in approvals: %q\n%s", row.about, out)
+		}
+		if code, _, errs := cli(t, dir, "answer", p.ID, "maybe"); code != 1 || !strings.Contains(errs, "; it takes "+answers+"\n") {
+			t.Errorf("exit %d: %s", code, errs)
+		}
+		want := "answered " + shortID(p.ID) + ": " + lasting + "\n"
+		if code, out, errs := cli(t, dir, "answer", p.ID, "always"); code != 0 || out != want {
+			t.Errorf("exit %d: %q, want %q: %s", code, out, want, errs)
+		}
 	}
 }
 
@@ -15919,7 +16007,7 @@ func TestAuditEveryCodePoint(t *testing.T) {
 	if out, err := jq.Output(); err != nil || !bytes.Equal(out, all) {
 		t.Errorf("jq prints other bytes: %v", err)
 	}
-	s, log := auditFilled(t, 3)
+	_, log := auditFilled(t, 3)
 	for line := range bytes.Lines(log) {
 		var e struct{ Hash string }
 		json.Unmarshal(line, &e)
@@ -15930,12 +16018,6 @@ func TestAuditEveryCodePoint(t *testing.T) {
 			!strings.HasPrefix(string(out), strings.TrimPrefix(e.Hash, "sha256:")+" ") {
 			t.Errorf("sha256sum says %s for %s", out, line)
 		}
-	}
-	if err := s.Audit().Append(Event{Name: "X", Fields: []Field{{"f", 1.5}}}); err == nil {
-		t.Error("a float was accepted")
-	}
-	if err := s.Audit().Append(Event{Name: "X", Fields: []Field{{"seq", 1}}}); err == nil {
-		t.Error("a member twice was accepted")
 	}
 }
 
@@ -15970,6 +16052,24 @@ func TestAuditTornAndLost(t *testing.T) {
 	}
 	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
 		t.Error("a damaged audit log stops the answers:", why, err)
+	}
+}
+
+// TestAuditOddEntry: an entry whose members cannot be written is there without them, and keeps no other one out.
+func TestAuditOddEntry(t *testing.T) {
+	s := storeAt(t, home(t, ""))
+	for _, odd := range []Field{{"n", 1 << 60}, {"n", 0.5}, {"seq", 1}, {"n", []int{1}}, {"n", func() {}}} {
+		if err := s.Audit().Append(Event{"CONFIG_RELOADED", "s", "p", []Field{odd}}); err != nil {
+			t.Errorf("%v: %v", odd, err)
+		}
+	}
+	storeSession(t, s)
+	want := append(slices.Repeat([]string{"CONFIG_RELOADED"}, 5), "SESSION_START")
+	if got := auditNames(t, s.Dir); !slices.Equal(got, want) || s.Trouble() != nil {
+		t.Errorf("it has %q, trouble %v", got, s.Trouble())
+	}
+	if text := auditText(t, s); strings.Count(text, `"session_id":"s","prompt_id":"p","lacks":"`) != 5 {
+		t.Error(text)
 	}
 }
 
@@ -16512,6 +16612,60 @@ func TestAuditCommands(t *testing.T) {
 	}
 }
 
+// TestLogsIsRead: logs prints the local time, each value so that it cannot be taken for another, nothing for what an entry
+// does not say, and with --tail the last entries and those that come.
+func TestLogsIsRead(t *testing.T) {
+	t.Parallel()
+	s := storeAt(t, home(t, ""))
+	for i := range 12 {
+		if err := s.Audit().Append(Event{"REPLY_REJECTED", fmt.Sprintf("%08d", i), "", []Field{{"n", i},
+			{"reason", `there is no "0" by=x`}, {"by", "cli:answer"}, {"exit_code", nil}, {"label", ""}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	logs := func(more ...string) *exec.Cmd {
+		cmd := exec.Command(os.Args[0], append([]string{"logs"}, more...)...)
+		cmd.Env = append(ptyEnv("main"), "ATLASBRIDGE_HOME="+s.Dir, "TZ=Asia/Tokyo")
+		return cmd
+	}
+	tokyo, err := time.LoadLocation("Asia/Tokyo")
+	if err != nil {
+		t.Skip("no time zones here: ", err)
+	}
+	out, err := logs().Output()
+	first := regexp.MustCompile(`^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) 00000000 REPLY_REJECTED +n=0 ` +
+		`reason="there is no \\"0\\" by=x" by=cli:answer exit_code=-\n`).FindSubmatch(out)
+	if err != nil || first == nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	if at, err := time.ParseInLocation(time.DateTime, string(first[1]), tokyo); err != nil || time.Since(at).Abs() > time.Hour {
+		t.Errorf("the time is %s in Tokyo (%v)", first[1], err)
+	}
+	tail := logs("--tail")
+	stdout, err := tail.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tail.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer tail.Wait()
+	defer tail.Process.Kill()
+	lines := bufio.NewScanner(stdout)
+	for i := 2; i < 13; i++ {
+		if i == 12 {
+			auditAppend(t, s.Dir, "UNAUTHORIZED")
+		}
+		want := fmt.Sprintf("%08d REPLY_REJECTED", i)
+		if i == 12 {
+			want = "UNAUTHORIZED"
+		}
+		if !lines.Scan() || !strings.Contains(lines.Text(), want) {
+			t.Errorf("line %d of the tail is %q", i-1, lines.Text())
+		}
+	}
+}
+
 // TestLocalChannelIsTold: who chose the local channel is not sent to setup, and who has no bot is.
 func TestLocalChannelIsTold(t *testing.T) {
 	needTool(t, "true")
@@ -16870,6 +17024,24 @@ func untar(t *testing.T, path string) map[string]string {
 			t.Errorf("%s: mode %o, %v", head.Name, head.Mode, err)
 		}
 		files[filepath.Base(head.Name)] = string(text)
+	}
+}
+
+// TestBundleRunsNothing: the bundle has the versions of tools that are known, and runs none of them.
+func TestBundleRunsNothing(t *testing.T) {
+	needUnix(t)
+	bin, asked := versionedClaude(t, "9999.1.2")
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	dir := home(t, "")
+	about := func() string {
+		path := filepath.Join(t.TempDir(), "b.tar.gz")
+		if code, _, errs := cli(t, dir, "debug", "bundle", "--output", path); code != 0 {
+			t.Fatal(errs)
+		}
+		return untar(t, path)["about.json"]
+	}
+	if got := about(); asked() != 0 || !strings.Contains(got, filepath.Join(bin, "claude")) {
+		t.Errorf("claude is run %d times; %s", asked(), got)
 	}
 }
 
@@ -17870,14 +18042,14 @@ func TestLockFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := lockFile(f, false); !errors.Is(err, errLocked) {
+	if err := lockFile(f); !errors.Is(err, errLocked) {
 		t.Errorf("lockFile(held by another) = %v, want errLocked", err)
 	}
 	got := make(chan error)
-	go func() { got <- lockFile(f, true) }()
+	go func() { got <- awaitLock(f, patience) }()
 	select {
 	case err := <-got:
-		t.Errorf("lockFile did not wait: %v", err)
+		t.Errorf("awaitLock did not wait: %v", err)
 	case <-time.After(50 * time.Millisecond): // nothing to wait for: it must go on waiting
 	}
 	in.Close() // the process ends, and the lock with it
@@ -17890,10 +18062,10 @@ func TestLockFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer second.Close()
-	if err := lockFile(second, false); !errors.Is(err, errLocked) {
+	if err := lockFile(second); !errors.Is(err, errLocked) {
 		t.Errorf("lockFile(held by ourselves, another open) = %v, want errLocked", err)
 	}
-	if err := errors.Join(unlockFile(f), lockFile(second, false)); err != nil {
+	if err := errors.Join(unlockFile(f), lockFile(second)); err != nil {
 		t.Errorf("after unlockFile: %v", err)
 	}
 }
@@ -17922,6 +18094,7 @@ func TestLockFileRefusedOnce(t *testing.T) {
 }
 
 // A process that was stopped while it had the lock costs the others one wait: then they say so at once, until it is free.
+// Nothing stays of what was tried in vain.
 func TestStoppedWithALock(t *testing.T) {
 	s := storeAt(t, home(t, ""))
 	storeSession(t, s)
@@ -17930,7 +18103,7 @@ func TestStoppedWithALock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := lockFile(other, false); err != nil {
+	if err := lockFile(other); err != nil {
 		t.Fatal(err)
 	}
 	p := storeQuestion(newID())
@@ -17938,17 +18111,30 @@ func TestStoppedWithALock(t *testing.T) {
 		t.Fatalf("an update while another has the lock: %v, %q", err, hintOf(err))
 	}
 	s.log.wait = time.Hour
-	if err := storeUpdate(s, p); !errors.Is(err, errLocked) {
-		t.Fatalf("the next one: %v", err)
+	const tries = 5
+	before := runtime.NumGoroutine()
+	for range tries {
+		if err := storeUpdate(s, p); !errors.Is(err, errLocked) {
+			t.Fatalf("the next one: %v", err)
+		}
+	}
+	if n := runtime.NumGoroutine(); n >= before+tries {
+		t.Errorf("%d goroutines, before it was tried %d times in vain %d", n, tries, before)
+	}
+	links, _ := filepath.Glob("/proc/self/fd/*") // on Linux
+	held := 0
+	for _, link := range links {
+		if to, _ := os.Readlink(link); to == other.Name() {
+			held++
+		}
+	}
+	if held > 2 {
+		t.Errorf("the lock is open %d times", held)
 	}
 	if err := other.Close(); err != nil {
 		t.Fatal(err)
 	}
-	err = storeUpdate(s, p)
-	for end := time.Now().Add(patience); errors.Is(err, errLocked) && time.Now().Before(end); {
-		err = storeUpdate(s, p) // what waited in vain gets the lock, and gives it back
-	}
-	if err != nil {
+	if err := storeUpdate(s, p); err != nil {
 		t.Errorf("after it was given back: %v", err)
 	}
 }
@@ -18320,6 +18506,72 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
+// TestCrashed: only what the system says was ended by a signal has crashed, and not what the operator interrupted; the
+// phone's last message says the same as the state.
+func TestCrashed(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	const waits = "echo ready; exec cat"
+	for _, row := range []struct {
+		name   string
+		script string
+		keys   string // typed here
+		phone  string // written there
+		code   int
+		status string
+		says   string
+	}{
+		{"an exit status of 255", "exit 255", "", "", 255, "completed", "ended with exit 255"},
+		{"one as of a signal", "exit 142", "", "", 142, "completed", "ended with exit 142"},
+		{"a fault", "ulimit -c 0; kill -SEGV $$", "", "", 139, "crashed", "crashed: segmentation fault"},
+		{"killed", "kill -KILL $$", "", "", 137, "crashed", "crashed: killed"},
+		{"^C here", waits, "\x03", "", 130, "terminated", "was ended"},
+		{"^\\ here", "ulimit -c 0; " + waits, "\x1c", "", 131, "terminated", "was ended"},
+		{"^C from the phone", waits, "", "/keys CTRL_C", 130, "terminated", "was ended"},
+		{"/stop", waits, "", "/stop", 130, "terminated", "was ended"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			p := newBotAPI(t)
+			dir := home(t, p.config(""))
+			x := bridge(t, dir, "run", "bash", "-c", row.script)
+			if row.keys+row.phone != "" {
+				x.sees("ready")
+				p.shows("started", "")
+				x.types(row.keys)
+			}
+			if row.phone != "" {
+				p.writes(row.phone, 0)
+			}
+			x.exits(row.code)
+			p.shows("bash "+row.says+" · ", "")
+			if r := theSession(t, storeAt(t, dir)); r.Status != row.status {
+				t.Errorf("recorded as %q", r.Status)
+			}
+		})
+	}
+}
+
+// TestRecordingStays: a run whose tool cannot be found, or not be run, leaves an old recording as it was, and makes no new one.
+func TestRecordingStays(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for tool, code := range map[string]int{"no-such-tool-here": 127, dir: 126} {
+		old := filepath.Join(dir, "old.cast")
+		if err := os.WriteFile(old, []byte("kept"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{old, filepath.Join(dir, "new.cast")} {
+			if got, _, errs := cli(t, home(t, ""), "run", "--record", path, tool); got != code && runtime.GOOS != "windows" {
+				t.Errorf("%s: exit %d: %s", tool, got, errs)
+			}
+		}
+		if text, err := os.ReadFile(old); err != nil || string(text) != "kept" || len(inFolder(dir, "*")) != 1 {
+			t.Errorf("%s: %q, %v; there is %q", tool, text, err, inFolder(dir, "*"))
+		}
+	}
+}
+
 // TestAnswered runs shell programs and answers them in every way there is.
 func TestAnswered(t *testing.T) {
 	t.Parallel()
@@ -18554,6 +18806,120 @@ func TestHungUp(t *testing.T) {
 	}
 }
 
+// TestTerminated: SIGTERM ends tool and wrapper, though the tool ignores it, nobody reads what comes out of us, or a
+// grandchild goes on with the tool's streams; the end is recorded.
+func TestTerminated(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	needTool(t, "yes", "bash")
+	const (
+		child      = `yes`
+		stubborn   = `trap "" TERM HUP; yes`
+		grandchild = `(trap "" TERM HUP; while sleep 0.01; do echo x; echo y >&2; done) & sleep 1000`
+		complaint  = `yes >&2`
+	)
+	for _, row := range []struct {
+		name   string
+		script string
+		unread string // of ours: "terminal", or those of "out" and "err" that lead into a pipe
+	}{
+		{"output", child, "out"},
+		{"output, ignored", stubborn, "out"},
+		{"output and errors", child, "out err"},
+		{"errors", complaint, "err"},
+		{"terminal", child, "terminal"},
+		{"terminal, ignored", stubborn, "terminal"},
+		{"grandchild", grandchild, ""},
+		{"grandchild, unread", grandchild, "out err"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			dir := home(t, "")
+			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
+			argv := []string{os.Args[0], "run", "bash", "-c", row.script}
+			ended := make(chan int, 1)
+			if row.unread == "terminal" {
+				p, err := startPTY(argv, env, "", Size{Rows: 24, Cols: 80}, Host{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { p.Close() })
+				go func() { ended <- p.Wait() }()
+			} else {
+				r, w, err := os.Pipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { r.Close() })
+				cmd := exec.Command(argv[0], argv[1:]...)
+				cmd.Env = env
+				if strings.Contains(row.unread, "out") {
+					cmd.Stdout = w
+				}
+				if strings.Contains(row.unread, "err") {
+					cmd.Stderr = w
+				}
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				w.Close()
+				go func() {
+					cmd.Wait() // its exit status says all
+					ended <- cmd.ProcessState.ExitCode()
+				}()
+			}
+			st := storeAt(t, dir)
+			r := theSession(t, st)
+			wrapper, _ := os.FindProcess(r.Wrapper) // cannot fail here
+			t.Cleanup(func() {
+				wrapper.Kill()
+				for _, pid := range processesOf(dir) {
+					if p, err := os.FindProcess(pid); err == nil {
+						p.Kill()
+					}
+				}
+			})
+			if err := wrapper.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case code := <-ended:
+				if code != 128+int(syscall.SIGTERM) && code != 128+int(syscall.SIGKILL) {
+					t.Errorf("exit %d", code)
+				}
+			case <-time.After(patience / 2):
+				t.Fatal("it does not end")
+			}
+			if r := theSession(t, st); r.Status != "terminated" || r.ExitCode == nil {
+				t.Errorf("recorded as %q, exit %v", r.Status, r.ExitCode)
+			}
+		})
+	}
+}
+
+// TestPanics: a panic in whichever goroutine of a session puts the terminal back, ends a tool that ignores it, and says
+// where it was.
+func TestPanics(t *testing.T) {
+	t.Parallel()
+	needLinux(t)
+	for _, where := range []string{"loop", "output", "getUpdates", "setMyCommands", "sendMessage", "follower"} {
+		t.Run(where, func(t *testing.T) {
+			t.Parallel()
+			dir := home(t, newBotAPI(t).config(""))
+			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=panic "+where, "ATLASBRIDGE_HOME="+dir)
+			x := inTerminal(t, env, os.Args[0], "run", "bash", "-c", `trap "" TERM HUP; while :; do sleep 1; echo x; done`)
+			x.exits(2) // Go's, of a panic
+			if shown := x.scr.Text(); !strings.Contains(shown, "goroutine ") {
+				t.Errorf("it shows %s", shown)
+			}
+			if modes := x.pty.State(); !modes.Canonical || !modes.Echo {
+				t.Errorf("the terminal is left as %+v", modes)
+			}
+			comesTrue(t, "nothing goes on", func() bool { return len(processesOf(dir)) == 0 })
+		})
+	}
+}
+
 // A terminal that is closed at any moment of a start leaves no process, and no session that seems to live.
 // ATLASBRIDGE_TEST_ROUNDS says how many are closed.
 func TestClosedAtStart(t *testing.T) {
@@ -18611,6 +18977,45 @@ func TestResizedAtStart(t *testing.T) {
 	})
 }
 
+// TestInputsOfTheKilled: what was sent to a session that was killed before it could do that is refused, and whoever
+// listens then says so, once.
+func TestInputsOfTheKilled(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	p := newBotAPI(t)
+	dir := home(t, p.config("free_text_enabled = true"))
+	bridge(t, dir, "run", "--name", "other", "sleep", "1000")
+	p.shows("other · sleep started", "")
+	x := bridge(t, dir, "run", "--name", "lost", "bash", "-c", "read a; read b")
+	p.shows("lost · bash started", "")
+	if err := exec.Command("kill", "-STOP", fmt.Sprint(x.pty.PID())).Run(); err != nil {
+		t.Fatal(err)
+	}
+	to := p.writes("/send lost hello", 0)
+	st := storeAt(t, dir)
+	status := func() (is string) {
+		for _, in := range storeView(t, st).Inputs {
+			is = in.Status
+		}
+		return is
+	}
+	comesTrue(t, "it is on its way", func() bool { return status() == "queued" })
+	x.kill(x.pty.PID(), syscall.SIGKILL)
+	p.await(t, "the operator is told", func() bool {
+		for _, call := range p.calls {
+			reply, _ := call.p["reply_parameters"].(map[string]any)
+			if numberOf(reply, "message_id") == to && strings.Contains(fmt.Sprint(call.p["text"]), "the program ended first") {
+				return true
+			}
+		}
+		return false
+	})
+	comesTrue(t, "that is recorded", func() bool { return status() == "refused" })
+	if n := p.came("the program ended first"); n != 1 {
+		t.Errorf("it is told %d times", n)
+	}
+}
+
 // TestSession: what reaches a running session from outside, in a real terminal and on a phone.
 func TestSession(t *testing.T) {
 	t.Parallel()
@@ -18645,6 +19050,20 @@ func TestSession(t *testing.T) {
 				}
 			})
 		}
+	}
+	badCall := map[string]syscall.Signal{"linux": 31, "darwin": 12}[runtime.GOOS] // SIGSYS
+	for _, sig := range []syscall.Signal{syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE,
+		syscall.SIGSEGV, badCall} { // sent by somebody, they end the tool and us alike
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			x := bridge(t, home(t, ""), "run", "sh", "-c", "ulimit -c 0; echo ready; exec cat")
+			x.sees("ready")
+			x.kill(x.pty.PID(), sig)
+			x.exits(128 + int(sig))
+			if modes := x.pty.State(); !modes.Canonical || !modes.Echo {
+				t.Errorf("the terminal is left as %+v", modes)
+			}
+		})
 	}
 	t.Run("reload", func(t *testing.T) {
 		t.Parallel()
@@ -19176,6 +19595,11 @@ func TestWaitingDecidesNothing(t *testing.T) {
 		{"pair of buttons, German", "raw", pair("Änderungen verwerfen?", "Ja", "Nein"), `^(\x1b\[C|\t)*[nN]?$`},
 		{"password", "noecho", "Password: ", `^$`},
 		{"text", "", "Name: ", `^$`},
+		{"a letter", "", "Kind of disk to format (t): ", `^$`},
+		{"two letters", "", "Colour output [on]: ", `^$`},
+		{"install anyway", "raw", "\x1b[?25lThe signature does not match.\r\n❯ Check it again\r\n  No, install anyway\r\n", `^$`},
+		{"cancel all", "raw", "\x1b[?25l3 builds are running.\r\n❯ Let them run\r\n  Cancel all\r\n", `^$`},
+		{"connect anyway", "raw", "\x1b[?25lIs the key right?\r\n\r\n  [y] Yes   [n] No, connect anyway\r\n", `^$`},
 		{"choices unread", "raw", "\x1b[?25lWhich one? (use arrows)\r\n❯ staging\r\n  production\r\n", `^$`},
 	}, func(t *testing.T, row row) {
 		_, c, dir, _ := stageSession(t,
@@ -19286,10 +19710,20 @@ func TestPasswordIsTypedAtTheKeyboard(t *testing.T) {
 		t.Errorf("%q %v", m.text, m.buttons)
 	}
 	p := promptOf(t, dir, "Password:", func(p *PromptRecord) bool { return p.Status == AwaitingReply })
-	for _, to := range []int64{m.id, 0} {
+	refused := func(to int64) {
+		t.Helper()
 		id := w.writes("hunter2", to)
-		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was .*delete it`, id))
+		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d\}.*"✗ .*delete it`, id))
 	}
+	refused(m.id)
+	refused(0)
+	refused(m.id - 1) // to another message of ours
+	w.change(func() { w.dates = -60 })
+	refused(0) // it may not be meant for the question
+	w.change(func() { w.dates = 3 })
+	bridge(t, dir, "run", "sleep", "60")
+	comesTrue(t, "two sessions run", func() bool { return len(storeView(t, storeAt(t, dir)).Sessions) == 2 })
+	refused(0) // it names neither
 	code, _, told := cli(t, dir, "answer", shortID(p.ID), "hunter2")
 	if code != 1 || !strings.Contains(told, "at the keyboard alone") {
 		t.Errorf("answer exits with %d, %q", code, told)
@@ -19297,12 +19731,28 @@ func TestPasswordIsTypedAtTheKeyboard(t *testing.T) {
 	x.types("abc\r")
 	x.sees("[3]")
 	x.exits(0)
+	refused(m.id) // it is over
 	for _, name := range []string{"state.jsonl", "audit.log"} {
 		text, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil || bytes.Contains(text, []byte("hunter2")) {
 			t.Errorf("%s: %v %s", name, err, text)
 		}
 	}
+}
+
+// TestPasswordToWhatIsNotRecorded: who replies with a password to a message that nobody knows was sent is asked to
+// delete it, too.
+func TestPasswordToWhatIsNotRecorded(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w := newBotAPI(t)
+	defer w.loses("Password:")()
+	dir := home(t, w.config("free_text_enabled = true"))
+	x := bridge(t, dir, "run", "bash", "-c", `read -s -p "Password: " p; echo; echo "[${#p}]"`)
+	id := w.writes("hunter2", w.shows("Password:", "").id)
+	w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d\}.*"✗ .*delete it`, id))
+	x.types("abc\r")
+	x.sees("[3]")
 }
 
 // TestAnsweredOnlyWhatWasTyped: what was decided when the program had already ended is never "answered". What was
@@ -19427,7 +19877,7 @@ func unlocked(t *testing.T, dir, name string) bool {
 		t.Fatal(err)
 	}
 	defer f.Close() // which lets go of it
-	return lockFile(f, false) == nil
+	return lockFile(f) == nil
 }
 
 // TestPhoneIsNotTheKeyboard: keys and texts that come from the phone are recorded and shown as the phone's.
@@ -19559,6 +20009,42 @@ func TestNoKeyIsLost(t *testing.T) {
 			return got == want
 		})
 	})
+}
+
+// TestLateTap: who taps at a question that is over learns what became of it.
+func TestLateTap(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	exits := func(_ *terminal, c *puppet) { c.order(order{Exit: true}) }
+	waits := func(*terminal, *puppet) {}
+	for _, r := range []struct {
+		name, timeout, question string
+		button                  *regexp.Regexp
+		over                    func(*terminal, *puppet)
+		told                    string
+	}{
+		{"a default was typed", "1s", "Go on? (y/n) ", yesButton, waits, "is over: nobody answered by [0-9:]+$"},
+		{"nothing was typed", "1s", "Name: ", leaveButton, waits, "is over: nobody answered by [0-9:]+$"},
+		{"at the keyboard", "60s", "Go on? (y/n) ", yesButton, func(x *terminal, _ *puppet) { x.types("n\r") },
+			`already answered \(keyboard, [0-9:]+\)$`},
+		{"another is asked", "60s", "Go on? (y/n) ", yesButton,
+			func(_ *terminal, c *puppet) { c.show("other", "\r\x1b[KOverwrite it? (y/n) ") }, "is over: (replaced: the question changed|the question left the screen)$"},
+		{"the program ended", "60s", "Go on? (y/n) ", yesButton, exits, "is over: the program ended$"},
+	} {
+		t.Run(r.name, func(t *testing.T) {
+			t.Parallel()
+			w, c, dir, x := stageSession(t, "", "--timeout", r.timeout)
+			bridge(t, dir, "run", "sleep", "60") // listens, too
+			c.show("ask", r.question)
+			m := w.find(strings.TrimSpace(r.question), r.button)
+			r.over(x, c)
+			promptOf(t, dir, strings.TrimSpace(r.question), (*PromptRecord).over)
+			label, _ := m.choice(r.button)
+			if told := w.answer(w.tapped(m.id, m.buttons[label])); !regexp.MustCompile(r.told).MatchString(told) {
+				t.Errorf("it is told %q, want %s", told, r.told)
+			}
+		})
+	}
 }
 
 // TestAskAgain: a question that nobody answered and that still stands can be asked again, in a new message with buttons
@@ -19818,6 +20304,178 @@ func TestAskedAgain(t *testing.T) {
 	})
 }
 
+// TestKnownToolInLineMode: a known tool that reads lines is asked as any program is, for words too.
+func TestKnownToolInLineMode(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w := newBotAPI(t)
+	dir := home(t, w.config("free_text_enabled = true"))
+	tool := filepath.Join(t.TempDir(), "claude")
+	writeProgram(t, tool, `#!/bin/bash
+case $1 in --version) echo 2.1.330; exit;; esac
+read -p 'Paste code here: ' a; read -p 'Enter your name: ' b; read -p 'Do you want to trust this folder? ' c
+printf '1) Option A\n2) Option B\n'; read d
+echo "got $a $b $c $d"`)
+	x := bridge(t, dir, "run", tool)
+	for _, row := range []struct{ question, reply string }{
+		{"Paste code here:", "c0de"}, {"Enter your name:", "Ada"}, {"Do you want to trust this folder?", ""}, {"Option B", "2"},
+	} {
+		m := w.where(row.question, func(m seen) bool { return strings.Contains(m.text, row.question) })
+		if row.reply == "" {
+			w.tap(m, noButton)
+			continue
+		}
+		promptOf(t, dir, row.question, func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+		w.writes(row.reply, m.id)
+	}
+	x.sees("got c0de Ada n 2")
+}
+
+// TestNotSureEnough: a question that is less sure than detection_threshold asks for is possibly a question: a reply to it
+// is typed, and waiting types nothing. A program that waits for commands is said to wait.
+func TestNotSureEnough(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	a := newQuiz(t, "detection_threshold = 0.95\nfree_text_enabled = true", "", `for q in 'Continue? (y/n) ' 'Enter your name: ' \
+		'Press Enter to continue '; do read -p "$q" a; echo "[$a]" >>$F/got; done; read -p '$ ' a`, 24)
+	var m seen
+	for n, row := range []struct{ question, reply string }{
+		{"Continue? (y/n)", "y"}, {"Enter your name:", "Ada"}, {"Press Enter to continue", ""},
+	} {
+		m = a.asks(m.id, row.question, enterButton)
+		if !strings.Contains(m.text, "Possibly a question") || !strings.Contains(m.text, "then nothing is typed") {
+			t.Errorf("it says %q", m.text)
+		}
+		promptOf(t, a.home, row.question, func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+		if row.reply == "" {
+			a.tap(m, enterButton)
+		} else {
+			a.writes(row.reply, m.id)
+		}
+		a.reads("[y] [Ada] []"[:[]int{3, 9, 12}[n]] + " ")
+	}
+	a.where("that it waits", func(m seen) bool { return strings.Contains(m.text, "waits for your next message") })
+}
+
+// TestAnswersAreOffered: what a line asks for by a range of numbers, as a key to go on, or in words that yes and no answer
+// has buttons for that.
+func TestAnswersAreOffered(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	three := regexp.MustCompile(`^3$`)
+	beside(t, []struct {
+		question string
+		button   *regexp.Regexp
+		got      string
+	}{
+		{"Enter your choice [1-4]:", three, "3"},
+		{"Select option (1-3):", three, "3"},
+		{"Press [ENTER] to continue or Ctrl-c to cancel.", enterButton, ""},
+		{"Press ENTER to continue or Ctrl+C to abort:", enterButton, ""},
+		{"Install KDE now?", yesButton, "y"},
+		{"The file was changed, overwrite?", yesButton, "y"},
+		{"Come back later?", noButton, "n"},
+		{"Was that helpful?", noButton, "n"},
+	}, func(t *testing.T, row struct {
+		question string
+		button   *regexp.Regexp
+		got      string
+	}) {
+		a := newQuiz(t, "", "", fmt.Sprintf(`read -p '%s ' a; echo "[$a]" >>$F/got; read b`, row.question), 24)
+		m := a.asks(0, row.question, row.button)
+		if strings.Contains(m.text, "Possibly") || row.got == "" && !strings.Contains(fmt.Sprint(m.buttons), "Press Enter") {
+			t.Errorf("%q %v", m.text, m.buttons)
+		}
+		a.tap(m, row.button)
+		a.reads("[" + row.got + "] ")
+	})
+}
+
+// TestKeyInPieces: a private key that is printed piece by piece is left out of the stream, and what follows it is not.
+func TestKeyInPieces(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	row := strings.Repeat("MIIEowIBAAKCAQEA7bq2+dX/", 2)
+	a := newQuiz(t, "[stream]\nenabled = true\n", "", `until [ -e $F/go1 ]; do sleep 0.02; done
+echo '-----BEGIN RSA PRIVATE KEY-----'; echo Dir1; echo `+row+`1
+until [ -e $F/go2 ]; do sleep 0.02; done; echo `+row+`2; echo 'Dir2'
+until [ -e $F/go3 ]; do sleep 0.02; done; echo '-----END RSA PRIVATE KEY-----'; echo Dir3
+until [ -e $F/go4 ]; do sleep 0.02; done; echo `+row+`3; sleep 1`, 24)
+	for n := range 3 {
+		a.tells(fmt.Sprint("go", n+1))
+		a.where("the piece", func(m seen) bool { return strings.Contains(m.text, fmt.Sprint("Dir", n+1)) })
+	}
+	a.tells("go4")
+	a.where("the end", func(m seen) bool { return strings.Contains(m.text, row+"3") })
+	if said := a.texts(); strings.Contains(said, row+"1") || strings.Contains(said, row+"2") {
+		t.Errorf("the phone was sent %q", said)
+	}
+}
+
+// TestHeadingIsItsOwn: a menu is asked under the words that stand right above it, not under those of earlier output: a
+// title, or a question further up.
+func TestHeadingIsItsOwn(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, []struct{ name, before, head, want string }{
+		{"title", `\x1b]0;Show the help page?\x07`, ``, "which one?"},
+		{"title of a frame", `\x1b]0;Show the help page?\x07┌──┐`, ``, "which one?"},
+		{"question further up", `Show the help page?\r\n\r\n`, `Pick a colour`, "Pick a colour"},
+		{"blank row between", `Show the help page?\r\n\r\n`, `Pick a colour\r\n`, "Pick a colour"},
+	}, func(t *testing.T, row struct{ name, before, head, want string }) {
+		a := newQuiz(t, "", "", fmt.Sprintf("tty.setraw(0)\nout('%s')\nmenu('%s', 'Red', 'Blue')\nos.read(0, 99)", row.before,
+			row.head), 24)
+		m := a.asks(0, "", regexp.MustCompile("Red"))
+		_, asked, _ := strings.Cut(m.text, "\n")
+		if !strings.HasPrefix(asked, row.want+"\n") {
+			t.Errorf("it asks %q", asked)
+		}
+	})
+}
+
+// TestRemarkBelowAQuestion: a question whose mark stands in the last five lines of a program that reads is asked with its
+// answers, and with what stands below it; once it was answered, or was followed by more while nobody read, it is over.
+func TestRemarkBelowAQuestion(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, []struct{ name, remark, reads, got string }{
+		{"one line", `Are you sure you want to delete 3 files? [y/N]\nThis cannot be undone.\n`, "read a", "n"},
+		{"list", `Delete? (y/n)\n  file1\n  file2\n`, "read a", "n"},
+		{"in the last line", `Run bash command? (y/n)\n  $ git push origin main --force`, "read a", "n"},
+		{"grows", `Delete? (y/n)\n  file1\n'; read -t 2 a; printf '  file2\n`, "read a", "n"},
+		{"keyboard", `Delete? (y/n)\n  file1\n`, "read a", "n"},
+		{"waiting", `Delete? (y/n)\n  file1\n  file2\n`, "read a", "n"},
+		{"timed out", `Delete? (y/n)\n  file1\n`, `read -t 3 a; echo "No answer."; sleep 1`, ""},
+	}, func(t *testing.T, row struct{ name, remark, reads, got string }) {
+		config := ""
+		if row.name == "waiting" {
+			config = "timeout_seconds = 2"
+		}
+		a := newQuiz(t, config, "", `printf '`+row.remark+`'; `+row.reads+`; echo "[$a]" >>$F/got; read b`, 24)
+		_, below, _ := strings.Cut(strings.ReplaceAll(row.remark, `\n`, "\n"), "\n")
+		if row.name == "grows" {
+			below = "file1\nfile2"
+		}
+		m := a.asks(0, strings.ReplaceAll(strings.TrimSpace(below), "  ", ""), noButton)
+		switch row.name {
+		case "timed out", "waiting":
+			a.settled(m.id)
+		case "keyboard":
+			a.types("n")
+			<-time.After(time.Second) // in which it must not be taken for gone
+			if len(a.now(m.id).buttons) == 0 {
+				t.Errorf("it is over before it was answered: %q", a.now(m.id).text)
+			}
+			a.types("\r")
+			a.settled(m.id)
+		default:
+			a.tap(m, noButton)
+		}
+		a.reads("[" + row.got + "] ")
+		a.asksNothing()
+	})
+}
+
 // TestOverBehindARelay: behind what always reads in raw mode a question is over, too, when other output has followed it or
 // it has left the screen: its message says so within two seconds, it is not asked anew, and its buttons do nothing for
 // what asks next. What was followed at once was only printed, and is not asked.
@@ -20024,6 +20682,22 @@ say("\r\ngot [%%s]\r\n" %% a.strip()); key(60)`
 	}
 }
 
+// TestKeysOnTheScreen: at a screen that no rule reads the keys that it names can be pressed from the phone, besides the
+// usual ones.
+func TestKeysOnTheScreen(t *testing.T) {
+	t.Parallel()
+	w, x, _, _ := keySession(t, "", `raw(); say("\x1b[?25lAuto mode can't check actions in this session\r\n\r\n" +
+    "Enter to stay, shift+Tab to leave auto mode, shift+Tab twice for plan mode, Esc to cancel\r\n")
+say("\r\ngot [%s]\r\n" % os.read(0, 99))`)
+	named := regexp.MustCompile(`(?i)^shift\+tab$`)
+	m := w.find("can't check actions", named)
+	if _, ok := m.choice(regexp.MustCompile("^↓$")); !ok || len(m.buttons) != 13 {
+		t.Errorf("%d buttons: %v", len(m.buttons), m.buttons)
+	}
+	w.tap(m, named)
+	x.sees(`got [b'\x1b[Z']`)
+}
+
 // TestNobodyReads: a question that is only printed gets nothing, and a key that nobody has read when its question has gone
 // is taken back: neither answers the next question, and the phone is told that nothing was delivered.
 func TestNobodyReads(t *testing.T) {
@@ -20133,6 +20807,44 @@ time.sleep(0.5); k = key(1); say("\r\nSure? (y/n) "); say("\r\nthen [%s] after %
 	w.ended(m.id, regexp.MustCompile("dropped"))
 }
 
+// TestKeysDuringAText: keys that are typed while a text from the phone is being typed come after it, but not at a question
+// that it brought up: there they are dropped, and the phone is told. ^C goes through at once, and ends it.
+func TestKeysDuringAText(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	const menu = "Select a model\r\n\r\n❯ 1. Fast\r\n  2. Large\r\n\r\nEnter to confirm\x1b[?25l"
+	type row struct{ typed, next, reads, told string }
+	beside(t, []row{
+		{"1", "working\r\n", "/model\r1", ""},
+		{"1", menu, "/model\r", "dropped"},
+		{"\x03", "", "/model\x03", "stopped at the keyboard"},
+	}, func(t *testing.T, row row) {
+		w := newBotAPI(t)
+		c := newPuppet(t, "claude", "puppet")
+		dir := home(t, w.config("away_after_seconds = 0\n"))
+		x := bridge(t, dir, "run", c.tool)
+		c.order(order{Raw: true, Name: "ask", Write: "\x1b[2J\x1b[H" + claudeBox("")})
+		theSession(t, storeAt(t, dir))
+		id := w.writes("//model", 0)
+		c.reads("ask", "/model")
+		x.types(row.typed)
+		if row.next != "" {
+			c.show("", "\x1b[2J\x1b[H"+claudeBox("/model"))
+			c.reads("ask", "/model\r")
+			c.show("", "\x1b[2J\x1b[H"+row.next)
+		}
+		if row.told == "" {
+			w.done(id)
+		} else {
+			w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*%s`, id, row.told))
+		}
+		c.reads("ask", row.reads)
+		if keys := c.keys(); keys != row.reads {
+			t.Errorf("typed in all: %q", keys)
+		}
+	})
+}
+
 // TestKeyStopsTheGate: ^C and Esc at the keyboard go through at once, while an answer is being typed: no more of it is.
 func TestKeyStopsTheGate(t *testing.T) {
 	t.Parallel()
@@ -20168,6 +20880,36 @@ func TestTypedIsDelivered(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestBusyToolTakesItLate: what a tool that has much to do shows 2.2 s after a key (measured on claude) has been answered,
+// in one message, and no key is typed twice.
+func TestBusyToolTakesItLate(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	const menu, over = "\x1b[2J\x1b[H\x1b[?25lTrust this folder?\r\n\r\n", "\x1b[2J\x1b[Hworking\r\n"
+	type row struct{ tool, asks, key, shows, then string }
+	beside(t, []row{
+		{"claude", claudeDialog("touch x"), "3", over, ""},
+		{"pointer", menu + "❯ Yes\r\n  No\r\n", "\x1b[B", menu + "  Yes\r\n❯ No\r\n", "\r"},
+	}, func(t *testing.T, row row) {
+		w := newBotAPI(t)
+		c := newPuppet(t, row.tool, "puppet")
+		bridge(t, home(t, w.config("away_after_seconds = 0\nnotify_idle = false\n")), "run", c.tool).toldOnFailure()
+		c.order(order{Raw: true, Name: "ask", Write: row.asks})
+		m := w.find("?", noButton)
+		w.tap(m, noButton)
+		c.reads("ask", row.key)
+		<-time.After(2200 * time.Millisecond)
+		c.show("", row.shows)
+		c.reads("ask", row.key+row.then)
+		c.show("", over)
+		w.ended(m.id, regexp.MustCompile(`No · phone, [0-9:]+ · \[`))
+		w.honest(t, "?", m.id, 1)
+		if keys := c.keys(); keys != row.key+row.then {
+			t.Errorf("typed in all: %q", keys)
+		}
+	})
 }
 
 // TestRelayEcho: behind a relay that always reads (ssh, docker exec), of which the system cannot tell who reads, Enter
@@ -20218,7 +20960,9 @@ func TestTextIsForWhatWasThere(t *testing.T) {
 	}
 	beside(t, []row{{"keyboard", 0}, {"keyboard", 2}, {"phone", 0}, {"phone", 1}}, func(t *testing.T, r row) {
 		w, c, dir, x := stageSession(t, "")
+		w.mu.Lock()
 		w.skew = r.skew
+		w.mu.Unlock()
 		c.show("first", "Delete the cache? (y/n) ")
 		m := w.find("Delete the cache?", yesButton)
 		openPrompt(t, dir)
@@ -20242,6 +20986,77 @@ func TestTextIsForWhatWasThere(t *testing.T) {
 		w.change(func() { w.dates = 6 })
 		w.writes("n", 0)
 		c.reads("second", "n\n")
+	})
+}
+
+// TestTextForABusyProgram: a text for a program that works waits until that reads and gets it, where it asks nothing; what
+// it asks by then was not there when the text was written: the text is refused with words, and nothing is typed.
+func TestTextForABusyProgram(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct{ text, before, reads, answer string }
+	beside(t, []row{
+		{"early bird", "", "read a", ""},
+		{"/send w early bird", "", "read a", ""},
+		{"early bird", "echo hello", "read a", ""},
+		{"early bird", "echo hello", "read -p 'Your name: ' a", "Ada"},
+		{"y", "", "read -p 'Go? (y/n) ' a", "n"},
+	}, func(t *testing.T, row row) {
+		w := newBotAPI(t)
+		folder := t.TempDir()
+		dir := home(t, w.config("away_after_seconds = 0\nfree_text_enabled = true\n"))
+		x := bridge(t, dir, "run", "--name", "w", "bash", "-c", row.before+`
+			until [ -e "$0/go" ]; do sleep 0.02; done; `+row.reads+`; echo "got [$a]"`, folder)
+		w.where("that it started", func(m seen) bool { return strings.Contains(m.text, "started") })
+		w.change(func() { w.dates = 0 })
+		id := w.writes(row.text, 0)
+		w.confirmed(t, id-5000+1)
+		if err := os.WriteFile(filepath.Join(folder, "go"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if row.answer == "" {
+			x.sees("got [early bird]")
+			w.done(id)
+			return
+		}
+		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*✗ .*question`, id))
+		openPrompt(t, dir)
+		w.writes(row.answer, w.where("the question", func(m seen) bool { return len(m.buttons) > 0 }).id)
+		x.sees("got [" + row.answer + "]")
+	})
+}
+
+// TestReplyToAScreen: a text that replies to "possibly a question" is typed there, and Enter, whatever the settings say of
+// texts: who wrote it has seen the screen. One that replies to nothing is not.
+func TestReplyToAScreen(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type row struct{ name, tool, shows, one, rest string }
+	const paste = "Browser did not open?\r\n\r\nPaste code here if prompted > "
+	beside(t, []row{
+		{"a known tool", "claude", paste, "1", ", 2 go"},
+		{"a known tool, masked", "claude", paste, "*", "******"},
+		{"any tool", "tool", "\x1b[2J\x1b[HCode\r\n\r\n", "1", ""},
+	}, func(t *testing.T, row row) {
+		w := newBotAPI(t)
+		c := newPuppet(t, row.tool, "puppet")
+		dir := home(t, w.config("away_after_seconds = 0\nfree_text_enabled = false\n"))
+		bridge(t, dir, "run", c.tool).toldOnFailure()
+		c.order(order{Raw: true, Name: "ask", Write: row.shows})
+		m := w.find("Possibly a question", enterButton)
+		openPrompt(t, dir)
+		plain := w.writes("1, 2 go", 0)
+		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was .*[Rr]eply`, plain))
+		w.writes("1, 2 go", m.id)
+		c.reads("ask", "1")
+		c.show("", row.one)
+		if row.tool == "claude" {
+			c.reads("ask", "1, 2 go")
+			c.show("", row.rest)
+		}
+		c.reads("ask", "1, 2 go\r")
+		c.show("over", "\x1b[2J\x1b[Hworking\r\n")
+		w.ended(m.id, regexp.MustCompile("\n1, 2 go · phone"))
 	})
 }
 
@@ -20287,6 +21102,92 @@ func TestRepliesToElsewhere(t *testing.T) {
 		w.tap(m, noButton)
 		c.reads("ask", "n\n")
 	})
+}
+
+// TestNamesOfSessions: a name means the session that lives and has it, however many had it before. A command for another
+// bot is none for ours: nothing is done, nothing is answered.
+func TestNamesOfSessions(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w := newBotAPI(t)
+	dir := home(t, w.config(""))
+	for range 2 {
+		bridge(t, dir, "run", "--name", "deploy", "true").exits(0)
+	}
+	x := bridge(t, dir, "run", "--name", "deploy", "sh", "-c", "echo it runs; sleep 60")
+	x.sees("it runs")
+	st := storeAt(t, dir)
+	comesTrue(t, "it is recorded", func() bool { return len(storeView(t, st).Sessions) == 3 })
+	replies := func(id int64) string { return fmt.Sprintf(`"message_id":%d\}`, id) }
+	others := []int64{w.writes("/stop@OtherBot", 0), w.writes("/cancel@otherbot deploy", 0), w.writes("/weather@OtherBot", 0)}
+	w.until(t, "sendMessage", replies(w.writes("/screen deploy", 0))+".*it runs")
+	w.until(t, "sendMessage", replies(w.writes("/screen@My_Bot", 0))+".*it runs")
+	ours, err := json.Marshal(w.calls)
+	for _, id := range others {
+		if err != nil || regexp.MustCompile(replies(id)).Match(ours) {
+			t.Errorf("message %d is answered, %v", id, err)
+		}
+	}
+	for _, in := range storeView(t, st).Inputs {
+		if in.Kind != "screen" {
+			t.Errorf("%s for another bot was taken: %+v", in.Kind, in)
+		}
+	}
+}
+
+// TestNumbersOfAnotherChat: when the bot's chat has been changed, a reply to a message there, or a text, answers no
+// question of the chat before, though that had the same number, and no outcome is written over it.
+func TestNumbersOfAnotherChat(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w, c, dir, x := stageSession(t, "")
+	c.show("ask", "Delete production? (y/n) ")
+	m := w.find("Delete production?", yesButton)
+	openPrompt(t, dir)
+	moved := strings.NewReplacer("chat_id = 1001", "chat_id = 1002", "[1001]", "[1002]").Replace(w.config(""))
+	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(moved), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	chat := map[string]any{"id": 1002, "type": "private"}
+	list := map[string]any{"message_id": m.id, "date": 5, "chat": chat, "text": "Running: nothing",
+		"from": map[string]any{"id": 9, "is_bot": true}}
+	w.update(map[string]any{"message": map[string]any{"message_id": 7000, "date": time.Now().Unix() + 3, "text": "y",
+		"from": map[string]any{"id": 1002}, "chat": chat, "reply_to_message": list}})
+	w.until(t, "sendMessage", `"chat_id":1002.*"message_id":7000.*Which session`)
+	w.update(map[string]any{"message": map[string]any{"message_id": 7001, "date": time.Now().Unix() + 3, "text": "y",
+		"from": map[string]any{"id": 1002}, "chat": chat}})
+	w.until(t, "sendMessage", `"chat_id":1002.*"message_id":7001.*Nothing was done`)
+	if keys := c.keys(); keys != "" {
+		t.Errorf("%q was typed", keys)
+	}
+	x.types("n\r")
+	c.reads("ask", "n\n")
+	c.order(order{Exit: true})
+	x.exits(0)
+	if edits := w.edits(m.id); len(edits) > 0 {
+		t.Errorf("the other chat's message %d is written over: %v", m.id, edits)
+	}
+	if owed, _, err := storeAt(t, dir).Owed(nil); len(owed) > 0 || err != nil {
+		t.Errorf("%d are owed for ever, %v", len(owed), err)
+	}
+}
+
+// TestReplyToWhatIsNotRecorded: while nobody knows whether the question's message was sent, a reply to it answers it, as
+// a tap does; a text that replies to nothing is refused with words.
+func TestReplyToWhatIsNotRecorded(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w, c, _, _ := stageSession(t, "")
+	defer w.loses("Delete")()
+	c.show("ask", "Delete the cache? (y/n) ")
+	m := w.find("Delete the cache?", yesButton)
+	id := w.writes("y", 0)
+	w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was done: .*question's own message`, id))
+	if keys := c.keys(); keys != "" {
+		t.Errorf("%q was typed", keys)
+	}
+	w.writes("n", m.id)
+	c.reads("ask", "n\n")
 }
 
 // TestTakenOutOfTheAllowlist: who is taken out of config.toml answers nothing from then on, also where nobody told the
@@ -20603,6 +21504,59 @@ func TestStopAndResume(t *testing.T) {
 	}
 }
 
+// TestQuestionAcrossAStop: a question that stands when ^Z stops its tool still stands, or is asked anew, when fg lets that
+// go on: what was answered meanwhile is typed then, and no message says otherwise.
+func TestQuestionAcrossAStop(t *testing.T) {
+	t.Parallel()
+	const line = `read -p 'Go? (y/n) ' k`
+	// As claude does it: the key arrives as a byte, the terminal is put in order, and the tool stops itself.
+	const itself = `k=$'\x1a'; while [ "$k" = $'\x1a' ]; do stty raw -echo; printf '\e[?1049h\e[2J\e[HGo? (y/n) '
+		k=$(dd bs=1 count=1 2>/dev/null); printf '\e[?1049l'; stty sane; [ "$k" != $'\x1a' ] || kill -TSTP $$; done`
+	type row struct{ name, program, answered string }
+	beside(t, []row{
+		{"a line, tapped", line, "tap"},
+		{"a line, answered", line, "answer"},
+		{"a line, tapped after fg", line, ""},
+		{"a screen, tapped after fg", itself, ""},
+	}, func(t *testing.T, row row) {
+		w := newBotAPI(t)
+		p, dir := shellWithUs(t)
+		config := filepath.Join(dir, "config.toml")
+		if err := os.WriteFile(config, []byte(w.config("away_after_seconds = 0\n")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		program := filepath.Join(t.TempDir(), "p")
+		writeProgram(t, program, row.program+`; echo "got [$k]"`)
+		typeIn(t, p, "ab bash "+program+"\r")
+		readUntil(t, p, "Go? (y/n) ")
+		m := w.find("Go?", yesButton)
+		id := openPrompt(t, dir)
+		typeIn(t, p, "\x1a")
+		readUntil(t, p, "ab> ")
+		switch row.answered {
+		case "tap":
+			w.tap(m, yesButton)
+		case "answer":
+			cli(t, dir, "answer", shortID(id), "y")
+		}
+		typeIn(t, p, "fg\r")
+		tapped := map[int64]bool{}
+		w.where("that it was answered", func(now seen) bool {
+			label, ok := now.choice(yesButton)
+			if ok && row.answered == "" && !tapped[now.id] {
+				tapped[now.id] = true
+				go w.tapped(now.id, now.buttons[label])
+			}
+			return len(now.buttons) == 0 && regexp.MustCompile(`Yes · (phone|atlas)`).MatchString(now.text) &&
+				!strings.Contains(now.text, "on its way")
+		})
+		readUntil(t, p, "got [y]")
+		if saysLost.MatchString(w.texts()) {
+			t.Errorf("what was typed is told as\n%s", w.texts())
+		}
+	})
+}
+
 // TestInTheBackground: a tool that does not ask for the terminal goes on in the background, from the start and by bg.
 func TestInTheBackground(t *testing.T) {
 	t.Parallel()
@@ -20687,7 +21641,8 @@ func TestQuestionInAPipe(t *testing.T) {
 	readUntil(t, p, "got y\r\n")
 }
 
-// TestNoTerminalAtAll: the tool has a terminal to ask in, and what it writes comes out as it wrote it, errors apart.
+// TestNoTerminalAtAll: the tool has a terminal to ask in, and what it writes comes out as it wrote it, errors apart; what is
+// piped into it is all it reads, and comes out but once.
 func TestNoTerminalAtAll(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
@@ -20707,6 +21662,17 @@ func TestNoTerminalAtAll(t *testing.T) {
 	err = run(&both, &both, "[ -t 2 ] && echo yes; echo err >&2; echo out").Run()
 	if err != nil || both.String() != "yes\nerr\nout\n" {
 		t.Errorf("in one: %q, %v", &both, err)
+	}
+	out.Reset()
+	errs.Reset()
+	fed := run(&out, &errs, "cat; [ -t 0 ] || printf '\\nGo? (y/n) ' >/dev/tty; read a </dev/tty; echo got $a")
+	fed.Stdin = strings.NewReader("foo\n\x04bar")
+	if err := fed.Start(); err != nil {
+		t.Fatal(err)
+	}
+	answerWhenAsked(t, dir, "Go?", "y")
+	if err := fed.Wait(); err != nil || !strings.HasPrefix(out.String(), "foo\n\x04bar") || strings.Count(out.String(), "foo") > 1 {
+		t.Errorf("fed: %q, %q, %v", &out, &errs, err)
 	}
 	out.Reset()
 	errs.Reset()
@@ -20883,6 +21849,39 @@ func TestHook(t *testing.T) {
 	}
 }
 
+// TestHookFromAnyFolder: claude's shell finds us wherever we are installed.
+func TestHookFromAnyFolder(t *testing.T) {
+	t.Parallel()
+	needTool(t, "jq")
+	for _, folder := range []string{"it's here", "a $HOME `b` \"c\""} {
+		t.Run(folder, func(t *testing.T) {
+			t.Parallel()
+			where := t.TempDir()
+			ours := filepath.Join(where, folder, "atlasbridge")
+			err := os.Mkdir(filepath.Dir(ours), 0o700)
+			if err == nil {
+				err = exec.Command("cp", os.Args[0], ours).Run()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			claude := filepath.Join(where, "claude")
+			writeProgram(t, claude, `#!/bin/sh
+command=$(printf %s "$2" | jq -r '.hooks.PermissionRequest[0].hooks[0].command')
+export ATLASBRIDGE_TEST_CHILD=main
+echo '{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/","tool_input":{"command":"ls"}}' | sh -c "$command"
+`)
+			p := newBotAPI(t)
+			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main",
+				"ATLASBRIDGE_HOME="+home(t, p.config("away_after_seconds = 1")))
+			x := inTerminal(t, env, ours, "run", claude)
+			p.press(p.shows("ls", "Yes"), "Yes")
+			x.sees(`"behavior":"allow"`)
+			x.exits(0)
+		})
+	}
+}
+
 // What a call came to is audited by the hooks that claude calls behind it, as done or failed, without output or arguments.
 func TestHookAuditsResults(t *testing.T) {
 	for event, success := range map[string]string{"PostToolUse": "true", "PostToolUseFailure": "false"} {
@@ -20900,6 +21899,27 @@ func TestHookAuditsResults(t *testing.T) {
 				t.Errorf("%v: %s", err, log)
 			}
 		})
+	}
+}
+
+// A call is audited by the beginning of its arguments and the hash of all of them.
+func TestHookAuditsCalls(t *testing.T) {
+	needUnix(t)
+	dir := home(t, "")
+	arguments := `{"command":"` + strings.Repeat("echo line; ", 60) + `rm -rf ~/important"}`
+	input := `{"hook_event_name":"PreToolUse","tool_name":"Bash","tool_use_id":"toolu_7","tool_input":` + arguments + `}`
+	x := bridge(t, dir, "run", fakeClaude(t, input))
+	x.sees("end of hook")
+	x.exits(0)
+	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := regexp.MustCompile(`"tool_use_id":"toolu_7","arguments":("(?:\\"|[^"])*"),"arguments_sha256":"(.*?)"`).FindSubmatch(log)
+	var begins string
+	if call == nil || json.Unmarshal(call[1], &begins) != nil || string(call[2]) != digest([]byte(arguments)) ||
+		len(begins) > 500 || !strings.HasPrefix(arguments, strings.TrimSuffix(begins, "…")) {
+		t.Errorf("%q\n%s", call, log)
 	}
 }
 
@@ -20983,21 +22003,37 @@ func TestHookIsAnsweredWhole(t *testing.T) {
 		`{"type":"setMode","mode":"acceptEdits","destination":"session"}]`
 	rule := `[{"type":"addRules","rules":[{"toolName":"Bash","ruleContent":"npm --version"}],"behavior":"allow",` +
 		`"destination":"localSettings"}]`
+	whole := `[{"type":"addRules","rules":[{"toolName":"Bash"}],"behavior":"allow","destination":"userSettings"},` +
+		folder[1:]
+	long := `[{"type":"addRules","rules":[{"toolName":"Bash","ruleContent":"` + strings.Repeat("long ", 20) +
+		`"}],"behavior":"allow","destination":"projectSettings"}]`
+	unknown := `[{"type":"removeRules","rules":[{"toolName":"Bash"}],"destination":"session"},` + folder[1:]
+	everything := strings.Replace(folder, "acceptEdits", "bypassPermissions", 1)
+	edits := "access to /srv/demo/out, accept all edits and common file commands, this session"
 	type row struct {
 		name, suggestions string
 		press             *regexp.Regexp
 		text              string
 		behavior          string
-		words             []string // of the message, each a pattern
+		button, words     string // of the lasting permission: what its button says, and the message
 	}
 	rows := []row{
-		{"yes", folder, yesButton, "", "allow", nil},
-		{"yes without suggestions", "", yesButton, "", "allow", nil},
-		{"lasting folder", folder, lastingButton, "", "allow",
-			[]string{`demo/out|\bout/`, `(?i)accept\s?edits`, `(?i)session`}},
-		{"lasting rule", rule, lastingButton, "", "allow", []string{`npm --version`, `(?i)project|local`}},
-		{"yes, no dialog", folder, yesButton, "", "allow", nil},
-		{"reason", folder, nil, "use the test database", "deny", nil},
+		{"yes", folder, yesButton, "", "allow", "Yes, and accept all edits this session", edits},
+		{"yes without suggestions", "", yesButton, "", "allow", "", ""},
+		{"lasting folder", folder, anyLasting, "", "allow", "Yes, and accept all edits this session", edits},
+		{"lasting rule", rule, anyLasting, "", "allow", "Yes, and allow Bash(npm --version) for this project",
+			"allow Bash(npm --version), for this project"},
+		{"lasting tool", whole, anyLasting, "", "allow", "Yes, and allow all of Bash for all projects",
+			"allow all of Bash, for all projects, " + edits},
+		{"lasting everything", everything, anyLasting, "", "allow", "Yes, and allow everything this session",
+			"access to /srv/demo/out, allow everything without asking, this session"},
+		{"lasting long rule", long, anyLasting, "", "allow",
+			"Yes, and allow Bash(long lon… for everyone on this project",
+			"allow Bash(" + strings.Repeat("long ", 20) + "), for everyone on this project"},
+		{"lasting unknown", unknown, anyLasting, "", "allow", "Yes, and what is listed as lasting",
+			`{"type":"removeRules","rules":[{"toolName":"Bash"}],"destination":"session"}, ` + edits},
+		{"yes, no dialog", folder, yesButton, "", "allow", "Yes, and accept all edits this session", edits},
+		{"reason", folder, nil, "use the test database", "deny", "Yes, and accept all edits this session", edits},
 	}
 	beside(t, rows, func(t *testing.T, row row) {
 		a := ask{
@@ -21010,8 +22046,8 @@ func TestHookIsAnsweredWhole(t *testing.T) {
 		}
 		w, c, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
 		m := w.find(a.Command, yesButton)
-		if _, ok := m.choice(lastingButton); ok != (row.suggestions != "") {
-			t.Errorf("a lasting button: %v; buttons %v", ok, m.buttons)
+		if label, _ := m.choice(anyLasting); label != row.button || !strings.Contains(m.text, row.words) {
+			t.Errorf("the button is %q, want %q, and the message says %q:\n%s", label, row.button, row.words, m.text)
 		}
 		if row.press != nil {
 			w.tap(w.now(m.id), row.press)
@@ -21032,7 +22068,8 @@ func TestHookIsAnsweredWhole(t *testing.T) {
 				answer.Message, row.behavior, row.text)
 		}
 		var want any
-		if row.press == lastingButton {
+		lasts := row.press == anyLasting
+		if lasts {
 			if err := json.Unmarshal([]byte(row.suggestions), &want); err != nil {
 				t.Fatal(err)
 			}
@@ -21040,17 +22077,180 @@ func TestHookIsAnsweredWhole(t *testing.T) {
 		if !reflect.DeepEqual(answer.UpdatedPermissions, want) {
 			t.Errorf("updatedPermissions %v, want %v", answer.UpdatedPermissions, want)
 		}
-		for _, word := range row.words {
-			if !regexp.MustCompile(word).MatchString(m.text) {
-				t.Errorf("the message does not say %s:\n%s", word, m.text)
-			}
+		outcome := w.ended(m.id, saysPhone).text
+		log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+		if err != nil {
+			t.Fatal(err)
 		}
-		w.settled(m.id)
+		grants, err := marshal(row.words)
+		if err != nil {
+			t.Fatal(err)
+		}
+		audited := strings.Contains(string(log), `,"label":"`+row.button+`","grants":`+string(grants)+`,"words":"`+a.Command+`"`)
+		if row.words != "" && (strings.Contains(outcome, row.words) != lasts || audited != lasts) {
+			t.Errorf("granted for longer: %v; the log says so: %v, and the message: %q", lasts, audited, outcome)
+		}
 		w.honest(t, a.Command, m.id, 1)
+		c.until("done", -1) // its hooks have ended
 		if keys := c.keys(); keys != "" {
 			t.Errorf("%q was typed", keys)
 		}
 	})
+}
+
+// TestHookAsksSeveral: of claude's own questions in one call each is asked once, one after the other, all until the same
+// time; they are answered together, when the hook has written its reply, or not at all.
+func TestHookAsksSeveral(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	questions := []asked{
+		{"Which color should the button have?", "Color", false, []option{{"Red", "A warm red"}, {"Blue", "A cool blue"}}},
+		{"Which features do you want?", "Features", true, []option{{"Logging", ""}, {"Metrics", ""}}},
+	}
+	type row struct{ name, behavior, first string }
+	rows := []row{
+		{"both by phone", "allow", "2 Blue · phone"},
+		{"the second by nobody", "deny", "not delivered: 2 Blue · not all of its questions were answered"},
+		{"the second at the keyboard", "Esc", "not delivered: 2 Blue · not all of its questions were answered"},
+	}
+	beside(t, rows, func(t *testing.T, row row) {
+		flags := []string{"--timeout", "1m"}
+		if row.behavior == "deny" {
+			flags[1] = "4s"
+		}
+		w, c, dir, x := claudeSession(t, "", play{Asks: []ask{{Questions: questions, Paint: 100, Stays: 500}}}, flags...)
+		one := w.shows(questions[0].Question, "Blue")
+		c.until("paint", 0)
+		x.sees("Chat about this")
+		w.press(one, "Blue")
+		two := w.shows(questions[1].Question, "Metrics")
+		if n := auditCount(t, dir, "REPLY_INJECTED"); n != 0 {
+			t.Errorf("%d answers are recorded as passed on while the hook still asks", n)
+		}
+		w.ended(one.id, regexp.MustCompile("on its way"))
+		if !regexp.MustCompile(`until (.*), then`).MatchString(one.text) {
+			t.Errorf("no time in %q", one.text)
+		}
+		open := promptOf(t, dir, questions[1].Question, (*PromptRecord).Open)
+		before := promptOf(t, dir, questions[0].Question, func(*PromptRecord) bool { return true })
+		if later := open.ExpiresAt.Sub(before.ExpiresAt); later.Abs() > 100*time.Millisecond {
+			t.Errorf("the second question lives %v longer than the first", later)
+		}
+		switch row.behavior {
+		case "allow":
+			w.press(two, "Metrics")
+			w.press(w.shows(questions[1].Question, "✓ 2 Metrics"), "Submit")
+		case "Esc":
+			x.types("\x1b")
+		}
+		r := c.until("decided", 0)
+		want := `"answers":{"` + questions[0].Question + `":"Blue","` + questions[1].Question + `":"Metrics"}`
+		if r.Text != row.behavior || strings.Contains(string(r.JSON), want) != (row.behavior == "allow") {
+			t.Errorf("decided %s by %s: %s", r.Text, r.By, r.JSON)
+		}
+		w.ended(one.id, regexp.MustCompile(row.first))
+		w.settled(two.id)
+		if took := c.until("hookend", 0).At.Sub(r.At); took > 4*time.Second {
+			t.Errorf("the hook goes on for %v", took)
+		}
+		c.until("done", -1)
+		c.order(order{Exit: true})
+		x.exits(0)
+		if n := auditCount(t, dir, "REPLY_INJECTED"); (n == 2) != (row.behavior == "allow") {
+			t.Errorf("%d answers are recorded as passed on", n)
+		}
+		if n := w.came("Which "); n != 2 {
+			t.Errorf("%d messages ask, want 2", n)
+		}
+		if _, out, _ := cli(t, dir, "logs"); !strings.Contains(out, "value=2 label=Blue") {
+			t.Errorf("logs does not say what was chosen:\n%s", out)
+		}
+	})
+}
+
+// TestDecisionsAreAudited: whoever decides about a permission, the audit log has one line that says who, what, and about
+// which command, and so does logs.
+func TestDecisionsAreAudited(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	yes := `"decision":"allow","label":"Yes","words":"touch '/srv/x y'"`
+	no := `"decision":"deny","label":"No","words":"touch '/srv/x y'"`
+	beside(t, []struct{ who, by, what, line string }{
+		{"phone", `"by":"telegram:1001","user_id":1001,"username":"Operator",`, yes, "username=Operator decision=allow label=Yes"},
+		{"reason", `"by":"telegram:1001","user_id":1001,"username":"Operator",`, no, "username=Operator decision=deny label=No"},
+		{"answer", `"by":"cli:answer",`, yes, "by=cli:answer decision=allow label=Yes"},
+		{"nobody", `"by":"auto:timeout",`, no, "by=auto:timeout decision=deny label=No"},
+		{"keyboard", `"by":"cli:local",`, `"decision":null,"words":"touch '/srv/x y'"`, "by=cli:local decision=-"},
+	}, func(t *testing.T, row struct{ who, by, what, line string }) {
+		a := ask{Command: "touch '/srv/x y'", Paint: 1000}
+		life := "1m"
+		if row.who == "nobody" {
+			life = "2s"
+		}
+		w, c, dir, x := claudeSession(t, "", play{Asks: []ask{a}}, "--timeout", life)
+		m := w.find(a.Command, noButton)
+		p := promptOf(t, dir, a.Command, func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+		switch row.who {
+		case "phone":
+			w.tap(m, yesButton)
+		case "reason":
+			w.writes("not now", m.id)
+		case "answer":
+			cli(t, dir, "answer", p.ID, "allow")
+			w.shows("was answered with `atlasbridge answer`: Yes", "")
+		case "keyboard":
+			c.until("paint", 0)
+			x.sees("proceed?")
+			x.types("1")
+		}
+		promptOf(t, dir, a.Command, (*PromptRecord).ended)
+		c.until("done", -1)
+		log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := `"event":"PERMISSION_RESOLVE","session_id":"` + p.SessionID + `","prompt_id":"` + p.ID + `",` + row.by + row.what +
+			`,"prev_hash"`
+		asked := regexp.MustCompile(`"PROMPT_DETECTED".*"words":"touch '/srv/x y'"`)
+		if auditCount(t, dir, "PERMISSION_RESOLVE") != 1 || !strings.Contains(string(log), want) || !asked.Match(log) {
+			t.Errorf("not in the log: %s\n%s", want, log)
+		}
+		_, out, _ := cli(t, dir, "logs")
+		if line := row.line + ` words="touch '/srv/x y'"` + "\n"; !strings.Contains(out, line) {
+			t.Errorf("logs does not print %q:\n%s", line, out)
+		}
+	})
+}
+
+// TestInputsAreAudited: what the phone has typed is in the audit log, keys by their names, with who it was; and so is who
+// had nothing to say.
+func TestInputsAreAudited(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w, c, dir, _ := stageSession(t, "")
+	c.order(order{Raw: true, Name: "works", Write: "Working\r\n"})
+	w.find("Working", anyButton)
+	w.update(map[string]any{"message": map[string]any{"message_id": 7, "date": time.Now().Unix(), "text": "hi",
+		"from": map[string]any{"id": 2002, "first_name": "M", "username": "mallory"}, "chat": map[string]any{"id": 2002}}})
+	w.done(w.writes("/keys y ENTER", 0))
+	c.reads("works", "y\r")
+	w.done(w.writes("/stop", 0))
+	c.reads("works", "\x03")
+	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	who := `"by":"telegram:1001","user_id":1001,"username":"Operator"`
+	for _, want := range []string{
+		`"UNAUTHORIZED","update_id":\d+,"by":"telegram:2002","user_id":2002,"username":"mallory","prev_hash"`,
+		`"SESSION_COMMAND","session_id":"[^"]*","command":"keys","keys":"y ENTER",` + who + `,"prev_hash"`,
+		`"INPUT_FORWARDED","session_id":"[^"]*",` + who + `,"keys":"y ENTER","bytes_len":2,"prev_hash"`,
+		`"INPUT_FORWARDED","session_id":"[^"]*",` + who + `,"command":"stop","bytes_len":1,"prev_hash"`,
+	} {
+		if !regexp.MustCompile(want).Match(log) {
+			t.Errorf("not in the log: %s\n%s", want, log)
+		}
+	}
 }
 
 // TestTwoHooksAtOnce: of two commands that wait at once, a tap decides the one its message shows and no other,
@@ -21189,6 +22389,44 @@ func TestHookTimesOut(t *testing.T) {
 	})
 }
 
+// TestLocalChannelOnlyWaits: with the local channel nothing is typed by waiting, and claude's hooks only audit: its dialog
+// is the user's, as without us, or that of atlasbridge answer.
+func TestLocalChannelOnlyWaits(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	flags := []string{"--channel", "local", "--timeout", "2s"}
+	t.Run("claude", func(t *testing.T) {
+		t.Parallel()
+		a := ask{Command: "touch /srv/x", Paint: 100}
+		_, c, dir, x := claudeSession(t, "", play{Asks: []ask{a}}, flags...)
+		p := promptOf(t, dir, a.Command, (*PromptRecord).over)
+		if p.Source != "screen" || p.Status != Expired || p.Value != nil || c.count("hookend") > 0 {
+			t.Errorf("asked by the %s, it is %s with %v", p.Source, p.Status, p.Value)
+		}
+		x.types("1")
+		if r := c.until("decided", 0); r.By != "keyboard" || r.Text != "Yes" || c.keys() != "1" {
+			t.Errorf("%s by %s, %q was typed", r.Text, r.By, c.keys())
+		}
+		c.until("done", -1)
+		if n := auditCount(t, dir, "TOOL_CALL"); n != 1 {
+			t.Errorf("%d calls are audited", n)
+		}
+	})
+	t.Run("yes or no", func(t *testing.T) {
+		t.Parallel()
+		_, c, dir, x := stageSession(t, "", flags...)
+		c.show("ask", "Go on? (y/n) ")
+		if p := promptOf(t, dir, "Go on?", (*PromptRecord).over); p.Status != Expired || p.Value != nil {
+			t.Errorf("it is %s with %v", p.Status, p.Value)
+		}
+		x.types("y\r")
+		c.reads("ask", "y\n")
+		if keys := c.keys(); keys != "y\n" {
+			t.Errorf("%q was typed", keys)
+		}
+	})
+}
+
 // TestHookCannotAnswer: what the hook could not write was not answered: nobody is told that it was, nothing is typed.
 func TestHookCannotAnswer(t *testing.T) {
 	needLinux(t)
@@ -21265,6 +22503,8 @@ var hidingTexts = []struct{ name, text, run string }{
 	{"block", "cat <<X\n-----BEGIN RSA PRIVATE KEY-----\nreboot\nrm -rf /home\n-----END RSA PRIVATE KEY-----\nX", "reboot\nrm -rf /home"},
 	{"next line", "echo password:\nwipe1 --all", "wipe1 --all"},
 	{"empty value", "PASSWORD= deploy1 --all", "deploy1 --all"},
+	{"no blank after its flag", "mysql -phunter2;rm -rf /home", ";rm -rf /home"},
+	{"short in an address", "curl https://u:p;id>OWNED@h", ";id>OWNED"},
 	{"bearer", `curl -H "Authorization: Bearer abcdefgh12345$(id)" x`, "$(id)"},
 }
 
@@ -21463,7 +22703,9 @@ func begins(t *testing.T, dir, stdin string, args ...string) *script {
 	needToolsOf(t, args)
 	s := &script{Cmd: exec.Command(os.Args[0], args...), t: t}
 	s.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
-	s.Stdin = strings.NewReader(stdin)
+	if stdin != "" { // else there is nothing to read, and no pipe that the tool would get
+		s.Stdin = strings.NewReader(stdin)
+	}
 	s.Stdout = &s.stdout
 	s.Stderr = &s.stderr
 	if err := s.Start(); err != nil {
@@ -21923,7 +23165,8 @@ func (s *botAPI) nothingAlive(dir string) {
 }
 
 // TestKilledAtEachRequest: a process that is killed before or after any of its requests to Telegram leaves no message
-// with buttons once another has run; the question's message says what came of it, and nothing is typed twice.
+// with buttons once another has run, but that whose number it never learned: that has them until one is tapped. The
+// question's message says what came of it, and nothing is typed twice.
 func TestKilledAtEachRequest(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -21988,6 +23231,12 @@ func TestKilledAtEachRequest(t *testing.T) {
 			v := storeView(t, st)
 			return len(v.which(func(q *PromptRecord) bool { return !q.over() })) == 0 && len(v.Prompts) == 1
 		})
+		if m.method == "sendMessage" && m.text == "Continue?" && m.carried {
+			dead := p.shows("Continue?", "Yes")
+			if told := p.answer(p.tapped(dead.id, dead.buttons["Yes"])); !strings.Contains(told, "over: the session ended") {
+				t.Errorf("the dead button says %q", told)
+			}
+		}
 		p.nothingAlive(dir)
 		told := 0
 		p.change(func() {
@@ -22390,7 +23639,7 @@ func (s *sim) play() {
 	defer st.Close()
 	st.watch = s.watchFolder
 	s.st = st
-	log := &Log{}
+	log := slog.New(slog.DiscardHandler)
 	tg := s.telegram(st)
 	name := "plain"
 	s.simTool.begin(s)
@@ -22454,7 +23703,7 @@ func (s *sim) play() {
 
 // telegram is the real channel with the model of the Bot API behind it.
 func (s *sim) telegram(st *Store) *Telegram {
-	tg := newTelegram(s.cfg, st, &Log{})
+	tg := newTelegram(s.cfg, st, slog.New(slog.DiscardHandler))
 	tg.http.Transport = s
 	tg.jitter = func() float64 { return 0.5 }
 	return tg
@@ -22648,6 +23897,8 @@ func (p *simPTY) Wait() int {
 	<-p.exited
 	return 0
 }
+
+func (p *simPTY) Signaled() bool { return false }
 
 func (p *simPTY) PID() int { return 0 }
 
@@ -23314,6 +24565,7 @@ func (s *sim) readsKeys(text string) {
 func (s *sim) judgeKeys(v *View) {
 	const answering = 6 * time.Second     // the longest that an answer takes
 	const seeing = 200 * time.Millisecond // the longest that a change takes to be seen
+	const reading = time.Second / 2       // nobody answers a question sooner: what is typed was not meant for it
 	excused := func(k simKey) bool {
 		return k.c != 0x03 && slices.ContainsFunc(slices.Collect(maps.Values(v.Prompts)), func(p *PromptRecord) bool {
 			if p.Value == nil || *cmp.Or(p.DecidedBy, ref("")) == "cli:local" || k.at.Before(*p.DecidedAt) {
@@ -23324,18 +24576,24 @@ func (s *sim) judgeKeys(v *View) {
 				return k.d != nil && k.at.Before(p.DecidedAt.Add(answering))
 			}
 			next := slices.IndexFunc(s.stands, func(one simStand) bool { return one.from.After(d.overAt) })
-			seen := next >= 0 && s.stands[next].from.Sub(d.overAt) < time.Second && k.at.Before(s.stands[next].from)
-			return seen || k.d != nil && k.d.n == d.n || k.at.Before(d.overAt.Add(seeing)) // it may still have been seen
+			soon := next >= 0 && s.stands[next].from.Sub(d.overAt) < time.Second
+			unmeant := soon && k.at.Before(s.stands[next].from.Add(reading))
+			return unmeant || k.d != nil && k.d.n == d.n || k.at.Before(d.overAt.Add(seeing)) // it may still have been seen
 		})
 	}
+	lost := map[byte]int{}
 	for i, k := range slices.Concat(s.lost, s.pressed) {
-		alike := func(other simKey) bool { // which of two keys alike was dropped nobody can tell
-			return other.c == k.c && k.at.Sub(other.at).Abs() < time.Second && excused(other)
+		if i >= len(s.lost) && !k.at.Before(s.endAt.Add(-4*time.Second)) {
+			continue // the tool may have ended before
 		}
-		if slices.ContainsFunc(s.typedHere, alike) {
-			continue
+		lost[k.c]++
+		may := 0 // which of several keys alike were dropped nobody can tell
+		for _, other := range s.typedHere {
+			if other.c == k.c && excused(other) {
+				may++
+			}
 		}
-		if i < len(s.lost) || k.at.Before(s.endAt.Add(-4*time.Second)) { // the tool may have ended before
+		if lost[k.c] > may {
 			s.fault("the key %q is lost that was pressed at %v", k.c, k.at.Sub(s.start))
 		}
 	}
@@ -23365,6 +24623,7 @@ func (s *sim) allowed(text string, p *PromptRecord) bool {
 	switch {
 	case p == nil:
 		s.fault("%q of ours, and nothing was decided", text)
+	case d == nil && p.Type == Unknown && s.stillShown(p): // what no reader knows was asked with its screen, which stands
 	case d == nil:
 		s.fault("%q of ours where nothing asks; it was for %q", text, p.Question)
 	case d.over:
@@ -23383,6 +24642,12 @@ func (s *sim) hookLives(d *simDialog) bool {
 	return slices.ContainsFunc(s.hooks, func(h *simHook) bool {
 		return h.d.n == d.n && !h.done && !h.dead.Load()
 	})
+}
+
+// stillShown tells that the rows which stand are those that were shown for p.
+func (s *sim) stillShown(p *PromptRecord) bool {
+	rows, _, _ := s.rows()
+	return simUnshown(s.seenOf(p), slices.DeleteFunc(rows, func(row string) bool { return row == "" })) == ""
 }
 
 // shown checks that the person has seen all of d in the messages of the decision p, or what p would have shown them.
@@ -24943,7 +26208,7 @@ func TestMain(m *testing.M) {
 	switch {
 	case mode == "main":
 		os.Exit(run(context.Background(), os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr))
-	case mode != "" && (childPTY(mode) || childStore(mode) || childTool(mode)):
+	case mode != "" && (childPTY(mode) || childStore(mode) || childTool(mode) || childPanics(mode)):
 		return
 	}
 	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} { // under nohup, or behind an &
@@ -25146,7 +26411,7 @@ func childPTY(mode string) bool {
 	case "pty-lock": // takes the lock, says so, and forgets everything but the lock's file
 		f, err := openPrivate(arg, os.O_RDWR|os.O_CREATE)
 		fd(err)
-		fd(lockFile(f, false))
+		fd(lockFile(f))
 		fmt.Println("locked")
 		io.Copy(io.Discard, os.Stdin)
 		runtime.KeepAlive(f)
@@ -25397,6 +26662,52 @@ func childTool(mode string) bool {
 	return true
 }
 
+// childPanics is atlasbridge with a panic where mode says; false: mode is none.
+func childPanics(mode string) bool {
+	where, ok := strings.CutPrefix(mode, "panic ")
+	if !ok {
+		return false
+	}
+	c := &command{ctx: context.Background(), name: os.Args[1], args: os.Args[2:], getenv: os.Getenv,
+		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}
+	c.opts, _ = c.options()
+	s, err := newSession(c)
+	if err != nil {
+		os.Exit(c.fail(err))
+	}
+	boom := func() { panic("boom in " + where) }
+	switch where {
+	case "loop":
+		go func() { s.events <- boom }()
+	case "output":
+		s.out = panics(boom)
+	case "follower":
+		s.st.watch = func(string) (<-chan struct{}, func()) { boom(); return nil, nil }
+	default:
+		usual := s.tg.http.Transport
+		s.tg.http.Transport = roundTrip(func(r *http.Request) (*http.Response, error) {
+			if strings.HasSuffix(r.URL.Path, where) {
+				boom()
+			}
+			return usual.RoundTrip(r)
+		})
+	}
+	if err := s.run(c.ctx, c.opts.args); err != nil {
+		c.fail(err)
+	}
+	return true
+}
+
+// panics is a writer that does that.
+type panics func()
+
+func (p panics) Write([]byte) (int, error) { p(); return 0, nil }
+
+// roundTrip is what an http.Client calls.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
 // ---- bench: homes and commands ----
 // One way to make a state folder and one to run a command on it.
 
@@ -25421,17 +26732,14 @@ func home(t testing.TB, config string) string {
 	return dir
 }
 
-// versionedClaude makes a folder with a program claude of that version. It says hello once its version is known, or at once
-// when --no-wait stands among its arguments; asked counts how often it was asked for its version.
+// versionedClaude makes a folder with a program claude of that version. It says hello once the log warns of its version; asked counts how often it was asked for its version.
 func versionedClaude(t testing.TB, version string) (bin string, asked func() int) {
 	t.Helper()
 	needTool(t, "grep", "sleep")
 	bin = t.TempDir()
 	script := fmt.Sprintf(`#!/bin/sh
 case $1 in --version) echo >>'%[1]s/asked'; echo '%[2]s (Claude Code)'; exit ;; esac
-kept=$ATLASBRIDGE_HOME/versions.json
-case $* in *--no-wait*) kept=$0 ;; esac
-until [ -f "$kept" ] && [ ! -L "$kept" ] && grep -q %[2]s "$kept"; do sleep 0.02; done
+until grep -q %[2]s "$ATLASBRIDGE_HOME/atlasbridge.log"; do sleep 0.02; done
 echo hello
 `, bin, version)
 	writeProgram(t, filepath.Join(bin, "claude"), script)
@@ -26040,7 +27348,7 @@ func bareSession(t *testing.T, st *Store, id, tool string) *session {
 	return &session{
 		st:      st,
 		ch:      localChannel{},
-		log:     &Log{},
+		log:     slog.New(slog.DiscardHandler),
 		adapter: adapterFor(tool),
 		ctx:     t.Context(),
 		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour},
@@ -26098,8 +27406,11 @@ func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *
 
 // typed is what the gate has typed since the last time; late: the time it gave the screen is over.
 func (s *session) typed(late bool) string {
-	if s.gate != nil && late {
+	switch {
+	case s.gate != nil && late:
 		s.gate.until = time.Now().Add(-time.Minute)
+	case s.gate != nil && s.gate.phase == gateLook:
+		s.gate.until = s.gate.until.Add(-inputLook) // what may be on its way has come
 	}
 	s.gateStep()
 	if s.gate == nil || len(s.gate.keys) == 0 {
@@ -26144,6 +27455,8 @@ func hookBench(t *testing.T, commands ...string) (s *session, hooks []*question,
 }
 
 func (st State) ended() bool { return next[st] == nil }
+
+func (p *PromptRecord) ended() bool { return p.Status.ended() }
 
 // ---- bench: terminals ----
 // Programs in real pseudo-terminals.
@@ -26594,7 +27907,7 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 	case "getMe":
 		return apiResult(fmt.Sprintf(`{"id":9,"is_bot":true,"first_name":"Bot","username":"my_bot",`+
 			`"has_topics_enabled":%v}`, s.topics != nil))
-	case "createForumTopic", "editForumTopic", "closeForumTopic", "deleteForumTopic":
+	case "createForumTopic", "editForumTopic", "closeForumTopic":
 		return s.topicDone(method, p)
 	case "getWebhookInfo":
 		return apiResult(`{"url":""}`)
@@ -26653,8 +27966,6 @@ func (s *botAPI) topicDone(method string, p map[string]any) (answer string) {
 		return apiRefusal("TOPIC_ID_INVALID")
 	case method == "editForumTopic":
 		s.topics[id] = name
-	case method == "deleteForumTopic":
-		delete(s.topics, id)
 	}
 	return apiResult("true")
 }
@@ -26767,6 +28078,23 @@ func (s *botAPI) decides(f func(method string, p map[string]any) fate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fate = f
+}
+
+// loses has the answer to a message that holds text get lost; it is held when it is sent again, until release is called.
+func (s *botAPI) loses(text string) (release func()) {
+	held := make(chan struct{})
+	sent := 0
+	s.decides(func(method string, p map[string]any) (todo fate) {
+		if method == "sendMessage" && strings.Contains(fmt.Sprint(p["text"]), text) {
+			sent++
+			todo.cut = sent == 1
+			if sent > 1 {
+				todo.hold = held
+			}
+		}
+		return todo
+	})
+	return func() { close(held) }
 }
 
 // first gives the first edit its fate, and tells when it is there.
@@ -26885,10 +28213,14 @@ func (s *botAPI) writesIn(thread int64, text string, to int64) (id int64) {
 		m["is_topic_message"] = true
 	}
 	if to != 0 {
+		of := s.message(to)
 		m["reply_to_message"] = map[string]any{
-			"message_id": to,
-			"date":       time.Now().Unix(),
-			"chat":       chat,
+			"message_id":   to,
+			"date":         time.Now().Unix(),
+			"chat":         chat,
+			"from":         map[string]any{"id": 9, "is_bot": true, "first_name": "Bot"},
+			"text":         of.text,
+			"reply_markup": map[string]any{"inline_keyboard": of.keyboard()},
 		}
 	}
 	s.update(map[string]any{"message": m})
@@ -27132,6 +28464,14 @@ type seen struct {
 	at      time.Time
 	method  string // that made it so
 	thread  int64  // the topic that it is in, 0: none
+}
+
+// keyboard are its buttons as the Bot API gives them back, one in a row.
+func (m seen) keyboard() (rows [][]map[string]string) {
+	for label, data := range m.buttons {
+		rows = append(rows, []map[string]string{{"text": label, "callback_data": data}})
+	}
+	return rows
 }
 
 // ending is the data of the button whose label ends so.
@@ -27566,6 +28906,7 @@ var (
 	yesButton     = regexp.MustCompile(`(?i)^[^\pL\d]*(\d+[.:)]?\s*)?(yes|allow|continue)[^\pL]*$`)
 	noButton      = regexp.MustCompile(`(?i)^[^\pL\d]*(\d+[.:)]?\s*)?(no|deny)[^\pL]*$`)
 	lastingButton = regexp.MustCompile(`(?i)always|stop asking|don.t ask|lasting|remember|session|project`)
+	anyLasting    = regexp.MustCompile(`^Yes, and `)
 	showAllButton = regexp.MustCompile(`(?i)show all`)
 	againButton   = regexp.MustCompile(`(?i)ask again`)
 	enterButton   = regexp.MustCompile(`(?i)enter|continue`)
@@ -27870,9 +29211,25 @@ type play struct {
 type ask struct {
 	Command     string
 	Suggestions json.RawMessage `json:",omitempty"`
+	Questions   []asked         // or: its own questions, of which the dialog shows the first
 	Paint       int             // ms from the hook's call to the dialog; -1: there is none, as with -p
+	Stays       int             // ms that the dialog stands when the hook has decided: 400 to 500 (claude 2.1)
 	Halves      bool            // it is painted in two steps, 150 ms apart
 	Out         string          // the hook's standard output: "" a pipe, "full" /dev/full, "closed" a pipe that nobody reads
+}
+
+// asked is a question of claude's own, as AskUserQuestion has it.
+type asked struct {
+	Question    string   `json:"question"`
+	Header      string   `json:"header"`
+	MultiSelect bool     `json:"multiSelect"`
+	Options     []option `json:"options"`
+}
+
+// option is one of its answers.
+type option struct {
+	Label       string `json:"label"`
+	Description string `json:"description"`
 }
 
 // actor is the stand-in for claude. One goroutine owns all of it and takes what happened from a
@@ -28089,8 +29446,15 @@ func (a *actor) request(first int) {
 func (a *actor) comes(i int) {
 	a.coming = i
 	fmt.Print("\x1b]0;✳ Claude Code\a")
-	words := base64.StdEncoding.EncodeToString([]byte("approve Bash: " + a.play.Asks[i].Command))
-	a.state("state=blocked:app=claude-code:kind=permission:msg=" + words)
+	kind, words := "permission", "approve Bash: "+a.play.Asks[i].Command
+	if questions := a.play.Asks[i].Questions; questions != nil {
+		kind, words = "question", "answer: "+questions[0].Question
+		for k, o := range questions[0].Options {
+			words += []string{" (", " · "}[min(k, 1)] + o.Label
+		}
+		words += ")"
+	}
+	a.state("state=blocked:app=claude-code:kind=" + kind + ":msg=" + base64.StdEncoding.EncodeToString([]byte(words)))
 	a.later(time.Duration(a.play.Asks[i].Paint)*time.Millisecond, func() {
 		a.coming = -1
 		if a.decided[i] {
@@ -28135,6 +29499,10 @@ func (a *actor) paintBox() {
 
 // paintDialog paints the dialog that stands, or its upper half.
 func (a *actor) paintDialog(half bool) {
+	if a.play.Asks[a.up].Questions != nil {
+		a.paintQuestions(a.play.Asks[a.up].Questions)
+		return
+	}
 	command := a.play.Asks[a.up].Command
 	out := "> go on\n\n● Bash(" + command + ")\n  ⎿  Running…\n\n" + strings.Repeat("─", 80) +
 		"\n Bash command\n\n   " + command + "\n   Do it\n\n"
@@ -28151,6 +29519,29 @@ func (a *actor) paintDialog(half bool) {
 		out += fmt.Sprintf("%s%d. %s\n", mark, i+1, option)
 	}
 	a.paint(out+"\n Esc to cancel · Tab to amend", "")
+}
+
+// paintQuestions paints the dialog of claude's own questions, with the first of them.
+func (a *actor) paintQuestions(questions []asked) {
+	rule := strings.Repeat("─", 80)
+	out := "> go on\n\n● I will do that now.\n" + rule + "\n←"
+	for _, q := range questions {
+		out += "  ☐ " + q.Header
+	}
+	out += "  ✔ Submit  →\n\n" + questions[0].Question + "\n\n"
+	others := []option{{Label: "Type something."}}
+	for i, o := range append(slices.Clone(questions[0].Options), others...) {
+		pointer := "  "
+		if i == a.pointer {
+			pointer = "❯ "
+		}
+		out += fmt.Sprintf("%s%d. %s\n", pointer, i+1, o.Label)
+		if o.Description != "" {
+			out += "     " + o.Description + "\n"
+		}
+	}
+	out += rule + fmt.Sprintf("\n  %d. Chat about this\n\n", len(questions[0].Options)+2)
+	a.paint(out+"Enter to select · Tab/Arrow keys to navigate · Esc to cancel", "")
 }
 
 // keys does what a chunk of input does: as measured, one with more than a key in it is ignored by a dialog.
@@ -28212,7 +29603,17 @@ func (a *actor) decide(i int, by, text string, decision json.RawMessage) {
 		a.up = -1
 		fmt.Print("\x1b]0;◐ Claude Code\a")
 		a.state("state=working:app=claude-code")
-		a.paint("✶ Brewing…", "")
+		leave := func() { a.paint("✶ Brewing…", "") }
+		if stays := a.play.Asks[i].Stays; by == "hook" && stays > 0 {
+			a.coming = i // nothing else is painted meanwhile
+			a.later(time.Duration(stays)*time.Millisecond, func() {
+				a.coming = -1
+				leave()
+				a.work()
+			})
+		} else {
+			leave()
+		}
 	}
 	go func() {
 		if text == "allow" || strings.HasPrefix(text, "Yes") {
@@ -28241,6 +29642,10 @@ func (a *actor) runHooks(i int, event string, ready chan struct{}) {
 	} else {
 		input["tool_name"] = "Bash"
 		input["tool_input"] = map[string]string{"command": one.Command, "description": "Do it"}
+		if one.Questions != nil {
+			input["tool_name"] = "AskUserQuestion"
+			input["tool_input"] = map[string]any{"questions": one.Questions}
+		}
 	}
 	if event == "PermissionRequest" {
 		input["permission_suggestions"] = []any{}

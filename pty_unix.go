@@ -8,7 +8,7 @@
 //	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                         dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
 //	processes                processStart, processStopped, parentOf
-//	files                    mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy, fileIdentity,
+//	files                    mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy,
 //	                         lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir, networkFS, watchFile
 //
 // Neither looks at what is read or typed. What x/sys names for one of Linux and macOS only has a name here, with the
@@ -90,6 +90,7 @@ type unixPTY struct {
 	stopped  chan struct{} // a value when the child was stopped
 	exited   chan struct{} // closed when the child has been reaped
 	code     int           // valid then
+	signaled bool          // the same
 	patience time.Duration // Read's: what is left of drainWait
 	lease    *os.File      // of the keeper, which ends when that is closed; nil without one
 
@@ -304,6 +305,7 @@ func (p *unixPTY) await() int {
 			default: // the last stop has not been heard of yet
 			}
 		case status.Signaled():
+			p.signaled = true
 			return 128 + int(status.Signal())
 		default:
 			return status.ExitStatus()
@@ -398,6 +400,11 @@ func (p *unixPTY) Wait() int {
 	return p.code
 }
 
+// Signaled reports, after Wait, whether a signal ended the child.
+func (p *unixPTY) Signaled() bool {
+	return p.signaled
+}
+
 // PID is the child's.
 func (p *unixPTY) PID() int {
 	return p.proc.Pid
@@ -459,12 +466,13 @@ func (p *unixPTY) Signal(sig os.Signal) error {
 	return p.kill(sig, group)
 }
 
-// kill sends sig to process groups while the child is there, else it gives os.ErrProcessDone. A group that is gone
-// keeps it from no other; the error is the last group's.
-func (p *unixPTY) kill(sig os.Signal, groups ...int) error {
-	err := p.proc.Signal(syscall.Signal(0))
-	if errors.Is(err, os.ErrProcessDone) {
-		return err
+// kill sends sig to process groups until the child has been reaped, then it gives os.ErrProcessDone: its number may be
+// another's. A group that is gone keeps it from no other; the error is the last group's.
+func (p *unixPTY) kill(sig os.Signal, groups ...int) (err error) {
+	select {
+	case <-p.exited:
+		return os.ErrProcessDone
+	default:
 	}
 	for _, group := range groups {
 		err = unix.Kill(-group, sig.(syscall.Signal))
@@ -1191,8 +1199,10 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 }
 
 // endSignals are those that end us, without those we were started to ignore (nohup): the child ignores them too.
+// Signals of faults are among them for when somebody sends them; a fault of our own is a panic all the same.
 func endSignals() []os.Signal {
-	all := []os.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT}
+	all := []os.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGILL,
+		syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGSEGV, syscall.SIGSYS}
 	return slices.DeleteFunc(all, signal.Ignored)
 }
 
@@ -1370,25 +1380,10 @@ func fileRemedy(err error) string {
 	return ""
 }
 
-// fileIdentity tells a file from the one that replaces or changes it, whatever time a package gives its files: ctime is
-// the system's own. "": there is none.
-func fileIdentity(path string) string {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return ""
-	}
-	return fmt.Sprint(st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano())
-}
-
-// lockFile takes the lock of a file for as long as f lives: keep it reachable. wait false: errLocked if another has
-// it.
-func lockFile(f *os.File, wait bool) error {
-	how := unix.LOCK_EX
-	if !wait {
-		how |= unix.LOCK_NB
-	}
+// lockFile takes the lock of a file for as long as f lives: keep it reachable. errLocked: another has it.
+func lockFile(f *os.File) error {
 	for {
-		err := unix.Flock(int(f.Fd()), how)
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == unix.EWOULDBLOCK {
 			return errLocked
 		}

@@ -5,7 +5,7 @@
 //	the host's terminal  terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                     dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
 //	processes            processStart, processStopped, parentOf
-//	files                mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy, fileIdentity,
+//	files                mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy,
 //	                     lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir, networkFS, watchFile
 //
 // Neither looks at what is read or typed.
@@ -201,6 +201,9 @@ func (p *winPTY) Wait() int {
 	<-p.exited
 	return int(p.code)
 }
+
+// Signaled is false: there are no signals.
+func (p *winPTY) Signaled() bool { return false }
 
 // PID is the child's.
 func (p *winPTY) PID() int {
@@ -610,22 +613,9 @@ func fileRemedy(err error) string {
 	return ""
 }
 
-// fileIdentity tells a file from the one that replaces or changes it. "": there is none.
-func fileIdentity(path string) string {
-	info, err := os.Stat(path)
-	if err != nil {
-		return ""
-	}
-	return fmt.Sprint(info.Size(), info.ModTime().UnixNano())
-}
-
-// lockFile takes the lock of a file for as long as f lives: keep it reachable. wait false: errLocked if another has
-// it.
-func lockFile(f *os.File, wait bool) error {
-	how := uint32(windows.LOCKFILE_EXCLUSIVE_LOCK)
-	if !wait {
-		how |= windows.LOCKFILE_FAIL_IMMEDIATELY
-	}
+// lockFile takes the lock of a file for as long as f lives: keep it reachable. errLocked: another has it.
+func lockFile(f *os.File) error {
+	const how = windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY
 	at := windows.Overlapped{OffsetHigh: lockedHigh}
 	err := windows.LockFileEx(windows.Handle(f.Fd()), how, 0, lockedBytes, 0, &at)
 	if err == windows.ERROR_LOCK_VIOLATION {

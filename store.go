@@ -33,6 +33,7 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -230,7 +231,7 @@ func settings(c *Config) []setting {
 		{Key: "permission_timeout_seconds", does: "the same where claude's hook asks for a permission",
 			env: "PERMISSION_TIMEOUT_SEC", def: "300",
 			to: &c.PermissionTimeout, min: 1, max: 86400},
-		{Key: "detection_threshold", does: "how sure it must be that known words ask, 0.60 to 0.99",
+		{Key: "detection_threshold", does: "how sure known words must be, 0.60 to 0.99; else \"possibly a question\"",
 			def: "0.65", to: &c.Threshold, min: 0.60, max: 0.99},
 		{Key: "stuck_timeout_seconds", does: "seconds of silence that make an unfinished line a question",
 			def: "2.0", to: &c.Stuck, min: 0.2, max: 600},
@@ -347,6 +348,15 @@ func configStamp(dir string) string {
 		return ""
 	}
 	return fmt.Sprint(info.ModTime().UnixNano(), " ", info.Size())
+}
+
+// configTime is when config.toml was last written, the zero time without one.
+func configTime(dir string) time.Time {
+	info, err := os.Stat(filepath.Join(dir, "config.toml"))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
 }
 
 // reloaded is c, which others may be reading, with what can change while a session runs as it is set now. After an
@@ -627,22 +637,12 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 
 const logLimit = 1 << 20 // bytes from which the next session starts another log
 
-// logLevels are what an entry can be, least first.
-var logLevels = []string{"DEBUG", "INFO", "WARN", "ERROR"}
-
-// Log is the log: JSON Lines, every text through redact. The zero value keeps nothing. It is our own for its size:
-// log/slog makes the program 90 KB larger.
-type Log struct {
-	mu    sync.Mutex // held for one line
-	to    io.Writer  // nil: nothing is kept
-	least int        // of logLevels
-}
-
-// openLog opens the log file (0600). A line that cannot be written is lost, and a session does not need its log.
-func openLog(dir, level string) (*Log, error) {
-	least := slices.Index(logLevels, strings.ToUpper(level))
-	if least < 0 {
-		return nil, fmt.Errorf("opening the log: there is no level %q", level)
+// openLog opens the log file (0600): JSON Lines, every text through redact. A line that cannot be written is lost, and
+// a session does not need its log.
+func openLog(dir, level string) (*slog.Logger, error) {
+	var least slog.Level
+	if err := least.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("opening the log: %w", err)
 	}
 	if err := secureDir(dir); err != nil {
 		return nil, fmt.Errorf("opening the log: %w", err)
@@ -654,36 +654,15 @@ func openLog(dir, level string) (*Log, error) {
 	}
 	file, err := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
 	if err != nil {
-		return &Log{}, nil
+		return slog.New(slog.DiscardHandler), nil
 	}
-	return &Log{to: file, least: least}, nil
-}
-
-// Info logs what is as it should be; about are names, each with a value.
-func (l *Log) Info(text string, about ...any) { l.enter("INFO", text, about) }
-
-// Warn logs what went wrong and was got over.
-func (l *Log) Warn(text string, about ...any) { l.enter("WARN", text, about) }
-
-// Error logs what went wrong.
-func (l *Log) Error(text string, about ...any) { l.enter("ERROR", text, about) }
-
-// enter writes one line, where it is loud enough.
-func (l *Log) enter(level, text string, about []any) {
-	if l.to == nil || slices.Index(logLevels, level) < l.least {
-		return
+	redacted := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key != slog.TimeKey {
+			a.Value = slog.StringValue(redact(a.Value.String()))
+		}
+		return a
 	}
-	entry := map[string]string{"time": time.Now().Format(time.RFC3339Nano), "level": level, "msg": redact(text)}
-	for pair := range slices.Chunk(about, 2) {
-		entry[fmt.Sprint(pair[0])] = redact(fmt.Sprint(pair[1:]...))
-	}
-	line, err := json.Marshal(entry)
-	if err != nil {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, _ = l.to.Write(append(line, '\n')) // as openLog says
+	return slog.New(slog.NewJSONHandler(file, &slog.HandlerOptions{Level: least, ReplaceAttr: redacted})), nil
 }
 
 // ---- the journal ----
@@ -697,14 +676,20 @@ type files func(op string, f *os.File, call func() error) error
 // that come at once are done in two seconds.
 const lockWait = 10 * time.Second
 
-// lockVain is for how long it is waited for after that was in vain: one that comes late is given back in less.
+// lockVain is for how long it is waited for after that was in vain.
 const lockVain = 100 * time.Millisecond
+
+// lockPause is the first pause between tries, lockPauses the longest: an fsync takes as long.
+const (
+	lockPause  = time.Millisecond / 2
+	lockPauses = 16 * time.Millisecond
+)
 
 // journal is one such file. What acquire sets holds until release.
 type journal struct {
 	do     files
 	path   string
-	mu     sync.Mutex    // held from acquire to release, before the lock between processes
+	mu     turn          // held from acquire to release, before the lock between processes
 	lock   *os.File      // nil until it could be opened
 	wait   time.Duration // for the lock, at most; lockVain once that was in vain
 	vain   bool
@@ -715,6 +700,21 @@ type journal struct {
 	closed bool
 	// poison, if not nil, is why what the file ends with is unknown: nothing is written any more.
 	poison error
+}
+
+// turn is a lock between goroutines: one has it at a time. It is no sync.Mutex, for in a test's virtual time
+// (testing/synctest) who waits for that stops the clock, and so whoever sleeps until a file's lock is free.
+type turn chan struct{}
+
+// Lock waits for the turn.
+func (t turn) Lock() { t <- struct{}{} }
+
+// Unlock ends it.
+func (t turn) Unlock() { <-t }
+
+// newJournal is the journal of that path, which is opened when it is first acquired.
+func newJournal(path string, do files) *journal {
+	return &journal{do: do, path: path, mu: make(turn, 1), wait: lockWait}
 }
 
 // acquire waits for the lock and opens the file that the path names. release follows, after an error, too.
@@ -765,41 +765,24 @@ func (j *journal) acquireLock() error {
 	err := j.do("flock", j.lock, func() error { return awaitLock(j.lock, wait) })
 	j.vain = errors.Is(err, errLocked)
 	if err != nil {
+		_ = j.lock.Close() // nothing was written to it
 		j.lock = nil
 	}
 	return err
 }
 
-// awaitLock takes the lock of a file, for which it waits so long at most. After an error the file is closed, or will
-// be.
+// awaitLock takes the lock of a file. It tries again and again, with pauses that grow, until limit has passed.
 func awaitLock(f *os.File, limit time.Duration) error {
-	err := lockFile(f, false)
-	if err == nil {
-		return nil
-	}
-	if limit == 0 || !errors.Is(err, errLocked) {
-		_ = f.Close() // nothing was written to it
-		return err
-	}
-	locked := make(chan error)
-	late := make(chan struct{})
-	go func() { // it ends when the other process gives the lock back
-		err := lockFile(f, true)
-		select {
-		case locked <- err:
-		case <-late:
-			_ = f.Close() // and with it the lock
+	end := time.Now().Add(limit)
+	for pause := lockPause; ; pause = min(2*pause, lockPauses) {
+		err := lockFile(f)
+		if !errors.Is(err, errLocked) {
+			return err
 		}
-	}()
-	select {
-	case err := <-locked:
-		if err != nil {
-			_ = f.Close() // nothing was written to it
+		if !time.Now().Before(end) {
+			return hinted(err, "`fuser "+f.Name()+"` names that process: continue it, if it is stopped, or end it")
 		}
-		return err
-	case <-time.After(limit):
-		close(late)
-		return hinted(err, "`fuser "+f.Name()+"` names that process: continue it, if it is stopped, or end it")
+		time.Sleep(pause)
 	}
 }
 
@@ -1181,7 +1164,6 @@ type SessionRecord struct {
 	StartedAt time.Time  `json:"started_at"`
 	EndedAt   *time.Time `json:"ended_at"`
 	ExitCode  *int       `json:"exit_code"`
-	Prompts   int        `json:"prompts"`
 	LastSeen  *time.Time `json:"last_output_at"` // when the child last wrote, as of this line
 	Topic
 }
@@ -1200,16 +1182,18 @@ const noTopic = -1
 // PromptRecord is a question, with all that became of it.
 type PromptRecord struct {
 	Head
-	Prompt                 // as the screen, or the hook, asked
-	SessionID   string     `json:"session_id"`
-	Confidence  string     `json:"confidence"`
-	Constraints Limits     `json:"constraints"`
-	Source      string     `json:"source"`  // "screen", "hook" or "ask"
-	Tool        string     `json:"tool"`    // hook: the tool's name for what it wants to use ("Bash"); else ""
-	Subject     string     `json:"subject"` // hook: what the tool's dialog shows of it: the command, file, address
-	Lasting     string     `json:"lasting"` // hook: what the lasting permission allows, and for how long
-	Lang        string     `json:"lang"`    // not of a screen: what Full is written in: bash, diff, markdown; else ""
-	Cwd         string     `json:"cwd"`     // hook: as it is seen from the session's folder, "" the same
+	Prompt             // as the screen, or the hook, asked
+	SessionID   string `json:"session_id"`
+	Confidence  string `json:"confidence"`
+	Constraints Limits `json:"constraints"`
+	Source      string `json:"source"`  // "screen", "hook" or "ask"
+	Tool        string `json:"tool"`    // hook: the tool's name for what it wants to use ("Bash"); else ""
+	Subject     string `json:"subject"` // hook: what the tool's dialog shows of it: the command, file, address
+	Lasting     string `json:"lasting"` // hook: what the lasting permission allows, and for how long
+	Lang        string `json:"lang"`    // not of a screen: what Full is written in: bash, diff, markdown; else ""
+	Cwd         string `json:"cwd"`     // hook: as it is seen from the session's folder, "" the same
+	// Call is, of several questions that a hook asks about one call, the id of the first.
+	Call        string     `json:"call,omitempty"`
 	Status      State      `json:"status"`
 	Nonce       string     `json:"nonce"` // 32 hex
 	NonceUsed   bool       `json:"nonce_used"`
@@ -1217,6 +1201,7 @@ type PromptRecord struct {
 	ExpiresAt   time.Time  `json:"expires_at"`
 	DecidedAt   *time.Time `json:"decided_at"`
 	DecidedBy   *string    `json:"decided_by"`
+	DecidedUser string     `json:"decided_user,omitempty"` // by phone: the name, which anyone can take
 	Value       *string    `json:"value"`
 	MsgID       int64      `json:"telegram_msg_id"`
 	// MsgDate is when a message of the prompt was sent last, in Unix seconds by Telegram's clock, 0: that is not known.
@@ -1226,12 +1211,9 @@ type PromptRecord struct {
 	MsgStatus State `json:"telegram_msg_status"`
 	// OldMsgIDs are messages that MsgID has replaced and that may still have buttons: their removal is owed, too.
 	OldMsgIDs []int64 `json:"telegram_old_msg_ids"`
-	// SentFrom is the least number that a message of the prompt can have whose number is not known (yet), 0: there is
-	// none. It is recorded before the message leaves: should its sender die, whoever polls next looks for it.
-	SentFrom int64 `json:"telegram_sent_from,omitempty"`
-	// Lost tells that there may be such a message although another one came: an answer of Telegram was lost.
-	Lost bool   `json:"telegram_lost,omitempty"`
-	Chat string `json:"telegram_chat,omitempty"` // whose numbers these are: the bot's and its chat's
+	// Chat is whose numbers these are: the bot's and its chat's, "" until a message is about to leave. One whose sending
+	// was never answered has no number here; when one of its buttons is tapped it gets known.
+	Chat string `json:"telegram_chat,omitempty"`
 	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from
 	// there.
 	ShownAll bool `json:"shown_all"`
@@ -1308,6 +1290,24 @@ func withoutFrames(row string) string {
 	}), " ")
 }
 
+// words are what the question is about, at most so many bytes: of a tool's call the arguments, of all else the sentence
+// that asks and what stands by it. A notice asks nothing.
+func (p *PromptRecord) words(most int) string {
+	words := strings.TrimSpace(p.Question + "\n" + p.Excerpt)
+	switch {
+	case p.Idle:
+		return ""
+	case p.Source == fromHook && p.Permission:
+		words = strings.TrimPrefix(p.Full, p.Question+"\n")
+		if p.Lang == "diff" { // of a file
+			words = p.Subject + "\n" + words
+		}
+	case strings.Contains(p.Excerpt, p.Question):
+		words = p.Excerpt
+	}
+	return headAndTail(words, most)
+}
+
 // limit fills in the limits of a question that has its type and choices.
 func (p *PromptRecord) limit() {
 	if p.takesText() {
@@ -1317,6 +1317,11 @@ func (p *PromptRecord) limit() {
 
 // Open tells that the prompt waits for an answer.
 func (p *PromptRecord) Open() bool { return slices.Contains(next[p.Status], Canceled) }
+
+// sameCall tells whether both are questions of one call of the tool's: they share its dialog.
+func (p *PromptRecord) sameCall(q *PromptRecord) bool {
+	return cmp.Or(p.Call, p.ID) == cmp.Or(q.Call, q.ID)
+}
 
 // over tells that nothing has to happen to the prompt any more.
 func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
@@ -1337,14 +1342,15 @@ type InputRecord struct {
 	SessionID string `json:"session_id"`
 	Kind      string `json:"kind"` // text file keys screen stop cancel again; answer: of the tool's own hook
 	By        string `json:"by"`
-	Text      string `json:"text"`      // of a file: its caption, then what is typed
-	UpdateID  string `json:"update"`    // that asked for it, as UpdateRecord has it, "" none
-	ReplyTo   int64  `json:"reply_to"`  // the message to answer
-	ThreadID  int64  `json:"thread_id"` // the topic it was written in, 0: none
+	User      string `json:"user,omitempty"` // by phone: the name, which anyone can take
+	Text      string `json:"text"`           // of a file: its caption, then what is typed
+	UpdateID  string `json:"update"`         // that asked for it, as UpdateRecord has it, "" none
+	ReplyTo   int64  `json:"reply_to"`       // the message to answer
+	ThreadID  int64  `json:"thread_id"`      // the topic it was written in, 0: none
 	// WrittenAt is when it was asked for: no message acts on a question that came later. Of a tap it is when that came.
 	WrittenAt time.Time `json:"written_at"`
 	PromptID  string    `json:"prompt_id"`
-	Status    string    `json:"status"` // queued done refused
+	Status    string    `json:"status"` // queued done refused; failed: its session ended, which nobody has told yet
 	Reason    string    `json:"reason"`
 
 	File *FileRef `json:"file,omitempty"`
@@ -1490,7 +1496,8 @@ const (
 	retention     = 30 * 24 * time.Hour
 	updateLife    = 48 * time.Hour // twice that of https://core.telegram.org/bots/api#getting-updates
 
-	damaged = "its record in the state file is damaged" // reason of a prompt
+	damaged     = "its record in the state file is damaged" // reason of a prompt
+	damagedLine = "a damaged line"                          // among the notes
 )
 
 // Store is the shared state. Its methods may be called from any goroutine.
@@ -1500,6 +1507,7 @@ type Store struct {
 	now       func() time.Time
 	watch     func(path string) (<-chan struct{}, func()) // watchFile, or a test's own
 	audit     *Audit                                      // its log is acquired after ours
+	crashing  func()                                      // before a panic of ours ends the process; nil: nothing is
 	log       *journal                                    // its mutex guards what follows
 
 	view           *View
@@ -1537,9 +1545,8 @@ func newStore(dir string) (*Store, error) {
 // newStoreWith is newStore with the calls to the file system made by do.
 func newStoreWith(dir string, do files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, watch: watchFile, view: viewOf(nil),
-		wake: make(chan struct{}), log: &journal{do: do, path: filepath.Join(dir, "state.jsonl"), wait: lockWait}}
-	s.audit = &Audit{log: &journal{do: do, path: filepath.Join(dir, "audit.log"), wait: lockWait},
-		lock: s.lockAudit, note: s.noteHead}
+		wake: make(chan struct{}), log: newJournal(filepath.Join(dir, "state.jsonl"), do)}
+	s.audit = &Audit{log: newJournal(filepath.Join(dir, "audit.log"), do), lock: s.lockAudit, note: s.noteHead}
 	for _, folder := range []string{dir, filepath.Join(dir, "sessions")} {
 		if err := secureDir(folder); err != nil {
 			return nil, err
@@ -1588,7 +1595,7 @@ func (s *Store) open() error {
 
 // tryDisk writes a file as large as a compaction's, durably, and removes it. The error says why that cannot be done.
 func (s *Store) tryDisk() error {
-	path := filepath.Join(s.Dir, "state.try")
+	path := filepath.Join(s.Dir, fmt.Sprint("state.try", os.Getpid())) // others may try it, too
 	err := s.log.create(path, make([]byte, compactMin))
 	if err != nil {
 		return hinted(err, "make "+s.Dir+" a folder that you can write to, or set ATLASBRIDGE_HOME to another")
@@ -1636,6 +1643,18 @@ func (s *Store) Close() {
 		_ = lock.(*os.File).Close() // of what is in it nobody depends
 		return true
 	})
+}
+
+// catchPanic is deferred by every goroutine that works beside a session's terminal: it calls crashing when that panics.
+func (s *Store) catchPanic() {
+	r := recover()
+	if r == nil {
+		return
+	}
+	if s.crashing != nil {
+		s.crashing()
+	}
+	panic(r)
 }
 
 // Still calls do while no goroutine of ours has a lock that other processes wait for.
@@ -1689,13 +1708,13 @@ func (s *Store) replay(b []byte) error {
 	if err != nil {
 		return err
 	}
-	decodeAll(lines, texts, newest)
+	s.decodeAll(lines, texts, newest)
 	first := s.read == 0
 	live := 0 // bytes of lines that are the last of their ids
 	for i, l := range lines {
 		s.read += int64(len(texts[i]))
 		if l.err != nil {
-			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a damaged line (%v): %.60q…", l.err, texts[i]))
+			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, texts[i]))
 		}
 		r := s.recordOf(l)
 		if r != nil {
@@ -1740,7 +1759,7 @@ func parseLines(texts [][]byte) (lines []stateLine, newest []int, err error) {
 }
 
 // decodeAll decodes those lines, many of them on all processors.
-func decodeAll(lines []stateLine, texts [][]byte, which []int) {
+func (s *Store) decodeAll(lines []stateLine, texts [][]byte, which []int) {
 	var all sync.WaitGroup
 	decode := func(share []int) {
 		for _, i := range share {
@@ -1751,7 +1770,10 @@ func decodeAll(lines []stateLine, texts [][]byte, which []int) {
 	for len(which) > size {
 		share := which[:size]
 		which = which[size:]
-		all.Go(func() { decode(share) })
+		all.Go(func() {
+			defer s.catchPanic()
+			decode(share)
+		})
 	}
 	decode(which)
 	all.Wait()
@@ -2012,9 +2034,6 @@ func (p *PromptRecord) offeredIn(msg int64) {
 	if msg == 0 {
 		return
 	}
-	if !p.Lost {
-		p.SentFrom = 0
-	}
 	replaced := msg
 	if msg > p.MsgID {
 		replaced = p.MsgID
@@ -2043,104 +2062,32 @@ func (p *PromptRecord) expiredOpen() bool {
 // mayBeAsked tells that its message offers to ask it again.
 func (p *PromptRecord) mayBeAsked() bool { return p.MsgID != 0 && p.expiredOpen() }
 
+// elsewhere reports whether the numbers of the prompt's messages are another bot's or chat's: here they say nothing.
+func (p *PromptRecord) elsewhere(here string) bool { return p.Chat != "" && p.Chat != here }
+
 // owes tells that a message of the prompt may show what is not so any more.
 func (p *PromptRecord) owes() bool {
 	unsaid := !p.Open() && p.MsgStatus != p.Status
-	return p.MsgID != 0 && (unsaid || len(p.OldMsgIDs) > 0) || p.missing()
+	return p.MsgID != 0 && (unsaid || len(p.OldMsgIDs) > 0)
 }
-
-// missing tells that there may be a message of the prompt, which is over, whose number is not known.
-func (p *PromptRecord) missing() bool { return p.SentFrom != 0 && !p.Open() }
 
 // forgive has the prompt owe nothing any more: it cannot be paid.
 func (p *PromptRecord) forgive() {
 	p.MsgStatus = p.Status
 	p.OldMsgIDs = nil
-	p.found()
 }
 
-// found notes that no number is missing any more.
-func (p *PromptRecord) found() {
-	p.SentFrom = 0
-	p.Lost = false
-}
-
-// searchMost is among how many numbers a message is looked for: those of what was sent while it was on its way.
-const searchMost = 20
-
-// mayBe are the numbers that the prompt's missing message can have; newest is the greatest one that any message of the
-// chat is known to have. complete: none can be beyond them. It is not while another message that counts may have one of
-// them, because it is on its way.
-func (v *View) mayBe(p *PromptRecord, newest int64, now time.Time) (numbers []int64, complete bool) {
-	first := p.SentFrom
-	end := newest
-	if p.MsgID > first {
-		end = min(end, p.MsgID-1)
-	}
-	if first == 1 { // no number was known when it was sent
-		first = max(1, end-searchMost+1)
-	}
-	end = min(end, first+searchMost-1)
-	for _, q := range v.Prompts {
-		lives := v.active(q.SessionID) && (q.Open() || now.Sub(q.At) < debtsPatience)
-		if q != p && lives && q.SentFrom != 0 && q.SentFrom <= end {
-			return nil, false
-		}
-	}
-	for n := first; n <= end; n++ {
-		if !v.knowsButtons(n) {
-			numbers = append(numbers, n)
-		}
-	}
-	if p.SentFrom == 1 {
-		slices.Reverse(numbers) // the last ones first: each costs its turn
-	}
-	return numbers, true
-}
-
-// knowsButtons tells whether it is known what the buttons of that message are for.
-func (v *View) knowsButtons(msg int64) bool {
-	for _, p := range v.Prompts {
-		if p.MsgID == msg || slices.Contains(p.OldMsgIDs, msg) {
-			return true
-		}
-	}
-	return false
-}
-
-// missingIn is the question that a message with this text must be of: of the session that it names, the newest of which
-// one is missing; nil: there is none.
-func (v *View) missingIn(text string) (found *PromptRecord) {
-	for _, p := range v.Prompts {
-		names := v.Sessions[p.SessionID] != nil && strings.Contains(text, sid(v.Sessions[p.SessionID]))
-		if names && p.missing() && (found == nil || p.CreatedAt.After(found.CreatedAt)) {
-			found = p
-		}
-	}
-	return found
-}
-
-// Sending records that a message with buttons of the prompt is about to leave, which will have that number or a later
-// one; here: whose numbers they are; all: with it all of the prompt has been shown. An earlier one that is missing
-// stays so.
-func (s *Store) Sending(id string, from int64, here string, all bool) error {
+// Sending records that a message with buttons of the prompt is about to leave; here: whose number it will have; all:
+// with it all of the prompt has been shown.
+func (s *Store) Sending(id, here string, all bool) error {
 	return s.changePrompt(id, func(p *PromptRecord) {
+		if p.elsewhere(here) {
+			p.MsgID = 0
+			p.OldMsgIDs = nil
+			p.MsgStatus = ""
+		}
 		p.Chat = here
 		p.ShownAll = all
-		if p.SentFrom == 0 {
-			p.SentFrom = from
-		}
-	})
-}
-
-// Unsent records what became of a message that has no number: it may have been sent all the same, or surely was not.
-func (s *Store) Unsent(id string, perhaps bool) error {
-	return s.changePrompt(id, func(p *PromptRecord) {
-		p.Lost = p.Lost || perhaps
-		p.ShownAll = p.ShownAll && (perhaps || p.MsgID != 0)
-		if !p.Lost {
-			p.SentFrom = 0
-		}
 	})
 }
 
@@ -2185,8 +2132,7 @@ func (s *Store) changePrompt(id string, change func(*PromptRecord)) error {
 		p := *old
 		change(&p)
 		sameMsg := p.MsgID == old.MsgID && p.MsgDate == old.MsgDate && p.MsgStatus == old.MsgStatus
-		sameSearch := p.SentFrom == old.SentFrom && p.Lost == old.Lost && p.Chat == old.Chat
-		if sameMsg && sameSearch && p.ShownAll == old.ShownAll && slices.Equal(p.OldMsgIDs, old.OldMsgIDs) {
+		if sameMsg && p.Chat == old.Chat && p.ShownAll == old.ShownAll && slices.Equal(p.OldMsgIDs, old.OldMsgIDs) {
 			return nil, nil
 		}
 		return []Record{&p}, nil
@@ -2253,13 +2199,13 @@ func (s *Store) NoteFact(name, value string) error {
 }
 
 // ChannelTrouble is a sentence about what keeps Telegram from working, by whoever tried last, and since when; ""
-// without trouble.
+// without trouble, and when the settings have changed since.
 func (s *Store) ChannelTrouble() string {
 	defer s.log.release()
 	_ = s.begin() // as it was, where it cannot be read
 	for _, name := range []string{"trouble poll", "trouble send"} {
 		text := s.view.fact(name)
-		if text != "" {
+		if text != "" && !s.view.Meta[name].At.Before(configTime(s.Dir)) {
 			return text + " (" + s.view.Meta[name].At.Local().Format("Jan 2, 15:04") + ")"
 		}
 	}
@@ -2325,9 +2271,10 @@ type Decision struct {
 	SessionID string // likewise; Trusted may leave it out
 	Nonce     string // 16 digits at least
 	Value     string // a choice's key, "1,3", "enter" "esc" "cancel" "default", "deny:reason", or text
-	By        string // telegram:<id>, cli:local, cli:answer, auto:timeout, hook:<tool>
+	By        string // telegram:<id>, cli:answer
+	User      string // by phone: the name
 	UpdateID  string // as UpdateRecord has it, "" none
-	Trusted   bool   // by the keyboard, timeout or answer command: no nonce to show
+	Trusted   bool   // by the answer command: no nonce to show
 }
 
 // Refusal is why a decision changed nothing: "" accepted, else a sentence that a person reads.
@@ -2357,6 +2304,7 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 		if why != "" {
 			return nil, nil
 		}
+		p.DecidedUser = d.User
 		p.decided(value, d.By, now)
 		if d.UpdateID == "" {
 			return []Record{&p}, nil
@@ -2399,7 +2347,7 @@ func (v *View) find(d Decision) *PromptRecord {
 
 // guard is why the prompt takes no answer, or none from there, whatever the answer is.
 func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
-	late := p.Open() && d.By != "cli:local" && !now.Before(p.ExpiresAt)
+	late := p.Open() && !now.Before(p.ExpiresAt)
 	switch {
 	case p.ID == "":
 		return v.unknown(d)
@@ -2407,15 +2355,10 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 		return "the answer does not belong to this question"
 	case p.Reason == damaged:
 		return "the question's record is damaged, so it takes no answer any more"
-	case p.Status == Expired || late:
-		return Refusal("the question expired at " + clock(p.ExpiresAt))
-	case !p.Open() && p.DecidedBy != nil:
-		at := cmp.Or(p.DecidedAt, &now)
-		return Refusal("already answered (" + byWhom(p.DecidedBy) + ", " + clock(*at) + ")")
-	case p.Status == Failed || !v.active(p.SessionID) || p.Open() && !s.Alive(p.SessionID):
+	case late || !p.Open():
+		return p.became()
+	case !v.active(p.SessionID) || !s.Alive(p.SessionID):
 		return sessionOver
-	case !p.Open():
-		return "the question has left the screen"
 	case p.Source == fromHook && !s.Alive(p.ID):
 		return "who asked has ended"
 	case p.Status == Created && !d.Trusted:
@@ -2424,6 +2367,25 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 		return v.tooFast(p.SessionID, now)
 	}
 	return ""
+}
+
+// became refuses an answer to a question that is over, or whose time is, with what became of it.
+func (p *PromptRecord) became() Refusal {
+	by := ""
+	if p.DecidedBy != nil {
+		by = *p.DecidedBy
+	}
+	switch {
+	case p.Open(), p.Status == Expired, by == "auto:timeout":
+		return Refusal("the question is over: nobody answered by " + clock(p.ExpiresAt))
+	case p.Status == Canceled, p.Status == Failed && by == "":
+		return Refusal("the question is over: " + cmp.Or(p.Reason, string(p.Status)))
+	case p.Status == Failed && p.ScreenSHA == "":
+		return Refusal("the question is over: the answer was not delivered: " + p.Reason)
+	case by == "":
+		return "the question has left the screen"
+	}
+	return Refusal("already answered (" + byWhom(p.DecidedBy) + ", " + clock(*cmp.Or(p.DecidedAt, &p.At)) + ")")
 }
 
 // unknown says that the decision names no question, and which ones it may mean: those open ones that begin so.
@@ -2555,7 +2517,7 @@ func (p *PromptRecord) denial() string {
 		return hookDeny
 	}
 	for _, c := range p.Choices {
-		if refuses(c.Label) {
+		if isRefusal(c.Label) {
 			return c.Key
 		}
 	}
@@ -2572,14 +2534,41 @@ func (p *PromptRecord) byLabel(words string) string {
 	return ""
 }
 
+// labels are those of the choices with these keys, "" where one is none.
+func (p *PromptRecord) labels(keys string) string {
+	var all []string
+	for key := range strings.SplitSeq(keys, ",") {
+		label := p.label(key)
+		if label == "" {
+			return ""
+		}
+		all = append(all, label)
+	}
+	return strings.Join(all, ", ")
+}
+
+// granted is what the answer allows for longer than once, "" nothing.
+func (p *PromptRecord) granted() string {
+	if p.Value == nil || *p.Value != hookAlways || p.Status == Failed {
+		return ""
+	}
+	return p.Lasting
+}
+
 // takesText tells whether an answer may be any text.
 func (p *PromptRecord) takesText() bool {
-	asksForIt := p.Type == FreeText || p.Type == Unknown && !p.takesKeys()
+	asksForIt := p.Type == FreeText || p.Type == Unknown
 	return asksForIt || p.Constraints.MaxLength > 0 && !p.Permission
 }
 
-// takesKeys tells whether it is a screen that no rule reads: single keys may be pressed at it, no text.
+// takesKeys tells whether it is a screen that no rule reads: single keys may be pressed at it.
 func (p *PromptRecord) takesKeys() bool { return p.Type == Unknown && len(p.Choices) > 0 }
+
+// takesReply tells whether it is possibly a question: a text that replies to it is typed there, whatever the settings
+// say of texts, for who replies has seen the screen.
+func (p *PromptRecord) takesReply() bool {
+	return p.ambiguous() && !p.Idle && !p.Secret && (p.Type == FreeText || p.Type == Unknown)
+}
 
 // checkText is why a text cannot be typed as it is: too long, or with control characters, which would be keys.
 func (p *PromptRecord) checkText(s string) Refusal {
@@ -2604,20 +2593,20 @@ func (p *PromptRecord) refuses(value string) bool {
 	case leaveIt, "esc", "cancel", hookDeny:
 		return true
 	case "n":
-		return p.Type == YesNo || p.Type != Unknown && refuses(p.label("n"))
+		return p.Type == YesNo || p.Type != Unknown && isRefusal(p.label("n"))
 	}
 	label := p.label(value)
 	if p.Source == fromAsk { // a script may mean anything by "close"
 		return isNo(p.Choices, label)
 	}
-	return label != "" && !p.Multi && p.Type != Unknown && refuses(label)
+	return label != "" && !p.Multi && p.Type != Unknown && isRefusal(label)
 }
 
 // unread refuses an answer to what the one who gives it cannot have read: from the phone all must have been shown
-// there; what is not known here at all can only be answered at the session's own keyboard. An answer that refuses is
-// taken.
+// there; what is not known here at all can only be answered at the session's own keyboard, which asks nobody here. An
+// answer that refuses is taken.
 func (p *PromptRecord) unread(value, by string) Refusal {
-	if p.Idle || p.refuses(value) || by == "cli:local" {
+	if p.Idle || p.refuses(value) {
 		return ""
 	}
 	if p.Cut {
@@ -2629,13 +2618,22 @@ func (p *PromptRecord) unread(value, by string) Refusal {
 	return ""
 }
 
-// takes names the answers for a person.
+// takes names the answers for a person, and says what they mean.
 func (p *PromptRecord) takes() string {
 	answers := p.answers()
-	if len(answers) == 0 {
-		return "text"
+	gap := " "
+	for i, key := range answers {
+		label := p.label(key)
+		if label == "" || label == key || p.Type == YesNo {
+			continue
+		}
+		if key == hookAlways && p.Lasting != "" {
+			label += ": " + p.Lasting
+		}
+		answers[i] = key + " (" + label + ")"
+		gap = ", "
 	}
-	return strings.Join(answers, " ")
+	return cmp.Or(strings.Join(answers, gap), "text")
 }
 
 // answers are those that one button could send, the choices' keys first.
@@ -2709,6 +2707,7 @@ type follower struct {
 	seen    map[string]time.Time // the newest change that was sent, by key
 	out     chan Record
 	wake    <-chan struct{} // closed by the next change that this process reads since the last look
+	changes <-chan struct{} // of the lock's file, nil: the system does not tell
 }
 
 // concerns is the session that a record may wake, "" none.
@@ -2761,18 +2760,20 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 
 // run looks and sends until ctx ends.
 func (f *follower) run(ctx context.Context) {
+	defer f.catchPanic()
 	defer close(f.out)
-	var changes <-chan struct{} // nil: the system does not tell
 	stop := func() {}
+	watched := false
 	defer func() { stop() }()
 	pays := time.Now().Add(beforeItPays)
 	for ctx.Err() == nil {
 		late := pays
 		if !time.Now().Before(pays) {
 			late = time.Now().Add(lookAnyway)
-			if changes == nil {
-				changes, stop = f.watch(f.lockPath(f.session))
+			if !watched {
+				f.changes, stop = f.watch(f.lockPath(f.session))
 			}
+			watched = true
 		}
 		touched := f.touched()
 		recs, err := f.look()
@@ -2786,16 +2787,16 @@ func (f *follower) run(ctx context.Context) {
 			_ = sleep(ctx, lookSlowly) // the loop ends with it
 			continue
 		}
-		f.await(ctx, changes, touched, late)
+		f.await(ctx, touched, late)
 	}
 }
 
 // await returns when the session was concerned since it was touched, as far as that can be told, or it is late.
-func (f *follower) await(ctx context.Context, changes <-chan struct{}, touched, late time.Time) {
+func (f *follower) await(ctx context.Context, touched, late time.Time) {
 	for time.Now().Before(late) {
 		pause := lookSlowly
 		switch {
-		case changes != nil:
+		case f.changes != nil:
 			pause = lookAnyway
 		case f.fast != nil && f.fast():
 			pause = lookOften
@@ -2803,12 +2804,15 @@ func (f *follower) await(ctx context.Context, changes <-chan struct{}, touched, 
 		select {
 		case <-f.wake:
 			return
-		case <-changes:
+		case _, tells := <-f.changes:
+			if !tells { // it broke off
+				f.changes = nil
+			}
 			return
 		case <-ctx.Done():
 			return
 		case <-time.After(min(pause, time.Until(late))):
-			if changes == nil && !f.touched().Equal(touched) {
+			if f.changes == nil && !f.touched().Equal(touched) {
 				return
 			}
 		}
@@ -2885,9 +2889,6 @@ func (s *Store) retained(r Record) bool {
 		alive = true
 	case *SessionRecord:
 		alive = s.view.active(r.ID)
-		if r.ThreadID > 0 { // it is deleted when the record would be forgotten
-			life *= 2
-		}
 	case *PromptRecord:
 		alive = r.owes() || !r.over() && s.view.active(r.SessionID)
 	case *UpdateRecord, *InputRecord:
@@ -2945,8 +2946,8 @@ func ownName(name string) string {
 	return "-" + stem + ending
 }
 
-// dropFiles removes the files of sessions that have ended and got none for as long as records are kept.
-func (s *Store) dropFiles(v *View) error {
+// dropFiles removes the files of sessions that are not among these and got none for as long as records are kept.
+func (s *Store) dropFiles(living map[string]bool) error {
 	there, err := os.ReadDir(s.filesDir(""))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -2954,7 +2955,7 @@ func (s *Store) dropFiles(v *View) error {
 	for _, folder := range there {
 		info, infoErr := folder.Info()
 		err = errors.Join(err, infoErr)
-		if infoErr == nil && s.now().Sub(info.ModTime()) > s.Retention && !v.active(folder.Name()) {
+		if infoErr == nil && s.now().Sub(info.ModTime()) > s.Retention && !living[folder.Name()] {
 			err = errors.Join(err, os.RemoveAll(s.filesDir(folder.Name())))
 		}
 	}
@@ -2977,13 +2978,13 @@ func (s *Store) lockPath(session string) string { return filepath.Join(s.Dir, lo
 
 // HoldSession comes before the session's record: an active one whose lock is free is dead.
 func (s *Store) HoldSession(id string) (release func(), err error) {
-	return s.holdLock(lockName(id))
+	return s.holdLock(lockName(id), lockVain)
 }
 
 // TryPoll takes the lock of the poller, if it is free, or its holder is silent. An error is also trouble with a holder
 // that does not listen and whose place cannot be taken.
 func (s *Store) TryPoll() (release func(), held bool, err error) {
-	release, err = s.holdLock("poll.lock")
+	release, err = s.holdLock("poll.lock", 0)
 	if errors.Is(err, errLocked) {
 		stalled := s.stalled()
 		if stalled == nil {
@@ -2992,7 +2993,7 @@ func (s *Store) TryPoll() (release func(), held bool, err error) {
 		if err := s.replacePoller(); err != nil {
 			return nil, false, stalled
 		}
-		release, err = s.holdLock("poll.lock")
+		release, err = s.holdLock("poll.lock", 0)
 	}
 	return release, err == nil, err
 }
@@ -3020,7 +3021,7 @@ func (s *Store) TakePoll() error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	_, err = s.holdLock("poll.lock")
+	_, err = s.holdLock("poll.lock", 0)
 	return err
 }
 
@@ -3062,14 +3063,14 @@ func (s *Store) stalled() error {
 		fmt.Sprintf("is it stopped? kill -CONT %d, or end it", pid))
 }
 
-// holdLock takes a lock, unless another process has it, or the file has been taken away meanwhile (errLocked), and
-// writes our pid into its file.
-func (s *Store) holdLock(name string) (release func(), err error) {
+// holdLock takes a lock, unless another process has it for longer than wait, or the file has been taken away meanwhile
+// (errLocked), and writes our pid into its file. Who only looks whether it is free has it for a moment.
+func (s *Store) holdLock(name string, wait time.Duration) (release func(), err error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
-	err = lockFile(f, false)
+	err = awaitLock(f, wait)
 	if err == nil && !isNamed(f, f.Name()) {
 		err = errLocked
 	}
@@ -3098,7 +3099,7 @@ func (s *Store) holder(name string) int {
 		return -1
 	}
 	defer f.Close()
-	if lockFile(f, false) == nil {
+	if lockFile(f) == nil {
 		return 0
 	}
 	pid := -1
@@ -3125,14 +3126,16 @@ func (s *Store) Killed(id string) bool {
 	return err == nil && !s.Alive(id)
 }
 
-// Reap records dead sessions as crashed, and their prompts as failed. It removes old files of sessions.
+// Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes old files of sessions, and
+// locks of sessions and questions that are over.
 func (s *Store) Reap(now time.Time) error {
 	var ended []string // whose locks nobody takes any more
-	var old error
+	living := map[string]bool{}
+	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are none
 	err := s.Update(func(v *View) (recs []Record, _ error) {
-		old = s.dropFiles(v)
 		dead := map[string]bool{}
 		for id, r := range v.Sessions {
+			living[id] = r.Status == "active"
 			dead[id] = r.Status != "active" || !s.Alive(id)
 			if !dead[id] || r.Status != "active" {
 				continue
@@ -3142,12 +3145,25 @@ func (s *Store) Reap(now time.Time) error {
 			q.Activity = ""
 			q.EndedAt = ref(now.UTC())
 			recs = append(recs, &q)
-			ended = append(ended, id)
 		}
 		for _, p := range v.Prompts {
 			if dead[p.SessionID] && (!p.over() || p.mayBeAsked()) {
 				recs = append(recs, p.orphaned())
-				ended = append(ended, p.ID)
+			}
+		}
+		for _, in := range v.Inputs {
+			if dead[in.SessionID] && in.Status == "queued" {
+				failed := *in
+				failed.Status = "failed"
+				failed.Reason = endedFirst
+				recs = append(recs, &failed)
+			}
+		}
+		for _, lock := range locks {
+			id := strings.TrimSuffix(lock.Name(), ".lock")
+			p := v.Prompts[id]
+			if dead[id] || p != nil && (p.over() || dead[p.SessionID]) {
+				ended = append(ended, id)
 			}
 		}
 		return recs, nil
@@ -3156,9 +3172,32 @@ func (s *Store) Reap(now time.Time) error {
 		return err
 	}
 	for _, id := range ended {
-		_ = os.Remove(s.lockPath(id)) // a free lock says the same
+		if !s.Alive(id) {
+			_ = os.Remove(s.lockPath(id)) // a free lock says the same
+		}
 	}
-	return old
+	return s.dropFiles(living)
+}
+
+// endedFirst is why an input was not done.
+const endedFirst = "the program ended first"
+
+// Failed are the inputs that failed with their session, until Told: their sender does not know it yet.
+func (s *Store) Failed() (failed []*InputRecord, err error) {
+	defer s.log.release()
+	err = s.begin()
+	for _, in := range s.view.Inputs {
+		if in.Status == "failed" {
+			failed = append(failed, in)
+		}
+	}
+	return failed, err
+}
+
+// Told records that the sender of a failed input knows.
+func (s *Store) Told(in InputRecord) error {
+	in.Status = "refused"
+	return s.Update(func(*View) ([]Record, error) { return []Record{&in}, nil })
 }
 
 // orphaned is the prompt after its session has ended.
@@ -3258,6 +3297,7 @@ func span(d time.Duration) string {
 type statusRow struct {
 	*SessionRecord
 	Open  int  `json:"open_prompts"`
+	Asked int  `json:"prompts"`
 	Polls bool `json:"polls"` // listens to Telegram for all sessions
 
 	// WrapperState is "running", "stopped" as by ^Z, when nothing is asked or typed, or "gone".
@@ -3282,9 +3322,6 @@ func cmdStatus(c *command) int { return c.withState(c.status) }
 func (c *command) status(s *Store) int {
 	rows := []statusRow{}
 	var about [][]string
-	if err := s.tryDisk(); err != nil {
-		about = append(about, []string{"nothing can be recorded, so nothing is asked or typed: " + err.Error()})
-	}
 	poller := s.holder("poll.lock")
 	if poller != 0 {
 		about = append(about, []string{fmt.Sprintf("process %d listens to Telegram", poller)})
@@ -3298,8 +3335,14 @@ func (c *command) status(s *Store) int {
 		}
 		active := q.Status == "active"
 		if active || c.opts.on("all") {
-			open := s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && s.waits(p) })
-			rows = append(rows, statusRow{&q, len(open), poller > 0 && q.Wrapper == poller, state})
+			asked := s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && !p.Idle })
+			open := 0
+			for _, p := range asked {
+				if s.waits(p) {
+					open++
+				}
+			}
+			rows = append(rows, statusRow{&q, open, len(asked), poller > 0 && q.Wrapper == poller, state})
 		}
 		if !active && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
 			orphan := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
@@ -3315,13 +3358,8 @@ func (c *command) status(s *Store) int {
 	})
 	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
 	now := time.Now()
-	var active []string // tools that run
 	for _, r := range rows {
 		table = append(table, r.cells(now))
-		if r.Status == "active" && !slices.Contains(active, r.Tool) {
-			active = append(active, r.Tool)
-			about = append(about, knownWarning(s.Dir, r.Tool)...)
-		}
 	}
 	code := list(c, rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
 	trouble := s.ChannelTrouble()
@@ -3330,7 +3368,7 @@ func (c *command) status(s *Store) int {
 	case c.opts.on("json"):
 		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", trouble)
 	default:
-		code = max(code, c.print(trouble+"\n"))
+		code = max(code, c.page(trouble+"\n"))
 	}
 	return code
 }
@@ -3340,12 +3378,18 @@ func (r statusRow) cells(now time.Time) []string {
 	end := cmp.Or(r.EndedAt, &now)
 	seen := cmp.Or(r.LastSeen, &r.StartedAt)
 	state := cmp.Or(r.Activity, r.Status)
+	if r.ExitCode != nil && *r.ExitCode != 0 {
+		state += fmt.Sprintf(", exit %d", *r.ExitCode)
+	}
 	if r.WrapperState == "stopped" {
 		state = r.WrapperState
 	}
 	return []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(end.Sub(r.StartedAt)), fmt.Sprint(r.Open),
-		fmt.Sprint(r.Prompts), span(now.Sub(*seen)) + " ago", strings.TrimSpace(r.Tool + " " + r.Label)}
+		fmt.Sprint(r.Asked), span(now.Sub(*seen)) + " ago", strings.TrimSpace(r.Tool + " " + r.Label)}
 }
+
+// maxListed is how much approvals says of a question, in bytes: a screenful.
+const maxListed = 2000
 
 func cmdApprovals(c *command) int { return c.withState(c.approvals) }
 
@@ -3355,8 +3399,12 @@ func (c *command) approvals(s *Store) int {
 	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
 	for _, p := range open {
 		r := s.view.Sessions[p.SessionID]
-		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16),
-			span(time.Until(p.ExpiresAt)), clip(p.takes(), 24), cmp.Or(p.Question, p.Excerpt)})
+		about := cmp.Or(p.words(maxListed), p.Question, p.Excerpt)
+		if len(p.Choices) > 0 && p.Type != YesNo {
+			about += " · " + p.takes()
+		}
+		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
+			clip(cmp.Or(strings.Join(p.answers(), " "), "text"), 24), about})
 	}
 	return list(c, open, table, "no open questions")
 }
@@ -3381,7 +3429,13 @@ func (c *command) answer(s *Store) int {
 		return c.fail(hinted(errors.New("nothing was typed: "+string(why)),
 			"atlasbridge approvals lists the open questions"))
 	}
-	fmt.Fprintln(c, "answered", shortID(p.ID))
+	said := "answered " + shortID(p.ID)
+	for _, more := range []string{p.labels(*p.Value), p.granted()} {
+		if more != "" {
+			said += ": " + visible(more)
+		}
+	}
+	fmt.Fprintln(c, said)
 	if s.wrapperState(p.SessionID) == "stopped" {
 		c.warn("its session is stopped: the answer is typed when that goes on (`fg` there)")
 	}

@@ -1,8 +1,8 @@
 // telegram.go is the one file that reaches the network. Out: Ask, Settle and Notify, for this process's own session.
 // In: Poll, in the process that holds the poll lock, for all sessions: an answer becomes a Decision, anything else an
 // InputRecord. Text is sent with entities, never with a parse_mode: what a program printed cannot become markup. A
-// reply is routed by its question's number or by the [SID:…] that ends our messages, other text by its topic. The token
-// never leaves this file: no error carries a URL.
+// reply is routed by its question's number or buttons, or by the [SID:…] that ends our messages, other text by its
+// topic. The token never leaves this file: no error carries a URL.
 package main
 
 import (
@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -28,7 +29,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -70,13 +70,12 @@ type Notice struct {
 // Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
 type Telegram struct {
 	store    *Store
-	log      *Log
+	log      *slog.Logger
 	http     *http.Client
 	jitter   func() float64 // rand.Float64, or a test's own
 	cfg      atomic.Pointer[Config]
 	skew     atomic.Int64  // Telegram's clock minus ours, a time.Duration
 	polling  atomic.Bool   // this process holds the poll lock
-	plainer  atomic.Int64  // the looks that this Bot API refuses: looksAll …
 	troubles sync.Map      // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
 	tell     func(string)  // says that to the person at the terminal, where it is still possible; or nil
 	hasty    bool          // a question that is refused is not tried again
@@ -89,14 +88,16 @@ type Telegram struct {
 
 	paying chan struct{} // full while debts are paid
 
+	streamChat string // whose number the message has that the stream edits; owned by notifyLate
+
 	topicMu    sync.Mutex // held while a topic is made
 	topicTried bool       // one was made, or may have been: this process makes no other
 }
 
 // newTelegram returns a channel with the settings; st and log may be nil where it only calls.
-func newTelegram(cfg *Config, st *Store, log *Log) *Telegram {
+func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 	if log == nil {
-		log = &Log{}
+		log = slog.New(slog.DiscardHandler)
 	}
 	tr := http.DefaultTransport.(*http.Transport).Clone() // proxies from the environment; limits on dialing and TLS
 	tr.Protocols = new(http.Protocols)
@@ -182,10 +183,13 @@ func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
 	t.noteForOthers(way, text)
 }
 
-// works remembers that a way of working works, whatever kept it from that before.
+// works remembers that a way of working works, whatever kept it from that before, here or in another process.
 func (t *Telegram) works(way string) {
-	old, _ := t.troubles.Swap(way, "") // nil: there was none
-	if old != nil && old != "" {
+	old, known := t.troubles.Swap(way, "")
+	if known && old == "" && t.known().trouble == "" {
+		return
+	}
+	if known && old != "" {
 		t.log.Info("Telegram works again", "before", old)
 	}
 	t.noteForOthers(way, "")
@@ -197,7 +201,12 @@ func (t *Telegram) noteForOthers(way, text string) {
 		t.log.Warn("noting trouble for others", "error", err)
 	}
 	now := t.store.ChannelTrouble()
-	t.updateShared(func(s *shared) { s.trouble = now })
+	t.updateShared(func(s *shared) {
+		if s.trouble != now {
+			s.trouble = now
+			s.noted = time.Now().UnixNano()
+		}
+	})
 }
 
 // noteBot remembers the bot's name, for who starts a session.
@@ -206,22 +215,38 @@ func (t *Telegram) noteBot(name string) {
 	t.updateShared(func(s *shared) { s.bot = bot })
 }
 
+// known is what all processes share of their sending; where that cannot be read, zeros.
+func (t *Telegram) known() (s shared) {
+	f, err := openPrivate(t.pacePath(), os.O_RDONLY)
+	if err == nil {
+		defer f.Close()
+		s.read(f)
+	}
+	return s
+}
+
+// botName is the bot's name as it was when somebody last asked for it, "" when nobody has.
+func (t *Telegram) botName() string {
+	number, name, _ := strings.Cut(t.known().bot, " ")
+	if number != t.botID() {
+		return ""
+	}
+	return name
+}
+
 // destination is a sentence about where questions go, and what kept Telegram from working when somebody last tried, ""
 // nothing. Both are known from the last time: the network is not asked.
 func (t *Telegram) destination() (where, trouble string) {
+	known := t.known()
 	where = "questions go to Telegram, bot " + t.botID()
-	f, err := openPrivate(t.pacePath(), os.O_RDONLY)
-	if err != nil {
-		return where, ""
-	}
-	defer f.Close()
-	var s shared
-	s.read(f)
-	number, name, ok := strings.Cut(s.bot, " ")
-	if ok && number == t.botID() {
+	name := t.botName()
+	if name != "" {
 		where = "questions go to @" + name
 	}
-	return where, s.trouble
+	if time.Unix(0, known.noted).Before(configTime(t.store.Dir)) { // it may have been mended
+		return where, ""
+	}
+	return where, known.trouble
 }
 
 // ---- one call ----
@@ -480,7 +505,6 @@ type outgoing struct {
 type sentMessage struct {
 	ID   int64 `json:"message_id"`
 	Date any   // Unix seconds by Telegram's clock
-	Text string
 }
 
 // date is when the message was sent, in Unix seconds by Telegram's clock, 0: that is not known.
@@ -520,14 +544,18 @@ func (t *Telegram) send(ctx context.Context, out *outgoing, as rank) (int64, err
 // deliver sends what is written: paced, repeated until done, refused for good or ctx ends. Id 0 without an error: the
 // message to edit is gone, or there was nothing to say any more.
 func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
-	looks := t.plainer.Load()
+	looks := looksAll
+	hasTurn := false // what was refused has not used it
 	outside := false // the topic is gone: it goes to the plain chat
 	began := time.Now()
 	for failures := 0; ; failures++ {
 		fresh := *t.fresh.Load()
-		if err := t.awaitTurn(ctx, d, began); err != nil {
-			return 0, err
+		if !hasTurn {
+			if err := t.awaitTurn(ctx, d, began); err != nil {
+				return 0, err
+			}
 		}
+		hasTurn = false
 		out := d.write()
 		if out == nil {
 			return 0, nil
@@ -536,10 +564,6 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 		id, failed := t.attempt(ctx, d.linger, out.plainer(looks))
 		if failed == nil {
 			t.works("send")
-			t.noteLooks(looks)
-			if out.EditID == 0 {
-				t.newest(id)
-			}
 			return id, nil
 		}
 		unanswered := failed.Code == 0 && !failed.unsent || failed.Code >= 500
@@ -560,8 +584,9 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 			t.leaveTopic(out.ThreadID, failed)
 			outside = true
 		case failed.refusesLooks(out) && looks < looksNone:
-			t.log.Warn("sent again with plainer looks", "error", failed.Error())
+			t.noteTrouble("looks", "messages are sent again with plainer looks: "+failed.Error())
 			looks++ // a question is never lost to its looks
+			hasTurn = true
 		case !waits:
 			return 0, failed
 		default:
@@ -582,7 +607,7 @@ const (
 var oldEntities = []string{"bold", "italic", "underline", "strikethrough", "code", "pre"}
 
 // plainer is the message with those looks.
-func (o *outgoing) plainer(looks int64) *outgoing {
+func (o *outgoing) plainer(looks int) *outgoing {
 	if looks == looksAll {
 		return o
 	}
@@ -603,13 +628,6 @@ func (o *outgoing) plainer(looks int64) *outgoing {
 		plain.Markup.Rows = append(plain.Markup.Rows, row)
 	}
 	return &plain
-}
-
-// noteLooks remembers that this Bot API takes no newer looks, once a message went without them.
-func (t *Telegram) noteLooks(looks int64) {
-	if looks == looksOld && t.plainer.CompareAndSwap(looksAll, looksOld) {
-		t.log.Warn("this Bot API refuses colours of buttons or newer looks of text: messages go without them")
-	}
 }
 
 // attempt makes one request for a message, whose id it returns. When ctx ends, the request is given up after linger.
@@ -729,28 +747,28 @@ func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
 type shared struct {
 	next    int64  // Unix nanoseconds: when the next message may leave
 	written int64  // when that was
-	newest  int64  // the greatest number that a message of ours was seen to have
-	seen    int64  // when that was
-	chat    string // where
 	bot     string // the bot's number and name
+	noted   int64  // when the next was
 	trouble string // what keeps Telegram from working, "" nothing
 }
 
 // read takes over what the file says. One that is new, or damaged, leaves zeros.
 func (s *shared) read(f *os.File) {
 	in := bufio.NewReader(f)
-	first, _ := in.ReadString('\n')                                                              // as said
-	_, _ = fmt.Sscanf(first, "%d %d %d %d %s", &s.next, &s.written, &s.newest, &s.seen, &s.chat) // as said
-	s.bot, _ = in.ReadString('\n')                                                               // as said
-	s.trouble, _ = in.ReadString('\n')                                                           // as said
+	first, _ := in.ReadString('\n')                        // as said
+	_, _ = fmt.Sscanf(first, "%d %d", &s.next, &s.written) // as said
+	s.bot, _ = in.ReadString('\n')                         // as said
+	trouble, _ := in.ReadString('\n')                      // as said
+	noted, trouble, _ := strings.Cut(trouble, " ")
+	s.noted, _ = strconv.ParseInt(noted, 10, 64) // as said
 	s.bot = strings.TrimSpace(s.bot)
-	s.trouble = strings.TrimSpace(s.trouble)
+	s.trouble = strings.TrimSpace(trouble)
 }
 
 // write puts the lines where the file begins. What an older one had more of stands behind them, and is never read.
 func (s *shared) write(f *os.File) {
-	lines := fmt.Appendf(nil, "%020d %020d %020d %020d %s\n%s\n%s\n", s.next, time.Now().UnixNano(), s.newest, s.seen,
-		s.chat, s.bot, strings.Join(strings.Fields(s.trouble), " "))
+	lines := fmt.Appendf(nil, "%020d %020d\n%s\n%d %s\n", s.next, time.Now().UnixNano(), s.bot,
+		s.noted, strings.Join(strings.Fields(s.trouble), " "))
 	_, _ = f.WriteAt(lines, 0) // if lost, Telegram paces
 }
 
@@ -764,12 +782,11 @@ func (t *Telegram) updateShared(change func(*shared)) {
 		change(&s)
 		return
 	}
+	defer f.Close() // and with it the lock, which is held for microseconds
 	if err := awaitLock(f, paceChat); err != nil {
 		change(&s)
 		return
 	}
-	defer f.Close() // and with it the lock, which is held for microseconds
-
 	s.read(f)
 	change(&s)
 	s.write(f)
@@ -780,25 +797,6 @@ func (t *Telegram) here() string {
 	cfg := t.cfg.Load()
 	bot, _, _ := strings.Cut(cfg.Token, ":")
 	return fmt.Sprintf("%s/%d", bot, cfg.ChatID)
-}
-
-// newest is the greatest number that a message of ours was seen to have, msg included, and when: numbers of one chat
-// rise.
-func (t *Telegram) newest(msg int64) (newest int64, at time.Time) {
-	here := t.here()
-	t.updateShared(func(s *shared) {
-		if s.chat != here {
-			s.newest = 0
-			s.chat = here
-		}
-		if msg > s.newest {
-			s.newest = msg
-			s.seen = time.Now().UnixNano()
-		}
-		newest = s.newest
-		at = time.Unix(0, s.seen)
-	})
-	return newest, at
 }
 
 // ---- text ----
@@ -1019,539 +1017,85 @@ func sid(s *SessionRecord) string { return "[SID:" + shortID(s.ID) + "]" }
 func origin(s *SessionRecord) string { return title(s) + " " + sid(s) }
 
 // ---- markdown ----
-// An agent's answer as a message: its marks become entities, its links text. Every line is read once.
+// Of an agent's answer code, bold words, headings and bullets become entities; a table stays as it is, in monospace.
+// All else is plain text.
 
-const (
-	phoneColumns = 36 // of monospaced text on a phone
-	nameColumns  = 20 // of what a table's column is called in front of each value
-	maxIndent    = 8  // of a line
-	codeTicks    = 8  // around code in a line, at most
+var (
+	reFence    = re("^( *)(```+|~~~+) *([A-Za-z0-9+#-]{0,20})")
+	reTitle    = re(`^#{1,6} +(.*?)[ #]*$`)
+	reBullet   = re(`^( *)[-*+] +`)
+	reTableRow = re(`^[ |:-]*-[ |:-]*\|[ |:-]*$|^ *\|[ |:-]*-[ |:-]*$`) // below a table's head
+	reInline   = re("``(.+?)``|`([^`]+)`|\\*\\*([^\\s*]|[^\\s*].*?\\S)\\*\\*")
 )
 
-// markdownText is a richText while it is made of Markdown.
-type markdownText struct {
-	text   strings.Builder
-	units  int // in text
-	marks  []entity
-	blank  bool // a blank line comes before the next one
-	inside bool // a quotation
-	begun  bool // the next line is
-	strong bool // all of it is bold
-}
-
-// markdown renders what an agent wrote: headings, emphasis, code, lists, tables, quotations and rules. Emphasis counts
-// at the borders of words alone, and what is not well formed stays as it is.
+// markdown renders what an agent wrote.
 func markdown(text string) *richText {
-	m := &markdownText{}
-	text = strings.NewReplacer("\r", "", "\t", "    ").Replace(text)
-	m.blocks(strings.Split(text, "\n"))
-	r := &richText{text: m.text.String(), marks: m.marks}
+	r := &richText{}
+	lines := strings.Split(strings.NewReplacer("\r", "", "\t", "    ").Replace(text), "\n")
+	for len(lines) > 0 {
+		lines = lines[r.addBlock(lines):]
+	}
+	r.text = strings.TrimRight(r.text, "\n")
 	r.carve()
 	return r
 }
 
-// blocks renders lines.
-func (m *markdownText) blocks(lines []string) {
-	for len(lines) > 0 {
-		lines = lines[m.block(lines):]
-	}
-}
-
-// block renders what begins in the first line, and returns how many lines that takes.
-func (m *markdownText) block(lines []string) int {
-	body := strings.Trim(lines[0], " ")
-	first, rest, spaced := strings.Cut(body, " ")
-	indent := len(lines[0]) - len(strings.TrimLeft(lines[0], " "))
-	heading := strings.TrimLeft(body, "#")
-	level := len(body) - len(heading)
-	switch {
-	case body == "":
-		m.blank = true
-	case fenceOf(body) != "":
-		return m.fenced(lines, indent)
-	case body[0] == '>' && !m.inside:
-		return m.quotation(lines)
-	case isRule(body):
-		m.line("———")
-	case level >= 1 && level <= 6 && strings.HasPrefix(heading, " "):
-		m.heading(strings.Trim(heading, " #"))
-	case len(lines) > 1 && strings.Contains(body, "|") && isTableRule(lines[1]):
-		return m.table(lines)
-	case spaced && slices.Contains([]string{"-", "*", "+", "•"}, first):
-		m.line(strings.Repeat(" ", min(indent, maxIndent)) + "• ")
-		m.inline(strings.TrimLeft(rest, " "))
-	default:
-		m.line(strings.Repeat(" ", min(indent, maxIndent)))
-		m.inline(body)
-	}
-	return 1
-}
-
-// line begins a line.
-func (m *markdownText) line(text string) {
-	if m.units > 0 && !m.begun {
-		m.write("\n")
-		if m.blank {
-			m.write("\n")
-		}
-	}
-	m.blank = false
-	m.begun = false
-	m.write(text)
-}
-
-// write appends plain text.
-func (m *markdownText) write(text string) {
-	m.text.WriteString(text)
-	for _, r := range text {
-		m.units += utf16.RuneLen(r)
-	}
-}
-
-// mark notes how the text from an offset on looks.
-func (m *markdownText) mark(kind string, from int) {
-	if from < m.units && (kind != "bold" || !m.strong) {
-		m.marks = append(m.marks, entity{Type: kind, Offset: from, Length: m.units - from})
-	}
-}
-
-// heading renders a heading, or what else is a bold line with room above it.
-func (m *markdownText) heading(text string) {
-	m.blank = true
-	m.line("")
-	from := m.units
-	m.strong = true
-	m.inline(text)
-	m.strong = false
-	m.mark("bold", from)
-}
-
-// fenceOf is the row of marks that begins or ends code, "" if the line is none.
-func fenceOf(body string) string {
-	for _, tick := range []string{"`", "~"} {
-		info := strings.TrimLeft(body, tick)
-		if len(body)-len(info) >= 3 && !strings.Contains(info, "`") {
-			return body[:len(body)-len(info)]
-		}
-	}
-	return ""
-}
-
-// reLanguage is a language's name as code may carry it.
-var reLanguage = re(`^[A-Za-z0-9+#-]{1,20}$`)
-
-// fenced renders code between fences, to the end of the text where the second is missing.
-func (m *markdownText) fenced(lines []string, indent int) int {
-	fence := fenceOf(strings.Trim(lines[0], " "))
-	language := strings.Trim(strings.Trim(lines[0], " ")[len(fence):], " ")
-	if language != "" && !reLanguage.MatchString(language) {
-		m.line(language)
-		language = ""
-	}
-	var code []string
+// addBlock adds what begins in the first line, and returns how many lines that takes. Of several blank lines one stays.
+func (r *richText) addBlock(lines []string) int {
+	line := strings.TrimRight(lines[0], " ")
 	taken := 1
-	for _, line := range lines[1:] {
-		taken++
-		end := strings.Trim(line, " ")
-		if strings.HasPrefix(end, fence) && strings.Trim(end, fence[:1]) == "" {
-			break
+	if line == "" {
+		if r.text != "" && !strings.HasSuffix(r.text, "\n") {
+			r.text += "\n"
 		}
-		margin := len(line) - len(strings.TrimLeft(line, " "))
-		code = append(code, line[min(margin, indent):])
-	}
-	m.code(strings.TrimRight(strings.Trim(strings.Join(code, "\n"), "\n"), " \n"), language)
-	return taken
-}
-
-// code renders lines in monospace.
-func (m *markdownText) code(text, language string) {
-	if strings.Trim(text, " \n") == "" {
-		return
-	}
-	m.line("")
-	from := m.units
-	m.write(text)
-	m.mark("pre", from)
-	m.marks[len(m.marks)-1].Language = language
-}
-
-// quotation renders the lines that begin with ">". One in another is part of that.
-func (m *markdownText) quotation(lines []string) int {
-	var quoted []string
-	for _, line := range lines {
-		text := strings.TrimLeft(line, " ")
-		if !strings.HasPrefix(text, ">") {
-			break
-		}
-		quoted = append(quoted, strings.TrimPrefix(strings.TrimLeft(text, ">"), " "))
-	}
-	m.line("")
-	from := m.units
-	m.begun = true
-	m.inside = true
-	m.blocks(quoted)
-	m.inside = false
-	m.begun = false
-	m.mark("blockquote", from)
-	return len(quoted)
-}
-
-// isRule tells whether a line is a rule: three of one of the marks, or more.
-func isRule(body string) bool {
-	marks := strings.ReplaceAll(body, " ", "")
-	return len(marks) >= 3 && strings.Contains("-*_", marks[:1]) && strings.Trim(marks, marks[:1]) == ""
-}
-
-// isTableRule tells whether a line separates a table's head from its rows.
-func isTableRule(line string) bool {
-	return strings.Trim(line, "|:- ") == "" && strings.Contains(line, "-") && strings.Contains(line, "|")
-}
-
-// tableCells are the cells of a table's row, rendered as plain text.
-func tableCells(line string) []string {
-	line = strings.TrimPrefix(strings.Trim(line, " "), "|")
-	if strings.HasSuffix(line, "|") && !strings.HasSuffix(line, `\|`) {
-		line = line[:len(line)-1]
-	}
-	var cells []string
-	for cell := range strings.SplitSeq(strings.ReplaceAll(line, `\|`, "\x00"), "|") {
-		plain := &markdownText{}
-		plain.inline(strings.Trim(strings.ReplaceAll(cell, "\x00", "|"), " "))
-		cells = append(cells, plain.text.String())
-	}
-	return cells
-}
-
-// table renders a table: in columns where a phone shows them side by side, else each row as a list of what is in it.
-func (m *markdownText) table(lines []string) int {
-	head := tableCells(lines[0])
-	taken := 2
-	rows := [][]string{head}
-	for _, line := range lines[2:] {
-		if !strings.Contains(line, "|") {
-			break
-		}
-		taken++
-		rows = append(rows, tableCells(line))
-	}
-	widths, total := columnWidths(rows)
-	if total <= phoneColumns {
-		m.code(inColumns(rows, widths, tableCells(lines[1])), "")
 		return taken
 	}
-	named := namesColumns(rows)
-	if !named {
-		m.line(strings.Join(head, " | "))
+	if fence := reFence.FindStringSubmatch(line); fence != nil {
+		var code []string
+		for ; taken < len(lines) && strings.Trim(lines[taken], " ") != fence[2]; taken++ {
+			code = append(code, strings.TrimPrefix(lines[taken], fence[1]))
+		}
+		r.addPre(strings.Trim(strings.Join(code, "\n"), "\n"), fence[3])
+		return min(taken+1, len(lines))
 	}
-	for _, row := range rows[1:] {
-		m.tableRow(head, row, named)
+	if len(lines) > 1 && strings.Contains(line, "|") && reTableRow.MatchString(lines[1]) {
+		for taken < len(lines) && strings.Contains(lines[taken], "|") {
+			taken++
+		}
+		r.addPre(strings.Join(lines[:taken], "\n"), "")
+		return taken
 	}
-	m.blank = true
+	if r.text != "" {
+		r.text += "\n"
+	}
+	if heading := reTitle.FindStringSubmatch(line); heading != nil {
+		from := units(r.text)
+		r.addInline(strings.ReplaceAll(heading[1], "**", ""))
+		r.marks = appendPart(r.marks, entity{Type: "bold"}, from, units(r.text))
+		return taken
+	}
+	r.addInline(reBullet.ReplaceAllString(line, "$1• "))
 	return taken
 }
 
-// namesColumns tells whether each name in the first row is short, and has something below it to be written in front of.
-func namesColumns(rows [][]string) bool {
-	used := make([]bool, len(rows[0]))
-	for _, row := range rows[1:] {
-		for i, cell := range row[:min(len(row), len(used))] {
-			used[i] = used[i] || cell != ""
-		}
-	}
-	for i, name := range rows[0] {
-		if widthOf(name) > nameColumns || !used[i] {
-			return false
-		}
-	}
-	return true
-}
-
-// tableRow renders a row that is too wide for columns: a line for each of its cells, named as its column is.
-func (m *markdownText) tableRow(head, row []string, named bool) {
-	m.blank = true
-	for i, cell := range row {
-		if cell == "" {
-			continue
-		}
-		m.line("")
-		if named && i < len(head) && head[i] != "" {
-			m.write(head[i] + ": ")
-		}
-		from := m.units
-		m.write(cell)
-		if i == 0 {
-			m.mark("bold", from)
-		}
-	}
-}
-
-// columnWidths is how wide the columns are, and all of them with two blanks between.
-func columnWidths(rows [][]string) (widths []int, total int) {
-	for _, row := range rows {
-		for i, cell := range row {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], widthOf(cell))
-		}
-	}
-	total = 2 * (len(widths) - 1)
-	for _, width := range widths {
-		total += width
-	}
-	return widths, total
-}
-
-// inColumns are the rows as text in columns, a line below the first. How a cell of the rule ends tells on which side
-// its column is flush.
-func inColumns(rows [][]string, widths []int, rule []string) string {
-	var text strings.Builder
-	for n, row := range rows {
-		var line strings.Builder
-		for i, cell := range row {
-			fill := strings.Repeat(" ", widths[i]-widthOf(cell))
-			if i < len(rule) && strings.HasSuffix(rule[i], "-:") && !strings.HasPrefix(rule[i], ":") {
-				cell = fill + cell
-			} else {
-				cell += fill
-			}
-			line.WriteString(cell + "  ")
-		}
-		text.WriteString(strings.TrimRight(line.String(), " ") + "\n")
-		if n == 0 {
-			for _, width := range widths {
-				text.WriteString(strings.Repeat("─", width) + "  ")
-			}
-			text.WriteString("\n")
-		}
-	}
-	return strings.TrimRight(strings.ReplaceAll(text.String(), "  \n", "\n"), "\n")
-}
-
-// emphasisOf is what a mark in a line means, "" nothing.
-func emphasisOf(mark string) string {
-	switch mark {
-	case "**":
-		return "bold"
-	case "*", "_":
-		return "italic"
-	case "~~":
-		return "strikethrough"
-	}
-	return ""
-}
-
-// piece is a part of a line: text, code, or a mark of emphasis.
-type piece struct {
-	text   string
-	code   bool
-	mark   bool
-	opens  bool
-	closes bool
-	paired bool // it is one of two that belong together
-}
-
-// inline renders a line's text.
-func (m *markdownText) inline(line string) {
-	l := &lineLexer{line: line}
-	l.lex()
-	pair(l.pieces)
-	begun := map[string]int{}
-	for _, p := range l.pieces {
-		from, open := begun[p.text]
+// addInline adds text to the last line, with its code and bold words.
+func (r *richText) addInline(line string) {
+	at := 0
+	for _, m := range reInline.expr().FindAllStringSubmatchIndex(line, -1) {
+		r.add("", line[at:m[0]])
+		at = m[1]
 		switch {
-		case p.code:
-			from = m.units
-			m.write(p.text)
-			m.mark("code", from)
-		case !p.paired:
-			m.write(p.text)
-		case open:
-			m.mark(emphasisOf(p.text), from)
-			delete(begun, p.text)
+		case m[2] >= 0:
+			r.add("code", line[m[2]:m[3]])
+		case m[4] >= 0:
+			r.add("code", line[m[4]:m[5]])
 		default:
-			begun[p.text] = m.units
+			from := units(r.text)
+			r.addInline(line[m[6]:m[7]])
+			r.marks = appendPart(r.marks, entity{Type: "bold"}, from, units(r.text))
 		}
 	}
-}
-
-// pair finds the marks that belong together: the innermost two of a kind, of which the first may open and the second
-// close.
-func pair(pieces []piece) {
-	var open []int
-	for i := range pieces {
-		p := &pieces[i]
-		begun := slices.IndexFunc(open, func(k int) bool { return p.mark && pieces[k].text == p.text })
-		switch {
-		case begun >= 0 && p.closes:
-			p.paired = true
-			pieces[open[begun]].paired = true
-			open = open[:begun]
-		case begun < 0 && p.mark && p.opens:
-			open = append(open, i)
-		}
-	}
-}
-
-// lineLexer cuts a line of Markdown into pieces.
-type lineLexer struct {
-	line   string
-	pieces []piece
-	from   int // where the text begins that is in no piece yet
-	words  int // where the words of the link begin in which it is
-	link   int // where they end, 0 none
-
-	unended [codeTicks + 1]bool // code that so many ticks begin does not end
-}
-
-// flush makes the text up to an index a piece, and what it is followed by begins at next.
-func (l *lineLexer) flush(to, next int) {
-	if l.from < to {
-		l.pieces = append(l.pieces, piece{text: l.line[l.from:to]})
-	}
-	l.from = next
-}
-
-// lex finds the pieces.
-func (l *lineLexer) lex() {
-	for at := 0; ; {
-		n := strings.IndexAny(l.line[at:], "\\`*_~[]")
-		if n < 0 {
-			break
-		}
-		at = l.special(at + n)
-	}
-	l.flush(len(l.line), len(l.line))
-}
-
-// special reads the character at an index, which may mean something, and returns the index behind what it read.
-func (l *lineLexer) special(at int) int {
-	c := l.line[at]
-	switch {
-	case c == '\\' && at+1 < len(l.line) && isPunct(l.line[at+1]):
-		l.flush(at, at+1)
-		return at + 2
-	case c == '`':
-		return l.codeSpan(at)
-	case c == '*', c == '_', c == '~':
-		return l.emphasis(at)
-	case c == '[':
-		l.beginLink(at)
-	case c == ']' && at == l.link:
-		return l.endLink(at)
-	}
-	return at + 1
-}
-
-// isPunct tells whether c is one of ASCII's marks.
-func isPunct(c byte) bool { return c > ' ' && c < 0x7f && !isWordRune(rune(c)) }
-
-// run is how often the character at an index stands there.
-func (l *lineLexer) run(at int) int {
-	return len(l.line[at:]) - len(strings.TrimLeft(l.line[at:], l.line[at:at+1]))
-}
-
-// codeSpan reads code between ticks.
-func (l *lineLexer) codeSpan(at int) int {
-	ticks := l.run(at)
-	begin := at + ticks
-	if ticks > codeTicks || l.unended[ticks] {
-		return begin
-	}
-	for end := begin; ; {
-		n := strings.IndexByte(l.line[end:], '`')
-		if n < 0 {
-			l.unended[ticks] = true
-			return begin
-		}
-		end += n
-		next := end + l.run(end)
-		if next-end == ticks {
-			code := l.line[begin:end]
-			if strings.Trim(code, " ") != "" {
-				code = strings.Trim(code, " ")
-			}
-			l.flush(at, next)
-			l.pieces = append(l.pieces, piece{text: code, code: true})
-			return next
-		}
-		end = next
-	}
-}
-
-// emphasis reads a row of marks. Three are those of two and of one.
-func (l *lineLexer) emphasis(at int) int {
-	n := l.run(at)
-	next := at + n
-	before, _ := utf8.DecodeLastRuneInString(l.line[:at])
-	after, _ := utf8.DecodeRuneInString(l.line[next:])
-	marks := []string{l.line[at:next]}
-	opens := next < len(l.line) && after != ' ' && isBorder(before)
-	closes := at > 0 && before != ' ' && isBorder(after)
-	if n == 3 && l.line[at] == '*' {
-		marks = []string{"**", "*"}
-		if closes {
-			marks = []string{"*", "**"}
-		}
-	}
-	if emphasisOf(marks[0]) == "" || !opens && !closes {
-		return next
-	}
-	if len(marks[0]) == 1 && n == 1 { // *.go is none
-		opens = opens && (isWordRune(after) || strings.ContainsRune("`\"'“‘([*_~\\", after))
-	}
-	l.flush(at, next)
-	for _, mark := range marks {
-		l.pieces = append(l.pieces, piece{text: mark, mark: true, opens: opens, closes: closes})
-	}
-	return next
-}
-
-// isBorder tells whether a mark beside r stands at the border of a word. Chinese and Japanese have no blanks.
-func isBorder(r rune) bool { return r == utf8.RuneError || !isWordRune(r) || runeWidth(r) == 2 }
-
-// beginLink notes where the words of the link end that begins at an index, if one does: its brackets are left out, and
-// the mark of a picture before them.
-func (l *lineLexer) beginLink(at int) {
-	n := strings.IndexAny(l.line[at+1:], "[]")
-	if n < 0 {
-		return
-	}
-	end := at + 1 + n
-	if l.line[end] != ']' || addressAt(l.line[end+1:]) == "" {
-		return
-	}
-	l.words = at + 1
-	l.link = end
-	first := at
-	if at > l.from && l.line[at-1] == '!' {
-		first--
-	}
-	l.flush(first, at+1)
-}
-
-// addressAt is the address in parentheses with which the text begins, with them, "" none.
-func addressAt(text string) string {
-	if !strings.HasPrefix(text, "(") {
-		return ""
-	}
-	n := strings.IndexAny(text[1:], "() ")
-	if n <= 0 || text[1+n] != ')' {
-		return ""
-	}
-	return text[:n+2]
-}
-
-// endLink puts a link's address in parentheses behind its words, unless they say the same.
-func (l *lineLexer) endLink(at int) int {
-	address := addressAt(l.line[at+1:])
-	next := at + 1 + len(address)
-	said := "("+l.line[l.words:at]+")" == address
-	l.flush(at, next)
-	if !said {
-		l.pieces = append(l.pieces, piece{text: " " + address})
-	}
-	return next
+	r.add("", line[at:])
 }
 
 // ---- what Telegram must not act on ----
@@ -1559,6 +1103,9 @@ func (l *lineLexer) endLink(at int) int {
 
 // maxEntities is how many entities a message may have, with room: Telegram drops what is over 100 without a word.
 const maxEntities = 96
+
+// reToken is a word, or a number that is written in groups with what stands around it.
+var reToken = re(`\S*\d(?:[ ().-]*\d){6,}\S*|\S+`)
 
 // reActive is in a word that Telegram or the phone may make a link, an address, a mention, a command, a tag, or the
 // number of a telephone, a card or a host of by itself: tdlib, td/telegram/MessageEntity.cpp.
@@ -1573,8 +1120,14 @@ func (r *richText) disarm() {
 	}
 	for _, text := range []string{r.text, r.withoutCode()} {
 		code := r.code()
-		for _, m := range tameWords(text) {
-			r.marks = append(r.marks, outside(m, code)...)
+		for _, at := range reToken.expr().FindAllStringIndex(text, -1) {
+			word := strings.TrimLeft(text[at[0]:at[1]], "([{<\"'“‘«")
+			if !reActive.MatchString(word) {
+				continue
+			}
+			from := units(text[:at[1]]) - units(word)
+			length := units(strings.TrimRight(word, ".,;:!?…\"'”’»)]}>"))
+			r.marks = append(r.marks, outside(entity{Type: "code", Offset: from, Length: length}, code)...)
 		}
 	}
 	r.carve()
@@ -1590,50 +1143,6 @@ func (r *richText) withoutCode() string {
 		}
 	}
 	return string(utf16.Decode(text))
-}
-
-// isNumberGap tells whether the blank at i stands between digits: a number may be written in groups.
-func isNumberGap(text string, i int) bool {
-	before := strings.TrimRight(text[:i], " ()")
-	after := strings.TrimLeft(text[i:], " ()")
-	return before != "" && unicode.IsDigit(rune(before[len(before)-1])) && after != "" && unicode.IsDigit(rune(after[0]))
-}
-
-// tameWords are code entities for the words of the text that Telegram would act on.
-func tameWords(text string) []entity {
-	var tame []entity
-	at := 0     // in UTF-16 units
-	begin := -1 // index in the text at which a word begins, −1 in none
-	from := 0   // the same in units
-	for i, c := range text + " " {
-		between := unicode.IsSpace(c) && !isNumberGap(text, i) || runeWidth(c) == 2
-		if between && begin >= 0 {
-			tame = appendTame(tame, text[begin:i], from)
-			begin = -1
-		}
-		if !between && begin < 0 {
-			begin = i
-			from = at
-		}
-		at += utf16.RuneLen(c)
-	}
-	return tame
-}
-
-// appendTame appends the code entity for a word at an offset, if Telegram would act on the word; marks around it stay
-// outside.
-func appendTame(tame []entity, word string, from int) []entity {
-	if !reActive.MatchString(word) {
-		return tame
-	}
-	core := strings.TrimLeft(word, "([{<\"'“‘«")
-	from += units(word) - units(core)
-	ends := ".,;:!?…\"'”’»"
-	if !strings.ContainsAny(core, "([{<") {
-		ends += ")]}>"
-	}
-	core = strings.TrimRight(core, ends)
-	return appendPart(tame, entity{Type: "code"}, from, from+units(core))
 }
 
 // isCode tells whether nothing else can be in the entity, nor it in anything but a quotation.
@@ -1941,7 +1450,7 @@ func choiceStyle(p *PromptRecord, c Choice) string {
 func choiceText(p *PromptRecord, c Choice) string {
 	label := oneLine(clean(c.Label, 60))
 	numbered := len(c.Key) == 1 && '0' <= c.Key[0] && c.Key[0] <= '9'
-	if !numbered || p.Permission || p.Type == YesNo || p.Type == Unknown || p.Source == fromAsk {
+	if !numbered || label == c.Key || p.Permission || p.Type == YesNo || p.Type == Unknown || p.Source == fromAsk {
 		return label
 	}
 	return c.Key + " " + label
@@ -1953,7 +1462,7 @@ func valueName(p *PromptRecord, value *string) string {
 		return "empty"
 	}
 	if p.Multi {
-		return chosenNames(p, *value)
+		return cmp.Or(p.labels(*value), *value)
 	}
 	for _, c := range choicesOf(p) {
 		if c.Key == *value {
@@ -1971,19 +1480,6 @@ func valueName(p *PromptRecord, value *string) string {
 		return "the default"
 	}
 	return *value
-}
-
-// chosenNames are the labels of several choices; words of the operator's own stay as they are.
-func chosenNames(p *PromptRecord, keys string) string {
-	var names []string
-	for key := range strings.SplitSeq(keys, ",") {
-		label := p.label(key)
-		if label == "" {
-			return keys
-		}
-		names = append(names, label)
-	}
-	return strings.Join(names, ", ")
 }
 
 // ---- what a question's message says ----
@@ -2138,8 +1634,12 @@ func askedText(p *PromptRecord, s *SessionRecord, above, body string) *richText 
 	}
 	r.addPre(body, p.Lang)
 	r.addLine("expandable_blockquote", above)
-	if p.Open() && p.Lasting != "" {
-		r.addLine("", "Lasting: "+oneLine(clean(p.Lasting, 1<<20)))
+	lasting := p.granted()
+	if p.Open() {
+		lasting = p.Lasting
+	}
+	if lasting != "" {
+		r.addLine("", "Lasting: "+oneLine(clean(lasting, 1<<20)))
 	}
 	return r
 }
@@ -2175,6 +1675,8 @@ func (t *Telegram) hint(p *PromptRecord) string {
 		return "It is not asked for here: type it at the keyboard.\n"
 	case p.Permission:
 		return "or reply why not · "
+	case p.takesReply():
+		return "or reply with a text · "
 	case p.Type == FreeText && freeText:
 		return "reply with the text · "
 	case p.Type == FreeText:
@@ -2275,7 +1777,7 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 		return value, at, " · on its way"
 	case late:
 		return value, at, ""
-	case p.takesKeys() && p.Value != nil:
+	case p.takesKeys() && p.Value != nil && (p.offered(*p.Value) || *p.Value == enterAlone):
 		return "pressed " + value, at, ""
 	case reason != "":
 		return value, at, ": “" + reason + "”"
@@ -2290,7 +1792,7 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 // session when the notice has expired.
 func (t *Telegram) addTurn(r *richText, p *PromptRecord) {
 	r.add("", " "+turnWords(p))
-	r.append(markdown(clean(p.Full, 1<<20)).abridge(partUnits))
+	r.append(markdown(abridge(clean(p.Full, 1<<20), partUnits)))
 	switch {
 	case p.Open(), p.Status == Expired:
 		r.addLine("", "reply to go on · ")
@@ -2327,8 +1829,7 @@ const (
 
 // questionMessages is what this process knows of a question's messages, and what it still wants of them.
 type questionMessages struct {
-	users  int  // who hold it; guarded by Telegram.messagesMu, as are over and wanted
-	over   bool // the question was, when it was last looked at
+	users  int // who hold it; guarded by Telegram.messagesMu, as is wanted
 	wanted wantedEdits
 
 	editing chan struct{} // taken while an edit is under way; whoever has it owns what follows
@@ -2401,8 +1902,7 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, bef
 		out := t.offer(&p, s, before)
 		out.Silent = p.Idle && p.Watched
 		out.sent = &sent
-		newest, _ := t.newest(0)
-		t.warn(t.store.Sending(id, newest+1, t.here(), p.ShownAll)) // unknown buttons are better than no question
+		t.warn(t.store.Sending(id, t.here(), p.ShownAll)) // unknown buttons are better than no question
 		return out
 	}
 	as := func() rank {
@@ -2412,11 +1912,9 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, bef
 		}
 		return rankQuestion
 	}
-	lost := func() { t.warn(t.store.Unsent(id, true)) }
-	msg, err := t.deliver(ctx, delivery{session: other.ID, rank: as, write: write, lost: lost, linger: answerLinger,
+	msg, err := t.deliver(ctx, delivery{session: other.ID, rank: as, write: write, linger: answerLinger,
 		patient: !t.hasty})
 	if msg == 0 {
-		t.warn(t.store.Unsent(id, false))
 		return 0, err
 	}
 	return msg, t.store.Offered(id, msg, sent.date())
@@ -2428,10 +1926,14 @@ func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, _ *SessionRecord
 }
 
 // catchUp edits the messages of a question until they say what the state says of it; after an error they may not, and
-// what is over remains owed. Of the edits of one question one is under way at a time. Each is written when it leaves,
-// so that one which has become superfluous is dropped; and as it may have landed after one of another process, the
-// state is looked at again afterwards.
+// what is over remains owed. Those of another bot or chat stay as they are. Of the edits of one question one is under
+// way at a time. Each is written when it leaves, so that one which has become superfluous is dropped; and as it may
+// have landed after one of another process, the state is looked at again afterwards.
 func (t *Telegram) catchUp(ctx context.Context, id string, why catchUpOptions) error {
+	p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
+	if p != nil && p.elsewhere(t.here()) {
+		return t.store.changePrompt(id, (*PromptRecord).forgive)
+	}
 	m := t.acquireMessages(id, why.want)
 	defer t.releaseMessages(m)
 	select {
@@ -2479,14 +1981,14 @@ func (t *Telegram) acquireMessages(id string, want func(*wantedEdits)) *question
 	return m
 }
 
-// releaseMessages gives it back. When nobody holds it any more, the question is over and no edit of it can come late,
-// the state alone tells what is owed.
+// releaseMessages gives it back. When nobody holds it any more and no edit of it can come late, the state alone tells
+// what is owed.
 func (t *Telegram) releaseMessages(m *questionMessages) {
 	t.messagesMu.Lock()
 	defer t.messagesMu.Unlock()
 	m.users--
 	for id, m := range t.messages {
-		if m.users == 0 && m.over && !m.mayBeOvertaken("") {
+		if m.users == 0 && !m.mayBeOvertaken("") {
 			delete(t.messages, id)
 		}
 	}
@@ -2496,10 +1998,9 @@ func (t *Telegram) releaseMessages(m *questionMessages) {
 func (t *Telegram) nextEdit(id string, m *questionMessages, why catchUpOptions) *edit {
 	p, s, _ := t.store.Prompt(id) // as it was, where it cannot be read
 	t.messagesMu.Lock()
-	m.over = p == nil || !p.Open()
 	wanted := m.wanted
 	t.messagesMu.Unlock()
-	if p == nil || why.due != nil && !why.due(p) {
+	if p == nil || p.elsewhere(t.here()) || why.due != nil && !why.due(p) {
 		return nil
 	}
 	if s == nil {
@@ -2641,8 +2142,7 @@ func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
 	}
 	text := clean(n.Text, 1<<20)
 	mono := clean(n.Mono, 1<<20)
-	v, _ := t.store.View() // as it was, where it cannot be read
-	about := v.Sessions[n.SessionID]
+	about, _ := t.store.Session(n.SessionID)
 	var id int64
 	for text+mono != "" {
 		part, restText := cutText(text, partUnits)
@@ -2719,17 +2219,17 @@ func (n *Notice) rank() rank {
 
 // spoke tells that a session has said more than that it began: a question was sent, or it has ended.
 func (t *Telegram) spoke(session string) bool {
-	v, _ := t.store.View() // as it was, where it cannot be read
-	asked := v.which(func(p *PromptRecord) bool { return p.SessionID == session && p.MsgID != 0 })
-	return len(asked) > 0 || !v.active(session)
+	s, _ := t.store.Session(session)
+	asked := slices.ContainsFunc(t.store.PromptsOf(session), func(p *PromptRecord) bool { return p.MsgID != 0 })
+	return asked || s == nil || s.Status != "active"
 }
 
-// notifyLate sends a notice that is written when its turn has come. Id 0: there was nothing to say, or the message to
-// edit is gone.
+// notifyLate sends a notice that is written when its turn has come, one at a time. Id 0: there was nothing to say, or
+// the message to edit is gone.
 func (t *Telegram) notifyLate(ctx context.Context, n *Notice) (int64, error) {
-	v, _ := t.store.View() // as it was, where it cannot be read
-	about := v.Sessions[n.SessionID]
-	return t.deliver(ctx, delivery{
+	about, _ := t.store.Session(n.SessionID)
+	chat := ""
+	id, err := t.deliver(ctx, delivery{
 		session: n.SessionID,
 		rank:    n.rank,
 		write: func() *outgoing {
@@ -2737,11 +2237,19 @@ func (t *Telegram) notifyLate(ctx context.Context, n *Notice) (int64, error) {
 			if now.Mono == "" {
 				return nil
 			}
+			chat = t.here()
+			if chat != t.streamChat {
+				now.Edit = 0 // another chat's message
+			}
 			out := noticeText(about, "", now.Mono, "", false).outgoing(now.Edit, nil)
 			out.Silent = now.Edit == 0
 			return out
 		},
 	})
+	if err == nil {
+		t.streamChat = chat
+	}
+	return id, err
 }
 
 // stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
@@ -2751,6 +2259,7 @@ type stream struct {
 	flushAt time.Time // when what was gathered is looked at, zero: there is nothing
 	text    string    // finished lines, from the current message's first on
 	live    string    // what may still change
+	key     string    // how the key in PEM begins in which the text so far ends, "" in none
 	shown   string    // what the current message says
 	sent    string    // what it is about to say, "" nothing new
 	msg     int64     // the current message, 0 when the next text starts one
@@ -2836,8 +2345,8 @@ func (t *Telegram) markDone(ctx context.Context, msg int64) {
 }
 
 // ---- topics ----
-// Where the chat has topics each session has one: made soon, or with its first message, ended with it, deleted when its
-// record would be forgotten. Whatever fails about it, the message goes to the plain chat.
+// Where the chat has topics each session has one: made soon, or with its first message, and ended with it. What the
+// operator wrote there is his: none is deleted. Whatever fails about it, the message goes to the plain chat.
 
 const (
 	topicAfter    = 5 * time.Second  // a session that lives so long has one, before it is needed
@@ -2995,43 +2504,24 @@ func topicName(v *View, s *SessionRecord) string {
 }
 
 // endTopic ends the topic of a session that has ended: in a group nobody writes there any more, in a private chat,
-// where topics cannot be closed, its name tells how it ended.
+// where topics cannot be closed, its name tells how it ended. What is refused for good stays as it is.
 func (t *Telegram) endTopic(ctx context.Context, session string) error {
 	s, _ := t.store.Session(session)
 	if s == nil || s.ThreadID <= 0 || s.ThreadEnded {
 		return nil
 	}
 	method := "closeForumTopic"
-	name := ""
+	params := map[string]any{"chat_id": s.ThreadChat, "message_thread_id": s.ThreadID}
 	if s.ThreadChat > 0 {
 		method = "editForumTopic"
-		name = "✓ " + title(s)
+		params["name"] = "✓ " + title(s)
 		if s.ExitCode == nil || *s.ExitCode != 0 {
-			name = "✗ " + title(s)
+			params["name"] = "✗ " + title(s)
 		}
 	}
-	if err := t.changeTopic(ctx, method, s, name); err != nil {
-		return err
-	}
-	ended := s.Topic
-	ended.ThreadEnded = true
-	return t.store.SetTopic(session, ended)
-}
-
-// changeTopic makes a request about a session's topic; name: its new one, "" with none. What is refused for good stays
-// as it is.
-func (t *Telegram) changeTopic(ctx context.Context, method string, s *SessionRecord, name string) error {
-	as := rankRest
-	if name != "" {
-		as = rankNotice
-	}
-	_, err := t.pace(ctx, func() rank { return as }, func() int { return 1 })
+	_, err := t.pace(ctx, func() rank { return rankNotice }, func() int { return 1 })
 	if err != nil {
 		return err
-	}
-	params := map[string]any{"chat_id": s.ThreadChat, "message_thread_id": s.ThreadID}
-	if name != "" {
-		params["name"] = name
 	}
 	err = t.call(ctx, method, params, nil)
 	failed, ok := err.(*apiError)
@@ -3042,7 +2532,9 @@ func (t *Telegram) changeTopic(ctx context.Context, method string, s *SessionRec
 	if ok && !failed.mentions("TOPIC_NOT_MODIFIED") {
 		t.noteTrouble("topics", "a topic stays as it is: "+failed.Error())
 	}
-	return nil
+	ended := s.Topic
+	ended.ThreadEnded = true
+	return t.store.SetTopic(session, ended)
 }
 
 // topicsHere tells whether sessions can have topics in the chat; where not, what to do about it.
@@ -3132,29 +2624,18 @@ func (r *receiver) lookAfterTopics() error {
 	return r.tidyTopics()
 }
 
-// tidyTopics ends the topics of sessions that could not do it, and deletes those of sessions that are forgotten soon.
+// tidyTopics ends the topics of sessions that could not do it.
 func (r *receiver) tidyTopics() error {
 	v, err := r.store.View()
 	if err != nil {
 		return err
 	}
 	for id, s := range v.Sessions {
-		if s.ThreadID <= 0 || s.EndedAt == nil {
+		late := s.EndedAt != nil && time.Since(*s.EndedAt) > debtsPatience
+		if !late || s.ThreadChat != r.cfg.Load().ChatID {
 			continue
 		}
-		age := time.Since(*s.EndedAt)
-		switch {
-		case age > r.store.Retention && s.ThreadChat != r.cfg.Load().ChatID: // another bot's, perhaps
-			err = r.store.SetTopic(id, Topic{ThreadID: noTopic})
-		case age > r.store.Retention:
-			err = r.changeTopic(r.ctx, "deleteForumTopic", s, "")
-			if err == nil {
-				err = r.store.SetTopic(id, Topic{ThreadID: noTopic})
-			}
-		case age > debtsPatience && s.ThreadChat == r.cfg.Load().ChatID:
-			err = r.endTopic(r.ctx, id)
-		}
-		if err != nil {
+		if err := r.endTopic(r.ctx, id); err != nil {
 			return err
 		}
 	}
@@ -3302,6 +2783,7 @@ type message struct {
 	Document      *fileRef
 	Caption       string          // of either
 	ReplyTo       *message        `json:"reply_to_message"`
+	Markup        inlineKeyboard  `json:"reply_markup"`   // of a message of ours
 	ExternalReply json.RawMessage `json:"external_reply"` // to a message of another chat or topic
 	Quote         json.RawMessage `json:"quote"`          // what it quotes of the message replied to
 	ReplyToStory  json.RawMessage `json:"reply_to_story"`
@@ -3362,6 +2844,9 @@ type receiver struct {
 // who names a person in records.
 func (u *user) who() string { return fmt.Sprint("telegram:", u.ID) }
 
+// name is what a person is called, for display.
+func (u *user) name() string { return safely(cmp.Or(u.Username, u.Name), 64) }
+
 // admitted decides, for every kind of update and nowhere else, whether it counts: when a person on the allowlist, known
 // by number alone, wrote it himself in the configured chat. The message of a tap is the bot's own.
 func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
@@ -3421,9 +2906,9 @@ func (t *Telegram) receive(ctx context.Context) {
 	defer r.work.Wait()
 	defer stop()
 	r.turnsIn(0)
-	r.work.Go(func() { r.beat(stop) })
-	r.work.Go(r.payDebts)
-	r.work.Go(r.keepTopics)
+	r.beside(func() { r.beat(stop) })
+	r.beside(r.payDebts)
+	r.beside(r.keepTopics)
 	r.background(r.setCommands)
 	r.poll()
 }
@@ -3656,7 +3141,7 @@ func (r *receiver) resendAfterOutage() {
 		asked := p.Status == AwaitingReply && p.MsgID != 0
 		return asked && !p.Idle && old(p.At) && now.Before(p.ExpiresAt)
 	})
-	r.work.Go(func() {
+	r.beside(func() {
 		for _, p := range waiting {
 			_, err := r.resend(*p, "")
 			r.warn(err)
@@ -3686,6 +3171,9 @@ func (r *receiver) payDebts() {
 		if err == nil {
 			err = r.pay(r.ctx, owed)
 		}
+		if err == nil {
+			err = r.tellFailed()
+		}
 		pause := debtsEvery
 		if err != nil {
 			r.warn(err)
@@ -3693,6 +3181,25 @@ func (r *receiver) payDebts() {
 		}
 		_ = sleep(r.ctx, pause) // the loop ends with it
 	}
+}
+
+// tellFailed tells who sent something to a session that was killed before it could do that.
+func (r *receiver) tellFailed() error {
+	failed, err := r.store.Failed()
+	for _, in := range failed {
+		if err != nil {
+			return err
+		}
+		ours := strings.HasPrefix(in.UpdateID, r.botID()+":")
+		if ours && fromPhone(in.By) {
+			_, err = r.Notify(r.ctx, Notice{Text: "✗ " + in.Reason, Ring: true, SessionID: in.SessionID,
+				ReplyTo: in.ReplyTo, ThreadID: in.ThreadID})
+		}
+		if err == nil {
+			err = r.store.Told(*in)
+		}
+	}
+	return err
 }
 
 // PayDebts does once what this process does while it polls, if it does: who polls next may come days later.
@@ -3707,8 +3214,8 @@ func (t *Telegram) PayDebts(ctx context.Context) error {
 	return t.pay(ctx, owed)
 }
 
-// pay edits the messages of those questions that are not left to their sessions. Numbers of another bot's or chat's
-// messages say nothing here.
+// pay edits the messages of those questions that are not left to their sessions. One that fails keeps no other from it,
+// unless all would.
 func (t *Telegram) pay(ctx context.Context, owed []*PromptRecord) error {
 	select {
 	case t.paying <- struct{}{}:
@@ -3716,34 +3223,19 @@ func (t *Telegram) pay(ctx context.Context, owed []*PromptRecord) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	var unpaid error
 	for _, p := range owed {
 		if !t.mustPay(p) {
 			continue
 		}
-		var err error
-		switch {
-		case p.Chat != "" && p.Chat != t.here():
-			err = t.store.changePrompt(p.ID, (*PromptRecord).forgive)
-		case p.missing():
-			err = t.search(ctx, p)
-		}
-		if err == nil {
-			err = t.catchUp(ctx, p.ID, catchUpOptions{due: (*PromptRecord).owes, slow: true})
-		}
-		if err != nil {
+		err := t.catchUp(ctx, p.ID, catchUpOptions{due: (*PromptRecord).owes, slow: true})
+		failed, ok := err.(*apiError)
+		if err != nil && (!ok || failed.trouble(0) != "") {
 			return err
 		}
+		unpaid = cmp.Or(unpaid, err)
 	}
-	return nil
-}
-
-// edit makes an edit that nobody waits for. What cannot be edited, now or later, counts as edited.
-func (t *Telegram) edit(ctx context.Context, out *outgoing) error {
-	_, err := t.send(ctx, out, rankRest)
-	if refusedForGood(err) {
-		return nil
-	}
-	return err
+	return unpaid
 }
 
 // refusedForGood tells that a message cannot be edited, now or later.
@@ -3752,53 +3244,26 @@ func refusedForGood(err error) bool {
 	return ok && failed.Code == http.StatusBadRequest && failed.trouble(0) == ""
 }
 
-// search looks for a question's missing message among the numbers that it can have, once a newer message tells where
-// they end: the one that loses buttons is it. Nothing else changes by that.
-func (t *Telegram) search(ctx context.Context, p *PromptRecord) error {
-	newest, at := t.newest(0)
-	sentLater := newest >= p.SentFrom && at.After(p.At) || p.MsgID > p.SentFrom
-	late := p.Lost && t.store.now().Sub(p.At) < lostLife
-	v, err := t.store.View()
-	if err != nil || !sentLater || late {
-		return err
-	}
-	numbers, complete := v.mayBe(p, newest, time.Now())
-	if !complete {
-		return nil
-	}
-	for _, n := range numbers {
-		var was sentMessage
-		out := buttonsEdit(n, nil)
-		out.sent = &was
-		if err := t.edit(ctx, out); err != nil {
-			return err
-		}
-		owner := v.missingIn(was.Text)
-		if owner != nil && n > owner.MsgID {
-			err = t.store.Offered(owner.ID, n, was.date()) // it is to say the outcome
-		}
-		if err != nil {
-			return err
-		}
-		if owner != nil && owner.ID == p.ID && !p.Lost {
-			return nil // there is no other: that was recorded, too
-		}
-	}
-	return t.store.changePrompt(p.ID, (*PromptRecord).found)
-}
-
 // mustPay tells that a prompt's own session will not edit its message, and that replaced ones it never does. A dead
 // session's prompts are over once it is reaped.
 func (t *Telegram) mustPay(p *PromptRecord) bool {
-	replacedOnly := p.Open() || p.MsgStatus == p.Status && p.SentFrom == 0
+	replacedOnly := p.Open() || p.MsgStatus == p.Status
 	if replacedOnly || time.Since(p.At) > debtsPatience {
 		return true
 	}
 	return p.over() && !t.store.Alive(p.SessionID)
 }
 
-// background does something beside the polling, which must end soon after ctx, and logs its error.
-func (r *receiver) background(do func() error) { r.work.Go(func() { r.warn(do()) }) }
+// beside does something beside the polling, which must end soon after ctx.
+func (r *receiver) beside(do func()) {
+	r.work.Go(func() {
+		defer r.store.catchPanic()
+		do()
+	})
+}
+
+// background is beside for what may fail, and logs its error.
+func (r *receiver) background(do func() error) { r.beside(func() { r.warn(do()) }) }
 
 // inTurn is background for replies: they are sent in the order of what they reply to.
 func (r *receiver) inTurn(send func() error) {
@@ -3848,14 +3313,23 @@ func (r *receiver) answerCallback(q *callbackQuery, text string, alert bool) {
 // From here on every update is one of the operator's, and is acted on once.
 
 // dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and it must come
-// again. What is damaged, or comes from anybody else, counts as handled.
+// again. What has a member of another shape than documented, which the operator is told where the rest names him, or
+// comes from anybody else, counts as handled.
 func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	var u update
-	if err := json.Unmarshal(raw, &u); err != nil {
-		return u.ID, nil // the number stays when another member has the wrong shape
-	}
+	bad := json.Unmarshal(raw, &u) // the other members stay
 	cfg := r.cfg.Load()
 	from, ok := admitted(&u, cfg.Users, cfg.ChatID)
+	switch {
+	case bad != nil && ok && u.Message != nil:
+		r.reply(u.Message, "✗ Nothing was done: "+unreadable)
+	case bad != nil && ok:
+		r.answerCallback(u.Callback, "Nothing was done: "+unreadable, true)
+	}
+	if bad != nil {
+		r.warn(fmt.Errorf("update %d is not acted on: %w", u.ID, bad))
+		return u.ID, nil
+	}
 	if !ok {
 		r.auditStranger(&u, from)
 		return u.ID, nil
@@ -3872,6 +3346,9 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	}
 	return u.ID, err
 }
+
+// unreadable is why an update of the operator's is not acted on that is of no documented shape.
+const unreadable = "it came in a form that is not known here. Look for a newer atlasbridge."
 
 // turnMinute begins to count anew with every minute, and records how many updates of others it has only counted.
 func (r *receiver) turnMinute() {
@@ -3910,7 +3387,8 @@ func (r *receiver) key(update int64) string { return fmt.Sprintf("%s:%d", r.bot,
 func (r *receiver) auditStranger(u *update, from *user) {
 	r.strangers++
 	if r.strangers <= strangersMax && from != nil {
-		r.audit(Event{Name: "UNAUTHORIZED", Fields: []Field{{"update_id", u.ID}, {"by", from.who()}}})
+		fields := append([]Field{{"update_id", u.ID}}, person(from.who(), from.name())...)
+		r.audit(Event{Name: "UNAUTHORIZED", Fields: fields})
 	}
 }
 
@@ -3944,6 +3422,7 @@ func (r *receiver) recordUpdate(id int64, ledTo Record) error {
 // the question after that.
 func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now PromptRecord, _ Refusal, err error) {
 	d.By = from.who()
+	d.User = from.name()
 	d.UpdateID = r.key(id)
 	if why == "" {
 		now, why, err = r.store.Decide(d, time.Now())
@@ -3952,12 +3431,9 @@ func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now Pr
 		return PromptRecord{}, "", err
 	}
 	if why != "" {
-		r.audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, []Field{{"reason", string(why)}, {"by", d.By}}})
+		fields := append([]Field{{"reason", string(why)}}, person(d.By, d.User)...)
+		r.audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields})
 		return now, why, r.recordUpdate(id, nil)
-	}
-	if now.Permission && now.Value != nil {
-		fields := []Field{{"user_id", from.ID}, {"decision", *now.Value}}
-		r.audit(Event{"PERMISSION_RESOLVE", now.SessionID, now.ID, fields})
 	}
 	return now, "", nil
 }
@@ -3968,6 +3444,15 @@ func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now Pr
 // handleCallbackQuery decides the question that a button belongs to, or does what the button asks for.
 func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) error {
 	d, p := parseCallbackData(q.Data, v)
+	if p != nil && p.Open() && p.hasNonce(d.Nonce) && q.Message.ID > p.MsgID { // its number is not recorded (yet)
+		err := r.store.Offered(p.ID, q.Message.ID, q.Message.Date)
+		if err == nil {
+			p, _, err = r.store.Prompt(p.ID)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	why := Refusal("")
 	switch {
 	case p == nil && r.clashes() && !r.left[id]: // the other program gets it as well, as long as it is not confirmed
@@ -3976,9 +3461,9 @@ func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) erro
 	case p == nil:
 		why = "this question is not known here. It belongs to another machine or state folder with the same bot, or is " +
 			"long over: answer at its terminal"
-	case q.Message.ID < p.MsgID: // a newer message is only not recorded yet
+	case q.Message.ID < p.MsgID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
 		why = "this message is out of date, use the newest one of its question"
-	case strings.HasPrefix(d.Value, "~") && p.Open():
+	case strings.HasPrefix(d.Value, "~") && (p.Open() || p.Idle):
 		if err := r.recordUpdate(id, nil); err != nil {
 			return err
 		}
@@ -4030,7 +3515,7 @@ func (r *receiver) provesStale(m *message, d Decision, p *PromptRecord, over boo
 	switch {
 	case p == nil:
 		return time.Since(time.Unix(m.Date, 0)) > questionLife
-	case !strings.HasPrefix(p.Nonce, d.Nonce): // forged
+	case !p.hasNonce(d.Nonce): // forged
 		return false
 	case m.ID != p.MsgID:
 		return m.ID < p.MsgID || over
@@ -4079,8 +3564,8 @@ func (r *receiver) handleAskAgain(id int64, q *callbackQuery, p *PromptRecord, s
 
 // newInput is something for a session to do, asked in the message m.
 func newInput(s *SessionRecord, kind string, from *user, m *message, update string) *InputRecord {
-	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, By: from.who(), ReplyTo: m.ID,
-		ThreadID: m.topic(), UpdateID: update, WrittenAt: time.Now().UTC(), Status: "queued"}
+	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, By: from.who(), User: from.name(),
+		ReplyTo: m.ID, ThreadID: m.topic(), UpdateID: update, WrittenAt: time.Now().UTC(), Status: "queued"}
 }
 
 // handleViewButton does what a button asks for that decides nothing: ticks a choice, or shows more.
@@ -4117,6 +3602,8 @@ func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value stri
 func (r *receiver) resend(p PromptRecord, text string) (msg int64, err error) {
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
+	m := r.acquireMessages(p.ID, nil) // what is cleared before the new message stays known behind it
+	defer r.releaseMessages(m)
 	if text != "" {
 		_, err := r.Notify(ctx, Notice{Mono: text, Lang: p.Lang, SessionID: p.SessionID, Urgent: true})
 		if err != nil {
@@ -4167,6 +3654,7 @@ type botCommand struct {
 type incoming struct {
 	*message
 	view     *View
+	here     string    // whose numbers messages have
 	freeText bool      // questions for text take text
 	at       time.Time // the end of the second it was written in, by our clock
 	updateID string
@@ -4187,8 +3675,15 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
 		at = at.Add(-skew)
 	}
+	ours, err := r.isForUs(m)
+	if err != nil {
+		return err
+	}
+	if !ours {
+		return r.recordUpdate(id, nil)
+	}
 	v.markDead(r.store.Killed)
-	in := &incoming{message: m, view: v, freeText: r.cfg.Load().FreeText, at: at, updateID: r.key(id)}
+	in := &incoming{message: m, view: v, here: r.here(), freeText: r.cfg.Load().FreeText, at: at, updateID: r.key(id)}
 	want := in.understand()
 	if want.decision != nil {
 		_, why, err := r.decide(id, m.From, *want.decision, "")
@@ -4216,6 +3711,24 @@ func (r *receiver) handleMessage(id int64, m *message, v *View) error {
 	return nil
 }
 
+// isForUs reports whether the message is no command for another bot: a group's administrator gets all of them.
+func (r *receiver) isForUs(m *message) (bool, error) {
+	command := reCommand.FindStringSubmatch(strings.TrimSpace(cleanText(m.Text)))
+	if command == nil || command[2] == "" {
+		return true, nil
+	}
+	name := r.botName()
+	if name == "" {
+		var me user
+		if err := r.call(r.ctx, "getMe", struct{}{}, &me); err != nil {
+			return false, err
+		}
+		name = me.Username
+		r.noteBot(name)
+	}
+	return strings.EqualFold(command[2], "@"+name), nil
+}
+
 // markDead has sessions count as ended that were killed.
 func (v *View) markDead(killed func(session string) bool) {
 	for id, s := range v.Sessions {
@@ -4229,12 +3742,29 @@ func (v *View) markDead(killed func(session string) bool) {
 
 // auditCommand records what a session is told to do.
 func (r *receiver) auditCommand(input *InputRecord) {
-	fields := []Field{{"command", input.Kind}, {"by", input.By}}
+	fields := append([]Field{{"command", input.Kind}}, said("keys", input.Text)...)
+	fields = append(fields, person(input.By, input.User)...)
 	r.audit(Event{"SESSION_COMMAND", input.SessionID, "", fields})
 }
 
-// understand is what the message asks for. Text that came damaged or too long counts as none.
+// deleteIt is added where a message is refused that may have a password in it.
+const deleteIt = " If your message has a password in it, delete it."
+
+// understand is what the message asks for. Who may have typed a password that is not taken is asked to delete it.
 func (in *incoming) understand() intent {
+	want := in.meaning()
+	replied := in.repliedQuestion()
+	asked := in.view.which(func(p *PromptRecord) bool {
+		return p.Secret && (p == replied || p.Open() && in.view.active(p.SessionID))
+	})
+	if strings.HasPrefix(want.reply, "✗") && len(asked) > 0 {
+		want.reply += deleteIt
+	}
+	return want
+}
+
+// meaning is what the message asks for. Text that came damaged or too long counts as none.
+func (in *incoming) meaning() intent {
 	if in.isService() {
 		return intent{}
 	}
@@ -4427,9 +3957,9 @@ func (in *incoming) input(s *SessionRecord, kind, text string) intent {
 	return intent{record: record}
 }
 
-// target finds the session meant, by the first of: the command; the message replied to (then also the question asked
-// there); the topic it was written in; where it replies to nothing, the claim, or being the only one. Else it refuses:
-// it never guesses. No refusal: people talking in a group.
+// target finds the live session meant, by the first of: the command; the message replied to (then also the question
+// asked there); the topic it was written in; where it replies to nothing, the claim, or being the only one. Else it
+// refuses: it never guesses. No refusal: people talking in a group.
 func (in *incoming) target(sid string) (s *SessionRecord, p *PromptRecord, refusal string) {
 	id := strings.ToLower(sid)
 	if sid == "" {
@@ -4441,16 +3971,22 @@ func (in *incoming) target(sid string) (s *SessionRecord, p *PromptRecord, refus
 	}
 	private := in.Chat.ID > 0
 	var found []*SessionRecord
+	var ended *SessionRecord // the last one
 	for _, s := range in.view.Sessions {
 		named := id != "" && strings.HasPrefix(s.ID, id) || sid != "" && s.Label == sid
-		candidate := id == "" && in.repliedTo() == nil && private && s.Status == "active"
-		if named || candidate {
+		candidate := id == "" && in.repliedTo() == nil && private
+		switch {
+		case s.Status == "active" && (named || candidate):
 			found = append(found, s)
+		case named && (ended == nil || s.StartedAt.After(ended.StartedAt)):
+			ended = s
 		}
 	}
 	switch {
 	case len(found) == 1:
 		s = found[0]
+	case len(found) == 0 && ended != nil:
+		return nil, nil, "✗ Nothing was sent: " + origin(ended) + " has ended. " + in.list(false)
 	case len(found) > 1 && sid != "":
 		return nil, nil, "✗ " + sid + " names several sessions. " + in.list(false)
 	case sid != "":
@@ -4460,31 +3996,34 @@ func (in *incoming) target(sid string) (s *SessionRecord, p *PromptRecord, refus
 	default:
 		return nil, nil, ""
 	}
-	switch {
-	case s.Status != "active":
-		return nil, nil, "✗ Nothing was sent: " + origin(s) + " has ended. " + in.list(false)
-	case in.at.Before(s.StartedAt):
+	if in.at.Before(s.StartedAt) {
 		return nil, nil, "✗ Nothing was sent: you wrote that before " + origin(s) + " began."
 	}
 	return s, p, ""
 }
 
-// repliedQuestion is the question that the message replies to, nil: none. The numbers of messages begin anew in another
-// chat, so the newest question counts.
+// repliedQuestion is the question that the message replies to, nil: none. A message whose number is not recorded, for
+// the answer of Telegram is late or was lost, is known by its buttons.
 func (in *incoming) repliedQuestion() *PromptRecord {
 	to := in.repliedTo()
 	if to == nil || to.ID == 0 {
 		return nil
 	}
-	msg := to.ID
-	var newest *PromptRecord
 	for _, p := range in.view.Prompts {
-		asked := p.MsgID == msg || slices.Contains(p.OldMsgIDs, msg)
-		if asked && (newest == nil || p.CreatedAt.After(newest.CreatedAt)) {
-			newest = p
+		if !p.elsewhere(in.here) && (p.MsgID == to.ID || slices.Contains(p.OldMsgIDs, to.ID)) {
+			return p
 		}
 	}
-	return newest
+	if !in.repliesToBot() {
+		return nil
+	}
+	for _, b := range slices.Concat(to.Markup.Rows...) {
+		d, p := parseCallbackData(b.Data, in.view)
+		if p != nil && p.hasNonce(d.Nonce) {
+			return p
+		}
+	}
+	return nil
 }
 
 // impliedSession is the id of the session that the message is about, or the beginning of it: that of the question
@@ -4639,7 +4178,7 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 	}
 	for _, other := range in.view.Prompts {
 		here := other.SessionID == s.ID || !in.view.active(other.SessionID)
-		asked := !other.Idle && (other.MsgID != 0 || other.SentFrom != 0)
+		asked := !other.Idle && (other.MsgID != 0 || other.Chat != "")
 		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.From.who() &&
 			!other.takesText() && namedChoices(other, text) == ""
 		if other == p || !here || !asked || own {
@@ -4653,14 +4192,17 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 	return false
 }
 
-// waitingQuestion is the session's question that waits for an answer, nil: none does.
-func (in *incoming) waitingQuestion(s *SessionRecord) *PromptRecord {
+// waitingQuestion is the session's question in this chat that waits for an answer, nil: none does. One whose message is
+// only not recorded does, too.
+func (in *incoming) waitingQuestion(s *SessionRecord) (found *PromptRecord) {
 	for _, p := range in.view.Prompts {
-		if p.SessionID == s.ID && p.Status == AwaitingReply { // there is one at most
-			return p
+		waits := p.Status == AwaitingReply // there is one at most
+		seen := p.SessionID == s.ID && !p.elsewhere(in.here)
+		if seen && (waits || p.Status == Routed && p.Chat != "" && found == nil) {
+			found = p
 		}
 	}
-	return nil
+	return found
 }
 
 // namedChoices are the keys of the choices that the text names, "" none: one by its key or label, or several by keys.
@@ -4683,13 +4225,16 @@ func namedChoices(p *PromptRecord, text string) string {
 // refusal tells why text cannot answer the question, "" where it can. keys are the choices that it names; replied: it
 // is a reply to the question's own message.
 func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
-	forText := p.Type == FreeText || p.Type == Unknown && !p.takesKeys()
 	switch {
 	case !replied && in.repliesToBot(): // it may be about another question
 		return "✗ Nothing was done: you replied to another message. Reply to the open question's own."
 	case p.Secret:
-		return "✗ Nothing was typed: a password is typed at the keyboard. If your message has it, delete it."
-	case keys == "" && forText && !in.freeText:
+		return "✗ Nothing was typed: a password is typed at the keyboard."
+	case keys == "" && p.takesReply() && replied:
+		return ""
+	case keys == "" && p.takesKeys(), keys == "" && p.takesReply() && !in.freeText:
+		return "✗ Nothing was typed: it is not sure that something is asked. Reply to its own message to type there."
+	case keys == "" && p.Type == FreeText && !in.freeText:
 		return "✗ Nothing was typed: text from here is switched off (free_text_enabled)."
 	case keys == "" && p.Permission && !replied:
 		return "✗ Nothing was done: a permission is asked for. Tap a button, or reply to it to refuse."
@@ -4803,7 +4348,9 @@ func (s *setup) run() error {
 	return nil
 }
 
-func (s *setup) say(format string, args ...any) { fmt.Fprintf(s.stdout, format+"\n", args...) }
+func (s *setup) say(format string, args ...any) {
+	fmt.Fprint(s.stdout, s.folded(fmt.Sprintf(format+"\n", args...)))
+}
 
 // configure reads the file, the environment and the flags. What of the bot's settings in the file cannot be used counts
 // as not there.
@@ -4925,7 +4472,7 @@ func (s *setup) askToken() error {
 
 // ask gives the next line that is typed.
 func (s *setup) ask(question string) (string, error) {
-	fmt.Fprint(s.stdout, question)
+	fmt.Fprint(s.stdout, s.folded(question))
 	type answer struct {
 		line string
 		err  error
@@ -5053,13 +4600,26 @@ func (s *setup) given(key string) bool {
 	return !s.stores(key) || s.cfg.row(key).Origin == "flag"
 }
 
-// awaitCode waits for who sends the code: they have seen this terminal, so that no stranger gets in by a careless yes.
-// Where the users are given it is one of them.
+// codeTries is how many wrong codes may come: it is short, for it is typed by hand.
+const codeTries = 5
+
+// reCode is a code that somebody may have typed.
+var reCode = re(`^[0-9a-f]{8}$`)
+
+// awaitCode waits for who sends the code: they have seen this terminal, where they are then trusted by a yes, so that
+// no stranger gets in by a guess, nor by a careless yes. Where the users are given it is one of them.
 func (s *setup) awaitCode() error {
-	code := newNonce()[:6]
-	s.say("Open https://t.me/%s?start=%s\nand tap Start.\nOr send it the code:  %s\n(in a group: /start %s)", s.name, code,
+	if !s.given(usersKey) && !onTerminal(s.stdin) {
+		return hinted(errors.New("without a terminal nobody can be asked who may answer"),
+			"give --user-id ID; or run atlasbridge setup in a terminal")
+	}
+	link := newNonce()
+	code := newNonce()[:8]
+	s.say("Open https://t.me/%s?start=%s\nand tap Start.\nOr send it the code:  %s\n(in a group: /start %s)", s.name, link,
 		code, code)
-	return s.await(func(u *update) bool {
+	wrong := 0
+	var sender *user
+	err := s.await(func(u *update) bool {
 		m := u.Message
 		if m == nil || m.From == nil {
 			return false
@@ -5068,9 +4628,21 @@ func (s *setup) awaitCode() error {
 		if !ok {
 			return false
 		}
-		name := clip(visible(from.Name), 40)
-		s.say("\n%s, user %d, wrote in %s chat %d", name, from.ID, m.Chat.Type, m.Chat.ID)
-		if !saysCode(m.Text, code, s.name) {
+		name := from.Name
+		if from.Username != "" {
+			name += " (@" + from.Username + ")"
+		}
+		s.say("\n%s, user %d, %s chat %d", clip(visible(name), 80), from.ID, m.Chat.Type, m.Chat.ID)
+		said := codeIn(m.Text, s.name)
+		switch {
+		case said == link, said == code && wrong < codeTries:
+		case reCode.MatchString(said):
+			wrong++
+			if wrong == codeTries {
+				s.say("%d wrong codes came: only the link counts now.", wrong)
+			}
+			return false
+		default:
 			s.say("If that is you, send the code.")
 			return false
 		}
@@ -5079,23 +4651,36 @@ func (s *setup) awaitCode() error {
 			return false
 		}
 		s.cfg.ChatID = m.Chat.ID
-		s.cfg.row(chatKey).Origin = "the phone"
-		if !s.given(usersKey) {
-			s.cfg.Users = []int64{from.ID}
-			s.cfg.row(usersKey).Origin = "the phone"
-		}
+		sender = from
 		return true
 	})
+	if err != nil {
+		return err
+	}
+	s.cfg.row(chatKey).Origin = "the phone"
+	if s.given(usersKey) {
+		return nil
+	}
+	yes, err := s.agreed("Is that you? Who is trusted here can type into your terminal.")
+	if err == nil && !yes {
+		err = hinted(errors.New("nobody was trusted"), "run atlasbridge setup again: it makes a new code")
+	}
+	s.cfg.Users = []int64{sender.ID}
+	s.cfg.row(usersKey).Origin = "the phone"
+	return err
 }
 
-// saysCode tells whether a message is the code, or what Telegram sends for the link: /start and the code, in a group
-// with the bot's name.
-func saysCode(text, code, bot string) bool {
+// codeIn is what a message says for the code: all of it, or what Telegram sends for the link: /start and the code, in a
+// group with the bot's name. "" of more words.
+func codeIn(text, bot string) string {
 	words := strings.Fields(strings.ToLower(text))
 	if len(words) == 2 && (words[0] == "/start" || words[0] == "/start@"+strings.ToLower(bot)) {
 		words = words[1:]
 	}
-	return len(words) == 1 && words[0] == code
+	if len(words) != 1 {
+		return ""
+	}
+	return words[0]
 }
 
 // save writes the bot and the operator into config.toml, which keeps every other line as it is.
@@ -5224,7 +4809,7 @@ func (s *setup) test() error {
 		return err
 	}
 	text = &richText{text: "✅ AtlasBridge is connected: its questions come here."}
-	_ = s.edit(s.ctx, text.outgoing(msg, nil)) // for looks, too
+	_, _ = s.send(s.ctx, text.outgoing(msg, nil), rankRest) // for looks, too
 	s.say("\nIt works. Now: atlasbridge run claude")
 	return nil
 }
