@@ -1007,7 +1007,7 @@ func TestSaysWhereQuestionsGo(t *testing.T) {
 		x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{"echo", "the tool"})...)
 		x.sees("the tool")
 		bare := func(text string) string { return strings.Join(strings.Fields(text), "") } // as wrapped as it may be
-		if got, _, _ := strings.Cut(bare(x.scr.Text()), "thetool"); got != bare(want) {
+		if got, _, _ := strings.Cut(bare(x.shown()), "thetool"); got != bare(want) {
 			t.Errorf("it says %q, not %q", got, want)
 		}
 		x.exits(0)
@@ -1046,20 +1046,20 @@ func TestSaysWhatIsWrong(t *testing.T) {
 	e.noteFailure("poll", &apiError{Code: 401, Text: "401: Unauthorized"}, 0)
 	x := bridge(t, e.store.Dir, "run", "echo", "the tool")
 	x.sees("the tool")
-	got := strings.Join(strings.Fields(x.scr.Text()), "")
+	got := strings.Join(strings.Fields(x.shown()), "")
 	if !strings.HasPrefix(got, "atlasbridge:questionswaithere:Telegramrefusesthebottoken(401:Unauthorized):run") {
 		t.Errorf("it says %q", got)
 	}
 	x.exits(0)
-	if n := strings.Count(x.scr.Text(), "refuses"); n != 1 {
-		t.Errorf("it says so %d times:\n%s", n, x.scr.Text())
+	if n := strings.Count(x.shown(), "refuses"); n != 1 {
+		t.Errorf("it says so %d times:\n%s", n, x.shown())
 	}
 	config := filepath.Join(e.store.Dir, "config.toml")
 	os.WriteFile(config, []byte(e.srv.config("timeout_seconds = 60")), 0o600)
 	_, status, errs := cli(t, e.store.Dir, "status")
 	x = bridge(t, e.store.Dir, "run", "echo", "the tool")
 	x.exits(0)
-	if said := x.scr.Text() + status + errs; strings.Contains(said, "refuses") || !strings.Contains(said, "questions go to") {
+	if said := x.shown() + status + errs; strings.Contains(said, "refuses") || !strings.Contains(said, "questions go to") {
 		t.Errorf("mended, they say\n%s", said)
 	}
 }
@@ -1108,7 +1108,7 @@ func TestVersionWarning(t *testing.T) {
 		before := asked()
 		x := bridge(t, home(t, ""), args...)
 		x.exits(0)
-		shown := strings.TrimSpace(x.scr.Text())
+		shown := strings.TrimSpace(x.shown())
 		if strings.Count(shown, want) != 1 || strings.Count(shown, "hello") != 1 || quiet && shown != want {
 			t.Errorf("quiet %v: the terminal shows\n%s", quiet, shown)
 		}
@@ -12389,9 +12389,9 @@ func pairing(t *testing.T, x *terminal) (link, code string) {
 	t.Helper()
 	x.sees("(in a group")
 	found := regexp.MustCompile(`(?s)https://t\.me/my_bot\?start=([0-9a-f]{32})\s.*the code:  ([0-9a-f]{8})\s`).
-		FindStringSubmatch(x.scr.Text())
+		FindStringSubmatch(x.shown())
 	if found == nil || strings.Contains(found[1], found[2]) {
-		t.Fatalf("no link, or no code:\n%s", x.scr.Text())
+		t.Fatalf("no link, or no code:\n%s", x.shown())
 	}
 	return found[1], found[2]
 }
@@ -12433,8 +12433,8 @@ func TestWhoIsPaired(t *testing.T) {
 	srv.send(tgSay(7, code, ""))
 	x.sees("only the link counts now")
 	srv.confirmed(t, 7)
-	if strings.Contains(x.scr.Text(), "[y/N]") {
-		t.Errorf("a code after five wrong ones counts:\n%s", x.scr.Text())
+	if strings.Contains(x.shown(), "[y/N]") {
+		t.Errorf("a code after five wrong ones counts:\n%s", x.shown())
 	}
 	srv.send(tgSay(8, "/start "+link, ""))
 	x.sees("[y/N]")
@@ -12654,7 +12654,7 @@ func TestSetupKeepsWhatIsTyped(t *testing.T) {
 			x.sees("\n echo")
 			x.types("mine\r")
 			x.sees("the shell has 'mine'")
-			if text := x.scr.Text(); strings.Contains(text, "stolen") || strings.Contains(text, "later") ||
+			if text := x.shown(); strings.Contains(text, "stolen") || strings.Contains(text, "later") ||
 				strings.Contains(text, "AAFake") {
 				t.Errorf("it shows what was typed:\n%s", text)
 			}
@@ -18499,7 +18499,7 @@ func TestExitCodes(t *testing.T) {
 	} {
 		x := bridge(t, dir, test.args...)
 		x.exits(test.want)
-		shown := x.scr.Text() // the name of a folder may have blanks, and break a line anywhere
+		shown := x.shown() // the name of a folder may have blanks, and break a line anywhere
 		if !strings.Contains(squeezed(shown), squeezed(test.says)) {
 			t.Errorf("%q does not say %q: %s", test.args, test.says, shown)
 		}
@@ -18721,12 +18721,10 @@ func TestSystemCallsFail(t *testing.T) {
 			select {
 			case code = <-x.code:
 			case <-time.After(patience):
-				t.Fatalf("%+v: it does not end; the screen:\n%s", f, x.scr.Text())
+				t.Fatalf("%+v: it does not end; the screen:\n%s", f, x.shown())
 			}
 		}
-		x.mu.Lock()
-		shown := x.scr.Text()
-		x.mu.Unlock()
+		shown := x.shown()
 		whole := code == 7 && strings.Contains(shown, "1999\n2000\ngot=")
 		if !whole && (code == 0 || !strings.Contains(shown, "atlasbridge: ")) {
 			t.Errorf("%+v: exit %d, and nothing says why:\n%s", f, code, shown)
@@ -18909,7 +18907,7 @@ func TestPanics(t *testing.T) {
 			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=panic "+where, "ATLASBRIDGE_HOME="+dir)
 			x := inTerminal(t, env, os.Args[0], "run", "bash", "-c", `trap "" TERM HUP; while :; do sleep 1; echo x; done`)
 			x.exits(2) // Go's, of a panic
-			if shown := x.scr.Text(); !strings.Contains(shown, "goroutine ") {
+			if shown := x.shown(); !strings.Contains(shown, "goroutine ") {
 				t.Errorf("it shows %s", shown)
 			}
 			if modes := x.pty.State(); !modes.Canonical || !modes.Echo {
@@ -19146,13 +19144,11 @@ func TestRace(t *testing.T) {
 		x.types("n\r")
 		<-decided
 		x.sees(fmt.Sprintf("got %d [", i))
-		x.mu.Lock()
-		for _, m := range answered.FindAllStringSubmatch(x.scr.Text(), -1) {
+		for _, m := range answered.FindAllStringSubmatch(x.shown(), -1) {
 			if m[2] != "y" && m[2] != "n" {
 				t.Errorf("question %s got %q", m[1], m[2])
 			}
 		}
-		x.mu.Unlock()
 	}
 }
 
@@ -19178,14 +19174,12 @@ func awaits(x *terminal, st *Store, text, over string) *PromptRecord {
 				return p
 			}
 		}
-		x.mu.Lock()
-		gone := strings.Contains(x.scr.Text(), over)
-		x.mu.Unlock()
+		gone := strings.Contains(x.shown(), over)
 		if gone {
 			return nil
 		}
 	}
-	x.t.Fatalf("never asked: %s; screen:\n%s", text, x.scr.Text())
+	x.t.Fatalf("never asked: %s; screen:\n%s", text, x.shown())
 	return nil
 }
 
@@ -19214,13 +19208,11 @@ func TestVanished(t *testing.T) {
 			st.Decide(cliAnswer(p, "y"), time.Now())
 		}
 		x.sees(fmt.Sprintf("after %d [", i))
-		x.mu.Lock()
-		for _, m := range after.FindAllStringSubmatch(x.scr.Text(), -1) {
+		for _, m := range after.FindAllStringSubmatch(x.shown(), -1) {
 			if m[2] != "" {
 				t.Errorf("after question %s came %q", m[1], m[2])
 			}
 		}
-		x.mu.Unlock()
 	}
 	x.exits(0)
 }
@@ -19955,11 +19947,7 @@ func TestKeysWhileAnswering(t *testing.T) {
 		w := newBotAPI(t)
 		x := bridge(t, home(t, w.config("away_after_seconds = 0")), "run", "bash", "-c",
 			`read -p "Go? (y/n) " a; read -p "Delete all? (y/n) " b; echo "got [$a][$b]"; read c`)
-		second := func() bool {
-			x.mu.Lock()
-			defer x.mu.Unlock()
-			return strings.Contains(x.scr.Text(), "Delete all?")
-		}
+		second := func() bool { return strings.Contains(x.shown(), "Delete all?") }
 		m := w.find("Go?", yesButton)
 		w.tap(m, yesButton)
 		<-time.After(time.Duration(rand.IntN(30000)) * time.Microsecond)
@@ -19974,9 +19962,7 @@ func TestKeysWhileAnswering(t *testing.T) {
 		<-time.After(time.Second) // longer than anything holds a key back
 		x.types("n\r")
 		x.sees("got [")
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		if shown := x.scr.Text(); !strings.Contains(shown, "got [y][n]") {
+		if shown := x.shown(); !strings.Contains(shown, "got [y][n]") {
 			t.Errorf("a key for the first question answers the second:\n%s", shown)
 		}
 	})
@@ -21831,9 +21817,7 @@ func TestHook(t *testing.T) {
 			}
 			x.sees("end of hook")
 			x.exits(0)
-			x.mu.Lock()
-			defer x.mu.Unlock()
-			if shown := strings.ReplaceAll(x.scr.Text(), "\n", ""); !strings.Contains(shown,
+			if shown := strings.ReplaceAll(x.shown(), "\n", ""); !strings.Contains(shown,
 				test.want) {
 				t.Errorf("the hook does not say %s, it says:\n%s", test.want, shown)
 			}
@@ -21843,7 +21827,7 @@ func TestHook(t *testing.T) {
 		`{"hook_event_name":"Other"}`} {
 		x := bridge(t, home(t, ""), "run", fakeClaude(t, input))
 		x.exits(0)
-		if shown := x.scr.Text(); strings.Contains(shown, "allow") {
+		if shown := x.shown(); strings.Contains(shown, "allow") {
 			t.Errorf("hook input %q: %s", input, shown)
 		}
 	}
@@ -22637,9 +22621,7 @@ func TestTenthChoice(t *testing.T) {
 		openPrompt(t, dir) // only now it is known which message asked
 		p.writes(text, m.id)
 		x.sees("end of hook")
-		x.mu.Lock()
-		shown := strings.ReplaceAll(x.scr.Text(), "\n", "")
-		x.mu.Unlock()
+		shown := strings.ReplaceAll(x.shown(), "\n", "")
 		if !strings.Contains(shown, `{"Which?":"Choice K"}`) {
 			t.Errorf("%q answers %s", text, shown)
 		}
@@ -26060,7 +26042,7 @@ func TestREADMETranscripts(t *testing.T) {
 	}
 	x.sees("got y")
 	x.exits(0)
-	screen := strings.ReplaceAll(x.scr.Text(), "\n", "")
+	screen := strings.ReplaceAll(x.shown(), "\n", "")
 	if want := strings.Join(shown[1:], ""); screen != want {
 		t.Errorf("the screen shows\n%s, in the README\n%s", screen, want)
 	}
@@ -27654,6 +27636,13 @@ type terminal struct {
 	code chan int
 }
 
+// shown is the screen's text now.
+func (x *terminal) shown() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.scr.Text()
+}
+
 // sees waits until the screen holds text.
 func (x *terminal) sees(text string) {
 	x.t.Helper()
@@ -27690,20 +27679,18 @@ func (x *terminal) exits(want int) {
 	select {
 	case got := <-x.code:
 		if got != want {
-			x.t.Errorf("exit code %d, want %d; screen:\n%s", got, want, x.scr.Text())
+			x.t.Errorf("exit code %d, want %d; screen:\n%s", got, want, x.shown())
 		}
 	case <-time.After(patience):
-		x.t.Fatalf("it does not end; screen:\n%s", x.scr.Text())
+		x.t.Fatalf("it does not end; screen:\n%s", x.shown())
 	}
 }
 
 // toldOnFailure has the log of a failed test show the screen.
 func (x *terminal) toldOnFailure() {
 	x.t.Cleanup(func() {
-		x.mu.Lock()
-		defer x.mu.Unlock()
 		if x.t.Failed() {
-			x.t.Logf("the terminal shows:\n%s", x.scr.Text())
+			x.t.Logf("the terminal shows:\n%s", x.shown())
 		}
 	})
 }
