@@ -19401,7 +19401,9 @@ func TestWhatIsSeenMovingIsTheSame(t *testing.T) {
 			<-tick.C
 		}
 		w.ended(m.id, saysAnswered)
-		w.honest(t, "Proceed?", m.id, 1)
+		if n := w.came("Proceed?"); n != 1 {
+			t.Errorf("%d messages show it, not 1", n)
+		}
 	})
 }
 
@@ -20891,7 +20893,9 @@ func TestBusyToolTakesItLate(t *testing.T) {
 		c.reads("ask", row.key+row.then)
 		c.show("", over)
 		w.ended(m.id, regexp.MustCompile(`No · phone, [0-9:]+ · \[`))
-		w.honest(t, "?", m.id, 1)
+		if n := w.came("?"); n != 1 {
+			t.Errorf("%d messages show it, not 1", n)
+		}
 		if keys := c.keys(); keys != row.key+row.then {
 			t.Errorf("typed in all: %q", keys)
 		}
@@ -21953,7 +21957,6 @@ func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
 			})
 		}
 		w, c, dir, _ := claudeSession(t, "", play{Asks: asks, Deaf: 100})
-		ids := []int64{}
 		for i, tap := range taps {
 			m := w.find(asks[i].Command, noButton)
 			<-time.After(time.Duration(tap.after) * time.Millisecond)
@@ -21963,11 +21966,12 @@ func TestTapRefusesWhileTheDialogIsPainted(t *testing.T) {
 					tap.after, r.Text, r.By)
 			}
 			w.settled(m.id)
-			ids = append(ids, m.id)
 		}
 		c.until("done", -1)
-		for i, id := range ids {
-			w.honest(t, asks[i].Command, id, 1)
+		for _, a := range asks {
+			if n := w.came(a.Command); n != 1 {
+				t.Errorf("%d messages show %s, not 1", n, a.Command)
+			}
 		}
 		if keys := c.keys(); keys != "" {
 			t.Errorf("%q was typed", keys)
@@ -22074,7 +22078,9 @@ func TestHookIsAnsweredWhole(t *testing.T) {
 		if row.words != "" && (strings.Contains(outcome, row.words) != lasts || audited != lasts) {
 			t.Errorf("granted for longer: %v; the log says so: %v, and the message: %q", lasts, audited, outcome)
 		}
-		w.honest(t, a.Command, m.id, 1)
+		if n := w.came(a.Command); n != 1 {
+			t.Errorf("%d messages show it, not 1", n)
+		}
 		c.until("done", -1) // its hooks have ended
 		if keys := c.keys(); keys != "" {
 			t.Errorf("%q was typed", keys)
@@ -22318,7 +22324,9 @@ func TestTwoHooksAtOnce(t *testing.T) {
 				t.Errorf("one tap decided %d", c.count("decided"))
 			}
 			w.settled(m.id)
-			w.honest(t, commands[i], m.id, 1)
+			if n := w.came(commands[i]); n != 1 {
+				t.Errorf("%d messages show it, not 1", n)
+			}
 		}
 		c.until("done", -1)
 		if keys := c.keys(); keys != typed {
@@ -22346,7 +22354,9 @@ func TestAnsweredAtTheKeyboardFirst(t *testing.T) {
 		if said := w.answer(w.tap(m, noButton)); !saysNothing.MatchString(said) {
 			t.Errorf("a late tap is told %q", said)
 		}
-		w.honest(t, a.Command, m.id, 1)
+		if n := w.came(a.Command); n != 1 {
+			t.Errorf("%d messages show it, not 1", n)
+		}
 		if keys := c.keys(); keys != key || decided.By != "keyboard" {
 			t.Errorf("%q was typed, decided by %s", keys, decided.By)
 		}
@@ -22366,7 +22376,9 @@ func TestHookTimesOut(t *testing.T) {
 			t.Errorf("%s by %s: %s", r.Text, r.By, r.JSON)
 		}
 		w.ended(m.id, saysExpired)
-		w.honest(t, a.Command, m.id, 1)
+		if n := w.came(a.Command); n != 1 {
+			t.Errorf("%d messages show it, not 1", n)
+		}
 		if keys := c.keys(); keys != "" {
 			t.Errorf("%q was typed", keys)
 		}
@@ -22473,7 +22485,9 @@ func TestHookKilled(t *testing.T) {
 		if r.By != "keyboard" || !strings.HasPrefix(r.Text, "No") && r.Text != "Esc" {
 			t.Errorf("the new No: %s by %s", r.Text, r.By)
 		}
-		w.honest(t, a.Command, m.id, 2)
+		if n := w.came(a.Command); n != 2 {
+			t.Errorf("%d messages show it, not 2", n)
+		}
 	})
 }
 
@@ -27768,6 +27782,10 @@ type botAPI struct {
 	lastUp   int64
 	topics   map[int64]string // their names, nil: the chat has none
 	flying   map[int64]int    // edits under way by message
+	lastSent time.Time        // when a message last came
+	sent     float64          // and how many have come, less one a second
+	broken   []string         // rules that a request broke, or a message
+	free     bool             // rules are not looked at: the test breaks them itself
 	maxFly   int              // the most there were at a time
 	twice    int              // edits that changed nothing
 
@@ -27777,7 +27795,7 @@ type botAPI struct {
 	answers map[string]func(p map[string]any) (result string) // instead of the usual ones
 }
 
-// newBotAPI starts a server; the log of a failed test shows what it has.
+// newBotAPI starts a server, at which a test fails whose program breaks a rule; the log of a failed test shows what it has.
 func newBotAPI(t *testing.T) *botAPI {
 	t.Helper()
 	needLoopback(t)
@@ -27796,6 +27814,12 @@ func newBotAPI(t *testing.T) *botAPI {
 	t.Cleanup(func() {
 		s.CloseClientConnections()
 		s.Close()
+		for _, m := range s.messages {
+			s.honest(m.id)
+		}
+		if len(s.broken) > 0 && !s.free {
+			t.Errorf("the Bot API was told what it must not be: %q", s.broken)
+		}
 		if t.Failed() {
 			t.Logf("the phone shows:\n%s", s.dump())
 		}
@@ -27827,6 +27851,7 @@ func (s *botAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.mu.Lock()
+	s.judge(r, method, body, p)
 	fault := s.fault
 	s.mu.Unlock()
 	switch {
@@ -27835,6 +27860,70 @@ func (s *botAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.serveUpdates(w, r, p)
 	default:
 		s.serveCall(w, method, p)
+	}
+}
+
+// judge notes which rules a request breaks; the lock is held.
+func (s *botAPI) judge(r *http.Request, method string, body []byte, p map[string]any) {
+	breaks := func(format string, args ...any) {
+		s.broken = append(s.broken, method+": "+fmt.Sprintf(format, args...))
+	}
+	if r.URL.RawQuery != "" || bytes.Contains(body, []byte(fakeToken)) || strings.Contains(fmt.Sprint(r.Header), fakeToken) {
+		breaks("the token elsewhere than in the path: %s %s", r.URL, body)
+	}
+	text, _ := p["text"].(string)
+	units := utf16.Encode([]rune(text))
+	if len(units) > 4096 {
+		breaks("%d UTF-16 units", len(units))
+	}
+	within := func(i int64) bool { // of the text, and of no character
+		return i >= 0 && i <= int64(len(units)) && (i == int64(len(units)) || units[i]&0xfc00 != 0xdc00)
+	}
+	entities, _ := p["entities"].([]any)
+	for _, one := range entities {
+		e, _ := one.(map[string]any)
+		if from, n := numberOf(e, "offset"), numberOf(e, "length"); n <= 0 || !within(from) || !within(from+n) {
+			breaks("entity %v in a text of %d units", e, len(units))
+		}
+	}
+	for label, data := range buttonsOf(p) {
+		if label == "" || data == "" || len(data) > 64 {
+			breaks("button %q with data %q", label, data)
+		}
+	}
+	if method == "sendMessage" {
+		s.sent = max(0, s.sent-time.Since(s.lastSent).Seconds()) + 1
+		s.lastSent = time.Now()
+		if s.sent > 5 {
+			breaks("%.1f messages too many", s.sent-4)
+		}
+	}
+}
+
+// honest notes where the buttons of a message come back after they went, or change their meaning under a label, or their
+// label.
+func (s *botAPI) honest(id int64) {
+	meant, named, over := map[string]string{}, map[string]string{}, false
+	for _, m := range s.past {
+		if m.id != id {
+			continue
+		}
+		if over && len(m.buttons) > 0 {
+			s.broken = append(s.broken, fmt.Sprintf("buttons come back: %v", m.buttons))
+		}
+		over = over || len(m.buttons) == 0
+		for label, data := range m.buttons {
+			if strings.Contains(data, ":~t:") || strings.Contains(data, ":~s:") {
+				continue // they carry the ticks that are there
+			}
+			if was := cmp.Or(meant[label], data); was != data {
+				s.broken = append(s.broken, fmt.Sprintf("button %q meant %s and means %s", label, was, data))
+			}
+			if was := cmp.Or(named[data], label); was != label {
+				s.broken = append(s.broken, fmt.Sprintf("%s was called %q and is called %q", data, was, label))
+			}
+			meant[label], named[data] = data, label
+		}
 	}
 }
 
@@ -28338,36 +28427,6 @@ func (s *botAPI) answer(id string) (said string) {
 		return told
 	})
 	return said
-}
-
-// honest checks the life of a message: text came in so many messages; a label always meant the same, and an answer
-// always had the same label; buttons that went never came back.
-func (s *botAPI) honest(t *testing.T, text string, id int64, messages int) {
-	t.Helper()
-	if n := s.came(text); n != messages {
-		t.Errorf("%d messages show %q, want %d", n, text, messages)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	meant, named, over := map[string]string{}, map[string]string{}, false
-	for _, m := range s.past {
-		if m.id != id {
-			continue
-		}
-		if over && len(m.buttons) > 0 {
-			t.Errorf("buttons come back: %v", m.buttons)
-		}
-		over = over || len(m.buttons) == 0
-		for label, data := range m.buttons {
-			if was, ok := meant[label]; ok && was != data {
-				t.Errorf("button %q meant %s and means %s", label, was, data)
-			}
-			if was, ok := named[data]; ok && was != label {
-				t.Errorf("%s was called %q and is called %q", data, was, label)
-			}
-			meant[label], named[data] = data, label
-		}
-	}
 }
 
 // tapAll has the operator tap, in every message with buttons, the one whose number its text names.
