@@ -8255,14 +8255,14 @@ func TestWholeAnswer(t *testing.T) {
 		t.Fatalf("the notice: %q %v", m.text, m.buttons)
 	}
 	for tap := range int64(2) {
-		sent := len(e.srv.past)
+		sent := len(e.srv.history())
 		r := e.receiver(e.Telegram)
 		if _, err := r.dispatch(json.RawMessage(tgTap(tap, p, tapAll))); err != nil {
 			t.Fatal(err)
 		}
 		r.work.Wait()
 		got := ""
-		for _, m := range e.srv.past[sent:] {
+		for _, m := range e.srv.history()[sent:] {
 			got += m.text
 		}
 		for i := range 899 {
@@ -8457,7 +8457,7 @@ func TestTelegramNotify(t *testing.T) {
 		t.Fatal(err)
 	}
 	var shown []string
-	for i, c := range e.srv.calls {
+	for i, c := range e.srv.requests() {
 		text := c.p["text"].(string)
 		if c.method != "sendMessage" || len(utf16.Encode([]rune(text))) > 4096 {
 			t.Errorf("message %d is a %s of %d bytes", i, c.method, len(text))
@@ -8472,7 +8472,7 @@ func TestTelegramNotify(t *testing.T) {
 	if got := strings.Join(shown, ""); got != " Output:\n"+strings.Join(lines, "\n") {
 		t.Errorf("%d of %d lines arrived", strings.Count(got, "\n"), len(lines))
 	}
-	if silent := e.srv.calls[1].p["disable_notification"]; silent != true {
+	if silent := e.srv.requests()[1].p["disable_notification"]; silent != true {
 		t.Errorf("disable_notification = %v", silent)
 	}
 }
@@ -8588,7 +8588,7 @@ func TestStreamInAnotherChat(t *testing.T) {
 	if e.edited(first, "one two") && e.edited(second, "one two three four") && second != first {
 		return
 	}
-	t.Errorf("messages %d and %d: %v", first, second, e.srv.past)
+	t.Errorf("messages %d and %d: %v", first, second, e.srv.history())
 }
 
 // edited reports whether the message was edited once, and says that text since.
@@ -9455,8 +9455,8 @@ func TestAskOfWhatIsOver(t *testing.T) {
 	if id, err := e.Ask(t.Context(), p, e.s); id != 0 || err != nil {
 		t.Errorf("Ask = %d, %v", id, err)
 	}
-	if len(e.srv.past) != 0 {
-		t.Errorf("sent: %v", e.srv.past)
+	if len(e.srv.history()) != 0 {
+		t.Errorf("sent: %v", e.srv.history())
 	}
 
 	q := stored()
@@ -9586,7 +9586,7 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 		t.Error("the error is not told")
 	}
 	if len(e.srv.message(p.MsgID).buttons) == 0 || len(e.srv.message(p.MsgID+1).buttons) != 0 {
-		t.Errorf("messages: %v", e.srv.messages)
+		t.Errorf("messages: %v", e.srv.dump())
 	}
 }
 
@@ -9970,7 +9970,7 @@ func TestNoticeIsEditedOnce(t *testing.T) {
 		e := newTGEnv(t)
 		p := PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true, Turn: TurnFinished, Full: "Done."}, Watched: watched}
 		open := e.ask(p)
-		if silent, _ := e.srv.calls[0].p["disable_notification"].(bool); silent != watched {
+		if silent, _ := e.srv.requests()[0].p["disable_notification"].(bool); silent != watched {
 			t.Errorf("watched %v: silent %v", watched, silent)
 		}
 		if err := e.Settle(t.Context(), open, e.s); err != nil {
@@ -10041,14 +10041,12 @@ func TestDebtsArePaid(t *testing.T) {
 		}
 		e.says(edit.id, words[owed[i].Status])
 	}
-	e.srv.mu.Lock()
-	for i, d := range e.srv.past {
+	for i, d := range e.srv.history() {
 		earliest := begin.Add(time.Duration(i-3) * 1050 * time.Millisecond)
 		if d.at.Before(earliest) {
 			t.Errorf("request %d left %v too early", i, earliest.Sub(d.at))
 		}
 	}
-	e.srv.mu.Unlock()
 	stop()
 	e.poll(e.Telegram)
 	comesTrue(t, "it polls", e.polling.Load)
@@ -10384,7 +10382,7 @@ func TestShowAllInParts(t *testing.T) {
 	comesTrue(t, "it can be answered", func() bool { return e.prompt(p.ID).ShownAll && e.prompt(p.ID).MsgID != p.MsgID })
 	now := e.srv.message(e.prompt(p.ID).MsgID)
 	all := ""
-	for _, m := range e.srv.past {
+	for _, m := range e.srv.history() {
 		all += m.text
 	}
 	shown := strings.Count(all, "echo harmless")
@@ -10605,7 +10603,7 @@ func TestTopicGone(t *testing.T) {
 				sent[id] = n
 			}
 			refusals := 0
-			for _, c := range e.srv.calls {
+			for _, c := range e.srv.requests() {
 				if c.method == "sendMessage" && c.p["message_thread_id"] != nil {
 					refusals++
 				} else if c.p["reply_parameters"] != nil {
@@ -10724,7 +10722,7 @@ func TestTopicsTidied(t *testing.T) {
 				t.Fatal(err)
 			}
 			var calls []string
-			for _, call := range e.srv.calls {
+			for _, call := range e.srv.requests() {
 				calls = append(calls, call.method)
 			}
 			if got := strings.Join(calls, " "); got != c.call || e.topic() != c.after {
@@ -11381,13 +11379,11 @@ func TestTelegramShowAll(t *testing.T) {
 	e.poll(e.Telegram)
 	last := e.srv.until(t, "sendMessage", `"Yes"`)
 	var shown string
-	e.srv.mu.Lock()
-	for _, c := range e.srv.calls[1:] {
+	for _, c := range e.srv.requests()[1:] {
 		if text, ok := c.p["text"].(string); ok && c.method == "sendMessage" {
 			shown += text
 		}
 	}
-	e.srv.mu.Unlock()
 	if n := strings.Count(shown, "echo harmless"); n < 400 {
 		t.Errorf("%d of 400 lines were shown", n)
 	}
@@ -11430,14 +11426,12 @@ func TestTelegramShowAllOfNothing(t *testing.T) {
 		r := &receiver{Telegram: e.Telegram, ctx: context.Background()}
 		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapAll)
 		r.work.Wait()
-		e.srv.mu.Lock()
-		last := e.srv.calls[len(e.srv.calls)-1]
-		for _, c := range e.srv.calls {
+		last := e.srv.requests()[len(e.srv.requests())-1]
+		for _, c := range e.srv.requests() {
 			if c.method == "sendMessage" && c.p["reply_markup"] != nil {
 				last = c
 			}
 		}
-		e.srv.mu.Unlock()
 		if strings.Contains(fmt.Sprint(last.p["reply_markup"]), "1. Yes") {
 			t.Errorf("the last message with %d bytes of it offers %v", len(full),
 				last.p["reply_markup"])
@@ -11595,7 +11589,7 @@ func TestRepliesInOrder(t *testing.T) {
 	close(held)
 	r.work.Wait()
 	var got []string
-	for _, m := range e.srv.past {
+	for _, m := range e.srv.history() {
 		got = append(got, strings.Fields(m.text)[0]+" "+strings.Fields(m.text)[1])
 	}
 	want := []string{"Questions come", "Running: •", "✗ There", "✗ Press"}
@@ -11872,7 +11866,7 @@ func TestResentInOrder(t *testing.T) {
 	r.resendAfterOutage()
 	r.work.Wait()
 	var got []string
-	for _, c := range e.srv.calls {
+	for _, c := range e.srv.requests() {
 		if text, _ := c.p["text"].(string); c.method == "sendMessage" {
 			got = append(got, strings.Split(text, "\n")[1])
 		}
@@ -21112,7 +21106,7 @@ func TestNamesOfSessions(t *testing.T) {
 	others := []int64{w.writes("/stop@OtherBot", 0), w.writes("/cancel@otherbot deploy", 0), w.writes("/weather@OtherBot", 0)}
 	w.until(t, "sendMessage", replies(w.writes("/screen deploy", 0))+".*it runs")
 	w.until(t, "sendMessage", replies(w.writes("/screen@My_Bot", 0))+".*it runs")
-	ours, err := json.Marshal(w.calls)
+	ours, err := json.Marshal(w.requests())
 	for _, id := range others {
 		if err != nil || regexp.MustCompile(replies(id)).Match(ours) {
 			t.Errorf("message %d is answered, %v", id, err)
@@ -23146,7 +23140,7 @@ func asksOnce(dir string) []string {
 func (s *botAPI) nothingAlive(dir string) {
 	s.t.Helper()
 	st := storeAt(s.t, dir)
-	s.awaitFor(s.t, patience+time.Duration(len(s.messages))*paceChat, "no message has buttons, nothing is owed", func() bool {
+	s.awaitFor(s.t, patience+time.Duration(s.count("sendMessage"))*paceChat, "no message has buttons, nothing is owed", func() bool {
 		for _, m := range s.messages {
 			if len(m.buttons) > 0 {
 				return false
@@ -27814,9 +27808,11 @@ func newBotAPI(t *testing.T) *botAPI {
 	t.Cleanup(func() {
 		s.CloseClientConnections()
 		s.Close()
+		s.mu.Lock() // what is carried out late may still be
 		for _, m := range s.messages {
 			s.honest(m.id)
 		}
+		s.mu.Unlock()
 		if len(s.broken) > 0 && !s.free {
 			t.Errorf("the Bot API was told what it must not be: %q", s.broken)
 		}
@@ -28108,7 +28104,7 @@ func (s *botAPI) awaitFor(t *testing.T, limit time.Duration, what string, holds 
 		select {
 		case <-changed:
 		case <-deadline:
-			t.Fatalf("it never came: %s; calls: %v", what, s.calls)
+			t.Fatalf("it never came: %s; calls: %v", what, s.requests())
 		}
 	}
 }
@@ -28189,6 +28185,20 @@ func (s *botAPI) first(todo fate) (there <-chan struct{}) {
 		return todo
 	})
 	return arrived
+}
+
+// history is what was sent or edited so far, in order.
+func (s *botAPI) history() []seen {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.past)
+}
+
+// requests are all calls so far but getUpdates.
+func (s *botAPI) requests() []apiCall {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.calls)
 }
 
 // edits are those that were carried out on the message, 0: on any.
