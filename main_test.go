@@ -16716,14 +16716,7 @@ func TestStatusOfTheStopped(t *testing.T) {
 	if r := row(); r.WrapperState != "running" || r.Status != "active" {
 		t.Errorf("while it runs: %+v", r)
 	}
-	wrapper := x.pty.PID()
-	tell := func(signal string) {
-		t.Helper()
-		if out, err := exec.Command("sh", "-c", fmt.Sprintf("kill -%s %d", signal, wrapper)).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-	}
-	tell("STOP")
+	x.stop(dir)
 	until("stopped", func(r statusRow) bool { return r.WrapperState == "stopped" })
 	if _, out, _ := cli(t, dir, "status"); !strings.Contains(out, "  stopped  ") {
 		t.Errorf("status of a stopped session:\n%s", out)
@@ -16737,10 +16730,10 @@ func TestStatusOfTheStopped(t *testing.T) {
 	if code != 0 || !strings.Contains(errs, "its session is stopped") {
 		t.Errorf("answer: exit %d, %q", code, errs)
 	}
-	tell("CONT")
+	x.resume()
 	x.sees("got y")
 	until("running", func(r statusRow) bool { return r.WrapperState == "running" })
-	x.kill(wrapper, syscall.SIGKILL)
+	x.signal("KILL")
 	until("gone", func(r statusRow) bool { return r.WrapperState == "gone" && r.Status == "crashed" })
 }
 
@@ -19805,29 +19798,15 @@ func TestProgramEndsAsItIsAnswered(t *testing.T) {
 				return
 			}
 			x := bridge(t, dir, "run", c.tool)
-			signal := func(name string) {
-				out, err := exec.Command("sh", "-c",
-					fmt.Sprintf("kill -%s %d", name, x.pty.PID())).CombinedOutput()
-				if err != nil {
-					t.Fatalf("%s: %v", out, err)
-				}
-			}
 			c.show("ask", "Go? (y/n) ")
 			m := w.find("Go?", yesButton)
 			id := openPrompt(t, dir)
-			for held := true; held; { // stopped with a lock it would stop everybody else, too
-				signal("STOP") // so that it learns of both at once
-				awaitStopped(t, x.pty.PID())
-				held = !unlocked(t, dir, "state.lock") || !unlocked(t, dir, "audit.lock")
-				if held {
-					signal("CONT")
-				}
-			}
+			x.stop(dir) // so that it learns of both at once
 			bridge(t, dir, "answer", shortID(id), "y")
 			promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.NonceUsed })
 			c.order(order{Exit: true})
 			c.until("gone", -1)
-			signal("CONT")
+			x.resume()
 			check(t, w, dir, m.id)
 		})
 }
@@ -27678,6 +27657,33 @@ func (x *terminal) kill(pid int, sig syscall.Signal) {
 	p, err := os.FindProcess(pid)
 	if err == nil {
 		p.Signal(sig)
+	}
+}
+
+// stop stops the program, but not while it holds a lock of the state folder, which would stop everybody else, too.
+func (x *terminal) stop(dir string) {
+	x.t.Helper()
+	for held := true; held; {
+		x.signal("STOP")
+		awaitStopped(x.t, x.pty.PID())
+		held = !unlocked(x.t, dir, "state.lock") || !unlocked(x.t, dir, "audit.lock")
+		if held {
+			x.resume()
+		}
+	}
+}
+
+// resume lets the program go on.
+func (x *terminal) resume() {
+	x.t.Helper()
+	x.signal("CONT")
+}
+
+// signal sends a signal of that name to the program.
+func (x *terminal) signal(name string) {
+	x.t.Helper()
+	if out, err := exec.Command("sh", "-c", fmt.Sprintf("kill -%s %d", name, x.pty.PID())).CombinedOutput(); err != nil {
+		x.t.Fatalf("%s: %v: %s", name, err, out)
 	}
 }
 
