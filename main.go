@@ -1220,8 +1220,8 @@ func (d *doctor) checkPoller(st *Store, bot *Telegram) {
 	if pid != 0 {
 		poller = fmt.Sprint("process ", pid)
 	}
-	err := st.stalled()
-	if err == nil && bot != nil {
+	var err error
+	if bot != nil {
 		err = d.hears(st, bot)
 	}
 	if err == nil && bot != nil && d.writes && pid == 0 { // whatever it was that a session has noted
@@ -1249,11 +1249,11 @@ func (d *doctor) hears(st *Store, bot *Telegram) error {
 	if err != nil {
 		return explained(err)
 	}
-	release, held, _ := st.TryPoll() // where a session listens it is the one to tell
+	held, _ := st.TryPoll() // where a session listens it is the one to tell
 	if !held {
 		return nil
 	}
-	defer release()
+	defer st.LeavePoll()
 	return explained(bot.call(d.ctx, "getUpdates", &pollParams{Timeout: doctorListens}, nil))
 }
 
@@ -2519,9 +2519,7 @@ func (s *session) suspendStep() {
 // suspend stops this process, with the host's terminal as it was, until the shell lets it go on: see resume.
 func (s *session) suspend() {
 	s.restore()
-	if err := s.st.LeavePoll(); err != nil {
-		s.log.Warn("suspended while it polls", "error", err.Error())
-	}
+	s.st.LeavePoll()
 	signal.Ignore(suspendSignal) // stopSelf's
 	s.st.Still(stopSelf)
 	signal.Notify(s.signals, suspendSignal)

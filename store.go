@@ -2967,11 +2967,6 @@ func (s *Store) dropFiles(living map[string]bool) error {
 // A process that lives holds locks: of its session, of a hook's question, of the polling. A free one tells that it
 // ended.
 
-const (
-	pollBeat    = 5 * time.Second  // the poller says so often that it lives
-	pollSilence = 15 * time.Second // of a poller that is stopped, or hangs: another takes its place
-)
-
 func lockName(session string) string { return "sessions/" + session + ".lock" }
 
 func (s *Store) lockPath(session string) string { return filepath.Join(s.Dir, lockName(session)) }
@@ -2981,86 +2976,26 @@ func (s *Store) HoldSession(id string) (release func(), err error) {
 	return s.holdLock(lockName(id), lockVain)
 }
 
-// TryPoll takes the lock of the poller, if it is free, or its holder is silent. An error is also trouble with a holder
-// that does not listen and whose place cannot be taken.
-func (s *Store) TryPoll() (release func(), held bool, err error) {
-	release, err = s.holdLock("poll.lock", 0)
-	if errors.Is(err, errLocked) {
-		stalled := s.stalled()
-		if stalled == nil {
-			return nil, false, nil
-		}
-		if err := s.replacePoller(); err != nil {
-			return nil, false, stalled
-		}
-		release, err = s.holdLock("poll.lock", 0)
-	}
-	return release, err == nil, err
-}
-
-// replacePoller takes its file from a poller that is silent, unless another process was faster: the lock it holds is
-// then that of a file without a name. A held lock is not stolen: who holds it makes sure of the name before it acts.
-func (s *Store) replacePoller() error {
-	defer s.log.release()
-	if err := s.log.acquire(); err != nil {
-		return err
-	}
-	if !s.pollSilent() {
-		return nil
-	}
-	return os.Remove(filepath.Join(s.Dir, "poll.lock"))
-}
-
-// TakePoll makes this process the poller, whoever was, until the store is closed.
-func (s *Store) TakePoll() error {
-	defer s.log.release()
-	if err := s.log.acquire(); err != nil {
-		return err
-	}
-	err := os.Remove(filepath.Join(s.Dir, "poll.lock"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
+// TryPoll makes this process the poller, unless another is.
+func (s *Store) TryPoll() (held bool, err error) {
 	_, err = s.holdLock("poll.lock", 0)
-	return err
+	if errors.Is(err, errLocked) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
-// Polls tells whether this process is the poller. One that was stopped may have lost that meanwhile.
+// Polls tells whether this process is the poller.
 func (s *Store) Polls() bool {
-	f, ok := s.held.Load("poll.lock")
-	return ok && isNamed(f.(*os.File), filepath.Join(s.Dir, "poll.lock"))
+	_, ok := s.held.Load("poll.lock")
+	return ok
 }
 
-// LeavePoll lets another process be the poller, at once, where this one is.
-func (s *Store) LeavePoll() error {
-	if !s.Polls() {
-		return nil
+// LeavePoll lets another process be the poller, where this one is.
+func (s *Store) LeavePoll() {
+	if f, ok := s.held.LoadAndDelete("poll.lock"); ok {
+		_ = f.(*os.File).Close() // of what is in it nobody depends
 	}
-	return os.Remove(filepath.Join(s.Dir, "poll.lock"))
-}
-
-// Polled says that the poller lives.
-func (s *Store) Polled() error {
-	return os.Chtimes(filepath.Join(s.Dir, "poll.lock"), s.now(), s.now())
-}
-
-// pollSilent tells that nobody has said for long that the poller lives.
-func (s *Store) pollSilent() bool {
-	info, err := os.Stat(filepath.Join(s.Dir, "poll.lock"))
-	return err == nil && s.now().Sub(info.ModTime()).Abs() >= pollSilence
-}
-
-// stalled is trouble with a poller that does not listen: it is stopped, or hangs.
-func (s *Store) stalled() error {
-	if !s.pollSilent() {
-		return nil
-	}
-	pid := s.holder("poll.lock")
-	if pid == 0 {
-		return nil
-	}
-	return hinted(fmt.Errorf("process %d does not listen to Telegram, though it is its turn", pid),
-		fmt.Sprintf("is it stopped? kill -CONT %d, or end it", pid))
 }
 
 // holdLock takes a lock, unless another process has it for longer than wait, or the file has been taken away meanwhile
@@ -3082,10 +3017,8 @@ func (s *Store) holdLock(name string, wait time.Duration) (release func(), err e
 	s.held.Store(name, f)
 	return func() {
 		s.held.Delete(name)
-		_ = f.Close() // of what is in it nobody depends
-		if name != "poll.lock" {
-			_ = os.Remove(f.Name()) // nobody takes the lock of a session that has ended
-		}
+		_ = f.Close()           // of what is in it nobody depends
+		_ = os.Remove(f.Name()) // nobody takes the lock of a session that has ended
 	}, nil
 }
 

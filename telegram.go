@@ -544,7 +544,7 @@ func (t *Telegram) send(ctx context.Context, out *outgoing, as rank) (int64, err
 // deliver sends what is written: paced, repeated until done, refused for good or ctx ends. Id 0 without an error: the
 // message to edit is gone, or there was nothing to say any more.
 func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
-	looks := looksAll
+	plain := false   // without what an old Bot API refuses
 	hasTurn := false // what was refused has not used it
 	outside := false // the topic is gone: it goes to the plain chat
 	began := time.Now()
@@ -561,7 +561,7 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 			return 0, nil
 		}
 		t.address(out, d, outside)
-		id, failed := t.attempt(ctx, d.linger, out.plainer(looks))
+		id, failed := t.attempt(ctx, d.linger, out.looking(plain))
 		if failed == nil {
 			t.works("send")
 			return id, nil
@@ -583,9 +583,9 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 		case out.ThreadID != 0 && failed.mentions(topicGone...):
 			t.leaveTopic(out.ThreadID, failed)
 			outside = true
-		case failed.refusesLooks(out) && looks < looksNone:
-			t.noteTrouble("looks", "messages are sent again with plainer looks: "+failed.Error())
-			looks++ // a question is never lost to its looks
+		case failed.refusesLooks(out) && !plain:
+			t.noteTrouble("looks", "messages are sent again without their looks: "+failed.Error())
+			plain = true // a question is never lost to its looks
 			hasTurn = true
 		case !waits:
 			return 0, failed
@@ -596,38 +596,22 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 	}
 }
 
-// How a message looks. What a Bot API of 2020 does not know is left out first.
-const (
-	looksAll  = iota
-	looksOld  // no colours, no language, no times, nothing that opens
-	looksNone // text and buttons alone
-)
-
-// oldEntities are those that a Bot API of 2020 knows: https://core.telegram.org/bots/api-changelog#march-30-2020
-var oldEntities = []string{"bold", "italic", "underline", "strikethrough", "code", "pre"}
-
-// plainer is the message with those looks.
-func (o *outgoing) plainer(looks int) *outgoing {
-	if looks == looksAll {
+// looking is the message, plain: without what a Bot API of 2020 may not know, as text and buttons.
+func (o *outgoing) looking(plain bool) *outgoing {
+	if !plain {
 		return o
 	}
-	plain := *o
-	plain.Entities = nil
-	for _, e := range o.Entities {
-		if looks == looksOld && slices.Contains(oldEntities, e.Type) {
-			e.Language = ""
-			plain.Entities = append(plain.Entities, e)
-		}
-	}
-	plain.Markup.Rows = [][]button{}
+	bare := *o
+	bare.Entities = nil
+	bare.Markup.Rows = [][]button{}
 	for _, row := range o.Markup.Rows {
 		row = slices.Clone(row)
 		for i := range row {
 			row[i].Style = ""
 		}
-		plain.Markup.Rows = append(plain.Markup.Rows, row)
+		bare.Markup.Rows = append(bare.Markup.Rows, row)
 	}
-	return &plain
+	return &bare
 }
 
 // attempt makes one request for a message, whose id it returns. When ctx ends, the request is given up after linger.
@@ -815,9 +799,7 @@ type entity struct {
 	Type     string `json:"type"`
 	Offset   int    `json:"offset"` // in UTF-16 units, as is the length
 	Length   int    `json:"length"`
-	Language string `json:"language,omitempty"`         // of a pre
-	Time     int64  `json:"unix_time,omitempty"`        // of a date_time: the phone shows it by its own clock
-	Format   string `json:"date_time_format,omitempty"` // likewise
+	Language string `json:"language,omitempty"` // of a pre
 }
 
 // end is the offset behind the entity.
@@ -855,14 +837,6 @@ func (r *richText) addPre(s, lang string) {
 	if s != "" {
 		r.marks[len(r.marks)-1].Language = lang
 	}
-}
-
-// addTime adds a time of day, which the phone shows by its own clock.
-func (r *richText) addTime(at time.Time) {
-	words := clock(at)
-	r.marks = append(r.marks, entity{Type: "date_time", Offset: units(r.text), Length: units(words), Time: at.Unix(),
-		Format: "t"})
-	r.text += words
 }
 
 // append adds other as lines of its own.
@@ -1653,9 +1627,7 @@ func (t *Telegram) addDeadline(r *richText, p *PromptRecord, body string) {
 	if p.Cut {
 		r.addLine("", "⚠️ Part of it is not known here: look at the terminal. From here it can only be refused.")
 	}
-	r.addLine("", t.hint(p)+"until ")
-	r.addTime(p.ExpiresAt)
-	r.add("", ", then "+afterwards(p)+" · ")
+	r.addLine("", t.hint(p)+"until "+clock(p.ExpiresAt)+", then "+afterwards(p)+" · ")
 }
 
 // shortPath is a path as it is seen from the folder, where it lies in there.
@@ -1718,8 +1690,7 @@ func (t *Telegram) addOutcome(r *richText, p *PromptRecord) {
 	what, at, why := t.outcome(p)
 	r.addLine("bold", what)
 	if !at.IsZero() {
-		r.add("", " · "+t.decider(p)+", ")
-		r.addTime(at)
+		r.add("", " · "+t.decider(p)+", "+clock(at))
 	}
 	r.add("", why+before(" · ", p.Note)+" · ")
 }
@@ -2746,16 +2717,10 @@ const (
 	debtsPause    = time.Minute            // after an edit that failed for good
 	questionLife  = 24 * time.Hour         // no question is open for longer: see timeout_seconds
 	strangersMax  = 10                     // recorded in a minute: a flood must not fill the disk
-	messagesMax   = 30                     // of the operator's that are read in a minute; photos come ten at once
 	pollLeast     = 500 * time.Millisecond // between polls that bring nothing new, whatever the server does
-	pollSpare     = time.Minute            // a turn of the poll may take so much longer than it waits: else it hangs
 	conflictPause = 5 * time.Second        // after another program's poll: two that take turns get half of it each
 	conflictLife  = 2 * time.Minute        // without another one it is over
-	stepAside     = 15 * time.Second       // for a tap that is the other's: it polls twice in that time
 )
-
-// errLeft tells that an update is left to another program that polls with the same bot.
-var errLeft = errors.New("left to another program")
 
 // update is what of the Bot API's Update counts here: a message, or a button pressed.
 type update struct {
@@ -2787,7 +2752,6 @@ type message struct {
 	ExternalReply json.RawMessage `json:"external_reply"` // to a message of another chat or topic
 	Quote         json.RawMessage `json:"quote"`          // what it quotes of the message replied to
 	ReplyToStory  json.RawMessage `json:"reply_to_story"`
-	Rich          json.RawMessage `json:"rich_message"`
 	SenderChat    json.RawMessage `json:"sender_chat"` // a channel, or an anonymous administrator
 	ForwardOrigin json.RawMessage `json:"forward_origin"`
 	ViaBot        json.RawMessage `json:"via_bot"`
@@ -2829,15 +2793,11 @@ type receiver struct {
 	*Telegram
 	ctx       context.Context // ends with the polling
 	work      sync.WaitGroup  // goroutines beside the polling; each ends soon after ctx
-	due       atomic.Int64    // Unix seconds at which the poll has turned, or hangs
 	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
 	replied   chan struct{}   // closed when the last reply has been sent; nil: there was none
 	bot       string          // the number of the bot whose updates these are
 	minute    int64           // since 1970, in which is counted:
 	strangers int             // updates of others
-	messages  int             // of the operator's
-	refused   []Record        // updates that were not acted on, to be recorded
-	left      map[int64]bool  // updates that were left to another program
 	clashedAt time.Time       // when another program's poll ended ours last
 }
 
@@ -2887,48 +2847,41 @@ func (c *chat) configured(chatID, person int64) bool {
 
 // Poll handles updates for all sessions whenever it has the lock. It ends with ctx, and with it all that it has begun.
 func (t *Telegram) Poll(ctx context.Context) {
-	for ctx.Err() == nil {
-		release := t.lockPolling(ctx)
-		if release == nil {
-			return
-		}
+	for t.lockPolling(ctx) {
 		t.polling.Store(true)
 		t.receive(ctx)
 		t.polling.Store(false)
-		release()
+		t.store.LeavePoll()
 	}
 }
 
 // receive polls until ctx ends, or this process is not the poller any more, and with it all that it has begun.
 func (t *Telegram) receive(ctx context.Context) {
 	ctx, stop := context.WithCancel(ctx)
-	r := &receiver{Telegram: t, ctx: ctx, lastOK: time.Now().Round(0), left: map[int64]bool{}}
+	r := &receiver{Telegram: t, ctx: ctx, lastOK: time.Now().Round(0)}
 	defer r.work.Wait()
 	defer stop()
-	r.turnsIn(0)
-	r.beside(func() { r.beat(stop) })
 	r.beside(r.payDebts)
 	r.beside(r.keepTopics)
 	r.background(r.setCommands)
 	r.poll()
 }
 
-// lockPolling waits for the poll lock and returns what releases it, nil where ctx ended before.
-func (t *Telegram) lockPolling(ctx context.Context) (release func()) {
-	for {
-		release, held, err := t.store.TryPoll()
+// lockPolling waits until this process is the poller, or ctx ends.
+func (t *Telegram) lockPolling(ctx context.Context) (held bool) {
+	for ctx.Err() == nil {
+		held, err := t.store.TryPoll()
 		if held {
-			return release
+			return true
 		}
 		trouble := ""
 		if err != nil {
 			trouble = fmt.Sprint("no answers come from the phone: ", err)
 		}
 		t.noteTrouble("poll", trouble)
-		if err := sleep(ctx, time.Second); err != nil { // so another takes over within 2 s
-			return nil
-		}
+		_ = sleep(ctx, time.Second) // so another takes over within 2 s; the loop ends with ctx
 	}
+	return false
 }
 
 // setCommands gives the chat its menu of commands, unless it has it.
@@ -2947,22 +2900,6 @@ func (r *receiver) setCommands() error {
 	return r.store.NoteFact("commands", menu)
 }
 
-// turnsIn notes that the poll turns in that time, if it does not hang.
-func (r *receiver) turnsIn(d time.Duration) { r.due.Store(time.Now().Add(d + pollSpare).Unix()) }
-
-// beat says that this process polls, as long as it does. It ends the polling where another process has taken over.
-func (r *receiver) beat(stop func()) {
-	for r.ctx.Err() == nil {
-		switch {
-		case !r.store.Polls():
-			stop()
-		case time.Now().Unix() < r.due.Load():
-			_ = r.store.Polled() // else another process takes over, where it can
-		}
-		_ = sleep(r.ctx, pollBeat) // the loop ends with it
-	}
-}
-
 // poll asks for updates and handles them until ctx ends or this process is not the poller any more.
 func (r *receiver) poll() {
 	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1, Limit: maxBatch}
@@ -2974,7 +2911,6 @@ func (r *receiver) poll() {
 			params.Offset = 0 // those of another bot say nothing
 		}
 		began := time.Now()
-		r.turnsIn(callLimit + time.Duration(params.Timeout)*time.Second)
 		offset := params.Offset
 		var updates []json.RawMessage
 		err := r.call(r.ctx, "getUpdates", params, &updates)
@@ -3041,7 +2977,8 @@ func (t *Telegram) botID() string {
 	return bot
 }
 
-// waitOut waits until it is worth asking again, or other settings count.
+// waitOut waits until it is worth asking again, or other settings count. Whoever may mend what lasts, such as setup, can
+// poll meanwhile.
 func (r *receiver) waitOut(failed *apiError, failures int, fresh <-chan struct{}) {
 	r.noteFailure("poll", failed, failures)
 	pause := r.pause(failed, failures)
@@ -3049,77 +2986,34 @@ func (r *receiver) waitOut(failed *apiError, failures int, fresh <-chan struct{}
 		r.clashedAt = time.Now()
 		pause = conflictPause + time.Duration(r.jitter()*float64(time.Second))
 	}
-	r.turnsIn(pause)
-	rest(r.ctx, pause, fresh)
-}
-
-// clashes tells whether another program polls with the same bot.
-func (r *receiver) clashes() bool { return time.Since(r.clashedAt) < conflictLife }
-
-// handleUpdates handles updates: first the taps, which no flood of texts is to delay, each kind in order. The next poll
-// confirms those that are done. Where one cannot be recorded, all come again; what was done is known by its number.
-func (r *receiver) handleUpdates(updates []json.RawMessage, params *pollParams) {
-	r.turnMinute()
-	ids := make([]int64, len(updates))
-	end := len(updates) // those from there on are left to another program
-	var failed error
-	for _, i := range tapsFirst(updates) {
-		if i > end {
-			continue
-		}
-		id, err := r.dispatch(updates[i])
-		if errors.Is(err, errLeft) {
-			end = i
-		} else if err != nil {
-			failed = err
-			break
-		}
-		ids[i] = id
-	}
-	if failed == nil {
-		failed = r.recordRefused()
-	}
-	if failed != nil {
-		r.noteTrouble("poll", "answers cannot be recorded, so they are not acted on: "+failed.Error())
-		_ = sleep(r.ctx, time.Second) // the caller notices that ctx has ended
+	if failed.temporary() {
+		rest(r.ctx, pause, fresh)
 		return
 	}
-	for _, id := range ids[:end] {
+	r.store.LeavePoll()
+	rest(r.ctx, pause, fresh)
+	r.lockPolling(r.ctx)
+}
+
+// handleUpdates handles updates in their order. The next poll confirms those that are done. Where one cannot be
+// recorded, it comes again with all behind it.
+func (r *receiver) handleUpdates(updates []json.RawMessage, params *pollParams) {
+	r.turnMinute()
+	for _, raw := range updates {
+		id, err := r.dispatch(raw)
+		if err != nil {
+			r.noteTrouble("poll", "answers cannot be recorded, so they are not acted on: "+err.Error())
+			_ = sleep(r.ctx, time.Second) // the caller notices that ctx has ended
+			return
+		}
 		if id != 0 { // else only a later one can confirm it
 			params.Offset = id + 1 // not the maximum: ids restart at random after a week (source of telegram-bot-api)
 		}
 	}
-	if !r.clashes() {
+	if time.Since(r.clashedAt) > conflictLife {
 		r.works("poll")
 	}
 	r.resendAfterOutage()
-	if end < len(updates) {
-		r.turnsIn(stepAside)
-		_ = sleep(r.ctx, stepAside) // the caller notices that ctx has ended
-	}
-}
-
-// tapsFirst are the numbers of the updates, those of taps first.
-func tapsFirst(updates []json.RawMessage) []int {
-	var taps, others []int
-	for i, raw := range updates {
-		if bytes.Contains(raw, []byte(`"callback_query":`)) { // in a text its quotes would be escaped
-			taps = append(taps, i)
-		} else {
-			others = append(others, i)
-		}
-	}
-	return append(taps, others...)
-}
-
-// recordRefused records, in one go, the updates that were not acted on.
-func (r *receiver) recordRefused() error {
-	if len(r.refused) == 0 {
-		return nil
-	}
-	err := r.store.Update(func(*View) ([]Record, error) { return r.refused, nil })
-	r.refused = nil
-	return err
 }
 
 // resendAfterOutage sends the questions that wait again when an outage is over that lasted longer than an undelivered
@@ -3335,13 +3229,13 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 		return u.ID, nil
 	}
 	done, err := r.store.ActedOn(r.bot, u.ID)
-	if done || err == nil && u.Message != nil && r.floods(&u) {
+	if done {
 		return u.ID, nil
 	}
 	if err == nil {
 		err = r.handleUpdate(&u)
 	}
-	if err != nil && err != errLeft && u.Callback != nil {
+	if err != nil && u.Callback != nil {
 		r.answerCallback(u.Callback, "The tap could not be recorded, so nothing was done yet; it is tried again.", true)
 	}
 	return u.ID, err
@@ -3361,23 +3255,6 @@ func (r *receiver) turnMinute() {
 	}
 	r.minute = minute
 	r.strangers = 0
-	r.messages = 0
-}
-
-// floods tells whether a message of the operator's is one too many in its minute: then it is not acted on, which is
-// said once.
-func (r *receiver) floods(u *update) bool {
-	r.messages++
-	if r.messages <= messagesMax {
-		return false
-	}
-	if r.messages == messagesMax+1 {
-		again := clock(time.Unix((r.minute+1)*60, 0))
-		r.reply(u.Message, fmt.Sprintf("✗ That is more than %d messages in a minute: this one, and what comes "+
-			"until %s, was not read.", messagesMax, again))
-	}
-	r.refused = append(r.refused, &UpdateRecord{Head{ID: r.key(u.ID)}, "refused"})
-	return true
 }
 
 // key is the id of an update's record.
@@ -3455,9 +3332,6 @@ func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) erro
 	}
 	why := Refusal("")
 	switch {
-	case p == nil && r.clashes() && !r.left[id]: // the other program gets it as well, as long as it is not confirmed
-		r.left[id] = true
-		return errLeft
 	case p == nil:
 		why = "this question is not known here. It belongs to another machine or state folder with the same bot, or is " +
 			"long over: answer at its terminal"
@@ -3771,9 +3645,6 @@ func (in *incoming) meaning() intent {
 	text := ""
 	file := in.file()
 	given := in.Text
-	if given == "" {
-		given = richWords(in.Rich)
-	}
 	if file != nil {
 		given = in.Caption
 	}
@@ -3840,11 +3711,8 @@ func (in *incoming) command(name, line string) intent {
 		}
 	}
 	if !slices.Contains(names, name) {
-		hint := "//" + name + " sends /" + name + " to the tool."
-		if near := nearest(name, names); near != "" {
-			hint = "Did you mean /" + near + "? " + hint
-		}
-		return intent{reply: "✗ There is no /" + name + " here. " + hint}
+		return intent{reply: "✗ There is no /" + name + " here; /help has the commands. //" + name + " sends /" + name +
+			" to the tool."}
 	}
 	switch name {
 	case "help":
@@ -4081,55 +3949,6 @@ func (m *message) repliesToBot() bool {
 	return to != nil && to.From != nil && to.From.IsBot
 }
 
-// richWords is the text of a rich message of paragraphs and code alone, "" of any other.
-func richWords(rich json.RawMessage) string {
-	var m struct {
-		Blocks []struct {
-			Type string
-			Text any
-		}
-	}
-	if err := json.Unmarshal(rich, &m); err != nil {
-		return ""
-	}
-	var lines []string
-	for _, b := range m.Blocks {
-		line, ok := plainWords(b.Text)
-		if !ok || b.Type != "paragraph" && b.Type != "pre" {
-			return ""
-		}
-		lines = append(lines, line)
-	}
-	return strings.Join(lines, "\n")
-}
-
-// plainWords are the words of a RichText without their looks, which say nothing; not ok where something else would be
-// lost.
-func plainWords(text any) (words string, ok bool) {
-	switch text := text.(type) {
-	case string:
-		return text, true
-	case []any:
-		parts := make([]string, len(text))
-		for i := range text {
-			parts[i], ok = plainWords(text[i])
-			if !ok {
-				return "", false
-			}
-		}
-		return strings.Join(parts, ""), true
-	case map[string]any:
-		words, ok = plainWords(text["text"])
-		switch text["type"] {
-		case "bold", "italic", "underline", "code":
-			return words, ok
-		case "url":
-			return words, ok && text["url"] == words
-		}
-	}
-	return "", false
-}
-
 // answerOrInput gives text to a session: as the answer to its open question, or as free input. p is the question
 // replied to; then text that is no choice refuses a permission.
 func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string) intent {
@@ -4293,6 +4112,12 @@ const (
 	baseKey  = "telegram.api_base"
 )
 
+// A session that has trouble with the bot does not listen between its tries.
+const (
+	pollSoon    = 20 * time.Second      // one request may take 15
+	pollBetween = 50 * time.Millisecond // the lock is tried so often
+)
+
 // setup is one run of the command.
 type setup struct {
 	*command
@@ -4390,17 +4215,21 @@ func (s *setup) configure() error {
 }
 
 // listen makes sure that no session listens to the bot until the store is closed. One that has trouble with the bot
-// loses its turn: to end the trouble is what setup is for.
+// is between two tries soon: to end the trouble is what setup is for.
 func (s *setup) listen() error {
-	_, held, err := s.store.TryPoll()
-	if held {
-		return nil
+	for end := time.Now().Add(pollSoon); ; {
+		held, err := s.store.TryPoll()
+		if held || err != nil {
+			return err
+		}
+		if s.store.ChannelTrouble() == "" || time.Now().After(end) {
+			err := fmt.Errorf("process %d listens to the bot: a session, or another setup", s.store.holder("poll.lock"))
+			return hinted(err, "end it, then run atlasbridge setup again")
+		}
+		if err := sleep(s.ctx, pollBetween); err != nil {
+			return err
+		}
 	}
-	if err == nil && s.store.ChannelTrouble() == "" {
-		err := fmt.Errorf("process %d listens to the bot: a session, or another setup", s.store.holder("poll.lock"))
-		return hinted(err, "end it, then run atlasbridge setup again")
-	}
-	return s.store.TakePoll()
 }
 
 // connect finds a token that Telegram takes.
@@ -4820,7 +4649,6 @@ func (s *setup) await(awaited func(*update) bool) error {
 	defer cancel()
 	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 10}
 	for ctx.Err() == nil {
-		_ = s.store.Polled() // else a session that starts meanwhile polls too
 		var updates []update
 		pause := time.Second
 		err := s.call(ctx, "getUpdates", params, &updates)
