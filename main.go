@@ -677,13 +677,7 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 }
 
 // stateDir is where everything is kept.
-func (c *command) stateDir() (string, error) {
-	dir, ignored, err := stateDir(c.getenv)
-	if ignored != "" {
-		c.warn(ignored)
-	}
-	return dir, err
-}
+func (c *command) stateDir() (string, error) { return stateDir(c.getenv) }
 
 // warn tells what stops nothing, but for a run that is to be quiet and for a hook: the tool reads what that says.
 func (c *command) warn(text string) {
@@ -964,8 +958,7 @@ program, it is told and left out.
 Others that are read:
 
   ATLASBRIDGE_HOME              the folder instead of ~/.atlasbridge
-  STORAGE_PATH                  the same, where ATLASBRIDGE_HOME is not set and
-                                that folder is not another program's
+  STORAGE_PATH                  the same, where ATLASBRIDGE_HOME is not set
   ATLASBRIDGE_CAPTURE_PROMPTS   1: of each question a recording is kept, in the
                                 folder's captured_scenarios: the last output,
                                 as it came, with all that the screen showed
@@ -1274,18 +1267,13 @@ func (d *doctor) checkAudit(st *Store) {
 	d.tell("audit", hinted(err, todo), fmt.Sprintf("%d entries hold", verdict.Entries), "")
 }
 
-// checkPrivacy looks who can read the state folder, and whether locks hold there.
+// checkPrivacy looks who can read the state folder.
 func (d *doctor) checkPrivacy(dir string) {
-	warning := ""
-	remote := networkFS(dir)
-	if remote != "" {
-		warning = "on " + remote + " locks may not hold between machines: set ATLASBRIDGE_HOME to a local disk"
-	}
 	err := allPrivate(dir)
 	if errors.Is(err, errShared) { // the first of perhaps many
 		err = &hintedError{err, closeRemedy(dir)}
 	}
-	d.tell("permissions", err, dir+" is yours alone", warning)
+	d.tell("permissions", err, dir+" is yours alone", "")
 }
 
 // allPrivate gives an error when the folder, or a file in it, is not the user's alone.
@@ -2069,7 +2057,6 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	}
 	s.startDetector(size)
 	s.rec.PID = s.pty.PID()
-	s.rec.PIDStart = processStart(s.rec.PID)
 	s.loop()
 	s.finish()
 	return nil
@@ -2267,6 +2254,9 @@ func (s *session) crashing() {
 //
 // One goroutine owns the session: it takes what comes, then does what is due.
 
+// asksSoon is for how long after its last output a tool may be about to ask, which its hook tells first.
+const asksSoon = 2 * time.Second
+
 // loop runs until the child is gone and its output drained, or not read by anybody though we are told to end.
 func (s *session) loop() {
 	writes := make(chan write)
@@ -2335,7 +2325,7 @@ func (s *session) tick() {
 	s.activityStep()
 	s.reap()
 	s.watchHost()
-	s.open.Store(s.q != nil)
+	s.open.Store(s.q != nil || time.Since(s.det.LastOutput()) < asksSoon)
 	s.output.takeEach(!s.gathers())
 	if s.gate == nil && len(s.typing)+len(s.held) == 0 && !s.inFlight {
 		s.output.letPass()

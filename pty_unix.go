@@ -7,9 +7,9 @@
 //	what the child waits for foregroundReading (Linux alone tells)
 //	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                         dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
-//	processes                processStart, processStopped, parentOf
+//	processes                processStopped, parentOf
 //	files                    mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy,
-//	                         lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir, networkFS, watchFile
+//	                         lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir
 //
 // Neither looks at what is read or typed. What x/sys names for one of Linux and macOS only has a name here, with the
 // header that it comes from.
@@ -1220,21 +1220,7 @@ func stopSelf() {
 }
 
 // ---- processes ----
-// A pid alone is nobody's for ever: with the start of its process it is.
-
-// processStart tells two processes of the same pid apart; 0: there is no such process, or it has ended. It is in the
-// kernel's own time, which no clock or zone changes: ticks since boot, on macOS microseconds since 1970.
-func processStart(pid int) int64 {
-	if !linux {
-		return darwinProcess(pid).start
-	}
-	stat := statFields(fmt.Sprint("/proc/", pid))
-	if stat[statState] == "Z" {
-		return 0
-	}
-	ticks, _ := strconv.ParseInt(stat[statStart], 10, 64) // "" is 0
-	return ticks
-}
+// What the system tells of others.
 
 // processStopped tells whether a process is there and stopped, as by ^Z.
 func processStopped(pid int) bool {
@@ -1257,12 +1243,11 @@ func parentOf(pid int) int {
 // process is what macOS tells of one.
 type process struct {
 	parent int
-	start  int64 // in microseconds since 1970; 0: it has ended
-	halted bool  // as by ^Z
+	halted bool // as by ^Z
 }
 
-// darwinProcess asks the kernel, not ps, which a program could replace by one of its own, and which tells the start in
-// the zone of the moment. It is zero when there is no such process.
+// darwinProcess asks the kernel, not ps, which a program could replace by one of its own. It is zero when there is no
+// such process.
 func darwinProcess(pid int) process {
 	const (
 		darwinSysctl = 202 // xnu bsd/kern/syscalls.master
@@ -1270,12 +1255,9 @@ func darwinProcess(pid int) process {
 		kernProc     = 14  // KERN_PROC
 		kernProcPID  = 1   // KERN_PROC_PID
 		kinfoSize    = 648 // struct kinfo_proc, macOS <sys/sysctl.h>: unix.KinfoProc; offsets in it:
-		secondsAt    = 0   // kp_proc.p_starttime.tv_sec, 8 bytes
-		microsAt     = 8   // kp_proc.p_starttime.tv_usec, 4 bytes
 		stateAt      = 36  // kp_proc.p_stat
 		parentAt     = 560 // kp_eproc.e_ppid
 		stopped      = 4   // SSTOP: macOS <sys/proc.h>
-		zombie       = 5   // SZOMB
 	)
 	mib := [4]int32{ctlKern, kernProc, kernProcPID, int32(pid)}
 	var info [kinfoSize]byte
@@ -1285,15 +1267,10 @@ func darwinProcess(pid int) process {
 	if errno != 0 || size != kinfoSize {
 		return process{}
 	}
-	p := process{
+	return process{
 		parent: int(binary.LittleEndian.Uint32(info[parentAt:])),
 		halted: info[stateAt] == stopped,
 	}
-	if info[stateAt] != zombie {
-		seconds := int64(binary.LittleEndian.Uint64(info[secondsAt:]))
-		p.start = seconds*1e6 + int64(binary.LittleEndian.Uint32(info[microsAt:]))
-	}
-	return p
 }
 
 // ---- files ----
@@ -1447,92 +1424,4 @@ func syncDir(dir string) error {
 		return nil
 	}
 	return err
-}
-
-// Numbers of file systems where flock may not hold between machines: statfs(2), linux/include/uapi/linux/magic.h.
-var networkTypes = map[uint32]string{
-	0x6969:     "nfs",
-	0xff534d42: "cifs",
-	0xfe534d42: "cifs", // SMB2
-	0x517b:     "smb",
-	0x01021997: "9p",
-	0x65735546: "fuse",
-	0x00c36400: "ceph",
-}
-
-// networkFS is the file system of a folder where locks may not hold between machines, else "". macOS tells which are
-// local, and names the others.
-func networkFS(dir string) string {
-	const (
-		darwinLocal  = 0x1000 // MNT_LOCAL: macOS <sys/mount.h>
-		darwinNameAt = 72     // offset of f_fstypename in struct statfs: unix.Statfs_t
-	)
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return ""
-	}
-	if linux {
-		return networkTypes[uint32(st.Type)]
-	}
-	if st.Flags&darwinLocal != 0 {
-		return ""
-	}
-	name := (*[16]byte)(unsafe.Add(unsafe.Pointer(&st), darwinNameAt))
-	return unix.ByteSliceToString(name[:])
-}
-
-// watchFile delivers a value when the times of a file change, until stop; nil where the system does not tell: without
-// inotify, or when that is used up (often 128 a user).
-func watchFile(path string) (ch <-chan struct{}, stop func()) {
-	f, err := openInotify(path)
-	if err != nil {
-		return nil, func() {}
-	}
-	changes := make(chan struct{}, 1)
-	go func() {
-		defer close(changes)
-		b := make([]byte, 4096)
-		for {
-			if _, err := f.Read(b); err != nil { // f is closed
-				return
-			}
-			if len(changes) == 0 { // nobody else fills it
-				changes <- struct{}{}
-			}
-		}
-	}()
-	return changes, func() { f.Close() }
-}
-
-// openInotify gives what tells of changes of a file.
-func openInotify(file string) (*os.File, error) {
-	const (
-		amd64Init = 294 // inotify_init1, inotify_add_watch: as amd64Calls
-		amd64Add  = 254
-		arm64Init = 26 // as arm64Calls
-		arm64Add  = 27
-		changes   = 0x4 // IN_ATTRIB: <linux/inotify.h>
-	)
-	if !linux {
-		return nil, unix.ENOSYS
-	}
-	initCall, addCall := uintptr(arm64Init), uintptr(arm64Add)
-	if amd64 {
-		initCall, addCall = amd64Init, amd64Add
-	}
-	path, err := unix.BytePtrFromString(file)
-	if err != nil {
-		return nil, err
-	}
-	fd, _, errno := unix.Syscall(initCall, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
-	if errno != 0 {
-		return nil, errno
-	}
-	f := os.NewFile(fd, "inotify")
-	_, _, errno = unix.Syscall(addCall, fd, uintptr(unsafe.Pointer(path)), changes)
-	if errno != 0 {
-		f.Close() // nothing was written
-		return nil, errno
-	}
-	return f, nil
 }

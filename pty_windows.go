@@ -4,9 +4,9 @@
 //	the child's terminal startPTY, actAs, findTool, the methods of PTY
 //	the host's terminal  terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                     dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
-//	processes            processStart, processStopped, parentOf
+//	processes            processStopped, parentOf
 //	files                mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy,
-//	                     lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir, networkFS, watchFile
+//	                     lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir
 //
 // Neither looks at what is read or typed.
 package main
@@ -395,8 +395,8 @@ func stopSelf() {}
 // ---- processes ----
 // A pid alone is nobody's for ever: with the start of its process it is.
 
-// processStart tells two processes of the same pid apart; 0: there is no such process, or it has ended.
-func processStart(pid int) int64 {
+// startOf tells two processes of the same pid apart; 0: there is no such process, or it has ended.
+func startOf(pid int) int64 {
 	const access = windows.PROCESS_QUERY_LIMITED_INFORMATION | windows.SYNCHRONIZE
 	h, err := windows.OpenProcess(access, false, uint32(pid))
 	if err != nil {
@@ -435,8 +435,8 @@ func parentOf(pid int) int {
 		return 0
 	}
 	parent := int(entry.ParentProcessID)
-	began := processStart(parent)
-	if began == 0 || began > processStart(pid) {
+	began := startOf(parent)
+	if began == 0 || began > startOf(pid) {
 		return 0
 	}
 	return parent
@@ -659,14 +659,4 @@ func syncFile(f *os.File) error {
 // syncDir does nothing: a folder cannot be flushed here, and NTFS logs names in its journal.
 func syncDir(dir string) error {
 	return nil
-}
-
-// networkFS is "": shares keep locks.
-func networkFS(dir string) string {
-	return ""
-}
-
-// watchFile delivers nothing: NTFS tells of files when they are closed.
-func watchFile(path string) (ch <-chan struct{}, stop func()) {
-	return nil, func() {}
 }

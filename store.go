@@ -58,53 +58,17 @@ const (
 //
 // Everything is in one folder, which is the user's alone.
 
-// stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else a folder in the user's home. Other
-// programs read a STORAGE_PATH too: ignored is why it is not used.
-func stateDir(getenv func(string) string) (dir, ignored string, err error) {
-	dir = getenv("ATLASBRIDGE_HOME")
+// stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else a folder in the user's home.
+func stateDir(getenv func(string) string) (dir string, err error) {
+	dir = cmp.Or(getenv("ATLASBRIDGE_HOME"), getenv("STORAGE_PATH"))
 	if dir != "" {
-		dir, err = filepath.Abs(dir)
-		return dir, "", err
+		return filepath.Abs(dir)
 	}
 	home, err := os.UserHomeDir()
-	if err == nil {
-		home = filepath.Join(home, ".atlasbridge")
-	}
-	storage := getenv("STORAGE_PATH")
-	if storage != "" {
-		dir, notOurs := storageDir(storage)
-		if notOurs == nil {
-			return dir, "", nil
-		}
-		ignored = "STORAGE_PATH seems to be another program's, and is not used: " + notOurs.Error()
-	}
-	return home, ignored, hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
-}
-
-// storageDir is the folder of a STORAGE_PATH, which is made where it is missing. An error is why it is none of ours: it
-// cannot be, or it is empty and others can reach it, or it holds files and none of ours is among them.
-func storageDir(path string) (dir string, err error) {
-	if strings.Contains(path, "://") {
-		return "", errors.New("it is no folder")
-	}
-	dir, err = filepath.Abs(path)
-	if err == nil {
-		err = makeDir(dir)
-	}
 	if err != nil {
-		return "", err
+		return "", hinted(err, "set ATLASBRIDGE_HOME to a folder of your own")
 	}
-	files, err := os.ReadDir(dir)
-	ours := slices.ContainsFunc(files, func(f os.DirEntry) bool {
-		return slices.Contains([]string{"config.toml", "state.jsonl", "state.lock", "atlasbridge.log"}, f.Name())
-	})
-	switch {
-	case err != nil || ours:
-		return dir, err
-	case len(files) > 0:
-		return "", errors.New(dir + " holds other files")
-	}
-	return dir, ownedPrivate(dir)
+	return filepath.Join(home, ".atlasbridge"), nil
 }
 
 // secureDir makes the folder when it is missing. It refuses one that is not the user's alone, and a link.
@@ -1155,9 +1119,8 @@ type SessionRecord struct {
 	Tool      string     `json:"tool"`
 	Args      []string   `json:"args"`
 	Cwd       string     `json:"cwd"`
-	PID       int        `json:"pid"`       // the child's
-	PIDStart  int64      `json:"pid_start"` // its start time as processStart gives it: tells a reused pid
-	Wrapper   int        `json:"wrapper"`   // atlasbridge's own pid
+	PID       int        `json:"pid"`     // the child's
+	Wrapper   int        `json:"wrapper"` // atlasbridge's own pid
 	Label     string     `json:"label"`
 	Status    string     `json:"status"`   // active completed crashed terminated
 	Activity  string     `json:"activity"` // starting running waiting waiting_permission idle
@@ -1505,10 +1468,9 @@ type Store struct {
 	Dir       string
 	Retention time.Duration // how long ended sessions and their questions are kept
 	now       func() time.Time
-	watch     func(path string) (<-chan struct{}, func()) // watchFile, or a test's own
-	audit     *Audit                                      // its log is acquired after ours
-	crashing  func()                                      // before a panic of ours ends the process; nil: nothing is
-	log       *journal                                    // its mutex guards what follows
+	audit     *Audit   // its log is acquired after ours
+	crashing  func()   // before a panic of ours ends the process; nil: nothing is
+	log       *journal // its mutex guards what follows
 
 	view           *View
 	read           int64         // bytes of the file that view holds
@@ -1544,7 +1506,7 @@ func newStore(dir string) (*Store, error) {
 
 // newStoreWith is newStore with the calls to the file system made by do.
 func newStoreWith(dir string, do files) (*Store, error) {
-	s := &Store{Dir: dir, Retention: retention, now: time.Now, watch: watchFile, view: viewOf(nil),
+	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil),
 		wake: make(chan struct{}), log: newJournal(filepath.Join(dir, "state.jsonl"), do)}
 	s.audit = &Audit{log: newJournal(filepath.Join(dir, "audit.log"), do), lock: s.lockAudit, note: s.noteHead}
 	for _, folder := range []string{dir, filepath.Join(dir, "sessions")} {
@@ -2693,21 +2655,19 @@ func (p *PromptRecord) ambiguous() bool {
 // others costs nothing.
 
 const (
-	lookAnyway   = 20 * time.Second       // although nothing is told
-	lookSlowly   = 500 * time.Millisecond // at that time where the system does not tell of it
-	lookOften    = 50 * time.Millisecond  // the same, and a question is open
-	beforeItPays = time.Second            // to watch: ending that costs Linux 18 ms
+	lookAnyway = 20 * time.Second       // although nothing is told
+	lookSlowly = 500 * time.Millisecond // at the time of that file
+	lookOften  = 50 * time.Millisecond  // the same, while something may be asked
 )
 
 // follower is a call of Follow.
 type follower struct {
 	*Store
 	session string
-	fast    func() bool          // nil: never
+	fast    func() bool
 	seen    map[string]time.Time // the newest change that was sent, by key
 	out     chan Record
 	wake    <-chan struct{} // closed by the next change that this process reads since the last look
-	changes <-chan struct{} // of the lock's file, nil: the system does not tell
 }
 
 // concerns is the session that a record may wake, "" none.
@@ -2744,8 +2704,8 @@ func (f *follower) touched() time.Time {
 }
 
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
-// change. Where the system does not tell of changes, it looks at 20 Hz when fast() (a question is open), else at 2 Hz.
-// The channel is closed after ctx has ended.
+// change: at once when this process writes them, else within 50 ms where fast() says that something may be asked, or
+// 500 ms. The channel is closed after ctx has ended.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
 	f := &follower{
 		Store:   s,
@@ -2762,19 +2722,7 @@ func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) 
 func (f *follower) run(ctx context.Context) {
 	defer f.catchPanic()
 	defer close(f.out)
-	stop := func() {}
-	watched := false
-	defer func() { stop() }()
-	pays := time.Now().Add(beforeItPays)
 	for ctx.Err() == nil {
-		late := pays
-		if !time.Now().Before(pays) {
-			late = time.Now().Add(lookAnyway)
-			if !watched {
-				f.changes, stop = f.watch(f.lockPath(f.session))
-			}
-			watched = true
-		}
 		touched := f.touched()
 		recs, err := f.look()
 		for _, r := range recs {
@@ -2787,32 +2735,24 @@ func (f *follower) run(ctx context.Context) {
 			_ = sleep(ctx, lookSlowly) // the loop ends with it
 			continue
 		}
-		f.await(ctx, touched, late)
+		f.await(ctx, touched)
 	}
 }
 
-// await returns when the session was concerned since it was touched, as far as that can be told, or it is late.
-func (f *follower) await(ctx context.Context, touched, late time.Time) {
-	for time.Now().Before(late) {
+// await returns when the session was concerned since it was touched, or might have been.
+func (f *follower) await(ctx context.Context, touched time.Time) {
+	for late := time.Now().Add(lookAnyway); time.Now().Before(late); {
 		pause := lookSlowly
-		switch {
-		case f.changes != nil:
-			pause = lookAnyway
-		case f.fast != nil && f.fast():
+		if f.fast() {
 			pause = lookOften
 		}
 		select {
 		case <-f.wake:
 			return
-		case _, tells := <-f.changes:
-			if !tells { // it broke off
-				f.changes = nil
-			}
-			return
 		case <-ctx.Done():
 			return
-		case <-time.After(min(pause, time.Until(late))):
-			if f.changes == nil && !f.touched().Equal(touched) {
+		case <-time.After(pause):
+			if !f.touched().Equal(touched) {
 				return
 			}
 		}
@@ -3249,7 +3189,7 @@ func (s *Store) wrapperState(session string) string {
 	return "running"
 }
 
-// cmdStatus lists sessions, and orphans: children that run on though their session is over, by pid and start time.
+// cmdStatus lists sessions, and who listens to Telegram.
 func cmdStatus(c *command) int { return c.withState(c.status) }
 
 func (c *command) status(s *Store) int {
@@ -3276,10 +3216,6 @@ func (c *command) status(s *Store) int {
 				}
 			}
 			rows = append(rows, statusRow{&q, open, len(asked), poller > 0 && q.Wrapper == poller, state})
-		}
-		if !active && q.PIDStart != 0 && processStart(q.PID) == q.PIDStart {
-			orphan := fmt.Sprintf("session %s is over but its process still runs: kill %d", shortID(id), q.PID)
-			about = append(about, []string{orphan})
 		}
 	}
 	sort.Slice(rows, func(i, j int) bool {
@@ -3407,11 +3343,6 @@ func (s *Store) inside() bool {
 	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are no sessions
 	for _, lock := range locks {
 		if slices.Contains(ancestors, s.holder("sessions/"+lock.Name())) {
-			return true
-		}
-	}
-	for _, r := range s.view.Sessions {
-		if slices.Contains(ancestors, r.PID) && r.PIDStart != 0 && processStart(r.PID) == r.PIDStart {
 			return true
 		}
 	}
