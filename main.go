@@ -2254,9 +2254,6 @@ func (s *session) crashing() {
 //
 // One goroutine owns the session: it takes what comes, then does what is due.
 
-// asksSoon is for how long after its last output a tool may be about to ask, which its hook tells first.
-const asksSoon = 2 * time.Second
-
 // loop runs until the child is gone and its output drained, or not read by anybody though we are told to end.
 func (s *session) loop() {
 	writes := make(chan write)
@@ -2325,7 +2322,7 @@ func (s *session) tick() {
 	s.activityStep()
 	s.reap()
 	s.watchHost()
-	s.open.Store(s.q != nil || time.Since(s.det.LastOutput()) < asksSoon)
+	s.open.Store(s.q != nil)
 	s.output.takeEach(!s.gathers())
 	if s.gate == nil && len(s.typing)+len(s.held) == 0 && !s.inFlight {
 		s.output.letPass()

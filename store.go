@@ -2657,7 +2657,7 @@ func (p *PromptRecord) ambiguous() bool {
 const (
 	lookAnyway = 20 * time.Second       // although nothing is told
 	lookSlowly = 500 * time.Millisecond // at the time of that file
-	lookOften  = 50 * time.Millisecond  // the same, while something may be asked
+	lookOften  = 50 * time.Millisecond  // the same, while a question is open
 )
 
 // follower is a call of Follow.
@@ -2704,8 +2704,8 @@ func (f *follower) touched() time.Time {
 }
 
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
-// change: at once when this process writes them, else within 50 ms where fast() says that something may be asked, or
-// 500 ms. The channel is closed after ctx has ended.
+// change: at once when this process writes them, else within 50 ms where fast() says that a question is
+// open, or 500 ms. The channel is closed after ctx has ended.
 func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
 	f := &follower{
 		Store:   s,
