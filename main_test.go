@@ -52,7 +52,6 @@
 //
 // Environment: ATLASBRIDGE_SHARED names the folder of the shared recordings, ATLASBRIDGE_LONG=1 and ATLASBRIDGE_TEST_ROUNDS
 // make what races run for longer, ATLASBRIDGE_TEST_SEEDS and ATLASBRIDGE_TEST_SEED choose what the simulation plays,
-// ATLASBRIDGE_TEST_FAULTS has system calls fail.
 package main
 
 import (
@@ -1277,73 +1276,6 @@ func TestKeysPassTheLoop(t *testing.T) {
 	}
 }
 
-// TestKeyAndAnswerCross: a key pressed at the keyboard in the moment in which an answer is typed is never followed by
-// that answer: the program would take it for the answer to its next question.
-func TestKeyAndAnswerCross(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	const rounds = 12
-	st := storeAt(t, home(t, ""))
-	s := bareSession(t, st, storeSession(t, st), "x")
-	s.cfg = &Config{Dir: st.Dir, Timeout: time.Hour, PermissionTimeout: time.Hour, EchoWindow: time.Second / 20}
-	s.tg = newTelegram(s.cfg, st, s.log)
-	s.pty = mustPTY(t, "sh", "-c", fmt.Sprintf(`stty raw -echo; i=0; while [ $i -lt %d ]; do printf '\r\nGo %%s? (y/n) ' $i
-		printf '<%%s>' "$(dd bs=1 count=1 2>/dev/null)"; i=$((i+1)); done`, rounds))
-	keyboard, keys := io.Pipe()
-	out := &hostScreen{}
-	s.opened = false
-	s.in = keyboard
-	s.out = out
-	s.notes = io.Discard
-	s.interactive = true
-	s.ctx, s.stop = context.WithCancel(t.Context())
-	s.startDetector(Size{Rows: 30, Cols: 100})
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		s.begin()
-		s.loop()
-		s.finish()
-	}()
-	first := map[string]int{}
-	for i := range rounds {
-		answered := fmt.Sprintf("Go %d? (y/n) <", i)
-		answer := func() string {
-			_, typed, _ := strings.Cut(out.text(), answered)
-			return typed
-		}
-		var p *PromptRecord
-		comesTrue(t, fmt.Sprintf("question %d is asked or answered", i), func() bool {
-			for _, q := range storeView(t, st).Prompts {
-				if q.Status == AwaitingReply && strings.Contains(q.Question, fmt.Sprintf("Go %d?", i)) {
-					p = q
-				}
-			}
-			return p != nil || answer() != ""
-		})
-		if p == nil { // the last key came when its question was over, or the Enter behind the answer, and answered this one
-			if strings.HasPrefix(answer(), "y") {
-				t.Errorf("question %d got the answer to the one before", i)
-			}
-			continue
-		}
-		go st.Decide(cliAnswer(p, "y"), time.Now())
-		for end := time.Now().Add(time.Duration(i) * time.Millisecond); time.Now().Before(end); {
-			runtime.Gosched()
-		}
-		io.WriteString(keys, "k")
-		comesTrue(t, fmt.Sprintf("question %d is answered", i), func() bool { return answer() != "" })
-		first[answer()[:1]]++
-		stored := storeView(t, st).Prompts[p.ID]
-		byKey := strings.Contains(out.text(), answered+"k")
-		if byKey && stored.Status == Resolved && decidedBy(stored) == "cli:answer" {
-			t.Errorf("question %d was answered by a key, and counts as answered by the command", i)
-		}
-	}
-	<-over
-	t.Logf("first was %v", first)
-}
-
 // hostScreen is what a host's terminal has got.
 type hostScreen struct {
 	mu  sync.Mutex
@@ -2242,18 +2174,6 @@ func TestGatePlace(t *testing.T) {
 			t.Errorf("%v in %v: %d, want %d", c.shown.Choices[c.i], labels(c.now.Choices), got,
 				c.want)
 		}
-	}
-}
-
-// TestGateKeepsItsKeys: keys on their way to the writer are neither replaced nor given up before it reports.
-func TestGateKeepsItsKeys(t *testing.T) {
-	s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
-	s.gateStep()
-	s.shows("done\r\n")
-	s.gate.until = time.Now().Add(-time.Minute)
-	s.gateStep()
-	if s.gate == nil || string(s.gate.keys) != "y\r" {
-		t.Fatal("the gate ends while its keys are on their way")
 	}
 }
 
@@ -7702,28 +7622,6 @@ func TestOutcomesHaveTheirTurn(t *testing.T) {
 	t.Error("it never has")
 }
 
-// Several processes pace themselves as one, and a clock that was set back blocks none of them.
-func TestTelegramPacingShared(t *testing.T) {
-	e := newTGEnv(t)
-	second := e.process()
-	due := time.Now().Add(time.Hour).Truncate(time.Microsecond)
-	e.updatePace(func(time.Time) time.Time { return due })
-	second.updatePace(func(next time.Time) time.Time {
-		if !next.Equal(due) {
-			t.Errorf("the other process reads %v, want %v", next, due)
-		}
-		return next
-	})
-	late := fmt.Sprintf("%020d %020d\n", due.UnixNano(), time.Now().Add(time.Minute).UnixNano())
-	err := os.WriteFile(filepath.Join(e.store.Dir, "telegram.pace"), []byte(late), 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := e.pace(t.Context(), func() rank { return rankQuestion }, func() int { return 1 }); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // One send meets one failure after another and is done exactly once at the end.
 func TestTelegramSendRetries(t *testing.T) {
 	t.Parallel()
@@ -7833,19 +7731,6 @@ func TestTelegramUrgentNotice(t *testing.T) {
 			t.Errorf("urgent %v: %d, %v", urgent, id, err)
 		}
 	}
-}
-
-// What Telegram has asked one process to wait is not shortened by what it asks of another.
-func TestLongestWaitHolds(t *testing.T) {
-	e := newTGEnv(t)
-	e.postpone(time.Minute)
-	e.other(e.store.Dir).postpone(time.Second)
-	e.updatePace(func(next time.Time) time.Time {
-		if left := time.Until(next); left < 50*time.Second {
-			t.Errorf("the next message leaves in %v", left)
-		}
-		return next
-	})
 }
 
 // A message that was sent is not sent again because its description has a member of an unknown shape.
@@ -9062,39 +8947,6 @@ func TestTelegramTicks(t *testing.T) {
 	rows = keyboard(&p, "1", "2", "3", "4", "5", "6", "7", "8", "9")
 	if len(rows) != 10 || data(rows, 9) != "~s:1,2,3,4,5,6,7,8,9" {
 		t.Errorf("submit with all ticked: %d rows, %q", len(rows), data(rows, len(rows)-1))
-	}
-}
-
-// TestUnreadTicks: of a list with ticks nothing can be ticked or submitted before all of it was shown.
-func TestUnreadTicks(t *testing.T) {
-	p := PromptRecord{
-		Head:       Head{ID: newID()},
-		SessionID:  newID(),
-		Nonce:      newNonce(),
-		Status:     AwaitingReply,
-		Confidence: "high",
-		Prompt: Prompt{Type: MultipleChoice, Multi: true,
-			Choices: []Choice{{Key: "1", Label: "No"}, {Key: "2", Label: "Ham"}}},
-	}
-	if got := tgKeys(keyboard(&p)); got != "Show all=~all" {
-		t.Errorf("unread: %s", got)
-	}
-	p.ShownAll, p.Cut = true, true
-	if got := tgKeys(keyboard(&p)); got != "" {
-		t.Errorf("part unknown: %s", got)
-	}
-	p.Cut = false
-	if got := tgKeys(keyboard(&p, "2")); got != "▫️ 1 No=1,2 | ✓ 2 Ham= | Submit=2" {
-		t.Errorf("read: %s", got)
-	}
-	p.Choices[0].Key = strings.Repeat("k", 40)
-	if got := tgKeys(keyboard(&p)); got != "▫️ 2 Ham=2 | Submit=" {
-		t.Errorf("a key that no button can hold: %s", got)
-	}
-	low := PromptRecord{Status: AwaitingReply, Confidence: "low", Prompt: Prompt{Type: Unknown}}
-	got := tgKeys(keyboard(&low))
-	if strings.Contains(got, tapAll) || strings.Contains(got, tapEnter) {
-		t.Errorf("possibly a question, unread: %s", got)
 	}
 }
 
@@ -11390,27 +11242,6 @@ func TestTelegramShowAll(t *testing.T) {
 	e.srv.until(t, "editMessageText", fmt.Sprintf(`"message_id":%d.* · phone`, got.MsgID))
 }
 
-// What cannot be shown in full is not offered for approval by "Show all" either.
-func TestTelegramShowAllOfNothing(t *testing.T) {
-	for _, full := range []string{"", strings.Repeat("x", 16380) + "…"} {
-		e := newTGEnv(t)
-		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Cut, p.Full = true, full }))
-		r := &receiver{Telegram: e.Telegram, ctx: context.Background()}
-		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapAll)
-		r.work.Wait()
-		last := e.srv.requests()[len(e.srv.requests())-1]
-		for _, c := range e.srv.requests() {
-			if c.method == "sendMessage" && c.p["reply_markup"] != nil {
-				last = c
-			}
-		}
-		if strings.Contains(fmt.Sprint(last.p["reply_markup"]), "1. Yes") {
-			t.Errorf("the last message with %d bytes of it offers %v", len(full),
-				last.p["reply_markup"])
-		}
-	}
-}
-
 // TestAskAgainTap: "Ask again" does something only from the newest message of a question that expired, with its own nonce,
 // in a session that runs; what it asks for is recorded once.
 func TestAskAgainTap(t *testing.T) {
@@ -11615,44 +11446,6 @@ func fullDisk(st *Store) {
 	})
 }
 
-// /status names a session's open questions in the order in which they came.
-func TestStatusInOrder(t *testing.T) {
-	e := newTGEnv(t)
-	var want []string
-	for i := range 6 {
-		openIn(t, e, e.s.ID, 0, time.Hour-time.Duration(i)*time.Minute,
-			fmt.Sprintf("question %d", i))
-		want = append(want, fmt.Sprintf("question %d", i))
-	}
-	m := &message{From: &user{ID: 1001}, Text: "/status"}
-	reply := (&incoming{message: m, view: storeView(t, e.store), at: time.Now()}).understand().reply
-	var got []string
-	for line := range strings.SplitSeq(reply, "\n") {
-		if _, question, ok := strings.Cut(line, "❓ "); ok {
-			got = append(got, question)
-		}
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("%q", got)
-	}
-}
-
-// openIn records an open question of a session, asked in that message so long ago.
-func openIn(t *testing.T, e *tgEnv, session string, msg int64, ago time.Duration, question string) *PromptRecord {
-	t.Helper()
-	p := storeQuestion(session)
-	p.Question = question
-	p.CreatedAt = time.Now().Add(-ago)
-	if err := storeUpdate(e.store, p); err != nil {
-		t.Fatal(err)
-	}
-	if msg != 0 {
-		e.store.Move(p.ID, Routed, nil)
-		e.store.Move(p.ID, AwaitingReply, func(q *PromptRecord) { q.MsgID = msg })
-	}
-	return e.prompt(p.ID)
-}
-
 // TestUnreadableUpdate: what the operator sends in a form that nobody documented is not acted on, and he is told.
 func TestUnreadableUpdate(t *testing.T) {
 	e := newTGEnv(t)
@@ -11669,27 +11462,6 @@ func TestUnreadableUpdate(t *testing.T) {
 	}
 	if n := e.srv.count("sendMessage"); n != 2 {
 		t.Errorf("%d messages: a stranger is answered", n)
-	}
-}
-
-// An update without a number, which cannot be confirmed, does not make the poller ask without a pause.
-func TestUpdateWithoutNumber(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	var polls atomic.Int64
-	e.srv.fault = func(method string, w http.ResponseWriter) bool {
-		if method != "getUpdates" {
-			return false
-		}
-		polls.Add(1)
-		fmt.Fprint(w, `{"ok":true,"result":[{"update_id":"x"}]}`)
-		return true
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	e.Poll(ctx)
-	if n := polls.Load(); n > 3 {
-		t.Errorf("it polls %d times a second", n)
 	}
 }
 
@@ -11783,99 +11555,10 @@ func TestTelegramOutage(t *testing.T) {
 	}
 }
 
-// An outage is not over while what came meanwhile cannot be recorded: only then the questions that wait are sent again.
-func TestOutageLastsUntilRecorded(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	tapped := openIn(t, e, e.s.ID, 10, time.Hour, "tapped")
-	openIn(t, e, storeSession(t, e.store), 11, time.Hour, "waits")
-	aged(storeView(t, e.store))
-	works := e.store.log.do
-	fullDisk(e.store)
-	r := &receiver{
-		Telegram: e.Telegram,
-		ctx:      t.Context(),
-		lastOK:   time.Now().Add(-200 * time.Second),
-	}
-	tap := []json.RawMessage{json.RawMessage(tgTap(1, tapped, "y"))}
-	params := &pollParams{}
-	r.handleUpdates(tap, params)
-	r.work.Wait()
-	if n := e.srv.count("sendMessage"); n != 0 || params.Offset != 0 {
-		t.Errorf("%d messages, the next poll begins at %d", n, params.Offset)
-	}
-	e.store.log.do = works
-	aged(storeView(t, e.store)) // it has been read anew
-	r.handleUpdates(tap, params)
-	r.work.Wait()
-	if n := e.srv.count("sendMessage"); n != 1 || params.Offset != 2 {
-		t.Errorf("%d messages, the next poll begins at %d", n, params.Offset)
-	}
-}
-
 // aged makes the store believe that its questions were asked long before the last outage began.
 func aged(v *View) {
 	for _, p := range v.Prompts {
 		p.At = time.Now().Add(-time.Hour)
-	}
-}
-
-// After an outage the questions that wait are sent again in the order in which they were asked.
-func TestResentInOrder(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	want := []string{"question 0", "question 1", "question 2", "question 3"}
-	for i, question := range want {
-		ago := time.Hour - time.Duration(i)*time.Minute
-		openIn(t, e, storeSession(t, e.store), int64(10+i), ago, question)
-	}
-	aged(storeView(t, e.store))
-	r := &receiver{
-		Telegram: e.Telegram,
-		ctx:      t.Context(),
-		lastOK:   time.Now().Add(-200 * time.Second),
-	}
-	r.resendAfterOutage()
-	r.work.Wait()
-	var got []string
-	for _, c := range e.srv.requests() {
-		if text, _ := c.p["text"].(string); c.method == "sendMessage" {
-			got = append(got, strings.Split(text, "\n")[1])
-		}
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("%q", got)
-	}
-}
-
-// Questions that wait are sent again after an outage although the state could not be read when it ended.
-func TestResentWhenTheStateCanBeRead(t *testing.T) {
-	e := newTGEnv(t)
-	p := openIn(t, e, e.s.ID, 10, time.Hour, "Go on?")
-	aged(storeView(t, e.store))
-	state := filepath.Join(e.store.Dir, "state.jsonl")
-	sound, err := os.ReadFile(state)
-	if err != nil {
-		t.Fatal(err)
-	}
-	newer := []byte(`{"v":99,"rec":"prompt","id":"x","at":"2026-11-20T14:02:11.000000Z"`)
-	unknown := slices.Concat(sound, newer, []byte(seal(newer)))
-	if err := os.WriteFile(state, unknown, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r := &receiver{
-		Telegram: e.Telegram,
-		ctx:      t.Context(),
-		lastOK:   time.Now().Add(-200 * time.Second),
-	}
-	r.resendAfterOutage()
-	if err := os.WriteFile(state, sound, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r.resendAfterOutage()
-	r.work.Wait()
-	if now := e.prompt(p.ID); now.MsgID == p.MsgID {
-		t.Error("it was not sent again")
 	}
 }
 
@@ -12080,33 +11763,6 @@ func TestRefusedQuestionWaits(t *testing.T) {
 	e.configure(e.cfg.Load())
 	if p := <-asked; p.Status != AwaitingReply || e.store.ChannelTrouble() != "" || e.Trouble() != "" {
 		t.Errorf("%s, trouble %q %q", p.Status, e.store.ChannelTrouble(), e.Trouble())
-	}
-}
-
-// A server that answers at once, whatever it answers, is asked a few times a second at most.
-func TestNoPollWithoutPause(t *testing.T) {
-	for _, body := range []string{`{"ok":true,"result":[]}`, `{"ok":true,"result":null}`, `{"ok":true}`,
-		`{"ok":true,"result":{}}`, `{"ok":true,"result":[{"update_id":1}]}`, `[]`, `<html>log in</html>`, ``, `{"ok":false}`,
-		`{"ok":false,"error_code":429,"parameters":{"retry_after":-5}}`,
-		`{"ok":false,"error_code":500,"parameters":{"retry_after":9223372036854775807}}`} {
-		t.Run(body, func(t *testing.T) {
-			t.Parallel()
-			e := newTGEnv(t)
-			var polls atomic.Int64
-			e.srv.fault = func(method string, w http.ResponseWriter) bool {
-				if method == "getUpdates" {
-					polls.Add(1)
-					io.WriteString(w, body)
-				}
-				return method == "getUpdates"
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			e.Poll(ctx)
-			if n := polls.Load(); n > 3 {
-				t.Errorf("it polls %d times a second", n)
-			}
-		})
 	}
 }
 
@@ -15900,33 +15556,6 @@ func TestAuditDiscontinued(t *testing.T) {
 	}
 }
 
-// What was found is said once, also when the process died before it noted it, and when two find it at the same time.
-func TestAuditGapSaidOnce(t *testing.T) {
-	s, _ := auditFilled(t, 3)
-	old := noteOf(t, s.Dir)
-	os.Remove(s.audit.log.path)
-	auditAppend(t, s.Dir, "UNAUTHORIZED")
-	loseNotes(t, s.Dir, 1)
-	if note := noteOf(t, s.Dir); note.Seq != 3 || note.Values["broken"] != "" {
-		t.Fatalf("noted %+v", note)
-	}
-	stale := storeAt(t, s.Dir)
-	noted, err := stale.lockAudit() // knows the head of before, and waits for its turn
-	stale.audit.log.release()
-	if err != nil {
-		t.Fatal(err)
-	}
-	auditAppend(t, s.Dir, "UNAUTHORIZED")
-	stale.audit.commit(noted, stale.audit.log.acquire(), Event{Name: "UNAUTHORIZED"})
-	if names := auditNames(t, s.Dir); len(names) != 4 || auditGaps(t, s.Dir) != 1 {
-		t.Errorf("the log: %q", names)
-	}
-	note := noteOf(t, s.Dir)
-	if note.Seq != 4 || note.Values["broken"] != fmt.Sprint("3:", old.Hash) {
-		t.Errorf("noted %+v", note)
-	}
-}
-
 // Notes that come late, in another order, or of a log that is not there any more, never take the place of a head that
 // the log does not continue.
 func TestAuditLateNotes(t *testing.T) {
@@ -16131,51 +15760,6 @@ func TestAuditTampering(t *testing.T) {
 	}
 }
 
-// An entry of another chain, sound by itself and at its place, is none of this one.
-func TestAuditSpliced(t *testing.T) {
-	s, log := auditFilled(t, 5)
-	_, other := auditFilled(t, 5)
-	here, there := bytes.SplitAfter(log, []byte("\n")), bytes.SplitAfter(other, []byte("\n"))
-	for n := 1; n < 5; n++ {
-		spliced := bytes.Join(slices.Concat(here[:n], there[n:]), nil)
-		v := auditVerdict(t, spliced)
-		if v.OK || v.Line != int64(n+1) || !strings.Contains(v.Reason, "hash") {
-			t.Errorf("from line %d on: %+v", n+1, v)
-		}
-	}
-	note := storeView(t, s).Meta["audit"]
-	for _, noted := range []chainHead{{4, note.Hash}, {6, note.Hash}, {5, digest(nil)}} {
-		if _, yes, err := s.audit.continues(noted); yes || err != nil {
-			t.Errorf("the log continues %v: %v, %v", noted, yes, err)
-		}
-	}
-}
-
-// The state's note alone keeps a broken log from verifying: also when the log shows nothing of it.
-func TestAuditBrokenIsNoted(t *testing.T) {
-	s, log := auditFilled(t, 3)
-	note := *storeView(t, s).Meta["audit"]
-	note.Values = map[string]string{"broken": "57:" + digest(nil)}
-	if err := storeUpdate(s, &note); err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		code, out, _ := cli(t, s.Dir, "audit", "verify")
-		if v := auditVerdict(t, log); code != exitFailed || !strings.Contains(out, "57:"+digest(nil)) ||
-			!v.OK {
-			t.Errorf("exit %d, %s", code, out)
-		}
-		auditAppend(t, s.Dir, "UNAUTHORIZED")
-	}
-	v, err := s.verifyAudit(storeView(t, s))
-	if err != nil || v.OK || v.Line != 7 || v.Remedy == "" || v.Proves != "" {
-		t.Errorf("%+v, %v", v, err)
-	}
-	if code, _, _ := cli(t, s.Dir, "doctor", "--json"); code != exitFailed {
-		t.Error("doctor is content")
-	}
-}
-
 // verify names the first answer that was typed at something else than was shown.
 func TestAuditShown(t *testing.T) {
 	t.Parallel()
@@ -16274,29 +15858,6 @@ func TestAuditShownIsForgotten(t *testing.T) {
 	why := asked.judge([]Field{{"event", "SESSION_END"}, {"session_id", session}})
 	if why != "" || len(asked) != 0 {
 		t.Errorf("%d are kept after the session, %s", len(asked), why)
-	}
-}
-
-// Findings do not hide one another: a tail cut after a wrong answer is named too.
-func TestAuditFindingsAdd(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	p := storePrompt(t, s, storeSession(t, s), ReplyReceived, func(p *PromptRecord) {
-		p.Shown = "a"
-	})
-	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("b")) })
-	auditAppend(t, s.Dir, "UNAUTHORIZED")
-	log, _ := os.ReadFile(s.audit.log.path)
-	head := "5:" + auditVerdict(t, log).Hash
-	cut := log[:bytes.LastIndexByte(log[:len(log)-1], '\n')+1]
-	v := auditVerdict(t, cut, head)
-	if v.Line != 4 || !strings.Contains(v.Reason, "; line 5: ") ||
-		!strings.Contains(v.Reason, "cut") {
-		t.Errorf("%+v", v)
-	}
-	changed := bytes.Replace(log, []byte("UNAUTHORIZED"), []byte("UNAUTHORISED"), 1)
-	if v := auditVerdict(t, changed, head); v.Line != 4 || v.Entries != 4 ||
-		!strings.Contains(v.Reason, "; line 5: a hash") {
-		t.Errorf("%+v", v)
 	}
 }
 
@@ -16804,88 +16365,6 @@ func TestBundleRefused(t *testing.T) {
 // ---- pty: the child's terminal ----
 // A child runs as in a terminal of its own, and nothing is lost.
 
-// TestPTYExit: a child has its terminal, size, folder and environment, and its exit code is the
-// shell's.
-func TestPTYExit(t *testing.T) {
-	needUnix(t)
-	for _, test := range []struct {
-		script, out string
-		code        int
-	}{
-		{"stty size", "30 100\r\n", 0},
-		{"exit 3", "", 3},
-		{"exit 255", "", 255},
-		{"kill -9 $$", "", 137},
-		{"kill -TERM $$", "", 143},
-		{"kill -INT $$", "", 130},
-		{"test -t 0 && test -t 1 && test -t 2 && echo yes", "yes\r\n", 0},
-		{"echo $FOO", "bar baz\r\n", 0},
-		{"pwd", "/\r\n", 0},
-		{"ps -o pid=,sid=,pgid=,tpgid= -p $$ | awk '{print $1==$2, $2==$3}'; echo x >/dev/tty", "1 1\r\nx\r\n", 0},
-		{"read a; echo got:$?", "got:1\r\n", 0}, // see the Write below
-	} {
-		t.Run(test.script, func(t *testing.T) {
-			p := mustPTYIn(t, "/", append(ptyEnv(""), "FOO=bar baz"), "sh", "-c", test.script)
-			if strings.HasPrefix(test.script, "read") {
-				typeIn(t, p, "\x04") // end of file
-			}
-			out, code := readAll(t, p)
-			out = strings.ReplaceAll(out, "^D\b\b", "")
-			if out != test.out || code != test.code {
-				t.Errorf("%s: %q, %d, want %q, %d", test.script, out, code, test.out, test.code)
-			}
-			if again := p.Wait(); again != code {
-				t.Errorf("%s: second Wait = %d", test.script, again)
-			}
-			if err := p.Signal(syscall.SIGINT); !errors.Is(err, os.ErrProcessDone) {
-				t.Errorf("%s: Signal after the end = %v", test.script, err)
-			}
-			if err := errors.Join(p.Close(), p.Close()); err != nil {
-				t.Errorf("closing twice: %v", err)
-			}
-		})
-	}
-}
-
-// TestPTYCannotStart: what cannot be started says why and names the tool once; a script without #!
-// runs in sh.
-func TestPTYCannotStart(t *testing.T) {
-	needUnix(t)
-	dir := t.TempDir()
-	plain, script := filepath.Join(dir, "plain"), filepath.Join(dir, "script")
-	os.WriteFile(plain, []byte("x"), 0o600)
-	os.WriteFile(script, []byte("echo ran $1\n"), 0o700) // no #!
-	for name, want := range map[string]error{
-		"no-such-tool-at-all": errNoTool,
-		dir + "/missing":      errNoTool,
-		"./missing":           errNoTool,
-		plain:                 fs.ErrPermission,
-		dir:                   fs.ErrPermission,
-	} {
-		p, err := startPTY([]string{name}, nil, "", Size{}, Host{})
-		if !errors.Is(err, want) || p != nil {
-			t.Errorf("startPTY(%s) = %v, %v, want %v", name, p, err, want)
-		}
-		if err != nil && strings.Count(err.Error(), name) != 1 {
-			t.Errorf("error names the tool not once: %v", err)
-		}
-	}
-	if out, code := readAll(t, mustPTY(t, script, "it")); out != "ran it\r\n" || code != 0 {
-		t.Errorf("script without #!: %q, %d", out, code)
-	}
-}
-
-// TestPTYSizeWithPixels: a child knows rows, columns and pixels from its first byte on and after a
-// resize.
-func TestPTYSizeWithPixels(t *testing.T) {
-	p := mustPTYChild(t, "pty-size")
-	readUntil(t, p, "{30 100 700 480}\r\n") // in the first byte's time
-	if err := p.Resize(Size{Rows: 51, Cols: 133, XPixel: 1330, YPixel: 1020}); err != nil {
-		t.Fatal(err)
-	}
-	readUntil(t, p, "{51 133 1330 1020}\r\n")
-}
-
 // The host's VERASE, IUTF8 and IXON are what line editing in the child depends on.
 func TestPTYModes(t *testing.T) {
 	t.Parallel()
@@ -16944,24 +16423,6 @@ func TestPTYNothingLostAtExit(t *testing.T) {
 	}
 }
 
-// A slow reader must not lose what still lies in the kernel when the child is gone.
-func TestPTYSlowReaderAfterExit(t *testing.T) {
-	p := mustPTY(t, "sh", "-c",
-		"sleep 3 & i=0; while [ $i -lt 100 ]; do echo line $i; i=$((i+1)); done")
-	p.Wait()
-	var out []byte
-	for b := make([]byte, 7); ; {
-		n, err := p.Read(b)
-		out = append(out, b[:n]...)
-		if err != nil {
-			break
-		}
-	}
-	if !strings.HasSuffix(string(out), "line 98\r\nline 99\r\n") {
-		t.Errorf("lost the end: %q", out[max(0, len(out)-40):])
-	}
-}
-
 // Unread is what the child has written and nobody has read yet: the gate types nothing then.
 func TestPTYUnread(t *testing.T) {
 	p := mustPTY(t, "sh", "-c", "printf hello; read a")
@@ -17011,31 +16472,6 @@ func TestPTYCloseEndsRead(t *testing.T) {
 	}
 	if code := p.Wait(); code != 129 {
 		t.Errorf("child of a closed terminal: exit %d, want 129 (SIGHUP)", code)
-	}
-}
-
-// TestPTYTerminate: a child is ended politely, stopped or not, and by force after three seconds.
-func TestPTYTerminate(t *testing.T) {
-	for script, want := range map[string]int{
-		"echo up; exec sleep 30":                               143,
-		"echo up; kill -STOP $$; exec sleep 30":                143, // stopped
-		"trap 'exit 7' TERM; echo up; while :; do :; done":     7,
-		"trap '' TERM HUP; echo up; while :; do sleep 1; done": 137,
-	} {
-		t.Run("", func(t *testing.T) {
-			t.Parallel()
-			p := mustPTY(t, "sh", "-c", script)
-			readUntil(t, p, "up\r\n")
-			if strings.Contains(script, "STOP") {
-				awaitStopped(t, p.PID())
-			}
-			begun := time.Now()
-			p.Terminate(nil)
-			code, took := p.Wait(), time.Since(begun)
-			if code != want || (want == 137) != (took > 2900*time.Millisecond) {
-				t.Errorf("%s: exit %d after %v, want %d", script, code, took, want)
-			}
-		})
 	}
 }
 
@@ -17125,17 +16561,6 @@ func TestPTYSignalDispositions(t *testing.T) {
 		if got := strings.Join(strings.Fields(string(out)), " "); got != want || err != nil {
 			t.Errorf("%q: %q, %v, want %q", trap, got, err, want)
 		}
-	}
-}
-
-// Of a child that writes byte by byte, which is read with pauses, every byte comes in its place.
-func TestPTYByteByByte(t *testing.T) {
-	t.Parallel()
-	const n = 30000
-	p := mustPTY(t, "sh", "-c", fmt.Sprintf(`i=0; while [ $i -lt %d ]; do printf $((i%%10)); i=$((i+1)); done`, n))
-	got, code := readAll(t, p)
-	if want := strings.Repeat("0123456789", n/10); got != want || code != 0 {
-		t.Errorf("%d bytes of %d, the first %d are right, exit %d", len(got), n, commonHead([]byte(got), []byte(want)), code)
 	}
 }
 
@@ -17685,24 +17110,6 @@ func TestOpenPrivate(t *testing.T) {
 	}
 }
 
-// TestOpenPrivateNoFileWithError: what is refused is no file: nobody can take a closed one for an open one.
-func TestOpenPrivateNoFileWithError(t *testing.T) {
-	needUnix(t)
-	dir := t.TempDir()
-	wide := filepath.Join(dir, "wide")
-	if err := os.WriteFile(wide, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(wide, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range []string{wide, filepath.Join(dir, "no", "such")} {
-		if f, err := openPrivate(path, os.O_RDWR); f != nil || err == nil {
-			t.Errorf("openPrivate(%s) = %v, %v; want no file and an error", path, f, err)
-		}
-	}
-}
-
 // TestRefusedThenMended: a file that was refused because others could reach it is used as soon as the user has done
 // what the error says, by the same process.
 func TestRefusedThenMended(t *testing.T) {
@@ -17791,29 +17198,6 @@ func TestLockFile(t *testing.T) {
 	}
 }
 
-// A lock file that was refused is used as soon as the user has made it private: no later entry is missing.
-func TestLockFileRefusedOnce(t *testing.T) {
-	needUnix(t)
-	s := storeAt(t, home(t, ""))
-	lock := filepath.Join(s.Dir, "audit.lock")
-	os.WriteFile(lock, nil, 0o600)
-	os.Chmod(lock, 0o644)
-	entry := Event{Name: "UNAUTHORIZED"}
-	err := s.Audit().Append(entry)
-	if err == nil || !strings.Contains(err.Error(), "can be reached by others") {
-		t.Fatalf("with a lock that others can open: %v", err)
-	}
-	os.Chmod(lock, 0o600)
-	if err := s.Audit().Append(entry); err != nil || s.Trouble() != nil {
-		t.Errorf("made private: %v, trouble %v", err, s.Trouble())
-	}
-	storeSession(t, s)
-	log, _ := os.ReadFile(s.audit.log.path)
-	if n := strings.Count(string(log), "\n"); n != 3 { // the one that was refused comes before the next
-		t.Errorf("%d entries, want 3:\n%s", n, log)
-	}
-}
-
 // A process that was stopped while it had the lock costs the others one wait: then they say so at once, until it is free.
 // Nothing stays of what was tried in vain.
 func TestStoppedWithALock(t *testing.T) {
@@ -17858,34 +17242,6 @@ func TestStoppedWithALock(t *testing.T) {
 	if err := storeUpdate(s, p); err != nil {
 		t.Errorf("after it was given back: %v", err)
 	}
-}
-
-// Who is suspended has no lock meanwhile, whatever its goroutines were at.
-func TestStill(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	s := storeAt(t, home(t, ""))
-	storeSession(t, s)
-	var busy sync.WaitGroup
-	var over atomic.Bool
-	for range 4 {
-		busy.Go(func() {
-			for !over.Load() {
-				if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	for range 50 {
-		s.Still(func() {
-			if !unlocked(t, s.Dir, "state.lock") || !unlocked(t, s.Dir, "audit.lock") {
-				t.Error("a lock is held")
-			}
-		})
-	}
-	over.Store(true)
-	busy.Wait()
 }
 
 // TestSyncDir: a file system that cannot make folders durable is none that failed to.
@@ -18313,96 +17669,6 @@ func TestAnswered(t *testing.T) {
 	})
 }
 
-// TestSystemCallsFail: whatever the system refuses, the tool's output comes whole or the exit status is no success and
-// why is said; what was typed was recorded, the terminal is as before, and state and log can be read.
-// ATLASBRIDGE_TEST_FAULTS is how many calls of each kind fail in turn, 1: one that the program makes late.
-func TestSystemCallsFail(t *testing.T) {
-	needTool(t, "strace")
-	turns, err := strconv.Atoi(os.Getenv("ATLASBRIDGE_TEST_FAULTS"))
-	if err != nil {
-		t.Skip("set ATLASBRIDGE_TEST_FAULTS to how many calls of each kind are to fail, 1 for a sample")
-	}
-	type fault struct {
-		call  string // of strace
-		error string
-		nth   int // call of a thread
-	}
-	kinds := []string{"write EIO", "write ENOSPC", "fsync EIO", "pwrite64 ENOSPC", "lseek EIO", "ftruncate EIO",
-		"openat EMFILE", "newfstatat EIO", "fstat EIO", "flock EINTR", "flock ENOLCK", "ioctl EIO", "read EIO",
-		"pselect6 EINTR", "epoll_pwait EINTR", "fcntl EIO", "renameat EIO"}
-	var rows []fault
-	for i, kind := range kinds {
-		call, code, _ := strings.Cut(kind, " ")
-		for n := range turns {
-			nth := n + 1
-			if turns == 1 {
-				nth = 5 + i%7 // behind what begins the program
-			}
-			rows = append(rows, fault{call, code, nth})
-		}
-	}
-	beside(t, rows, func(t *testing.T, f fault) {
-		dir := home(t, "")
-		env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
-		trace := fmt.Sprintf("strace -b execve -f -qq -o /dev/null -e trace=%s -e inject=%s:error=%s:when=%d",
-			f.call, f.call, f.error, f.nth)
-		if f.call == "write" || f.call == "read" { // Go dies of an eventfd that cannot be written
-			trace += ` -P "$(tty)" -P /dev/ptmx -P "$ATLASBRIDGE_HOME/state.jsonl" -P "$ATLASBRIDGE_HOME/audit.log"`
-		}
-		x := inTerminal(t, env, "bash", "-c", "exec "+trace+` "$TEST_BINARY" run bash -c "$0"`,
-			`printf 'Continue? [y/n] '; read a; seq 1 2000; echo "got=$a"; exit 7`)
-		st := storeAt(t, dir)
-		code := -1
-		var p *PromptRecord
-		soon := func(holds func() bool) { // a fault may cost that, which is no promise
-			for end := time.Now().Add(patience / 4); code < 0 && !holds() && time.Now().Before(end); {
-				select {
-				case code = <-x.code:
-				case <-time.After(10 * time.Millisecond):
-				}
-			}
-		}
-		soon(func() bool {
-			for _, p = range storeView(t, st).Prompts {
-				return true
-			}
-			return false
-		})
-		if p != nil && code < 0 {
-			if _, _, err := st.Decide(cliAnswer(p, "y"), time.Now()); err != nil {
-				t.Error(err)
-			}
-			soon(func() bool {
-				p, _, _ = st.Prompt(p.ID)
-				return p.Status == Failed
-			})
-		}
-		if code < 0 { // the answer was not typed: the keyboard has to do, which the fault may have cost
-			x.types("n\r")
-			select {
-			case code = <-x.code:
-			case <-time.After(patience):
-				t.Fatalf("%+v: it does not end; the screen:\n%s", f, x.shown())
-			}
-		}
-		shown := x.shown()
-		whole := code == 7 && strings.Contains(shown, "1999\n2000\ngot=")
-		if !whole && (code == 0 || !strings.Contains(shown, "atlasbridge: ")) {
-			t.Errorf("%+v: exit %d, and nothing says why:\n%s", f, code, shown)
-		}
-		if strings.Contains(shown, "got=y") && (p == nil || p.Value == nil || *p.Value != "y") {
-			t.Errorf("%+v: typed, not recorded: %+v", f, p)
-		}
-		if modes := x.pty.State(); !modes.Canonical || !modes.Echo {
-			t.Errorf("%+v: the terminal is left as %+v", f, modes)
-		}
-		v, err := st.verifyAudit(storeView(t, st))
-		if err != nil || !v.OK && v.Reason == "" {
-			t.Errorf("%+v: the log: %+v %v", f, v, err)
-		}
-	})
-}
-
 // TestHungUp: when the terminal has gone, or who gave it to us, tool and wrapper end, whatever the tool ignores; nohup
 // keeps both, and so does a SIGHUP while all is there.
 func TestHungUp(t *testing.T) {
@@ -18777,42 +18043,6 @@ func TestSession(t *testing.T) {
 	})
 }
 
-// TestRace answers each question from two places at nearly the same time: exactly one answer reaches it.
-func TestRace(t *testing.T) {
-	t.Parallel()
-	n := rounds(t)
-	dir := home(t, "")
-	x := bridge(t, dir, "run", "bash", "-c",
-		fmt.Sprintf(`for i in $(seq %d); do read -p "Q$i? (y/n) " a; echo "got $i [$a]"; done; read`,
-			n))
-	st, err := openStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answered := regexp.MustCompile(`got (\d+) \[(.*)\]`)
-	for i := 1; i <= n; i++ {
-		p := awaits(x, st, fmt.Sprintf("Q%d?", i), fmt.Sprintf("got %d [", i))
-		if p == nil {
-			continue // the keys of the last round have answered it
-		}
-		decided := make(chan struct{})
-		go func() {
-			defer close(decided)
-			<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
-			st.Decide(cliAnswer(p, "y"), time.Now())
-		}()
-		<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
-		x.types("n\r")
-		<-decided
-		x.sees(fmt.Sprintf("got %d [", i))
-		for _, m := range answered.FindAllStringSubmatch(x.shown(), -1) {
-			if m[2] != "y" && m[2] != "n" {
-				t.Errorf("question %s got %q", m[1], m[2])
-			}
-		}
-	}
-}
-
 // rounds is how often a race is run: a few times, or as often as ATLASBRIDGE_TEST_ROUNDS says.
 func rounds(t *testing.T) int {
 	n := 12
@@ -19122,33 +18352,6 @@ func TestTextChangesWhileItIsTapped(t *testing.T) {
 	})
 }
 
-// TestRestlessText: text that keeps changing above a question brings at most six messages a minute.
-func TestRestlessText(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	long := 12 * time.Second
-	if os.Getenv("ATLASBRIDGE_TEST_ROUNDS") != "" {
-		long = time.Minute
-	}
-	shapes := []string{"\r\x1b[K12:00:%02d a line of a log\r\nProceed? (y/n) ",
-		"\x1b[H\x1b[J%d files done\r\nDelete them all\r\nProceed? (y/n) "}
-	beside(t, shapes, func(t *testing.T, shape string) {
-		w, c, _, _ := stageSession(t, "")
-		pace := time.NewTicker(300 * time.Millisecond)
-		defer pace.Stop()
-		c.show("0", fmt.Sprintf(shape, 0))
-		w.find("Proceed?", anyButton)
-		end := time.Now().Add(long)
-		for i := 1; time.Now().Before(end); i++ {
-			<-pace.C
-			c.show(fmt.Sprint(i), fmt.Sprintf(shape, i))
-		}
-		if n := w.came("Proceed?"); n > 6 {
-			t.Errorf("%d messages in %v", n, long)
-		}
-	})
-}
-
 // TestNothingUnseenIsAllowed: an answer that grants comes with all of what it is about, or after "Show all" did.
 func TestNothingUnseenIsAllowed(t *testing.T) {
 	needUnix(t)
@@ -19410,38 +18613,6 @@ func TestPasswordToWhatIsNotRecorded(t *testing.T) {
 	x.sees("[3]")
 }
 
-// TestAnsweredOnlyWhatWasTyped: what was decided when the program had already ended is never "answered". What was
-// decided just before may have been typed in time: nobody can look and type in one step.
-func TestAnsweredOnlyWhatWasTyped(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	beside(t, make([]int, rounds(t)), func(t *testing.T, _ int) {
-		w, c, dir, x := stageSession(t, "")
-		c.show("ask", "Go? (y/n) ")
-		m := w.find("Go?", yesButton)
-		w.tap(m, yesButton)
-		<-time.After(time.Duration(rand.IntN(30)) * time.Millisecond)
-		c.order(order{Exit: true})
-		gone := c.until("gone", -1).At.Add(20 * time.Millisecond)
-		select {
-		case <-x.code:
-		case <-time.After(patience):
-			t.Fatal("it does not end")
-		}
-		p := promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.over() })
-		after := w.now(m.id)
-		if len(after.buttons) > 0 {
-			t.Errorf("it still has buttons: %v", after.buttons)
-		}
-		if p.DecidedAt == nil || p.DecidedAt.Before(gone) {
-			return
-		}
-		if saysAnswered.MatchString(after.text) || auditCount(t, dir, "REPLY_INJECTED") > 0 {
-			t.Errorf("decided when nobody could read it, and it says %s", after.text)
-		}
-	})
-}
-
 // TestProgramEndsAsItIsAnswered: an answer that finds its program gone is "not delivered", never "answered".
 func TestProgramEndsAsItIsAnswered(t *testing.T) {
 	needUnix(t)
@@ -19584,35 +18755,6 @@ func TestPrintedStatusIsNotBelieved(t *testing.T) {
 		w.settled(m.id)
 		if strings.Contains(w.texts(), "harmless") {
 			t.Error("the phone shows the words of the file")
-		}
-	})
-}
-
-// TestKeysWhileAnswering: a key that was typed for one question never answers the next one.
-func TestKeysWhileAnswering(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	beside(t, make([]int, rounds(t)), func(t *testing.T, _ int) {
-		w := newBotAPI(t)
-		x := bridge(t, home(t, w.config("away_after_seconds = 0")), "run", "bash", "-c",
-			`read -p "Go? (y/n) " a; read -p "Delete all? (y/n) " b; echo "got [$a][$b]"; read c`)
-		second := func() bool { return strings.Contains(x.shown(), "Delete all?") }
-		m := w.find("Go?", yesButton)
-		w.tap(m, yesButton)
-		<-time.After(time.Duration(rand.IntN(30000)) * time.Microsecond)
-		if second() {
-			return // the key would rightly be the second question's
-		}
-		x.types("y\r")
-		if second() {
-			return // who knows
-		}
-		x.sees("Delete all?")
-		<-time.After(time.Second) // longer than anything holds a key back
-		x.types("n\r")
-		x.sees("got [")
-		if shown := x.shown(); !strings.Contains(shown, "got [y][n]") {
-			t.Errorf("a key for the first question answers the second:\n%s", shown)
 		}
 	})
 }
@@ -21406,23 +20548,6 @@ func TestGenericToolIsWarnedOf(t *testing.T) {
 	}
 }
 
-// TestStagedToolCannotRun: what keeps a tool from running is told the same below a shell that resumes us.
-func TestStagedToolCannotRun(t *testing.T) {
-	t.Parallel()
-	p, _ := shellWithUs(t)
-	typeIn(t, p, "echo 'echo script' > s; chmod +x s; printf '#!/no/such\\n' > i; chmod +x i; touch f; echo rea''dy\r")
-	readUntil(t, p, "ready\r\nab> ")
-	for _, row := range []struct{ run, says string }{
-		{"ab ./s", "script\r\ncode 0\r\n"},
-		{"ab ./f", "code 126\r\n"},
-		{"ab ./i", "code 125\r\n"},
-		{"ab ./none", "code 127\r\n"},
-	} {
-		typeIn(t, p, row.run+"; echo code $?\r")
-		readUntil(t, p, row.says)
-	}
-}
-
 // ---- the whole program: hooks ----
 // A hook's question is answered by the hook alone, or by nobody.
 
@@ -23067,41 +22192,6 @@ func TestSimulation(t *testing.T) {
 		}
 	})
 	t.Logf("%d of %d seeds in %v: %v", played.Load(), seeds, time.Since(began).Round(time.Millisecond), total)
-}
-
-// TestSimulationReplays: the same seed gives the same timeline, but where several messages wait for the same turn: which
-// of them goes first is decided by the order of goroutines, which a bubble does not fix.
-func TestSimulationReplays(t *testing.T) {
-	needUnix(t)
-	seeds, times := uint64(20), 3
-	if n, err := strconv.Atoi(os.Getenv("ATLASBRIDGE_TEST_REPLAYS")); err == nil {
-		times = n
-	}
-	var differ atomic.Uint64
-	beside(t, []uint64{0, 1, 2, 3}, func(t *testing.T, begin uint64) {
-		for seed := begin; seed < seeds; seed += 4 {
-			first := simulate(t, seed+1)
-			for range times - 1 {
-				again := simulate(t, seed+1)
-				at := 0
-				for at < min(len(first.log), len(again.log)) && first.log[at] == again.log[at] {
-					at++
-				}
-				if at < len(first.log) || at < len(again.log) {
-					differ.Add(1)
-					from := max(0, at-3)
-					t.Logf("seed %d differs from line %d on:\n%s\n---\n%s", seed+1, at,
-						strings.Join(first.log[from:min(len(first.log), at+4)], "\n"),
-						strings.Join(again.log[from:min(len(again.log), at+4)], "\n"))
-					break
-				}
-			}
-		}
-	})
-	t.Logf("%d of %d seeds differ in %d runs", differ.Load(), seeds, times)
-	if differ.Load() > seeds*3/4 {
-		t.Error("hardly any seed replays")
-	}
 }
 
 // simRaces tells whether the race detector is on: everything takes ten times as long.
