@@ -51,7 +51,7 @@
 //	bench                                One way each to make a home, to run a command, to be a phone.
 //
 // Environment: ATLASBRIDGE_SHARED names the folder of the shared recordings, ATLASBRIDGE_LONG=1 and ATLASBRIDGE_TEST_ROUNDS
-// make what races run for longer, ATLASBRIDGE_TEST_SEEDS and ATLASBRIDGE_TEST_SEED choose what the simulation plays,
+// make what races run for longer, ATLASBRIDGE_TEST_SEEDS and ATLASBRIDGE_TEST_SEED choose what the simulation plays.
 package main
 
 import (
