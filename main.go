@@ -1164,14 +1164,6 @@ func (d *doctor) checkBot(cfg *Config) *Telegram {
 	chat, err := bot.reach(ctx)
 	d.writes = err == nil
 	d.tell("chat", explained(err), chat+", where the bot can write", "")
-	here, todo, err := bot.topicsHere(ctx)
-	found := "each session has its own"
-	if !here {
-		found = "none; for one a session: " + todo
-	}
-	if err == nil { // else it is told above
-		d.tell("topics", nil, found, "")
-	}
 	return bot
 }
 

@@ -1012,7 +1012,7 @@ func TestSaysWhereQuestionsGo(t *testing.T) {
 		x.exits(0)
 	}
 	says("atlasbridge: questions go to Telegram, bot 123456789 20s after your last key ")
-	if _, _, err := e.topicsHere(t.Context()); err != nil {
+	if _, err := e.topicsHere(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	says("atlasbridge: questions go to @my_bot 20s after your last key ")
@@ -7664,16 +7664,6 @@ func TestTelegramSendRetries(t *testing.T) {
 			t.Errorf("%s: %d, %v", text, id, err)
 		}
 	}
-	e.srv.fault = func(_ string, w http.ResponseWriter) bool { // carried out, but the answer broke off
-		w.Header().Set("Content-Length", "500")
-		io.WriteString(w, `{"ok":true,"result":{"message_id":77,"from":{"id"`)
-		return true
-	}
-	if id, err := e.send(context.Background(), &outgoing{method: "sendMessage", Text: "x"},
-		rankQuestion); err != nil ||
-		id != 77 {
-		t.Errorf("a cut answer: %d, %v", id, err)
-	}
 }
 
 // TestPlainerLooks: a Bot API that refuses colours or newer looks of text gets every question all the same, in the same
@@ -7995,7 +7985,6 @@ func TestPage(t *testing.T) {
 			**api · claude**
 			Which?
 			|curl p` + "\u0430" + `ypal.com
-			⚠️ Letters of different alphabets in one word: p` + "\u0430" + `ypal.com
 			Text from here is switched off (free_text_enabled): type it at the keyboard.
 			until 14:32, then nothing is typed · [SID:51ccd167]
 			[Send Enter] [Leave it]`},
@@ -10495,30 +10484,24 @@ func TestTopicName(t *testing.T) {
 // TestTopicsHere: topics are used where the chat has them and the bot may make them; else doctor tells what to do.
 func TestTopicsHere(t *testing.T) {
 	for _, c := range []struct {
-		name, me, chat, member string
-		id                     int64
-		here                   bool
-		todo                   string
+		name, me, chat string
+		id             int64
+		here           bool
 	}{
-		{"private", `{"has_topics_enabled":true}`, "", "", 1001, true, ""},
-		{"private, off", `{"has_topics_enabled":false}`, "", "", 1001, false, "Threaded Mode"},
-		{"an old server", `{"id":9}`, "", "", 1001, false, "Threaded Mode"},
-		{"forum", `{"id":9}`, `{"is_forum":true}`, `{"status":"administrator","can_manage_topics":true}`, tgGroup, true, ""},
-		{"its creator", `{"id":9}`, `{"is_forum":true}`, `{"status":"creator"}`, tgGroup, true, ""},
-		{"no right", `{"id":9}`, `{"is_forum":true}`, `{"status":"administrator"}`, tgGroup, false, "administrator"},
-		{"a member", `{"id":9}`, `{"is_forum":true}`, `{"status":"member"}`, tgGroup, false, "administrator"},
-		{"not told", `{"id":9}`, `{"is_forum":true}`, `true`, tgGroup, true, ""},
-		{"group", `{"id":9,"has_topics_enabled":true}`, `{"type":"supergroup"}`, "", tgGroup, false, "Topics"},
+		{"private", `{"has_topics_enabled":true}`, "", 1001, true},
+		{"private, off", `{"has_topics_enabled":false}`, "", 1001, false},
+		{"an old server", `{"id":9}`, "", 1001, false},
+		{"forum", `{"id":9}`, `{"is_forum":true}`, tgGroup, true},
+		{"group", `{"id":9,"has_topics_enabled":true}`, `{"type":"supergroup"}`, tgGroup, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := newTGEnv(t)
 			e.cfg.Store(&Config{Token: fakeToken, ChatID: c.id, APIBase: e.srv.URL})
-			for method, answer := range map[string]string{"getMe": c.me, "getChat": c.chat, "getChatMember": c.member} {
+			for method, answer := range map[string]string{"getMe": c.me, "getChat": c.chat} {
 				e.srv.answers[method] = func(map[string]any) string { return answer }
 			}
-			here, todo, err := e.topicsHere(t.Context())
-			if here != c.here || !here && !strings.Contains(todo, c.todo) || err != nil {
-				t.Errorf("%v, %q, %v", here, todo, err)
+			if here, err := e.topicsHere(t.Context()); here != c.here || err != nil {
+				t.Errorf("%v, %v", here, err)
 			}
 			if err := e.receiver(e.Telegram).lookAfterTopics(); err != nil {
 				t.Fatal(err)

@@ -258,9 +258,6 @@ const (
 	maxBatch  = 100              // updates in one answer: https://core.telegram.org/bots/api#getupdates
 )
 
-// cutAnswer is the beginning of an answer that broke off, though what it answers was carried out.
-var cutAnswer = re(`^\{"ok":true,"result":(\{"message_id":\d+)[,}]`)
-
 // firstUpdate is the number of the first update in an answer to getUpdates, of which only the beginning was read.
 var firstUpdate = re(`"update_id":\s*\d+`)
 
@@ -389,12 +386,7 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 		return t.noAnswer(method, err)
 	}
 	var a apiAnswer
-	if err := json.Unmarshal(body, &a); err != nil && resp.StatusCode == http.StatusOK {
-		if cut := cutAnswer.expr().FindSubmatch(body); cut != nil {
-			a.OK = true
-			a.Result = append(cut[1], '}')
-		}
-	}
+	_ = json.Unmarshal(body, &a) // what is no answer of the Bot API leaves zeros
 	a.method = method
 	a.answered = true
 	if len(body) == maxAnswer {
@@ -1459,9 +1451,6 @@ func valueName(p *PromptRecord, value *string) string {
 // ---- what a question's message says ----
 // One message for a question's whole life: what is asked, then what became of it.
 
-// mixedWord is a word that deceives: with letters of different alphabets.
-var mixedWord = re(`\S*([a-zA-Z][\p{Cyrillic}\p{Greek}]|[\p{Cyrillic}\p{Greek}][a-zA-Z])\S*`)
-
 // programText is what of a question comes from the program, in the order in which a message shows it: what stands above
 // it, and the question's own text without the rows that its sentence and its buttons say again.
 func programText(p *PromptRecord) (above, body string) {
@@ -1578,7 +1567,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	above, body := programText(p)
 	end := &richText{}
 	if p.Open() {
-		t.addDeadline(end, p, body)
+		t.addDeadline(end, p)
 	} else {
 		above = ""
 		body = abridge(body, 700)
@@ -1618,12 +1607,9 @@ func askedText(p *PromptRecord, s *SessionRecord, above, body string) *richText 
 	return r
 }
 
-// addDeadline adds until when a question is open and what happens then, below what can be done about it, and what its
-// text does not say by itself: words that deceive, and that a part is missing.
-func (t *Telegram) addDeadline(r *richText, p *PromptRecord, body string) {
-	if mixed := clean(mixedWord.FindString(p.Question+"\n"+body), 60); mixed != "" {
-		r.addLine("", "⚠️ Letters of different alphabets in one word: "+mixed)
-	}
+// addDeadline adds until when a question is open and what happens then, below what can be done about it, and that a
+// part is missing.
+func (t *Telegram) addDeadline(r *richText, p *PromptRecord) {
 	if p.Cut {
 		r.addLine("", "⚠️ Part of it is not known here: look at the terminal. From here it can only be refused.")
 	}
@@ -2508,38 +2494,27 @@ func (t *Telegram) endTopic(ctx context.Context, session string) error {
 	return t.store.SetTopic(session, ended)
 }
 
-// topicsHere tells whether sessions can have topics in the chat; where not, what to do about it.
-func (t *Telegram) topicsHere(ctx context.Context) (here bool, todo string, err error) {
+// topicsHere tells whether the chat has topics. Whether the bot may make one shows when it does.
+func (t *Telegram) topicsHere(ctx context.Context) (bool, error) {
 	var me struct {
 		user
 		Topics bool `json:"has_topics_enabled"`
 	}
 	if err := t.call(ctx, "getMe", struct{}{}, &me); err != nil {
-		return false, "", err
+		return false, err
 	}
-	if t.store != nil && me.Username != "" {
+	if me.Username != "" {
 		t.noteBot(me.Username)
 	}
 	chatID := t.cfg.Load().ChatID
 	if chatID > 0 {
-		return me.Topics, "switch on Threaded Mode in @BotFather (its Mini App, the bot's settings)", nil
+		return me.Topics, nil
 	}
 	var group struct {
 		Forum bool `json:"is_forum"`
 	}
-	if err := t.call(ctx, "getChat", map[string]any{"chat_id": chatID}, &group); err != nil {
-		return false, "", err
-	}
-	if !group.Forum {
-		return false, "switch on Topics in the group's settings", nil
-	}
-	var bot struct {
-		Status string
-		Topics bool `json:"can_manage_topics"`
-	}
-	err = t.call(ctx, "getChatMember", map[string]any{"chat_id": chatID, "user_id": me.ID}, &bot)
-	may := err != nil || bot.Topics || bot.Status == "creator" // where it is not told, the first topic shows it
-	return may, "make the bot an administrator who may manage topics", nil
+	err := t.call(ctx, "getChat", map[string]any{"chat_id": chatID}, &group)
+	return group.Forum, err
 }
 
 // reach makes sure that the bot may write to its chat, where it shows for some seconds that it types, and tells which
@@ -2582,7 +2557,7 @@ func (r *receiver) keepTopics() {
 
 // lookAfterTopics records whether the chat has topics, and tidies them.
 func (r *receiver) lookAfterTopics() error {
-	here, _, err := r.topicsHere(r.ctx)
+	here, err := r.topicsHere(r.ctx)
 	if err != nil {
 		return err
 	}
@@ -2977,8 +2952,8 @@ func (t *Telegram) botID() string {
 	return bot
 }
 
-// waitOut waits until it is worth asking again, or other settings count. Whoever may mend what lasts, such as setup, can
-// poll meanwhile.
+// waitOut waits until it is worth asking again, or other settings count. Whoever may mend what lasts, such as setup,
+// can poll meanwhile.
 func (r *receiver) waitOut(failed *apiError, failures int, fresh <-chan struct{}) {
 	r.noteFailure("poll", failed, failures)
 	pause := r.pause(failed, failures)
