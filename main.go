@@ -1438,7 +1438,8 @@ const (
 	keyboardLook = time.Second / 4        // between looks whether the tool reads its terminal
 	tapQuiet     = 100 * time.Millisecond // of silence after the child's end, then a tap ends
 	busyTime     = 3 * time.Second        // beyond its time: the gate waits for a pause of the output
-	followTime   = time.Second            // for a program that may take one key to show it, or to read
+	followTime   = time.Second            // for a program that may take one key to show it
+	readTime     = 5 * time.Second        // to read it: until then it is only busy
 	submitTime   = 3 * time.Second        // for a text to be taken
 	inputTime    = time.Minute            // that what the phone wants waits for what is under way
 	inputLook    = time.Second / 20       // between looks whether that is over
@@ -4518,7 +4519,7 @@ func (s *session) echoStep(look *Prompt, tty TTYState, late bool) {
 	unread := g.q != nil && g.q.screen != nil && !g.q.rec.Idle && tty.Waiting > 0
 	gone := unread && !tty.Canonical && !g.q.screen.same(look) && time.Since(g.sentAt) >= gatePoll
 	switch {
-	case unread && (gone || time.Since(g.until) > followTime):
+	case unread && (gone || time.Since(g.until) > readTime):
 		s.gateFail("the program did not read it in time; look at the terminal")
 	case late && !unread:
 		s.gateOver()
