@@ -75,8 +75,8 @@ const anyRow = -1
 
 // Screen is what the terminal shows, fed with the child's bytes cut anywhere. The parser is that of
 // https://vt100.net/emu/dec_ansi_parser as today's terminals are: text is UTF-8; no 8-bit C1
-// controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string. The text is
-// what tmux shows. One goroutine uses it.
+// controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC, and a line feed, ends a string. The text
+// is what tmux shows. One goroutine uses it.
 type Screen struct {
 	rows, cols  int
 	top, bottom int // the scroll region, inclusive
@@ -489,7 +489,7 @@ func (s *Screen) take(b []byte) int {
 
 // control takes a control character, or one byte of a string or of another sequence than a control sequence.
 func (s *Screen) control(b byte) {
-	inString := s.inString()
+	inString := s.state > inEscape && s.state != inSequence
 	switch {
 	case b == 0x18, b == 0x1a: // CAN, SUB
 		s.state = inText
@@ -500,6 +500,9 @@ func (s *Screen) control(b byte) {
 	case b == '\a' && s.state == ']':
 		s.endString(b)
 		s.state = inText
+	case b == '\n' && inString: // it never ended
+		s.state = inText
+		s.controlCharacter(b)
 	case b < 0x20 && !inString:
 		s.controlCharacter(b)
 	case b < 0x20, b >= 0x7f && !inString:
@@ -1323,17 +1326,6 @@ func (s *Screen) endString(end byte) {
 	}
 }
 
-// inString tells whether a string has begun and not ended yet.
-func (s *Screen) inString() bool { return s.state > inEscape && s.state != inSequence }
-
-// endStringAs takes a string that does not end for none: the last line of the output, which ends in it, is shown. A
-// program that waits for an answer must not be missed because of a byte that stood in a file.
-func (s *Screen) endStringAs(output []byte) {
-	s.state = inText
-	last := max(bytes.LastIndexByte(output, '\n'), bytes.LastIndexByte(output, 0x1b))
-	s.Write(output[1+last:])
-}
-
 // replyColour answers an OSC that asks for a colour, in a string that ends as the OSC did. The
 // colours are light on black.
 func (s *Screen) replyColour(osc, level string, end byte) {
@@ -1691,7 +1683,6 @@ type Prompt struct {
 	lead   string
 	all    string
 	since  time.Time // Idle: when the turn began, zero unknown
-	bare   bool      // what stands above never came to rest and is left out of both
 	parts  shown     // what both are made of
 	place  place     // where a question on a line begins
 	motion motion    // what was seen moving in all
@@ -1743,34 +1734,6 @@ func (p *Prompt) seal() {
 // until a prompt is given out, for most looks at a screen that moves give none.
 func (p *Prompt) publish() {
 	p.Shown = redact(visible(p.all))
-}
-
-// withoutAbove is the question alone, for one that stands below what never comes to rest: it is
-// cut, and anywhere, for a log above moves it from row to row.
-func (p *Prompt) withoutAbove() *Prompt {
-	q := *p
-	q.bare = true
-	q.Cut = true
-	q.Above = ""
-	q.place = place{}
-	q.parts.above = nil
-	if q.parts.line {
-		q.parts.body = nil
-		q.parts.among = nil
-		q.Full = q.Question
-	}
-	if q.SafeDefault != nil && !q.refusesByDefault() {
-		q.SafeDefault = nil
-	}
-	q.seal()
-	return &q
-}
-
-// refusesByDefault tells whether the safe default is a refusal: of what is cut nothing else is
-// typed by waiting.
-func (p *Prompt) refusesByDefault() bool {
-	value := *p.SafeDefault
-	return value == "esc" || value == "n" || isRefusal(p.label(value))
 }
 
 // sameness is how what stands on the screen compares with what was asked.
@@ -1954,7 +1917,6 @@ func (p *Prompt) same(now *Prompt) bool { return p.compare(now) == theSame }
 
 // compare is same, or says that it is too early to tell.
 func (p *Prompt) compare(now *Prompt) sameness {
-	now = now.like(p)
 	if now == nil || p.place.differs(now.place) {
 		return another
 	}
@@ -1964,7 +1926,6 @@ func (p *Prompt) compare(now *Prompt) sameness {
 // follows tells whether now is p after a key moved its pointer: a long list may show other choices
 // then, but not the same in another order. now may be nil.
 func (p *Prompt) follows(now *Prompt) bool {
-	now = now.like(p)
 	if now == nil || now.motion.compare(p.lead, now.lead) != theSame {
 		return false
 	}
@@ -1973,14 +1934,6 @@ func (p *Prompt) follows(now *Prompt) bool {
 	slices.Sort(was)
 	slices.Sort(is)
 	return inOrder || !slices.Equal(was, is)
-}
-
-// like is p in the form in which other was shown: without what stands above it, if that was. nil stays nil.
-func (p *Prompt) like(other *Prompt) *Prompt {
-	if p != nil && other.bare && !p.bare {
-		return p.withoutAbove()
-	}
-	return p
 }
 
 // isQuestion tells whether p asks something, and is no input box, nor a screen that may ask only if
@@ -3193,18 +3146,15 @@ const (
 )
 
 const (
-	lookEvery    = 250 * time.Millisecond  // between two looks while output comes
-	pollTTY      = 10 * time.Second        // between two looks at the state of a terminal that is still, at most
-	goneAfter    = 200 * time.Millisecond  // out of sight: the question is gone
-	anewWait     = 500 * time.Millisecond  // after an answer: what was painted anew since is another question
-	againWait    = 1500 * time.Millisecond // the same where nothing was painted, and the program reads
-	againKnown   = 3 * time.Second         // the same of an agent: busy it shows a key after 2.2 s (claude 2.1)
-	restTime     = time.Second             // what replaced a question must have come to rest
-	restlessTime = 10 * time.Second        // until it is asked without what is above
-	maxReplaced  = 6                       // questions a minute that replace one not answered: SPEC 6
-	maxFull      = 16 << 10                // bytes of a dialog
-	maxFar       = 4 << 10                 // characters of what stands above a question's context
-	stringTime   = 5 * time.Second         // without output: a string that has not ended is none; so does tmux
+	lookEvery  = 250 * time.Millisecond  // between two looks while output comes
+	pollTTY    = 10 * time.Second        // between two looks at the state of a terminal that is still, at most
+	goneAfter  = 200 * time.Millisecond  // out of sight: the question is gone
+	anewWait   = 500 * time.Millisecond  // after an answer: what was painted anew since is another question
+	againWait  = 1500 * time.Millisecond // the same where nothing was painted, and the program reads
+	againKnown = 3 * time.Second         // the same of an agent: busy it shows a key after 2.2 s (claude 2.1)
+	maxAsked   = 6                       // questions a minute while nothing is typed
+	maxFull    = 16 << 10                // bytes of a dialog
+	maxFar     = 4 << 10                 // characters of what stands above a question's context
 )
 
 // DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
@@ -3237,13 +3187,11 @@ type Detector struct {
 
 	found  *candidate // of the last look, nil none
 	cur    *candidate // the question in force, the last one returned; nil none
-	motion motion     // in the text of found, in the form in which cur was asked
+	motion motion     // in the text of found
 	typed  bool       // something was typed while it was in force
 
-	all        string    // of found
-	allAt      time.Time // since when it has not changed but for what moves
-	foundAt    time.Time // since when something is found that is not asked and has never rested; zero: nothing is
-	replacedAt time.Time // when a question last left by itself, with nothing typed
+	all   string    // of found
+	allAt time.Time // since when it has not changed but for what moves
 
 	outAt     time.Time // when output last came
 	changedAt time.Time // when it last changed the mask
@@ -3253,15 +3201,14 @@ type Detector struct {
 	lookedAt  time.Time // when the screen was last looked at
 	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
 
-	lookDue   time.Time // zero, or when the output that has come is looked at
-	stringDue time.Time // zero, or when a string that does not end is taken for none
-	syncAt    time.Time // zero, or since when a frame is being painted
-	ttyDue    time.Time // when the terminal's state is worth a look
-	unsureAt  time.Time // zero, or since when cur may have changed
-	askDue    time.Time // zero, or when found is asked
-	goneDue   time.Time // zero, or when cur, which is out of sight, is forgotten
+	lookDue  time.Time // zero, or when the output that has come is looked at
+	syncAt   time.Time // zero, or since when a frame is being painted
+	ttyDue   time.Time // when the terminal's state is worth a look
+	unsureAt time.Time // zero, or since when cur may have changed
+	askDue   time.Time // zero, or when found is asked
+	goneDue  time.Time // zero, or when cur, which is out of sight, is forgotten
 
-	askedAt []time.Time // when questions were asked that replaced such a one, in the last minute
+	askedAt []time.Time // when questions were asked in the last minute, with nothing typed since
 }
 
 // candidate is what one look takes for a question: a prompt, where it stands, and what it needs to
@@ -3314,10 +3261,6 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 	}
 	d.raw = append(d.raw, p...)
 	d.outAt = now
-	d.stringDue = time.Time{}
-	if d.Screen.inString() {
-		d.stringDue = now.Add(stringTime)
-	}
 	if !d.Screen.modes[modeSync] {
 		d.syncAt = time.Time{}
 	} else if d.syncAt.IsZero() {
@@ -3425,7 +3368,6 @@ func (d *Detector) Sleep(until time.Time) {
 func (d *Detector) Again() {
 	d.forget()
 	d.enterAt = time.Time{}
-	d.replacedAt = time.Time{}
 }
 
 // forget leaves no question in force.
@@ -3448,9 +3390,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	if due.IsZero() || due.After(now) {
 		return nil
 	}
-	if d.replaces() {
-		d.askedAt = append(d.askedAt, now)
-	}
+	d.askedAt = append(d.askedAt, now)
 	d.forget()
 	d.cur = f
 	d.typed = false
@@ -3529,11 +3469,6 @@ func (s *Screen) masked(l *line) string {
 
 // look brings the mask, the view and what is found in it up to date.
 func (d *Detector) look(tty TTYState, now time.Time) {
-	if !d.stringDue.IsZero() && !now.Before(d.stringDue) {
-		d.stringDue = time.Time{}
-		d.Screen.endStringAs(d.Raw())
-		d.lookDue = now
-	}
 	stale := d.view == nil || !d.lookDue.IsZero()
 	if stale {
 		d.foldOutput(now)
@@ -3557,29 +3492,14 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	d.found = d.read
 	d.lookAtTurn(now)
 	if d.found == nil {
-		d.foundAt = time.Time{}
 		return
 	}
-	asked := &d.found.Prompt
-	if d.cur != nil {
-		asked = asked.like(&d.cur.Prompt)
-	}
-	d.motion.see(asked.all, now)
-	d.found.motion = d.motion
-	changed := d.found.all != d.all && !alike(d.found.all, d.all)
-	rested := changed && now.Sub(d.allAt) >= restTime
-	switch {
-	case d.foundAt.IsZero():
-		d.foundAt = now
-	case rested && d.cur == nil && d.replaces(): // one that was not even asked
-		d.replacedAt, d.foundAt = now, now
-	case rested:
-		d.foundAt = now
-	}
-	if changed {
+	if d.found.all != d.all && !alike(d.found.all, d.all) {
 		d.allAt = now
 	}
 	d.all = d.found.all
+	d.motion.see(d.all, now)
+	d.found.motion = d.motion
 }
 
 // lookAtTurn notes what the screen tells of the turn, and finds the box of one that is over although
@@ -3661,10 +3581,6 @@ func (d *Detector) track(now time.Time) {
 	}
 	if d.goneDue.IsZero() {
 		d.goneDue = now.Add(goneAfter)
-		d.foundAt = now
-		if !d.typed && !d.cur.Idle {
-			d.replacedAt = now
-		}
 	}
 	gone := !now.Before(d.goneDue)
 	if gone || d.tty.Reading != ReadingUnasked {
@@ -3726,7 +3642,7 @@ func (d *Detector) lineStands() sameness {
 	if c.place.differs(d.view.place(top)) || !strings.HasPrefix(line+d.view.after(), strings.TrimRight(c.line, " ")) {
 		return another
 	}
-	if c.bare || c.Idle {
+	if c.Idle {
 		return theSame
 	}
 	now := c.Prompt
@@ -3774,9 +3690,8 @@ func (d *Detector) againAt(f *candidate) time.Time {
 	return time.Time{}
 }
 
-// scheduleNew decides when the question found is to be asked: once it has been still. One that replaced another, which
-// nobody answered, must have come to rest, and at most six of these are asked in a minute. What never comes to rest is
-// asked without what stands above it.
+// scheduleNew decides when the question found is to be asked: once it has been still. While nothing is typed at most six
+// are asked in a minute.
 func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	f = d.found
 	due = d.changedAt.Add(f.wait)
@@ -3789,27 +3704,17 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	if f.silent && d.view.reported { // the report comes before the dialog is painted
 		due = later(due, d.allAt.Add(f.wait))
 	}
-	if d.replaces() {
-		due = later(due, d.allAt.Add(restTime))
-	}
-	restless := d.foundAt.Add(restlessTime)
-	if due.After(restless) && !f.Idle && !f.silent {
-		due = restless
-		bare := *f
-		bare.Prompt = *f.withoutAbove()
-		f = &bare
+	if d.typed {
+		d.askedAt = nil
 	}
 	d.askedAt = slices.DeleteFunc(d.askedAt, func(at time.Time) bool {
 		return now.Sub(at) >= time.Minute
 	})
-	if d.replaces() && len(d.askedAt) >= maxReplaced {
+	if len(d.askedAt) >= maxAsked {
 		due = later(due, d.askedAt[0].Add(time.Minute))
 	}
 	return f, due
 }
-
-// replaces reports whether the question found came in the place of one that had just left by itself.
-func (d *Detector) replaces() bool { return d.foundAt.Before(d.replacedAt.Add(restTime)) }
 
 // Next is when Tick is next worth calling, now at the earliest.
 func (d *Detector) Next(now time.Time) time.Time {
@@ -3817,7 +3722,7 @@ func (d *Detector) Next(now time.Time) time.Time {
 	if next.IsZero() {
 		next = d.ttyDue
 	}
-	for _, due := range []time.Time{d.askDue, d.goneDue, d.stringDue} {
+	for _, due := range []time.Time{d.askDue, d.goneDue} {
 		if !due.IsZero() && due.Before(next) {
 			next = due
 		}
@@ -4714,9 +4619,6 @@ var reMark = re(`^[^\pL\pN]*$`)
 
 // reFolded is what tools show for a long paste, for a picture's path, or at the end of what they hide.
 var reFolded = re(`\[(Pasted|Image)|[*•]$`)
-
-// reDraft is the first row of an input box with something in it.
-var reDraft = re(`^[>❯›●$]\s*\S`)
 
 // Box looks at the input box. Of a tool that is not known it is the cursor's line, if that is idle
 // or shows nothing but a mark: what else stands there may be a draft.
@@ -6541,21 +6443,6 @@ func (v *view) typedBefore() string {
 // reEnds are the keys that end a text, or leave it.
 var reEnds = re(`(?i)\b(enter|return|esc|escape)\b`)
 
-// drafted tells whether the cursor stands in an input box, a mark behind the line above it and a
-// line below, in which something is typed.
-func (v *view) drafted() bool {
-	if v.hidden {
-		return false
-	}
-	top := v.up(v.row, func(w viewRow) bool { return w.rule })
-	below := slices.IndexFunc(v.rowsBelow(v.row, maxBoxRows), func(w viewRow) bool { return w.rule })
-	if top < 0 || v.row-top > maxBoxRows || below < 0 {
-		return false
-	}
-	typed := v.row > top+1 || !reMark.MatchString(v.typedBefore())
-	return typed && reDraft.MatchString(v.rows[top+1].text)
-}
-
 // asksText tells whether a row asks for the text of the field below it: it orders to type one, or,
 // where no fence stands between, ends as a question does. Above the fence of an input box stand the
 // last words of an agent, or what it is for: there the order must name the key that ends the text.
@@ -6600,7 +6487,7 @@ func (v *view) readStill() *candidate {
 		v.note("silence means nothing: the terminal is in line mode, or nobody reads it")
 		return nil
 	case v.reported:
-	case v.last < 0, v.known && v.inBoxRows(), v.drafted():
+	case v.last < 0, v.known && v.inBoxRows():
 		return nil
 	}
 	f := newCandidate(Unknown, 0.60)
@@ -6781,7 +6668,7 @@ func (v *view) readLine() *candidate {
 	} else if asked := v.readMarkAbove(f, top); asked >= 0 {
 		top = asked
 	} else {
-		if alternate && !reads || v.hidden || v.drafted() {
+		if alternate && !reads || v.hidden {
 			return nil
 		}
 		v.note("the cursor's line, row %d, is unfinished: a question if nothing comes for %v", v.row+1,
