@@ -3221,6 +3221,7 @@ type candidate struct {
 	ended  bool          // the line that asks has ended, the cursor is in the blank row below it
 	rows   [2]int        // the first and the last in which it asks: of its line, or of its dialog
 	by     string        // the first signal: pattern, silence; "" structure
+	why    string        // what finds it, in words
 	wait   time.Duration // how long the masked screen must have been still
 	silent bool          // it is a guess from silence: wait counts from when anything last moved
 
@@ -3761,15 +3762,13 @@ func (d *Detector) Behind(key string) (typed string, stands bool) {
 	return typed, d.lineStands() == theSame && !other
 }
 
-// Explain says in words what each reader sees on the screen this instant, the one that is believed
-// last.
-func (d *Detector) Explain() []string {
-	v := d.newView()
-	notes := []string{}
-	v.notes = &notes
-	v.read()
-	v.notes = nil
-	return notes
+// Explain says in words which reader finds something on the screen this instant, and what tells it.
+func (d *Detector) Explain() string {
+	f := d.newView().read()
+	if f == nil {
+		return "no reader finds anything"
+	}
+	return "found by the reader of " + f.why
 }
 
 // Raw is the last BufferBytes of the child.
@@ -3978,18 +3977,17 @@ type view struct {
 	tty      TTYState
 	o        DetectOptions
 	rows     []viewRow
-	row, col int       // of the cursor
-	last     int       // the last row that shows anything, −1 none
-	hidden   bool      // no cursor is to be seen
-	drawn    bool      // the program draws it itself
-	modal    bool      // the rows are those of a dialog drawn over other text
-	reported bool      // the tool says that it asks
-	known    bool      // the tool is one of ours, and no lines are read: its own screen stands there
-	works    bool      // it is at work: see working
-	changes  uint      // of the screen, when it was looked at
-	cursor   [2]int    // where the terminal's was then, unless
-	noCursor bool      // that was hidden
-	notes    *[]string // what the readers saw, nil where nobody asks for it
+	row, col int    // of the cursor
+	last     int    // the last row that shows anything, −1 none
+	hidden   bool   // no cursor is to be seen
+	drawn    bool   // the program draws it itself
+	modal    bool   // the rows are those of a dialog drawn over other text
+	reported bool   // the tool says that it asks
+	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
+	works    bool   // it is at work: see working
+	changes  uint   // of the screen, when it was looked at
+	cursor   [2]int // where the terminal's was then, unless
+	noCursor bool   // that was hidden
 }
 
 // viewRow is a row freed of its frame, and read as a choice: pointer, box to tick, number, words.
@@ -4539,29 +4537,12 @@ func (v *view) reads() bool {
 	return v.tty.Reading == ReadingYes || v.tty.Reading == ReadingUnknown && raw
 }
 
-// note keeps what a reader saw and why, for who asks for it.
-func (v *view) note(format string, args ...any) {
-	if v.notes != nil {
-		*v.notes = append(*v.notes, fmt.Sprintf(format, args...))
-	}
-}
-
-// rowNumbers names rows, counted from 0, as a person counts them.
-func rowNumbers(first, last int) string {
-	if first == last {
-		return fmt.Sprintf("row %d", first+1)
-	}
-	return fmt.Sprintf("rows %d to %d", first+1, last+1)
-}
-
 // read finds what the screen asks, nil nothing.
 func (v *view) read() *candidate {
 	if v.last < 0 && !v.reads() {
-		v.note("the screen is empty, and nobody is known to read the terminal")
 		return nil
 	}
 	if v.working() {
-		v.note("the tool shows that it works: no reader looks")
 		return nil
 	}
 	f := v.readFirst()
@@ -4570,7 +4551,6 @@ func (v *view) read() *candidate {
 	}
 	v.finishScore(f)
 	if f.by == "pattern" && f.Score < v.o.Threshold && !f.Idle && !f.Secret {
-		v.note("but it is not sure enough: %.2f of the %.2f that detection_threshold asks for", f.Score, v.o.Threshold)
 		v.bySilence(f)
 		v.finishScore(f)
 	}
@@ -4594,11 +4574,10 @@ func (v *view) readFirst() *candidate {
 	for _, reader := range readers {
 		f := reader.read()
 		if f != nil {
-			v.note("found by the reader of %s", reader.of)
+			f.why = strings.TrimSuffix(reader.of+": "+f.why, ": ")
 			return f
 		}
 	}
-	v.note("no reader finds anything")
 	return nil
 }
 
@@ -4761,7 +4740,6 @@ func (v *view) readIdle() *candidate {
 	if draft != "" && !v.hintAt(v.row, w.at+2) {
 		return nil
 	}
-	v.note("row %d is the tool's input box, which is empty", v.row+1)
 	return v.idle()
 }
 
@@ -5035,7 +5013,7 @@ type column struct {
 	opts []viewRow
 	at   int    // the option pointed at, −1 unknown
 	rest bool   // it is believed once nothing on the screen moves
-	mark string // what makes that one unlike the others, in words
+	why  string // the reason for which it is believed
 	weak bool   // no more than a colour or bold print
 }
 
@@ -5049,15 +5027,10 @@ func (v *view) readList() (f *candidate, end int) {
 			if l == nil {
 				continue
 			}
-			why := v.offers(l)
-			if why == "" {
-				v.note("%s may be a list, by %s, but nothing says that one is to be chosen: "+
-					"no numbers, boxes or hint, or the cursor is elsewhere, or nobody reads",
-					rowNumbers(l.first(), l.end()), l.mark)
+			l.why = v.offers(l)
+			if l.why == "" {
 				continue
 			}
-			v.note("a list stands in %s: it has %s in row %d, and %s", rowNumbers(l.first(), l.end()), l.mark,
-				l.opts[max(0, l.at)].row+1, why)
 			if !l.weak && (len(l.opts) > 1 || l.ticked()) {
 				return v.menu(l), l.end()
 			}
@@ -5070,16 +5043,6 @@ func (v *view) readList() (f *candidate, end int) {
 		return nil, -1
 	}
 	return v.menu(second), second.end()
-}
-
-// takesKeys tells whether the program may take single keys.
-func (v *view) takesKeys() bool {
-	busy := v.tty.Reading == ReadingBusy && !v.known
-	if v.tty.Canonical || busy {
-		v.note("nothing is chosen with keys here: the terminal is in line mode, or nobody reads it")
-		return false
-	}
-	return true
 }
 
 // first is the list's first row.
@@ -5110,7 +5073,7 @@ func (v *view) pointedList(r int) *column {
 	if len(opts) == 0 {
 		return nil
 	}
-	l := &column{opts: opts, at: -1, mark: "boxes to tick"}
+	l := &column{opts: opts, at: -1}
 	for i, o := range opts {
 		if o.pointer == "" {
 			continue
@@ -5119,10 +5082,9 @@ func (v *view) pointedList(r int) *column {
 			return nil // marks of a list that is only printed
 		}
 		l.at = i
-		l.mark = o.pointer
 	}
 	if l.at < 0 {
-		l.at, _, _ = v.unlike(opts)
+		l.at, _ = v.unlike(opts)
 	}
 	return l
 }
@@ -5144,9 +5106,9 @@ func (v *view) drawnList(r int) *column {
 	slices.Reverse(above)
 	opts := append(append(above, head), below...)
 	for here := len(above); here >= 0 && len(opts) > 1; here-- {
-		at, mark, weak := v.unlike(opts)
+		at, weak := v.unlike(opts)
 		if at == here && (opts[0].num == "" || numbersFollow(opts)) {
-			return &column{opts: opts, at: at, mark: mark, weak: weak}
+			return &column{opts: opts, at: at, weak: weak}
 		}
 		opts = opts[1:]
 	}
@@ -5188,15 +5150,12 @@ func numbersFollow(opts []viewRow) bool {
 }
 
 // aspects are in what an option may be drawn unlike the others.
-var aspects = []struct {
-	mark string
-	of   func(a Attr) int32
-}{
-	{"reversed colours", func(a Attr) int32 { return number(a.Reverse) }},
-	{"another background", func(a Attr) int32 { return a.BG }},
-	{"underlining", func(a Attr) int32 { return number(a.Underline) }},
-	{"bold print", func(a Attr) int32 { return number(a.Bold) }},
-	{"another colour", func(a Attr) int32 { return a.FG }},
+var aspects = []func(a Attr) int32{
+	func(a Attr) int32 { return number(a.Reverse) },
+	func(a Attr) int32 { return a.BG },
+	func(a Attr) int32 { return number(a.Underline) },
+	func(a Attr) int32 { return number(a.Bold) },
+	func(a Attr) int32 { return a.FG },
 }
 
 // alike is how many of the rows above head, the nearest first, are drawn alike, as all below are, and head is not: only
@@ -5206,13 +5165,13 @@ func (v *view) alike(head viewRow, above, below []viewRow) int {
 	drawn := v.sample(head)
 	up, down := v.samples(above), v.samples(below)
 	for _, aspect := range aspects {
-		own := aspect.of(drawn)
-		if len(down) > 0 && (aspect.of(down[0]) == own || alikeIn(down, aspect.of) < len(down)) {
+		own := aspect(drawn)
+		if len(down) > 0 && (aspect(down[0]) == own || alikeIn(down, aspect) < len(down)) {
 			continue
 		}
 		others := 0
-		if len(up) > 0 && aspect.of(up[0]) != own {
-			others = alikeIn(up, aspect.of)
+		if len(up) > 0 && aspect(up[0]) != own {
+			others = alikeIn(up, aspect)
 		}
 		n = max(n, others)
 	}
@@ -5237,21 +5196,21 @@ func (v *view) samples(opts []viewRow) []Attr {
 	return drawn
 }
 
-// unlike is the only option that is drawn unlike all others, −1 none, and what makes it that. Of
+// unlike is the only option that is drawn unlike all others, −1 none; weak: by no more than a colour or bold print. Of
 // two it is the one that is not drawn as the blank cell before it.
-func (v *view) unlike(opts []viewRow) (at int, mark string, weak bool) {
+func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
-		return -1, "", false
+		return -1, false
 	}
 	drawn := v.samples(opts)
 	rest := v.s.attr(opts[0].row, v.s.cols-1)
 	for i, aspect := range aspects {
-		at := oddOne(drawn, rest, aspect.of)
+		at := oddOne(drawn, rest, aspect)
 		if at >= 0 {
-			return at, aspect.mark, i >= 3
+			return at, i >= 3
 		}
 	}
-	return -1, "", false
+	return -1, false
 }
 
 // number is 1 for true.
@@ -5367,9 +5326,6 @@ func (v *view) offers(l *column) string {
 			continue
 		}
 		l.rest = rule.rest
-		if i == 0 {
-			return fmt.Sprintf("row %d says how to choose", s.hint+1)
-		}
 		return rule.why
 	}
 	return ""
@@ -5637,6 +5593,7 @@ func (v *view) menu(l *column) *candidate {
 	f := newCandidate(MultipleChoice, 0.90)
 	f.Axis = "vertical"
 	f.Submit = v.a.Submit
+	f.why = l.why
 	if l.rest {
 		f.silent = true
 		f.wait = settleRest
@@ -5995,8 +5952,8 @@ func (v *view) wordsApart(r int) []sideChoice {
 // readChoices reads what single keys choose: a list, choices side by side, or keys that rows name,
 // whichever stands lowest. What stands above may have been answered before.
 func (v *view) readChoices() *candidate {
-	if !v.takesKeys() {
-		return nil
+	if v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known {
+		return nil // nothing is chosen with single keys
 	}
 	found, lowest := v.readList()
 	f, r := v.readButtons()
@@ -6020,7 +5977,6 @@ func (v *view) readButtons() (f *candidate, row int) {
 			continue
 		}
 		if len(all) > 1 && shape != "angle brackets" && r >= v.last-4 {
-			v.note("row %d has choices side by side, told by %s", r+1, shape)
 			return v.buttons(all), r
 		}
 		if !v.reads() || v.drawn && v.row < r {
@@ -6028,7 +5984,6 @@ func (v *view) readButtons() (f *candidate, row int) {
 		}
 		all = v.wordsApart(r)
 		if all != nil && v.areButtons(all, r) {
-			v.note("row %d has words apart, one drawn unlike the others", r+1)
 			return v.buttons(all), r
 		}
 	}
@@ -6039,7 +5994,7 @@ func (v *view) readButtons() (f *candidate, row int) {
 // they decide something, or stand in brackets, or, near the end of the screen, a row says how to
 // choose or there is nothing below but the cursor.
 func (v *view) areButtons(all []sideChoice, r int) bool {
-	at, _, weak := v.unlike(rowsOf(all))
+	at, weak := v.unlike(rowsOf(all))
 	strong := at >= 0 && !weak
 	if !strong && !v.contrast(all) {
 		return false
@@ -6062,7 +6017,7 @@ func (v *view) areButtons(all []sideChoice, r int) bool {
 
 // contrast tells whether the buttons are drawn so that one of them can be told from the others.
 func (v *view) contrast(all []sideChoice) bool {
-	at, _, weak := v.unlike(rowsOf(all))
+	at, weak := v.unlike(rowsOf(all))
 	if at >= 0 {
 		return !weak || decide(all)
 	}
@@ -6159,7 +6114,6 @@ func (v *view) readFrame() *candidate {
 	w := v.rows[v.row]
 	field := w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")
 	if field && !plain && !v.hidden && v.row < r { // the cursor is in it
-		v.note("row %d has the buttons of a framed dialog, the cursor is in its field", r+1)
 		return v.field(r)
 	}
 	base := v.s.attr(r, v.rows[r].at-1)
@@ -6167,7 +6121,6 @@ func (v *view) readFrame() *candidate {
 	ticks := len(opts) > 0 && opts[0].tick >= 0
 	at := v.pointed(opts, base)
 	if ticks || len(opts) > 1 && at >= 0 {
-		v.note("a list in a frame stands in %s", rowNumbers(opts[0].row, opts[len(opts)-1].row))
 		f := v.menu(&column{opts: opts, at: at})
 		v.addWayOut(f, r)
 		return f
@@ -6175,7 +6128,6 @@ func (v *view) readFrame() *candidate {
 	if plain {
 		return nil
 	}
-	v.note("row %d has the buttons of a framed dialog", r+1)
 	all, _ := v.buttonsOf(r)
 	if len(all) > 1 {
 		return v.buttons(all)
@@ -6250,7 +6202,6 @@ func (v *view) readKeys() (f *candidate, row int) {
 		}
 		f := decisive(all)
 		if f != nil {
-			v.note("keys are named in %s", rowNumbers(r+1, end))
 			rows := map[int]string{}
 			for row := r + 1; row <= end; row++ {
 				rows[row] = v.rows[row].text
@@ -6374,7 +6325,6 @@ func (v *view) readField() *candidate {
 	default:
 		return nil
 	}
-	v.note("row %d is an empty field with the cursor in it", v.row+1)
 	if f.Idle {
 		return f
 	}
@@ -6484,7 +6434,6 @@ const (
 func (v *view) readStill() *candidate {
 	switch {
 	case v.tty.Canonical || v.tty.Echo || v.tty.Reading == ReadingBusy && !v.known:
-		v.note("silence means nothing: the terminal is in line mode, or nobody reads it")
 		return nil
 	case v.reported:
 	case v.last < 0, v.known && v.inBoxRows():
@@ -6515,7 +6464,6 @@ func (v *view) readStill() *candidate {
 	if asked >= 0 && v.last-asked < 15 {
 		f.Question = sentence(v.rows[asked].text)
 	}
-	v.note("no rule reads this screen; it may be a question once it is still for %v", f.wait)
 	return f
 }
 
@@ -6647,32 +6595,24 @@ func (v *view) readLine() *candidate {
 	if v.tty.Canonical && !v.tty.Echo {
 		f.Type = FreeText
 		f.Secret = true
-		v.note("the echo is off: what the cursor's line, row %d, waits for is a secret", v.row+1)
 		return v.paragraph(f, top)
 	}
 	if v.elsewhere(f, text) {
-		v.note("the cursor's line, row %d, is not the last: more stands behind or below it", v.row+1)
 		return nil
 	}
 	if v.readNamed(f, text, top) || v.readSaid(f, text, above) {
-		v.note("the cursor's line, row %d, names its answers or a key to press", v.row+1)
 		return v.paragraph(f, top)
 	}
 	if busy || v.known {
-		v.note("the cursor's line, row %d, names no answers; words alone need an unknown tool that reads",
-			v.row+1)
 		return nil
 	}
 	if v.readWorded(f, text, top) {
-		v.note("the cursor's line, row %d, asks by its words or how it ends", v.row+1)
 	} else if asked := v.readMarkAbove(f, top); asked >= 0 {
 		top = asked
 	} else {
 		if alternate && !reads || v.hidden {
 			return nil
 		}
-		v.note("the cursor's line, row %d, is unfinished: a question if nothing comes for %v", v.row+1,
-			v.o.Stuck)
 		v.bySilence(f)
 		f.Question = text + mark
 		if v.tty.Reading == ReadingUnknown && !v.reads() {
@@ -7360,7 +7300,6 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 		}
 		f.Question = strings.TrimSpace(text)
 		if asksAbove(f.Question) && v.readMarked(f, f.Question) && f.Type == YesNo {
-			v.note("row %d asks, and other lines have followed", first+1)
 			f.Score = 0.85
 			return first
 		}
@@ -7908,7 +7847,7 @@ type labEvent struct {
 	T          float64 `json:"t"` // seconds
 	Confidence string  `json:"confidence"`
 	*Prompt
-	Why   []string      `json:"why,omitempty"` // what the readers saw
+	Why   string        `json:"why,omitempty"` // which reader found it
 	delay time.Duration // since the last byte
 }
 
@@ -8057,7 +7996,7 @@ func (l *lab) print(e labEvent) {
 	if l.c.opts.on("json") {
 		e.Full, e.Recent = "", ""
 		if !l.c.opts.on("explain") {
-			e.Why = nil
+			e.Why = ""
 		}
 		_ = l.enc.Encode(e) // told when the command ends
 		return
@@ -8069,16 +8008,10 @@ func (l *lab) print(e labEvent) {
 		e.Excerpt)
 	if l.c.opts.on("explain") {
 		l.explain(fmt.Sprintf("found %.2f s after the last output", e.delay.Seconds()), e.Why)
-		for _, c := range e.Choices {
-			fmt.Fprintf(l.c, "      answer %s: %s\n", c.Key, c.Label)
-		}
 	}
 }
 
-// explain prints what the readers saw, in words.
-func (l *lab) explain(when string, why []string) {
-	fmt.Fprintf(l.c, "    %s:\n", when)
-	for _, note := range why {
-		fmt.Fprintf(l.c, "      %s\n", note)
-	}
+// explain prints which reader saw something, in words.
+func (l *lab) explain(when string, why string) {
+	fmt.Fprintf(l.c, "    %s: %s\n", when, why)
 }
