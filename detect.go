@@ -4566,7 +4566,7 @@ func (v *view) readFirst() *candidate {
 	}{
 		{"framed dialogs", v.readFrame},
 		{"input boxes", v.readIdle},
-		{"lists, buttons and named keys", v.readChoices},
+		{"lists and buttons", v.readChoices},
 		{"empty fields", v.readField},
 		{"questions on a line", v.readLine},
 		{"screens that keep still", v.readStill},
@@ -5261,7 +5261,6 @@ type signs struct {
 	strong   bool // drawn unlike the others by more than a colour or bold print
 	inside   bool // the cursor is hidden or in the list
 	reads    bool // the program is seen to read
-	headed   bool // a question stands right above
 	framed   bool
 	last     bool // nothing stands below
 	ending   bool // at most two rows stand below
@@ -5281,7 +5280,7 @@ var listRules = []struct {
 	holds func(s signs) bool
 }{
 	{why: "a row says how to choose", holds: func(s signs) bool {
-		drawn := s.inside && s.reads && (s.headed || s.moving)
+		drawn := s.inside && s.reads
 		return s.hint >= 0 && (s.pointed || s.strong || s.ticked || drawn)
 	}},
 	{why: "its options are numbered", holds: func(s signs) bool {
@@ -5344,7 +5343,6 @@ func (v *view) signsOf(l *column) signs {
 		pointed:  l.at >= 0 && l.opts[l.at].pointer != "",
 		inside:   inside,
 		reads:    reads,
-		headed:   v.headed(l),
 		framed:   away && v.rows[l.first()].depth > 0,
 		last:     v.last == l.end(),
 		ending:   v.last-l.end() <= 2,
@@ -5353,7 +5351,7 @@ func (v *view) signsOf(l *column) signs {
 		modal:    v.modal && len(l.opts) > 1 && v.tty.Reading != ReadingBusy,
 	}
 	s.strong = !l.weak
-	s.open = (inside || below) && reads && !v.fenced(l) && !v.spaced(l)
+	s.open = (inside || below) && reads && !v.spaced(l)
 	s.moving = s.hint >= 0 && v.rows[s.hint].fits(reMoving)
 	return s
 }
@@ -5390,17 +5388,6 @@ func (v *view) spaced(l *column) bool {
 		}
 	}
 	return false
-}
-
-// fenced tells whether lines stand right above and below the list: it is an input box.
-func (v *view) fenced(l *column) bool {
-	return l.first() > 0 && v.rows[l.first()-1].rule && l.end() < v.last && v.rows[l.end()+1].rule
-}
-
-// headed tells whether a question stands right above the list.
-func (v *view) headed(l *column) bool {
-	r := v.up(l.first(), hasText)
-	return r >= 0 && l.first()-r <= 2 && reHeading.MatchString(v.marked(r))
 }
 
 // marked is a row's text with the mark that a question may begin with.
@@ -5949,8 +5936,8 @@ func (v *view) wordsApart(r int) []sideChoice {
 	return all
 }
 
-// readChoices reads what single keys choose: a list, choices side by side, or keys that rows name,
-// whichever stands lowest. What stands above may have been answered before.
+// readChoices reads what single keys choose: a list, or choices side by side, whichever stands lowest. What stands above
+// may have been answered before.
 func (v *view) readChoices() *candidate {
 	if v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known {
 		return nil // nothing is chosen with single keys
@@ -5958,10 +5945,6 @@ func (v *view) readChoices() *candidate {
 	found, lowest := v.readList()
 	f, r := v.readButtons()
 	if f != nil && r > lowest {
-		found, lowest = f, r
-	}
-	f, r = v.readKeys()
-	if f != nil && r >= lowest {
 		found = f
 	}
 	return found
@@ -6054,7 +6037,7 @@ func (v *view) buttons(all []sideChoice) *candidate {
 	f.Axis = "horizontal"
 	r := all[0].row.row
 	for i, b := range all {
-		c := Choice{Key: fmt.Sprint(i + 1), Label: b.label, Keys: v.keyNamed(b.label, r)}
+		c := Choice{Key: fmt.Sprint(i + 1), Label: b.label}
 		f.Choices = append(f.Choices, c)
 		if b.pointed {
 			f.Pointer = i
@@ -6081,24 +6064,6 @@ func isGrey(colour int32) bool {
 	}
 	red, green, blue := colour>>16&0xff, colour>>8&0xff, colour&0xff
 	return max(red, green, blue)-min(red, green, blue) <= 32
-}
-
-// keyNamed is the key that a row below row r names right before the label, "" none: "y Yes • n No".
-func (v *view) keyNamed(label string, r int) string {
-	for _, w := range v.rowsBelow(r, 6) {
-		before, _, found := strings.Cut(w.text, " "+label)
-		if !found {
-			continue
-		}
-		fields := strings.Fields(before)
-		if len(fields) > 0 && utf8.RuneCountInString(fields[len(fields)-1]) == 1 {
-			key := fields[len(fields)-1]
-			if isWordRune([]rune(key)[0]) {
-				return key
-			}
-		}
-	}
-	return ""
 }
 
 // readFrame finds framed dialogs with buttons in angle brackets below a field or a list, as
@@ -6172,9 +6137,6 @@ func (v *view) boxList(r int) []viewRow {
 	return v.rows[v.up(last.row+1, other)+1 : last.row+1]
 }
 
-// reKeyed are keys with what they do: "[y] Approve", "(N)o", "y) yes", "y: yes".
-var reKeyed = re(`(?:[\[(](\w)[\])]|(?:^|[\s•·|,])(\w)\s?[:=)])\s?(\pL)`)
-
 // addWayOut adds the button of a framed list that refuses, in row r, as a choice of its own: Escape
 // stands for it in whiptail and dialog.
 func (v *view) addWayOut(f *candidate, r int) {
@@ -6184,107 +6146,6 @@ func (v *view) addWayOut(f *candidate, r int) {
 		f.Choices = append(f.Choices, Choice{Key: "esc", Label: all[at].label, Keys: "\x1b"})
 		f.Ticked = append(f.Ticked, false)
 	}
-}
-
-// readKeys finds rows near the end of the screen that name keys and what they do, one of which
-// agrees and one refuses. The cursor's line is readLine's.
-func (v *view) readKeys() (f *candidate, row int) {
-	for r := v.last; r >= max(0, v.last-8); r-- {
-		end := r
-		var all []Choice
-		for r >= 0 && (r != v.row || v.hidden) {
-			keys := v.keysIn(r)
-			if len(keys) == 0 {
-				break
-			}
-			all = append(keys, all...)
-			r--
-		}
-		f := decisive(all)
-		if f != nil {
-			rows := map[int]string{}
-			for row := r + 1; row <= end; row++ {
-				rows[row] = v.rows[row].text
-			}
-			return v.describe(f, r+1, end, rows), end
-		}
-		if end != r {
-			r++
-		}
-	}
-	return nil, -1
-}
-
-// keysIn are the keys that row r names, with their labels: between marks, or lit, as nano draws "Y Yes".
-func (v *view) keysIn(r int) []Choice {
-	text := plain(v.rows[r].text)
-	if l := v.s.grid[r]; l.lit {
-		var b strings.Builder
-		for i, c := range l.cells {
-			before := i > 0 && lit(l.cells[i-1])
-			switch {
-			case lit(c) && !before:
-				b.WriteByte('[')
-			case !lit(c) && before:
-				b.WriteByte(']')
-			}
-			if !lit(c) || c.ch > ' ' {
-				b.WriteRune(max(c.ch, ' '))
-			}
-		}
-		text = b.String()
-	}
-	var all []Choice
-	for _, m := range slices.Backward(reKeyed.expr().FindAllStringSubmatchIndex(text, 9)) {
-		key := cmp.Or(text[max(0, m[2]):max(0, m[3])], text[max(0, m[4]):max(0, m[5])])
-		label, _, _ := strings.Cut(text[m[6]:], "  ")
-		all = append(all, Choice{Key: key, Label: strings.TrimRight(label, " ,•·|")})
-		text = text[:m[0]]
-	}
-	slices.Reverse(all)
-	return all
-}
-
-// lit tells whether a cell is drawn as a key is: reversed, or on a background of its own.
-func lit(c cell) bool { return c.Reverse || c.BG != 0 }
-
-// decisive makes the prompt of keys of which one agrees and one refuses; nil where none do. Where
-// all others refuse too it is a question of yes or no.
-func decisive(all []Choice) *candidate {
-	l := lexis()
-	f := newCandidate(MultipleChoice, 0.90)
-	yes, no, others := -1, -1, false
-	seen := map[string]bool{}
-	for i, c := range all {
-		c.Keys = c.Key
-		if strings.HasPrefix(c.Key, "^") && len(c.Key) == 2 {
-			c.Keys = string(rune(c.Key[1] & 0x1f))
-		}
-		f.Choices = append(f.Choices, c)
-		refuses := l.no.begins(c.Label) || l.deny.begins(c.Label) || l.quit.begins(c.Label)
-		switch {
-		case seen[c.Key]:
-			return nil
-		case l.yes.begins(c.Label), l.allow.begins(c.Label):
-			others = others || yes >= 0
-			yes = i
-		case l.no.begins(c.Label) || refuses && no < 0:
-			no = i
-		case !refuses:
-			others = true
-		}
-		seen[c.Key] = true
-	}
-	if yes < 0 || no < 0 || len(all) > 9 {
-		return nil
-	}
-	if !others && saysYes(all[yes].Label) && saysNo(all[no].Label) {
-		f.Type = YesNo
-		f.Choices = []Choice{f.Choices[yes], f.Choices[no]}
-		f.Choices[0].Key = "y"
-		f.Choices[1].Key = "n"
-	}
-	return f
 }
 
 // readField finds a field to fill in with the cursor in it and nothing typed yet: fenced by lines,
@@ -6536,9 +6397,7 @@ var (
 	reGoesOnBehind = re(`^(?: ?[,:–-] *(?:\pL{4,}|\pL+ \pL)[\pL' -]*| \([^()]{2,}\))`)
 	// reNamesKeys is a line of keys, or one that ends as if an answer came.
 	reNamesKeys = re(`^[\[(][A-Za-z][\])]|:$`)
-	// reOnly names the only answer that is taken for yes: terraform.
-	reOnly = re(`(?i)\bonly ['"]?(yes|y)\b`)
-	reWord = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
+	reWord      = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
 		`skip|edit|help|fingerprint)$`)
 	reChoose = re(`^(#\?|\?#)$|[:>?\]#)]$`)
 	reCounts = re(`\d ?- ?\d`)
@@ -6600,7 +6459,7 @@ func (v *view) readLine() *candidate {
 	if v.elsewhere(f, text) {
 		return nil
 	}
-	if v.readNamed(f, text, top) || v.readSaid(f, text, above) {
+	if v.readNamed(f, text, top) {
 		return v.paragraph(f, top)
 	}
 	if busy || v.known {
@@ -6635,31 +6494,6 @@ func joinedWith(text, above string, next bool) (asks, mark string, joined bool) 
 		return above, "\n" + text, true
 	}
 	return text, "", false
-}
-
-// readSaid finds a question whose answers the line above names: keys, or the only word that is
-// taken for yes.
-func (v *view) readSaid(f *candidate, text, above string) bool {
-	if !reHeading.MatchString(plain(text)) {
-		return false
-	}
-	keys := hotKeys(above)
-	only := reOnly.FindStringSubmatch(above)
-	switch {
-	case len(keys) > 1:
-		f.Type = MultipleChoice
-		for _, c := range keys[:min(9, len(keys))] {
-			f.Choices = append(f.Choices, typed(c.Key, c.Label))
-		}
-	case only != nil:
-		f.Type = YesNo
-		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
-		f.Choices[0].Keys = typed(only[1], only[1]).Keys
-		f.Choices[1].Keys = typed("no", "no").Keys
-	default:
-		return false
-	}
-	return true
 }
 
 // hotKeys are the keys that a line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind a
@@ -7119,16 +6953,7 @@ func isLetterOfYesNo(letter string) bool {
 // heading asks.
 func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	text = plain(text)
-	before := "" // what deletes the answer that stands there already
 	list, heading := v.listOver(text, top)
-	if filled := rePrefilled.FindStringSubmatch(text); len(list) < 2 && filled != nil {
-		list, heading = v.listOver(filled[1], top)
-		before = "\x15"
-		named := func(c Choice) bool { return c.Key == filled[2] }
-		if !slices.ContainsFunc(list, named) {
-			return false
-		}
-	}
 	if len(list) < 2 {
 		return false
 	}
@@ -7155,11 +6980,7 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		})
 	}
 	for _, c := range list[:min(len(list), 9)] {
-		c = typed(c.Key, c.Label)
-		if before != "" {
-			c.Keys = before + c.Keys + "\r"
-		}
-		f.Choices = append(f.Choices, c)
+		f.Choices = append(f.Choices, typed(c.Key, c.Label))
 	}
 	return true
 }
@@ -7255,7 +7076,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 		}
 		return v.readFurtherUp(f, line, top)
 	}
-	if text != "" && v.readEnded(f, text, top) {
+	if text != "" && v.readNamed(f, text, top) {
 		f.wait = settleBare
 		f.silent = false
 		return v.paragraph(f, top)
@@ -7278,15 +7099,6 @@ func (v *view) readAbove(f *candidate) *candidate {
 		f.Question = text
 	}
 	return v.paragraph(f, max(top, 0))
-}
-
-// readEnded finds a question that ended in a newline.
-func (v *view) readEnded(f *candidate, text string, top int) bool {
-	if v.readNamed(f, text, top) {
-		return true
-	}
-	ends := strings.HasSuffix(text, "?") || strings.HasSuffix(text, ":")
-	return ends && v.readWorded(f, text, top)
 }
 
 // readMarkAbove finds a question for yes or no that a program which reads lines has printed more below: it ends in its
