@@ -3136,12 +3136,10 @@ func drawnTable(rows []viewRow) int {
 // recordings: 97 of 100 programs that wait are seen reading within 50 ms of their last output; a
 // repaint comes in pieces ≤ 30 ms apart.
 const (
-	settleTold    = 30 * time.Millisecond  // a dialog that the tool reports
 	settleQuiet   = 110 * time.Millisecond // output, to be looked at: it may be a frame of ten a second
 	settle        = 100 * time.Millisecond // a shape that a signal confirms
 	settleBare    = 300 * time.Millisecond // a shape alone
 	settleIdle    = 500 * time.Millisecond // an empty box
-	settleRest    = time.Second            // a list that only its colours tell
 	settleBlocked = 2 * time.Second        // a dialog that is reported but not shown
 )
 
@@ -3267,11 +3265,7 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 	} else if d.syncAt.IsZero() {
 		d.syncAt = now
 	}
-	still := settleQuiet
-	if d.Screen.Status().State == "blocked" {
-		still = settleTold
-	}
-	d.lookDue = now.Add(min(still, max(0, lookEvery-now.Sub(d.lookedAt))))
+	d.lookDue = now.Add(min(settleQuiet, max(0, lookEvery-now.Sub(d.lookedAt))))
 	d.takeReports(now)
 }
 
@@ -3330,7 +3324,7 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 	}
 	if enter && now.After(d.enterAt) {
 		d.enterAt = now
-		d.ttyDue = now.Add(settle / 2)
+		d.ttyDue = now.Add(settleQuiet / 2)
 	}
 }
 
@@ -3383,7 +3377,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.look(tty, now)
 	if !d.ttyDue.After(now) {
 		quiet := min(now.Sub(d.changedAt), now.Sub(d.enterAt))
-		d.ttyDue = now.Add(min(max(quiet, settle/2), pollTTY))
+		d.ttyDue = now.Add(min(max(quiet, settleQuiet/2), pollTTY))
 	}
 	d.track(now)
 	f, due := d.schedule(now)
@@ -3563,7 +3557,7 @@ func (d *Detector) foldOutput(now time.Time) {
 		d.mask = mask
 		d.changedAt = d.outAt
 		d.tty = TTYState{}
-		d.ttyDue = d.outAt.Add(settle / 2)
+		d.ttyDue = d.outAt.Add(settleQuiet / 2)
 	}
 }
 
@@ -3739,7 +3733,7 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	if d.adapter.Box != nil && agent && sure {
 		return false
 	}
-	still := d.lookDue.IsZero() || now.Sub(d.outAt) >= settle/2
+	still := d.lookDue.IsZero() || now.Sub(d.outAt) >= settleQuiet/2
 	return still && !d.ttyDue.After(now)
 }
 
@@ -4847,15 +4841,13 @@ func (v *view) finishScore(f *candidate) {
 	if v.tty.Reading == ReadingYes {
 		f.Signals = append(f.Signals, "tty")
 	}
-	if f.wait == 0 {
-		switch {
-		case v.reported:
-			f.wait = settleTold
-		case !v.known && (v.tty.Reading == ReadingUnasked || v.tty.Reading == ReadingUnknown):
-			f.wait = settleBare
-		default:
-			f.wait = settle
-		}
+	blind := v.tty.Reading == ReadingUnasked || v.tty.Reading == ReadingUnknown
+	switch {
+	case f.wait > 0:
+	case blind && !v.known:
+		f.wait = settleBare
+	default:
+		f.wait = settle
 	}
 	score := f.Score*100 + 5*float64(len(f.Signals)-1)
 	f.Score = math.Round(min(score, 99)) / 100
@@ -5583,7 +5575,7 @@ func (v *view) menu(l *column) *candidate {
 	f.why = l.why
 	if l.rest {
 		f.silent = true
-		f.wait = settleRest
+		f.wait = settle
 	}
 	from := max(0, l.at-8)
 	f.Pointer = l.at - from
@@ -7077,13 +7069,13 @@ func (v *view) readAbove(f *candidate) *candidate {
 		return v.readFurtherUp(f, line, top)
 	}
 	if text != "" && v.readNamed(f, text, top) {
-		f.wait = settleBare
+		f.wait = settle
 		f.silent = false
 		return v.paragraph(f, top)
 	}
 	asked := v.readMarkAbove(f, v.textOver(v.row))
 	if asked >= 0 {
-		f.wait = settleBare
+		f.wait = settle
 		f.silent = false
 		f.ended = true
 		f.place = v.place(v.row)

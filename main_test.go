@@ -5937,7 +5937,7 @@ func TestProtocolJoins(t *testing.T) {
 	if s.d.cur != nil {
 		t.Fatal("asked before the screen was still")
 	}
-	asked := s.wait(30 * time.Millisecond)
+	asked := s.wait(settle)
 	if len(asked) != 1 || asked[0].Score != 1 || !slices.Contains(asked[0].Signals, "protocol") ||
 		!slices.Contains(asked[0].Signals, "structure") {
 		t.Fatalf("%+v", asked)
