@@ -2786,8 +2786,6 @@ func (v *view) turnText(end int) turnText {
 			part = begins
 		case w.text == "":
 			part = partWords
-		case message >= 0 && v.sameGround(w, v.rows[message], end):
-			part = partMessage
 		}
 		w.text = v.words(w.text)
 		w.facts = nil
@@ -2869,13 +2867,6 @@ func (v *view) errorFrame(w viewRow) bool {
 	}
 	edge := strings.IndexAny(w.raw, uprights)
 	return v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
-}
-
-// sameGround tells whether the row stands on that message's background, which is not the one of the
-// row below the text: the message goes on in it.
-func (v *view) sameGround(w, message viewRow, below int) bool {
-	ground := v.s.attr(message.row, message.at).BG
-	return ground != v.s.attr(below, v.s.cols-1).BG && v.s.attr(w.row, w.at).BG == ground
 }
 
 // turn is what has become of the agent's turn that ended in those words, and the line that tells it. What the protocol
