@@ -5047,11 +5047,6 @@ func (v *view) pointedList(r int) *column {
 	if head.label == "" || head.pointer == "" && !boxes || v.known && v.inBox(head) {
 		return nil
 	}
-	next := min(head.row+1, v.last)
-	beside := v.rows[next].pointer != "" && head.pointer != "" && head.num == ""
-	if beside && next > r && v.isOption(v.rows[next], head, 0) && v.isOption(head, head, 0) && v.describedBy(head) == nil {
-		return nil // marks of a list that is only printed
-	}
 	opts := v.optionsAround(head)
 	if len(opts) == 0 {
 		return nil
@@ -5065,9 +5060,6 @@ func (v *view) pointedList(r int) *column {
 			return nil // marks of a list that is only printed
 		}
 		l.at = i
-	}
-	if l.at < 0 {
-		l.at, _ = v.unlike(opts)
 	}
 	return l
 }
@@ -5269,9 +5261,6 @@ var listRules = []struct {
 	{why: "its options are numbered", holds: func(s signs) bool {
 		return s.numbered && s.inside && (s.pointed || s.strong)
 	}},
-	{why: "its options have boxes to tick", holds: func(s signs) bool {
-		return s.ticked && s.inside && s.reads
-	}},
 	{why: "it stands in a dialog drawn over other text", holds: func(s signs) bool {
 		return s.modal && (s.pointed || s.strong)
 	}},
@@ -5286,7 +5275,7 @@ var listRules = []struct {
 }
 
 // rulesOfKnown is how many of listRules count for a tool that is known.
-const rulesOfKnown = 5
+const rulesOfKnown = 4
 
 // maxNear is how far above the last row a list is looked for: all of any usual screen.
 const maxNear = 200
@@ -5444,8 +5433,7 @@ func (v *view) options(head viewRow, start int) []viewRow {
 	most := blanksBetween(head)
 	for r := start; r <= v.last && gap < most; r++ {
 		o := v.rows[r]
-		divides := o.rule && o.depth == head.depth && len(opts) > 0 && utf8.RuneCountInString(o.raw) < v.s.cols-8
-		blank := o.text == "" && (head.num != "" || !o.rule || divides)
+		blank := o.text == "" && (head.num != "" || !o.rule)
 		switch {
 		case blank && len(opts) > 0:
 			gap++
@@ -5975,10 +5963,8 @@ func (v *view) areButtons(all []sideChoice, r int) bool {
 	if !worded || r < v.last-8 {
 		return false
 	}
-	asked := v.up(r, hasText)
-	last := r == v.last && (v.hidden || v.row == r) && asked >= 0 && r-asked <= 2
 	hint := v.choosingRow(&column{opts: []viewRow{v.rows[r]}, at: -1})
-	return hint >= 0 || strong && last
+	return hint >= 0
 }
 
 // contrast tells whether the buttons are drawn so that one of them can be told from the others.
@@ -6182,16 +6168,6 @@ func (v *view) readField() *candidate {
 // fence is the row from which on the rows around the cursor are set off: by a line above and one
 // below, or by a background of their own; −1 none.
 func (v *view) fence() int {
-	background := v.s.attr(v.row, v.s.cols/2).BG
-	if background != -1 && background == v.s.attr(v.row, v.s.cols/4).BG {
-		top := v.row
-		for top > 0 && v.s.attr(top-1, v.s.cols/2).BG == background {
-			top--
-		}
-		if top > 0 && v.row-top <= 2 && v.textRows(top, v.row-1) == 0 {
-			return top
-		}
-	}
 	top := v.up(v.row, func(w viewRow) bool { return w.rule || w.text != "" })
 	if top < 0 || !v.rows[top].rule {
 		return -1
@@ -6213,11 +6189,6 @@ func (v *view) askingRow(r, fence int) int {
 	nearest := v.up(r, hasText)
 	if nearest < 0 || v.row-nearest > 6 {
 		return -1
-	}
-	for up := nearest; up >= max(0, nearest-2) && v.rows[up].text != ""; up-- {
-		if v.asksText(up, fence) {
-			return up
-		}
 	}
 	return nearest
 }
@@ -6471,7 +6442,7 @@ func joinedWith(text, above string, next bool) (asks, mark string, joined bool) 
 	switch {
 	case above == "":
 		return text, "", false
-	case reRemark.MatchString(text), len(hotKeys(text)) > 0 && len(hotKeys(above)) > 1:
+	case reRemark.MatchString(text):
 		return above + " " + text, "", true
 	case next && reBelow.MatchString(text) && reAskedAbove.MatchString(plain(above)):
 		return above, "\n" + text, true
