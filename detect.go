@@ -6139,8 +6139,7 @@ func (v *view) readField() *candidate {
 	asked = v.askingRow(asked, fence)
 	f := newCandidate(FreeText, 0.80)
 	switch {
-	case asked >= 0 && v.asksText(asked, fence),
-		v.drawn && asked >= 0 && asked == v.row-1 && v.rows[asked].depth > 0:
+	case asked >= 0 && v.asksText(asked, fence):
 		f.Question = sentence(v.rows[asked].text)
 	case fence >= 0 && !v.known:
 		f.Idle = true
@@ -6338,8 +6337,6 @@ var (
 	reGoesOn = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
 	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
 	reYn     = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
-	// reExpand are letters of which the last, a capital H, is for help: Inquirer's expand.
-	reExpand = re(`^[a-z]{2,9}H$`)
 	// reTwice is "Yy/Nn".
 	reTwice = re(`^([Yy])[Yy]?[/-]([Nn])[Nn]?$`)
 	// rePairs are the pairs in "y/N or t/H".
@@ -6349,9 +6346,7 @@ var (
 		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)`)
 	// reGoesOnBehind is more of a label, behind a comma or in brackets.
 	reGoesOnBehind = re(`^(?: ?[,:–-] *(?:\pL{4,}|\pL+ \pL)[\pL' -]*| \([^()]{2,}\))`)
-	// reNamesKeys is a line of keys, or one that ends as if an answer came.
-	reNamesKeys = re(`^[\[(][A-Za-z][\])]|:$`)
-	reWord      = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
+	reWord         = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
 		`skip|edit|help|fingerprint)$`)
 	reChoose = re(`^(#\?|\?#)$|[:>?\]#)]$`)
 	reCounts = re(`\d ?- ?\d`)
@@ -6713,14 +6708,6 @@ func answersIn(text string) []string {
 		if followed(rest, answers) && !reQuoted.MatchString(marker) {
 			continue
 		}
-		if alone && i > 0 {
-			before := text[markers[i-1][0]:markers[i-1][1]]
-			all := readMarker(before, answers[0])
-			near := strings.TrimSpace(text[markers[i-1][1]:at[0]]) == ""
-			if near && len(all) > 1 && slices.Contains(all, answers[0]) {
-				return all
-			}
-		}
 		if alone {
 			answers = withOther(answers[0])
 		}
@@ -6815,7 +6802,7 @@ func numbersIn(inner string) (numbers []string) {
 // lettersIn are the letters of a marker that has nothing between them ("Ynq", "yadxH"), or has them
 // in pairs: "Yy/Nn", or "y/N or t/H" in two alphabets, of which the first is typed everywhere.
 func lettersIn(inner string) []string {
-	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 || reExpand.MatchString(inner) {
+	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
 		return strings.Split(inner, "")
 	}
 	twice := reTwice.FindStringSubmatch(inner)
@@ -7084,11 +7071,9 @@ func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
 	for n := 0; n < 3 && top >= 0 && !v.s.grid[top].over; n++ {
 		f.Question = strings.TrimSpace(line)
 		ends := asksAbove(f.Question)
-		// svn ends the line that names its keys, and reads the answer in the next.
 		next := v.up(v.row, showsAny) == v.row-1 && strings.TrimSpace(line) == f.Question
-		keys := next && n == 0 && reNamesKeys.MatchString(plain(f.Question))
-		asks := (ends || keys) && (n == 0 || v.hidden) // else other output has followed it
-		if asks && v.readMarked(f, f.Question) && (f.Type == YesNo || keys && len(f.Choices) > 1) {
+		asks := ends && (n == 0 || v.hidden) // else other output has followed it
+		if asks && v.readMarked(f, f.Question) && f.Type == YesNo {
 			if next && n == 0 && !v.hidden {
 				f.ended = true
 				f.place = v.place(v.row)

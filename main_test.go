@@ -5342,14 +5342,8 @@ func TestReaders(t *testing.T) {
 		{"a range with its list", line, "1) a\r\n2) b\r\nEnter your choice [1-2]: ", MultipleChoice, "1 a=1 2 b=2"},
 		{"a range of what is done", line, "Copying parts (1-4) to the disk: ", FreeText, ""},
 		{"a letter in angle brackets is read alone (e2fsck)", raw, "Effacer<o>? ", YesNo, "y Yes (o)=o n No=n"},
-		{"keys in the line above, which has ended (svn)", raw, "(A)bbrechen, Weiterma(c)hen, (E)ditieren:\r\n", MultipleChoice,
-			"A Abbrechen=A c Weitermachen=c E Editieren=E"},
-		{"a line of keys alone (svn)", raw, "(a)nnule, (c)ontinue, (e)dite\r\n", MultipleChoice,
-			"a annule=a c continue=c e edite=e"},
 		{"a list under the line that asks (rawlist)", raw, "? Pick a license\r\n  1) MIT\r\n  2) GPL\x1b[1;18H", MultipleChoice,
 			"1 MIT=1 2 GPL=2"},
-		{"keys between full-width marks (svn)", raw, "a)终止，c)继续，e)编辑：\r\n", MultipleChoice,
-			"a 终止=a c 继续=c e 编辑=e"},
 		{"an or before the last of several keys (emacs)", raw, "\x1b[?1049hSave file? (y, n, !, ., q or d) ", MultipleChoice,
 			"y y=y n n=n ! !=! . .=. q q=q d d=d"},
 		{"a list whose items are wrapped", line, " 1) " + strings.Repeat("long ", 22) + "\r\n 2) Quit\r\nSelect an option: ",
@@ -6104,9 +6098,6 @@ func TestMenuThatCounts(t *testing.T) {
 		})
 	}
 }
-
-// letters is a word for the number n.
-func letters(n int) string { return strings.Repeat(string(rune('a'+n%26)), 3+n/26%5) }
 
 // TestSleepForgetsAndDoesNotRepeat: a dialog that is slow to go after its answer is not asked
 // twice; the next one like it is asked.
