@@ -75,8 +75,8 @@ const anyRow = -1
 
 // Screen is what the terminal shows, fed with the child's bytes cut anywhere. The parser is that of
 // https://vt100.net/emu/dec_ansi_parser as today's terminals are: text is UTF-8; no 8-bit C1
-// controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC ends a string. The text is
-// what tmux shows. One goroutine uses it.
+// controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC, and a line feed, ends a string. The text
+// is what tmux shows. One goroutine uses it.
 type Screen struct {
 	rows, cols  int
 	top, bottom int // the scroll region, inclusive
@@ -489,7 +489,7 @@ func (s *Screen) take(b []byte) int {
 
 // control takes a control character, or one byte of a string or of another sequence than a control sequence.
 func (s *Screen) control(b byte) {
-	inString := s.inString()
+	inString := s.state > inEscape && s.state != inSequence
 	switch {
 	case b == 0x18, b == 0x1a: // CAN, SUB
 		s.state = inText
@@ -500,6 +500,9 @@ func (s *Screen) control(b byte) {
 	case b == '\a' && s.state == ']':
 		s.endString(b)
 		s.state = inText
+	case b == '\n' && inString: // it never ended
+		s.state = inText
+		s.controlCharacter(b)
 	case b < 0x20 && !inString:
 		s.controlCharacter(b)
 	case b < 0x20, b >= 0x7f && !inString:
@@ -1323,17 +1326,6 @@ func (s *Screen) endString(end byte) {
 	}
 }
 
-// inString tells whether a string has begun and not ended yet.
-func (s *Screen) inString() bool { return s.state > inEscape && s.state != inSequence }
-
-// endStringAs takes a string that does not end for none: the last line of the output, which ends in it, is shown. A
-// program that waits for an answer must not be missed because of a byte that stood in a file.
-func (s *Screen) endStringAs(output []byte) {
-	s.state = inText
-	last := max(bytes.LastIndexByte(output, '\n'), bytes.LastIndexByte(output, 0x1b))
-	s.Write(output[1+last:])
-}
-
 // replyColour answers an OSC that asks for a colour, in a string that ends as the OSC did. The
 // colours are light on black.
 func (s *Screen) replyColour(osc, level string, end byte) {
@@ -1691,7 +1683,6 @@ type Prompt struct {
 	lead   string
 	all    string
 	since  time.Time // Idle: when the turn began, zero unknown
-	bare   bool      // what stands above never came to rest and is left out of both
 	parts  shown     // what both are made of
 	place  place     // where a question on a line begins
 	motion motion    // what was seen moving in all
@@ -1743,34 +1734,6 @@ func (p *Prompt) seal() {
 // until a prompt is given out, for most looks at a screen that moves give none.
 func (p *Prompt) publish() {
 	p.Shown = redact(visible(p.all))
-}
-
-// withoutAbove is the question alone, for one that stands below what never comes to rest: it is
-// cut, and anywhere, for a log above moves it from row to row.
-func (p *Prompt) withoutAbove() *Prompt {
-	q := *p
-	q.bare = true
-	q.Cut = true
-	q.Above = ""
-	q.place = place{}
-	q.parts.above = nil
-	if q.parts.line {
-		q.parts.body = nil
-		q.parts.among = nil
-		q.Full = q.Question
-	}
-	if q.SafeDefault != nil && !q.refusesByDefault() {
-		q.SafeDefault = nil
-	}
-	q.seal()
-	return &q
-}
-
-// refusesByDefault tells whether the safe default is a refusal: of what is cut nothing else is
-// typed by waiting.
-func (p *Prompt) refusesByDefault() bool {
-	value := *p.SafeDefault
-	return value == "esc" || value == "n" || isRefusal(p.label(value))
 }
 
 // sameness is how what stands on the screen compares with what was asked.
@@ -1954,7 +1917,6 @@ func (p *Prompt) same(now *Prompt) bool { return p.compare(now) == theSame }
 
 // compare is same, or says that it is too early to tell.
 func (p *Prompt) compare(now *Prompt) sameness {
-	now = now.like(p)
 	if now == nil || p.place.differs(now.place) {
 		return another
 	}
@@ -1964,7 +1926,6 @@ func (p *Prompt) compare(now *Prompt) sameness {
 // follows tells whether now is p after a key moved its pointer: a long list may show other choices
 // then, but not the same in another order. now may be nil.
 func (p *Prompt) follows(now *Prompt) bool {
-	now = now.like(p)
 	if now == nil || now.motion.compare(p.lead, now.lead) != theSame {
 		return false
 	}
@@ -1973,14 +1934,6 @@ func (p *Prompt) follows(now *Prompt) bool {
 	slices.Sort(was)
 	slices.Sort(is)
 	return inOrder || !slices.Equal(was, is)
-}
-
-// like is p in the form in which other was shown: without what stands above it, if that was. nil stays nil.
-func (p *Prompt) like(other *Prompt) *Prompt {
-	if p != nil && other.bare && !p.bare {
-		return p.withoutAbove()
-	}
-	return p
 }
 
 // isQuestion tells whether p asks something, and is no input box, nor a screen that may ask only if
@@ -2833,8 +2786,6 @@ func (v *view) turnText(end int) turnText {
 			part = begins
 		case w.text == "":
 			part = partWords
-		case message >= 0 && v.sameGround(w, v.rows[message], end):
-			part = partMessage
 		}
 		w.text = v.words(w.text)
 		w.facts = nil
@@ -2916,13 +2867,6 @@ func (v *view) errorFrame(w viewRow) bool {
 	}
 	edge := strings.IndexAny(w.raw, uprights)
 	return v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
-}
-
-// sameGround tells whether the row stands on that message's background, which is not the one of the
-// row below the text: the message goes on in it.
-func (v *view) sameGround(w, message viewRow, below int) bool {
-	ground := v.s.attr(message.row, message.at).BG
-	return ground != v.s.attr(below, v.s.cols-1).BG && v.s.attr(w.row, w.at).BG == ground
 }
 
 // turn is what has become of the agent's turn that ended in those words, and the line that tells it. What the protocol
@@ -3183,28 +3127,23 @@ func drawnTable(rows []viewRow) int {
 // recordings: 97 of 100 programs that wait are seen reading within 50 ms of their last output; a
 // repaint comes in pieces ≤ 30 ms apart.
 const (
-	settleTold    = 30 * time.Millisecond  // a dialog that the tool reports
 	settleQuiet   = 110 * time.Millisecond // output, to be looked at: it may be a frame of ten a second
 	settle        = 100 * time.Millisecond // a shape that a signal confirms
 	settleBare    = 300 * time.Millisecond // a shape alone
 	settleIdle    = 500 * time.Millisecond // an empty box
-	settleRest    = time.Second            // a list that only its colours tell
 	settleBlocked = 2 * time.Second        // a dialog that is reported but not shown
 )
 
 const (
-	lookEvery    = 250 * time.Millisecond  // between two looks while output comes
-	pollTTY      = 10 * time.Second        // between two looks at the state of a terminal that is still, at most
-	goneAfter    = 200 * time.Millisecond  // out of sight: the question is gone
-	anewWait     = 500 * time.Millisecond  // after an answer: what was painted anew since is another question
-	againWait    = 1500 * time.Millisecond // the same where nothing was painted, and the program reads
-	againKnown   = 3 * time.Second         // the same of an agent: busy it shows a key after 2.2 s (claude 2.1)
-	restTime     = time.Second             // what replaced a question must have come to rest
-	restlessTime = 10 * time.Second        // until it is asked without what is above
-	maxReplaced  = 6                       // questions a minute that replace one not answered: SPEC 6
-	maxFull      = 16 << 10                // bytes of a dialog
-	maxFar       = 4 << 10                 // characters of what stands above a question's context
-	stringTime   = 5 * time.Second         // without output: a string that has not ended is none; so does tmux
+	lookEvery  = 250 * time.Millisecond  // between two looks while output comes
+	pollTTY    = 10 * time.Second        // between two looks at the state of a terminal that is still, at most
+	goneAfter  = 200 * time.Millisecond  // out of sight: the question is gone
+	anewWait   = 500 * time.Millisecond  // after an answer: what was painted anew since is another question
+	againWait  = 1500 * time.Millisecond // the same where nothing was painted, and the program reads
+	againKnown = 3 * time.Second         // the same of an agent: busy it shows a key after 2.2 s (claude 2.1)
+	maxAsked   = 6                       // questions a minute while nothing is typed
+	maxFull    = 16 << 10                // bytes of a dialog
+	maxFar     = 4 << 10                 // characters of what stands above a question's context
 )
 
 // DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
@@ -3237,13 +3176,11 @@ type Detector struct {
 
 	found  *candidate // of the last look, nil none
 	cur    *candidate // the question in force, the last one returned; nil none
-	motion motion     // in the text of found, in the form in which cur was asked
+	motion motion     // in the text of found
 	typed  bool       // something was typed while it was in force
 
-	all        string    // of found
-	allAt      time.Time // since when it has not changed but for what moves
-	foundAt    time.Time // since when something is found that is not asked and has never rested; zero: nothing is
-	replacedAt time.Time // when a question last left by itself, with nothing typed
+	all   string    // of found
+	allAt time.Time // since when it has not changed but for what moves
 
 	outAt     time.Time // when output last came
 	changedAt time.Time // when it last changed the mask
@@ -3253,15 +3190,14 @@ type Detector struct {
 	lookedAt  time.Time // when the screen was last looked at
 	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
 
-	lookDue   time.Time // zero, or when the output that has come is looked at
-	stringDue time.Time // zero, or when a string that does not end is taken for none
-	syncAt    time.Time // zero, or since when a frame is being painted
-	ttyDue    time.Time // when the terminal's state is worth a look
-	unsureAt  time.Time // zero, or since when cur may have changed
-	askDue    time.Time // zero, or when found is asked
-	goneDue   time.Time // zero, or when cur, which is out of sight, is forgotten
+	lookDue  time.Time // zero, or when the output that has come is looked at
+	syncAt   time.Time // zero, or since when a frame is being painted
+	ttyDue   time.Time // when the terminal's state is worth a look
+	unsureAt time.Time // zero, or since when cur may have changed
+	askDue   time.Time // zero, or when found is asked
+	goneDue  time.Time // zero, or when cur, which is out of sight, is forgotten
 
-	askedAt []time.Time // when questions were asked that replaced such a one, in the last minute
+	askedAt []time.Time // when questions were asked in the last minute, with nothing typed since
 }
 
 // candidate is what one look takes for a question: a prompt, where it stands, and what it needs to
@@ -3274,6 +3210,7 @@ type candidate struct {
 	ended  bool          // the line that asks has ended, the cursor is in the blank row below it
 	rows   [2]int        // the first and the last in which it asks: of its line, or of its dialog
 	by     string        // the first signal: pattern, silence; "" structure
+	why    string        // what finds it, in words
 	wait   time.Duration // how long the masked screen must have been still
 	silent bool          // it is a guess from silence: wait counts from when anything last moved
 
@@ -3314,20 +3251,12 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 	}
 	d.raw = append(d.raw, p...)
 	d.outAt = now
-	d.stringDue = time.Time{}
-	if d.Screen.inString() {
-		d.stringDue = now.Add(stringTime)
-	}
 	if !d.Screen.modes[modeSync] {
 		d.syncAt = time.Time{}
 	} else if d.syncAt.IsZero() {
 		d.syncAt = now
 	}
-	still := settleQuiet
-	if d.Screen.Status().State == "blocked" {
-		still = settleTold
-	}
-	d.lookDue = now.Add(min(still, max(0, lookEvery-now.Sub(d.lookedAt))))
+	d.lookDue = now.Add(min(settleQuiet, max(0, lookEvery-now.Sub(d.lookedAt))))
 	d.takeReports(now)
 }
 
@@ -3386,7 +3315,7 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 	}
 	if enter && now.After(d.enterAt) {
 		d.enterAt = now
-		d.ttyDue = now.Add(settle / 2)
+		d.ttyDue = now.Add(settleQuiet / 2)
 	}
 }
 
@@ -3425,7 +3354,6 @@ func (d *Detector) Sleep(until time.Time) {
 func (d *Detector) Again() {
 	d.forget()
 	d.enterAt = time.Time{}
-	d.replacedAt = time.Time{}
 }
 
 // forget leaves no question in force.
@@ -3440,7 +3368,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.look(tty, now)
 	if !d.ttyDue.After(now) {
 		quiet := min(now.Sub(d.changedAt), now.Sub(d.enterAt))
-		d.ttyDue = now.Add(min(max(quiet, settle/2), pollTTY))
+		d.ttyDue = now.Add(min(max(quiet, settleQuiet/2), pollTTY))
 	}
 	d.track(now)
 	f, due := d.schedule(now)
@@ -3448,9 +3376,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	if due.IsZero() || due.After(now) {
 		return nil
 	}
-	if d.replaces() {
-		d.askedAt = append(d.askedAt, now)
-	}
+	d.askedAt = append(d.askedAt, now)
 	d.forget()
 	d.cur = f
 	d.typed = false
@@ -3529,11 +3455,6 @@ func (s *Screen) masked(l *line) string {
 
 // look brings the mask, the view and what is found in it up to date.
 func (d *Detector) look(tty TTYState, now time.Time) {
-	if !d.stringDue.IsZero() && !now.Before(d.stringDue) {
-		d.stringDue = time.Time{}
-		d.Screen.endStringAs(d.Raw())
-		d.lookDue = now
-	}
 	stale := d.view == nil || !d.lookDue.IsZero()
 	if stale {
 		d.foldOutput(now)
@@ -3557,29 +3478,14 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	d.found = d.read
 	d.lookAtTurn(now)
 	if d.found == nil {
-		d.foundAt = time.Time{}
 		return
 	}
-	asked := &d.found.Prompt
-	if d.cur != nil {
-		asked = asked.like(&d.cur.Prompt)
-	}
-	d.motion.see(asked.all, now)
-	d.found.motion = d.motion
-	changed := d.found.all != d.all && !alike(d.found.all, d.all)
-	rested := changed && now.Sub(d.allAt) >= restTime
-	switch {
-	case d.foundAt.IsZero():
-		d.foundAt = now
-	case rested && d.cur == nil && d.replaces(): // one that was not even asked
-		d.replacedAt, d.foundAt = now, now
-	case rested:
-		d.foundAt = now
-	}
-	if changed {
+	if d.found.all != d.all && !alike(d.found.all, d.all) {
 		d.allAt = now
 	}
 	d.all = d.found.all
+	d.motion.see(d.all, now)
+	d.found.motion = d.motion
 }
 
 // lookAtTurn notes what the screen tells of the turn, and finds the box of one that is over although
@@ -3642,7 +3548,7 @@ func (d *Detector) foldOutput(now time.Time) {
 		d.mask = mask
 		d.changedAt = d.outAt
 		d.tty = TTYState{}
-		d.ttyDue = d.outAt.Add(settle / 2)
+		d.ttyDue = d.outAt.Add(settleQuiet / 2)
 	}
 }
 
@@ -3661,10 +3567,6 @@ func (d *Detector) track(now time.Time) {
 	}
 	if d.goneDue.IsZero() {
 		d.goneDue = now.Add(goneAfter)
-		d.foundAt = now
-		if !d.typed && !d.cur.Idle {
-			d.replacedAt = now
-		}
 	}
 	gone := !now.Before(d.goneDue)
 	if gone || d.tty.Reading != ReadingUnasked {
@@ -3726,7 +3628,7 @@ func (d *Detector) lineStands() sameness {
 	if c.place.differs(d.view.place(top)) || !strings.HasPrefix(line+d.view.after(), strings.TrimRight(c.line, " ")) {
 		return another
 	}
-	if c.bare || c.Idle {
+	if c.Idle {
 		return theSame
 	}
 	now := c.Prompt
@@ -3774,9 +3676,8 @@ func (d *Detector) againAt(f *candidate) time.Time {
 	return time.Time{}
 }
 
-// scheduleNew decides when the question found is to be asked: once it has been still. One that replaced another, which
-// nobody answered, must have come to rest, and at most six of these are asked in a minute. What never comes to rest is
-// asked without what stands above it.
+// scheduleNew decides when the question found is to be asked: once it has been still. While nothing is typed at most six
+// are asked in a minute.
 func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	f = d.found
 	due = d.changedAt.Add(f.wait)
@@ -3789,27 +3690,17 @@ func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	if f.silent && d.view.reported { // the report comes before the dialog is painted
 		due = later(due, d.allAt.Add(f.wait))
 	}
-	if d.replaces() {
-		due = later(due, d.allAt.Add(restTime))
-	}
-	restless := d.foundAt.Add(restlessTime)
-	if due.After(restless) && !f.Idle && !f.silent {
-		due = restless
-		bare := *f
-		bare.Prompt = *f.withoutAbove()
-		f = &bare
+	if d.typed {
+		d.askedAt = nil
 	}
 	d.askedAt = slices.DeleteFunc(d.askedAt, func(at time.Time) bool {
 		return now.Sub(at) >= time.Minute
 	})
-	if d.replaces() && len(d.askedAt) >= maxReplaced {
+	if len(d.askedAt) >= maxAsked {
 		due = later(due, d.askedAt[0].Add(time.Minute))
 	}
 	return f, due
 }
-
-// replaces reports whether the question found came in the place of one that had just left by itself.
-func (d *Detector) replaces() bool { return d.foundAt.Before(d.replacedAt.Add(restTime)) }
 
 // Next is when Tick is next worth calling, now at the earliest.
 func (d *Detector) Next(now time.Time) time.Time {
@@ -3817,7 +3708,7 @@ func (d *Detector) Next(now time.Time) time.Time {
 	if next.IsZero() {
 		next = d.ttyDue
 	}
-	for _, due := range []time.Time{d.askDue, d.goneDue, d.stringDue} {
+	for _, due := range []time.Time{d.askDue, d.goneDue} {
 		if !due.IsZero() && due.Before(next) {
 			next = due
 		}
@@ -3833,7 +3724,7 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	if d.adapter.Box != nil && agent && sure {
 		return false
 	}
-	still := d.lookDue.IsZero() || now.Sub(d.outAt) >= settle/2
+	still := d.lookDue.IsZero() || now.Sub(d.outAt) >= settleQuiet/2
 	return still && !d.ttyDue.After(now)
 }
 
@@ -3856,15 +3747,13 @@ func (d *Detector) Behind(key string) (typed string, stands bool) {
 	return typed, d.lineStands() == theSame && !other
 }
 
-// Explain says in words what each reader sees on the screen this instant, the one that is believed
-// last.
-func (d *Detector) Explain() []string {
-	v := d.newView()
-	notes := []string{}
-	v.notes = &notes
-	v.read()
-	v.notes = nil
-	return notes
+// Explain says in words which reader finds something on the screen this instant, and what tells it.
+func (d *Detector) Explain() string {
+	f := d.newView().read()
+	if f == nil {
+		return "no reader finds anything"
+	}
+	return "found by the reader of " + f.why
 }
 
 // Raw is the last BufferBytes of the child.
@@ -4073,18 +3962,17 @@ type view struct {
 	tty      TTYState
 	o        DetectOptions
 	rows     []viewRow
-	row, col int       // of the cursor
-	last     int       // the last row that shows anything, −1 none
-	hidden   bool      // no cursor is to be seen
-	drawn    bool      // the program draws it itself
-	modal    bool      // the rows are those of a dialog drawn over other text
-	reported bool      // the tool says that it asks
-	known    bool      // the tool is one of ours, and no lines are read: its own screen stands there
-	works    bool      // it is at work: see working
-	changes  uint      // of the screen, when it was looked at
-	cursor   [2]int    // where the terminal's was then, unless
-	noCursor bool      // that was hidden
-	notes    *[]string // what the readers saw, nil where nobody asks for it
+	row, col int    // of the cursor
+	last     int    // the last row that shows anything, −1 none
+	hidden   bool   // no cursor is to be seen
+	drawn    bool   // the program draws it itself
+	modal    bool   // the rows are those of a dialog drawn over other text
+	reported bool   // the tool says that it asks
+	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
+	works    bool   // it is at work: see working
+	changes  uint   // of the screen, when it was looked at
+	cursor   [2]int // where the terminal's was then, unless
+	noCursor bool   // that was hidden
 }
 
 // viewRow is a row freed of its frame, and read as a choice: pointer, box to tick, number, words.
@@ -4634,29 +4522,12 @@ func (v *view) reads() bool {
 	return v.tty.Reading == ReadingYes || v.tty.Reading == ReadingUnknown && raw
 }
 
-// note keeps what a reader saw and why, for who asks for it.
-func (v *view) note(format string, args ...any) {
-	if v.notes != nil {
-		*v.notes = append(*v.notes, fmt.Sprintf(format, args...))
-	}
-}
-
-// rowNumbers names rows, counted from 0, as a person counts them.
-func rowNumbers(first, last int) string {
-	if first == last {
-		return fmt.Sprintf("row %d", first+1)
-	}
-	return fmt.Sprintf("rows %d to %d", first+1, last+1)
-}
-
 // read finds what the screen asks, nil nothing.
 func (v *view) read() *candidate {
 	if v.last < 0 && !v.reads() {
-		v.note("the screen is empty, and nobody is known to read the terminal")
 		return nil
 	}
 	if v.working() {
-		v.note("the tool shows that it works: no reader looks")
 		return nil
 	}
 	f := v.readFirst()
@@ -4665,7 +4536,6 @@ func (v *view) read() *candidate {
 	}
 	v.finishScore(f)
 	if f.by == "pattern" && f.Score < v.o.Threshold && !f.Idle && !f.Secret {
-		v.note("but it is not sure enough: %.2f of the %.2f that detection_threshold asks for", f.Score, v.o.Threshold)
 		v.bySilence(f)
 		v.finishScore(f)
 	}
@@ -4681,7 +4551,7 @@ func (v *view) readFirst() *candidate {
 	}{
 		{"framed dialogs", v.readFrame},
 		{"input boxes", v.readIdle},
-		{"lists, buttons and named keys", v.readChoices},
+		{"lists and buttons", v.readChoices},
 		{"empty fields", v.readField},
 		{"questions on a line", v.readLine},
 		{"screens that keep still", v.readStill},
@@ -4689,11 +4559,10 @@ func (v *view) readFirst() *candidate {
 	for _, reader := range readers {
 		f := reader.read()
 		if f != nil {
-			v.note("found by the reader of %s", reader.of)
+			f.why = strings.TrimSuffix(reader.of+": "+f.why, ": ")
 			return f
 		}
 	}
-	v.note("no reader finds anything")
 	return nil
 }
 
@@ -4714,9 +4583,6 @@ var reMark = re(`^[^\pL\pN]*$`)
 
 // reFolded is what tools show for a long paste, for a picture's path, or at the end of what they hide.
 var reFolded = re(`\[(Pasted|Image)|[*•]$`)
-
-// reDraft is the first row of an input box with something in it.
-var reDraft = re(`^[>❯›●$]\s*\S`)
 
 // Box looks at the input box. Of a tool that is not known it is the cursor's line, if that is idle
 // or shows nothing but a mark: what else stands there may be a draft.
@@ -4859,7 +4725,6 @@ func (v *view) readIdle() *candidate {
 	if draft != "" && !v.hintAt(v.row, w.at+2) {
 		return nil
 	}
-	v.note("row %d is the tool's input box, which is empty", v.row+1)
 	return v.idle()
 }
 
@@ -4967,15 +4832,13 @@ func (v *view) finishScore(f *candidate) {
 	if v.tty.Reading == ReadingYes {
 		f.Signals = append(f.Signals, "tty")
 	}
-	if f.wait == 0 {
-		switch {
-		case v.reported:
-			f.wait = settleTold
-		case !v.known && (v.tty.Reading == ReadingUnasked || v.tty.Reading == ReadingUnknown):
-			f.wait = settleBare
-		default:
-			f.wait = settle
-		}
+	blind := v.tty.Reading == ReadingUnasked || v.tty.Reading == ReadingUnknown
+	switch {
+	case f.wait > 0:
+	case blind && !v.known:
+		f.wait = settleBare
+	default:
+		f.wait = settle
 	}
 	score := f.Score*100 + 5*float64(len(f.Signals)-1)
 	f.Score = math.Round(min(score, 99)) / 100
@@ -5133,7 +4996,7 @@ type column struct {
 	opts []viewRow
 	at   int    // the option pointed at, −1 unknown
 	rest bool   // it is believed once nothing on the screen moves
-	mark string // what makes that one unlike the others, in words
+	why  string // the reason for which it is believed
 	weak bool   // no more than a colour or bold print
 }
 
@@ -5147,15 +5010,10 @@ func (v *view) readList() (f *candidate, end int) {
 			if l == nil {
 				continue
 			}
-			why := v.offers(l)
-			if why == "" {
-				v.note("%s may be a list, by %s, but nothing says that one is to be chosen: "+
-					"no numbers, boxes or hint, or the cursor is elsewhere, or nobody reads",
-					rowNumbers(l.first(), l.end()), l.mark)
+			l.why = v.offers(l)
+			if l.why == "" {
 				continue
 			}
-			v.note("a list stands in %s: it has %s in row %d, and %s", rowNumbers(l.first(), l.end()), l.mark,
-				l.opts[max(0, l.at)].row+1, why)
 			if !l.weak && (len(l.opts) > 1 || l.ticked()) {
 				return v.menu(l), l.end()
 			}
@@ -5168,16 +5026,6 @@ func (v *view) readList() (f *candidate, end int) {
 		return nil, -1
 	}
 	return v.menu(second), second.end()
-}
-
-// takesKeys tells whether the program may take single keys.
-func (v *view) takesKeys() bool {
-	busy := v.tty.Reading == ReadingBusy && !v.known
-	if v.tty.Canonical || busy {
-		v.note("nothing is chosen with keys here: the terminal is in line mode, or nobody reads it")
-		return false
-	}
-	return true
 }
 
 // first is the list's first row.
@@ -5199,16 +5047,11 @@ func (v *view) pointedList(r int) *column {
 	if head.label == "" || head.pointer == "" && !boxes || v.known && v.inBox(head) {
 		return nil
 	}
-	next := min(head.row+1, v.last)
-	beside := v.rows[next].pointer != "" && head.pointer != "" && head.num == ""
-	if beside && next > r && v.isOption(v.rows[next], head, 0) && v.isOption(head, head, 0) && v.describedBy(head) == nil {
-		return nil // marks of a list that is only printed
-	}
 	opts := v.optionsAround(head)
 	if len(opts) == 0 {
 		return nil
 	}
-	l := &column{opts: opts, at: -1, mark: "boxes to tick"}
+	l := &column{opts: opts, at: -1}
 	for i, o := range opts {
 		if o.pointer == "" {
 			continue
@@ -5217,10 +5060,6 @@ func (v *view) pointedList(r int) *column {
 			return nil // marks of a list that is only printed
 		}
 		l.at = i
-		l.mark = o.pointer
-	}
-	if l.at < 0 {
-		l.at, _, _ = v.unlike(opts)
 	}
 	return l
 }
@@ -5242,9 +5081,9 @@ func (v *view) drawnList(r int) *column {
 	slices.Reverse(above)
 	opts := append(append(above, head), below...)
 	for here := len(above); here >= 0 && len(opts) > 1; here-- {
-		at, mark, weak := v.unlike(opts)
+		at, weak := v.unlike(opts)
 		if at == here && (opts[0].num == "" || numbersFollow(opts)) {
-			return &column{opts: opts, at: at, mark: mark, weak: weak}
+			return &column{opts: opts, at: at, weak: weak}
 		}
 		opts = opts[1:]
 	}
@@ -5286,15 +5125,12 @@ func numbersFollow(opts []viewRow) bool {
 }
 
 // aspects are in what an option may be drawn unlike the others.
-var aspects = []struct {
-	mark string
-	of   func(a Attr) int32
-}{
-	{"reversed colours", func(a Attr) int32 { return number(a.Reverse) }},
-	{"another background", func(a Attr) int32 { return a.BG }},
-	{"underlining", func(a Attr) int32 { return number(a.Underline) }},
-	{"bold print", func(a Attr) int32 { return number(a.Bold) }},
-	{"another colour", func(a Attr) int32 { return a.FG }},
+var aspects = []func(a Attr) int32{
+	func(a Attr) int32 { return number(a.Reverse) },
+	func(a Attr) int32 { return a.BG },
+	func(a Attr) int32 { return number(a.Underline) },
+	func(a Attr) int32 { return number(a.Bold) },
+	func(a Attr) int32 { return a.FG },
 }
 
 // alike is how many of the rows above head, the nearest first, are drawn alike, as all below are, and head is not: only
@@ -5304,13 +5140,13 @@ func (v *view) alike(head viewRow, above, below []viewRow) int {
 	drawn := v.sample(head)
 	up, down := v.samples(above), v.samples(below)
 	for _, aspect := range aspects {
-		own := aspect.of(drawn)
-		if len(down) > 0 && (aspect.of(down[0]) == own || alikeIn(down, aspect.of) < len(down)) {
+		own := aspect(drawn)
+		if len(down) > 0 && (aspect(down[0]) == own || alikeIn(down, aspect) < len(down)) {
 			continue
 		}
 		others := 0
-		if len(up) > 0 && aspect.of(up[0]) != own {
-			others = alikeIn(up, aspect.of)
+		if len(up) > 0 && aspect(up[0]) != own {
+			others = alikeIn(up, aspect)
 		}
 		n = max(n, others)
 	}
@@ -5335,21 +5171,21 @@ func (v *view) samples(opts []viewRow) []Attr {
 	return drawn
 }
 
-// unlike is the only option that is drawn unlike all others, −1 none, and what makes it that. Of
+// unlike is the only option that is drawn unlike all others, −1 none; weak: by no more than a colour or bold print. Of
 // two it is the one that is not drawn as the blank cell before it.
-func (v *view) unlike(opts []viewRow) (at int, mark string, weak bool) {
+func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
-		return -1, "", false
+		return -1, false
 	}
 	drawn := v.samples(opts)
 	rest := v.s.attr(opts[0].row, v.s.cols-1)
 	for i, aspect := range aspects {
-		at := oddOne(drawn, rest, aspect.of)
+		at := oddOne(drawn, rest, aspect)
 		if at >= 0 {
-			return at, aspect.mark, i >= 3
+			return at, i >= 3
 		}
 	}
-	return -1, "", false
+	return -1, false
 }
 
 // number is 1 for true.
@@ -5400,7 +5236,6 @@ type signs struct {
 	strong   bool // drawn unlike the others by more than a colour or bold print
 	inside   bool // the cursor is hidden or in the list
 	reads    bool // the program is seen to read
-	headed   bool // a question stands right above
 	framed   bool
 	last     bool // nothing stands below
 	ending   bool // at most two rows stand below
@@ -5420,14 +5255,11 @@ var listRules = []struct {
 	holds func(s signs) bool
 }{
 	{why: "a row says how to choose", holds: func(s signs) bool {
-		drawn := s.inside && s.reads && (s.headed || s.moving)
+		drawn := s.inside && s.reads
 		return s.hint >= 0 && (s.pointed || s.strong || s.ticked || drawn)
 	}},
 	{why: "its options are numbered", holds: func(s signs) bool {
 		return s.numbered && s.inside && (s.pointed || s.strong)
-	}},
-	{why: "its options have boxes to tick", holds: func(s signs) bool {
-		return s.ticked && s.inside && s.reads
 	}},
 	{why: "it stands in a dialog drawn over other text", holds: func(s signs) bool {
 		return s.modal && (s.pointed || s.strong)
@@ -5443,7 +5275,7 @@ var listRules = []struct {
 }
 
 // rulesOfKnown is how many of listRules count for a tool that is known.
-const rulesOfKnown = 5
+const rulesOfKnown = 4
 
 // maxNear is how far above the last row a list is looked for: all of any usual screen.
 const maxNear = 200
@@ -5465,9 +5297,6 @@ func (v *view) offers(l *column) string {
 			continue
 		}
 		l.rest = rule.rest
-		if i == 0 {
-			return fmt.Sprintf("row %d says how to choose", s.hint+1)
-		}
 		return rule.why
 	}
 	return ""
@@ -5486,7 +5315,6 @@ func (v *view) signsOf(l *column) signs {
 		pointed:  l.at >= 0 && l.opts[l.at].pointer != "",
 		inside:   inside,
 		reads:    reads,
-		headed:   v.headed(l),
 		framed:   away && v.rows[l.first()].depth > 0,
 		last:     v.last == l.end(),
 		ending:   v.last-l.end() <= 2,
@@ -5495,7 +5323,7 @@ func (v *view) signsOf(l *column) signs {
 		modal:    v.modal && len(l.opts) > 1 && v.tty.Reading != ReadingBusy,
 	}
 	s.strong = !l.weak
-	s.open = (inside || below) && reads && !v.fenced(l) && !v.spaced(l)
+	s.open = (inside || below) && reads && !v.spaced(l)
 	s.moving = s.hint >= 0 && v.rows[s.hint].fits(reMoving)
 	return s
 }
@@ -5532,17 +5360,6 @@ func (v *view) spaced(l *column) bool {
 		}
 	}
 	return false
-}
-
-// fenced tells whether lines stand right above and below the list: it is an input box.
-func (v *view) fenced(l *column) bool {
-	return l.first() > 0 && v.rows[l.first()-1].rule && l.end() < v.last && v.rows[l.end()+1].rule
-}
-
-// headed tells whether a question stands right above the list.
-func (v *view) headed(l *column) bool {
-	r := v.up(l.first(), hasText)
-	return r >= 0 && l.first()-r <= 2 && reHeading.MatchString(v.marked(r))
 }
 
 // marked is a row's text with the mark that a question may begin with.
@@ -5616,8 +5433,7 @@ func (v *view) options(head viewRow, start int) []viewRow {
 	most := blanksBetween(head)
 	for r := start; r <= v.last && gap < most; r++ {
 		o := v.rows[r]
-		divides := o.rule && o.depth == head.depth && len(opts) > 0 && utf8.RuneCountInString(o.raw) < v.s.cols-8
-		blank := o.text == "" && (head.num != "" || !o.rule || divides)
+		blank := o.text == "" && (head.num != "" || !o.rule)
 		switch {
 		case blank && len(opts) > 0:
 			gap++
@@ -5735,9 +5551,10 @@ func (v *view) menu(l *column) *candidate {
 	f := newCandidate(MultipleChoice, 0.90)
 	f.Axis = "vertical"
 	f.Submit = v.a.Submit
+	f.why = l.why
 	if l.rest {
 		f.silent = true
-		f.wait = settleRest
+		f.wait = settle
 	}
 	from := max(0, l.at-8)
 	f.Pointer = l.at - from
@@ -6090,19 +5907,15 @@ func (v *view) wordsApart(r int) []sideChoice {
 	return all
 }
 
-// readChoices reads what single keys choose: a list, choices side by side, or keys that rows name,
-// whichever stands lowest. What stands above may have been answered before.
+// readChoices reads what single keys choose: a list, or choices side by side, whichever stands lowest. What stands above
+// may have been answered before.
 func (v *view) readChoices() *candidate {
-	if !v.takesKeys() {
-		return nil
+	if v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known {
+		return nil // nothing is chosen with single keys
 	}
 	found, lowest := v.readList()
 	f, r := v.readButtons()
 	if f != nil && r > lowest {
-		found, lowest = f, r
-	}
-	f, r = v.readKeys()
-	if f != nil && r >= lowest {
 		found = f
 	}
 	return found
@@ -6118,7 +5931,6 @@ func (v *view) readButtons() (f *candidate, row int) {
 			continue
 		}
 		if len(all) > 1 && shape != "angle brackets" && r >= v.last-4 {
-			v.note("row %d has choices side by side, told by %s", r+1, shape)
 			return v.buttons(all), r
 		}
 		if !v.reads() || v.drawn && v.row < r {
@@ -6126,7 +5938,6 @@ func (v *view) readButtons() (f *candidate, row int) {
 		}
 		all = v.wordsApart(r)
 		if all != nil && v.areButtons(all, r) {
-			v.note("row %d has words apart, one drawn unlike the others", r+1)
 			return v.buttons(all), r
 		}
 	}
@@ -6137,7 +5948,7 @@ func (v *view) readButtons() (f *candidate, row int) {
 // they decide something, or stand in brackets, or, near the end of the screen, a row says how to
 // choose or there is nothing below but the cursor.
 func (v *view) areButtons(all []sideChoice, r int) bool {
-	at, _, weak := v.unlike(rowsOf(all))
+	at, weak := v.unlike(rowsOf(all))
 	strong := at >= 0 && !weak
 	if !strong && !v.contrast(all) {
 		return false
@@ -6152,15 +5963,13 @@ func (v *view) areButtons(all []sideChoice, r int) bool {
 	if !worded || r < v.last-8 {
 		return false
 	}
-	asked := v.up(r, hasText)
-	last := r == v.last && (v.hidden || v.row == r) && asked >= 0 && r-asked <= 2
 	hint := v.choosingRow(&column{opts: []viewRow{v.rows[r]}, at: -1})
-	return hint >= 0 || strong && last
+	return hint >= 0
 }
 
 // contrast tells whether the buttons are drawn so that one of them can be told from the others.
 func (v *view) contrast(all []sideChoice) bool {
-	at, _, weak := v.unlike(rowsOf(all))
+	at, weak := v.unlike(rowsOf(all))
 	if at >= 0 {
 		return !weak || decide(all)
 	}
@@ -6197,7 +6006,7 @@ func (v *view) buttons(all []sideChoice) *candidate {
 	f.Axis = "horizontal"
 	r := all[0].row.row
 	for i, b := range all {
-		c := Choice{Key: fmt.Sprint(i + 1), Label: b.label, Keys: v.keyNamed(b.label, r)}
+		c := Choice{Key: fmt.Sprint(i + 1), Label: b.label}
 		f.Choices = append(f.Choices, c)
 		if b.pointed {
 			f.Pointer = i
@@ -6226,24 +6035,6 @@ func isGrey(colour int32) bool {
 	return max(red, green, blue)-min(red, green, blue) <= 32
 }
 
-// keyNamed is the key that a row below row r names right before the label, "" none: "y Yes • n No".
-func (v *view) keyNamed(label string, r int) string {
-	for _, w := range v.rowsBelow(r, 6) {
-		before, _, found := strings.Cut(w.text, " "+label)
-		if !found {
-			continue
-		}
-		fields := strings.Fields(before)
-		if len(fields) > 0 && utf8.RuneCountInString(fields[len(fields)-1]) == 1 {
-			key := fields[len(fields)-1]
-			if isWordRune([]rune(key)[0]) {
-				return key
-			}
-		}
-	}
-	return ""
-}
-
 // readFrame finds framed dialogs with buttons in angle brackets below a field or a list, as
 // whiptail, dialog and pinentry draw them, and framed lists without buttons.
 func (v *view) readFrame() *candidate {
@@ -6257,7 +6048,6 @@ func (v *view) readFrame() *candidate {
 	w := v.rows[v.row]
 	field := w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")
 	if field && !plain && !v.hidden && v.row < r { // the cursor is in it
-		v.note("row %d has the buttons of a framed dialog, the cursor is in its field", r+1)
 		return v.field(r)
 	}
 	base := v.s.attr(r, v.rows[r].at-1)
@@ -6265,7 +6055,6 @@ func (v *view) readFrame() *candidate {
 	ticks := len(opts) > 0 && opts[0].tick >= 0
 	at := v.pointed(opts, base)
 	if ticks || len(opts) > 1 && at >= 0 {
-		v.note("a list in a frame stands in %s", rowNumbers(opts[0].row, opts[len(opts)-1].row))
 		f := v.menu(&column{opts: opts, at: at})
 		v.addWayOut(f, r)
 		return f
@@ -6273,7 +6062,6 @@ func (v *view) readFrame() *candidate {
 	if plain {
 		return nil
 	}
-	v.note("row %d has the buttons of a framed dialog", r+1)
 	all, _ := v.buttonsOf(r)
 	if len(all) > 1 {
 		return v.buttons(all)
@@ -6318,9 +6106,6 @@ func (v *view) boxList(r int) []viewRow {
 	return v.rows[v.up(last.row+1, other)+1 : last.row+1]
 }
 
-// reKeyed are keys with what they do: "[y] Approve", "(N)o", "y) yes", "y: yes".
-var reKeyed = re(`(?:[\[(](\w)[\])]|(?:^|[\s•·|,])(\w)\s?[:=)])\s?(\pL)`)
-
 // addWayOut adds the button of a framed list that refuses, in row r, as a choice of its own: Escape
 // stands for it in whiptail and dialog.
 func (v *view) addWayOut(f *candidate, r int) {
@@ -6330,108 +6115,6 @@ func (v *view) addWayOut(f *candidate, r int) {
 		f.Choices = append(f.Choices, Choice{Key: "esc", Label: all[at].label, Keys: "\x1b"})
 		f.Ticked = append(f.Ticked, false)
 	}
-}
-
-// readKeys finds rows near the end of the screen that name keys and what they do, one of which
-// agrees and one refuses. The cursor's line is readLine's.
-func (v *view) readKeys() (f *candidate, row int) {
-	for r := v.last; r >= max(0, v.last-8); r-- {
-		end := r
-		var all []Choice
-		for r >= 0 && (r != v.row || v.hidden) {
-			keys := v.keysIn(r)
-			if len(keys) == 0 {
-				break
-			}
-			all = append(keys, all...)
-			r--
-		}
-		f := decisive(all)
-		if f != nil {
-			v.note("keys are named in %s", rowNumbers(r+1, end))
-			rows := map[int]string{}
-			for row := r + 1; row <= end; row++ {
-				rows[row] = v.rows[row].text
-			}
-			return v.describe(f, r+1, end, rows), end
-		}
-		if end != r {
-			r++
-		}
-	}
-	return nil, -1
-}
-
-// keysIn are the keys that row r names, with their labels: between marks, or lit, as nano draws "Y Yes".
-func (v *view) keysIn(r int) []Choice {
-	text := plain(v.rows[r].text)
-	if l := v.s.grid[r]; l.lit {
-		var b strings.Builder
-		for i, c := range l.cells {
-			before := i > 0 && lit(l.cells[i-1])
-			switch {
-			case lit(c) && !before:
-				b.WriteByte('[')
-			case !lit(c) && before:
-				b.WriteByte(']')
-			}
-			if !lit(c) || c.ch > ' ' {
-				b.WriteRune(max(c.ch, ' '))
-			}
-		}
-		text = b.String()
-	}
-	var all []Choice
-	for _, m := range slices.Backward(reKeyed.expr().FindAllStringSubmatchIndex(text, 9)) {
-		key := cmp.Or(text[max(0, m[2]):max(0, m[3])], text[max(0, m[4]):max(0, m[5])])
-		label, _, _ := strings.Cut(text[m[6]:], "  ")
-		all = append(all, Choice{Key: key, Label: strings.TrimRight(label, " ,•·|")})
-		text = text[:m[0]]
-	}
-	slices.Reverse(all)
-	return all
-}
-
-// lit tells whether a cell is drawn as a key is: reversed, or on a background of its own.
-func lit(c cell) bool { return c.Reverse || c.BG != 0 }
-
-// decisive makes the prompt of keys of which one agrees and one refuses; nil where none do. Where
-// all others refuse too it is a question of yes or no.
-func decisive(all []Choice) *candidate {
-	l := lexis()
-	f := newCandidate(MultipleChoice, 0.90)
-	yes, no, others := -1, -1, false
-	seen := map[string]bool{}
-	for i, c := range all {
-		c.Keys = c.Key
-		if strings.HasPrefix(c.Key, "^") && len(c.Key) == 2 {
-			c.Keys = string(rune(c.Key[1] & 0x1f))
-		}
-		f.Choices = append(f.Choices, c)
-		refuses := l.no.begins(c.Label) || l.deny.begins(c.Label) || l.quit.begins(c.Label)
-		switch {
-		case seen[c.Key]:
-			return nil
-		case l.yes.begins(c.Label), l.allow.begins(c.Label):
-			others = others || yes >= 0
-			yes = i
-		case l.no.begins(c.Label) || refuses && no < 0:
-			no = i
-		case !refuses:
-			others = true
-		}
-		seen[c.Key] = true
-	}
-	if yes < 0 || no < 0 || len(all) > 9 {
-		return nil
-	}
-	if !others && saysYes(all[yes].Label) && saysNo(all[no].Label) {
-		f.Type = YesNo
-		f.Choices = []Choice{f.Choices[yes], f.Choices[no]}
-		f.Choices[0].Key = "y"
-		f.Choices[1].Key = "n"
-	}
-	return f
 }
 
 // readField finds a field to fill in with the cursor in it and nothing typed yet: fenced by lines,
@@ -6456,8 +6139,7 @@ func (v *view) readField() *candidate {
 	asked = v.askingRow(asked, fence)
 	f := newCandidate(FreeText, 0.80)
 	switch {
-	case asked >= 0 && v.asksText(asked, fence),
-		v.drawn && asked >= 0 && asked == v.row-1 && v.rows[asked].depth > 0:
+	case asked >= 0 && v.asksText(asked, fence):
 		f.Question = sentence(v.rows[asked].text)
 	case fence >= 0 && !v.known:
 		f.Idle = true
@@ -6472,7 +6154,6 @@ func (v *view) readField() *candidate {
 	default:
 		return nil
 	}
-	v.note("row %d is an empty field with the cursor in it", v.row+1)
 	if f.Idle {
 		return f
 	}
@@ -6486,16 +6167,6 @@ func (v *view) readField() *candidate {
 // fence is the row from which on the rows around the cursor are set off: by a line above and one
 // below, or by a background of their own; −1 none.
 func (v *view) fence() int {
-	background := v.s.attr(v.row, v.s.cols/2).BG
-	if background != -1 && background == v.s.attr(v.row, v.s.cols/4).BG {
-		top := v.row
-		for top > 0 && v.s.attr(top-1, v.s.cols/2).BG == background {
-			top--
-		}
-		if top > 0 && v.row-top <= 2 && v.textRows(top, v.row-1) == 0 {
-			return top
-		}
-	}
 	top := v.up(v.row, func(w viewRow) bool { return w.rule || w.text != "" })
 	if top < 0 || !v.rows[top].rule {
 		return -1
@@ -6518,11 +6189,6 @@ func (v *view) askingRow(r, fence int) int {
 	if nearest < 0 || v.row-nearest > 6 {
 		return -1
 	}
-	for up := nearest; up >= max(0, nearest-2) && v.rows[up].text != ""; up-- {
-		if v.asksText(up, fence) {
-			return up
-		}
-	}
 	return nearest
 }
 
@@ -6540,21 +6206,6 @@ func (v *view) typedBefore() string {
 
 // reEnds are the keys that end a text, or leave it.
 var reEnds = re(`(?i)\b(enter|return|esc|escape)\b`)
-
-// drafted tells whether the cursor stands in an input box, a mark behind the line above it and a
-// line below, in which something is typed.
-func (v *view) drafted() bool {
-	if v.hidden {
-		return false
-	}
-	top := v.up(v.row, func(w viewRow) bool { return w.rule })
-	below := slices.IndexFunc(v.rowsBelow(v.row, maxBoxRows), func(w viewRow) bool { return w.rule })
-	if top < 0 || v.row-top > maxBoxRows || below < 0 {
-		return false
-	}
-	typed := v.row > top+1 || !reMark.MatchString(v.typedBefore())
-	return typed && reDraft.MatchString(v.rows[top+1].text)
-}
 
 // asksText tells whether a row asks for the text of the field below it: it orders to type one, or,
 // where no fence stands between, ends as a question does. Above the fence of an input box stand the
@@ -6597,10 +6248,9 @@ const (
 func (v *view) readStill() *candidate {
 	switch {
 	case v.tty.Canonical || v.tty.Echo || v.tty.Reading == ReadingBusy && !v.known:
-		v.note("silence means nothing: the terminal is in line mode, or nobody reads it")
 		return nil
 	case v.reported:
-	case v.last < 0, v.known && v.inBoxRows(), v.drafted():
+	case v.last < 0, v.known && v.inBoxRows():
 		return nil
 	}
 	f := newCandidate(Unknown, 0.60)
@@ -6628,7 +6278,6 @@ func (v *view) readStill() *candidate {
 	if asked >= 0 && v.last-asked < 15 {
 		f.Question = sentence(v.rows[asked].text)
 	}
-	v.note("no rule reads this screen; it may be a question once it is still for %v", f.wait)
 	return f
 }
 
@@ -6688,8 +6337,6 @@ var (
 	reGoesOn = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
 	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
 	reYn     = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
-	// reExpand are letters of which the last, a capital H, is for help: Inquirer's expand.
-	reExpand = re(`^[a-z]{2,9}H$`)
 	// reTwice is "Yy/Nn".
 	reTwice = re(`^([Yy])[Yy]?[/-]([Nn])[Nn]?$`)
 	// rePairs are the pairs in "y/N or t/H".
@@ -6699,11 +6346,7 @@ var (
 		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)`)
 	// reGoesOnBehind is more of a label, behind a comma or in brackets.
 	reGoesOnBehind = re(`^(?: ?[,:–-] *(?:\pL{4,}|\pL+ \pL)[\pL' -]*| \([^()]{2,}\))`)
-	// reNamesKeys is a line of keys, or one that ends as if an answer came.
-	reNamesKeys = re(`^[\[(][A-Za-z][\])]|:$`)
-	// reOnly names the only answer that is taken for yes: terraform.
-	reOnly = re(`(?i)\bonly ['"]?(yes|y)\b`)
-	reWord = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
+	reWord         = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
 		`skip|edit|help|fingerprint)$`)
 	reChoose = re(`^(#\?|\?#)$|[:>?\]#)]$`)
 	reCounts = re(`\d ?- ?\d`)
@@ -6760,32 +6403,24 @@ func (v *view) readLine() *candidate {
 	if v.tty.Canonical && !v.tty.Echo {
 		f.Type = FreeText
 		f.Secret = true
-		v.note("the echo is off: what the cursor's line, row %d, waits for is a secret", v.row+1)
 		return v.paragraph(f, top)
 	}
 	if v.elsewhere(f, text) {
-		v.note("the cursor's line, row %d, is not the last: more stands behind or below it", v.row+1)
 		return nil
 	}
-	if v.readNamed(f, text, top) || v.readSaid(f, text, above) {
-		v.note("the cursor's line, row %d, names its answers or a key to press", v.row+1)
+	if v.readNamed(f, text, top) {
 		return v.paragraph(f, top)
 	}
 	if busy || v.known {
-		v.note("the cursor's line, row %d, names no answers; words alone need an unknown tool that reads",
-			v.row+1)
 		return nil
 	}
 	if v.readWorded(f, text, top) {
-		v.note("the cursor's line, row %d, asks by its words or how it ends", v.row+1)
 	} else if asked := v.readMarkAbove(f, top); asked >= 0 {
 		top = asked
 	} else {
-		if alternate && !reads || v.hidden || v.drafted() {
+		if alternate && !reads || v.hidden {
 			return nil
 		}
-		v.note("the cursor's line, row %d, is unfinished: a question if nothing comes for %v", v.row+1,
-			v.o.Stuck)
 		v.bySilence(f)
 		f.Question = text + mark
 		if v.tty.Reading == ReadingUnknown && !v.reads() {
@@ -6802,37 +6437,12 @@ func joinedWith(text, above string, next bool) (asks, mark string, joined bool) 
 	switch {
 	case above == "":
 		return text, "", false
-	case reRemark.MatchString(text), len(hotKeys(text)) > 0 && len(hotKeys(above)) > 1:
+	case reRemark.MatchString(text):
 		return above + " " + text, "", true
 	case next && reBelow.MatchString(text) && reAskedAbove.MatchString(plain(above)):
 		return above, "\n" + text, true
 	}
 	return text, "", false
-}
-
-// readSaid finds a question whose answers the line above names: keys, or the only word that is
-// taken for yes.
-func (v *view) readSaid(f *candidate, text, above string) bool {
-	if !reHeading.MatchString(plain(text)) {
-		return false
-	}
-	keys := hotKeys(above)
-	only := reOnly.FindStringSubmatch(above)
-	switch {
-	case len(keys) > 1:
-		f.Type = MultipleChoice
-		for _, c := range keys[:min(9, len(keys))] {
-			f.Choices = append(f.Choices, typed(c.Key, c.Label))
-		}
-	case only != nil:
-		f.Type = YesNo
-		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
-		f.Choices[0].Keys = typed(only[1], only[1]).Keys
-		f.Choices[1].Keys = typed("no", "no").Keys
-	default:
-		return false
-	}
-	return true
 }
 
 // hotKeys are the keys that a line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind a
@@ -7098,14 +6708,6 @@ func answersIn(text string) []string {
 		if followed(rest, answers) && !reQuoted.MatchString(marker) {
 			continue
 		}
-		if alone && i > 0 {
-			before := text[markers[i-1][0]:markers[i-1][1]]
-			all := readMarker(before, answers[0])
-			near := strings.TrimSpace(text[markers[i-1][1]:at[0]]) == ""
-			if near && len(all) > 1 && slices.Contains(all, answers[0]) {
-				return all
-			}
-		}
 		if alone {
 			answers = withOther(answers[0])
 		}
@@ -7200,7 +6802,7 @@ func numbersIn(inner string) (numbers []string) {
 // lettersIn are the letters of a marker that has nothing between them ("Ynq", "yadxH"), or has them
 // in pairs: "Yy/Nn", or "y/N or t/H" in two alphabets, of which the first is typed everywhere.
 func lettersIn(inner string) []string {
-	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 || reExpand.MatchString(inner) {
+	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
 		return strings.Split(inner, "")
 	}
 	twice := reTwice.FindStringSubmatch(inner)
@@ -7292,16 +6894,7 @@ func isLetterOfYesNo(letter string) bool {
 // heading asks.
 func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	text = plain(text)
-	before := "" // what deletes the answer that stands there already
 	list, heading := v.listOver(text, top)
-	if filled := rePrefilled.FindStringSubmatch(text); len(list) < 2 && filled != nil {
-		list, heading = v.listOver(filled[1], top)
-		before = "\x15"
-		named := func(c Choice) bool { return c.Key == filled[2] }
-		if !slices.ContainsFunc(list, named) {
-			return false
-		}
-	}
 	if len(list) < 2 {
 		return false
 	}
@@ -7328,11 +6921,7 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		})
 	}
 	for _, c := range list[:min(len(list), 9)] {
-		c = typed(c.Key, c.Label)
-		if before != "" {
-			c.Keys = before + c.Keys + "\r"
-		}
-		f.Choices = append(f.Choices, c)
+		f.Choices = append(f.Choices, typed(c.Key, c.Label))
 	}
 	return true
 }
@@ -7428,14 +7017,14 @@ func (v *view) readAbove(f *candidate) *candidate {
 		}
 		return v.readFurtherUp(f, line, top)
 	}
-	if text != "" && v.readEnded(f, text, top) {
-		f.wait = settleBare
+	if text != "" && v.readNamed(f, text, top) {
+		f.wait = settle
 		f.silent = false
 		return v.paragraph(f, top)
 	}
 	asked := v.readMarkAbove(f, v.textOver(v.row))
 	if asked >= 0 {
-		f.wait = settleBare
+		f.wait = settle
 		f.silent = false
 		f.ended = true
 		f.place = v.place(v.row)
@@ -7453,15 +7042,6 @@ func (v *view) readAbove(f *candidate) *candidate {
 	return v.paragraph(f, max(top, 0))
 }
 
-// readEnded finds a question that ended in a newline.
-func (v *view) readEnded(f *candidate, text string, top int) bool {
-	if v.readNamed(f, text, top) {
-		return true
-	}
-	ends := strings.HasSuffix(text, "?") || strings.HasSuffix(text, ":")
-	return ends && v.readWorded(f, text, top)
-}
-
 // readMarkAbove finds a question for yes or no that a program which reads lines has printed more below: it ends in its
 // mark, in one of the five lines above row end, all of one paragraph. It returns its row; −1: there is none.
 func (v *view) readMarkAbove(f *candidate, end int) int {
@@ -7473,7 +7053,6 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 		}
 		f.Question = strings.TrimSpace(text)
 		if asksAbove(f.Question) && v.readMarked(f, f.Question) && f.Type == YesNo {
-			v.note("row %d asks, and other lines have followed", first+1)
 			f.Score = 0.85
 			return first
 		}
@@ -7492,11 +7071,9 @@ func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
 	for n := 0; n < 3 && top >= 0 && !v.s.grid[top].over; n++ {
 		f.Question = strings.TrimSpace(line)
 		ends := asksAbove(f.Question)
-		// svn ends the line that names its keys, and reads the answer in the next.
 		next := v.up(v.row, showsAny) == v.row-1 && strings.TrimSpace(line) == f.Question
-		keys := next && n == 0 && reNamesKeys.MatchString(plain(f.Question))
-		asks := (ends || keys) && (n == 0 || v.hidden) // else other output has followed it
-		if asks && v.readMarked(f, f.Question) && (f.Type == YesNo || keys && len(f.Choices) > 1) {
+		asks := ends && (n == 0 || v.hidden) // else other output has followed it
+		if asks && v.readMarked(f, f.Question) && f.Type == YesNo {
 			if next && n == 0 && !v.hidden {
 				f.ended = true
 				f.place = v.place(v.row)
@@ -8021,7 +7598,7 @@ type labEvent struct {
 	T          float64 `json:"t"` // seconds
 	Confidence string  `json:"confidence"`
 	*Prompt
-	Why   []string      `json:"why,omitempty"` // what the readers saw
+	Why   string        `json:"why,omitempty"` // which reader found it
 	delay time.Duration // since the last byte
 }
 
@@ -8170,7 +7747,7 @@ func (l *lab) print(e labEvent) {
 	if l.c.opts.on("json") {
 		e.Full, e.Recent = "", ""
 		if !l.c.opts.on("explain") {
-			e.Why = nil
+			e.Why = ""
 		}
 		_ = l.enc.Encode(e) // told when the command ends
 		return
@@ -8182,16 +7759,10 @@ func (l *lab) print(e labEvent) {
 		e.Excerpt)
 	if l.c.opts.on("explain") {
 		l.explain(fmt.Sprintf("found %.2f s after the last output", e.delay.Seconds()), e.Why)
-		for _, c := range e.Choices {
-			fmt.Fprintf(l.c, "      answer %s: %s\n", c.Key, c.Label)
-		}
 	}
 }
 
-// explain prints what the readers saw, in words.
-func (l *lab) explain(when string, why []string) {
-	fmt.Fprintf(l.c, "    %s:\n", when)
-	for _, note := range why {
-		fmt.Fprintf(l.c, "      %s\n", note)
-	}
+// explain prints which reader saw something, in words.
+func (l *lab) explain(when string, why string) {
+	fmt.Fprintf(l.c, "    %s: %s\n", when, why)
 }

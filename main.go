@@ -4606,7 +4606,7 @@ func (s *session) firstStep(now *Prompt) (why string) {
 	if g.q.typedBy != "" {
 		return "somebody pressed a key for it since: look at the terminal"
 	}
-	g.stood = digest([]byte(shown.standing(now).Shown))
+	g.stood = digest([]byte(now.Shown))
 	return s.answerStep(now)
 }
 
@@ -4643,15 +4643,6 @@ func (p *Prompt) chosen(value string) (at []int) {
 		}
 	}
 	return at
-}
-
-// standing is now in the form in which p was shown.
-func (p *Prompt) standing(now *Prompt) *Prompt {
-	like := now.like(p)
-	if like != now {
-		like.publish()
-	}
-	return like
 }
 
 // locate is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not
