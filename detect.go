@@ -3676,8 +3676,8 @@ func (d *Detector) againAt(f *candidate) time.Time {
 	return time.Time{}
 }
 
-// scheduleNew decides when the question found is to be asked: once it has been still. While nothing is typed at most six
-// are asked in a minute.
+// scheduleNew decides when the question found is to be asked: once it has been still. While nothing is typed at most
+// six are asked in a minute.
 func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
 	f = d.found
 	due = d.changedAt.Add(f.wait)
@@ -5907,8 +5907,8 @@ func (v *view) wordsApart(r int) []sideChoice {
 	return all
 }
 
-// readChoices reads what single keys choose: a list, or choices side by side, whichever stands lowest. What stands above
-// may have been answered before.
+// readChoices reads what single keys choose: a list, or choices side by side, whichever stands lowest. What stands
+// above may have been answered before.
 func (v *view) readChoices() *candidate {
 	if v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known {
 		return nil // nothing is chosen with single keys
