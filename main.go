@@ -66,7 +66,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdin, 
 	case "-v", "--version":
 		c.name = "version"
 	}
-	if c.name == "help" && len(c.args) > 0 && !slices.Contains(topicNames(), c.args[0]) {
+	if c.name == "help" && len(c.args) > 0 {
 		c.name, c.args = c.args[0], []string{"-h"}
 	}
 	c.opts, code = c.options()
@@ -140,18 +140,12 @@ type Size struct {
 // commandSpec is a row of the table: a command.
 type commandSpec struct {
 	name     string
-	operands string // what is written after the name, besides flags
 	summary  string
-	words    []string     // the command takes one argument, one of these; nil: min to max of any kind
-	min      int          // arguments, flags apart
-	max      int          // may be anyNumber
-	verbatim bool         // nothing after the first argument is a flag
-	flags    []flagSpec   // that the first line of the help names
-	lines    [][]flagSpec // that the first line does not name; the help explains both
-	about    string       // what it does, in two or three sentences
-	examples []string     // command lines, each of which works
-	exits    string       // exit status, "" as of every command
-	see      []string     // commands and topics of the help that go on
+	words    []string // the command takes one argument, one of these; nil: min to max of any kind
+	min      int      // arguments, flags apart
+	max      int      // may be anyNumber
+	verbatim bool     // nothing after the first argument is a flag
+	text     string   // its help: how it is written, what it does, its flags, one a line
 	do       func(*command) int
 }
 
@@ -166,16 +160,9 @@ type flagSpec struct {
 
 // Values of flags: what the help calls them tells what they can be.
 const (
-	durationValue = "DUR" // a time such as 90s
-	fileValue     = "FILE"
+	durationValue = "DUR"  // a time such as 90s
 	adapterValue  = "NAME" // of an adapter
 )
-
-// jsonFlags are those of a command that only prints: --json asks for what a program can read.
-var jsonFlags = []flagSpec{{"json", "", "for programs: see `atlasbridge help json`"}}
-
-// usualExits is the exit status of a command that has none of its own.
-const usualExits = "0; 1 when it failed; 2 when the command line is wrong"
 
 // commands is the table, in the order of the help. It is a function because cmdHelp reads it.
 func commands() []commandSpec {
@@ -185,203 +172,260 @@ func commands() []commandSpec {
 // runCommands are for sessions: what begins one, what it needs, how it is.
 func runCommands() []commandSpec {
 	return []commandSpec{
-		{name: "run", operands: "[flags] <tool> [args…]", summary: "run a tool; its questions reach your phone",
-			min: 1, max: anyNumber, verbatim: true, do: cmdRun,
-			lines: [][]flagSpec{
-				{{"channel", "telegram|local", "who is asked (default: telegram once set up)"}},
-				{{"stream", "", "send the text of the screen to the phone as it comes"}},
-				{{"timeout", durationValue, "answer within 90s or 10m (default: timeout_seconds)"}},
-				{{"name", "LABEL", "its name in messages (default: that of the folder)"}},
-				{{"adapter", adapterValue, "treat it as this known tool (default: by its name)"}},
-				{{"record", fileValue, "keep a recording there, for `lab` (default: none)"}},
-				{{"quiet", "", "write nothing of our own to this terminal"}},
-			},
-			about: `Runs the tool unchanged in a terminal of its own. When it waits for a person,
+		{name: "run", summary: "run a tool; its questions reach your phone",
+			do: cmdRun, min: 1, max: anyNumber, verbatim: true,
+			text: `run [flags] <tool> [args…]
+
+Runs the tool unchanged in a terminal of its own. When it waits for a person,
 the question goes to your phone; the answer is typed only while the question
 stands there as you saw it. What follows <tool> is the tool's own. Nothing is
-ever approved by waiting.`,
-			examples: []string{
-				"atlasbridge run claude",
-				"atlasbridge run --name api --timeout 30m claude --model opus",
-				`atlasbridge run --channel local bash -c 'read -p "Continue? (y/n) " a'`,
-			},
-			exits: "the tool's; see `atlasbridge help exit-status`",
-			see:   []string{"setup", "approvals", "settings", "environment"}},
-		{name: "setup", operands: "[flags]", summary: "connect your Telegram bot; writes config.toml", do: cmdSetup,
-			lines: [][]flagSpec{
-				{{"token-file", fileValue, "read the bot token from here (default: ask for it)"}},
-				{{"chat-id", "ID", "where the bot asks (default: the chat you write from)"}},
-				{{"user-id", "ID", "who may answer (default: who sends the code)"}},
-				{{"api-base", "URL", "a Bot API server (default: Telegram's)"}},
-				{{"no-test", "", "send no test message"}},
-			},
-			about: `Asks Telegram about what is configured, and you for what does not fit: the bot
+ever approved by waiting.
+
+Flags:
+  --channel telegram|local  who is asked (default: telegram once set up)
+  --stream                  send the text of the screen to the phone as it comes
+  --timeout DUR             answer within 90s or 10m (default: timeout_seconds)
+  --name LABEL              its name in messages (default: that of the folder)
+  --adapter NAME            treat it as this known tool (default: by its name)
+  --record FILE             keep a recording there, for lab (default: none)
+  --quiet                   write nothing of our own to this terminal
+
+Examples:
+  atlasbridge run claude
+  atlasbridge run --name api --timeout 30m claude --model opus
+  atlasbridge run --channel local bash -c 'read -p "Continue? (y/n) " a'
+
+Exit status: the tool's; 128+N when signal N ended it; 125 atlasbridge failed
+before the tool ran; 126 the tool cannot be executed; 127 it was not found`},
+		{name: "setup", summary: "connect your Telegram bot; writes config.toml", do: cmdSetup,
+			text: `setup [flags]
+
+Asks Telegram about what is configured, and you for what does not fit: the bot
 token (from @BotFather), and who you are, by a link or a code that you send to
 the bot and your yes here: without a terminal give --user-id. Then it sends a
 test message. What only the environment says is used, not stored; all else in
-config.toml stays as it is.`,
-			examples: []string{
-				"atlasbridge setup",
-				"atlasbridge setup --token-file token.txt --user-id 1001 --no-test",
-			},
-			see: []string{"doctor", "settings"}},
-		{name: "doctor", summary: "check everything; says what to do about each failure",
-			flags: jsonFlags, do: cmdDoctor,
-			about: `Checks settings, bot, chat, clock, files, audit log, terminal and tools, and
-says under each failure what helps. It sends no message.`,
-			examples: []string{
-				"atlasbridge doctor",
-				"atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'",
-			},
-			exits: "0; 1 when a check failed (a warning is no failure)",
-			see:   []string{"setup", "status", "debug"}},
-		{name: "status", summary: "sessions: what runs, what waits, who listens to Telegram",
-			flags: []flagSpec{{"all", "", "ended sessions too"}, jsonFlags[0]}, do: cmdStatus,
-			about: `Lists the sessions of this user on this machine, and which process listens to
+config.toml stays as it is.
+
+Flags:
+  --token-file FILE  read the bot token from here (default: ask for it)
+  --chat-id ID       where the bot asks (default: the chat you write from)
+  --user-id ID       who may answer (default: who sends the code)
+  --api-base URL     a Bot API server (default: Telegram's)
+  --no-test          send no test message
+
+Examples:
+  atlasbridge setup
+  atlasbridge setup --token-file token.txt --user-id 1001 --no-test`},
+		{name: "doctor", summary: "check everything; says what to do about each failure", do: cmdDoctor,
+			text: `doctor [--json]
+
+Checks settings, bot, chat, clock, files, audit log, terminal and tools, and
+says under each failure what helps. It sends no message.
+
+Flags:
+  --json  print one object
+
+Examples:
+  atlasbridge doctor
+  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'
+
+Exit status: 0; 1 when a check failed (a warning is no failure)`},
+		{name: "status", summary: "sessions: what runs, what waits, who listens to Telegram", do: cmdStatus,
+			text: `status [--all] [--json]
+
+Lists the sessions of this user on this machine, and which process listens to
 Telegram for all of them. What keeps questions from the phone is said below. In
 JSON, wrapper_state is that of atlasbridge: running, stopped (as by ^Z: nothing
-is asked or typed until it goes on) or gone.`,
-			examples: []string{
-				"atlasbridge status",
-				"atlasbridge status --json | jq -r '.[] | .id, .activity'",
-			},
-			see: []string{"approvals", "logs", "doctor"}},
+is asked or typed until it goes on) or gone.
+
+Flags:
+  --all   ended sessions too
+  --json  print one array
+
+Examples:
+  atlasbridge status
+  atlasbridge status --json | jq -r '.[] | .id, .activity'`},
 	}
 }
 
 // questionCommands are about questions and their answers.
 func questionCommands() []commandSpec {
 	return []commandSpec{
-		{name: "approvals", summary: "open questions of all sessions, with the time left",
-			flags: jsonFlags, do: cmdApprovals,
-			about: `Lists what waits for an answer: the id for ` + "`atlasbridge answer`" + `, the session,
-the time left, the answers it takes, and the question: the command or file that
-it is about, and what each answer means and grants.`,
-			examples: []string{"atlasbridge approvals"},
-			see:      []string{"answer", "status"}},
-		{name: "answer", operands: "<prompt-id> <value>", summary: "answer a question from any terminal",
-			min: 2, max: 2, verbatim: true, do: cmdAnswer,
-			about: `Answers as a tap on the phone does, and is checked as one. The first digits of
+		{name: "approvals", summary: "open questions of all sessions, with the time left", do: cmdApprovals,
+			text: `approvals [--json]
+
+Lists what waits for an answer: the id for atlasbridge answer, the session, the
+time left, the answers it takes, and the question: the command or file that
+it is about, and what each answer means and grants.
+
+Flags:
+  --json  print one array
+`},
+		{name: "answer", summary: "answer a question from any terminal",
+			do: cmdAnswer, min: 2, max: 2, verbatim: true,
+			text: `answer <prompt-id> <value>
+
+Answers as a tap on the phone does, and is checked as one. The first digits of
 the id will do. The value is what a button says: y, n, a choice's number,
 letter or words, enter, esc, default; or the text that is asked for. What runs
-inside a session cannot answer: not its own questions, nor another's.`,
-			examples: []string{
-				"atlasbridge answer 3f2a91c4 y",
-				`atlasbridge answer 3f2a91c4 "deny:use the test database"`,
-			},
-			exits: "0; 1 when the answer was not taken, and then nothing is typed",
-			see:   []string{"approvals", "run"}},
-		{name: "ask", operands: "[flags] QUESTION [-]", summary: "ask your phone from a script; prints the answer",
-			min: 1, max: 2, do: cmdAsk,
-			lines: [][]flagSpec{
-				{{"choices", "A,B,…", "up to 9, of up to 60 characters (default: yes, no)"}},
-				{{"text", "", "ask for a text (by phone if free_text_enabled)"}},
-				{{"timeout", durationValue, "answer within 90s or 10m (default: timeout_seconds)"}},
-				{{"json", "", "print one object"}},
-			},
-			about: `Sends the question to your phone, waits, and prints the answer: yes, no, a
+inside a session cannot answer: not its own questions, nor another's.
+
+Examples:
+  atlasbridge answer 3f2a91c4 y
+  atlasbridge answer 3f2a91c4 "deny:use the test database"
+
+Exit status: 0; 1 when the answer was not taken, and then nothing is typed`},
+		{name: "ask", summary: "ask your phone from a script; prints the answer", do: cmdAsk, min: 1, max: 2,
+			text: `ask [flags] QUESTION [-]
+
+Sends the question to your phone, waits, and prints the answer: yes, no, a
 choice as you wrote it, or the text. With - what it is about comes from
 standard input, up to 64 KiB. Needs no session; inside one it has that one's
-label, and the bot that config.toml names.`,
-			examples: []string{
-				`atlasbridge ask "Deploy 1.4 to prod?" && ./deploy`,
-				`git diff | atlasbridge ask --choices merge,wait "Merge this?" -`,
-			},
-			exits: "0 answered, 1 refused, 124 nobody answered, 125 not asked",
-			see:   []string{"approvals", "json"}},
-		{name: "logs", summary: "what happened, readable; --tail follows",
-			flags: []flagSpec{{"tail", "", "the last ten, then what comes, until ^C"}, jsonFlags[0],
-				{"session", "ID", "of this session alone (default: all)"}}, do: cmdLogs,
-			about: `Prints the audit log: what was asked, who said what to it, which keys were
+label, and the bot that config.toml names.
+
+Flags:
+  --choices A,B,…  up to 9, of up to 60 characters (default: yes, no)
+  --text           ask for a text (by phone if free_text_enabled)
+  --timeout DUR    answer within 90s or 10m (default: timeout_seconds)
+  --json           print one object
+
+Examples:
+  atlasbridge ask "Deploy 1.4 to prod?" && ./deploy
+  git diff | atlasbridge ask --choices merge,wait "Merge this?" -
+
+Exit status: 0 answered, 1 refused, 124 nobody answered, 125 not asked`},
+		{name: "logs", summary: "what happened, readable; --tail follows", do: cmdLogs,
+			text: `logs [--tail] [--json] [--session ID]
+
+Prints the audit log: what was asked, who said what to it, which keys were
 pressed, which tool calls were made, with secrets left out. A text is in it by
-its length and hash; hashes are shown with --json alone.`,
-			examples: []string{
-				"atlasbridge logs --tail",
-				`atlasbridge logs --json | jq -c 'select(.event == "PERMISSION_RESOLVE")'`,
-			},
-			see: []string{"audit", "status"}},
-		{name: "audit", operands: "verify", summary: "recompute the audit chain, name the first bad line",
-			words: []string{"verify"}, flags: jsonFlags, do: cmdAudit,
-			lines: [][]flagSpec{
-				{{"head", "SEQ:HASH", "an entry that must be there (default: that in the state)"}},
-				{{"aside", "", "keep the log under another name and begin a new one"}},
-			},
-			about: `Each line of audit.log has the hash of the one before: a line that was changed,
+its length and hash; hashes are shown with --json alone.
+
+Flags:
+  --tail        the last ten, then what comes, until ^C
+  --json        print one object per line, as it stands in the log
+  --session ID  of this session alone (default: all)
+
+Examples:
+  atlasbridge logs --tail
+  atlasbridge logs --json | jq -c 'select(.event == "PERMISSION_RESOLVE")'`},
+		{name: "audit", summary: "recompute the audit chain, name the first bad line",
+			do: cmdAudit, words: []string{"verify"},
+			text: `audit verify [--json]
+
+Each line of audit.log has the hash of the one before: a line that was changed,
 put in, moved or taken out is found, and a tail that was cut by the head that
-the state keeps. The message that ends a session has one too, for --head.`,
-			examples: []string{
-				"atlasbridge audit verify",
-				"atlasbridge audit verify --aside",
-			},
-			exits: "0 when it holds; 1 when it does not",
-			see:   []string{"audit-log", "logs"}},
+the state keeps. The message that ends a session has one too, for --head.
+
+An entry has seq, ts, event, the session and the question it is about, and what
+that event brings. prev_hash is the hash of the line before, hash is "sha256:"
+and the SHA-256 of the line as jq -c prints it without hash. shown_sha256 is the
+hash of what the person was shown, screen_sha256 of what stood there when the
+answer was typed. This prints each answer that was typed at anything else, and
+nothing when all is well:
+
+  jq -cn 'foreach inputs as $e ({}; if $e.shown_sha256
+    then .[$e.prompt_id] = $e.shown_sha256 else . end;
+    select($e.screen_sha256 and $e.screen_sha256 != .[$e.prompt_id]) | $e
+    )' ~/.atlasbridge/audit.log
+
+What was shown is in state.jsonl. Both of these print its hash, for the question
+with this id (in full):
+
+  id=…
+  jq -js --arg id "$id" 'map(select(.rec == "prompt" and .id == $id)) | last
+    | .shown' ~/.atlasbridge/state.jsonl | sha256sum
+  jq -nr --arg id "$id" '[inputs | select(.prompt_id == $id).shown_sha256 //
+    empty] | last' ~/.atlasbridge/audit.log
+
+Flags:
+  --json           print one object
+  --head SEQ:HASH  an entry that must be there (default: that in the state)
+  --aside          keep the log under another name and begin a new one
+
+Examples:
+  atlasbridge audit verify
+  atlasbridge audit verify --aside
+
+Exit status: 0 when it holds; 1 when it does not`},
 	}
 }
 
 // otherCommands explain what is there, or belong to other programs.
 func otherCommands() []commandSpec {
 	return []commandSpec{
-		{name: "debug", operands: "bundle", summary: "pack what a bug report needs, no secrets",
-			words: []string{"bundle"}, flags: []flagSpec{
-				{"output", fileValue, "a new file (default: atlasbridge-debug-TIME.tar.gz)"},
-				{"full", "", "with questions, answers and what tools were called with"}}, do: cmdDebug,
-			about: `Packs state, audit log, log, versions and settings for a bug report: never the
+		{name: "debug", summary: "pack what a bug report needs, no secrets",
+			do: cmdDebug, words: []string{"bundle"},
+			text: `debug bundle [--output FILE] [--full]
+
+Packs state, audit log, log, versions and settings for a bug report: never the
 token, and without --full no words of a question or an answer. Look into it
-before you send it.`,
-			examples: []string{"atlasbridge debug bundle --output report.tar.gz"},
-			see:      []string{"doctor"}},
-		{name: "lab", operands: "[flags] [FILE|DIR…]", summary: "replay recordings through the detector",
-			max: anyNumber, do: cmdLab,
-			lines: [][]flagSpec{
-				{{"json", "", "print one object per question"}},
-				{{"screen", "", "print the screen that each ends with"}},
-				{{"explain", "", "say why something was taken for a question, or not"}},
-			},
-			about: `Replays recordings (of ` + "`run --record`" + ` and asciinema), scenarios in JSON, and
+before you send it.
+
+Flags:
+  --output FILE  a new file (default: atlasbridge-debug-TIME.tar.gz)
+  --full         with questions, answers and what tools were called with
+
+Examples:
+  atlasbridge debug bundle --output report.tar.gz`},
+		{name: "lab", summary: "replay recordings through the detector", do: cmdLab, max: anyNumber,
+			text: `lab [flags] [FILE|DIR…]
+
+Replays recordings (of run --record and asciinema), scenarios in JSON, and
 folders of both, and prints what would have been asked. Where a scenario says
-what is expected, it is compared.`,
-			examples: []string{
-				"atlasbridge run --record session.cast bash",
-				"atlasbridge lab --explain session.cast",
-			},
-			exits: "0; 1 when something is not as expected, or cannot be read",
-			see:   []string{"run", "json"}},
-		{name: "hook", summary: "called by a tool's own hook system, not by you",
-			max: anyNumber, flags: []flagSpec{{"timeout", "SECONDS",
-				"answer within this (default: permission_timeout_seconds)"}}, do: cmdHook,
-			about: `In a session of claude, claude calls it: at each tool call, for the audit log;
+what is expected, it is compared.
+
+Flags:
+  --json     print one object per question
+  --screen   print the screen that each ends with
+  --explain  say why something was taken for a question, or not
+
+Examples:
+  atlasbridge run --record session.cast bash
+  atlasbridge lab --explain session.cast
+
+Exit status: 0; 1 when something is not as expected, or cannot be read`},
+		{name: "hook", summary: "called by a tool's own hook system, not by you", do: cmdHook, max: anyNumber,
+			text: `hook [--timeout SECONDS]
+
+In a session of claude, claude calls it: at each tool call, for the audit log;
 when it needs a permission; when its turn ends. It reads claude's JSON, asks
 your phone, and prints claude's answer. Where anything is amiss, claude itself
-asks.`,
-			exits: "always 0: what it cannot decide is left to the tool",
-			see:   []string{"run"}},
-		{name: "adapters", summary: "known tools: found or not, version, supported range",
-			flags: jsonFlags, do: cmdAdapters,
-			about: `Lists the tools that are known by name. Every other one is "generic": its
+asks.
+
+Flags:
+  --timeout SECONDS  answer within this (default: permission_timeout_seconds)
+
+Exit status: always 0: what it cannot decide is left to the tool`},
+		{name: "adapters", summary: "known tools: found or not, version, supported range", do: cmdAdapters,
+			text: `adapters [--json]
+
+Lists the tools that are known by name. Every other one is "generic": its
 questions are read from the screen by the same rules. A version out of range is
-run all the same.`,
-			examples: []string{"atlasbridge adapters"},
-			see:      []string{"run", "doctor"}},
-		{name: "config", summary: "settings in force and where each came from",
-			flags: jsonFlags, do: cmdConfig,
-			about: `Shows each setting, and which of these it is from; the first that has it wins:
-a flag, the environment, config.toml, the default. The token is masked.`,
-			examples: []string{"atlasbridge config"},
-			see:      []string{"settings", "environment", "setup"}},
+run all the same.
+
+Flags:
+  --json  print one array
+`},
+		{name: "config", summary: "settings in force and where each came from", do: cmdConfig, text: configHelp()},
 		{name: "version", summary: "this program's version", do: cmdVersion,
-			about: "Prints version, compiler, system and processor."},
-		{name: "help", operands: "[command|topic]", summary: "explain a command", max: 1, do: cmdHelp,
-			about: `Explains a command, or a topic: settings, environment, exit-status, json,
-audit-log. Without either it lists the commands.`,
-			examples: []string{"atlasbridge help run", "atlasbridge help settings"}},
-		{name: "completion", operands: "bash|zsh|fish", summary: "shell completion",
-			words: []string{"bash", "zsh", "fish"}, do: cmdCompletion,
-			about: "Prints what makes the shell complete commands and flags of atlasbridge.",
-			examples: []string{
-				`echo 'eval "$(atlasbridge completion bash)"' >> ~/.bashrc`,
-				`echo 'eval "$(atlasbridge completion zsh)"' >> ~/.zshrc`,
-				"atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish",
-			}},
+			text: `version
+
+Prints version, compiler, system and processor.`},
+		{name: "help", summary: "explain a command", do: cmdHelp, max: 1,
+			text: `help [command]
+
+Explains a command. Without one it lists them all. The settings, in config.toml
+and in the environment, are explained by: atlasbridge help config`},
+		{name: "completion", summary: "shell completion", do: cmdCompletion, words: []string{"bash", "zsh", "fish"},
+			text: `completion bash|zsh|fish
+
+Prints what makes the shell complete commands and flags of atlasbridge.
+
+Examples:
+  echo 'eval "$(atlasbridge completion bash)"' >> ~/.bashrc
+  echo 'eval "$(atlasbridge completion zsh)"' >> ~/.zshrc
+  atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish`},
 	}
 }
 
@@ -394,23 +438,22 @@ func commandNames() []string {
 	return names
 }
 
-// allFlags are the flags of a command, in the order of its help.
-func (s commandSpec) allFlags() []flagSpec {
-	return slices.Concat(s.flags, slices.Concat(s.lines...))
-}
-
 // synopsis is the command as it is written on a command line.
 func (s commandSpec) synopsis() string {
-	words := strings.TrimSpace(s.name + " " + s.operands)
-	for _, f := range s.flags {
-		words += " [" + f.synopsis() + "]"
-	}
-	return words
+	first, _, _ := strings.Cut(s.text, "\n")
+	return first
 }
 
-// synopsis is the flag as it is written on a command line.
-func (f flagSpec) synopsis() string {
-	return strings.TrimSpace("--" + f.name + " " + f.value)
+// reFlag is the line of a flag in a command's help.
+var reFlag = re(`(?m)^  --([a-z-]+)(?: (\S+))? {2,}(.*)`)
+
+// flags are those of the command, in the order of its help: what that lists is what is parsed and completed.
+func (s commandSpec) flags() []flagSpec {
+	var flags []flagSpec
+	for _, m := range reFlag.expr().FindAllStringSubmatch(s.text, -1) {
+		flags = append(flags, flagSpec{m[1], m[2], m[3]})
+	}
+	return flags
 }
 
 // words are the values that the flag can have, nil: others than a few.
@@ -425,31 +468,11 @@ func (f flagSpec) words() []string {
 	return words
 }
 
-// help is what `atlasbridge help` says about the command.
-func (s commandSpec) help() string {
-	var flags [][]string
-	for _, f := range s.allFlags() {
-		flags = append(flags, []string{"  " + f.synopsis(), f.help})
-	}
-	text := "atlasbridge " + s.synopsis() + "\n\n" + s.about + "\n\n"
-	if len(flags) > 0 {
-		text += "Flags:\n" + columns(flags) + "\n"
-	}
-	if len(s.examples) > 0 {
-		text += "Examples:\n  " + strings.Join(s.examples, "\n  ") + "\n\n"
-	}
-	text += "Exit status: " + cmp.Or(s.exits, usualExits) + "\n"
-	if len(s.see) > 0 {
-		text += "See also: atlasbridge help " + strings.Join(s.see, ", ") + "\n"
-	}
-	return text
-}
-
 // flagSet parses the flags of the command.
 func (s commandSpec) flagSet() *flag.FlagSet {
 	set := flag.NewFlagSet(s.name, flag.ContinueOnError)
 	set.SetOutput(io.Discard)
-	for _, f := range s.allFlags() {
+	for _, f := range s.flags() {
 		switch f.value {
 		case "":
 			set.Bool(f.name, false, "")
@@ -511,7 +534,7 @@ func (c *command) options() (*options, int) {
 	o := &options{set: s.flagSet()}
 	err := o.parse(c.args, s.verbatim)
 	if err == flag.ErrHelp {
-		return nil, c.page(s.help())
+		return nil, c.page("atlasbridge " + s.text + "\n")
 	}
 	if err == nil {
 		err = o.check(s)
@@ -547,7 +570,7 @@ func (o *options) parse(args []string, verbatim bool) error {
 
 // check gives an error where a flag has a value that it cannot have.
 func (o *options) check(s commandSpec) error {
-	for _, f := range s.allFlags() {
+	for _, f := range s.flags() {
 		words, value := f.words(), o.text(f.name)
 		switch {
 		case !o.given(f.name):
@@ -586,10 +609,7 @@ func (o *options) given(name string) bool { return o.text(name) != o.set.Lookup(
 // usage says what is wrong with the command line, and what would be right.
 func (c *command) usage(format string, args ...any) int {
 	said := fmt.Sprintf(format, args...)
-	near := meant("atlasbridge ", c.name, commandNames())
-	if near == "" {
-		near = meant("atlasbridge help ", c.name, topicNames())
-	}
+	near := nearest(c.name, commandNames())
 	s := c.spec()
 	switch {
 	case s.do != nil:
@@ -597,21 +617,12 @@ func (c *command) usage(format string, args ...any) int {
 	case isTool(c.name):
 		said += "; did you mean `atlasbridge run " + c.name + "`?"
 	case near != "":
-		said += near
+		said += "; did you mean `atlasbridge " + near + "`?"
 	default:
 		said += "; to run a tool: atlasbridge run TOOL"
 	}
 	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(said))
 	return exitUsage
-}
-
-// meant is the question whether the nearest of the words was meant, "" when none is near; before stands before it.
-func meant(before, word string, words []string) string {
-	near := nearest(word, words)
-	if near == "" {
-		return ""
-	}
-	return "; did you mean `" + before + near + "`?"
 }
 
 // nearest is the word with the least distance from s, "" when each differs in half the letters of s, or in three.
@@ -847,136 +858,41 @@ func onTerminal(f *os.File) bool {
 // ---- help, version, completion ----
 // What the program says of itself.
 
-// topic is what the help says about something that several commands share.
-type topic struct {
-	name string
-	text string
-}
-
-// topics are in the order of the help. The settings have theirs from the table that reads them.
-func topics() []topic {
-	return []topic{
-		{"settings", settingsHelp()},
-		{"environment", environmentHelp()},
-		{"exit-status", `A command ends with 0 when it did what it was to do, 1 when a check or the
-command failed, 2 when the command line is wrong.
-
-run      the tool's own
-  128+N  signal N ended the tool
-  125    atlasbridge failed before the tool ran
-  126    the tool cannot be executed
-  127    the tool was not found
-
-ask      0 answered, and not with no
-  1      refused
-  124    nobody answered in time
-  125    it could not be asked
-`},
-		{"json", `With --json a command prints, for jq and other programs
-
-  one array            status, approvals, adapters, config
-  one object           doctor, audit verify, ask
-  one object per line  logs, lab
-
-status        a session of state.jsonl; open_prompts, prompts, polls
-approvals     a prompt of state.jsonl
-adapters      commands name path supported version warning
-config        key value origin
-doctor        ok, and checks with detail name ok remedy
-audit verify  ok entries hash line reason remedy heads proves does_not_prove
-ask           answer (null without one) status by id reason
-logs          an entry of audit.log
-lab           file t confidence, and the fields of a prompt
-
-  atlasbridge status --json | jq -r '.[] | select(.open_prompts > 0) | .id'
-  atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'
-`},
-		{"audit-log", `audit.log has an entry a line: seq, ts, event, the session and the question it
-is about, and what that event brings. prev_hash is the hash of the line before,
-hash is "sha256:" and the SHA-256 of the line as jq -c prints it without hash.
-` + "`atlasbridge audit verify`" + ` checks all that is said here; README.md has the chain
-in shell.
-
-shown_sha256 is the hash of what the person was shown, screen_sha256 of what
-stood there when the answer was typed. This prints each answer that was typed
-at anything else, and nothing when all is well:
-
-  jq -cn 'foreach inputs as $e ({}; if $e.shown_sha256
-    then .[$e.prompt_id] = $e.shown_sha256 else . end;
-    select($e.screen_sha256 and $e.screen_sha256 != .[$e.prompt_id]) | $e
-    )' ~/.atlasbridge/audit.log
-
-What was shown is in state.jsonl. Both of these print its hash, for the question
-with this id (in full):
-
-  id=…
-  jq -js --arg id "$id" 'map(select(.rec == "prompt" and .id == $id)) | last
-    | .shown' ~/.atlasbridge/state.jsonl | sha256sum
-  jq -nr --arg id "$id" '[inputs | select(.prompt_id == $id).shown_sha256 //
-    empty] | last' ~/.atlasbridge/audit.log
-`},
-	}
-}
-
-// topicNames are the names of the topics, in their order.
-func topicNames() []string {
-	var names []string
-	for _, t := range topics() {
-		names = append(names, t.name)
-	}
-	return names
-}
-
-// settingsHelp explains each setting, as it would stand in config.toml.
-func settingsHelp() string {
+// configHelp is the help of the command config: it explains each setting, as it would stand in config.toml.
+func configHelp() string {
 	var text strings.Builder
-	text.WriteString(`Settings stand in config.toml, in ~/.atlasbridge or where ATLASBRIDGE_HOME says.
-Names with a dot stand in a table: [telegram], then bot_token = "…". A flag wins
-over the environment, that over config.toml, that over the default given here.
-kill -HUP PID, with the PID of atlasbridge, has a session read config.toml anew.
+	text.WriteString(`config [--json]
+
+Shows each setting, and which of these it is from; the first that has it wins:
+a flag, the environment, config.toml, the default. The token is masked.
+
+Flags:
+  --json  print one array
+
+config.toml is in ~/.atlasbridge, or where ATLASBRIDGE_HOME says, else
+STORAGE_PATH. Names with a dot stand in a table: [telegram], then bot_token =
+"…". kill -HUP PID, with the PID of atlasbridge, has a session read it anew. A
+wrong value of TELEGRAM_* in the environment is an error; of the others, which
+may be meant for another program, it is told and left out.
 
 `)
 	for _, s := range settings(&Config{}) {
 		fmt.Fprintf(&text, "%s = %s\n    %s\n", s.Key, s.asJSON(s.def), s.does)
+		if s.env != "" {
+			fmt.Fprintf(&text, "    environment: %s\n", s.env)
+		}
 	}
+	text.WriteString(`
+With ATLASBRIDGE_CAPTURE_PROMPTS=1 a recording of each question is kept, in the
+folder's captured_scenarios: the last output, with all that the screen showed.
+NO_COLOR and TERM=dumb: no colours.
+
+A tool sees none of TELEGRAM_* and ATLASBRIDGE_*, but for ATLASBRIDGE_SESSION,
+the id of the session it runs in, and ATLASBRIDGE_HOME.`)
 	return text.String()
 }
 
-// environmentHelp explains each variable that atlasbridge reads, or sets for the tool.
-func environmentHelp() string {
-	var rows [][]string
-	for _, s := range settings(&Config{}) {
-		if s.env != "" {
-			rows = append(rows, []string{"  " + s.env, s.Key})
-		}
-	}
-	return `These win over config.toml; ` + "`atlasbridge help settings`" + ` explains them. A wrong
-value of TELEGRAM_* is an error; of the others, which may be meant for another
-program, it is told and left out.
-
-` + columns(rows) + `
-Others that are read:
-
-  ATLASBRIDGE_HOME              the folder instead of ~/.atlasbridge
-  STORAGE_PATH                  the same, where ATLASBRIDGE_HOME is not set
-  ATLASBRIDGE_CAPTURE_PROMPTS   1: of each question a recording is kept, in the
-                                folder's captured_scenarios: the last output,
-                                as it came, with all that the screen showed
-  NO_COLOR, TERM=dumb           no colours
-
-A tool sees none of TELEGRAM_* and ATLASBRIDGE_*, but for these two:
-
-  ATLASBRIDGE_SESSION           the id of the session it runs in
-  ATLASBRIDGE_HOME              the folder
-`
-}
-
 func cmdHelp(c *command) int {
-	for _, t := range topics() {
-		if slices.Contains(c.args, t.name) {
-			return c.page(t.text)
-		}
-	}
 	var list strings.Builder
 	for _, s := range commands() {
 		fmt.Fprintf(&list, "  %-11s %s\n", s.name, s.summary)
@@ -984,8 +900,8 @@ func cmdHelp(c *command) int {
 	return c.page("atlasbridge runs an AI command line and carries its questions to your phone.\n\n" +
 		list.String() + "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n" +
 		"Then:  atlasbridge setup; atlasbridge run claude\n" +
-		"More:  atlasbridge help COMMAND\n" +
-		"       atlasbridge help " + strings.Join(topicNames(), "|") + "\n")
+		"More:  atlasbridge help COMMAND; it ends with 0, 1 when it failed, 2 when the\n" +
+		"       command line is wrong, where its help says nothing else\n")
 }
 
 func cmdVersion(c *command) int {
@@ -1025,7 +941,7 @@ func cmdCompletion(c *command) int {
 		fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_use_subcommand; or __fish_seen_subcommand_from help' "+
 			"-fa %s -d %q\n", s.name, s.summary)
 		list := ""
-		for _, f := range s.allFlags() {
+		for _, f := range s.flags() {
 			list += " --" + f.name
 			fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_seen_subcommand_from %s' -l %s -d %q",
 				s.name, f.name, f.help)

@@ -577,7 +577,7 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 				s.Value = quoted(strings.Trim(m[3], "'"))
 			}
 			if known != nil && !slices.Contains(known, s.Key) {
-				problem = "unknown key " + s.Key + meant("", s.Key, known)
+				problem = "unknown key " + s.Key
 				if s.Key == "stream.strip_ansi" {
 					problem = "unknown key: stream.strip_ansi was removed, delete the line"
 				}
@@ -588,7 +588,7 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 		}
 		if problem != "" {
 			return nil, hinted(fmt.Errorf("%s: %s", s.Origin, problem), "lines look like  key = \"text\"  or  "+
-				"key = 42  under an optional  [table]; `atlasbridge help settings` lists all keys")
+				"key = 42  under an optional  [table]; `atlasbridge help config` lists all keys")
 		}
 		entries[s.Key] = s
 	}
