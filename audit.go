@@ -1082,40 +1082,29 @@ func (c *command) writeBundle(w io.Writer) error {
 }
 
 // add puts what is kept of the lines of r into the archive, if that is anything. unread is why r could not be read:
-// then it is left out. The archive has the length before the text, which therefore goes through another file.
+// then it is left out.
 func (b *bundle) add(name string, r io.Reader, keep func(line []byte) []byte) (unread, err error) {
-	spool, err := os.CreateTemp("", "atlasbridge-*")
-	if err != nil {
-		return nil, err
-	}
-	defer os.Remove(spool.Name())
-	defer spool.Close()
-	out := bufio.NewWriter(spool)
-	size := int64(0)
+	var kept bytes.Buffer // the archive has the length before the text
 	unread = eachLine(r, func(line []byte) (more bool) {
 		text := redact(string(keep(line)))
 		if b.token != "" {
 			text = strings.ReplaceAll(text, b.token, "[token]")
 		}
-		size += int64(len(text))
-		_, err = out.WriteString(text)
-		return err == nil
+		kept.WriteString(text)
+		return true
 	})
-	if err == nil {
-		err = out.Flush()
+	if unread != nil || kept.Len() == 0 {
+		return unread, nil
 	}
-	if err != nil || unread != nil || size == 0 {
-		return unread, err
-	}
-	fmt.Fprintf(b, "%9d  %s\n", size, name)
+	fmt.Fprintf(b, "%9d  %s\n", kept.Len(), name)
 	err = b.tar.WriteHeader(&tar.Header{
 		Name:    "atlasbridge/" + name,
 		Mode:    0o600,
-		Size:    size,
+		Size:    int64(kept.Len()),
 		ModTime: time.Now(),
 	})
 	if err == nil {
-		_, err = io.Copy(b.tar, io.NewSectionReader(spool, 0, size))
+		_, err = kept.WriteTo(b.tar)
 	}
 	return nil, err
 }

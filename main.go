@@ -104,13 +104,13 @@ type PTY interface {
 	Wait() int       // exit status, 128+N when a signal killed it; once
 	Signaled() bool  // after Wait: it was a signal that killed it, no status of its own
 	PID() int
-	Unread() int                    // bytes of output that are waiting for Read
-	Waiting() int                   // bytes of input that nobody has read, −1 unknown; of whole lines alone in line mode
-	TakeBack(n int) bool            // drops those where they are n; false: it has dropped nothing
-	Signal(os.Signal) error         // to the child's foreground process group
-	Stopped() <-chan struct{}       // a value when the child was stopped, as by ^Z
-	Continue() error                // lets the child go on
-	Terminate(done <-chan struct{}) // SIGTERM, 3 s, SIGKILL to its process group; returns early when done closes
+	Unread() int                   // bytes of output that are waiting for Read
+	Waiting() int                  // bytes of input that nobody has read, −1 unknown; of whole lines alone in line mode
+	TakeBack(n int) bool           // drops those where they are n; false: it has dropped nothing
+	Signal(os.Signal) error        // to the child's foreground process group
+	Stopped() <-chan struct{}      // a value when the child was stopped, as by ^Z
+	Continue() error               // lets the child go on
+	Terminate(grace time.Duration) // if it has not ended by then: SIGTERM, 3 s, SIGKILL to its process group
 }
 
 // Host is what a child has of ours.
@@ -1305,7 +1305,7 @@ func toolVersion(ctx context.Context, path string, env []string) string {
 	}
 	defer p.Close()
 	stop := context.AfterFunc(ctx, func() {
-		p.Terminate(nil)
+		p.Terminate(0)
 		p.Close()
 	})
 	defer stop()
@@ -1364,6 +1364,7 @@ const (
 	detectEvery  = time.Second / 100      // between looks of the detector
 	reapEvery    = time.Minute            // between looks for sessions that died, and at the host's terminal
 	hostLook     = time.Second            // after a SIGHUP: a shell that dies of one passes it on first
+	ownSignal    = time.Second / 10       // for a signal that dumps core to be acted on: Linux has a SIGTERM overtake it
 	endWait      = 5 * time.Second        // for our output to be read, once we are told to end
 	firstReap    = 3 * time.Second        // after the start: a hundred that start at once do not all look then
 	drainSend    = 3 * time.Second        // for the last messages
@@ -1774,76 +1775,66 @@ func sessionRecord(tool string, args []string, label string) SessionRecord {
 	}
 }
 
-// findTerminal decides what the child has of ours. Where one of our standard streams is a terminal, what is none goes
-// to the tool as it is, as it would without us; so does everything where the tool needs no terminal. Else it gets one
-// to ask in: output and errors are that, and an input that brings nothing (/dev/null); what is written there has no
+// findTerminal decides what the child has of ours. What is no terminal on our side is none for the tool, where one of
+// our standard streams is a terminal, or the tool needs none: an input it gets as it is; output and errors go through a
+// pipe that we copy, for what is read there may ask, as tee shows it, or tell of tool calls. Else it gets a terminal to
+// ask in: output and errors are that, and an input that brings nothing (/dev/null); what is written there has no
 // carriage returns added, and errors stay apart.
 func (s *session) findTerminal(c *command) error {
 	ours := [3]*os.File{c.stdin, c.stdout, c.stderr}
-	streams := ours
-	for i, f := range slices.Backward(ours[:]) {
+	for _, f := range slices.Backward(ours[:]) {
 		if onTerminal(f) {
 			s.tty = f
-			streams[i] = nil
 		}
 	}
 	s.ttyOurs = ownTerminal(s.tty)
 	s.host = Host{TTY: s.tty, Resumes: resumes()}
 	s.in = hostStream{c.stdin}
 	s.out = hostStream{c.stdout}
-	batch := s.adapter.needsNoTerminal(c.opts.args[1:])
-	var err error
-	switch {
-	case !handsStreams:
-	case s.tty != nil || batch:
-		s.host.Streams = streams
-		err = s.handOver(ours, batch)
-	default:
-		s.host.Plain = true
-		if isFed(c.stdin) {
-			s.host.Streams[0] = c.stdin
-			s.in = nil
-		}
-		if !sameFile(c.stdout, c.stderr) {
-			err = s.tapStream(2, c.stderr, s.showTapped)
+	if handsStreams {
+		err := s.handOver(ours, s.adapter.needsNoTerminal(c.opts.args[1:]))
+		if err != nil {
+			return err
 		}
 	}
 	s.findKeyboard(ours)
 	s.fed = s.in != nil && !s.interactive
-	return err
+	return nil
 }
 
-// handOver finds where the child's terminal is shown when some of its streams are ours. A pipe is read along: who reads
-// it may show a question to a person, as tee does. Of a tool that prints and ends it is, where it tells of tool calls.
+// handOver is findTerminal for streams that a child can be given; batch is a tool that needs no terminal.
 func (s *session) handOver(ours [3]*os.File, batch bool) error {
-	handed := s.host.Streams
-	if handed[0] != nil {
+	given := s.tty == nil && !batch // a terminal that we have not
+	s.host.Plain = given
+	if !onTerminal(ours[0]) && (!given || isFed(ours[0])) {
+		s.host.Streams[0] = ours[0]
 		s.in = nil
 	}
-	if handed[1] != nil {
-		s.out = io.Discard // without a terminal of ours
-		if handed[2] == nil {
-			s.out = hostStream{ours[2]}
-		} else if s.tty != nil {
-			s.out = hostStream{s.tty}
-		}
-	}
-	if batch {
-		if s.jsonLine == nil {
-			return nil
-		}
-		return s.tapStream(1, ours[1], s.auditTapped)
-	}
 	for i := 1; i <= 2; i++ {
+		var err error
 		switch {
-		case handed[i] == nil || !isPipe(ours[i]):
-		case i == 2 && handed[1] != nil && sameFile(ours[1], ours[2]):
+		case onTerminal(ours[i]) || given && i == 1: // it gets its terminal
+		case i == 2 && sameFile(ours[1], ours[2]):
 			s.host.Streams[2] = s.host.Streams[1]
+		case !batch:
+			err = s.tapStream(i, ours[i], s.showTapped)
+		case i == 1 && s.jsonLine != nil:
+			err = s.tapStream(i, ours[i], s.auditTapped)
 		default:
-			if err := s.tapStream(i, ours[i], s.showTapped); err != nil {
-				return err
-			}
+			s.host.Streams[i] = ours[i]
 		}
+		if err != nil {
+			return err
+		}
+	}
+	switch {
+	case s.host.Streams[1] == nil:
+	case s.host.Streams[2] == nil:
+		s.out = hostStream{ours[2]}
+	case s.tty != nil:
+		s.out = hostStream{s.tty}
+	default:
+		s.out = io.Discard
 	}
 	return nil
 }
@@ -1879,12 +1870,6 @@ func sameFile(a, b *os.File) bool {
 func isFed(f *os.File) bool {
 	info, err := f.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice == 0
-}
-
-// isPipe tells whether another program reads what is written there.
-func isPipe(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeNamedPipe != 0
 }
 
 // tapStream has the child write its stream i to us, on the way to where it goes. seen is called by a goroutine of the
@@ -1945,7 +1930,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		s.checkVersion(argv[0])
 	}
 	if err := s.makeRaw(); err != nil { // the terminal has gone
-		s.pty.Terminate(nil)
+		s.pty.Terminate(0)
 		s.pty.Close() // what counts is why
 		return err
 	}
@@ -2156,7 +2141,7 @@ func (s *session) spawn(f func()) {
 // crashing puts the host's terminal back and ends the child: a goroutine of ours panics.
 func (s *session) crashing() {
 	s.restore()
-	s.pty.Terminate(nil)
+	s.pty.Terminate(0)
 }
 
 // ---- loop ----
@@ -2350,7 +2335,11 @@ func (s *session) handleSignal(sig os.Signal) {
 		_ = s.pty.Signal(sig) // a child that is gone needs none
 	default:
 		_ = s.pty.Signal(sig) // the same
-		s.terminate()
+		grace := ownSignal
+		if sig == syscall.SIGTERM {
+			grace = 0
+		}
+		s.terminate(grace)
 	}
 }
 
@@ -2383,7 +2372,7 @@ func (s *session) watchHost() {
 // hangUp ends the child as the end of its own terminal would, which ends the session.
 func (s *session) hangUp() {
 	_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
-	s.terminate()
+	s.terminate(0)
 }
 
 // unheard reports whether the child has ended as we were told to, and what it left has not been read within endWait:
@@ -2445,12 +2434,12 @@ func (s *session) resume() {
 	s.listen()
 }
 
-// terminate ends the child, which ends the session.
-func (s *session) terminate() {
+// terminate ends the child, if it has not ended by then, which ends the session.
+func (s *session) terminate(grace time.Duration) {
 	if s.toldToEnd.IsZero() {
 		s.toldToEnd = time.Now()
 	}
-	s.spawn(func() { s.pty.Terminate(nil) })
+	s.spawn(func() { s.pty.Terminate(grace) })
 }
 
 // reload takes over the allowlist and limits of the configuration file, or keeps the old ones and
@@ -3889,7 +3878,7 @@ func (s *session) handleInput(r *InputRecord) {
 		s.inputDone(r, "", Notice{Mono: cmp.Or(screen, "(the screen is empty)")})
 	case "cancel":
 		s.phoneEnds = true
-		s.terminate()
+		s.terminate(0)
 		s.inputDone(r, "", Notice{Text: "⏹ ending the program", Urgent: true})
 	case "stop":
 		s.stopTurn(r)

@@ -474,7 +474,7 @@ func TestTableFits(t *testing.T) {
 			var out []byte
 			if test.command == "setup" {
 				out = []byte(readUntil(t, pty, "shown): "))
-				pty.Terminate(nil)
+				pty.Terminate(0)
 			} else {
 				out, _ = io.ReadAll(pty) // ends with an error where the terminal has gone
 			}
@@ -16291,7 +16291,7 @@ func TestPTYUnread(t *testing.T) {
 	if n, err := p.Read(make([]byte, 100)); n != 5 || err != nil || p.Unread() != 0 {
 		t.Errorf("%d bytes, %v; then %d", n, err, p.Unread())
 	}
-	p.Terminate(nil)
+	p.Terminate(0)
 }
 
 // TestPTYGrandchildHoldsTerminal: reading ends soon after the child, whatever of its children holds
@@ -17163,7 +17163,7 @@ func TestWindowsPTY(t *testing.T) {
 	p = start("cmd.exe", "/q", "/k", "echo up")
 	readUntil(t, p, "up")
 	go io.Copy(io.Discard, p)
-	p.Terminate(nil)
+	p.Terminate(0)
 	p.Wait()
 	if err := p.Signal(syscall.SIGKILL); !errors.Is(err, os.ErrProcessDone) {
 		t.Errorf("Signal after the end = %v", err)
@@ -22484,7 +22484,7 @@ func (p *simPTY) Modes() Modes {
 	return Modes{Processed: true, Canonical: state.Canonical, Echo: state.Echo}
 }
 
-func (p *simPTY) Terminate(<-chan struct{}) {}
+func (p *simPTY) Terminate(time.Duration) {}
 
 // end is the end of the tool's output.
 func (s *sim) end() {
@@ -25007,7 +25007,7 @@ func childPTY(mode string) bool {
 			}
 		}
 		fmt.Printf("own %s\n", p.State().words())
-		p.Terminate(nil)
+		p.Terminate(0)
 		p, err = startPTY([]string{"su"}, os.Environ(), "/", Size{}, Host{})
 		fd(err)
 		for b := make([]byte, 1); b[0] != ':'; { // Password:
@@ -25031,7 +25031,7 @@ func childPTY(mode string) bool {
 			reading, _, _ := strings.Cut(last.words(), " ")
 			fmt.Printf("%s: %s\n", name, reading)
 			p.Close()
-			p.Terminate(nil)
+			p.Terminate(0)
 		}
 		look("own", "echo up; read a", "sh", "-c")
 		look("root's", "echo up; read a", arg, "-pc")
@@ -26063,7 +26063,7 @@ func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
 	watchdog(t, p)
 	t.Cleanup(func() {
 		p.Close()
-		p.Terminate(nil)
+		p.Terminate(0)
 	})
 	return p
 }

@@ -480,16 +480,26 @@ func (p *unixPTY) kill(sig os.Signal, groups ...int) (err error) {
 	return err
 }
 
-// Terminate ends the child: it is asked to, and after killWait made to. It returns early when done is closed. The
-// leader's group is told too: under job control another one. SIGCONT is for what is stopped to see SIGTERM.
-func (p *unixPTY) Terminate(done <-chan struct{}) {
+// Terminate ends the child, if it has not ended by then: it is asked to, and after killWait made to. The leader's group
+// is told too: under job control another one. SIGCONT is for what is stopped to see SIGTERM.
+func (p *unixPTY) Terminate(grace time.Duration) {
+	if p.ends(grace) {
+		return
+	}
 	p.kill(syscall.SIGTERM, p.foreground(), p.PID()) // fails when it has ended
 	p.kill(syscall.SIGCONT, p.foreground(), p.PID()) // the same
-	select {
-	case <-done:
-	case <-p.exited:
-	case <-time.After(killWait):
+	if !p.ends(killWait) {
 		p.kill(syscall.SIGKILL, p.foreground(), p.PID()) // the same
+	}
+}
+
+// ends tells whether the child ends within that time.
+func (p *unixPTY) ends(within time.Duration) bool {
+	select {
+	case <-p.exited:
+		return true
+	case <-time.After(within):
+		return false
 	}
 }
 

@@ -255,12 +255,11 @@ func (p *winPTY) Signal(sig os.Signal) error {
 	return windows.TerminateProcess(p.process, 128+uint32(sig.(syscall.Signal)))
 }
 
-// Terminate ends the child: it is asked to, and after killWait made to. It returns early when done is closed.
-// Programs may use the console's end to end well.
-func (p *winPTY) Terminate(done <-chan struct{}) {
+// Terminate ends the child at once: it is asked to, and after killWait made to. Programs may use the console's end to
+// end well.
+func (p *winPTY) Terminate(time.Duration) {
 	go p.hangUp()
 	select {
-	case <-done:
 	case <-p.exited:
 	case <-time.After(killWait):
 		p.Signal(syscall.SIGKILL) // fails when it has ended
