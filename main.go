@@ -1776,10 +1776,10 @@ func sessionRecord(tool string, args []string, label string) SessionRecord {
 }
 
 // findTerminal decides what the child has of ours. What is no terminal on our side is none for the tool, where one of
-// our standard streams is a terminal, or the tool needs none: an input it gets as it is; output and errors go through a
-// pipe that we copy, for what is read there may ask, as tee shows it, or tell of tool calls. Else it gets a terminal to
-// ask in: output and errors are that, and an input that brings nothing (/dev/null); what is written there has no
-// carriage returns added, and errors stay apart.
+// our standard streams is a terminal, or the tool needs none: it gets it as it is, but for a pipe of output or errors,
+// which we copy: who reads it may show a question to a person, as tee does. A file is read by nobody now, and what a
+// full-screen tool logs there is not on its screen. Else it gets a terminal to ask in: output and errors are that, and
+// an input that brings nothing (/dev/null); what is written there has no carriage returns added, and errors stay apart.
 func (s *session) findTerminal(c *command) error {
 	ours := [3]*os.File{c.stdin, c.stdout, c.stderr}
 	for _, f := range slices.Backward(ours[:]) {
@@ -1816,10 +1816,10 @@ func (s *session) handOver(ours [3]*os.File, batch bool) error {
 		case onTerminal(ours[i]) || given && i == 1: // it gets its terminal
 		case i == 2 && sameFile(ours[1], ours[2]):
 			s.host.Streams[2] = s.host.Streams[1]
-		case !batch:
-			err = s.tapStream(i, ours[i], s.showTapped)
-		case i == 1 && s.jsonLine != nil:
+		case batch && i == 1 && s.jsonLine != nil:
 			err = s.tapStream(i, ours[i], s.auditTapped)
+		case given || !batch && isPipe(ours[i]):
+			err = s.tapStream(i, ours[i], s.showTapped)
 		default:
 			s.host.Streams[i] = ours[i]
 		}
@@ -1870,6 +1870,12 @@ func sameFile(a, b *os.File) bool {
 func isFed(f *os.File) bool {
 	info, err := f.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice == 0
+}
+
+// isPipe tells whether another program reads what is written there.
+func isPipe(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeNamedPipe != 0
 }
 
 // tapStream has the child write its stream i to us, on the way to where it goes. seen is called by a goroutine of the
