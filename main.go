@@ -4266,6 +4266,7 @@ type gate struct {
 	rest   string    // of that answer
 	sent   int       // bytes that were written last
 	sentAt time.Time // when
+	goneAt time.Time // when the question that was answered was last seen, once it has been answered
 
 	value   string  // what was decided
 	want    []int   // the choices to make, as indexes into those that were shown; several only in a Multi menu
@@ -4428,9 +4429,12 @@ func (g *gate) overtaken(look *Prompt) bool {
 func (s *session) echoStep(look *Prompt, tty TTYState, late bool) {
 	g := s.gate
 	unread := g.q != nil && g.q.screen != nil && !g.q.rec.Idle && tty.Waiting > 0
-	gone := unread && !tty.Canonical && !g.q.screen.same(look) && time.Since(g.sentAt) >= gatePoll
+	gone := unread && !tty.Canonical && g.q.screen.compare(look) == another
+	if !gone || g.goneAt.IsZero() { // half painted it seems to be gone
+		g.goneAt = time.Now()
+	}
 	switch {
-	case unread && (gone || time.Since(g.until) > readTime):
+	case unread && (gone && time.Since(g.goneAt) >= gatePoll || time.Since(g.until) > readTime):
 		s.gateFail("the program did not read it in time; look at the terminal")
 	case late && !unread:
 		s.gateOver()
