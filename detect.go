@@ -3823,7 +3823,9 @@ func (d *Detector) ReadWindow() bool {
 	if !t.window || end == 0 {
 		return t.window
 	}
-	d.begun = d.begun || d.turn.worked && (d.turn.sent || v.up(end, v.said) >= 0)
+	said := v.up(end, v.said)
+	begins := !d.begun && d.turn.worked && (d.turn.sent || said >= 0)
+	d.begun = d.begun || begins
 	var rows []viewRow
 	for n := min(v.s.scrolled-d.windowAt, maxScrollback); n > 0 && d.window != nil; n-- {
 		l, ok := v.s.above(n)
@@ -3833,31 +3835,35 @@ func (d *Detector) ReadWindow() bool {
 	}
 	d.windowAt = v.s.scrolled
 	var now []windowRow
-	blank := false
-	for _, w := range append(rows, v.rows[:end]...) {
+	before, blank := 0, false // rows of now that were told: at first those above what it was given to do
+	for i, w := range append(rows, v.rows[:end]...) {
 		part := v.closing(w)
 		if w.text != "" && part != partClosing && part != partHints && !v.spins(w) {
 			now = append(now, windowRow{text: strings.TrimRight(w.raw, " "), blank: blank})
 		}
 		blank = w.text == ""
+		if begins && i < len(rows)+said {
+			before = len(now)
+		}
 	}
 	stand := commonRows(d.window, now)
 	last := len(d.window)
 	if len(stand) > 0 {
 		last = stand[len(stand)-1][0]
-		for i := range now[:stand[0][1]] {
-			now[i].told = true // it has scrolled back
-		}
+		before = max(before, stand[0][1]) // it has scrolled back
 	}
 	for _, at := range stand {
-		now[at[1]].told = d.window[at[0]].told
+		if d.window[at[0]].told {
+			before = max(before, at[1]+1) // what has changed above it was told, too
+		}
 		d.window[at[0]].told = true
 	}
 	for i := range d.window[:last] {
+		d.window[i].told = d.window[i].told || begins
 		d.leaves(&d.window[i])
 	}
 	for i := range now {
-		now[i].told = now[i].told || len(stand) == 0 && t.saidAt[now[i].text] > 0
+		now[i].told = i < before || len(stand) == 0 && t.saidAt[now[i].text] > 0
 	}
 	d.window = now
 	return true

@@ -4235,7 +4235,7 @@ func (s *session) gatherStream(end bool) {
 
 // breakStream has the stream go on in a message of its own: another one is about to be sent.
 func (s *session) breakStream() {
-	if s.cfg.Stream && s.stream.shown+s.stream.sent != "" {
+	if s.cfg.Stream {
 		s.gatherStream(false)
 		s.stream.until = len(s.stream.text)
 	}

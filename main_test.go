@@ -17903,6 +17903,45 @@ func TestSession(t *testing.T) {
 	})
 }
 
+// TestStreamOfAnAgent: with --stream what an agent says reaches the phone when its turn ends, each word once, though
+// nothing more is printed; the picture above it, which may move, does not.
+func TestStreamOfAnAgent(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, []struct {
+		name     string
+		pictures []string
+	}{
+		{"a picture", []string{" ▐▛███▜█   Claude"}},
+		{"one that moves", []string{" ▐▛███▜█   Claude", " ▐▂███▂█   Claude"}},
+	}, func(t *testing.T, row struct {
+		name     string
+		pictures []string
+	}) {
+		w, c, _, x := stageSession(t, "", "--stream", "--adapter", "claude")
+		paint := func(n int, text, state string) {
+			screen := agentScreen("claude", row.pictures[n%len(row.pictures)]+text, "")
+			screen = strings.ReplaceAll(screen, strings.Repeat("─", 100), strings.Repeat("─", 80))
+			c.order(order{Write: screen + "\x1b]7501;state=" + state + ":app=claude-code\x1b\\", Raw: n == 0})
+		}
+		const said = "\n\n❯ hello\n\n● word0 word1"
+		paint(0, "", "idle")
+		x.sees("Claude")
+		x.types("hello\r")
+		comesTrue(t, "the tool reads it", func() bool { return strings.Contains(c.log(), `hello\r`) })
+		for n := range 8 {
+			paint(n, said, "working")
+			<-time.After(150 * time.Millisecond) // of the program's work: not waited for by the test
+		}
+		paint(0, said+"\n  word2\n\n✻ Baked for 1s · done 4:02 PM\n", "done")
+		m := w.shows("word2", "")
+		text := w.message(m.id).text
+		if strings.Count(text, "word0 word1") != 1 || strings.Contains(text, "▐") {
+			t.Errorf("the phone shows %q", text)
+		}
+	})
+}
+
 // rounds is how often a race is run: a few times, or as often as ATLASBRIDGE_TEST_ROUNDS says.
 func rounds(t *testing.T) int {
 	n := 12
