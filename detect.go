@@ -5852,12 +5852,18 @@ var sides = []struct {
 	{"circles", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
 	// prompts, enquirer
 	{"a slash", re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},
+	// cline
+	{keyed, re(`^((?:[\[(]\pL[\])] [^\[\]()]+){2,})$`), re(`[\[(](\pL)[\])] ([^\[\]()]*[^\[\]() ])`)},
 	// opencode
 	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
 }
 
+// keyed is the shape of choices behind their keys: "[y] Approve   [n] Deny".
+const keyed = "keys in brackets"
+
 // sideChoice is one of several choices side by side.
 type sideChoice struct {
+	key     string // that chooses it, "" none
 	label   string
 	row     viewRow // where its label begins
 	pointed bool    // by a mark, or by the cursor
@@ -5876,11 +5882,15 @@ func (v *view) buttonsOf(r int) (all []sideChoice, shape string) {
 			at := w.at + widthOf(w.text[:part[2]+m[0]])
 			width := widthOf(in[m[0]:m[1]])
 			under := v.row == r && v.col >= at && v.col < at+width
-			all = append(all, sideChoice{
-				label:   in[m[2]:m[3]],
+			b := sideChoice{
+				label:   in[m[len(m)-2]:m[len(m)-1]],
 				row:     viewRow{row: r, labelAt: at + width/2},
 				pointed: under || strings.HasPrefix(in[m[0]:], "●"),
-			})
+			}
+			if s.name == keyed {
+				b.key = in[m[2]:m[3]]
+			}
+			all = append(all, b)
 		}
 		return all, s.name
 	}
@@ -5934,6 +5944,14 @@ func (v *view) readButtons() (f *candidate, row int) {
 	for r := v.last; r >= max(0, v.last-20); r-- {
 		all, shape := v.buttonsOf(r)
 		if shape == "a slash" && !v.contrast(all) {
+			continue
+		}
+		if shape == keyed {
+			granted := slices.ContainsFunc(all, func(b sideChoice) bool { return grantsIt(Choice{Label: b.label}) })
+			refused := slices.ContainsFunc(all, func(b sideChoice) bool { return declines(b.label) })
+			if granted && refused && r >= v.last-8 && (r != v.row || v.hidden) {
+				return v.buttons(all), r
+			}
 			continue
 		}
 		if len(all) > 1 && shape != "angle brackets" && r >= v.last-4 {
@@ -6012,17 +6030,18 @@ func (v *view) buttons(all []sideChoice) *candidate {
 	f.Axis = "horizontal"
 	r := all[0].row.row
 	for i, b := range all {
-		c := Choice{Key: fmt.Sprint(i + 1), Label: b.label}
+		c := Choice{Key: cmp.Or(b.key, fmt.Sprint(i+1)), Label: b.label, Keys: b.key}
 		f.Choices = append(f.Choices, c)
 		if b.pointed {
 			f.Pointer = i
 		}
 	}
-	if f.Pointer < 0 {
+	keys := all[0].key != ""
+	if f.Pointer < 0 && !keys {
 		// The blank row above is drawn like no button.
 		f.Pointer = v.pointed(rowsOf(all), v.s.attr(max(0, r-1), v.rows[r].at-1))
 	}
-	if f.Pointer < 0 {
+	if f.Pointer < 0 && !keys {
 		grey := func(b sideChoice) bool { return isGrey(v.s.attr(r, b.row.labelAt).BG) }
 		f.Pointer = slices.IndexFunc(all, func(b sideChoice) bool { return !grey(b) })
 		if slices.IndexFunc(all[f.Pointer+1:], func(b sideChoice) bool { return !grey(b) }) >= 0 {

@@ -321,8 +321,9 @@ An entry has seq, ts, event, the session and the question it is about, and what
 that event brings. prev_hash is the hash of the line before, hash is "sha256:"
 and the SHA-256 of the line as jq -c prints it without hash. shown_sha256 is the
 hash of what the person was shown, screen_sha256 of what stood there when the
-answer was typed. This prints each answer that was typed at anything else, and
-nothing when all is well:
+answer was typed, with what moves (a spinner, seconds) as it was shown. This
+prints each answer that was typed at anything else, and nothing when all is
+well:
 
   jq -cn 'foreach inputs as $e ({}; if $e.shown_sha256
     then .[$e.prompt_id] = $e.shown_sha256 else . end;
@@ -4522,6 +4523,9 @@ func (s *session) firstStep(now *Prompt) (why string) {
 		return "somebody pressed a key for it since: look at the terminal"
 	}
 	g.stood = digest([]byte(now.Shown))
+	if alike(shown.Shown, now.Shown) { // what moves stands in it as it was shown
+		g.stood = digest([]byte(shown.Shown))
+	}
 	return s.answerStep(now)
 }
 

@@ -5204,6 +5204,9 @@ func TestReaders(t *testing.T) {
 			"y Ja= n Nein="},
 		{"keys in brackets with what they do (cline)", raw, hide + "Approve tool call?\r\n\r\n  [y] Approve   [n] Deny",
 			MultipleChoice, "y Approve=y n Deny=n"},
+		{"the same below what it is about", raw, hide + "Approve tool call?\r\n\r\n run_commands\r\n\r\n   $ touch c1\r\n\r\n" +
+			"  [y] Approve   [n] Deny\r\n\r\n\r\n fake-model (100)\r\n w\r\n Auto-approve disabled", MultipleChoice,
+			"y Approve=y n Deny=n"},
 		{"a dialog drawn over other text", raw, "\x1b[?1049h" + strings.Repeat("some other text that goes on and on and on "+
 			"over all of the row\r\n", 12) + "\x1b[4;20H\x1b[44m" + strings.Repeat(" ", 40) + "\x1b[5;20H  Really quit?" +
 			strings.Repeat(" ", 26) + "\x1b[6;20H" + strings.Repeat(" ", 40) + "\x1b[7;20H   \x1b[41m[ Yes ]\x1b[44m  [ No ]" +
@@ -18169,7 +18172,7 @@ func TestWhatIsSeenMovingIsTheSame(t *testing.T) {
 		frame     func(int) string
 		every     time.Duration
 	}) {
-		w, c, _, _ := stageSession(t, "")
+		w, c, dir, _ := stageSession(t, "")
 		want := "y\n"
 		if row.menu {
 			want = "\r"
@@ -18193,6 +18196,9 @@ func TestWhatIsSeenMovingIsTheSame(t *testing.T) {
 		w.ended(m.id, saysAnswered)
 		if n := w.came("Proceed?"); n != 1 {
 			t.Errorf("%d messages show it, not 1", n)
+		}
+		if code, said, _ := cli(t, dir, "audit", "verify"); code != 0 {
+			t.Errorf("the audit log does not hold: %s", said)
 		}
 	})
 }

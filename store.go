@@ -1181,7 +1181,8 @@ type PromptRecord struct {
 	// there.
 	ShownAll bool `json:"shown_all"`
 	Watched  bool `json:"watched,omitempty"` // Idle: somebody was at the keyboard when it came
-	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed.
+	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed, with what
+	// was seen moving as it was shown.
 	ScreenSHA string `json:"screen_sha256"`
 	Reason    string `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
 	Note      string `json:"note,omitempty"` // what else became of the answer
