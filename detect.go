@@ -3846,31 +3846,43 @@ func (d *Detector) ReadWindow() bool {
 			before = len(now)
 		}
 	}
-	stand := commonRows(d.window, now)
-	last := len(d.window)
-	if len(stand) > 0 {
-		last = stand[len(stand)-1][0]
-		before = max(before, stand[0][1]) // it has scrolled back
+	stands := commonRows(d.window, now)
+	last := len(stands) - 1
+	for last >= 0 && stands[last] < 0 {
+		last--
 	}
-	for _, at := range stand {
-		if d.window[at[0]].told {
-			before = max(before, at[1]+1) // what has changed above it was told, too
+	top, leaves := 0, false
+	for i := last; i >= 0; i-- { // from below: what stands above a row that leaves is told before it
+		to, told := stands[i], d.window[i].told
+		switch {
+		case to < 0:
+			leaves = leaves || !told
+		case told || leaves:
+			before = max(before, to+1) // what has changed above it was told, too
 		}
-		d.window[at[0]].told = true
+		if to >= 0 {
+			top = to
+		}
 	}
-	for i := range d.window[:last] {
-		d.window[i].told = d.window[i].told || begins
-		d.leaves(&d.window[i])
+	before = max(before, top) // it has scrolled back
+	none := last < 0
+	if none {
+		last = len(stands)
+	}
+	for i, to := range stands[:last] {
+		w := &d.window[i]
+		w.told = w.told || begins || to >= before
+		d.leaves(w)
 	}
 	for i := range now {
-		now[i].told = i < before || len(stand) == 0 && t.saidAt[now[i].text] > 0
+		now[i].told = i < before || none && t.saidAt[now[i].text] > 0
 	}
 	d.window = now
 	return true
 }
 
-// commonRows are the places of the rows that stand in both, in the same order, as many as can be.
-func commonRows(was, is []windowRow) [][2]int {
+// commonRows says of each row of was where it stands in is, -1 where it does not: in the same order, as many as can be.
+func commonRows(was, is []windowRow) []int {
 	best := make([][]int, len(was)+1) // from there on
 	for i := range best {
 		best[i] = make([]int, len(is)+1)
@@ -3883,20 +3895,18 @@ func commonRows(was, is []windowRow) [][2]int {
 			}
 		}
 	}
-	var common [][2]int
-	for i, j := 0, 0; i < len(was) && j < len(is); {
-		switch {
-		case was[i].text == is[j].text && best[i][j] == best[i+1][j+1]+1:
-			common = append(common, [2]int{i, j})
-			i++
-			j++
-		case best[i][j] == best[i+1][j]:
-			i++
-		default:
-			j++
+	places := make([]int, len(was))
+	j := 0
+	for i := range was {
+		places[i] = -1
+		for k := j; k < len(is) && best[i][k] > best[i+1][k]; k++ {
+			if was[i].text == is[k].text && best[i][k] == best[i+1][k+1]+1 {
+				places[i], j = k, k+1
+				break
+			}
 		}
 	}
-	return common
+	return places
 }
 
 // reSpinner is a spinner before it shows any seconds.

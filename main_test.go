@@ -17911,15 +17911,21 @@ func TestSession(t *testing.T) {
 func TestStreamOfAnAgent(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
+	const given = "\n\n❯ hello\n\n"
 	beside(t, []struct {
 		name     string
 		pictures []string
+		bodies   []string // one after the other
 	}{
-		{"a picture", []string{" ▐▛███▜█   Claude"}},
-		{"one that moves", []string{" ▐▛███▜█   Claude", " ▐▂███▂█   Claude"}},
+		{"a picture", []string{" ▐▛███▜█   Claude"}, []string{given + "● word0 word1", given + "● word0 word1\n  word2"}},
+		{"one that moves", []string{" ▐▛███▜█   Claude", " ▐▂███▂█   Claude"},
+			[]string{given + "● word0 word1", given + "● word0 word1\n  word2"}},
+		{"what it was given stays above words that leave", []string{""}, []string{given + "● word0 word1\n  word2\n  word3",
+			given + "  word2\n  word3", given + "  word3\n  word4"}},
 	}, func(t *testing.T, row struct {
 		name     string
 		pictures []string
+		bodies   []string
 	}) {
 		w, c, _, x := stageSession(t, "", "--stream", "--adapter", "claude")
 		paint := func(n int, text, state string) {
@@ -17927,20 +17933,23 @@ func TestStreamOfAnAgent(t *testing.T) {
 			screen = strings.ReplaceAll(screen, strings.Repeat("─", 100), strings.Repeat("─", 80))
 			c.order(order{Write: screen + "\x1b]7501;state=" + state + ":app=claude-code\x1b\\", Raw: n == 0})
 		}
-		const said = "\n\n❯ hello\n\n● word0 word1"
-		paint(0, "", "idle")
-		x.sees("Claude")
+		paint(0, " ", "idle")
+		x.sees("manual mode")
 		x.types("hello\r")
 		comesTrue(t, "the tool reads it", func() bool { return strings.Contains(c.log(), `hello\r`) })
-		for n := range 8 {
-			paint(n, said, "working")
-			<-time.After(150 * time.Millisecond) // of the program's work: not waited for by the test
+		for _, body := range row.bodies {
+			for n := range 4 {
+				paint(n, body, "working")
+				<-time.After(150 * time.Millisecond) // of the program's work: not waited for by the test
+			}
 		}
-		paint(0, said+"\n  word2\n\n✻ Baked for 1s · done 4:02 PM\n", "done")
+		paint(0, row.bodies[len(row.bodies)-1]+"\n\n✻ Baked for 1s · done 4:02 PM\n", "done")
 		m := w.shows("word2", "")
 		text := w.message(m.id).text
-		if strings.Count(text, "word0 word1") != 1 || strings.Contains(text, "▐") {
-			t.Errorf("the phone shows %q", text)
+		said := regexp.MustCompile(`hello|word\d|▐`).FindAllString(text, -1)
+		if want := []string{"hello", "word0", "word1", "word2", "word3", "word4"}; !slices.Equal(said, want[:len(said)]) ||
+			len(said) < 4 {
+			t.Errorf("the phone shows %q: %q", said, text)
 		}
 	})
 }
