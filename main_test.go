@@ -13535,7 +13535,7 @@ func TestKilledAtEachRequest(t *testing.T) {
 			victim = nil
 			close(killed)
 			if m.carried {
-				return fate{}
+				return fate{cut: true}
 			}
 			return fate{late: make(chan struct{})}
 		})
@@ -19395,6 +19395,91 @@ func FuzzUpdate(f *testing.F) {
 	})
 }
 
+// hostileNet is a network, with what is on the way, that spoils 2 % of all calls.
+type hostileNet struct {
+	mu     sync.Mutex // guards dice
+	dice   *rand.Rand
+	struck atomic.Int64
+}
+
+// strikes tells whether a call is to be spoilt after it was carried out, which happens to every 200th.
+func (n *hostileNet) strikes() bool {
+	strikes := n.roll(200) == 0
+	if strikes {
+		n.struck.Add(1)
+	}
+	return strikes
+}
+
+// roll is a number below that.
+func (n *hostileNet) roll(sides int) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.dice.IntN(sides)
+}
+
+// fault spoils a call before it is carried out, one in 60; true: it has answered.
+func (n *hostileNet) fault(_ string, w http.ResponseWriter) bool {
+	if n.roll(60) > 0 {
+		return false
+	}
+	n.struck.Add(1)
+	switch n.roll(6) {
+	case 0:
+		io.WriteString(w, `{"ok":false,"error_code":429,"description":"x","parameters":{"retry_after":1}}`)
+	case 1:
+		w.WriteHeader(http.StatusBadGateway)
+		io.WriteString(w, "<html><h1>502 Bad Gateway</h1></html>")
+	case 2:
+		io.WriteString(w, "<html>Welcome! Log in to use this network.</html>")
+	case 3:
+		w.Header().Set("Content-Length", "4000")
+		io.WriteString(w, `{"ok":tru`)
+	case 4:
+		panic(http.ErrAbortHandler)
+	default: // slow, and then as it should be
+		<-time.After(700 * time.Millisecond)
+		return false
+	}
+	return true
+}
+
+// tapAll has the operator tap, in every message with buttons, the one whose number its text names.
+func (s *botAPI) tapAll(named *regexp.Regexp) {
+	s.mu.Lock()
+	taps := map[int64]string{}
+	for id, m := range s.messages {
+		number := named.FindStringSubmatch(m.text)
+		for _, data := range m.buttons {
+			if number != nil && strings.HasSuffix(data, ":"+number[1]) {
+				taps[id] = data
+			}
+		}
+	}
+	s.mu.Unlock()
+	for id, data := range taps {
+		s.tapped(id, data)
+	}
+}
+
+// first gives the first edit its fate, and tells when it is there.
+func (s *botAPI) first(todo fate) (there <-chan struct{}) {
+	arrived := make(chan struct{})
+	n := 0
+	s.decides(func(method string, _ map[string]any) fate {
+		if !strings.HasPrefix(method, "editMessage") {
+			return fate{}
+		}
+		n++
+		if n > 1 {
+			return fate{}
+		}
+		close(arrived)
+		return todo
+	})
+	return arrived
+}
+
 // ---- bench: Telegram ----
 // A Telegram with a store and one session behind a Bot API, and what arrives there.
 
@@ -19412,6 +19497,7 @@ func newTGEnv(t *testing.T) *tgEnv {
 	t.Helper()
 	e := &tgEnv{t: t, srv: newBotAPI(t)}
 	e.srv.pollWait = 100 * time.Millisecond
+	e.srv.free = true // a white-box test sends what it wants
 	e.Telegram = e.other(home(t, ""))
 	e.begin()
 	return e
@@ -26349,17 +26435,82 @@ func claudeSession(t *testing.T, config string, p play, flags ...string) (*botAP
 // ---- bench: the Bot API ----
 // One server that knows what its messages say, remembers all, and misbehaves on command.
 
-// botAPI is a Bot API server for one operator, 1001. It knows what its messages say, remembers what they said at any
-// time, and does to a request what the test wants.
-type botAPI struct {
-	*httptest.Server
-	t        *testing.T
-	pollWait time.Duration // the longest that a poll waits; 0: as long as it asks
+// TestBotAPIIsStrict: the stand-in for the Bot API notes each rule that a request breaks, and none where none is broken.
+func TestBotAPIIsStrict(t *testing.T) {
+	for _, row := range table(t, "botapi.txt") {
+		synctest.Test(t, func(t *testing.T) {
+			s := bareBotAPI(t)
+			s.free = true
+			if strings.Contains(row["requests"], `"chat_id":-`) {
+				s.chat = -1001
+			}
+			s.lastID = 101
+			s.past = []seen{{id: 101, text: "Go?", buttons: map[string]string{"Yes": "a"}}}
+			s.messages[101] = &s.past[0]
+			for i, from := range []int{1001, stranger} {
+				s.note(fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"t%[1]d","from":{"id":%d}}}`, 7+i, from))
+			}
+			s.fate = func(_ string, p map[string]any) (todo fate) {
+				if p["text"] == "429" || p["refused"] != nil {
+					todo.answer = `{"ok":false,"error_code":429,"parameters":{"retry_after":5}}`
+				}
+				return todo
+			}
+			number, steps := regexp.MustCompile(`^(\d+)([*&])`).FindStringSubmatch(row["requests"]), row["requests"]
+			times, beside := 1, false
+			if number != nil {
+				steps = steps[len(number[0]):]
+				times, _ = strconv.Atoi(number[1]) // digits
+				beside = number[2] == "&"
+			}
+			var all sync.WaitGroup
+			for range times {
+				all.Go(func() { s.play(steps) })
+				if !beside {
+					all.Wait()
+				}
+			}
+			all.Wait()
+			if broken := fmt.Sprint(s.verdict()); broken != "[]" && row["broken"] == "" || !strings.Contains(broken, row["broken"]) {
+				t.Errorf("%s: %s breaks %q, not %q", row["at"], row["requests"], broken, row["broken"])
+			}
+		})
+	}
+}
 
-	mu       sync.Mutex    // guards what follows
-	changed  chan struct{} // closed at the next change
-	calls    []apiCall     // all but getUpdates
-	polls    []int64       // offsets asked for
+// play makes requests, one after another.
+func (s *botAPI) play(steps string) {
+	for step := range strings.SplitSeq(steps, ";") {
+		method, params, _ := strings.Cut(strings.TrimSpace(step), " ")
+		if pause, err := time.ParseDuration(params); err == nil {
+			time.Sleep(pause)
+			continue
+		}
+		params = strings.ReplaceAll(params, "LONG", strings.Repeat("x", 4097))
+		r := httptest.NewRequest("POST", "/bot"+fakeToken+"/"+method, strings.NewReader(params))
+		r.Header.Set("Content-Type", "application/json")
+		if _, err := s.RoundTrip(r); err != nil {
+			s.breaks(method, "%v", err)
+		}
+	}
+}
+
+// botAPI is a Bot API server for one operator, 1001. It knows what its messages say, remembers what they said at any
+// time, does to a request what the test wants, and notes every rule of the Bot API that a request breaks.
+type botAPI struct {
+	*httptest.Server // nil: it is used as an http.RoundTripper, with no network
+	t                *testing.T
+	chat             int64         // the only one that may be written to; a group is below 0
+	pollWait         time.Duration // the longest that a poll waits; 0: as long as it asks
+	slack            float64       // messages too many that may come at once: a loaded machine brings them together
+
+	mu       sync.Mutex       // guards what follows
+	changed  chan struct{}    // closed at the next change
+	calls    []apiCall        // all but getUpdates
+	polls    []int64          // offsets asked for
+	waiting  int              // polls that wait
+	given    int64            // the greatest update that was given out
+	authors  map[string]int64 // who wrote a message, or made a tap, by its number
 	messages map[int64]*seen
 	past     []seen            // what was sent or edited, in order
 	skew     int64             // seconds that its clock is ahead
@@ -26369,15 +26520,18 @@ type botAPI struct {
 	lastID   int64
 	updates  []string // as JSON, in order of their ids, until they are confirmed
 	lastUp   int64
-	topics   map[int64]string // their names, nil: the chat has none
-	flying   map[int64]int    // edits under way by message
-	lastSent time.Time        // when a message last came
-	sent     float64          // and how many have come, less one a second
-	broken   []string         // rules that a request broke, or a message
-	free     bool             // rules are not looked at: the test breaks them itself
-	shuffled bool             // a request was carried out late: after what was sent behind it
-	maxFly   int              // the most there were at a time
-	twice    int              // edits that changed nothing
+	topics   map[int64]string       // their names, nil: the chat has none
+	flying   map[int64]int          // edits under way by message
+	turns    []time.Time            // when messages and edits came
+	level    float64                // how many have come, less one a second
+	quiet    [2]time.Time           // between these no message may come: a 429 said so
+	failed   map[string][]time.Time // when a request was refused, by what it was
+	unsure   map[int64]bool         // the answer to the last change of a message was lost: it may be made again
+	broken   []string               // rules that a request broke
+	free     bool                   // rules are not looked at: the test breaks them itself
+	shuffled bool                   // a request was carried out late: after what was sent behind it
+	maxFly   int                    // the most there were at a time
+	twice    int                    // edits that changed nothing
 
 	files   http.HandlerFunc                                  // gives out files, nil: there are none
 	fault   func(method string, w http.ResponseWriter) bool   // true: it has answered, and nothing is done
@@ -26389,28 +26543,36 @@ type botAPI struct {
 func newBotAPI(t *testing.T) *botAPI {
 	t.Helper()
 	needLoopback(t)
+	s := bareBotAPI(t)
+	s.slack = 3
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s
+}
+
+// bareBotAPI is newBotAPI without a network: an http.RoundTripper whose only time is that of the package time.
+func bareBotAPI(t *testing.T) *botAPI {
 	s := &botAPI{
 		t:        t,
+		chat:     1001,
 		changed:  make(chan struct{}),
 		messages: map[int64]*seen{},
 		told:     map[string]string{},
+		authors:  map[string]int64{},
+		failed:   map[string][]time.Time{},
+		unsure:   map[int64]bool{},
 		lastID:   100,
 		dates:    3,
 		lastUp:   9000,
 		flying:   map[int64]int{},
 		answers:  map[string]func(map[string]any) string{},
 	}
-	s.Server = httptest.NewServer(s)
 	t.Cleanup(func() {
-		s.CloseClientConnections()
-		s.Close()
-		s.mu.Lock() // what is carried out late may still be
-		for _, m := range s.messages {
-			s.honest(m.id)
-		}
-		s.mu.Unlock()
-		if len(s.broken) > 0 && !s.free {
-			t.Errorf("the Bot API was told what it must not be: %q", s.broken)
+		if broken := s.verdict(); len(broken) > 0 && !s.free {
+			t.Errorf("the Bot API was told what it must not be:\n%s", strings.Join(broken, "\n"))
 		}
 		if t.Failed() {
 			t.Logf("the phone shows:\n%s", s.dump())
@@ -26421,11 +26583,37 @@ func newBotAPI(t *testing.T) *botAPI {
 
 // config is a configuration that reaches this server.
 func (s *botAPI) config(more string) string {
-	return fmt.Sprintf("%s\n[telegram]\nbot_token = %q\nchat_id = 1001\nallowed_users = [1001]\n"+
-		"api_base = %q\n", more, fakeToken, s.URL)
+	return fmt.Sprintf("%s\n[telegram]\nbot_token = %q\nchat_id = %d\nallowed_users = [1001]\n"+
+		"api_base = %q\n", more, fakeToken, s.chat, s.URL)
 }
 
-// ServeHTTP answers what the client sends as JSON, or a document, which counts as a message with its content as text.
+// RoundTrip serves a request without a network. As there, a request whose caller has gone is carried out all the same.
+func (s *botAPI) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	served := make(chan error, 1)
+	go func() {
+		defer func() {
+			if cut := recover(); cut == http.ErrAbortHandler {
+				served <- io.ErrUnexpectedEOF
+			} else if cut != nil {
+				panic(cut)
+			}
+		}()
+		s.ServeHTTP(w, r)
+		served <- nil
+	}()
+	select {
+	case err := <-served:
+		if err != nil {
+			return nil, err
+		}
+		return w.Result(), nil
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+}
+
+// ServeHTTP answers what the client sends as JSON.
 func (s *botAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	method := path.Base(r.URL.Path)
 	if s.files != nil && r.Method == http.MethodGet && strings.HasPrefix(r.URL.Path, "/file/bot"+fakeToken+"/") {
@@ -26436,103 +26624,165 @@ func (s *botAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return // the caller has gone
 	}
-	kind := r.Header.Get("Content-Type")
 	var p map[string]any
-	if err := json.Unmarshal(body, &p); err != nil || kind != "application/json" || p == nil {
-		http.Error(w, "not JSON", http.StatusTeapot)
-		return
-	}
 	s.mu.Lock()
+	if err := json.Unmarshal(body, &p); err != nil || r.Header.Get("Content-Type") != "application/json" || p == nil {
+		s.breaks(method, "what is not JSON: %q", body)
+	}
 	s.judge(r, method, body, p)
 	fault := s.fault
 	s.mu.Unlock()
 	switch {
 	case fault != nil && fault(method, w):
+		s.change(func() { s.fails(method, p) })
 	case method == "getUpdates":
 		s.serveUpdates(w, r, p)
 	default:
-		s.serveCall(w, method, p)
+		s.serveCall(w, r, method, p)
 	}
 }
 
-// judge notes which rules a request breaks; the lock is held.
+// breaks notes that a request broke a rule; the lock is held.
+func (s *botAPI) breaks(method, format string, args ...any) {
+	s.broken = append(s.broken, method+": "+fmt.Sprintf(format, args...))
+}
+
+// stranger is a user, and his chat, whom nobody has allowed anything.
+const stranger = 2002
+
+// apiMethods are what a bot of ours may call.
+var apiMethods = regexp.MustCompile(`^(getMe|getChat|getUpdates|getFile|sendMessage|sendChatAction|setMessageReaction` +
+	`|editMessage(Text|ReplyMarkup)|answerCallbackQuery|setMyCommands|(get|delete)Webhook(Info)?|(create|edit|close)ForumTopic)$`)
+
+// judge notes which rules a request breaks by itself; the lock is held.
 func (s *botAPI) judge(r *http.Request, method string, body []byte, p map[string]any) {
-	breaks := func(format string, args ...any) {
-		s.broken = append(s.broken, method+": "+fmt.Sprintf(format, args...))
+	breaks := func(wrong bool, format string, args ...any) {
+		if wrong {
+			s.breaks(method, format, args...)
+		}
 	}
-	if r.URL.RawQuery != "" || bytes.Contains(body, []byte(fakeToken)) || strings.Contains(fmt.Sprint(r.Header), fakeToken) {
-		breaks("the token elsewhere than in the path: %s %s", r.URL, body)
-	}
+	breaks(!apiMethods.MatchString(method), "there is no such method")
+	breaks(r.URL.RawQuery != "" || bytes.Contains(body, []byte(fakeToken)) || strings.Contains(fmt.Sprint(r.Header), fakeToken),
+		"the token elsewhere than in the path: %s %s", r.URL, body)
 	text, _ := p["text"].(string)
 	units := utf16.Encode([]rune(text))
-	if len(units) > 4096 {
-		breaks("%d UTF-16 units", len(units))
+	limit := 4096
+	if method == "answerCallbackQuery" {
+		limit = 200
 	}
+	breaks(len(units) > limit, "%d UTF-16 units", len(units))
+	breaks((method == "sendMessage" || method == "editMessageText") && strings.TrimSpace(text) == "", "a message without text")
 	within := func(i int64) bool { // of the text, and of no character
 		return i >= 0 && i <= int64(len(units)) && (i == int64(len(units)) || units[i]&0xfc00 != 0xdc00)
 	}
 	entities, _ := p["entities"].([]any)
+	breaks(len(entities) > 100, "%d entities", len(entities))
 	for _, one := range entities {
 		e, _ := one.(map[string]any)
-		if from, n := numberOf(e, "offset"), numberOf(e, "length"); n <= 0 || !within(from) || !within(from+n) {
-			breaks("entity %v in a text of %d units", e, len(units))
-		}
+		from, n := numberOf(e, "offset"), numberOf(e, "length")
+		breaks(n <= 0 || !within(from) || !within(from+n), "entity %v in a text of %d units", e, len(units))
 	}
 	for label, data := range buttonsOf(p) {
-		if label == "" || data == "" || len(data) > 64 {
-			breaks("button %q with data %q", label, data)
-		}
+		breaks(label == "" || data == "" || len(data) > 64, "button %q with data %q", label, data)
 	}
-	if method == "sendMessage" {
-		s.sent = max(0, s.sent-time.Since(s.lastSent).Seconds()) + 1
-		s.lastSent = time.Now()
-		if s.sent > 5 {
-			breaks("%.1f messages too many", s.sent-4)
-		}
+	reply, _ := p["reply_parameters"].(map[string]any)
+	to := numberOf(p, "chat_id")
+	for _, whose := range []string{fmt.Sprint(numberOf(reply, "message_id")), fmt.Sprint(p["callback_query_id"])} {
+		breaks(s.authors[whose] == stranger || to == stranger || to == -stranger, "a stranger is answered")
+	}
+	if method == "answerCallbackQuery" {
+		tap := fmt.Sprint(p["callback_query_id"])
+		said, again := s.told[tap]
+		breaks(s.authors[tap] == 0, "tap %s was never given out", tap)
+		breaks(again && !strings.Contains(said, "tried again"), "tap %s was told %q, and is told %q", tap, said, text)
+	}
+	body, _ = json.Marshal(p) // it was JSON: cannot fail
+	request := method + string(body)
+	s.failed[request] = slices.DeleteFunc(s.failed[request], func(at time.Time) bool {
+		return time.Since(at) > 700*time.Millisecond
+	})
+	breaks(len(s.failed[request]) > 1, "it was refused twice, and comes again without a pause: %s", body)
+}
+
+// fails notes that a request was refused, or lost; the lock is held.
+func (s *botAPI) fails(method string, p map[string]any) {
+	body, _ := json.Marshal(p) // it was JSON: cannot fail
+	request := method + string(body)
+	s.failed[request] = append(s.failed[request], time.Now())
+}
+
+// countTurn counts a message or an edit against the limits of the chat; the lock is held.
+func (s *botAPI) countTurn(method string) {
+	now := time.Now()
+	if n := len(s.turns); n > 0 {
+		s.level = max(0, s.level-now.Sub(s.turns[n-1]).Seconds())
+	}
+	s.level++
+	s.turns = append(s.turns, now)
+	minute := 0
+	for i := len(s.turns) - 1; i >= 0 && now.Sub(s.turns[i]) < time.Minute; i-- {
+		minute++
+	}
+	switch {
+	case s.level > 5+s.slack:
+		s.breaks(method, "%.1f messages too many in a second", s.level-1)
+	case s.chat < 0 && minute > 20+int(s.slack):
+		s.breaks(method, "%d messages a minute in a group", minute)
+	case now.After(s.quiet[0]) && now.Before(s.quiet[1]):
+		s.breaks(method, "%v before the time that a 429 told", s.quiet[1].Sub(now))
 	}
 }
 
-// honest notes where the buttons of a message come back after they went, or change their meaning under a label, or their
-// label.
-func (s *botAPI) honest(id int64) {
-	meant, named, over := map[string]string{}, map[string]string{}, false
+// verdict returns the rules that were broken: those by a request, and where the buttons of a message came back after they
+// went, or one of them changed its meaning, or its label.
+func (s *botAPI) verdict() []string {
+	s.mu.Lock() // what is carried out late may still be
+	defer s.mu.Unlock()
+	broken := slices.Clone(s.broken)
+	meant, named, over := map[string]string{}, map[string]string{}, map[int64]bool{}
 	for _, m := range s.past {
-		if m.id != id {
-			continue
-		}
 		_, again := m.ending("Ask again")
-		if over && len(m.buttons) > 0 && !again && !s.shuffled {
-			s.broken = append(s.broken, fmt.Sprintf("buttons come back: %v", m.buttons))
+		if over[m.id] && len(m.buttons) > 0 && !again && !s.shuffled {
+			broken = append(broken, fmt.Sprintf("buttons of message %d come back: %v", m.id, m.buttons))
 		}
-		over = over || len(m.buttons) == 0
+		over[m.id] = over[m.id] || again || len(m.buttons) == 0
 		for label, data := range m.buttons {
 			if strings.Contains(data, ":~t:") || strings.Contains(data, ":~s:") {
 				continue // they carry the ticks that are there
 			}
-			if was := cmp.Or(meant[label], data); was != data {
-				s.broken = append(s.broken, fmt.Sprintf("button %q meant %s and means %s", label, was, data))
+			here := fmt.Sprint(m.id, label)
+			if was := cmp.Or(meant[here], data); was != data {
+				broken = append(broken, fmt.Sprintf("button %q meant %s and means %s", label, was, data))
 			}
 			if was := cmp.Or(named[data], label); was != label {
-				s.broken = append(s.broken, fmt.Sprintf("%s was called %q and is called %q", data, was, label))
+				broken = append(broken, fmt.Sprintf("%s was called %q and is called %q", data, was, label))
 			}
-			meant[label], named[data] = data, label
+			meant[here], named[data] = data, label
 		}
 	}
+	return broken
 }
 
+// reRetryAfter is how long a 429 asks to wait, in seconds.
+var reRetryAfter = regexp.MustCompile(`"retry_after":(\d+)`)
+
 // serveCall lets a request meet its fate.
-func (s *botAPI) serveCall(w http.ResponseWriter, method string, p map[string]any) {
+func (s *botAPI) serveCall(w http.ResponseWriter, r *http.Request, method string, p map[string]any) {
 	id := numberOf(p, "message_id")
 	edit := strings.HasPrefix(method, "editMessage")
+	message := edit || method == "sendMessage"
 	todo := fate{}
 	s.change(func() {
-		s.calls = append(s.calls, apiCall{method, p})
+		s.calls = append(s.calls, apiCall{method, p, time.Now()})
 		if edit {
 			s.flying[id]++
 			s.maxFly = max(s.maxFly, s.flying[id])
 		}
 		if s.fate != nil {
 			todo = s.fate(method, p)
+		}
+		if message && todo.answer == "" {
+			s.countTurn(method)
 		}
 		s.shuffled = s.shuffled || todo.hold != nil || todo.late != nil
 	})
@@ -26549,9 +26799,22 @@ func (s *botAPI) serveCall(w http.ResponseWriter, method string, p map[string]an
 	if answer == "" && todo.late == nil {
 		answer = s.carryOut(method, p)
 	}
-	if edit {
-		s.change(func() { s.flying[id]-- })
-	}
+	s.change(func() {
+		if edit {
+			s.flying[id]--
+		}
+		if todo != (fate{}) {
+			s.fails(method, p)
+		}
+		if message {
+			s.unsure[cmp.Or(id, s.lastID)] = todo.cut || todo.late != nil || r.Context().Err() != nil
+		}
+		if wait := reRetryAfter.FindStringSubmatch(answer); message && wait != nil {
+			seconds, _ := strconv.Atoi(wait[1])
+			s.quiet[0] = time.Now().Add(time.Second) // what is on its way may come
+			s.quiet[1] = time.Now().Add(time.Duration(seconds)*time.Second - 50*time.Millisecond)
+		}
+	})
 	if todo.cut || todo.late != nil {
 		panic(http.ErrAbortHandler)
 	}
@@ -26601,10 +26864,12 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 		same := maps.Equal(was.buttons, buttonsOf(p))
 		if method == "editMessageReplyMarkup" {
 			text = was.text
-		} else if text == was.text && same {
-			s.twice++
 		}
 		if text == was.text && same {
+			s.twice++
+			if !s.unsure[id] {
+				s.breaks(method, "message %d says that already: %q %v", id, text, was.buttons)
+			}
 			return apiRefusal("message is not modified")
 		}
 	default:
@@ -26648,16 +26913,37 @@ func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[stri
 		wait = min(wait, s.pollWait)
 	}
 	end := time.After(wait)
-	s.change(func() { s.polls = append(s.polls, offset) })
+	number := 0
+	s.change(func() {
+		s.polls = append(s.polls, offset)
+		number = len(s.polls)
+		s.waiting++
+		if s.waiting > 1 {
+			s.breaks("getUpdates", "two at once")
+		}
+		if offset > s.given+1 {
+			s.breaks("getUpdates", "offset %d confirms what it never got; the last was %d", offset, s.given)
+		}
+	})
+	defer s.change(func() { s.waiting-- })
 	for {
 		s.mu.Lock()
 		s.updates = slices.DeleteFunc(s.updates, func(u string) bool {
 			return updateID(u) < offset
 		})
 		limit := cmp.Or(numberOf(p, "limit"), 100)
-		batch := strings.Join(s.updates[:min(int(limit), len(s.updates))], ",")
+		given := s.updates[:min(int(limit), len(s.updates))]
+		for _, u := range given {
+			s.note(u)
+		}
+		batch := strings.Join(given, ",")
 		changed := s.changed
+		replaced := number != len(s.polls)
 		s.mu.Unlock()
+		if replaced {
+			fmt.Fprint(w, `{"ok":false,"error_code":409,"description":"Conflict: terminated by other getUpdates request"}`)
+			return
+		}
 		if batch != "" {
 			fmt.Fprint(w, apiResult("["+batch+"]"))
 			return
@@ -26671,6 +26957,28 @@ func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[stri
 			return
 		}
 	}
+}
+
+// note remembers whose update is given out; the lock is held.
+func (s *botAPI) note(text string) {
+	type written struct {
+		From struct{ ID int64 }
+	}
+	var u struct {
+		ID      int64 `json:"update_id"`
+		Message struct {
+			written
+			ID int64 `json:"message_id"`
+		}
+		Tap struct {
+			written
+			ID string
+		} `json:"callback_query"`
+	}
+	_ = json.Unmarshal([]byte(text), &u) // of what is broken the rest
+	s.given = max(s.given, u.ID)
+	s.authors[fmt.Sprint(u.Message.ID)] = u.Message.From.ID
+	s.authors[u.Tap.ID] = u.Tap.From.ID
 }
 
 // change does something to the server and wakes who waits for it.
@@ -26765,24 +27073,6 @@ func (s *botAPI) loses(text string) (release func()) {
 		return todo
 	})
 	return func() { close(held) }
-}
-
-// first gives the first edit its fate, and tells when it is there.
-func (s *botAPI) first(todo fate) (there <-chan struct{}) {
-	arrived := make(chan struct{})
-	n := 0
-	s.decides(func(method string, _ map[string]any) fate {
-		if !strings.HasPrefix(method, "editMessage") {
-			return fate{}
-		}
-		n++
-		if n > 1 {
-			return fate{}
-		}
-		close(arrived)
-		return todo
-	})
-	return arrived
 }
 
 // history is what was sent or edited so far, in order.
@@ -27037,77 +27327,11 @@ func (s *botAPI) answer(id string) (said string) {
 	return said
 }
 
-// tapAll has the operator tap, in every message with buttons, the one whose number its text names.
-func (s *botAPI) tapAll(named *regexp.Regexp) {
-	s.mu.Lock()
-	taps := map[int64]string{}
-	for id, m := range s.messages {
-		number := named.FindStringSubmatch(m.text)
-		for _, data := range m.buttons {
-			if number != nil && strings.HasSuffix(data, ":"+number[1]) {
-				taps[id] = data
-			}
-		}
-	}
-	s.mu.Unlock()
-	for id, data := range taps {
-		s.tapped(id, data)
-	}
-}
-
-// hostileNet is a network, with what is on the way, that spoils 2 % of all calls.
-type hostileNet struct {
-	mu     sync.Mutex // guards dice
-	dice   *rand.Rand
-	struck atomic.Int64
-}
-
-// strikes tells whether a call is to be spoilt after it was carried out, which happens to every 200th.
-func (n *hostileNet) strikes() bool {
-	strikes := n.roll(200) == 0
-	if strikes {
-		n.struck.Add(1)
-	}
-	return strikes
-}
-
-// roll is a number below that.
-func (n *hostileNet) roll(sides int) int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.dice.IntN(sides)
-}
-
-// fault spoils a call before it is carried out, one in 60; true: it has answered.
-func (n *hostileNet) fault(_ string, w http.ResponseWriter) bool {
-	if n.roll(60) > 0 {
-		return false
-	}
-	n.struck.Add(1)
-	switch n.roll(6) {
-	case 0:
-		io.WriteString(w, `{"ok":false,"error_code":429,"description":"x","parameters":{"retry_after":1}}`)
-	case 1:
-		w.WriteHeader(http.StatusBadGateway)
-		io.WriteString(w, "<html><h1>502 Bad Gateway</h1></html>")
-	case 2:
-		io.WriteString(w, "<html>Welcome! Log in to use this network.</html>")
-	case 3:
-		w.Header().Set("Content-Length", "4000")
-		io.WriteString(w, `{"ok":tru`)
-	case 4:
-		panic(http.ErrAbortHandler)
-	default: // slow, and then as it should be
-		<-time.After(700 * time.Millisecond)
-		return false
-	}
-	return true
-}
-
 // apiCall is a request with its parameters.
 type apiCall struct {
 	method string
 	p      map[string]any
+	at     time.Time
 }
 
 // seen is a message at one time.
@@ -27188,10 +27412,12 @@ func buttonsOf(p map[string]any) map[string]string {
 
 // updateID is the id of an update.
 func updateID(u string) int64 {
-	var v update
+	var v struct {
+		ID int64 `json:"update_id"`
+	}
 	_, err := fmt.Sscanf(u, `{"update_id":%d`, &v.ID) // a large one is not to be read each time
 	if err != nil {
-		json.Unmarshal([]byte(u), &v)
+		_ = json.Unmarshal([]byte(u), &v) // what has no number is confirmed by the next one
 	}
 	return v.ID
 }
