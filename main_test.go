@@ -16496,6 +16496,293 @@ func randomCall(t *testing.T, rnd *mrand.Rand, e *tgEnv) (p PromptRecord, words 
 	return p, words
 }
 
+// ---- telegram.go: what arrives ----
+// Of all that arrives only what the operator meant acts, once, where he meant it.
+
+// TestPhone: what the operator writes or taps does what testdata/phone.txt says of it, and nothing else.
+func TestPhone(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	var plays [][]row
+	for _, r := range table(t, "phone.txt") {
+		if last := len(plays) - 1; last >= 0 && plays[last][0]["sessions"] == r["sessions"] {
+			plays[last] = append(plays[last], r)
+		} else {
+			plays = append(plays, []row{r})
+		}
+	}
+	for _, rows := range plays {
+		t.Run(rows[0]["sessions"], func(t *testing.T) {
+			t.Parallel()
+			p := newPhonePlay(t, rows[0]["sessions"])
+			for _, r := range rows {
+				p.plays(r)
+			}
+			p.w.done(p.w.writes("/release", 0)) // replies are sent in order: all others have come
+			p.w.change(func() {
+				for id, at := range p.silent {
+					if said := p.repliesLocked(id); said != "" {
+						t.Errorf("%s: it is answered with %q", at, said)
+					}
+				}
+			})
+		})
+	}
+}
+
+// phonePlay is a phone with sessions of these names behind it.
+type phonePlay struct {
+	t       *testing.T
+	w       *botAPI
+	dir     string
+	tools   map[string]*puppet
+	screens map[string]string // what each shows, by its row
+	asked   seen              // the newest question
+	silent  map[int64]string  // messages that nothing may answer, and the row
+}
+
+// newPhonePlay begins sessions with these names, the first of which polls.
+func newPhonePlay(t *testing.T, sessions string) *phonePlay {
+	p := &phonePlay{t: t, w: newBotAPI(t), tools: map[string]*puppet{}, screens: map[string]string{}, silent: map[int64]string{}}
+	p.w.slack = 1000 // pacing is another test's: here it is switched off
+	p.w.dates = 10   // he reads first what he answers
+	p.w.answers["getFile"] = func(params map[string]any) string {
+		return fmt.Sprintf(`{"file_path":"files/%v.jpg"}`, params["file_id"])
+	}
+	p.w.files = func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "content") }
+	p.w.put(50, "Running: nothing")
+	config := "away_after_seconds = 0\nnotify_idle = false\n"
+	for name := range strings.FieldsSeq(sessions) {
+		switch name {
+		case "free":
+			config += "free_text_enabled = true\n"
+		case "group":
+			p.w.chat = -1001
+		case "topics":
+			p.w.topics = map[int64]string{40: "his own"}
+		}
+	}
+	p.dir = home(t, p.w.config(config))
+	for name := range strings.FieldsSeq(sessions) {
+		switch name {
+		case "free", "group", "topics":
+		case "gone":
+			bridge(t, p.dir, "run", "--name", name, "true").exits(0)
+		default:
+			p.tools[name] = newPuppet(t, "tool", "puppet")
+			bridge(t, p.dir, "run", "--name", name, p.tools[name].tool).toldOnFailure()
+			p.w.shows(name+" · tool started", "")
+			p.tools[name].show("start", "")
+			p.screens[name] = "start"
+		}
+		p.unpaced()
+	}
+	return p
+}
+
+// unpaced has all processes forget what they sent: the next message leaves at once.
+func (p *phonePlay) unpaced() {
+	err := os.Remove(filepath.Join(p.dir, "telegram.pace"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		p.t.Fatal(err)
+	}
+}
+
+// plays has something arrive and checks what happens.
+func (p *phonePlay) plays(r row) {
+	p.t.Helper()
+	p.unpaced()
+	if r["shown"] != "" {
+		p.shows(r["shown"])
+	}
+	before := p.state()
+	update := map[string]any{}
+	var m map[string]any
+	var id int64
+	button, tapped := strings.CutPrefix(r["arrives"], "tap ")
+	if tapped {
+		m = p.tap(button)
+		update["callback_query"] = m
+	} else {
+		m = p.letter(r["text"], r["arrives"])
+		id, _ = m["message_id"].(int64)
+		update["message"] = m
+	}
+	number := p.w.update(update)
+	if strings.Contains(r["arrives"], "twice") {
+		again, _ := json.Marshal(update) // it was JSON: cannot fail
+		p.w.send(string(again))
+	}
+	p.w.confirmed(p.t, number)
+	var did, want []string
+	for key, what := range p.state() {
+		if before[key] == "" {
+			did = append(did, what)
+		}
+	}
+	slices.Sort(did)
+	silent := !tapped
+	for what := range strings.SplitSeq(r["happens"], "; ") {
+		verb, rest, _ := strings.Cut(what, " ")
+		switch verb {
+		case "-":
+		case "says":
+			silent = false
+			p.w.await(p.t, r["at"]+": "+what, func() bool { return strings.Contains(p.repliesLocked(id), rest) })
+		case "marked":
+			silent = false
+			p.w.done(id)
+		case "told":
+			if said := p.w.answer(fmt.Sprint(m["id"])); !strings.Contains(said, rest) {
+				p.t.Errorf("%s: the tap is told %q, not %q", r["at"], said, rest)
+			}
+		case "types":
+			name, keys, _ := strings.Cut(rest, " ")
+			p.tools[name].reads(p.screens[name], keys)
+		default:
+			silent = silent && (what == "stranger")
+			want = append(want, what)
+		}
+	}
+	if silent {
+		p.silent[id] = r["at"]
+	}
+	if !slices.Equal(did, want) {
+		p.t.Errorf("%s: %q %q does %q, not %q", r["at"], r["arrives"], r["text"], did, want)
+	}
+}
+
+// shows has a session's program show something, and waits for what the phone says of it.
+func (p *phonePlay) shows(what string) {
+	p.t.Helper()
+	what, hidden := strings.CutPrefix(what, "hidden ")
+	name, text, _ := strings.Cut(what, " ")
+	comesTrue(p.t, "what was sent to the sessions is done", func() bool {
+		return !slices.ContainsFunc(records(p.t, p.dir, "input"), func(r record) bool { return r.str("status") == "queued" })
+	})
+	p.screens[name] = what + fmt.Sprint(p.asked.id)
+	switch text {
+	case "ends":
+		p.tools[name].order(order{Exit: true})
+		awaitRecord(p.t, p.dir, "session", what, func(r record) bool {
+			return r.str("label") == name && r.str("status") != "active"
+		})
+		return
+	case "-":
+		p.tools[name].show(p.screens[name], "\x1b[H\x1b[J")
+		comesTrue(p.t, "nothing is asked any more", func() bool {
+			return !slices.ContainsFunc(records(p.t, p.dir, "prompt"), func(r record) bool {
+				return r.str("status") == "awaiting_reply"
+			})
+		})
+		return
+	}
+	p.tools[name].order(order{Name: p.screens[name], Write: "\x1b[H\x1b[J" + text + " ", NoEcho: hidden})
+	p.asked = p.w.where(what, func(m seen) bool { return m.id > p.asked.id && strings.Contains(m.text, text) })
+	awaitRecord(p.t, p.dir, "prompt", what, func(r record) bool {
+		return r.str("status") == "awaiting_reply" && r["telegram_msg_id"] == float64(p.asked.id)
+	})
+}
+
+// tap is a tap on a button of the newest question, as an update has it; other says what of it is other than it should be.
+func (p *phonePlay) tap(button string) map[string]any {
+	label, other, _ := strings.Cut(button, ", ")
+	data, _ := p.asked.ending(label)
+	part := strings.SplitN(data, ":", 5)
+	tap := p.w.touch(p.asked.id, data)
+	message := tap["message"].(map[string]any)
+	what, value, _ := strings.Cut(other, " ")
+	number, _ := strconv.ParseInt(value, 10, 64) // where it is none it is not used
+	switch at := slices.Index([]string{"", "prompt", "session", "nonce", "value"}, what); {
+	case at > 0:
+		part[at] = value
+		tap["data"] = strings.Join(part, ":")
+	case what == "data":
+		tap["data"] = value
+	case what == "message":
+		message["message_id"] = number
+	case what == "from":
+		tap["from"] = map[string]any{"id": number, "username": "operator"}
+	case what == "chat":
+		message["chat"] = map[string]any{"id": number, "type": "group"}
+	}
+	return tap
+}
+
+// letter is a text of the operator's as an update has it, which arrives like that.
+func (p *phonePlay) letter(text, arrives string) map[string]any {
+	to, thread := int64(0), int64(0)
+	for how := range strings.SplitSeq(arrives, ", ") {
+		place, name, _ := strings.Cut(how, " ")
+		switch {
+		case place == "in":
+			for _, s := range records(p.t, p.dir, "session") {
+				if s.str("label") == name {
+					number, _ := s["thread_id"].(float64)
+					thread = int64(number)
+				}
+			}
+		case how == "to opening":
+			to = thread
+		case how == "to status":
+			to = 50
+		case strings.HasPrefix(how, "to start of "):
+			to = p.w.shows(strings.TrimPrefix(how, "to start of ")+" · tool started", "").id
+		case place == "to":
+			to = p.asked.id
+		}
+	}
+	m := p.w.letter(thread, text, to)
+	for how := range strings.SplitSeq(arrives, ", ") {
+		if how == "from 1001" {
+			m["reply_to_message"].(map[string]any)["from"] = map[string]any{"id": 1001}
+		}
+		if strings.HasPrefix(how, "{") {
+			if err := json.Unmarshal([]byte(how), &m); err != nil {
+				p.t.Fatal(how, err)
+			}
+		}
+	}
+	return m
+}
+
+// repliesLocked is what replies to a message, the lock of the Bot API is held.
+func (p *phonePlay) repliesLocked(id int64) (said string) {
+	for _, c := range p.w.calls {
+		to, _ := c.p["reply_parameters"].(map[string]any)
+		if c.method == "sendMessage" && numberOf(to, "message_id") == id {
+			said += strings.Join(strings.Fields(fmt.Sprint(c.p["text"])), " ") + "\n"
+		}
+	}
+	return said
+}
+
+// state is what the operator has brought about by now: inputs, answers, claims, and the audit log's strangers.
+func (p *phonePlay) state() map[string]string {
+	found, label, claimed := map[string]string{}, map[string]string{}, ""
+	for _, r := range jsonLines(p.t, p.dir, "state.jsonl") {
+		name := cmp.Or(label[r.str("session_id")], "?")
+		switch key := r.str("rec") + r.str("id"); {
+		case r.str("rec") == "session":
+			label[r.str("id")] = r.str("label")
+		case r.str("rec") == "input" && found[key] == "":
+			found[key] = fmt.Sprintf("%s %s %q", r.str("kind"), name, r.str("text"))
+		case r.str("rec") == "prompt" && r.str("decided_by") == "telegram:1001":
+			found[key] = fmt.Sprintf("answers %s %s", name, r.str("value"))
+		case key == "metatelegram":
+			values, _ := r["values"].(map[string]any)
+			if now := fmt.Sprint(values["claim telegram:1001"]); now != claimed {
+				claimed = now
+				found[r.str("at")] = "claims " + cmp.Or(label[now], "nobody")
+			}
+		}
+	}
+	for _, e := range entries(p.t, p.dir, "UNAUTHORIZED") {
+		found["audit"+e.str("seq")] = "stranger"
+	}
+	return found
+}
+
 // ---- telegram.go: call and pacing ----
 // A call succeeds, is tried again or says why, within the rate.
 
@@ -27127,36 +27414,45 @@ func (s *botAPI) send(updates ...string) {
 	s.change(func() { s.updates = append(s.updates, updates...) })
 }
 
-// update has one arrive, with the next id.
-func (s *botAPI) update(u map[string]any) {
+// update has one arrive, with the next id, which it returns.
+func (s *botAPI) update(u map[string]any) (id int64) {
 	s.change(func() {
 		s.lastUp++
-		u["update_id"] = s.lastUp
+		id = s.lastUp
+		u["update_id"] = id
 		text, err := json.Marshal(u)
 		if err != nil {
 			s.t.Error(err)
 		}
 		s.updates = append(s.updates, string(text))
 	})
+	return id
 }
 
 // tapped has the operator tap a button, and returns the tap's id.
 func (s *botAPI) tapped(message int64, data string) (id string) {
-	s.change(func() {
-		s.taps++
-		id = fmt.Sprint("tap", s.taps)
-	})
-	s.update(map[string]any{"callback_query": map[string]any{
-		"id":   id,
-		"data": data,
-		"from": map[string]any{"id": 1001, "first_name": "Operator"},
-		"message": map[string]any{
-			"message_id": message,
-			"date":       time.Now().Unix(),
-			"chat":       map[string]any{"id": 1001, "type": "private"},
-		},
-	}})
-	return id
+	tap := s.touch(message, data)
+	s.update(map[string]any{"callback_query": tap})
+	return fmt.Sprint(tap["id"])
+}
+
+// touch is a tap of the operator's as an update has it.
+func (s *botAPI) touch(message int64, data string) (tap map[string]any) {
+	s.change(func() { s.taps++ })
+	return map[string]any{
+		"id":      fmt.Sprint("tap", s.taps),
+		"data":    data,
+		"from":    map[string]any{"id": 1001, "first_name": "Operator"},
+		"message": map[string]any{"message_id": message, "date": time.Now().Unix(), "chat": s.chatObject()},
+	}
+}
+
+// chatObject is the chat as an update has it.
+func (s *botAPI) chatObject() map[string]any {
+	if s.chat < 0 {
+		return map[string]any{"id": s.chat, "type": "supergroup"}
+	}
+	return map[string]any{"id": s.chat, "type": "private"}
 }
 
 // writes has the operator send a text, as a reply where to is not 0.
@@ -27170,18 +27466,22 @@ func (s *botAPI) done(id int64) {
 
 // writesIn is writes in a topic, where thread is not 0.
 func (s *botAPI) writesIn(thread int64, text string, to int64) (id int64) {
+	m := s.letter(thread, text, to)
+	s.update(map[string]any{"message": m})
+	return m["message_id"].(int64)
+}
+
+// letter is a text of the operator's as an update has it.
+func (s *botAPI) letter(thread int64, text string, to int64) map[string]any {
 	s.mu.Lock()
-	id = 5000 + s.lastUp
-	date := time.Now().Unix() + s.skew + s.dates
-	s.mu.Unlock()
-	chat := map[string]any{"id": 1001, "type": "private"}
 	m := map[string]any{
-		"message_id": id,
-		"date":       date,
+		"message_id": 5000 + s.lastUp,
+		"date":       time.Now().Unix() + s.skew + s.dates,
 		"text":       text,
 		"from":       map[string]any{"id": 1001, "first_name": "Operator"},
-		"chat":       chat,
+		"chat":       s.chatObject(),
 	}
+	s.mu.Unlock()
 	if thread != 0 {
 		m["message_thread_id"] = thread
 		m["is_topic_message"] = true
@@ -27191,14 +27491,13 @@ func (s *botAPI) writesIn(thread int64, text string, to int64) (id int64) {
 		m["reply_to_message"] = map[string]any{
 			"message_id":   to,
 			"date":         time.Now().Unix(),
-			"chat":         chat,
+			"chat":         s.chatObject(),
 			"from":         map[string]any{"id": 9, "is_bot": true, "first_name": "Bot"},
 			"text":         of.text,
 			"reply_markup": map[string]any{"inline_keyboard": of.keyboard()},
 		}
 	}
-	s.update(map[string]any{"message": m})
-	return id
+	return m
 }
 
 // dump is what the phone shows.
