@@ -49,17 +49,40 @@ func main() {
 	if code, is := actAs(os.Args); is {
 		os.Exit(code)
 	}
-	os.Exit(run(context.Background(), os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(theWorld().run(os.Args[1:]))
 }
 
-// run carries out one command line, its settings from getenv, and gives the exit status.
-func run(ctx context.Context, args []string, getenv func(string) string, stdin, stdout, stderr *os.File) (code int) {
+// world is all of the outside that a command touches: the simulation has another. There is no clock in it, for the time in a
+// bubble of testing/synctest is virtual.
+type world struct {
+	ctx      context.Context
+	getenv   func(string) string
+	stdin    *os.File
+	stdout   *os.File
+	stderr   *os.File
+	keyboard io.Reader // nil: whatever of these is a terminal
+	disk     files
+	start    func(argv, env []string, dir string, size Size, host Host) (PTY, error)
+	catch    func(c chan<- os.Signal, of ...os.Signal)
+	network  transport      // to the Bot API; nil: the system's
+	dice     func() float64 // with network: for the length of a pause
+}
+
+// theWorld is the real one.
+func theWorld() world {
+	return world{ctx: context.Background(), getenv: os.Getenv, stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
+		disk: directly, start: startPTY, catch: signal.Notify}
+}
+
+// run carries out one command line and gives the exit status.
+func (w world) run(args []string) (code int) {
+	c := &command{world: w}
 	if len(args) == 0 {
-		cmdHelp(&command{stdout: stderr, stderr: stderr})
+		c.stdout = w.stderr
+		cmdHelp(c)
 		return exitUsage
 	}
-	c := &command{ctx: ctx, name: args[0], args: args[1:], getenv: getenv,
-		stdin: stdin, stdout: stdout, stderr: stderr}
+	c.name, c.args = args[0], args[1:]
 	switch c.name {
 	case "-h", "-help", "--help":
 		c.name = "help"
@@ -497,17 +520,13 @@ func (s commandSpec) takes(args []string) bool {
 // ---- a command line ----
 // What a command is given, and what it can say.
 
-// command is what every command gets: its surroundings, and its arguments before and after parsing.
+// command is what every command gets: the world, and its arguments before and after parsing.
 type command struct {
-	ctx    context.Context
-	name   string
-	args   []string // after the name
-	stdin  *os.File
-	stdout *os.File
-	stderr *os.File
-	getenv func(string) string
-	opts   *options
-	lost   error // why something could not be written to standard output
+	world
+	name string
+	args []string // after the name
+	opts *options
+	lost error // why something could not be written to standard output
 }
 
 // spec is the row of the command's name; of an unknown one it does nothing: do is nil.
@@ -1097,7 +1116,7 @@ func (d *doctor) checkClock(skew time.Duration, answered bool) {
 
 // checkState opens the state, nil where that cannot be done, and looks whether the audit log holds.
 func (d *doctor) checkState(dir string) *Store {
-	st, err := openStore(dir)
+	st, err := openState(dir, d.disk)
 	if err != nil {
 		todo := "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"
 		d.tell("state", hinted(err, todo), "", "")
@@ -1417,6 +1436,7 @@ var (
 
 // session is one run of a tool.
 type session struct {
+	world
 	// Set before the loop runs; any goroutine may read them.
 	st          *Store
 	ch          Channel
@@ -1698,12 +1718,13 @@ func newSession(c *command) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	st, err := newStore(cfg.Dir)
+	st, err := newStore(cfg.Dir, c.disk)
 	if err != nil {
 		return nil, err
 	}
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	s := &session{
+		world:   c.world,
 		cfg:     cfg,
 		st:      st,
 		ch:      localChannel{},
@@ -1718,6 +1739,10 @@ func newSession(c *command) (*session, error) {
 		rec:     sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
 	}
 	s.tg.tell = func(trouble string) { s.tellFirst(trouble) }
+	if c.network != nil {
+		s.tg.http.Transport = c.network
+		s.tg.jitter = c.dice
+	}
 	if cfg.Channel == "telegram" {
 		s.ch = s.tg
 	}
@@ -1799,6 +1824,10 @@ func (s *session) findTerminal(c *command) error {
 		}
 	}
 	s.findKeyboard(ours)
+	if c.keyboard != nil {
+		s.in = c.keyboard
+		s.interactive = true
+	}
 	s.fed = s.in != nil && !s.interactive
 	return nil
 }
@@ -1912,16 +1941,18 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	defer release()
 	// None may end us with the terminal raw. SIGPIPE is caught, not ignored: the child would
 	// inherit that.
-	signal.Notify(s.signals, append(endSignals(), suspendSignal, resumeSignal)...)
-	signal.Notify(make(chan os.Signal), syscall.SIGPIPE)
+	s.catch(s.signals, append(endSignals(), suspendSignal, resumeSignal)...)
+	s.catch(make(chan os.Signal), syscall.SIGPIPE)
 	s.ctx, s.stop = context.WithCancel(ctx)
 	defer s.stop()
 	env := childEnv(os.Environ(), s.cfg, s.rec.ID)
-	resized, unwatch := resizeSignals(s.tty) // before the size is read
-	defer unwatch()
-	s.resized = resized
+	if s.tty != nil {
+		resized, unwatch := resizeSignals(s.tty) // before the size is read
+		defer unwatch()
+		s.resized = resized
+	}
 	size := s.size()
-	s.pty, err = startPTY(s.installHooks(argv), env, s.rec.Cwd, size, s.host)
+	s.pty, err = s.start(s.installHooks(argv), env, s.rec.Cwd, size, s.host)
 	for _, t := range s.taps {
 		t.w.Close() // the child has its own
 	}
@@ -5369,7 +5400,7 @@ func cmdHook(c *command) int {
 	if err := errors.Join(json.Unmarshal(raw, h), json.Unmarshal(raw, &all)); err != nil || namedTwice(all) {
 		return 0 // likewise
 	}
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
+	c.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
 	c.withState(func(s *Store) int {
 		h.st = s
 		if s.Alive(h.session) { // the session's record may come later than its tool's first hook
@@ -6288,7 +6319,7 @@ func (a *asking) run() (code int, err error) {
 		return exitInternal, err
 	}
 	a.life = a.cfg.Timeout
-	a.st, err = openStore(a.cfg.Dir)
+	a.st, err = openState(a.cfg.Dir, a.disk)
 	if err != nil {
 		return exitInternal, err
 	}

@@ -204,7 +204,7 @@ func TestHelpExplains(t *testing.T) {
 				if words[1] == s.name {
 					shown++
 				}
-				c := &command{name: words[1], args: words[2:], stdout: os.Stdout, stderr: os.Stderr}
+				c := &command{world: theWorld(), name: words[1], args: words[2:]}
 				if o, code := c.options(); o == nil {
 					t.Errorf("%s: the example %q: exit %d", s.name, line, code)
 				}
@@ -296,7 +296,7 @@ func TestOptions(t *testing.T) {
 		{"answer 12345678 -- -x", "12345678 -- -x", nil},
 	} {
 		words := strings.Fields(test.args)
-		c := &command{name: words[0], args: words[1:], stdout: os.Stdout, stderr: os.Stderr}
+		c := &command{world: theWorld(), name: words[0], args: words[1:]}
 		if words[0] == "answer" { // takes exactly two arguments, whatever they look like
 			c.args = []string{"12345678", "-x"}
 			test.want = "12345678 -x"
@@ -374,10 +374,9 @@ func TestDashes(t *testing.T) {
 			defer errs.Close()
 			want := []string{"-x", "--json", "--", "-h"}
 			c := &command{
-				name:   s.name,
-				args:   append([]string{"--"}, want...),
-				stdout: errs,
-				stderr: errs,
+				name:  s.name,
+				args:  append([]string{"--"}, want...),
+				world: world{stdout: errs, stderr: errs},
 			}
 			o, code := c.options()
 			if o != nil {
@@ -422,7 +421,7 @@ func TestDashesEndTheFlags(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer null.Close()
-			c := &command{name: words[0], args: words[1:], stdout: null, stderr: null}
+			c := &command{name: words[0], args: words[1:], world: world{stdout: null, stderr: null}}
 			o, code := c.options()
 			if o == nil {
 				t.Fatalf("exit %d", code)
@@ -1002,7 +1001,7 @@ func TestAskedWords(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer stdin.Close()
-		c := &command{name: "ask", args: strings.Split(test.args, "|"), stdin: stdin}
+		c := &command{name: "ask", args: strings.Split(test.args, "|"), world: world{stdin: stdin}}
 		c.opts, _ = c.options()
 		a := &asking{command: c}
 		problem, err := a.compose()
@@ -1552,7 +1551,7 @@ func TestSetupLeavesNoToken(t *testing.T) {
 				t.Fatal(err)
 			}
 			cfg.Dir = dir
-			s := &setup{command: &command{stdout: out}, cfg: cfg}
+			s := &setup{command: &command{world: world{stdout: out}}, cfg: cfg}
 			if err := s.save(); err == nil {
 				t.Error("it says that it was saved")
 			}
@@ -1676,7 +1675,7 @@ func TestRefusedFolderStaysEmpty(t *testing.T) {
 // be read is not copied.
 func TestCopyEndsWithItsFirstFailure(t *testing.T) {
 	var ops []string
-	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+	s, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
 		if !slices.Contains(readingOps, op) {
 			ops = append(ops, op)
 		}
@@ -8482,7 +8481,7 @@ func TestStreamJSONIsAskedFor(t *testing.T) {
 // TestQuestionIsTriedAgain: one that cannot be recorded is neither sent nor forgotten, and the operator is told once.
 func TestQuestionIsTriedAgain(t *testing.T) {
 	full := false
-	st, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+	st, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
 		if full && op == "write" {
 			return syscall.ENOSPC
 		}
@@ -20138,7 +20137,7 @@ func TestStoreTruncatedAtEveryByte(t *testing.T) {
 	at := func(t *testing.T, cut int) {
 		dir := home(t, "")
 		os.WriteFile(filepath.Join(dir, "state.jsonl"), all[:cut], 0o600)
-		s, err := openStoreWith(dir, noSync)
+		s, err := openState(dir, noSync)
 		if err != nil {
 			t.Fatalf("cut at %d: %v", cut, err)
 		}
@@ -20203,7 +20202,7 @@ func TestStoreEveryOperationFails(t *testing.T) {
 func storeFailsAt(t *testing.T, n int64, forever bool, kind error) (injected bool) {
 	t.Helper()
 	dir, what := home(t, ""), ""
-	s, err := openStoreWith(dir, faultyFiles(func(op string, i int64) error {
+	s, err := openState(dir, faultyFiles(func(op string, i int64) error {
 		if i == n || forever && i > n {
 			what = op
 			return fmt.Errorf("injected at %s %d: %w", op, i, kind)
@@ -20283,7 +20282,7 @@ func storeCheckState(t *testing.T, dir, prompt string, want State, when string) 
 // When even cutting back fails, nothing is written or believed any more.
 func TestStorePoison(t *testing.T) {
 	var broken atomic.Bool // the follower's goroutine calls, too
-	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+	s, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
 		if broken.Load() && (op == "fsync" || op == "ftruncate") {
 			return errors.New("no space left on device")
 		}
@@ -20319,7 +20318,7 @@ func TestStorePoison(t *testing.T) {
 // new file before its name and the name before what follows.
 func TestStoreDurableOrder(t *testing.T) {
 	var ops []string
-	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+	s, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
 		if !slices.Contains(readingOps, op) {
 			ops = append(ops, op)
 		}
@@ -20445,7 +20444,7 @@ func TestStorePowerLoss(t *testing.T) {
 		fail()
 		return err
 	}
-	s, err := openStoreWith(d.dir, sys)
+	s, err := openState(d.dir, sys)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -20526,7 +20525,7 @@ func TestTornEndIsToldWhenMoved(t *testing.T) {
 	for _, op := range []string{"write", "ftruncate"} {
 		t.Run(op, func(t *testing.T) {
 			broken := false
-			s, err := openStoreWith(home(t, ""), faultyFiles(func(now string, _ int64) error {
+			s, err := openState(home(t, ""), faultyFiles(func(now string, _ int64) error {
 				if broken && now == op {
 					return errors.New("input/output error")
 				}
@@ -21563,7 +21562,7 @@ func TestRecordsTouchTheirSession(t *testing.T) {
 func TestFollowersOfTroubleAreCalm(t *testing.T) {
 	t.Parallel()
 	var attempts atomic.Int64
-	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+	s, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
 		if op != "ftruncate" {
 			return nil
 		}
@@ -21841,7 +21840,7 @@ func TestStoreCompactsItself(t *testing.T) {
 func TestCompactionTroubleStays(t *testing.T) {
 	full := errors.New("no space left on device")
 	broken := true
-	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+	s, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
 		if broken && op == "rename" {
 			return full
 		}
@@ -21871,7 +21870,7 @@ func TestCompactionTroubleStays(t *testing.T) {
 // Another process's compaction ends the trouble with ours.
 func TestCompactionTroubleEndsElsewhere(t *testing.T) {
 	dir := home(t, "")
-	s, err := openStoreWith(dir, faultyFiles(func(op string, _ int64) error {
+	s, err := openState(dir, faultyFiles(func(op string, _ int64) error {
 		if op == "rename" {
 			return errors.New("permission denied")
 		}
@@ -22064,7 +22063,7 @@ func TestLocksAreRemoved(t *testing.T) {
 // A dead session whose end could not be recorded is still there with its lock's file, and is closed the next time.
 func TestReapThatFails(t *testing.T) {
 	broken := false
-	s, err := openStoreWith(home(t, ""), faultyFiles(func(op string, _ int64) error {
+	s, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
 		if broken && op == "write" {
 			return errors.New("no space left on device")
 		}
@@ -23454,19 +23453,6 @@ func failing(kind string, err error) func(op string, n int64) error {
 	}
 }
 
-// openStoreWith is openStore with the calls to the file system made by do.
-func openStoreWith(dir string, do files) (*Store, error) {
-	s, err := newStoreWith(dir, do)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.open(); err != nil {
-		s.Close()
-		return nil, err
-	}
-	return s, nil
-}
-
 // endless is so much of the same text.
 type endless struct {
 	text string
@@ -23819,7 +23805,7 @@ func (s *sim) play() {
 	if r.IntN(4) == 0 {
 		s.cfg.Away = seconds(1 + r.IntN(4))
 	}
-	st, err := openStoreWith(s.dir, s.files(nil))
+	st, err := openState(s.dir, s.files(nil))
 	if err != nil {
 		s.fault("%v", err)
 		return
@@ -23906,7 +23892,7 @@ func (s *sim) payLater() {
 	if !owed() {
 		return
 	}
-	st, err := openStoreWith(s.dir, s.files(nil))
+	st, err := openState(s.dir, s.files(nil))
 	if err != nil {
 		s.faults = append(s.faults, err.Error())
 		return
@@ -25357,7 +25343,7 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 
 // runHook is what a hook prints: nothing when it was killed.
 func (s *sim) runHook(ctx context.Context, hk *hook, h *simHook, n int) string {
-	st, err := openStoreWith(s.dir, s.files(h.dead))
+	st, err := openState(s.dir, s.files(h.dead))
 	if err != nil {
 		return ""
 	}
@@ -25374,7 +25360,7 @@ func (s *sim) runHook(ctx context.Context, hk *hook, h *simHook, n int) string {
 		return ""
 	}
 	defer r.Close()
-	hk.decide(&command{ctx: ctx, stdout: w})
+	hk.decide(&command{world: world{ctx: ctx, stdout: w}})
 	w.Close()
 	text, err := io.ReadAll(r)
 	if err != nil || h.dead.Load() {
@@ -27789,7 +27775,7 @@ func TestMain(m *testing.M) {
 	}
 	switch {
 	case mode == "main":
-		os.Exit(run(context.Background(), os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr))
+		os.Exit(theWorld().run(os.Args[1:]))
 	case mode != "" && (childPTY(mode) || childStore(mode) || childTool(mode) || childPanics(mode)):
 		return
 	}
@@ -27811,6 +27797,16 @@ func manyAtATime() {
 		flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0)))
 	}
 }
+
+// run carries out a command line in the real world, but for its surroundings.
+func run(ctx context.Context, args []string, getenv func(string) string, stdin, stdout, stderr *os.File) (code int) {
+	w := theWorld()
+	w.ctx, w.getenv, w.stdin, w.stdout, w.stderr = ctx, getenv, stdin, stdout, stderr
+	return w.run(args)
+}
+
+// openStore is openState with nothing between it and the disk.
+func openStore(dir string) (*Store, error) { return openState(dir, directly) }
 
 // leaveTestersBridge takes the tester's own settings out of the environment.
 func leaveTestersBridge() {
@@ -28121,7 +28117,7 @@ func childStore(mode string) bool {
 	if n, ok := strings.CutPrefix(mode, "store-live "); ok {
 		at, _ := strconv.ParseInt(n, 10, 64)
 		me, _ := os.FindProcess(os.Getpid())
-		s, err := openStoreWith(dir, faultyFiles(func(_ string, i int64) error {
+		s, err := openState(dir, faultyFiles(func(_ string, i int64) error {
 			if i == at/2 && at%2 == 0 { // before the operation
 				me.Kill()
 				select {}
@@ -28250,8 +28246,7 @@ func childPanics(mode string) bool {
 	if !ok {
 		return false
 	}
-	c := &command{ctx: context.Background(), name: os.Args[1], args: os.Args[2:], getenv: os.Getenv,
-		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}
+	c := &command{world: theWorld(), name: os.Args[1], args: os.Args[2:]}
 	c.opts, _ = c.options()
 	s, err := newSession(c)
 	if err != nil {

@@ -636,6 +636,9 @@ func openLog(dir, level string) (*slog.Logger, error) {
 // files makes a call, which a test lets fail, or kills us before.
 type files func(op string, f *os.File, call func() error) error
 
+// directly makes it, and nothing else.
+func directly(_ string, _ *os.File, call func() error) error { return call() }
+
 // lockWait is for how long a lock between processes is waited for. Each holds it for one append, an fsync: a hundred
 // that come at once are done in two seconds.
 const lockWait = 10 * time.Second
@@ -1486,9 +1489,9 @@ type Store struct {
 	held sync.Map // our locks by name: *os.File
 }
 
-// openStore opens the state in dir, which it makes when it is missing, and reads it.
-func openStore(dir string) (*Store, error) {
-	s, err := newStore(dir)
+// openState opens the state in dir, which it makes when it is missing, and reads it.
+func openState(dir string, do files) (*Store, error) {
+	s, err := newStore(dir, do)
 	if err != nil {
 		return nil, err
 	}
@@ -1501,12 +1504,7 @@ func openStore(dir string) (*Store, error) {
 
 // newStore is the state in dir, not read yet: whoever first needs it reads it. What can be told without that is: a
 // folder or a file that is not the user's alone, and what a newer atlasbridge wrote.
-func newStore(dir string) (*Store, error) {
-	return newStoreWith(dir, func(_ string, _ *os.File, call func() error) error { return call() })
-}
-
-// newStoreWith is newStore with the calls to the file system made by do.
-func newStoreWith(dir string, do files) (*Store, error) {
+func newStore(dir string, do files) (*Store, error) {
 	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil),
 		wake: make(chan struct{}), log: newJournal(filepath.Join(dir, "state.jsonl"), do)}
 	s.audit = &Audit{log: newJournal(filepath.Join(dir, "audit.log"), do), lock: s.lockAudit, note: s.noteHead}
@@ -3128,7 +3126,7 @@ func (c *command) withState(do func(*Store) int) int {
 	if err != nil {
 		return c.fail(err)
 	}
-	s, err := openStore(dir)
+	s, err := openState(dir, c.disk)
 	if err != nil {
 		return c.fail(err)
 	}

@@ -67,6 +67,9 @@ type Notice struct {
 	Late func() Notice
 }
 
+// transport carries requests.
+type transport = http.RoundTripper
+
 // Telegram is the Bot API channel and its poller. Its methods may be called from different goroutines.
 type Telegram struct {
 	store    *Store
