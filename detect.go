@@ -7529,6 +7529,7 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 				T:          now.Sub(start).Seconds(),
 				Confidence: p.Confidence(),
 				Prompt:     p,
+				Ticked:     p.Ticked,
 				Why:        d.Explain(),
 				delay:      delay,
 			})
@@ -7559,8 +7560,8 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 // ---- lab ----
 // The Prompt Lab says what would have been asked, and compares that with what is expected.
 
-// scenario is a file of the Prompt Lab: tool, pty_output or recording, tty (as in a "t" event), and
-// what is expected of the last prompt. Without an expected type, nothing but an idle box may be
+// scenario is a file of the Prompt Lab: tool, pty_output or recording, tty (as in a "t" event), safe_defaults (as in
+// config.toml), and what is expected of the last prompt. Without an expected type, nothing but an idle box may be
 // found; any other member that is missing is not checked.
 type scenario map[string]any
 
@@ -7570,6 +7571,16 @@ func (s scenario) text(key string) string {
 		return ""
 	}
 	return fmt.Sprint(s[key])
+}
+
+// options are the settings that the scenario names; all others are the defaults.
+func (s scenario) options() DetectOptions {
+	o := DetectOptions{SafeDefaults: map[PromptType]string{}}
+	defaults, _ := s["safe_defaults"].(map[string]any) // a recording, or any other value, names none
+	for kind, value := range defaults {
+		o.SafeDefaults[PromptType(kind)] = fmt.Sprint(value)
+	}
+	return o
 }
 
 // The size of the terminal in which a scenario's output is shown.
@@ -7633,8 +7644,9 @@ type labEvent struct {
 	T          float64 `json:"t"` // seconds
 	Confidence string  `json:"confidence"`
 	*Prompt
-	Why   string        `json:"why,omitempty"` // which reader found it
-	delay time.Duration // since the last byte
+	Ticked []bool        `json:"ticked,omitempty"`
+	Why    string        `json:"why,omitempty"` // which reader found it
+	delay  time.Duration // since the last byte
 }
 
 // check compares the last prompt that is idle as expected with what a scenario expects. A recording
@@ -7764,7 +7776,7 @@ func (l *lab) play(path string) error {
 		return err
 	}
 	var seen []labEvent
-	d := replay(tp, DetectOptions{}, func(e labEvent) {
+	d := replay(tp, tp.want.options(), func(e labEvent) {
 		seen = append(seen, e)
 		l.print(e)
 	})
@@ -7780,7 +7792,7 @@ func (l *lab) play(path string) error {
 // print prints one prompt.
 func (l *lab) print(e labEvent) {
 	if l.c.opts.on("json") {
-		e.Full, e.Recent = "", ""
+		e.Recent = ""
 		if !l.c.opts.on("explain") {
 			e.Why = ""
 		}

@@ -61,7 +61,6 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
-	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
@@ -2783,424 +2782,92 @@ func TestHelpAuditLog(t *testing.T) {
 // ---- detect.go: screen ----
 // Bytes become cells as in a terminal, wherever they are cut.
 
-// Each row is fed whole, and in two parts at every cut (charm's ✳ lost its end in just that way), and byte by byte.
-func TestScreenGolden(t *testing.T) {
-	for _, g := range screenGolden {
-		t.Run(g.name, func(t *testing.T) {
-			for cut := range g.in {
-				s := newScreen(5, 10)
-				s.Write([]byte(g.in[:cut]))
-				s.Write([]byte(g.in[cut:]))
-				if got := screenShown(s); got != g.want {
-					t.Errorf("cut at %d: %q shows %q, want %q", cut, g.in, got, g.want)
-					break
-				}
-			}
+// TestScreens: what is written shows as in a terminal, whole or cut anywhere; each query is answered once, and only our own
+// where the user's terminal answers too.
+func TestScreens(t *testing.T) {
+	const ours = "\x1b]7501;?\x1b\\"
+	for _, r := range table(t, "screens.txt") {
+		for cut := range len(r["written"]) {
 			s := newScreen(5, 10)
-			for i := range len(g.in) {
-				s.Write([]byte{g.in[i]})
+			s.Write([]byte(r["written"][:cut]))
+			s.Write([]byte(r["written"][cut:]))
+			var rows, cols int
+			if _, err := fmt.Sscanf(r["size"], "%dx%d", &cols, &rows); err == nil {
+				s.Resize(rows, cols)
 			}
-			if got := screenShown(s); got != g.want {
-				t.Errorf("by bytes: %q shows %q, want %q", g.in, got, g.want)
+			alone := cut%2 == 0
+			replies := r["replies"]
+			if !alone {
+				replies = strings.Repeat(ours, strings.Count(replies, ours))
 			}
-		})
-	}
-}
-
-// screenGolden: what is written to a screen of 5 rows × 10 columns, and what it then shows. "|" ends a row; "@r,c"
-// is the cursor.
-var screenGolden = []struct{ name, in, want string }{
-	{"text", "hello\r\nworld", "hello|world @1,5"},
-	{"lf keeps column", "ab\ncd", "ab|  cd @1,4"},
-	{"pending wrap", "0123456789", "0123456789 @0,9"},
-	{"wrap", "0123456789a", "0123456789|a @1,1"},
-	{"pending wrap, cr", "0123456789\rX", "X123456789 @0,1"},
-	{"no autowrap", "\x1b[?7l0123456789abc", "012345678c @0,9"},
-	{"autowrap again", "\x1b[?7l0123456789abc\x1b[?7hd", "012345678d @0,9"},
-	{"scroll", "1\r\n2\r\n3\r\n4\r\n5\r\n6", "2|3|4|5|6 @4,1"},
-	{"cup", "\x1b[2;3Hx\x1b[Hy\x1b[;5Hz", "y   z|  x @0,5"},
-	{"cup far away", "\x1b[99;99Hx", "||||         x @4,9"},
-	{"huge parameter", "\x1b[99999999999999999999;1Hx", "||||x @4,1"},
-	{"empty parameter is the default", "\x1b[;3Hx\x1b[3;Hy", "  x||y @2,1"},
-	{"relative", "\x1b[3;3H\x1b[AA\x1b[BB\x1b[2CC\x1b[9DD", "|  A|D  B  C @2,1"},
-	{"cnl cpl cha vpa", "\x1b[2;5H\x1b[Ea\x1b[2Fb\x1b[4Gc\x1b[4dd", "b  c||a|    d @3,5"},
-	{"backspace", "abc\b\bX", "aXc @0,2"},
-	{"ed 0", "aaa\r\nbbb\r\nccc\x1b[2;2H\x1b[J", "aaa|b @1,1"},
-	{"ed 1", "aaa\r\nbbb\r\nccc\x1b[2;2H\x1b[1J", "|  b|ccc @1,1"},
-	{"ed 1 on row 1", "aaa\r\nbbb\x1b[1;2H\x1b[1J", "  a|bbb @0,1"},
-	{"ed 2", "aaa\r\nbbb\x1b[2J", " @1,3"},
-	{"el", "abcdef\x1b[3G\x1b[K\r\nabcdef\x1b[3G\x1b[1K\r\nabcdef\x1b[2K", "ab|   def @2,6"},
-	{"ech", "abcdef\x1b[2G\x1b[3X", "a   ef @0,1"},
-	{"ich dch", "abcdef\x1b[2G\x1b[2@\r\nabcdef\x1b[2G\x1b[2P", "a  bcdef|adef @1,1"},
-	{"dch of a half", "中0P\r\x1b[2G\x1b[P", " 0P @0,1"},
-	{"dch with wide at the margin", "01234567中\r\x1b[P", "1234567中 @0,0"},
-	{"ich pushes half out", "01234567中\r\x1b[@", " 01234567 @0,0"},
-	{"ich pushes out", "0123456789\x1b[5G\x1b[3@", "0123   456 @0,4"},
-	{"il dl", "1\r\n2\r\n3\r\n4\r\n5\x1b[2H\x1b[2L", "1|||2|3 @1,0"},
-	{"dl", "1\r\n2\r\n3\r\n4\r\n5\x1b[2H\x1b[2M", "1|4|5 @1,0"},
-	{"rep", "ab\x1b[3b", "abbbb @0,5"},
-	{"region", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[4H\nx", "1|3|4|x|5 @3,1"},
-	{"region, ri", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[2H\x1bMx", "1|x|2|3|5 @1,1"},
-	{"region, il", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[3H\x1b[L", "1|2||3|5 @2,0"},
-	{"region, su sd", "1\r\n2\r\n3\r\n4\r\n5\x1b[2;4r\x1b[S\x1b[2T", "1|||3|5 @0,0"},
-	{"below the region nothing scrolls", "\x1b[1;2r\x1b[5Ha\nb", "||||ab @4,2"},
-	{"bad region", "\x1b[3;2rx", "x @0,1"},
-	{"cud stops at the margin", "\x1b[2;3r\x1b[2H\x1b[9Bx", "||x @2,1"},
-	{"ind nel ri", "a\x1bDb\x1bEc\x1bM\x1bMd", "ad| b|c @0,2"},
-	{"ri at the top", "1\r\n2\x1b[H\x1bM", "|1|2 @0,0"},
-	{"tabs", "a\tb\tc", "a       bc @0,9"},
-	{"tabs back", "\x1b[20Gx\x1b[Zy\x1b[2Zz\x1b[Iu", "z       ux @0,9"},
-	{"decsc", "ab\x1b7\x1b[4;4Hx\x1b8c", "abc|||   x @0,3"},
-	{"sco", "ab\x1b[s\x1b[4;4Hx\x1b[uc", "abc|||   x @0,3"},
-	{"decsc keeps the set", "\x1b(0\x1b7\x1b(B\x1b8q", "─ @0,1"},
-	{"alternate", "ab\x1b[?1049hxy\x1b[?1049lc", "abc @0,3"},
-	{"alternate is blank", "\x1b[?1049hxy\x1b[?1049l\x1b[?1049hz", "z @0,1"},
-	{"alternate 47", "ab\x1b[?47h\x1b[3Hxy", "||xy @2,2"},
-	{"graphics", "\x1b(0lqk\x1b(Blqk", "┌─┐lqk @0,6"},
-	{"g1", "\x1b)0\x0eqx\x0fqx", "─│qx @0,4"},
-	{"ris", "abc\x1b[2;3r\x1b[?6h\x1b[4h\x1bcx", "x @0,1"},
-	{"wide", "中文x", "中文x @0,5"},
-	{"wide at the margin", "123456789中", "123456789|中 @1,2"},
-	{"half overwritten", "中文\x1b[2Gx", " x文 @0,2"},
-	{"other half overwritten", "中文\x1b[3Gx", "中x @0,3"},
-	{"wide erased in the middle", "中文\x1b[2G\x1b[K", " @0,1"},
-	{"combining", "e\u0301x", "e\u0301x @0,2"},
-	{"combining at the margin", "012345678e\u0301", "012345678e\u0301 @0,9"},
-	{"mark without a letter", "\u0301x", "x @0,1"},
-	{"joiner", "👩\u200d🚀x", "👩\u200d🚀x @0,3"},
-	{"selector", "❤\ufe0fx", "❤\ufe0fx @0,2"},
-	{"c1 as utf-8", "a\u009bb", "ab @0,2"},
-	{"c1 as a byte is a broken character", "a\x9b1mb", "a\ufffd1mb @0,5"},
-	{"broken utf-8", "a\xe2\x82(b\xc0c", "a\ufffd\ufffd(b\ufffdc @0,7"},
-	{"broken by escape", "a\xe2\x82\x1b[1mb", "a\ufffd\ufffdb @0,4"},
-	{"✳ in a title holds 0x9c", "\x1b]0;✳ x\x1b\\a", "a @0,1"},
-	{"osc and st", "a\x1b]0;t\x1b\\b\x1b]0;t\ac", "abc @0,3"},
-	{"can and sub end strings", "a\x1b]0;t\x18b\x1bPxx\x1ac", "abc @0,3"},
-	{"other strings", "a\x1bPq\x07x\x1b\\b\x1b_G\x1b\\c\x1b^p\x1b\\d\x1bXs\x1b\\e\x1bkt\x1b\\f", "abcdef @0,6"},
-	{"escape ends a string", "a\x1b]0;t\x1b[3Cb", "a   b @0,5"},
-	{"can ends a sequence", "a\x1b[3\x18Cb", "aCb @0,3"},
-	{"control inside a sequence", "a\x1b[\n3Cb", "a|    b @1,5"},
-	{"unknown is ignored", "a\x1b[?99;1;2ub\x1b[1 zc\x1b[<1Md\x1b%Ge\x1b[1<5mf", "abcdef @0,6"},
-}
-
-// screenShown is a screen in one line, with the cursor.
-func screenShown(s *Screen) string {
-	row, col, _ := s.Cursor()
-	return fmt.Sprintf("%s @%d,%d", strings.ReplaceAll(s.Text(), "\n", "|"), row, col)
-}
-
-// TestScreenAttributes: of SGR the colours, dim and reverse are kept, and what is not known changes
-// nothing.
-func TestScreenAttributes(t *testing.T) {
-	plain := Attr{FG: -1, BG: -1}
-	with := func(f func(*Attr)) Attr {
-		a := plain
-		f(&a)
-		return a
-	}
-	for in, want := range map[string]Attr{
-		"":                                   plain,
-		"\x1b[1;4;7;2m":                      {Bold: true, Underline: true, Dim: true, Reverse: true, FG: -1, BG: -1},
-		"\x1b[1;2;4;7m\x1b[22;24;27m":        plain,
-		"\x1b[1;31m\x1b[m":                   plain,
-		"\x1b[31;47m":                        with(func(a *Attr) { a.FG, a.BG = 1, 7 }),
-		"\x1b[91;107m":                       with(func(a *Attr) { a.FG, a.BG = 9, 15 }),
-		"\x1b[31;42m\x1b[39;49m":             plain,
-		"\x1b[38;5;246;2m":                   with(func(a *Attr) { a.FG, a.Dim = 246, true }),
-		"\x1b[48;2;1;2;3;7m":                 with(func(a *Attr) { a.BG, a.Reverse = 1<<24|0x010203, true }),
-		"\x1b[58;5;1;2m":                     with(func(a *Attr) { a.Dim = true }),
-		"\x1b[4:3m":                          plain, // not known
-		"\x1b[38;5m":                         plain,
-		"\x1b[38;2;1m":                       plain,
-		"\x1b[>4;1m\x1b[?4m":                 plain,
-		"\x1b[8;28;29;38;48m":                plain,
-		"\x1b[18;2;1;2;3;98;99;108;109;999m": {Bold: true, Dim: true, FG: -1, BG: -1},
-	} {
-		s := newScreen(2, 10)
-		s.Write([]byte(in + "x"))
-		if a := s.attr(0, 0); s.Row(0) != "x" || a != want {
-			t.Errorf("attr after %q = %+v of %q, want %+v", in, a, s.Row(0), want)
-		}
-	}
-	s := newScreen(2, 10)
-	s.Write([]byte("中e\u0301\x1b[44m\x1b[K"))
-	for c, want := range []rune{'中', 0, 'e', 0} {
-		if r := s.grid[0].cells[c].ch; r != want {
-			t.Errorf("the character at 0, %d is %q, want %q", c, r, want)
-		}
-	}
-	if a := s.attr(7, 9); a != plain {
-		t.Errorf("outside of the screen: %+v", a)
-	}
-}
-
-// TestScreenReports: what a program says of itself in OSC 7501, titles and modes is read wherever
-// it is cut, and never shown.
-func TestScreenReports(t *testing.T) {
-	for _, c := range []struct {
-		in   string
-		want ProgramStatus
-	}{
-		{"\x1b]7501;state=idle:app=claude-code\x1b\\", ProgramStatus{State: "idle", App: "claude-code"}},
-		{"\x1b]7501;state=working:app=codex\a\x1b]7501;state=working:app=codex\a", ProgramStatus{State: "working",
-			App: "codex"}},
-		{"\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZSBCYXNoOiBscw==\x1b\\",
-			ProgramStatus{State: "blocked", App: "claude-code", Kind: "permission", Msg: "approve Bash: ls"}},
-		{"\x1b]7501;state=blocked:msg=YXBwcm92ZSBCYXNoOiBscw\a",
-			ProgramStatus{State: "blocked", Msg: "approve Bash: ls"}},
-		{"\x1b]7501;state=blocked:msg=***\a", ProgramStatus{State: "blocked"}},
-		{"\x1b]7501;?\a\x1b]7501;\a\x1b]7501\a", ProgramStatus{}},
-		{"\x1b]9;n\a\x1b]7501;state=done\a", ProgramStatus{State: "done"}},
-	} {
-		for cut := range c.in {
-			s := newScreen(5, 40)
-			s.Write([]byte(c.in[:cut]))
-			s.Write([]byte(c.in[cut:]))
-			if got := s.Status(); got != c.want {
-				t.Errorf("Status after %q, cut at %d = %+v, want %+v", c.in, cut, got, c.want)
-			}
-			if s.Text() != "" {
-				t.Errorf("%q shows %q", c.in, s.Text())
-			}
-		}
-	}
-	s := newScreen(5, 40)
-	s.Write([]byte("\x1b]2;other\x1b\\\x1b]0;✳ Claude Code\a\x1b[?2004h\x1b[?1h\x1b[?25l\x1b[?1049h"))
-	_, _, hidden := s.Cursor()
-	if s.Title() != "✳ Claude Code" || !s.BracketedPaste() || !s.AppCursorKeys() ||
-		!hidden || !s.AltScreen() {
-		t.Errorf("title %q, paste %v, keys %v, hidden %v, alternate %v", s.Title(),
-			s.BracketedPaste(), s.AppCursorKeys(), hidden, s.AltScreen())
-	}
-}
-
-// TestScreenReplies: a query is answered once, wherever it is cut, and only our own where a
-// terminal of the host answers.
-func TestScreenReplies(t *testing.T) {
-	t.Parallel()
-	for _, q := range []struct{ in, all, own string }{
-		{"\x1b[5n", "\x1b[0n", ""},
-		{"ab\r\nc\x1b[6n", "\x1b[2;2R", ""},
-
-		{"\x1b[c", "\x1b[?62;22c", ""},
-		{"\x1b[>c", "\x1b[>0;10;1c", ""},
-
-		{"\x1b[>0q", "\x1bP>|atlasbridge\x1b\\", ""},
-		{"\x1b[?u", "\x1b[?0u", ""},
-		{"\x1b]10;?\x1b\\", "\x1b]10;rgb:cdcd/cdcd/cdcd\x1b\\", ""},
-		{"\x1b]11;?\a", "\x1b]11;rgb:0000/0000/0000\a", ""},
-		{"\x1b]4;1;?\a", "\x1b]4;1;rgb:cdcd/cdcd/cdcd\a", ""},
-		{"\x1b]11;#ffffff\a\x1b]4;1;red\a\x1b]52;c;?\a", "", ""},
-		{"\x1b[?2026$p\x1b[?1016$p", "\x1b[?2026;0$y\x1b[?1016;0$y", ""},
-		{"\x1b[14t", "\x1b[4;480;800t", ""},
-		{"\x1bP+q544e\x1b\\\x1bP$qm\x1b\\", "\x1bP0+r\x1b\\\x1bP0$r\x1b\\", ""},
-		{"\x1b]7501;?\a\x1b[c", "\x1b]7501;?\x1b\\\x1b[?62;22c", "\x1b]7501;?\x1b\\"},
-		{"plain", "", ""},
-	} {
-		for cut := range q.in {
-			for _, all := range []bool{true, false} {
-				s := newScreen(30, 100)
-				s.Write([]byte(q.in[:cut]))
-				s.Write([]byte(q.in[cut:]))
-				want := q.own
-				if all {
-					want = q.all
-				}
-				if got := s.TakeReplies(all); string(got) != want {
-					t.Errorf("TakeReplies(%v) after %q, cut at %d = %q, want %q", all, q.in, cut,
-						got, want)
-				}
-				if got := s.TakeReplies(true); len(got) > 0 {
-					t.Errorf("%q is answered twice: %q", q.in, got)
-				}
+			got := []string{strings.ReplaceAll(s.Text(), "\n", "¦"), string(s.TakeReplies(alone))}
+			s.Write([]byte("\x1b[6n"))
+			got = append(got, string(s.TakeReplies(true)))
+			if want := []string{r["shown"], replies, "\x1b[" + r["cursor"] + "R"}; !slices.Equal(got, want) {
+				t.Errorf("%s: %s, cut at %d: %q, want %q", r["at"], r["case"], cut, got, want)
+				break
 			}
 		}
 	}
 }
 
-// TestScreenResize: a resized screen keeps the cursor's row in sight, and so does the one behind the
-// alternate screen.
-func TestScreenResize(t *testing.T) {
-	for _, c := range []struct {
-		in         string
-		rows, cols int
-		want       string
-		scrolled   int
-	}{
-		{"a\r\nb\r\nc", 3, 10, "a|b|c @2,1", 0},
-		{"a\r\nb\r\nc\r\nd\r\ne", 3, 10, "c|d|e @2,1", 2},
-		{"a\r\nb\r\nc\r\nd\r\ne\x1b[2;1H", 3, 10, "a|b|c @1,0", 0},
-		{"0123456789", 5, 4, "0123 @0,3", 0},
-		{"123中", 5, 4, "123 @0,3", 0},
-		{"ab", 9, 20, "ab @0,2", 0},
-		{"ab", 0, 0, "a @0,0", 0},
-		{"\x1b[2;3r\x1b[5Ha\x1b[?1049hb", 3, 5, "|| b @2,2", 2},
-		{"1\r\n2\r\n3\r\n4\r\n5\x1b[?1049h\x1b[Hx", 3, 10, "x @0,1", 2},
-		{"1\r\n2\r\n3\r\n4\r\n5\x1b[?1049h\x1b[Hx\x1b[?1049l", 3, 10, "3|4|5 @2,1", 2},
-	} {
-		s := newScreen(5, 10)
-		s.Write([]byte(c.in))
-		s.Resize(c.rows, c.cols)
-		if got := screenShown(s); got != c.want || s.scrolled != c.scrolled {
-			t.Errorf("%q resized to %d×%d: %q, %d scrolled; want %q, %d", c.in, c.rows, c.cols, got,
-				s.scrolled, c.want, c.scrolled)
-		}
-	}
-	s := newScreen(5, 10)
-	s.Resize(5, 30)
-	s.Write([]byte("a\t\t\tb"))
-	if got := s.Row(0); got != "a                       b" {
-		t.Errorf("tabs in the new columns: %q", got)
-	}
-}
-
-// A long stream of random bytes, and strings that never end, stay within the limits; then text shows again.
-func TestScreenHostile(t *testing.T) {
-	s := newScreen(30, 100)
-	s.Transcript(false)
-	rng := rand.New(rand.NewPCG(1, 2))
-	buf := make([]byte, 64<<10)
-	for range 128 {
-		for i := range buf {
-			buf[i] = byte(rng.Uint32())
-		}
-		s.Write(buf)
-	}
-	endless := bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
-	for _, start := range []string{"\x1b]0;", "\x1b]7501;", "\x1bP", "\x1b_G", "\x1bk", "\x1b[",
-		"\x1b[1;", "\x1b[;:", "\x1b("} {
-		s.Write([]byte(start))
-		s.Write(endless)
-	}
-	for range 100000 {
-		s.Write([]byte("\x1b[6n\x1b[c\x1b]11;?\a\x1b[22t\x1b]7501;?\a\x1b[99999b"))
-	}
-	s.Write(bytes.Repeat([]byte("\x1b[1;1He\u0301\u0302\u0303\u0304\u0305\u0306\u0307\u0308\u0309\u030a\u030b\u030c"+
-		"\u030d\u030e"),
-		1000))
-	if len(s.seq) > maxString || len(s.replies) > 2*maxReplies || s.tr.bytes > maxPending {
-		t.Error("a limit is passed")
-	}
-	s.Write([]byte("\x1bcback\r\n"))
-	if got := s.Row(0); got != "back" {
-		t.Errorf("after all that row 0 is %q", got)
-	}
-}
-
-// A character is repeated as it was written, also when the row it stood in has left meanwhile; a
-// code of SGR that means nothing changes nothing.
-func TestScreenOfOddSequences(t *testing.T) {
-	s := newScreen(3, 4)
-	s.Write([]byte("\x1b[?1049h\x1b[3;1Hab\x1b[30b"))
-	if got := s.Text(); got != "\n\nabbb" { // as far as the row goes, as in tmux
-		t.Errorf("it shows %q", got)
-	}
-	s = newScreen(3, 4)
-	s.Write([]byte("\x1b[98;5ma\x1b[108;7mb"))
-	if got := s.attr(0, 0); got != (Attr{FG: -1, BG: -1}) {
-		t.Errorf("after 98;5 it draws with %+v", got)
-	}
-	if got := s.attr(0, 1); got != (Attr{FG: -1, BG: -1, Reverse: true}) {
-		t.Errorf("after 108;7 it draws with %+v", got)
-	}
-}
-
-// TestScreenAgainstTmux compares the text of the screen with tmux's, at the end of recordings and on the way.
+// TestScreenAgainstTmux: the screen shows what tmux shows at the end of each recording.
 func TestScreenAgainstTmux(t *testing.T) {
-	if _, err := exec.LookPath("tmux"); err != nil {
-		t.Skip("tmux is not here")
-	}
-	files, _ := filepath.Glob(filepath.Join(screenShared(), "recordings", "*.cast"))
-	if len(files) == 0 {
-		t.Skip("no recordings; ATLASBRIDGE_SHARED names their folder")
-	}
-	step, parts := 20, 2
-	if os.Getenv("ATLASBRIDGE_TMUX_ALL") != "" {
-		step, parts = 1, 4
-	}
-	type shot struct {
-		name       string
-		rows, cols int
-		out        []byte
-	}
-	bySize := map[[2]int][]shot{}
-	for i := 0; i < len(files); i += step {
-		rows, cols, out := screenRecording(t, files[i])
-		for k := 1; k <= parts; k++ {
-			cut := len(out) * k / parts
-			if k < parts { // never inside a sequence: tmux waits for its end
-				cut = bytes.LastIndexByte(out[:cut], 0x1b)
-				if cut < 0 {
-					continue
-				}
-			}
-			bySize[[2]int{rows, cols}] = append(bySize[[2]int{rows, cols}],
-				shot{fmt.Sprintf("%s %d/%d", filepath.Base(files[i]), k, parts), rows, cols,
-					out[:cut:cut]})
+	needTool(t, "tmux", "cat", "stty", "sleep")
+	dir := t.TempDir()
+	tmux := func(args ...string) string {
+		cmd := exec.Command("tmux", append([]string{"-u", "-S", filepath.Join(dir, "tmux"), "-f", "/dev/null"}, args...)...)
+		cmd.Env = append(os.Environ(), "TMUX=", "LC_ALL=C.UTF-8")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("tmux %q: %v: %s", args, err, out)
 		}
+		return string(out)
 	}
-	server := tmuxServer{t, t.TempDir(), filepath.Join(t.TempDir(), "tmux")}
-	server.run("new-session", "-d", "exec sleep 600", ";", "set", "-g", "status", "off")
-	defer server.run("kill-server")
-	compared, differ := 0, 0
-	for size, shots := range bySize {
-		for len(shots) > 0 {
-			n := min(len(shots), 24)
-			outs := make([][]byte, n)
-			for i := range outs {
-				outs[i] = shots[i].out
-			}
-			for i, want := range server.shots(size[0], size[1], outs) {
-				s := newScreen(size[0], size[1])
-				s.Write(shots[i].out)
-				compared++
-				if got := s.Text(); got != want.text {
-					differ++
-					t.Errorf("%s:\n%s", shots[i].name, screenDiff(got, want.text))
-				}
-				row, col, _ := s.Cursor()
-				if s.wrapNext {
-					col++
-				}
-				if row != want.row || col != want.col || s.AltScreen() != (want.alt == "1") {
-					t.Errorf("%s: cursor %d,%d alt %v, tmux has %d,%d alt %s", shots[i].name, row,
-						col, s.AltScreen(), want.row, want.col, want.alt)
-				}
-			}
-			shots = shots[n:]
+	tmux("new-session", "-d", "exec sleep 600", ";", "set", "-g", "status", "off")
+	defer tmux("kill-server")
+	for _, file := range inFolder("testdata", "recordings/*.cast") {
+		rows, cols, out := outputOf(t, file)
+		if bytes.Contains(out, []byte("\x1b(0")) {
+			continue // tmux tells the letters, not the lines
 		}
+		text := filepath.Join(dir, "out")
+		if err := os.WriteFile(text, append(bytes.Clone(out), "\x1b\\\x1b]2;all done\a"...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		tmux("new-session", "-d", "-s", "x", "-x", fmt.Sprint(cols), "-y", fmt.Sprint(rows), "stty raw -echo; cat '"+text+"'; exec sleep 600")
+		comesTrue(t, "tmux has shown "+file, func() bool { return tmux("display-message", "-p", "-t", "x", "#{pane_title}") == "all done\n" })
+		s := newScreen(rows, cols)
+		s.Write(out)
+		got, want := s.Text(), strings.TrimRight(tmux("capture-pane", "-p", "-t", "x"), "\n")
+		if got != want {
+			t.Errorf("%s shows\n%s\nin tmux\n%s", file, got, want)
+		}
+		tmux("kill-session", "-t", "x")
 	}
-	t.Logf("%d screens compared, %d differ", compared, differ)
 }
 
-// screenRecording is an asciicast v2 file: the size, and the output up to the first resize.
-func screenRecording(t testing.TB, file string) (rows, cols int, out []byte) {
+// outputOf is the size of a recording, and its output up to the first resize.
+func outputOf(t testing.TB, file string) (rows, cols int, out []byte) {
 	t.Helper()
 	f, err := os.Open(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	in := bufio.NewReader(f)
-	for first := true; ; first = false {
-		text, err := in.ReadBytes('\n')
-		if len(text) == 0 && err != nil {
-			return rows, cols, out
-		}
-		if first {
-			var h struct{ Width, Height int }
-			if err := json.Unmarshal(text, &h); err != nil {
-				t.Fatal(err)
-			}
-			rows, cols = h.Height, h.Width
-			continue
-		}
+	dec := json.NewDecoder(f)
+	var head struct{ Width, Height int }
+	if err := dec.Decode(&head); err != nil {
+		t.Fatal(err)
+	}
+	for {
 		var e []any
-		if json.Unmarshal(text, &e) != nil || len(e) < 3 {
-			continue
+		err := dec.Decode(&e)
+		if err == io.EOF || err == nil && e[1] == "r" {
+			return head.Height, head.Width, out
 		}
-		if e[1] == "r" {
-			return rows, cols, out
+		if err != nil {
+			t.Fatal(file, err)
 		}
 		if e[1] == "o" {
 			out = append(out, e[2].(string)...)
@@ -3208,1531 +2875,872 @@ func screenRecording(t testing.TB, file string) (rows, cols int, out []byte) {
 	}
 }
 
-// tmuxServer shows what tmux makes of output, in a server of its own.
-type tmuxServer struct {
-	t    *testing.T
-	dir  string
-	sock string
+// TestHostileOutput: noise, and strings that never end, take no memory; then text shows again.
+func TestHostileOutput(t *testing.T) {
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	s := newScreen(30, 100)
+	rng := rand.New(rand.NewPCG(1, 2))
+	noise := make([]byte, 1<<20)
+	for i := range noise {
+		noise[i] = byte(rng.Uint32())
+	}
+	endless := strings.Repeat("0123456789abcdef", 1<<16)
+	for _, start := range []string{string(noise), "\x1b]0;", "\x1b]7501;", "\x1bP", "\x1b_G", "\x1bk", "\x1b[", "\x1b[1;", "\x1b[;:", "\x1b("} {
+		s.Write([]byte(start + endless))
+	}
+	s.Write(bytes.Repeat([]byte("\x1b[6n\x1b[c\x1b]11;?\a\x1b[22t\x1b]7501;?\a\x1b[99999b"), 100000))
+	s.Write([]byte(strings.Repeat("\x1b[1;1H\u0301e"+strings.Repeat("\u0301\u0302\u0303", 99), 1000) + "\x1bcback"))
+	noise = nil
+	if got := s.Text(); got != "back" {
+		t.Errorf("after all that it shows %q", got)
+	}
+	if grown := int64(heap()) - int64(before); grown > 4<<20 {
+		t.Errorf("it keeps %d KiB", grown>>10)
+	}
+	runtime.KeepAlive(s)
 }
 
-// run gives tmux a command.
-func (s tmuxServer) run(args ...string) string {
-	s.t.Helper()
-	cmd := exec.Command("tmux", append([]string{"-u", "-S", s.sock, "-f", "/dev/null"}, args...)...)
-	cmd.Env = append(os.Environ(), "TMUX=", "LC_ALL=C.UTF-8")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		s.t.Fatalf("tmux %q: %v: %s", args, err, out)
+// TestFloods: what scrolls through in a flood that is read at once leaves the screen, and what is asked below, as when it is
+// read piece by piece.
+func TestFloods(t *testing.T) {
+	var tapes []*tapeText
+	for _, r := range table(t, "floods.txt") {
+		line, _, _ := strings.Cut(r["line"], "\n")
+		flood := r["before"] + r["first"] + strings.Repeat(line+"\n", 1+(1<<17)/(len(line)+1)) + r["line"] + r["behind"]
+		pieces := ""
+		for piece := range slices.Chunk([]rune(flood), 999) {
+			pieces += fmt.Sprintf("0s %q\n", string(piece))
+		}
+		for _, written := range []string{fmt.Sprintf("0s %q\n", flood), pieces} {
+			tapes = append(tapes, readTape(t, block{r["at"], r["line"], map[string]string{
+				"": "x reading canon echo 40x10\n" + written + "0s \"\\r\\n\\x1b[mGo? (y/n) \"\n3s\n"}}))
+		}
 	}
-	return string(out)
+	asked := labOf(t, tapes)
+	for i := 0; i < len(tapes); i += 2 {
+		once, pieces := fmt.Sprint(asked[i]), fmt.Sprint(asked[i+1])
+		if len(asked[i]) == 0 {
+			t.Errorf("%s: nothing is asked", tapes[i].at)
+		}
+		if once = strings.ReplaceAll(once, fmt.Sprint(i, ".json"), fmt.Sprint(i+1, ".json")); once != pieces {
+			t.Errorf("%s: at once it asks\n%s\nin pieces\n%s", tapes[i].at, once, pieces)
+		}
+	}
 }
 
-// shots shows every output in a window of its own, all at once.
-func (s tmuxServer) shots(rows, cols int, outs [][]byte) []tmuxShot {
-	s.t.Helper()
-	s.run("set", "-g", "default-size", fmt.Sprintf("%dx%d", cols, rows), ";",
-		"new-session", "-d", "-s", "x", "exec sleep 600")
-	defer s.run("kill-session", "-t", "x")
-	for i, out := range outs {
-		name := filepath.Join(s.dir, fmt.Sprint(i))
-		if err := os.WriteFile(name, append(out, "\x1b\\\x1b]2;all done\a"...), 0o600); err != nil {
-			s.t.Fatal(err)
-		}
-		s.run("new-window", "-d", "-t", fmt.Sprintf("x:%d", i+1),
-			"stty raw -echo; cat '"+name+"'; exec sleep 600")
-	}
-	deadline := time.Now().Add(30 * time.Second)
-	for strings.Count(s.run("list-windows", "-t", "x", "-F", "#{pane_title}"),
-		"all done") < len(outs) {
-		if time.Now().After(deadline) {
-			s.t.Fatal("tmux does not get through the recordings")
-		}
-	}
-	all := make([]tmuxShot, len(outs))
-	for i := range outs {
-		win := fmt.Sprintf("x:%d", i+1)
-		all[i].text = strings.TrimRight(s.run("capture-pane", "-p", "-t", win), "\n")
-		if bytes.Contains(outs[i], []byte("\x1b(0")) || bytes.Contains(outs[i], []byte("\x1b)0")) {
-			all[i].text = tmuxGraphics(s.run("capture-pane", "-e", "-p", "-t", win))
-		}
-		fmt.Sscanf(s.run("display-message", "-p", "-t", win,
-			"#{cursor_x} #{cursor_y} #{alternate_on}"),
-			"%d %d %s", &all[i].col, &all[i].row, &all[i].alt)
-	}
-	return all
-}
-
-// tmuxShot is what a pane shows at the end.
-type tmuxShot struct {
-	text     string
-	col, row int
-	alt      string
-}
-
-// tmuxGraphics is the one difference there is: for the line drawing set, capture-pane -p prints the letters
-// that the program sent ("lqqk") where a terminal shows the lines. With -e it marks them with SO and SI.
-func tmuxGraphics(text string) string {
-	const lines = "◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·"
-	var b strings.Builder
-	graphics := false
-	for _, r := range regexp.MustCompile("\x1b\\[[0-9;:]*m").ReplaceAllString(text, "") {
-		switch {
-		case r == 0x0e || r == 0x0f:
-			graphics = r == 0x0e
-		case graphics && r >= '`' && r <= '~':
-			b.WriteRune([]rune(lines)[r-'`'])
-		default:
-			b.WriteRune(r)
-		}
-	}
-	return strings.TrimRight(regexp.MustCompile(" +\n").ReplaceAllString(b.String(), "\n"), "\n")
-}
-
-// screenDiff is the rows that differ.
-func screenDiff(got, want string) string {
-	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
-	var b strings.Builder
-	for i := range max(len(g), len(w)) {
-		var x, y string
-		if i < len(g) {
-			x = g[i]
-		}
-		if i < len(w) {
-			y = w[i]
-		}
-		if x != y {
-			fmt.Fprintf(&b, "  row %d: %q\n    tmux: %q\n", i, x, y)
-		}
-	}
-	return b.String()
-}
-
-// Any bytes: no panic, the cursor stays inside, every cut gives the same screen, the memory stays small.
+// FuzzScreen: whatever the bytes, and wherever they are cut, the screen shows the same, and nothing panics.
 func FuzzScreen(f *testing.F) {
-	for _, g := range screenGolden {
-		f.Add([]byte(g.in), uint16(len(g.in)/2))
+	for _, r := range table(f, "screens.txt") {
+		f.Add([]byte(r["written"]), uint16(len(r["written"])/2))
 	}
-	f.Add(screenFrame(), uint16(77))
 	f.Fuzz(func(t *testing.T, in []byte, at uint16) {
-		whole, cut := newScreen(5, 10), newScreen(5, 10)
-		whole.Transcript(false)
-		cut.Transcript(false)
+		whole, cut, bytewise := newScreen(5, 10), newScreen(5, 10), newScreen(5, 10)
 		whole.Write(in)
 		n := min(int(at), len(in))
 		cut.Write(in[:n])
 		cut.Write(in[n:])
-		a, b := screenShown(whole), screenShown(cut)
-		if a != b || whole.Title() != cut.Title() ||
-			whole.Status() != cut.Status() || whole.scrolled != cut.scrolled {
-			t.Errorf("%q cut at %d: %q, whole %q", in, n, b, a)
-		}
-		bytewise := newScreen(5, 10)
-		bytewise.Transcript(false)
 		for i := range in {
 			bytewise.Write(in[i : i+1])
 		}
-		if a, b := screenState(whole), screenState(bytewise); a != b {
-			t.Errorf("%q byte by byte:\n%s\nwhole:\n%s", in, b, a)
-		}
-		if a, b := whole.TakeReplies(true), cut.TakeReplies(true); !bytes.Equal(a, b) ||
-			len(a) > 2*maxReplies {
-			t.Errorf("%q cut at %d: replies %q, whole %q", in, n, b, a)
-		}
-		row, col, _ := whole.Cursor()
-		if row < 0 || row >= 5 || col < 0 || col >= 10 {
-			t.Errorf("%q: cursor at %d,%d", in, row, col)
-		}
-		for r := range 5 {
-			sameLine(t, whole, r, in)
-			l := whole.grid[r]
-			l.writeTo(whole.cols)
-			if kept := whole.text(l); kept != whole.part(l.cells) {
-				t.Errorf("%q: row %d is taken for %q, it shows %q", in, r, kept, whole.part(l.cells))
+		for _, s := range []*Screen{cut, bytewise} {
+			if got := s.Text(); got != whole.Text() {
+				t.Errorf("%q cut at %d, or everywhere: %q, whole %q", in, n, got, whole.Text())
 			}
 		}
 		whole.Resize(3, 4)
-		cut.Resize(9, 30)
 		whole.Write(in)
-		cut.Write(in)
-		whole.Transcript(true)
-		row, col, _ = whole.Cursor()
-		if row >= 3 || col >= 4 {
-			t.Errorf("%q: cursor at %d,%d after a resize", in, row, col)
-		}
 	})
 }
 
-// TestScreenOfAFlood: of lines that scroll through unread nothing is left: the screen, its pen and what is kept above are as
-// if all had been read, whatever stood there before and comes behind.
-func TestScreenOfAFlood(t *testing.T) {
-	t.Parallel()
-	lines := []string{"one line\r\n", "\x1b[31mred\x1b[m \x1b[1mbold\r\n", "longer than the row\r\n", "端末の画面を読む\r\n",
-		"a\tb\x1b[K\x1b[4m\r\n", "e\u0301\bx\a\v\r\n", "\x1b[38;5;9mno\r\r\n", "no return\n", "\r\n", "\x0eqqq\x0f\r\n", "up\x1b[A\r\n",
-		"\x1b[48;2;1;2;3m\xff\xe7\r\n", "no line ", strings.Repeat("0123456789", 52) + "\r\n"}
-	behind := []string{"", "> ", "\x1b[4mlast\r\n\x1b[Htop", "\x1b[2J\xe7\xab", "\x1b[1;2r" + strings.Repeat("x\r\n", 50),
-		"\x1b[?1049h" + strings.Repeat("x\r\n", 50) + "\x1b[?1049l"}
-	first := []string{"", "\x0e", "\x0f", "\x1b[7m", "\x1b[2;3r", "\x1b]2;t\a", "\x1b[4", "\x1b(m"}
-	for i, before := range []string{"", "$ make\r\n", "\x1b[3;3Hx\x1b[7m", "\x1b[41m\x1b[2J", "\x1b(0lqk", "\x1b)0", "\x1b)0\x0e", "\x1b[?7l",
-		"ab\x1b[s\x1b[9b", "端\xe7\xab", "\x1b[2;4r", "\x1b[?1049h", "\x1b]0;title", "\x1b[3", "\n\n\n\n\n\n", "\x1b[?1049hx\x1b[?1049l"} {
-		for j, line := range lines {
-			switch (i + j) % 3 {
-			case 0:
-				checkFlood(t, before, "", line)
-			case 1:
-				checkFlood(t, before, "", line+behind[(i+j)/3%len(behind)])
-			case 2:
-				checkFlood(t, before, first[(i+j)/3%len(first)], line)
-			}
-		}
-	}
-}
-
-// checkFlood writes the first line, and so many of the last that they scroll through, and compares.
-func checkFlood(t *testing.T, before, first, last string) {
-	t.Helper()
-	read, through := newScreen(5, 10), newScreen(5, 10)
-	for _, s := range []*Screen{read, through} {
-		s.Write([]byte(before))
-		s.Answered(true)
-	}
-	line, _, ended := strings.Cut(last, "\n")
-	if ended {
-		line += "\n"
-	}
-	flood := []byte(first + strings.Repeat(line, leastFlood/max(1, len(line))+1) + last)
-	read.Write(flood)
-	through.WriteFlood(flood)
-	name := fmt.Sprintf("%q, %q, lines of %q", before, first, last)
-	if a, b := screenState(through), screenState(read); a != b {
-		t.Errorf("%s:\n%s\nall read:\n%s", name, a, b)
-	}
-	if n := through.scrolled; n > read.scrolled || n < min(read.scrolled, 2*read.rows) {
-		t.Errorf("%s: %d rows have scrolled, all read %d", name, n, read.scrolled)
-	}
-}
-
-// screenState is all of a screen that a look can tell apart, with what it keeps above, and where the parser stands.
-func screenState(s *Screen) string {
-	var b strings.Builder
-	row, col, hidden := s.Cursor()
-	fmt.Fprintln(&b, row, col, hidden, s.wrapNext, s.pen, s.charset, s.shift, s.saved, s.modes, s.top, s.bottom, s.AltScreen(), s.Title(),
-		s.Status(), s.state, s.input, s.answering != 0, s.base != nil, string(s.replies))
-	lines := slices.Clone(s.grid)
-	for n := 1; n <= maxScrollback+1; n++ {
-		l, known := s.above(n)
-		if known {
-			lines = append(lines, l)
-		}
-	}
-	for _, l := range lines {
-		l.writeTo(s.cols)
-		fmt.Fprintf(&b, "%q %v %v %v\n", s.text(l), l.wrapped, l.answered, l.cells)
-	}
-	return b.String()
-}
-
-// FuzzFlood: the same for any lines, before and behind anything.
-func FuzzFlood(f *testing.F) {
-	f.Add("", "", "one line\r\n> ")
-	f.Add("\x1b[2;3H", "\x1b[31m", "red\x1b[m\r\n\x1b[2A")
-	f.Add("\x1b[?1049h", "x", "端\t\r\n\xe7")
-	f.Fuzz(func(t *testing.T, before, first, last string) { checkFlood(t, before, first, last) })
-}
-
-// screenFrame is a repaint as the agents' tools send it: home, colours, jumps instead of spaces, box drawing.
-func screenFrame() []byte {
-	var b bytes.Buffer
-	b.WriteString("\x1b[?2026h\x1b[H")
-	for i := range 28 {
-		fmt.Fprintf(&b,
-			"\x1b[%d;1H\x1b[38;5;246m●\x1b[39m \x1b[1mBash\x1b[22m(go\x1b[12Gtest\x1b[17G./...)"+
-				"\x1b[48;2;0;%d;0m %d passed \x1b[49m\x1b[K\r\x1b[1B\x1b[2m%s\x1b[22m",
-			i+1, i*9, i, strings.Repeat("─", 20))
-	}
-	b.WriteString("\x1b[30;1H\x1b[22;2H\x1b[?2026l")
-	return b.Bytes()
-}
-
-// sameLine: wide characters are whole, and marks have an end.
-func sameLine(t *testing.T, s *Screen, r int, in []byte) {
-	s.grid[r].writeTo(s.cols)
-	cells := s.grid[r].cells
-	for c, x := range cells {
-		wide := x.ch >= 0x1100 && runeWidth(x.ch) == 2
-		if tail := c+1 < len(cells) && cells[c+1].ch == 0; wide != x.wide || wide && !tail {
-			t.Errorf("%q: half a character in row %d column %d", in, r, c)
-		}
-		if len(s.marks[x.marks]) > maxMarks {
-			t.Errorf("%q: a character with %d bytes of marks", in, len(s.marks[x.marks]))
-		}
-	}
-}
-
-// BenchmarkScreenPlain writes lines of a build that scroll, 72 columns of words each.
-func BenchmarkScreenPlain(b *testing.B) {
-	rnd := mrand.New(mrand.NewSource(1))
-	words := strings.Fields("the build copies every object of its linker compiler tests passed failed main.go:120 ok 0.012s")
-	var text bytes.Buffer
-	for text.Len() < 4<<20 {
-		line := ""
-		for len(line) < 72 {
-			line += words[rnd.Intn(len(words))] + " "
-		}
-		text.WriteString(line + "\r\n")
-	}
-	benchmarkScreen(b, text.Bytes())
-}
-
-// benchmarkScreen writes a text again and again, in the pieces that a terminal gives.
-func benchmarkScreen(b *testing.B, text []byte) {
+// BenchmarkScreen writes repaints as the agents' tools send them.
+func BenchmarkScreen(b *testing.B) {
+	_, _, out := outputOf(b, "testdata/recordings/claude-work_stream.cast")
 	s := newScreen(40, 120)
-	b.SetBytes(int64(len(text)))
+	b.SetBytes(int64(len(out)))
 	b.ReportAllocs()
 	for b.Loop() {
-		for piece := range slices.Chunk(text, 64<<10) {
-			s.Write(piece)
-		}
-	}
-	b.ReportMetric(b.Elapsed().Seconds()*1000/float64(b.N)/(float64(len(text))/(1<<20)), "ms/MiB")
-}
-
-// BenchmarkScreenRepaint writes repaints as the agents' tools send them.
-func BenchmarkScreenRepaint(b *testing.B) {
-	var frames bytes.Buffer
-	for n := 0; frames.Len() < 4<<20; n++ {
-		frames.WriteString(inkPicture(n, 100))
-	}
-	benchmarkScreen(b, frames.Bytes())
-}
-
-// inkPicture is the n-th picture of an agent that edits: its last words, its spinner and its box, all anew.
-func inkPicture(n, cols int) string {
-	rule := strings.Repeat("─", cols)
-	var b strings.Builder
-	b.WriteString("\x1b[?2026h\x1b[?25l" + strings.Repeat("\x1b[2K\x1b[1A", 9) + "\x1b[2K\x1b[G")
-	for i := range 4 {
-		k := 7*n + 31*i
-		fmt.Fprintf(&b, "\x1b[38;5;%dm⏺\x1b[39m \x1b[1mUpdate\x1b[22m(src/%c/relay_%d.go)\r\r\n", k%256, 'a'+k%26, k%999)
-		fmt.Fprintf(&b, "  ⎿  \x1b[38;2;%d;%d;%dm%4d \x1b[48;2;34;92;43m+\x1b[22m return copyBytes(dst, src) // %d\x1b[49m\x1b[39m\r\r\n",
-			k%256, k%255, k%254, k%9999, n)
-	}
-	fmt.Fprintf(&b, "\x1b[38;5;174m%c Thinking… \x1b[2m(%ds · ↑ %d.%dk tokens · esc to interrupt)\x1b[22m\x1b[39m\r\r\n",
-		[]rune("·✢✳✶✻✽")[n%6], n/10, n%90, n%10)
-	b.WriteString("\x1b[2m\x1b[38;5;244m╭" + rule + "╮\x1b[39m\x1b[22m\r\r\n│ > \x1b[7m \x1b[27m" + strings.Repeat(" ", cols-3) +
-		"│\r\r\n╰" + rule + "╯\r\r\n  \x1b[2m? for shortcuts\x1b[22m\x1b]0;✳ task\x07\x1b[?25h\x1b[?2026l")
-	return b.String()
-}
-
-// BenchmarkScreenWide writes characters that are two columns wide, and joined ones.
-func BenchmarkScreenWide(b *testing.B) {
-	benchmarkScreen(b, bytes.Repeat([]byte("端末の画面を読む 👍🏽 é\r\n"), 1000))
-}
-
-// BenchmarkScreenRecordings writes the shared recordings one after the other.
-func BenchmarkScreenRecordings(b *testing.B) {
-	files, _ := filepath.Glob(filepath.Join(screenShared(), "recordings", "*-*.cast"))
-	if len(files) == 0 {
-		b.Skip("no recordings; ATLASBRIDGE_SHARED names their folder")
-	}
-	var all []byte
-	for _, f := range files {
-		_, _, out := screenRecording(b, f)
-		all = append(all, out...)
-	}
-	benchmarkScreen(b, all)
-}
-
-// costlySequences are what costs a terminal the most for its bytes.
-var costlySequences = []struct{ name, text string }{
-	{"erase all", "x\x1b[2J"},
-	{"erase all in a colour", "\x1b[41m\x1b[2J\x1b[H"},
-	{"erase and jump", "\x1b[2J\x1b[999;999Hx"},
-	{"erase the row in a colour", "\x1b[42m\x1b[999C\x1b[1K"},
-	{"erase characters", "\x1b[999X"},
-	{"REP", "x\x1b[9999b\r"},
-	{"REP of two columns", "\r端\x1b[9999b"},
-	{"insert and delete characters", "\x1b[@\x1b[P"},
-	{"scroll by one", "\x1b[S\x1b[T"},
-	{"scroll by all", "\x1b[9999S\x1b[9999T"},
-	{"insert and delete rows", "\x1b[H\x1b[L\x1b[M"},
-	{"region of two rows", "\x1b[1;2r\x1b[2;1H\n\x1b[r"},
-	{"reverse index", "\x1b[H\x1bM"},
-	{"line feeds", "\n"},
-	{"a letter a line", "x\n"},
-	{"alternate screen", "x\x1b[?1049hx\x1b[?1049l"},
-	{"reset", "\x1bc"},
-	{"colours", "\x1b[" + strings.Repeat("38;2;1;2;3;", 999) + "m"},
-	{"parameters", "\x1b[" + strings.Repeat(";", 9999) + "H"},
-	{"titles", "\x1b]2;" + strings.Repeat("t", 9999) + "\a\x1b]2;u\a"},
-	{"marks", "e" + strings.Repeat("\u0301", 99)},
-	{"sets of marks", "e\u0301\u0302\u0303e\u0303\u0301e\u0302\u0301\u0303\u0301"},
-	{"joined", "👍\u200d👍\u200d👍\u200d"},
-	{"rare characters", "\U00020000\u1160\U000e0100\u2fff"},
-	{"tabs", "\t\x1b[Z"},
-	{"questions", "\x1b[6n\x1b[14t\x1b]11;?\a"},
-	{"reports", "\x1b]7501;state=working:msg=aGFsbG8=\x1b\\"},
-	{"empty strings", "\x1bP\x1b]\x1b\\"},
-}
-
-// BenchmarkScreenCostly writes what costs the most, into a screen of the usual size, with and without a transcript, and
-// into the largest: the MB/s say how long a megabyte of it keeps a session busy.
-func BenchmarkScreenCostly(b *testing.B) {
-	for _, size := range []struct {
-		name       string
-		rows, cols int
-		told       bool
-	}{{"100x30", 30, 100, false}, {"told", 30, 100, true}, {"largest", 2000, 2000, false}} {
-		for _, c := range costlySequences {
-			b.Run(size.name+"/"+c.name, func(b *testing.B) {
-				s := newScreen(size.rows, size.cols)
-				if size.told {
-					s.Transcript(false)
-				}
-				text := []byte(strings.Repeat(c.text, 1+10000/len(c.text)))
-				b.SetBytes(int64(len(text)))
-				for b.Loop() {
-					s.Write(text)
-					s.TakeReplies(true)
-				}
-			})
-		}
-	}
-}
-
-// BenchmarkDetectorCostly looks at what costs the most to read, one row changed, on a screen of the usual size and on the
-// largest.
-func BenchmarkDetectorCostly(b *testing.B) {
-	for _, size := range [][2]int{{30, 100}, {2000, 2000}} {
-		for _, c := range []struct{ name, row string }{
-			{"pointers", "❯ %d\r\n"},
-			{"pointers apart", "❯ %d\r\n    more\r\n"},
-			{"numbers", "%d. a\r\n"},
-			{"one number", "❯ 1. a %d\r\n"},
-			{"boxes", "[ ] a %d\r\n"},
-			{"colours", "\x1b[38;5;%[1]dma %[1]d\r\n"},
-			{"backgrounds", "a \x1b[48;5;%[1]dm%[1]d and more than that, so that it is wide\x1b[m b\r\n"},
-			{"reversed", "\x1b[7ma %d\x1b[m b\r\n"},
-			{"one long line", strings.Repeat("long ", 40) + "%d"},
-			{"rules", strings.Repeat("─", 90) + " %d\r\n"},
-			{"buttons", "[ Yes ]  [ No ]  %d\r\n"},
-			{"keys", "(y)es (n)o (%d)\r\n"},
-			{"questions", "Really do %d? (y/n) \r\n"},
-		} {
-			for _, tool := range []string{"generic", "claude"} {
-				b.Run(fmt.Sprintf("%dx%d/%s/%s", size[1], size[0], c.name, tool), func(b *testing.B) {
-					d := newDetector(adapterFor(tool), size[0], size[1], DetectOptions{})
-					for n := range 2 * d.Screen.rows {
-						d.Feed(fmt.Appendf(nil, c.row, n%250), detectorStart)
-					}
-					n := 0
-					for b.Loop() {
-						n++
-						d.Feed(fmt.Appendf(nil, "\x1b[1;1H%d\x1b[999;1H", n), detectorStart)
-						d.Look(TTYState{Reading: ReadingYes}, detectorStart)
-					}
-				})
-			}
-		}
-	}
-}
-
-// BenchmarkScreenText makes the text of a full screen.
-func BenchmarkScreenText(b *testing.B) {
-	s := newScreen(30, 100)
-	s.Write(screenFrame())
-	b.ReportAllocs()
-	for b.Loop() {
-		s.Text()
-	}
-}
-
-// ---- detect.go: key bytes ----
-// A key has a name and the bytes that a terminal sends.
-
-// TestTelegramKeyBytes: a key's name is its bytes in the mode of the terminal, and no other word is
-// a key.
-func TestTelegramKeyBytes(t *testing.T) {
-	for name, want := range map[string]string{
-		"CTRL_C": "\x03",
-		"ctrl_d": "\x04",
-		"CTRL_[": "\x1b",
-		"ENTER":  "\r",
-		"ESC":    "\x1b",
-		"TAB":    "\t",
-		"UP":     "\x1b[A",
-		"HOME":   "\x1b[H",
-		"PGDN":   "\x1b[6~",
-		"y":      "y",
-		"3":      "3",
-	} {
-		if got, ok := keyBytes(name, false); got != want || !ok {
-			t.Errorf("keyBytes(%q) = %q, %v", name, got, ok)
-		}
-	}
-	if got, _ := keyBytes("LEFT", true); got != "\x1bOD" {
-		t.Errorf("LEFT in application mode = %q", got)
-	}
-	for _, name := range []string{"", "CTRL_", "CTRL_CC", "CTRL_1", "A", "4"} {
-		if got, ok := keyBytes(name, false); ok {
-			t.Errorf("keyBytes(%q) = %q", name, got)
-		}
+		s.Write(out)
 	}
 }
 
 // ---- detect.go: transcript ----
 // What a program printed is told line by line, once.
 
-// TestTranscript: each line is told once and in order when it is final, whatever is painted over,
-// wrapped, cleared or scrolled.
+// TestTranscript: each line is told once and in order when it is final, whatever is painted over, wrapped, cleared or
+// scrolled.
 func TestTranscript(t *testing.T) {
-	type step struct {
-		in     string
-		settle bool
-		final  string
-		live   string
-	}
-	for name, steps := range map[string][]step{
-		"live part": {{"a\r\nb", false, "a", "b"}, {"c\r\n", false, "bc", ""}, {"", false, "", ""}},
-		"progress bar": {{"start\r\n10%", false, "start", "10%"}, {"\r50%", false, "", "50%"},
-			{"\r100%\r\ndone\r\n", false, "100%|done", ""}},
-		"wrapped, repainted": {{"012345678\r\nxyz\r\n", false, "012345678|xyz", ""},
-			{"\x1b[H0123456789abc\r\n", true, "0123456789abc", ""}},
-		"wrapped": {{"0123456789abcdef", false, "", "0123456789abcdef"}, {"g\r\nx", false, "0123456789abcdefg", "x"}},
-		"wrapped, scrolled": {{strings.Repeat("0123456789", 7), false, "", strings.Repeat("0123456789", 7)}, {"\r\n",
-			false, strings.Repeat("0123456789", 7), ""}},
-		"spaces at the wrap": {{"012345678 9\r\n", false, "012345678 9", ""}},
-		"typing at a prompt": {{"$ ", false, "", "$"}, {"ls\b\b", false, "", "$ ls"}, {"\r\nf\r\n$ ", false, "$ ls|f",
-			"$"}},
-		"blank lines stay":      {{"a\r\n\r\nb\r\n", false, "a||b", ""}},
-		"same line twice":       {{"ok\r\nok\r\n", false, "ok|ok", ""}, {"ok\r\n", false, "ok", ""}},
-		"before the first call": {{"", false, "", ""}},
-		"repaint above": {{"one\r\n1 busy\r\n", false, "one|1 busy", ""},
-			{"\x1b[A\x1b[2K2 busy\r\n", false, "", "2 busy"}, {"\x1b[A\x1b[2Kanswer\r\n", false, "", "answer"},
-			{"", true, "answer", ""}, {"two\r\n", false, "two", ""}},
-		"repaint scrolls out": {{"1 busy\r\n", false, "1 busy", ""}, {"\x1b[A\x1b[2Ktext\r\nb\r\nc\r\nd\r\ne\r\nf\r\n",
-			false, "text|b|c|d|e|f", ""},
-			{"g\r\nh\r\ni\r\nj\r\nk\r\nl\r\n", true, "g|h|i|j|k|l", ""}},
-		"clear": {{"a\r\nb\r\n", false, "a|b", ""}, {"c\r\n\x1b[H\x1b[2J", false, "c", ""}, {"d\r\n",
-			false, "", "d"}, {"", true, "d", ""}},
-		"clear and the same again": {{"a\r\nb\r\n", false, "a|b", ""},
-			{"\x1b[2J\x1b[Ha\r\nb\r\nnew\r\n", true, "new", ""}},
-		"alternate": {{"$ tool\r\n\x1b[?1049h\x1b[Hhead\r\n────\r\nq1\r\n", false, "$ tool", ""},
-			{"", true, "head|q1", ""}, {"\x1b[4Hanswer", false, "", ""}, {"", true, "answer", ""}, {"", true, "", ""},
-			{"\x1b[2J\x1b[Hhead\r\n────\r\nanswer\r\nq1\r\nlast", true, "|q1|last", ""},
-			{"\x1b[?1049l$ ", false, "", "$"}},
-		"alternate scrolls": {{"\x1b[?1049ha\r\nb\r\nc\r\nd\r\ne", true, "a|b|c|d|e", ""},
-			{"\r\nf\r\ng", true, "f|g", ""}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newScreen(5, 10)
-			s.Transcript(false)
-			for i, st := range steps {
-				s.Write([]byte(st.in))
-				final, live := s.Transcript(st.settle)
-				if got := strings.Join(final, "|"); got != st.final || live != st.live {
-					t.Errorf("step %d: %q live %q, want %q live %q", i, got, live, st.final,
-						st.live)
-				}
+	for _, b := range blocks(t, "transcript.txt") {
+		s := newScreen(5, 10)
+		s.Transcript(false)
+		told := ""
+		for line := range strings.SplitSeq(b.parts[""], "\n") {
+			if !strings.HasPrefix(line, `"`) {
+				continue
 			}
-		})
-	}
-}
-
-// A plain program's lines arrive complete, in order and once, however the calls fall between them.
-func TestTranscriptPlain(t *testing.T) {
-	var want, got []string
-	s := newScreen(24, 40)
-	s.Transcript(false)
-	for i := range 10000 {
-		line := fmt.Sprintf("line %d %s.", i, strings.Repeat("x", i%100))
-		want = append(want, line)
-		s.Write([]byte(line + "\r\n"))
-		if i%7 == 0 || i%1000 < 20 {
-			final, _ := s.Transcript(false)
-			got = append(got, final...)
+			written, settled := strings.CutSuffix(line, " settled")
+			s.Write([]byte(unquoted(t, b.at, written)))
+			final, live := s.Transcript(settled)
+			told += strings.Join(append([]string{line}, final...), "\n|") + "\n"
+			if live != "" {
+				told += "live " + live + "\n"
+			}
 		}
-	}
-	final, live := s.Transcript(true)
-	got = append(got, final...)
-	if !slices.Equal(got, want) || live != "" {
-		t.Errorf("%d lines, want %d; live %q", len(got), len(want), live)
-		for i := range min(len(got), len(want)) {
-			if got[i] != want[i] {
-				t.Fatalf("line %d is %q, want %q", i, got[i], want[i])
-			}
+		if told != b.parts[""] {
+			t.Errorf("%s: %s: it tells\n%s", b.at, b.name, told)
 		}
 	}
 }
 
-// TestTranscriptOfAnAgent: of a known tool its words, each answer once even if it is like the last; not what it greets
-// with, its spinner, what hangs on it, its box and footer, or a dialog.
-func TestTranscriptOfAnAgent(t *testing.T) {
-	box := strings.Repeat("─", 40) + "❯\u00a0\r\n" + strings.Repeat("─", 40) +
-		"  ? for shortcuts\r\n"
-	turn := func(n int) string {
-		return fmt.Sprintf("❯ again %d\r\n\r\n● The answer\r\n  is 42\r\n", n)
+// ---- detect.go: tapes ----
+// What the lab finds in recordings that are written as text, by their times.
+
+// TestTapes: what testdata/tapes shows is asked as it says there, when it says so, and nothing else is.
+func TestTapes(t *testing.T) {
+	var tapes []*tapeText
+	for _, file := range inFolder("testdata", "tapes/*.txt") {
+		for _, b := range blocks(t, strings.TrimPrefix(filepath.ToSlash(file), "testdata/")) {
+			tapes = append(tapes, readTape(t, b))
+		}
 	}
-	for _, mode := range []string{"", "\x1b[?1049h"} {
-		d := newDetector(adapterFor("claude"), 20, 40, DetectOptions{})
-		d.turn.worked = true
-		d.Screen.Write([]byte(mode))
-		var all []string
-		shows := func(settle bool, screen string) {
-			d.Screen.Write([]byte("\x1b[H\x1b[J" + screen))
-			d.cur = nil
-			if settle {
-				d.cur = &candidate{}
-			}
-			final, _ := d.Transcript(false)
-			all = append(all, final...)
-		}
-		shows(true, "Welcome\r\n\r\n"+box)
-		before := "Welcome\r\n\r\n"
-		for n := range 3 {
-			shows(false,
-				before+
-					fmt.Sprintf("❯ again %d\r\n\r\n✽ Pondering…\r\n  ⎿  Tip: be kind\r\n\r\n", n)+box)
-			shows(false, before+turn(n)+"\r\n✢ Pondering… (3s · ↓ 2 tokens)\r\n\r\n"+box)
-			shows(true,
-				before+turn(n)+"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. No\r\n\x1b[?25l")
-			shows(true, before+turn(n)+"\r\n"+box)
-			v := newView(d.Screen, d.adapter, TTYState{}, d.o, nil)
-			words := v.message(v.turnText(v.textEnd()))
-			if words != "The answer\nis 42" {
-				t.Errorf("its last words are %q", words)
-			}
-			before = turn(n) // the rest has gone
-		}
-		want := ""
-		for n := range 3 {
-			want += fmt.Sprintf("\n❯ again %d\n\n● The answer\n  is 42", n)
-		}
-		squeezed := regexp.MustCompile("\n+").ReplaceAllString(strings.TrimSpace(strings.Join(all, "\n")), "\n")
-		want = regexp.MustCompile("\n+").ReplaceAllString(strings.TrimSpace(want), "\n")
-		if squeezed != want {
-			t.Errorf("%q tells\n%s\nwant\n%s", mode, squeezed, want)
+	for _, r := range table(t, "lines.txt") {
+		tapes = append(tapes, readTape(t, lineTape(r)))
+	}
+	asked := labOf(t, tapes)
+	for i, tape := range tapes {
+		if wrong := tape.differs(t, asked[i]); wrong != "" {
+			t.Errorf("%s: %s: %s", tape.at, tape.name, wrong)
 		}
 	}
 }
 
-// TestTranscriptOfRecordings: what agents have painted at 40 columns and 20 rows is told word by word, in order, though
-// no screen has shown all of it, wherever their output is cut.
-func TestTranscriptOfRecordings(t *testing.T) {
-	for file, words := range map[string]int{"claude-stream_w40": 110, "codex-stream_w40": 50} {
-		for _, piece := range []int{1 << 20, 7} {
-			tp, err := openTape(filepath.Join("testdata", "recordings", file+".cast"))
-			if err != nil {
+// lineTape is a row of lines.txt as a case: a program that prints the line, and waits for three seconds.
+func lineTape(r row) block {
+	text := fmt.Sprintf("%s\n3s %q\n= %s\n  choices %q\n  safe_default %s\n", r["terminal"], r["line"], r["asks"], r["choices"], r["safe_default"])
+	return block{r["at"], strconv.Quote(r["line"]), map[string]string{"": text}}
+}
+
+// tapeText is a case of testdata/tapes while it becomes a recording (see tapes/README.md), with what it expects.
+type tapeText struct {
+	block
+	defaults    map[string]string // safe_defaults
+	cast        bytes.Buffer
+	now         float64 // seconds
+	tty         string
+	mark        string   // of the rows that wait to be written: "|" or ">"
+	rows        []string // they
+	takes       float64
+	picture     string // what an agent shows: its name in pictures.txt, its text, what stands in its box
+	text, draft string
+	expected    []expectation
+	pictures    []block
+}
+
+// expectation is what is asked since the one before, until then.
+type expectation struct {
+	until float64
+	lines []string // "= kind: question" of each question, then "  member words", which it has
+}
+
+var (
+	reLoop  = regexp.MustCompile(`(?ms)^(\d+) times\n(.*?)^end\n`)
+	rePick  = regexp.MustCompile(`\{[^{}]*\}`)
+	reTakes = regexp.MustCompile(`^(\d+m?s)(?: |$)(.*)`)
+	reTimes = regexp.MustCompile(`(\S)×(\d+)`)
+	reHint  = regexp.MustCompile(`«(.*?)»`)
+)
+
+// controls are how the characters that nobody sees are written in a row.
+var controls = strings.NewReplacer("␛", "\x1b", "␇", "\a", "␠", " ", "␍", "\r", "␊", "\n", "␈", "\b", "␉", "\t", "⍽", "\u00a0")
+
+// readTape reads a case.
+func readTape(t *testing.T, b block) *tapeText {
+	t.Helper()
+	c := &tapeText{block: b, defaults: map[string]string{}, pictures: blocks(t, "pictures.txt")}
+	head, body, _ := strings.Cut(b.parts[""], "\n")
+	var rows, cols = 30, 100
+	words := strings.Fields(head)
+	if _, err := fmt.Sscanf(words[len(words)-1], "%dx%d", &cols, &rows); err == nil {
+		words = words[:len(words)-1]
+	}
+	c.picture = words[0]
+	c.tty = strings.Join(words[1:], " ")
+	c.write(map[string]any{"version": 2, "width": cols, "height": rows, "title": words[0]})
+	body = reLoop.ReplaceAllStringFunc(body, func(all string) string {
+		m := reLoop.FindStringSubmatch(all)
+		var b strings.Builder
+		for i := range digits(m[1]) {
+			b.WriteString(rePick.ReplaceAllStringFunc(m[2], func(s string) string {
+				each := strings.Split(strings.Trim(s, "{}"), "|")
+				return strings.ReplaceAll(each[i%len(each)], "#", strconv.Itoa(i))
+			}))
+		}
+		return b.String() + "\n" // what follows is another step
+	})
+	last := ""
+	for line := range strings.SplitSeq(body, "\n") {
+		c.step(t, line, last)
+		last = line
+	}
+	c.flush(t)
+	return c
+}
+
+// digits is a number that a pattern has found.
+func digits(text string) int {
+	n, _ := strconv.Atoi(text)
+	return n
+}
+
+// step does what a line says, a second before the next or as long as stands at its beginning.
+func (c *tapeText) step(t *testing.T, line, last string) {
+	t.Helper()
+	takes := time.Second
+	m := reTakes.FindStringSubmatch(line)
+	if m != nil {
+		takes, _ = time.ParseDuration(m[1]) // as the pattern has it
+		line = m[2]
+	}
+	mark := line[:min(1, len(line))]
+	if m != nil || mark != c.mark {
+		c.flush(t)
+	}
+	word, rest, _ := strings.Cut(line, " ")
+	switch {
+	case mark == "|" || mark == ">":
+		if c.mark != mark {
+			c.takes = takes.Seconds()
+		}
+		c.mark = mark
+		if mark == ">" {
+			line = strings.Replace(line, " ", "", 1)
+		}
+		c.rows = append(c.rows, line[1:])
+		return
+	case line == "" && m == nil, word == "#":
+		return
+	case mark == "=" || mark == " ":
+		if !strings.HasPrefix(last, "=") && !strings.HasPrefix(last, " ") {
+			c.expected = append(c.expected, expectation{until: c.now})
+			c.now += 0.001 // what comes at once comes later
+		}
+		now := &c.expected[len(c.expected)-1]
+		now.lines = append(now.lines, line)
+		return
+	case word == "set":
+		kind, value, _ := strings.Cut(rest, "=")
+		c.defaults[kind] = value
+		return
+	case word == "shows":
+		c.picture = rest
+		return
+	case word == "box":
+		c.draft = rest
+		c.paint(t)
+	case word == "says":
+		c.event("o", "\x1b]7501;state="+rest+"\x1b\\")
+	case word == "title":
+		c.event("o", "\x1b]0;"+rest+"\a")
+	case word == "types":
+		c.event("i", unquoted(t, c.at, rest))
+	case word == "tty":
+		c.tty = rest
+	case word == "size":
+		c.event("r", rest)
+	case mark == `"`:
+		c.event("o", unquoted(t, c.at, line))
+	case line != "":
+		t.Fatalf("%s: %s: no step %q", c.at, c.name, line)
+	}
+	c.pass(takes.Seconds())
+}
+
+// unquoted is a text in Go's quotation marks.
+func unquoted(t *testing.T, at, quoted string) string {
+	t.Helper()
+	text, err := strconv.Unquote(quoted)
+	if err != nil {
+		t.Fatalf("%s: %s: %v", at, quoted, err)
+	}
+	return text
+}
+
+// flush writes the rows that wait.
+func (c *tapeText) flush(t *testing.T) {
+	text := strings.Join(c.rows, "\n")
+	mark := c.mark
+	c.mark = ""
+	c.rows = nil
+	switch mark {
+	case "":
+		return
+	case ">":
+		c.text = text
+		c.paint(t)
+	case "|":
+		c.output(text)
+	}
+	c.pass(c.takes)
+}
+
+// paint shows the picture, with its text and what stands in its box.
+func (c *tapeText) paint(t *testing.T) {
+	i := slices.IndexFunc(c.pictures, func(b block) bool { return b.name == c.picture })
+	if i < 0 {
+		t.Fatalf("%s: no picture of %s", c.at, c.picture)
+	}
+	text := strings.TrimSuffix(c.pictures[i].parts[""], "\n")
+	text = reHint.ReplaceAllStringFunc(strings.Replace(text, "TEXT", c.text, 1), func(hint string) string {
+		if c.draft != "" {
+			return c.draft + "␛7"
+		}
+		return "␛7" + strings.Trim(hint, "«»")
+	})
+	c.output("␛[H␛[2J" + text)
+}
+
+// output writes rows with what stands for characters that nobody sees.
+func (c *tapeText) output(rows string) {
+	rows = reTimes.ReplaceAllStringFunc(rows, func(s string) string {
+		m := reTimes.FindStringSubmatch(s)
+		return strings.Repeat(m[1], digits(m[2]))
+	})
+	c.event("o", controls.Replace(strings.ReplaceAll(rows, "\n", "\r\n")))
+}
+
+// event writes an event.
+func (c *tapeText) event(kind, text string) { c.write([]any{c.now, kind, text}) }
+
+// write writes a line of the recording.
+func (c *tapeText) write(v any) { json.NewEncoder(&c.cast).Encode(v) }
+
+// pass lets time pass, and the system tell the state of the terminal.
+func (c *tapeText) pass(seconds float64) {
+	c.event("t", c.tty)
+	c.now += seconds
+	c.event("t", c.tty)
+}
+
+// labOf is what `lab --json` asks in each tape.
+func labOf(t *testing.T, tapes []*tapeText) [][]record {
+	t.Helper()
+	dir := t.TempDir()
+	asked := make([][]record, len(tapes))
+	args := []string{}
+	for i, c := range tapes {
+		text, err := json.Marshal(map[string]any{"recording": fmt.Sprint(i, ".cast"), "safe_defaults": c.defaults})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, text := range map[string][]byte{fmt.Sprint(i, ".cast"): c.cast.Bytes(), fmt.Sprint(i, ".json"): text} {
+			if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			d := newDetector(adapterFor(tp.Title), tp.Height, tp.Width, DetectOptions{})
-			var all []string
-			look, gather := 0.0, 0.0
-			for _, e := range tp.events {
-				now := time.Unix(0, int64(e.t*1e9))
-				if e.t > look {
-					d.Tick(TTYState{}, now)
-					d.ReadWindow()
-					look = e.t + frameTime.Seconds()
-				}
-				if e.t > gather {
-					final, _ := d.Transcript(false)
-					all = append(all, final...)
-					gather = e.t + 0.2
-				}
-				if e.kind == "i" {
-					d.Typed([]byte(e.data), now)
-				}
-				for p := range slices.Chunk([]byte(e.data), piece) {
-					if e.kind == "o" {
-						d.Feed(p, now)
-					}
-				}
-			}
-			final, live := d.Transcript(true)
-			text := strings.Join(append(all, final...), "\n") + live
-			var want []string
-			for n := range words {
-				if tp.Title == "claude" || n%12 != 0 { // codex has items there
-					want = append(want, fmt.Sprint("word", n))
-				}
-			}
-			got := regexp.MustCompile(`word\d+`).FindAllString(text, -1)
-			got = got[:min(len(got), len(want))]
-			if !slices.Equal(got, want) {
-				t.Errorf("%s in pieces of %d tells\n%s", file, piece, text)
-			}
-			frame := regexp.MustCompile(`[─│╭╰▐▛█]|to interrupt|shortcuts|Ask Codex|…|v\d+\.\d+`).FindString(text)
-			if frame != "" {
-				t.Errorf("%s tells %q, which is no text:\n%s", file, frame, text)
-			}
+		}
+		args = append(args, filepath.Join(dir, fmt.Sprint(i, ".json")))
+	}
+	for _, e := range labEvents(t, args...) {
+		i := digits(strings.TrimSuffix(e.str("file"), ".json"))
+		asked[i] = append(asked[i], e)
+		if len(tapes[i].defaults) == 0 {
+			waitsSafely(t, e)
 		}
 	}
+	return asked
 }
 
-// When nobody takes them, the oldest lines are left out, and that is said.
-func TestTranscriptBounded(t *testing.T) {
-	s := newScreen(24, 80)
-	s.Write(bytes.Repeat([]byte("unasked\r\n"), 100000))
-	if len(s.tr.pending) > 0 {
-		t.Error("lines are kept before anybody asked")
+// labEvents is what `lab --json` prints of files and folders.
+func labEvents(t *testing.T, paths ...string) (all []record) {
+	t.Helper()
+	_, out, errs := cli(t, t.TempDir(), append([]string{"lab", "--json", "--explain"}, paths...)...)
+	for dec := json.NewDecoder(strings.NewReader(out)); dec.More(); {
+		var e record
+		if err := dec.Decode(&e); err != nil {
+			t.Fatal(err, errs)
+		}
+		keepsPromises(t, e)
+		all = append(all, e)
 	}
-	s.Transcript(false)
-	for i := range 100000 {
-		fmt.Fprintf(s, "line %d\r\n", i)
-	}
-	final, _ := s.Transcript(false)
-	n := 100000 + 1 - len(final)
-	want := fmt.Sprintf("[… %d lines left out …]", n)
-	if final[0] != want || len(final) > maxPending/lineCost {
-		t.Errorf("%d lines begin with %q, want %q", len(final), final[0], want)
-	}
-	if want := fmt.Sprintf("line %d", n); final[1] != want || final[len(final)-1] != "line 99999" {
-		t.Errorf("the lines go from %q to %q", final[1], final[len(final)-1])
-	}
-	s.Write(bytes.Repeat([]byte("no end "), 1<<20))
-	if s.tr.bytes > maxPending || len(s.tr.part) > maxLine+80 {
-		t.Errorf("an endless line keeps %d and %d bytes", s.tr.bytes, len(s.tr.part))
-	}
+	return all
 }
 
-// TestTranscriptOfAFlood: with a transcript every line of a flood is told, however much comes at once.
-func TestTranscriptOfAFlood(t *testing.T) {
-	d := newDetector(adapterFor("generic"), 24, 80, DetectOptions{})
-	d.Screen.Transcript(false)
-	var flood, want strings.Builder
-	for n := 0; flood.Len() < 2*maxFlood; n++ {
-		fmt.Fprintf(&flood, "line %d of many, as long as lines are\r\n", n)
-		fmt.Fprintf(&want, "line %d of many, as long as lines are\n", n)
+// differs tells where what was asked is not as expected, "" nowhere.
+func (c *tapeText) differs(t *testing.T, asked []record) string {
+	t.Helper()
+	if len(c.expected) == 0 {
+		return "it expects nothing"
 	}
-	d.Feed([]byte(flood.String()), detectorStart)
-	lines, _ := d.Screen.Transcript(false)
-	if got := strings.Join(lines, "\n") + "\n"; got != want.String() {
-		t.Errorf("%d lines are told, not %d", len(lines), strings.Count(want.String(), "\n"))
-	}
-}
-
-// BenchmarkScreenTranscript writes plain lines to a screen whose transcript is taken.
-func BenchmarkScreenTranscript(b *testing.B) {
-	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog, line after line\r\n"),
-		1000)
-	s := newScreen(30, 100)
-	b.SetBytes(int64(len(text)))
-	for b.Loop() {
-		s.Transcript(false)
-		s.Write(text)
-	}
-}
-
-// ---- detect.go: prompts ----
-// One look says what is asked and with which keys it is answered.
-
-// TestQuestionIsTheLine: a question is its own line or the lines that belong to it, and what stands
-// above is in the full text.
-func TestQuestionIsTheLine(t *testing.T) {
-	long := "The file /srv/backup/2026/monthly/archive-of-everything.tar.zst exists and is much newer. Really 12 (now) " +
-		"replace it? (y/n)"
-	if long[99] != ' ' {
-		t.Fatalf("the row has to end in a blank, not in %q", long[99])
-	}
-	for _, c := range []struct{ out, question, full string }{
-		{"Q1? (y/n) n\r\ngot 1 [n]\r\nQ2? (y/n) ", "Q2? (y/n)", "Q1?"},
-		{"/home/u/.ssh/id_rsa already exists.\r\nOverwrite (y/n)? ", "Overwrite (y/n)?", "already exists"},
-		{"unrelated\r\n\r\nErase the disk?\r\n(y/n) ", "Erase the disk?\n(y/n)", "Erase"},
-		{"1) red\r\n2) green\r\n3) blue\r\n#? ", "#?", "3) blue"},
-		{"1) red\r\n2) green\r\n3) blue\r\n#? 7\r\n#? ", "#?", "3) blue"},
-		{"$ ./pick\r\n\r\nPick a colour\r\n1) red\r\n2) green\r\n#? ", "Pick a colour", "2) green"},
-		{"Enter name:\r\n> ", "Enter name:\n>", "Enter name:"},
-		{"Name: Bob\r\nEmail: ", "Email:", "Name: Bob"},
-		{"earlier\r\n" + long + " ", long, "earlier"},
-	} {
-		p := newStage(t, "generic", "reading canon echo").one(c.out)
-		if p.Question != c.question || p.Excerpt != clip(c.question, 200) ||
-			!strings.Contains(p.Full, c.full) {
-			t.Errorf("%q: question %q, excerpt %q, full text %q", c.out, p.Question, p.Excerpt,
-				p.Full)
+	for _, want := range c.expected {
+		n := slices.IndexFunc(asked, func(e record) bool { return e["t"].(float64) > want.until })
+		if n < 0 {
+			n = len(asked)
 		}
-	}
-}
-
-// TestWhatStandsAbove: the paragraph before a question belongs to it in all of its length, scrolled out or not; what is
-// further up is shown too, but nothing from before the screen was cleared or an earlier question was answered; where the
-// paragraph's beginning is lost, that is said.
-func TestWhatStandsAbove(t *testing.T) {
-	t.Parallel()
-	rows := func(n int) (all string) {
-		for i := range n {
-			all += fmt.Sprintf("rm -rf /srv/%d \\\r\n", i)
-		}
-		return all
-	}
-	menu := "Pick one:\r\n❯ Red\r\n  Blue\r\n\x1b[?25l"
-	for _, c := range []struct {
-		name, screen string
-		full, above  []string // that they hold; "!…": that they do not
-		cut          bool
-	}{
-		{"paragraph", "far\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!far"}, []string{"far", "!near"}, false},
-		{"line of a frame between", "far\r\n────\r\nnear\r\nGo? (y/n) ", []string{"near", "!far"}, []string{"far"},
-			false},
-		{"two paragraphs", "one\r\n\r\n\r\ntwo\r\n\r\nnear\r\nGo? (y/n) ", []string{"near", "!two"},
-			[]string{"one\n\n\ntwo"}, false},
-		{"scrolled out", "far\r\n\r\n" + rows(60) + "Go? (y/n) ", []string{"/srv/0 ", "/srv/59 ", "!far"},
-			[]string{"far"}, false},
-		{"cleared", rows(60) + "\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"}, []string{"!srv"}, false},
-		{"lost", rows(maxScrollback+100) + "Go? (y/n) ", nil, nil, true},
-		{"longer than is kept", strings.Repeat(strings.Repeat("x", 99)+"\r\n", 200) + "Go? (y/n) ", nil, nil, true},
-		{"much above", "gone\r\n" + strings.Repeat(strings.Repeat("y", 99)+"\r\n", 60) + "\r\nnear\r\nGo? (y/n) ",
-			[]string{"near"}, []string{"yyy", "!gone"}, false},
-		{"alternate screen", rows(60) + "\x1b[?1049h\x1b[H\x1b[2Jnear\r\nGo? (y/n) ", []string{"near", "!srv"},
-			[]string{"!srv"}, false},
-		{"menu", "far\r\n\r\n\r\n" + menu, []string{"Pick one", "Red", "!far"}, []string{"far"}, false},
-		{"menu, scrolled out", "far\r\n\r\n\r\n" + rows(60) + menu, []string{"/srv/0 ", "/srv/59", "Pick one", "!far"},
-			[]string{"far"}, false},
-		{"menu, lost", rows(maxScrollback+100) + menu, nil, nil, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			state := "reading canon echo"
-			if strings.Contains(c.name, "menu") {
-				state = "reading raw noecho"
+		var now []record
+		now, asked = asked[:n], asked[n:]
+		i := -1
+		for _, line := range want.lines {
+			head, isHead := strings.CutPrefix(line, "=")
+			if isHead {
+				i++
 			}
-			s := newStage(t, "x", state)
-			p := s.one(c.screen)
-			if p.Cut != c.cut {
-				t.Errorf("cut %v", p.Cut)
-			}
-			for of, words := range map[string][]string{p.Full: c.full, p.Above: c.above} {
-				for _, word := range words {
-					without, not := strings.CutPrefix(word, "!")
-					if strings.Contains(of, without) == not {
-						t.Errorf("%q, want %q", of, word)
-					}
-				}
-			}
-			moved := *p
-			moved.parts.above = append(slices.Clone(p.parts.above), "more")
-			moved.seal()
-			if p.same(&moved) {
-				t.Error("what stands above does not count")
-			}
-		})
-	}
-}
-
-// TestKeys: a choice is typed with the keys that its program reads in its terminal's mode.
-func TestKeys(t *testing.T) {
-	for _, c := range []struct{ tool, tty, out, keys string }{
-		{"claude", "", claudeDialog("x"), `["1" "2" "3"]`},
-		{"generic", "reading canon echo", "Go? [y/N] ", `["y" "n"]`},
-		{"generic", "reading raw echo", "Go? [y/N] ", `["y" "n"]`}, // bash read -n1
-		{"generic", "reading raw noecho", "Clear<y>? ", `["y" "n"]`},
-		{"generic", "reading canon echo", "Go? (yes/no) ", `["yes" "no"]`},
-		{"generic", "reading canon echo", "1) a\r\n2) b\r\nSelect option: ", `["1" "2"]`},
-		{"generic", "reading raw noecho", "\x1b[?25l? Pick one (Use arrow keys)\r\n❯ a\r\n  b\r\n", `["" ""]`},
-	} {
-		var keys []string
-		for _, k := range newStage(t, c.tool, c.tty).one(c.out).Choices {
-			keys = append(keys, k.Keys)
-		}
-		if got := fmt.Sprintf("%q", keys); got != c.keys {
-			t.Errorf("%q: %s, want %s", c.out, got, c.keys)
-		}
-	}
-}
-
-// TestAdapterTable: a tool is known by its base name, without folder and extension, or is generic.
-func TestAdapterTable(t *testing.T) {
-	for name, want := range map[string]string{
-		"claude":          "claude",
-		"/usr/bin/claude": "claude",
-		"codex":           "codex",
-		"openai":          "generic", // another program than codex
-		"gemini":          "gemini",
-		"opencode":        "opencode",
-		"qwen.exe":        "qwen",
-		"bash":            "generic",
-		"":                "generic",
-	} {
-		if got := adapterFor(name).Name; got != want {
-			t.Errorf("adapterFor(%q) = %s, want %s", name, got, want)
-		}
-	}
-}
-
-// TestToolSaysItWorks: a known tool is at work where its title or a row shows it and the protocol does not say otherwise;
-// of one that is not known nothing of that counts.
-func TestToolSaysItWorks(t *testing.T) {
-	dialog := strings.Repeat("─", 80) +
-		"\r\nBash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n" +
-		"  2. No\r\n\x1b[?25l"
-	says := func(state string) string { return "\x1b]7501;state=" + state + ":app=claude-code\a" }
-	for _, c := range []struct {
-		tool, before string
-		asks         bool
-	}{
-		{"claude", "", true},
-		{"claude", says("working"), true},
-		{"claude", "\x1b]0;◐ Claude Code\a", false},
-		{"claude", says("working") + "\x1b]0;◐ Claude Code\a", false},
-		{"claude", says("blocked") + "\x1b]0;◐ Claude Code\a", true},
-		{"claude", says("done") + "\x1b]0;◐ Claude Code\a", true},
-		{"claude", says("clear") + "\x1b]0;◐ Claude Code\a", false},
-		{"x", says("working") + "\x1b]0;◐ Claude Code\a", true},
-	} {
-		s := newStage(t, c.tool, "reading raw noecho")
-		if asked := s.show(c.before+dialog, 5*time.Second); len(asked) > 0 != c.asks {
-			t.Errorf("%s %q: %d questions", c.tool, c.before, len(asked))
-		}
-	}
-}
-
-// TestShowsOtherCalls: a file's dialog shows its name, a plan's says so, any other tool's its words; nothing is no call.
-func TestShowsOtherCalls(t *testing.T) {
-	p := &Prompt{Question: "Do you want to edit main.go?",
-		parts: shown{body: []string{"+ one", "fetch it"}, among: []string{"Yes"}}}
-	for _, c := range []struct {
-		tool, subject string
-		want          bool
-	}{
-		{"Edit", "/srv/main.go", true},
-		{"Write", "/srv/other.go", false},
-		{"ExitPlanMode", "", false},
-		{"mcp__x", "fetch it", true},
-		{"mcp__x", "send it", false},
-		{"mcp__x", "", false},
-		{"Bash", "", false},
-		{"Bash", "fetch", false},
-		{"Bash", "fetch it", true},
-		{"Bash", "+ one fetch it", true},
-	} {
-		if p.showsCall(c.tool, c.subject) != c.want {
-			t.Errorf("%s %q: %v", c.tool, c.subject, !c.want)
-		}
-	}
-	if !(&Prompt{Question: "Ready to carry out the Plan?"}).showsCall("ExitPlanMode", "") {
-		t.Error("a plan")
-	}
-}
-
-// TestSameIsAllOfIt: whatever of what is shown differs, it is another question; spinners, times and the pointer do not
-// count, nor does what stood above a question that is asked without it.
-func TestSameIsAllOfIt(t *testing.T) {
-	made := func(change func(*Prompt)) *Prompt {
-		p := &Prompt{
-			Type:     MultipleChoice,
-			Question: "Which one?",
-			Choices:  []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}},
-			parts:    shown{above: []string{"$ paint"}, body: []string{"the wall"}, among: []string{"1 Red", "2 Blue"}},
-		}
-		if change != nil {
-			change(p)
-		}
-		p.seal()
-		p.publish()
-		return p
-	}
-	asked := made(nil)
-	for name, c := range map[string]struct {
-		change  func(*Prompt)
-		same    bool
-		follows bool
-	}{
-		"nothing":       {nil, true, true},
-		"pointer":       {func(p *Prompt) { p.Pointer = 1 }, true, true},
-		"type":          {func(p *Prompt) { p.Type = YesNo }, false, false},
-		"secret":        {func(p *Prompt) { p.Secret = true }, false, false},
-		"several":       {func(p *Prompt) { p.Multi = true }, false, false},
-		"above":         {func(p *Prompt) { p.parts.above = []string{"$ burn"} }, false, false},
-		"nothing above": {func(p *Prompt) { p.parts.above = nil }, false, false},
-		"body":          {func(p *Prompt) { p.parts.body = []string{"the house"} }, false, false},
-		"question":      {func(p *Prompt) { p.Question = "Which two?" }, false, false},
-		"among":         {func(p *Prompt) { p.parts.among = []string{"1 Red", "for good", "2 Blue"} }, false, true},
-		"label":         {func(p *Prompt) { p.Choices[1].Label = "Green" }, false, true},
-		"key":           {func(p *Prompt) { p.Choices[1].Key = "3" }, false, true},
-		"order":         {func(p *Prompt) { slices.Reverse(p.Choices) }, false, false},
-		"cut":           {func(p *Prompt) { p.Cut = true }, false, true},
-		"blanks":        {func(p *Prompt) { p.parts.body = []string{"the  wall"} }, false, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			now := made(c.change)
-			if asked.same(now) != c.same || asked.follows(now) != c.follows {
-				t.Errorf("same %v, follows %v", asked.same(now), asked.follows(now))
-			}
-			if (asked.Shown == now.Shown) != c.same {
-				t.Error("what is shown tells otherwise")
-			}
-		})
-	}
-	if asked.same(nil) || asked.follows(nil) {
-		t.Error("nothing is the same")
-	}
-	secret := made(func(p *Prompt) { p.parts.body = []string{"key AKIAABCDEFGHIJKLMNOP"} })
-	if strings.Contains(secret.Shown, "AKIAABCD") || secret.same(made(func(p *Prompt) {
-		p.parts.body = []string{"key AKIAABCDEFGHIJKLMNOQ"}
-	})) {
-		t.Error("a secret is shown, or two of them are taken for the same")
-	}
-	for _, c := range []struct {
-		was, is int
-		same    bool
-	}{{5, 5, true}, {5, 6, false}, {0, 6, true}, {5, 0, true}} {
-		a, b := made(func(p *Prompt) { p.place.row = c.was }), made(func(p *Prompt) { p.place.row = c.is })
-		if a.same(b) != c.same {
-			t.Errorf("asked in row %d, seen in row %d: same %v", c.was, c.is, !c.same)
-		}
-	}
-}
-
-// TestDifferences: two texts differ in what may move, a spinner or a time, in its place; or in anything else, which is no
-// sameness at all.
-func TestDifferences(t *testing.T) {
-	for _, c := range []struct{ a, b, want string }{
-		{"⠋ Working (9s)\nGo?", "⠙ Working (10s)\nGo?", "⠋⠙ 9s·10s"},
-		{"| Working", "/ Working", "|/"},
-		{"  Bash(ls)", "⏺ Bash(ls)", " ⏺"},
-		{"Working ⠋\nGo?", "Working\nGo?", "⠋"},
-		{"left 1m 2s of 1h", "left 59s    of 1h", "1m 2s ·59s    "},
-		{"at 9:59:59", "at 10:00:00", "9:59:59·10:00:00"},
-		{"● a ○ b", "○ a ● b", "●○ ○●"},
-		{"Delete 10 files", "Delete 90 files", "!"},
-		{"in 30 s", "in 0 s", "!"},
-		{"ls /tmp/a", "ls /tmp/b", "!"},
-		{"a  b", "a b", "!"},
-		{"Backup", "backup", "!"},
-		{"e\u0301", "e\u0301\u0302", "!"},
-		{"v1.30s", "v1.31s", "!"},
-		{"one\ntwo", "one", "!"},
-		{"one", "one\ntwo", "!"},
-		{"\n", "", "!"},
-		{"\xff", "\xfe", "!"},
-	} {
-		changes, ok := differences(c.a, c.b)
-		var got []string
-		for _, d := range changes {
-			mark := "·"
-			if utf8.RuneCountInString(d.was+d.is) <= 2 {
-				mark = ""
-			}
-			got = append(got, d.was+mark+d.is)
-		}
-		if !ok {
-			got = []string{"!"}
-		}
-		if strings.Join(got, " ") != c.want {
-			t.Errorf("differences(%q, %q) = %q, want %q", c.a, c.b, got, c.want)
-		}
-	}
-}
-
-// ---- detect.go: words and readers ----
-// Each reader finds what it is for, in known and unknown tools, and nothing else.
-
-// TestTongues: every language has yes, no and two letters for them; a marker of these letters is a question of yes and
-// no, answered with the program's own letter, and waiting types the one for no.
-func TestTongues(t *testing.T) {
-	for _, l := range tongues {
-		letters := []rune(l.letters)
-		if l.yes == "" || l.no == "" || len(letters) != 2 {
-			t.Errorf("%s: yes %q, no %q, letters %q", l.name, l.yes, l.no, l.letters)
-			continue
-		}
-		yes, no := string(letters[0]), string(letters[1])
-		for _, marker := range []string{
-			"[" + strings.ToUpper(yes) + "/" + no + "]", "(" + yes + "/" + strings.ToUpper(no) + ")",
-			"（" + yes + "/" + no + "）",
-		} {
-			p := newStage(t, "generic", "reading canon echo").one("Frobnitz xyz? " + marker + " ")
-			if p.Type != YesNo || p.Choices[0].Keys != yes || p.Choices[1].Keys != no ||
-				p.SafeDefault == nil || *p.SafeDefault != "n" {
-				t.Errorf("%s %s: %s %+v", l.name, marker, p.Type, p.Choices)
+			switch {
+			case isHead && strings.TrimSpace(head) == "nothing":
+				i--
+			case i >= len(now):
+				return fmt.Sprintf("until %.1f s it asks %d questions, not %s", want.until, len(now), line)
+			case isHead && !heads(t, c.at, now[i], strings.TrimSpace(head)), !isHead && !hasMember(t, c.at, now[i], line):
+				return fmt.Sprintf("it expects %s; it asks\n%s", line, inWords(now[i]))
 			}
 		}
-		first := func(words string) string { return strings.Split(words, "|")[0] }
-		menu := "\x1b[?25lXyz?\r\n❯ " + first(l.yes) + "\r\n  " + first(l.no) + "\r\n"
-		p := newStage(t, "generic", "reading raw noecho").one(menu)
-		if p.Type != YesNo || p.SafeDefault == nil || *p.SafeDefault != "n" || !p.Choices[0].Grants {
-			t.Errorf("%s: %s %+v", l.name, p.Type, p.Choices)
+		if len(now) > i+1 {
+			return fmt.Sprintf("until %.1f s it also asks\n%s", want.until, inWords(now[i+1]))
 		}
-	}
-}
-
-// TestReaders: what a program paints is asked as what it is: the kind, the answers and the keys that give them.
-func TestReaders(t *testing.T) {
-	t.Parallel()
-	const raw, line = "reading raw noecho", "reading canon echo"
-	hide := "\x1b[?25l"
-	rule := strings.Repeat("─", 100)
-	for _, c := range []struct {
-		name, tty, screen string
-		kind              PromptType // "" nothing is asked; of an idle box its name is idle
-		choices           string     // "key label=keys" of each, or labels alone where a pointer moves
-	}{
-		{"list by background and numbers (grok)", raw, hide + "Proceed?\r\n\r\n \x1b[46;30m 1. Yes \x1b[m\r\n  2. No\r\n\r\n" +
-			"↑↓ navigate • Enter select", YesNo, "y Yes= n No="},
-		{"list by underline below a question (enquirer)", raw, "? Pick one …\r\n\x1b[4;36mapple\x1b[m\r\ngrape\r\ncherry" +
-			"\x1b[1;14H", MultipleChoice, "1 apple= 2 grape= 3 cherry="},
-		{"list by reverse alone, at rest (terminal-kit)", raw, "Where to?\r\n\r\n\x1b[7m a. south \x1b[m\r\n b. west\r\n",
-			MultipleChoice, "1 a. south= 2 b. west="},
-		{"list of a tool that is known, with another pointer (qwen)", raw, hide + "Which colour?\r\n\r\n ❯ 1. Red\r\n" +
-			"   2. Blue\r\n\r\n ↑/↓: Navigate | Enter: Select", MultipleChoice, "1 Red= 2 Blue="},
-		{"one option alone, with a hint below (continue)", raw, hide + "Select Model\r\n\r\n➤ fake-model\r\n\r\n" +
-			"↑/↓ to navigate, Enter to select", MultipleChoice, "1 fake-model="},
-		{"a faint last option, at the others' column (copilot)", raw, hide + "Colour:\r\n❯ Red\r\n  Blue\r\n" +
-			"  \x1b[90mOther\x1b[m\r\n\r\n↑/↓ select · enter accept", MultipleChoice, "1 Red= 2 Blue= 3 Other="},
-		{"what explains an option is none (qwen)", raw, hide + "Provider\r\n\r\n› One\r\n  \x1b[90mthe first\x1b[m\r\n\r\n" +
-			"  Two\r\n  \x1b[90mthe second\x1b[m\r\n\r\n↑↓ navigate, Enter to select", MultipleChoice, "1 One= 2 Two="},
-		{"a cell that is left reversed above (gemini)", raw, hide + "│ \x1b[7m \x1b[m │\r\n\r\nAllow it?\r\n\r\n\r\n● 1. Once\r\n" +
-			"  2. Always\r\n", MultipleChoice, "1 Once= 2 Always="},
-		{"boxes to tick", raw, hide + "Which?\r\n❯ ◯ lint\r\n  ◉ tests\r\n\r\nspace to toggle, enter to confirm",
-			MultipleChoice, "1 lint= 2 tests="},
-		{"buttons by background, keys named below (gum)", raw, hide + "Commit?\r\n\r\n  \x1b[48;5;212m Yes \x1b[m  " +
-			"\x1b[48;5;235m No \x1b[m\r\n\r\n←→ toggle • enter submit • y Yes • n No", YesNo, "y Yes= n No="},
-		{"buttons in brackets (mc)", raw, "\x1b[?1049hQuit now?\r\n\r\n   \x1b[46m[ Ja ]\x1b[m  [ Nein ]\x1b[3;6H", YesNo,
-			"y Ja= n Nein="},
-		{"keys in brackets with what they do (cline)", raw, hide + "Approve tool call?\r\n\r\n  [y] Approve   [n] Deny",
-			MultipleChoice, "y Approve=y n Deny=n"},
-		{"the same below what it is about", raw, hide + "Approve tool call?\r\n\r\n run_commands\r\n\r\n   $ touch c1\r\n\r\n" +
-			"  [y] Approve   [n] Deny\r\n\r\n\r\n fake-model (100)\r\n w\r\n Auto-approve disabled", MultipleChoice,
-			"y Approve=y n Deny=n"},
-		{"a dialog drawn over other text", raw, "\x1b[?1049h" + strings.Repeat("some other text that goes on and on and on "+
-			"over all of the row\r\n", 12) + "\x1b[4;20H\x1b[44m" + strings.Repeat(" ", 40) + "\x1b[5;20H  Really quit?" +
-			strings.Repeat(" ", 26) + "\x1b[6;20H" + strings.Repeat(" ", 40) + "\x1b[7;20H   \x1b[41m[ Yes ]\x1b[44m  [ No ]" +
-			strings.Repeat(" ", 22) + "\x1b[8;20H" + strings.Repeat(" ", 40) + "\x1b[m\x1b[7;25H", YesNo, "y Yes= n No="},
-		{"a marker with words and the default behind it (rich)", line, "Name [paul/jess/dun] (paul): ", MultipleChoice,
-			"paul paul=paul jess jess=jess dun dun=dun"},
-		{"a default that is a path is none", line, "Package [root/ci]: ", FreeText, ""},
-		{"a count is no marker (git)", line, "(1/2) Stage this hunk [y,n,/,?]? ", MultipleChoice,
-			"y y=y n n=n / /=/ ? ?=?"},
-		{"the present value stands behind the marker (enquirer)", raw, hide + "? Continue? (y/N) ‣ false", YesNo,
-			"y Yes=y n No=n"},
-		{"a word in quotation marks, in capitals (cryptsetup)", line, "Sicher? (Tippen Sie 'yes' in Großbuchstaben): ", YesNo,
-			"y Yes=YES n No=no"},
-		{"a list that was answered before (gpg)", line, "  1 = one\r\n  2 = two\r\nYour decision? 1\r\nReally? (y/N) ", YesNo,
-			"y Yes=y n No=n"},
-		{"two alphabets: the one that is typed everywhere (gpg)", line, "Вилучити? (y/N або т/Н) ", YesNo, "y Yes=y n No=n"},
-		{"a range without a list", line, "Enter your choice [1-4]: ", MultipleChoice, "1 1=1 2 2=2 3 3=3 4 4=4"},
-		{"a range and its default", line, "Select option (1-3) [2]: ", MultipleChoice, "1 1=1 2 2=2 3 3=3"},
-		{"a range of more than nine", line, "Enter your choice [1-12]: ", FreeText, ""},
-		{"a range with its list", line, "1) a\r\n2) b\r\nEnter your choice [1-2]: ", MultipleChoice, "1 a=1 2 b=2"},
-		{"a range of what is done", line, "Copying parts (1-4) to the disk: ", FreeText, ""},
-		{"a letter in angle brackets is read alone (e2fsck)", raw, "Effacer<o>? ", YesNo, "y Yes (o)=o n No=n"},
-		{"a list under the line that asks (rawlist)", raw, "? Pick a license\r\n  1) MIT\r\n  2) GPL\x1b[1;18H", MultipleChoice,
-			"1 MIT=1 2 GPL=2"},
-		{"an or before the last of several keys (emacs)", raw, "\x1b[?1049hSave file? (y, n, !, ., q or d) ", MultipleChoice,
-			"y y=y n n=n ! !=! . .=. q q=q d d=d"},
-		{"a list whose items are wrapped", line, " 1) " + strings.Repeat("long ", 22) + "\r\n 2) Quit\r\nSelect an option: ",
-			MultipleChoice, "1 " + clip(strings.TrimSpace(strings.Repeat("long ", 22)), 60) + "=1 2 Quit=2"},
-		{"return is pressed where no list is (auggie)", raw, hide + "  \x1b[35mNew here? You can create an account.\x1b[m\r\n\r\n\r\n" +
-			"→ Login to continue\r\n\r\n  Press return to open your browser\r\n", ConfirmEnter, ""},
-		{"press a key, in Turkish", line, "Devam etmek için bir tuşa basın... ", ConfirmEnter, ""},
-		{"press a key, in Chinese", line, "按任意键继续", ConfirmEnter, ""},
-		{"the question stands above the mark (Symfony)", line, " Continue? (yes/no) [yes]:\r\n > ", YesNo, "y Yes=yes n No=no"},
-		{"a field with a cursor of its own (clack)", raw, hide + "◆  Project name?\r\n│  \x1b[7m \x1b[m\r\n└", FreeText, ""},
-		{"a field with a hint for its text (gum)", raw, hide + "> \x1b[7mW\x1b[m\x1b[2mhat is your name?\x1b[m\r\n\r\nenter submit",
-			FreeText, ""},
-		{"an order stands above the box (grok)", raw, hide + "Type your feedback and press Enter\r\n\r\n" + rule + "\r\n❯ \x1b[7m \x1b[m" +
-			"\r\n" + rule, FreeText, ""},
-		{"an input box of a tool that is not known", raw, hide + "Done.\r\n" + rule + "\r\n❯ \x1b[7m \x1b[m\r\n" + rule, "idle", ""},
-		{"bullets of a transcript, blank rows between", raw, hide + "● do it\r\n\r\n○ Bash(ls)\r\n\r\n" + rule + "\r\n❯ \x1b[7m \x1b[m" +
-			"\r\n" + rule, "idle", ""},
-		{"a printed list of marks", "busy raw noecho", hide + "❯ one\r\n❯ two\r\n", "", ""},
-		{"a menu that is only shown, nobody reads", "busy canon echo", "Choose:\r\n ❯ 1. yes\r\n   2. no\r\n↑↓ navigate", "", ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			tool := "generic"
-			if strings.Contains(c.name, "known, with") {
-				tool = "codex"
-			}
-			s := newStage(t, tool, c.tty)
-			asked := s.show(c.screen, 3*time.Second)
-			if c.kind == "" {
-				if len(asked) > 0 {
-					t.Fatalf("asks %q", asked[0].Question)
-				}
-				return
-			}
-			if len(asked) != 1 {
-				t.Fatalf("%d questions: %q", len(asked), s.d.Explain())
-			}
-			p := asked[0]
-			checkPrompt(t, p)
-			kind := p.Type
-			if p.Idle {
-				kind = "idle"
-			}
-			var choices []string
-			for _, choice := range p.Choices {
-				choices = append(choices, choice.Key+" "+choice.Label+"="+choice.Keys)
-			}
-			if got := strings.Join(choices, " "); kind != c.kind || got != c.choices {
-				t.Errorf("%s %q, want %s %q\n%q", kind, got, c.kind, c.choices, s.d.Explain())
-			}
-		})
-	}
-}
-
-// TestSecretsByWords: in raw mode a line that names a secret is one, in any language; a question about one is not.
-func TestSecretsByWords(t *testing.T) {
-	for out, secret := range map[string]bool{
-		"Password: ": true, "? What is your password? ‣ ": true, "“dev”的密码: ": true, "Parolayı girin: ": true,
-		"Введите пароль: ": true, "Contraseña para ana: ": true, "Enter PIN: ": true,
-		"Save the password? ": false, "Pinned message: ": false, "User name: ": false,
-	} {
-		p := newStage(t, "generic", "reading raw noecho").one(out)
-		if p.Secret != secret || secret && p.SafeDefault != nil {
-			t.Errorf("%q: secret %v, %+v", out, p.Secret, p)
-		}
-	}
-}
-
-// TestStillScreen: a screen that no rule reads is possibly a question once it is still, whatever the tool; it takes keys
-// and text, nothing is typed by waiting, and what moves, blinks or is not read is never asked.
-func TestStillScreen(t *testing.T) {
-	t.Parallel()
-	const screen = "\x1b[?25l\x1b[?1049hSomething new\r\n\r\nthat nobody has ever read"
-	for _, tool := range []string{"generic", "claude", "qwen"} {
-		s := newStage(t, tool, "reading raw noecho")
-		asked := s.show(screen, 30*time.Second)
-		if len(asked) != 1 || asked[0].Type != Unknown || asked[0].SafeDefault != nil || len(asked[0].Choices) != 9 {
-			t.Fatalf("%s: %+v", tool, asked)
-		}
-		rec := &PromptRecord{Prompt: *asked[0], Status: AwaitingReply}
-		rec.ShownAll = true
-		for given, ok := range map[string]bool{"up": true, "1": true, "esc": true, "enter": true, "rm -rf /": true, "12": true} {
-			if _, why := rec.interpret(given); (why == "") != ok {
-				t.Errorf("%s: %q is refused: %q", tool, given, why)
-			}
-		}
-	}
-	for _, tty := range []string{"busy raw noecho", "reading canon echo", "unknown canon echo"} {
-		s := newStage(t, "generic", tty)
-		if asked := s.show(screen, 30*time.Second); len(asked) > 0 && asked[0].Type == Unknown && len(asked[0].Choices) > 0 {
-			t.Errorf("%s: asks %+v", tty, asked[0])
-		}
-	}
-	s := newStage(t, "generic", "reading raw noecho")
-	spin := []rune("⠋⠙⠹⠸⠼⠴")
-	var asked []*Prompt
-	for i := range 200 {
-		asked = append(asked, s.show(fmt.Sprintf("\x1b[?25l\x1b[H\x1b[2J%c Thinking\r\n\r\nsome text", spin[i%len(spin)]),
-			100*time.Millisecond)...)
 	}
 	if len(asked) > 0 {
-		t.Errorf("a spinner is asked: %+v", asked[0])
+		return "in the end it also asks\n" + inWords(asked[0])
 	}
-	for i := range 100 { // a blinking mark is one of two screens
-		mark := []string{"●", "○"}[i%2]
-		asked = append(asked, s.show("\x1b[H\x1b[2J"+mark+" waits\r\n\r\nsome text", 300*time.Millisecond)...)
+	return ""
+}
+
+// heads reports whether a question is "kind" or "kind: words".
+func heads(t *testing.T, at string, e record, want string) bool {
+	kind, words, more := strings.Cut(want, ": ")
+	asks := "question"
+	if e.str("idle") == "true" {
+		asks = "full"
 	}
-	if len(asked) != 1 {
-		t.Errorf("a mark that blinks: %d questions", len(asked))
+	return kind == askedAs(e) && (!more || hasMember(t, at, e, "  "+asks+" "+words))
+}
+
+// askedAs is the type of a question, "secret", or of an input box "idle" or what the turn came to.
+func askedAs(e record) string {
+	switch {
+	case e.str("turn") != "":
+		return e.str("turn")
+	case e.str("idle") == "true":
+		return "idle"
+	case e.str("secret") == "true":
+		return "secret"
+	}
+	return e.str("type")
+}
+
+// hasMember reports whether a member is as a line wants it: "  member words", "  member ~ part of it", "  member ! not in
+// it". Blanks and ends of lines do not count where the words stand in no quotation marks.
+func hasMember(t *testing.T, at string, e record, line string) bool {
+	t.Helper()
+	name, want, _ := strings.Cut(strings.TrimSpace(line), " ")
+	how, part, _ := strings.Cut(want, " ")
+	if how == "~" || how == "!" {
+		want = part
+	}
+	got := memberOf(e, name)
+	if strings.HasPrefix(want, `"`) {
+		want = unquoted(t, at, want)
+	} else {
+		got = strings.Join(strings.Fields(got), " ")
+	}
+	switch how {
+	case "~":
+		return strings.Contains(got, want)
+	case "!":
+		return !strings.Contains(got, want)
+	}
+	return got == want
+}
+
+// memberOf is a member as text: of each choice "key label=keys", "-" for what is not there.
+func memberOf(e record, name string) string {
+	choices, ok := e[name].([]any)
+	if !ok || name != "choices" {
+		if e[name] == nil {
+			return "-"
+		}
+		return e.str(name)
+	}
+	var all []string
+	for _, c := range choices {
+		c := record(c.(map[string]any))
+		keys := strconv.Quote(c.str("keys"))
+		all = append(all, c.str("key")+" "+c.str("label")+"="+keys[1:len(keys)-1])
+	}
+	return strings.Join(all, ", ")
+}
+
+// inWords is a question for a person to read.
+func inWords(e record) string {
+	text := fmt.Sprintf("\t%.2f s: %s: %q\n", e["t"], askedAs(e), e["question"])
+	for _, name := range []string{"choices", "safe_default", "signals", "cut", "above", "full", "why"} {
+		text += fmt.Sprintf("\t%s %q\n", name, memberOf(e, name))
+	}
+	return text
+}
+
+// keepsPromises checks the limits of a question.
+func keepsPromises(t *testing.T, e record) {
+	t.Helper()
+	excerpt, choices := e.str("excerpt"), e["choices"].([]any)
+	score := e["score"].(float64)
+	signals := e["signals"].([]any)
+	if len(excerpt) > 200 || !utf8.ValidString(excerpt) || excerpt == "" && e.str("type") != "unknown" || len(choices) > 9 ||
+		score < 0.60 || score > 1 || len(signals) == 0 || e.str("shown") == "" || len(e.str("full")) > 16<<10 {
+		t.Errorf("%s passes a limit:\n%s", e.str("file"), inWords(e))
+	}
+	for _, c := range choices {
+		c := record(c.(map[string]any))
+		if utf8.RuneCountInString(c.str("label")) > 60 || c.str("key") == "" {
+			t.Errorf("%s: a choice passes a limit: %v", e.str("file"), c)
+		}
 	}
 }
 
-// TestBlinkingCursor: a cursor that the program draws and that blinks is where it was: the question is asked once.
-func TestBlinkingCursor(t *testing.T) {
-	s := newStage(t, "generic", "reading raw noecho")
-	asked := s.show("\x1b[?25lProject name?\r\n> \x1b[7m \x1b[m\r\n\r\nenter submit", time.Second)
-	for i := range 20 {
-		cursor := " "
-		if i%2 == 1 {
-			cursor = "\x1b[7m \x1b[m"
+// waitsSafely checks that waiting types nothing but what refuses, or Enter where nothing but Enter is asked for.
+func waitsSafely(t *testing.T, e record) {
+	t.Helper()
+	label := ""
+	for _, c := range e["choices"].([]any) {
+		c := record(c.(map[string]any))
+		if c["key"] == e["safe_default"] {
+			label = c.str("label")
 		}
-		asked = append(asked, s.show("\x1b[2;3H"+cursor, 500*time.Millisecond)...)
 	}
-	if len(asked) != 1 || asked[0].Type != FreeText {
-		t.Errorf("%d questions: %+v", len(asked), asked)
+	kind := askedAs(e)
+	switch {
+	case e["safe_default"] == nil || e.str("safe_default") == "esc":
+	case kind == "confirm_enter" && e.str("safe_default") == "enter" && !strings.Contains(e.str("question"), "?"):
+	case kind != "yes_no" && kind != "multiple_choice" || affirming.MatchString(label) || !refusing.MatchString(label):
+		t.Errorf("%s: waiting types %q (%q):\n%s", e.str("file"), e["safe_default"], label, inWords(e))
 	}
 }
 
-// ---- detect.go: turns ----
-// What an agent's turn came to is told once, with words of its own.
+// What says yes, and what refuses, in a dozen languages: what waiting may type is held against it.
+var (
+	affirming = regexp.MustCompile(`(?i)^[^\pL\pN]*(y|yes|yep|ok|okay|j|ja|o|oui|s|si|sí|sim|д|да|tak|t|是|好|确定|はい|예|네|` +
+		`allow|always|approve|accept|trust|proceed|continue|confirm|grant|run|install|delete|remove|overwrite|deploy|agree|` +
+		`i (agree|accept|understand))([^\pL\pN]|$)`)
+	refusing = regexp.MustCompile(`(?i)^[^\pL\pN]*(n|no|nope|nein|nee|non|nao|não|н|нет|ні|nie|hayır|否|いいえ|아니요?|deny|reject|cancel|abort|abbrechen|` +
+		`refuse|decline|disallow|don['’]?t|do not|取消|キャンセル)([^\pL\pN]|$)`)
+)
 
-// agentBoxes are the rows below an agent's text as they were seen (claude 2.1.330, codex 0.169, gemini 0.61, opencode 1.18,
-// qwen 0.24), what an empty box shows between « and ».
-var agentBoxes = map[string]string{
-	"claude": strings.Repeat("─", 100) + "\n❯\u00a0«»\n" + strings.Repeat("─", 100) +
-		"\n  ⏸ manual mode on · ? for shortcuts",
-	"codex": "\n› «\x1b[2mAsk Codex to do anything\x1b[m»\n\n  gpt-5.1-codex default · /w",
-	"gemini": "\n\n" + strings.Repeat(" ", 84) + "? for shortcuts\n" + strings.Repeat("─", 100) +
-		"\n Shift+Tab to accept edits\n" + strings.Repeat("▄", 100) +
-		"\n > «  Type your message or @path/to/file»\n" + strings.Repeat("▀", 100) + "\n workspace (/directory)",
-	"opencode": "\n  \x1b[38;2;92;156;245m┃\n  ┃«»\n  ┃\n  ┃  Build · Fake Fake\n  ╹\x1b[m" + strings.Repeat("▀", 95) +
-		"\n   /w",
-	"qwen": strings.Repeat("─", 100) + "\n> «  Type your message or @path/to/file»\n" + strings.Repeat("─", 100) +
-		"\n  ➜ w · fake-model",
-}
+// ---- detect.go: what may keep a question from being asked ----
 
-// agentScreen is a screen of the agent's with that text and draft, the cursor in its box.
-func agentScreen(tool, text, draft string) string {
-	before, rest, _ := strings.Cut(agentBoxes[tool], "«")
-	hint, after, _ := strings.Cut(rest, "»")
-	if draft != "" {
-		hint = draft
-	}
-	above := text + "\n" + before
-	row := strings.Count(above, "\n") + 1
-	column := 3 + len(draft)
-	switch tool {
-	case "gemini":
-		column++
-	case "opencode":
-		column += 3
-	}
-	screen := strings.ReplaceAll(above+hint+after, "\n", "\r\n")
-	return fmt.Sprintf("\x1b[H\x1b[2J%s\x1b[%d;%dH", screen, row, column)
-}
-
-// playTurns does one step after the other, each a second before the next, with "quick" a tenth: what the tool says by the
-// protocol and by its title, what somebody types, what it shows above its box, what stands in that. It returns what was
-// told.
-func playTurns(s *stage, tool string, steps []string) (told []string) {
-	text, draft := "", ""
-	for _, step := range steps {
-		pause := time.Second
-		if quick, ok := strings.CutPrefix(step, "quick "); ok {
-			step = quick
-			pause = 100 * time.Millisecond
-		}
-		kind, what, _ := strings.Cut(step, ":")
-		output := ""
-		switch kind {
-		case "typed":
-			s.d.Typed([]byte(what), s.now)
-		case "says":
-			output = "\x1b]7501;state=" + what + "\x1b\\"
-		case "title":
-			output = "\x1b]0;" + what + "\a"
-		case "shows":
-			text = what
-			output = agentScreen(tool, text, draft)
-		case "box":
-			draft = what
-			output = agentScreen(tool, text, draft)
-		case "raw":
-			output = what
-		default:
-			s.t.Fatalf("no step %q", step)
-		}
-		if output != "" {
-			s.d.Feed([]byte(output), s.now)
-		}
-		for _, p := range s.wait(pause) {
-			_, why, _ := strings.Cut(p.Question, " failed: ")
-			told = append(told, strings.TrimSpace(string(p.Turn)+" "+why)+": "+strings.Join(strings.Fields(p.Full), " "))
-		}
-	}
-	return told
-}
-
-// TestTurns: ready, finished, asked in words, interrupted, failed are told apart, each once and with the words of that
-// turn alone, however short it was; what was no turn is not told as one.
-func TestTurns(t *testing.T) {
-	t.Parallel()
-	edge := strings.Repeat("▀", 100)
-	const (
-		start       = "says:idle:app=claude-code"
-		works       = "says:working:app=claude-code"
-		hello       = "shows:❯ hello\n\n● Hi.\n\n✻ Baked for 1s · done 4:02 PM\n"
-		stopped     = "\n  ⎿ \u00a0Interrupted · What should Claude do instead?\n"
-		geminiReady = "title:◇  Ready (w)"
-		geminiWorks = "title:✦  Working… (w)"
-		said        = "\x1b[38;2;92;156;245m┃\x1b[38;2;238;238;238m"
-		wrong       = "\x1b[38;2;224;108;117m┃\x1b[38;2;128;128;128m"
-		plain       = "\x1b[m"
-	)
-	for _, c := range []struct {
-		name, tool string
-		steps      []string
-		want       []string
-	}{
-		{"claude's start", "claude", []string{"shows:Welcome", start, "says:done:app=x"}, []string{"ready: ", "finished: Welcome"}},
-		{"a trust dialog before it", "claude", []string{"says:blocked:app=claude-code:kind=permission", "typed:\r",
-			"says:clear", "shows:Welcome\n\n" + strings.Repeat(" ", 80) + "◐ medium · /effort", start}, []string{"ready: "}},
-		{"a turn", "claude", []string{"shows:", start, "typed:hello\r", works, hello, "says:done:app=claude-code"},
-			[]string{"ready: ", "finished: Hi."}},
-		{"a turn of a tenth of a second", "claude", []string{"shows:", start, "typed:hello\r", "quick " + works, "quick " + hello,
-			"says:done:app=claude-code"}, []string{"ready: ", "finished: Hi."}},
-		{"a turn within one write", "claude", []string{"shows:", start, "typed:hello\r",
-			"raw:\x1b]7501;state=working\a" + agentScreen("claude", hello[6:], "") + "\x1b]7501;state=done\a"},
-			[]string{"ready: ", "finished: Hi."}},
-		{"the second turn like the first", "claude", []string{hello, "typed:hello\r", "quick " + works,
-			"quick " + hello + "\n❯ more\n\n● And so on.\n\n✻ Baked for 1s · done 4:03 PM\n", "says:done:app=claude-code"},
-			[]string{"ready: ", "finished: And so on."}},
-		{"a question in words", "claude", []string{"shows:", start, "typed:hello\r", works,
-			"shows:❯ hello\n\n● Two ways.\n\n  Which one? (y/n)\n\n✻ Baked for 1s · done 4:02 PM\n", "says:done:app=claude-code"},
-			[]string{"ready: ", "asks: Two ways. Which one? (y/n)"}},
-		{"it works and shows nothing yet", "claude", []string{hello, "typed:more\r", works, "shows:❯ hello\n\n● Hi.\n",
-			"quick title:◐ Claude Code"}, []string{"ready: "}},
-		{"Esc", "claude", []string{"shows:", start, "typed:hello\r", works, "quick typed:\x1b",
-			"shows:❯ hello\n\n● Once upon" + stopped, "says:idle:app=claude-code"}, []string{"ready: ", "interrupted: Once upon"}},
-		{"Esc before an answer: the message is back in the box", "claude", []string{"shows:", start, "typed:hello\r", works, hello,
-			"says:done:app=claude-code", "typed:more\r", works, "quick typed:\x1b", "box:more", "says:idle:app=claude-code"},
-			[]string{"ready: ", "finished: Hi.", "interrupted: "}},
-		{"No at a dialog", "claude", []string{"shows:", start, "typed:hello\r", works, "says:blocked:app=x:kind=permission",
-			"quick typed:4", "shows:❯ hello\n\n● I will." + stopped + "ctrl+y to paste deleted text", "says:idle:app=x"},
-			[]string{"ready: ", "interrupted: I will."}},
-		{"a command of its own", "claude", []string{"shows:", start, "typed:/context\r", works,
-			"shows:❯ /context\n\n  96 % free", "says:idle:app=claude-code"}, []string{"ready: ", "finished: 96 % free"}},
-		{"help and out again", "claude", []string{hello, start, "typed:/help\r", "raw:\x1b[H\x1b[2JHelp", "typed:\x1b", hello},
-			[]string{"ready: ", "ready: "}},
-		{"no credit, a hint in the box", "claude", []string{"shows:", start, "typed:hello\r", works,
-			"quick raw:" + strings.Replace(agentScreen("claude", "❯ hello\n  ⎿ \u00a0Credit balance too low · Add funds", ""),
-				"❯\u00a0", "❯\u00a0\x1b[7mO\x1b[;2mnce fixed, resend\x1b[m", 1),
-			"says:error:app=claude-code:msg=Q3JlZGl0IGJhbGFuY2UgaXMgdG9vIGxvdw=="},
-			[]string{"ready: ", "failed Credit balance is too low: "}},
-		{"a wrong key, and what is typed then", "claude", []string{"shows:", start, "typed:hello\r", works,
-			"quick shows:❯ hello\n  ⎿ \u00a0Invalid API key · Fix external API key",
-			"says:blocked:app=claude-code:kind=auth:msg=SW52YWxpZCBBUEkga2V5", "typed:m", "box:more", "raw:", "raw:", "raw:"},
-			[]string{"ready: ", "failed Invalid API key: "}},
-		{"an error of a claude without the protocol", "claude", []string{"shows:", "title:✳ Claude Code", "typed:hello\r",
-			"title:◐ Claude Code", "shows:❯ hello\n\n● API Error: Repeated 529 Overloaded", "title:✳ Claude Code"},
-			[]string{"ready: ", "failed API Error: Repeated 529 Overloaded: "}},
-		{"an error while it goes on trying", "claude", []string{"shows:", start, "typed:hello\r", works,
-			"shows:❯ hello\n\n✻ 529 Overloaded · retrying in 5s · attempt 6/10", "raw:"}, []string{"ready: "}},
-
-		{"codex works a moment at its start", "codex", []string{"shows:", "says:idle:app=codex", "quick says:working:app=codex",
-			"quick title:⠋ w", "quick title:w", "says:idle:app=codex"}, []string{"ready: "}},
-		{"codex, a turn", "codex", []string{"shows:", "says:idle:app=codex", "typed:\r", "says:working:app=codex",
-			"shows:› hello\n\n• Hi.\n  └ Tip: Use /copy\n\n  Worked for <1s • 16:03\n", "says:done:app=codex"},
-			[]string{"ready: ", "finished: Hi."}},
-		{"codex, Esc", "codex", []string{"shows:", "says:idle:app=codex", "typed:\r", "says:working:app=codex", "quick typed:\x1b",
-			"shows:› hello\n\n• Hi.\n\n■ Conversation interrupted - use /feedback\n", "says:idle:app=codex"},
-			[]string{"ready: ", "interrupted: Hi."}},
-		{"codex, 401", "codex", []string{"shows:", "says:idle:app=codex", "typed:\r", "says:working:app=codex",
-			"shows:› hello\n\n\n■ unexpected status 401 Unauthorized: Incorrect API key\nprovided: sk-x\n", "says:error:app=codex"},
-			[]string{"ready: ", "failed unexpected status 401 Unauthorized: Incorrect API key provided: sk-x: "}},
-
-		{"gemini, turns between two looks", "gemini", []string{geminiReady, "shows:", "typed:\r", "quick " + geminiWorks,
-			"quick shows: > hello\n" + edge + "\n✦ Hi.\n", geminiReady,
-			"typed:\r", "raw:\x1b]0;✦  Working… (w)\a" + agentScreen("gemini", " > hello\n"+edge+"\n✦ Hi.\n\n > more\n"+edge+
-				"\n✦ Ho.\n", "") + "\x1b]0;◇  Ready (w)\a"}, []string{"ready: ", "finished: Hi.", "finished: Ho."}},
-		{"gemini, Esc", "gemini", []string{geminiReady, "shows:", "typed:\r", geminiWorks, "quick typed:\x1b",
-			"shows: > hello\n" + edge + "\n✦ Once\n\nℹ Request cancelled.\n", geminiReady}, []string{"ready: ", "interrupted: Once"}},
-		{"gemini, 401", "gemini", []string{geminiReady, "shows:", "typed:\r", geminiWorks, "shows: > hello\n" + edge +
-			"\n✕ [API Error: {\"error\":{\"code\":401,\"message\":\"Incorrect\n  key\"}}]\n\nℹ This request failed. Press F12 or\n  run it\n",
-			geminiReady}, []string{"ready: ", `failed [API Error: {"error":{"code":401,"message":"Incorrect key"}}]: `}},
-
-		{"gemini, a file that it shows says that it is done", "gemini", []string{geminiReady, "shows:", "typed:\r", geminiWorks,
-			"says:done:app=x", "shows: > hello\n" + edge + "\n✦ Hi.\n", geminiReady}, []string{"ready: ", "finished: Hi."}},
-
-		{"opencode, a turn that no look has seen", "opencode", []string{"shows:", "typed:\r", "shows:  " + said + "  hello" + plain +
-			"\n\n     Hi.\n\n     ▣  Build · Fake · 257ms\n"}, []string{"ready: ", "finished: Hi."}},
-		{"opencode, Esc", "opencode", []string{"shows:", "typed:\r", "shows:  " + said + "  hello" + plain +
-			"\n\n     Once\n\n     ▣  Build · Fake · interrupted\n"}, []string{"ready: ", "interrupted: Once"}},
-		{"opencode, 401", "opencode", []string{"shows:", "typed:\r", "shows:  " + said + "  hello" + plain + "\n\n  " + wrong + "\n  " +
-			wrong + "  Incorrect API key" + plain + "\n\n     ▣  Build · Fake\n"}, []string{"ready: ", "failed Incorrect API key: "}},
-		{"opencode, No at a dialog", "opencode", []string{"shows:", "typed:\r", "shows:  " + said + "  hello" + plain +
-			"\n\n     $ touch x\n\n     ▣  Build · Fake\n"}, []string{"ready: ", "finished: $ touch x"}},
-		{"opencode tries again", "opencode", []string{"shows:", "typed:\r", "raw:" + strings.Replace(agentScreen("opencode",
-			"  "+said+"  hello"+plain+"\n\n     ▣  Build · Fake\n", ""), "   /w", "  ■■⬝Quota exceeded [retrying in 8s", 1), "raw:"},
-			[]string{"ready: "}},
-
-		{"qwen, a turn", "qwen", []string{"title:Qwen - w", "shows:", "typed:\r", "title:◐︎ Qwen - w",
-			"shows:  > hello\n\n  ◆︎ Hi.\n", "title:Qwen - w"}, []string{"ready: ", "finished: Hi."}},
-		{"qwen, Esc: it says so late, and the message is back", "qwen", []string{"title:Qwen - w", "shows:", "typed:\r",
-			"title:◐︎ Qwen - w", "quick typed:\x1b", "quick title:Qwen - w", "box:hello",
-			"shows:  > hello\n\n  ◆︎ Hi.\n  ●︎ Request cancelled.\n"}, []string{"ready: ", "interrupted: "}},
-		{"qwen, 401", "qwen", []string{"title:Qwen - w", "shows:", "typed:\r", "title:◐︎ Qwen - w",
-			"shows:  > hello\n  ✕ [API Error: 401 Incorrect API key] (Press Ctrl+Y to retry)\n", "title:Qwen - w"},
-			[]string{"ready: ", "failed [API Error: 401 Incorrect API key]: "}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			told := playTurns(newStage(t, c.tool, ""), c.tool, c.steps)
-			if !slices.Equal(told, c.want) {
-				t.Errorf("it tells %q, want %q", told, c.want)
+// TestNothingMutes: whatever was printed before, a question that is printed below it is asked within a minute, with and
+// without a clear in between.
+func TestNothingMutes(t *testing.T) {
+	var tapes []*tapeText
+	for _, r := range table(t, "mutes.txt") {
+		for _, tool := range []string{"generic", "claude", "gemini"} {
+			for _, end := range []string{"\x1b[2J\x1b[H", "\r\n"} {
+				text := fmt.Sprintf("%s reading canon echo 80x24\n0s %q\n60s \"Continue? [y/n] \"\n", tool, r["printed"]+end)
+				tapes = append(tapes, readTape(t, block{r["at"], tool, map[string]string{"": text}}))
 			}
-		})
+		}
+	}
+	for i, asked := range labOf(t, tapes) {
+		if len(asked) == 0 || asked[len(asked)-1].str("idle") == "true" {
+			t.Errorf("%s: %s asks nothing below that", tapes[i].at, tapes[i].name)
+		}
 	}
 }
 
-// TestWordsOnTheScreen: an answer is read from the screen as it was written: without marks and scroll bars, lines that
-// were wrapped joined and no others, tables and quotations as such; one that began above says so.
-func TestWordsOnTheScreen(t *testing.T) {
-	long := strings.Repeat("nine char ", 9)
-	for _, c := range []struct{ name, tool, text, want string }{
-		{"wrapped", "codex", "› hi\n\n• " + long + "and\n  another one\n  short\n  lines\n", long + "and another one\nshort\nlines"},
-		{"a wrapped item", "codex", "› hi\n\n• Two:\n  1. " + long + "\n     and more\n  2. b\n",
-			"Two:\n1. " + long + "and more\n2. b"},
-		{"not wrapped: another margin", "codex", "› hi\n\n• " + long + "and\n      another\n", long + "and\n    another"},
-		{"not wrapped: there was room", "codex", "› hi\n\n• " + long[:70] + "\n  another\n", strings.TrimSpace(long[:70]) + "\nanother"},
-		{"wrapped without blanks", "codex", "› hi\n\n• " + strings.Repeat("字", 48) + "\n  字字\n", strings.Repeat("字", 50)},
-		{"the last message", "codex", "› hi\n\n• I will.\n\n• Ran ls\n  └ a\n\n• It is a.\n", "It is a."},
-		{"a list of its own", "gemini", " > hi\n▀▀▀\n✦\n   - one\n     - two\n   end\n", "- one\n  - two\nend"},
-		{"a scroll bar", "qwen", "  > hi\n\n  ◆\ufe0e Done." + strings.Repeat(" ", 80) + "█\n", "Done."},
-		{"a table in a box", "gemini", " > hi\n▀▀▀\n✦ So:\n\n  ┌───┬───┐\n  │ 日│ B │\n  └───┴───┘\n\n  The | end\n",
-			"So:\n\n```\n  ┌───┬───┐\n  │ 日│ B │\n  └───┴───┘\n```\n\nThe | end"},
-		{"a table of lines", "codex", "› hi\n\n• So:\n\n   A      B\n  ━━━━━  ━━━\n   c|d   e\n\n  End\n",
-			"So:\n\n```\n   A      B\n  ━━━━━  ━━━\n   c|d   e\n```\n\nEnd"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := newStage(t, c.tool, "")
-			s.d.Feed([]byte(agentScreen(c.tool, c.text, "")), s.now)
-			v := newView(s.d.Screen, s.d.adapter, s.tty, s.d.o, nil)
-			if got := v.message(v.turnText(v.textEnd())); got != c.want {
-				t.Errorf("\n got %q\nwant %q", got, c.want)
-			}
-		})
+// ---- detect.go: safe text ----
+// Tricks are made visible, secrets are left out.
+
+// TestRedact: what is a secret by its shape, or by its name and its looks, is left out, and nothing else of the text; what
+// was redacted is no secret.
+func TestRedact(t *testing.T) {
+	file, err := os.ReadFile("testdata/redact.txt")
+	if err != nil {
+		t.Fatal(err)
 	}
-	s := newStage(t, "codex", "")
-	s.d.Feed([]byte(strings.Repeat("\r\n", 40)+agentScreen("codex", "  the end\n", "")), s.now)
-	v := newView(s.d.Screen, s.d.adapter, s.tty, s.d.o, nil)
-	if got := v.message(v.turnText(v.textEnd())); got != "…\nthe end" {
-		t.Errorf("of an answer that began above: %q", got)
+	secret := regexp.MustCompile("«(.*)»")
+	for text := range strings.Lines(string(file)) {
+		text = strings.TrimSuffix(text, "\n")
+		if strings.HasPrefix(text, "#") {
+			continue
+		}
+		if strings.HasPrefix(text, `"`) {
+			text = unquoted(t, "redact.txt", text)
+		}
+		want := secret.ReplaceAllString(text, "[redacted]")
+		got := redact(secret.ReplaceAllString(text, "$1"))
+		if got != want || redact(got) != got {
+			t.Errorf("of %q it leaves %q, and of that %q", text, got, redact(got))
+		}
 	}
 }
 
-// FuzzWordsOnTheScreen: whatever an agent shows, its words are read without a panic and are not more than were there.
-func FuzzWordsOnTheScreen(f *testing.F) {
-	f.Add("› hi\n\n• So:\n  ┌──┬─┐\n  │a │b│\n  └──┴─┘", 1)
-	f.Add("━━ ━━\n \n━ ━\n│ 字", 4)
-	f.Fuzz(func(t *testing.T, text string, n int) {
-		tool := adapters[max(0, n)%len(adapters)].Name
-		d := newDetector(adapterFor(tool), 30, 100, DetectOptions{})
-		d.Feed([]byte(agentScreen(tool, strings.ReplaceAll(text, "\n", "\r\n"), "")), detectorStart)
-		v := newView(d.Screen, d.adapter, TTYState{}, d.o, nil)
-		words := v.message(v.turnText(v.textEnd()))
-		if len(words) > 4*len(d.Screen.Text())+1000 {
-			t.Errorf("%d bytes of a screen with %d", len(words), len(d.Screen.Text()))
+// TestArgumentsAreRedacted: of a tool's arguments no secret is kept, whether it stands behind its flag or alone.
+func TestArgumentsAreRedacted(t *testing.T) {
+	dir := home(t, "")
+	args := []string{"--model", "opus", "--api-key", "abcS3CRET1", "-u", "bob:hunter2S3CRET", "KEY=1", "API_KEY=abcdS3CRET", "--token", "--fast"}
+	cli(t, dir, append([]string{"run", "--quiet", os.Args[0], "-test.run=^$"}, args...)...)
+	for _, name := range []string{"state.jsonl", "audit.log"} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || bytes.Contains(text, []byte("S3CRET")) {
+			t.Errorf("%s keeps a secret, or is not there: %v\n%s", name, err, text)
+		}
+	}
+	if got := fmt.Sprint(records(t, dir, "session")); !strings.Contains(got, "--model opus --api-key [redacted] -u bob:[redacted] KEY=1") ||
+		!strings.Contains(got, "--token --fast") {
+		t.Errorf("the session is recorded as %s", got)
+	}
+}
+
+// FuzzRedact: whatever the text, redacting it again changes nothing.
+func FuzzRedact(f *testing.F) {
+	for _, text := range []string{"password=hunter22", `{"a\":"token=x1x1x1x1x1"}`, "://a:b@://c:d@", "-u a:b1c2 --pass 'x"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		once := redact(text)
+		if twice := redact(once); twice != once {
+			t.Errorf("%q becomes %q, then %q", text, once, twice)
 		}
 	})
 }
 
-// TestAsksInWords: a turn asks whose last sentence is a question, in whatever language, with what it offers below.
-func TestAsksInWords(t *testing.T) {
-	for _, c := range []struct {
-		text string
-		want bool
-	}{
-		{"Done.", false}, {"", false}, {"Which one?", true}, {"Shall I go on? (y/n)", true}, {"**Shall I?**", true},
-		{"どちらにしますか。", true}, {"继续吗？", true}, {"继续吗。", true}, {"هل أتابع؟", true}, {"¿Sigo?", true}, {"Να συνεχίσω\u037e", true},
-		{"Which one do you prefer?\n1. A\n2. B", true},
-		{"Which one?\n\n- A\n  - deep\n- B\n", true},
-		{"Which one?\n\n```go\nf()\n```", true},
-		{"Like this?\n\n| a | b |\n|---|---|\n| 1 | 2 |", true},
-		{"## What changed?\n- the lock", false},
-		{"What changed? The lock.\n- a", false},
-		{"Which one? Tell me the number.", false},
-		{"Which one?\n1. A\n2. B\nI start with A.", false},
-		{"- Which one?", true},
+// BenchmarkRedact is what a screen costs that is full of the names of secrets.
+func BenchmarkRedact(b *testing.B) {
+	text := strings.Repeat("the token: it is, if password == \"\" then /etc/passwd; --fast key=value\n", 50)
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		redact(text)
+	}
+}
+
+// ---- detect.go: recordings and lab ----
+// Recordings and scenarios are written, played again and judged.
+
+// TestScenarios: every scenario asks what it expects, or nothing; waiting types nothing but refusals; and what the lab explains
+// is sentences.
+func TestScenarios(t *testing.T) {
+	if code, _, errs := cli(t, t.TempDir(), "lab", "testdata/scenarios"); code != 0 {
+		t.Error(errs)
+	}
+	internal := regexp.MustCompile(`\b(structure|pattern|tty|protocol|raw|canon|noecho)\b|[%!]|\w+\+\w+`)
+	asked := labEvents(t, "testdata/scenarios", "testdata/recordings")
+	for _, e := range asked {
+		waitsSafely(t, e)
+		if why := e.str("why"); !strings.HasPrefix(why, "found by the reader of ") || internal.MatchString(why) {
+			t.Errorf("%s is explained as %q", e.str("file"), why)
+		}
+	}
+	if len(asked) < 100 {
+		t.Errorf("%d questions in all scenarios and recordings", len(asked))
+	}
+}
+
+// copied is a copy of folders of recordings and scenarios in which another state of the terminal is told.
+func copied(t *testing.T, told func(text string) string, dirs ...string) string {
+	t.Helper()
+	to := t.TempDir()
+	for _, dir := range dirs {
+		if err := os.CopyFS(filepath.Join(to, filepath.Base(dir)), os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, file := range append(inFolder(to, "*/*.cast"), inFolder(to, "*/*.json")...) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(told(string(text))), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return to
+}
+
+// reTold is what the system tells of who reads, in a recording and in a scenario.
+var reTold = regexp.MustCompile(`("t", "|"tty": ")(?:reading|busy)`)
+
+// blind takes out what the system tells of who reads.
+func blind(text string) string { return reTold.ReplaceAllString(text, "${1}unknown") }
+
+// TestPrintedIsNotAsked: what a program of lines prints while it works is no question, whatever it looks like.
+func TestPrintedIsNotAsked(t *testing.T) {
+	dir := copied(t, func(text string) string {
+		if !strings.Contains(text, `"tool": "generic"`) || !strings.Contains(text, `"tty": "reading canon echo"`) {
+			return "{}"
+		}
+		return strings.Replace(text, `"reading canon echo"`, `"busy canon echo"`, 1)
+	}, "testdata/scenarios")
+	for _, e := range labEvents(t, dir) {
+		t.Errorf("%s is asked although nobody reads:\n%s", e.str("file"), inWords(e))
+	}
+}
+
+// TestBlind: where the system cannot tell who reads, the scenarios are asked as where it can, but for what is seen in nothing
+// else: that an empty line is read, or that a line that looks like a question is only printed.
+func TestBlind(t *testing.T) {
+	last := func(dir string) map[string]string {
+		kinds := map[string]string{}
+		for _, e := range labEvents(t, dir) {
+			if e.str("idle") == "false" {
+				kinds[e.str("file")] = askedAs(e)
+			}
+		}
+		return kinds
+	}
+	known := last("testdata/scenarios")
+	unknown := last(filepath.Join(copied(t, blind, "testdata/scenarios", "testdata/recordings"), "scenarios"))
+	wrong := 0
+	for file, kind := range known {
+		if unknown[file] != kind {
+			wrong++
+			t.Logf("%s: %q, where it is known %q", file, unknown[file], kind)
+		}
+		delete(unknown, file)
+	}
+	if len(known) < 60 || wrong > 3 || len(unknown) > 10 {
+		t.Errorf("of %d questions %d are read otherwise, and %d are asked that are none: %q", len(known), wrong, len(unknown),
+			slices.Sorted(maps.Keys(unknown)))
+	}
+}
+
+// TestRecordings: over the shared recordings the figures of score.py are what they were, with and without what the system
+// tells. They may only rise; the goals are 99, 97 and 95 % (SPEC 10).
+func TestRecordings(t *testing.T) {
+	needTool(t, "python3")
+	shared := filepath.Join(screenShared(), "recordings")
+	if _, err := os.Stat(shared); err != nil {
+		t.Skip("no shared recordings (set ATLASBRIDGE_SHARED):", err)
+	}
+	for _, c := range []struct{ what, dir, least string }{
+		{"seen", shared, `{"generic": {"recall": 99, "type": 98, "choices": 97.4, "labels": 93, "screen": 91, "idle": 91},
+			"agent": {"recall": 97.9, "type": 96.7, "choices": 96.7, "labels": 95, "idle": 96}}`},
+		{"blind", copied(t, blind, shared), `{"generic": {"recall": 98.6, "type": 97.6, "choices": 97.4, "labels": 93, "screen": 95, "idle": 85},
+			"agent": {"recall": 97.9, "type": 96.7, "choices": 96.7, "labels": 95, "idle": 96}}`},
 	} {
-		if got := asksInWords(c.text); got != c.want {
-			t.Errorf("%q asks: %v", c.text, got)
+		_, out, _ := cli(t, t.TempDir(), "lab", "--json", c.dir)
+		events := filepath.Join(t.TempDir(), "events")
+		if err := os.WriteFile(events, []byte(out), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		scored, err := exec.Command("python3", filepath.Join(shared, "score.py"), filepath.Join(shared, "index.jsonl"), events).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: %s", c.what, scored)
+		var got, least map[string]map[string]any
+		if json.Unmarshal(scored, &got) != nil || json.Unmarshal([]byte(c.least), &least) != nil {
+			t.Fatalf("no figures: %s", scored)
+		}
+		for source, figures := range least {
+			for name, figure := range figures {
+				if share, ok := got[source][name].(float64); !ok || share < figure.(float64) {
+					t.Errorf("%s: %s of %s: %v %%, it was %v %%", c.what, name, source, got[source][name], figure)
+				}
+			}
+			if share := got[source]["false"].(float64); share > 16 || c.what == "seen" && share > 3.2 {
+				t.Errorf("%s: %v %% of the busy %s programs are taken for asking", c.what, share, source)
+			}
 		}
 	}
 }
 
-// TestBlinkingDialogThatIsNotShown: a dialog that the tool reports and no reader knows is asked although a mark blinks.
-func TestBlinkingDialogThatIsNotShown(t *testing.T) {
-	s := newStage(t, "claude", "reading raw noecho")
-	told := s.show(agentScreen("claude", "● I will.", "")+"\x1b[H\x1b[JAuto mode can't check actions\r\n\r\n● Doing it\r\n"+
-		"\x1b]7501;state=blocked:app=claude-code:msg=ZGlhbG9nIG9wZW4=\a", 0)
-	for i := range 8 {
-		told = append(told, s.show([]string{"\x1b[3;1H ", "\x1b[3;1H●"}[i%2], 600*time.Millisecond)...)
-	}
-	if len(told) != 1 || told[0].Question != "dialog open" {
-		t.Errorf("%+v", told)
+// TestExamples: a scenario expects what it says, and of several expectations that fail the lab tells the first one.
+func TestExamples(t *testing.T) {
+	dir := t.TempDir()
+	for _, b := range blocks(t, "examples.txt") {
+		file := filepath.Join(dir, "example.json")
+		if err := os.WriteFile(file, []byte(b.parts[""]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, _, errs := cli(t, dir, "lab", file)
+		wrong, bad := b.parts["wrong"]
+		if bad != (code == 1) || !strings.Contains(errs, strings.TrimSpace(wrong)) {
+			t.Errorf("%s: %s: exit %d, %q, want %q", b.at, b.name, code, errs, wrong)
+		}
 	}
 }
+
+// TestLab: lab prints an event as documented, explains it, shows the screen, and fails for what it cannot read.
+func TestLab(t *testing.T) {
+	dir := t.TempDir()
+	const cast = "testdata/recordings/generic-tune2fs.cast"
+	for _, c := range []struct {
+		args string
+		code int
+		want string // on standard output
+	}{
+		{"--json " + cast, 0, `^\{"file":"generic-tune2fs.cast","t":[0-9.]+,"confidence":"high","type":"yes_no","score":[0-9.]+,"excerpt":"[^"]+",` +
+			`"choices":\[\{"key":"y","label":"Yes","keys":"y\W*","grants":true\},.*"safe_default":"n","idle":false,"secret":false,"signals":\[.*\],` +
+			`"question":"[^"]+","full":"[^"]+",.*"cut":false,"permission":false,"multi":false,"shown":"[^"]+"\}\n$`},
+		{"--explain --json " + cast, 0, `"why":"found by the reader of `},
+		{"--explain " + cast, 0, "found by the reader of questions on a line"},
+		{"--screen " + cast, 0, `Proceed anyway \(or wait 5 seconds to proceed\) \? \(y,N\)`},
+		{dir + "/missing", 1, "not as expected: 1"},
+		{dir, 0, "files: 0"},
+		{"detect.go", 1, "not as expected: 1"},
+	} {
+		code, out, errs := cli(t, dir, append([]string{"lab"}, strings.Fields(c.args)...)...)
+		if code != c.code || !matches(c.want, out) {
+			t.Errorf("lab %s: exit %d: %s%s, want %d and %s", c.args, code, out, errs, c.code, c.want)
+		}
+	}
+}
+
+// TestRecordingIsPlayed: what was recorded is asked by the lab as it was in the session, with characters that came in pieces,
+// who read, and how the terminal was.
+func TestRecordingIsPlayed(t *testing.T) {
+	needUnix(t)
+	file := filepath.Join(t.TempDir(), "r.cast")
+	dir := home(t, "")
+	x := bridge(t, dir, "run", "--quiet", "--record", file, "bash", "-c",
+		`for c in 'Gr\303' '\266' '\303' '\237e \360\237' '\216\211? (y/n) '; do printf "$c"; sleep 0.02; done; read a; read -s -p "Code: "`)
+	for _, kind := range []string{"yes_no", "free_text"} {
+		awaitRecord(t, dir, "prompt", kind, func(r record) bool { return r.str("type") == kind })
+		x.types("y\r")
+	}
+	x.exits(0)
+	var asked []string
+	for _, e := range labEvents(t, file) {
+		asked = append(asked, askedAs(e)+": "+e.str("question"))
+	}
+	if want := []string{"yes_no: Größe 🎉? (y/n)", "secret: Code:"}; !slices.Equal(asked, want) {
+		t.Errorf("it plays as %q, want %q", asked, want)
+	}
+}
+
+// TestRecordingThatCannotBeWritten: a recording for which there is no room is told of at the end, and the program runs as it is.
+func TestRecordingThatCannotBeWritten(t *testing.T) {
+	needLinux(t)
+	x := bridge(t, home(t, ""), "run", "--record", "/dev/full", "bash", "-c", "seq 2000; exit 3")
+	x.sees("no space left")
+	x.exits(3)
+}
+
+// FuzzTape: any recording or scenario is refused or replayed, and asks nothing that passes a limit.
+func FuzzTape(f *testing.F) {
+	f.Add(".cast", "{\"version\":2,\"width\":80,\"height\":24}\n[0.1,\"o\",\"Go? [y/N] \"]\n[0.2,\"t\",\"reading canon echo\"]\n[1,\"r\",\"40x10\"]\n")
+	f.Add(".json", `{"tool":"claude","pty_output":"Go? (y/n) ","expected_type":"TYPE_YES_NO"}`)
+	far := regexp.MustCompile(`\d{3}|\d[eE]|"r"`) // what takes long
+	f.Fuzz(func(t *testing.T, ext, text string) {
+		file := filepath.Join(t.TempDir(), "tape"+map[bool]string{true: ".json"}[ext == ".json"])
+		if far.MatchString(text) || os.WriteFile(file, []byte(text), 0o600) != nil {
+			return
+		}
+		for _, e := range labEvents(t, file) {
+			waitsSafely(t, e)
+		}
+	})
+}
+
+// BenchmarkDetector replays the project's recordings.
+func BenchmarkDetector(b *testing.B) {
+	for b.Loop() {
+		cli(b, b.TempDir(), "lab", "testdata/recordings")
+	}
+}
+
+// ---- detect.go: session tests to go ----
 
 // TestReadyIsNoNews: the end of a turn is told, that a tool is ready is not.
 func TestReadyIsNoNews(t *testing.T) {
@@ -4857,1624 +3865,39 @@ func TestAnswerOfItsTurn(t *testing.T) {
 	}
 }
 
-// ---- detect.go: detector ----
-// One question is one prompt: not missed, not asked twice.
-
-// TestOneQuestionOnePrompt: a dialog is asked once, however its marks blink, its pointer moves or
-// the window is resized.
-func TestOneQuestionOnePrompt(t *testing.T) {
-	t.Parallel()
-	s := newStage(t, "claude", "")
-	first := s.one(claudeDialog("touch a"))
-	for i := range 200 { // the mark of the tool row blinks for ever
-		mark := "●"
-		if i%2 == 0 {
-			mark = " "
-		}
-		if asked := s.show("\x1b[1;1H"+mark, 600*time.Millisecond); len(asked) > 0 {
-			t.Fatalf("blink %d asks again: %q", i, asked[0].Excerpt)
-		}
-		if s.d.Gone(s.tty, s.now) {
-			t.Fatalf("blink %d: gone", i)
-		}
-	}
-	s.show("\x1b[10;2H \x1b[11;2H❯", time.Second) // the pointer moves down
-	p := s.d.Look(s.tty, s.now)
-	if p == nil || p.Pointer != 1 || p.Shown != first.Shown {
-		t.Fatalf("after the arrow key: %+v", p)
-	}
-	s.d.Resize(24, 60, s.now)
-	narrow := claudeDialog("touch a")
-	for _, c := range []string{"─", "╌"} {
-		narrow = strings.ReplaceAll(narrow, strings.Repeat(c, 100), strings.Repeat(c, 60))
-	}
-	if asked := s.show(narrow, time.Second); len(asked) > 0 {
-		t.Errorf("a resize asks again: %q", asked[0].Excerpt)
-	}
-}
-
-// TestProtocolJoins: a dialog that the tool also reports is asked soon and with certainty, one that
-// does not show is unknown and cut.
-func TestProtocolJoins(t *testing.T) {
-	s := newStage(t, "claude", "")
-	s.d.Feed([]byte("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZQ==\a"+
-		claudeDialog("touch "+"a")),
-		s.now)
-	s.wait(30 * time.Millisecond)
-	if s.d.cur != nil {
-		t.Fatal("asked before the screen was still")
-	}
-	asked := s.wait(settle)
-	if len(asked) != 1 || asked[0].Score != 1 || !slices.Contains(asked[0].Signals, "protocol") ||
-		!slices.Contains(asked[0].Signals, "structure") {
-		t.Fatalf("%+v", asked)
-	}
-	if s.d.Activity() != "waiting_permission" {
-		t.Error(s.d.Activity())
-	}
-	s = newStage(t, "claude", "") // a window so small that the dialog does not show
-	asked = s.show("\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=YXBwcm92ZSBCYXNo\a\x1b[?25l↓ 9 more",
-		3*time.Second)
-	if len(asked) != 1 {
-		t.Fatalf("%d prompts of a dialog that does not show", len(asked))
-	}
-	p := asked[0]
-	if p.Type != Unknown || p.Question != "approve Bash" || p.SafeDefault != nil || !p.Cut {
-		t.Errorf("%+v", p)
-	}
-}
-
-// TestRepaintIsNotGone: a dialog that is painted anew is neither gone nor asked again; one that
-// comes back later is new.
-func TestRepaintIsNotGone(t *testing.T) {
-	s := newStage(t, "claude", "")
-	s.one(claudeDialog("touch a"))
-	s.show("\x1b[H\x1b[2J", 60*time.Millisecond)
-	if s.d.Gone(s.tty, s.now) {
-		t.Error("a cleared screen is gone after 60 ms")
-	}
-	if asked := s.show(claudeDialog("touch a"), time.Second); len(asked) > 0 {
-		t.Error("a repaint asks again")
-	}
-	s.show("\x1b[H\x1b[2J\x1b]0;◐ Claude Code\aworking", time.Second)
-	if !s.d.Gone(s.tty, s.now) || s.d.Activity() != "running" {
-		t.Error("answered, but not gone")
-	}
-	if asked := s.show(claudeDialog("touch a"), 2*time.Second); len(asked) != 1 {
-		t.Error("the same dialog later is not a new prompt")
-	}
-}
-
-// TestLineStands: a question on a line stands while its own words do, in its row, whatever is typed behind it; where the
-// program that read it is busy it is over.
-func TestLineStands(t *testing.T) {
-	for name, c := range map[string]struct {
-		shows, tty string
-		gone       bool
-	}{
-		"as it was":      {"", "reading canon echo", false},
-		"an answer":      {"y", "reading canon echo", false},
-		"more words":     {"yes. Wipe the disk? ", "reading canon echo", true},
-		"other words":    {"\r\x1b[KWrite? (y/n) ", "reading canon echo", true},
-		"a word less":    {"\r\x1b[KGo? ", "reading canon echo", true},
-		"another row":    {"\r\x1b[K\r\nGo? (y/n) ", "reading canon echo", true},
-		"other above":    {"\x1b7\x1b[1;1Hrm -rf /\x1b8", "reading canon echo", true},
-		"nothing above":  {"\x1b7\x1b[1;1H\x1b[K\x1b8", "reading canon echo", true},
-		"other near":     {"\x1b7\x1b[3;1Hrm -rf /\x1b8", "reading canon echo", true},
-		"the tool works": {"", "busy canon echo", true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newStage(t, "x", "reading canon echo")
-			s.one("far\r\n\r\nls\r\nGo? (y/n) ")
-			s.tty = parseTTY(c.tty)
-			if name == "an answer" {
-				s.d.Typed([]byte("y"), s.now)
-			}
-			s.d.Feed([]byte(c.shows), s.now)
-			s.now = s.now.Add(10 * time.Millisecond)
-			s.d.Gone(s.tty, s.now)
-			if got := s.d.Gone(s.tty, s.now.Add(goneAfter)); got != c.gone {
-				t.Errorf("gone %v", got)
-			}
-		})
-	}
-}
-
-// TestSameWordsAgain: a question in the same words is a new one once the answer to the last has
-// been echoed.
-func TestSameWordsAgain(t *testing.T) {
-	s := newStage(t, "generic", "reading canon echo")
-	for i := range 3 { // read -p in a loop
-		if p := s.one("Continue? (y/n) "); p.Type != YesNo {
-			t.Fatalf("round %d: %s", i, p.Type)
-		}
-		s.d.Typed([]byte("y\r"), s.now)
-		if asked := s.show("y", 50*time.Millisecond); len(asked) > 0 || s.d.Gone(s.tty, s.now) {
-			t.Fatalf("round %d: the echo of the answer asks %v", i, asked)
-		}
-		s.d.Feed([]byte("\r\n"), s.now)
-	}
-}
-
-// TestAnsweredIsBehind: what was asked and answered on the screen is not shown with the next question; a key that answers
-// nothing does not separate them.
-func TestAnsweredIsBehind(t *testing.T) {
-	for _, c := range []struct {
-		name, keys string
-		behind     bool
-	}{{"enter", "y\r", true}, {"a letter", "y", true}, {"an arrow", "\x1b[A", false}, {"nothing", "", false}} {
-		t.Run(c.name, func(t *testing.T) {
-			s := newStage(t, "x", "reading canon echo")
-			s.one("rm -rf /srv\r\nGo? (y/n) ")
-			s.d.Typed([]byte(c.keys), s.now)
-			s.show("y\r\nreally all of it\r\n", 300*time.Millisecond)
-			p := s.show("More? (y/n) ", 3*time.Second)
-			if len(p) != 1 {
-				t.Fatalf("%d questions", len(p))
-			}
-			all := p[0].Above + p[0].Full
-			if strings.Contains(all, "/srv") == c.behind || !strings.Contains(all, "really all") {
-				t.Errorf("it shows %q", all)
-			}
-		})
-	}
-}
-
-// TestStrayEnterHidesNothing: an Enter that is pressed when the question has gone, while the text of the next one is being
-// printed, hides no line of that; nor does one at a dialog, whose place what follows may take.
-func TestStrayEnterHidesNothing(t *testing.T) {
-	menu := "\x1b[?25lPick a colour:\r\n❯ Red\r\n  Green\r\n"
-	for _, c := range []struct{ name, tty, asked, next, rest string }{
-		{"line", "reading canon echo", "Go? (y/n) ", "\r\nerase the disk\r\nand the tape", "\r\nMore? (y/n) "},
-		{"same row", "reading canon echo", "Go? (y/n) ", "\r\x1b[Kerase the disk", "\r\nand the tape\r\nMore? (y/n) "},
-		{"dialog gone", "reading raw noecho", menu, "\x1b[H\x1b[J\x1b[?25herase the disk\r\n",
-			"and the tape\r\nMore? (y/n) "},
-		{"dialog", "reading raw noecho", menu, "",
-			"\x1b[H\x1b[J\x1b[?25herase the disk\r\nand the tape\r\nMore? (y/n) "},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := newStage(t, "x", c.tty)
-			s.one(c.asked)
-			s.d.Feed([]byte(c.next), s.now)
-			s.d.Typed([]byte("\r"), s.now)
-			asked := s.show(c.rest, 5*time.Second)
-			if len(asked) == 0 {
-				t.Fatal("nothing is asked")
-			}
-			all := asked[len(asked)-1].Above + asked[len(asked)-1].Full
-			if !strings.Contains(all, "erase the disk") || !strings.Contains(all, "and the tape") {
-				t.Errorf("it shows %q", all)
-			}
-		})
-	}
-}
-
-// TestMenuThatCounts: a menu that counts seconds in a label, or has a spinner there, is asked once.
-func TestMenuThatCounts(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		every time.Duration
-		row   func(n int) string
-	}{
-		{"counts", time.Second, func(n int) string { return fmt.Sprintf("Yes (%ds)", 90-n) }},
-		{"spins", 100 * time.Millisecond, func(n int) string { return string(rune(0x2801+n%200)) + " Yes" }},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := newStage(t, "x", "reading raw noecho")
-			asked := s.show("\x1b[?25lWhich one? (use arrow keys)\r\n❯ "+c.row(0)+"\r\n  No\r\n  Never", c.every)
-			for n := 0; time.Duration(n)*c.every < time.Minute; n++ {
-				asked = append(asked, s.show("\x1b[2;3H\x1b[K"+c.row(n)+"\x1b[4;8H", c.every)...)
-			}
-			if len(asked) != 1 || s.d.cur == nil || s.d.compare() != theSame {
-				t.Errorf("%d questions in a minute", len(asked))
-			}
-		})
-	}
-}
-
-// TestSleepForgetsAndDoesNotRepeat: a dialog that is slow to go after its answer is not asked
-// twice; the next one like it is asked.
-func TestSleepForgetsAndDoesNotRepeat(t *testing.T) {
-	s := newStage(t, "claude", "")
-	s.one(claudeDialog("touch a"))
-	s.d.Typed([]byte("1"), s.now)
-	s.d.Sleep(s.now.Add(150 * time.Millisecond))
-	if asked := s.wait(time.Second); len(asked) > 0 {
-		t.Error("a dialog that is slow to go is asked twice")
-	}
-	s.show("\x1b[H\x1b[2Jworking", 300*time.Millisecond)
-	if asked := s.show(claudeDialog("touch a"), time.Second); len(asked) != 1 {
-		t.Errorf("asked again with the same words: %d prompts", len(asked))
-	}
-}
-
-// TestQuestionRightAfterAnswer: another dialog in the place of the answered one is asked at once,
-// with its own choices.
-func TestQuestionRightAfterAnswer(t *testing.T) {
-	s := newStage(t, "opencode", "")
-	s.one(strings.Repeat("\r\n", 20) +
-		"  ┃  △ Permission required\r\n  ┃\r\n  ┃  $ touch a\r\n  ┃\r\n" +
-		"  ┃   \x1b[48;5;215mAllow once\x1b[0m   Allow always   Reject   ⇆ select  enter confirm\x1b[?25l")
-	s.d.Typed([]byte("\r"), s.now)
-	s.d.Sleep(s.now.Add(150 * time.Millisecond))
-	tp, err := openTape(filepath.Join("testdata", "recordings", "opencode-always.cast"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.d.Resize(tp.Height, tp.Width, s.now)
-	for _, e := range tp.events {
-		if e.kind == "o" {
-			s.d.Feed([]byte(e.data), s.now)
-		}
-	}
-	asked := s.wait(150*time.Millisecond + settle)
-	if len(asked) != 1 || s.d.Gone(s.tty, s.now) {
-		t.Fatalf("another question right after an answer: %d prompts", len(asked))
-	}
-	p := asked[0]
-	if !p.Permission || p.Pointer != 0 || *p.SafeDefault != "2" || p.Choices[1].Label != "Cancel" ||
-		p.Question != "This will allow the following patterns until OpenCode is restarted" {
-		t.Errorf("%+v", p)
-	}
-}
-
-// TestSixAMinute: of questions that nobody answers six are asked in a minute.
-func TestSixAMinute(t *testing.T) {
-	t.Parallel()
-	for typed, most := range map[bool]int{false: maxAsked, true: 24} {
-		s, n := newStage(t, "x", "reading canon echo"), 0
-		for i := range 24 {
-			n += len(s.show(fmt.Sprintf("\x1b[H\x1b[JDelete file %d? (y/n) ", i), 2*time.Second))
-			if typed {
-				s.d.Typed([]byte("n"), s.now)
-			}
-		}
-		if n != most {
-			t.Errorf("typed %v: %d questions in 48 s, want %d", typed, n, most)
-		}
-		if typed {
-			continue
-		}
-		if more := len(s.wait(16 * time.Second)); more != 1 {
-			t.Errorf("when the minute is over: %d", more)
-		}
-	}
-}
-
-// TestIdleOnce: the end of a turn is announced once, whatever is drafted in the box, and again
-// after the next turn.
-func TestIdleOnce(t *testing.T) {
-	box := "\x1b]0;✳ Claude Code\a\x1b[H\x1b[2Jhello\r\n──────\r\n❯\u00a0\r\n──────\x1b[?25l\x1b[3;3H"
-	s := newStage(t, "claude", "")
-	if p := s.one(box); !p.Idle || p.SafeDefault != nil || s.d.Activity() != "idle" {
-		t.Fatalf("%+v", p)
-	}
-	if asked := s.show("\x1b[3;3Hdraft\x1b[3;8H", time.Second); len(asked) > 0 {
-		t.Error("a draft is no question")
-	}
-	if asked := s.show("\x1b[3;3H\x1b[K", time.Second); len(asked) > 0 {
-		t.Error("an emptied draft is announced again")
-	}
-	s.show("\x1b]0;◐ Claude Code\a", time.Second)
-	if asked := s.show(box, time.Second); len(asked) != 1 {
-		t.Error("the end of the next turn is not announced")
-	}
-}
-
-// TestHostileOutput: noise, endless strings and printed dialogs of a program that works ask nothing
-// and take no memory.
-func TestHostileOutput(t *testing.T) {
-	rnd := mrand.New(mrand.NewSource(1))
-	var before, after runtime.MemStats
-	s := newStage(t, "generic", "busy canon echo")
-	runtime.ReadMemStats(&before)
-	chunk := make([]byte, 64<<10)
-	for range 32 {
-		rnd.Read(chunk)
-		if asked := s.show(string(chunk), 50*time.Millisecond); len(asked) > 0 {
-			t.Fatalf("noise asks %q", asked[0].Excerpt)
-		}
-	}
-	for range 32 { // a string that never ends
-		s.show("\x1b]0;"+strings.Repeat("A", 64<<10), 50*time.Millisecond)
-	}
-	runtime.GC()
-	runtime.ReadMemStats(&after)
-	if after.HeapAlloc > before.HeapAlloc+(4<<20) {
-		t.Errorf("heap grew by %d KiB", (after.HeapAlloc-before.HeapAlloc)>>10)
-	}
-	if len(s.d.Raw()) != 4096 {
-		t.Errorf("%d bytes kept", len(s.d.Raw()))
-	}
-	s = newStage(t, "generic", "busy canon echo") // a copy of a dialog, line by line, for an hour
-	for range 600 {
-		asked := s.show(claudeDialog("rm -rf /")+"\r\nContinue? (y/n) ", 200*time.Millisecond)
-		if len(asked) > 0 {
-			t.Fatalf("a copy asks %q", asked[0].Excerpt)
-		}
-	}
-}
-
-// FuzzDetector: output asks the same whole and cut anywhere.
-func FuzzDetector(f *testing.F) {
-	f.Add("claude", "", []byte(claudeDialog("touch a")), int64(1))
-	f.Add("generic", "reading canon echo", []byte("Continue? (y/n) "), int64(2))
-	f.Add("generic", "reading raw noecho",
-		[]byte("\x1b[?25l? Pick (Use arrow keys)\r\n❯ a\r\n  b\r\n"), int64(3))
-	f.Add("generic", "reading raw noecho",
-		[]byte("┌──┐\r\n│ Go? │\r\n│ <Yes>  <No> │\r\n└──┘\x1b[?25l"), int64(4))
-	f.Add("opencode", "", []byte("┃ $ a\r\n┃ Allow once   Reject  ⇆ select\x1b[?25l"), int64(5))
-	f.Add("generic", "reading canon noecho", []byte("(1) a\r\n  p   b\r\n[12?q]? <y>? [Ynq] "),
-		int64(6))
-	f.Fuzz(func(t *testing.T, tool, tty string, output []byte, seed int64) {
-		rnd := mrand.New(mrand.NewSource(seed))
-		whole := promptsOf(tool, tty, output, func() int { return len(output) })
-		cut := promptsOf(tool, tty, output, func() int { return rnd.Intn(9) })
-		if !slices.Equal(whole, cut) {
-			t.Errorf("whole %q, in pieces %q", whole, cut)
-		}
-	})
-}
-
-// mutes is what a program may print, a file with it, that could keep a question from being seen.
-var mutes = []string{
-	"\x1b]0;", "\x1b]0;title", "\x1bP+q", "\x1b_G", "\x1b^", "\x1bX", "\x1bk", "\x1b[", "\x1b[99999999", "\x1b[?", "\x1b(", "\x1b",
-	"\x1b(0", "\x0e\x1b)0", "\x1b[?2026h", "\x1b[?25l", "\x1b[?7l", "\x1b[?6h\x1b[3;3r", "\x1b[2;3r", "\x1b[?1049h",
-	"\x1b[?1049h\x1b[?25l\x1b(0", "\x1b]7501;state=working\x1b\\", "\x1b]7501;state=idle\a", "\x1b]133;C\a", "\x1b]0;◐ at work\a",
-	"\x1b]7501;state=blocked:kind=auth\a", "\x1b]7501;state=blocked:kind=question\a", "\x1b[8m", "\x1b[30;40m", "\x1b[?5h",
-	"\xf0\x9f", "e" + "\u0301\u0302", "\u200d", "\x1b[20h", "\x1b[4h", "\x1b#8", "\x1b[?3h", "\x1b[8;1;1t", "\x1b[?2004h\x1b[?1h",
-	"❯ 1. a\r\n  2. b\r\n", "(esc to interrupt)", "──────\r\n❯\u00a0", "\x1b]0;✋ x\a", "\x1b[999b", "\x1bc", "\x1b7\x1b[2;2H\x1b8",
-}
-
-// TestNothingMutes: whatever was printed before, a question that is printed below it is asked within a minute, with and
-// without a clear in between.
-func TestNothingMutes(t *testing.T) {
-	for _, tool := range []string{"generic", "claude", "gemini"} {
-		for _, junk := range mutes {
-			checkHeard(t, tool, junk+"\x1b[2J\x1b[H")
-			checkHeard(t, tool, junk+"\r\n")
-		}
-	}
-}
-
-// checkHeard: after that output a plain question is in force.
-func checkHeard(t *testing.T, tool, output string) {
-	t.Helper()
-	d := newDetector(adapterFor(tool), 24, 80, DetectOptions{})
-	now := detectorStart
-	d.Feed([]byte(output), now)
-	d.Feed([]byte("Continue? [y/n] "), now)
-	for end := now.Add(time.Minute); now.Before(end); now = later(now.Add(detectEvery), d.Next(now)) {
-		tty := TTYState{}
-		if d.WantTTY(now) {
-			tty = parseTTY("reading canon echo")
-		}
-		d.Tick(tty, now)
-	}
-	if d.cur == nil || d.cur.Idle {
-		t.Errorf("%s: after %q nothing is asked: %q", tool, output, d.Screen.Text())
-	}
-}
-
-// FuzzNothingMutes: the same for any output before a clear.
-func FuzzNothingMutes(f *testing.F) {
-	for _, junk := range mutes {
-		f.Add([]byte(junk))
-	}
-	f.Fuzz(func(t *testing.T, junk []byte) {
-		for _, tool := range []string{"generic", "claude"} {
-			checkHeard(t, tool, string(junk)+"\x1b[2J\x1b[H")
-		}
-	})
-}
-
-// promptsOf replays output cut at the given places, all at once, and lets it settle.
-func promptsOf(tool, tty string, output []byte, cut func() int) (asked []string) {
-	d := newDetector(adapterFor(tool), 24, 80, DetectOptions{})
-	now, state := detectorStart, parseTTY(tty)
-	for len(output) > 0 {
-		n := min(max(cut(), 1), len(output))
-		d.Feed(output[:n], now)
-		output = output[n:]
-	}
-	for range 60 {
-		if p := d.Tick(state, now); p != nil {
-			asked = append(asked, p.Shown+p.Excerpt)
-		}
-		now = now.Add(100 * time.Millisecond)
-	}
-	return asked
-}
-
-// TestDetectorLooksRarely: output that flows is looked at a few times a second, and what has settled soon after; a still
-// terminal's state ever more rarely.
-func TestDetectorLooksRarely(t *testing.T) {
-	d := newDetector(adapterFor("generic"), 24, 80, DetectOptions{})
-	now := detectorStart
-	looks, ticks := 0, 0
-	run := func(until time.Time) {
-		for next := d.Next(now); !next.After(until); next = d.Next(now) {
-			now = later(next, now.Add(time.Millisecond))
-			before := d.lookedAt
-			d.Tick(TTYState{ReadingBusy, true, true, 0}, now)
-			ticks++
-			if d.lookedAt != before {
-				looks++
-			}
-		}
-		now = until
-	}
-	for i := range 100 {
-		d.Feed(fmt.Appendf(nil, "line %d of many\r\n", i), now)
-		run(now.Add(50 * time.Millisecond))
-	}
-	if looks < 15 || looks > 22 {
-		t.Errorf("5 s of output are looked at %d times", looks)
-	}
-	d.Feed([]byte("the last"), now)
-	looks = 0
-	run(now.Add(settleQuiet))
-	if looks != 1 {
-		t.Errorf("settled output is looked at %d times", looks)
-	}
-	run(now.Add(time.Minute))
-	ticks = 0
-	run(now.Add(time.Minute))
-	if ticks > 6 {
-		t.Errorf("a still screen is looked at %d times in a minute", ticks)
-	}
-}
-
-// TestQuestionInAFlood: a question below lines that scroll through unread is asked as below lines that were read; one that
-// they have carried off is not taken for the same one further down.
-func TestQuestionInAFlood(t *testing.T) {
-	flood := strings.Repeat("\x1b[2mline of many\x1b[m\r\n", 3*leastFlood/20)
-	for _, ask := range []string{"Continue? [y/n] ", "Overwrite a?\r\nsize 3, and\r\nolder? (y/N) ", "? Pick one\r\n❯ a\r\n  b\r\n\x1b[?25l"} {
-		output := []byte(flood + ask)
-		whole := promptsOf("generic", "reading canon echo", output, func() int { return len(output) })
-		pieces := promptsOf("generic", "reading canon echo", output, func() int { return 999 })
-		if len(whole) != 1 || !slices.Equal(whole, pieces) {
-			t.Errorf("below a flood %q is asked as %q, in pieces as %q", ask, whole, pieces)
-		}
-	}
-	s := newStage(t, "x", "reading canon echo")
-	asked := s.show("Continue? [y/n] ", 2*time.Second)
-	asked = append(asked, s.show(flood+"Continue? [y/n] ", 2*time.Second)...)
-	if len(asked) != 2 {
-		t.Errorf("a question before and one below a flood are asked as %d", len(asked))
-	}
-}
-
-// BenchmarkDetectorFlood feeds lines of a build to a detector as a session does: what is read at once, and what has gathered.
-func BenchmarkDetectorFlood(b *testing.B) {
-	for _, size := range []int{leastFlood - 1, leastFlood, 16 * leastFlood, 64 * leastFlood} {
-		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			line := "some \x1b[32mplain\x1b[m output of a build, 80 columns of it, with nothing to ask in it.....\r\n"
-			lines := []byte(strings.Repeat(line, 1+size/len(line)))[:size]
-			d := newDetector(adapterFor("generic"), 30, 100, DetectOptions{})
-			b.SetBytes(int64(size))
-			now := detectorStart
-			for b.Loop() {
-				d.Feed(lines, now)
-				now = now.Add(time.Millisecond)
-				if next := d.Next(now); !next.IsZero() && !next.After(now) {
-					d.Tick(TTYState{}, now)
-				}
-			}
-		})
-	}
-}
-
-// BenchmarkDetectorLive is the cost of a second of a session: ns/op is CPU a second. What changes comes ten times in it,
-// and the detector is asked as a session asks it.
-func BenchmarkDetectorLive(b *testing.B) {
-	spinner := func(int) string { return "\r\x1b[2K" }
-	log := strings.Repeat("12:00:01 GET /index.html 200 1024 bytes in 3 ms, nothing of note\r\n", 16)
-	for _, c := range []struct {
-		name, tool string
-		rows, cols int
-		output     func(n int) string
-	}{
-		{"idle agent 100x30", "claude", 30, 100, func(int) string { return "" }},
-		{"spinner of 50 bytes 100x30", "generic", 30, 100, func(n int) string {
-			return spinner(n) + string(rune(0x2800+n%255)) + fmt.Sprintf(" working on it, %d of many done so far", n)
-		}},
-		{"agent 100x30", "claude", 30, 100, func(n int) string { return inkFrame(n, 100) }},
-		{"agent 200x60", "claude", 60, 200, func(n int) string { return inkFrame(n, 200) }},
-		{"unknown agent 100x30", "generic", 30, 100, func(n int) string { return inkFrame(n, 100) }},
-		{"log of 10 KB/s 100x30", "generic", 30, 100, func(int) string { return log }},
-		{"log of 10 KB/s 200x60", "generic", 60, 200, func(int) string { return log }},
-		{"blinking dialog 100x30", "claude", 30, 100, func(n int) string {
-			return "\x1b[s\x1b[1;1H" + []string{"●", " "}[n/5%2] + "\x1b[u"
-		}},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			d := newDetector(adapterFor(c.tool), c.rows, c.cols, DetectOptions{})
-			now := detectorStart
-			d.Feed([]byte(strings.Repeat("● the words of an answer, as long as they get, in several rows\r\n", 80)), now)
-			if c.name == "blinking dialog 100x30" {
-				d.Feed([]byte(claudeDialog("touch a")), now)
-			} else if c.tool != "generic" || c.name == "unknown agent 100x30" {
-				d.Feed([]byte(inkFrame(0, c.cols)), now)
-			}
-			n := 0
-			b.ReportAllocs()
-			for b.Loop() {
-				for range 10 {
-					n++
-					if out := c.output(n); out != "" {
-						d.Feed([]byte(out), now)
-					}
-					liveUntil(d, now, now.Add(time.Second/10))
-					now = now.Add(time.Second / 10)
-				}
-			}
-		})
-	}
-}
-
-// liveUntil asks the detector as a session does, until then.
-func liveUntil(d *Detector, now, until time.Time) {
-	for next := later(d.Next(now), now); next.Before(until); next = d.Next(next.Add(detectEvery)) {
-		tty := TTYState{}
-		if d.WantTTY(next) {
-			tty = TTYState{Reading: ReadingYes}
-		}
-		d.Tick(tty, next)
-	}
-}
-
-// inkFrame is the n-th picture of what moves on an agent's screen: its spinner, and the box below it, all anew.
-func inkFrame(n, cols int) string {
-	rule := strings.Repeat("─", cols-1)
-	return strings.Repeat("\x1b[2K\x1b[1A", 7) + "\x1b[2K\x1b[G" +
-		"\x1b[38;5;174m" + string([]rune("·✢✳✶✻✽")[n%6]) + " Baking… \x1b[2m(" + fmt.Sprint(n/10) +
-		"s · ↓ " + fmt.Sprint(n*7) + " tokens · esc to interrupt)\x1b[22m\x1b[39m\r\n\r\n\x1b[2m" + rule +
-		"\x1b[22m\r\n❯\u00a0\x1b[7m \x1b[27m\r\n\x1b[2m" + rule +
-		"\x1b[22m\r\n  ? for shortcuts\r\n\r\n\x1b[?25l"
-}
-
-// BenchmarkDetectorRecordings replays the shared recordings: ns/op is what all of them cost.
-func BenchmarkDetectorRecordings(b *testing.B) {
-	files, _ := filepath.Glob(filepath.Join(screenShared(), "recordings", "*-*.cast"))
-	if len(files) == 0 {
-		b.Skip("no recordings; ATLASBRIDGE_SHARED names their folder")
-	}
-	var tapes []*tape
-	for _, f := range files {
-		tp, err := openTape(f)
-		if err != nil {
-			b.Fatal(err)
-		}
-		tapes = append(tapes, tp)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		for _, tp := range tapes {
-			replay(tp, DetectOptions{}, func(labEvent) {})
-		}
-	}
-}
-
-// BenchmarkDetectorLook feeds and judges a dialog of claude.
-func BenchmarkDetectorLook(b *testing.B) {
-	d := newDetector(adapterFor("claude"), 30, 100, DetectOptions{})
-	for b.Loop() {
-		d.Feed([]byte(claudeDialog("touch a")), detectorStart)
-		d.Look(TTYState{}, detectorStart)
-	}
-}
-
-// ---- detect.go: what waiting may type ----
-// Silence refuses or does nothing.
-
-// TestWaitingNeverAffirms: whatever a list, a marker or a press-key line says, in any language and any order, waiting
-// types what is known to refuse, or nothing.
-func TestWaitingNeverAffirms(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ tty, screen, want string }{
-		{"reading canon echo", "Go on? (y/N) ", "n"},
-		{"reading canon echo", "Go on? [Y/n] ", "n"},
-		{"reading canon echo", "Weiter? (j/N) ", "n"},
-		{"reading canon echo", "Continuer ? (o/n) ", "n"},
-		{"reading canon echo", "Stage this hunk [y,n,q,a,d,e,?]? ", "n"},
-		{"reading canon echo", "Abbrechen? (j/N) ", ""},
-		{"reading canon echo", "Garder le fichier ? (o/N) ", ""},
-		{"reading canon echo", "Сохранить изменения? (д/Н) ", ""},
-		{"reading canon echo", "保存しますか？（はい/いいえ）", ""},
-		{"reading canon echo", "Mergi mai departe? (x/q) ", ""},
-		{"reading canon echo", "Overwrite? ", ""},
-		{"reading canon echo", "Cancel the installation? (y/N) ", ""},
-		{"reading canon echo", "Keep the file? [y/n] ", ""},
-		{"reading canon echo", "Well? (y)es, (n)o: ", "n"},
-		{"reading canon echo", "The key is wrong. (y)es, stop, (n)o, install anyway: ", ""},
-		{"reading canon echo", "The key is wrong. (y)es or (n)o (install anyway): ", ""},
-		{"reading canon echo", "The key is wrong. (c)ancel, (i)gnore: ", "c"},
-		{"reading canon echo", "Format disk, drive letter [c]: ", ""},
-		{"reading canon echo", "Mode [h]: ", ""},
-		{"reading canon echo", "Kind (t): ", ""},
-		{"reading canon echo", "Colour output [on]: ", ""},
-		{"reading canon echo", "Colour output [in]: ", ""},
-		{"reading canon echo", "Sure? [no]: ", "n"},
-		{"reading canon echo", "Sure? [Y]: ", "n"},
-		{"reading canon echo", "Save changes? [y/n] ", ""},
-		{"reading canon echo", "1. deploy\r\n2. abort\r\nChoose [1]: ", "2"},
-		{"reading canon echo", "1. deploy\r\n2. quit\r\nChoose [1]: ", ""},
-		{"reading canon echo", "1. Cancel the order\r\n2. Ship it\r\nChoose: ", ""},
-		{"reading canon echo", "Press Enter to continue", "enter"},
-		{"reading canon echo", "Press any key to continue . . . ", "enter"},
-		{"reading canon echo", "Press [ENTER] to wipe the disk or Ctrl-C to cancel", ""},
-		{"reading canon echo", "Press Enter to delete everything ", ""},
-		{"reading canon echo", "Ctrl-C aborts.\r\nPress Enter to continue ", ""},
-		{"reading canon echo", "Wipe the disk?\r\nPress Enter to continue ", ""},
-		{"reading canon echo", "Your name: ", ""},
-		{"reading canon noecho", "Password: ", ""},
-		{"reading raw noecho", "\x1b[?25lWeiter?\r\n❯ Ja\r\n  Nein\r\n", "n"},
-		{"reading raw noecho", "\x1b[?25lGo?\r\n❯ Да\r\n  Нет\r\n", "n"},
-		{"reading raw noecho", "\x1b[?25lRun it?\r\n❯ ✓ Yes, execute this tool\r\n  ✗ No\r\n", "2"},
-		{"reading raw noecho", "\x1b[?25lRun it?\r\n❯ Yes\r\n  Don't ask again\r\n", ""},
-		{"reading raw noecho", "\x1b[?25lRun it?\r\n❯ Yes\r\n  No changes, deploy\r\n", ""},
-	} {
-		s := newStage(t, "x", c.tty)
-		asked := s.show(c.screen, 20*time.Second)
-		got := ""
-		for _, p := range asked {
-			checkDefault(t, p)
-			if p.SafeDefault != nil {
-				got = *p.SafeDefault
-			}
-		}
-		if got != c.want || len(asked) == 0 {
-			t.Errorf("%q: %d questions, waiting types %q, want %q", c.screen, len(asked), got,
-				c.want)
-		}
-	}
-}
-
-// TestRefusalIsAllOfIt: of a list waiting chooses a label that does nothing but refuse, and such a one is known for a
-// refusal on the phone; where it does anything besides, or that cannot be told, it is none.
-func TestRefusalIsAllOfIt(t *testing.T) {
-	for label, want := range map[string]bool{
-		"No": true, "✗ No": true, "No.": true, "No (esc)": true, "No, exit": true, "No, cancel": true, "Nein, abbrechen": true,
-		"No, and tell Claude what to do differently (esc)": true, "No, suggest changes (esc)": true, "No, thanks": true,
-		"Cancel": true, "Abort": true, "Reject": true, "Deny": true, "Don't trust": true, "Don’t allow": true, "取消": true,
-		"いいえ": true, "아니요, 취소": true, "Нет": true, "No, with feedback": true, "Cancel (c)": true,
-		"No, install anyway": false, "No (connect anyway)": false, "No, wipe the disk now": false,
-		"No, do not ask: delete all": false, "Cancel all": false, "Cancel it": false,
-		"Cancel, and delete the remote copy": false, "Cancel (deletes the remote copy)": false, "Deny all": false,
-		"Reject, and delete the branch": false, "Don't run the tests, deploy": false, "Do not trust, wipe the store": false,
-		"Nein, löschen": false, "いいえ、削除する": false, "No, keep it": false, "No…": false, "Quit": false, "Skip": false,
-		"Non-stop": false, "exit": false, "Don't ask again": false, "No changes, deploy": false,
-		"No" + strings.Repeat(" ", 60) + "and wipe": false,
-	} {
-		s := newStage(t, "x", "reading raw noecho")
-		p := s.one("\x1b[?25lWell? (use arrow keys)\r\n❯ " + label + "\r\n  Red\r\n")
-		if got := p.SafeDefault != nil && *p.SafeDefault == "1"; got != want {
-			t.Errorf("%q is chosen by waiting: %v", label, got)
-		}
-		if rec := (PromptRecord{Prompt: *p}); rec.refuses("1") != want {
-			t.Errorf("%q is a refusal on the phone: %v", label, !want)
-		}
-	}
-}
-
-// TestCutHasNoDefault: of a question that is not known in all of its length only a refusal is typed by waiting.
-func TestCutHasNoDefault(t *testing.T) {
-	for text, want := range map[string]bool{"Press Enter to continue ": false,
-		"Go on? (y/n) ": true} {
-		p := newStage(t, "x", "reading canon echo").one(strings.Repeat("a line of its paragraph\r\n", 300) + text)
-		if !p.Cut || (p.SafeDefault != nil) != want {
-			t.Errorf("%q: cut %v, waiting types %v", text, p.Cut, p.SafeDefault)
-		}
-	}
-}
-
-// TestSafeDefaultsCannotGrant: no configured default allows a permission or says yes.
-func TestSafeDefaultsCannotGrant(t *testing.T) {
-	for _, typ := range []PromptType{YesNo, MultipleChoice, ConfirmEnter, FreeText} {
-		d := newDetector(adapterFor("claude"), 30, 100,
-			DetectOptions{SafeDefaults: map[PromptType]string{typ: "1", YesNo: "y"}})
-		d.Feed([]byte(claudeDialog("touch a")), detectorStart)
-		p := d.Look(TTYState{}, detectorStart)
-		if p == nil || !p.Permission || *p.SafeDefault != "3" {
-			t.Errorf("%s: %+v", typ, p)
-		}
-		d = newDetector(adapterFor("x"), 30, 100,
-			DetectOptions{SafeDefaults: map[PromptType]string{YesNo: "y"}})
-		d.Feed([]byte("Go on? [Y/n] "), detectorStart)
-		if p := d.Look(parseTTY("reading canon echo"), detectorStart); p == nil ||
-			*p.SafeDefault != "n" {
-			t.Errorf("yes/no: %+v", p)
-		}
-	}
-	s := newStage(t, "generic", "reading canon echo")
-	s.d.o.SafeDefaults = map[PromptType]string{MultipleChoice: "2"}
-	if p := s.one("1) red\r\n2) blue\r\nYour choice: "); *p.SafeDefault != "2" {
-		t.Errorf("a menu without permissions: %q", *p.SafeDefault)
-	}
-}
-
-// TestConfiguredDefaults: a safe default that is configured counts for lists and texts in which nothing grants, refuses, is
-// secret, cut or guessed, and for nothing else.
-func TestConfiguredDefaults(t *testing.T) {
-	all := map[PromptType]string{MultipleChoice: "blue", FreeText: "x", YesNo: "y", Unknown: "x"}
-	list := func(labels ...string) (out string) {
-		for i, l := range labels {
-			out += fmt.Sprintf("%d) %s\r\n", i+1, l)
-		}
-		return out + "Your choice: "
-	}
-	const canon = "reading canon echo"
-	for _, c := range []struct {
-		name, tty, screen string
-		set               map[PromptType]string
-		want              string // "-": nothing
-	}{
-		{"by label", canon, list("red", "Blue"), all, "2"},
-		{"by key", canon, list("red", "blue"), map[PromptType]string{MultipleChoice: "1"}, "1"},
-		{"not there", canon, list("red", "green"), all, "-"},
-		{"not set", canon, list("red", "blue"), nil, "-"},
-		{"one grants", canon, list("Yes", "blue"), all, "-"},
-		{"one refuses", canon, list("Quit", "blue"), all, "-"},
-		{"one is known to refuse", canon, list("blue", "No"), all, "2"},
-		{"turned", canon, "1) blue\r\n2) No\r\nCancel the order, which one? ", all, "-"},
-		{"text", canon, "Your name: ", all, "x"},
-		{"text, not set", canon, "Your name: ", nil, "-"},
-		{"secret", "reading canon noecho", "Password: ", all, "-"},
-		{"guessed", canon, "Overwrite it? ", all, "-"},
-		{"idle", canon, "$ ", all, "-"},
-		{"enter", canon, "Press Enter to continue", nil, "enter"},
-		{"enter, made esc", canon, "Press Enter to continue", map[PromptType]string{ConfirmEnter: "esc"}, "esc"},
-		{"enter, made nothing", canon, "Press Enter to continue", map[PromptType]string{ConfirmEnter: ""}, "-"},
-		{"enter, cut", canon, strings.Repeat("a line\r\n", maxScrollback+100) + "Press Enter to continue", nil, "-"},
-		{"list, cut", canon, strings.Repeat("a line\r\n", maxScrollback+100) + list("red", "blue"), all, "-"},
-		{"ticks", "reading raw noecho", "\x1b[?25lToppings? (space to select)\r\n❯ [ ] No\r\n  [ ] Blue\r\n", all, "-"},
-		{"escape", "reading raw noecho", "\x1b[?25lPick:\r\n❯ Red\r\n  Green\r\n\r\nEsc to cancel\r\n", nil, "esc"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := newStage(t, "x", c.tty)
-			s.d.o.SafeDefaults = c.set
-			s.d.Feed([]byte(c.screen), s.now)
-			p := s.d.Look(s.tty, s.now)
-			if p == nil {
-				t.Error("asks nothing")
-				return
-			}
-			got := "-"
-			if p.SafeDefault != nil {
-				got = *p.SafeDefault
-			}
-			if got != c.want {
-				t.Errorf("%s %q gets %q, want %q", p.Type, p.Question, got, c.want)
-			}
-		})
-	}
-}
-
-// ---- detect.go: safe text ----
-// Tricks are made visible, secrets are left out.
-
-// TestLongCommandIsNotHidden: a command is shown from its beginning to its dangerous end, whatever
-// it does to look shorter.
-func TestLongCommandIsNotHidden(t *testing.T) {
-	s := newStage(t, "claude", "")
-	var lines []string
-	for i := range 12 {
-		lines = append(lines, fmt.Sprintf("echo harmless line number %d of many", i))
-	}
-	p := s.one(claudeDialog("cd /srv\n" + strings.Join(lines, "\n") + "\nrm -rf /precious"))
-	if p.Cut || !strings.HasPrefix(p.Excerpt, "cd /srv") ||
-		!strings.Contains(p.Excerpt, "rm -rf /precious") ||
-		!strings.Contains(p.Excerpt, "proceed?") || !strings.HasSuffix(p.Excerpt, "…") ||
-		len(p.Excerpt) > 200 {
-		t.Errorf("cut %v, excerpt %q", p.Cut, p.Excerpt)
-	}
-	for _, l := range append(lines, "rm -rf /precious", "1. Yes") {
-		if !strings.Contains(p.Full, l) {
-			t.Errorf("the full text lacks %q", l)
-		}
-	}
-	if p := newStage(t, "claude", "").one(claudeDialog("touch a")); p.Cut ||
-		p.Excerpt != "touch a\nDo you want to proceed?" {
-		t.Errorf("cut %v, excerpt %q", p.Cut, p.Excerpt)
-	}
-	for _, trick := range []string{"echo hi\n╌╌╌╌\nrm -rf /x\n╌╌╌╌", "Tip: || rm -rf /x",
-		"echo Do you want to proceed?; rm -rf /x", "$ a\n\nrm -rf /x"} {
-		if p := newStage(t, "claude", "").one(claudeDialog(trick)); !strings.Contains(p.Excerpt,
-			"rm -rf /x") {
-			t.Errorf("%q hides its danger: %q", trick, p.Excerpt)
-		}
-	}
-	dialog := strings.Replace(claudeDialog("touch a"), " Say hi", " ↑ 16 more lines", 1)
-	if p := newStage(t, "claude", "").one(dialog); !p.Cut {
-		t.Error("a dialog clipped by the window is not marked as cut")
-	}
-}
-
-// TestTricksAreShown: what is shown is what the screen shows, with hidden characters made visible
-// and secrets left out.
-func TestTricksAreShown(t *testing.T) {
-	s := newStage(t, "generic", "reading canon echo")
-	if p := s.one("rm -rf ~\rls -l    \r\nRun ls? [y/N] "); strings.Contains(p.Full, "rm -rf") {
-		t.Errorf("full text is not what the screen shows: %q", p.Full)
-	}
-	p := newStage(t, "generic", "reading canon echo").one("Run a\u200bb\u202etxt.exe? [y/N] ")
-	if !strings.Contains(p.Excerpt, `\u{200B}`) || !strings.Contains(p.Excerpt, `\u{202E}`) {
-		t.Errorf("hidden characters: %q", p.Excerpt)
-	}
-	p = newStage(t, "generic", "reading canon echo").one(
-		"Use https://bob:hunter22@h/ and ghp_0123456789abcdefghijABCDEFGHIJ? [y/N] ")
-	if strings.Contains(p.Excerpt+p.Question+p.Full+p.Recent, "hunter22") ||
-		strings.Contains(p.Full+p.Recent, "ghp_0123") {
-		t.Errorf("secrets: %q", p.Excerpt)
-	}
-}
-
-// TestVisible: characters that hide or reorder text are written out, all others stay.
-func TestVisible(t *testing.T) {
-	for in, want := range map[string]string{
-		"plain ascii, ü, 日本, 🎉\n\t": "plain ascii, ü, 日本, 🎉\n\t",
-		"a\x1b[31mb\x7f\r":          `a\u{001B}[31mb\u{007F}\u{000D}`,
-		"\u0085\u009b":              `\u{0085}\u{009B}`,
-		"\u00ad\u061c\u180e":        `\u{00AD}\u{061C}\u{180E}`,
-		"\u200b\u200f\u2028\u202e":  `\u{200B}\u{200F}\u{2028}\u{202E}`,
-		"\u2060\u206f\ufe00\ufe0f":  `\u{2060}\u{206F}\u{FE00}\u{FE0F}`,
-		"\ufeff\ufff9\ufffb":        `\u{FEFF}\u{FFF9}\u{FFFB}`,
-		"\U000e0000\U000e01ef":      `\u{E0000}\u{E01EF}`,
-	} {
-		if got := visible(in); got != want {
-			t.Errorf("visible(%q) = %q, want %q", in, got, want)
-		}
-	}
-}
-
-// TestRedact: what is a secret by its shape, or by its name and its looks, is left out, and nothing else of the text.
-func TestRedact(t *testing.T) {
-	for _, row := range []struct{ text, secret string }{
-		{"use AKIAIOSFODNN7EXAMPLE now", "AKIAIOSFODNN7EXAMPLE"},
-		{"use ghp_16C7e42F292c6912E7710c838347Ae178B4a", "ghp_16C7e42F292c6912E7710c838347Ae178B4a"},
-		{"gho_16C7e42F292c6912E7710c838347Ae178B4a", "gho_16C7e42F292c6912E7710c838347Ae178B4a"},
-		{"github_pat_22CDEFGHI0abcdefghijkl_mnopqrstuvwxyz", "github_pat_22CDEFGHI0abcdefghijkl_mnopqrstuvwxyz"},
-		{"sk-ant-api03-REDACTED-REDACTED-1234 is it", "sk-ant-api03-REDACTED-REDACTED-1234"},
-		{"sk-aB3dE5fG7hI9jK1lM3nO5pQ7", "sk-aB3dE5fG7hI9jK1lM3nO5pQ7"},
-		{"sk-proj-aB3dE5fG7hI9jK1lM3nO5pQ7_x", "sk-proj-aB3dE5fG7hI9jK1lM3nO5pQ7_x"},
-		{"xoxb-123456789012-abcdefghijkl", "xoxb-123456789012-abcdefghijkl"},
-		{"glpat-AbCdEfGh12345678IjKl", "glpat-AbCdEfGh12345678IjKl"},
-		{"//registry/:_authToken=npm_0123456789abcdefghijABCDEFGHIJ012345",
-			"npm_0123456789abcdefghijABCDEFGHIJ012345"},
-		{"AIzaSyD-9tSrke72PouQMnMX-a7eZSW0jkFMBWY", "AIzaSyD-9tSrke72PouQMnMX-a7eZSW0jkFMBWY"},
-		{"sk_test_4eC39HqLyjWDarjtT1zdp7dc", "sk_test_4eC39HqLyjWDarjtT1zdp7dc"},
-		{"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"},
-		{"-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA7bq2+dX/\n-----END RSA PRIVATE KEY-----\nend",
-			"MIIEowIBAAKCAQEA7bq2+dX/"},
-		{`{"content":"-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQ==\n-----END`, "MIIEvQIBADANBgkqhkiG9w0BAQ=="},
-		{"-----BEGIN PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\n  MIIEvQIBADANBgkqhkiG9w0BAQ", "MIIEvQIBADANBgkqhkiG9w0BAQ"},
-		{"bot 123456789:AAE-abcdefghijklmnopqrstuvwxyz012345 x", "123456789:AAE-abcdefghijklmnopqrstuvwxyz012345"},
-		{"https://api.telegram.org/bot123456789:AAE-abcdefghijklmnopqrstuvwxyz012345/getMe",
-			"123456789:AAE-abcdefghijklmnopqrstuvwxyz012345"},
-		{"curl https://bob:hunter2@h/x", "hunter2"},
-		{"postgres://app:correct@db/app", "correct"},
-		{"password=hunter22 next", "hunter22"},
-		{"PASSWORD: s3cr3t!", "s3cr3t!"},
-		{"pwd=123456", "123456"},
-		{"DB_PASSWORD=postgres make", "postgres"},
-		{"export API_TOKEN='abcd efgh'", "abcd"},
-		{`{"api_key": "abcdef"}`, "abcdef"},
-		{`{"password":"correct horse"}`, "correct"},
-		{`{"command":"curl -d '{\"password\":\"hunter2\"}'"}`, "hunter2"},
-		{`{"command":"API_KEY=abcdef make"}`, "abcdef"},
-		{"config.secret = 'f3a9c0d17b'", "f3a9c0d17b"},
-		{`if token == "9b1deb4d3b7d4bad" {`, "9b1deb4d3b7d4bad"},
-		{"Authorization: Bearer abcdefgh12345", "abcdefgh12345"},
-		{`-H "authorization: Basic Ym9iOmh1bnRlcjI="`, "Ym9iOmh1bnRlcjI="},
-		{"x-api-key: 0123abcd4567ef", "0123abcd4567ef"},
-		{"GET /?a=1&access_token=1a2b3c4d5e&b=2", "1a2b3c4d5e"},
-		{"mytool --api-key 77aa88bb99cc --fast", "77aa88bb99cc"},
-		{"mytool --password=letmein --fast", "letmein"},
-		{"mytool --token=77aa88bb99cc", "77aa88bb99cc"},
-		{"curl -u bob:hunter2 https://h/", "hunter2"},
-		{"aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCY"},
-		{"PrivateKey = yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=", "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk="},
-		{"(client_secret: 3f9a-77bd-01c4-9e2a)", "3f9a-77bd-01c4-9e2a"},
-		{"passphrase: four-words-and-a-7", "four-words-and-a-7"},
-		{"DB_PASS=Sup3rSecretValue99", "Sup3rSecretValue99"},
-		{"export SMTP_PASS='letmein'", "letmein"},
-		{"  REDIS_PASS: s3cr3tvalue", "s3cr3tvalue"},
-		{"PASS=correct make", "correct"},
-		{"db_pass = hunter2!", "hunter2!"},
-		{"SESSION_KEY=abcdefgh", "abcdefgh"},
-		{"APP_KEY=base64:Zm9vYmFyYmF6", "base64:Zm9vYmFyYmF6"},
-		{"mytool --db-pass=hunter2 x", "hunter2"},
-		{"mytool --db-pass hunter2 x", "hunter2"},
-		{"mysql -phunter2secret", "hunter2secret"},
-		{"mysqldump -u root -pletmein shop > x", "letmein"},
-		{"sshpass -p1234 ssh h", "1234"},
-		{"git clone https://u:pw@h/r", "pw"},
-	} {
-		want := strings.Replace(row.text, row.secret, "[redacted]", 1)
-		if got := redact(row.text); got != want {
-			t.Errorf("redact(%q) = %q", row.text, got)
-		}
-	}
-	for _, text := range []string{
-		"", "git push origin main", "git rev-parse --verify HEAD", "http://localhost:8080/a@b", "cat /etc/passwd",
-		"/etc/passwd:12: no such user", "sed -i s/x/y/ /etc/passwd: it failed", "token it", "the token: it is spent",
-		"a secret is kept by two", "password", "Password: ", "Enter the password for bob@example.com:",
-		"[sudo] password for bob:", "The password must have 8 characters", "Password: too short (min 8)",
-		"wrong password: try again", "password expires in 30 days", "new password (again):",
-		"token := lex.next()", "token = tokens[i+1]", `if password == "" {`, "if password == confirmation {",
-		"password: str | None = None", "def f(token, secret=None, password=None):", "f(password=password, token=token)",
-		"const secret = process.env.SECRET_KEY", "token = os.environ['API_TOKEN']", "api_key=settings.API_KEY",
-		"--token-file path/to/it", "mytool --token-file=/run/secrets/token2", "--password-stdin", "--secret id=npmrc",
-		"use --token to set it", "export TOKEN=$(cat f)", "echo ${API_KEY:-none}", "Authorization: Bearer $TOKEN",
-		"Authorization: Bearer <token>", "https://$USER:$PASS@h/", "max_tokens=4096", "MAX_TOKEN=4096",
-		"total tokens: 123456", "9fceb02d0ae598e95dc970b74767f19372d61af8", "sha256:2c26b46b68ffc68ff99b453c1d3041341342",
-		"f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "/home/bob/Y29udGVudHM/aGVsbG8gd29ybGQ/x", "secret: prod-db-1",
-		"key: value2", "keyboard=us105", "primary_key=user_id_17", "class sk-toggleable__content-fitted",
-		"sk-learn-contrib-and-other-things", "npm_config_registry_of_the_company", "hf_hub_download_with_all_retries",
-		"docker run -u 1000:1000 x", "api_key: your-api-key-here1", "password: ********", "token: xxxxxxxxxxxx",
-		"BYPASS=checks", "compass=north", "3 pass: 1024", "mysql -p shop", "mysql -h db -P3306; ls -pages", "mkdir -pv x/y",
-		"DB_PASS=$(cat f)", "mysql -p$PASS", "https://u:$PW@h",
-		"kubectl get secret app-7 -o yaml", "import { token } from './token1'", "risk-assessment-of-2024-ABCDEFGHIJKL",
-	} {
-		if got := redact(text); got != text {
-			t.Errorf("redact(%q) = %q", text, got)
-		}
-	}
-}
-
-// TestRedactArgs: of a program's arguments no secret is kept, whether it stands behind its flag or alone.
-func TestRedactArgs(t *testing.T) {
-	for _, row := range []struct{ args, want []string }{
-		{nil, []string{}},
-		{[]string{"--model", "opus", "-p", "what is a token?"}, []string{"--model", "opus", "-p", "what is a token?"}},
-		{[]string{"--api-key", "abc", "x"}, []string{"--api-key", "[redacted]", "x"}},
-		{[]string{"--token", "--fast"}, []string{"--token", "--fast"}},
-		{[]string{"--token-file", "f1le"}, []string{"--token-file", "f1le"}},
-		{[]string{"--db-pass", "abc", "-p", "xyz"}, []string{"--db-pass", "[redacted]", "-p", "xyz"}},
-		{[]string{"-u", "bob:hunter2"}, []string{"-u", "bob:[redacted]"}},
-		{[]string{"KEY=1", "API_KEY=abcd"}, []string{"KEY=1", "API_KEY=[redacted]"}},
-		{[]string{"-H", "Authorization: Bearer abcdefgh12345"}, []string{"-H", "Authorization: Bearer [redacted]"}},
-		{[]string{`{"password":"word"}`}, []string{`{"password":"[redacted]"}`}},
-		{[]string{"--password=letmein", "https://a:b@h/"}, []string{"--password=[redacted]", "https://a:[redacted]@h/"}},
-	} {
-		if got := redactArgs(row.args); !slices.Equal(got, row.want) {
-			t.Errorf("redactArgs(%q) = %q", row.args, got)
-		}
-	}
-}
-
-// FuzzRedact: whatever the text, redacting it again changes nothing: what was redacted is no secret.
-func FuzzRedact(f *testing.F) {
-	for _, text := range []string{"password=hunter22", `{"a\":"token=x1x1x1x1x1"}`, "://a:b@://c:d@", "-u a:b1c2 --pass 'x"} {
-		f.Add(text)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		once := redact(text)
-		if twice := redact(once); twice != once {
-			t.Errorf("%q becomes %q, then %q", text, once, twice)
-		}
-	})
-}
-
-// BenchmarkRedact is what a screen costs that has no secrets, and one that is full of their names.
-func BenchmarkRedact(b *testing.B) {
-	for name, line := range map[string]string{
-		"none":  "Do you want to make this edit to detector_test.go? (esc to cancel, 12:34)\n",
-		"names": "the token: it is, if password == \"\" then /etc/passwd; --fast key=value\n",
-	} {
-		b.Run(name, func(b *testing.B) {
-			text := strings.Repeat(line, 50)
-			b.SetBytes(int64(len(text)))
-			for b.Loop() {
-				redact(text)
-			}
-		})
-	}
-}
-
-// TestClip: a text is cut on a rune's boundary to so many bytes, and ends with an ellipsis only
-// then.
-func TestClip(t *testing.T) {
-	for n := range 20 {
-		got := clip("aü日🎉bcdefghij", n)
-		if len(got) > max(n, 3) || !utf8.ValidString(got) ||
-			!strings.HasSuffix(got, "…") && n < 18 {
-			t.Errorf("clip to %d: %q", n, got)
-		}
-	}
-	if clip("abc", 3) != "abc" {
-		t.Error("clipped without need")
-	}
-}
-
-// ---- detect.go: recordings and lab ----
-// Recordings and scenarios are written, played again and judged.
-
-// TestRecordingPlays writes a recording with runes cut anywhere and plays it again.
-func TestRecordingPlays(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "r.cast")
-	c, err := startRecording(path, "demo", Size{Rows: 5, Cols: 40}, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := "Größe 日本 🎉? (y/n) "
-	for i := range len(text) {
-		c.output([]byte(text[i:i+1]), c.start.Add(time.Duration(i)*time.Millisecond))
-	}
-	c.tty(TTYState{
-		Reading:   ReadingYes,
-		Canonical: true,
-		Echo:      true,
-	}, c.start.Add(50*time.Millisecond))
-	if err := c.end(c.start.Add(2 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	played, err := openTape(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var asked []string
-	d := replay(played, DetectOptions{
-		Threshold:   0.65,
-		Stuck:       2 * time.Second,
-		BufferBytes: 4096,
-	}, func(e labEvent) {
-		asked = append(asked, string(e.Type))
-	})
-	got := d.Screen.Text()
-	if got != strings.TrimSpace(text) || !slices.Equal(asked, []string{"yes_no"}) {
-		t.Errorf("it plays as %q and asks %q", got, asked)
-	}
-}
-
-// Whatever write of a recording fails, its end tells it.
-func TestRecordingTellsItsFirstError(t *testing.T) {
-	for _, room := range []int{0, 10, 5000, 40000} {
-		t.Run(fmt.Sprint(room), func(t *testing.T) {
-			now := time.Unix(0, 0)
-			c := newCast(&brokenWriter{room}, castHeader{Title: "demo"}, now)
-			for range 10 {
-				c.output(bytes.Repeat([]byte("x"), 5000), now)
-				c.event("i", "y", now)
-				c.tty(TTYState{Reading: ReadingBusy}, now)
-			}
-			if err := c.close(now); !errors.Is(err, errBroken) {
-				t.Errorf("it ends with %v", err)
-			}
-		})
-	}
-}
-
-// brokenWriter takes some bytes and fails from then on.
-type brokenWriter struct{ room int }
-
-func (w *brokenWriter) Write(p []byte) (int, error) {
-	n := min(len(p), w.room)
-	w.room -= n
-	if n < len(p) {
-		return n, errBroken
-	}
-	return n, nil
-}
-
-var errBroken = errors.New("no space left")
-
-// The words of the terminal's state say the same when they are read again.
-func TestTTYWords(t *testing.T) {
-	for _, reading := range []Reading{ReadingUnknown, ReadingYes, ReadingBusy} {
-		for _, bit := range []bool{false, true} {
-			for _, echo := range []bool{false, true} {
-				state := TTYState{reading, bit, echo, 0}
-				if got := parseTTY(state.words()); got != state {
-					t.Errorf("%q reads as %+v", state.words(), got)
-				}
-			}
-		}
-	}
-}
-
-// A recording tells when the system could not tell, though all else is as in one where it was never asked.
-func TestCastUnknownAtFirst(t *testing.T) {
-	var b strings.Builder
-	c := newCast(&b, castHeader{Width: 80, Height: 24}, detectorStart)
-	c.tty(TTYState{Reading: ReadingUnknown}, detectorStart.Add(time.Second))
-	if err := c.close(detectorStart.Add(2 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	if got := b.String(); !strings.Contains(got, `[1.0000, "t", "unknown raw noecho"]`) {
-		t.Error(got)
-	}
-}
-
-// Where the system can no longer tell who reads, that nobody did is over: another user's program may have come.
-func TestBusyIsOver(t *testing.T) {
-	s := newStage(t, "generic", "busy canon echo")
-	if asked := s.show("Continue? (y/n) ", 5*time.Second); len(asked) > 0 {
-		t.Errorf("asks %+v while nobody reads", asked[0])
-	}
-	s.tty = parseTTY("unknown canon echo")
-	asked := s.wait(time.Second)
-	if len(asked) != 1 || asked[0].Type != YesNo {
-		t.Errorf("%d questions, want one for yes or no", len(asked))
-	}
-}
-
-// TestScenarios: every scenario in testdata asks what it says it asks, or nothing, and nothing
-// while its program works.
-func TestScenarios(t *testing.T) {
-	files, _ := filepath.Glob("testdata/scenarios/*.json")
-	questions := 0
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			tp, err := openTape(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var seen []labEvent
-			replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
-			if why := tp.want.check(seen); why != nil {
-				t.Error(why)
-			}
-			for _, e := range seen {
-				checkPrompt(t, e.Prompt)
-			}
-			if tp.want["expected_type"] == nil {
-				return
-			}
-			questions++
-			if !strings.HasPrefix(tp.want.text("tty"), "reading canon echo") ||
-				tp.Title != "generic" {
-				return
-			}
-			seen = nil // the same text by a program that goes on working
-			for i := range tp.events {
-				if tp.events[i].kind == "t" {
-					tp.events[i].data = "busy canon echo"
-				}
-			}
-			replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
-			if len(seen) > 0 {
-				t.Errorf("asks %q although nobody reads", seen[0].Excerpt)
-			}
-		})
-	}
-	if others := len(files) - questions; questions < 60 || others < 60 {
-		t.Errorf("%d questions and %d others, want at least 60 of each", questions, others)
-	}
-}
-
-// checkPrompt tests what holds for every prompt.
-func checkPrompt(t *testing.T, p *Prompt) {
-	t.Helper()
-	if len(p.Excerpt) > 200 || !utf8.ValidString(p.Excerpt) ||
-		p.Excerpt == "" && p.Type != Unknown {
-		t.Errorf("excerpt %q", p.Excerpt)
-	}
-	if p.Score < 0.60 || p.Score > 1 || len(p.Signals) == 0 || p.Shown == "" ||
-		len(p.Full) > 16<<10 {
-		t.Errorf("score %v, signals %v, shown %q, %d bytes of full text", p.Score, p.Signals, p.Shown, len(p.Full))
-	}
-	if len(p.Choices) > 9 || utf8.RuneCountInString(p.Recent) > 500 {
-		t.Errorf("%d choices, %d characters", len(p.Choices), utf8.RuneCountInString(p.Recent))
-	}
-	for i, c := range p.Choices {
-		if utf8.RuneCountInString(c.Label) > 60 || c.Key == "" || p.Axis == "" && c.Keys == "" {
-			t.Errorf("choice %d: %+v", i, c)
-		}
-	}
-	checkDefault(t, p)
-}
-
-// Of several expectations that fail it is always the same one that the lab tells.
-func TestScenarioTellsTheSame(t *testing.T) {
-	s := scenario{"expected_type": "TYPE_YES_NO", "expected_secret": true, "expected_excerpt": "x"}
-	for range 50 {
-		err := s.check(nil)
-		if err == nil || !strings.HasPrefix(err.Error(), "expected_excerpt: ") {
-			t.Fatal(err)
-		}
-	}
-}
-
-// TestRecordings prints the figures over the shared recordings, and holds them to the goals.
-func TestRecordings(t *testing.T) {
-	// What is found today: a figure may only rise. The goals are 99, 97 and 95 % (SPEC 10).
-	floor := map[string]float64{
-		"questions found, agent":          99,
-		"questions found, generic":        99,
-		"right type, agent":               94,
-		"right type, generic":             96,
-		"menus with all choices, agent":   99,
-		"menus with all choices, generic": 97,
-		"full-screen programs told of":    85,
-	}
-	sum := tally{}
-	for l, seen := range replayedAll(t, false) {
-		sum.add(l, seen)
-	}
-	sum.check(t, "", floor, 2)
-}
-
-// Where the system cannot tell who reads (no /proc), the same questions are found. Some programs that print what looks
-// like a question are taken for asking: 17 % before raw mode counted, now 11 %. The rules were chosen with the first half
-// of the recordings; each half holds the same bounds.
-func TestRecordingsWithoutReaders(t *testing.T) {
-	floor := map[string]float64{
-		"questions found, agent":          99,
-		"questions found, generic":        97,
-		"right type, agent":               94,
-		"right type, generic":             95,
-		"menus with all choices, agent":   99,
-		"menus with all choices, generic": 95,
-		"full-screen programs told of":    85,
-	}
-	halves := []tally{{}, {}}
-	for l, seen := range replayedAll(t, true) {
-		half := halves[sha256.Sum256([]byte(l.File))[31]%2]
-		half.add(l, seen)
-	}
-	for i, half := range halves {
-		half.check(t, fmt.Sprintf("half %d: ", i+1), floor, 15)
-	}
-}
-
-// The recordings and scenarios of this project ask the same where the system cannot tell who reads, but for what is
-// seen in nothing else: that an empty line is read, or that a line that looks like a question is only printed.
-func TestOwnRecordingsWithoutReaders(t *testing.T) {
-	lastAsked := func(seen []labEvent) PromptType {
-		for _, e := range slices.Backward(seen) {
-			if !e.Idle {
-				return e.Type
-			}
-		}
-		return ""
-	}
-	files, _ := filepath.Glob("testdata/recordings/*.cast")
-	scenarios, _ := filepath.Glob("testdata/scenarios/*.json")
-	sum := tally{}
-	for _, file := range append(files, scenarios...) {
-		known := lastAsked(replayed(t, file, false))
-		unknown := lastAsked(replayed(t, file, true))
-		if known == "" {
-			sum.hit("busy taken for waiting", unknown != "")
-			continue
-		}
-		sum.hit("questions found", unknown != "")
-		if unknown != known {
-			t.Logf("%s: %q, where it is known %q", filepath.Base(file), unknown, known)
-		}
-		if unknown != "" {
-			sum.hit("right type", unknown == known)
-		}
-	}
-	sum.check(t, "", map[string]float64{"questions found": 97, "right type": 97}, 18)
-}
-
-// sharedLabels are the labels of the shared recordings. Without them the test is skipped.
-func sharedLabels(t *testing.T) (all []label) {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(screenShared(), "recordings", "index.jsonl"))
-	if err != nil {
-		t.Skip("no shared recordings (set ATLASBRIDGE_SHARED):", err)
-	}
-	for dec := json.NewDecoder(bytes.NewReader(data)); dec.More(); {
-		var l label
-		if err := dec.Decode(&l); err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, l)
-	}
-	return all
-}
-
-// replayedAll is what replayed finds in each shared recording; the processors share the work.
-func replayedAll(t *testing.T, blind bool) map[*label][]labEvent {
-	t.Helper()
-	labels := sharedLabels(t)
-	all := make([][]labEvent, len(labels))
-	beside(t, []int{0, 1, 2, 3}, func(t *testing.T, begin int) {
-		for i := begin; i < len(labels); i += 4 {
-			all[i] = replayed(t, filepath.Join(screenShared(), "recordings", labels[i].File), blind)
-		}
-	})
-	found := map[*label][]labEvent{}
-	for i, seen := range all {
-		found[&labels[i]] = seen
-	}
-	return found
-}
-
-// replayed is what a recording or scenario asks; blind: where the system does not tell who reads.
-func replayed(t *testing.T, file string, blind bool) (seen []labEvent) {
-	t.Helper()
-	tp, err := openTape(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, e := range tp.events {
-		if blind && e.kind == "t" {
-			_, modes, _ := strings.Cut(e.data, " ")
-			tp.events[i].data = "unknown " + modes
-		}
-	}
-	replay(tp, DetectOptions{}, func(e labEvent) { seen = append(seen, e) })
-	for _, e := range seen {
-		checkPrompt(t, e.Prompt)
-	}
-	return seen
-}
-
-// tally counts hits and cases of each figure.
-type tally map[string][2]int
-
-// check prints the figures, and compares them with what they must be at least, in per cent; those of busy programs must
-// be most at most.
-func (t tally) check(test *testing.T, what string, floor map[string]float64, most float64) {
-	test.Helper()
-	for k := range floor {
-		if t[k][1] == 0 {
-			test.Errorf("%s%s: no recording is of that kind", what, k)
-		}
-	}
-	for _, k := range slices.Sorted(maps.Keys(t)) {
-		n := t[k]
-		share := 100 * float64(n[0]) / float64(n[1])
-		test.Logf("%s%-45s %4d of %4d  %5.1f %%", what, k, n[0], n[1], share)
-		if share < floor[k] || strings.HasPrefix(k, "busy") && share > most {
-			test.Errorf("%s%s: %.1f %%", what, k, share)
-		}
-	}
-}
-
-// hit counts a case of a figure, and whether it was right.
-func (t tally) hit(figure string, yes bool) {
-	n := t[figure]
-	n[1]++
-	if yes {
-		n[0]++
-	}
-	t[figure] = n
-}
-
-// add counts what a recording asked in the figures that it belongs to.
-func (t tally) add(l *label, seen []labEvent) {
-	if l.Waiting == nil {
-		return
-	}
-	asked := slices.DeleteFunc(slices.Clone(seen), func(e labEvent) bool {
-		return e.Idle || l.Source == "agent" && l.At != nil && e.T < *l.At-0.5
-	})
-	switch {
-	case l.Label == "repl" || l.Label == "idle":
-		t.hit("idle boxes and REPLs, "+l.Source, len(seen) > 0 && seen[len(seen)-1].Idle)
-	case l.Label == "fullscreen":
-		t.hit("full-screen programs told of", len(seen) > 0)
-	case l.Label == "confirm": // a hint that stands for less than a second
-	case !*l.Waiting && l.Source == "agent": // some of these show a dialog before the work that is meant
-	case !*l.Waiting:
-		t.hit("busy taken for waiting", len(asked) > 0)
-	default:
-		t.hit("questions found, "+l.Source, len(asked) > 0)
-		if len(asked) == 0 {
-			return
-		}
-		e := asked[len(asked)-1]
-		if l.Source == "agent" {
-			e = asked[0]
-		}
-		kind := PromptType(l.Label)
-		switch l.Label {
-		case "secret":
-			kind = FreeText
-		case "pager":
-			kind = ConfirmEnter
-		}
-		t.hit("right type, "+l.Source, e.Type == kind && e.Secret == (l.Label == "secret"))
-		t.hit("delay ≤ 150 ms", e.delay <= 150*time.Millisecond)
-		if slices.Contains(e.Signals, "protocol") || slices.Contains(e.Signals, "title") {
-			t.hit("delay ≤ 50 ms where the tool says so", e.delay <= 50*time.Millisecond)
-		}
-		if e.Type == MultipleChoice {
-			t.hit("menus with all choices, "+l.Source, len(e.Choices) >= min(len(l.Choices), 9))
-		}
-	}
-}
-
-// label is a line of index.jsonl: what a person says a recording shows.
-type label struct {
-	File, Label, Source string
-	Waiting             *bool
-	At                  *float64 `json:"t_wait"`
-	Choices             []string
-}
-
-// TestLab: lab prints an event as documented, explains it, shows the screen, and fails for what it
-// cannot read.
-func TestLab(t *testing.T) {
-	dir := t.TempDir()
-	lab := func(args ...string) (string, int) {
-		code, out, _ := cli(t, dir, append([]string{"lab"}, args...)...)
-		return out, code
-	}
-	cast := filepath.Join("testdata", "recordings", "generic-tune2fs.cast")
-	out, code := lab("--json", cast)
-	var e map[string]any
-	if err := json.Unmarshal([]byte(out), &e); err != nil || code != 0 {
-		t.Fatalf("%v, exit %d: %s", err, code, out)
-	}
-	want := strings.Fields("choices confidence cut excerpt file idle multi permission question safe_default " +
-		"score secret shown signals t type")
-	if got := slices.Sorted(maps.Keys(e)); !slices.Equal(got, want) {
-		t.Errorf("fields %q, want %q", got, want)
-	}
-	out, code = lab("--explain", cast)
-	if code != 0 || !strings.Contains(out, "found by the reader of questions on a line") {
-		t.Errorf("exit %d: %s", code, out)
-	}
-	out, code = lab("--explain", "--json", cast)
-	if err := json.Unmarshal([]byte(out), &e); err != nil || code != 0 || !strings.HasPrefix(e["why"].(string), "found by the reader of ") {
-		t.Errorf("%v, exit %d: %s", err, code, out)
-	}
-	out, _ = lab("--screen", cast)
-	if !strings.Contains(out, "Proceed anyway (or wait 5 seconds to proceed) ? (y,N)") {
-		t.Error(out)
-	}
-	bad := filepath.Join(dir, "bad.json")
-	os.WriteFile(bad,
-		[]byte(`{"tool":"generic","pty_output":"hello\r\n","expected_type":"TYPE_YES_NO"}`), 0o600)
-	self := filepath.Join(dir, "self.json")
-	os.WriteFile(self, []byte(`{"tool":"generic","recording":"self.json"}`), 0o600)
-	for _, args := range [][]string{{bad}, {self}, {dir}, {filepath.Join(dir, "missing")},
-		{"detect.go"}} {
-		if _, code := lab(args...); code != 1 {
-			t.Errorf("lab %q: exit %d, want 1", args, code)
-		}
-	}
-}
-
-// What the lab explains is sentences: each names the reader that found something, and no value of the program's own.
-func TestLabExplainsInWords(t *testing.T) {
-	internal := regexp.MustCompile(`\b(structure|pattern|tty|protocol|raw|canon|noecho)\b|[%!]|\w+\+\w+`)
-	files, _ := filepath.Glob("testdata/*/*.[cj]*")
-	found := 0
-	for _, file := range files {
-		for _, e := range replayed(t, file, false) {
-			found++
-			if !strings.HasPrefix(e.Why, "found by the reader of ") || internal.MatchString(e.Why) {
-				t.Errorf("%s: %s", file, e.Why)
-			}
-		}
-	}
-	if found < 100 {
-		t.Errorf("%d explanations", found)
-	}
-}
-
-// The examples of the adapter specification pass as they are written there, and of what they expect each is checked:
-// [] is no choices, though a question for yes or no may have its two; what is missing, or null, expects nothing.
-func TestScenarioExamples(t *testing.T) {
-	overwrite := `"tool":"claude","scenario_id":"claude_yes_no_file_overwrite",` +
-		`"description":"Claude Code asking to overwrite an existing file",` +
-		`"pty_output":"Do you want to overwrite /src/main.py? (y/n) ","expected_type":"TYPE_YES_NO"`
-	menu := `"tool":"claude","pty_output":"Select an action:\r\n  1) Apply changes\r\n  2) View diff\r\n` +
-		`  3) Skip this file\r\n  4) Abort\r\nEnter choice [1-4]:","expected_type":"TYPE_MULTIPLE_CHOICE"`
-	box := `"tool":"claude","pty_output":"╭─ Bash Tool ─────────╮\r\n│ rm -rf /tmp/build   │\r\n╰─────────────────────╯\r\n` +
-		`Do you want to run this? (y/n) ❯","expected_type":"TYPE_YES_NO"`
-	for _, c := range []struct{ name, scenario, wrong string }{
-		{"as it is written", overwrite + `,"expected_confidence_band":"HIGH","expected_excerpt_contains":` +
-			`"overwrite /src/main.py","expected_choices":[]`, ""},
-		{"two answers", overwrite + `,"expected_choices":["Yes","No"]`, ""},
-		{"other answers", overwrite + `,"expected_choices":["Yes No"]`, `expected_choices: want ["Yes No"], got ["Yes","No"]`},
-		{"another band", overwrite + `,"expected_confidence_band":"LOW"`, "expected_confidence_band"},
-		{"other words", overwrite + `,"expected_excerpt_contains":"remove"`, "expected_excerpt_contains"},
-		{"approval", box + `,"expected_confidence_band":"HIGH","expected_choices":[]`, ""},
-		{"edit", `"tool":"claude","pty_output":"Edit /Users/ara/project/src/main.py? (y/n)",` +
-			`"expected_type":"TYPE_YES_NO","expected_confidence_band":"HIGH"`, ""},
-		{"menu", menu + `,"expected_choices":["Apply changes","View diff","Skip this file","Abort"]`, ""},
-		{"menu without choices", menu + `,"expected_choices":[]`, "expected_choices"},
-		{"menu, choices unchecked", menu, ""},
-		{"enter", `"tool":"claude","pty_output":"Press Enter to continue...","expected_type":"TYPE_CONFIRM_ENTER",` +
-			`"expected_choices":[]`, ""},
-		{"nothing", `"tool":"claude","pty_output":"done\r\n","expected_type":null,"expected_confidence_band":null,` +
-			`"expected_excerpt_contains":null,"expected_choices":[]`, ""},
-		{"something", `"tool":"claude","pty_output":"Go on? (y/n) ","expected_type":null`, "expected_type"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "s.json")
-			if err := os.WriteFile(path, []byte("{"+c.scenario+"}"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			tp, err := openTape(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			err = tp.want.check(replayed(t, path, false))
-			if (err != nil) != (c.wrong != "") || err != nil && !strings.HasPrefix(err.Error(), c.wrong) {
-				t.Errorf("%v, want %q", err, c.wrong)
-			}
-		})
-	}
-}
-
-// FuzzTape: any recording or scenario is refused or replayed, and asks nothing longer than the
-// limits.
-func FuzzTape(f *testing.F) {
-	f.Add("a.cast",
-		[]byte("{\"version\":2,\"width\":80,\"height\":24}\n[0.1,\"o\",\"Go? [y/N] \"]\n[0.2,\"t\",\"reading "+
-			"canon echo\"]\n[1,\"r\",\"40x10\"]\n"))
-	f.Add("a.json",
-		[]byte(`{"tool":"claude","pty_output":"Go? (y/n) ","expected_type":"TYPE_YES_NO"}`))
-	dir := f.TempDir()
-	f.Fuzz(func(t *testing.T, name string, data []byte) {
-		path := filepath.Join(dir, "tape")
-		if filepath.Ext(name) == ".json" {
-			path += ".json"
-		}
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		tp, err := openTape(path)
-		if err != nil || len(tp.events) > 1000 || tp.Height > 200 || tp.Width > 200 {
-			return
-		}
-		for _, e := range tp.events {
-			if e.t > 60 || e.kind == "r" {
-				return
-			}
-		}
-		replay(tp, DetectOptions{}, func(e labEvent) {
-			if len(e.Excerpt) > 200 || len(e.Choices) > 9 {
-				t.Errorf("%+v", e.Prompt)
-			}
-		})
-	})
-}
-
-// ---- bench: the detector ----
-// A detector on a clock of its own.
-
-// detectorStart is when the clock of a stage begins.
-var detectorStart = time.Unix(1000, 0)
-
-// stage drives a detector the way a session does, on a clock of its own.
-type stage struct {
-	t   *testing.T
-	d   *Detector
-	now time.Time
-	tty TTYState
-}
-
-// newStage is a detector for a tool, in a terminal of that state.
-func newStage(t *testing.T, tool, tty string) *stage {
-	return &stage{t, newDetector(adapterFor(tool), 30, 100, DetectOptions{}), detectorStart,
-		parseTTY(tty)}
-}
-
-// show feeds output and lets time pass; it returns every prompt of that time.
-func (s *stage) show(output string, d time.Duration) (asked []*Prompt) {
-	s.d.Feed([]byte(output), s.now)
-	return s.wait(d)
-}
-
-// wait lets time pass, and returns every prompt of that time.
-func (s *stage) wait(d time.Duration) (asked []*Prompt) {
-	for end := s.now.Add(d); s.now.Before(end); s.now = s.now.Add(10 * time.Millisecond) {
-		if p := s.d.Tick(s.tty, s.now); p != nil {
-			asked = append(asked, p)
-		}
-	}
-	return asked
-}
-
-// one feeds output that asks one question.
-func (s *stage) one(output string) *Prompt {
-	s.t.Helper()
-	asked := s.show(output, time.Second)
-	if len(asked) != 1 {
-		s.t.Fatalf("%q: %d prompts, want 1", output, len(asked))
-	}
-	return asked[0]
+// agentBoxes are the rows below an agent's text as they were seen (claude 2.1.330, codex 0.169, gemini 0.61, opencode 1.18,
+// qwen 0.24), what an empty box shows between « and ».
+var agentBoxes = map[string]string{
+	"claude": strings.Repeat("─", 100) + "\n❯\u00a0«»\n" + strings.Repeat("─", 100) +
+		"\n  ⏸ manual mode on · ? for shortcuts",
+	"codex": "\n› «\x1b[2mAsk Codex to do anything\x1b[m»\n\n  gpt-5.1-codex default · /w",
+	"gemini": "\n\n" + strings.Repeat(" ", 84) + "? for shortcuts\n" + strings.Repeat("─", 100) +
+		"\n Shift+Tab to accept edits\n" + strings.Repeat("▄", 100) +
+		"\n > «  Type your message or @path/to/file»\n" + strings.Repeat("▀", 100) + "\n workspace (/directory)",
+	"opencode": "\n  \x1b[38;2;92;156;245m┃\n  ┃«»\n  ┃\n  ┃  Build · Fake Fake\n  ╹\x1b[m" + strings.Repeat("▀", 95) +
+		"\n   /w",
+	"qwen": strings.Repeat("─", 100) + "\n> «  Type your message or @path/to/file»\n" + strings.Repeat("─", 100) +
+		"\n  ➜ w · fake-model",
+}
+
+// agentScreen is a screen of the agent's with that text and draft, the cursor in its box.
+func agentScreen(tool, text, draft string) string {
+	before, rest, _ := strings.Cut(agentBoxes[tool], "«")
+	hint, after, _ := strings.Cut(rest, "»")
+	if draft != "" {
+		hint = draft
+	}
+	above := text + "\n" + before
+	row := strings.Count(above, "\n") + 1
+	column := 3 + len(draft)
+	switch tool {
+	case "gemini":
+		column++
+	case "opencode":
+		column += 3
+	}
+	screen := strings.ReplaceAll(above+hint+after, "\n", "\r\n")
+	return fmt.Sprintf("\x1b[H\x1b[2J%s\x1b[%d;%dH", screen, row, column)
 }
 
 // claudeDialog is Claude's command dialog at 100 columns, as measured with 2.1.329.
@@ -6485,37 +3908,6 @@ func claudeDialog(command string) string {
 		strings.ReplaceAll(command, "\n", "\r\n ") + "\r\n" + strings.Repeat("╌", 100) +
 		"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. Yes, and switch to auto mode\r\n   3. No\r\n\r\n Esc to cancel " +
 		"· Tab to amend"
-}
-
-// What says yes, and what refuses, in a dozen languages: what waiting may type is held against it.
-var (
-	affirms = regexp.MustCompile(`(?i)^[^\pL\pN]*(y|yes|yep|ok|okay|j|ja|o|oui|s|si|sí|sim|д|да|tak|t|是|好|确定|はい|예|네|` +
-		`allow|always|approve|accept|trust|proceed|continue|confirm|grant|run|install|delete|remove|overwrite|deploy|agree|` +
-		`i (agree|accept|understand))([^\pL\pN]|$)`)
-	denies = regexp.MustCompile(`(?i)^[^\pL\pN]*(n|no|nope|nein|non|nao|não|н|нет|nie|否|いいえ|아니|deny|reject|cancel|abort|abbrechen|` +
-		`refuse|decline|disallow|don['’]?t|do not|取消|キャンセル)([^\pL\pN]|$)`)
-)
-
-// checkDefault: what is typed while nobody answers refuses, or is Enter at a bare "Press Enter"; Enter is never typed
-// at a choice, a secret or a text.
-func checkDefault(t *testing.T, p *Prompt) {
-	t.Helper()
-	if p.SafeDefault == nil {
-		return
-	}
-	value := *p.SafeDefault
-	label := p.label(value)
-	switch {
-	case p.Idle || p.Secret || p.Type == Unknown || p.Type == FreeText:
-		t.Errorf("%q is typed by waiting at %s %q", value, p.Type, p.Question)
-	case p.Type == ConfirmEnter:
-		if value != "enter" || strings.Contains(p.Question, "?") || p.Cut {
-			t.Errorf("%q is typed by waiting at %q", value, p.Question)
-		}
-	case value == "esc":
-	case label == "" || affirms.MatchString(label) || !denies.MatchString(label):
-		t.Errorf("%q (%q) is typed by waiting at %q", value, label, p.Question)
-	}
 }
 
 // ---- pty: the child's terminal ----
