@@ -3694,7 +3694,7 @@ func TestRecordingIsPlayed(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "r.cast")
 	dir := home(t, "")
 	x := bridge(t, dir, "run", "--quiet", "--record", file, "bash", "-c",
-		`for c in 'Gr\303' '\266' '\303' '\237e \360\237' '\216\211? (y/n) '; do printf "$c"; sleep 0.02; done; read a; read -s -p "Code: "`)
+		`for c in 'Gr\303' '\266' '\303' '\237e \360\237' '\216\211? (y/n) '; do printf "$c"; sleep 0.02; done; read a; stty -echo; echo wait; sleep 1; printf "Code: "; read b`)
 	for _, kind := range []string{"yes_no", "free_text"} {
 		awaitRecord(t, dir, "prompt", kind, func(r record) bool { return r.str("type") == kind })
 		x.types("y\r")
