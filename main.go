@@ -3398,7 +3398,7 @@ func (s *session) expire(q *question) {
 	byHook := q.screen == nil
 	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
 	expired := s.transition(q.rec.ID, Expired, func(r *PromptRecord) {
-		r.Reason = fmt.Sprintf("no answer in %d s", int(life.Seconds()))
+		r.Reason = fmt.Sprintf("no answer in %d s", int(life.Round(time.Second).Seconds()))
 		r.Value = r.SafeDefault
 		if !byHook && (s.fed || s.cfg.Channel == "local") {
 			r.Value = nil
