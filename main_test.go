@@ -12995,6 +12995,7 @@ func TestPhone(t *testing.T) {
 		t.Run(rows[0]["sessions"], func(t *testing.T) {
 			t.Parallel()
 			p := newPhonePlay(t, rows[0]["sessions"])
+			p.w.change(func() { p.w.slack = 1000 }) // pacing is another test's: here it is switched off
 			for _, r := range rows {
 				p.plays(r)
 			}
@@ -13015,17 +13016,25 @@ type phonePlay struct {
 	t       *testing.T
 	w       *botAPI
 	dir     string
-	tools   map[string]*puppet
-	screens map[string]string // what each shows, by its row
-	asked   seen              // the newest question
-	silent  map[int64]string  // messages that nothing may answer, and the row
+	tools   map[string]*puppet   // by the names of their sessions
+	terms   map[string]*terminal // the same
+	screens map[string]string    // what each shows, by its row
+	asked   seen                 // the newest question
+	silent  map[int64]string     // messages that nothing may answer, and the row
 }
 
-// newPhonePlay begins sessions with these names, the first of which polls.
-func newPhonePlay(t *testing.T, sessions string) *phonePlay {
-	p := &phonePlay{t: t, w: newBotAPI(t), tools: map[string]*puppet{}, screens: map[string]string{}, silent: map[int64]string{}}
-	p.w.slack = 1000 // pacing is another test's: here it is switched off
-	p.w.dates = 10   // he reads first what he answers
+// newPhonePlay begins sessions with these names, the first of which polls; "free", "group", "topics": see phone.txt.
+func newPhonePlay(t *testing.T, sessions string, flags ...string) *phonePlay {
+	needUnix(t)
+	p := &phonePlay{
+		t:       t,
+		w:       newBotAPI(t),
+		tools:   map[string]*puppet{},
+		terms:   map[string]*terminal{},
+		screens: map[string]string{},
+		silent:  map[int64]string{},
+	}
+	p.w.dates = 10 // he reads first what he answers
 	p.w.answers["getFile"] = func(params map[string]any) string {
 		return fmt.Sprintf(`{"file_path":"files/%v.jpg"}`, params["file_id"])
 	}
@@ -13049,15 +13058,29 @@ func newPhonePlay(t *testing.T, sessions string) *phonePlay {
 		case "gone":
 			bridge(t, p.dir, "run", "--name", name, "true").exits(0)
 		default:
-			p.tools[name] = newPuppet(t, "tool", "puppet")
-			bridge(t, p.dir, "run", "--name", name, p.tools[name].tool).toldOnFailure()
+			p.starts(name, flags...)
 			p.w.shows(name+" · tool started", "")
-			p.tools[name].show("start", "")
-			p.screens[name] = "start"
 		}
-		p.unpaced()
 	}
 	return p
+}
+
+// starts begins a session with a puppet.
+func (p *phonePlay) starts(name string, flags ...string) {
+	p.t.Helper()
+	p.tools[name] = newPuppet(p.t, "tool", "puppet")
+	p.terms[name] = bridge(p.t, p.dir, slices.Concat([]string{"run", "--name", name}, flags, []string{p.tools[name].tool})...)
+	p.terms[name].toldOnFailure()
+	p.screens[name] = "start"
+	p.tools[name].show("start", "")
+}
+
+// inputs are the texts that were sent to sessions, in order.
+func (p *phonePlay) inputs() (texts []string) {
+	for _, r := range records(p.t, p.dir, "input") {
+		texts = append(texts, r.str("text"))
+	}
+	return texts
 }
 
 // unpaced has all processes forget what they sent: the next message leaves at once.
@@ -13103,9 +13126,16 @@ func (p *phonePlay) plays(r row) {
 	slices.Sort(did)
 	silent := !tapped
 	for what := range strings.SplitSeq(r["happens"], "; ") {
+		if !regexp.MustCompile("^(-$|says|marked$|told|types)").MatchString(what) {
+			want = append(want, what)
+		}
+	}
+	if !slices.Equal(did, want) {
+		p.t.Fatalf("%s: %q %q does %q, not %q", r["at"], r["arrives"], r["text"], did, want)
+	}
+	for what := range strings.SplitSeq(r["happens"], "; ") {
 		verb, rest, _ := strings.Cut(what, " ")
 		switch verb {
-		case "-":
 		case "says":
 			silent = false
 			p.w.await(p.t, r["at"]+": "+what, func() bool { return strings.Contains(p.repliesLocked(id), rest) })
@@ -13114,21 +13144,15 @@ func (p *phonePlay) plays(r row) {
 			p.w.done(id)
 		case "told":
 			if said := p.w.answer(fmt.Sprint(m["id"])); !strings.Contains(said, rest) {
-				p.t.Errorf("%s: the tap is told %q, not %q", r["at"], said, rest)
+				p.t.Fatalf("%s: the tap is told %q, not %q", r["at"], said, rest)
 			}
 		case "types":
 			name, keys, _ := strings.Cut(rest, " ")
 			p.tools[name].reads(p.screens[name], keys)
-		default:
-			silent = silent && (what == "stranger")
-			want = append(want, what)
 		}
 	}
-	if silent {
+	if silent && (len(want) == 0 || want[0] == "stranger") {
 		p.silent[id] = r["at"]
-	}
-	if !slices.Equal(did, want) {
-		p.t.Errorf("%s: %q %q does %q, not %q", r["at"], r["arrives"], r["text"], did, want)
 	}
 }
 
@@ -13191,7 +13215,7 @@ func (p *phonePlay) tap(button string) map[string]any {
 
 // letter is a text of the operator's as an update has it, which arrives like that.
 func (p *phonePlay) letter(text, arrives string) map[string]any {
-	to, thread := int64(0), int64(0)
+	to, thread, early := int64(0), int64(0), false
 	for how := range strings.SplitSeq(arrives, ", ") {
 		place, name, _ := strings.Cut(how, " ")
 		switch {
@@ -13204,6 +13228,8 @@ func (p *phonePlay) letter(text, arrives string) map[string]any {
 			}
 		case how == "to opening":
 			to = thread
+		case how == "early":
+			early = true
 		case how == "to status":
 			to = 50
 		case strings.HasPrefix(how, "to start of "):
@@ -13213,6 +13239,9 @@ func (p *phonePlay) letter(text, arrives string) map[string]any {
 		}
 	}
 	m := p.w.letter(thread, text, to)
+	if early {
+		m["date"] = p.asked.at.Unix()
+	}
 	for how := range strings.SplitSeq(arrives, ", ") {
 		if how == "from 1001" {
 			m["reply_to_message"].(map[string]any)["from"] = map[string]any{"id": 1001}
@@ -13263,7 +13292,260 @@ func (p *phonePlay) state() map[string]string {
 	return found
 }
 
+// TestPollerIsReplaced: when the process that polls is killed, ends or is stopped by ^Z another one polls, and what has
+// been acted on but not confirmed does not act again.
+func TestPollerIsReplaced(t *testing.T) {
+	needTool(t, "bash")
+	t.Parallel()
+	for how, leave := range map[string]func(*phonePlay){
+		"killed":  func(p *phonePlay) { p.terms["api"].signal("KILL") },
+		"ended":   func(p *phonePlay) { p.tools["api"].order(order{Exit: true}) },
+		"stopped": func(p *phonePlay) { p.terms["api"].types("\x1a") },
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			p := newPhonePlay(t, "")
+			if how == "stopped" {
+				p.inShell("api")
+			} else {
+				p.starts("api")
+			}
+			p.w.await(t, "it polls", func() bool { return p.w.waiting == 1 })
+			p.starts("web")
+			p.w.shows("web · tool started", "")
+			var lost atomic.Bool
+			p.w.fault = func(method string, _ http.ResponseWriter) bool {
+				if method == "getUpdates" && lost.Load() {
+					panic(http.ErrAbortHandler)
+				}
+				return false
+			}
+			lost.Store(true)
+			p.w.writes("/send web one", 0)
+			awaitRecord(t, p.dir, "input", "one", func(r record) bool { return r.str("text") == "one" })
+			leave(p)
+			p.w.change(func() { p.w.waiting = 0 }) // of who is stopped
+			lost.Store(false)
+			p.w.writes("/send web two", 0)
+			p.tools["web"].reads("start", "two\n")
+			if got := p.inputs(); !slices.Equal(got, []string{"one", "two"}) {
+				t.Errorf("sent to the session: %q", got)
+			}
+		})
+	}
+}
+
+// inShell is starts in a shell with job control.
+func (p *phonePlay) inShell(name string) {
+	p.t.Helper()
+	p.tools[name] = newPuppet(p.t, "tool", "puppet")
+	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+p.dir, "HISTFILE=")
+	p.terms[name] = inTerminal(p.t, env, "bash", "--norc", "--noprofile", "-i")
+	p.terms[name].types(fmt.Sprintf("%q run --name %s %q\r", os.Args[0], name, p.tools[name].tool))
+	p.screens[name] = "start"
+	p.tools[name].show("start", "")
+}
+
+// TestTapTooLate: a tap after its question's time decides nothing, also while nobody has ended the question yet.
+func TestTapTooLate(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api")
+	p.starts("web", "--timeout", "1s")
+	p.shows("web Continue? (y/n)")
+	p.terms["web"].while(p.dir, func() {
+		expires, err := time.Parse(time.RFC3339, records(t, p.dir, "prompt")[0].str("expires_at"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(time.Until(expires))
+		if said := p.w.answer(p.w.tap(p.asked, yesButton)); !strings.Contains(said, "Nothing was done: ") {
+			t.Fatalf("the tap is told %q", said)
+		}
+	})
+	p.w.unanswered(p.asked.id, saysExpired)
+	if keys := p.tools["web"].keys(); keys == "y\n" {
+		t.Errorf("%q is typed", keys)
+	}
+}
+
+// TestTenAnswersAMinute: of more than ten answers by phone to one session within a minute the eleventh decides nothing.
+func TestTenAnswersAMinute(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api")
+	p.w.change(func() { p.w.slack = 1000 })
+	for i := range 11 {
+		p.unpaced()
+		p.shows(fmt.Sprintf("api %d: continue? (y/n)", i))
+		want := "✓ Yes"
+		if i == 10 {
+			want = "10 answers in a minute for this session"
+		}
+		if said := p.w.answer(p.w.tap(p.asked, yesButton)); !strings.Contains(said, want) {
+			t.Fatalf("tap %d is told %q, not %q", i+1, said, want)
+		}
+		if i < 10 {
+			p.tools["api"].reads(p.screens["api"], "y\n")
+		}
+	}
+}
+
+// TestStrangersFillNoDisk: of a flood of strangers ten are recorded in a minute.
+func TestStrangersFillNoDisk(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api")
+	var last int64
+	for range 40 {
+		m := p.w.letter(0, "hello", 0)
+		m["from"] = map[string]any{"id": stranger}
+		last = p.w.update(map[string]any{"message": m})
+	}
+	p.w.confirmed(t, last)
+	if n := len(entries(t, p.dir, "UNAUTHORIZED")); n < 10 || n > 21 { // a minute may have ended meanwhile
+		t.Errorf("%d are in the audit log", n)
+	}
+}
+
 // ---- telegram.go: call and pacing ----
+
+// TestMessagesArePaced: what several processes have to say at once leaves within the limits, which the Bot API watches.
+func TestMessagesArePaced(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api web")
+	p.unpaced()
+	p.w.change(func() {
+		p.w.slack = 1
+		p.w.level = 0
+	})
+	for range 4 {
+		p.w.writes("/screen api", 0)
+		p.w.writes("/screen web", 0)
+	}
+	p.w.await(t, "seven screens", func() bool { return len(p.w.past) >= 2+7 })
+}
+
+// TestRetryAfterIsObeyed: after a 429 no process sends anything before the time that it tells; then all comes.
+func TestRetryAfterIsObeyed(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api web")
+	var refused time.Time
+	p.w.decides(func(method string, _ map[string]any) fate {
+		if method != "sendMessage" || !refused.IsZero() {
+			return fate{}
+		}
+		refused = time.Now()
+		return fate{answer: `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":2}}`}
+	})
+	p.w.writes("/screen api", 0)
+	p.w.await(t, "the 429", func() bool { return !refused.IsZero() })
+	p.w.writes("/screen web", 0)
+	p.w.await(t, "both screens", func() bool { return len(p.w.past) == 2+2 })
+	for _, m := range p.w.history()[2:] {
+		if wait := m.at.Sub(refused); wait < 2*time.Second {
+			t.Errorf("%q came %v after the 429", m.text, wait)
+		}
+	}
+}
+
+// TestTroubles: what keeps the bot from working is told at the terminal, in one line, and in status, without the token;
+// what is asked meanwhile comes when it is mended, can be answered, and another line tells that it is over.
+func TestTroubles(t *testing.T) {
+	t.Parallel()
+	for _, r := range table(t, "troubles.txt") {
+		t.Run(r["name"], func(t *testing.T) { trouble(t, r) })
+	}
+}
+
+// trouble is a row of testdata/troubles.txt.
+func trouble(t *testing.T, r row) {
+	t.Parallel()
+	p := newPhonePlay(t, "")
+	var mended atomic.Bool
+	p.w.fault = func(method string, w http.ResponseWriter) bool {
+		if mended.Load() || !regexp.MustCompile(r["method"]).MatchString(method) {
+			return false
+		}
+		if r["code"] == "" {
+			panic(http.ErrAbortHandler)
+		}
+		fmt.Fprintf(w, `{"ok":false,"error_code":%s,"description":%q}`, r["code"], r["description"])
+		return true
+	}
+	p.starts("api")
+	x := p.terms["api"]
+	said := func(text string) int {
+		return strings.Count(strings.Join(strings.Fields(x.shown()), ""), strings.Join(strings.Fields(text), ""))
+	}
+	if r["told"] != "" {
+		comesTrue(t, "the terminal tells: "+r["told"], func() bool { return said(r["told"]) == 1 })
+		_, out, _ := cli(t, p.dir, "status")
+		_, _, errs := cli(t, p.dir, "status", "--json")
+		if !strings.Contains(out, r["told"]) || !strings.Contains(errs, r["told"]) {
+			t.Errorf("status says %q, with --json %q", out, errs)
+		}
+	}
+	p.tools["api"].show("ask", "\r\nContinue? (y/n) ")
+	awaitPrompt(t, p.dir, "Continue?", "")
+	mended.Store(true)
+	x.signal("HUP") // ends the pauses
+	p.w.tap(p.w.find("Continue?", yesButton), yesButton)
+	p.tools["api"].reads("ask", "y\n")
+	p.w.ended(p.w.shows("Continue?", "").id, saysAnswered)
+	p.tools["api"].order(order{Exit: true})
+	x.exits(0)
+	if told := said("Telegram works again; for a time it did not: " + r["told"]); told != 1 && r["over"] != "" {
+		t.Errorf("the terminal does not tell that it is over:\n%s", x.shown())
+	}
+	if _, out, _ := cli(t, p.dir, "status", "--all"); r["over"] != "" && strings.Contains(out, r["told"]) {
+		t.Errorf("status says %q though it is over", out)
+	}
+	files, _ := filepath.Glob(filepath.Join(p.dir, "*"))
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err == nil && filepath.Base(file) != "config.toml" && bytes.Contains(text, []byte("AAFake")) {
+			t.Errorf("%s has the token: %s", filepath.Base(file), text)
+		}
+	}
+}
+
+// TestRepliesOutlastAnOutage: what the operator is told comes when the network is back.
+func TestRepliesOutlastAnOutage(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api")
+	var lost, mended atomic.Bool
+	p.w.fault = func(method string, _ http.ResponseWriter) bool {
+		if method == "sendMessage" && !mended.Load() {
+			lost.Store(true)
+			panic(http.ErrAbortHandler)
+		}
+		return false
+	}
+	p.w.writes("/screen api", 0)
+	comesTrue(t, "it is lost", lost.Load)
+	mended.Store(true)
+	p.terms["api"].signal("HUP") // ends the pause
+	p.w.shows("(the screen is empty)", "")
+}
+
+// TestPlainerLooks: an old Bot API, which refuses colours or newer looks of text, gets every question all the same.
+func TestPlainerLooks(t *testing.T) {
+	t.Parallel()
+	beside(t, []string{`"style":`, `"expandable_blockquote"`, `"entities":`}, func(t *testing.T, refused string) {
+		p := newPhonePlay(t, "api")
+		p.w.decides(func(method string, params map[string]any) (todo fate) {
+			body, _ := json.Marshal(params) // it was JSON: cannot fail
+			if method == "sendMessage" && bytes.Contains(body, []byte(refused)) {
+				todo.answer = apiRefusal("can't parse: no such thing")
+			}
+			return todo
+		})
+		p.tools["api"].show("ask", "Plan: 3 changes\r\n\r\nContinue? (y/n) ")
+		m := p.w.find("Continue?", yesButton)
+		if p.w.came("Continue?") != 1 || len(m.buttons) != 2 || !strings.Contains(m.text, "3 changes") {
+			t.Errorf("the question came %d times: %q %v", p.w.came("Continue?"), m.text, m.buttons)
+		}
+	})
+}
+
 // A call succeeds, is tried again or says why, within the rate.
 
 // TestTelegramErrors: an answer that is none is temporary, a refusal is not, and neither shows the
@@ -13461,48 +13743,6 @@ func TestTelegramSendRetries(t *testing.T) {
 			id != want {
 			t.Errorf("%s: %d, %v", text, id, err)
 		}
-	}
-}
-
-// TestPlainerLooks: a Bot API that refuses colours or newer looks of text gets every question all the same, in the same
-// turn; what one message was refused for the next one has all the same.
-func TestPlainerLooks(t *testing.T) {
-	t.Parallel()
-	for _, refused := range []string{`"style":`, `"expandable_blockquote"`, `"language":`, `"entities":`} {
-		t.Run(refused, func(t *testing.T) {
-			e := newTGEnv(t)
-			attempts := 0
-			e.srv.fate = func(method string, p map[string]any) fate {
-				body, _ := json.Marshal(p)
-				if method != "sendMessage" {
-					return fate{}
-				}
-				attempts++
-				if strings.Contains(string(body), refused) {
-					return fate{answer: `{"ok":false,"error_code":400,"description":"Bad Request: no such thing"}`}
-				}
-				return fate{}
-			}
-			p := yesNo
-			p.Above = "Plan: 3 changes"
-			p.Full = "rm -r out"
-			p.Lang = "bash"
-			got := e.srv.now(e.ask(p).MsgID)
-			if !strings.Contains(got.text, "Continue") || len(got.buttons) != 2 {
-				t.Errorf("the question came as %q %v", got.text, got.buttons)
-			}
-			if attempts != 2 {
-				t.Errorf("it took %d attempts, not 2", attempts)
-			}
-			if early := time.Until(time.Unix(0, e.known().next)); early > -paceChat*3/2 {
-				t.Errorf("what was refused has used up a turn: the next is in %v", early)
-			}
-			refused = "nothing" // it may have been one message's own fault
-			e.ask(p)
-			if attempts != 3 {
-				t.Errorf("the next question took %d attempts", attempts-2)
-			}
-		})
 	}
 }
 
@@ -15941,27 +16181,6 @@ func TestReplacedPoller(t *testing.T) {
 	other.store.LeavePoll()
 	e.srv.send(tgSay(1, "hello", ""))
 	e.srv.confirmed(t, 1)
-}
-
-// TestStrangersFillNoDisk: of a minute's messages of strangers ten are recorded, the rest is counted.
-func TestStrangersFillNoDisk(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	var updates []json.RawMessage
-	for i := range int64(99) {
-		say := strings.Replace(tgSay(100+i, "hello", ""), `"id":1001`, `"id":2002`, 1)
-		updates = append(updates, json.RawMessage(say))
-	}
-	r := e.receiver(e.Telegram)
-	minute := time.Now().Unix() / 60
-	r.handleUpdates(updates, &pollParams{})
-	r.minute--
-	r.turnMinute()
-	log := e.auditLog()
-	if n := strings.Count(log, "UNAUTHORIZED"); minute == time.Now().Unix()/60 && (n != strangersMax+1 ||
-		!strings.Contains(log, `"more":89`)) {
-		t.Errorf("%d are in the audit log:\n%s", n, log)
-	}
 }
 
 // Updates are told apart by their bot: what another bot did, or what was done before bots were told apart, is known.
