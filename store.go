@@ -469,10 +469,13 @@ func (s setting) assignNumber(to any) (problem string) {
 // outside says what the bounds are, when n is not within them.
 func (s setting) outside(n float64) (problem string) {
 	if s.max > s.min && (n < s.min || n > s.max) {
-		return fmt.Sprintf("must be between %.15g and %.15g", s.min, s.max)
+		return fmt.Sprintf("must be between %s and %s", decimal(s.min), decimal(s.max))
 	}
 	return ""
 }
+
+// decimal is a number without an exponent.
+func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 
 // row is the row of inForce with that key.
 func (c *Config) row(key string) *setting {
