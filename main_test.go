@@ -104,1170 +104,461 @@ import (
 // ---- main.go: command line ----
 // What a shell sees: arguments, exit codes, help and tables.
 
-// TestCommandLine: every command line ends with its exit code, and says on which stream what is
-// wrong and what to type instead.
-func TestCommandLine(t *testing.T) {
-	dir := home(t, "")
-	for _, test := range []struct {
-		args           string
-		code           int
-		stdout, stderr string // regular expressions; "" nothing at all
-	}{
-		{"", 2, "", `(?s)atlasbridge runs .* run .* completion `},
-		{"help", 0, `(?s)^atlasbridge runs .*atlasbridge help COMMAND; .*\n$`, ""},
-		{"-h", 0, "^atlasbridge runs ", ""},
-		{"--help", 0, "^atlasbridge runs ", ""},
-		{"help run", 0, `(?s)^atlasbridge run \[flags\] <tool>.*--record FILE`, ""},
-		{"run -h", 0, `^atlasbridge run \[flags\]`, ""},
-		{"status --help", 0, "^atlasbridge status", ""},
-		{"config --json -h", 0, "^atlasbridge config", ""},
-		{"help help", 0, `^atlasbridge help \[command\]`, ""},
-		{"help nothing", 2, "", `^atlasbridge: unknown command "nothing"`},
-		{"statsu", 2, "", "^atlasbridge: unknown command \"statsu\"; did you mean `atlasbridge status`\\?\n$"},
-		{"docter", 2, "", "`atlasbridge doctor`"},
-		{"claude --model opus", 2, "", "\"claude\"; did you mean `atlasbridge run claude`\\?\n$"},
-		{"kubernetes x", 2, "", "to run a tool: atlasbridge run TOOL\n$"},
-		{"--frob", 2, "", `unknown command "--frob"`},
-		{"stat\x1b[2J", 2, "", `^atlasbridge: unknown command "stat[^\x1b]*\n$`},
-		{"config --a\x1b[2J", 2, "", `^atlasbridge: unknown flag --a[^\x1b]*\n$`},
-		{"version", 0, `^atlasbridge \S+ go1\S* \w+/\w+\n$`, ""},
-		{"--version", 0, `^atlasbridge `, ""},
-		{"version now", 2, "", `^atlasbridge: wrong arguments \["now"\]; usage: atlasbridge version`},
-		{"run", 2, "", `^atlasbridge: an argument is missing; usage: atlasbridge run \[flags\] <tool>`},
-		{"config --jsn", 2, "", "^atlasbridge: unknown flag --jsn; usage: .*config.*\n$"},
-		{"config --json=perhaps", 2, "", `^atlasbridge: invalid boolean value "perhaps" for --json`},
-		{"run --chanel local true", 2, "", "^atlasbridge: unknown flag --chanel; usage: .*\n$"},
-		{"run --channel x true", 2, "", "^atlasbridge: --channel cannot be \"x\"; usage: .*\n$"},
-		{"run --adapter claud true", 2, "", "^atlasbridge: --adapter cannot be \"claud\"; usage: .*\n$"},
-		{"run --timeout soon true", 2, "", `^atlasbridge: invalid value "soon" for --timeout: write a time such as 90s or 10m; usage: `},
-		{"run --timeout 25h true", 2, "", `^atlasbridge: --timeout must be from 1s to 24h; usage: `},
-		{"run --timeout -1s true", 2, "", `^atlasbridge: --timeout must be from 1s to 24h; usage: `},
-		{"run --name", 2, "", `^atlasbridge: there is no value after --name; usage: `},
-		{"answer 3f2a91c4", 2, "", `^atlasbridge: an argument is missing; usage: atlasbridge answer <prompt-id> <value>\n$`},
-		{"config", 0, `(?m)^timeout_seconds +600 +default$`, ""},
-		{"completion", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
-		{"completion tcsh", 2, "", `usage: atlasbridge completion bash\|zsh\|fish`},
-		{"completion fish", 0, `complete -c atlasbridge -n `, ""},
-		{"debug", 2, "", `usage: atlasbridge debug bundle`},
-		{"debug bundel", 2, "", `usage: atlasbridge debug bundle`},
-	} {
-		code, stdout, stderr := cli(t, dir, strings.Fields(test.args)...)
-		if code != test.code || !matches(test.stdout, stdout) || !matches(test.stderr, stderr) {
-			t.Errorf("atlasbridge %q: exit %d, want %d\nstdout %q, want %s\nstderr %q, want %s",
-				test.args, code, test.code, stdout, test.stdout, stderr, test.stderr)
-		}
+// TestScripts: a shell and a person at a terminal see what the scripts in testdata/cli say.
+func TestScripts(t *testing.T) {
+	needUnix(t)
+	for _, file := range inFolder("testdata/cli", "*.txt") {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			t.Parallel()
+			for _, b := range blocks(t, "cli/"+filepath.Base(file)) {
+				t.Run(b.name, func(t *testing.T) { newScene(t, b.at).plays(b.parts[""]) })
+			}
+		})
 	}
 }
 
-// TestHelpFitsTheScreen: every help text fits 80 columns, and but for settings and audit entries 24 lines.
-func TestHelpFitsTheScreen(t *testing.T) {
-	dir := home(t, "")
-	for _, name := range append(commandNames(), "") {
-		code, text, stderr := cli(t, dir, strings.Fields("help "+name)...)
-		s := (&command{name: name}).spec()
-		if code != 0 || stderr != "" || s.do != nil && !strings.HasPrefix(text, "atlasbridge "+s.synopsis()+"\n") {
-			t.Errorf("help %s: exit %d, %s", name, code, stderr)
+// scene is where a script of testdata/cli is played: a folder of its own, DIR, with the state folder DIR/state, where
+// HOME is and `atlasbridge` is this program. These words stand for what is there when their line is played: DIR; URL and
+// TOKEN of the bot; ID and SID, the first digits of the question that was last asked and its session; LINK and CODE, as
+// setup shows them. In what is to be printed "…" stands for any characters, and a line of it alone for any lines.
+//
+//	| line          belongs to the line above
+//	file NAME       makes a private file of the lines below it; executable in bin
+//	bot             starts a Bot API, and makes a config.toml of the lines below and what reaches it; where "bare", none
+//	always METHOD … it answers that method so from now on: an error code and words, or a result as JSON
+//	once METHOD …   it answers the next such call so; well: no call is refused any more
+//	phone ID TEXT   user ID writes that to the bot; a TEXT "tap LABEL" taps a button of the message that has one
+//	shown WORDS     waits until the phone shows them
+//	calls N METHOD  it has been called so often; asks METHOD JSON: and so
+//	$ LINE          a shell runs the line to its end; below it, what is to come: exit N (0), > standard output, ! standard error
+//	% LINE          a terminal runs the line; sees WORDS (or lacks), types KEYS (Go's escapes) and ends N are about the last one,
+//	                as are signal NAME and stop, which waits until it is stopped and holds no lock
+//	asked WORDS     waits for an open question with these words
+//	needs TOOL      the case is left out where it is missing
+type scene struct {
+	t     *testing.T
+	at    string // file:line of the case
+	dir   string
+	env   []string
+	words map[string]string
+	bot   *botAPI   // nil: there is none
+	term  *terminal // the last one
+
+	line   string // that is checked when what is to come has been read
+	code   int    // of it
+	got    map[string]string
+	want   map[string][]string
+	awaits int // the exit code that is to come
+}
+
+// newScene makes an empty one.
+func newScene(t *testing.T, at string) *scene {
+	t.Helper()
+	dir := filepath.Dir(home(t, ""))
+	self, err := filepath.Abs(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	program := fmt.Sprintf("#!/bin/sh\nATLASBRIDGE_TEST_CHILD=main exec '%s' \"$@\"\n", self)
+	writeProgram(t, filepath.Join(dir, "bin", "atlasbridge"), program)
+	s := &scene{t: t, at: at, dir: dir, words: map[string]string{"DIR": dir, "TOKEN": fakeToken}}
+	s.env = append(ptyEnv(""), "HOME="+dir, "ZDOTDIR="+dir, "INPUTRC="+os.DevNull, "ATLASBRIDGE_HOME="+s.state(),
+		"PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
+	return s
+}
+
+// state is the state folder.
+func (s *scene) state() string { return filepath.Join(s.dir, "state") }
+
+var (
+	reStandIn = regexp.MustCompile(`\b(DIR|URL|TOKEN|ID|SID|LINK|CODE)\b`)
+	rePairing = regexp.MustCompile(`(?s)https://t\.me/my_bot\?start=([0-9a-f]{32})\s.*the code: +([0-9a-f]{8})\s`)
+)
+
+// meant is a text with what its words stand for.
+func (s *scene) meant(text string) string {
+	return reStandIn.ReplaceAllStringFunc(text, func(word string) string { return cmp.Or(s.words[word], word) })
+}
+
+// plays plays a script.
+func (s *scene) plays(script string) {
+	s.t.Helper()
+	lines := strings.Split(strings.TrimSpace(script), "\n")
+	for i := 0; i < len(lines); i++ {
+		verb, rest, _ := strings.Cut(lines[i], " ")
+		below := ""
+		for i+1 < len(lines) && strings.HasPrefix(lines[i+1], "|") {
+			i++
+			below += strings.TrimPrefix(strings.TrimPrefix(lines[i], "|"), " ") + "\n"
 		}
+		rest = s.meant(rest)
+		switch verb {
+		case ">", "!", "exit":
+			s.expects(verb, rest)
+			continue
+		}
+		s.check()
+		s.step(verb, rest, below)
+	}
+	s.check()
+}
+
+// step does what a line says, which has those lines below it.
+func (s *scene) step(verb, rest, below string) {
+	s.t.Helper()
+	first, more, _ := strings.Cut(rest, " ")
+	switch verb {
+	case "", "#":
+	case "needs":
+		if _, err := os.Stat(rest); err != nil {
+			needTool(s.t, rest)
+		}
+	case "file":
+		writeProgram(s.t, filepath.Join(s.dir, rest), s.meant(below)) // private, and executable in vain
+	case "bot":
+		s.bot = newBotAPI(s.t)
+		s.bot.pollWait = 100 * time.Millisecond
+		s.words["URL"] = s.bot.URL
+		config := s.meant(below)
+		if rest != "bare" {
+			config = s.bot.config(config)
+		}
+		writeProgram(s.t, filepath.Join(s.state(), "config.toml"), config)
+	case "always", "once":
+		s.answers(first, more, verb == "once")
+	case "well":
+		s.bot.change(func() { s.bot.fault = nil })
+	case "phone":
+		s.phone(first, more)
+	case "shown":
+		s.bot.shows(rest, "")
+	case "calls":
+		if n := s.bot.count(more); strconv.Itoa(n) != first {
+			s.t.Errorf("%s: %d calls of %s, not %s", s.at, n, more, first)
+		}
+	case "asks":
+		s.bot.until(s.t, first, "^"+regexp.QuoteMeta(more)+"$")
+	case "$":
+		s.runs(rest)
+	case "%":
+		needToolsOf(s.t, []string{rest})
+		s.term = inTerminal(s.t, s.env, "sh", "-c", `cd "$0" && exec `+rest, s.dir)
+		s.term.toldOnFailure()
+	case "sees":
+		s.term.sees(rest)
+		if m := rePairing.FindStringSubmatch(s.term.shown()); m != nil {
+			s.words["LINK"] = m[1]
+			s.words["CODE"] = m[2]
+		}
+	case "lacks":
+		if strings.Contains(s.term.shown(), rest) {
+			s.t.Errorf("%s: the terminal shows %q:\n%s", s.at, rest, s.term.shown())
+		}
+	case "types":
+		keys, err := strconv.Unquote(`"` + rest + `"`)
+		if err != nil {
+			s.t.Fatalf("%s: types %s: %v", s.at, rest, err)
+		}
+		s.term.types(keys)
+	case "ends":
+		code, _ := strconv.Atoi(rest)
+		s.term.exits(code)
+	case "signal":
+		s.term.signal(rest)
+	case "stop":
+		s.term.stop(s.state())
+	case "asked":
+		p := awaitPrompt(s.t, s.state(), rest, "awaiting_reply")
+		s.words["ID"] = p.str("id")[:8]
+		s.words["SID"] = p.str("session_id")
+	default:
+		s.t.Fatalf("%s: %q is not known", s.at, verb)
+	}
+}
+
+// answers has the Bot API answer a method so.
+func (s *scene) answers(method, answer string, once bool) {
+	code, why, _ := strings.Cut(answer, " ")
+	n, err := strconv.Atoi(code)
+	s.bot.change(func() {
+		if err != nil {
+			s.bot.answers[method] = func(map[string]any) string { return answer }
+			return
+		}
+		s.bot.fault = func(called string, w http.ResponseWriter) bool {
+			if called == method {
+				io.WriteString(w, apiCode(n, why))
+			}
+			if called == method && once {
+				s.bot.change(func() { s.bot.fault = nil })
+			}
+			return called == method
+		}
+	})
+}
+
+// phone has a user write to the bot, or tap a button.
+func (s *scene) phone(user, text string) {
+	id, _ := strconv.Atoi(user)
+	from := map[string]any{"id": id, "first_name": "Ada", "username": "ada_l"}
+	said := map[string]any{"message_id": 1, "date": time.Now().Unix(), "chat": map[string]any{"id": id, "type": "private"}}
+	label, taps := strings.CutPrefix(text, "tap ")
+	if !taps {
+		said["from"] = from
+		said["text"] = text
+		s.bot.update(map[string]any{"message": said})
+		return
+	}
+	m := s.bot.shows("", label)
+	data, _ := m.ending(label)
+	said["message_id"] = m.id
+	s.bot.update(map[string]any{"callback_query": map[string]any{"id": "q" + user, "data": data, "from": from, "message": said}})
+}
+
+// runs has a shell run a line.
+func (s *scene) runs(line string) {
+	s.t.Helper()
+	needToolsOf(s.t, []string{line})
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(s.t.Context(), "sh", "-c", line)
+	cmd.Dir = s.dir
+	cmd.Env = s.env
+	cmd.Stdout = &out
+	cmd.Stderr = &errs
+	cmd.WaitDelay = time.Second
+	late := time.AfterFunc(2*patience(), func() { _ = cmd.Process.Kill() }) // it may just have ended
+	defer late.Stop()
+	_ = cmd.Run() // the status tells
+	s.line = line
+	s.code = cmd.ProcessState.ExitCode()
+	s.awaits = 0
+	s.got = map[string]string{">": out.String(), "!": errs.String()}
+	s.want = map[string][]string{}
+}
+
+// expects notes what is to come of the line that ran.
+func (s *scene) expects(verb, text string) {
+	if verb == "exit" {
+		s.awaits, _ = strconv.Atoi(text)
+	} else {
+		s.want[verb] = append(s.want[verb], text)
+	}
+}
+
+// check compares what came of the line that ran.
+func (s *scene) check() {
+	s.t.Helper()
+	if s.line == "" {
+		return
+	}
+	if s.code != s.awaits {
+		s.t.Errorf("%s: $ %s\nexit %d, not %d: %s", s.at, s.line, s.code, s.awaits, s.got["!"])
+	}
+	for verb, stream := range map[string]string{">": "standard output", "!": "standard error"} {
+		if !describe(s.want[verb], s.got[verb]) {
+			s.t.Errorf("%s: $ %s\n%s is\n%snot\n%s", s.at, s.line, stream, s.got[verb], strings.Join(s.want[verb], "\n"))
+		}
+	}
+	s.line = ""
+}
+
+// describe reports whether these lines, with "…" for what may be anything, are a text's.
+func describe(lines []string, text string) bool {
+	pattern := "^"
+	for _, line := range lines {
+		if line == "…" {
+			pattern += `(.*\n)*`
+		} else {
+			pattern += strings.ReplaceAll(regexp.QuoteMeta(line), "…", ".*") + `\n`
+		}
+	}
+	if text != "" && !strings.HasSuffix(text, "\n") {
+		text += "\n"
+	}
+	return regexp.MustCompile(pattern + "$").MatchString(text)
+}
+
+// TestHelp: the help of every command fits the screen, says what each flag is without it, and its examples are command
+// lines that are taken.
+func TestHelp(t *testing.T) {
+	s := newScene(t, "help")
+	if err := os.Remove(s.state()); err != nil {
+		t.Fatal(err)
+	}
+	s.step("file", "state", "") // so that each command ends at once, where its line is taken
+	names := commandsHelped(t)
+	if len(names) < 15 {
+		t.Errorf("help lists %q", names)
+	}
+	for _, name := range append(slices.Sorted(maps.Keys(names)), "") {
+		_, text, _ := cli(t, s.dir, strings.Fields("help "+name)...)
 		lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 		if len(lines) > 24 && name != "config" && name != "audit" {
 			t.Errorf("help %s has %d lines", name, len(lines))
 		}
+		examples := false
 		for _, line := range lines {
+			value := regexp.MustCompile(`^  --[a-z-]+ (\S*)  +\S`).FindStringSubmatch(line)
+			if value != nil && value[1] != "" && !strings.Contains(line, "default: ") && !strings.Contains(line, "(by phone") {
+				t.Errorf("help %s does not say what holds without it: %q", name, line)
+			}
 			if utf8.RuneCountInString(line) > 80 || strings.TrimRight(line, " ") != line {
-				t.Errorf("help %s: too long or blank at its end: %q", name, line)
+				t.Errorf("help %s: too long, or blank at its end: %q", name, line)
+			}
+			examples = line != "" && examples || line == "Examples:"
+			if !examples || line == "Examples:" {
+				continue
+			}
+			s.runs(line)
+			if said := s.got["!"]; !strings.Contains(line, "atlasbridge "+name) && !strings.Contains(line, "--record") ||
+				strings.Contains(said, "; usage: atlasbridge") || strings.Contains(said, "unknown command") {
+				t.Errorf("help %s: the example %q: %s", name, line, said)
 			}
 		}
 	}
 }
 
-// TestHelpExplains: the help of a command says what it does, what each flag does and what holds without it, and the
-// command lines in it parse.
-func TestHelpExplains(t *testing.T) {
-	for _, s := range commands() {
-		if len(s.text) < 40 || s.summary == "" {
-			t.Errorf("%s: explained as %q", s.name, s.text)
-		}
-		for _, f := range s.flags() {
-			if f.help == "" || f.value != "" && !strings.Contains(f.help, "(default: ") {
-				t.Errorf("%s --%s: explained as %q", s.name, f.name, f.help)
-			}
-		}
-		_, examples, any := strings.Cut(s.text, "\nExamples:\n")
-		examples, _, _ = strings.Cut(examples, "\n\n")
-		shown := 0
-		for line := range strings.SplitSeq(examples, "\n") {
-			for _, words := range shellCommands(line) {
-				if words[0] != "atlasbridge" {
-					continue
-				}
-				if words[1] == s.name {
-					shown++
-				}
-				c := &command{world: theWorld(), name: words[1], args: words[2:]}
-				if o, code := c.options(); o == nil {
-					t.Errorf("%s: the example %q: exit %d", s.name, line, code)
-				}
-			}
-		}
-		if any && shown == 0 {
-			t.Errorf("%s: no example is of it: %q", s.name, examples)
-		}
+// commandsHelped are the commands that help lists, and what each is for.
+func commandsHelped(t *testing.T) map[string]string {
+	t.Helper()
+	_, text, _ := cli(t, home(t, ""), "help")
+	names := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^  ([a-z]+) {2,}(.*)$`).FindAllStringSubmatch(text, -1) {
+		names[m[1]] = m[2]
 	}
+	return names
 }
 
-// shellCommands are the simple commands of a shell's line, as words. Quotes are known, no other expansion is.
-func shellCommands(line string) (all [][]string) {
-	var words []string
-	word, quote, begun := "", rune(0), false
-	end := func() {
-		if begun {
-			words = append(words, word)
-		}
-		word, begun = "", false
-	}
-	for _, r := range line + ";" {
-		switch {
-		case r == quote:
-			quote = 0
-		case quote != 0:
-			word += string(r)
-		case r == '\'' || r == '"':
-			quote, begun = r, true
-		case r == ' ':
-			end()
-		case strings.ContainsRune("|&;<>()", r):
-			end()
-			if len(words) > 0 {
-				all = append(all, words)
-			}
-			words = nil
-		default:
-			word += string(r)
-			begun = true
-		}
+// settingHelped is a setting as `help config` explains it.
+type settingHelped struct{ key, def, does, env string }
+
+// settingsHelped are all of them, in order.
+func settingsHelped(t *testing.T) (all []settingHelped) {
+	t.Helper()
+	_, text, _ := cli(t, home(t, ""), "help", "config")
+	for _, m := range regexp.MustCompile(`(?m)^([a-z_.]+) = (.*)\n    (.*)(?:\n    environment: (\S+))?$`).FindAllStringSubmatch(text, -1) {
+		all = append(all, settingHelped{m[1], m[2], m[3], m[4]})
 	}
 	return all
 }
 
-// TestHelpSettings: the help names every setting with its default, and each line of it would do in config.toml.
+// TestHelpSettings: `help config` explains every setting, and each line of it would do in config.toml.
 func TestHelpSettings(t *testing.T) {
-	dir := home(t, "")
-	_, text, _ := cli(t, dir, "help", "config")
-	top, tables := "", map[string]string{}
-	for _, s := range settings(&Config{}) {
-		line := fmt.Sprintf("%s = %s", s.Key, s.asJSON(s.def))
-		if s.does == "" || !strings.Contains(text, "\n"+line+"\n    "+s.does+"\n") {
-			t.Errorf("help config lacks %q, %q", line, s.does)
-		}
-		if s.env != "" && !strings.Contains(text, "\n    "+s.does+"\n    environment: "+s.env+"\n") {
-			t.Errorf("help config lacks %s", s.env)
-		}
-		table, rest, dotted := strings.Cut(line, ".")
-		if dotted && strings.HasPrefix(line, s.Key) && strings.Contains(s.Key, ".") {
-			tables[table] += rest + "\n"
+	top, tables, keys := "", map[string]string{}, ""
+	for _, s := range settingsHelped(t) {
+		keys += s.key + "\n"
+		table, key, dotted := strings.Cut(s.key, ".")
+		if dotted {
+			tables[table] += key + " = " + s.def + "\n"
 		} else {
-			top += line + "\n"
+			top += s.key + " = " + s.def + "\n"
 		}
 	}
 	for name, lines := range tables {
 		top += "[" + name + "]\n" + lines
 	}
-	if code, _, stderr := cli(t, home(t, top), "config"); code != 0 {
-		t.Errorf("the defaults as they are shown: %s\n%s", stderr, top)
+	code, stdout, stderr := cli(t, home(t, top), "config")
+	inForce := regexp.MustCompile(`(?m) .*$`).ReplaceAllString(strings.TrimPrefix(stdout[strings.Index(stdout, "\n"):], "\n"), "")
+	if code != 0 || inForce != keys || keys == "" {
+		t.Errorf("of the settings as they are explained\n%sconfig has\n%s%s", top, inForce, stderr)
 	}
 }
 
-// TestOptions: flags are taken where they stand before the tool or between arguments, and never
-// from behind "--" or the tool.
-func TestOptions(t *testing.T) {
-	for _, test := range []struct {
-		args string
-		want string // positional arguments
-		on   []string
-	}{
-		{"run --quiet claude --quiet -p x", "claude --quiet -p x", []string{"quiet"}},
-		{"run --name a -- claude --stream", "claude --stream", []string{"name=a"}},
-		{"run -timeout 90s claude", "claude", []string{"timeout=1m30s"}},
-		{"logs --session 12 --tail", "", []string{"session=12", "tail"}},
-		{"lab a.cast --json b.cast", "a.cast b.cast", []string{"json"}},
-		{"lab a.cast -- --json", "a.cast --json", nil},
-		{"audit verify --json", "verify", []string{"json"}},
-		{"answer 12345678 -- -x", "12345678 -- -x", nil},
-	} {
-		words := strings.Fields(test.args)
-		c := &command{world: theWorld(), name: words[0], args: words[1:]}
-		if words[0] == "answer" { // takes exactly two arguments, whatever they look like
-			c.args = []string{"12345678", "-x"}
-			test.want = "12345678 -x"
-		}
-		o, code := c.options()
-		if o == nil {
-			t.Errorf("%s: exit %d", test.args, code)
-			continue
-		}
-		if got := strings.Join(o.args, " "); got != test.want {
-			t.Errorf("%s: arguments %q, want %q", test.args, got, test.want)
-		}
-		for _, f := range test.on {
-			name, value, _ := strings.Cut(f, "=")
-			if value == "" && !o.on(name) || value != "" && o.text(name) != value {
-				t.Errorf("%s: --%s is %q", test.args, name, o.text(name))
-			}
-		}
-	}
-}
-
-// TestNearest: a mistyped word suggests the one with the least slips, if they are two at most and fewer than half of its
-func TestNearest(t *testing.T) {
-	words := []string{"run", "setup", "doctor", "status", "approvals", "answer", "logs", "audit", "lab", "hook"}
-	for in, want := range map[string]string{
-		"staus":      "status",
-		"docter":     "doctor",
-		"apovals":    "approvals",
-		"xy":         "",
-		"log s":      "logs",
-		"ran":        "run",
-		"RUN":        "run",
-		"stats":      "status",
-		"log":        "logs",
-		"Audit":      "audit",
-		"anwser":     "answer",
-		"stauts":     "status",
-		"foo":        "",
-		"kubernetes": "",
-		"x":          "",
-		"":           "",
-	} {
-		if got := nearest(in, words); got != want {
-			t.Errorf("nearest(%q) = %q, want %q", in, got, want)
-		}
-	}
-}
-
-// TestToolNotFound: of a tool that is not found it is said what to do, if that is known.
-func TestToolNotFound(t *testing.T) {
-	t.Setenv("PATH", t.TempDir())
-	for tool, want := range map[string]string{
-		"codex":               "install it, or add its folder to PATH",
-		"claude --model opus": "without quotation marks around them all",
-		"./cluade":            "",
-		"kubernetes":          "",
-	} {
-		code, stdout, stderr := cli(t, home(t, ""), "run", tool)
-		lines := "atlasbridge: starting " + tool + ": command not found\n"
-		if code != 127 || stdout != "" || !strings.HasPrefix(stderr, lines) ||
-			!strings.Contains(stderr, want) || want == "" && stderr != lines {
-			t.Errorf("run %q: exit %d, %s", tool, code, stderr)
-		}
-	}
-}
-
-// What follows -- is an argument, never a flag, for every command.
-func TestDashes(t *testing.T) {
-	for _, s := range commands() {
-		t.Run(s.name, func(t *testing.T) {
-			errs, err := os.Create(filepath.Join(t.TempDir(), "errs"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer errs.Close()
-			want := []string{"-x", "--json", "--", "-h"}
-			c := &command{
-				name:  s.name,
-				args:  append([]string{"--"}, want...),
-				world: world{stdout: errs, stderr: errs},
-			}
-			o, code := c.options()
-			if o != nil {
-				if !slices.Equal(o.args, want) {
-					t.Errorf("arguments %q, want %q", o.args, want)
-				}
-				return
-			}
-			said, err := os.ReadFile(errs.Name())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if code != exitUsage ||
-				!strings.Contains(string(said), `wrong arguments ["-x" "--json" "--" "-h"]`) {
-				t.Errorf("exit %d, %s", code, said)
-			}
-		})
-	}
-}
-
-// What stands behind "--" is an argument, also where it begins with a dash.
-func TestDashesEndTheFlags(t *testing.T) {
-	for _, test := range []struct {
-		args string
-		want string // arguments
-		json bool
-	}{
-		{"lab -- -x -y", "-x -y", false},
-		{"lab -- --json", "--json", false},
-		{"lab --json -- -x --json", "-x --json", true},
-		{"lab a.cast -- -x --json b.cast", "a.cast -x --json b.cast", false},
-		{"lab a.cast --json b.cast -- -x -- -y", "a.cast b.cast -x -- -y", true},
-		{"lab a.cast --", "a.cast", false},
-		{"lab --", "", false},
-		{"run -- -x --quiet", "-x --quiet", false},
-		{"answer 12345678 -x", "12345678 -x", false},
-	} {
-		t.Run(test.args, func(t *testing.T) {
-			words := strings.Fields(test.args)
-			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer null.Close()
-			c := &command{name: words[0], args: words[1:], world: world{stdout: null, stderr: null}}
-			o, code := c.options()
-			if o == nil {
-				t.Fatalf("exit %d", code)
-			}
-			if got := strings.Join(o.args, " "); got != test.want {
-				t.Errorf("arguments %q, want %q", got, test.want)
-			}
-			if o.set.Lookup("json") != nil && o.on("json") != test.json {
-				t.Errorf("--json is %v", !test.json)
-			}
-		})
-	}
-}
-
-// TestTableFits: at a terminal of any width what a command says is broken between words, with nothing left out but hashes of
-// the log; elsewhere a row is one line, however long.
-func TestTableFits(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	id := storeSession(t, s)
+// TestFitsTheTerminal: at a terminal of any width what a command says is broken between words, with nothing left out but
+// hashes of the log; elsewhere a row is one line, however long.
+func TestFitsTheTerminal(t *testing.T) {
+	needUnix(t)
+	s := newScene(t, "width")
 	question := "Overwrite " + strings.Repeat("wörd 日本 ", 12) + strings.Repeat("x", 90) + " now?"
-	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) {
-		p.Question = question
-		p.Excerpt = question
-		p.Shown = question
-		p.Tool = "a tool with a long name indeed"
-	})
-	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+s.Dir, "NO_COLOR=1", "PATH=")
+	s.step("%", "atlasbridge ask '"+question+"'", "")
+	s.step("asked", question, "")
 	dense := func(text string) string { return strings.Join(strings.Fields(text), "") }
-	for _, test := range []struct {
-		command string
-		holds   []string
-	}{
-		{"status", []string{shortID(id), "active", "claude"}},
-		{"approvals", []string{shortID(p.ID), "LEFT", question}},
-		{"config", []string{"safe_defaults.multiple_choice", `"https://api.telegram.org"`, "default"}},
-		{"adapters", []string{"opencode", "notfound", adapters[0].MaxVer}},
-		{"logs", []string{shortID(p.ID), "PROMPT_DETECTED", "a tool with a long name indeed"}},
-		{"help", []string{"carries its questions to your phone"}},
-		{"help run", []string{"keep a recording there, for lab", "Exit status"}},
-		{"help config", []string{"timeout_seconds = 600"}},
-		{"setup", []string{"@BotFather"}},
+	for command, holds := range map[string]string{
+		"status":      "waiting 0s 1 1 0s ago ask",
+		"approvals":   question,
+		"config":      `safe_defaults.multiple_choice "" default`,
+		"adapters":    "opencode opencode 1.0.0 to",
+		"logs":        "PROMPT_DETECTED",
+		"help":        "carries its questions to your phone",
+		"help run":    "keep a recording there, for lab",
+		"help config": "timeout_seconds = 600",
+		"doctor":      "no Telegram here: questions wait for the keyboard or `atlasbridge answer`",
+		"setup":       "or /mybots shows its token",
 	} {
-		for _, cols := range []int{40, 80} {
-			argv := append([]string{os.Args[0]}, strings.Fields(test.command)...)
-			pty, err := startPTY(argv, env, "", Size{Rows: 24, Cols: uint16(cols)}, Host{})
+		for _, cols := range []uint16{40, 80} {
+			env := append(s.env, "NO_COLOR=1", "PATH="+filepath.Join(s.dir, "bin"))
+			pty, err := startPTY([]string{"/bin/sh", "-c", "exec atlasbridge " + command}, env, "", Size{Rows: 24, Cols: cols}, Host{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			var out []byte
-			if test.command == "setup" {
-				out = []byte(readUntil(t, pty, "shown): "))
-				pty.Terminate(0)
-			} else {
-				out, _ = io.ReadAll(pty) // ends with an error where the terminal has gone
+			watchdog(t, pty)
+			if command == "setup" {
+				typeIn(t, pty, "\x04")
 			}
-			code := pty.Wait()
+			out, _ := io.ReadAll(pty) // ends with an error where the terminal has gone
 			pty.Close()
 			for line := range strings.Lines(string(out)) {
 				line = strings.TrimRight(line, "\r\n")
-				if widthOf(line) > cols && len(strings.Fields(line)) > 1 {
-					t.Errorf("%s in %d columns: %q has %d", test.command, cols, line, widthOf(line))
+				if scr := newScreen(1, 4*int(cols)); len(strings.Fields(line)) > 1 && !strings.Contains(line, s.dir) && !strings.Contains(line, "hint:") {
+					scr.Write([]byte(line + "\x1b[" + strconv.Itoa(int(cols)+1) + "G|"))
+					if !strings.HasSuffix(scr.Text(), "|") {
+						t.Errorf("%s in %d columns is longer: %q", command, cols, line)
+					}
 				}
 			}
-			if test.command == "logs" && strings.Contains(dense(string(out)), "sha256") {
-				t.Errorf("logs prints a hash, which says nothing to a person:\n%s", out)
-			}
-			for _, part := range test.holds {
-				if code != 0 && test.command != "setup" || !strings.Contains(dense(string(out)), dense(part)) {
-					t.Errorf("%s in %d columns: exit %d, lacks %q:\n%s", test.command, cols, code, part, out)
-				}
+			if !strings.Contains(dense(string(out)), dense(holds)) || strings.Contains(string(out), "sha256") {
+				t.Errorf("%s in %d columns lacks %q, or has a hash:\n%s", command, cols, holds, out)
 			}
 		}
 	}
-	_, out, _ := cli(t, s.Dir, "approvals")
-	if strings.Count(out, "\n") != 2 || !strings.HasSuffix(out, "  "+question+"\n") {
-		t.Errorf("in a file: %s", out)
+	_, out, _ := cli(t, s.state(), "approvals")
+	if strings.Count(out, "\n") != 2 || !strings.Contains(out, "  "+question) {
+		t.Errorf("approvals in a file: %s", out)
 	}
 }
 
-// A program that cannot write its output says so and fails.
-func TestOutputLost(t *testing.T) {
-	t.Setenv("PATH", t.TempDir()) // no tools
-	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	if err != nil {
-		t.Skip("no /dev/full here")
-	}
-	defer full.Close()
-	s, _ := auditFilled(t, 3)
-	t.Setenv("ATLASBRIDGE_HOME", s.Dir)
-	t.Chdir(t.TempDir())
-	cast := `{"version":2,"width":80,"height":24}` + "\n" +
-		`[0.1,"o","Go on? (y/n) "]` + "\n" + `[9,"t","reading canon echo"]` + "\n"
-	if err := os.WriteFile("a.cast", []byte(cast), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, line := range []string{"status", "status --json", "approvals", "approvals --json", "config", "config --json",
-		"adapters", "adapters --json", "audit verify", "audit verify --json", "doctor", "doctor --json", "logs",
-		"logs --json", "logs --tail", "help", "help run", "version", "completion bash", "completion zsh",
-		"completion fish", "debug bundle --output bundle",
-		"lab a.cast", "lab --json a.cast", "lab --screen a.cast", "lab --explain a.cast"} {
-		t.Run(line, func(t *testing.T) {
-			errs, err := os.Create(filepath.Join(t.TempDir(), "errs"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer errs.Close()
-			code := run(t.Context(), strings.Fields(line), os.Getenv, os.Stdin, full, errs)
-			if code != exitFailed {
-				t.Errorf("exit %d", code)
-			}
-			said, err := os.ReadFile(errs.Name())
-			if err != nil || !strings.Contains(string(said), "no space left") || strings.Contains(string(said), "ATLASBRIDGE_HOME") {
-				t.Errorf("it says %q, %v", said, err)
-			}
-		})
-	}
-}
-
-// TestClosedPipe: who reads no further, as head does, is told nothing, and ends the command as any other.
-func TestClosedPipe(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Skip("there is no SIGPIPE")
-	}
-	s, _ := auditFilled(t, 3)
-	for _, line := range []string{"help", "config", "status", "logs --tail", "doctor"} {
-		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Close()
-		c := exec.Command(os.Args[0], strings.Fields(line)...)
-		c.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+s.Dir, "PATH=")
-		c.Stdout = w
-		var errs strings.Builder
-		c.Stderr = &errs
-		err = c.Run()
-		w.Close()
-		said := strings.NewReplacer("no sessions; start one: atlasbridge run <tool>\n", "", "no open questions\n", "").
-			Replace(errs.String())
-		if err == nil || !strings.Contains(err.Error(), "broken pipe") || said != "" {
-			t.Errorf("%s: %v, %q", line, err, said)
-		}
-	}
-}
-
-// shellHome makes a folder in which `atlasbridge` is this program, and the environment one without anything of the user's
-// own shells.
-func shellHome(t *testing.T) (dir string) {
-	t.Helper()
-	dir = t.TempDir()
-	self, err := filepath.Abs(os.Args[0])
-	if err == nil {
-		err = os.Symlink(self, filepath.Join(dir, "atlasbridge"))
-	}
-	err = errors.Join(err, os.WriteFile(filepath.Join(dir, "my file.cast"), nil, 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, value := range map[string]string{"ATLASBRIDGE_TEST_CHILD": "main", "ATLASBRIDGE_HOME": home(t, ""),
-		"PATH": dir + ":/usr/local/bin:/usr/bin:/bin", "TERM": "xterm-256color", "PS1": "$ ", "INPUTRC": os.DevNull,
-		"HOME": dir, "ZDOTDIR": dir, "XDG_CONFIG_HOME": dir, "XDG_DATA_HOME": dir, "XDG_CACHE_HOME": dir} {
-		t.Setenv(name, value)
-	}
-	return dir
-}
-
-// TestCompletion: in a real shell the tab key completes commands, flags and their fixed values; all else is completed as
-// the shell does.
-func TestCompletion(t *testing.T) {
-	for name, argv := range map[string][]string{
-		"bash": {"bash", "--norc", "--noprofile", "-i"},
-		"zsh":  {"zsh", "-f", "-i"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			needTool(t, name)
-			t.Chdir(shellHome(t))
-			x := inTerminal(t, os.Environ(), argv...)
-			x.types("PS1='$ '; eval \"$(atlasbridge completion " + name + ")\"; echo rea''dy\r")
-			x.sees("ready")
-			for _, test := range []struct{ typed, want string }{
-				{"atlasbridge sta\t", "atlasbridge status "},
-				{"atlasbridge help doc\t", "atlasbridge help doctor "},
-				{"atlasbridge run --ch\tlo\tfrobnicate my\t", `atlasbridge run --channel local frobnicate my\ file.cast`},
-				{"atlasbridge run --channel=te\tx", "atlasbridge run --channel=telegram x"},
-				{"atlasbridge run --channel local --adapter cl\t", "atlasbridge run --channel local --adapter claude "},
-				{"atlasbridge lab --js\tmy\t", `atlasbridge lab --json my\ file.cast`},
-				{"atlasbridge lab \t", `atlasbridge lab `},
-				{"atlasbridge logs --ses\t", "atlasbridge logs --session "},
-			} {
-				x.types(test.typed + ".")
-				x.sees("$ " + test.want)
-				x.types("\x15\x0c")
-			}
-		})
-	}
-}
-
-// TestCompletionInFish: fish completes what the table has, and says what it is; else, as ever.
-func TestCompletionInFish(t *testing.T) {
-	needTool(t, "fish")
-	dir := shellHome(t)
-	tests := []struct{ line, want string }{
-		{"sta", "status\tsessions: what runs, what waits, who listens to Telegram\n"},
-		{"help doc", "doctor\tcheck everything; says what to do about each failure\n"},
-		{"run --channel=te", "--channel=telegram\twho is asked (default: telegram once set up)\n"},
-		{"run --channel te", "telegram\twho is asked (default: telegram once set up)\n"},
-		{"run --chan", "--channel\twho is asked (default: telegram once set up)\n"},
-		{"run --record=my", "--record=my file.cast\n"},
-		{"lab my\\ fi", "my file.cast\n"},
-		{"ask --j", "--json\tprint one object\n"},
-	}
-	argv := []string{"--no-config", "-c", `atlasbridge completion fish | source
-		for line in $argv; echo "> $line"; complete -C "atlasbridge $line"; end`}
-	want := ""
-	for _, test := range tests {
-		argv = append(argv, test.line)
-		want += "> " + test.line + "\n" + test.want
-	}
-	fish := exec.Command("fish", argv...)
-	fish.Dir = dir
-	out, err := fish.CombinedOutput()
-	got := strings.ReplaceAll(string(out), "\t\n", "\n")
-	if err != nil || got != want {
-		t.Errorf("%v, it completes to\n%s, want\n%s", err, got, want)
-	}
-}
-
-// TestVersions: versions are compared number by number, as far as the shorter one goes.
-func TestVersions(t *testing.T) {
-	for _, test := range []struct {
-		a, b string
-		want bool
-	}{
-		{"1.9.0", "1.10.0", true},
-		{"1.10.0", "1.9.0", false},
-		{"2.1.300", "2.1", false},
-		{"2.0.9", "2.1", true},
-		{"2", "2", false},
-		{"2", "", false},
-		{"", "2", false},
-	} {
-		if got := versionLess(test.a, test.b); got != test.want {
-			t.Errorf("versionLess(%s, %s) = %v", test.a, test.b, got)
-		}
-	}
-}
-
-// TestAdapters: adapters finds a tool, its version and whether that is newer than what was tried,
-// without giving it the token.
-func TestAdapters(t *testing.T) {
-	bin := t.TempDir()
-	t.Setenv("PATH", bin+":/bin:/usr/bin")
-	t.Setenv("TELEGRAM_CHAT_ID", "")
-	script := "#!/bin/sh\n[ -z \"$TELEGRAM_BOT_TOKEN\" ] && echo '9999.1.2 (Claude Code)'\n"
-	writeProgram(t, filepath.Join(bin, "claude"), script)
-	code, stdout, _ := cli(t, home(t, ""), "adapters", "--json")
-	var list []tool
-	if err := json.Unmarshal([]byte(stdout), &list); err != nil || code != 0 {
-		t.Fatalf("adapters --json: %d, %v, %s", code, err, stdout)
-	}
-	i := slices.IndexFunc(list, func(x tool) bool { return x.Name == "claude" })
-	if i < 0 || list[i].Version != "9999.1.2" || list[i].Path != filepath.Join(bin, "claude") ||
-		list[i].Warning == "" {
-		t.Errorf("claude is %+v", list)
-	}
-}
-
-// TestDoctor: doctor fails with a remedy where something is wrong, and only there.
-func TestDoctor(t *testing.T) {
-	code, stdout, _ := cli(t, home(t, "timeout_seconds = 0"), "doctor", "--json")
-	var report struct {
-		Checks []struct {
-			Name, Detail, Remedy string
-			OK                   bool
-		}
-		OK bool
-	}
-	err := json.Unmarshal([]byte(stdout), &report)
-	if err != nil || code != 1 || report.OK || len(report.Checks) < 4 {
-		t.Fatalf("doctor --json: exit %d, %v, %s", code, err, stdout)
-	}
-	k := report.Checks[0]
-	if k.Name != "config" || k.OK || !strings.Contains(k.Detail, "config.toml:1") ||
-		k.Remedy == "" {
-		t.Errorf("the config check is %+v", k)
-	}
-	dir := home(t, "")
-	code, stdout, _ = cli(t, dir, "doctor")
-	if code != 0 || strings.Contains(stdout, "FAIL") {
-		t.Errorf("doctor on a fresh folder: exit %d\n%s", code, stdout)
-	}
-	os.WriteFile(filepath.Join(dir, "audit.log"), nil, 0o644)
-	os.Chmod(filepath.Join(dir, "audit.log"), 0o644)
-	code, stdout, _ = cli(t, dir, "doctor")
-	if code != 1 || !matches(`(?s)FAIL +permissions .*audit.log.*→ .*chmod -R go= /`, stdout) {
-		t.Errorf("doctor with a file that others can read: exit %d\n%s", code, stdout)
-	}
-}
-
-// Doctor finds what stops questions and answers at Telegram, each with the remedy of that cause, in text and JSON alike;
-// what cannot be asked for want of an answer is no second failure.
-func TestDoctorAtTelegram(t *testing.T) {
-	for _, row := range []struct {
-		name, method, answer string
-		check, detail, todo  string
-	}{
-		{"a revoked token", "getMe", apiCode(401, "Unauthorized"), "token", "refuses the bot token", "run atlasbridge setup"},
-		{"Telegram has trouble", "getMe", apiCode(502, "Bad Gateway"), "token", "502: Bad Gateway", "try again later"},
-		{"too many requests", "getMe", apiCode(429, "Too Many Requests: retry after 3"), "token", "retry after 3", "wait that long"},
-		{"no chat", "getChat", apiCode(400, "Bad Request: chat not found"), "chat", "chat not found", "press Start there"},
-		{"a bot that is blocked", "sendChatAction", apiCode(403, "Forbidden: bot was blocked by the user"),
-			"chat", "blocked by the user", "press Start there"},
-		{"a group that was left", "sendChatAction", apiCode(403, "Forbidden: bot was kicked from the supergroup chat"),
-			"chat", "is not in its group", "add it there again"},
-		{"a group without the right", "sendChatAction", apiCode(400, "Bad Request: not enough rights to send text messages to the chat"),
-			"chat", "may not write in its group", "allow it in the group's permissions"},
-		{"a webhook", "getWebhookInfo", apiResult(`{"url":"https://x.invalid"}`), "poller", "a webhook is set", "which can remove it"},
-		{"another poller", "getUpdates", apiCode(409, "Conflict: terminated by other getUpdates request"),
-			"poller", "another program polls this bot", "stop it"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			srv := newBotAPI(t)
-			srv.pollWait = time.Millisecond
-			srv.fault = func(method string, w http.ResponseWriter) bool {
-				if method != row.method {
-					return false
-				}
-				io.WriteString(w, row.answer)
-				return true
-			}
-			t.Setenv("PATH", t.TempDir()) // no tools
-			dir := home(t, srv.config(""))
-			code, stdout, _ := cli(t, dir, "doctor", "--json")
-			var report struct {
-				OK     bool
-				Checks []check
-			}
-			if err := json.Unmarshal([]byte(stdout), &report); err != nil || report.OK || code != exitFailed {
-				t.Fatalf("exit %d, %v, %s", code, err, stdout)
-			}
-			_, text, _ := cli(t, dir, "doctor")
-			for _, k := range report.Checks {
-				if k.OK != (k.Name != row.check) {
-					t.Errorf("%+v", k)
-				}
-				if !k.OK && (!strings.Contains(k.Detail, row.detail) || !strings.Contains(k.Remedy, row.todo) ||
-					!strings.Contains(text, k.Detail) || !strings.Contains(text, k.Remedy)) {
-					t.Errorf("%+v; as text\n%s", k, text)
-				}
-			}
-		})
-	}
-}
-
-// Where all is well with Telegram doctor says so, also of trouble that the last session had, and confirms no update.
-func TestDoctorIsContent(t *testing.T) {
-	srv := newBotAPI(t)
-	srv.pollWait = time.Millisecond
-	srv.send(tgSay(7, "hello", ""))
-	t.Setenv("PATH", t.TempDir()) // no tools
-	dir := home(t, srv.config(""))
-	st := storeAt(t, dir)
-	if err := st.NoteFact("trouble send", "the bot may not write"); err != nil {
-		t.Fatal(err)
-	}
-	code, stdout, _ := cli(t, dir, "doctor")
-	if code != 0 || strings.Contains(stdout, "may not") || st.ChannelTrouble() != "" || !strings.Contains(stdout, "the bot is @my_bot") || !strings.Contains(stdout, "where the bot can write") {
-		t.Errorf("exit %d\n%s", code, stdout)
-	}
-	if srv.came("") > 0 || !slices.Equal(srv.polls, []int64{0}) || len(srv.updates) != 1 {
-		t.Errorf("polls %v, updates %v; it says\n%s", srv.polls, srv.updates, srv.texts())
-	}
-}
-
-// What doctor says of the state, of a bot that is not set up, and of tools that are not there, is what is so.
-func TestDoctorSays(t *testing.T) {
-	t.Setenv("PATH", t.TempDir()) // no tools
-	breaks := func(how func(log []byte) []byte) func(dir string) error {
-		return func(dir string) error {
-			storeSession(t, storeAt(t, dir))
-			path := filepath.Join(dir, "state.jsonl")
-			log, err := os.ReadFile(path)
-			return errors.Join(err, os.WriteFile(path, how(log), 0o600))
-		}
-	}
-	nothing := func(string) error { return nil }
-	for _, row := range []struct {
-		name, config string
-		make         func(dir string) error
-		code         int
-		says         string
-	}{
-		{"a damaged line", "", breaks(func(log []byte) []byte { return bytes.Replace(log, []byte("active"), []byte("passive"), 1) }),
-			exitFailed, `FAIL  state +state.jsonl: a damaged line .*\n +→  .*debug bundle`},
-		{"a torn end", "", breaks(func(log []byte) []byte { return append(log, `{"v":1`...) }),
-			0, `warn  state .*\n +→  state.jsonl: a torn end of 6 bytes was moved aside`},
-		{"no bot", "", nothing, 0, `warn  token +no Telegram here: questions wait for the keyboard or .*\n +→  atlasbridge setup`},
-		{"no bot, as chosen", `channel = "local"`, nothing, 0, `ok    token +the channel is local, as chosen: questions wait`},
-		{"no tools", "", nothing, 0, `ok    tools +not installed: claude, codex, gemini, opencode, qwen\n`},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			dir := home(t, row.config)
-			if err := row.make(dir); err != nil {
-				t.Fatal(err)
-			}
-			code, stdout, _ := cli(t, dir, "doctor")
-			if code != row.code || !matches(row.says, stdout) {
-				t.Errorf("exit %d, not %s\n%s", code, row.says, stdout)
-			}
-		})
-	}
-}
-
-// What is wrong with the folder or a file in it has the remedy of its cause, and exit status 1.
-func TestDoctorAtFolder(t *testing.T) {
+// TestAskedAndAnswered: a script's question stands as it was asked, with nothing in it hidden, secret or lost; whatever a
+// choice is called, its number and its words choose it, and it is printed as it was given.
+func TestAskedAndAnswered(t *testing.T) {
 	needUnix(t)
-	t.Setenv("PATH", t.TempDir()) // no tools
-	for _, row := range []struct {
-		name string
-		make func(dir string) error
-		want string
-	}{
-		{"the folder is a link", func(dir string) error {
-			return errors.Join(os.Rename(dir, dir+".real"), os.Symlink(dir+".real", dir))
-		}, `FAIL  state .*\n.*→  a symbolic link is not followed: .*ATLASBRIDGE_HOME`},
-		{"the folder is a file", func(dir string) error {
-			return errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600))
-		}, `FAIL  state .*\n.*→  a file stands where a folder is to be`},
-		{"config.toml is a link", func(dir string) error {
-			return os.Symlink("real.toml", filepath.Join(dir, "config.toml"))
-		}, `FAIL  config .*\n.*→  a symbolic link is not followed`},
-		{"state.jsonl is a link", func(dir string) error {
-			return os.Symlink("real.jsonl", filepath.Join(dir, "state.jsonl"))
-		}, `FAIL  state .*\n.*→  a symbolic link is not followed`},
-		{"config.toml is a pipe", func(dir string) error {
-			return exec.Command("/usr/bin/mkfifo", "-m", "600", filepath.Join(dir, "config.toml")).Run()
-		}, `FAIL  config .*is no file and no folder.*\n.*→  move it away`},
-		{"others can enter", func(dir string) error { return os.Chmod(dir, 0o755) },
-			`FAIL  state .*can be reached by others \(mode 0755\)\n.*→  make it yours alone: chmod -R go= /`},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			dir := home(t, "")
-			if err := row.make(dir); err != nil {
-				t.Fatal(err)
-			}
-			code, stdout, _ := cli(t, dir, "doctor")
-			if code != exitFailed || !matches(row.want, stdout) {
-				t.Errorf("exit %d, not %s\n%s", code, row.want, stdout)
-			}
+	s := newScene(t, "ask")
+	var scripts []*script
+	rows := table(t, "ask.txt")
+	for _, row := range rows {
+		args := []string{"ask"}
+		switch {
+		case row["choices"] == "--text":
+			args = append(args, "--text")
+		case row["choices"] != "":
+			args = append(args, "--choices", row["choices"])
+		}
+		args = append(args, cmp.Or(row["question"], "Go?"))
+		if row["input"] != "" {
+			args = append(args, "-")
+		}
+		scripts = append(scripts, begins(t, s.state(), row["input"], args...))
+	}
+	for i, row := range rows {
+		of := awaitRecord(t, s.state(), "session", row["at"], func(r record) bool {
+			return r.str("wrapper") == fmt.Sprint(scripts[i].Process.Pid)
 		})
-	}
-}
-
-// A read-only disk, a full one and a missing permission are told apart, and none is "chmod" unless that helps.
-func TestFileRemedy(t *testing.T) {
-	needUnix(t)
-	for cause, want := range map[error]string{
-		syscall.EROFS:   "read-only",
-		syscall.ENOSPC:  "make room",
-		syscall.EDQUOT:  "make room",
-		syscall.EACCES:  "ls -ld /home /home/x",
-		syscall.ENOTDIR: "a file stands",
-	} {
-		err := hinted(fmt.Errorf("opening: %w", &fs.PathError{Op: "open", Path: "/home/x", Err: cause}), "try again")
-		todo := hintOf(err)
-		if !strings.Contains(todo, want) || strings.Contains(todo, "chmod") != (cause == syscall.EACCES) {
-			t.Errorf("%v: %q", cause, todo)
-		}
-	}
-}
-
-// What doctor prints fits terminals of 40 and of 80 columns, a word is never broken, and nothing is lost.
-func TestDoctorFits(t *testing.T) {
-	needUnix(t)
-	dir := home(t, "timeout_seconds = 0")
-	env := append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir, "PATH="+t.TempDir())
-	for _, cols := range []uint16{40, 80} {
-		pty, err := startPTY([]string{os.Args[0], "doctor"}, env, "", Size{Rows: 24, Cols: cols}, Host{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, _ := io.ReadAll(pty)
-		pty.Close()
-		text := regexp.MustCompile("\x1b\\[[0-9;]*m").ReplaceAllString(string(out), "")
-		for _, line := range strings.Split(text, "\r\n") {
-			line = strings.ReplaceAll(line, dir, "DIR") // of any length
-			if utf8.RuneCountInString(line) > int(cols) && len(strings.Fields(line)) > 1 {
-				t.Errorf("%d columns: %q", cols, line)
-			}
-		}
-		if !strings.Contains(strings.Join(strings.Fields(text), " "), "timeout_seconds must be between 1 and 86400") {
-			t.Errorf("%d columns:\n%s", cols, text)
-		}
-	}
-}
-
-// Doctor makes nothing in the current folder when there is no state folder, and still tells what it found.
-func TestDoctorWithoutHome(t *testing.T) {
-	t.Setenv("ATLASBRIDGE_HOME", home(t, ""))
-	t.Setenv("PATH", t.TempDir()) // no tools
-	for _, name := range []string{"HOME", "ATLASBRIDGE_HOME", "STORAGE_PATH"} {
-		t.Setenv(name, "")
-	}
-	t.Chdir(t.TempDir())
-	code, stdout, _ := cli(t, os.Getenv("ATLASBRIDGE_HOME"), "doctor", "--json")
-	if code != exitFailed || !strings.Contains(stdout, "set ATLASBRIDGE_HOME") ||
-		!strings.Contains(stdout, "claude") {
-		t.Errorf("exit %d, %s", code, stdout)
-	}
-	if left, err := os.ReadDir("."); err != nil || len(left) > 0 {
-		t.Errorf("it left %v, %v", left, err)
-	}
-}
-
-// ---- main.go: ask ----
-// A script's question is what it says, and its choices are the ones that were given.
-
-// TestAskUsage: a question that could not be shown or answered as it is meant is refused before anything is stored.
-func TestAskUsage(t *testing.T) {
-	dir := home(t, "")
-	for _, test := range []struct {
-		args []string
-		says string
-	}{
-		{nil, "usage: atlasbridge ask"},
-		{[]string{"Deploy", "now?"}, "quotation marks"},
-		{[]string{" "}, "the question is missing"},
-		{[]string{"--text", "-"}, "the question is missing"},
-		{[]string{strings.Repeat("x", 401)}, "401 characters, 400 are shown"},
-		{[]string{strings.Repeat("\x01", 60)}, "480 characters, 400 are shown"},
-		{[]string{"--choices", "", "Which?"}, "empty choice"},
-		{[]string{"--choices", "a,,b", "Which?"}, "empty choice"},
-		{[]string{"--choices", "a,A", "Which?"}, "twice"},
-		{[]string{"--choices", "a,b,c,d,e,f,g,h,i,j", "Which?"}, "9 are possible"},
-		{[]string{"--choices", strings.Repeat("é", 61), "Which?"}, "more than 60 characters"},
-		{[]string{"--choices", "a\u200bb", "Which?"}, "cannot be shown"},
-		{[]string{"--choices", "a\nb", "Which?"}, "cannot be shown"},
-		{[]string{"--choices", "a\xff", "Which?"}, "cannot be shown"},
-		{[]string{"--choices", "a", "--text", "Which?"}, "exclude each other"},
-		{[]string{"--timeout", "0", "Which?"}, "from 1s to 24h"},
-		{[]string{"--timeout", "25h", "Which?"}, "from 1s to 24h"},
-	} {
-		code, stdout, stderr := cli(t, dir, append([]string{"ask"}, test.args...)...)
-		if code != 2 || stdout != "" || !strings.Contains(stderr, test.says) {
-			t.Errorf("ask %q: exit %d, %q, %q", test.args, code, stdout, stderr)
-		}
-	}
-	if _, err := os.Stat(filepath.Join(dir, "state.jsonl")); err == nil {
-		t.Error("something was stored")
-	}
-}
-
-// TestAskedWords: the question takes one line, what it is about stands as it came, and nothing in it is hidden, secret
-// or lost.
-func TestAskedWords(t *testing.T) {
-	t.Parallel()
-	long := strings.Repeat("x", maxHookFull)
-	for _, test := range []struct{ args, stdin, question, full, problem string }{
-		{"Go?", "unread", "Go?", "Go?", ""},
-		{"A\n  B\x00?", "", `A B\u{0000}?`, `A B\u{0000}?`, ""},
-		{"Go?|-", "@@ -1 +1,2 @@\r\n-b\n", "Go?", "@@ -1 +1,2 @@\n-b", ""},
-		{"--choices|merge,wait|-", "+a", "merge or wait?", "+a", ""},
-		{"-", "+a", "Yes or No?", "+a", ""},
-		{"Go?|-", " \n", "Go?", "(nothing came on standard input)", ""},
-		{"Go?|-", "caf\xe9 \x1b[2J\u202e", "Go?", `caf\x{E9} \u{001B}[2J\u{202E}`, ""},
-		{"Go?|-", "password=hunter22", "Go?", "password=[redacted]", ""},
-		{"Go?|-", long, "Go?", long, ""},
-		{"Go?|-", long + "x", "Go?", long, "more than 64 KiB"},
-		{"Go?|-", strings.Repeat("\x00", 10000), "", "", "more than 64 KiB"},
-	} {
-		base := filepath.Join(t.TempDir(), "stdin")
-		if err := os.WriteFile(base, []byte(test.stdin), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		stdin, err := os.Open(base)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer stdin.Close()
-		c := &command{name: "ask", args: strings.Split(test.args, "|"), world: world{stdin: stdin}}
-		c.opts, _ = c.options()
-		a := &asking{command: c}
-		problem, err := a.compose()
-		p := a.prompt
-		if err != nil || !strings.Contains(problem, test.problem) || (problem == "") != (test.problem == "") {
-			t.Errorf("ask %q: %q (%v)", test.args, problem, err)
-		}
-		if a.about {
-			test.full = test.question + "\n" + test.full
-		}
-		if problem == "" && (p.Question != test.question || p.Full != test.full) {
-			t.Errorf("ask %q asks %q about %q", test.args, p.Question, p.Full)
-		}
-		if isDiff := strings.HasPrefix(test.stdin, "@@"); isDiff != (p.Lang == "diff") {
-			t.Errorf("ask %q: written in %q", test.args, p.Lang)
-		}
-		if problem == "" && !strings.Contains(p.Shown, test.question) {
-			t.Errorf("what is shown lacks the question: %q", p.Shown)
-		}
-	}
-}
-
-// TestAskChoices: whatever a choice is called, it is what its button, its number, its name and `atlasbridge answer`
-// choose, and is printed as it was given.
-func TestAskChoices(t *testing.T) {
-	st := storeAt(t, home(t, ""))
-	session := storeSession(t, st)
-	for _, test := range []struct {
-		list    string
-		keys    string // of the choices, in their order
-		refuses string // words that are known to refuse
-	}{
-		{"merge,wait", "1 2", ""},
-		{" merge , wait ", "1 2", ""},
-		{"3,2,1", "3 2 1", ""},
-		{"none,2,more", "1 2 3", ""},
-		{"default,esc,y,n,enter,cancel,~all,~leave,deny:x", "1 2 3 4 5 6 7 8 9", "cancel deny:x"},
-		{"y,n", "1 2", "n"},
-		{"j,N", "1 2", "N"},
-		{"n,m", "1 2", ""},
-		{"löschen,übernehmen,日本語", "1 2 3", ""},
-		{"ship it: now,no,No changes,abort,close", "1 2 3 4 5", "no abort"},
-		{strings.Repeat("é", 60) + "," + strings.Repeat("漢", 60), "1 2", ""},
-		{"ghp_0123456789abcdef0123,b", "1 2", ""},
-	} {
-		choices, given, problem := parseChoices(test.list)
-		p := storeQuestion(session)
-		p.Prompt = Prompt{Type: MultipleChoice, Choices: choices}
-		p.Source = fromAsk
-		var keys []string
-		for _, c := range choices {
-			keys = append(keys, c.Key)
-			if data := newButton(p, "", "", c.Key).Data; len(data) > maxCallbackData {
-				t.Errorf("%q: callback data %q", test.list, data)
-			}
-		}
-		if problem != "" || strings.Join(keys, " ") != test.keys {
-			t.Errorf("%q has the keys %q, want %s: %s", test.list, keys, test.keys, problem)
-		}
-		for i, word := range strings.Split(test.list, ",") {
-			word = strings.TrimSpace(word)
-			c := choices[i]
-			no := isNo(choices, c.Label)
-			if given[c.Key] != word || no != slices.Contains(strings.Fields(test.refuses), word) {
-				t.Errorf("%q prints %q for %q, refuses: %v", test.list, given[c.Key], word, no)
-			}
-			for _, answer := range []string{c.Label, c.Key} {
-				value, why := p.interpret(answer)
-				if p.refuses(value) != no {
-					t.Errorf("%q: %q may be chosen unread: %v", test.list, answer, !no)
-				}
-				if value != c.Key || namedChoices(p, answer) != c.Key {
-					t.Errorf("%q: %q chooses %q (%s), want %q", test.list, answer, value, why, c.Key)
-				}
-			}
-		}
-		if _, why := p.interpret("something else"); why == "" {
-			t.Errorf("%q takes any text", test.list)
-		}
-	}
-}
-
-// FuzzAskChoices: a list is refused, or gives choices with keys of their own that print what was given.
-func FuzzAskChoices(f *testing.F) {
-	for _, list := range []string{"merge,wait", "3,2,1", "a,A", "", "9,8,7,6,5,4,3,2,1", "\x00,b", "1,1", "a, a"} {
-		f.Add(list)
-	}
-	f.Fuzz(func(t *testing.T, list string) {
-		choices, given, problem := parseChoices(list)
-		if problem != "" {
-			return
-		}
-		words := strings.Split(list, ",")
-		if len(choices) != len(words) || len(given) != len(words) {
-			t.Fatalf("%q: %v, %v", list, choices, given)
-		}
-		for i, c := range choices {
-			word := strings.TrimSpace(words[i])
-			digit := strings.Contains("123456789", word) && len(word) == 1
-			if given[c.Key] != word || len(c.Key) != 1 || digit && c.Key != word || clean(c.Label, 60) != c.Label {
-				t.Errorf("%q: %+v prints %q", list, c, given[c.Key])
-			}
-		}
-	})
-}
-
-// TestAskStopped: an answer that was recorded in the moment of a signal is not told as given, and the exit is the
-// signal's.
-func TestAskStopped(t *testing.T) {
-	for _, test := range []struct {
-		name    string
-		before  func(*Store, *PromptRecord)
-		cause   error
-		code    int
-		status  State
-		reason  string
-		unasked bool // an error tells why
-	}{
-		{"waiting", nil, &stopped{syscall.SIGTERM, "ended"}, 143, Canceled, "ended", false},
-		{"decided", hookDecides("y"), &stopped{syscall.SIGINT, "ended"}, 130, Failed,
-			"ended before the answer was passed on", false},
-		{"refused by Telegram", nil, errors.New("no such bot"), 125, Failed, "no such bot", true},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			st := storeAt(t, home(t, ""))
-			p := storePrompt(t, st, storeSession(t, st), AwaitingReply, nil)
-			if test.before != nil {
-				test.before(st, p)
-			}
-			a := &asking{asker: asker{st: st}, prompt: *p}
-			code, err := a.conclude(nil, test.cause)
-			now := storeView(t, st).Prompts[p.ID]
-			if code != test.code || (err != nil) != test.unasked || now.Status != test.status || now.Reason != test.reason {
-				t.Errorf("exit %d (%v), it is %s: %q", code, err, now.Status, now.Reason)
-			}
+		p := awaitRecord(t, s.state(), "prompt", row["at"], func(r record) bool {
+			return r.str("session_id") == of.str("id") && r.str("status") == "awaiting_reply"
 		})
-	}
-}
-
-// ---- telegram.go: setup ----
-// Who holds the phone sets up the bot, and nothing else changes.
-
-// The whole setup: the code must come from the phone, by the link or typed, and who sent it is trusted at the terminal
-// alone; the test message says when it is done; a second run keeps what fits, and another user is another chat.
-func TestTelegramSetup(t *testing.T) {
-	for _, row := range []struct{ name, says string }{
-		{"the code", "%c"},
-		{"the link", "/start %l"},
-		{"in capitals, with blanks", " %C "},
-		{"in a group", "/start@My_Bot %c"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			srv := newBotAPI(t)
-			dir := home(t, "# mine\n[telegram]\napi_base = '"+srv.URL+"' # here\n")
-			x := bridge(t, dir, "setup")
-			x.sees("Paste the token here")
-			x.types(fakeToken + "\r")
-			x.sees("(in a group")
-			link, short := pairing(t, x)
-			said := strings.NewReplacer("%l", link, "%c", short, "%C", strings.ToUpper(short)).Replace(row.says)
-			srv.send(strings.ReplaceAll(tgSay(1, short+"x", ""), ":1001", ":2002"), tgSay(2, "hello", ""),
-				strings.Replace(tgSay(3, said, ""), `"id":1001`, `"id":1001,"first_name":"Ada","username":"ada_l"`, 1))
-			x.sees("Ada (@ada_l), user 1001, private chat 1001")
-			x.sees("[y/N]")
-			x.types("y\r")
-			test := srv.until(t, "sendMessage", "setup:")
-			data := regexp.MustCompile(`setup:[0-9a-f]+`).FindString(fmt.Sprint(test.p["reply_markup"]))
-			tap := `{"update_id":%d,"callback_query":{"id":"q","from":{"id":%d},` +
-				`"message":{"message_id":101,"chat":{"id":%d,"type":"private"}},"data":%q}}`
-			srv.send(fmt.Sprintf(tap, 4, 2002, 2002, data), fmt.Sprintf(tap, 5, 1001, 1001, data))
-			x.sees("It works.")
-			x.exits(0)
-			if last := srv.message(101); !strings.Contains(last.text, "is connected") || len(last.buttons) > 0 {
-				t.Errorf("the test message says %+v", last)
-			}
-			want := fmt.Sprintf("# mine\n[telegram]\nbot_token = %q\nchat_id = 1001\nallowed_users = [1001]\n"+
-				"api_base = %q # here\n", fakeToken, srv.URL)
-			configIs(t, dir, want)
-			if code, _, _ := cli(t, dir, "setup", "--user-id", "bob", "--no-test"); code == 0 {
-				t.Fatal("a name is taken for a number")
-			}
-			configIs(t, dir, want)
-			code, stdout, stderr := cli(t, dir, "setup", "--user-id", "1002", "--no-test")
-			if code != 0 {
-				t.Fatalf("the second setup ended with %d: %s%s", code, stdout, stderr)
-			}
-			configIs(t, dir, strings.NewReplacer("= 1001", "= 1002", "[1001]", "[1002]").Replace(want))
-		})
-	}
-}
-
-// pairing is the code of the link that setup shows, and the one to type.
-func pairing(t *testing.T, x *terminal) (link, code string) {
-	t.Helper()
-	x.sees("(in a group")
-	found := regexp.MustCompile(`(?s)https://t\.me/my_bot\?start=([0-9a-f]{32})\s.*the code:  ([0-9a-f]{8})\s`).
-		FindStringSubmatch(x.shown())
-	if found == nil || strings.Contains(found[1], found[2]) {
-		t.Fatalf("no link, or no code:\n%s", x.shown())
-	}
-	return found[1], found[2]
-}
-
-// TestWhoIsPaired: who sends the code is not trusted before the terminal says so, and by guesses nobody gets so far. Where
-// nobody can be asked the user must be given.
-func TestWhoIsPaired(t *testing.T) {
-	srv := newBotAPI(t)
-	dir := home(t, "[telegram]\napi_base = '"+srv.URL+"'\nbot_token = '"+fakeToken+"'\n")
-	before, err := os.ReadFile(filepath.Join(dir, "config.toml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	unchanged := func() {
-		t.Helper()
-		if now, err := os.ReadFile(filepath.Join(dir, "config.toml")); err != nil || !bytes.Equal(now, before) {
-			t.Errorf("config.toml says %s, %v", now, err)
+		if row["stands"] != "" && p.str("full") != row["stands"] {
+			t.Errorf("%s: it asks %q, not %q", row["at"], p.str("full"), row["stands"])
 		}
-	}
-	x := bridge(t, dir, "setup", "--no-test")
-	_, code := pairing(t, x)
-	srv.send(tgSay(1, code, ""))
-	x.sees("user 1001, private chat 1001")
-	x.sees("[y/N]")
-	x.types("\r")
-	x.exits(1)
-	x.sees("run atlasbridge setup again")
-	unchanged()
-
-	x = bridge(t, dir, "setup", "--no-test")
-	link, code := pairing(t, x)
-	guess := strings.NewReplacer("0", "1").Replace(code[:7]) + "0"
-	if guess == code {
-		guess = "f" + guess[1:]
-	}
-	for i := range int64(5) {
-		srv.send(tgSay(2+i, guess, ""))
-	}
-	srv.send(tgSay(7, code, ""))
-	x.sees("only the link counts now")
-	srv.confirmed(t, 7)
-	if strings.Contains(x.shown(), "[y/N]") {
-		t.Errorf("a code after five wrong ones counts:\n%s", x.shown())
-	}
-	srv.send(tgSay(8, "/start "+link, ""))
-	x.sees("[y/N]")
-	x.types("y\r")
-	x.exits(0)
-
-	if err := os.WriteFile(filepath.Join(dir, "config.toml"), before, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	exit, _, stderr := cli(t, dir, "setup", "--no-test")
-	if exit != 1 || !strings.Contains(stderr, "--user-id") {
-		t.Errorf("without a terminal: exit %d, %s", exit, stderr)
-	}
-	unchanged()
-}
-
-// configIs checks what config.toml says, and that it is private and can be loaded.
-func configIs(t *testing.T, dir, want string) {
-	t.Helper()
-	got, err := readPrivate(filepath.Join(dir, "config.toml"))
-	if string(got) != want || err != nil {
-		t.Errorf("config.toml says\n%s%v, not\n%s", got, err, want)
-	}
-	if _, err := loadConfig(dir, func(string) string { return "" }, nil); err != nil {
-		t.Error(err)
+		if row["answer"] == "" {
+			continue
+		}
+		if code, _, stderr := cli(t, s.state(), "answer", p.str("id"), row["answer"]); code != 0 {
+			t.Errorf("%s: %q is not taken: %s", row["at"], row["answer"], stderr)
+		}
+		code, _ := strconv.Atoi(row["exit"]) // "" is 0
+		scripts[i].gets(code, row["prints"]+"\n", ".")
 	}
 }
 
@@ -1276,551 +567,65 @@ func apiCode(code int, why string) string {
 	return fmt.Sprintf(`{"ok":false,"error_code":%d,"description":%q}`, code, why)
 }
 
-// Setup asks Telegram about what is there, says what does not fit, and asks again for that alone; what only the
-// environment or a flag says it names instead.
-func TestSetupAsksAgain(t *testing.T) {
-	const link = "(in a group" // the last of it
-	firstly := func(method, answer string) func(*botAPI) {
-		return func(srv *botAPI) {
-			n := 0
-			srv.decides(func(called string, _ map[string]any) fate {
-				if called != method {
-					return fate{}
-				}
-				n++
-				if n > 1 {
-					return fate{}
-				}
-				return fate{answer: answer}
-			})
-		}
-	}
-	for _, row := range []struct {
-		name   string
-		change [2]string // in config.toml
-		args   []string
-		env    string
-		fault  func(*botAPI)
-		sees   []string // in this order; then the token is typed, or the link tapped, whichever it asks for
-		fails  string   // what it says when it ends, "" it is done
-	}{
-		{"a revoked token", [2]string{}, nil, "", firstly("getMe", apiCode(401, "Unauthorized")),
-			[]string{"Telegram refuses the bot token (401: Unauthorized)", "Paste the token"}, ""},
-		{"a token that is none", [2]string{fakeToken, "my-token"}, nil, "", nil,
-			[]string{"telegram.bot_token must be a bot token", "Paste the token"}, ""},
-		{"a chat that is none", [2]string{"chat_id = 1001", "chat_id = '@me'"}, nil, "", nil,
-			[]string{"telegram.chat_id must be a number"}, ""},
-		{"a chat of another user", [2]string{"chat_id = 1001", "chat_id = 7"}, nil, "", nil,
-			[]string{"chat 7 is the private chat of none of the users [1001]", link}, ""},
-		{"a chat that is not there", [2]string{}, nil, "", firstly("getChat", apiCode(400, "Bad Request: chat not found")),
-			[]string{"the bot may not write to its chat (400: Bad Request: chat not found)", link}, ""},
-		{"a chat that blocks the bot", [2]string{}, nil, "",
-			firstly("sendChatAction", apiCode(403, "Forbidden: bot was blocked by the user")),
-			[]string{"bot was blocked by the user", link}, ""},
-		{"no user", [2]string{"allowed_users = [1001]", ""}, nil, "", nil, nil, ""},
-		{"a revoked token in the environment", [2]string{}, nil, "TELEGRAM_BOT_TOKEN=1:x",
-			firstly("getMe", apiCode(401, "Unauthorized")), nil, "environment TELEGRAM_BOT_TOKEN: Telegram refuses the bot token"},
-		{"a chat in the environment", [2]string{}, nil, "TELEGRAM_CHAT_ID=1001",
-			firstly("getChat", apiCode(400, "Bad Request: chat not found")), nil, "environment TELEGRAM_CHAT_ID: the bot may not"},
-		{"a chat that is a flag", [2]string{}, []string{"--chat-id", "1001"}, "",
-			firstly("getChat", apiCode(400, "Bad Request: chat not found")), nil, "the bot may not write to its chat"},
-		{"chat and user do not go together", [2]string{}, []string{"--chat-id", "7", "--user-id", "8"}, "", nil, nil,
-			"chat 7 is the private chat of none of the users [8]"},
-		{"Telegram is away", [2]string{}, nil, "", firstly("getMe", apiCode(502, "Bad Gateway")), nil, "Telegram's own trouble"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			srv := newBotAPI(t)
-			if row.fault != nil {
-				row.fault(srv)
-			}
-			before := srv.config("timeout_seconds = 9 # mine\n")
-			if row.change[0] != "" {
-				before = strings.Replace(before, row.change[0], row.change[1], 1)
-			}
-			dir := home(t, before)
-			key, value, _ := strings.Cut(row.env, "=")
-			if key != "" {
-				t.Setenv(key, value)
-			}
-			x := bridge(t, dir, append([]string{"setup", "--no-test"}, row.args...)...)
-			x.toldOnFailure()
-			for _, words := range row.sees {
-				x.sees(words)
-				switch words {
-				case "Paste the token":
-					x.types(fakeToken + "\r")
-				case link:
-					code, _ := pairing(t, x)
-					srv.send(tgSay(1, "/start "+code, ""))
-					x.sees("[y/N]")
-					x.types("y\r")
-				}
-			}
-			if row.fails != "" {
-				x.exits(1)
-				x.sees(row.fails)
-				configIs(t, dir, before)
-				return
-			}
-			x.exits(0)
-			text, err := os.ReadFile(filepath.Join(dir, "config.toml"))
-			cfg, loadErr := loadConfig(dir, func(string) string { return "" }, nil)
-			if errors.Join(err, loadErr) != nil || cfg.Token != fakeToken || cfg.ChatID != 1001 ||
-				!slices.Equal(cfg.Users, []int64{1001}) || !strings.Contains(string(text), "timeout_seconds = 9 # mine\n") {
-				t.Errorf("%v: %s", errors.Join(err, loadErr), text)
-			}
-		})
-	}
-}
-
-// At the end of its input, ^D at a terminal, setup ends, says what to do and changes nothing.
-func TestSetupWithoutToken(t *testing.T) {
-	srv := newBotAPI(t)
-	before := "[telegram]\napi_base = '" + srv.URL + "'\n"
-	dir := home(t, before)
-	x := bridge(t, dir, "setup")
-	x.sees("Paste the token here")
-	x.types("\x04")
-	x.exits(1)
-	x.sees("nothing was typed")
-	if code, _, stderr := cli(t, dir, "setup"); code != 1 || !strings.Contains(stderr, "use --token-file FILE") {
-		t.Errorf("without a terminal: exit %d, %s", code, stderr)
-	}
-	configIs(t, dir, before)
-}
-
-// Setup says when config.toml keeps questions from Telegram all the same.
-func TestSetupTellsLocal(t *testing.T) {
-	srv := newBotAPI(t)
-	code, stdout, _ := cli(t, home(t, srv.config("channel = 'local'\n")), "setup", "--no-test")
-	if code != 0 || !strings.Contains(stdout, "config.toml:1: channel is local: until that is removed") {
-		t.Errorf("exit %d, %s", code, stdout)
-	}
-}
-
-// What only the environment says is used, and never stored.
-func TestSetupStoresNoEnvironment(t *testing.T) {
-	srv := newBotAPI(t)
-	for _, pair := range [][2]string{{"TELEGRAM_BOT_TOKEN", fakeToken}, {"TELEGRAM_CHAT_ID", "1001"},
-		{"ALLOWED_USER_IDS", "1001"}, {"TELEGRAM_API_BASE", srv.URL}} {
-		t.Setenv(pair[0], pair[1])
-	}
-	dir := home(t, "# mine\n")
-	code, stdout, stderr := cli(t, dir, "setup", "--no-test")
-	if code != 0 || !strings.Contains(stdout, "Chat 1001 (private op), allowed users [1001]") {
-		t.Errorf("exit %d, %s%s", code, stdout, stderr)
-	}
-	configIs(t, dir, "# mine\n")
-}
-
-// Nothing that is pasted or typed while setup runs is shown, taken for a yes, or left for the shell, however it ends.
-func TestSetupKeepsWhatIsTyped(t *testing.T) {
-	needUnix(t)
-	for _, row := range []struct {
-		name, ends string
-		hook       string // the webhook that is set
-		code       string // of the end
-	}{
-		{"it fails", "", "https://x.invalid", "1"},
-		{"^C", "\x03", "", "130"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			srv := newBotAPI(t)
-			srv.answers["getWebhookInfo"] = func(map[string]any) string { return fmt.Sprintf(`{"url":%q}`, row.hook) }
-			dir := home(t, "[telegram]\napi_base = '"+srv.URL+"'\n")
-			env := append(os.Environ(), "ATLASBRIDGE_HOME="+dir, "TEST_BINARY="+os.Args[0])
-			x := inTerminal(t, env, "sh", "-c", "trap : INT; ATLASBRIDGE_TEST_CHILD=main \"$TEST_BINARY\" setup --no-test; echo ended $?; "+
-				"stty -a | grep -o '[ -]echo '; read line; echo \"the shell has '$line'\"")
-			x.toldOnFailure()
-			x.sees("Paste the token")
-			x.types("Use this token:\r" + fakeToken + "\ry\recho stolen\r")
-			if row.ends != "" {
-				x.sees("(in a group")
-				x.types("echo later\r" + row.ends)
-			} else {
-				x.sees("Remove it? [y/N]")
-				x.types("no\recho later\r")
-			}
-			x.sees("ended " + row.code)
-			x.sees("\n echo")
-			x.types("mine\r")
-			x.sees("the shell has 'mine'")
-			if text := x.shown(); strings.Contains(text, "stolen") || strings.Contains(text, "later") ||
-				strings.Contains(text, "AAFake") {
-				t.Errorf("it shows what was typed:\n%s", text)
-			}
-			if srv.count("deleteWebhook") > 0 {
-				t.Error("what was typed before is taken for a yes")
-			}
-		})
-	}
-}
-
-// TestSetupListensAlone: setup leaves the bot to a session that listens, but not to one that has trouble with it, which
-// listens again when that is mended.
-func TestSetupListensAlone(t *testing.T) {
-	t.Parallel()
-	srv := newBotAPI(t)
-	dir := home(t, srv.config("away_after_seconds = 0"))
-	var refuse atomic.Bool
-	srv.fault = func(method string, w http.ResponseWriter) bool {
-		if method == "getUpdates" && refuse.Load() {
-			io.WriteString(w, `{"ok":false,"error_code":401,"description":"Unauthorized"}`)
-		}
-		return method == "getUpdates" && refuse.Load()
-	}
-	bridge(t, dir, "run", "sh", "-c", "read a")
-	srv.await(t, "it listens", func() bool { return len(srv.polls) > 0 })
-	code, _, stderr := cli(t, dir, "setup", "--no-test")
-	if code != 1 || !strings.Contains(stderr, "listens to the bot: a session, or another setup") {
-		t.Errorf("beside one that listens: exit %d, %s", code, stderr)
-	}
-	refuse.Store(true)
-	srv.update(map[string]any{}) // which ends the poll
-	st := storeAt(t, dir)
-	comesTrue(t, "it has trouble", func() bool { return st.ChannelTrouble() != "" })
-	code, stdout, stderr := cli(t, dir, "setup", "--no-test")
-	if code != 0 {
-		t.Errorf("beside one that has trouble: exit %d, %s%s", code, stdout, stderr)
-	}
-	refuse.Store(false)
-	comesTrue(t, "it listens again", func() bool { return st.ChannelTrouble() == "" })
-}
-
-// A webhook is removed only when the operator says so in a terminal, and what came meanwhile is kept.
-func TestTelegramSetupWebhook(t *testing.T) {
-	t.Parallel()
-	srv := newBotAPI(t)
-	srv.answers["getWebhookInfo"] = func(map[string]any) string {
-		return `{"url":"https://example.invalid/` + fakeToken + `"}`
-	}
-	dir := home(t, srv.config(""))
-	code, stdout, stderr := cli(t, dir, "setup", "--no-test")
-	if code != 1 {
-		t.Errorf("without a terminal setup ends with %d", code)
-	}
-	said := stdout + stderr
-	if !matches(`(?s)a webhook is set.*hint: .*in a terminal`, said) ||
-		strings.Contains(said, "AAFake") {
-		t.Errorf("without a terminal setup says %q", said)
-	}
-	removed := 0
-	for _, answer := range []string{"", "n", "nope", "ya", "y", "Y", "yes", "YES"} {
-		x := bridge(t, dir, "setup", "--no-test")
-		x.sees("Remove it? [y/N]")
-		x.types(answer + "\r")
-		if strings.HasPrefix(strings.ToLower(answer), "y") && answer != "ya" {
-			removed++
-			x.exits(0)
-		} else {
-			x.exits(1)
-		}
-		if n := srv.count("deleteWebhook"); n != removed {
-			t.Errorf("after %q the webhook was removed %d times, not %d", answer, n, removed)
-		}
-	}
-	if p := srv.until(t, "deleteWebhook", "").p; p["drop_pending_updates"] != nil {
-		t.Errorf("deleteWebhook %v", p)
-	}
-}
-
-// A config.toml that cannot be written leaves no copy of the token behind.
-func TestSetupLeavesNoToken(t *testing.T) {
-	for _, row := range []struct {
-		name string
-		make func(path string) error
-	}{
-		{"config.toml is a folder", func(path string) error { return os.Mkdir(path, 0o700) }},
-		{"a link in a circle", func(path string) error { return os.Symlink(path, path) }},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			dir := home(t, "")
-			path := filepath.Join(dir, "config.toml")
-			if err := row.make(path); err != nil {
-				t.Fatal(err)
-			}
-			out, err := os.Create(filepath.Join(t.TempDir(), "out"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer out.Close()
-			cfg, err := loadConfig(t.TempDir(), func(string) string { return "" }, map[string]string{
-				tokenKey: fakeToken, chatKey: "5", usersKey: "5"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			cfg.Dir = dir
-			s := &setup{command: &command{world: world{stdout: out}}, cfg: cfg}
-			if err := s.save(); err == nil {
-				t.Error("it says that it was saved")
-			}
-			if left, err := os.ReadFile(path + ".new"); err == nil {
-				t.Errorf("left behind: %q", left)
-			}
-		})
-	}
-}
-
-// TestTelegramConfigTable: setup changes values of the [telegram] table and nothing else, and twice is once.
-func TestTelegramConfigTable(t *testing.T) {
-	c := &Config{Token: "1:a", ChatID: 5, Users: []int64{5, 6}, APIBase: "https://x"}
-	lines := "bot_token = \"1:a\"\nchat_id = 5\nallowed_users = [5, 6]\napi_base = \"https://x\"\n"
-	for in, want := range map[string]string{
-		"": "[telegram]\n" + lines,
-		"# mine\ntimeout_seconds = 9\n\n[stream]\nenabled = true": "# mine\ntimeout_seconds = 9\n\n[stream]\nenabled " +
-			"= true\n\n[telegram]\n" + lines,
-		"[telegram] # bot\n  chat_id=4 # [7] mine\n# keep\n\n[stream]\nenabled = true\n": "[telegram] # bot\n" +
-			strings.Replace(lines, "chat_id = 5\n", "", 1) + "  chat_id=5 # [7] mine\n# keep\n\n[stream]\nenabled = true\n",
-		"[ telegram ]": "[ telegram ]\n" + lines,
-	} {
-		if got := withTelegram(in, c, nil); got != want {
-			t.Errorf("withTelegram(%q) =\n%s\nwant\n%s", in, got, want)
-		}
-		if got := withTelegram(withTelegram(in, c, nil), c, nil); got != want {
-			t.Errorf("twice is not once for %q:\n%s", in, got)
-		}
-		var known []string
-		for _, s := range settings(&Config{}) {
-			known = append(known, s.Key)
-		}
-		if _, err := parseTOML(withTelegram(in, c, nil), known); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// ---- store.go: privacy ----
-// The state folder and the log are the user's alone.
-
-// TestStateDir: the state folder is ATLASBRIDGE_HOME, else STORAGE_PATH where that is no other program's, else one in
-// the user's home.
-func TestStateDir(t *testing.T) {
-	base := home(t, "")
-	at := func(name string) string { return filepath.Join(base, name) }
-	t.Chdir(base)
-	t.Setenv("HOME", at("user"))
-	for _, test := range []struct{ atlas, storage, want string }{
-		{"", "", at("user/.atlasbridge")},
-		{at("x/../y"), at("used"), at("y")},
-		{"", at("new/folder"), at("new/folder")},
-		{"", "./data", at("data")},
-	} {
-		t.Setenv("ATLASBRIDGE_HOME", test.atlas)
-		t.Setenv("STORAGE_PATH", test.storage)
-		if got, err := stateDir(os.Getenv); err != nil || got != test.want {
-			t.Errorf("stateDir(%+v) = %s, %v", test, got, err)
-		}
-	}
-}
-
-// TestSecureDir: the state folder is made for the user alone; a link, a file or a folder open to
-// others is refused.
-func TestSecureDir(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "a", "b")
-	if err := secureDir(dir); err != nil {
-		t.Fatal(err)
-	}
-	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("made as %v, %v", info.Mode(), err)
-	}
-	if err := secureDir(dir); err != nil {
-		t.Errorf("the second time: %v", err)
-	}
-	link := filepath.Join(t.TempDir(), "link")
-	file := filepath.Join(t.TempDir(), "file")
-	os.Symlink(dir, link)
-	os.WriteFile(file, nil, 0o600)
-	for _, bad := range []string{link, filepath.Join(file, "x")} {
-		if err := secureDir(bad); err == nil || hintOf(err) == "" {
-			t.Errorf("secureDir(%s) = %v", bad, err)
-		}
-	}
-	os.Chmod(dir, 0o750)
-	if err := secureDir(dir); err == nil {
-		t.Error("a folder that the group can enter was accepted")
-	}
-}
-
-// Nothing is made inside a folder that is refused, nor behind a symbolic link.
-func TestRefusedFolderStaysEmpty(t *testing.T) {
-	needUnix(t)
-	shared := filepath.Join(t.TempDir(), "shared")
-	os.Mkdir(shared, 0o700)
-	os.Chmod(shared, 0o755)
-	behind := filepath.Join(t.TempDir(), "behind")
-	os.Mkdir(behind, 0o700)
-	link := filepath.Join(t.TempDir(), "link")
-	os.Symlink(behind, link)
-	for _, row := range []struct{ name, dir, real string }{
-		{"others can enter it", shared, shared},
-		{"a symbolic link", link, behind},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			s, err := openStore(row.dir)
-			if err == nil || s != nil || hintOf(err) == "" {
-				t.Errorf("openStore = %v, %v", s, err)
-			}
-			if _, err := openLog(row.dir, "info"); err == nil {
-				t.Error("openLog accepted it")
-			}
-			if made, _ := os.ReadDir(row.real); len(made) > 0 {
-				t.Errorf("%s was made in it", made[0].Name())
-			}
-		})
-	}
-}
-
-// What follows a failed step of a copy is not done: nothing is written to a file that was refused, and what could not
-// be read is not copied.
-func TestCopyEndsWithItsFirstFailure(t *testing.T) {
-	var ops []string
-	s, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		if !slices.Contains(readingOps, op) {
-			ops = append(ops, op)
-		}
-		return nil
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	storeSession(t, s)
-	ops = nil
-	if err := os.Mkdir(s.log.path+".new", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.log.create(s.log.path+".new", []byte("x")); err == nil || len(ops) > 0 {
-		t.Errorf("refused: %v, and then %q", err, ops)
-	}
-	s.log.f.Close()
-	if _, err := s.log.aside("backup", 0); err == nil || len(ops) > 0 {
-		t.Errorf("unreadable: %v, and then %q", err, ops)
-	}
-	if made := inFolder(s.Dir, "state.jsonl.backup-*"); len(made) > 0 {
-		t.Errorf("%s was made of what could not be read", made[0])
-	}
-}
-
-// TestLog: the log holds what is loud enough, a line an entry, and never the token.
-func TestLog(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "fresh")
-	log, err := openLog(dir, "warn")
-	if err != nil {
-		t.Fatal(err)
-	}
-	log.Info("too low")
-	log.Warn("sending "+fakeToken, "err", errors.New("POST /bot"+fakeToken), "n", 3, "line",
-		"a\nb\x1b", "token", fakeToken)
-	text, _ := os.ReadFile(filepath.Join(dir, "atlasbridge.log"))
-	if strings.Contains(string(text), "AAFake") ||
-		!matches(`^{[^\n]*"level":"WARN"[^\n]*}\n$`, string(text)) {
-		t.Errorf("log holds %q", text)
-	}
-	if _, err := openLog(dir, "loud"); err == nil {
-		t.Error("level loud was accepted")
-	}
-}
-
-// A full log is put aside, and nothing is lost but what the second rotation takes away.
-func TestLogRotation(t *testing.T) {
-	dir := home(t, "")
-	path := filepath.Join(dir, "atlasbridge.log")
-	full := strings.Repeat(strings.Repeat("x", 1<<10-1)+"\n", logLimit>>10)
-	os.WriteFile(path, []byte(full), 0o600)
-	for range 2 {
-		log, err := openLog(dir, "info")
-		if err != nil {
-			t.Fatal(err)
-		}
-		log.Info("new")
-	}
-	for name, want := range map[string]int{path: 2, path + ".1": logLimit >> 10} {
-		info, err := os.Stat(name)
-		text, _ := os.ReadFile(name)
-		if err != nil || strings.Count(string(text), "\n") != want || info.Mode().Perm() != 0o600 {
-			t.Errorf("%s: %v, %d bytes, want %d lines", name, err, len(text), want)
-		}
-	}
-}
-
 // ---- store.go: config.toml ----
 // A setting is read from its place, or refused by its place.
 
-// TestTOMLAccepted: what belongs to the subset of TOML is read with its value as JSON, in order.
-func TestTOMLAccepted(t *testing.T) {
-	for text, want := range map[string]string{ // keys and values as JSON
-		"":                               "",
-		"# only a comment\n\t \n":        "",
-		"a = 1":                          "a 1",
-		"a=1000 # c":                     "a 1000",
-		"a = -0\r\nb = 2\r\n":            "a -0 b 2",
-		"a = 9223372036854775807":        "a 9223372036854775807",
-		"a = 0.65":                       "a 0.65",
-		"a = 5e3#c":                      "a 5e3",
-		"a = true\nb = false":            "a true b false",
-		`a = ""`:                         `a ""`,
-		`a = "x # y"`:                    `a "x # y"`,
-		`a = "\b\t\n\f\r\"\\é"`:          `a "\b\t\n\f\r\"\\é"`,
-		`a = 'C:\x "y"'`:                 `a "C:\\x \"y\""`,
-		"a = ''":                         `a ""`,
-		"a = []":                         "a []",
-		"a = [ 1 , 2 ] # c":              "a [ 1 , 2 ]",
-		"[t]\na = 1\n[ u-2 ] # c\na = 2": "t.a 1 u-2.a 2",
-		"1234 = 1\n-_ = 2":               "1234 1 -_ 2",
-		"a = 1\n[a-]\na = 2":             "a 1 a-.a 2",
-	} {
-		entries, err := parseTOML(text, nil)
-		var got []string
-		inOrder := func(a, b string) int {
-			return strings.Compare(entries[a].Origin, entries[b].Origin)
-		}
-		for _, key := range slices.SortedFunc(maps.Keys(entries), inOrder) {
-			if entries[key].Value != nil {
-				got = append(got, key, string(entries[key].Value))
+// TestRefusedSettings: a setting that is unknown, twice there, out of bounds or incomplete is refused by its place, with
+// a remedy and no secret, before anything is spawned.
+func TestRefusedSettings(t *testing.T) {
+	for _, row := range table(t, "refusals.txt") {
+		t.Run(row["at"], func(t *testing.T) {
+			token := strings.NewReplacer("TOKEN", fakeToken, " ⏎ ", "\n", "⏎ ", "\n")
+			dir := home(t, token.Replace(row["config.toml"]))
+			if name, value, given := strings.Cut(row["environment"], "="); given {
+				if strings.HasSuffix(value, "TOKEN") {
+					value = fakeToken
+				}
+				t.Setenv(name, value)
+			}
+			ran := filepath.Join(t.TempDir(), "ran")
+			code, stdout, stderr := cli(t, dir, slices.Concat([]string{"run"}, strings.Fields(row["flags"]), []string{"touch", ran})...)
+			_, err := os.Stat(ran)
+			if code != 125 || stdout != "" || err == nil || !strings.Contains(stderr, row["says"]) ||
+				!matches(`(?s)^atlasbridge: .*\natlasbridge: hint: [^\n]+\n$`, stderr) || strings.Contains(stderr, "ecret") {
+				t.Errorf("%v: exit %d, ran: %v, %s\nwant %s", row, code, err == nil, stderr, row["says"])
+			}
+			if strings.Contains(stderr, fakeToken) {
+				t.Errorf("%v: it shows the token", row)
+			}
+		})
+	}
+}
+
+// TestTOML: what is accepted is read in its order; what is not TOML, or outside of the subset, is refused with its line.
+func TestTOML(t *testing.T) {
+	for _, row := range table(t, "toml.txt") {
+		entries, err := parseTOML("# first\n"+row["text"], nil)
+		read := map[string]json.RawMessage{}
+		for key, e := range entries {
+			if e.Value != nil {
+				read[key] = e.Value
 			}
 		}
-		if err != nil || strings.Join(got, " ") != want {
-			t.Errorf("parseTOML(%q) = %q, %v, want %q", text, got, err, want)
+		got, _ := json.Marshal(read)
+		if err != nil {
+			got = []byte(regexp.MustCompile(`^config\.toml:(\d+): .*$`).ReplaceAllString(err.Error(), "line $1"))
+		}
+		if string(got) != row["read as"] {
+			t.Errorf("%s: %q is read as %s, not %s", row["at"], row["text"], got, row["read as"])
 		}
 	}
 }
 
-// TestTOMLRejected: what does not belong to the subset is refused with its line and a remedy.
-func TestTOMLRejected(t *testing.T) {
-	for _, text := range rejected {
-		_, err := parseTOML("# first\n"+text, nil)
-		if err == nil {
-			t.Errorf("parseTOML(%q) accepted it", text)
-		} else if m := regexp.MustCompile(`^config\.toml:([0-9]+): [^\n]+$`).FindStringSubmatch(err.Error()); m == nil ||
-			m[1] == "1" || hintOf(err) == "" {
-			t.Errorf("parseTOML(%q): %q without its line or a remedy", text, err)
-		}
-	}
-}
-
-// rejected is TOML outside of the subset, and what is no TOML at all.
-var rejected = []string{
-	"a", "a =", "= 1", "a = # 1", "a 1", "a : 1", "a = 1 2", "a = 1 b = 2", "a = 1,", "[a", "[]", "a]", "[a] b = 1",
-	"[[a]]", "[a.b]", "a.b = 1", `"a" = 1`, "'a' = 1", "é = 1", "a = {b = 1}", "a = 1\na = 2", "[t]\n[t]",
-	"[t]\na = 1\n[u]\n[t]\nb = 1", "a = 01", "a = +0x1", "a = 0X1", "a = 0xg", "a = 1_", "a = _1", "a = 1__0", "a = 0x_1",
-	"a = 1.", "a = .5", "a = 1._5", "a = 1.5_", "a = 01.5", "a = 1e", "a = 1e1.5",
-	"a = Inf", "a = NaN", "a = infinity", "a = True", "a = yes", "a = truefalse", "a = 1979-05-27", "a = 07:32:00",
-	`a = "x`, `a = 'x`, `a = "x\"`, `a = "\x41"`, `a = "\e"`, `a = "\a"`, `a = "\'"`, `a = "\101"`, `a = "\uD800"`,
-	`a = "\U00110000"`, `a = "\u12"`, `a = "\ "`, `a = """x"""`, `a = '''x'''`, "a = \"\"\"\nx\"\"\"", "a = \"x\ty\x01\"",
-	"a = \"x\x7f\"", "a = 'x\x00'", "# \x01", "a = \"\xff\"", "a = 1\rb = 2", "a = 1\r", "\ufeffa = 1", "a = [1, 2",
-	"a = [1 2]", "a = [,]", "a = [1,,2]", "a = [\n1]", "a = [1]]", "a = [1.5]", "a = [[1]]", `a = ["x", 'y']`,
-	`a = "x" "y"`, `a = "x"y`, "a = 'x''y'", "a\u00a0= 1",
-	"a = 1\v", "[t] [u]", "a = \\", "a = 0x", "a = -", "a = +", "a = 1 # \x7f", "a = 0b2", "a = 0o8",
-	"a = 0xff", "a = +1", "a = 1_000",
-	"a = nan", "a = -inf", `a = "\u00e9"`, `a = "\/"`, "a = \"x\ty\"", "a = [1,]", "a = null",
-}
-
-// What is accepted means what another implementation of TOML says it means.
+// TestTOMLAgainstPython: what is accepted means what another implementation of TOML says it means.
 func TestTOMLAgainstPython(t *testing.T) {
 	if exec.Command("python3", "-c", "import tomllib").Run() != nil {
 		t.Skip("python3 with tomllib is not installed")
 	}
-	texts := slices.Clone(rejected)
+	var texts []string
+	for _, row := range table(t, "toml.txt") {
+		texts = append(texts, row["text"])
+	}
 	for a := range strings.FieldsSeq(`1 +1 -0 0 00 1_0 0x1F 1.5 1. .5 1e3 1E-3 1.5e+03 inf nan true tru
 		"" "a" "\u0041\t" "\t\"" "\x41" '' '\' [] [1,] [1,2] [-1] [[1],[]] 1979-05-27 {} "a a`) {
 		for _, b := range []string{"", " ", "# c", ",", "]", "1", `"`, "'", "\r", "\t#"} {
@@ -1839,13 +644,13 @@ def read(text):
     try: return tomllib.loads(text)
     except Exception: return None
 print(json.dumps([read(t) for t in json.load(sys.stdin)], default=str))`)
-	cmd.Stdin = strings.NewReader(string(in))
+	cmd.Stdin = bytes.NewReader(in)
 	out, err := cmd.Output()
-	var answers []map[string]any
-	out = regexp.MustCompile(`-?\b(NaN|Infinity)\b`).ReplaceAll(out, []byte(`"$0"`))
 	if err != nil {
 		t.Fatalf("python3: %v", err)
 	}
+	var answers []map[string]any
+	out = regexp.MustCompile(`-?\b(NaN|Infinity)\b`).ReplaceAll(out, []byte(`"$0"`))
 	if err := json.Unmarshal(out, &answers); err != nil {
 		t.Fatalf("what python3 says: %v", err)
 	}
@@ -1862,8 +667,7 @@ print(json.dumps([read(t) for t in json.load(sys.stdin)], default=str))`)
 				m, _ := want.(map[string]any)
 				want = m[name]
 			}
-			if e.Value != nil &&
-				(json.Unmarshal(e.Value, &got) != nil || !reflect.DeepEqual(got, want)) {
+			if e.Value != nil && (json.Unmarshal(e.Value, &got) != nil || !reflect.DeepEqual(got, want)) {
 				t.Errorf("%q: %s is %s here, %v in tomllib", text, key, e.Value, want)
 			}
 		}
@@ -1873,321 +677,11 @@ print(json.dumps([read(t) for t in json.load(sys.stdin)], default=str))`)
 	}
 }
 
-// TestConfig: a setting is taken from the flag, else the environment, else the file, else its
-// default, and says from which.
-func TestConfig(t *testing.T) {
-	telegram := "[telegram]\nbot_token = '" + fakeToken +
-		"'\nchat_id = 1001\nallowed_users = [1001, 1002]\n"
-	env := func(pairs ...string) func(string) string {
-		return func(name string) string {
-			for i := 0; i < len(pairs); i += 2 {
-				if pairs[i] == name {
-					return pairs[i+1]
-				}
-			}
-			return ""
-		}
-	}
-	for _, test := range []struct {
-		file  string
-		env   []string
-		flags map[string]string
-		want  map[string]string // key → value and origin
-	}{
-		{
-			want: map[string]string{
-				"channel":                `"local" default`,
-				"timeout_seconds":        "600 default",
-				"detection_threshold":    "0.65 default",
-				"telegram.allowed_users": "[] default",
-				"notify_idle":            "true default",
-			},
-		},
-		{
-			file: telegram,
-			want: map[string]string{
-				"channel":                `"telegram" default`,
-				"telegram.chat_id":       "1001 config.toml:3",
-				"telegram.allowed_users": "[1001, 1002] config.toml:4",
-				"telegram.bot_token":     `"123456789:…" config.toml:2`,
-			},
-		},
-		{
-			file:  "timeout_seconds = 90\n" + telegram,
-			env:   []string{"PERMISSION_TIMEOUT_SEC", "60", "ALLOWED_USER_IDS", " 7, 1001 ,"},
-			flags: map[string]string{"timeout_seconds": "120"},
-			want: map[string]string{
-				"timeout_seconds":            "120 flag",
-				"permission_timeout_seconds": "60 environment PERMISSION_TIMEOUT_SEC",
-				"telegram.allowed_users":     "[7, 1001] environment ALLOWED_USER_IDS",
-			},
-		},
-		{
-			file: "[stream]\nmax_chars = 1000",
-			env:  []string{"OUTPUT_MAX_CHARS", "2000", "LOG_LEVEL", "DEBUG"},
-			want: map[string]string{
-				"stream.max_chars": "2000 environment OUTPUT_MAX_CHARS",
-				"log_level":        `"DEBUG" environment LOG_LEVEL`,
-			},
-		},
-		{
-			env: []string{
-				"TELEGRAM_BOT_TOKEN", fakeToken, "TELEGRAM_CHAT_ID", "-1005", "ALLOWED_USER_IDS", "1",
-			},
-			flags: map[string]string{"channel": "local"},
-			want: map[string]string{
-				"channel":          `"local" flag`,
-				"telegram.chat_id": "-1005 environment TELEGRAM_CHAT_ID",
-			},
-		},
-		{
-			file: "stuck_timeout_seconds = 3",
-			want: map[string]string{"stuck_timeout_seconds": "3 config.toml:1"},
-		},
-		{
-			file: "[telegram]\napi_base = 'http://127.0.0.1:8090'",
-			want: map[string]string{"telegram.api_base": `"http://127.0.0.1:8090" config.toml:2`},
-		},
-		{
-			env: []string{"TELEGRAM_API_BASE", "http://[::1]:1/x"},
-			want: map[string]string{
-				"telegram.api_base": `"http://[::1]:1/x" environment TELEGRAM_API_BASE`,
-			},
-		},
-	} {
-		cfg, err := loadConfig(home(t, test.file), env(test.env...), test.flags)
-		if err != nil {
-			t.Errorf("%q %q: %v", test.file, test.env, err)
-			continue
-		}
-		found := 0
-		for _, s := range cfg.inForce {
-			want, ok := test.want[s.Key]
-			if ok {
-				found++
-			}
-			if ok && want != string(s.Value)+" "+s.Origin {
-				t.Errorf("%q %q: %s is %s %s, want %s", test.file, test.env, s.Key, s.Value,
-					s.Origin, want)
-			}
-		}
-		if found != len(test.want) {
-			t.Errorf("%q %q: %d of %d settings are in force", test.file, test.env, found,
-				len(test.want))
-		}
-	}
-	cfg, err := loadConfig(home(t, "echo_suppression_ms = 250.5\n"+telegram), env(), nil)
-	if err != nil || cfg.EchoWindow != 250500*time.Microsecond || cfg.Token != fakeToken ||
-		cfg.ChatID != 1001 || cfg.SafeDefaults[YesNo] != "n" || cfg.Stuck != 2*time.Second ||
-		!slices.Equal(cfg.Users, []int64{1001, 1002}) {
-		t.Errorf("loadConfig = %+v, %v", cfg, err)
-	}
-}
-
-// TestConfigRejected: a setting that is unknown, out of bounds or incomplete is refused by its
-// place, with a hint and no secret.
-func TestConfigRejected(t *testing.T) {
-	token := "[telegram]\nbot_token = '" + fakeToken + "'\n"
-	for _, test := range []struct{ file, env, want string }{
-		{"timeout_secnds = 1", "", "config.toml:1: unknown key timeout_secnds"},
-		{"\n[telegrm]\nchat_id = 1", "", "config.toml:3: unknown key telegrm.chat_id"},
-		{"[stream]\nstrip_ansi = false", "",
-			"config.toml:2: unknown key: stream.strip_ansi was removed"},
-		{"[stream]\nenabled = 1", "", "config.toml:2: stream.enabled must be true or false"},
-		{"timeout_seconds = 0", "", "config.toml:1: timeout_seconds must be between 1 and 86400"},
-		{"timeout_seconds = nan", "", "config.toml:1: not  name = value"},
-		{"timeout_seconds = 1e999", "", "must be a number"},
-		{"timeout_seconds = '600'", "", "must be a number"},
-		{"buffer_size_bytes = 4096.5", "", "must be a number, and a whole one"},
-		{"detection_threshold = 0.5", "", "between 0.6 and 0.99"},
-		{"[stream]\nmax_chars = 5000", "", "between 100 and 4096"},
-		{"channel = 'slack'", "", "must be telegram or local"},
-		{"channel = 'telegram'", "", "config.toml:1: channel telegram needs telegram.bot_token"},
-		{"log_level = 'loud'", "", "must be debug, info, warn or error"},
-		{"[safe_defaults]\nyes_no = 'y'", "", "config.toml:2: safe_defaults.yes_no can only be \"n\""},
-		{"[safe_defaults]\nyes_no = 'Y'", "", "can only be"},
-		{"[safe_defaults]\nfree_text = \"a\\rb\"", "", "none of them a control character"},
-		{"[safe_defaults]\nmultiple_choice = '" + strings.Repeat("x", 61) + "'", "", "at most 60 characters"},
-		{token, "", "config.toml:2: a bot token needs telegram.chat_id"},
-		{token + "chat_id = 5", "", "telegram.allowed_users is empty"},
-		{token + "chat_id = 5\nallowed_users = []", "", "telegram.allowed_users is empty"},
-		{token + "chat_id = 5\nallowed_users = ['bob']", "", "config.toml:4: not  name = value"},
-		{token + "chat_id = 5\nallowed_users = [1.5]", "", "a [list] of whole numbers"},
-		{token + "chat_id = 5\nallowed_users = [-1]", "", "must be between 1"},
-		{token + "chat_id = 5\nallowed_users = 5", "", "numeric ids"},
-		{token + "chat_id = '@bob'", "", "config.toml:3: telegram.chat_id must be a number"},
-		{"[telegram]\nbot_token = 'secretsecret'", "", "must be a bot token"},
-		{"[telegram]\napi_base = 'http://example.com'", "", "that begins with https://"},
-		{"[telegram]\napi_base = 'http://127.0.0.1.example.com'", "", "that begins with https://"},
-		{"[telegram]\napi_base = 'https://user:pw@api.telegram.org'", "", "must be a URL that begins"},
-		{"[telegram]\napi_base = 'ftp://127.0.0.1'", "", "that begins with https://"},
-		{"", "TELEGRAM_CHAT_ID=@bob", "environment TELEGRAM_CHAT_ID: telegram.chat_id must be"},
-		{token + "chat_id = 5", "ALLOWED_USER_IDS=@bob", "telegram.allowed_users is empty"},
-		{"", "TELEGRAM_BOT_TOKEN=" + fakeToken, "environment TELEGRAM_BOT_TOKEN: a bot token needs"},
-	} {
-		t.Run(test.want, func(t *testing.T) {
-			dir := home(t, test.file)
-			name, value, _ := strings.Cut(test.env, "=")
-			if name != "" {
-				t.Setenv(name, value)
-			}
-			_, err := loadConfig(dir, os.Getenv, nil)
-			if err == nil || !strings.Contains(err.Error(), test.want) || hintOf(err) == "" ||
-				strings.Contains(err.Error(), "secret") ||
-				strings.Contains(err.Error(), fakeToken) {
-				t.Errorf("%q %q: %v (hint %q), want %q", test.file, test.env, err, hintOf(err),
-					test.want)
-			}
-			code, _, stderr := cli(t, dir, "config")
-			if code != 1 || !strings.HasPrefix(stderr, "atlasbridge: ") ||
-				!strings.Contains(stderr, "\natlasbridge: hint: ") {
-				t.Errorf("%q %q: config exits with %d, %q", test.file, test.env, code, stderr)
-			}
-		})
-	}
-	_, err := loadConfig(home(t, ""), func(string) string {
-		return ""
-	}, map[string]string{"timeout_seconds": "0"})
-	if err == nil || !strings.HasPrefix(err.Error(), "flag: timeout_seconds must be between") {
-		t.Errorf("timeout_seconds 0 as flag: %v", err)
-	}
-}
-
-// What the configuration lacks is said of what asks for it, and names where that came from.
-func TestLackNamesItsOrigin(t *testing.T) {
-	token := "bot_token = '" + fakeToken + "'\n"
-	for _, row := range []struct {
-		name, file, env string
-		flags           map[string]string
-		want            string
-	}{
-		{"token from the environment", "", fakeToken, nil, "environment TELEGRAM_BOT_TOKEN: a bot token needs"},
-		{"the environment wins", "[telegram]\n" + token, fakeToken, nil, "environment TELEGRAM_BOT_TOKEN: a bot token"},
-		{"token from the file", "[telegram]\n" + token, "", nil, "config.toml:2: a bot token needs"},
-		{"nobody allowed", "[telegram]\n" + token + "chat_id = 5\n", "", nil, "config.toml:2: telegram.allowed_users"},
-		{"channel from the file", "channel = 'telegram'\n", "", nil, "config.toml:1: channel telegram needs"},
-		{"channel from a flag", "", "", map[string]string{"channel": "telegram"}, "flag: channel telegram needs"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			getenv := func(name string) string {
-				if name != "TELEGRAM_BOT_TOKEN" {
-					return ""
-				}
-				return row.env
-			}
-			c, err := loadConfig(home(t, row.file), getenv, row.flags)
-			if err == nil || !strings.HasPrefix(err.Error(), row.want) || hintOf(err) == "" ||
-				c.Token != "" {
-				t.Errorf("loadConfig: %v, want %s", err, row.want)
-			}
-		})
-	}
-}
-
-// TestSharedEnvironment: what another program means by a name that it shares with us never stops a command; it is told,
-// the setting is that of the next origin, and the tool sees its own.
-func TestSharedEnvironment(t *testing.T) {
-	dir := home(t, "log_level = 'warn'\npermission_timeout_seconds = 7\n[stream]\nmax_chars = 123\n"+
-		"[telegram]\nallowed_users = [9]\n")
-	rows := []struct{ name, value, want string }{
-		{"PERMISSION_TIMEOUT_SEC", "soon", "permission_timeout_seconds 7 config.toml:2"},
-		{"ALLOWED_USER_IDS", "98765432109876543,1", "telegram.allowed_users [9] config.toml:6"},
-		{"OUTPUT_MAX_CHARS", "99999", "stream.max_chars 123 config.toml:4"},
-		{"OUTPUT_FLUSH_MS", "0.2s", "stream.flush_ms 200 default"},
-		{"LOG_LEVEL", "trace", `log_level "warn" config.toml:1`},
-	}
-	script, seen := "echo", ""
-	for _, row := range rows {
-		t.Setenv(row.name, row.value)
-		script += " $" + row.name
-		seen += " " + row.value
-	}
-	code, stdout, stderr := cli(t, dir, "config")
-	stdout = strings.Join(strings.Fields(stdout), " ")
-	told := strings.Split(strings.TrimSuffix(stderr, "\n"), "\n")
-	if code != 0 || len(told) != len(rows) {
-		t.Fatalf("config: exit %d, %q", code, told)
-	}
-	for i, row := range rows {
-		if !strings.Contains(stdout, row.want) {
-			t.Errorf("%s: config lacks %q: %s", row.name, row.want, stdout)
-		}
-		if !strings.HasPrefix(told[i], "atlasbridge: environment "+row.name+": ") ||
-			!strings.HasSuffix(told[i], "; it is not used") || strings.Contains(told[i], row.value) {
-			t.Errorf("%s: it tells %q", row.name, told[i])
-		}
-	}
-	for _, flags := range []string{"", "--quiet"} {
-		args := slices.Concat([]string{"run"}, strings.Fields(flags), []string{"sh", "-c", script})
-		run := exec.Command(os.Args[0], args...)
-		run.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
-		var errs strings.Builder
-		run.Stderr = &errs
-		out, err := run.Output()
-		said := strings.HasPrefix(errs.String(), stderr)
-		if err != nil || " "+string(out) != seen+"\n" || flags == "" && !said || flags != "" && errs.String() != "" {
-			t.Errorf("run %s: %v, %q, %q", flags, err, out, errs.String())
-		}
-	}
-}
-
-// TestConfigFileIsPrivate: config.toml is read only where it is a file of the user that nobody else
-// can read or change.
-func TestConfigFileIsPrivate(t *testing.T) {
-	dir := home(t, "timeout_seconds = 60\n")
-	path := filepath.Join(dir, "config.toml")
-	load := func() error {
-		_, err := loadConfig(dir, func(string) string { return "" }, nil)
-		return err
-	}
-	for mode, ok := range map[fs.FileMode]bool{
-		0o600: true,
-		0o400: true,
-		0o640: false,
-		0o604: false,
-		0o620: false,
-	} {
-		if err := os.Chmod(path, mode); err != nil {
-			t.Fatal(err)
-		}
-		err := load()
-		if (err == nil) != ok || err != nil && !strings.Contains(hintOf(err), "chmod -R go= "+path) {
-			t.Errorf("mode %o: %v, hint %q", mode, err, hintOf(err))
-		}
-	}
-	os.Chmod(path, 0o600)
-	if err := os.Rename(path, path+".real"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(path+".real", path); err != nil {
-		t.Fatal(err)
-	}
-	if load() == nil {
-		t.Error("a symbolic link was followed")
-	}
-	os.Remove(path)
-	if err := os.Mkdir(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if load() == nil {
-		t.Error("a folder was read")
-	}
-	os.Remove(path)
-	os.WriteFile(path, nil, 0o600)
-	if err := os.Chown(path, 65534, 65534); err != nil {
-		t.Skip("only root can give a file to another user:", err)
-	}
-	if load() == nil {
-		t.Error("another user's file was read")
-	}
-}
-
 // FuzzConfig: no text panics the parser; what is accepted stays what it is with comments and blanks around it.
 func FuzzConfig(f *testing.F) {
-	for _, text := range rejected {
-		f.Add(text)
+	for _, row := range table(f, "toml.txt") {
+		f.Add(row["text"])
 	}
-	f.Add("timeout_seconds = 90\n[telegram]\nallowed_users = [1, 2]\napi_base = \"https://x\"")
 	f.Fuzz(func(t *testing.T, text string) {
 		entries, err := parseTOML(text, nil)
 		if err != nil {
@@ -2199,584 +693,120 @@ func FuzzConfig(f *testing.F) {
 			t.Fatalf("%q is accepted, with comments not: %v", text, err)
 		}
 		for key, e := range entries {
-			var line int
-			fmt.Sscanf(e.Origin, "config.toml:%d", &line)
-			e.Origin = fmt.Sprint("config.toml:", line+2)
-			if fmt.Sprint(e) != fmt.Sprint(again[key]) {
-				t.Errorf("%q: %v and with comments %v", text, e, again[key])
-			}
-		}
-		c := &Config{SafeDefaults: map[PromptType]string{}}
-		for _, s := range settings(c) {
-			e, ok := entries[s.Key]
-			s.Value = e.Value
-			if ok && s.assign(c) == nil && (c.SafeDefaults[YesNo] == "y" || c.Threshold > 1) {
-				t.Errorf("%q: %+v", text, c)
+			if string(e.Value) != string(again[key].Value) {
+				t.Errorf("%q: %s is %s and with comments %s", text, key, e.Value, again[key].Value)
 			}
 		}
 	})
-}
-
-// ---- store.go: commands ----
-// What runs inside of a session answers nothing.
-
-// TestStoreCommands: status, approvals, answer and logs show what is there, and answer once.
-func TestStoreCommands(t *testing.T) {
-	t.Parallel()
-	dir := home(t, "")
-	run := func(args ...string) (int, string, string) { return cli(t, dir, args...) }
-	if code, _, errs := run("status"); code != 0 || !strings.Contains(errs, "no sessions") {
-		t.Error(code, errs)
-	}
-	for range 2 { // an audit log that is not there, or empty
-		code, out, errs := run("audit", "verify")
-		if code != 0 || !strings.Contains(out, "0 entries") {
-			t.Error(code, out, errs)
-		}
-	}
-	s := storeAt(t, dir)
-	id := newID()
-	release, _ := s.HoldSession(id)
-	defer release()
-	storeUpdate(s, &SessionRecord{
-		Head:      Head{ID: id},
-		Tool:      "claude",
-		Label:     strings.Repeat("long ", 20),
-		PID:       4242,
-		Status:    "active",
-		Activity:  "waiting",
-		StartedAt: time.Now().Add(-90 * time.Minute),
-		LastSeen:  ref(time.Now().Add(-3 * time.Second)),
-	})
-	deadSession(t, s)
-	p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) {
-		p.Question = "Go on\x1b[31m?" + strings.Repeat("x", 100)
-	})
-	for _, args := range [][]string{{"status"}, {"approvals"}, {"logs"}} {
-		_, out, _ := run(args...)
-		for line := range strings.Lines(out) {
-			if strings.ContainsRune(line, 0x1b) {
-				t.Errorf("%v: %q", args, line)
-			}
-		}
-		if !strings.Contains(out, shortID(id)) && args[0] != "approvals" ||
-			args[0] == "approvals" && !strings.Contains(out, shortID(p.ID)) {
-			t.Errorf("%v: %s", args, out)
-		}
-	}
-	var rows []map[string]any
-	_, out, _ := run("status", "--all", "--json")
-	if json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 2 ||
-		rows[0]["id"] != id ||
-		rows[0]["open_prompts"] != 1.0 || rows[1]["status"] != "crashed" {
-		t.Error(out)
-	}
-	if _, out, _ := run("approvals", "--json"); json.Unmarshal([]byte(out), &rows) != nil ||
-		len(rows) != 1 || rows[0]["status"] != "awaiting_reply" {
-		t.Error(out)
-	}
-	code, _, errs := run("answer", shortID(p.ID), "maybe")
-	if code != 1 || !strings.Contains(errs, "it takes y n") {
-		t.Error(code, errs)
-	}
-	if code, out, errs := run("answer", shortID(p.ID), "y"); code != 0 ||
-		!strings.Contains(out, "answered") {
-		t.Error(code, out, errs)
-	}
-	if code, _, errs := run("answer", shortID(p.ID), "n"); code != 1 ||
-		!strings.Contains(errs, "already answered") {
-		t.Error(code, errs)
-	}
-	if code, _, errs := run("approvals"); code != 0 ||
-		!strings.Contains(errs, "no open questions") {
-		t.Error(code, errs)
-	}
-	if _, out, _ := run("logs", "--json", "--session", shortID(id)); strings.Count(out,
-		"\n") != 6 ||
-		!strings.Contains(out, "REPLY_REJECTED") {
-		t.Error(out)
-	}
-}
-
-// TestStatusOfSessions: status counts questions, of which an empty input box is none, and says with what a program ended.
-func TestStatusOfSessions(t *testing.T) {
-	t.Parallel()
-	s := storeAt(t, home(t, ""))
-	id := storeSession(t, s)
-	storePrompt(t, s, id, AwaitingReply, nil)
-	storePrompt(t, s, id, Failed, nil)
-	storePrompt(t, s, id, Created, func(p *PromptRecord) { p.Idle = true })
-	for code, status := range map[int]string{0: "completed", 7: "completed", 139: "crashed"} {
-		r := &SessionRecord{Head: Head{ID: newID()}, Tool: "x", Status: status, ExitCode: ref(code), StartedAt: time.Now()}
-		if err := storeUpdate(s, r); err != nil {
-			t.Fatal(err)
-		}
-	}
-	_, out, _ := cli(t, s.Dir, "status", "--all")
-	for _, row := range []string{"active +[0-9hms]+ +1 +2", "completed ", "completed, exit 7 ", "crashed, exit 139 "} {
-		if !matches(`(?m)^\w+ +\d+ +`+row, out) {
-			t.Errorf("no row %q:\n%s", row, out)
-		}
-	}
-}
-
-// TestApprovalsSayWhatIsAsked: approvals shows the command or the file, and what each answer means and grants; so does
-// answer, when it is taken and when it is not.
-func TestApprovalsSayWhatIsAsked(t *testing.T) {
-	t.Parallel()
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	h := &hook{Tool: "Bash", Suggestions: []json.RawMessage{
-		json.RawMessage(`{"type":"addDirectories","directories":["/srv/out"],"destination":"session"}`),
-		json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)},
-		asker: asker{st: s, session: storeSession(t, s), life: time.Hour, release: func() {}}}
-	lasting := "Yes, and accept all edits this session: access to /srv/out, accept all edits and common file commands, this session"
-	answers := "allow (Yes), always (" + lasting + "), deny (No)"
-	for _, row := range []struct{ tool, input, about string }{
-		{"Bash", `{"command":"touch a\nrm -rf ~","description":"Say hello"}`, "touch a rm -rf ~ · " + answers},
-		{"Bash", `{"command":"echo ` + strings.Repeat("a ", 1500) + `; rm -rf ~"}`, "bytes)… " + strings.Repeat("a ", 400)},
-		{"Edit", `{"file_path":"/etc/hosts","old_string":"a","new_string":"b"}`, "/etc/hosts -a +b · " + answers},
-		{"mcp__x", `{"what":"all"}`, `{   "what": "all" } · ` + answers},
-	} {
-		h.Tool, h.Input = row.tool, json.RawMessage(row.input)
-		p := h.permissionPrompt()
-		h.describe(&p)
-		if _, err := h.post(t.Context(), &p); err != nil {
-			t.Fatal(err)
-		}
-		_, out, _ := cli(t, dir, "approvals")
-		if !strings.Contains(out, row.about) {
-			t.Errorf("not in approvals: %q\n%s", row.about, out)
-		}
-		if code, _, errs := cli(t, dir, "answer", p.ID, "maybe"); code != 1 || !strings.Contains(errs, "; it takes "+answers+"\n") {
-			t.Errorf("exit %d: %s", code, errs)
-		}
-		want := "answered " + shortID(p.ID) + ": " + lasting + "\n"
-		if code, out, errs := cli(t, dir, "answer", p.ID, "always"); code != 0 || out != want {
-			t.Errorf("exit %d: %q, want %q: %s", code, out, want, errs)
-		}
-	}
-}
-
-// An answer that was given is "answered", exit 0, though the audit log cannot be written: that is said beside it.
-func TestAnsweredWithoutAuditLog(t *testing.T) {
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	id := newID()
-	release, err := s.HoldSession(id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer release()
-	if err := storeUpdate(s, &SessionRecord{Head: Head{ID: id}, Status: "active"}); err != nil {
-		t.Fatal(err)
-	}
-	p := storePrompt(t, s, id, AwaitingReply, nil)
-	f, err := os.OpenFile(s.audit.log.path, os.O_WRONLY|os.O_APPEND, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.WriteString("garbage\n")
-	f.Close()
-	code, stdout, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
-	if code != 0 || stdout != "answered "+shortID(p.ID)+"\n" ||
-		!strings.Contains(stderr, "the audit log lacks an entry") {
-		t.Errorf("exit %d: %q, %q", code, stdout, stderr)
-	}
-	if q := storeView(t, s).Prompts[p.ID]; q.Status != ReplyReceived {
-		t.Errorf("the question is %s", q.Status)
-	}
-}
-
-// inside knows a session by its wrapper above this process; what is not there any more is no session.
-func TestInside(t *testing.T) {
-	needUnix(t)
-	parent, grandparent := os.Getppid(), parentOf(os.Getppid())
-	if parentOf(os.Getpid()) != parent || parentOf(1<<30) != 0 {
-		t.Fatalf("the parent is %d, not %d", parentOf(os.Getpid()), parent)
-	}
-	rows := []struct {
-		name   string
-		r      SessionRecord
-		holder int // of its lock, 0: it is free
-		found  bool
-	}{
-		{"nothing", SessionRecord{}, os.Getpid(), false},
-		{"the wrapper above", SessionRecord{}, parent, true},
-		{"further above", SessionRecord{}, grandparent, true},
-		{"the wrapper above is another by now", SessionRecord{Wrapper: parent}, 0, false},
-	}
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			if row.name == "further above" && grandparent == 0 {
-				t.Skip("the parent is the first process of this pid namespace")
-			}
-			s := storeAt(t, home(t, ""))
-			row.r.ID, row.r.Status = newID(), "active"
-			if row.holder != 0 {
-				release, err := s.HoldSession(row.r.ID)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer release()
-				if err := os.WriteFile(s.lockPath(row.r.ID), fmt.Appendf(nil, "%-10d\n", row.holder), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := storeUpdate(s, &row.r); err != nil {
-				t.Fatal(err)
-			}
-			if got := s.inside(); got != row.found {
-				t.Errorf("inside: %v, want %v", got, row.found)
-			}
-		})
-	}
-}
-
-// A tool that answers its own question is refused, whatever it does to its environment, and when it has left its parents
-// and its terminal; from elsewhere the same answer is taken.
-func TestAnswerFromInside(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	if _, err := exec.LookPath("setsid"); err != nil {
-		t.Skip("setsid is not installed")
-	}
-	dir, work := home(t, ""), t.TempDir()
-	x := bridge(t, dir, "run", "bash", "-c", insideScript, work)
-	x.sees("Continue?")
-	st := storeAt(t, dir)
-	p := promptOf(t, dir, "Continue?", (*PromptRecord).Open)
-	answer := fmt.Sprintf(`ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" answer %s y`, shortID(p.ID))
-	say := func(run string) string {
-		return run + ` > "$1/out" 2>&1; echo "exit $?" >> "$1/out"; mv "$1/out" "$1/said"`
-	}
-	later := "'sleep 0.3; " + answer + "'"
-	rows := []struct{ name, script string }{
-		{"plainly", say(answer)},
-		{"in its own system session", say("setsid sh -c " + later)},
-		{"without the environment", say("env -u ATLASBRIDGE_SESSION " + answer)},
-		{"only its parents tell", say("env -u ATLASBRIDGE_SESSION setsid sh -c '" + answer + "; exit $?'")},
-		{"only its environment tells", "(setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
-		{"its environment names nothing",
-			"(ATLASBRIDGE_SESSION= setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
-		{"its environment names nobody",
-			"(ATLASBRIDGE_SESSION=x setsid nohup bash -c '" + say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
-		{"its environment names another session", "(ATLASBRIDGE_SESSION=" + newID() + " setsid nohup bash -c '" +
-			say("sleep 0.3; "+answer) + "' x \"$1\" &) ; exit"},
-	}
-	for _, row := range rows {
-		refused := t.Run(row.name, func(t *testing.T) {
-			os.Remove(filepath.Join(work, "said"))
-			err := os.WriteFile(filepath.Join(work, "new"), []byte(row.script), 0o600)
-			if err != nil {
-				t.Fatal(err)
-			}
-			os.Rename(filepath.Join(work, "new"), filepath.Join(work, "go"))
-			var said []byte
-			comesTrue(t, "it says something", func() (there bool) {
-				said, err = os.ReadFile(filepath.Join(work, "said"))
-				return err == nil
-			})
-			want := "atlasbridge: this runs inside of a session"
-			if !strings.Contains(string(said), want) ||
-				!strings.HasSuffix(string(said), "exit 1\n") {
-				t.Errorf("%s\nsays %s", row.script, said)
-			}
-			if q := storeView(t, st).Prompts[p.ID]; !q.Open() {
-				t.Fatalf("the question is %s", q.Status)
-			}
-		})
-		if !refused {
-			t.FailNow() // it may have been answered
-		}
-	}
-	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
-	rejected := 0
-	for line := range strings.Lines(string(log)) {
-		if strings.Contains(line, `"REPLY_REJECTED"`) && strings.Contains(line, p.ID) &&
-			strings.Contains(line, p.SessionID) {
-			rejected++
-		}
-	}
-	if rejected != len(rows) {
-		t.Errorf("%d refusals in the audit log, want %d", rejected, len(rows))
-	}
-	if code, _, stderr := cli(t, dir, "answer", shortID(p.ID), "y"); code != 0 {
-		t.Errorf("from elsewhere: %s", stderr)
-	}
-	x.sees("got y")
-	x.exits(0)
-}
-
-// insideScript asks, and meanwhile runs what the test writes into a file, each with its output in another.
-const insideScript = `(
-  while [ ! -e "$0/end" ]; do
-    sleep 0.05
-    [ -e "$0/go" ] || continue
-    mv "$0/go" "$0/now"
-    bash "$0/now" "$0"
-  done
-) </dev/null >/dev/null 2>&1 &
-read -p "Continue? (y/n) " a
-echo got $a
-touch "$0/end"`
-
-// What runs in one session answers no other session's question either, and the audit log names the question.
-func TestAnswerFromAnotherSession(t *testing.T) {
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	var ids [2]string
-	for i := range ids {
-		ids[i] = newID()
-		release, err := s.HoldSession(ids[i])
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer release()
-		if err := storeUpdate(s,
-			&SessionRecord{Head: Head{ID: ids[i]}, Status: "active"}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	p := storePrompt(t, s, ids[0], AwaitingReply, nil)
-	t.Setenv("ATLASBRIDGE_SESSION", ids[1])
-	code, _, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
-	if code != exitFailed || !strings.Contains(stderr, "inside of a session") {
-		t.Errorf("exit %d: %s", code, stderr)
-	}
-	if q := storeView(t, s).Prompts[p.ID]; q.Status != AwaitingReply {
-		t.Error("it was answered")
-	}
-	log, _ := os.ReadFile(s.audit.log.path)
-	if !strings.Contains(string(log),
-		`"REPLY_REJECTED","session_id":"`+ids[0]+`","prompt_id":"`+p.ID) {
-		t.Errorf("not audited: %s", log)
-	}
-}
-
-// A session whose process is dead takes no answer, and nobody says that it did or that it asks.
-func TestAnswerToTheDead(t *testing.T) {
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	p := storePrompt(t, s, deadSession(t, s), AwaitingReply, nil)
-	if _, stdout, _ := cli(t, dir, "approvals", "--json"); stdout != "[]\n" {
-		t.Errorf("it is listed: %s", stdout)
-	}
-	code, stdout, stderr := cli(t, dir, "answer", shortID(p.ID), "y")
-	told := strings.Contains(stderr, "nothing was typed: the question's session has ended")
-	if code != exitFailed || stdout != "" || !told {
-		t.Errorf("exit %d: %s%s", code, stdout, stderr)
-	}
-	if q := storeView(t, s).Prompts[p.ID]; q.Status != Failed {
-		t.Errorf("it is %s", q.Status)
-	}
 }
 
 // ---- README ----
 // What the README shows is what happens.
 
-// The README's tables say what the program says itself: of commands, of settings.
+// TestREADME: the README's tables say what the program says itself, of commands and of settings, and its lines fit.
 func TestREADME(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	readme := string(text)
-	for _, s := range commands() {
-		row := fmt.Sprintf("| `%s` | %s |\n", strings.ReplaceAll(s.synopsis(), "|", "\\|"),
-			s.summary)
+	for name, summary := range commandsHelped(t) {
+		_, help, _ := cli(t, home(t, ""), "help", name)
+		synopsis, _, _ := strings.Cut(strings.TrimPrefix(help, "atlasbridge "), "\n")
+		row := fmt.Sprintf("| `%s` | %s |\n", strings.ReplaceAll(synopsis, "|", "\\|"), summary)
 		if !strings.Contains(readme, row) {
 			t.Errorf("README.md lacks the row %q", row)
 		}
 	}
-	rows := regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]*) \\| ([^|]*) \\| ([^|]*) \\|$").
-		FindAllStringSubmatch(readme, -1)
-	var got, want []string
-	for _, r := range rows {
-		got = append(got, strings.Join(r[1:], " "))
+	var want []settingHelped
+	code := func(text string) string { return strings.Trim(text, "`") }
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]*) \\| ([^|]*) \\| ([^|]*) \\|$").FindAllStringSubmatch(readme, -1) {
+		want = append(want, settingHelped{m[1], code(m[2]), m[4], code(m[3])})
 	}
-	for _, s := range settings(&Config{}) {
-		def, env := "", ""
-		if s.def != "" && s.Key != "telegram.chat_id" {
-			def = "`" + s.def + "`"
+	got := settingsHelped(t)
+	for i, s := range got {
+		got[i].def = strings.Trim(s.def, `"`)
+		if s.def == "[]" || s.key == "telegram.chat_id" {
+			got[i].def = ""
 		}
-		if s.env != "" {
-			env = "`" + s.env + "`"
-		}
-		want = append(want, strings.Join([]string{s.Key, def, env, s.does}, " "))
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("README.md's settings are\n%q, the code's\n%q", got, want)
+		t.Errorf("README.md's settings are\n%q, the program's\n%q", want, got)
 	}
-	languages := fmt.Sprintf("in %d languages", len(tongues))
-	if !strings.Contains(strings.ReplaceAll(readme, "\n", " "), languages) {
-		t.Errorf("README.md lacks %q", languages)
-	}
-	for i, line := range strings.Split(readme, "\n") {
+	lines := strings.Split(readme, "\n")
+	for i, line := range lines {
 		if utf8.RuneCountInString(line) > 120 {
 			t.Errorf("README.md:%d has %d characters", i+1, utf8.RuneCountInString(line))
 		}
 	}
-	if n := strings.Count(readme, "\n"); n > 200 {
-		t.Errorf("README.md has %d lines", n)
-	}
-}
-
-// The README's transcripts are what happens.
-func TestREADMETranscripts(t *testing.T) {
-	t.Parallel()
-	blocks := readmeBlocks(t, "console")
-	if len(blocks) != 2 {
-		t.Fatalf("README.md has %d transcripts", len(blocks))
-	}
-	dir := home(t, "")
-	shown := strings.Split(strings.TrimSpace(blocks[0]), "\n")
-	x := bridge(t, dir, "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo got $a`)
-	x.sees("Continue?")
-	var id string
-	for deadline := time.Now().Add(patience()); id == "" && time.Now().Before(deadline); {
-		_, stdout, _ := cli(t, dir, "approvals", "--json")
-		var open []PromptRecord
-		if json.Unmarshal([]byte(stdout), &open) == nil && len(open) == 1 {
-			id = shortID(open[0].ID)
-		}
-	}
-	blank := regexp.MustCompile(`[0-9a-f]{8}`)
-	var got string
-	for _, args := range [][]string{{"approvals"}, {"answer", id, "y"}} {
-		code, stdout, stderr := cli(t, dir, args...)
-		if code != 0 {
-			t.Errorf("%q: exit %d, %s", args, code, stderr)
-		}
-		got += "$ atlasbridge " + strings.Join(args, " ") + "\n" + stdout + stderr
-	}
-	if want := blank.ReplaceAllString(blocks[1], "#"); blank.ReplaceAllString(got, "#") != want {
-		t.Errorf("what happens is\n%s, in the README\n%s", got, blocks[1])
-	}
-	x.sees("got y")
-	x.exits(0)
-	screen := strings.ReplaceAll(x.shown(), "\n", "")
-	if want := strings.Join(shown[1:], ""); screen != want {
-		t.Errorf("the screen shows\n%s, in the README\n%s", screen, want)
+	if len(lines) > 200 {
+		t.Errorf("README.md has %d lines", len(lines))
 	}
 }
 
 // readmeBlocks are the fenced blocks of the README in that language.
-func readmeBlocks(t *testing.T, language string) []string {
+func readmeBlocks(t *testing.T, language string, count int) (blocks []string) {
 	t.Helper()
 	text, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var blocks []string
-	for _, m := range regexp.MustCompile("(?s)```"+language+
-		"\n(.*?)```").FindAllStringSubmatch(string(text),
-		-1) {
+	for _, m := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
 		blocks = append(blocks, m[1])
+	}
+	if len(blocks) != count {
+		t.Fatalf("README.md has %d blocks of %s, not %d", len(blocks), language, count)
 	}
 	return blocks
 }
 
-// The README's shell lines accept a log as it is written, and nothing else.
-func TestREADMEVerifiesTheLog(t *testing.T) {
-	dir, lines := readmeHome(t)
-	st := storeAt(t, dir)
-	for i := range 3 {
-		e := Event{Name: "TOOL_CALL", SessionID: "s", Fields: []Field{
-			{"text", "<é>\u2028\x7f\\n \" \n"},
-			{"n", int64(i)},
-		}}
-		if err := st.Audit().Append(e); err != nil {
-			t.Fatal(err)
-		}
-	}
-	_, head, err := st.Audit().Head()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if out := shell(t, lines[0]); out != "up to here: "+head+"\n" {
-		t.Errorf("the untouched log: %s, want head %s", out, head)
-	}
-	path := filepath.Join(dir, "audit.log")
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	changed := strings.Replace(string(text), `"n":1`, `"n":7`, 1)
-	if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if out := shell(t, lines[0]); !strings.HasPrefix(out, "BAD: ") {
-		t.Errorf("the changed log: %s", out)
+// TestREADMETranscripts: the README's transcripts are what happens.
+func TestREADMETranscripts(t *testing.T) {
+	needUnix(t)
+	shown := readmeBlocks(t, "console", 2)
+	s := newScene(t, "README.md")
+	first, screen, _ := strings.Cut(strings.TrimPrefix(shown[0], "$ "), "\n")
+	s.step("%", first, "")
+	s.step("asked", "Continue?", "")
+	script := regexp.MustCompile(`\b[0-9a-f]{8}\b`).ReplaceAllString(shown[1], "ID")
+	s.plays(regexp.MustCompile(`(?m)^([^$])`).ReplaceAllString(script, "> $1") + "ends 0")
+	if got := strings.ReplaceAll(s.term.shown(), "\n", ""); got != strings.ReplaceAll(screen, "\n", "") {
+		t.Errorf("the screen shows\n%s, in the README\n%s", got, screen)
 	}
 }
 
-// readmeHome is the state folder in a new home of the user, and the README's shell lines, which are about it.
-func readmeHome(t *testing.T) (dir string, lines []string) {
-	t.Helper()
-	for _, need := range []string{"bash", "jq", "sha256sum"} {
-		needTool(t, need)
-	}
-	lines = readmeBlocks(t, "sh")
-	if len(lines) != 1 {
-		t.Fatalf("README.md has %d shell blocks", len(lines))
-	}
-	user := t.TempDir()
-	t.Setenv("HOME", user)
-	return filepath.Join(user, ".atlasbridge"), lines
-}
-
-// shell is what lines of the README print.
-func shell(t *testing.T, lines string) string {
-	t.Helper()
-	out, err := exec.Command("bash", "-c", lines).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	return string(out)
-}
-
-// The jq lines of `help audit` find an answer that was typed at something else than was shown, and the text whose
-// hash the log has.
-func TestHelpAuditLog(t *testing.T) {
-	dir, _ := readmeHome(t)
-	_, text, _ := cli(t, dir, "help", "audit")
-	var lines []string
-	for _, block := range strings.Split(text, "\n\n") {
-		if strings.Contains(block, "  jq -") {
-			lines = append(lines, strings.Replace(block, "id=…\n", "", 1))
-		}
-	}
+// TestShellVerifiesTheLog: the README's shell lines accept a log as it is written, and nothing else; those of `help audit`
+// find an answer that was typed at something else than was shown, and the text whose hash the log has.
+func TestShellVerifiesTheLog(t *testing.T) {
+	needUnix(t)
+	needTool(t, "bash", "jq", "sha256sum")
+	s := newScene(t, "README.md")
+	_, text, _ := cli(t, s.dir, "help", "audit")
+	lines := regexp.MustCompile(`(?m)(?:^ .*\n)*^  jq -.*\n(?:^ .*\n)*`).FindAllString(text, -1)
 	if len(lines) != 2 {
 		t.Fatalf("help audit has %d shell blocks: %s", len(lines), text)
 	}
-	s := storeAt(t, dir)
-	session := storeSession(t, s)
-	typedAt := func(shown, screen string) *PromptRecord {
-		t.Helper()
-		p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) { p.Shown = shown })
-		s.Move(p.ID, ReplyReceived, func(p *PromptRecord) { p.Value = ref("y") })
-		s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte(screen)) })
-		return p
+	for i, block := range append(readmeBlocks(t, "sh", 1), lines...) {
+		s.step("file", fmt.Sprint("sh", i), strings.Replace(block, "id=…", "id=$1", 1))
 	}
-	shown := "Rûn <this> & \"that\"?\n\t\u2028\x7f\\n"
-	p := typedAt(shown, shown)
-	storePrompt(t, s, session, Injected, nil)
-	if out := shell(t, lines[0]); out != "" {
-		t.Errorf("it names an answer that was right: %s", out)
-	}
-	bad := typedAt("a", "b")
-	none := typedAt("", "b")
-	out := shell(t, lines[0])
-	if strings.Count(out, "\n") != 2 || !strings.Contains(out, bad.ID) ||
-		!strings.Contains(out, none.ID) {
-		t.Errorf("it does not name the two wrong answers: %s", out)
-	}
-	sha := digest([]byte(shown))
-	want := strings.TrimPrefix(sha, "sha256:") + "  -\n" + sha + "\n"
-	if out := shell(t, "id="+p.ID+"\n"+lines[1]); out != want {
-		t.Errorf("the shown text: %q", out)
-	}
+	s.plays(`
+$ ln -s state .atlasbridge
+% atlasbridge run --name "<é>\\n" sh -c 'printf "R\303\273n <this> & \\\\n \"that\"? (y/n) "; read a'
+asked R
+$ atlasbridge answer ID y
+> answered ID: Yes
+ends 0
+$ bash sh0; bash sh1
+> up to here: sha256:…
+$ atlasbridge audit verify | head -n 1
+> audit.log holds: …
+$ full=$(grep -o '"ID-[^"]*"' state/audit.log | head -n 1 | tr -d '"'); bash sh2 $full | tr -d ' -' | sed 's/^sha256://' | sort -u | wc -l | tr -d ' '
+> 1
+$ sed -i.was 's/"screen_sha256":"sha256:./&0/' state/audit.log; bash sh0; bash sh1 | grep -c '"prompt_id":"ID'
+> BAD: …
+> up to here: sha256:…
+> 1
+`)
 }
 
 // ---- detect.go: screen ----
