@@ -6974,54 +6974,109 @@ func (p *PromptRecord) ended() bool { return p.Status.ended() }
 // ---- main.go: hook ----
 // A hook's question is answered by the hook alone, or by nobody.
 
-// hookCase is a case of testdata/hooks.txt while it is played.
-type hookCase struct {
-	block
-	*botAPI
-	t       *testing.T
-	dir     string
-	session *script // that the tool runs in
-	hook    *script
-}
-
 // TestHooks: what a hook is given is asked with every word of it, whoever decides is named, and what was decided is printed
 // to the letter: allow only where that was said, and nothing wherever the hook cannot know, so that the tool's dialog asks.
 func TestHooks(t *testing.T) {
 	needLinux(t) // for /dev/full
 	t.Parallel()
-	beside(t, blocks(t, "hooks.txt"), func(t *testing.T, b block) {
-		steps := strings.Split(strings.TrimSpace(b.parts["answer"]), "\n")
-		c := newHookCase(t, b, steps[0])
-		for _, step := range steps {
-			c.play(step)
+	beside(t, blocks(t, "hooks.txt"), playCase)
+}
+
+// TestLongCall: a call that is too long to be shown is asked all the same, soon, and can only be refused.
+func TestLongCall(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	lines := func(text string) string { return strings.Repeat(text+`\n`, 1<<20/len(text)) }
+	beside(t, []string{
+		`Write {"file_path":"a","content":"` + lines("one") + `"}`,
+		`Edit {"file_path":"a","old_string":"` + lines(`a\nb`) + `","new_string":"` + lines(`a\nc`) + `"}`,
+		`Bash {"command":"` + strings.Repeat("x", 1<<20) + `"}`,
+	}, func(t *testing.T, call string) {
+		c := newInquiry(t, block{parts: map[string]string{"call": call}}, "")
+		m := c.shows("", "No")
+		if label, ok := m.choice(grantButton); ok {
+			t.Errorf("%q can be tapped at what nobody has read", label)
 		}
+		c.play("forge allow")
+		c.play("tap No")
 		c.ends()
-		if got, want := c.seen(), strings.TrimSpace(b.parts["seen"]); got != want {
-			t.Errorf("%s: what is seen is\n--- seen\n%s\n\nand not\n--- seen\n%s", b.at, got, want)
+		if printed := decisionOf(c.stdout.String()); !strings.Contains(printed, `"deny"`) {
+			t.Errorf("the hook prints %s", printed)
 		}
 	})
 }
 
-// newHookCase calls the hook in a session; way is the first step.
-func newHookCase(t *testing.T, b block, way string) *hookCase {
+// inquiry is a hook or a script that asks, from its start to its end, as testdata/hooks.txt and asks.txt have it.
+type inquiry struct {
+	block
+	*botAPI
+	*script
+	t       *testing.T
+	dir     string
+	session *script // that a hook's tool runs in
+	down    atomic.Bool
+}
+
+// playCase starts the hook or the script of a case, takes its steps, and compares what was seen.
+func playCase(t *testing.T, b block) {
+	steps := strings.Split(strings.TrimSpace(b.parts["answer"]), "\n")
+	c := newInquiry(t, b, steps[0])
+	for _, step := range steps {
+		c.play(step)
+	}
+	c.ends()
+	if got, want := c.seen(), strings.TrimSpace(b.parts["seen"]); got != want {
+		t.Errorf("%s: what is seen is\n--- seen\n%s\n\nand not\n--- seen\n%s", b.at, got, want)
+	}
+}
+
+// newInquiry starts it; way, the first step, may say how.
+func newInquiry(t *testing.T, b block, way string) *inquiry {
 	t.Helper()
 	w := newBotAPI(t)
-	c := &hookCase{block: b, botAPI: w, t: t, dir: home(t, w.config("away_after_seconds = 60\n"+b.parts["config"]))}
-	c.session = runs(t, c.dir, "--name", "box", "sleep", "60")
-	id := awaitRecord(t, c.dir, "session", "it runs", func(r record) bool { return r.str("pid") != "0" }).str("id")
-	c.hook = newScript(t, c.dir, c.input(), "hook")
-	if way == "nowhere" {
-		id = "5e551011-0000-4000-8000-000000000000"
+	config := w.config("away_after_seconds = 60\n" + b.parts["config"])
+	if way == "no telegram" {
+		config = ""
 	}
-	c.hook.Env = append(c.hook.Env, "ATLASBRIDGE_SESSION="+id)
+	c := &inquiry{block: b, botAPI: w, t: t, dir: home(t, config)}
+	w.fault = func(_ string, h http.ResponseWriter) bool {
+		if c.down.Load() {
+			h.WriteHeader(http.StatusBadGateway)
+		}
+		return c.down.Load()
+	}
+	if arguments, asks := b.parts["ask"]; asks {
+		arguments := strings.Split(strings.TrimSpace(arguments), "\n")
+		c.script = newScript(t, c.dir, b.parts["stdin"], append([]string{"ask"}, arguments...)...)
+		c.script.Dir = filepath.Join(t.TempDir(), "box")
+		if err := os.Mkdir(c.script.Dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		c.session = runs(t, c.dir, "--name", "box", "sleep", "60")
+		id := awaitRecord(t, c.dir, "session", "it runs", func(r record) bool { return r.str("pid") != "0" }).str("id")
+		c.script = newScript(t, c.dir, c.input(), "hook")
+		if way == "nowhere" {
+			id = "5e551011-0000-4000-8000-000000000000"
+		}
+		c.script.Env = append(c.script.Env, "ATLASBRIDGE_SESSION="+id)
+	}
 	switch way {
+	case "down":
+		c.down.Store(true)
+	case "refused":
+		w.fault = func(_ string, h http.ResponseWriter) bool {
+			h.WriteHeader(http.StatusUnauthorized)
+			fmt.Fprint(h, `{"ok":false,"error_code":401,"description":"Unauthorized"}`)
+			return true
+		}
 	case "full":
 		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer full.Close()
-		c.hook.Stdout = full
+		c.script.Stdout = full
 	case "closed":
 		r, w, err := os.Pipe()
 		if err != nil {
@@ -7029,14 +7084,14 @@ func newHookCase(t *testing.T, b block, way string) *hookCase {
 		}
 		_ = r.Close() // nobody reads
 		defer w.Close()
-		c.hook.Stdout = w
+		c.script.Stdout = w
 	}
-	c.hook.begin()
+	c.begin()
 	return c
 }
 
 // input is what the tool gives the hook.
-func (c *hookCase) input() string {
+func (c *inquiry) input() string {
 	if input, ok := c.parts["input"]; ok {
 		return input
 	}
@@ -7046,71 +7101,91 @@ func (c *hookCase) input() string {
 		`"tool_input":%s,"permission_suggestions":%s}`, part("cwd", "/tmp"), tool, arguments, part("suggestions", "[]"))
 }
 
-// play does one step of the answer.
-func (c *hookCase) play(step string) {
+// play takes one step.
+func (c *inquiry) play(step string) {
 	c.t.Helper()
 	verb, words, _ := strings.Cut(step, " ")
 	switch verb {
-	case "nothing", "nowhere", "full", "closed":
+	case "nothing", "nowhere", "no", "down", "refused", "full", "closed":
 		return
-	}
-	asks := func(m seen) bool { return len(m.buttons) > 0 }
-	switch verb {
+	case "back":
+		awaitPrompt(c.t, c.dir, "", "routed")
+		c.down.Store(false)
+		return
 	case "tap":
 		c.press(c.shows("", words), words)
 		return
 	case "sees":
-		c.shows("", words)
+		c.where(words, func(m seen) bool {
+			_, ok := m.ending(words)
+			return ok || strings.Contains(m.text, words)
+		})
 		return
 	}
-	m := c.where("a question", asks)
-	id := awaitRecord(c.t, c.dir, "prompt", "it waits", func(r record) bool { return r.str("status") == "awaiting_reply" }).str("id")
+	id := openPrompt(c.t, c.dir)
 	switch verb {
 	case "wait":
 	case "write":
-		c.writes(words, m.id)
+		c.writes(words, c.asks().id)
 	case "answer":
-		cli(c.t, c.dir, "answer", id, words)
-		c.shows("was answered with", "")
+		if code, out, errs := cli(c.t, c.dir, "answer", id, words); code != 0 {
+			c.t.Errorf("%s: answer: exit %d, %s%s", c.at, code, out, errs)
+		}
+		if c.count("sendMessage") > 0 { // else there is no phone to be told
+			c.shows("was answered with", "")
+		}
 	case "forge":
-		_, data := anyOf(m.buttons)
-		if said := c.botAPI.answer(c.tapped(m.id, data[:strings.LastIndex(data, ":")+1]+words)); strings.HasPrefix(said, "✓") {
-			c.t.Errorf("a forged tap is told %q", said)
+		m := c.asks()
+		label, _ := m.choice(anyButton)
+		prefix := m.buttons[label][:strings.LastIndex(m.buttons[label], ":")+1]
+		if said := c.answer(c.tapped(m.id, prefix+words)); strings.HasPrefix(said, "✓") {
+			c.t.Errorf("%s: a forged tap is told %q", c.at, said)
 		}
 	default:
-		of := map[string]*script{"session": c.session, "hook": c.hook}[words]
-		if err := of.Process.Signal(map[string]os.Signal{"kill": os.Kill, "end": syscall.SIGTERM}[verb]); err != nil {
-			c.t.Fatal(err)
+		of := c.script
+		if words == "session" {
+			of = c.session
+		}
+		signals := map[string]os.Signal{"kill": os.Kill, "end": syscall.SIGTERM, "interrupt": os.Interrupt, "hangup": syscall.SIGHUP}
+		if err := of.Process.Signal(signals[verb]); err != nil {
+			c.t.Fatal(step, err)
 		}
 	}
 }
 
-// anyOf is the first of some buttons.
-func anyOf(buttons map[string]string) (label, data string) {
-	for label, data := range buttons {
-		return label, data
-	}
-	return "", ""
+// asks waits for a message that can be answered.
+func (c *inquiry) asks() seen {
+	c.t.Helper()
+	return c.where("a question", func(m seen) bool { return len(m.buttons) > 0 })
 }
 
-// ends waits until the hook has ended, and every message says what became of its question.
-func (c *hookCase) ends() {
+// ends waits until it has ended, and every message says what became of its question.
+func (c *inquiry) ends() {
 	c.t.Helper()
-	c.hook.wait()
-	if strings.Contains(c.parts["answer"], "kill session") {
+	c.wait()
+	if strings.Contains(c.parts["answer"], "kill s") { // who else would say it
 		runs(c.t, c.dir, "true").wait()
 	}
 	c.allOver(c.dir)
+	if c.session == nil && len(inFolder(filepath.Join(c.dir, "sessions"), "*")) > 0 {
+		c.t.Errorf("%s: its locks are left", c.at)
+	}
+}
+
+// awaitOver waits until no question is open or on its way.
+func awaitOver(t *testing.T, dir string) {
+	t.Helper()
+	over := []string{"resolved", "expired", "canceled", "failed"}
+	comesTrue(t, "all questions are over", func() bool {
+		all := records(t, dir, "prompt")
+		return !slices.ContainsFunc(all, func(r record) bool { return !slices.Contains(over, r.str("status")) })
+	})
 }
 
 // allOver waits until no question is open or on its way, in the state and in the messages.
 func (s *botAPI) allOver(dir string) {
 	s.t.Helper()
-	over := []string{"resolved", "expired", "canceled", "failed"}
-	comesTrue(s.t, "all questions are over", func() bool {
-		all := records(s.t, dir, "prompt")
-		return !slices.ContainsFunc(all, func(r record) bool { return !slices.Contains(over, r.str("status")) })
-	})
+	awaitOver(s.t, dir)
 	s.await(s.t, "every message without buttons and with its outcome", func() bool {
 		for _, m := range s.messages {
 			if len(m.buttons) > 0 || strings.Contains(m.text, "on its way") {
@@ -7124,11 +7199,11 @@ func (s *botAPI) allOver(dir string) {
 // What is looked at: the events about decisions, without what is another at each run.
 var (
 	logged = regexp.MustCompile(`(PERMISSION_RESOLVE|REPLY_INJECTED|REPLY_REJECTED|TOOL_\w+) +(?:[0-9a-f]{8} )?(.*)`)
-	varies = regexp.MustCompile(`\d\d:\d\d|\[SID:\w*[1-9a-f]\w*\]|in [234] s`)
+	varies = regexp.MustCompile(`\d\d:\d\d|\[SID:\w*[1-9a-f]\w*\]|in [234] s|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|answer [0-9a-f]{8} `)
 )
 
-// seen is what a person, the tool and the files have seen of a case.
-func (c *hookCase) seen() string {
+// seen is what a person, the tool or the script, and the files have seen of a case.
+func (c *inquiry) seen() string {
 	var b strings.Builder
 	first, last := map[int64]seen{}, map[int64]seen{}
 	var ids []int64
@@ -7139,8 +7214,15 @@ func (c *hookCase) seen() string {
 		}
 		last[m.id] = m
 	}
+	only := func(mark string, lines, others []string) {
+		for _, line := range lines {
+			if !slices.Contains(others, line) {
+				fmt.Fprintln(&b, mark, line)
+			}
+		}
+	}
 	for _, id := range ids {
-		if len(first[id].buttons) == 0 && !strings.Contains(first[id].text, "was answered with") {
+		if len(first[id].buttons) == 0 && !strings.Contains(first[id].text, "answered with") {
 			continue
 		}
 		was, is := strings.Split(first[id].text, "\n"), strings.Split(last[id].text, "\n")
@@ -7149,18 +7231,19 @@ func (c *hookCase) seen() string {
 			fmt.Fprintf(&b, "[%s] ", label)
 		}
 		fmt.Fprintln(&b)
-		for _, line := range was {
-			if !slices.Contains(is, line) {
-				fmt.Fprintln(&b, "-", line)
-			}
-		}
-		for _, line := range is {
-			if !slices.Contains(was, line) {
-				fmt.Fprintln(&b, "+", line)
+		only("-", was, is)
+		only("+", is, was)
+	}
+	if c.session != nil {
+		fmt.Fprintf(&b, "prints: %s\n", decisionOf(c.stdout.String()))
+	} else {
+		fmt.Fprintf(&b, "exit %d\nstdout: %q\nstderr: %q\n", c.ProcessState.ExitCode(), c.stdout.String(), c.stderr.String())
+		for _, r := range records(c.t, c.dir, "session") {
+			if r.str("tool") == "ask" {
+				fmt.Fprintf(&b, "session: %s %s\n", r.str("status"), r.str("exit_code"))
 			}
 		}
 	}
-	fmt.Fprintf(&b, "prints: %s\n", decisionOf(c.hook.stdout.String()))
 	for _, r := range records(c.t, c.dir, "prompt") {
 		fmt.Fprintf(&b, "%s by %s: %s\n", r.str("status"), cmp.Or(r.str("decided_by"), "nobody"), r.str("reason"))
 	}
@@ -7178,9 +7261,9 @@ func (c *hookCase) seen() string {
 
 // decisionOf is what the tool takes from what a hook printed: a decision, or nothing else.
 func decisionOf(printed string) string {
-	before, okBefore := strings.CutPrefix(printed, `{"hookSpecificOutput":{"decision":`)
-	decision, okAfter := strings.CutSuffix(before, `,"hookEventName":"PermissionRequest"}}`+"\n")
-	if okBefore && okAfter {
+	before, begins := strings.CutPrefix(printed, `{"hookSpecificOutput":{"decision":`)
+	decision, ends := strings.CutSuffix(before, `,"hookEventName":"PermissionRequest"}}`+"\n")
+	if begins && ends {
 		return decision
 	}
 	return fmt.Sprintf("%q", printed)
@@ -7359,30 +7442,6 @@ func TestHookSettings(t *testing.T) {
 	}
 }
 
-// TestLongCall: a call that is too long to be shown is asked all the same, soon, and can only be refused.
-func TestLongCall(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	lines := func(text string) string { return strings.Repeat(text+`\n`, 1<<20/len(text)) }
-	beside(t, []string{
-		`Write {"file_path":"a","content":"` + lines("one") + `"}`,
-		`Edit {"file_path":"a","old_string":"` + lines("a\\nb") + `","new_string":"` + lines("a\\nc") + `"}`,
-		`Bash {"command":"` + strings.Repeat("x", 1<<20) + `"}`,
-	}, func(t *testing.T, call string) {
-		c := newHookCase(t, block{parts: map[string]string{"call": call}}, "")
-		m := c.shows("", "No")
-		if label, ok := m.choice(grantButton); ok {
-			t.Errorf("%q can be tapped at what nobody has read", label)
-		}
-		c.play("forge allow")
-		c.play("tap No")
-		c.ends()
-		if printed := decisionOf(c.hook.stdout.String()); !strings.Contains(printed, `"deny"`) {
-			t.Errorf("the hook prints %s", printed)
-		}
-	})
-}
-
 // TestHookFromAnyFolder: claude's shell finds us wherever we are installed.
 func TestHookFromAnyFolder(t *testing.T) {
 	t.Parallel()
@@ -7457,9 +7516,9 @@ func TestLocalChannelOnlyWaits(t *testing.T) {
 		t.Parallel()
 		a := ask{Command: "touch /srv/x", Paint: 100}
 		_, c, dir, x := claudeSession(t, "", play{Asks: []ask{a}}, flags...)
-		p := promptOf(t, dir, a.Command, (*PromptRecord).over)
-		if p.Source != "screen" || p.Status != Expired || p.Value != nil || c.count("hookend") > 0 {
-			t.Errorf("asked by the %s, it is %s with %v", p.Source, p.Status, p.Value)
+		p := awaitPrompt(t, dir, a.Command, "expired")
+		if p.str("source") != "screen" || p["value"] != nil || c.count("hookend") > 0 {
+			t.Errorf("it is asked by the %s, and expires with %v", p.str("source"), p["value"])
 		}
 		x.types("1")
 		if r := c.until("decided", 0); r.By != "keyboard" || r.Text != "Yes" || c.keys() != "1" {
@@ -7474,8 +7533,8 @@ func TestLocalChannelOnlyWaits(t *testing.T) {
 		t.Parallel()
 		_, c, dir, x := stageSession(t, "", flags...)
 		c.show("ask", "Go on? (y/n) ")
-		if p := promptOf(t, dir, "Go on?", (*PromptRecord).over); p.Status != Expired || p.Value != nil {
-			t.Errorf("it is %s with %v", p.Status, p.Value)
+		if p := awaitPrompt(t, dir, "Go on?", "expired"); p["value"] != nil {
+			t.Errorf("it expires with %v", p["value"])
 		}
 		x.types("y\r")
 		c.reads("ask", "y\n")
@@ -7571,129 +7630,12 @@ func (s *script) gets(code int, stdout, stderr string) {
 	}
 }
 
-// TestAsk: with nothing else running the question reaches the phone, and the answer standard output; then the message
-// has lost its buttons, and session and locks are gone.
-func TestAsk(t *testing.T) {
+// TestAsks: a script gets the answer of a person, or learns by its exit status that there is none: 0, 1 refused, 124 nobody
+// answered, 125 it could not ask; and whatever ends it, its message, its session and its locks are over.
+func TestAsks(t *testing.T) {
+	needLinux(t) // for /dev/full
 	t.Parallel()
-	type row struct {
-		name           string
-		args           []string
-		stdin          string
-		asked          string // what the message holds
-		press          string // "": it is answered with a text
-		write          string // that text
-		code           int
-		stdout, stderr string
-	}
-	beside(t, []row{
-		{name: "yes", args: []string{"Deploy?"}, asked: "Deploy?", press: "Yes", stdout: "yes\n"},
-		{name: "no", args: []string{"Deploy?"}, asked: "Deploy?", press: "No", code: 1, stdout: "no\n"},
-		{name: "no, and why", args: []string{"Deploy?"}, asked: "Deploy?", write: "use the test database", code: 1,
-			stdout: "no\n", stderr: "refused: use the test database"},
-		{name: "a choice", args: []string{"--choices", "merge,wait: 1 h", "Merge?", "-"}, stdin: "+new line",
-			asked: "+new line", press: "wait: 1 h", stdout: "wait: 1 h\n"},
-		{name: "a choice by its name", args: []string{"--choices", "eins,zwei", "Which?"}, asked: "Which?", write: "Zwei",
-			stdout: "zwei\n"},
-		{name: "a choice that refuses", args: []string{"--choices", "go,abort", "Which?"}, asked: "Which?", press: "abort",
-			code: 1, stdout: "abort\n"},
-		{name: "no question", args: []string{"--choices", "merge,wait", "-"}, stdin: "+a", asked: "merge or wait?",
-			press: "merge", stdout: "merge\n"},
-		{name: "a text", args: []string{"--text", "Name?"}, asked: "Name?", write: "Ada\nLovelace", stdout: "Ada\nLovelace\n"},
-		{name: "no text", args: []string{"--text", "Name?"}, asked: "Name?", press: "Leave it", code: 1,
-			stderr: "refused: left as it is"},
-	}, func(t *testing.T, row row) {
-		p := newBotAPI(t)
-		dir := home(t, p.config("free_text_enabled = true"))
-		s := asks(t, dir, row.stdin, row.args...)
-		m := p.shows(row.asked, row.press)
-		if row.press != "" {
-			data, _ := m.ending(row.press)
-			defer p.answer(p.tapped(m.id, data))
-		} else {
-			openPrompt(t, dir) // only now it is known which message asked
-			p.writes(row.write, m.id)
-		}
-		s.gets(row.code, row.stdout, row.stderr)
-		p.settled(m.id)
-		v := storeView(t, storeAt(t, dir))
-		for _, session := range v.Sessions {
-			if session.Status != "completed" || session.ExitCode == nil || *session.ExitCode != row.code {
-				t.Errorf("its session: %+v", session)
-			}
-		}
-		for _, q := range v.Prompts {
-			left := q.Status == Canceled && q.Reason == "left as it is"
-			if q.Status != Resolved && !left || q.MsgStatus != q.Status {
-				t.Errorf("its question is %s, its message says %s", q.Status, q.MsgStatus)
-			}
-		}
-		locks, err := os.ReadDir(filepath.Join(dir, "sessions"))
-		if err != nil || len(locks) > 0 {
-			t.Errorf("locks are left: %v (%v)", locks, err)
-		}
-	})
-}
-
-// TestAskJSON: a program reads the answer, who gave it and to which question, and learns by the same words that there
-// was none.
-func TestAskJSON(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		press  string
-		answer *string
-		status string
-		by     string
-		limit  string
-		code   int
-	}{
-		{"Yes", ref("yes"), "answered", "telegram:1001", "10m", 0},
-		{"No", ref("no"), "refused", "telegram:1001", "10m", 1},
-		{"", nil, "expired", "auto:timeout", "2s", 124},
-	} {
-		p := newBotAPI(t)
-		dir := home(t, p.config(""))
-		s := asks(t, dir, "", "--json", "--timeout", test.limit, "Deploy?")
-		if test.press != "" {
-			p.press(p.shows("Deploy?", "Yes"), test.press)
-		}
-		_ = s.Wait() // the status tells
-		var got struct {
-			Answer *string
-			Status string
-			By     string
-			ID     string
-		}
-		if err := json.Unmarshal(s.stdout.Bytes(), &got); err != nil {
-			t.Fatalf("%s: %v", s.stdout.String(), err)
-		}
-		if !reflect.DeepEqual(got.Answer, test.answer) || got.Status != test.status || got.By != test.by ||
-			s.ProcessState.ExitCode() != test.code {
-			t.Errorf("%s", s.stdout.String())
-		}
-		if storeView(t, storeAt(t, dir)).Prompts[got.ID] == nil {
-			t.Errorf("there is no question %q", got.ID)
-		}
-	}
-}
-
-// TestAskUnanswered: a timeout is never a yes: nothing is printed, the message says so, and a tap on it does nothing.
-func TestAskUnanswered(t *testing.T) {
-	t.Parallel()
-	p := newBotAPI(t)
-	dir := home(t, p.config("timeout_seconds = 1"))
-	s := asks(t, dir, "", "Deploy?")
-	m := p.shows("Deploy?", "Yes")
-	s.gets(124, "", "^atlasbridge: nobody answered in 1 s\n$")
-	p.settled(m.id)
-	p.press(m, "Yes")
-	other := asks(t, dir, "", "--timeout", "20s", "Another?") // hears of the tap
-	p.press(p.shows("Another?", "No"), "No")
-	other.gets(1, "no\n", "")
-	for _, q := range storeView(t, storeAt(t, dir)).Prompts {
-		if q.Question == "Deploy?" && (q.Status != Expired || q.Value != nil) {
-			t.Errorf("it is %s: %v", q.Status, q.Value)
-		}
-	}
+	beside(t, blocks(t, "asks.txt"), playCase)
 }
 
 // TestAskShowsAll: while not all of what it is about was shown nothing but a refusal is taken; then it can be answered.
@@ -7707,8 +7649,8 @@ func TestAskShowsAll(t *testing.T) {
 	}
 	s := asks(t, dir, diff.String(), "--choices", "merge,no", "Merge?", "-")
 	m := p.shows("Merge?", "Show all")
-	if _, ok := m.ending("merge"); ok {
-		t.Errorf("it can be merged unseen: %v", m.buttons)
+	if label, ok := m.choice(regexp.MustCompile("merge")); ok {
+		t.Errorf("%q can be tapped at what nobody has read", label)
 	}
 	data, _ := m.ending("no")
 	if said := p.answer(p.tapped(m.id, strings.TrimSuffix(data, "2")+"1")); !strings.Contains(said, "Show all") {
@@ -7716,8 +7658,9 @@ func TestAskShowsAll(t *testing.T) {
 	}
 	p.press(m, "Show all")
 	all := p.shows("Merge?", "merge")
+	shown := p.texts()
 	for i := range 600 {
-		if !strings.Contains(p.texts(), fmt.Sprintf("+line %d\n", i)) {
+		if !strings.Contains(shown, fmt.Sprintf("+line %d\n", i)) {
 			t.Fatalf("line %d was not shown", i)
 		}
 	}
@@ -7732,13 +7675,8 @@ func TestAsksBeside(t *testing.T) {
 	needUnix(t)
 	p := newBotAPI(t)
 	dir := home(t, p.config(""))
-	run := exec.Command(os.Args[0], "run", "sh", "-c", "sleep 60")
-	run.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
-	if err := run.Start(); err != nil {
-		t.Fatal(err)
-	}
-	st := storeAt(t, dir)
-	comesTrue(t, "the session listens", func() bool { return st.holder("poll.lock") == run.Process.Pid })
+	run := runs(t, dir, "sleep", "60")
+	p.await(t, "the session listens", func() bool { return len(p.polls) > 0 })
 	first, second := asks(t, dir, "", "First?"), asks(t, dir, "", "--choices", "a,b", "Second?")
 	p.press(p.shows("First?", "Yes"), "Yes")
 	first.gets(0, "yes\n", "")
@@ -7746,13 +7684,9 @@ func TestAsksBeside(t *testing.T) {
 	if err := run.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = run.Wait() // killed
-	killed := time.Now()
+	run.wait()
 	p.press(m, "b")
 	second.gets(0, "b\n", "")
-	if took := time.Since(killed); took > 10*time.Second {
-		t.Errorf("it took over after %v", took)
-	}
 }
 
 // TestAskInside: a script in a session asks under that session's name, whatever is typed there, and two may ask at once.
@@ -7784,9 +7718,9 @@ func TestAskInside(t *testing.T) {
 	x.sees("third 0")
 	x.sees("all 0")
 	x.exits(0)
-	for _, q := range storeView(t, storeAt(t, dir)).Prompts {
-		if q.Source != fromAsk || q.Status != Resolved || q.DecidedBy == nil || *q.DecidedBy != "telegram:1001" {
-			t.Errorf("%s: %s of %s by %v", q.Question, q.Status, q.Source, byWhom(q.DecidedBy))
+	for _, q := range records(t, dir, "prompt") {
+		if q.str("source") != "ask" || q.str("status") != "resolved" || q.str("decided_by") != "telegram:1001" {
+			t.Errorf("the question %q of %s is %s by %s", q.str("question"), q.str("source"), q.str("status"), q.str("decided_by"))
 		}
 	}
 }
@@ -7811,170 +7745,6 @@ func TestAskInsideUnanswered(t *testing.T) {
 	p.settled(p.shows("Second?", "").id)
 }
 
-// TestAskEnds: a script that is told to end takes its question back; one that is killed leaves that to the next that
-// runs.
-func TestAskEnds(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGKILL} {
-		p := newBotAPI(t)
-		dir := home(t, p.config(""))
-		s := asks(t, dir, "", "Deploy?")
-		m := p.shows("Deploy?", "Yes")
-		openPrompt(t, dir)
-		if err := s.Process.Signal(sig); err != nil {
-			t.Fatal(err)
-		}
-		if sig == syscall.SIGKILL {
-			s.gets(-1, "", "")
-			next := asks(t, dir, "", "Next?")
-			p.settled(m.id)
-			p.press(p.shows("Next?", "Yes"), "Yes")
-			next.gets(0, "yes\n", "")
-		} else {
-			s.gets(128+int(sig), "", "")
-		}
-		p.settled(m.id)
-		locks, err := os.ReadDir(filepath.Join(dir, "sessions"))
-		if err != nil || len(locks) > 0 {
-			t.Errorf("%v: locks are left: %v (%v)", sig, locks, err)
-		}
-	}
-}
-
-// TestAskFromThePhoneEnded: /cancel ends the script, and a script has no screen to show.
-func TestAskFromThePhoneEnded(t *testing.T) {
-	t.Parallel()
-	p := newBotAPI(t)
-	p.topics = map[int64]string{}
-	dir := home(t, p.config(""))
-	st := storeAt(t, dir)
-	if err := st.NoteTopics(1001); err != nil {
-		t.Fatal(err)
-	}
-	s := asks(t, dir, "", "Deploy?")
-	m := p.shows("Deploy?", "Yes")
-	if m.thread != 0 {
-		t.Error("it has a topic for one question")
-	}
-	openPrompt(t, dir)
-	p.writes("/screen", 0)
-	p.shows("no screen", "")
-	of := storeView(t, st).Prompts
-	for _, q := range of {
-		wish := &InputRecord{Head: Head{ID: newID()}, SessionID: q.SessionID, Kind: "cancel", Status: "queued"}
-		if err := storeUpdate(st, wish); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s.gets(143, "", "")
-	p.settled(m.id)
-}
-
-// TestAskCannot: a question that cannot be asked is said to be so at once, with what to do.
-func TestAskCannot(t *testing.T) {
-	t.Parallel()
-	p := newBotAPI(t)
-	p.fault = func(method string, w http.ResponseWriter) bool {
-		w.WriteHeader(http.StatusUnauthorized)
-		fmt.Fprint(w, `{"ok":false,"error_code":401,"description":"Unauthorized"}`)
-		return true
-	}
-	asks(t, home(t, p.config("")), "", "Deploy?").gets(125, "", "refuses the bot token .*run atlasbridge setup")
-	off := newBotAPI(t)
-	asks(t, home(t, off.config("")), "", "--text", "Name?").gets(125, "", "free_text_enabled is false\n.*hint: ")
-	if off.count("sendMessage") > 0 {
-		t.Error("it was asked all the same")
-	}
-	dir := home(t, "")
-	if err := os.WriteFile(filepath.Join(dir, "sessions"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	asks(t, dir, "", "Deploy?").gets(125, "", "sessions")
-	s := asks(t, home(t, p.config("timeout_seconds = \"no\"")), "", "Deploy?")
-	s.gets(125, "", "timeout_seconds")
-}
-
-// TestAskOutage: without a network it goes on trying, and where it never reached anybody says why.
-func TestAskOutage(t *testing.T) {
-	t.Parallel()
-	p := newBotAPI(t)
-	var down atomic.Bool
-	down.Store(true)
-	p.fault = func(_ string, w http.ResponseWriter) bool {
-		if down.Load() {
-			w.WriteHeader(http.StatusBadGateway)
-		}
-		return down.Load()
-	}
-	dir := home(t, p.config(""))
-	asks(t, dir, "", "--timeout", "2s", "First?").gets(124, "", "nobody answered in 2 s: Telegram cannot be reached")
-	s := asks(t, dir, "", "Second?")
-	promptOf(t, dir, "Second?", func(p *PromptRecord) bool { return p.Status == Routed })
-	down.Store(false)
-	p.press(p.shows("Second?", "Yes"), "Yes")
-	s.gets(0, "yes\n", "")
-	if p.came("First?") > 0 {
-		t.Error("what nobody waits for any more was asked")
-	}
-}
-
-// TestAskWithoutTelegram: it says how to answer from another terminal, and waits for that.
-func TestAskWithoutTelegram(t *testing.T) {
-	t.Parallel()
-	dir := home(t, "")
-	s := asks(t, dir, "", "--choices", "merge,default", "Merge?")
-	id := openPrompt(t, dir)
-	code, stdout, stderr := cli(t, dir, "answer", shortID(id), "default")
-	if code != 0 {
-		t.Errorf("answer: %d, %q, %q", code, stdout, stderr)
-	}
-	s.gets(0, "default\n", "^atlasbridge: .*: atlasbridge answer "+shortID(id)+` merge\|default`+"\n$")
-	late, _, stderr := cli(t, dir, "answer", shortID(id), "merge")
-	if late == 0 || !strings.Contains(stderr, "already answered") {
-		t.Errorf("a second answer: %d, %q", late, stderr)
-	}
-}
-
-// TestAskAnsweredElsewhere: the phone rings when somebody else has answered.
-func TestAskAnsweredElsewhere(t *testing.T) {
-	t.Parallel()
-	p := newBotAPI(t)
-	dir := home(t, p.config(""))
-	s := asks(t, dir, "", "Deploy?")
-	m := p.shows("Deploy?", "Yes")
-	cli(t, dir, "answer", shortID(openPrompt(t, dir)), "yes")
-	s.gets(0, "yes\n", "")
-	p.settled(m.id)
-	p.shows("answered with `atlasbridge answer`", "")
-}
-
-// TestAskUnread: an answer that nobody took was not given.
-func TestAskUnread(t *testing.T) {
-	needUnix(t)
-	p := newBotAPI(t)
-	dir := home(t, p.config(""))
-	cmd := exec.Command("sh", "-c", `{ "$TEST_BINARY" ask Deploy?; echo "exit $?" >&2; } | true`)
-	cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	m := p.shows("Deploy?", "Yes")
-	p.press(m, "Yes")
-	if err := cmd.Wait(); err != nil {
-		t.Error(err)
-	}
-	if !strings.Contains(stderr.String(), "exit 125") {
-		t.Errorf("it says %q", stderr.String())
-	}
-	p.settled(m.id)
-	if q := promptOf(t, dir, "Deploy?", func(q *PromptRecord) bool { return !q.Open() }); q.Status != Failed {
-		t.Errorf("it is %s", q.Status)
-	}
-}
-
 // ---- the whole program: debts ----
 // Whatever dies, the next that runs has every message say what has become of its question.
 
@@ -7984,120 +7754,145 @@ func runs(t *testing.T, dir string, argv ...string) *script {
 	return begins(t, dir, "", append([]string{"run"}, argv...)...)
 }
 
-// asksOnce is a tool that asks, and notes what it got.
-func asksOnce(dir string) []string {
-	return []string{"sh", "-c", `printf "Continue? [y/n] "; read x; echo "$x" >> '` + filepath.Join(dir, "got") + "'"}
-}
-
-// nothingAlive waits until no message has buttons and nothing is owed any more.
-func (s *botAPI) nothingAlive(dir string) {
-	s.t.Helper()
-	st := storeAt(s.t, dir)
-	s.awaitFor(s.t, patience()+time.Duration(s.count("sendMessage"))*paceChat, "no message has buttons, nothing is owed", func() bool {
-		for _, m := range s.messages {
-			if len(m.buttons) > 0 {
-				return false
-			}
-		}
-		return true
-	})
-	comesTrue(s.t, "nothing is owed", func() bool {
-		owed, _, err := st.Owed(nil)
-		return err == nil && len(owed) == 0
-	})
-}
-
-// TestKilledAtEachRequest: a process that is killed before or after any of its requests to Telegram leaves no message
-// with buttons once another has run, but that whose number it never learned: that has them until one is tapped. The
-// question's message says what came of it, and nothing is typed twice.
-func TestKilledAtEachRequest(t *testing.T) {
+// TestTroubledRequest: whatever happens to a request, and to the process that made it, every message at last is without buttons and
+// says what the state says of its question; a message whose number nobody learned does so once it is tapped. At most one
+// edit is under way, and nothing is typed twice.
+func TestTroubledRequest(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	type moment struct {
-		method  string
-		text    string // that it has
-		carried bool   // it is carried out all the same
-		poller  bool   // it is another process that is killed, which only polls
+	beside(t, table(t, "requests.txt"), playTrouble)
+}
+
+// troubledRequest is what becomes of one request.
+type troubledRequest struct {
+	row
+	struck  chan struct{} // closed when it has come
+	release chan struct{} // closed when what is held goes on
+	victim  *script       // whose request it is; nil: it has come
+}
+
+// meet is the fate of a request.
+func (x *troubledRequest) meet(method string, params map[string]any) fate {
+	text := fmt.Sprint(params["text"])
+	if x.victim == nil || method != x.row["request"] || method == "sendMessage" && !strings.Contains(text, "Continue?") {
+		return fate{}
 	}
-	moments := []moment{
-		{"sendMessage", "Continue?", false, false},
-		{"sendMessage", "Continue?", true, false},
-		{"answerCallbackQuery", "", false, false},
-		{"answerCallbackQuery", "", true, false},
-		{"editMessageText", "Continue?", false, false},
-		{"editMessageText", "Continue?", true, false},
-		{"sendMessage", "ended", true, false},
-		{"answerCallbackQuery", "", false, true},
-		{"answerCallbackQuery", "", true, true},
+	victim := x.victim
+	x.victim = nil
+	close(x.struck)
+	switch x.row["fate"] {
+	case "hold":
+		return fate{hold: x.release}
+	case "cut":
+		return fate{cut: true}
+	case "late":
+		return fate{late: x.release}
+	case "429":
+		return fate{answer: `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`}
+	case "502":
+		return fate{answer: `{"ok":false,"error_code":502,"description":"Bad Gateway"}`}
 	}
-	beside(t, moments, func(t *testing.T, m moment) {
-		p := newBotAPI(t)
-		dir := home(t, p.config(""))
-		st := storeAt(t, dir)
-		var session, victim *script
-		killed := make(chan struct{})
-		p.decides(func(method string, params map[string]any) fate {
-			text, _ := params["text"].(string)
-			if victim == nil || method != m.method || !strings.Contains(text, m.text) {
-				return fate{}
-			}
-			_ = victim.Process.Kill() // it lives: this is its request
-			victim = nil
-			close(killed)
-			if m.carried {
-				return fate{cut: true}
-			}
-			return fate{late: make(chan struct{})}
-		})
-		var poller *script
-		if m.poller {
-			poller = runs(t, dir, "sleep", "60")
-			comesTrue(t, "it listens", func() bool { return st.holder("poll.lock") == poller.Process.Pid })
+	_ = victim.Process.Kill() // it lives: this is its request
+	if x.row["fate"] == "kill-before" {
+		return fate{late: make(chan struct{})}
+	}
+	return fate{}
+}
+
+// playTrouble plays a row of requests.txt.
+func playTrouble(t *testing.T, r row) {
+	several := r["asks"] == "several"
+	x := &troubledRequest{row: r, struck: make(chan struct{}), release: make(chan struct{})}
+	var c *inquiry
+	if several {
+		c = newInquiry(t, block{parts: map[string]string{"call": `AskUserQuestion {"questions":[{"question":"Continue?",` +
+			`"multiSelect":true,"options":[{"label":"Logging"},{"label":"Metrics"},{"label":"Tracing"}]}]}`}}, "")
+	} else {
+		w := newBotAPI(t)
+		c = &inquiry{botAPI: w, t: t, dir: home(t, w.config(""))}
+	}
+	c.decides(x.meet)
+	c.change(func() {
+		if !several {
+			c.session = runs(t, c.dir, "sh", "-c", `printf "Continue? [y/n] "; read x; echo "$x" >> "$0"`, filepath.Join(c.dir, "got"))
 		}
-		p.change(func() {
-			session = runs(t, dir, asksOnce(dir)...)
-			victim = session
-			if m.poller {
-				victim = poller
-			}
-		})
-		if m.method != "sendMessage" || m.text == "ended" {
-			p.press(p.shows("Continue?", "Yes"), "Yes")
-		}
-		<-killed
-		next := runs(t, dir, "sleep", "60")
-		defer func() { _ = next.Process.Kill() }() // it has ended, or is not needed any more
-		if m.poller {
-			_ = session.Wait()
-		}
-		comesTrue(t, "the question is over", func() bool {
-			v := storeView(t, st)
-			return len(v.which(func(q *PromptRecord) bool { return !q.over() })) == 0 && len(v.Prompts) == 1
-		})
-		if m.method == "sendMessage" && m.text == "Continue?" && m.carried {
-			dead := p.shows("Continue?", "Yes")
-			if told := p.answer(p.tapped(dead.id, dead.buttons["Yes"])); !strings.Contains(told, "over: the session ended") {
-				t.Errorf("the dead button says %q", told)
-			}
-		}
-		p.nothingAlive(dir)
-		told := 0
-		p.change(func() {
-			for _, m := range p.messages {
-				if matches("not (delivered|answered)|Yes · phone", m.text) {
-					told++
-				}
-			}
-		})
-		sent := m.method != "sendMessage" || m.carried
-		if (told == 1) != sent {
-			t.Errorf("the outcome is told in %d messages", told)
-		}
-		got, _ := os.ReadFile(filepath.Join(dir, "got"))
-		if m.poller && string(got) != "y\n" || len(got) > len("y\n") {
-			t.Errorf("the program got %q", got)
-		}
+		x.victim = c.session
 	})
+	c.isTroubled(x)
+	<-x.struck
+	killed := strings.HasPrefix(r["fate"], "kill")
+	if !killed {
+		awaitOver(t, c.dir)
+	}
+	close(x.release)
+	if killed || !several {
+		c.session.wait()
+	}
+	next := runs(t, c.dir, "sleep", "60")      // whoever runs next pays
+	defer func() { _ = next.Process.Kill() }() // it is not needed any more
+	awaitOver(t, c.dir)
+	if r["dead"] == "1" {
+		dead := c.where("the message that nobody knows", func(m seen) bool { return m.buttons["Yes"] != "" })
+		if said := c.answer(c.tap(dead, yesButton)); !saysNothing.MatchString(said) {
+			t.Errorf("%s: a tap on the dead message is told %q", r["at"], said)
+		}
+	}
+	c.allOver(c.dir)
+	outcome, outcomes := regexp.MustCompile(`(?m)^(not |\S.* · (phone|atlasbridge answer)).*`), []string{}
+	for _, id := range slices.Sorted(maps.Keys(c.messages)) {
+		if text := c.message(id).text; strings.Contains(text, "Continue?") {
+			outcomes = append(outcomes, outcome.FindAllString(text, -1)...)
+		}
+	}
+	want := strings.ReplaceAll(r["says"], " or ", "|")
+	other := func(said string) bool { return !matches(want, said) }
+	if slices.ContainsFunc(outcomes, other) || len(outcomes) == 0 && want != "" {
+		t.Errorf("%s: its messages say %q, want %q", r["at"], outcomes, r["says"])
+	}
+	got, _ := os.ReadFile(filepath.Join(c.dir, "got")) // not there: nothing
+	if want, perhaps := strings.CutSuffix(r["got"], "?"); strings.TrimSpace(string(got)) != want && !(perhaps && len(got) == 0) {
+		t.Errorf("%s: the program got %q, want %q", r["at"], got, r["got"])
+	}
+	if c.maxFly > 1 && !killed {
+		t.Errorf("%s: %d edits of a message at a time", r["at"], c.maxFly)
+	}
+}
+
+// isTroubled ends the question while its request is in trouble.
+func (c *inquiry) isTroubled(x *troubledRequest) {
+	c.t.Helper()
+	id := awaitPrompt(c.t, c.dir, "Continue?", "").str("id")
+	asked := x.row["request"] != "sendMessage"
+	if asked {
+		openPrompt(c.t, c.dir)
+	} else {
+		<-x.struck
+	}
+	switch {
+	case x.row["asks"] == "several":
+		c.press(c.shows("Continue?", "Metrics"), "Metrics")
+		<-x.struck
+		if strings.HasPrefix(x.row["fate"], "kill") {
+			return
+		}
+		c.press(c.shows("Continue?", "Tracing"), "Tracing")
+		cli(c.t, c.dir, "answer", id, "2,3")
+	case x.row["ends"] == "answer":
+		cli(c.t, c.dir, "answer", id, "y")
+	case x.row["ends"] == "end":
+		_ = c.session.Process.Signal(syscall.SIGTERM) // it lives: it asks
+	case x.row["ends"] == "tap":
+		if !asked {
+			openPrompt(c.t, c.dir)
+		}
+		m := c.shows("Continue?", "Yes")
+		for _, one := range c.history() {
+			if strings.Contains(one.text, "Continue?") {
+				m = one // the last
+			}
+		}
+		c.press(m, "Yes")
+	}
 }
 
 // TestShortRunPays: a run that has nothing to do itself pays before it ends: the next may come days later.
@@ -8106,7 +7901,7 @@ func TestShortRunPays(t *testing.T) {
 	needUnix(t)
 	p := newBotAPI(t)
 	dir := home(t, p.config(""))
-	first := runs(t, dir, asksOnce(dir)...)
+	first := runs(t, dir, "sh", "-c", `printf "Continue? [y/n] "; read x`)
 	m := p.shows("Continue?", "Yes")
 	openPrompt(t, dir)
 	first.Process.Kill()
@@ -8118,53 +7913,42 @@ func TestShortRunPays(t *testing.T) {
 	}
 }
 
-// TestSessionsEndTogether: when many sessions end in one moment, by themselves, by a signal or killed, answered or not,
-// the next run has each message say its outcome. ATLASBRIDGE_TEST_ROUNDS says how many times eight they are.
+// TestSessionsEndTogether: when many sessions end in one moment, by themselves, by a signal or killed, answered or not, the
+// next run has each message say its outcome.
 func TestSessionsEndTogether(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	n := 8
-	if os.Getenv("ATLASBRIDGE_TEST_ROUNDS") != "" {
-		n *= rounds(t)
-	}
 	p := newBotAPI(t)
 	dir := home(t, p.config(""))
 	var all []*script
-	for range n {
-		all = append(all, runs(t, dir, asksOnce(dir)...))
+	for range 8 {
+		all = append(all, runs(t, dir, "sh", "-c", `printf "Continue? [y/n] "; read x`))
 	}
-	p.awaitFor(t, patience()+time.Duration(n)*2*paceChat, "all ask", func() bool {
+	p.awaitFor(t, patience()+8*2*time.Second, "all ask", func() bool {
 		asking := 0
 		for _, m := range p.messages {
 			if len(m.buttons) > 0 {
 				asking++
 			}
 		}
-		return asking == n
+		return asking == len(all)
 	})
-	st := storeAt(t, dir)
-	pids := map[int]int{} // of the tools, by their wrappers'
-	for _, r := range storeView(t, st).Sessions {
-		pids[r.Wrapper] = r.PID
-	}
-	answered := 0
-	for _, q := range storeView(t, st).Prompts {
-		if answered < n/4 {
-			_, why, err := st.Decide(Decision{PromptID: q.ID, SessionID: q.SessionID, Value: "y", By: "cli:answer", Trusted: true},
-				time.Now())
-			if err != nil || why != "" {
-				t.Fatal(why, err)
-			}
-			answered++
+	for i, q := range records(t, dir, "prompt") {
+		if i < 2 {
+			cli(t, dir, "answer", q.str("id"), "y")
 		}
+	}
+	tools := map[string]string{} // by their wrappers
+	for _, r := range records(t, dir, "session") {
+		tools[r.str("wrapper")] = r.str("pid")
 	}
 	for i, one := range all {
 		switch i % 3 {
 		case 0:
-			pid := pids[one.Process.Pid]
+			pid, _ := strconv.Atoi(tools[fmt.Sprint(one.Process.Pid)])
 			tool, err := os.FindProcess(pid)
-			if err != nil || pid <= 0 {
-				t.Fatal(pid, err)
+			if pid <= 0 || err != nil {
+				t.Fatalf("session %d has no tool: %v", one.Process.Pid, tools)
 			}
 			_ = tool.Kill() // it may have had its answer, and ended
 		case 1:
@@ -8174,20 +7958,17 @@ func TestSessionsEndTogether(t *testing.T) {
 		}
 	}
 	for _, one := range all {
-		_ = one.Wait() // of no interest
+		one.wait()
 	}
 	next := runs(t, dir, "sleep", "600")
 	defer func() { _ = next.Process.Kill() }() // it is not needed any more
-	p.nothingAlive(dir)
-	v := storeView(t, st)
-	for _, q := range v.Prompts {
-		said := p.now(q.MsgID).text
-		if !matches("not (delivered|answered)", said) && !(q.Status == Resolved && strings.Contains(said, "Yes")) {
-			t.Errorf("%s: its message says %q", q.Status, said)
+	p.allOver(dir)
+	for _, q := range records(t, dir, "prompt") {
+		msg, _ := strconv.ParseFloat(q.str("telegram_msg_id"), 64)
+		said := p.now(int64(msg)).text
+		if !matches("not (delivered|answered)", said) && !(q.str("status") == "resolved" && strings.Contains(said, "Yes")) {
+			t.Errorf("a question is %s, its message says %q", q.str("status"), said)
 		}
-	}
-	if len(v.Prompts) != n {
-		t.Errorf("%d questions", len(v.Prompts))
 	}
 }
 
