@@ -61,6 +61,7 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
@@ -72,6 +73,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math/rand"
 	mrand "math/rand"
 	"math/rand/v2"
 	"net"
@@ -14623,661 +14625,395 @@ func tgWith(p PromptRecord, change func(*PromptRecord)) PromptRecord {
 	return p
 }
 
-// ---- store.go: journal ----
+// ---- store.go and audit.go: a question's life on a disk that fails ----
 // What was acknowledged is on the disk, whatever fails.
 
-// Cut anywhere, the file opens, every complete Update is there, and what was cut is kept aside.
-func TestStoreTruncatedAtEveryByte(t *testing.T) {
-	full := home(t, "")
-	s := storeAt(t, full)
-	p := storeQuestion(newID())
-	p.Excerpt = "short"
-	type mark struct {
-		end    int
-		status State
-	}
-	marks := []mark{{0, ""}}
-	for _, step := range storeSteps(p.SessionID, p)[:4] {
-		if err := step.do(s); err != nil {
-			t.Fatal(err)
+// TestLifeOnABadDisk: a question is asked and answered while its process is killed at, or the disk fails at, or the power
+// fails after, each operation that changes a file. What was said to be done is in the state; what could not be recorded was
+// not done; the next process sees what ended, asks anew, and the audit log holds.
+func TestLifeOnABadDisk(t *testing.T) {
+	beside(t, []string{"kill", "fail", "full", "tear", "power 0", "power 1", "power 3", "power 4", "ruin"}, func(t *testing.T, kind string) {
+		step := 1
+		if kind == "ruin" || testing.Short() {
+			step = 4
 		}
-		all, _ := os.ReadFile(s.log.path)
-		marks = append(marks, mark{len(all), step.to})
-	}
-	all, _ := os.ReadFile(s.log.path)
-	at := func(t *testing.T, cut int) {
-		dir := home(t, "")
-		os.WriteFile(filepath.Join(dir, "state.jsonl"), all[:cut], 0o600)
-		s, err := openState(dir, noSync)
-		if err != nil {
-			t.Fatalf("cut at %d: %v", cut, err)
+		n := 1
+		for livesThrough(t, fmt.Sprintf("%s %d", kind, n)) {
+			n += step
 		}
-		var atLeast State // the last Update that ended at or before the cut; its audit head line follows it
-		for i, m := range marks {
-			head := m.end
-			if i > 0 {
-				n := bytes.LastIndex(all[:m.end], []byte(`{"v":1,"rec":"meta"`))
-				if m.status != Routed {
-					head = n
-				}
-			}
-			if head <= cut {
-				atLeast = m.status
-			}
-		}
-		got := State("")
-		if q := storeView(t, s).Prompts[p.ID]; q != nil {
-			got = q.Status
-		}
-		if got != atLeast {
-			t.Fatalf("cut at %d: %q, want %q", cut, got, atLeast)
-		}
-		kept, _ := os.ReadFile(filepath.Join(dir, "state.jsonl"))
-		names := inFolder(dir, "state.jsonl.torn-*")
-		for _, name := range names {
-			tail, _ := os.ReadFile(name)
-			kept = append(kept, tail...)
-		}
-		if !bytes.Equal(kept, all[:cut]) {
-			t.Fatalf("cut at %d: bytes were lost", cut)
-		}
-		if got == AwaitingReply {
-			holds(t, s, p.SessionID)
-			if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
-				t.Fatalf("cut at %d: then %q %v", cut, why, err)
-			}
-		}
-		s.Close()
-	}
-	beside(t, []int{0, 1, 2, 3, 4, 5, 6, 7}, func(t *testing.T, begin int) {
-		for cut := begin; cut <= len(all); cut += 8 {
-			at(t, cut)
+		if n < 12 {
+			t.Errorf("a question's life has only %d operations", n-1)
 		}
 	})
 }
 
-// Each operation on the state and on the audit log fails in turn, once or from then on, until none is injected: the
-// state is the one before the step or the one after, an error never leaves the record behind, and what follows works
-// again. The audit log's chain holds, with an entry for every step that was recorded; it lacks one only where it could
-// not be written until the end.
-func TestStoreEveryOperationFails(t *testing.T) {
-	beside(t, []error{syscall.EIO, syscall.ENOSPC, syscall.EINTR}, func(t *testing.T, kind error) {
-		beside(t, []bool{false, true}, func(t *testing.T, forever bool) {
-			for n := int64(1); storeFailsAt(t, n, forever, kind); n++ {
-			}
-		})
-	})
-}
-
-// storeFailsAt is TestStoreEveryOperationFails for one operation, false: there were not so many.
-func storeFailsAt(t *testing.T, n int64, forever bool, kind error) (injected bool) {
+// livesThrough plays one fault and judges what is left; struck: the life was long enough for it.
+func livesThrough(t *testing.T, fault string) (struck bool) {
 	t.Helper()
-	dir, what := home(t, ""), ""
-	s, err := openState(dir, faultyFiles(func(op string, i int64) error {
-		if i == n || forever && i > n {
-			what = op
-			return fmt.Errorf("injected at %s %d: %w", op, i, kind)
-		}
-		return nil
-	}))
-	if err != nil {
-		if what == "" {
-			t.Fatal(err)
-		}
-		return true // refused before anything was recorded
-	}
-	defer s.Close()
-	p := storeQuestion(newID())
-	p.Shown = "Go on?"
-	want := State("")
-	var steps []State
-	for _, step := range storeSteps(p.SessionID, p) {
-		err := step.do(s)
-		for attempts := 0; err != nil && !forever && attempts < 2; attempts++ { // the operator tries again
-			storeCheckState(t, dir, p.ID, want, fmt.Sprintf("%s failed (%d, %v), %s", what, n, err, step.to))
-			err = step.do(s)
-		}
-		if err != nil {
-			break
-		}
-		want = step.to
-		steps = append(steps, want)
-		view, err := s.View()
-		if view.Prompts[p.ID].Status != want || err != nil && !forever && what == "" {
-			t.Fatalf("%d %s: own view has %s, want %s (%v)", n, what, view.Prompts[p.ID].Status, want, err)
-		}
-	}
-	if !forever && want != Resolved {
-		t.Fatalf("one failed %s (%d) stopped everything at %q: %v", what, n, want, s.Trouble())
-	}
-	if !forever {
-		if err := s.Audit().Retry(); err != nil {
-			t.Fatalf("one failed %s (%d) stopped the audit log: %v", what, n, err)
-		}
-	}
-	if s.Trouble() == nil || s.log.poison == nil {
-		storeCheckState(t, dir, p.ID, want, fmt.Sprintf("%s failed (%d, forever %v)", what, n, forever))
-	}
-	auditAppend(t, dir, "CONFIG_RELOADED") // moves aside what could not be cut off
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 {
-		t.Fatalf("%s failed (%d, forever %v): %s", what, n, forever, out)
-	}
-	for _, state := range steps {
-		if entries := auditCount(t, dir, promptEvents[state]); promptEvents[state] != "" && !forever && entries != 1 {
-			t.Errorf("%s failed (%d): %d entries %s", what, n, entries, promptEvents[state])
-		}
-	}
-	if what == "" && n < 60 {
-		t.Errorf("only %d operations were there to fail", n-1)
-	}
-	return what != ""
-}
-
-// storeCheckState reads dir as another process would.
-func storeCheckState(t *testing.T, dir, prompt string, want State, when string) {
-	t.Helper()
-	other, err := openStore(dir)
-	if err != nil {
-		t.Fatalf("%s: %v", when, err)
-	}
-	defer other.Close()
-	got := State("")
-	if p := storeView(t, other).Prompts[prompt]; p != nil {
-		got = p.Status
-	}
-	if got != want {
-		t.Fatalf("%s: state is %q, want %q", when, got, want)
-	}
-}
-
-// When even cutting back fails, nothing is written or believed any more.
-func TestStorePoison(t *testing.T) {
-	var broken atomic.Bool // the follower's goroutine calls, too
-	s, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		if broken.Load() && (op == "fsync" || op == "ftruncate") {
-			return errors.New("no space left on device")
-		}
-		return nil
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	follow := s.Follow(t.Context(), p.SessionID, func() bool { return true })
-	broken.Store(true)
-	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil {
-		t.Fatal("a reply that is not on the disk was accepted")
-	}
-	broken.Store(false)
-	if _, _, err := s.Decide(storeTap(p, "y"), time.Now()); err == nil || s.Trouble() == nil {
-		t.Fatal("written after a failed cut")
-	}
-	select {
-	case r := <-follow:
-		if r.(*PromptRecord).Status != AwaitingReply {
-			t.Errorf("follower was told of %+v", r)
-		}
-	default:
-	}
-	if v := storeView(t, s); v.Prompts[p.ID].Status != AwaitingReply {
-		t.Error("own view believes the record that failed")
-	}
-}
-
-// What makes a record durable, in its order: the folder's entry once per file, the line, and for a compaction the
-// new file before its name and the name before what follows.
-func TestStoreDurableOrder(t *testing.T) {
-	var ops []string
-	s, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		if !slices.Contains(readingOps, op) {
-			ops = append(ops, op)
-		}
-		return nil
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	for i, want := range []string{"fsync folder, write, fsync", "write, fsync",
-		"write, fsync, fsync folder, write, fsync, rename", "fsync folder, write, fsync"} {
-		s.compactAt = 1 << 20
-		if i == 2 {
-			s.compactAt = 0
-		}
-		ops = nil
-		if err := storeUpdate(s, &UpdateRecord{Head{ID: fmt.Sprint(i)}, "message"}); err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.Join(ops, ", "); got != want {
-			t.Errorf("update %d: %s; want %s", i, got, want)
-		}
-	}
-}
-
-// Killed with -9 before and after every durable operation: what was acknowledged is there, at most one step
-// more, and the next process goes on, with a sound audit log.
-func TestStoreKilledAnywhere(t *testing.T) {
-	order := []State{"", Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved}
-	begins := []int{2, 3, 4, 5, 6, 7, 8}
-	if testing.Short() {
-		begins = begins[:1]
-	}
-	beside(t, begins, func(t *testing.T, begin int) {
-		for n := begin; ; n += 7 {
-			dir := home(t, "")
-			out, _ := storeChild(dir, fmt.Sprintf("store-live %d", n)).Output()
-			said := strings.Fields(string(out))
-			if strings.Contains(string(out), "error") {
-				t.Fatalf("%d: %s", n, out)
-			}
-			if len(said) > 0 && said[len(said)-1] == "end" {
-				if n < 40 {
-					t.Errorf("only %d points to be killed at", n)
-				}
-				return
-			}
-			acked := len(said)
-			s := storeAt(t, dir)
-			at := 0
-			if p := storeView(t, s).Prompts["9a9a9a9a-0000-4000-8000-000000000000"]; p != nil {
-				at = slices.Index(order, p.Status)
-			}
-			if at < acked || at > acked+1 {
-				t.Fatalf("killed at %d: acknowledged %q, found %q", n, order[acked], order[at])
-			}
-			err := s.Reap(time.Now())
-			if at > 0 && order[at] != Resolved {
-				want := Failed
-				if order[at] == Injected { // its answer has reached the program
-					want = Resolved
-				}
-				got := storeView(t, s).Prompts["9a9a9a9a-0000-4000-8000-000000000000"].Status
-				if got != want {
-					t.Fatalf("killed at %d in %q: reaped as %q, want %q", n, order[at], got, want)
-				}
-			}
-			if err != nil {
-				t.Fatalf("killed at %d: %v", n, err)
-			}
-			storePrompt(t, s, storeSession(t, s), Resolved, nil)
-			if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
-				t.Fatalf("killed at %d: %s %v", n, out, s.Trouble())
-			}
-			s.Close()
-		}
-	})
-}
-
-// The power fails after every operation of a question's life: what was acknowledged is there, at most one step more,
-// and the audit log holds once the state has been opened.
-func TestStorePowerLoss(t *testing.T) {
-	const session, prompt = "5e551011-0000-4000-8000-000000000000",
-		"9a9a9a9a-0000-4000-8000-000000000000"
-	order := []State{"", Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved}
-	d, acked, lost := &disk{dir: home(t, ""), names: map[string]int{}}, 0, 0
-	fail := func() {
-		for _, names := range []map[string]int{d.names, d.listing()} {
-			for halves := range 3 {
-				lost++
-				dir := d.after(t, names, halves)
-				s, err := openStore(dir)
-				if err != nil {
-					t.Fatalf("acknowledged %q: %v", order[acked], err)
-				}
-				at := 0
-				if p := storeView(t, s).Prompts[prompt]; p != nil {
-					at = slices.Index(order, p.Status)
-				}
-				if at < acked || at > acked+1 {
-					t.Errorf("acknowledged %q, found %q (%d halves of what was not fsynced)",
-						order[acked], order[at], halves)
-				}
-				storePrompt(t, s, storeSession(t, s), Resolved, nil)
-				if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || s.Trouble() != nil {
-					t.Errorf("acknowledged %q, %d halves: %s %v", order[acked], halves, out,
-						s.Trouble())
-				}
-				s.Close()
-				os.RemoveAll(dir)
-			}
-		}
-	}
-	sys := func(op string, f *os.File, call func() error) error {
-		err := call()
-		switch op {
-		case "fsync":
-			i := d.of(f.Name())
-			d.inodes[i].data, _ = os.ReadFile(f.Name())
-		case "fsync folder":
-			d.names = d.listing()
-		}
-		fail()
-		return err
-	}
-	s, err := openState(d.dir, sys)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	p := storeQuestion(session)
-	p.ID = prompt
-	for _, step := range storeSteps(session, p) {
-		if err := step.do(s); err != nil {
-			t.Fatal(err)
-		}
-		acked++
-		fail()
-	}
-	t.Logf("%d power losses", lost)
-}
-
-// disk is what a power loss leaves of a folder: of each file what was fsynced of it, under the names that were when the
-// folder was; and, as the system writes back on its own, perhaps more of both.
-type disk struct {
-	dir    string
-	inodes []inode
-	names  map[string]int // index into inodes, at the last fsync of the folder
-}
-
-// of is the number of the file at path; −1 when there is none.
-func (d *disk) of(path string) int {
-	info, err := os.Stat(path)
-	if err != nil {
-		return -1
-	}
-	i := slices.IndexFunc(d.inodes, func(n inode) bool { return os.SameFile(n.info, info) })
-	if i < 0 {
-		d.inodes, i = append(d.inodes, inode{info: info}), len(d.inodes)
-	}
-	return i
-}
-
-// listing is the folder as it is now.
-func (d *disk) listing() map[string]int {
-	names := map[string]int{}
-	entries, _ := os.ReadDir(d.dir)
-	for _, e := range entries {
-		if !e.IsDir() {
-			names[e.Name()] = d.of(filepath.Join(d.dir, e.Name()))
-		}
-	}
-	return names
-}
-
-// after makes a folder as a power loss now may leave it: names as fsynced or as they are now, and of what was appended
-// since the fsync so much of 2 halves.
-func (d *disk) after(t *testing.T, names map[string]int, halves int) string {
 	dir := home(t, "")
-	now := map[int][]byte{}
-	for name, i := range d.listing() {
-		now[i], _ = os.ReadFile(filepath.Join(d.dir, name))
+	life := exec.Command(os.Args[0])
+	life.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=life", "ATLASBRIDGE_HOME="+dir, "ATLASBRIDGE_TEST_FAULT="+fault)
+	var errs bytes.Buffer
+	life.Stderr = &errs
+	out, _ := life.Output() // it may have been killed
+	said := string(out)
+	wrong := func(format string, args ...any) {
+		t.Helper()
+		t.Fatalf("%s: %s\nit said %q, %q", fault, fmt.Sprintf(format, args...), said, errs.String())
 	}
-	for name, i := range names {
-		data := d.inodes[i].data
-		if tail, ok := bytes.CutPrefix(now[i], data); ok {
-			data = append(slices.Clip(data), tail[:len(tail)*halves/2]...)
+	kind, _, _ := strings.Cut(fault, " ")
+	if kind == "fail" && !strings.Contains(said, "lived\n") {
+		wrong("one failure stopped everything")
+	}
+	for _, p := range records(t, dir, "prompt") {
+		told := strings.Contains(said, "answered "+p.str("id")[:8])
+		answered := slices.Contains([]string{"reply_received", "injected", "resolved"}, p.str("status"))
+		if told && (!answered || p.str("value") != "y") {
+			wrong("what was acknowledged is not in the state")
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-			t.Fatal(err)
+		if p.str("status") == "injected" && !strings.Contains(said, "yes\n") {
+			wrong("it is injected, and nobody got it")
 		}
-	}
-	return dir
-}
-
-// inode is a file, under whatever name.
-type inode struct {
-	info os.FileInfo
-	data []byte // fsynced
-}
-
-// That a torn end was moved aside is said when it was, and once; until then nothing of it is left aside.
-func TestTornEndIsToldWhenMoved(t *testing.T) {
-	for _, op := range []string{"write", "ftruncate"} {
-		t.Run(op, func(t *testing.T) {
-			broken := false
-			s, err := openState(home(t, ""), faultyFiles(func(now string, _ int64) error {
-				if broken && now == op {
-					return errors.New("input/output error")
-				}
-				return nil
-			}))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.Close()
-			session := storeSession(t, s)
-			before, _ := os.ReadFile(s.log.path)
-			storeTears(t, s)
-			broken = true
-			for range 2 {
-				if _, err := s.View(); err == nil || len(s.notes) != 0 {
-					t.Fatalf("it cannot be moved: %v, notes %q", err, s.notes)
-				}
-			}
-			kept := inFolder(s.Dir, "state.jsonl.torn-*")
-			for _, name := range kept {
-				if b, _ := os.ReadFile(name); op == "ftruncate" || len(b) > 0 {
-					t.Errorf("%s is left with %q", filepath.Base(name), b)
-				}
-			}
-			broken = false
-			v := storeView(t, s)
-			storeView(t, s)
-			if len(s.notes) != 1 || !strings.Contains(s.notes[0], "was moved aside") ||
-				v.Sessions[session] == nil {
-				t.Errorf("notes %q, %d sessions", s.notes, len(v.Sessions))
-			}
-			if now, _ := os.ReadFile(s.log.path); string(now) != string(before) {
-				t.Errorf("the file is now %q", now)
-			}
-		})
-	}
-}
-
-// ---- store.go: records ----
-// A line is a record, and a state changes as the table says.
-
-// Records are what DESIGN section 6 says: member order, six decimals, CRC-32C over the line without crc.
-func TestStoreFormat(t *testing.T) {
-	r := &SessionRecord{Head: Head{1, "session", "a", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
-		Tool:      "<t> at\":\"2026-01-02T03:04:05Z\"",
-		StartedAt: time.Date(2026, 1, 2, 3, 4, 5, 120000, time.FixedZone("", 3600))}
-	r.StartedAt = r.StartedAt.UTC()
-	line, err := encode(r)
-	want := `{"v":1,"rec":"session","id":"a","at":"2026-01-02T03:04:05.000000Z",` +
-		`"tool":"<t> at\":\"2026-01-02T03:04:05Z\"","args":null,"cwd":"","pid":0,"wrapper":0,` +
-		`"label":"","status":"","activity":"","started_at":"2026-01-02T02:04:05.000120Z",` +
-		`"ended_at":null,"exit_code":null,"last_output_at":null,` +
-		`"thread_id":0,"thread_chat_id":0,"thread_ended":false,"crc":"`
-	if err != nil || !strings.HasPrefix(string(line), want) ||
-		len(line) != len(want)+len("00000000\"}\n") {
-		t.Errorf("encode = %s\nwant     %s", line, want)
-	}
-	if l := parseLine(line); l.err != nil || l.Rec != "session" || l.ID != "a" || l.V != 1 {
-		t.Error(l)
-	}
-	for i := range line[:len(line)-1] {
-		for bit := range 8 {
-			bad := slices.Clone(line)
-			bad[i] ^= 1 << bit
-			if bad[i] == '\n' {
-				continue
-			}
-			if l := parseLine(bad); l.err == nil {
-				t.Fatalf("bit %d of byte %d flipped and nothing noticed: %s", bit, i, bad)
-			}
+		if answered && !told && (kind == "full" || kind == "fail") {
+			wrong("what was said to have failed is recorded")
 		}
 	}
-}
-
-// A record's times stand in the file in UTC with six decimals, wherever it was made; none is null.
-func TestTimesInTheFile(t *testing.T) {
-	east := time.Date(2026, 1, 2, 3, 4, 5, 123456789, time.FixedZone("", 5*3600))
-	r := &SessionRecord{
-		Head:      Head{1, "session", "a", east},
-		StartedAt: east.Truncate(time.Second),
-		LastSeen:  &east,
-	}
-	line, err := encode(r)
-	for _, want := range []string{`"at":"2026-01-01T22:04:05.123456Z"`,
-		`"started_at":"2026-01-01T22:04:05.000000Z"`, `"ended_at":null`,
-		`"last_output_at":"2026-01-01T22:04:05.123456Z"`} {
-		if err != nil || !strings.Contains(string(line), want) {
-			t.Errorf("%s is not in %s (%v)", want, line, err)
+	next := asks(t, dir, "", "Again?") // which also looks who has died
+	cli(t, dir, "answer", awaitPrompt(t, dir, "Again?", "awaiting_reply").str("id"), "no")
+	next.gets(1, "no\n", "answer from another terminal")
+	for _, p := range records(t, dir, "prompt") {
+		if !slices.Contains([]string{"resolved", "failed"}, p.str("status")) {
+			wrong("a question of the dead is %s", p.str("status"))
+		}
+		if n := len(slices.DeleteFunc(entries(t, dir, "REPLY_RECEIVED"), func(e record) bool { return e.str("prompt_id") != p.str("id") })); n > 1 {
+			wrong("it was answered %d times", n)
 		}
 	}
+	for _, command := range []string{"approvals --json", "status --json"} {
+		if code, now, _ := cli(t, dir, strings.Fields(command)...); code != 0 || now != "[]\n" {
+			wrong("%s: exit %d, %s", command, code, now)
+		}
+	}
+	if code, now, _ := cli(t, dir, "audit", "verify"); code != 0 {
+		wrong("%s", now)
+	}
+	return strings.Contains(said, "struck")
 }
 
-// The table of SPEC section 6 and source 3 section 6, with what the agreement adds: answered at the keyboard.
-func TestStoreTransitions(t *testing.T) {
+// ---- store.go: the file ----
+// A line is a record; what is damaged is kept, told, and costs nothing else.
+
+// TestFilesOfALife: every line of the state has the schema's version, its kind and id, times in UTC with six decimals and
+// the right checksum; a question that waits is nobody's, one that was answered has one reply; and all files are the user's
+// alone.
+func TestFilesOfALife(t *testing.T) {
 	t.Parallel()
-	legal := map[State]string{
-		Created:       "routed reply_received resolved expired canceled failed",
-		Routed:        "awaiting_reply reply_received resolved expired canceled failed",
-		AwaitingReply: "reply_received resolved expired canceled failed",
-		ReplyReceived: "injected resolved failed",
-		Injected:      "resolved failed",
-		Expired:       "injected resolved failed",
+	dir := home(t, "")
+	s := asks(t, dir, "", "--text", "Name?")
+	p := awaitPrompt(t, dir, "Name?", "awaiting_reply")
+	if p["nonce_used"] != false || p["decided_by"] != nil || p["decided_at"] != nil || p["value"] != nil {
+		t.Errorf("it waits, and is decided: %v", p)
 	}
-	all := []State{Created, Routed, AwaitingReply, ReplyReceived, Injected, Resolved, Expired,
-		Canceled, Failed}
-	s := storeAt(t, home(t, ""))
-	for _, from := range all {
-		for _, to := range all {
-			p := storePrompt(t, s, storeSession(t, s), from, nil)
-			want := slices.Contains(strings.Fields(legal[from]), string(to))
-			got, err := storeMove(s, p.ID, to, p.ExpiresAt)
-			after := storeView(t, s).Prompts[p.ID]
-			if got != want || err != nil || (after.Status == to) != (want || from == to) {
-				t.Errorf("move(%s → %s) = %v, %v, now %s; want %v", from, to, got, err,
-					after.Status, want)
-			}
-			q := *p
-			q.Status = to
-			if err := storeUpdate(s, &q); from != to && (err == nil) && !want {
-				t.Errorf("update(%s → %s) accepted", from, to)
-			}
+	cli(t, dir, "answer", p.str("id"), "my private words")
+	s.gets(0, "my private words\n", "answer")
+	code, _, _ := cli(t, dir, "ask", "--timeout", "1s", "Anybody?")
+	late := awaitPrompt(t, dir, "Anybody?", "expired")
+	if code != 124 || late["nonce_used"] != true || late.str("decided_by") != "auto:timeout" || late["value"] != nil {
+		t.Errorf("nobody answered: exit %d, %v", code, late)
+	}
+	replies := records(t, dir, "reply")
+	if len(replies) != 1 || replies[0].str("prompt_id") != p.str("id") || replies[0].str("source") != "operator" ||
+		replies[0].str("value") != "my private words" {
+		t.Errorf("one answer was given, the replies are %v", replies)
+	}
+	text, _ := os.ReadFile(filepath.Join(dir, "state.jsonl"))
+	head := regexp.MustCompile(`^\{"v":1,"rec":"[a-z]+","id":"[^"]+","at":"[^"]+Z",`)
+	loose := regexp.MustCompile(`"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{0,5}|\.\d{7,})?(Z|[+-])`)
+	for line := range strings.Lines(string(text)) {
+		object := line[:strings.LastIndex(line, `,"crc"`)] + "}"
+		if line != withCRC(object) || !head.MatchString(line) || loose.MatchString(line) {
+			t.Errorf("this is no line of state.jsonl: %s", line)
 		}
 	}
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	if ok, _ := storeMove(s, p.ID, Expired, p.ExpiresAt.Add(-time.Second)); ok {
-		t.Error("expired before its time")
+	filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		info, statErr := os.Stat(path)
+		want := fs.FileMode(0o600)
+		if err != nil || statErr != nil {
+			t.Fatal(err, statErr)
+		}
+		if d.IsDir() {
+			want = 0o700
+		}
+		if runtime.GOOS != "windows" && info.Mode().Perm() != want {
+			t.Errorf("%s has mode %o, want %o", path, info.Mode().Perm(), want)
+		}
+		return nil
+	})
+	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
+	sum := fmt.Sprintf(`"value_len":16,"value_sha256":"sha256:%x"`, sha256.Sum256([]byte("my private words")))
+	if strings.Contains(string(log), "private") || strings.Count(string(log), sum) != 2 {
+		t.Errorf("the log has a text as length and hash: %s", log)
 	}
-	second := storePrompt(t, s, p.SessionID, Routed, nil)
-	if ok, _ := s.Move(second.ID, AwaitingReply, nil); ok {
-		t.Error("two questions of one session await a reply")
+	cli(t, dir, "answer", "AKIAIOSFODNN7EXAMPLE", "y")
+	if refused := entries(t, dir, "REPLY_REJECTED"); len(refused) != 1 || strings.Contains(fmt.Sprint(refused), "IOSFODNN") {
+		t.Errorf("an answer to no question is in the log, and no secret: %v", refused)
 	}
-	for _, change := range []func(*PromptRecord){func(p *PromptRecord) { p.NonceUsed = false },
-		func(p *PromptRecord) { p.Nonce = newNonce() }} {
-		q := *storePrompt(t, s, storeSession(t, s), ReplyReceived, nil)
-		change(&q)
-		if err := storeUpdate(s, &q); err == nil {
-			t.Error("a used nonce became fresh")
+}
+
+// plant appends records to the state as a process does that has ended; of each the members behind its version.
+func plant(t testing.TB, dir string, objects ...string) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(dir, "state.jsonl"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, o := range objects {
+		fmt.Fprint(f, withCRC(`{"v":1,`+o+`}`))
+	}
+}
+
+// ago is the member "at" of a record that was written then.
+func ago(d time.Duration) string {
+	return time.Now().Add(-d).UTC().Format(`"at":"2006-01-02T15:04:05.000000Z"`)
+}
+
+// sessionsOf are the ids that status lists, and what it says besides.
+func sessionsOf(t testing.TB, dir string) (ids, says string) {
+	t.Helper()
+	code, out, says := cli(t, dir, "status", "--all", "--json")
+	var list []record
+	if err := json.Unmarshal([]byte(out), &list); err != nil || code != 0 {
+		t.Fatalf("status: exit %d, %v: %s%s", code, err, out, says)
+	}
+	for _, r := range list {
+		ids = r.str("id") + ids
+	}
+	return ids, says
+}
+
+// TestCutAnywhere: cut at any byte, the state has every whole record and the audit log goes on; what was cut is kept aside,
+// and that is said once. A bit that has changed anywhere is told, and costs its own record alone.
+func TestCutAnywhere(t *testing.T) {
+	t.Parallel()
+	full := home(t, "")
+	for i, id := range []string{"c", "b", "a"} {
+		plant(t, full, fmt.Sprintf(`"rec":"session","id":%q,"status":"completed","started_at":"2026-01-02T03:04:0%d.000000Z",%s`, id, i, ago(0)))
+	}
+	state, _ := os.ReadFile(filepath.Join(full, "state.jsonl"))
+	dir := home(t, "")
+	kept := func(name string) (all []byte, torn int) {
+		all, _ = os.ReadFile(filepath.Join(dir, name))
+		pieces := inFolder(dir, name+".torn-*")
+		for _, piece := range pieces {
+			b, _ := os.ReadFile(piece)
+			all = append(all, b...)
+			os.Remove(piece)
+		}
+		return all, len(pieces)
+	}
+	for cut := range len(state) + 1 {
+		os.WriteFile(filepath.Join(dir, "state.jsonl"), state[:cut], 0o600)
+		whole := bytes.Count(state[:cut], []byte("\n"))
+		torn := cut > 0 && state[cut-1] != '\n'
+		ids, says := sessionsOf(t, dir)
+		_, again := sessionsOf(t, dir)
+		all, pieces := kept("state.jsonl")
+		if ids != "cba"[:whole] || strings.Contains(says, "moved aside") != torn || again != "" ||
+			!bytes.Equal(all, state[:cut]) || torn != (pieces == 1) {
+			t.Fatalf("cut at %d: %d of the records %q, it says %q, then %q; kept in %d pieces: %s", cut, whole, ids, says, again, pieces, all)
+		}
+	}
+	line := len(state) / 3
+	for at := line; at < 2*line; at++ {
+		bad := bytes.Clone(state)
+		bad[at] ^= 1
+		os.WriteFile(filepath.Join(dir, "state.jsonl"), bad, 0o600)
+		ids, says := sessionsOf(t, dir)
+		all, _ := kept("state.jsonl")
+		if strings.Contains(ids, "b") || ids[0] != 'c' || !strings.Contains(says, "damaged line") || !bytes.Equal(all, bad) {
+			t.Fatalf("byte %d is damaged, the records are %q, and it says %q", at, ids, says)
+		}
+	}
+	for range 2 {
+		cli(t, full, "answer", "nobody", "y")
+	}
+	log, _ := os.ReadFile(filepath.Join(full, "audit.log"))
+	for cut := range len(log) {
+		os.Remove(filepath.Join(dir, "state.jsonl"))
+		os.WriteFile(filepath.Join(dir, "audit.log"), log[:cut], 0o600)
+		cli(t, dir, "answer", "nobody", "y")
+		code, out, _ := cli(t, dir, "audit", "verify")
+		all, _ := kept("audit.log")
+		want := fmt.Sprintf("%d entries", bytes.Count(log[:cut], []byte("\n"))+1)
+		if code != 0 || !strings.Contains(out, want) || !sameBytes(all, log[:cut]) {
+			t.Fatalf("the log is cut at %d: exit %d, %s", cut, code, out)
 		}
 	}
 }
 
-// A damaged line is reported, kept, and its question not answered; the others go on.
-func TestStoreDamage(t *testing.T) {
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	session := storeSession(t, s)
-	bad, good := storePrompt(t, s, session, Routed, nil), storePrompt(t, s, session, Routed, nil)
-	if _, why, err := s.Decide(storeTap(bad, "y"), time.Now()); why != "" || err != nil {
-		t.Fatal(why, err)
+// sameBytes tells whether all of them are there, in any order.
+func sameBytes(all, some []byte) bool {
+	for _, line := range bytes.SplitAfter(some, []byte("\n")) {
+		if !bytes.Contains(all, line) {
+			return false
+		}
 	}
-	s.Close()
-	path := filepath.Join(dir, "state.jsonl")
-	all, _ := os.ReadFile(path)
-	at := bytes.LastIndex(all, []byte("reply_received"))
-	all[at] ^= 0x20
-	os.WriteFile(path, append(all, "not a record\n"...), 0o600)
+	return true
+}
 
-	s = storeAt(t, dir)
-	holds(t, s, session)
-	if notes := s.notes; len(notes) != 2 || !strings.Contains(notes[0], "checksum") {
-		t.Errorf("notes = %q", notes)
+// TestDamage: a damaged line is told by all commands and by doctor, and kept; its question takes no answer, as it may have
+// got one; all others do. A compaction leaves it in a backup.
+func TestDamage(t *testing.T) {
+	t.Parallel()
+	dir := home(t, "")
+	path := filepath.Join(dir, "state.jsonl")
+	os.WriteFile(path, []byte("not a record\n"), 0o600)
+	good, bad := asks(t, dir, "", "Good?"), asks(t, dir, "", "Bad?")
+	p, q := awaitPrompt(t, dir, "Good?", "awaiting_reply"), awaitPrompt(t, dir, "Bad?", "awaiting_reply")
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
 	}
-	_, why, _ := s.Decide(storeTap(bad, "n"), time.Now())
-	if !strings.Contains(string(why), "damaged") {
-		t.Errorf("a question whose answer may be lost was answered again: %q", why)
+	defer f.Close()
+	text, _ := io.ReadAll(f)
+	at := bytes.LastIndex(text, []byte(`"id":"`+q.str("id")))
+	f.WriteAt([]byte("X"), int64(at+bytes.Index(text[at:], []byte("Bad?"))))
+	_, out, _ := cli(t, dir, "doctor")
+	if !matches(`FAIL +state .*damaged line.*not a record.*damaged line`, out) {
+		t.Errorf("doctor does not tell of two damaged lines: %s", out)
 	}
-	if _, why, _ := s.Decide(storeTap(good, "n"), time.Now()); why != "" {
-		t.Errorf("the other: %q", why)
+	for id, want := range map[string]string{p.str("id"): "", q.str("id"): "damaged"} {
+		code, _, says := cli(t, dir, "answer", id, "yes")
+		if (code == 0) != (want == "") || !strings.Contains(says, "damaged line") || !strings.Contains(says, want) {
+			t.Errorf("answer: exit %d, %s", code, says)
+		}
 	}
-	storeCompactNext(s)
-	s.Move(good.ID, Injected, nil)
-	if p := storeView(t, s).Prompts[bad.ID]; p.Status != Failed || !p.NonceUsed {
-		t.Errorf("after a compaction the damaged question is %s", p.Status)
-	}
-	names := inFolder(filepath.Dir(path), "*.backup-*")
-	kept, _ := os.ReadFile(strings.Join(names, ""))
+	good.gets(0, "yes\n", "answer")
+	bad.Process.Kill()
+	bad.Wait()
+	plant(t, dir, `"rec":"session","id":"old","status":"completed",`+ago(40*24*time.Hour)) // the next who writes compacts
+	cli(t, dir, "answer", "nobody", "y")
 	now, _ := os.ReadFile(path)
-	if !bytes.Contains(kept, []byte("not a record\n")) ||
-		bytes.Contains(now, []byte("not a record")) {
-		t.Errorf("compaction kept %q", kept)
+	backups := inFolder(dir, "state.jsonl.backup-*")
+	if len(backups) != 1 || bytes.Contains(now, []byte("not a record")) {
+		t.Fatalf("backups %q of a file that was compacted: %s", backups, now)
+	}
+	if kept, _ := os.ReadFile(backups[0]); !bytes.Contains(kept, []byte("not a record")) || !bytes.Contains(kept, []byte("Xad?")) {
+		t.Errorf("the backup lacks what was damaged: %s", kept)
+	}
+	r := awaitPrompt(t, dir, "Bad?", "failed")
+	if r["nonce_used"] != true || !strings.Contains(r.str("reason"), "damaged") {
+		t.Errorf("the question with a damaged record is %v", r)
+	}
+	if _, out, _ := cli(t, dir, "doctor"); !matches(`ok +state`, out) {
+		t.Errorf("doctor after the compaction: %s", out)
 	}
 }
 
-// TestStoreSchema: an older file is backed up and upgraded, a newer one is neither read nor
-// written.
-func TestStoreSchema(t *testing.T) {
+// TestSchema: a state of an earlier schema is backed up and upgraded; one of a later schema is neither read nor written.
+func TestSchema(t *testing.T) {
+	t.Parallel()
 	dir := home(t, "")
-	s := storeAt(t, dir)
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	s.Close()
 	path := filepath.Join(dir, "state.jsonl")
-	all, _ := os.ReadFile(path)
-	version := func(v string) []byte { // every line with another version and its right checksum
-		var out []byte
-		for line := range bytes.Lines(all) {
-			line = bytes.Replace(line[:len(line)-crcMember], []byte(`{"v":1`), []byte(`{"v":`+v), 1)
-			out = append(out, storeSeal(line)...)
-		}
-		return out
+	is := func(v int) []byte {
+		object := fmt.Sprintf(`{"v":%d,"rec":"session","id":"a","status":"completed",%s}`, v, ago(0))
+		return []byte(withCRC(object))
 	}
-	os.WriteFile(path, version("0"), 0o600)
-	s = storeAt(t, dir)
-	if backups := inFolder(filepath.Dir(path), "*.backup-*"); len(backups) != 1 {
-		t.Error("no backup before the upgrade")
-	} else if b, _ := os.ReadFile(backups[0]); !bytes.Equal(b, version("0")) {
-		t.Error("the backup is not the file")
+	older := is(0)
+	os.WriteFile(path, older, 0o600)
+	ids, _ := sessionsOf(t, dir)
+	now, _ := os.ReadFile(path)
+	backups := inFolder(dir, "state.jsonl.backup-*")
+	if ids != "a" || !bytes.HasPrefix(now, []byte(`{"v":1,`)) || len(backups) != 1 {
+		t.Fatalf("upgraded: %q, %s, backups %q", ids, now, backups)
 	}
-	b, _ := os.ReadFile(path)
-	if bytes.Contains(b, []byte(`"v":0`)) || storeView(t, s).Prompts[p.ID].Status != AwaitingReply {
-		t.Error("not upgraded")
+	if b, _ := os.ReadFile(backups[0]); !bytes.Equal(b, older) {
+		t.Errorf("the backup is not the file: %s", b)
 	}
-	os.WriteFile(path, version("2"), 0o600)
-	if _, err := openStore(dir); err == nil || !strings.Contains(err.Error(), "newer") {
-		t.Errorf("opened a newer file: %v", err)
-	}
-	_, _, err := s.Decide(storeTap(p, "y"), time.Now())
-	if err == nil || !strings.Contains(err.Error(), "newer") {
-		t.Errorf("wrote into a newer file: %v", err)
-	}
-}
-
-// storeSeal adds crc and the end to a line without them.
-func storeSeal(open []byte) []byte {
-	sum := crc32.Checksum(append(slices.Clone(open), '}'), castagnoli)
-	return fmt.Appendf(slices.Clone(open), `,"crc":"%08x"}`+"\n", sum)
-}
-
-// FuzzStateLine: any line is refused or is one record with one id.
-func FuzzStateLine(f *testing.F) {
-	line, _ := encode(storeQuestion("s"))
-	f.Add(line)
-	f.Add([]byte(`{"v":1,"rec":"prompt","id":"a","at":"2026`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		sealed := storeSeal(bytes.TrimSuffix(bytes.ReplaceAll(b, []byte("\n"), nil), []byte("}")))
-		if l := parseLine(sealed); l.err == nil && l.V <= schemaVersion {
-			l.decode(sealed)
-			if l.record != nil && l.ID != l.record.head().ID {
-				t.Errorf("two ids: %q and %q in %s", l.ID, l.record.head().ID, sealed)
+	for _, later := range [][]byte{is(2), append(is(1), is(2)...)} {
+		os.WriteFile(path, later, 0o600)
+		for _, command := range []string{"status", "approvals", "answer a y", "audit verify", "ask a", "run true"} {
+			code, _, says := cli(t, dir, strings.Fields(command)...)
+			newer := code != 0 && strings.Contains(says, "newer atlasbridge")
+			if b, _ := os.ReadFile(path); !newer && command != "run true" || !bytes.HasPrefix(b, later) {
+				t.Errorf("%s on a state of a later schema: exit %d, %s\n%s", command, code, says, b)
 			}
 		}
-		parseLine(b)
+	}
+}
+
+// TestRetention: a compaction keeps what is alive or not old, as testdata/retention.txt says, and the file becomes small.
+func TestRetention(t *testing.T) {
+	t.Parallel()
+	dir := home(t, "")
+	plant(t, dir, `"rec":"session","id":"live","status":"active",`+ago(0), `"rec":"session","id":"over","status":"completed",`+ago(0))
+	rows := table(t, "retention.txt")
+	ages := map[string]time.Duration{"1 day": 24 * time.Hour, "10 days": 240 * time.Hour, "40 days": 960 * time.Hour}
+	for _, r := range rows {
+		for column, age := range ages {
+			for range 100 {
+				kind, members, _ := strings.Cut(r["record"], ",")
+				plant(t, dir, fmt.Sprintf(`%s,"id":"%s %s",%s,%s`, kind, r["at"], column, ago(age), members))
+			}
+		}
+	}
+	cli(t, dir, "answer", "nobody", "y")
+	there := map[string]string{}
+	lines := jsonLines(t, dir, "state.jsonl")
+	for _, r := range lines {
+		there[r.str("id")] = "kept"
+		if r.str("status") == "resolved" || r.str("status") == "failed" {
+			there[r.str("id")] += map[bool]string{true: ", without full"}[r.str("full") == ""]
+		}
+	}
+	for _, r := range rows {
+		for column := range ages {
+			if got := cmp.Or(there[r["at"]+" "+column], "gone"); got != r[column] {
+				t.Errorf("%s, %s old: %s, want %s", r["at"], column, got, r[column])
+			}
+		}
+	}
+	if len(lines) > 3*len(rows)+4 {
+		t.Errorf("%d lines are left, of each record its last one is enough", len(lines))
+	}
+}
+
+// TestTransitions: a question's state changes as testdata/transitions.txt says, and in no other way.
+func TestTransitions(t *testing.T) {
+	for _, r := range table(t, "transitions.txt") {
+		var to []State
+		for _, s := range strings.Fields(r["to"]) {
+			to = append(to, State(s))
+		}
+		if got := next[State(r["from"])]; !slices.Equal(got, to) {
+			t.Errorf("%s: %q can become %q, want %q", r["at"], r["from"], got, to)
+		}
+	}
+	if n := len(next); n != 7 {
+		t.Errorf("%d states can change, want 7", n)
+	}
+}
+
+// FuzzStateLine: whatever stands in a line of the state, with the right checksum or not, commands go on or say what is wrong,
+// and nothing of it is lost.
+func FuzzStateLine(f *testing.F) {
+	f.Add(`{"v":1,"rec":"prompt","id":"a","at":"2026-01-02T03:04:05.000000Z","session_id":"s","status":"created"}`)
+	f.Add(`{"v":1,"rec":"session","id":7,"status":"active"}`)
+	f.Add(`{"rec":"prompt","v":9e9,"id":"a\"b"`)
+	f.Fuzz(func(t *testing.T, object string) {
+		dir := home(t, "")
+		line := withCRC(strings.ReplaceAll(object, "\n", "")) + object + "\n"
+		os.WriteFile(filepath.Join(dir, "state.jsonl"), []byte(line), 0o600)
+		for _, command := range []string{"status", "approvals", "answer"} {
+			code, _, says := cli(t, dir, append([]string{command, "--json"}, map[string][]string{"answer": {"a", "y"}}[command]...)...)
+			if code != 0 && says == "" {
+				t.Errorf("%s: exit %d, and nothing is said", command, code)
+			}
+		}
+		if b, _ := os.ReadFile(filepath.Join(dir, "state.jsonl")); !bytes.HasPrefix(b, []byte(line)) {
+			t.Errorf("it was %q and is %q", line, b)
+		}
 	})
 }
 
@@ -15286,1143 +15022,442 @@ func BenchmarkOpen(b *testing.B) {
 	for _, each := range []int{1, 4} {
 		b.Run(fmt.Sprintf("%d-lines-each", each), func(b *testing.B) {
 			dir := home(b, "")
-			f, _ := os.OpenFile(filepath.Join(dir, "state.jsonl"), os.O_CREATE|os.O_WRONLY, 0o600)
-			w := bufio.NewWriter(f)
+			var text strings.Builder
 			for i := range 100000 {
-				p := storeQuestion("s")
-				p.ID = fmt.Sprintf("%08x-0000-4000-8000-000000000000", i/each)
-				p.V = 1
-				p.Rec = "prompt"
-				p.At = p.CreatedAt.UTC()
-				p.Choices = []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
-				line, _ := encode(p)
-				w.Write(line)
+				text.WriteString(withCRC(fmt.Sprintf(`{"v":1,"rec":"prompt","id":"%08x",%s,"session_id":"s","type":"yes_no","full":"%01000d"}`,
+					i/each, ago(0), 0)))
 			}
-			w.Flush()
-			f.Close()
+			os.WriteFile(filepath.Join(dir, "state.jsonl"), []byte(text.String()), 0o600)
 			for b.Loop() {
-				s, err := openStore(dir)
-				if err != nil {
-					b.Fatal(err)
-				}
-				s.Close()
+				cli(b, dir, "status")
 			}
 		})
 	}
-
 }
 
-// ---- store.go: update, decide and follow ----
-// One question has one answer, and every process learns of it.
+// ---- store.go: answers ----
+// One question has one answer, from one who may give it.
 
-// TestStoreDecideGuards: a decision counts only with the right question, session, nonce, time,
-// value and pace, and a refused one changes nothing.
-func TestStoreDecideGuards(t *testing.T) {
+// TestAnswers: an answer counts only for its question, in time, with its nonce, once, as what the question offers, and for
+// what was read; else nothing changes. testdata/answers.txt has the cases. From the phone ten in a minute count.
+func TestAnswers(t *testing.T) {
 	t.Parallel()
-	type setup struct {
-		s   *Store
-		p   *PromptRecord
-		d   Decision
-		now time.Time
+	bot := newBotAPI(t)
+	dir := home(t, bot.config(""))
+	keepsAlive(t, dir, "alive-session")
+	rows := table(t, "answers.txt")
+	for range 11 {
+		rows = append(rows, row{"at": "the limit", "by": "tap", "given": "ans:ID:SESSION:NONCE:y", "recorded": "y"})
 	}
-	rows := []struct {
-		name, why string // part of the refusal, "" accepted
-		change    func(*setup)
-	}{
-		{"a tap", "", func(*setup) {}},
-		{"full ids and nonce", "", func(x *setup) {
-			x.d.PromptID = x.p.ID
-			x.d.SessionID = x.p.SessionID
-			x.d.Nonce = x.p.Nonce
-		}},
-		{"unknown id", "no question", func(x *setup) { x.d.PromptID = "00000000" }},
-		{"id too short", "no question", func(x *setup) { x.d.PromptID = x.p.ID[:7] }},
-		{"no id", "no question", func(x *setup) { x.d.PromptID = "" }},
-		{"other session", "no question", func(x *setup) { x.d.SessionID = shortID(newID()) }},
-		{"no session", "no question", func(x *setup) { x.d.SessionID = "" }},
-		{"wrong nonce", "does not belong", func(x *setup) { x.d.Nonce = newNonce()[:16] }},
-		{"no nonce", "does not belong", func(x *setup) { x.d.Nonce = "" }},
-		{"short nonce", "does not belong", func(x *setup) { x.d.Nonce = x.p.Nonce[:15] }},
-		{"too late", "over: nobody answered by ", func(x *setup) { x.now = x.p.ExpiresAt }},
-		{"just in time", "", func(x *setup) { x.now = x.p.ExpiresAt.Add(-time.Microsecond) }},
-		{"clock set back after expiry", "over: nobody answered by ", func(x *setup) {
-			storeMove(x.s, x.p.ID, Expired, x.p.ExpiresAt)
-			x.now = x.p.CreatedAt
-		}},
-		{"answered before", "already answered (phone, ", func(x *setup) { x.s.Decide(x.d, x.now) }},
-		{"answered at the keyboard", "already answered (keyboard, ", func(x *setup) {
-			x.s.Move(x.p.ID, Resolved, func(r *PromptRecord) { r.DecidedBy = ref("cli:local") })
-		}},
-		{"left the screen", "left the screen", func(x *setup) { x.s.Move(x.p.ID, Resolved, nil) }},
-		{"failed", "over: it failed", func(x *setup) {
-			x.s.Move(x.p.ID, Failed, func(p *PromptRecord) { p.Reason = "it failed" })
-		}},
-		{"not delivered", "over: the answer was not delivered: it failed", func(x *setup) {
-			x.s.Decide(x.d, x.now)
-			x.s.Move(x.p.ID, Failed, func(p *PromptRecord) { p.Reason = "it failed" })
-		}},
-		{"typed, and failed", "already answered (phone, ", func(x *setup) {
-			x.s.Decide(x.d, x.now)
-			x.s.Move(x.p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = "sha256:x" })
-			x.s.Move(x.p.ID, Failed, func(p *PromptRecord) { p.Reason = "it failed" })
-		}},
-		{"typed by waiting, and failed", "over: nobody answered by ", func(x *setup) {
-			storeMove(x.s, x.p.ID, Expired, x.p.ExpiresAt)
-			x.s.Move(x.p.ID, Failed, func(p *PromptRecord) { p.Reason = "it failed" })
-		}},
-		{"left to the terminal", "over: left as it is", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, func(p *PromptRecord) { p.Type = FreeText })
-			x.d = storeTap(x.p, leaveIt)
-			x.s.Decide(x.d, x.now)
-		}},
-		{"canceled in a session that has ended", "over: replaced", func(x *setup) {
-			x.s.Move(x.p.ID, Canceled, func(p *PromptRecord) { p.Reason = "replaced" })
-			r := *storeView(t, x.s).Sessions[x.p.SessionID]
-			r.Status = "completed"
-			storeUpdate(x.s, &r)
-		}},
-		{"session over", "session has ended", func(x *setup) {
-			r := *storeView(t, x.s).Sessions[x.p.SessionID]
-			r.Status = "completed"
-			storeUpdate(x.s, &r)
-		}},
-		{"wrong value", "it takes y n", func(x *setup) { x.d.Value = "maybe" }},
-		{"trusted without nonce and session", "", func(x *setup) {
-			x.d.Nonce = ""
-			x.d.SessionID = ""
-			x.d.Trusted = true
-			x.d.By = "cli:answer"
-		}},
-		{"trusted but another session", "no question", func(x *setup) { x.d.Trusted, x.d.SessionID = true, newID() }},
-		{"not asked yet", "not been asked", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil)
-			x.d = storeTap(x.p, "y")
-		}},
-		{"not asked yet, trusted", "", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Created, nil)
-			x.d = Decision{PromptID: x.p.ID, Value: "y", By: "cli:answer", Trusted: true}
-		}},
-		{"tap before its delivery is recorded", "", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, nil)
-			x.d = storeTap(x.p, "y")
-		}},
-		{"secret", "at the keyboard alone", func(x *setup) {
-			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, func(p *PromptRecord) {
-				p.Secret, p.Type = true, FreeText
-			})
-			x.d = storeTap(x.p, "hunter2")
-		}},
-		{"the session's process is dead", "session has ended", func(x *setup) {
-			x.p = storePrompt(t, x.s, deadSession(t, x.s), AwaitingReply, nil)
-			x.d = storeTap(x.p, "y")
-		}},
-		{"who asked is dead", "who asked has ended", func(x *setup) {
-			hook := func(p *PromptRecord) { p.Source = fromHook }
-			x.p = storePrompt(t, x.s, x.p.SessionID, Routed, hook)
-			x.d = storeTap(x.p, "y")
-		}},
-		{"eleventh in a minute", "10 answers in a minute", func(x *setup) {
-			for range 10 {
-				p := storePrompt(t, x.s, x.p.SessionID, Routed, nil)
-				if _, why, err := x.s.Decide(storeTap(p, "y"), x.now); why != "" || err != nil {
-					t.Fatal(why, err)
-				}
-			}
-		}},
-		{"eleventh, a minute later", "", func(x *setup) {
-			for range 10 {
-				x.s.Decide(storeTap(storePrompt(t, x.s, x.p.SessionID, Routed, nil), "y"), x.now)
-			}
-			x.now = x.now.Add(time.Minute)
-		}},
+	hour := strings.Replace(ago(-time.Hour), `"at"`, `"expires_at"`, 1)
+	plant(t, dir, `"rec":"session","id":"alive-session","status":"active",`+ago(0), `"rec":"session","id":"dead","status":"active",`+ago(0))
+	for i, r := range rows {
+		plant(t, dir, fmt.Sprintf(`"rec":"prompt","id":"%08x-1",%s,"session_id":"alive-session","status":"awaiting_reply","confidence":"high",`+
+			`"signals":["pattern"],"type":"yes_no","nonce":"%016x0000000000000000","shown_all":true,%s,%s`, i+1, ago(0), i+1, hour,
+			cmp.Or(r["question"], `"source":"screen"`)))
 	}
-	s := storeAt(t, home(t, ""))
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			x := &setup{s: s, now: time.Now()}
-			x.p = storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-			x.d = storeTap(x.p, "y")
-			row.change(x)
-			before := storeView(t, s).Prompts[x.p.ID]
-			got, why, err := s.Decide(x.d, x.now)
-			after := storeView(t, s).Prompts[x.p.ID]
-			if err != nil || (why == "") != (row.why == "") ||
-				!strings.Contains(string(why), row.why) {
-				t.Errorf("refusal %q, %v; want %q", why, err, row.why)
+	before := records(t, dir, "prompt")
+	var m seen
+	phones := 0
+	for i, r := range rows {
+		of := before[i]
+		id := of.str("id")
+		said := ""
+		if r["by"] == "answer" {
+			_, _, said = cli(t, dir, "answer", id, r["given"])
+		} else {
+			if m.id == 0 {
+				asks(t, dir, "", "Hello?") // it polls
+				m = bot.shows("Hello?", "Yes")
 			}
-			if why == sessionOver {
-				if after.Status != Failed {
-					t.Errorf("the session has ended, its question is %s", after.Status)
-				}
-			} else if why != "" && after != nil && before.At != after.At {
-				t.Error("refused, but the record changed")
-			}
-			if why == "" &&
-				(after.Status != ReplyReceived || !after.NonceUsed || *after.DecidedBy != x.d.By ||
-					got.At != after.At) {
-				t.Errorf("accepted, but the record is %+v", after)
-			}
-		})
-	}
-}
-
-// What a record says that a text must keep to is what is checked: one that is a byte longer is refused.
-func TestConstraintsHold(t *testing.T) {
-	numbered := []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}, {Key: "3", Label: "Green"}}
-	for _, c := range []struct {
-		name, json string
-		p          PromptRecord
-	}{
-		{"text", `{"max_length":200}`, PromptRecord{Prompt: Prompt{Type: FreeText}}},
-		{"long text", `{"max_length":4096}`,
-			PromptRecord{Constraints: Limits{MaxLength: maxMessage}, Prompt: Prompt{Type: FreeText, Idle: true}}},
-		{"list", `{}`, PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: numbered}}},
-		{"list or text", `{"max_length":300}`,
-			PromptRecord{Constraints: Limits{MaxLength: 300}, Prompt: Prompt{Type: MultipleChoice, Choices: numbered}}},
-		{"letters", `{}`, PromptRecord{Prompt: Prompt{Type: MultipleChoice,
-			Choices: []Choice{{Key: "a", Label: "Abort"}, {Key: "r", Label: "Retry"}}}}},
-		{"yes or no", `{}`, PromptRecord{Prompt: Prompt{Type: YesNo}}},
-		{"enter", `{}`, PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			p := c.p
-			p.limit()
-			text, err := json.Marshal(p.Constraints)
-			if err != nil || string(text) != c.json {
-				t.Errorf("%s, %v, want %s", text, err, c.json)
-			}
-			takes := func(value string) bool {
-				q := p
-				_, why := q.interpret(value)
-				return why == ""
-			}
-			if n := p.Constraints.MaxLength; n > 0 && (!takes(strings.Repeat("a", n)) || takes(strings.Repeat("a", n+1))) {
-				t.Error("another length is checked")
-			}
-		})
-	}
-}
-
-// TestStoreDecideValues: a value is one that the question offers, in any spelling that is meant for
-// it.
-func TestStoreDecideValues(t *testing.T) {
-	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"},
-		{Key: "3", Label: "Later"}}
-	rows := []struct {
-		p           PromptRecord
-		given, want string // want "!" for refused
-	}{
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "y", "y"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "YES", "y"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "No", "n"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "1", "!"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "", "!"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "enter", "!"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo, SafeDefault: ref("n")}}, "default", "n"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo}}, "default", "!"},
-		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "enter", "enter"},
-		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "", "enter"},
-		{PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, "y", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "2", "2"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "4", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "1,3", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "text", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,3", "1,3"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,1", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Multi: true}}, "1,", "!"},
-		{PromptRecord{Constraints: Limits{MaxLength: 100}, Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "a text", "a text"},
-		{PromptRecord{Constraints: Limits{MaxLength: 100}, Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true}}, "a text",
-			"!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, SafeDefault: ref("esc")}}, "esc", "esc"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "esc", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu, Permission: true, SafeDefault: ref("2")}},
-			"deny:use make", "2"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "deny:use make", "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true}}, "deny:", "esc"},
-		{PromptRecord{Source: "hook", Prompt: Prompt{Type: MultipleChoice, Permission: true}}, "deny:", "deny"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 100), strings.Repeat("é", 100)},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, strings.Repeat("é", 101), "!"},
-		{PromptRecord{Constraints: Limits{MaxLength: 3}, Prompt: Prompt{Type: FreeText}}, "four", "!"},
-		{PromptRecord{Constraints: Limits{MaxLength: maxMessage},
-			Prompt: Prompt{Type: FreeText}},
-			strings.Repeat("a", 4096), strings.Repeat("a", 4096)},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "", ""},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "YES", "YES"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "two\nlines\there", "two\nlines\there"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\x1b[201~b", "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\x00", "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "\u009b31m", "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "\xff", "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, "a\rb", "!"},
-		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "enter", "enter"},
-		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "esc", "esc"},
-		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "default", "!"},
-		{PromptRecord{Confidence: "low", Prompt: Prompt{Type: YesNo}}, "enter", "enter"},
-		{PromptRecord{Confidence: "medium", Prompt: Prompt{Type: YesNo}}, "cancel", leaveIt},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, leaveIt, leaveIt},
-		{PromptRecord{Prompt: Prompt{Type: FreeText}}, enterAlone, enterAlone},
-		{PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, enterAlone, "!"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Choices: menu}}, "later", "3"},
-		{PromptRecord{Confidence: "medium", Prompt: Prompt{Type: YesNo, Signals: []string{"pattern"}}}, "cancel", "!"},
-	}
-	for _, row := range rows {
-		value, why := row.p.interpret(row.given)
-		if row.want == "!" && why == "" || row.want != "!" && (why != "" || value != row.want) {
-			t.Errorf("judge(%s %q) = %v %q, want %q", row.p.Type, row.given, value, why, row.want)
+			of = promptBy(t, dir, id)
+			session := of.str("session_id")
+			data := strings.NewReplacer("ID", id[:8], "SESSION", session[:min(8, len(session))], "NONCE", of.str("nonce")[:16])
+			said = bot.answer(bot.tapped(m.id, data.Replace(r["given"])))
+		}
+		p := promptBy(t, dir, id)
+		refusal, refused := strings.CutPrefix(r["recorded"], "! ")
+		if r["at"] == "the limit" && phones == 10 {
+			refused, refusal = true, "10 answers in a minute"
+		}
+		switch {
+		case refused && (!strings.Contains(said, refusal) || outcome(p) != outcome(of) && p.str("session_id") != "dead"):
+			t.Errorf("%s: %q is refused with %q, want %q; the question is\n%v\nand was\n%v", r["at"], r["given"], said, refusal, p, of)
+		case !refused && (p.str("value") != r["recorded"] || p["nonce_used"] != true || p.str("decided_by") == ""):
+			t.Errorf("%s: %q is recorded as %q, want %q (%s); %v", r["at"], r["given"], p.str("value"), r["recorded"], said, p)
+		case !refused && r["by"] == "tap":
+			phones++
 		}
 	}
-	s := storeAt(t, home(t, ""))
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-		p.Type = MultipleChoice
-		p.Choices = menu
-		p.Permission = true
-		p.SafeDefault = ref("2")
+	code, _, said := cli(t, dir, "answer", before[len(rows)-1].str("id"), "y")
+	if phones != 10 || code != 0 {
+		t.Errorf("%d taps counted; the command is not held up by the phone's limit: exit %d, %s", phones, code, said)
+	}
+}
+
+// outcome is what has become of a question.
+func outcome(p record) string {
+	return fmt.Sprint(p["status"], p["value"], p["nonce_used"] == true, p["decided_by"], p["decided_at"])
+}
+
+// keepsAlive lets a session of that id live: a process holds its lock until the test ends.
+func keepsAlive(t testing.TB, dir, id string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Join(dir, "sessions"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	holder := exec.Command(os.Args[0])
+	holder.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=pty-lock "+filepath.Join(dir, "sessions", id+".lock"))
+	in, _ := holder.StdinPipe()
+	out, err := holder.StdoutPipe()
+	if err == nil {
+		err = holder.Start()
+	}
+	if line, readErr := bufio.NewReader(out).ReadString('\n'); line != "locked\n" {
+		t.Fatalf("holding a lock: %q, %v, %v", line, readErr, err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		holder.Wait()
 	})
-	got, why, _ := s.Decide(storeTap(p, "deny:use make"), time.Now())
-	if *got.Value != "2" || got.Reason != "use make" || why != "" {
-		t.Errorf("refusal with a reason: %+v %q", got, why)
-	}
-	p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-		p.Type = Unknown
-	})
-	if got, _, _ := s.Decide(storeTap(p, "cancel"), time.Now()); got.Status != Canceled {
-		t.Errorf("cancel: %s", got.Status)
-	}
 }
 
-// TestJudgeWords: yes and no mean allow and deny to a hook's permission alone; Enter alone and leaving it exist only where
-// a text is asked for; a choice's own key counts before its lower case.
-func TestJudgeWords(t *testing.T) {
-	hook := Prompt{
-		Type:       MultipleChoice,
-		Permission: true,
-		Choices: []Choice{{Key: hookAllow, Label: "Allow it"},
-			{Key: hookDeny, Label: "Refuse it"}},
-	}
-	letters := Prompt{Type: MultipleChoice,
-		Choices: []Choice{{Key: "A", Label: "all"}, {Key: "a", Label: "one"}}}
-	menu := Prompt{Type: MultipleChoice,
-		Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}}}
-	for _, c := range []struct {
-		p           PromptRecord
-		given, want string // want "!": refused
-	}{
-		{PromptRecord{Source: "hook", Prompt: hook}, "y", hookAllow},
-		{PromptRecord{Source: "hook", Prompt: hook}, "NO", hookDeny},
-		{PromptRecord{Source: "screen", Prompt: hook}, "y", "!"},
-		{PromptRecord{Source: "hook", Constraints: Limits{MaxLength: 100}, Prompt: menu}, "y", "y"},
-		{PromptRecord{Prompt: letters}, "A", "A"},
-		{PromptRecord{Prompt: letters}, "a", "a"},
-		{PromptRecord{Prompt: menu}, enterAlone, "!"},
-		{PromptRecord{Prompt: menu}, leaveIt, "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, enterAlone, "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, leaveIt, "!"},
-		{PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, leaveIt, "!"},
-		{PromptRecord{Confidence: "low", Prompt: Prompt{Type: FreeText}}, "Enter", "Enter"},
-		{PromptRecord{Prompt: Prompt{Type: Unknown}}, "hello", "hello"},
-		{PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true, Choices: menu.Choices}}, "esc", "esc"},
-		{PromptRecord{Source: "hook", Prompt: hook}, "esc", "!"},
-		{PromptRecord{Prompt: Prompt{Type: YesNo, Choices: letters.Choices}}, "y", "!"},
-	} {
-		value, why := c.p.interpret(c.given)
-		if c.want == "!" && why == "" || c.want != "!" && (why != "" || value != c.want) {
-			t.Errorf("%s %s %q: %v %q, want %q", c.p.Source, c.p.Type, c.given, value, why, c.want)
-		}
-	}
-	several := PromptRecord{Prompt: Prompt{
-		Type:        MultipleChoice,
-		Multi:       true,
-		Choices:     menu.Choices,
-		SafeDefault: ref("esc"),
-	}}
-	for value, want := range map[string]bool{
-		"1,2":   true,
-		"1,esc": false,
-		"esc":   true,
-		"1,3":   false,
-	} {
-		if several.offered(value) != want {
-			t.Errorf("%q offered: %v", value, !want)
-		}
-	}
+// promptBy is a question's record.
+func promptBy(t testing.TB, dir, id string) record {
+	t.Helper()
+	return awaitRecord(t, dir, "prompt", id, func(r record) bool { return r.str("id") == id })
 }
 
-// TestWhatRefuses: only words that refuse may be chosen unread, from a list of which one is chosen; a yes/no's own no and
-// what leaves the question alone refuse in any case.
-func TestWhatRefuses(t *testing.T) {
-	menu := []Choice{{Key: "1", Label: "Yes"}, {Key: "2", Label: "No, tell it why"},
-		{Key: "n", Label: "Next"}, {Key: "4"}}
-	for _, c := range []struct {
-		p     Prompt
-		value string
-		want  bool
-	}{
-		{Prompt{Type: YesNo}, "n", true},
-		{Prompt{Type: YesNo}, "y", false},
-		{Prompt{Type: MultipleChoice, Choices: menu}, "1", false},
-		{Prompt{Type: MultipleChoice, Choices: menu}, "2", true},
-		{Prompt{Type: MultipleChoice, Choices: menu}, "n", false},
-		{Prompt{Type: MultipleChoice, Choices: menu}, "4", false},
-		{Prompt{Type: MultipleChoice, Choices: []Choice{{Key: "n", Label: "No"}}}, "n", true},
-		{Prompt{Type: MultipleChoice, Choices: menu}, "no such choice", false},
-		{Prompt{Type: MultipleChoice, Choices: menu, Multi: true}, "2", false},
-		{Prompt{Type: FreeText}, "no", false},
-		{Prompt{Type: FreeText}, enterAlone, false},
-		{Prompt{Type: FreeText}, leaveIt, true},
-		{Prompt{Type: MultipleChoice}, "esc", true},
-		{Prompt{Type: Unknown}, "cancel", true},
-		{Prompt{Type: Unknown}, "enter", false},
-		{Prompt{Type: MultipleChoice}, hookDeny, true},
-		{Prompt{Type: MultipleChoice}, hookAlways, false},
-	} {
-		p := PromptRecord{Prompt: c.p}
-		if got := p.refuses(c.value); got != c.want {
-			t.Errorf("%s %q refuses: %v", c.p.Type, c.value, got)
-		}
-	}
-}
-
-// TestUnreadIsNotAllowed: what was not shown in full is not affirmed from the phone, what is not known is affirmed by
-// nobody but the keyboard; a refusal is always taken.
-func TestUnreadIsNotAllowed(t *testing.T) {
+// TestUpdateComesAgain: an update of which a power cut lost only that it was acted on is not acted on again.
+func TestUpdateComesAgain(t *testing.T) {
 	t.Parallel()
-	menu := []Choice{{Key: "1", Label: "Yes", Grants: true}, {Key: "2", Label: "No"}}
-	hook := []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookAlways, Label: "Yes, always"},
-		{Key: hookDeny, Label: "No"}}
-	s := storeAt(t, home(t, ""))
-	for _, c := range []struct {
-		name   string
-		typ    PromptType
-		of     []Choice
-		source string
-		value  string
-		shown  bool
-		cut    bool
-		phone  bool // it may be answered from there
-		answer bool // and with atlasbridge answer
-	}{
-		{"yes", YesNo, nil, "screen", "y", true, false, true, true},
-		{"yes unseen", YesNo, nil, "screen", "y", false, false, false, true},
-		{"yes unknown", YesNo, nil, "screen", "y", true, true, false, false},
-		{"no unseen", YesNo, nil, "screen", "n", false, false, true, true},
-		{"no unknown", YesNo, nil, "screen", "n", true, true, true, true},
-		{"menu yes unseen", MultipleChoice, menu, "screen", "1", false, false, false, true},
-		{"menu no unseen", MultipleChoice, menu, "screen", "2", false, false, true, true},
-		{"menu no unknown", MultipleChoice, menu, "screen", "2", false, true, true, true},
-		{"enter unseen", ConfirmEnter, nil, "screen", "enter", false, false, false, true},
-		{"text unseen", FreeText, nil, "screen", "hello", false, false, false, true},
-		{"text unknown", FreeText, nil, "screen", "hello", false, true, false, false},
-		{"left unseen", FreeText, nil, "screen", leaveIt, false, false, true, true},
-		{"hook allow unseen", MultipleChoice, hook, "hook", hookAllow, false, false, false, true},
-		{"hook always unknown", MultipleChoice, hook, "hook", hookAlways, true, true, false, false},
-		{"hook deny unseen", MultipleChoice, hook, "hook", hookDeny, false, true, true, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			for by, want := range map[string]bool{
-				"telegram:1001": c.phone,
-				"cli:answer":    c.answer,
-			} {
-				p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-					p.Type = c.typ
-					p.Choices = c.of
-					p.Source = c.source
-					p.Permission = c.source == "hook"
-					p.ShownAll, p.Cut = c.shown, c.cut
-				})
-				holds(t, s, p.ID)
-				d := storeTap(p, c.value)
-				d.By = by
-				_, why, err := s.Decide(d, time.Now())
-				if err != nil || (why == "") != want {
-					t.Errorf("by %s: %q %v", by, why, err)
-				}
-			}
-		})
+	bot := newBotAPI(t)
+	dir := home(t, bot.config(""))
+	keepsAlive(t, dir, "alive-session")
+	bot9, _, _ := strings.Cut(fakeToken, ":")
+	plant(t, dir, `"rec":"session","id":"alive-session","status":"active",`+ago(0),
+		`"rec":"input","id":"in","session_id":"alive-session","kind":"text","text":"hello","update":"`+bot9+`:9001","status":"done",`+ago(0))
+	asks(t, dir, "", "Hello?")
+	bot.shows("Hello?", "Yes")
+	bot.writes("/send alive-session hello", 0)
+	awaitRecord(t, dir, "update", "9001", func(r record) bool { return r.str("id") == bot9+":9001" })
+	if in := records(t, dir, "input"); len(in) != 1 || in[0].str("status") != "done" {
+		t.Errorf("it was asked for once, and now there are %v", in)
 	}
 }
 
-// TestUnreadOfBoxes: an idle box shows nothing that could be unread.
-func TestUnreadOfBoxes(t *testing.T) {
-	p := &PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true, Cut: true}}
-	if why := p.unread("text", "telegram:1001"); why != "" {
-		t.Error(why)
-	}
-}
-
-// TestRefusedDecisionChangesNothing: an answer that is refused, for whatever reason, leaves the record as it was.
-func TestRefusedDecisionChangesNothing(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	for name, change := range map[string]func(*PromptRecord, *Decision){
-		"unseen":          func(p *PromptRecord, _ *Decision) { p.ShownAll = false },
-		"cut":             func(p *PromptRecord, _ *Decision) { p.Cut = true },
-		"cut, by command": func(p *PromptRecord, d *Decision) { p.Cut, d.By = true, "cli:answer" },
-		"no answer to it": func(_ *PromptRecord, d *Decision) { d.Value = "maybe" },
-		"wrong nonce":     func(_ *PromptRecord, d *Decision) { d.Nonce = newNonce()[:16] },
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := Decision{Value: "y", By: "telegram:1001", UpdateID: "9:77"}
-			var p *PromptRecord
-			p = storePrompt(t, s, storeSession(t, s), AwaitingReply, func(q *PromptRecord) {
-				d.PromptID = q.ID
-				d.SessionID = q.SessionID
-				d.Nonce = q.Nonce
-				change(q, &d)
-			})
-			_, why, err := s.Decide(d, time.Now())
-			now := storeView(t, s).Prompts[p.ID]
-			if err != nil || why == "" || now.Status != AwaitingReply || now.NonceUsed ||
-				now.At != p.At {
-				t.Errorf("%q %v, it is %s", why, err, now.Status)
-			}
-			if storeView(t, s).Updates["9:77"] != nil {
-				t.Error("the update counts as acted on")
-			}
-		})
-	}
-}
-
-// TestLimitIsThePhones: ten answers in a minute hold up the phone alone, and only the phone's answers count.
-func TestLimitIsThePhones(t *testing.T) {
-	t.Parallel()
-	s := storeAt(t, home(t, ""))
-	session := storeSession(t, s)
-	answer := func(by string) Refusal {
-		p := storePrompt(t, s, session, Routed, nil)
-		d := storeTap(p, "y")
-		d.By = by
-		_, why, err := s.Decide(d, time.Now())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return why
-	}
-	for range 2 * decisionsLimit {
-		if why := answer("cli:answer"); why != "" {
-			t.Fatal(why)
-		}
-	}
-	for range decisionsLimit {
-		if why := answer("telegram:1001"); why != "" {
-			t.Fatal(why)
-		}
-	}
-	for by, want := range map[string]bool{
-		"telegram:1001": false,
-		"telegram:1002": false,
-		"cli:answer":    true,
-	} {
-		if why := answer(by); (why == "") != want {
-			t.Errorf("%s: %q", by, why)
-		}
-	}
-}
-
-// TestOpenIsUndecided: while a question waits nobody has decided it; when it expires its timeout has; what was typed has
-// one reply record, of the one whose answer it was.
-func TestOpenIsUndecided(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	session := storeSession(t, s)
-	for _, st := range []State{Created, Routed, AwaitingReply} {
-		if p := storePrompt(t, s, storeSession(t, s), st, nil); p.NonceUsed || p.DecidedAt != nil ||
-			p.DecidedBy != nil {
-			t.Errorf("%s: nonce used %v, decided %v by %v", st, p.NonceUsed, p.DecidedAt,
-				p.DecidedBy)
-		}
-	}
-	p := storePrompt(t, s, session, Expired, nil)
-	if !p.NonceUsed || p.DecidedBy == nil || *p.DecidedBy != "auto:timeout" {
-		t.Errorf("expired: nonce used %v, by %v", p.NonceUsed, p.DecidedBy)
-	}
-	if p := storePrompt(t, s, session, Canceled, nil); !p.NonceUsed || p.DecidedBy != nil {
-		t.Errorf("canceled: nonce used %v, by %v", p.NonceUsed, p.DecidedBy)
-	}
-	reply := func(id string) *ReplyRecord {
-		r, _ := storeView(t, s).records["reply "+id].(*ReplyRecord)
-		return r
-	}
-	if reply(p.ID) != nil {
-		t.Error("a reply without anything typed")
-	}
-	if ok, err := s.Move(p.ID, Injected, nil); !ok || err != nil {
-		t.Fatal(ok, err)
-	}
-	if r := reply(p.ID); r == nil || r.Source != "timeout_default" {
-		t.Errorf("typed by waiting: %+v", r)
-	}
-	p = storePrompt(t, s, session, AwaitingReply, nil)
-	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
-		t.Fatal(why, err)
-	}
-	if ok, err := s.Move(p.ID, Injected, nil); !ok || err != nil {
-		t.Fatal(ok, err)
-	}
-	if r := reply(p.ID); r == nil || r.Source != "operator" || r.Value != "y" {
-		t.Errorf("typed for the operator: %+v", r)
-	}
-}
-
-// A text that was given is in the audit log as its length and hash alone.
-func TestStoreText(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	for _, text := range []string{"my private words", "enter"} {
-		p := storePrompt(t, s, storeSession(t, s), AwaitingReply, func(p *PromptRecord) {
-			p.Type, p.SafeDefault = FreeText, nil
-		})
-		s.Decide(storeTap(p, text), time.Now())
-		s.Move(p.ID, Injected, nil)
-		log, _ := os.ReadFile(s.audit.log.path)
-		if bytes.Contains(log, []byte(`"`+text+`"`)) ||
-			bytes.Count(log, []byte(digest([]byte(text)))) != 2 {
-			t.Errorf("%s", log)
-		}
-	}
-}
-
-// A power cut that kept only the beginning of a write lost that the update was acted on, not what it did: when it comes
-// again, nothing is done twice.
-func TestStoreUpdateComesAgain(t *testing.T) {
+// TestCrowd: of processes that ask, answer and compact at once, some of which are killed, every question gets one answer,
+// each history is one of the table, and the audit log holds.
+func TestCrowd(t *testing.T) {
 	dir := home(t, "")
-	path := filepath.Join(dir, "state.jsonl")
-	s := storeAt(t, dir)
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	say := func() error {
-		in := &InputRecord{
-			Head:      Head{ID: newID()},
-			SessionID: p.SessionID,
-			Kind:      "text",
-			UpdateID:  "9:7",
-			Status:    "queued",
-		}
-		return storeUpdate(s, in, &UpdateRecord{Head{ID: "9:7"}, "operator"})
-	}
-	tap := storeTap(p, "y")
-	tap.UpdateID = "9:8"
-	decide := func() error {
-		_, why, err := s.Decide(tap, time.Now())
-		if err == nil && why != "" {
-			err = errors.New(string(why))
-		}
-		return err
-	}
-	powerCut := func(id string) {
-		t.Helper()
-		all, _ := os.ReadFile(path)
-		at := bytes.LastIndex(all, []byte(`{"v":1,"rec":"update","id":"`+id+`"`))
-		if at < 0 {
-			t.Fatalf("update %s is not recorded:\n%s", id, all)
-		}
-		s.Close()
-		os.WriteFile(path, all[:at+10], 0o600)
-		s = storeAt(t, dir)
-		holds(t, s, p.SessionID)
-	}
-	if err := say(); err != nil {
-		t.Fatal(err)
-	}
-	powerCut("9:7")
-	v := storeView(t, s)
-	if len(v.Inputs) != 1 || v.Updates["9:7"] != nil {
-		t.Fatalf("after the cut: %d inputs, update %v", len(v.Inputs), v.Updates["9:7"])
-	}
-	for _, in := range v.Inputs { // its session did it meanwhile
-		done := *in
-		done.Status = "done"
-		if storeUpdate(s, &done) != nil {
-			t.Fatal("the input cannot be done")
-		}
-	}
-	if err := say(); err != nil {
-		t.Fatal(err)
-	}
-	v = storeView(t, s)
-	inputs := slices.Collect(maps.Values(v.Inputs))
-	if len(inputs) != 1 || inputs[0].Status != "done" || v.Updates["9:7"] == nil {
-		t.Errorf("the message came again: %d inputs, update %v", len(inputs), v.Updates["9:7"])
-	}
-	if err := decide(); err != nil {
-		t.Fatal(err)
-	}
-	powerCut("9:8")
-	before := storeView(t, s).Prompts[p.ID]
-	if before.Status != ReplyReceived || storeView(t, s).Updates["9:8"] != nil {
-		t.Fatalf("after the cut the question is %s", before.Status)
-	}
-	if err := decide(); err == nil || !strings.Contains(err.Error(), "already answered") {
-		t.Errorf("the tap came again: %v", err)
-	}
-	if after := storeView(t, s).Prompts[p.ID]; after.At != before.At {
-		t.Error("the tap that came again changed the question")
-	}
-}
-
-// What is known of a prompt's messages, change by change.
-func TestMessagesOfAPrompt(t *testing.T) {
-	t.Parallel()
-	type state struct {
-		MsgID     int64
-		MsgStatus State
-		Old       []int64
-	}
-	for _, c := range []struct {
-		name   string
-		before state
-		change func(*Store, string) error
-		after  state
-	}{
-		{"the first", state{}, func(s *Store, id string) error { return s.Offered(id, 5, 0) }, state{5, "", nil}},
-		{"a newer one", state{5, "", nil}, func(s *Store, id string) error { return s.Offered(id, 9, 0) },
-			state{9, "", []int64{5}}},
-		{"one after the outcome", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 9, 0) },
-			state{9, "", nil}},
-		{"an older one", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 3, 0) },
-			state{5, Canceled, []int64{3}}},
-		{"its own", state{5, Canceled, nil}, func(s *Store, id string) error { return s.Offered(id, 5, 0) },
-			state{5, "", nil}},
-		{"edited", state{5, "", []int64{3}}, func(s *Store, id string) error { return s.Edited(id, 5, Canceled, false) },
-			state{5, Canceled, []int64{3}}},
-		{"edited, an old one", state{5, "", []int64{3, 4}},
-			func(s *Store, id string) error { return s.Edited(id, 3, Canceled, false) }, state{5, "", []int64{4}}},
-		{"replaced while it got Ask again", state{9, "", []int64{5}},
-			func(s *Store, id string) error { return s.Edited(id, 5, Expired, true) }, state{9, "", []int64{5}}},
-		{"buttons on an old one", state{5, Canceled, []int64{3}},
-			func(s *Store, id string) error { return s.Edited(id, 3, "", true) }, state{5, Canceled, []int64{3}}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := storeAt(t, home(t, ""))
-			p := storePrompt(t, s, storeSession(t, s), Canceled, func(p *PromptRecord) {
-				p.MsgID = c.before.MsgID
-				p.MsgStatus = c.before.MsgStatus
-				p.OldMsgIDs = c.before.Old
-			})
-			if err := c.change(s, p.ID); err != nil {
-				t.Fatal(err)
-			}
-			now := storeView(t, s).Prompts[p.ID]
-			got := (state{now.MsgID, now.MsgStatus, append([]int64(nil), now.OldMsgIDs...)})
-			if !reflect.DeepEqual(got, c.after) {
-				t.Errorf("%+v, want %+v", got, c.after)
-			}
-			at := now.At
-			err := s.Edited(p.ID, 77, Canceled, false)
-			if err != nil || !storeView(t, s).Prompts[p.ID].At.Equal(at) {
-				t.Errorf("what changes nothing is written: %v", err)
-			}
-		})
-	}
-}
-
-// A follower sees what was there (a tool's first hook may be faster than the session), what another process writes,
-// across a compaction, and its own at once.
-func TestStoreFollow(t *testing.T) {
-	t.Parallel()
-	dir := home(t, "")
-	a, b := storeAt(t, dir), storeAt(t, dir)
-	session := storeSession(t, a)
-	p := storePrompt(t, b, session, AwaitingReply, nil)
-	ctx, stop := context.WithCancel(t.Context())
-	out := a.Follow(ctx, session, func() bool { return true })
-	wait := func(id string, status State) {
-		t.Helper()
-		timeout := time.After(patience())
-		for {
-			select {
-			case r := <-out:
-				if p, ok := r.(*PromptRecord); ok && p.ID == id && p.Status == status {
-					return
-				}
-			case <-timeout:
-				t.Fatalf("%s never came", status)
-			}
-		}
-	}
-	other := storePrompt(t, b, storeSession(t, b), AwaitingReply, nil)
-	wait(p.ID, AwaitingReply)
-	storeCompactNext(b)
-	b.Decide(storeTap(p, "y"), time.Now())
-	b.Decide(storeTap(other, "y"), time.Now())
-	wait(p.ID, ReplyReceived)
-	a.Move(p.ID, Injected, nil)
-	wait(p.ID, Injected)
-	stop()
-	for r := range out {
-		t.Errorf("more came: %+v", r)
-	}
-}
-
-// A record touches its own session's file and no other: who follows another session sleeps on.
-func TestRecordsTouchTheirSession(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	sessions := []string{storeSession(t, s), storeSession(t, s)}
-	long := time.Now().Add(-time.Hour).Truncate(time.Second)
-	for _, id := range sessions {
-		if err := os.Chtimes(s.lockPath(id), long, long); err != nil {
-			t.Fatal(err)
-		}
-	}
-	touched := func(id string) bool {
-		info, err := os.Stat(s.lockPath(id))
-		return err == nil && !info.ModTime().Equal(long)
-	}
-	storePrompt(t, s, sessions[0], AwaitingReply, nil)
-	if !touched(sessions[0]) || touched(sessions[1]) {
-		t.Errorf("the session's file was touched: %v, the other's: %v", touched(sessions[0]), touched(sessions[1]))
-	}
-}
-
-// Followers of a state that cannot be read try again now and then: one's attempt does not set off the other's.
-func TestFollowersOfTroubleAreCalm(t *testing.T) {
-	t.Parallel()
-	var attempts atomic.Int64
-	s, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		if op != "ftruncate" {
-			return nil
-		}
-		attempts.Add(1)
-		return errors.New("input/output error")
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	session := storeSession(t, s)
-	storeTears(t, s)
-	ctx, stop := context.WithTimeout(t.Context(), 2*time.Second) // from the first second on it watches the folder
-	defer stop()
-	for range 2 {
-		records := s.Follow(ctx, session, func() bool { return true })
-		defer func() { // it has ended
-			for range records {
-			}
-		}()
-	}
-	<-ctx.Done()
-	if n := attempts.Load(); n < 2 || n > 12 {
-		t.Errorf("%d attempts in 2 s, want 2 in each second of each", n)
-	}
-}
-
-// Processes that ask, answer and compact at once: every reply was given once, every history is one of the table,
-// and the audit log holds. ATLASBRIDGE_LONG=1 makes it eight processes and a minute.
-func TestStoreCrowd(t *testing.T) {
-	dir, span, n := home(t, ""), "1500ms", 4
+	rounds := 2
 	if os.Getenv("ATLASBRIDGE_LONG") != "" {
-		span, n = "60s", 8
-	} else if testing.Short() {
-		t.Skip("short")
+		rounds = 50
 	}
-	t.Setenv("ATLASBRIDGE_TEST_SPAN", span)
-	outs := make([]bytes.Buffer, n)
-	var cmds []*exec.Cmd
-	for i := range n {
-		cmd := storeChild(dir, "store-crowd")
-		cmd.Stdout, cmd.Stderr = &outs[i], os.Stderr
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
+	seed := time.Now().UnixNano()
+	t.Log("seed", seed)
+	dice := rand.New(rand.NewSource(seed))
+	var given sync.Map // the prompts that were answered
+	for range rounds {
+		plant(t, dir, `"rec":"session","id":"old","status":"completed",`+ago(40*24*time.Hour)) // each compacts as it first writes
+		var rows []int
+		for range 6 {
+			rows = append(rows, dice.Intn(40))
 		}
-		cmds = append(cmds, cmd)
-	}
-	given := map[string]int{}
-	for i, cmd := range cmds {
-		if err := cmd.Wait(); err != nil {
-			t.Fatal(err)
-		}
-		for _, id := range strings.Fields(outs[i].String()) {
-			given[id]++
-		}
-		if strings.Contains(outs[i].String(), "error") {
-			t.Fatal(outs[i].String())
-		}
-	}
-	state := map[string]State{
-		"PROMPT_DETECTED": Created,
-		"PROMPT_ROUTED":   AwaitingReply,
-		"REPLY_RECEIVED":  ReplyReceived,
-		"REPLY_INJECTED":  Injected,
-		"PROMPT_RESOLVED": Resolved,
-		"PROMPT_FAILED":   Failed, // by one that started when another had ended
-	}
-	at := map[string]State{}
-	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
-	for line := range bytes.Lines(log) {
-		var e struct {
-			Event string
-			ID    string `json:"prompt_id"`
-		}
-		json.Unmarshal(line, &e)
-		to := state[e.Event]
-		if from := at[e.ID]; to == AwaitingReply && from == Created { // routed has no entry
-			at[e.ID] = to
-		} else if to != "" && !slices.Contains(next[from], to) {
-			t.Fatalf("prompt %s went from %q to %q", e.ID, from, to)
-		} else if to != "" {
-			at[e.ID] = to
-		}
-		if to == ReplyReceived {
-			given[e.ID]--
-			if given[e.ID] != 0 {
-				t.Fatalf("prompt %s: answers given and recorded differ by %d", e.ID, given[e.ID])
+		beside(t, rows, func(t *testing.T, killed int) {
+			text := fmt.Sprintf("Go %s?", t.Name())
+			s := asks(t, dir, "", text)
+			id := awaitPrompt(t, dir, text, "awaiting_reply").str("id")
+			var answers []*script
+			for _, value := range []string{"yes", "no", "yes"} {
+				answers = append(answers, begins(t, dir, "", "answer", id, value))
 			}
+			if killed < 10 { // milliseconds
+				time.Sleep(time.Duration(killed) * time.Millisecond)
+				answers[0].Process.Kill()
+				s.Process.Kill()
+			}
+			taken := 0
+			for _, a := range answers {
+				if a.Wait() == nil {
+					taken++
+					given.Store(id, true)
+				}
+			}
+			s.Wait()
+			if taken > 1 || taken == 0 && killed >= 10 {
+				t.Errorf("%d of three answers were taken", taken)
+			}
+			p := promptBy(t, dir, id)
+			want := map[string]string{"y": "yes\n", "n": "no\n"}[p.str("value")]
+			if got := s.stdout.String(); got != want && killed >= 10 {
+				t.Errorf("%v was recorded, %q passed on", p["value"], got)
+			}
+		})
+	}
+	cli(t, dir, "ask", "--timeout", "1s", "The last?") // it finds the dead
+	status := map[string]string{"PROMPT_DETECTED": "created", "PROMPT_ROUTED": "awaiting_reply", "REPLY_RECEIVED": "reply_received",
+		"REPLY_INJECTED": "injected", "PROMPT_RESOLVED": "resolved", "PROMPT_EXPIRED": "expired", "PROMPT_FAILED": "failed"}
+	history := map[string][]string{}
+	for _, e := range jsonLines(t, dir, "audit.log") {
+		if s := status[e.str("event")]; s != "" {
+			history[e.str("prompt_id")] = append(history[e.str("prompt_id")], s)
 		}
 	}
-	for id, count := range given {
-		if count != 0 {
-			t.Errorf("prompt %s was answered %d times more than recorded", id, count)
+	legal := regexp.MustCompile(`^created( awaiting_reply)?( expired| failed|( reply_received( injected)?( resolved| failed)))$`)
+	for _, p := range records(t, dir, "prompt") {
+		id := p.str("id")
+		was := strings.Join(history[id], " ")
+		_, answered := given.Load(id)
+		if !legal.MatchString(was) || !strings.HasSuffix(was, p.str("status")) || answered && !strings.Contains(was, "reply_received") {
+			t.Errorf("%s: answered: %v; its history is %q", p.str("question"), answered, was)
 		}
 	}
-	s := storeAt(t, dir)
-	v := storeView(t, s)
-	for id, p := range v.Prompts {
-		if at[id] != p.Status && !(p.Status == Routed && at[id] == Created) {
-			t.Errorf("prompt %s is %s, its history says %s", id, p.Status, at[id])
-		}
+	code, out, _ := cli(t, dir, "audit", "verify")
+	if _, says := sessionsOf(t, dir); code != 0 || says != "" || len(history) != 6*rounds+1 {
+		t.Errorf("%d questions; %s%s", len(history), out, says)
 	}
-	if notes := s.notes; len(notes) > 0 || len(at) < n {
-		t.Errorf("%d prompts, damage: %q", len(at), notes)
-	}
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 {
-		t.Error(out)
-	}
-	t.Logf("%d processes, %s: %d prompts, %d audit bytes", n, span, len(at), len(log))
 }
 
-// BenchmarkAppend compares one durable record with the bare calls, in turns.
+// BenchmarkAppend compares a durable entry, which the state notes, with the bare calls, in turns.
 func BenchmarkAppend(b *testing.B) {
 	dir := home(b, "")
-	do := []func() error{bareAppend(dir), storeAppend(storeAt(b, dir))}
-	times := make([][]time.Duration, len(do))
+	cli(b, dir, "answer", "nobody", "y")
+	f, err := os.Create(filepath.Join(dir, "bare"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	line := bytes.Repeat([]byte("x"), 400)
+	times := [2]time.Duration{}
 	for b.Loop() {
-		for i := range do {
-			start := time.Now()
-			if err := do[i](); err != nil {
-				b.Fatal(err)
-			}
-			times[i] = append(times[i], time.Since(start))
-		}
+		start := time.Now()
+		f.Write(line)
+		f.Sync()
+		bare := time.Now()
+		cli(b, dir, "answer", "nobody", "y")
+		times[0] += bare.Sub(start)
+		times[1] += time.Since(bare)
 	}
-	for i := range times {
-		slices.Sort(times[i])
-	}
-	bare, store := times[0][len(times[0])/2].Seconds(), times[1][len(times[1])/2].Seconds()
-	b.ReportMetric(bare*1e6, "bare-p50-µs")
-	b.ReportMetric(store*1e6, "store-p50-µs")
-	b.ReportMetric(store/bare, "ratio")
+	b.ReportMetric(float64(times[0].Microseconds())/float64(b.N), "bare-µs")
+	b.ReportMetric(float64(times[1].Microseconds())/float64(b.N), "command-µs")
 }
 
-// bareAppend is what no store can avoid: lock, write, fsync.
-func bareAppend(dir string) func() error {
-	line, _ := encode(storeQuestion(newID()))
-	lock, err := openPrivate(filepath.Join(dir, "bare.lock"), os.O_RDWR|os.O_CREATE)
-	f, err2 := openPrivate(filepath.Join(dir, "bare.jsonl"), os.O_RDWR|os.O_APPEND|os.O_CREATE)
-	return func() error {
-		err := errors.Join(err, err2, awaitLock(lock, patience()))
-		defer unlockFile(lock)
-		if err == nil {
-			_, err = f.Write(line)
-		}
-		return errors.Join(err, f.Sync())
-	}
-}
+// ---- store.go: locks, the dead, and what commands say of them ----
+// Who lives holds a lock; what the dead left is closed.
 
-// storeAppend writes a question anew each time, without a change of status and so without an audit entry.
-func storeAppend(s *Store) func() error {
-	p := storeQuestion(newID())
-	err := storeUpdate(s, p)
-	return func() error {
-		q := *p
-		q.MsgID++
-		return errors.Join(err, storeUpdate(s, &q))
-	}
-}
-
-// ---- store.go: compaction ----
-// The file stays small, and nothing alive is lost.
-
-// What is old goes, what is alive or may be replayed stays.
-func TestStoreRetention(t *testing.T) {
-	dir := home(t, "")
-	s := storeAt(t, dir)
-	now := time.Now()
-	day := 24 * time.Hour
-	at := func(ago time.Duration) { s.now = func() time.Time { return now.Add(-ago) } }
-	at(40 * day)
-	live, ended := storeSession(t, s), storeSession(t, s)
-	waiting := storePrompt(t, s, live, AwaitingReply, nil)
-	old := storePrompt(t, s, ended, Resolved, func(p *PromptRecord) {
-		p.ExpiresAt = now.Add(-40 * day)
-	})
-	r := *storeView(t, s).Sessions[ended]
-	r.Status, r.EndedAt = "completed", ref(now.Add(-40*day))
-	storeUpdate(s, &r, &UpdateRecord{Head{ID: "1"}, "message"}, &InputRecord{
-		Head:      Head{ID: "i"},
-		SessionID: ended,
-		Status:    "done",
-	})
-	at(10 * day)
-	recent := storePrompt(t, s, live, Resolved, func(p *PromptRecord) {
-		p.Full = "the whole dialog"
-	})
-	at(day)
-	storeUpdate(s, &UpdateRecord{Head{ID: "2"}, "message"})
-	s.now = time.Now
-	s.Close()
-	s = storeAt(t, dir)
-	storeUpdate(s, &UpdateRecord{Head{ID: "3"}, "message"})
-	for range 2 {
-		v := storeView(t, s)
-		if v.Prompts[old.ID] != nil || v.Sessions[ended] != nil || v.Updates["1"] != nil ||
-			v.Inputs["i"] != nil {
-			t.Error("something old was kept")
-		}
-		if v.Prompts[waiting.ID] == nil || v.Prompts[recent.ID] == nil ||
-			v.Sessions[live] == nil ||
-			v.Updates["2"] == nil || v.Updates["3"] == nil || v.Meta["audit"] == nil {
-			t.Error("something alive was dropped")
-		}
-		if v.Prompts[recent.ID].Full != "" {
-			t.Error("an old answer keeps its dialog")
-		}
-		s = storeAt(t, dir)
-	}
-}
-
-// What compaction keeps of each kind of record, by its age and by whether it is alive.
-func TestRetained(t *testing.T) {
-	const day = 24 * time.Hour
-	s := storeAt(t, home(t, ""))
-	live, over := storeSession(t, s), newID()
-	storeUpdate(s, &SessionRecord{Head: Head{ID: over}, Status: "completed"})
-	now := time.Now()
-	for _, row := range []struct {
-		name string
-		r    Record
-		want string // kept when it is 1, 10 and 40 days old
-	}{
-		{"meta", &MetaRecord{}, "yes yes yes"},
-		{"update", &UpdateRecord{}, "yes no no"},
-		{"input", &InputRecord{}, "yes no no"},
-		{"reply", &ReplyRecord{}, "yes yes no"},
-		{"session that is active", &SessionRecord{Head: Head{ID: live}}, "yes yes yes"},
-		{"session that is over", &SessionRecord{Head: Head{ID: over}}, "yes yes no"},
-		{"session with a topic", &SessionRecord{Head: Head{ID: over}, Topic: Topic{ThreadID: 7}}, "yes yes no"},
-		{"open question", &PromptRecord{SessionID: live, Status: AwaitingReply}, "yes yes yes"},
-		{"question that is over", &PromptRecord{SessionID: live, Status: Resolved}, "yes yes no"},
-		{"question of a session that is over", &PromptRecord{SessionID: over, Status: AwaitingReply}, "yes yes no"},
-		{"its message does not say so", &PromptRecord{SessionID: over, Status: Failed, MsgID: 7}, "yes yes yes"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			var got []string
-			for _, age := range []time.Duration{day, 10 * day, 40 * day} {
-				row.r.head().At = now.Add(-age)
-				if s.retained(row.r) {
-					got = append(got, "yes")
-				} else {
-					got = append(got, "no")
-				}
-			}
-			if fmt.Sprint(got) != "["+row.want+"]" {
-				t.Errorf("kept: %s, want %s", got, row.want)
-			}
-		})
-	}
-}
-
-// The file stays small however long a session lives.
-func TestStoreCompactsItself(t *testing.T) {
+// TestDeadAreFound: a session that was killed is over for everybody at once; the next process records that, with its
+// questions, and removes its lock and the files that are old, but nothing of those that live or that nobody knows.
+func TestDeadAreFound(t *testing.T) {
 	t.Parallel()
-	s := storeAt(t, home(t, ""))
-	s.log.do, s.audit.log.do = noSync, noSync
-	session := storeSession(t, s)
-	p := storePrompt(t, s, session, AwaitingReply, nil)
-	largest := int64(0)
-	for i := range 4000 {
-		q := *storeView(t, s).Prompts[p.ID]
-		q.MsgID = int64(i)
-		if err := storeUpdate(s, &q); err != nil {
+	dir := home(t, "")
+	live, dead := asks(t, dir, "", "Live?"), asks(t, dir, "", "Dead?")
+	p, q := awaitPrompt(t, dir, "Live?", "awaiting_reply"), awaitPrompt(t, dir, "Dead?", "awaiting_reply")
+	dead.Process.Kill()
+	dead.Wait()
+	lock := func(id string) string { return filepath.Join(dir, "sessions", id+".lock") }
+	if _, err := os.Stat(lock(q.str("session_id"))); err != nil {
+		t.Fatal("a killed session leaves its lock's file: ", err)
+	}
+	if _, out, _ := cli(t, dir, "approvals", "--json"); !strings.Contains(out, "Live?") || strings.Contains(out, "Dead?") {
+		t.Errorf("approvals lists the questions of the living: %s", out)
+	}
+	if _, out, _ := cli(t, dir, "status", "--all"); strings.Count(out, "crashed") != 1 {
+		t.Errorf("status knows at once that one has crashed: %s", out)
+	}
+	os.WriteFile(lock("unknown"), nil, 0o600)
+	old := time.Now().Add(-40 * 24 * time.Hour)
+	for _, folder := range []string{p.str("session_id"), "ended", "recent"} {
+		path := filepath.Join(dir, "files", folder)
+		if err := os.MkdirAll(path, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		largest = max(largest, s.read)
+		if folder != "recent" {
+			os.Chtimes(path, old, old)
+		}
 	}
-	if largest > compactMin+4096 || storeView(t, s).Prompts[p.ID].MsgID != 3999 {
-		t.Errorf("grew to %d bytes", largest)
+	next := asks(t, dir, "", "Next?")
+	r := awaitPrompt(t, dir, "Next?", "awaiting_reply")
+	ended := awaitPrompt(t, dir, "Dead?", "failed")
+	if !strings.Contains(ended.str("reason"), "session ended") || ended["nonce_used"] != true {
+		t.Errorf("its question: %v", ended)
+	}
+	awaitRecord(t, dir, "session", "crashed", func(r record) bool {
+		return r.str("id") == q.str("session_id") && r.str("status") == "crashed" && r["ended_at"] != nil
+	})
+	awaitPrompt(t, dir, "Live?", "awaiting_reply")
+	names := func(folder string) string {
+		var all []string
+		for _, path := range inFolder(filepath.Join(dir, folder), "*") {
+			all = append(all, filepath.Base(path))
+		}
+		slices.Sort(all)
+		return strings.Join(all, " ")
+	}
+	locks := []string{"unknown.lock"}
+	for _, q := range []record{p, r} {
+		locks = append(locks, q.str("session_id")+".lock", q.str("id")+".lock")
+	}
+	slices.Sort(locks)
+	comesTrue(t, "old files and the dead's lock are gone", func() bool { return !strings.Contains(names("files"), "ended") })
+	if names("sessions") != strings.Join(locks, " ") || names("files") != p.str("session_id")+" recent" {
+		t.Errorf("the locks are %s, want %s; the files %s", names("sessions"), locks, names("files"))
+	}
+	for s, id := range map[*script]string{live: p.str("id"), next: r.str("id")} {
+		cli(t, dir, "answer", id, "yes")
+		s.gets(0, "yes\n", "answer")
+	}
+	if names("sessions") != "unknown.lock" {
+		t.Errorf("whose end is known has no lock: %s", names("sessions"))
 	}
 }
 
-// A compaction that failed is told until one succeeds, whatever is written between.
-func TestCompactionTroubleStays(t *testing.T) {
-	full := errors.New("no space left on device")
-	broken := true
-	s, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		if broken && op == "rename" {
-			return full
-		}
-		return nil
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	for i := range 3 { // each writes to the audit log, too, which works
-		if i == 0 {
-			storeCompactNext(s)
-		}
-		storeSession(t, s)
-		if err := s.Trouble(); !errors.Is(err, full) {
-			t.Fatalf("after %d more changes Trouble() = %v", i, err)
-		}
-	}
-	broken = false
-	storeCompactNext(s)
-	storeSession(t, s)
-	if err := s.Trouble(); err != nil {
-		t.Errorf("it has been compacted, and Trouble() = %v", err)
-	}
-}
-
-// Another process's compaction ends the trouble with ours.
-func TestCompactionTroubleEndsElsewhere(t *testing.T) {
+// TestLookedAtOnce: of commands that look at one state at the same time none finds fault with another, and status writes
+// nothing.
+func TestLookedAtOnce(t *testing.T) {
+	t.Parallel()
 	dir := home(t, "")
-	s, err := openState(dir, faultyFiles(func(op string, _ int64) error {
-		if op == "rename" {
-			return errors.New("permission denied")
+	cli(t, dir, "answer", "nobody", "y")
+	before, _ := os.Stat(dir)
+	sessionsOf(t, dir)
+	if after, err := os.Stat(dir); err != nil || !after.ModTime().Equal(before.ModTime()) {
+		t.Errorf("status made a file: %v", err)
+	}
+	var all []*script
+	for range 6 {
+		all = append(all, begins(t, dir, "", "doctor"), begins(t, dir, "", "status"))
+	}
+	for _, s := range all {
+		if err := s.Wait(); err != nil || strings.Contains(s.stdout.String(), "FAIL") {
+			t.Errorf("%v: %v\n%s%s", s.Args[1:], err, &s.stdout, &s.stderr)
 		}
-		return nil
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	storeCompactNext(s)
-	storeSession(t, s)
-	if s.Trouble() == nil {
-		t.Fatal("the compaction did not fail")
-	}
-	other := storeAt(t, dir)
-	storeCompactNext(other)
-	storeSession(t, other)
-	storeView(t, s)
-	if err := s.Trouble(); err != nil {
-		t.Errorf("the file is compacted, and Trouble() = %v", err)
 	}
 }
 
-// ---- store.go: files of sessions ----
-// A name from outside is never a path, and what is kept is kept as long as records are.
+// TestDiskFull: while the disk is full no answer is taken that cannot be recorded, the program runs on and can be answered at
+// the keyboard, the phone is told, and doctor tells; then all works again, and the audit log holds.
+func TestDiskFull(t *testing.T) {
+	needUnix(t)
+	bot := newBotAPI(t)
+	dir := home(t, bot.config("away_after_seconds = 0"))
+	full := filepath.Join(t.TempDir(), "full")
+	t.Setenv("ATLASBRIDGE_TEST_FAULT", "full "+full)
+	x := bridge(t, dir, "run", "sh", "-c", `for q in One Two Three; do printf "$q? (y/n) "; read a; echo "$q got $a"; done`)
+	first := awaitPrompt(t, dir, "One?", "awaiting_reply").str("id")
+	os.WriteFile(full, nil, 0o600)
+	s := begins(t, dir, "", "answer", first, "y")
+	s.gets(1, "", "no space left")
+	if p := promptBy(t, dir, first); p.str("status") != "awaiting_reply" || strings.Contains(x.shown(), "got") {
+		t.Errorf("an answer that cannot be recorded was taken: %v\n%s", p, x.shown())
+	}
+	d := begins(t, dir, "", "doctor")
+	if d.Wait() == nil || !matches(`FAIL +state .*no space left`, d.stdout.String()) || len(inFolder(dir, "state.try*")) > 0 {
+		t.Errorf("doctor does not find that the disk is full, or leaves a file: %s", &d.stdout)
+	}
+	x.types("n\r")
+	x.sees("One got n")
+	bot.shows("no space left", "")
+	x.types("y\r")
+	x.sees("Two got y")
+	os.Remove(full)
+	bot.shows("recorded again", "")
+	third := awaitPrompt(t, dir, "Three?", "awaiting_reply").str("id")
+	if code, _, says := cli(t, dir, "answer", third, "y"); code != 0 {
+		t.Errorf("there is room again: exit %d, %s", code, says)
+	}
+	x.sees("Three got y")
+	x.exits(0)
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 {
+		t.Errorf("the log after a full disk: %s", out)
+	}
+}
+
+// TestOneFileLost: a log that cannot be written costs no question its answer, and a state that is gone no entry; both are
+// told.
+func TestOneFileLost(t *testing.T) {
+	t.Parallel()
+	for what, lose := range map[string]func(path string){
+		"damaged":  func(path string) { os.WriteFile(path, []byte("garbage\n"), 0o600) },
+		"a folder": func(path string) { os.Mkdir(path, 0o700) },
+	} {
+		dir := home(t, "")
+		lose(filepath.Join(dir, "audit.log"))
+		s := asks(t, dir, "", "Go?")
+		code, out, says := cli(t, dir, "answer", awaitPrompt(t, dir, "Go?", "awaiting_reply").str("id"), "yes")
+		s.gets(0, "yes\n", "answer")
+		if code != 0 || !strings.Contains(out, "answered") || !strings.Contains(says, "audit") {
+			t.Errorf("the log is %s: exit %d, %s%s", what, code, out, says)
+		}
+	}
+	dir := home(t, "")
+	for range 2 {
+		cli(t, dir, "answer", "nobody", "y")
+		os.Remove(filepath.Join(dir, "state.jsonl"))
+	}
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || !strings.Contains(out, "2 entries") {
+		t.Errorf("without the state: exit %d, %s", code, out)
+	}
+}
+
+// TestStatusOfTheStopped: status tells a session that runs from one that is stopped, in which nothing is typed, and one
+// whose wrapper is gone; an answer to a stopped one says that it waits.
+func TestStatusOfTheStopped(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	dir := home(t, "")
+	x := bridge(t, dir, "run", "sh", "-c", `printf "Go on? (y/n) "; read a; echo got $a; read b`)
+	id := openPrompt(t, dir)
+	is := func(wrapper, status string) {
+		t.Helper()
+		comesTrue(t, "its wrapper is "+wrapper, func() bool {
+			_, out, _ := cli(t, dir, "status", "--all", "--json")
+			return strings.Contains(out, `"wrapper_state": "`+wrapper+`"`) && strings.Contains(out, `"status": "`+status+`"`)
+		})
+	}
+	is("running", "active")
+	x.stop(dir)
+	is("stopped", "active")
+	if code, _, says := cli(t, dir, "answer", id, "y"); code != 0 || !strings.Contains(says, "its session is stopped") {
+		t.Errorf("answer: exit %d, %q", code, says)
+	}
+	x.resume()
+	x.sees("got y")
+	is("running", "active")
+	x.signal("KILL")
+	is("gone", "crashed")
+}
+
+// TestLocalChannelIsTold: who chose the local channel is not sent to setup, and who has no bot is.
+func TestLocalChannelIsTold(t *testing.T) {
+	needTool(t, "true")
+	waits := ": questions wait for the keyboard or `atlasbridge answer`"
+	bot := "[telegram]\nbot_token = '" + fakeToken + "'\nchat_id = 5\nallowed_users = [5]\n"
+	for _, row := range []struct{ config, flags, want string }{
+		{"", "", "atlasbridge: no Telegram here" + waits + " (see `atlasbridge setup`)\n"},
+		{"channel = 'local'\n" + bot, "", "atlasbridge: the channel is local, as chosen" + waits + "\n"},
+		{bot, "--channel=local", "atlasbridge: the channel is local, as chosen" + waits + "\n"},
+		{bot, "--channel=local --quiet", ""},
+	} {
+		s := begins(t, home(t, row.config), "", slices.Concat([]string{"run"}, strings.Fields(row.flags), []string{"true"})...)
+		s.Wait()
+		if got := s.stderr.String(); got != row.want {
+			t.Errorf("%q %s: %q, want %q", row.config, row.flags, got, row.want)
+		}
+	}
+}
 
 // TestOwnName: of a name from outside only what is harmless is left.
 func TestOwnName(t *testing.T) {
 	for name, want := range map[string]string{
 		"":                             "",
 		"report.pdf":                   "-report.pdf",
-		".jpg":                         ".jpg",
 		"my report (1).tar.gz":         "-my_report_1_tar.gz",
 		"../../etc/passwd":             "-etc_passwd",
 		`C:\Users\x\a.txt`:             "-C_Users_x_a.txt",
 		"..":                           "",
 		"Grüße.PNG":                    "-Gr_e.PNG",
 		"a\x00b\n.sh":                  "-a_b.sh",
-		"x." + strings.Repeat("y", 99): "-x_" + strings.Repeat("y", fileNameMax-2),
-		"-rf":                          "-rf",
-		"日本":                           "",
+		"x." + strings.Repeat("y", 99): "-x_" + strings.Repeat("y", 58),
 	} {
 		if got := ownName(name); got != want {
 			t.Errorf("%q becomes %q, want %q", name, got, want)
@@ -16432,250 +15467,110 @@ func TestOwnName(t *testing.T) {
 
 // FuzzOwnName: whatever a sender calls a file, our name for it has no other characters than these, and is short.
 func FuzzOwnName(f *testing.F) {
-	for _, name := range []string{"a.b", "../x", "\xff", "..", "CON.txt", strings.Repeat("x", 300) + ".png"} {
+	for _, name := range []string{"a.b", "../x", "\xff", "CON.txt", strings.Repeat("x", 300) + ".png"} {
 		f.Add(name)
 	}
-	harmless := regexp.MustCompile(`^(-[A-Za-z0-9][A-Za-z0-9._-]*)?(\.[A-Za-z0-9]{1,10})?$`)
+	harmless := regexp.MustCompile(`^(-[A-Za-z0-9][A-Za-z0-9._-]{0,59})?(\.[A-Za-z0-9]{1,10})?$`)
 	f.Fuzz(func(t *testing.T, name string) {
-		if got := ownName(name); !harmless.MatchString(got) || len(got) > fileNameMax+20 || strings.Contains(got, "..") {
+		if got := ownName(name); !harmless.MatchString(got) || strings.Contains(got, "..") {
 			t.Errorf("%q becomes %q", name, got)
 		}
 	})
 }
 
-// TestFilesAreDropped: files of a session that has ended are removed when records of that time are; others are kept.
-func TestFilesAreDropped(t *testing.T) {
-	st := storeAt(t, home(t, ""))
-	living := deadSession(t, st)
-	release, err := st.HoldSession(living)
-	if err != nil {
-		t.Fatal(err)
+// ---- audit.go: the chain ----
+// What was changed, cut or typed elsewhere is found and named.
+
+// chained makes lines of an audit log of the members of its entries, as anybody can who knows how.
+func chained(entries string) (log string) {
+	hash := "genesis"
+	for i, members := range strings.Split(strings.TrimSpace(entries), "\n") {
+		line := fmt.Sprintf(`{"seq":%d,"ts":"2026-01-02T03:04:05.000000Z",%s,"prev_hash":%q`, i+1, members, hash)
+		hash = fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(line+"}")))
+		log += fmt.Sprintf("%s,\"hash\":%q}\n", line, hash)
 	}
-	defer release()
-	for _, session := range []string{living, "ended", "recent"} {
-		f, err := st.newFile(session, "a.png")
-		if err != nil {
-			t.Fatal(err)
-		}
-		f.Close()
-		if session == "recent" {
-			continue
-		}
-		old := time.Now().Add(-st.Retention - time.Hour)
-		if err := os.Chtimes(st.filesDir(session), old, old); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := st.Reap(time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	there, err := os.ReadDir(st.filesDir(""))
-	var kept []string
-	for _, folder := range there {
-		kept = append(kept, folder.Name())
-	}
-	if err != nil || len(kept) != 2 || !slices.Contains(kept, living) || !slices.Contains(kept, "recent") {
-		t.Errorf("kept: %q, %v", kept, err)
-	}
+	return log
 }
 
-// ---- store.go: locks and reap ----
-// One process polls, and the dead are found by their locks.
-
-// Locks live as long as they are held, whatever the collector does, and dead sessions are found by theirs.
-func TestStoreLocksAndReap(t *testing.T) {
-	dir := home(t, "")
-	a, b := storeAt(t, dir), storeAt(t, dir)
-	held, err := a.TryPoll()
-	if !held || err != nil {
-		t.Fatal(held, err)
-	}
-	live, dead := newID(), deadSession(t, a)
-	drop, err := a.HoldSession(live)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer drop()
-	storeUpdate(a,
-		&SessionRecord{Head: Head{ID: live}, Status: "active", PID: os.Getpid()})
-	for range 3 {
-		runtime.GC()
-	}
-	if held, err = b.TryPoll(); held || err != nil {
-		t.Error("two pollers", err)
-	}
-	if pid := b.holder("poll.lock"); pid != os.Getpid() {
-		t.Error("poller is", pid)
-	}
-	open := storePrompt(t, a, dead, AwaitingReply, nil)
-	typed := storePrompt(t, a, dead, ReplyReceived, nil)
-	mine := storePrompt(t, a, live, AwaitingReply, nil)
-	if err := b.Reap(time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	v := storeView(t, a)
-	if v.Sessions[dead].Status != "crashed" || v.Prompts[open.ID].Status != Failed ||
-		!strings.Contains(v.Prompts[typed.ID].Reason, "uncertain") ||
-		v.Prompts[mine.ID].Status != AwaitingReply {
-		t.Errorf("%+v", v)
-	}
-	before, _ := os.ReadFile(a.log.path)
-	b.Reap(time.Now())
-	if after, _ := os.ReadFile(a.log.path); !bytes.Equal(after, before) {
-		t.Error("reaped twice")
-	}
-	drop()
-	if left, _ := os.ReadDir(filepath.Join(dir, "sessions")); len(left) > 0 {
-		t.Error("a session's lock outlives it", left)
-	}
-	a.LeavePoll()
-	if held, _ = b.TryPoll(); !held || a.Polls() || !b.Polls() {
-		t.Error("a released lock is not free")
-	}
-}
-
-// TestLocksAreRemoved: what a killed session or hook left behind of its lock goes, as soon as it is known that it is over,
-// and no lock that is held or whose owner nobody knows yet.
-func TestLocksAreRemoved(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	live := storeSession(t, s)
-	var left []string
-	lock := func(id string, held, stays bool) {
-		if held {
-			holds(t, s, id)
-		} else if err := os.WriteFile(s.lockPath(id), nil, 0o600); err != nil {
-			t.Fatal(err)
+// TestTampering: `audit verify` names the first line of a log that was edited, cut, replaced or moved away, and no later
+// entry mends that: testdata/tamper.txt. What it does not continue is said once.
+func TestTampering(t *testing.T) {
+	needTool(t, "sh", "sed", "head", "tail", "mv", "cp", "rm", "cat")
+	t.Parallel()
+	forged := chained(strings.Repeat("\"event\":\"UNAUTHORIZED\"\n", 8))
+	beside(t, table(t, "tamper.txt"), func(t *testing.T, r row) {
+		dir := home(t, "")
+		s := asks(t, dir, "", "Go on?")
+		cli(t, dir, "answer", awaitPrompt(t, dir, "Go on?", "awaiting_reply").str("id"), "yes")
+		s.gets(0, "yes\n", "answer")
+		script := `umask 077
+edit() { sed "$1" audit.log > x && mv x audit.log; }
+more() { "$TEST_BINARY" answer nobody y 2> x; rm x; }
+` + r["edit"]
+		sh := exec.Command("sh", "-c", script)
+		sh.Dir = dir
+		sh.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
+		os.WriteFile(filepath.Join(dir, "forged.log"), []byte(forged), 0o600)
+		if out, err := sh.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v %s", r["at"], err, out)
 		}
-		if stays {
-			left = append(left, s.lockPath(id))
-		}
-	}
-	left = append(left, s.lockPath(live))
-	lock(deadSession(t, s), false, false)
-	over := newID()
-	if err := storeUpdate(s, &SessionRecord{Head: Head{ID: over}, Status: "completed"}); err != nil {
-		t.Fatal(err)
-	}
-	lock(over, false, false)
-	for _, held := range []bool{false, true} {
-		lock(storePrompt(t, s, live, Resolved, nil).ID, held, held)
-		lock(storePrompt(t, s, live, Created, nil).ID, held, true)
-		lock(newID(), held, true)
-	}
-	if err := s.Reap(time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	slices.Sort(left)
-	if there := inFolder(filepath.Join(s.Dir, "sessions"), "*"); !slices.Equal(there, left) {
-		t.Errorf("there is %q\nwant    %q", there, left)
-	}
-}
-
-// A dead session whose end could not be recorded is still there with its lock's file, and is closed the next time.
-func TestReapThatFails(t *testing.T) {
-	broken := false
-	s, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		if broken && op == "write" {
-			return errors.New("no space left on device")
-		}
-		return nil
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	dead := deadSession(t, s)
-	p := storePrompt(t, s, dead, AwaitingReply, nil)
-	lock := filepath.Join(s.Dir, lockName(dead))
-	os.WriteFile(lock, nil, 0o600) // as kill -9 leaves it
-	for _, fails := range []bool{true, false} {
-		broken = fails
-		err := s.Reap(time.Now())
-		v := storeView(t, s)
-		_, gone := os.Stat(lock)
-		failed := v.Prompts[p.ID].Status == Failed
-		if (err != nil) != fails || failed == fails || (gone == nil) != fails {
-			t.Errorf("writing fails: %v; Reap = %v, the question is %s, the lock's file: %v", fails,
-				err, v.Prompts[p.ID].Status, gone)
-		}
-	}
-}
-
-// A session can take its lock while others look whether somebody has it.
-func TestLockThatIsLookedAt(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	id := newID()
-	var others sync.WaitGroup
-	var over atomic.Bool
-	for range 4 {
-		others.Go(func() {
-			for !over.Load() {
-				s.Alive(id)
+		for _, when := range []string{"says", "later", "later"} {
+			if when == "later" {
+				cli(t, dir, "answer", "nobody", "y")
+				r["later"] = strings.ReplaceAll(r["later"], "holds: 9", "holds: [0-9]+")
 			}
-		})
-	}
-	for range 500 {
-		release, err := s.HoldSession(id)
-		if err != nil {
-			t.Error(err)
-			break
+			code, out, _ := cli(t, dir, "audit", "verify")
+			if (code == 0) != strings.Contains(r[when], "holds") || !matches("(?s)"+r[when], out) {
+				t.Errorf("%s: %s: %s: exit %d, %s", r["at"], r["what"], when, code, out)
+			}
 		}
-		release()
-	}
-	over.Store(true)
-	others.Wait()
+		said := map[string]int{}
+		for _, e := range entries(t, dir, "AUDIT_DISCONTINUED") {
+			said[e.str("noted_hash")]++
+			if said[e.str("noted_hash")] > 1 {
+				t.Errorf("%s: %s: it is said twice that the log did not continue %v", r["at"], r["what"], e)
+			}
+		}
+	})
 }
 
-// Of commands that look at one state at the same time none finds fault with another, and status writes nothing.
-func TestLookedAtOnce(t *testing.T) {
+// TestEveryBit: a bit that was changed anywhere in the log is noticed, in its line or the next.
+func TestEveryBit(t *testing.T) {
 	t.Parallel()
 	dir := home(t, "")
-	storeSession(t, storeAt(t, dir))
-	const most = 8
-	var all sync.WaitGroup
-	for _, command := range []string{"doctor", "status"} {
-		for range most {
-			cmd := exec.Command(os.Args[0], command)
-			cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "PATH=")
-			all.Go(func() {
-				said, err := cmd.CombinedOutput()
-				if err != nil || strings.Contains(string(said), "FAIL") || strings.Contains(string(said), "atlasbridge:") {
-					t.Errorf("%s: %v\n%s", command, err, said)
-				}
-			})
+	path := filepath.Join(dir, "audit.log")
+	log := []byte(chained("\"event\":\"TOOL_CALL\",\"text\":\"<&> é \\\"\\\\\"\n\"event\":\"X\",\"n\":-5,\"ok\":true,\"none\":null"))
+	for i := -1; i < len(log); i++ {
+		bad := bytes.Clone(log)
+		if i >= 0 {
+			bad[i] ^= 1 << (i % 8)
 		}
-	}
-	all.Wait()
-	before, err := os.Stat(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cli(t, dir, "status")
-	if after, err := os.Stat(dir); err != nil || !after.ModTime().Equal(before.ModTime()) {
-		t.Errorf("status made a file: %v", err)
-	}
-}
-
-// A disk that cannot be written is found by writing, and nothing of that is left.
-func TestTryDisk(t *testing.T) {
-	for _, op := range []string{"", "write", "fsync"} {
-		s := storeAt(t, home(t, ""))
-		s.log.do = faultyFiles(failing(op, syscall.ENOSPC))
-		err := s.tryDisk()
-		if errors.Is(err, syscall.ENOSPC) != (op != "") || op != "" && hintOf(err) == "" {
-			t.Errorf("%q fails: %v", op, err)
-		}
-		if left := inFolder(s.Dir, "state.try*"); len(left) > 0 {
-			t.Errorf("%q fails: %q is left", op, left)
+		os.WriteFile(path, bad, 0o600)
+		code, out, _ := cli(t, dir, "audit", "verify", "--json")
+		line := min(2, bytes.Count(log[:max(i, 0)], []byte("\n"))+1)
+		named := matches(fmt.Sprintf(`"line": [1-%d],`, line), out)
+		if (code == 0) != (i < 0) || !named && i >= 0 {
+			t.Errorf("byte %d: exit %d, %s", i, code, out)
 		}
 	}
 }
 
-// ---- audit.go: chain ----
-// Every entry continues the last, or says once that it does not.
+// TestShown: `audit verify` names the first answer that was typed at something else than was shown: testdata/shown.txt.
+func TestShown(t *testing.T) {
+	for _, b := range blocks(t, "shown.txt") {
+		dir := home(t, "")
+		os.WriteFile(filepath.Join(dir, "audit.log"), []byte(chained(b.parts["log"])), 0o600)
+		code, out, _ := cli(t, dir, "audit", "verify")
+		want := strings.TrimSpace(b.parts["says"])
+		if (code == 0) != strings.HasPrefix(want, "holds") || !matches("(?s)"+want, out) {
+			t.Errorf("%s: %s: exit %d, %s", b.at, b.name, code, out)
+		}
+	}
+}
 
-// The lines are what jq -c prints, for every code point, and verify without us.
-func TestAuditEveryCodePoint(t *testing.T) {
+// TestCanonical: entries are what jq -c prints, for every code point, and sha256sum makes their hashes again.
+func TestCanonical(t *testing.T) {
+	t.Parallel()
 	for in, want := range map[string]string{
 		"a\"\\/":                 `"a\"\\/"`,
 		"\b\f\n\r\t\x00\x1f\x7f": `"\b\f\n\r\t\u0000\u001f\u007f"`,
@@ -16686,9 +15581,7 @@ func TestAuditEveryCodePoint(t *testing.T) {
 			t.Errorf("canonical(%q) = %s, want %s", in, got, want)
 		}
 	}
-	if _, err := exec.LookPath("jq"); err != nil {
-		t.Skip("no jq")
-	}
+	needTool(t, "jq", "sh", "sha256sum")
 	var all []byte
 	for first := rune(0); first <= utf8.MaxRune; first += 256 {
 		var text strings.Builder
@@ -16703,971 +15596,160 @@ func TestAuditEveryCodePoint(t *testing.T) {
 	if out, err := jq.Output(); err != nil || !bytes.Equal(out, all) {
 		t.Errorf("jq prints other bytes: %v", err)
 	}
-	_, log := auditFilled(t, 3)
-	for line := range bytes.Lines(log) {
-		var e struct{ Hash string }
-		json.Unmarshal(line, &e)
-		sh := exec.Command("sh", "-c", `jq -cj 'del(.hash)' | sha256sum`)
-		sh.Stdin = bytes.NewReader(line)
-		out, err := sh.Output()
-		if err != nil ||
-			!strings.HasPrefix(string(out), strings.TrimPrefix(e.Hash, "sha256:")+" ") {
-			t.Errorf("sha256sum says %s for %s", out, line)
-		}
-	}
-}
-
-// A torn last line is moved aside and the chain goes on; a lost log costs the state nothing, and is noticed.
-func TestAuditTornAndLost(t *testing.T) {
-	s, log := auditFilled(t, 3)
-	path := s.audit.log.path
-	whole := bytes.LastIndexByte(log[:len(log)-1], '\n') + 1
-	for _, cut := range []int{whole + 1, whole + 50, len(log) - 1, 10, 0} {
-		fresh := storeAt(t, home(t, "")) // its state notes nothing of what is cut
-		os.WriteFile(fresh.audit.log.path, log[:cut], 0o600)
-		big := Event{Name: "UNAUTHORIZED",
-			Fields: []Field{{"big", strings.Repeat("x", 4000)},
-				{"more", strings.Repeat("é", 2000)}}}
-		if err := fresh.Audit().Append(big); err != nil {
-			t.Fatal(err)
-		}
-		now, _ := os.ReadFile(fresh.audit.log.path)
-		if v := auditVerdict(t, now); !v.OK {
-			t.Errorf("cut at %d: %+v", cut, v)
-		}
-	}
-	os.Remove(path)
-	code, out, _ := cli(t, s.Dir, "audit", "verify")
-	if code != 1 || !strings.Contains(out, "is known") {
-		t.Error("a log started anew passes:", out)
-	}
-	os.WriteFile(path, []byte("garbage\n"), 0o600)
-	p := storePrompt(t, s, storeSession(t, s), AwaitingReply, nil)
-	if err := s.Trouble(); err == nil || !strings.Contains(err.Error(), "audit") {
-		t.Errorf("Trouble() = %v", err)
-	}
-	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
-		t.Error("a damaged audit log stops the answers:", why, err)
-	}
-}
-
-// TestAuditOddEntry: an entry whose members cannot be written is there without them, and keeps no other one out.
-func TestAuditOddEntry(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	for _, odd := range []Field{{"n", 1 << 60}, {"n", 0.5}, {"seq", 1}, {"n", []int{1}}, {"n", func() {}}} {
-		if err := s.Audit().Append(Event{"CONFIG_RELOADED", "s", "p", []Field{odd}}); err != nil {
-			t.Errorf("%v: %v", odd, err)
-		}
-	}
-	storeSession(t, s)
-	want := append(slices.Repeat([]string{"CONFIG_RELOADED"}, 5), "SESSION_START")
-	if got := auditNames(t, s.Dir); !slices.Equal(got, want) || s.Trouble() != nil {
-		t.Errorf("it has %q, trouble %v", got, s.Trouble())
-	}
-	if text := auditText(t, s); strings.Count(text, `"session_id":"s","prompt_id":"p","lacks":"`) != 5 {
-		t.Error(text)
-	}
-}
-
-// A head that was noted late, or whose note was lost, is no gap, however far back it stands.
-func TestAuditNotesLost(t *testing.T) {
-	t.Parallel()
-	for name, size := range map[string]int{"near": 10, "beyond one read": 4000} {
-		t.Run(name, func(t *testing.T) {
-			dir := home(t, "")
-			s := storeAt(t, dir)
-			for i := range 90 {
-				e := Event{Name: "TOOL_CALL",
-					Fields: []Field{{"n", i}, {"text", strings.Repeat("x", size)}}}
-				if err := s.Audit().Append(e); err != nil {
-					t.Fatal(err)
-				}
-			}
-			s.Close()
-			for _, lost := range []int{1, 5, 85} {
-				loseNotes(t, dir, lost)
-				auditAppend(t, dir, "UNAUTHORIZED")
-				code, out, _ := cli(t, dir, "audit", "verify")
-				if code != 0 || auditGaps(t, dir) != 0 {
-					t.Fatalf("%d notes lost: %s", lost, out)
-				}
-			}
-			if note := noteOf(t, dir); note.Seq != 93 || note.Values["broken"] != "" {
-				t.Errorf("noted %+v", note)
-			}
-		})
-	}
-}
-
-// A log that does not continue the noted head says so once, and never verifies again: not after the next entries, nor
-// when it is deleted again, nor when it is written anew without the entry.
-func TestAuditDiscontinued(t *testing.T) {
-	t.Parallel()
-	_, other := auditFilled(t, 9) // another chain
-	lines := func(b []byte, n int) []byte {
-		return bytes.Join(bytes.SplitAfter(b, []byte("\n"))[:n], nil)
-	}
-	rows := []struct {
-		name string
-		do   func(path string, log []byte)
-	}{
-		{"cut by one", func(path string, log []byte) { os.WriteFile(path, lines(log, 4), 0o600) }},
-		{"cut by three", func(path string, log []byte) { os.WriteFile(path, lines(log, 2), 0o600) }},
-		{"deleted", func(path string, log []byte) { os.Remove(path) }},
-		{"emptied", func(path string, log []byte) { os.Truncate(path, 0) }},
-		{"anew, shorter", func(path string, log []byte) { os.WriteFile(path, lines(other, 3), 0o600) }},
-		{"anew, as long", func(path string, log []byte) { os.WriteFile(path, lines(other, 5), 0o600) }},
-		{"anew, longer", func(path string, log []byte) { os.WriteFile(path, other, 0o600) }},
-		{"moved away", func(path string, log []byte) { os.Rename(path, path+".old") }},
-	}
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			s, log := auditFilled(t, 5)
-			dir, path := s.Dir, s.audit.log.path
-			before := noteOf(t, dir)
-			row.do(path, log)
-			auditAppend(t, dir, "UNAUTHORIZED")
-			wrong := fmt.Sprintf("did not continue the entry 5:%s", before.Hash)
-			fails := func(when string) {
-				t.Helper()
-				code, out, _ := cli(t, dir, "audit", "verify")
-				if code != exitFailed || !strings.Contains(out, "--aside") {
-					t.Errorf("%s: exit %d, %s", when, code, out)
-				}
-				if note := noteOf(t, dir); note.Values["broken"] != "5:"+before.Hash {
-					t.Errorf("%s: noted %+v", when, note)
-				}
-			}
-			fails("at once")
-			if _, out, _ := cli(t, dir, "audit", "verify"); !strings.Contains(out, wrong) {
-				t.Errorf("it does not name the head: %s", out)
-			}
-			now, _ := os.ReadFile(path)
-			v := auditVerdict(t, now)
-			at := bytes.SplitAfter(now, []byte("\n"))[max(0, v.Line-1)]
-			if v.OK || !strings.Contains(v.Reason, wrong) ||
-				!bytes.Contains(at, []byte(discontinued)) {
-				t.Errorf("without the state: %+v", v)
-			}
-			auditAppend(t, dir, "UNAUTHORIZED")
-			storePrompt(t, s, storeSession(t, s), Resolved, nil)
-			if n := auditGaps(t, dir); n != 1 {
-				t.Errorf("said %d times", n)
-			}
-			fails("later")
-			os.Remove(path)
-			auditAppend(t, dir, "UNAUTHORIZED")
-			if n := auditGaps(t, dir); n != 1 {
-				t.Errorf("deleted again, said %d times", n)
-			}
-			fails("deleted again")
-		})
-	}
-}
-
-// Notes that come late, in another order, or of a log that is not there any more, never take the place of a head that
-// the log does not continue.
-func TestAuditLateNotes(t *testing.T) {
-	s, log := auditFilled(t, 5)
-	head := func(n int) chainHead {
-		line := bytes.SplitAfter(log, []byte("\n"))[n-1]
-		var e struct{ Hash string }
-		json.Unmarshal(line, &e)
-		return chainHead{int64(n), e.Hash}
-	}
-	now := headOf(storeView(t, s).Meta["audit"])
-	if now != head(5) {
-		t.Fatal(now)
-	}
-	forged := chainHead{99, digest(nil)}
-	set := func(h chainHead) {
-		t.Helper()
-		err := storeUpdate(s, &MetaRecord{Head: Head{ID: "audit"}, Seq: h.Seq, Hash: h.Hash})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	rows := []struct {
-		name string
-		have chainHead
-		note appended
-		want chainHead
-	}{
-		{"the next", head(4), appended{noted: head(4), last: head(5)}, head(5)},
-		{"late", head(4), appended{noted: head(2), last: head(3)}, head(4)},
-		{"late, and gap found meanwhile", head(4), appended{noted: head(2), last: head(3), gap: true}, head(4)},
-		{"others have noted since", head(4), appended{noted: head(3), last: head(5)}, head(5)},
-		{"of a log that is gone", head(4), appended{noted: head(3), last: forged}, head(5)},
-		{"what is noted is not in the log", chainHead{4, digest(nil)}, appended{noted: head(3), last: head(5)},
-			chainHead{4, digest(nil)}},
-		{"first", chainHead{}, appended{last: head(5)}, head(5)},
-	}
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			set(row.have)
-			s.noteHead(row.note, nil)
-			got := *storeView(t, s).Meta["audit"]
-			if headOf(&got) != row.want || got.Values["broken"] != "" {
-				t.Errorf("noted %+v, want %v", got, row.want)
-			}
-		})
-	}
-}
-
-// What is looked for is found behind a line longer than an entry can be, and such a line is no reason to lose entries.
-func TestAuditHugeLine(t *testing.T) {
-	s, log := auditFilled(t, 3)
-	huge := append(bytes.Repeat([]byte("x"), 3*maxEntry), '\n')
-	os.WriteFile(s.audit.log.path, slices.Concat(huge, log), 0o600)
-	auditAppend(t, s.Dir, "UNAUTHORIZED")
-	if n := auditGaps(t, s.Dir); n != 0 {
-		t.Errorf("%d gaps", n)
-	}
-	os.WriteFile(s.audit.log.path, slices.Concat(huge, log), 0o600)
-	auditAppend(t, s.Dir, "UNAUTHORIZED")
-	if n := auditGaps(t, s.Dir); n != 1 {
-		t.Errorf("%d gaps", n)
-	}
-}
-
-// Eight processes that append, more that are killed and others that do nothing but append, are never called a broken
-// log.
-func TestAuditCrowd(t *testing.T) {
 	dir := home(t, "")
-	span := 1500 * time.Millisecond
-	if os.Getenv("ATLASBRIDGE_LONG") != "" {
-		span = time.Minute
-	} else if testing.Short() {
-		t.Skip("short")
-	}
-	t.Setenv("ATLASBRIDGE_TEST_SPAN", span.String())
-	end := time.Now().Add(span)
-	var all sync.WaitGroup
-	for range 8 {
-		cmd := storeChild(dir, "store-crowd")
-		var out bytes.Buffer
-		cmd.Stdout = &out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
+	cli(t, dir, "answer", "é😀<&>\"\\\x7f\u2028", "y")
+	cli(t, dir, "ask", "--timeout", "1s", "é \x01 \u2028 \"\\?")
+	text, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
+	for line := range strings.Lines(string(text)) {
+		sh := exec.Command("sh", "-c", `jq -cj 'del(.hash)' | sha256sum`)
+		sh.Stdin = strings.NewReader(line)
+		out, err := sh.Output()
+		hash, _, _ := strings.Cut(string(out), " ")
+		if err != nil || !strings.HasSuffix(line, `"hash":"sha256:`+hash+"\"}\n") {
+			t.Errorf("%v: sha256sum says %s for %s", err, out, line)
 		}
-		all.Go(func() {
-			if err := cmd.Wait(); err != nil || strings.Contains(out.String(), "error") {
-				t.Errorf("%v: %s", err, out.String())
-			}
-		})
-	}
-	all.Go(func() {
-		for i := 0; time.Now().Before(end); i++ {
-			cmd := storeChild(dir, "store-crowd")
-			if err := cmd.Start(); err != nil {
-				t.Error(err)
-				return
-			}
-			time.Sleep(time.Duration(30+i*7%100) * time.Millisecond)
-			cmd.Process.Kill()
-			cmd.Wait()
-		}
-	})
-	for range 2 {
-		s := storeAt(t, dir)
-		all.Go(func() {
-			for time.Now().Before(end) {
-				if err := s.Audit().Append(Event{"UNAUTHORIZED", "", "", nil}); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
-		t.Error(out)
-	}
-	note := noteOf(t, dir)
-	if note.Values["broken"] != "" || int(note.Seq) < len(auditNames(t, dir))-20 {
-		t.Errorf("noted %+v of %d", note, len(auditNames(t, dir)))
-	}
-	t.Logf("%d entries", len(auditNames(t, dir)))
-}
-
-// What parseEntry takes is byte for byte what canonical makes of it, and it takes whatever canonical makes.
-func FuzzAuditEntry(f *testing.F) {
-	f.Add([]byte(`{"seq":1,"ts":"x","prev_hash":"genesis","hash":"sha256:0"}`+"\n"),
-		"a\u2028\\u2028\x7f", int64(1))
-	f.Add([]byte(`{"seq":1e1,"a":1.0,"a":{},"prev_hash":"","hash":""}`+"\n"), "\xff<>&\x00",
-		int64(-1<<53))
-	f.Fuzz(func(t *testing.T, b []byte, text string, n int64) {
-		if fields, err := parseEntry(b); err == nil &&
-			!bytes.Equal(append(canonical(fields), '\n'), b) {
-			t.Errorf("%q is taken for an entry", b)
-		}
-		n = max(-maxExact, min(n, maxExact))
-		line := append(canonical([]Field{{"seq", n}, {"text", text}, {"none", nil},
-			{"prev_hash", "p"}, {"hash", "h"}}),
-			'\n')
-		fields, err := parseEntry(line)
-		if err != nil || fields[0].Value != n || utf8.ValidString(text) && fields[1].Value != text {
-			t.Errorf("%q: %v, %v", line, fields, err)
-		}
-	})
-}
-
-// ---- audit.go: verify ----
-// What was changed, cut or typed elsewhere is found and named.
-
-// Any bit, any edit: noticed, and the line named.
-func TestAuditTampering(t *testing.T) {
-	_, log := auditFilled(t, 3)
-	if v := auditVerdict(t, log); !v.OK || v.Entries != 3 {
-		t.Fatal(v)
-	}
-	beside(t, []int{0, 1, 2, 3, 4, 5, 6, 7}, func(t *testing.T, bit int) {
-		log := bytes.Clone(log)
-		for i := range log {
-			log[i] ^= 1 << bit
-			v := auditVerdict(t, log)
-			if v.OK || v.Line < 1 || v.Line > int64(bytes.Count(log[:i+1], []byte("\n"))+1) {
-				t.Fatalf("bit %d of byte %d: %+v", bit, i, v)
-			}
-			log[i] ^= 1 << bit
-		}
-	})
-	l := bytes.SplitAfter(log, []byte("\n"))
-	head := "3:" + auditVerdict(t, log).Hash
-	s2, other := auditFilled(t, 4) // a chain computed anew
-	defer s2.Close()
-	rows := []struct {
-		name string
-		log  []byte
-		line int64
-		why  string
-	}{
-		{"removed", slices.Concat(l[0], l[2]), 2, "seq is 3"},
-		{"first removed", slices.Concat(l[1], l[2]), 1, "seq is 2"},
-		{"swapped", slices.Concat(l[0], l[2], l[1]), 2, "seq is 3"},
-		{"repeated", slices.Concat(l[0], l[0], l[1], l[2]), 2, "seq is 1"},
-		{"cut", slices.Concat(l[0], l[1]), 3, "cut"},
-		{"all gone", nil, 1, "cut"},
-		{"computed anew", other, 3, "computed anew"},
-		{"torn", log[:len(log)-1], 3, "cut short"},
-		{"blank", slices.Concat(l[0], bytes.Replace(l[1], []byte(":"), []byte(": "), 1), l[2]), 2, "jq -c"},
-		{"empty line", slices.Concat(l[0], []byte("\n"), l[1], l[2]), 2, "jq -c"},
-		{"CRLF", bytes.ReplaceAll(log, []byte("\n"), []byte("\r\n")), 1, "jq -c"},
-		{"BOM", slices.Concat([]byte("\ufeff"), log), 1, "jq -c"},
-		{"escaped", bytes.Replace(log, []byte("é"), []byte("\\u00e9"), 1), 1, "jq -c"},
-	}
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			v := auditVerdict(t, row.log, head)
-			if v.OK || v.Line != row.line || !strings.Contains(v.Reason, row.why) {
-				t.Errorf("%+v, want line %d %s", v, row.line, row.why)
-			}
-		})
-	}
-	if v := auditVerdict(t, log, head, head); !v.OK {
-		t.Error(v)
 	}
 }
 
-// verify names the first answer that was typed at something else than was shown.
-func TestAuditShown(t *testing.T) {
+// TestHeadOnThePhone: the message of a session's end has the log's head, which convicts one who wrote log and state anew.
+func TestHeadOnThePhone(t *testing.T) {
+	needTool(t, "true")
 	t.Parallel()
-	shown, other := "Run rm -rf x? (y/n)", "Run rm -rf /? (y/n)"
-	rows := []struct {
-		name   string
-		shown  string
-		screen string // "": the answer was not typed at a screen
-		way    []State
-		want   string
-	}{
-		{"the same", shown, shown, []State{Routed, AwaitingReply, ReplyReceived, Injected, Resolved}, ""},
-		{"not routed", shown, shown, []State{ReplyReceived, Injected, Resolved}, ""},
-		{"not routed, other", shown, other, []State{ReplyReceived, Injected}, "something else than was shown (prompt"},
-		{"other", shown, other, []State{Routed, AwaitingReply, ReplyReceived, Injected, Resolved},
-			"something else than was shown"},
-		{"the default after a timeout", shown, shown, []State{Routed, AwaitingReply, Expired, Injected, Resolved}, ""},
-		{"other after a timeout", shown, other, []State{Routed, AwaitingReply, Expired, Injected},
-			"something else than was shown"},
-		{"nothing to compare with", "", shown, []State{Routed, AwaitingReply, ReplyReceived, Injected},
-			"no entry before says"},
-		{"by a hook", shown, "", []State{Routed, AwaitingReply, ReplyReceived, Injected}, ""},
+	bot := newBotAPI(t)
+	dir := home(t, bot.config(""))
+	s := begins(t, dir, "", "run", "true")
+	m := bot.shows("audit ", "")
+	s.Wait()
+	head := regexp.MustCompile(`audit (\d+ sha256:[0-9a-f]{64})`).FindStringSubmatch(m.text)
+	if head == nil {
+		t.Fatalf("no head in %q", m.text)
 	}
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
-			s := storeAt(t, home(t, ""))
-			session := storeSession(t, s)
-			good := storePrompt(t, s, session, Injected, func(p *PromptRecord) {
-				p.Shown = "before"
-			})
-			p := storePrompt(t, s, session, Created, func(p *PromptRecord) {
-				p.Shown = row.shown
-				p.ExpiresAt = time.Now().Add(-time.Second)
-			})
-			for _, to := range row.way {
-				moved, err := s.Move(p.ID, to, func(p *PromptRecord) {
-					p.Value, p.DecidedBy = ref("n"), ref("cli:answer")
-					if to == Injected && row.screen != "" {
-						p.ScreenSHA = digest([]byte(row.screen))
-					}
-				})
-				if !moved || err != nil {
-					t.Fatal(to, moved, err)
-				}
-			}
-			auditAppend(t, s.Dir, "UNAUTHORIZED")
-			log, _ := os.ReadFile(s.audit.log.path)
-			for line := range strings.Lines(string(log)) { // detected and routed
-				asks := strings.Contains(line, "PROMPT_DETECTED") ||
-					strings.Contains(line, "PROMPT_ROUTED")
-				has := strings.Contains(line, `"shown_sha256":"`+digest([]byte(row.shown)))
-				if strings.Contains(line, p.ID) && has != (asks && row.shown != "") {
-					t.Errorf("the hash of what was shown: %s", line)
-				}
-			}
-			v := auditVerdict(t, log)
-			if v.OK != (row.want == "") || !strings.Contains(v.Reason, row.want) {
-				t.Fatalf("%+v, want %q", v, row.want)
-			}
-			if v.Entries != int64(bytes.Count(log, []byte("\n"))) {
-				t.Errorf("the chain is not followed to its end: %+v", v)
-			}
-			if row.want == "" {
-				return
-			}
-			line := string(bytes.SplitAfter(log, []byte("\n"))[v.Line-1])
-			if !strings.Contains(line, "REPLY_INJECTED") || !strings.Contains(line, p.ID) ||
-				!strings.Contains(v.Reason, p.ID) || strings.Contains(line, good.ID) {
-				t.Errorf("line %d: %s", v.Line, line)
-			}
-		})
-	}
-}
-
-// A question is forgotten with its end or its session's, so that a long log costs no memory.
-func TestAuditShownIsForgotten(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	session := storeSession(t, s)
-	for _, to := range []State{Resolved, Canceled, Failed, Expired, AwaitingReply} {
-		storePrompt(t, s, session, to, func(p *PromptRecord) {
-			p.Shown = "Go on?"
-			p.ExpiresAt = time.Now().Add(-time.Second)
-		})
-	}
-	log, _ := os.ReadFile(s.audit.log.path)
-	asked := questions{}
-	for line := range bytes.Lines(log) {
-		fields, err := parseEntry(line)
-		if why := asked.judge(fields); err != nil || why != "" {
-			t.Fatal(err, why)
+	for _, forge := range []bool{false, true} {
+		if forge {
+			os.Remove(filepath.Join(dir, "state.jsonl"))
+			os.WriteFile(filepath.Join(dir, "audit.log"), []byte(chained(strings.Repeat("\"event\":\"X\"\n", 20))), 0o600)
+		}
+		code, out, _ := cli(t, dir, "audit", "verify", "--head", head[1])
+		if (code == 1) != forge || forge && !strings.Contains(out, "is known but not there") {
+			t.Errorf("written anew: %v, exit %d, %s", forge, code, out)
 		}
 	}
-	if len(asked) != 2 {
-		t.Errorf("%d are kept, 2 can still be answered", len(asked))
-	}
-	why := asked.judge([]Field{{"event", "SESSION_END"}, {"session_id", session}})
-	if why != "" || len(asked) != 0 {
-		t.Errorf("%d are kept after the session, %s", len(asked), why)
+	for _, bad := range []string{"x", "1", "1:sha256:0", "x:" + head[1][len(head[1])-71:]} {
+		if code, _, _ := cli(t, dir, "audit", "verify", "--head", bad); code != 2 {
+			t.Errorf("--head %s: exit %d, want 2", bad, code)
+		}
 	}
 }
 
-// TestAuditCommands: logs and audit verify print a line an entry, check a head, change nothing and
-// follow the tail.
-func TestAuditCommands(t *testing.T) {
+// ---- audit.go: logs and the debug bundle ----
+// What is read, and what may leave the machine.
+
+// TestLogs: logs prints the local time, each value so that it cannot be taken for another and nothing that a terminal obeys;
+// with --session those of one, with --tail the last ten and those that come. What cannot be read is an error.
+func TestLogs(t *testing.T) {
 	t.Parallel()
-	s, _ := auditFilled(t, 30)
-	s.Audit().Append(Event{"UNAUTHORIZED", "", "",
-		[]Field{{"who", "x\x1b[2J\u009b31m\n{\"seq\":1}"}}})
-	for _, args := range [][]string{{"logs"}, {"logs", "--json"}} {
-		code, out, _ := cli(t, s.Dir, args...)
-		if code != 0 || strings.Count(out, "\n") != 31 || strings.ContainsAny(out, "\x1b\u009b") {
-			t.Errorf("%v: %d %q", args, code, out)
-		}
-	}
-	seq, hash, _ := s.Audit().Head()
-	for head, want := range map[string]int{
-		fmt.Sprintf("%d:%s", seq, hash):   0,
-		hash:                              2,
-		fmt.Sprintf("%d:%s", seq+1, hash): 1,
-		"1:" + digest(nil):                1,
-		"1:" + hash:                       1,
-		"x":                               2,
-		"x:" + hash:                       2,
-		"31":                              2,
-	} {
-		code, out, errs := cli(t, s.Dir, "audit", "verify", "--json", "--head", head)
-		if code != want {
-			t.Errorf("--head %s: %d %s %s", head, code, out, errs)
-		}
-	}
-	before, _ := os.ReadFile(s.audit.log.path)
-	os.WriteFile(s.audit.log.path, before[:len(before)-2], 0o600)
-	cli(t, s.Dir, "audit", "verify")
-	if after, _ := os.ReadFile(s.audit.log.path); !bytes.Equal(after, before[:len(before)-2]) {
-		t.Error("verify changed the file")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	code, out, _ := cliWhile(ctx, t, s.Dir, "logs", "--tail")
-	if code != 0 || !strings.Contains(out, "TOOL_CALL") {
-		t.Error(code, out)
-	}
-}
-
-// TestLogsIsRead: logs prints the local time, each value so that it cannot be taken for another, nothing for what an entry
-// does not say, and with --tail the last entries and those that come.
-func TestLogsIsRead(t *testing.T) {
-	t.Parallel()
-	s := storeAt(t, home(t, ""))
+	dir := home(t, "")
+	var log strings.Builder
 	for i := range 12 {
-		if err := s.Audit().Append(Event{"REPLY_REJECTED", fmt.Sprintf("%08d", i), "", []Field{{"n", i},
-			{"reason", `there is no "0" by=x`}, {"by", "cli:answer"}, {"exit_code", nil}, {"label", ""}}}); err != nil {
-			t.Fatal(err)
+		fmt.Fprintf(&log, "\"event\":\"REPLY_REJECTED\",\"session_id\":\"%08d-1\",\"n\":%d,\"reason\":\"there is no \\\"0\\\" by=x\",\"by\":\"cli\","+
+			"\"exit_code\":null,\"label\":\"\",\"who\":\"x\\u001b[2J\u009b31m\\n{}\",\"a_sha256\":\"sha256:0\"\n", i, i)
+	}
+	path := filepath.Join(dir, "audit.log")
+	os.WriteFile(path, []byte(chained(log.String())+"damaged \x1b[2J\n"), 0o600)
+	for _, c := range []struct {
+		args  string
+		code  int
+		lines int
+		want  string
+	}{
+		{"logs", 0, 13, `(?m)^2026-01-02 \d\d:04:05 00000011 REPLY_REJECTED +n=11 reason="there is no \\"0\\" by=x" by=cli exit_code=- who="x\\x1b\[2J\\u009b31m\\n\{\}"\ndamaged: `},
+		{"logs --json", 0, 13, `"who":"x\\u001b\[2J\\u009b31m\\n\{\}"`},
+		{"logs --session 00000003", 0, 2, " 00000003 "},
+		{"logs --session zz", 1, 1, `no session in the log begins with "zz"`},
+		{"logs --session 0000001", 1, 1, `not enough of an id: these begin with it: 00000010-1 00000011-1`},
+	} {
+		code, out, says := cli(t, dir, strings.Fields(c.args)...)
+		out += says
+		if code != c.code || strings.Count(out, "\n") < c.lines || !matches(c.want, out) || strings.ContainsAny(out, "\x1b\u009b") {
+			t.Errorf("%s: exit %d, %q, want %s", c.args, code, out, c.want)
 		}
 	}
-	logs := func(more ...string) *exec.Cmd {
-		cmd := exec.Command(os.Args[0], append([]string{"logs"}, more...)...)
-		cmd.Env = append(ptyEnv("main"), "ATLASBRIDGE_HOME="+s.Dir, "TZ=Asia/Tokyo")
-		return cmd
-	}
-	tokyo, err := time.LoadLocation("Asia/Tokyo")
-	if err != nil {
-		t.Skip("no time zones here: ", err)
-	}
-	out, err := logs().Output()
-	first := regexp.MustCompile(`^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) 00000000 REPLY_REJECTED +n=0 ` +
-		`reason="there is no \\"0\\" by=x" by=cli:answer exit_code=-\n`).FindSubmatch(out)
-	if err != nil || first == nil {
-		t.Fatalf("%v:\n%s", err, out)
-	}
-	if at, err := time.ParseInLocation(time.DateTime, string(first[1]), tokyo); err != nil || time.Since(at).Abs() > time.Hour {
-		t.Errorf("the time is %s in Tokyo (%v)", first[1], err)
-	}
-	tail := logs("--tail")
-	stdout, err := tail.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tail := exec.Command(os.Args[0], "logs", "--tail")
+	tail.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
+	stdout, _ := tail.StdoutPipe()
 	if err := tail.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer tail.Wait()
 	defer tail.Process.Kill()
 	lines := bufio.NewScanner(stdout)
-	for i := 2; i < 13; i++ {
-		if i == 12 {
-			auditAppend(t, s.Dir, "UNAUTHORIZED")
-		}
-		want := fmt.Sprintf("%08d REPLY_REJECTED", i)
-		if i == 12 {
-			want = "UNAUTHORIZED"
+	for _, want := range []string{"00000003", "00000004", "00000005", "00000006", "00000007", "00000008", "00000009", "00000010", "00000011", "damaged", "NEWS"} {
+		if want == "NEWS" {
+			f, _ := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+			f.WriteString(chained(`"event":"NEWS"`))
+			f.Close()
 		}
 		if !lines.Scan() || !strings.Contains(lines.Text(), want) {
-			t.Errorf("line %d of the tail is %q", i-1, lines.Text())
+			t.Errorf("the tail has %q, want %s", lines.Text(), want)
 		}
 	}
-}
-
-// TestLocalChannelIsTold: who chose the local channel is not sent to setup, and who has no bot is.
-func TestLocalChannelIsTold(t *testing.T) {
-	needTool(t, "true")
-	waits := ": questions wait for the keyboard or `atlasbridge answer`"
-	bot := "[telegram]\nbot_token = '" + fakeToken + "'\nchat_id = 5\nallowed_users = [5]\n"
-	for _, test := range []struct{ config, flags, want string }{
-		{"", "", "no Telegram here" + waits + " (see `atlasbridge setup`)\n"},
-		{"", "--channel local", "the channel is local, as chosen" + waits + "\n"},
-		{"channel = 'local'\n" + bot, "", "the channel is local, as chosen" + waits + "\n"},
-		{bot, "--channel=local", "the channel is local, as chosen" + waits + "\n"},
-		{bot, "--channel=local --quiet", ""},
-	} {
-		args := slices.Concat([]string{"run"}, strings.Fields(test.flags), []string{"true"})
-		run := exec.Command(os.Args[0], args...)
-		run.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+home(t, test.config))
-		out, err := run.CombinedOutput()
-		want := test.want
-		if want != "" {
-			want = "atlasbridge: " + want
-		}
-		if err != nil || string(out) != want {
-			t.Errorf("%q %s: %v, %q, want %q", test.config, test.flags, err, out, want)
-		}
-	}
-}
-
-// TestStatusOfTheStopped: status tells a session that runs from one that is stopped, in which nothing is typed, and one
-// whose wrapper is gone; an answer to a stopped one says that it waits.
-func TestStatusOfTheStopped(t *testing.T) {
-	dir := home(t, "")
-	x := bridge(t, dir, "run", "sh", "-c", `printf "Go on? (y/n) "; read a; echo got $a; read b`)
-	x.sees("Go on?")
-	row := func() (r statusRow) {
-		t.Helper()
-		code, out, errs := cli(t, dir, "status", "--all", "--json")
-		var rows []statusRow
-		if err := json.Unmarshal([]byte(out), &rows); err != nil || code != 0 || len(rows) > 1 {
-			t.Fatalf("exit %d, %v: %s%s", code, err, out, errs)
-		}
-		if len(rows) == 0 {
-			return statusRow{SessionRecord: &SessionRecord{}}
-		}
-		return rows[0]
-	}
-	until := func(what string, done func(r statusRow) bool) {
-		t.Helper()
-		for end := time.Now().Add(patience()); !done(row()); runtime.Gosched() {
-			if time.Now().After(end) {
-				t.Fatalf("it is not %s: %+v", what, row())
-			}
-		}
-	}
-	until("asked", func(r statusRow) bool { return r.Open == 1 })
-	if r := row(); r.WrapperState != "running" || r.Status != "active" {
-		t.Errorf("while it runs: %+v", r)
-	}
-	x.stop(dir)
-	until("stopped", func(r statusRow) bool { return r.WrapperState == "stopped" })
-	if _, out, _ := cli(t, dir, "status"); !strings.Contains(out, "  stopped  ") {
-		t.Errorf("status of a stopped session:\n%s", out)
-	}
-	var open []PromptRecord
-	_, out, _ := cli(t, dir, "approvals", "--json")
-	if err := json.Unmarshal([]byte(out), &open); err != nil || len(open) != 1 {
-		t.Fatalf("%v: %s", err, out)
-	}
-	code, _, errs := cli(t, dir, "answer", open[0].ID, "y")
-	if code != 0 || !strings.Contains(errs, "its session is stopped") {
-		t.Errorf("answer: exit %d, %q", code, errs)
-	}
-	x.resume()
-	x.sees("got y")
-	until("running", func(r statusRow) bool { return r.WrapperState == "running" })
-	x.signal("KILL")
-	until("gone", func(r statusRow) bool { return r.WrapperState == "gone" && r.Status == "crashed" })
-}
-
-// TestUnknownIDs: an id that names nothing is an error that repeats it, and one that begins several names those.
-func TestUnknownIDs(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	var sessions, prompts []string
-	for _, id := range []string{"aaaa1111-1", "aaaa2222-2", "aaaa2222-3"} {
-		holds(t, s, id)
-		addSession(t, s, id)
-		p := storePrompt(t, s, id, AwaitingReply, func(p *PromptRecord) { p.ID = "bbbb" + id[4:] })
-		sessions = append(sessions, id)
-		prompts = append(prompts, p.ID)
-	}
-	for _, test := range []struct {
-		args   string
-		code   int
-		stdout int    // lines
-		stderr string // "" nothing at all
-	}{
-		{"logs --session zz", 1, 0, `atlasbridge: no session in the log begins with "zz"`},
-		{"logs --json --session zz", 1, 0, `"zz"`},
-		{"logs --tail --session zz", 1, 0, `"zz"`},
-		{"logs --session aaaa2222", 1, 0, `"aaaa2222" is not enough of an id: these begin with it: ` +
-			strings.Join(sessions[1:], " ") + "\n"},
-		{"logs --session aaaa1", 0, 3, ""},
-		{"answer zz y", 1, 0, `there is no question "zz"` + "\n"},
-		{"answer bbbb1 y", 1, 0, `begin with it: bbbb1111` + "\n"},
-		{"answer bbbb2222 y", 1, 0, `begin with it: ` + strings.Join(prompts[1:], " ") + "\n"},
-		{"answer bbbb1111 y", 0, 1, ""},
-	} {
-		code, stdout, stderr := cli(t, s.Dir, strings.Fields(test.args)...)
-		if code != test.code || strings.Count(stdout, "\n") != test.stdout ||
-			!strings.Contains(stderr, test.stderr) || test.stderr == "" && stderr != "" {
-			t.Errorf("%s: exit %d\n%s%s", test.args, code, stdout, stderr)
-		}
-	}
-}
-
-// TestLogsTellsOfDamage: a log that cannot be read is an error, not an empty log.
-func TestLogsTellsOfDamage(t *testing.T) {
-	dir := home(t, "")
-	if err := os.Mkdir(filepath.Join(dir, "audit.log"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	code, stdout, stderr := cli(t, dir, "logs")
-	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "audit.log") {
-		t.Errorf("logs: exit %d, %s%s", code, stdout, stderr)
-	}
-}
-
-// Put aside, the old log is kept as it was, the new one begins with a word about it, and all is well again: for open
-// questions, for those who have the old file open, and while others append.
-func TestAuditAside(t *testing.T) {
-	s, _ := auditFilled(t, 3)
-	dir, path := s.Dir, s.audit.log.path
-	session := storeSession(t, s)
-	noted := noteOf(t, dir)
 	os.Remove(path)
-	p := storePrompt(t, s, session, AwaitingReply, func(p *PromptRecord) { p.Shown = "Go on?" })
-	over := storePrompt(t, s, session, Resolved, func(p *PromptRecord) { p.Shown = "Done?" })
-	old, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	last := noteOf(t, dir)
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != exitFailed {
-		t.Fatal(out)
-	}
-	code, out, errs := cli(t, dir, "audit", "verify", "--aside")
-	kept := inFolder(filepath.Dir(path), "*.aside-*")
-	if code != 0 || len(kept) != 1 || !strings.Contains(out, kept[0]) ||
-		!strings.Contains(out, "head 2:sha256:") {
-		t.Fatalf("exit %d, %s %s, kept %q", code, out, errs, kept)
-	}
-	if b, err := os.ReadFile(kept[0]); err != nil || !bytes.Equal(b, old) ||
-		ownedPrivate(kept[0]) != nil {
-		t.Errorf("what is kept differs (%v, %v)", err, ownedPrivate(kept[0]))
-	}
-	log, _ := os.ReadFile(path)
-	wants := []string{`{"seq":1,`, `"event":"AUDIT_PUT_ASIDE"`,
-		`"aside":"` + filepath.Base(kept[0]) + `"`,
-		fmt.Sprintf(`"noted_seq":%d,"noted_hash":"%s"`, last.Seq, last.Hash),
-		`"broken":"4:` + noted.Hash + `"`, genesis}
-	for _, want := range wants {
-		first, _, _ := strings.Cut(string(log), "\n")
-		if !strings.Contains(first, want) {
-			t.Errorf("the first entry lacks %s: %s", want, first)
-		}
-	}
-	if strings.Contains(string(log), over.ID) || !strings.Contains(string(log), p.ID) {
-		t.Errorf("open questions, and only they, are carried over: %s", log)
-	}
-	if _, why, err := s.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
-		t.Fatal(why, err)
-	}
-	s.Move(p.ID, Injected, func(p *PromptRecord) { p.ScreenSHA = digest([]byte("Go on?")) })
-	s.Move(p.ID, Resolved, nil)
-	auditAppend(t, dir, "UNAUTHORIZED")
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
-		t.Error(out)
-	}
-	if note := noteOf(t, dir); note.Values["broken"] != "" {
-		t.Errorf("noted %+v", note)
-	}
-	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != 0 {
-		t.Error("a sound log is not put aside:", errs)
-	}
-	t.Setenv("ATLASBRIDGE_SESSION", session)
-	if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != exitFailed ||
-		!strings.Contains(errs, "inside") {
-		t.Errorf("a session puts the log aside: %d %s", code, errs)
+	os.Mkdir(path, 0o700)
+	if code, out, says := cli(t, dir, "logs"); code != 1 || out != "" || !strings.Contains(says, "audit.log") {
+		t.Errorf("a log that cannot be read: exit %d, %s%s", code, out, says)
 	}
 }
 
-// A log whose last line is damaged takes no entry; put aside, a new one does.
-func TestAuditAsideDamaged(t *testing.T) {
-	s, log := auditFilled(t, 3)
-	os.WriteFile(s.audit.log.path, append(log, "garbage\n"...), 0o600)
-	if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err == nil {
-		t.Error("an entry behind garbage")
-	}
-	if code, _, errs := cli(t, s.Dir, "audit", "verify", "--aside"); code != 0 {
-		t.Fatal(errs)
-	}
-	if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err != nil || s.Trouble() != nil {
-		t.Error(err, s.Trouble())
-	}
-	code, out, _ := cli(t, s.Dir, "audit", "verify")
-	if code != 0 || len(auditNames(t, s.Dir)) != 3 { // the entry that was refused comes too
-		t.Error(out)
-	}
-}
-
-// While many append, putting the log aside again and again is no gap for any of them.
-func TestAuditAsideCrowd(t *testing.T) {
-	t.Parallel()
-	dir := home(t, "")
-	end := time.Now().Add(time.Second)
-	var all sync.WaitGroup
-	for range 4 {
-		s := storeAt(t, dir)
-		all.Go(func() {
-			for time.Now().Before(end) {
-				if err := s.Audit().Append(Event{Name: "UNAUTHORIZED"}); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	n := 0
-	for time.Now().Before(end) {
-		if code, _, errs := cli(t, dir, "audit", "verify", "--aside"); code != 0 {
-			t.Fatal(errs)
-		}
-		n++
-		time.Sleep(time.Millisecond)
-	}
-	all.Wait()
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || auditGaps(t, dir) != 0 {
-		t.Error(out)
-	}
-	kept := inFolder(dir, "audit.log.aside-*")
-	for _, path := range kept {
-		b, err := os.ReadFile(path)
-		if v := auditVerdict(t, b); err != nil || !v.OK {
-			t.Errorf("%s: %v %s", path, err, v.Reason)
-		}
-	}
-	if len(kept) != n || n < 3 {
-		t.Errorf("put aside %d times, kept %d", n, len(kept))
-	}
-}
-
-// However large a file, and however long its lines, reading it takes little memory.
-func TestEachLineIsBounded(t *testing.T) {
-	for _, text := range []string{"a line of a log\n", "no end of line "} {
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		longest, read := 0, 0
-		err := eachLine(&endless{text, 100 << 20}, func(line []byte) bool {
-			longest = max(longest, len(line))
-			read += len(line)
-			return true
-		})
-		runtime.ReadMemStats(&after)
-		used := after.TotalAlloc - before.TotalAlloc
-		if err != nil || read < 99<<20 || longest > maxRead+1<<17 || used > 32<<20 {
-			t.Errorf("%q: %d bytes read, the longest piece has %d, %d bytes used, %v", text, read, longest, used, err)
-		}
-	}
-}
-
-// ---- audit.go: debug bundle ----
-// What may leave the machine.
-
-// TestBundle: a debug bundle leaves out what people wrote unless --full, and secrets and other
-// files always.
+// TestBundle: a debug bundle leaves out what people wrote unless --full, and secrets, nonces and other files always. It runs
+// no tool, replaces no file, and says what it could not read.
 func TestBundle(t *testing.T) {
 	dir := home(t, "[telegram]\nbot_token = '"+fakeToken+"'\nchat_id = 7\nallowed_users = [7]\n")
-	t.Setenv("PATH", t.TempDir()) // no tools
-	write := func(name, text string) { os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600) }
-	write("state.jsonl",
-		`{"v":1,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer",`+
-			`"choices":[{"label":"the-choice"}],"nonce":"the-nonce","status":"resolved","telegram_msg_id":17}`+
-			"\nthe-torn")
-	write("audit.log",
-		`{"seq":1,"event":"PROMPT_RESOLVED","excerpt":"the-excerpt","value":"the-answer"}`+"\n")
-	write("atlasbridge.log", `{"level":"ERROR","msg":"calling `+fakeToken+`"}`+"\n")
-	write("other.txt", "the-stranger")
+	bin, asked := versionedClaude(t, "9999.1.2")
+	t.Setenv("PATH", bin)
+	for name, text := range map[string]string{
+		"state.jsonl": `{"v":1,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer","choices":[{"label":"the-choice"}],` +
+			`"nonce":"the-nonce","status":"resolved","telegram_msg_id":17}` + "\nthe-torn",
+		"audit.log":       `{"seq":1,"event":"PROMPT_RESOLVED","excerpt":"the-excerpt","value":"the-answer"}` + "\n",
+		"atlasbridge.log": `{"level":"ERROR","msg":"calling ` + fakeToken + `"}` + "\n",
+		"other.txt":       "the-stranger",
+	} {
+		os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600)
+	}
+	os.Mkdir(filepath.Join(dir, "atlasbridge.log.1"), 0o700)
 	for _, full := range []bool{false, true} {
-		out := filepath.Join(t.TempDir(), "b.tar.gz")
-		args := []string{"debug", "bundle", "--output", out}
+		path := filepath.Join(t.TempDir(), "b.tar.gz")
+		args := []string{"debug", "bundle", "--output", path}
 		if full {
 			args = append(args, "--full")
 		}
-		code, stdout, stderr := cli(t, dir, args...)
-		info, err := os.Stat(out)
-		if code != 0 || err != nil || info.Mode().Perm() != 0o600 {
-			t.Fatalf("%q: exit %d, %v, %v, %s", args, code, info, err, stderr)
+		code, out, says := cli(t, dir, args...)
+		info, err := os.Stat(path)
+		if code != 0 || err != nil || info.Mode().Perm() != 0o600 || !strings.Contains(out, "state.jsonl") ||
+			!matches(`left out: .*atlasbridge\.log\.1`, says) {
+			t.Fatalf("%q: exit %d, %v, %v, %s%s", args, code, info, err, out, says)
 		}
-		files := untar(t, out)
-		names := slices.Sorted(maps.Keys(files))
-		want := []string{"about.json", "atlasbridge.log", "audit.log", "state.jsonl"}
-		if !slices.Equal(names, want) || !strings.Contains(stdout, "state.jsonl") {
-			t.Errorf("the bundle holds %q, want %q", names, want)
+		f, _ := os.Open(path)
+		defer f.Close()
+		zip, _ := gzip.NewReader(f)
+		all := ""
+		tape := tar.NewReader(zip)
+		for head, err := tape.Next(); err == nil; head, err = tape.Next() {
+			text, _ := io.ReadAll(tape)
+			all += fmt.Sprintf("<%s %o>%s\n", filepath.Base(head.Name), head.Mode, text)
 		}
-		all := strings.Join(slices.Collect(maps.Values(files)), "\n")
-		for _, never := range []string{"AAFake", "the-nonce", "the-torn", "the-stranger"} {
-			if strings.Contains(all, never) {
-				t.Errorf("full %v: the bundle holds %s:\n%s", full, never, all)
+		for words, want := range map[string]bool{
+			"<about.json 600>": true, "<atlasbridge.log 600>": true, "<audit.log 600>": true, "<state.jsonl 600>": true,
+			`"status":"resolved"`: true, `"telegram_msg_id":17`: true, "PROMPT_RESOLVED": true, `"123456789:…"`: true,
+			"the-excerpt": full, "the-answer": full, "the-choice": full,
+			"AAFake": false, "the-nonce": false, "the-torn": false, "the-stranger": false,
+		} {
+			if strings.Contains(all, words) != want {
+				t.Errorf("full: %v; the bundle has %s: %v\n%s", full, words, !want, all)
 			}
 		}
-		for _, sometimes := range []string{"the-excerpt", "the-answer", "the-choice"} {
-			if strings.Contains(all, sometimes) != full {
-				t.Errorf("full %v: %s is wrongly there or not", full, sometimes)
-			}
+		if code, _, says := cli(t, dir, args...); code != 1 || !strings.Contains(says, "--output") || asked() != 0 {
+			t.Errorf("over a file: exit %d, %s; claude was run %d times", code, says, asked())
 		}
-		for _, always := range []string{`"status":"resolved"`, `"telegram_msg_id":17`,
-			"PROMPT_RESOLVED", `"123456789:…"`} {
-			if !strings.Contains(all, always) {
-				t.Errorf("full %v: the bundle lacks %s:\n%s", full, always, all)
-			}
-		}
-		if code, _, stderr := cli(t, dir, args...); code != 1 ||
-			!strings.Contains(stderr, "--output") {
-			t.Errorf("over an existing file: exit %d, %s", code, stderr)
-		}
-	}
-}
-
-// untar is what a bundle holds, by name.
-func untar(t *testing.T, path string) map[string]string {
-	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	zip, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := map[string]string{}
-	for tape := tar.NewReader(zip); ; {
-		head, err := tape.Next()
-		if err == io.EOF {
-			return files
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(tape)
-		if err != nil || head.Mode != 0o600 {
-			t.Errorf("%s: mode %o, %v", head.Name, head.Mode, err)
-		}
-		files[filepath.Base(head.Name)] = string(text)
-	}
-}
-
-// TestBundleRunsNothing: the bundle has the versions of tools that are known, and runs none of them.
-func TestBundleRunsNothing(t *testing.T) {
-	needUnix(t)
-	bin, asked := versionedClaude(t, "9999.1.2")
-	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	dir := home(t, "")
-	about := func() string {
-		path := filepath.Join(t.TempDir(), "b.tar.gz")
-		if code, _, errs := cli(t, dir, "debug", "bundle", "--output", path); code != 0 {
-			t.Fatal(errs)
-		}
-		return untar(t, path)["about.json"]
-	}
-	if got := about(); asked() != 0 || !strings.Contains(got, filepath.Join(bin, "claude")) {
-		t.Errorf("claude is run %d times; %s", asked(), got)
-	}
-}
-
-// TestBundleRefused: a bundle that cannot be written starts no tool and leaves no file; one file that cannot be read is
-// told and left out.
-func TestBundleRefused(t *testing.T) {
-	needUnix(t)
-	dir := home(t, "")
-	bin := t.TempDir()
-	started := filepath.Join(bin, "started")
-	script := "#!/bin/sh\n: > " + started + "\n"
-	writeProgram(t, filepath.Join(bin, "claude"), script)
-	t.Setenv("PATH", bin)
-	out := filepath.Join(t.TempDir(), "b.tar.gz")
-	if err := os.WriteFile(out, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	code, _, stderr := cli(t, dir, "debug", "bundle", "--output", out)
-	if code != exitFailed || !strings.Contains(stderr, "writing the bundle") {
-		t.Errorf("over an existing file: exit %d, %s", code, stderr)
-	}
-	if _, err := os.Stat(started); err == nil {
-		t.Error("a tool was started although the file exists")
-	}
-	if err := os.Mkdir(filepath.Join(dir, "state.jsonl"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	again := out + ".2"
-	code, stdout, stderr := cli(t, dir, "debug", "bundle", "--output", again)
-	if code != 0 || !strings.Contains(stderr, "left out: ") ||
-		strings.Contains(stdout, "state.jsonl") {
-		t.Errorf("an unreadable file: exit %d, %s%s", code, stdout, stderr)
 	}
 }
 
@@ -17950,9 +16032,6 @@ func faultyFiles(fault func(op string, n int64) error) files {
 		return err
 	}
 }
-
-// readingOps are the operations of a journal that change nothing.
-var readingOps = []string{"open", "flock", "fstat", "pread"}
 
 // failing is a fault of one kind of operation, always.
 func failing(kind string, err error) func(op string, n int64) error {
@@ -22302,10 +20381,17 @@ func TestMain(m *testing.M) {
 	if mode == "" {
 		leaveTestersBridge()
 	}
+	here := theWorld()
+	if fault := os.Getenv("ATLASBRIDGE_TEST_FAULT"); mode != "" && fault != "" {
+		here.disk = faultsOf(fault)
+	}
 	switch {
+	case mode == "life":
+		childLife(here)
+		return
 	case mode == "main":
-		os.Exit(theWorld().run(os.Args[1:]))
-	case mode != "" && (childPTY(mode) || childStore(mode) || childTool(mode) || childPanics(mode)):
+		os.Exit(here.run(os.Args[1:]))
+	case mode != "" && (childPTY(mode) || childTool(mode) || childPanics(mode)):
 		return
 	}
 	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} { // under nohup, or behind an &
@@ -22639,113 +20725,167 @@ func processesOf(dir string) (pids []int) {
 	return pids
 }
 
-// childStore is what the re-executed test binary does: "store-live N" kills itself at the Nth operation,
-// "store-crowd" asks and answers until the time is over.
-func childStore(mode string) bool {
-	dir := os.Getenv("ATLASBRIDGE_TEST_DIR")
-	if n, ok := strings.CutPrefix(mode, "store-live "); ok {
-		at, _ := strconv.ParseInt(n, 10, 64)
-		me, _ := os.FindProcess(os.Getpid())
-		s, err := openState(dir, faultyFiles(func(_ string, i int64) error {
-			if i == at/2 && at%2 == 0 { // before the operation
-				me.Kill()
-				select {}
-			} else if i == at/2+1 && at%2 == 1 && at > 1 { // after it, as the next begins
-				me.Kill()
-				select {}
-			}
-			return nil
-		}))
+// faultsOf makes the calls to the file system as ATLASBRIDGE_TEST_FAULT says: "KIND N", at the N-th operation that changes
+// a file, or "KIND PATH", at all of them while that file is there.
+//
+//	kill     the process is killed before the operation
+//	tear     it is killed after half of the N-th write
+//	fail     this operation fails
+//	full     from this one on all fail that take room on the disk
+//	ruin     from this one on all fail
+//	power V  the power fails after the N-th write or rename: what was not fsynced may be lost; V from 0 to 5 says what is
+func faultsOf(fault string) files {
+	words := strings.SplitN(fault, " ", 3)
+	kind, at := words[0], words[len(words)-1]
+	n, err := strconv.ParseInt(at, 10, 64)
+	var count atomic.Int64
+	lost := disk{synced: map[string]int64{}, named: map[string]bool{}}
+	me, _ := os.FindProcess(os.Getpid()) // which is there
+	return func(op string, f *os.File, call func() error) error {
+		counts := map[string]string{"tear": "write", "power": "write rename"}[kind]
+		if slices.Contains(readingOps, op) || !strings.Contains(counts, op) && counts != "" {
+			done := call()
+			lost.learns(op, f)
+			return done
+		}
+		i := count.Add(1)
+		now := i == n
 		if err != nil {
-			fmt.Println("error", err)
-			return true
+			_, gone := os.Stat(at)
+			now = gone == nil
 		}
-		p := storeQuestion("5e551011-0000-4000-8000-000000000000")
-		p.ID = "9a9a9a9a-0000-4000-8000-000000000000"
-		for _, step := range storeSteps(p.SessionID, p) {
-			if err := step.do(s); err != nil {
-				fmt.Println("error", err)
-				return true
-			}
-			fmt.Println(step.to)
+		if now && err == nil {
+			fmt.Println("struck", op)
 		}
-		fmt.Println("end")
-		return true
+		done, half := error(nil), false
+		switch {
+		case kind == "ruin" && (now || err == nil && i > n), kind == "full" && (now || err == nil && i > n) && op != "ftruncate":
+			done, half = syscall.ENOSPC, true
+		case kind == "fail" && now:
+			done, half = syscall.EIO, true
+		case kind == "tear" && now:
+			half = true
+		case kind == "kill" && now:
+			me.Kill()
+			select {}
+		}
+		if half && op == "write" {
+			info, _ := f.Stat()
+			call()
+			after, _ := f.Stat()
+			f.Truncate((info.Size() + after.Size()) / 2)
+		} else if done == nil {
+			done = call()
+			lost.learns(op, f)
+		}
+		if now && kind == "power" {
+			lost.loses(words[1])
+		}
+		if now && (kind == "tear" || kind == "power") {
+			me.Kill()
+			select {}
+		}
+		return done
 	}
-	if mode != "store-crowd" {
-		return false
-	}
-	if err := storeCrowd(dir); err != nil {
-		fmt.Println("error", err)
-	}
-	return true
 }
 
-// storeChild is the test binary as a process that uses the store in dir.
-func storeChild(dir, mode string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0], "-test.run=^$") // should TestMain not call childStore, nothing runs
-	cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD="+mode, "ATLASBRIDGE_TEST_DIR="+dir)
-	return cmd
+// readingOps are the operations that change no file.
+var readingOps = []string{"open", "flock", "fstat", "pread"}
+
+// disk knows what a power loss leaves of the state folder: of each file what was fsynced, under the name that it had when
+// the folder was; and, as the system writes back on its own, perhaps more of both.
+type disk struct {
+	sync.Mutex
+	synced map[string]int64 // bytes, by path
+	named  map[string]bool  // the folder was fsynced since there is a file of that name
+	before []byte           // what was fsynced of the state that a compaction replaces
 }
 
-// storeCrowd asks, answers whatever is open, and compacts. It prints the prompts whose reply it was first to give.
-func storeCrowd(dir string) error {
-	s, err := openStore(dir)
-	if err != nil {
-		return err
-	}
-	span, _ := time.ParseDuration(os.Getenv("ATLASBRIDGE_TEST_SPAN"))
-	id := newID()
-	if _, err := s.HoldSession(id); err != nil {
-		return err
-	}
-	if err := storeUpdate(s, &SessionRecord{
-		Head:      Head{ID: id},
-		Status:    "active",
-		StartedAt: time.Now(),
-	}); err != nil {
-		return err
-	}
-	for i, end := 0, time.Now().Add(span); time.Now().Before(end); i++ {
-		p := storeQuestion(id)
-		if err := storeUpdate(s, p); err != nil {
-			return err
+// files are those that a power loss may harm.
+func (d *disk) files() (state, log string) {
+	dir := os.Getenv("ATLASBRIDGE_HOME")
+	return filepath.Join(dir, "state.jsonl"), filepath.Join(dir, "audit.log")
+}
+
+// learns notes an operation that was done.
+func (d *disk) learns(op string, f *os.File) {
+	d.Lock()
+	defer d.Unlock()
+	state, log := d.files()
+	switch op {
+	case "fsync":
+		info, _ := f.Stat()
+		d.synced[f.Name()] = info.Size()
+		if f.Name() == state+".new" {
+			d.before, _ = os.ReadFile(state)
+			d.before = d.before[:min(d.synced[state], int64(len(d.before)))]
 		}
-		s.Move(p.ID, Routed, nil)
-		s.Move(p.ID, AwaitingReply, nil)
-		v, err := s.View()
-		if err != nil {
-			return err
+	case "rename":
+		d.synced[state] = d.synced[state+".new"]
+		d.named[state] = false
+	case "fsync folder":
+		for _, path := range []string{state, log} {
+			_, err := os.Stat(path)
+			d.named[path] = err == nil
 		}
-		for _, q := range v.Prompts {
-			if q.Open() && mrand.Intn(4) > 0 {
-				_, why, err := s.Decide(Decision{
-					PromptID: q.ID,
-					Value:    "n",
-					By:       "cli:answer",
-					Trusted:  true,
-				}, time.Now())
-				if err != nil {
-					return err
-				} else if why == "" {
-					fmt.Println(q.ID)
-				}
+	}
+}
+
+// loses takes away what was not fsynced: where variant is 3 or more the names too; and none, half or all of what was
+// written since.
+func (d *disk) loses(variant string) {
+	d.Lock() // for good: nothing is written any more
+	v, _ := strconv.ParseInt(variant, 10, 64)
+	state, log := d.files()
+	for _, path := range []string{state, log} {
+		info, err := os.Stat(path)
+		switch {
+		case err == nil && v >= 3 && !d.named[path]:
+			os.Remove(path)
+			if path == state && d.before != nil {
+				os.WriteFile(path, d.before, 0o600)
 			}
-			if q.Status == ReplyReceived {
-				if ok, err := s.Move(q.ID, Injected, nil); err != nil {
-					return err
-				} else if ok {
-					s.Move(q.ID, Resolved, nil)
-				}
-			}
-		}
-		if i%16 == 0 {
-			s.log.mu.Lock()
-			s.compactAt, s.Retention = 0, time.Hour
-			s.log.mu.Unlock()
+		case err == nil:
+			os.Truncate(path, d.synced[path]+(info.Size()-d.synced[path])*(v%3)/2)
 		}
 	}
-	return s.Trouble()
+}
+
+// childLife is a question's life in one process, which ATLASBRIDGE_TEST_FAULT meets. What fails is done once more, as a
+// person would. "lived" is said at the end.
+func childLife(here world) {
+	path := filepath.Join(os.Getenv("ATLASBRIDGE_HOME"), "state.jsonl")
+	asked := regexp.MustCompile(`"rec":"prompt","id":"([^"]+)".*"status":"awaiting_reply"`)
+	for range 2 {
+		old := time.Now().Add(50*time.Millisecond - 30*24*time.Hour) // soon too old: then the next who writes compacts
+		f, _ := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+		fmt.Fprint(f, withCRC(`{"v":1,"rec":"session","id":"old","at":"`+old.UTC().Format("2006-01-02T15:04:05.000000Z")+
+			`","status":"completed"}`))
+		f.Close()
+		before, _ := os.ReadFile(path)
+		ended := make(chan int, 1)
+		go func() { ended <- here.run([]string{"ask", "Go on?"}) }()
+		var found [][]byte
+		for len(ended) == 0 && found == nil || time.Since(old) < 30*24*time.Hour {
+			time.Sleep(time.Millisecond)
+			state, _ := os.ReadFile(path)
+			found = asked.FindSubmatch(bytes.TrimPrefix(state, before))
+		}
+		for tries := 0; len(ended) == 0 && here.run([]string{"answer", string(found[1]), "yes"}) != 0; tries++ {
+			if tries > 0 {
+				return // it cannot be answered
+			}
+		}
+		select {
+		case code := <-ended:
+			if code == 0 {
+				fmt.Println("lived")
+				return
+			}
+		case <-time.After(patience()): // of a question that cannot be answered
+			return
+		}
+	}
 }
 
 // childTool is such a tool until it ends; false: mode is none.
@@ -22895,6 +21035,7 @@ func cliWhile(ctx context.Context, t testing.TB, dir string, args ...string) (co
 		return f
 	}
 	in, out, errs := open("stdin"), open("stdout"), open("stderr")
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1)) // which a command that reads much lowers, for its process
 	code = run(ctx, args, getenv, in, out, errs)
 	read := func(f *os.File) string {
 		text, err := os.ReadFile(f.Name())
