@@ -2431,7 +2431,11 @@ func (s *session) suspendStep() {
 	if s.stoppedAt.IsZero() {
 		return
 	}
-	if s.unread() > 0 && !s.turnAt(s.stoppedAt.Add(lookTime)) {
+	due := s.stoppedAt.Add(2 * gatePoll) // for what was read and is not counted yet
+	if s.unread() > 0 {
+		due = s.stoppedAt.Add(lookTime)
+	}
+	if !s.turnAt(due) {
 		s.turnBy(time.Now().Add(gatePoll))
 		return
 	}
