@@ -1942,37 +1942,143 @@ func claudeDialog(command string) string {
 		"· Tab to amend"
 }
 
-// ---- pty: the child's terminal ----
-// A child runs as in a terminal of its own, and nothing is lost.
+// ---- the terminal ----
+// Running a tool through atlasbridge is indistinguishable from running it directly.
 
-// The host's VERASE, IUTF8 and IXON are what line editing in the child depends on.
-func TestPTYModes(t *testing.T) {
+// TestTerminal: what a tool shows, what it gets and how it ends are the same with us and without us; the rows say what.
+func TestTerminal(t *testing.T) {
 	t.Parallel()
-	needTool(t, "stty")
-	out, _ := readAll(t, mustPTYChild(t, "pty-host erase ^H -ixon -iutf8 intr ^G"))
-	for _, want := range []string{"erase = ^H", " -ixon", "-iutf8", "intr = ^G", " icanon",
-		" echo "} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q is missing in %s", want, out)
+	needUnix(t)
+	beside(t, blocks(t, "terminal.txt"), func(t *testing.T, b block) {
+		if need := b.parts["needs"]; strings.Contains(need, "linux") {
+			needLinux(t)
+		}
+		needTool(t, strings.Fields("bash "+strings.ReplaceAll(b.parts["needs"], "linux", ""))...)
+		want := strings.ReplaceAll(regexp.QuoteMeta(b.parts["shows"]), "…", "(?s:.*)")
+		with := playTerminal(t, b, true)
+		if got := strings.ReplaceAll(with, "\r", ""); !regexp.MustCompile(`^` + strings.TrimRight(want, "\n") + `\n*$`).MatchString(got) {
+			t.Errorf("%s shows\n%s\nwant\n%s", b.at, got, b.parts["shows"])
+		}
+		if b.parts["alone"] == "" {
+			if without := playTerminal(t, b, false); without != with {
+				t.Errorf("%s: with us %q, without us %q", b.at, with, without)
+			}
+		}
+	})
+}
+
+// reShellNotes are what bash says of a job that a signal ended.
+var reShellNotes = regexp.MustCompile(`((?m)^\[1\][+ ].*|(\w+: line \d+: +\d+ )?(Terminated|Killed|Aborted|Quit|Hangup|Segmentation fault)( .*)?)\r?\n`)
+
+// playTerminal runs a case of terminal.txt, with or without us, and returns what it shows and the exit status.
+func playTerminal(t *testing.T, b block, with bool) (shown string) {
+	t.Helper()
+	dir, state := t.TempDir(), home(t, "")
+	ab, begin := `exec "$@"`, "set -m; trap : INT\n"
+	if with {
+		ab = `ATLASBRIDGE_TEST_CHILD=main exec "$TEST_BINARY" run --quiet "$@"`
+	}
+	writeProgram(t, filepath.Join(dir, "ab"), "#!/bin/sh\necho $$ >'"+dir+"/pid'\n"+ab+"\n")
+	env := append(ptyEnv(""), "ATLASBRIDGE_HOME="+state, "PATH="+dir+":"+os.Getenv("PATH"))
+	reader := `$| = 1; open F, ">tool"; print F "$$\n"; close F; $SIG{CONT} = sub { print "back ", qx(stty size) };
+		print "up\n"; vec($r, 0, 1) = 1; for (;;) { # it never waits for long: a signal may come before that
+		if (select($v = $r, undef, undef, 0.05) > 0) { sysread(STDIN, $b, 99) or exit $ARGV[0]; chomp $b; print "[$b]\n" } }`
+	writeProgram(t, filepath.Join(dir, "reader"), "#!/usr/bin/env perl\n"+reader+"\n")
+	t.Cleanup(func() { endAll(processesOf(state)...) })
+	var out io.Reader
+	var p PTY
+	var wait func() int
+	if script := b.parts["no terminal"]; script != "" {
+		cmd := exec.Command("dash", "-c", script)
+		cmd.Dir, cmd.Env = dir, env
+		pipe, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = pipe
+		wait = func() int { cmd.Wait(); return cmd.ProcessState.ExitCode() } // its exit status says all
+	} else {
+		begin += "modes=$(stty -g); same() { [ \"$modes\" = \"$(stty -g)\" ] && echo same || stty -a; }\n"
+		p = mustPTYIn(t, dir, env, "dash", "-c", begin+b.parts["script"])
+		out, wait = p, p.Wait
+	}
+	at := 0
+	for step := range strings.Lines(b.parts["keys"]) {
+		after, does, _ := strings.Cut(strings.TrimSuffix(step, "\n"), " → ")
+		after, does = keysOf(after), keysOf(does)
+		for buf := make([]byte, 4096); !strings.Contains(shown[at:], after); {
+			n, err := out.Read(buf)
+			shown += string(buf[:n])
+			if err != nil {
+				t.Fatalf("%s: it never shows %q, but %q", b.at, after, shown)
+			}
+		}
+		at += strings.Index(shown[at:], after) + len(after)
+		word, special := strings.CutPrefix(does, "(")
+		word = strings.TrimSuffix(word, ")")
+		verb, rest, _ := strings.Cut(word, " ")
+		value, text, _ := strings.Cut(rest, " ")
+		var rows, cols uint16
+		n, _ := fmt.Sscanf(word, "%dx%d", &rows, &cols)
+		switch {
+		case !special:
+			typeIn(t, p, does)
+		case n == 2:
+			p.Resize(Size{Rows: rows, Cols: cols})
+		case verb == "go":
+			writeProgram(t, filepath.Join(dir, "go"), "")
+		case verb == "asked":
+			awaitPrompt(t, state, value, "awaiting_reply")
+		case verb == "answer" && with:
+			id := awaitPrompt(t, state, text, "awaiting_reply").str("id")
+			if code, _, errs := cli(t, state, "answer", id, value); code != 0 {
+				t.Fatalf("%s: %s", b.at, errs)
+			}
+		case verb == "answer":
+			typeIn(t, p, value+"\r")
+		default:
+			pid, _ := os.ReadFile(filepath.Join(dir, "pid"))
+			if out, err := exec.Command("kill", "-"+word, strings.TrimSpace(string(pid))).CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v: %s", b.at, err, out)
+			}
 		}
 	}
-	out, _ = readAll(t, mustPTY(t, "stty", "-a"))
-	for _, want := range []string{"erase = ^?", " ixon", "\niutf8", "intr = ^C", "\nisig icanon",
-		" echo ", "\nopost"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("without host: %q is missing in %s", want, out)
+	rest, err := io.ReadAll(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reShellNotes.ReplaceAllString(shown+string(rest), "") + fmt.Sprintf("exit %d", wait())
+}
+
+// keysOf is a text of terminal.txt as it is typed or shown.
+func keysOf(text string) string {
+	text = strings.NewReplacer("⏎", "\r", `\n`, "\r\n", "^H", "\x08", "^Z", "\x1a", "^C", "\x03", "^D", "\x04", `^\`, "\x1c").Replace(text)
+	return text
+}
+
+// endAll kills processes, which may have ended.
+func endAll(pids ...int) {
+	for _, pid := range pids {
+		if p, err := os.FindProcess(pid); err == nil {
+			p.Kill()
 		}
 	}
 }
 
-// 1 MiB, every byte after every other, is pasted while as much comes back: who waits for one before the other is stuck.
-func TestPTYEveryByteBothWays(t *testing.T) {
+// TestEveryByteBothWays: 1 MiB, every byte after every other, comes back unchanged from a tool in raw mode, while as much is
+// still typed.
+func TestEveryByteBothWays(t *testing.T) {
 	t.Parallel()
 	var all []byte
 	for i := range 8 * 256 * 256 {
 		all = append(all, byte(i>>8), byte(i))
 	}
-	p := mustPTYChild(t, "pty-raw-echo "+strconv.Itoa(len(all)))
+	echo := fmt.Sprintf("stty raw -echo; echo ready; head -c %d", len(all))
+	env := append(ptyEnv("main"), "ATLASBRIDGE_HOME="+home(t, ""))
+	p := mustPTYIn(t, "", env, os.Args[0], "run", "--quiet", "sh", "-c", echo)
 	readUntil(t, p, "ready\n")
 	wrote := make(chan error, 1)
 	go func() {
@@ -1981,576 +2087,70 @@ func TestPTYEveryByteBothWays(t *testing.T) {
 	}()
 	out, code := readAll(t, p)
 	if err := <-wrote; err != nil || out != string(all) || code != 0 {
-		t.Errorf("%d bytes came back, want the %d sent; exit %d, Write %v", len(out), len(all),
-			code, err)
+		t.Errorf("%d bytes came back of the %d that were typed; exit %d, %v", len(out), len(all), code, err)
 	}
 }
 
-// What is written just before the end is the answer people wait for.
-func TestPTYNothingLostAtExit(t *testing.T) {
-	t.Parallel()
-	const size = 256 << 10
-	want := strings.Repeat("0123456789abcde\r\n", size/16)
-	runs, _ := strconv.Atoi(cmp.Or(os.Getenv("ATLASBRIDGE_TEST_RUNS"), "40"))
-	for range runs {
-		t.Run("", func(t *testing.T) {
-			t.Parallel()
-			out, code := readAll(t, mustPTYChild(t, "pty-flood "+strconv.Itoa(size)))
-			if out != want || code != 0 {
-				t.Fatalf("%d bytes, want %d; exit %d", len(out), len(want), code)
-			}
-		})
-	}
-}
-
-// Unread is what the child has written and nobody has read yet: the gate types nothing then.
-func TestPTYUnread(t *testing.T) {
-	p := mustPTY(t, "sh", "-c", "printf hello; read a")
-	defer p.Close()
-	comesTrue(t, "5 bytes wait", func() bool { return p.Unread() == 5 })
-	if n, err := p.Read(make([]byte, 100)); n != 5 || err != nil || p.Unread() != 0 {
-		t.Errorf("%d bytes, %v; then %d", n, err, p.Unread())
-	}
-	p.Terminate(0)
-}
-
-// TestPTYGrandchildHoldsTerminal: reading ends soon after the child, whatever of its children holds
-// the terminal.
-func TestPTYGrandchildHoldsTerminal(t *testing.T) {
-	for _, script := range []string{
-		"sleep 20",                         // silent
-		"while echo y; do :; done",         // floods
-		"while echo y; do sleep .01; done", // trickles
-	} {
-		script := "trap '' HUP; (" + script + ") & echo out" // the leader's end sends SIGHUP
-		p := mustPTY(t, "sh", "-c", script)
-		p.Wait()
-		begun := time.Now()
-		out, code := readAll(t, p)
-		took := time.Since(begun)
-		if !strings.Contains(out, "out") || code != 0 || took > 2*time.Second {
-			t.Errorf("%s: exit %d after %v", script, code, took)
-		}
-		p.Close()
-	}
-}
-
-// TestPTYCloseEndsRead: closing the terminal ends a read under way and hangs up the child.
-func TestPTYCloseEndsRead(t *testing.T) {
-	p := mustPTY(t, "sh", "-c", "echo up; exec sleep 30")
-	readUntil(t, p, "up\r\n")
-	ended := make(chan error)
-	go func() {
-		_, err := p.Read(make([]byte, 1))
-		ended <- err
-	}()
-	p.State() // ioctls must not have made the master blocking
-	p.Resize(Size{Rows: 1, Cols: 1})
-	p.Close()
-	if err := <-ended; err == nil {
-		t.Error("Read of a closed terminal gave no error")
-	}
-	if code := p.Wait(); code != 129 {
-		t.Errorf("child of a closed terminal: exit %d, want 129 (SIGHUP)", code)
-	}
-}
-
-// TestPTYJobControl: an interactive shell inside has its jobs, and a signal reaches the one in the
-// foreground.
-func TestPTYJobControl(t *testing.T) {
-	t.Parallel()
-	needTool(t, "bash")
-	p := mustPTY(t, "bash", "--norc", "--noprofile", "-i")
-	readUntil(t, p, "$ ")
-	const job = "sh -c 'echo u''p; exec sleep 40'"
-	typeIn(t, p, job+"\r")
-	readUntil(t, p, "up\r\n")
-	typeIn(t, p, "\x1a") // Ctrl-Z
-	readUntil(t, p, "Stopped")
-	typeIn(t, p, "fg\r")
-	readUntil(t, p, job+"\r\n")
-	for p.(interface{ foreground() int }).foreground() == p.PID() { // until the job has the terminal
-		runtime.Gosched()
-	}
-	typeIn(t, p, "\x03") // Ctrl-C
-	readUntil(t, p, "^C")
-	typeIn(t, p, job+"\r")
-	readUntil(t, p, "up\r\n")
-	if err := p.Signal(syscall.SIGQUIT); err != nil { // to the job, not to bash
-		t.Error(err)
-	}
-	readUntil(t, p, "Quit")
-	typeIn(t, p, "echo $((40+2)); exit 5\r")
-	if out, code := readAll(t, p); !strings.Contains(out, "42") || code != 5 {
-		t.Errorf("%q, exit %d", out, code)
-	}
-}
-
-// TestPTYNoDescriptorLeaks: a child inherits no descriptor of ours, and the limit of open files as
-// it was.
-func TestPTYNoDescriptorLeaks(t *testing.T) {
-	needLinux(t)
-	dir := t.TempDir()
-	f, err := openPrivate(filepath.Join(dir, "secret"), os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	mustPTY(t, "sleep", "10") // another session in the same process
-	out, _ := readAll(t, mustPTY(t, "ls", "-l", "/proc/self/fd"))
-	for line := range strings.Lines(out) {
-		name, target, ok := strings.Cut(line, " -> ")
-		if ok && !strings.Contains(target, "/proc/") {
-			if !inheritedDescriptor(name) && !strings.HasPrefix(target, "/dev/pts/") {
-				t.Errorf("leaked: %s", line)
-			}
-		}
-	}
-	if strings.Contains(out, "ptmx") || strings.Contains(out, "secret") ||
-		strings.Contains(out, "inotify") {
-		t.Errorf("leaked: %s", out)
-	}
-	want, _ := exec.Command("sh", "-c", "ulimit -n").Output()
-	out, _ = readAll(t, mustPTY(t, "sh", "-c", "ulimit -n"))
-	if strings.TrimSpace(out) != strings.TrimSpace(string(want)) {
-		t.Errorf("limit of open files %q, want %q", out, want)
-	}
-}
-
-// inheritedDescriptor tells whether this process itself has the descriptor without close-on-exec.
-func inheritedDescriptor(ls string) bool {
-	b, _ := os.ReadFile("/proc/self/fdinfo/" + ls[strings.LastIndexByte(ls, ' ')+1:])
-	_, flags, ok := strings.Cut(string(b), "flags:")
-	n, err := strconv.ParseInt(strings.TrimSpace(strings.SplitN(flags, "\n", 2)[0]), 8, 64)
-	return ok && err == nil && n&0o2000000 == 0 // O_CLOEXEC
-}
-
-// nohup's choice holds for what runs inside; nothing else of ours does.
-func TestPTYSignalDispositions(t *testing.T) {
+// TestDoesItRead: whether a program waits for its terminal is known, whatever call it waits in; what the system does not
+// show is unknown, never busy.
+func TestDoesItRead(t *testing.T) {
 	t.Parallel()
 	needLinux(t)
-	needTool(t, "awk")
-	for trap, want := range map[string]string{
-		"":                 "0000000000000000 0000000000000000",
-		"trap '' HUP":      "0000000000000000 0000000000000001",
-		"trap '' INT PIPE": "0000000000000000 0000000000000002",
-	} {
-		cmd := exec.Command("sh", "-c", trap+"\n"+`exec "$TEST_BINARY"`)
-		cmd.Env = ptyEnv(`pty-wrap awk '/SigBlk|SigIgn/ { print $2 }' /proc/self/status`)
-		out, err := cmd.CombinedOutput()
-		if got := strings.Join(strings.Fields(string(out)), " "); got != want || err != nil {
-			t.Errorf("%q: %q, %v, want %q", trap, got, err, want)
-		}
-	}
-}
-
-// After kill -9 of the wrapper even a child that ignores the hang-up goes.
-func TestPTYWrapperKilled(t *testing.T) {
-	t.Parallel()
-	needLinux(t)
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = ptyEnv(`pty-wrap trap '' HUP; echo $$; while :; do sleep .1; done`)
-	out, err := cmd.StdoutPipe()
-	if err = errors.Join(err, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
-	var pid int
-	if _, err := fmt.Fscan(out, &pid); err != nil {
-		t.Fatal(err)
-	}
-	if !running(pid) {
-		t.Errorf("process %d does not run", pid)
-	}
-	cmd.Process.Kill()
-	cmd.Wait()
-	t.Cleanup(func() {
-		if proc, err := os.FindProcess(pid); t.Failed() && err == nil {
-			proc.Kill()
-		}
-	})
-	comesTrue(t, "the child ends", func() bool { return !running(pid) })
-}
-
-// BenchmarkPTYCopy is the reference for throughput: 64 KiB reads and writes, and nothing looks at the bytes.
-func BenchmarkPTYCopy(b *testing.B) {
-	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer null.Close()
-	const total = 64 << 20
-	buf, reads := make([]byte, 64<<10), 0
-	for b.Loop() {
-		p := mustPTYChild(b, "pty-flood "+strconv.Itoa(total))
-		for {
-			n, err := p.Read(buf)
-			if err != nil {
-				break
+	beside(t, table(t, "reading.txt"), func(t *testing.T, r row) {
+		needTool(t, strings.Fields(r["needs"])...)
+		dir := home(t, "")
+		argv, env := []string{os.Args[0]}, ptyEnv("main")
+		if where := r["nobody, where"]; where != "" {
+			needTool(t, "setpriv")
+			sh := setuidShell(t)
+			nobody := []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", filepath.Join(filepath.Dir(sh), "test")}
+			argv = inNamespace(t, where, nobody...).Args
+			dir = filepath.Join(filepath.Dir(sh), "state")
+			env = append(env, "SH="+sh)
+			if err := errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, 65534, 65534)); err != nil {
+				t.Fatal(err)
 			}
-			reads++
-			null.Write(buf[:n])
 		}
-		p.Close()
-	}
-	b.SetBytes(total / 16 * 17) // every newline becomes two bytes
-	b.ReportMetric(float64(total/16*17)*float64(b.N)/float64(reads), "B/read")
-}
-
-// ---- pty: does it read? ----
-// The system tells whether a program waits for its terminal.
-
-// TestPTYStateReading: a program that waits for the terminal is known from one that works, whatever
-// call it waits in.
-func TestPTYStateReading(t *testing.T) {
-	t.Parallel()
-	needLinux(t)
-	const yes, busy = ReadingYes, ReadingBusy
-	for _, test := range []struct {
-		tool, script string
-		want         Reading
-	}{
-		{"cat", "echo up; exec cat", yes},
-		{"sleep", "echo up; exec sleep 30", busy},
-		{"sh", "echo up; read x", yes},
-		{"sh", "echo up; sleep 30 | cat", busy}, // the reader reads a pipe
-		{"bash", "echo up; bash -c 'read -p \"Name? \" x'; true", yes},
-		{"bash", "echo up; bash -c 'read -t 30 x'; true", yes},
-		{"bash", "echo up; bash -c 'read -e x'; true", yes},
-		{"python3", "python3 -c 'print(\"up\"); input()'", yes},
-		{"python3", "python3 -c 'print(\"up\"); import select; select.select([0],[],[],30)'", yes},
-		{"python3", "python3 -c 'print(\"up\"); import select; select.select([],[0],[],30); input()'", yes},
-		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.poll(); p.register(0, s.POLLIN); p.poll()'",
-			yes},
-		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.poll(); p.register(0, 0); p.poll()'", busy},
-		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.epoll(); p.register(0, 1); p.poll()'", yes},
-		{"python3", "python3 -c 'print(\"up\"); import select as s; p = s.epoll(); p.register(0, 0); p.poll()'", busy},
-		{"perl", "perl -e '$|=1; print \"up\n\"; vec($r,0,1)=1; select($r,undef,undef,30)'", yes},
-		{"script", "echo up; script -qc 'sleep 30' /dev/null", busy}, // a relay, judged by what runs inside
-		{"script", "echo up; script -qc 'sh -c \"read x\"' /dev/null", yes},
-		{"script", "echo up; script -qc \"script -qc 'sleep 30' /dev/null\" /dev/null", busy},
-		{"sh", "echo up; sh -c 'kill -STOP $$; read x'; true", busy},
-		{"setsid", "echo up; setsid sh -c 'read x' & sleep 30", busy}, // in another session
-		{"sh", "( (read x </dev/tty) & ); echo up; sleep 30", yes},    // its parent has ended
-	} {
-		t.Run(test.tool, func(t *testing.T) {
-			needTool(t, test.tool)
-			t.Parallel()
-			p := mustPTY(t, "sh", "-c", test.script)
-			readUntil(t, p, "up\r\n")
-			awaitReading(t, p, test.want)
-			if t.Failed() {
-				t.Log(test.script)
-			}
-		})
-	}
-	for _, mode := range []string{"pty-epoll", "pty-thread"} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			p := mustPTYChild(t, mode)
-			readUntil(t, p, "up\r\n")
-			awaitReading(t, p, yes)
-		})
-	}
-}
-
-// awaitReading asks until the answer is want; it must then stay so for a moment, in which a program that has only just
-// begun would come to read.
-func awaitReading(t *testing.T, p PTY, want Reading) {
-	t.Helper()
-	comesTrue(t, fmt.Sprintf("Reading is %v", want), func() bool {
-		return p.State().Reading == want
-	})
-	for end := time.Now().Add(100 * time.Millisecond); time.Now().Before(end); runtime.Gosched() {
-		if last := p.State(); last.Reading != want {
-			t.Errorf("State() = %+v a moment later, want Reading %v", last, want)
-			return
-		}
-	}
-}
-
-// A program that was reading when it was stopped still looks so in /proc.
-func TestPTYStateStopped(t *testing.T) {
-	t.Parallel()
-	needLinux(t)
-	p := mustPTY(t, "sh", "-c", "echo up; exec cat")
-	readUntil(t, p, "up\r\n")
-	awaitReading(t, p, ReadingYes)
-	exec.Command("kill", "-STOP", strconv.Itoa(p.PID())).Run()
-	awaitStopped(t, p.PID())
-	if s := p.State(); s.Reading != ReadingBusy {
-		t.Errorf("stopped: %+v", s)
-	}
-	exec.Command("kill", "-CONT", strconv.Itoa(p.PID())).Run()
-	awaitReading(t, p, ReadingYes)
-}
-
-// TestPTYStateModes: canonical mode and echo are told as the child has set them.
-func TestPTYStateModes(t *testing.T) {
-	for modes, want := range map[string]TTYState{
-		"sane":         {Canonical: true, Echo: true},
-		"-echo":        {Canonical: true},
-		"-icanon":      {Echo: true},
-		"raw -echo":    {},
-		"-echo icanon": {Canonical: true},
-	} {
-		p := mustPTY(t, "sh", "-c", "stty "+modes+"; echo up; exec sleep 30")
-		readUntil(t, p, "up")
-		got := p.State()
-		got.Reading, got.Waiting = 0, 0
-		if got != want {
-			t.Errorf("stty %s: %+v, want %+v", modes, got, want)
-		}
-	}
-}
-
-// Another user's program (sudo, su) does not tell: that is unknown, never busy.
-func TestPTYStateOfAnotherUser(t *testing.T) {
-	t.Parallel()
-	needTool(t, "setpriv")
-	needTool(t, "su")
-	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
-		t.Skip("needs root on Linux")
-	}
-	exe := filepath.Join(t.TempDir(), "test")
-	if err := os.Chown(t.TempDir(), 65534, 65534); err != nil {
-		t.Skip("no other user in this namespace:", err)
-	}
-	open := `cp "$TEST_BINARY" "$0" && chmod 755 "$0" "$1" "$2"`
-	folder := filepath.Dir(exe)
-	out, err := exec.Command("sh", "-c", open, exe, folder, filepath.Dir(folder)).CombinedOutput()
-	if err != nil {
-		t.Skipf("%v: %s", err, out)
-	}
-	cmd := exec.Command("setpriv", "--reuid=65534", "--clear-groups", exe)
-	cmd.Env = ptyEnv("pty-state")
-	out, err = cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "own reading canon echo\nroot's unknown canon noecho\n") {
-		t.Errorf("as nobody: %s%v", out, err)
-	}
-}
-
-// Where the system does not show who reads the answer is unknown, never busy: without /proc, with another one, with a
-// /proc that hides other users' processes (hidepid), though those descend from the child.
-func TestPTYStateNotShown(t *testing.T) {
-	t.Parallel()
-	needTool(t, "setpriv")
-	sh := setuidShell(t)
-	const (
-		nothing = "own: unknown\nroot's: unknown\nasleep: unknown\nroot's inner: unknown\n"
-		own     = "own: reading\nroot's: unknown\nasleep: busy\nroot's inner: unknown\n"
-	)
-	for _, c := range []struct {
-		name string
-		hide string // in a mount namespace
-		want string
-	}{
-		{"shown", "true", own},
-		{"not mounted", "umount -l /proc", nothing},
-		{"something else", "mount -t tmpfs none /proc && ln -s 1 /proc/self", nothing},
-		{"hidden", "mount -t proc -o hidepid=2 none /proc", own},
-		{"forbidden", "mount -t proc -o hidepid=1 none /proc", own},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			cmd := inNamespace(t, c.hide, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
-				filepath.Join(filepath.Dir(sh), "test"))
-			cmd.Env = ptyEnv("pty-hidden " + sh)
-			out, err := cmd.Output() // the race detector complains on stderr that it cannot read /proc
-			if err != nil || string(out) != c.want {
-				t.Errorf("as nobody: %s%v", out, err)
-			}
-		})
-	}
-}
-
-// A y/n question of a real shell is found and answered where the system does not tell who reads.
-func TestQuestionWithoutProc(t *testing.T) {
-	t.Parallel()
-	for _, hide := range []string{"umount -l /proc", "mount -t tmpfs none /proc"} {
-		t.Run(hide, func(t *testing.T) {
-			dir := home(t, "")
-			ask := `printf 'Continue? (y/n) '; read a; echo "got $a"`
-			cmd := inNamespace(t, hide, os.Args[0], "run", "sh", "-c", ask)
-			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "TERM=xterm-256color")
-			x := inTerminal(t, env, cmd.Args...)
-			x.sees("Continue?")
-			id := openPrompt(t, dir)
-			if _, out, _ := cli(t, dir, "approvals"); !strings.Contains(out, "y n") {
-				t.Errorf("what is asked:\n%s", out)
-			}
-			if code, _, told := cli(t, dir, "answer", id, "y"); code != 0 {
-				t.Errorf("answering: exit %d, %s", code, told)
-			}
-			x.sees("got y")
+		cast := filepath.Join(dir, "cast")
+		argv = append(argv, "run", "--quiet", "--record", cast, "sh", "-c", "printf 'Continue? (y/n) '; "+r["program"])
+		x := inTerminal(t, append(env, "ATLASBRIDGE_HOME="+dir), argv...)
+		if reading, _, _ := strings.Cut(r["state"], " "); reading == "busy" {
 			x.exits(0)
-		})
-	}
-}
-
-// TestWaitingKeys: keys that nobody has read are counted, in line mode those of whole lines, and can be taken back unless
-// others are among them.
-func TestWaitingKeys(t *testing.T) {
-	t.Parallel()
-	if runtime.GOOS == "windows" {
-		t.Skip("what a console has not handed out is not known")
-	}
-	for _, c := range []struct {
-		name, mode, keys string
-		waiting, take    int
-		taken            bool
-		left             int
-	}{
-		{"raw", "raw", "y", 1, 1, true, 0},
-		{"raw, others too", "raw", "xy", 2, 1, false, 2},
-		{"raw, none", "raw", "", 0, 1, false, 0},
-		{"a line", "cooked", "y\r", 2, 2, true, 0},
-		{"a line begun", "cooked", "y", 0, 1, false, 0},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			p := mustPTY(t, "sh", "-c", "stty "+c.mode+" -echo; echo up; sleep 600")
-			readUntil(t, p, "up")
-			typeIn(t, p, c.keys)
-			comesTrue(t, "the keys wait", func() bool { return p.Waiting() == c.waiting })
-			if got := p.TakeBack(c.take); got != c.taken || p.Waiting() != c.left {
-				t.Errorf("taken back: %v, %d are left", got, p.Waiting())
+		} else {
+			asked := awaitPrompt(t, dir, "Continue?", "awaiting_reply")
+			if confirmed := strings.Contains(asked.str("signals"), "tty"); confirmed != (reading == "reading") {
+				t.Errorf("%s: asked because of %s", r["at"], asked.str("signals"))
 			}
-		})
-	}
+			x.signal("TERM")
+			x.exits(143)
+		}
+		text, err := os.ReadFile(cast)
+		asks := len(records(t, dir, "prompt")) > 0
+		if err != nil || !strings.Contains(string(text), fmt.Sprintf("%q, %q", "t", r["state"])) || asks && strings.HasPrefix(r["state"], "busy canon") {
+			t.Errorf("%s: %s is never the state, asked: %v; %v\n%s", r["at"], r["state"], asks, err, text)
+		}
+	})
 }
 
-// BenchmarkPTYState asks whether a child, or a child of its children, reads.
-func BenchmarkPTYState(b *testing.B) {
-	for _, script := range []string{"exec cat", "exec sleep 100",
-		"sh -c 'sh -c \"sleep 100; true\"; true'; true"} {
-		b.Run(strings.Fields(script)[0]+strings.Fields(script)[1], func(b *testing.B) {
-			p := mustPTY(b, "sh", "-c", "echo up; "+script)
-			readUntil(b, p, "up\r\n")
-			for b.Loop() {
-				p.State()
-			}
-		})
-	}
-}
-
-// ---- pty: the host's terminal ----
-// It is raw while a session runs and as it was after.
-
-// TestRawModeAndSuspend: the host's terminal is raw while the session runs, and as it was when
-// suspended and at the end.
-func TestRawModeAndSuspend(t *testing.T) {
+// TestTappedWhileStopped: what was tapped while a tool was stopped is typed when it goes on, and its message says so.
+func TestTappedWhileStopped(t *testing.T) {
 	t.Parallel()
-	needTool(t, "bash")
-	// The child is a job of an interactive shell, as the wrapper is.
-	p := mustPTYIn(t, "", ptyEnv(""), "bash", "--norc", "--noprofile",
-		"-i")
-	readUntil(t, p, "$ ")
-	typeIn(t, p, "stty erase ^H -ixany; ATLASBRIDGE_TEST_CHILD=pty-stop \"$TEST_BINARY\"\r")
-	readUntil(t, p, "raw\r\n")
-	if s := p.State(); s.Canonical || s.Echo {
-		t.Errorf("raw mode: %+v", s)
-	}
-	typeIn(t, p, "echo type''ahead\r") // for whoever reads next
-	if err := p.Signal(suspendSignal); err != nil {
-		t.Fatal(err)
-	}
-	out := readUntil(t, p, "\rtypeahead\r\n")
-	if !strings.Contains(out, "suspended\r\n") || !strings.Contains(out, "Stopped") {
-		t.Errorf("not cooked and stopped when suspended: %q", out)
-	}
-	typeIn(t, p, "stty -a; fg\r")
-	out = readUntil(t, p, "raw again\r\n")
-	if !strings.Contains(out, "erase = ^H") {
-		t.Errorf("not restored when suspended: %q", out)
-	}
-	if s := p.State(); s.Canonical || s.Echo {
-		t.Errorf("raw mode again: %+v", s)
-	}
-	typeIn(t, p, "x")
-	typeIn(t, p, "stty -a; exit 4\r")
-	out, code := readAll(t, p)
-	if !strings.Contains(out, "erase = ^H") || !strings.Contains(out, "isig icanon") || code != 4 {
-		t.Errorf("not restored at the end: %q, exit %d", out, code)
-	}
-}
-
-// TestRawModeNeedsATerminal: what is no terminal has neither raw mode nor size.
-func TestRawModeNeedsATerminal(t *testing.T) {
-	f, err := os.Open(os.DevNull)
-	_, rawErr := rawMode(f, false)
-	_, sizeErr := terminalSize(f)
-	if err != nil || rawErr == nil || sizeErr == nil {
-		t.Errorf("null device: %v; rawMode %v, terminalSize %v; want two errors", err, rawErr,
-			sizeErr)
-	}
-	f.Close()
-}
-
-// TestWaitReadyBlocks: waiting for a stream to be read, or written, ends when it can be, and not before.
-func TestWaitReadyBlocks(t *testing.T) {
 	needUnix(t)
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	defer w.Close()
-	for _, c := range []struct {
-		name   string
-		f      *os.File
-		write  bool
-		before func() error // nothing can be done after it
-		after  func() error // ends that
-	}{
-		{
-			"read", r, false,
-			func() error { return nil },
-			func() error { _, err := w.WriteString("x"); return err },
-		},
-		{
-			"write", w, true,
-			func() error { return fill(w) },
-			func() error { _, err := r.Read(make([]byte, 64<<10)); return err },
-		},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if err := c.before(); err != nil {
-				t.Fatal(err)
-			}
-			ended := make(chan error)
-			go func() { ended <- waitReady(c.f, c.write) }()
-			select {
-			case err := <-ended:
-				t.Fatalf("it does not wait: %v", err)
-			case <-time.After(50 * time.Millisecond):
-			}
-			if err := c.after(); err != nil {
-				t.Fatal(err)
-			}
-			select {
-			case err := <-ended:
-				if err != nil {
-					t.Error(err)
-				}
-			case <-time.After(patience()):
-				t.Error("it waits for ever")
-			}
-		})
-	}
-}
-
-// fill writes to a pipe until it takes no more.
-func fill(w *os.File) error {
-	for {
-		if err := w.SetWriteDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
-			return err
-		}
-		_, err := w.Write(make([]byte, 4096))
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return w.SetWriteDeadline(time.Time{})
-		}
-		if err != nil {
-			return err
-		}
-	}
+	needTool(t, "dash")
+	w := newBotAPI(t)
+	dir := home(t, w.config("away_after_seconds = 0\n"))
+	script := `set -m; "$TEST_BINARY" run --quiet dash -c 'printf "Go? (y/n) "; read k; echo "got [$k]"'
+		echo stopped; until [ -e "$ATLASBRIDGE_HOME/go" ]; do :; done; fg`
+	x := inTerminal(t, append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir), "dash", "-c", script)
+	m := w.find("Go?", yesButton)
+	awaitPrompt(t, dir, "Go?", "awaiting_reply")
+	x.types("\x1a")
+	x.sees("stopped")
+	w.tap(m, yesButton)
+	writeProgram(t, filepath.Join(dir, "go"), "")
+	x.sees("got [y]")
+	w.ended(m.id, saysAnswered)
+	x.exits(0)
 }
 
 // TestNeighbourSetsNonBlocking: another process that has the host's terminal may set it to O_NONBLOCK: every key typed
@@ -2603,252 +2203,88 @@ open("done", "w").write("set\n")`
 	}
 }
 
-// ---- pty: files, locks and processes ----
-// Files are private, and locks hold between processes.
+// ---- files and locks ----
+// What is kept is for the user alone, may be used by several processes, and is on the disk when that is said.
 
-// TestOpenPrivate: only a file of the user's alone is opened, no link, folder or pipe, and what is
-// refused is not touched.
-func TestOpenPrivate(t *testing.T) {
+// TestPrivateFiles: a file in which others could read or write, or which leads elsewhere, is refused with the reason, and not
+// touched; as soon as the user has mended that it is used again.
+func TestPrivateFiles(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
 	needTool(t, "mkfifo")
-	dir := t.TempDir()
-	at := func(name string) string { return filepath.Join(dir, name) }
-	write := func(name string, mode fs.FileMode) {
-		os.WriteFile(at(name), []byte("keep"), mode)
-		os.Chmod(at(name), mode)
+	shell := func(dir, line string) string {
+		cmd := exec.Command("sh", "-c", line)
+		cmd.Dir, cmd.Env = dir, append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v: %s", line, err, out)
+		}
+		return string(out)
 	}
-	write("mine", 0o600)
-	write("wide", 0o644)
-	write("two", 0o600)
-	os.Link(at("two"), at("names"))
-	os.Symlink(at("mine"), at("symlink"))
-	os.Symlink(at("nowhere"), at("dangling"))
-	os.Mkdir(at("folder"), 0o700)
-	exec.Command("mkfifo", "-m", "600", at("fifo")).Run()
-	for name, want := range map[string]string{
-		"mine":     "",
-		"new":      "",
-		"wide":     "can be reached by others",
-		"two":      "hard links",
-		"symlink":  "symbolic link",
-		"dangling": "symbolic link",
-		"folder":   "is a",
-		"fifo":     "is no file",
-		"no/such":  "no such file",
+	aside := "mv state.jsonl other; "
+	for _, row := range []struct{ does, says, mends string }{
+		{"chmod 644 state.jsonl", `others \(mode 0644\)`, "chmod go= state.jsonl"},
+		{"ln state.jsonl other", "second name", "cp state.jsonl new; mv new state.jsonl"},
+		{aside + "ln -s other state.jsonl", "symbolic link", "mv other state.jsonl"},
+		{aside + "ln -s nowhere state.jsonl", "symbolic link", "mv other state.jsonl; [ ! -e nowhere ]"},
+		{aside + "mkdir -m 700 state.jsonl", "is a directory", "rmdir state.jsonl; mv other state.jsonl"},
+		{aside + "mkfifo -m 600 state.jsonl", "is no file", "mv other state.jsonl"},
+		{"[ $(id -u) = 0 ] && chown 7 state.jsonl || chmod 640 state.jsonl", "user 7's|others", "chown $(id -u) state.jsonl; chmod 600 state.jsonl"},
 	} {
-		f, err := openPrivate(at(name), os.O_RDWR|os.O_CREATE|os.O_TRUNC)
-		if (want == "") != (err == nil) || !strings.Contains(fmt.Sprint(err), want) {
-			t.Errorf("openPrivate(%s) = %v, want %q", name, err, want)
+		dir := home(t, "")
+		shell(dir, `umask 0; "$TEST_BINARY" run --quiet true`)
+		if wide := shell(dir, "find . -perm /077"); wide != "" {
+			t.Errorf("others can reach %s", wide)
 		}
-		if err == nil {
-			info, _ := f.Stat()
-			if info.Mode() != 0o600 || info.Size() != 0 {
-				t.Errorf("openPrivate(%s): mode %v, size %d", name, info.Mode(), info.Size())
-			}
-			f.Close()
+		before := shell(dir, "cat state.jsonl")
+		shell(dir, row.does)
+		if code, _, errs := cli(t, dir, "status"); code != 1 || !matches(row.says, errs) {
+			t.Errorf("%s: exit %d, %s; want %q", row.does, code, errs, row.says)
 		}
-	}
-	for _, name := range []string{"wide", "two"} { // refused is not emptied
-		if b, _ := os.ReadFile(at(name)); string(b) != "keep" {
-			t.Errorf("%s: %q", name, b)
+		shell(dir, row.mends)
+		if code, out, errs := cli(t, dir, "status", "--all"); code != 0 || !strings.Contains(out, "completed") || shell(dir, "cat state.jsonl") != before {
+			t.Errorf("%s, mended by %s: exit %d, %s%s", row.does, row.mends, code, out, errs)
 		}
-	}
-	if _, err := os.Lstat(at("nowhere")); err == nil {
-		t.Error("a dangling symbolic link was followed")
-	}
-	if _, err := openPrivate(at("missing"), os.O_RDONLY); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("openPrivate(missing) = %v", err)
-	}
-	for name, ok := range map[string]bool{
-		"mine":    true,
-		"wide":    false,
-		"folder":  true,
-		"symlink": false,
-		"two":     false,
-	} {
-		if err := ownedPrivate(at(name)); (err == nil) != ok {
-			t.Errorf("ownedPrivate(%s) = %v", name, err)
-		}
-	}
-	if err := os.Chown(at("mine"), 65534, 65534); err == nil { // root, where there is another user
-		if _, err := openPrivate(at("mine"), os.O_RDWR); !errors.Is(err, fs.ErrPermission) {
-			t.Errorf("another user's file: %v", err)
-		}
-	}
-	cmd := exec.Command("sh", "-c", `umask 0777; exec "$TEST_BINARY" </dev/null`)
-	cmd.Env = ptyEnv("pty-lock " + at("umask"))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%s: %v", out, err)
-	}
-	info, err := os.Stat(at("umask"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info.Mode() != 0o600 {
-		t.Errorf("created under umask 0777: %v", info.Mode())
 	}
 }
 
-// TestRefusedThenMended: a file that was refused because others could reach it is used as soon as the user has done
-// what the error says, by the same process.
-func TestRefusedThenMended(t *testing.T) {
-	needUnix(t)
-	for _, row := range []struct {
-		name string
-		use  func(*Store) error
-	}{
-		{"audit.lock", func(st *Store) error { return st.Audit().Append(Event{Name: "TEST"}) }},
-		{"audit.log", func(st *Store) error { return st.Audit().Append(Event{Name: "TEST"}) }},
-		{"poll.lock", func(st *Store) error { _, err := st.TryPoll(); return err }},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			st, err := openStore(filepath.Join(t.TempDir(), "state"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			path := filepath.Join(st.Dir, row.name)
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chmod(path, 0o644); err != nil {
-				t.Fatal(err)
-			}
-			if err := row.use(st); err == nil {
-				t.Fatal("not refused while others can reach it")
-			}
-			if err := os.Chmod(path, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := row.use(st); err != nil {
-				t.Errorf("mended, and still refused: %v", err)
-			}
-		})
-	}
-}
-
-// TestLockFile: a lock keeps others out, of this process too, until it is released or its process
-// ends.
-func TestLockFile(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "state.lock")
-	cmd := exec.Command(os.Args[0])
-	// Only the *os.File keeps the lock: a collected one is a lost lock, and with two pollers the phone goes mad.
-	cmd.Env = append(ptyEnv("pty-lock "+path), "GOGC=1")
-	in, err1 := cmd.StdinPipe()
-	out, err2 := cmd.StdoutPipe()
-	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
-	said := make([]byte, 7)
-	io.ReadFull(out, said)
-	if string(said) != "locked\n" {
-		t.Fatalf("the other process says %q", said)
-	}
-	f, err := openPrivate(path, os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := lockFile(f); !errors.Is(err, errLocked) {
-		t.Errorf("lockFile(held by another) = %v, want errLocked", err)
-	}
-	got := make(chan error)
-	go func() { got <- awaitLock(f, patience()) }()
-	select {
-	case err := <-got:
-		t.Errorf("awaitLock did not wait: %v", err)
-	case <-time.After(50 * time.Millisecond): // nothing to wait for: it must go on waiting
-	}
-	in.Close() // the process ends, and the lock with it
-	if err := <-got; err != nil {
-		t.Error(err)
-	}
-	cmd.Wait()
-	second, err := openPrivate(path, os.O_RDWR)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer second.Close()
-	if err := lockFile(second); !errors.Is(err, errLocked) {
-		t.Errorf("lockFile(held by ourselves, another open) = %v, want errLocked", err)
-	}
-	if err := errors.Join(unlockFile(f), lockFile(second)); err != nil {
-		t.Errorf("after unlockFile: %v", err)
-	}
-}
-
-// A process that was stopped while it had the lock costs the others one wait: then they say so at once, until it is free.
-// Nothing stays of what was tried in vain.
+// TestStoppedWithALock: where another process keeps the lock of the state a command ends with what to do about it, and
+// works as soon as the lock is free.
 func TestStoppedWithALock(t *testing.T) {
-	s := storeAt(t, home(t, ""))
-	storeSession(t, s)
-	s.log.wait = 20 * time.Millisecond
-	other, err := openPrivate(filepath.Join(s.Dir, "state.lock"), os.O_RDWR)
-	if err != nil {
+	t.Parallel()
+	needTool(t, "flock")
+	dir := home(t, "")
+	holder := exec.Command("sh", "-c", `umask 077; exec flock "$0" sh -c "echo held; read x"`, filepath.Join(dir, "state.lock"))
+	in, err1 := holder.StdinPipe()
+	out, err2 := holder.StdoutPipe()
+	if err := errors.Join(err1, err2, holder.Start()); err != nil {
 		t.Fatal(err)
 	}
-	if err := lockFile(other); err != nil {
+	if _, err := io.ReadFull(out, make([]byte, len("held\n"))); err != nil {
 		t.Fatal(err)
 	}
-	p := storeQuestion(newID())
-	if err := storeUpdate(s, p); !errors.Is(err, errLocked) || !strings.Contains(hintOf(err), "if it is stopped") {
-		t.Fatalf("an update while another has the lock: %v, %q", err, hintOf(err))
+	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); code == 0 || !strings.Contains(errs, "continue it, if it is stopped") {
+		t.Errorf("while it is held: exit %d, %s", code, errs)
 	}
-	s.log.wait = time.Hour
-	const tries = 5
-	before := runtime.NumGoroutine()
-	for range tries {
-		if err := storeUpdate(s, p); !errors.Is(err, errLocked) {
-			t.Fatalf("the next one: %v", err)
-		}
-	}
-	if n := runtime.NumGoroutine(); n >= before+tries {
-		t.Errorf("%d goroutines, before it was tried %d times in vain %d", n, tries, before)
-	}
-	links, _ := filepath.Glob("/proc/self/fd/*") // on Linux
-	held := 0
-	for _, link := range links {
-		if to, _ := os.Readlink(link); to == other.Name() {
-			held++
-		}
-	}
-	if held > 2 {
-		t.Errorf("the lock is open %d times", held)
-	}
-	if err := other.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := storeUpdate(s, p); err != nil {
-		t.Errorf("after it was given back: %v", err)
+	in.Close() // which ends it
+	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); !strings.Contains(errs, "there is no question") {
+		t.Errorf("after that: exit %d, %s", code, errs)
 	}
 }
 
-// TestSyncDir: a file system that cannot make folders durable is none that failed to.
-func TestSyncDir(t *testing.T) {
+// TestFolderThatCannotSync: a file system that cannot make folders durable is none that failed to.
+func TestFolderThatCannotSync(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	if err := syncDir(dir); err != nil {
-		t.Error(err)
-	}
-	if err := syncDir(filepath.Join(dir, "missing")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("syncDir(missing) = %v", err)
-	}
 	needLinux(t)
 	needTool(t, "strace")
-	for _, row := range []struct{ fault, says string }{
-		{"EINVAL", "<nil>"},
-		{"EOPNOTSUPP", "<nil>"},
-		{"ENOTTY", "<nil>"},
-		{"EIO", "input/output error"},
-		{"EROFS", "read-only file system"},
-		{"ENOSPC", "no space left on device"},
-	} {
-		cmd := exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=fsync:error="+row.fault, os.Args[0])
-		cmd.Env = ptyEnv("pty-sync " + dir)
-		out, err := cmd.Output()
-		if err != nil || !strings.Contains(string(out), row.says) {
-			t.Errorf("%s: %q, %v; want %q", row.fault, out, err, row.says)
+	for fault, want := range map[string]int{"EINVAL": 124, "EOPNOTSUPP": 124, "ENOTTY": 124, "EIO": 125, "ENOSPC": 125} {
+		dir := home(t, "")
+		cmd := exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-P", dir, "-e", "inject=fsync:error="+fault,
+			os.Args[0], "ask", "--timeout", "1s", "Really?")
+		cmd.Env = append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir)
+		out, err := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != want {
+			t.Errorf("%s: exit %d, want %d: %s%v", fault, code, want, out, err)
 		}
 	}
 }
@@ -2856,7 +2292,7 @@ func TestSyncDir(t *testing.T) {
 // ---- pty: Windows ----
 // The same promises on the other system.
 
-// The same promises on Windows, where programs are others; runs under wine too, from a terminal.
+// TestWindowsPTY: on Windows a program has a console of its own, in which it is typed to, sized and ended.
 func TestWindowsPTY(t *testing.T) {
 	needWindows(t)
 	start := func(argv ...string) PTY {
@@ -2873,9 +2309,6 @@ func TestWindowsPTY(t *testing.T) {
 	if err := p.Resize(Size{Rows: 40, Cols: 120}); err != nil {
 		t.Log("resizing (wine cannot):", err)
 	}
-	if s := p.State(); s.Reading != ReadingUnknown {
-		t.Errorf("State() = %+v", s)
-	}
 	typeIn(t, p, "exit 7\r")
 	if _, code := readAll(t, p); code != 7 {
 		t.Errorf("exit %d, want 7", code)
@@ -2883,118 +2316,36 @@ func TestWindowsPTY(t *testing.T) {
 	p = start("cmd.exe", "/q", "/k", "echo up")
 	readUntil(t, p, "up")
 	go io.Copy(io.Discard, p)
-	p.Terminate(0)
+	p.Signal(os.Kill)
 	p.Wait()
-	if err := p.Signal(syscall.SIGKILL); !errors.Is(err, os.ErrProcessDone) {
-		t.Errorf("Signal after the end = %v", err)
-	}
-	if err := p.Resize(Size{Rows: 20, Cols: 60}); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Resize after the end = %v", err)
-	}
-	_, err := startPTY([]string{"no-such-tool-at-all"}, nil, "", Size{Rows: 1}, Host{})
-	if !errors.Is(err, errNoTool) {
-		t.Errorf("startPTY(missing) = %v", err)
+	if err := p.Signal(os.Kill); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("a signal after the end: %v", err)
 	}
 }
 
-// TestWindowsResizeSignals: what looks at the console's size ends when nobody wants to know any more.
-func TestWindowsResizeSignals(t *testing.T) {
-	needWindows(t)
-	before := runtime.NumGoroutine()
-	_, stop := resizeSignals(os.Stdin)
-	stop()
-	stop()
-	comesTrue(t, "it ends", func() bool { return runtime.NumGoroutine() <= before })
-}
-
-// TestWindowsPrivate: on Windows a folder and its files are the user's alone, appended to, cut, and
-// replaced while open.
+// TestWindowsPrivate: on Windows, too, what others can reach is refused; who may reach all files anyway is no other.
 func TestWindowsPrivate(t *testing.T) {
 	needWindows(t)
-	top, err := os.MkdirTemp("", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.Remove(top) // one by one: wine cannot RemoveAll
-	dir := filepath.Join(top, "state")
-	if err := errors.Join(mkdirPrivate(dir), ownedPrivate(dir)); err != nil {
-		t.Fatal(err)
-	}
-	defer os.Remove(dir)
-	if err := mkdirPrivate(dir); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("mkdirPrivate twice = %v", err)
-	}
-	if f, err := openPrivate(dir, os.O_RDWR); err == nil {
-		f.Close()
-		t.Error("a folder was opened for writing")
-	}
-	path := filepath.Join(dir, "state.jsonl")
-	if err := ownedPrivate(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("ownedPrivate(missing) = %v", err)
-	}
-	f, err := openPrivate(path, os.O_RDWR|os.O_CREATE|os.O_APPEND)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.Remove(path)
-	defer f.Close()
-	io.WriteString(f, "one\n")
-	io.WriteString(f, "two\nto")
-	if err := cutFile(f, int64(len("one\ntwo\n"))); err != nil {
-		t.Error(err)
-	}
-	io.WriteString(f, "three\n")
-	if b, err := os.ReadFile(path); string(b) != "one\ntwo\nthree\n" {
-		t.Errorf("%q, %v", b, err)
-	}
-	if err := errors.Join(ownedPrivate(path), syncFile(f)); err != nil {
-		t.Error(err)
-	}
-	next, err := openPrivate(path+".tmp", os.O_RDWR|os.O_CREATE|os.O_EXCL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	next.Close()
-	if _, err := openPrivate(path+".tmp", os.O_RDWR|os.O_CREATE|os.O_EXCL); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("openPrivate(O_EXCL) twice = %v", err)
-	}
-	if err := replaceFile(path+".tmp", path+".other"); err != nil {
-		t.Error(err)
-	}
-	if err := replaceFile(path+".other", path+".tmp"); err != nil {
-		t.Error(err)
-	}
-	defer os.Remove(path + ".tmp")
 	if os.Getenv("WINEUSERNAME") != "" {
-		t.Skip("wine replaces no open file, and its icacls does nothing: see TestWindowsUnderWine")
+		t.Skip("wine's icacls does nothing: see TestWindowsUnderWine")
 	}
-	if err := replaceFile(path+".tmp", path); err != nil {
-		t.Errorf("renaming over an open file: %v", err)
-	}
-	for _, row := range []struct {
-		args string // of icacls
-		fine bool
-	}{
-		{"/grant *S-1-5-32-544:F", true},        // administrators
-		{"/deny *S-1-1-0:(W)", true},            // everybody
-		{"/grant *S-1-3-0:(OI)(CI)(IO)F", true}, // CREATOR OWNER
-		{"/grant *S-1-1-0:(OI)(CI)(IO)R", true}, // what inherits is not ours
-		{"/grant *S-1-1-0:R", false},
-		{"/grant *S-1-5-11:M", false}, // who has signed in
+	for args, code := range map[string]int{
+		"/grant *S-1-5-32-544:F":        0, // administrators
+		"/deny *S-1-1-0:(W)":            0, // everybody
+		"/grant *S-1-3-0:(OI)(CI)(IO)F": 0, // CREATOR OWNER
+		"/grant *S-1-1-0:(OI)(CI)(IO)R": 0, // what inherits is not ours
+		"/grant *S-1-1-0:R":             1,
+		"/grant *S-1-5-11:M":            1, // who has signed in
 	} {
-		t.Run(row.args, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "state")
-			if err := mkdirPrivate(dir); err != nil {
-				t.Fatal(err)
-			}
-			out, err := exec.Command("icacls", append([]string{dir}, strings.Fields(row.args)...)...).CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
-			if err := ownedPrivate(dir); (err == nil) != row.fine {
-				t.Errorf("ownedPrivate = %v", err)
-			}
-		})
+		dir := filepath.Join(t.TempDir(), "state")
+		cli(t, dir, "ask", "--timeout", "1s", "Really?")
+		out, err := exec.Command("icacls", append([]string{dir}, strings.Fields(args)...)...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if got, _, errs := cli(t, dir, "status"); got != code {
+			t.Errorf("after icacls %s: exit %d, want %d; %s", args, got, code, errs)
+		}
 	}
 }
 
@@ -3066,371 +2417,6 @@ func TestWindowsUnderWine(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// ---- the whole program: jobs and pipes ----
-// A shell stops and resumes a tool, and joins it with others, as it does without us.
-
-// shellWithUs is an interactive shell in which `ab TOOL` runs a tool under atlasbridge, silently, with that state folder.
-func shellWithUs(t *testing.T) (p PTY, state string) {
-	t.Helper()
-	needTool(t, "bash")
-	needTool(t, "ps")
-	dir := t.TempDir()
-	ab := "#!/bin/sh\nATLASBRIDGE_TEST_CHILD=main exec \"$TEST_BINARY\" run --quiet \"$@\"\n"
-	writeProgram(t, filepath.Join(dir, "ab"), ab)
-	state = home(t, "")
-	env := append(ptyEnv(""), "ATLASBRIDGE_HOME="+state, "PATH="+dir+":"+os.Getenv("PATH"), "HISTFILE=")
-	p = mustPTYIn(t, dir, env, "bash", "--norc", "--noprofile", "-i")
-	readUntil(t, p, "$ ")
-	typeIn(t, p, "bind 'set enable-bracketed-paste off'; PS1='ab> '; modes=$(stty -g); echo rea''dy\r")
-	readUntil(t, p, "ready\r\nab> ")
-	return p, state
-}
-
-// rePID finds the pids that a tool of these tests says: its own and its wrapper's.
-var rePID = regexp.MustCompile(`pid (\d+) (\d+)`)
-
-// TestStopAndResume: ^Z gives the shell its terminal back, as it was, and fg the tool, whoever asked for the stop; with
-// the tool its keeper ends.
-func TestStopAndResume(t *testing.T) {
-	key := func(keys string) func(*testing.T, PTY, int) {
-		return func(t *testing.T, p PTY, _ int) { typeIn(t, p, keys) }
-	}
-	signalled := func(t *testing.T, _ PTY, wrapper int) {
-		proc, err := os.FindProcess(wrapper)
-		if err == nil {
-			err = proc.Signal(suspendSignal)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	}
-	const (
-		cat      = `ab sh -c 'echo pid $$ $PPID; exec cat'`
-		children = `ab sh -c 'echo pid $$ $PPID; cat; exit 5'`
-		shell    = `ab bash -c 'echo pid $$ $PPID; PS1="in> " exec bash --norc --noprofile -i'`
-		// As claude does it: the key arrives as a byte, the terminal is put in order, and the tool stops itself.
-		itself = `ab bash -c 'echo pid $$ $PPID; while [ "$k" != q ]; do stty raw -echo; echo up; ` +
-			`k=$(dd bs=1 count=1 2>/dev/null); stty sane; [ "$k" = q ] || kill -TSTP $$; done; exit 6'`
-		twice = "more\r\nmore\r\n"
-	)
-	for _, row := range []struct {
-		name  string
-		tool  string
-		stop  func(t *testing.T, p PTY, wrapper int)
-		on    string // typed when it goes on
-		says  string // then
-		end   string // typed
-		code  int
-		times int
-	}{
-		{"cat", cat, key("\x1a"), "more\r", twice, "\x04", 0, 25},
-		{"children", children, key("\x1a"), "more\r", twice, "\x04", 5, 3},
-		{"an inner shell", shell, key("suspend\r"), "echo mo''re\r", "more\r\n", "exit 7\r", 7, 3},
-		{"a pipeline", cat + " | cat", key("\x1a"), "more\r", twice, "\x04", 0, 3},
-		{"a signal to the wrapper", cat, signalled, "more\r", twice, "\x04", 0, 3},
-		{"by itself", itself, key("\x1a"), "", "up\n", "q", 6, 10},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			p, _ := shellWithUs(t)
-			typeIn(t, p, row.tool+"\r")
-			var pids []string
-			out := ""
-			for ; pids == nil; pids = rePID.FindStringSubmatch(out) {
-				out += readUntil(t, p, "\n")
-			}
-			wrapper, _ := strconv.Atoi(pids[2])
-			typeIn(t, p, row.on)
-			if !strings.HasSuffix(strings.ReplaceAll(out, "\r", ""), "\n"+row.says) { // it came with the line before
-				readUntil(t, p, row.says) // a shell that waits in vfork(2) for its child cannot be stopped
-			}
-			for range row.times {
-				row.stop(t, p, wrapper)
-				if out := readUntil(t, p, "ab> "); !strings.Contains(out, "Stopped") {
-					t.Fatalf("not stopped: %q", out)
-				}
-				typeIn(t, p, "[ \"$modes\" = \"$(stty -g)\" ] && ps -o stat= -p "+pids[1]+"; echo sho''wn\r")
-				if out := readUntil(t, p, "shown\r\nab> "); !strings.Contains(out, "\nT") {
-					t.Fatalf("the shell does not have its terminal, or the tool runs: %q", out)
-				}
-				typeIn(t, p, "fg\r"+row.on)
-				readUntil(t, p, row.says)
-			}
-			typeIn(t, p, row.end)
-			readUntil(t, p, "ab> ")
-			typeIn(t, p, "code=$?; [ \"$modes\" = \"$(stty -g)\" ] && echo code=$code\r")
-			readUntil(t, p, fmt.Sprintf("\ncode=%d\r\n", row.code))
-			typeIn(t, p, "while ps -e -o args= | grep -q '[(]keeper) "+pids[1]+"'; do sleep 0.02; done; echo no''ne\r")
-			readUntil(t, p, "none\r\n")
-		})
-	}
-}
-
-// TestQuestionAcrossAStop: a question that stands when ^Z stops its tool still stands, or is asked anew, when fg lets that
-// go on: what was answered meanwhile is typed then, and no message says otherwise.
-func TestQuestionAcrossAStop(t *testing.T) {
-	t.Parallel()
-	const line = `read -p 'Go? (y/n) ' k`
-	// As claude does it: the key arrives as a byte, the terminal is put in order, and the tool stops itself.
-	const itself = `k=$'\x1a'; while [ "$k" = $'\x1a' ]; do stty raw -echo; printf '\e[?1049h\e[2J\e[HGo? (y/n) '
-		k=$(dd bs=1 count=1 2>/dev/null); printf '\e[?1049l'; stty sane; [ "$k" != $'\x1a' ] || kill -TSTP $$; done`
-	type row struct{ name, program, answered string }
-	beside(t, []row{
-		{"a line, tapped", line, "tap"},
-		{"a line, answered", line, "answer"},
-		{"a line, tapped after fg", line, ""},
-		{"a screen, tapped after fg", itself, ""},
-	}, func(t *testing.T, row row) {
-		w := newBotAPI(t)
-		p, dir := shellWithUs(t)
-		config := filepath.Join(dir, "config.toml")
-		if err := os.WriteFile(config, []byte(w.config("away_after_seconds = 0\n")), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		program := filepath.Join(t.TempDir(), "p")
-		writeProgram(t, program, row.program+`; echo "got [$k]"`)
-		typeIn(t, p, "ab bash "+program+"\r")
-		readUntil(t, p, "Go? (y/n) ")
-		m := w.find("Go?", yesButton)
-		id := openPrompt(t, dir)
-		typeIn(t, p, "\x1a")
-		readUntil(t, p, "ab> ")
-		switch row.answered {
-		case "tap":
-			w.tap(m, yesButton)
-		case "answer":
-			cli(t, dir, "answer", shortID(id), "y")
-		}
-		typeIn(t, p, "fg\r")
-		tapped := map[int64]bool{}
-		w.where("that it was answered", func(now seen) bool {
-			label, ok := now.choice(yesButton)
-			if ok && row.answered == "" && !tapped[now.id] {
-				tapped[now.id] = true
-				go w.tapped(now.id, now.buttons[label])
-			}
-			return len(now.buttons) == 0 && regexp.MustCompile(`Yes · (phone|atlas)`).MatchString(now.text) &&
-				!strings.Contains(now.text, "on its way")
-		})
-		readUntil(t, p, "got [y]")
-		if saysLost.MatchString(w.texts()) {
-			t.Errorf("what was typed is told as\n%s", w.texts())
-		}
-	})
-}
-
-// TestInTheBackground: a tool that does not ask for the terminal goes on in the background, from the start and by bg.
-func TestInTheBackground(t *testing.T) {
-	t.Parallel()
-	p, _ := shellWithUs(t)
-	typeIn(t, p, "ab sh -c 'until [ -e go ]; do :; done; echo in the back' &\r")
-	readUntil(t, p, "\nab> ")
-	typeIn(t, p, "touch go; wait; echo over$?\r")
-	if out := readUntil(t, p, "over0\r\n"); !strings.Contains(out, "\nin the back\r\n") {
-		t.Errorf("started there: %q", out)
-	}
-	typeIn(t, p, "rm go; ab sh -c 'echo up; until [ -e go ]; do :; done; echo to the back'\r")
-	readUntil(t, p, "up\r\n")
-	typeIn(t, p, "\x1a")
-	readUntil(t, p, "ab> ")
-	typeIn(t, p, "bg; touch go; wait; echo over$?\r")
-	if out := readUntil(t, p, "over0\r\n"); !strings.Contains(out, "\nto the back\r\n") {
-		t.Errorf("sent there: %q", out)
-	}
-}
-
-// TestNobodyResumes: where no shell would let us go on, a tool that is stopped does not stop us.
-func TestNobodyResumes(t *testing.T) {
-	t.Parallel()
-	x := bridge(t, home(t, ""), "run", "--quiet", "sh", "-c", "(sleep 0.1; kill -CONT $$) & kill -STOP $$; echo on")
-	x.sees("on")
-	x.exits(0)
-}
-
-// TestStreamsAsWithoutUs: whatever the standard streams are, the tool finds the same kinds of them, the same bytes
-// arrive at the same places, and it ends the same.
-func TestStreamsAsWithoutUs(t *testing.T) {
-	t.Parallel()
-	p, _ := shellWithUs(t)
-	const tool = "sh -c 'for i in 0 1 2; do [ -t $i ] && echo tty$i || echo no$i; done; [ -t 0 ] || cat; " +
-		"echo err >&2; exit 3'"
-	typeIn(t, p, "printf 'in\\r\\nput' > in; it() { "+tool+"; }; abit() { ab "+tool+"; }; echo rea''dy\r")
-	readUntil(t, p, "ready\r\nab> ")
-	for _, streams := range []string{
-		"", "<in", ">out", "2>err", ">out 2>&1", ">out 2>err", "<in >out", "<in 2>err", "</dev/null", "| cat >out",
-		"2>&1 | cat >out", "<in | cat >out", ">/dev/null",
-	} {
-		said := func(run string) string {
-			typeIn(t, p, "rm -f out err; "+run+" "+streams+"; echo \"code ${PIPESTATUS[0]}\"; head out err 2>&1; echo en''d\r")
-			out := readUntil(t, p, "end\r\nab> ")
-			_, out, _ = strings.Cut(out, "\n") // the echo of what was typed
-			return out
-		}
-		without, with := said("it"), said("abit")
-		if with != without {
-			t.Errorf("%q: %q, without us %q", streams, with, without)
-		}
-	}
-}
-
-// TestPipelineSharesTheTerminal: while the tool does not read it the terminal stays as it is, for whoever the tool
-// writes to; then the keyboard is the tool's.
-func TestPipelineSharesTheTerminal(t *testing.T) {
-	t.Parallel()
-	p, _ := shellWithUs(t)
-	typeIn(t, p, "ab sh -c 'echo a; echo b; until [ -e go ]; do :; done; read x </dev/tty; echo got $x' | cat\r")
-	readUntil(t, p, "a\r\nb\r\n")
-	if !p.State().Canonical {
-		t.Error("the terminal is raw, and nobody has asked for that")
-	}
-	typeIn(t, p, "\x1a")
-	readUntil(t, p, "ab> ")
-	typeIn(t, p, "touch go; fg\r")
-	for p.State().Canonical { // the watchdog ends it
-		runtime.Gosched()
-	}
-	typeIn(t, p, "more\r")
-	readUntil(t, p, "got more\r\n")
-}
-
-// TestQuestionInAPipe: a question that a person reads behind tee is asked, and its answer typed.
-func TestQuestionInAPipe(t *testing.T) {
-	t.Parallel()
-	p, dir := shellWithUs(t)
-	typeIn(t, p, "ab sh -c 'seq 30000; echo; printf \"Go on? (y/n) \"; read a </dev/tty; echo got $a' 2>&1 | tee log\r")
-	readUntil(t, p, "\n30000\r\n\r\nGo on? (y/n) ")
-	answerWhenAsked(t, dir, "Go on?", "y")
-	readUntil(t, p, "got y\r\n")
-}
-
-// TestNoTerminalAtAll: the tool has a terminal to ask in, and what it writes comes out as it wrote it, errors apart; what is
-// piped into it is all it reads, and comes out but once.
-func TestNoTerminalAtAll(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	dir := home(t, "")
-	run := func(out, err io.Writer, tool string) *exec.Cmd {
-		cmd := exec.Command(os.Args[0], "run", "--quiet", "sh", "-c", tool)
-		cmd.Env = append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir)
-		cmd.Stdout, cmd.Stderr = out, err
-		return cmd
-	}
-	var out, errs strings.Builder
-	err := run(&out, &errs, "[ -t 0 ] && [ -t 1 ] && echo yes; printf 'a\\nb\\r\\n'; echo err >&2").Run()
-	if err != nil || out.String() != "yes\na\nb\r\n" || errs.String() != "err\n" {
-		t.Errorf("apart: %q, %q, %v", &out, &errs, err)
-	}
-	var both strings.Builder
-	err = run(&both, &both, "[ -t 2 ] && echo yes; echo err >&2; echo out").Run()
-	if err != nil || both.String() != "yes\nerr\nout\n" {
-		t.Errorf("in one: %q, %v", &both, err)
-	}
-	out.Reset()
-	errs.Reset()
-	fed := run(&out, &errs, "cat; [ -t 0 ] || printf '\\nGo? (y/n) ' >/dev/tty; read a </dev/tty; echo got $a")
-	fed.Stdin = strings.NewReader("foo\n\x04bar")
-	if err := fed.Start(); err != nil {
-		t.Fatal(err)
-	}
-	answerWhenAsked(t, dir, "Go?", "y")
-	if err := fed.Wait(); err != nil || !strings.HasPrefix(out.String(), "foo\n\x04bar") || strings.Count(out.String(), "foo") > 1 {
-		t.Errorf("fed: %q, %q, %v", &out, &errs, err)
-	}
-	out.Reset()
-	errs.Reset()
-	asks := run(&out, &errs, "printf 'one\\ntwo\\nReally? (y/n) ' >&2; read a; echo got $a")
-	if err := asks.Start(); err != nil {
-		t.Fatal(err)
-	}
-	answerWhenAsked(t, dir, "Really?", "y")
-	if err := asks.Wait(); err != nil || !strings.HasSuffix(out.String(), "got y\n") {
-		t.Errorf("asked: %q, %q, %v", &out, &errs, err)
-	}
-}
-
-// answerWhenAsked answers the question of those words by `atlasbridge answer`.
-func answerWhenAsked(t *testing.T, dir, words, answer string) {
-	t.Helper()
-	st := storeAt(t, dir)
-	comesTrue(t, fmt.Sprintf("%q is asked", words), func() bool {
-		for _, p := range storeView(t, st).Prompts {
-			if p.Status != AwaitingReply || !strings.Contains(p.Excerpt, words) {
-				continue
-			}
-			_, why, err := st.Decide(cliAnswer(p, answer), time.Now())
-			if err != nil || why != "" {
-				t.Fatal(why, err)
-			}
-			return true
-		}
-		return false
-	})
-}
-
-// TestPrintMode: a tool that prints and ends has our streams as they are, with no terminal anywhere too, and its tool
-// calls are audited.
-func TestPrintMode(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	needTool(t, "cat", "head", "sleep")
-	bin := t.TempDir()
-	const lines = `{"type":"system"}` + "\n" + `{"message":{"content":[{"type":"tool_use","id":"t1","name":"Bash",` +
-		`"input":{"command":"ls"}}]}}` + "\n"
-	claude := "#!/bin/sh\n[ -t 1 ] && printf '\\033[?25h'\n[ -t 0 ] && exit 1\ncat <<'END'\n" + lines + "END\n" +
-		"echo note >&2\n(sleep 100 &)\n"
-	writeProgram(t, filepath.Join(bin, "claude"), claude)
-	dir := home(t, "")
-	command := "exec \"$TEST_BINARY\" run --quiet claude -p hello --output-format=stream-json"
-	run := func(shell string) (string, string, error) {
-		cmd := exec.Command("sh", "-c", shell)
-		cmd.Env = append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir, "PATH="+bin+":"+os.Getenv("PATH"))
-		var out, errs strings.Builder
-		cmd.Stdout, cmd.Stderr = &out, &errs
-		err := cmd.Run()
-		return out.String(), errs.String(), err
-	}
-	out, errs, err := run(command)
-	if err != nil || out != lines || errs != "note\n" {
-		t.Errorf("%q, %q, %v", out, errs, err)
-	}
-	if n := auditCount(t, dir, "TOOL_CALL"); n != 1 {
-		t.Errorf("%d tool calls audited", n)
-	}
-	if out, errs, err = run("(" + command + ") | head -c 5"); err != nil || out != lines[:5] {
-		t.Errorf("to head: %q, %q, %v", out, errs, err)
-	}
-	needTool(t, "jq")
-	if out, errs, err = run("(" + command + ") | jq -c .type"); err != nil || out != "\"system\"\nnull\n" {
-		t.Errorf("to jq: %q, %q, %v", out, errs, err)
-	}
-}
-
-// A tool without an adapter runs as it is, and the log warns that its tool calls are not intercepted; of one that has an
-// adapter it does not.
-func TestGenericToolIsWarnedOf(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	bin := t.TempDir()
-	for _, tool := range []string{"openai", "claude"} {
-		script := "#!/bin/sh\n[ \"$1\" = --version ] && echo 2.1.330 && exit\necho hello\n"
-		if err := os.WriteFile(filepath.Join(bin, tool), []byte(script), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		dir := home(t, "")
-		cmd := exec.Command(os.Args[0], "run", "--quiet", tool)
-		cmd.Env = append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir, "PATH="+bin+":"+os.Getenv("PATH"))
-		out, err := cmd.Output()
-		if err != nil || string(out) != "hello\n" {
-			t.Errorf("%s: %q, %v", tool, out, err)
-		}
-		log, _ := os.ReadFile(filepath.Join(dir, "atlasbridge.log")) // there is none where nothing is warned of
-		warned := regexp.MustCompile(`(?m)WARN.*tool calls are not intercepted.*openai`).Match(log)
-		if warned != (tool == "openai") {
-			t.Errorf("%s: the log is %q", tool, log)
-		}
 	}
 }
 
@@ -20391,7 +19377,7 @@ func TestMain(m *testing.M) {
 		return
 	case mode == "main":
 		os.Exit(here.run(os.Args[1:]))
-	case mode != "" && (childPTY(mode) || childTool(mode) || childPanics(mode)):
+	case mode != "" && (childTool(mode) || childPanics(mode)):
 		return
 	}
 	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} { // under nohup, or behind an &
@@ -20546,138 +19532,6 @@ func needLoopback(t testing.TB) {
 func needToolsOf(t testing.TB, argv []string) {
 	t.Helper()
 	needTool(t, reTools.FindAllString(strings.Join(argv, " "), -1)...)
-}
-
-// childPTY is the test binary started again as a child.
-func childPTY(mode string) bool {
-	fd := func(err error) {
-		if err != nil {
-			fmt.Println("child:", err)
-			os.Exit(9)
-		}
-	}
-	name, arg, _ := strings.Cut(mode, " ")
-	switch name {
-	case "pty-raw-echo": // everything back, raw, until the count is reached
-		_, err := rawMode(os.Stdin, false)
-		fd(err)
-		fmt.Print("ready\n")
-		n, _ := strconv.ParseInt(arg, 10, 64)
-		_, err = io.CopyN(os.Stdout, os.Stdin, n)
-		fd(err)
-	case "pty-flood": // so many bytes, a multiple of 64 KiB, then gone at once
-		b := bytes.Repeat([]byte("0123456789abcde\n"), 4096)
-		for n, _ := strconv.Atoi(arg); n > 0; n -= len(b) {
-			os.Stdout.Write(b)
-		}
-	case "pty-epoll": // Go's poller waits for a terminal that was opened, and reads one that was inherited
-		f, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
-		fd(err)
-		fmt.Print("up\n")
-		io.ReadFull(f, make([]byte, 1))
-	case "pty-thread": // a thread that is not the first reads
-		fmt.Print("up\n")
-		go func() {
-			runtime.LockOSThread()
-			io.ReadFull(os.Stdin, make([]byte, 1))
-			os.Exit(0)
-		}()
-		select {}
-	case "pty-size": // says its size, pixels too, at every change
-		ch, stop := resizeSignals(os.Stdin)
-		defer stop()
-		for range 2 {
-			s, err := terminalSize(os.Stdin)
-			fd(err)
-			fmt.Printf("%v\n", s)
-			<-ch
-		}
-	case "pty-host": // its terminal is another one's host
-		exec.Command("stty").Run()
-		stty := exec.Command("stty", strings.Fields(arg)...)
-		stty.Stdin = os.Stdin
-		fd(stty.Run())
-		p, err := startPTY([]string{"stty", "-a"}, os.Environ(), "", Size{Rows: 9, Cols: 99},
-			Host{TTY: os.Stdin})
-		fd(err)
-		io.Copy(os.Stdout, p)
-	case "pty-lock": // takes the lock, says so, and forgets everything but the lock's file
-		f, err := openPrivate(arg, os.O_RDWR|os.O_CREATE)
-		fd(err)
-		fd(lockFile(f))
-		fmt.Println("locked")
-		io.Copy(io.Discard, os.Stdin)
-		runtime.KeepAlive(f)
-	case "pty-sync":
-		fmt.Println(syncDir(arg))
-	case "pty-stop": // a wrapper's life around a suspend signal, on its own terminal
-		restore, err := rawMode(os.Stdin, false)
-		fd(err)
-		ch := make(chan os.Signal, 1)
-		signal.Notify(ch, suspendSignal)
-		fmt.Print("raw\r\n")
-		<-ch
-		fd(restore())
-		fmt.Print("suspended\n")
-		stopSelf()
-		_, err = rawMode(os.Stdin, false)
-		fd(err)
-		fmt.Print("raw again\r\n")
-		io.ReadFull(os.Stdin, make([]byte, 1))
-		fd(restore())
-		fd(restore())
-	case "pty-state": // what it can see of its own child, and of one that became another user's
-		p, err := startPTY([]string{"sh", "-c", "echo up; exec cat"}, os.Environ(), "/", Size{},
-			Host{})
-		fd(err)
-		io.ReadFull(p, make([]byte, 4))
-		for range 1000 {
-			if p.State().Reading == ReadingYes {
-				break
-			}
-		}
-		fmt.Printf("own %s\n", p.State().words())
-		p.Terminate(0)
-		p, err = startPTY([]string{"su"}, os.Environ(), "/", Size{}, Host{})
-		fd(err)
-		for b := make([]byte, 1); b[0] != ':'; { // Password:
-			_, err := p.Read(b)
-			fd(err)
-		}
-		fmt.Printf("root's %s\n", p.State().words())
-	case "pty-hidden": // what it can see of a child of its own that reads, of root's (a shell), of one that sleeps
-		look := func(name, script string, argv ...string) {
-			p, err := startPTY(append(argv, script), os.Environ(), "/", Size{}, Host{})
-			fd(err)
-			io.ReadFull(p, make([]byte, 4))
-			last := TTYState{}
-			for same := 0; same < 50; same++ { // it has only just said that it is up
-				<-time.After(time.Millisecond)
-				if now := p.State(); now != last {
-					last = now
-					same = 0
-				}
-			}
-			reading, _, _ := strings.Cut(last.words(), " ")
-			fmt.Printf("%s: %s\n", name, reading)
-			p.Close()
-			p.Terminate(0)
-		}
-		look("own", "echo up; read a", "sh", "-c")
-		look("root's", "echo up; read a", arg, "-pc")
-		look("asleep", "echo up; sleep 60", "sh", "-c")
-		look("root's inner", "echo up; "+arg+" -pc 'read a'; true", "sh", "-c")
-	case "pty-wrap": // starts a child as the session does and prints what it says
-		p, err := startPTY([]string{"sh", "-c", arg}, os.Environ(), "", Size{Rows: 24, Cols: 80},
-			Host{})
-		fd(err)
-		signal.Notify(make(chan os.Signal, 1), endSignals()...)
-		io.Copy(os.Stdout, p)
-		os.Exit(p.Wait())
-	default:
-		return false
-	}
-	return true
 }
 
 // inNamespace is a command in a mount namespace of its own, where hide has been done before. The test is skipped where that
@@ -21061,7 +19915,7 @@ func screenShared() string {
 // ptyEnv is an environment without ours, for a child of that mode where it is not empty.
 func ptyEnv(mode string) []string {
 	if os.Getenv("ATLASBRIDGE_TEST_CHILD") != "" {
-		panic("TestMain did not ask childPTY: this would start children for ever")
+		panic("TestMain did not ask for the mode: this would start children for ever")
 	}
 	env := slices.DeleteFunc(os.Environ(), func(s string) bool {
 		return strings.HasPrefix(s, "ATLASBRIDGE_")
@@ -21071,18 +19925,6 @@ func ptyEnv(mode string) []string {
 		env = append(env, "ATLASBRIDGE_TEST_CHILD="+mode)
 	}
 	return env
-}
-
-// mustPTY starts argv in a folder of its own.
-func mustPTY(t testing.TB, argv ...string) PTY {
-	t.Helper()
-	return mustPTYIn(t, t.TempDir(), ptyEnv(""), argv...)
-}
-
-// mustPTYChild starts the test binary as a child.
-func mustPTYChild(t testing.TB, mode string) PTY {
-	t.Helper()
-	return mustPTYIn(t, "", ptyEnv(mode), os.Args[0])
 }
 
 // mustPTYIn starts argv there, and ends it with the test or when it hangs.
@@ -21098,8 +19940,8 @@ func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
 	}
 	watchdog(t, p)
 	t.Cleanup(func() {
+		p.Signal(os.Kill) // it may have ended
 		p.Close()
-		p.Terminate(0)
 	})
 	return p
 }
