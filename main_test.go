@@ -19363,7 +19363,8 @@ func TestMain(m *testing.M) {
 	}
 	mode := os.Getenv("ATLASBRIDGE_TEST_CHILD")
 	os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // what a child starts is no test child
-	os.Setenv("TEST_BINARY", os.Args[0])  // for scripts, which must quote it: TMPDIR may have blanks
+	exe, _ := os.Executable()             // it runs
+	os.Setenv("TEST_BINARY", exe)         // for scripts, which must quote it: TMPDIR may have blanks
 	if mode == "" {
 		leaveTestersBridge()
 	}
