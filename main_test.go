@@ -6963,41 +6963,35 @@ func TestSessionsEndTogether(t *testing.T) {
 // ---- the whole program: programs that ask again, end, grow and hide ----
 // What a person reads on the phone is all that is asked, as long as it is asked, as often as it is asked.
 
-// quiz is a program in a session: of a shell, or of Python with what pyQuiz begins with. Its files are in $F: it waits
-// for the test by files there, and adds what it reads to "got", a line each.
+// quiz is a program in a session, of a shell, or of Python with what testdata/quiz.py begins with. Its files are in $F: it
+// waits for the test by files there, and adds what it reads to "got", a line each.
 type quiz struct {
 	*botAPI
 	*terminal
-	t      *testing.T
-	folder string
-	home   string
+	t            *testing.T
+	folder       string
+	home         string
+	last, before seen // messages that asked
 }
 
-// pyQuiz is what programs in Python begin with.
-const pyQuiz = `
-import os, sys, tty, time
-F = os.environ['F'] + '/'
-def out(s): os.write(1, s.encode())
-def got(b): open(F + 'got', 'a').write(repr(b)[1:] + '\n')
-def wait(name):
-    while not os.path.exists(F + name): time.sleep(.02)
-def menu(head, *choices):
-    out('\x1b[?25l' + head + '\r\n' + ''.join('❯ '[2*(i>0):] + ' '*2*(i>0) + c + '\r\n' for i, c in enumerate(choices)))
-`
-
-// newQuiz starts such a program in a terminal of so many rows, behind that relay, "": none, which always reads in raw mode.
-func newQuiz(t *testing.T, config, relay, program string, rows int) *quiz {
+// newQuiz starts the program of a case in a terminal of so many rows, behind that relay, which always reads in raw mode.
+func newQuiz(t *testing.T, b block) *quiz {
 	t.Helper()
 	a := &quiz{botAPI: newBotAPI(t), t: t, folder: t.TempDir()}
-	a.home = home(t, a.config("away_after_seconds = 0\n"+config))
-	interpreter := "bash"
-	if strings.Contains(program, "out(") {
+	a.home = home(t, a.config("away_after_seconds = 0\n"+b.parts["config"]))
+	interpreter, program := "bash", b.parts["program"]
+	if strings.Contains(program, "say(") {
 		interpreter = "python3"
-		program = pyQuiz + program
+		prelude, err := os.ReadFile(filepath.Join("testdata", "quiz.py"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		program = string(prelude) + program
 	}
-	needTool(t, "bash", "stty", "sleep", interpreter)
+	needTool(t, "bash", "stty", "sleep", "seq", interpreter)
 	writeProgram(t, filepath.Join(a.folder, "p"), program)
 	command := interpreter + ` "$F/p"`
+	relay := strings.TrimSpace(b.parts["relay"])
 	switch relay {
 	case "script":
 		command = `script -qec '` + command + `' /dev/null`
@@ -7016,10 +7010,11 @@ func newQuiz(t *testing.T, config, relay, program string, rows int) *quiz {
 	if relay == "script" || relay == "tmux" {
 		needTool(t, relay)
 	}
+	rows, _ := strconv.Atoi(cmp.Or(strings.TrimSpace(b.parts["rows"]), "24"))
 	script := fmt.Sprintf(`until [ "$(stty size)" = "%d 80" ]; do sleep 0.02; done; exec %s`, rows, command)
 	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "F="+a.folder, "TERM=xterm-256color",
 		"ATLASBRIDGE_HOME="+a.home)
-	a.terminal = inTerminal(t, env, os.Args[0], "run", "bash", "-c", script)
+	a.terminal = inTerminal(t, env, os.Args[0], "run", "--name", "w", "bash", "-c", script)
 	a.toldOnFailure()
 	if err := a.pty.Resize(Size{Rows: uint16(rows), Cols: 80}); err != nil {
 		t.Fatal(err)
@@ -7080,25 +7075,19 @@ func (a *quiz) reads(want string) {
 	}
 }
 
-// asks waits four seconds at most for a message after that one, with that text, which can be answered.
-func (a *quiz) asks(after int64, text string, purpose *regexp.Regexp) (found seen) {
+// asks waits for a message after that one, with that text, and a button whose label ends so.
+func (a *quiz) asks(after int64, text, label string) (found seen) {
 	a.t.Helper()
-	a.awaitFor(a.t, 4*time.Second, fmt.Sprintf("%q after message %d", text, after), func() bool {
-		for id, m := range a.messages {
-			_, ok := m.choice(purpose)
-			if ok && id > after && strings.Contains(m.text, text) {
-				found = *m
-			}
-		}
-		return found.id > 0
+	return a.where(fmt.Sprintf("%q with button %q after message %d", text, label, after), func(m seen) bool {
+		_, ok := m.ending(label)
+		return ok && m.id > after && strings.Contains(m.text, text)
 	})
-	return found
 }
 
 // asksNothing waits for longer than anything takes to be asked, and then for nothing that can be answered by Yes.
 func (a *quiz) asksNothing() {
 	a.t.Helper()
-	<-time.After(4 * time.Second)
+	<-time.After(2 * time.Second)
 	a.botAPI.mu.Lock()
 	defer a.botAPI.mu.Unlock()
 	for _, m := range a.messages {
@@ -7108,66 +7097,158 @@ func (a *quiz) asksNothing() {
 	}
 }
 
+// TestPrograms: what a person reads on the phone is all that is asked, as long as it is asked, and what is tapped there is
+// typed where it belongs: each program of testdata/programs.txt.
+func TestPrograms(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	type behind struct {
+		name string
+		block
+	}
+	var all []behind
+	for _, b := range blocks(t, "programs.txt") {
+		for _, relay := range strings.Fields(cmp.Or(b.parts["relay"], "none")) {
+			all = append(all, behind{b.name + " " + relay, b})
+			all[len(all)-1].parts = maps.Clone(b.parts)
+			all[len(all)-1].parts["relay"] = relay
+		}
+	}
+	beside(t, all, func(t *testing.T, b behind) {
+		if b.parts["needs"] != "" {
+			needLinux(t)
+		}
+		a := newQuiz(t, b.block)
+		for step := range strings.Lines(b.parts["steps"]) {
+			if verb, words, _ := strings.Cut(strings.TrimSpace(step), " "); verb != "" && !t.Failed() {
+				a.play(verb, words)
+			}
+		}
+	})
+}
+
+// play takes one step.
+func (a *quiz) play(verb, words string) {
+	a.t.Helper()
+	plain, err := strconv.Unquote(`"` + strings.ReplaceAll(words, `"`, `\"`) + `"`)
+	if err != nil {
+		plain = words // a pattern
+	}
+	switch verb {
+	case "asks":
+		text, label, _ := strings.Cut(plain, "|")
+		a.before, a.last = a.last, a.asks(a.last.id, strings.TrimSpace(text), strings.TrimSpace(label))
+	case "tap":
+		a.press(a.last, words)
+	case "old":
+		label, _ := a.before.choice(regexp.MustCompile(words))
+		if said := a.answer(a.tapped(a.before.id, a.before.buttons[label])); !saysNothing.MatchString(said) {
+			a.t.Errorf("a tap on the question before is told %q", said)
+		}
+	case "reply":
+		openPrompt(a.t, a.home)
+		a.writes(words, a.last.id)
+	case "says", "lacks":
+		if matches(words, a.now(a.last.id).text) != (verb == "says") {
+			a.t.Errorf("it says %q, %s %s", a.now(a.last.id).text, verb, words)
+		}
+	case "ends":
+		a.ended(a.last.id, regexp.MustCompile(words))
+	case "stands":
+		<-time.After(time.Second) // in which it must not be taken for gone
+		if m := a.now(a.last.id); len(m.buttons) == 0 {
+			a.t.Errorf("it is over before it was answered: %q", m.text)
+		}
+	case "where":
+		a.shows(words, "")
+	case "never":
+		if said := a.texts(); strings.Contains(said, words) {
+			a.t.Errorf("the phone was sent %q", said)
+		}
+	case "quiet":
+		a.asksNothing()
+	case "reads":
+		a.reads(words + " ")
+	case "types":
+		a.types(plain)
+	case "sees":
+		a.sees(words)
+	case "make":
+		a.tells(words)
+	case "await":
+		comesTrue(a.t, "the program marks "+words, func() bool { return len(inFolder(a.folder, words)) > 0 })
+	default:
+		a.t.Fatalf("no such step: %s %s", verb, words)
+	}
+}
+
 // TestAskedAgain: a question that was answered from the phone and is asked again, in the same words at the same place,
-// is in a new message within two seconds, whose buttons answer it, once; those of the message before do nothing.
+// is in a new message, whose buttons answer it, once; those of the message before do nothing.
 func TestAskedAgain(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	const raw = "tty.setraw(0)\nfor n in range(3):\n    "
-	rows := []struct {
-		name, program string
-		button        *regexp.Regexp
-		want          string // at each question
-	}{
-		{"clear", `for n in 1 2 3; do printf '\e[H\e[2J'; read -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; done`,
-			yesButton, "y "},
-		{"clear after a while", `for n in 1 2 3; do printf '\e[H\e[2J'; read -p 'Retry? (y/n) ' a
-			echo "$a" >>$F/got; sleep 0.1; done`, yesButton, "y "},
-		{"clear, no echo of the line's end", `for n in 1 2 3; do read -p $'\e[2J\e[HRetry? (y/n) ' a; echo "$a" >>$F/got; done`,
-			yesButton, "y "},
-		{"one key, return", `for n in 1 2 3; do printf '\r'; read -n1 -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; done`,
-			yesButton, "y "},
-		{"one key, silent", `for n in 1 2 3; do printf '\r'; read -s -n1 -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; done`,
-			yesButton, "y "},
-		{"home", `for n in 1 2 3; do printf '\e[HRetry? (y/n) \e[K'; read a; echo "$a" >>$F/got; done`, yesButton, "y "},
-		{"below", `for n in 1 2 3; do read -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; done`, yesButton, "y "},
-		{"exec", `printf '\e[H\e[2J'; read -p 'Retry? (y/n) ' a; echo "$a" >>$F/got; exec bash "$F/p"`,
-			yesButton, "y "},
-		{"menu", raw + `out('\x1b[H\x1b[J'); menu('Retry?', 'Yes', 'No'); got(os.read(0, 99))`, yesButton, `'\r' `},
-		{"menu after a while", raw + `out('\x1b[H\x1b[J'); menu('Retry?', 'Yes', 'No'); got(os.read(0, 99)); time.sleep(.1)`,
-			yesButton, `'\r' `},
-		{"menu over itself", raw + `out('\x1b[H'); menu('Retry?', 'Yes', 'No'); got(os.read(0, 99))`, yesButton, `'\r' `},
-		{"key in raw mode", raw + `out('\x1b[H\x1b[JRetry? (y/n) '); got(os.read(0, 1))`, yesButton, `'y' `},
-		{"enter", `for n in 1 2 3; do printf '\e[H\e[2J'; read -p 'Press Enter to continue' a; echo "[$a]" >>$F/got; done`,
-			enterButton, "[] "},
-	}
-	beside(t, rows, func(t *testing.T, row struct {
-		name, program string
-		button        *regexp.Regexp
-		want          string
-	}) {
-		a := newQuiz(t, "", "", row.program, 24)
+	beside(t, blocks(t, "again.txt"), func(t *testing.T, b block) {
+		a := newQuiz(t, b)
+		label, want := strings.TrimSpace(b.parts["button"]), strings.TrimSpace(b.parts["reads"])+" "
 		var last seen
 		for n := range 3 {
-			m := a.asks(last.id, "", row.button)
+			m := a.asks(last.id, "", label)
 			if n > 0 {
+				data, _ := last.ending(label)
 				for range 2 {
-					a.answer(a.tap(last, row.button))
+					a.answer(a.tapped(last.id, data))
 				}
-				a.answer(a.tap(last, regexp.MustCompile(".")))
 			}
-			a.reads(strings.Repeat(row.want, n))
+			a.reads(strings.Repeat(want, n))
 			var others sync.WaitGroup
 			if id := shortID(openPrompt(t, a.home)); n == 2 {
-				label, _ := m.choice(row.button)
-				others.Go(func() { cli(t, a.home, "answer", id, m.buttons[label][strings.LastIndex(m.buttons[label], ":")+1:]) })
+				data, _ := m.ending(label)
+				others.Go(func() { cli(t, a.home, "answer", id, data[strings.LastIndex(data, ":")+1:]) })
 			}
-			a.tap(m, row.button)
-			a.tap(m, row.button)
+			a.press(m, label)
+			a.press(m, label)
 			others.Wait()
-			a.reads(strings.Repeat(row.want, n+1))
+			a.reads(strings.Repeat(want, n+1))
 			a.ended(m.id, regexp.MustCompile("(Yes|Enter) · (phone|atlasbridge answer)"))
 			last = m
+		}
+	})
+}
+
+// TestNothingIsLeftOut: where a Yes can be tapped, all that the question is about stands in the message: what explains the
+// choices, what is right of it and below, and whole rows above of at most context_chars; "Show all" has the rest. What has
+// left the screen unread leaves no Yes before it is shown.
+func TestNothingIsLeftOut(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, blocks(t, "leftout.txt"), func(t *testing.T, b block) {
+		a := newQuiz(t, b)
+		is := strings.TrimSpace(b.parts["is"])
+		m := a.where("the question", func(m seen) bool { return strings.Contains(m.text, "Proceed?") && len(m.buttons) > 0 })
+		shows := func(m seen) bool { return strings.Contains(fmt.Sprint(m.text, m.buttons), "SENTINEL") }
+		_, more := m.choice(showAllButton)
+		if is == "all" && !more || is == "shown" && !shows(m) {
+			t.Errorf("%s: what it is about is not shown: %q %v", b.at, m.text, m.buttons)
+		}
+		if more && (is == "all" || is == "cut") {
+			a.answer(a.tap(m, showAllButton))
+		}
+		if is == "all" {
+			a.where("what stands above", shows)
+		}
+		if is != "cut" {
+			a.tap(a.find("Proceed?", grantButton), grantButton)
+			comesTrue(t, "the program has read it", func() bool { return a.got() != "" })
+		}
+		known := is == "never" || is == "all"
+		for _, m := range a.history() {
+			if shows(m) && is == "never" {
+				t.Errorf("%s: what stands above the context is sent: %q", b.at, m.text)
+			}
+			known = known || shows(m)
+			if _, ok := m.choice(grantButton); ok && !known {
+				t.Errorf("%s: there is a Yes before all is shown: %q", b.at, m.text)
+			}
 		}
 	})
 }
@@ -7199,202 +7280,14 @@ echo "got $a $b $c $d"`)
 	x.sees("got c0de Ada n 2")
 }
 
-// TestNotSureEnough: a question that is less sure than detection_threshold asks for is possibly a question: a reply to it
-// is typed, and waiting types nothing. A program that waits for commands is said to wait.
-func TestNotSureEnough(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	a := newQuiz(t, "detection_threshold = 0.95\nfree_text_enabled = true", "", `for q in 'Continue? (y/n) ' 'Enter your name: ' \
-		'Press Enter to continue '; do read -p "$q" a; echo "[$a]" >>$F/got; done; read -p '$ ' a`, 24)
-	var m seen
-	for n, row := range []struct{ question, reply string }{
-		{"Continue? (y/n)", "y"}, {"Enter your name:", "Ada"}, {"Press Enter to continue", ""},
-	} {
-		m = a.asks(m.id, row.question, enterButton)
-		if !strings.Contains(m.text, "Possibly a question") || !strings.Contains(m.text, "then nothing is typed") {
-			t.Errorf("it says %q", m.text)
-		}
-		promptOf(t, a.home, row.question, func(p *PromptRecord) bool { return p.Status == AwaitingReply })
-		if row.reply == "" {
-			a.tap(m, enterButton)
-		} else {
-			a.writes(row.reply, m.id)
-		}
-		a.reads("[y] [Ada] []"[:[]int{3, 9, 12}[n]] + " ")
-	}
-	a.where("that it waits", func(m seen) bool { return strings.Contains(m.text, "waits for your next message") })
-}
-
-// TestAnswersAreOffered: what a line asks for by a range of numbers, as a key to go on, or in words that yes and no answer
-// has buttons for that.
-func TestAnswersAreOffered(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	three := regexp.MustCompile(`^3$`)
-	beside(t, []struct {
-		question string
-		button   *regexp.Regexp
-		got      string
-	}{
-		{"Enter your choice [1-4]:", three, "3"},
-		{"Select option (1-3):", three, "3"},
-		{"Press [ENTER] to continue or Ctrl-c to cancel.", enterButton, ""},
-		{"Press ENTER to continue or Ctrl+C to abort:", enterButton, ""},
-		{"Install KDE now?", yesButton, "y"},
-		{"The file was changed, overwrite?", yesButton, "y"},
-		{"Come back later?", noButton, "n"},
-		{"Was that helpful?", noButton, "n"},
-	}, func(t *testing.T, row struct {
-		question string
-		button   *regexp.Regexp
-		got      string
-	}) {
-		a := newQuiz(t, "", "", fmt.Sprintf(`read -p '%s ' a; echo "[$a]" >>$F/got; read b`, row.question), 24)
-		m := a.asks(0, row.question, row.button)
-		if strings.Contains(m.text, "Possibly") || row.got == "" && !strings.Contains(fmt.Sprint(m.buttons), "Press Enter") {
-			t.Errorf("%q %v", m.text, m.buttons)
-		}
-		a.tap(m, row.button)
-		a.reads("[" + row.got + "] ")
-	})
-}
-
-// TestKeyInPieces: a private key that is printed piece by piece is left out of the stream, and what follows it is not.
-func TestKeyInPieces(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	row := strings.Repeat("MIIEowIBAAKCAQEA7bq2+dX/", 2)
-	a := newQuiz(t, "[stream]\nenabled = true\n", "", `until [ -e $F/go1 ]; do sleep 0.02; done
-echo '-----BEGIN RSA PRIVATE KEY-----'; echo Dir1; echo `+row+`1
-until [ -e $F/go2 ]; do sleep 0.02; done; echo `+row+`2; echo 'Dir2'
-until [ -e $F/go3 ]; do sleep 0.02; done; echo '-----END RSA PRIVATE KEY-----'; echo Dir3
-until [ -e $F/go4 ]; do sleep 0.02; done; echo `+row+`3; sleep 1`, 24)
-	for n := range 3 {
-		a.tells(fmt.Sprint("go", n+1))
-		a.where("the piece", func(m seen) bool { return strings.Contains(m.text, fmt.Sprint("Dir", n+1)) })
-	}
-	a.tells("go4")
-	a.where("the end", func(m seen) bool { return strings.Contains(m.text, row+"3") })
-	if said := a.texts(); strings.Contains(said, row+"1") || strings.Contains(said, row+"2") {
-		t.Errorf("the phone was sent %q", said)
-	}
-}
-
-// TestHeadingIsItsOwn: a menu is asked under the words that stand right above it, not under those of earlier output: a
-// title, or a question further up.
-func TestHeadingIsItsOwn(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	beside(t, []struct{ name, before, head, want string }{
-		{"title", `\x1b]0;Show the help page?\x07`, ``, "which one?"},
-		{"title of a frame", `\x1b]0;Show the help page?\x07┌──┐`, ``, "which one?"},
-		{"question further up", `Show the help page?\r\n\r\n`, `Pick a colour`, "Pick a colour"},
-		{"blank row between", `Show the help page?\r\n\r\n`, `Pick a colour\r\n`, "Pick a colour"},
-	}, func(t *testing.T, row struct{ name, before, head, want string }) {
-		a := newQuiz(t, "", "", fmt.Sprintf("tty.setraw(0)\nout('%s')\nmenu('%s', 'Red', 'Blue')\nos.read(0, 99)", row.before,
-			row.head), 24)
-		m := a.asks(0, "", regexp.MustCompile("Red"))
-		_, asked, _ := strings.Cut(m.text, "\n")
-		if !strings.HasPrefix(asked, row.want+"\n") {
-			t.Errorf("it asks %q", asked)
-		}
-	})
-}
-
-// TestRemarkBelowAQuestion: a question whose mark stands in the last five lines of a program that reads is asked with its
-// answers, and with what stands below it; once it was answered, or was followed by more while nobody read, it is over.
-func TestRemarkBelowAQuestion(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	beside(t, []struct{ name, remark, reads, got string }{
-		{"one line", `Are you sure you want to delete 3 files? [y/N]\nThis cannot be undone.\n`, "read a", "n"},
-		{"list", `Delete? (y/n)\n  file1\n  file2\n`, "read a", "n"},
-		{"in the last line", `Run bash command? (y/n)\n  $ git push origin main --force`, "read a", "n"},
-		{"grows", `Delete? (y/n)\n  file1\n'; read -t 2 a; printf '  file2\n`, "read a", "n"},
-		{"keyboard", `Delete? (y/n)\n  file1\n`, "read a", "n"},
-		{"waiting", `Delete? (y/n)\n  file1\n  file2\n`, "read a", "n"},
-		{"timed out", `Delete? (y/n)\n  file1\n`, `read -t 3 a; echo "No answer."; sleep 1`, ""},
-	}, func(t *testing.T, row struct{ name, remark, reads, got string }) {
-		config := ""
-		if row.name == "waiting" {
-			config = "timeout_seconds = 2"
-		}
-		a := newQuiz(t, config, "", `printf '`+row.remark+`'; `+row.reads+`; echo "[$a]" >>$F/got; read b`, 24)
-		_, below, _ := strings.Cut(strings.ReplaceAll(row.remark, `\n`, "\n"), "\n")
-		if row.name == "grows" {
-			below = "file1\nfile2"
-		}
-		m := a.asks(0, strings.ReplaceAll(strings.TrimSpace(below), "  ", ""), noButton)
-		switch row.name {
-		case "timed out", "waiting":
-			a.settled(m.id)
-		case "keyboard":
-			a.types("n")
-			<-time.After(time.Second) // in which it must not be taken for gone
-			if len(a.now(m.id).buttons) == 0 {
-				t.Errorf("it is over before it was answered: %q", a.now(m.id).text)
-			}
-			a.types("\r")
-			a.settled(m.id)
-		default:
-			a.tap(m, noButton)
-		}
-		a.reads("[" + row.got + "] ")
-		a.asksNothing()
-	})
-}
-
-// TestOverBehindARelay: behind what always reads in raw mode a question is over, too, when other output has followed it or
-// it has left the screen: its message says so within two seconds, it is not asked anew, and its buttons do nothing for
-// what asks next. What was followed at once was only printed, and is not asked.
-func TestOverBehindARelay(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	type row struct{ name, relay, ends string }
-	rows := []row{{"timed out", "tmux", `printf '\nNo answer: nothing is deleted.\n'`}}
-	for _, relay := range []string{"elsewhere", "script", "nested"} {
-		rows = append(rows,
-			row{"timed out in the line", relay, `echo 'no answer in 60 s'`},
-			row{"timed out", relay, `printf '\nNo answer: nothing is deleted.\n'`},
-			row{"timed out silently", relay, `echo`},
-			row{"busy below", relay, `printf '\nWorking '`},
-			row{"scrolled away", relay, `echo; seq 1 60`},
-			row{"cleared", relay, `printf '\e[H\e[2JWorking '`},
-			row{"printed", relay, `printf '\nNothing is deleted in a dry run.\n'`})
-	}
-	beside(t, rows, func(t *testing.T, row row) {
-		a := newQuiz(t, "", row.relay, `printf 'Delete the cache? (y/n) '
-			until [ -e "$F/over" ]; do sleep 0.02; done; `+row.ends+`
-			until [ -e "$F/next" ]; do sleep 0.02; done; echo
-			read -p 'Delete production? (y/n) ' a; echo "$a" >>"$F/got"`, 24)
-		var m seen
-		if row.name == "printed" {
-			a.tells("over")
-		} else {
-			m = a.find("Delete the cache?", yesButton)
-			a.tells("over")
-			a.awaitFor(t, 4*time.Second, "the end of its message", func() bool { return len(a.messages[m.id].buttons) == 0 })
-		}
-		a.asksNothing()
-		a.tells("next")
-		next := a.find("Delete production?", yesButton)
-		if m.id > 0 {
-			a.answer(a.tap(m, yesButton))
-			a.unanswered(m.id)
-		}
-		a.tap(next, noButton)
-		a.reads("n ")
-	})
-}
-
 // TestOverInBothWrappers: of two wrappers around each other both ask, and when the one's question is answered the other's
 // message ends within two seconds and does not come again.
 func TestOverInBothWrappers(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
 	beside(t, []string{"inner", "outer"}, func(t *testing.T, answered string) {
-		a := newQuiz(t, "", "nested", `read -p 'Delete the cache? (y/n) ' a; echo "$a" >>"$F/got"; echo "A[$a]"
-			until [ -e "$F/over" ]; do sleep 0.02; done`, 24)
+		a := newQuiz(t, block{parts: map[string]string{"relay": "nested", "program": `read -p 'Delete the cache? (y/n) ' a; echo "$a" >>"$F/got"; echo "A[$a]"
+			until [ -e "$F/over" ]; do sleep 0.02; done`}})
 		both := map[bool]seen{}
 		a.await(t, "two messages", func() bool {
 			for _, m := range a.messages {
@@ -7416,263 +7309,6 @@ func TestOverInBothWrappers(t *testing.T) {
 		a.exits(0)
 		a.reads("y ")
 	})
-}
-
-// TestGrows: a line that is written piece by piece is asked as it is when it waits; what was asked of an earlier piece
-// is over then.
-func TestGrows(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	type row struct{ name, relay, first, then string }
-	rows := []row{}
-	for _, relay := range []string{"", "elsewhere", "script"} {
-		rows = append(rows,
-			row{"checking", relay, "Checking… ", "out('failed. Wipe the disk? [Y/n] ')"},
-			row{"a question grows", relay, "Delete the cache? (y/n) ", "out('n. Wipe the disk? [Y/n] ')"},
-			row{"dots", relay, "Checking.", "[(out('.'), time.sleep(.3)) for n in range(9)]; out(' Wipe the disk? [Y/n] ')"},
-			row{"words", relay, "", "[(out(w + ' '), time.sleep(.3)) for w in 'Do you want to Wipe the disk? [Y/n]'.split()]"})
-	}
-	beside(t, rows, func(t *testing.T, row row) {
-		a := newQuiz(t, "", row.relay, fmt.Sprintf(`
-import select
-out(%q)
-while not os.path.exists(F + 'go'): select.select([0], [], [], .05)
-%s
-got(os.read(0, 99))`, row.first, row.then), 24)
-		var m seen
-		if row.first != "" {
-			m = a.where("its beginning", func(m seen) bool {
-				return strings.Contains(m.text, strings.TrimSpace(row.first)) && len(m.buttons) > 0
-			})
-		}
-		a.tells("go")
-		a.sees("Wipe the disk? [Y/n]")
-		next := a.asks(m.id, "Wipe the disk? [Y/n]", noButton)
-		if m.id > 0 {
-			a.settled(m.id)
-			a.answer(a.tap(m, anyButton))
-		}
-		a.tap(next, noButton)
-		a.reads(`'n\n' `)
-	})
-}
-
-// keyTool is a program in Python that asks as body does. raw() has each key come alone; say(text) writes; key(seconds) is
-// what is typed first within that time, "" nothing, and rest(seconds) all that is; mark(name) tells the test.
-const keyTool = `import os, select, sys, termios, time, tty
-def raw(echo=False):
-    tty.setraw(0)
-    if echo:
-        modes = termios.tcgetattr(0)
-        modes[3] |= termios.ECHO
-        termios.tcsetattr(0, termios.TCSANOW, modes)
-def say(text): os.write(1, text.encode())
-def key(within): return os.read(0, 1).decode() if select.select([0], [], [], within)[0] else ""
-def rest(within):
-    typed, end = "", time.time() + within
-    while time.time() < end: typed += key(max(0, end - time.time()))
-    return repr(typed)
-def mark(name): open(os.path.join(sys.argv[1], name), "w").close()
-def marked(name): return os.path.exists(os.path.join(sys.argv[1], name))
-def until(name):
-    while not marked(name): time.sleep(0.01)
-`
-
-// keySession runs a program made of keyTool and body; marked waits until that has called mark, mark has its until return.
-func keySession(t *testing.T, config, body string) (w *botAPI, x *terminal, marked, mark func(name string)) {
-	t.Helper()
-	needTool(t, "python3")
-	folder := t.TempDir()
-	w = newBotAPI(t)
-	x = bridge(t, home(t, w.config("away_after_seconds = 0\n"+config)), "run", "--name", "w", "python3", "-c",
-		keyTool+body, folder)
-	x.toldOnFailure()
-	marked = func(name string) {
-		t.Helper()
-		comesTrue(t, "the program marks "+name, func() bool {
-			_, err := os.Stat(filepath.Join(folder, name))
-			return err == nil
-		})
-	}
-	mark = func(name string) {
-		t.Helper()
-		if err := os.WriteFile(filepath.Join(folder, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return w, x, marked, mark
-}
-
-// TestOneKeyIsAll: a program that takes one key gets no Enter behind it, neither for its own next question nor as a key that
-// somebody typed, whether it works meanwhile, shows the key, or is answered by waiting.
-func TestOneKeyIsAll(t *testing.T) {
-	t.Parallel()
-	next := `say("\r\nWipe the disk? [Y/n] "); say("\r\nthen [%s]\r\n" % rest(1.5))`
-	for _, c := range []struct{ name, config, body, want string }{
-		{"works", "", `raw(); say("Delete the cache? (y/n) "); k = key(60); time.sleep(1.3); ` + next, "y"},
-		{"works for long", "", `raw(); say("Delete the cache? (y/n) "); k = key(60); time.sleep(3); ` + next, "y"},
-		{"shows it and works", "",
-			`raw(); say("Delete the cache? (y/n) "); k = key(60); say(k); time.sleep(1.3); ` + next, "y"},
-		{"the terminal shows it", "",
-			`raw(echo=True); say("Delete the cache? (y/n) "); k = key(60); say("\r\nthen [%s]\r\n" % rest(2))`, "y"},
-		{"reads on", "", `raw(); say("Delete the cache? (y/n) "); k = key(60); say("\r\nthen [%s]\r\n" % rest(2))`, "y"},
-		{"by waiting", "timeout_seconds = 2\n",
-			`raw(); say("Delete the cache? (y/n) "); k = key(60); time.sleep(1.3); ` + next, "n"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			w, x, _, _ := keySession(t, c.config, c.body+`; say("first [%s]\r\n" % k)`)
-			m := w.find("Delete the cache?", yesButton)
-			if c.want == "y" {
-				w.tap(m, yesButton)
-			}
-			x.sees("first [" + c.want + "]")
-			x.sees("then ['']")
-			w.ended(m.id, regexp.MustCompile(`(?i)yes|no`))
-		})
-	}
-}
-
-// TestEditedLine: a program in raw mode that edits a line gets the whole answer and Enter, once it has shown the first key
-// behind its question.
-func TestEditedLine(t *testing.T) {
-	t.Parallel()
-	line := `raw(); say("Delete the cache? (%s) "); a = ""
-while not a.endswith("\r"): a += key(60); say(a[-1]); time.sleep(0.05)
-say("\r\ngot [%%s]\r\n" %% a.strip()); key(60)`
-	for _, c := range []struct{ mark, want string }{{"y/n", "y"}, {"yes/no", "yes"}} {
-		t.Run(c.mark, func(t *testing.T) {
-			t.Parallel()
-			w, x, _, _ := keySession(t, "", fmt.Sprintf(line, c.mark))
-			w.tap(w.find("Delete the cache?", yesButton), yesButton)
-			x.sees("got [" + c.want + "]")
-		})
-	}
-}
-
-// TestKeysOnTheScreen: at a screen that no rule reads the keys that it names can be pressed from the phone, besides the
-// usual ones.
-func TestKeysOnTheScreen(t *testing.T) {
-	t.Parallel()
-	w, x, _, _ := keySession(t, "", `raw(); say("\x1b[?25lAuto mode can't check actions in this session\r\n\r\n" +
-    "Enter to stay, shift+Tab to leave auto mode, shift+Tab twice for plan mode, Esc to cancel\r\n")
-say("\r\ngot [%s]\r\n" % os.read(0, 99))`)
-	named := regexp.MustCompile(`(?i)^shift\+tab$`)
-	m := w.find("can't check actions", named)
-	if _, ok := m.choice(regexp.MustCompile("^↓$")); !ok || len(m.buttons) != 13 {
-		t.Errorf("%d buttons: %v", len(m.buttons), m.buttons)
-	}
-	w.tap(m, named)
-	x.sees(`got [b'\x1b[Z']`)
-}
-
-// TestNobodyReads: a question that is only printed gets nothing, and a key that nobody has read when its question has gone
-// is taken back: neither answers the next question, and the phone is told that nothing was delivered.
-func TestNobodyReads(t *testing.T) {
-	t.Parallel()
-	needLinux(t)
-	next := `say("\r\nDelete production? (y/n) "); say("\r\nthen [%s]\r\n" % rest(1))`
-	for _, c := range []struct{ name, body string }{
-		{"printed", `raw(); say("Install updates? (y/n) "); until("told"); ` + next},
-		{"does not read it", `raw(); say("Install updates? (y/n) "); select.select([0], [], []); say("\r\nworking "); ` +
-			`until("told"); ` + next},
-		{"does not read the line", `termios.tcflush(0, termios.TCIFLUSH); say("Install updates? (y/n) "); ` +
-			`select.select([0], [], []); say("\r\nworking "); until("told"); raw(); ` + next},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			w, x, _, mark := keySession(t, "", c.body)
-			m := w.find("Install updates?", yesButton)
-			w.tap(m, yesButton)
-			w.ended(m.id, saysLost)
-			mark("told")
-			x.sees("then ['']")
-		})
-	}
-}
-
-// TestLineBegun: where somebody at the keyboard has begun the line that the program will read, or keys wait unread, nothing
-// is typed behind that, by a tap or by waiting, and the phone is told why.
-func TestLineBegun(t *testing.T) {
-	t.Parallel()
-	needLinux(t)
-	asks := `say("Delete the cache? [Y/n] "); a = sys.stdin.readline(); say("got [%s]\r\n" % a.strip()); key(60)`
-	for _, c := range []struct{ name, config, mode, before, body, ends string }{
-		{"begun", "", "", "x", asks, "\x7fn\r"},
-		{"begun, by waiting", "timeout_seconds = 1\n", "", "x", asks, "\x15n\r"},
-		{"unread", "", "raw(); ", "z", `select.select([0], [], []); say("Delete the cache? [Y/n] ")
-poll = select.epoll() # it is told once of keys, and does not read them
-poll.register(0, select.EPOLLIN | select.EPOLLET)
-while not marked("told"): poll.poll(0.3)
-key(60); say("\r\ngot [%s]\r\n" % key(60)); key(60)`, "n"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			w, x, marked, mark := keySession(t, c.config, c.mode+`mark("up"); until("typed"); `+c.body)
-			marked("up")
-			x.types(c.before)
-			if c.mode == "" {
-				x.sees(c.before)
-			}
-			mark("typed")
-			m := w.where("the question", func(m seen) bool { return strings.Contains(m.text, "Delete the cache?") })
-			if c.config == "" {
-				w.tap(w.find("Delete the cache?", noButton), noButton)
-			}
-			w.ended(m.id, regexp.MustCompile(`(?i)keyboard|keys`))
-			mark("told")
-			x.types(c.ends)
-			x.sees("got [n]")
-		})
-	}
-}
-
-// TestKeysAfterATap: what is typed at the keyboard once the program has read the answer of a tap reaches it, in order and
-// alone, whether it shows keys or not, and reads lines or not.
-func TestKeysAfterATap(t *testing.T) {
-	t.Parallel()
-	keys := `k = key(60); mark("read"); %s
-typed = ""
-while len(typed) < 5: typed += key(60)
-say("\r\nthen [%%s]\r\n" %% typed)`
-	lines := `sys.stdin.readline(); mark("read"); say("\r\nthen [%s]\r\n" % sys.stdin.readline().strip())`
-	ask := `say("Go? (y/n) "); `
-	for _, c := range []struct{ name, body, typed string }{
-		{"raw, silent", "raw(); " + ask + fmt.Sprintf(keys, ""), "hello"},
-		{"raw, shown", "raw(); " + ask + fmt.Sprintf(keys, `say(k + "\r\n")`), "hello"},
-		{"raw, shown by the terminal", "raw(echo=True); " + ask + fmt.Sprintf(keys, ""), "hello"},
-		{"lines", ask + lines, "hello\r"},
-	} {
-		for _, told := range []bool{false, true} {
-			t.Run(fmt.Sprint(c.name, ", told ", told), func(t *testing.T) {
-				t.Parallel()
-				w, x, marked, _ := keySession(t, "", c.body)
-				m := w.find("Go?", yesButton)
-				w.tap(m, yesButton)
-				marked("read")
-				if told {
-					w.settled(m.id)
-				}
-				x.types(c.typed)
-				x.sees("then [hello]")
-			})
-		}
-	}
-}
-
-// TestKeysOfTheQuestion: what is typed at the keyboard while the answered question still stands answers no other: it is
-// dropped, and the phone is told.
-func TestKeysOfTheQuestion(t *testing.T) {
-	t.Parallel()
-	needLinux(t)
-	w, x, marked, _ := keySession(t, "", `raw(); say("Go? (y/n) "); select.select([0], [], []); mark("there")
-time.sleep(0.5); k = key(1); say("\r\nSure? (y/n) "); say("\r\nthen [%s] after %s\r\n" % (rest(2), k)); key(60)`)
-	m := w.find("Go?", yesButton)
-	w.tap(m, yesButton)
-	marked("there")
-	x.types("hello")
-	x.sees("then [''] after y")
-	w.ended(m.id, regexp.MustCompile("dropped"))
 }
 
 // TestKeysDuringAText: keys that are typed while a text from the phone is being typed come after it, but not at a question
@@ -7713,43 +7349,6 @@ func TestKeysDuringAText(t *testing.T) {
 	})
 }
 
-// TestKeyStopsTheGate: ^C and Esc at the keyboard go through at once, while an answer is being typed: no more of it is.
-func TestKeyStopsTheGate(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ key, want string }{{"\x03", `'\x03'`}, {"\x1b", `'\x1b'`}} {
-		t.Run(c.want, func(t *testing.T) {
-			t.Parallel()
-			w, x, marked, _ := keySession(t, "", `raw(); say("Go? (yes/no) "); key(60); mark("read")
-say("\r\nthen [%s]\r\n" % rest(0.7)); key(60)`)
-			w.tap(w.find("Go?", yesButton), yesButton)
-			marked("read")
-			x.types(c.key)
-			x.sees("then [" + c.want + "]")
-		})
-	}
-}
-
-// TestTypedIsDelivered: an answer of which the program has got bytes is never told as not delivered, also when the program
-// ends by its first key, or shows nothing of it.
-func TestTypedIsDelivered(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ name, body string }{
-		{"ends", `raw(); say("Go? (y/n) "); key(60)`},
-		{"ends by the first key of a word", `raw(); say("Go? (yes/no) "); key(60)`},
-		{"shows nothing", `raw(); say("Go? (yes/no) "); key(60); rest(60)`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			w, _, _, _ := keySession(t, "", c.body)
-			m := w.find("Go?", yesButton)
-			w.tap(m, yesButton)
-			if now := w.ended(m.id, regexp.MustCompile(`(?i)yes`)); strings.Contains(now.text, "not delivered") {
-				t.Errorf("told as %q", now.text)
-			}
-		})
-	}
-}
-
 // TestBusyToolTakesItLate: what a tool that has much to do shows seconds after a key (2.2 s measured on claude) has been answered,
 // in one message, and no key is typed twice.
 func TestBusyToolTakesItLate(t *testing.T) {
@@ -7780,43 +7379,6 @@ func TestBusyToolTakesItLate(t *testing.T) {
 			t.Errorf("typed in all: %q", keys)
 		}
 	})
-}
-
-// TestRelayEcho: behind a relay that always reads (ssh, docker exec), of which the system cannot tell who reads, Enter
-// follows only where the program there has shown the first key.
-func TestRelayEcho(t *testing.T) {
-	t.Parallel()
-	relay := `import socket, subprocess
-here, there = socket.socketpair()
-subprocess.Popen([sys.executable, "-c", '''import os, pty, select, sys
-pid, master = pty.fork()
-if pid == 0: os.execvp("bash", ["bash", "-c", sys.argv[1]])
-while True:
-    for fd in select.select([0, master], [], [])[0]:
-        b = os.read(fd, 4096)
-        if not b: sys.exit()
-        os.write(master if fd == 0 else 1, b)
-''', %q], stdin=there, stdout=there, start_new_session=True)
-there.close()
-raw()
-while True:
-    for f in select.select([0, here], [], [])[0]:
-        b = os.read(f if f == 0 else here.fileno(), 4096)
-        if not b: sys.exit()
-        os.write(1 if f == here else here.fileno(), b)`
-	for _, c := range []struct{ name, script, want string }{
-		{"a line", `read -p "Go? (y/n) " a; echo "got [$a]"; read b`, "got [y]"},
-		{"one key", `printf "Go? (y/n) "; read -sn1 a; sleep 1.3; printf "\nWipe? [Y/n] "; ` +
-			`read -t 1.5 -sn1 b && echo "got a key" || echo "got none"; read c`, "got none"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			needTool(t, "bash")
-			w, x, _, _ := keySession(t, "", fmt.Sprintf(relay, c.script))
-			w.tap(w.find("Go?", yesButton), yesButton)
-			x.sees(c.want)
-		})
-	}
 }
 
 // TestTextIsForWhatWasThere: a text that replies to nothing answers no question that had only just been sent when it was
@@ -8117,32 +7679,6 @@ func TestAskBesideAQuestion(t *testing.T) {
 	x.exits(0)
 }
 
-// TestHookEndsWithItsSession: a hook whose session was killed ends within seconds and says nothing, so that the tool's
-// dialog asks.
-func TestHookEndsWithItsSession(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	p := newBotAPI(t)
-	dir := home(t, p.config(""))
-	x := bridge(t, dir, "run", "sleep", "60")
-	r := theSession(t, storeAt(t, dir))
-	h := &script{Cmd: exec.Command(os.Args[0], "hook"), t: t}
-	h.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "ATLASBRIDGE_SESSION="+r.ID)
-	h.Stdin = strings.NewReader(`{"hook_event_name":"PermissionRequest","tool_name":"Bash","tool_input":{"command":"ls"}}`)
-	h.Stdout = &h.stdout
-	h.Stderr = &h.stderr
-	if err := h.Start(); err != nil {
-		t.Fatal(err)
-	}
-	p.shows("ls", "Yes")
-	x.kill(r.Wrapper, syscall.SIGKILL)
-	killed := time.Now()
-	h.gets(0, "", "^$")
-	if took := time.Since(killed); took > 5*time.Second {
-		t.Errorf("it ended after %v", took)
-	}
-}
-
 // TestAskAgainIsOver: what expired cannot be asked again when it was answered at the keyboard, or another question
 // stands there: the button goes.
 func TestAskAgainIsOver(t *testing.T) {
@@ -8179,99 +7715,6 @@ func TestInboxFullOfLargeUpdates(t *testing.T) {
 	w.send(flood...)
 	w.tap(m, yesButton)
 	c.reads("ask", "y\n")
-}
-
-// TestNothingIsLeftOut: where a Yes can be tapped, all that the question is about stands in the message: what explains the
-// choices, what is right of it and below, and whole rows above of at most context_chars; "Show all" has the rest. What has
-// left the screen unread leaves no Yes before it is shown.
-func TestNothingIsLeftOut(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	const ask = `; read -p 'Proceed? (y/n) ' a; echo "$a" >>$F/got`
-	const raw = "tty.setraw(0)\nout('\\x1b[H\\x1b[J\\x1b[?25l%s')\ngot(os.read(0, 99))"
-	list := func(from, to int) string {
-		return fmt.Sprintf("for i in $(seq %d %d); do echo \"  - the bucket number $i is destroyed\"; done", from, to)
-	}
-	const (
-		shown = iota // it stands in the message, with a Yes
-		all          // "Show all" shows it
-		cut          // it need not be known, and then there is no Yes
-		never        // it does not leave the machine
-	)
-	rows := []struct {
-		name, config, program string
-		rows, is              int
-	}{
-		{"below the heading", "", fmt.Sprintf(raw, `Proceed?\r\nIt deletes SENTINEL\r\n❯ Yes\r\n  No\r\n`), 24, shown},
-		{"below the heading, blank rows", "", fmt.Sprintf(raw,
-			`Proceed?\r\n\r\nIt deletes SENTINEL\r\n\r\n❯ Yes\r\n  No\r\n`), 24, shown},
-		{"below a choice", "", fmt.Sprintf(raw,
-			`Proceed?\r\n❯ Yes\r\n  Deletes SENTINEL\r\n  No\r\n  Deletes nothing\r\n`), 24, shown},
-		{"below a choice, indented", "", fmt.Sprintf(raw,
-			`Proceed?\r\n\r\n❯ 1. Yes\r\n     Deletes SENTINEL\r\n  2. No\r\n     Deletes nothing\r\n`), 24, shown},
-		{"below the choices", "", fmt.Sprintf(raw, `Proceed?\r\n❯ Yes\r\n  No\r\nYes deletes SENTINEL\r\n`), 24, shown},
-		{"beside the choices", "", fmt.Sprintf(raw, `Proceed?\r\n❯ Yes      SENTINEL\r\n  No       goes\r\n`), 24, cut},
-		{"right of a question", "", `printf 'Proceed? (y/n)       [SENTINEL]\r\e[15C'; read a; echo "$a" >>$F/got`, 24, cut},
-		{"below a question", "", `printf 'Proceed? (y/n) \nTarget: SENTINEL\e[A\e[16G'; read a; echo "$a" >>$F/got`, 24, shown},
-		{"plan, near", "", list(1, 35) + "; echo '  - SENTINEL'; " + list(36, 40) + "; echo" + ask, 24, shown},
-		{"plan, near, of another paragraph", "", "echo 'Deletes SENTINEL'; echo; " + list(1, 5) + "; echo" + ask, 24, shown},
-		{"plan, far", "", list(1, 3) + "; echo '  - SENTINEL'; " + list(4, 40) + "; echo" + ask, 24, all},
-		{"plan, far, more context", "context_chars = 3000",
-			list(1, 3) + "; echo '  - SENTINEL'; " + list(4, 40) + "; echo" + ask, 24, shown},
-		{"plan, no context", "context_chars = 0", "echo '  - SENTINEL'; echo" + ask, 24, never},
-		{"apt", "", "echo 'The following packages will be REMOVED:'; echo '  SENTINEL' lib{1..150}; echo '0 upgraded'" + ask,
-			24, shown},
-		{"10 rows", "", "echo '  - SENTINEL'; " + list(1, 14) + ask, 10, cut},
-		{"10 rows, a blank row", "", "echo '  - SENTINEL'; " + list(1, 12) + "; echo" + ask, 10, cut},
-		{"10 rows, far", "", "echo '  - SENTINEL'; " + list(1, 30) + ask, 10, cut},
-		{"10 rows, alternate screen", "", `printf '\e[?1049h\e[H'; echo '  - SENTINEL'; ` + list(1, 14) + ask, 10, cut},
-		{"10 rows, alternate screen, a blank row", "",
-			`printf '\e[?1049h\e[H'; echo '  - SENTINEL'; ` + list(1, 6) + `; printf '\n\n\n'` + ask, 10, cut},
-		{"head of a long line", "", `printf 'Deletes SENTINEL'; printf ', %s' lib{1..150}; printf '. '` + ask, 4, cut},
-		{"head of a long question", "", `read -p "Delete SENTINEL$(printf ', %s' lib{1..150}). Proceed? (y/n) " a
-			echo "$a" >>$F/got`, 4, cut},
-	}
-	beside(t, rows, func(t *testing.T, row struct {
-		name, config, program string
-		rows, is              int
-	}) {
-		a := newQuiz(t, row.config, "", row.program, row.rows)
-		m := a.where("the question", func(m seen) bool { return strings.Contains(m.text, "Proceed?") && len(m.buttons) > 0 })
-		shows := func(m seen) bool { return strings.Contains(fmt.Sprint(m.text, m.buttons), "SENTINEL") }
-		_, more := m.choice(showAllButton)
-		switch {
-		case row.is == never && shows(m):
-			t.Errorf("what stands above the context is sent: %q", m.text)
-		case row.is == shown && !shows(m):
-			t.Errorf("what it is about is not shown: %q %v", m.text, m.buttons)
-		case row.is == all && !more:
-			t.Errorf("what stands above the context cannot be shown: %q %v", m.text, m.buttons)
-		case more && (row.is == all || row.is == cut):
-			a.answer(a.tap(m, showAllButton))
-			if row.is == all {
-				a.where("what stands above", shows)
-			}
-		}
-		known, grants := row.is == never || row.is == all, false
-		a.botAPI.mu.Lock()
-		for _, m := range a.past {
-			known = known || shows(m)
-			if _, ok := m.choice(grantButton); ok {
-				grants = true
-				if !known {
-					t.Errorf("there is a Yes before all is shown: %q", m.text)
-				}
-			}
-		}
-		a.botAPI.mu.Unlock()
-		if row.is == shown && !grants {
-			t.Errorf("there is no Yes: %q %v", m.text, m.buttons)
-		}
-		if grants {
-			a.tap(a.find("Proceed?", grantButton), grantButton)
-			comesTrue(t, "the program has read it", func() bool { return a.got() != "" })
-		}
-	})
 }
 
 // ---- telegram.go: text ----
