@@ -1772,127 +1772,62 @@ func BenchmarkDetector(b *testing.B) {
 	}
 }
 
-// ---- detect.go: session tests to go ----
+// ---- detect.go: turns ----
+// What an agent's turn came to is told once.
 
-// TestReadyIsNoNews: the end of a turn is told, that a tool is ready is not.
-func TestReadyIsNoNews(t *testing.T) {
-	for _, c := range []struct {
-		notify bool
-		turn   TurnState
-		want   bool
-	}{
-		{true, TurnReady, false}, {true, TurnFinished, true}, {true, TurnAsks, true}, {true, TurnInterrupted, true},
-		{true, TurnFailed, true}, {true, "", true}, {false, TurnAsks, false},
-	} {
-		s := &session{cfg: &Config{NotifyIdle: c.notify}}
-		if told := s.tellsIdle(&Prompt{Idle: true, Turn: c.turn}); told != c.want {
-			t.Errorf("notify_idle %v: %q is told %v", c.notify, c.turn, told)
-		}
-	}
-}
-
-// TestWatchedEndIsSilent: the end of a turn rings, unless somebody was just at the keyboard and not at the phone.
-func TestWatchedEndIsSilent(t *testing.T) {
+// TestEndOfATurnIsTold: the end of a turn is told with what the tool's Stop hook gave for that turn, and for no other; it
+// rings, unless somebody is at the keyboard and not at the phone; that a tool is ready is not told.
+func TestEndOfATurnIsTold(t *testing.T) {
+	needUnix(t)
 	t.Parallel()
-	now := time.Now()
-	for _, c := range []struct {
-		name        string
-		interactive bool
-		key, phone  time.Time
-		want        bool
-	}{
-		{"just typed", true, now.Add(-time.Second), time.Time{}, true},
-		{"just typed, after the phone", true, now.Add(-time.Second), now.Add(-time.Minute), true},
-		{"just typed, then the phone", true, now.Add(-2 * time.Second), now.Add(-time.Second), false},
-		{"typed long ago", true, now.Add(-time.Minute), time.Time{}, false},
-		{"nobody typed", true, time.Time{}, time.Time{}, false},
-		{"no keyboard", false, now.Add(-time.Second), time.Time{}, false},
-	} {
-		s, _, _ := hookBench(t)
-		s.interactive = c.interactive
-		s.cfg.Away = 20 * time.Second
-		s.lastKey = c.key
-		s.phoneAt = c.phone
-		q := &question{screen: &Prompt{Type: FreeText, Idle: true, Turn: TurnFinished}}
-		s.q = q
-		if !s.create(q) || q.rec.Watched != c.want {
-			t.Errorf("%s: watched %v", c.name, q.rec.Watched)
-		}
+	w, c, dir, x := claudeSession(t, "away_after_seconds = 2\nnotify_idle = true", play{Asks: []ask{{Command: "touch x", Paint: -1}}})
+	ends := 0
+	told := func(gave, rings bool) {
+		t.Helper()
+		ends++
+		seen := 0
+		w.await(t, fmt.Sprintf("the end of turn %d", ends), func() bool {
+			seen = 0
+			for _, r := range w.calls {
+				text := fmt.Sprint(r.p["text"])
+				if r.method != "sendMessage" || !strings.Contains(text, "claude finished") {
+					continue
+				}
+				seen++
+				silent := r.p["disable_notification"] == true
+				if seen == ends && (strings.Contains(text, "That is done.") != gave || silent == rings) {
+					t.Errorf("of turn %d it says %q, silently %v", ends, text, silent)
+				}
+			}
+			return seen == ends
+		})
+	}
+	w.tap(w.find("touch x", yesButton), yesButton)
+	told(true, true)
+	answer := awaitRecord(t, dir, "input", "the answer", func(r record) bool { return r.str("kind") == "answer" })
+	if answer.str("text") != "" {
+		t.Errorf("the answer is kept elsewhere than in its notice: %v", answer)
+	}
+	awaitRecord(t, dir, "prompt", "the answer", func(r record) bool { return r.str("full") == "That is done." })
+	x.types("hello\r")
+	c.until("message", -1)
+	told(false, false)
+	w.writes("more", 0)
+	told(false, true)
+	if strings.Contains(w.texts(), "is ready") {
+		t.Error("that it is ready is told")
 	}
 }
 
-// TestEndRings: the end of a program that ended by itself rings, unless somebody was just here, typing or starting it,
-// and not at the phone.
-func TestEndRings(t *testing.T) {
-	now := time.Now()
-	for _, c := range []struct {
-		name        string
-		interactive bool
-		start, key  time.Time
-		phone       time.Time
-		told        time.Time // to end
-		want        bool
-	}{
-		{"long after the start", true, now.Add(-time.Minute), time.Time{}, time.Time{}, time.Time{}, true},
-		{"just started", true, now.Add(-time.Second), time.Time{}, time.Time{}, time.Time{}, false},
-		{"just started without a keyboard", false, now.Add(-time.Second), time.Time{}, time.Time{}, time.Time{}, true},
-		{"just typed", true, now.Add(-time.Hour), now.Add(-time.Second), time.Time{}, time.Time{}, false},
-		{"just typed, then the phone", true, now.Add(-time.Hour), now.Add(-2 * time.Second), now, time.Time{}, true},
-		{"was ended", true, now.Add(-time.Hour), time.Time{}, time.Time{}, now, false},
-	} {
-		s := &session{interactive: c.interactive, lastKey: c.key, phoneAt: c.phone, toldToEnd: c.told,
-			cfg: &Config{Away: 20 * time.Second}, rec: SessionRecord{StartedAt: c.start.UTC()}}
-		if got := s.endRings(); got != c.want {
-			t.Errorf("%s: rings %v", c.name, got)
-		}
-	}
-}
-
-// TestAnswerIsKeptOnce: an answer is kept readably in its notice's record alone, of a long one the beginning and the end.
-func TestAnswerIsKeptOnce(t *testing.T) {
-	s, _, _ := hookBench(t)
-	text := answerText("begin ⚠\ufe0f\tx\n" + strings.Repeat("word ", 10000) + "end\x1b")
-	if units(text) > maxLastWords+100 || !strings.HasPrefix(text, "begin ⚠\tx\n") || !strings.HasSuffix(text, `end\u{001B}`) {
-		t.Errorf("%d units: %q … %q", units(text), text[:20], text[len(text)-20:])
-	}
-	r := &InputRecord{Head: Head{ID: newID(), At: time.Now()}, SessionID: s.rec.ID, Kind: "answer", By: "hook:Stop", Text: "Shall I?", Status: "queued"}
-	s.handleInput(r)
-	v, err := s.st.View()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if after := v.Inputs[r.ID]; after == nil || after.Text != "" || after.Status != "done" {
-		t.Errorf("%+v", after)
-	}
-	q := &question{screen: &Prompt{Type: FreeText, Idle: true, Turn: TurnFinished}}
-	s.q = q
-	if !s.create(q) || q.rec.Full != "Shall I?" || q.rec.Turn != TurnAsks {
-		t.Errorf("%+v", q.rec.Prompt)
-	}
-}
-
-// TestAnswerOfItsTurn: what the Stop hook gave is shown for the turn that it ended, not for a later one nor for one that
-// was broken off.
-func TestAnswerOfItsTurn(t *testing.T) {
-	now := time.Now()
-	for _, c := range []struct {
-		turn  TurnState
-		since time.Time
-		want  string
-	}{
-		{TurnFinished, now.Add(-time.Second), "The answer"},
-		{TurnAsks, time.Time{}, "The answer"},
-		{TurnFinished, now.Add(time.Second), "on the screen"},
-		{TurnInterrupted, now.Add(-time.Second), "on the screen"},
-		{TurnFailed, now.Add(-time.Second), "on the screen"},
-	} {
-		s, _, _ := hookBench(t)
-		s.answer, s.answeredAt = "The answer", now
-		p := &Prompt{Type: FreeText, Idle: true, Turn: c.turn, since: c.since, Full: "on the screen"}
-		q := &question{screen: p}
-		s.q = q
-		if !s.create(q) || q.rec.Full != c.want {
-			t.Errorf("%s: %q, want %q", c.turn, q.rec.Full, c.want)
+// TestEndOfAProgramRings: the end of a program rings, unless somebody is at the keyboard, where it has just been started.
+func TestEndOfAProgramRings(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	for away, silent := range map[int]any{0: nil, 60: true} {
+		w := newBotAPI(t)
+		bridge(t, home(t, w.config(fmt.Sprint("away_after_seconds = ", away))), "run", "sh", "-c", "exit 3").exits(3)
+		if end := w.until(t, "sendMessage", "sh ended|exit 3|failed|✗"); end.p["disable_notification"] != silent {
+			t.Errorf("away after %d s: %v", away, end.p)
 		}
 	}
 }
