@@ -1070,7 +1070,6 @@ type tapeText struct {
 	picture     string // what an agent shows: its name in pictures.txt, its text, what stands in its box
 	text, draft string
 	expected    []expectation
-	pictures    []block
 }
 
 // expectation is what is asked since the one before, until then.
@@ -1093,7 +1092,7 @@ var controls = strings.NewReplacer("␛", "\x1b", "␇", "\a", "␠", " ", "␍"
 // readTape reads a case.
 func readTape(t *testing.T, b block) *tapeText {
 	t.Helper()
-	c := &tapeText{block: b, defaults: map[string]string{}, pictures: blocks(t, "pictures.txt")}
+	c := &tapeText{block: b, defaults: map[string]string{}}
 	head, body, _ := strings.Cut(b.parts[""], "\n")
 	var rows, cols = 30, 100
 	words := strings.Fields(head)
@@ -1215,34 +1214,39 @@ func (c *tapeText) flush(t *testing.T) {
 		c.text = text
 		c.paint(t)
 	case "|":
-		c.output(text)
+		c.event("o", written(text))
 	}
 	c.pass(c.takes)
 }
 
 // paint shows the picture, with its text and what stands in its box.
-func (c *tapeText) paint(t *testing.T) {
-	i := slices.IndexFunc(c.pictures, func(b block) bool { return b.name == c.picture })
+func (c *tapeText) paint(t *testing.T) { c.event("o", picture(t, c.picture, written(c.text), c.draft)) }
+
+// picture is what an agent paints, with that text above its box and that draft in it.
+func picture(t *testing.T, name, text, draft string) string {
+	t.Helper()
+	all := blocks(t, "pictures.txt")
+	i := slices.IndexFunc(all, func(b block) bool { return b.name == name })
 	if i < 0 {
-		t.Fatalf("%s: no picture of %s", c.at, c.picture)
+		t.Fatalf("no picture of %s", name)
 	}
-	text := strings.TrimSuffix(c.pictures[i].parts[""], "\n")
-	text = reHint.ReplaceAllStringFunc(strings.Replace(text, "TEXT", c.text, 1), func(hint string) string {
-		if c.draft != "" {
-			return c.draft + "␛7"
+	before, after, _ := strings.Cut(written(strings.TrimSuffix(all[i].parts[""], "\n")), "TEXT")
+	after = reHint.ReplaceAllStringFunc(after, func(hint string) string {
+		if draft != "" {
+			return draft + "\x1b7"
 		}
-		return "␛7" + strings.Trim(hint, "«»")
+		return "\x1b7" + strings.Trim(hint, "«»")
 	})
-	c.output("␛[H␛[2J" + text)
+	return "\x1b[H\x1b[2J" + before + text + after
 }
 
-// output writes rows with what stands for characters that nobody sees.
-func (c *tapeText) output(rows string) {
+// written is what rows say, with what stands for characters that nobody sees.
+func written(rows string) string {
 	rows = reTimes.ReplaceAllStringFunc(rows, func(s string) string {
 		m := reTimes.FindStringSubmatch(s)
 		return strings.Repeat(m[1], digits(m[2]))
 	})
-	c.event("o", controls.Replace(strings.ReplaceAll(rows, "\n", "\r\n")))
+	return controls.Replace(strings.ReplaceAll(rows, "\n", "\r\n"))
 }
 
 // event writes an event.
@@ -1830,51 +1834,6 @@ func TestEndOfAProgramRings(t *testing.T) {
 			t.Errorf("away after %d s: %v", away, end.p)
 		}
 	}
-}
-
-// agentBoxes are the rows below an agent's text as they were seen (claude 2.1.330, codex 0.169, gemini 0.61, opencode 1.18,
-// qwen 0.24), what an empty box shows between « and ».
-var agentBoxes = map[string]string{
-	"claude": strings.Repeat("─", 100) + "\n❯\u00a0«»\n" + strings.Repeat("─", 100) +
-		"\n  ⏸ manual mode on · ? for shortcuts",
-	"codex": "\n› «\x1b[2mAsk Codex to do anything\x1b[m»\n\n  gpt-5.1-codex default · /w",
-	"gemini": "\n\n" + strings.Repeat(" ", 84) + "? for shortcuts\n" + strings.Repeat("─", 100) +
-		"\n Shift+Tab to accept edits\n" + strings.Repeat("▄", 100) +
-		"\n > «  Type your message or @path/to/file»\n" + strings.Repeat("▀", 100) + "\n workspace (/directory)",
-	"opencode": "\n  \x1b[38;2;92;156;245m┃\n  ┃«»\n  ┃\n  ┃  Build · Fake Fake\n  ╹\x1b[m" + strings.Repeat("▀", 95) +
-		"\n   /w",
-	"qwen": strings.Repeat("─", 100) + "\n> «  Type your message or @path/to/file»\n" + strings.Repeat("─", 100) +
-		"\n  ➜ w · fake-model",
-}
-
-// agentScreen is a screen of the agent's with that text and draft, the cursor in its box.
-func agentScreen(tool, text, draft string) string {
-	before, rest, _ := strings.Cut(agentBoxes[tool], "«")
-	hint, after, _ := strings.Cut(rest, "»")
-	if draft != "" {
-		hint = draft
-	}
-	above := text + "\n" + before
-	row := strings.Count(above, "\n") + 1
-	column := 3 + len(draft)
-	switch tool {
-	case "gemini":
-		column++
-	case "opencode":
-		column += 3
-	}
-	screen := strings.ReplaceAll(above+hint+after, "\n", "\r\n")
-	return fmt.Sprintf("\x1b[H\x1b[2J%s\x1b[%d;%dH", screen, row, column)
-}
-
-// claudeDialog is Claude's command dialog at 100 columns, as measured with 2.1.329.
-func claudeDialog(command string) string {
-	rule := strings.Repeat("─", 100)
-	return "\x1b]0;✳ Claude Code\a\x1b[?25l\x1b[H\x1b[2J● Running a command\r\n" + rule +
-		"\r\n Bash command\r\n\r\n Say hi\r\n" + strings.Repeat("╌", 100) + "\r\n " +
-		strings.ReplaceAll(command, "\n", "\r\n ") + "\r\n" + strings.Repeat("╌", 100) +
-		"\r\n Do you want to proceed?\r\n ❯ 1. Yes\r\n   2. Yes, and switch to auto mode\r\n   3. No\r\n\r\n Esc to cancel " +
-		"· Tab to amend"
 }
 
 // ---- the terminal ----
@@ -4921,7 +4880,7 @@ func TestStreamOfAnAgent(t *testing.T) {
 	}) {
 		w, c, _, x := stageSession(t, "", "--stream", "--adapter", "claude")
 		paint := func(n int, text, state string) {
-			screen := agentScreen("claude", row.pictures[n%len(row.pictures)]+text, "")
+			screen := picture(t, "claude", strings.ReplaceAll(row.pictures[n%len(row.pictures)]+text, "\n", "\r\n"), "")
 			screen = strings.ReplaceAll(screen, strings.Repeat("─", 100), strings.Repeat("─", 80))
 			c.order(order{Write: screen + "\x1b]7501;state=" + state + ":app=claude-code\x1b\\", Raw: n == 0})
 		}
@@ -7292,7 +7251,7 @@ func TestBusyToolTakesItLate(t *testing.T) {
 	const menu, over = "\x1b[2J\x1b[H\x1b[?25lTrust this folder?\r\n\r\n", "\x1b[2J\x1b[Hworking\r\n"
 	type row struct{ tool, asks, key, shows, then string }
 	beside(t, []row{
-		{"claude", claudeDialog("touch x"), "3", over, ""},
+		{"claude", picture(t, "dialog", "touch x", ""), "3", over, ""},
 		{"pointer", menu + "❯ Yes\r\n  No\r\n", "\x1b[B", menu + "  Yes\r\n❯ No\r\n", "\r"},
 	}, func(t *testing.T, row row) {
 		w := newBotAPI(t)
