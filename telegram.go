@@ -565,6 +565,7 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 		if unanswered && d.lost != nil {
 			d.lost()
 		}
+		t.postpone(failed.retryAfter())
 		if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
@@ -585,7 +586,6 @@ func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
 		case !waits:
 			return 0, failed
 		default:
-			t.postpone(failed.retryAfter())
 			rest(ctx, t.pause(failed, failures), fresh) // the next turn notices that ctx has ended
 		}
 	}
@@ -1795,9 +1795,15 @@ type questionMessages struct {
 	editing chan struct{} // taken while an edit is under way; whoever has it owns what follows
 	says    string        // print of the edit that was carried out last, "" none was
 
-	// lost are the prints of edits whose answer was lost, and when that was: until lostLife is over each may still be
+	// lost are the edits whose answer was lost, and when that was: until lostLife is over each may still be
 	// carried out, also after one that said the same.
-	lost map[string]time.Time
+	lost map[lostEdit]time.Time
+}
+
+// lostEdit is an edit of a message, of, whose answer was lost.
+type lostEdit struct {
+	of    int64
+	print string
 }
 
 // wantedEdits is what an open question's messages are to show beyond what the state says.
@@ -1931,7 +1937,7 @@ func (t *Telegram) acquireMessages(id string, want func(*wantedEdits)) *question
 	defer t.messagesMu.Unlock()
 	m := t.messages[id]
 	if m == nil {
-		m = &questionMessages{editing: make(chan struct{}, 1), lost: map[string]time.Time{}}
+		m = &questionMessages{editing: make(chan struct{}, 1), lost: map[lostEdit]time.Time{}}
 		t.messages[id] = m
 	}
 	m.users++
@@ -1948,7 +1954,7 @@ func (t *Telegram) releaseMessages(m *questionMessages) {
 	defer t.messagesMu.Unlock()
 	m.users--
 	for id, m := range t.messages {
-		if m.users == 0 && !m.mayBeOvertaken("") {
+		if m.users == 0 && !m.mayBeOvertaken(nil) {
 			delete(t.messages, id)
 		}
 	}
@@ -2020,7 +2026,7 @@ func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *questionMes
 	}
 	e := outcomeAs(p.Status)
 	e.status = p.Status
-	doubtful := m.mayBeOvertaken(e.print)
+	doubtful := m.mayBeOvertaken(e)
 	if p.MsgStatus == p.Status && !doubtful {
 		return nil
 	}
@@ -2029,10 +2035,11 @@ func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *questionMes
 	return e
 }
 
-// mayBeOvertaken tells that an edit with another print than this may still be carried out after it.
-func (m *questionMessages) mayBeOvertaken(by string) bool {
-	for print, at := range m.lost {
-		if print != by && time.Since(at) < lostLife {
+// mayBeOvertaken tells that an edit of its message with another print than this one, nil: any, may still be carried out after it.
+func (m *questionMessages) mayBeOvertaken(e *edit) bool {
+	for lost, at := range m.lost {
+		other := e == nil || lost.of == e.EditID && lost.print != e.print
+		if other && time.Since(at) < lostLife {
 			return true
 		}
 	}
@@ -2061,7 +2068,7 @@ func (t *Telegram) sendEdit(ctx context.Context, id string, m *questionMessages,
 			return sent.outgoing
 		},
 		lost: func() {
-			m.lost[sent.print] = time.Now()
+			m.lost[lostEdit{sent.EditID, sent.print}] = time.Now()
 		},
 	})
 	if refusedForGood(err) {
@@ -2079,7 +2086,7 @@ func (t *Telegram) sendEdit(ctx context.Context, id string, m *questionMessages,
 func (t *Telegram) recordEdit(id string, m *questionMessages, e *edit) (certain bool, err error) {
 	if !e.replaced {
 		m.says = e.print
-		if e.status != "" && m.mayBeOvertaken(e.print) {
+		if e.status != "" && m.mayBeOvertaken(e) {
 			m.says = ""
 			return false, t.store.Edited(id, e.EditID, "", true)
 		}
