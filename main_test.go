@@ -14501,12 +14501,13 @@ func loseNotes(t testing.TB, dir string, n int) {
 }
 
 // ---- the whole program: simulation ----
-// Session, store and Telegram in virtual time, against models.
+// Whole command lines in virtual time, against models.
 //
-// Real: session.loop with all its goroutines, hook.decide, Store on files, Telegram with its poller. Modelled, each with
-// its own random numbers from the seed: the tool behind the terminal, the Bot API and the way to it, a person with a
-// phone and a keyboard. What the person types is told from what AtlasBridge types by its bytes: the model tool takes
-// upper-case letters and ^J from the one where the other sends lower-case letters, digits and ^M.
+// Real: `atlasbridge run` with all that belongs to it, its settings from a config.toml, and `atlasbridge hook`, both by
+// world.run, on files. Modelled, each with its own random numbers from the seed: the tool behind the terminal, the way to
+// the Bot API (which is the bench's), a person with a phone and a keyboard. What the state holds is read as jq would. What
+// the person types is told from what AtlasBridge types by its bytes: the model tool takes upper-case letters and ^J from
+// the one where the other sends lower-case letters, digits and ^M.
 //
 // One allowance: to look and to type are two steps, so what changes less than simBlind before a byte is read cannot be
 // seen by anybody. The tool ignores what it reads that soon after a change, as claude's dialogs do for longer.
@@ -14516,40 +14517,24 @@ const (
 	simSurely   = 100              // seeds that a slow machine plays, too
 	simSpan     = 30 * time.Second // after which no more are begun, where nobody said how many
 	simBlind    = 20 * time.Millisecond
-	simChat     = 1001
-	simFailures = 3 // are enough to look at
+	simLimit    = 2 * time.Minute // of real time for one, which takes less than a second
+	simFailures = 3               // are enough to look at
 )
 
 // TestSimulation plays many scenarios, as many as half a minute allows. ATLASBRIDGE_TEST_SEEDS is how many,
 // ATLASBRIDGE_TEST_SEED plays that one and prints its timeline.
 func TestSimulation(t *testing.T) {
 	needUnix(t)
-	one := os.Getenv("ATLASBRIDGE_TEST_SEED")
-	if one != "" {
-		seed, err := strconv.ParseUint(one, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := simulate(t, seed)
-		for range 50 { // who of several goroutines is first in the same instant is not the seed's
-			if len(s.faults) > 0 {
-				break
-			}
-			s = simulate(t, seed)
-		}
-		t.Logf("seed %d\n%s", seed, strings.Join(s.log, "\n"))
-		for _, fault := range s.faults {
-			t.Error(fault)
-		}
-		return
-	}
 	seeds, surely := uint64(simSeeds), uint64(simSurely)
-	if n, err := strconv.ParseUint(os.Getenv("ATLASBRIDGE_TEST_SEEDS"), 10, 64); err == nil {
+	var next, failed, played atomic.Uint64
+	if n, err := strconv.ParseUint(os.Getenv("ATLASBRIDGE_TEST_SEED"), 10, 64); err == nil {
+		seeds, surely = n, n
+		next.Store(n - 1)
+	} else if n, err := strconv.ParseUint(os.Getenv("ATLASBRIDGE_TEST_SEEDS"), 10, 64); err == nil {
 		seeds, surely = n, n
 	} else if testing.Short() || raceDetector() {
 		seeds = surely
 	}
-	var next, failed, played atomic.Uint64
 	var told sync.Mutex
 	total := map[string]int{}
 	began := time.Now()
@@ -14566,10 +14551,13 @@ func TestSimulation(t *testing.T) {
 						total[what] += n
 					}
 					told.Unlock()
+					timeline := strings.Join(s.log, "\n")
 					if len(s.faults) > 0 {
 						failed.Add(1)
 						t.Errorf("seed %d, replay with ATLASBRIDGE_TEST_SEED=%d go test -run '^TestSimulation$' -v\n%s\n%s",
-							seed, seed, strings.Join(s.faults, "\n"), strings.Join(s.log, "\n"))
+							seed, seed, strings.Join(s.faults, "\n"), timeline)
+					} else if next.Load() == 1 || os.Getenv("ATLASBRIDGE_TEST_SEED") != "" {
+						t.Logf("seed %d\n%s", seed, timeline)
 					}
 				}
 			})
@@ -14580,23 +14568,46 @@ func TestSimulation(t *testing.T) {
 
 // sim is one scenario. Its events take the lock and never wait with it.
 type sim struct {
-	mu     sync.Mutex
-	seed   uint64
-	dir    string
-	start  time.Time
-	over   bool
-	log    []string
-	faults []string
-	count  map[string]int
+	mu    sync.Mutex
+	seed  uint64
+	dir   string
+	start time.Time
+	over  atomic.Bool
+	count map[string]int
+	id    string // of the session
 
-	cfg  *Config
-	st   *Store
-	sess *session
+	telling sync.Mutex // guards what follows; taken last
+	log     []string
+	faults  []string
+	prompts map[string]*simPrompt
+	read    int // bytes of state.jsonl
+
+	free, idles        bool // settings
+	away, life, asking time.Duration
 
 	simTool
 	simPhone
 	keys simKeys
 }
+
+// simPrompt is a question as state.jsonl has it.
+type simPrompt struct {
+	Rec, ID, Type, Source, Status, Question, Shown, Full, Reason string
+	Idle, Permission                                             bool
+
+	Choices   []simAnswer
+	Value     *string
+	By        string     `json:"decided_by"`
+	CreatedAt time.Time  `json:"created_at"`
+	ExpiresAt time.Time  `json:"expires_at"`
+	DecidedAt *time.Time `json:"decided_at"`
+	MsgID     int64      `json:"telegram_msg_id"`
+	MsgStatus string     `json:"telegram_msg_status"`
+	OldMsgIDs []int64    `json:"telegram_old_msg_ids"`
+}
+
+// simAnswer is one of its answers.
+type simAnswer struct{ Key, Label string }
 
 // simulate plays a seed and returns what happened.
 func simulate(t *testing.T, seed uint64) *sim {
@@ -14609,14 +14620,23 @@ func simulate(t *testing.T, seed uint64) *sim {
 			defer os.RemoveAll(dir)
 		}
 	}
-	s := &sim{seed: seed, dir: filepath.Join(base, "state"), count: map[string]int{}}
+	s := &sim{seed: seed, dir: filepath.Join(base, "state"), count: map[string]int{}, prompts: map[string]*simPrompt{}}
+	tell := func() {
+		s.telling.Lock()
+		defer s.telling.Unlock()
+		fmt.Printf("seed %d\n%s\n", seed, strings.Join(s.log, "\n"))
+	}
+	defer time.AfterFunc(simLimit, func() {
+		tell()
+		panic(fmt.Sprintf("seed %d does not end", seed))
+	}).Stop()
 	defer func() {
 		if r := recover(); r != nil {
-			fmt.Printf("seed %d\n%s\n", seed, strings.Join(s.log, "\n"))
+			tell()
 			panic(r)
 		}
 	}()
-	synctest.Test(t, func(*testing.T) { s.play() })
+	synctest.Test(t, s.play)
 	return s
 }
 
@@ -14652,7 +14672,7 @@ func (s *sim) at(d time.Duration, f func()) {
 	time.AfterFunc(d, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if !s.over {
+		if !s.over.Load() {
 			f()
 		}
 	})
@@ -14660,167 +14680,162 @@ func (s *sim) at(d time.Duration, f func()) {
 
 // note adds a line to the timeline.
 func (s *sim) note(format string, args ...any) {
-	s.log = append(s.log,
-		fmt.Sprintf("%10.6f  ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	s.log = append(s.log, fmt.Sprintf("%10.6f  ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
 }
 
 // fault adds what must not be.
 func (s *sim) fault(format string, args ...any) {
-	text := fmt.Sprintf("%10.6f  FAULT ", time.Since(s.start).Seconds()) +
-		fmt.Sprintf(format, args...)
-	s.faults = append(s.faults, text)
-	s.log = append(s.log, text)
+	s.note("FAULT "+format, args...)
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	s.faults = append(s.faults, s.log[len(s.log)-1])
 }
 
-// files are the calls of a store's journals: nothing waits for the disk.
-func (s *sim) files(dead *atomic.Bool) files {
-	return func(op string, _ *os.File, call func() error) error {
-		if dead != nil && dead.Load() {
-			return errors.New("killed")
-		}
-		if strings.HasPrefix(op, "fsync") {
-			return nil
-		}
-		return call()
+// questions are those of the state, by their ids.
+func (s *sim) questions() map[string]*simPrompt {
+	text, _ := os.ReadFile(filepath.Join(s.dir, "state.jsonl")) // not there yet: none
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	if len(text) < s.read { // it was written anew
+		s.read = 0
 	}
+	end := bytes.LastIndexByte(text, '\n') + 1
+	for line := range bytes.Lines(text[s.read:max(end, s.read)]) {
+		p := &simPrompt{}
+		if err := json.Unmarshal(line, p); err == nil && p.Rec == "prompt" {
+			s.prompts[p.ID] = p
+		}
+	}
+	s.read = max(end, s.read)
+	return maps.Clone(s.prompts)
+}
+
+// world is that of a command line: args have no terminal but the keyboard's.
+func (s *sim) world(ctx context.Context, start func() PTY, dead *atomic.Bool, files ...*os.File) world {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		s.fault("%v", err)
+	}
+	w := world{
+		ctx: ctx, stdin: null, stdout: null, stderr: null,
+		getenv: func(name string) string {
+			return map[string]string{"ATLASBRIDGE_HOME": s.dir, "ATLASBRIDGE_SESSION": s.id}[name]
+		},
+		keyboard: &s.keys,
+		start: func(_, env []string, _ string, _ Size, _ Host) (PTY, error) {
+			i := slices.IndexFunc(env, func(e string) bool { return strings.HasPrefix(e, "ATLASBRIDGE_SESSION=") })
+			s.id = env[i][len("ATLASBRIDGE_SESSION="):]
+			return start(), nil
+		},
+		catch:   func(chan<- os.Signal, ...os.Signal) {},
+		network: s,
+		dice:    func() float64 { return 0.5 },
+		disk: func(op string, _ *os.File, call func() error) error { // nothing waits for it, or it is busy
+			if dead.Load() {
+				return errors.New("killed")
+			}
+			if strings.HasPrefix(op, "fsync") {
+				if r := s.random("disk", s.now()); s.busy && r.IntN(3) == 0 {
+					time.Sleep(between(r, 0, 30))
+				}
+				return nil
+			}
+			return call()
+		},
+	}
+	if len(files) > 0 {
+		w.stdin, w.stdout = files[0], files[1]
+	}
+	return w
 }
 
 // play is the whole scenario, inside of its bubble.
-func (s *sim) play() {
+func (s *sim) play(t *testing.T) {
 	s.start = time.Now()
 	r := s.random("session", 0)
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		s.fault("%v", err)
-		return
-	}
-	seconds := func(n int) time.Duration { return time.Duration(n) * time.Second }
-	s.cfg = &Config{
-		Dir:               s.dir,
-		Channel:           "telegram",
-		Token:             "1:x",
-		APIBase:           "http://sim",
-		ChatID:            simChat,
-		Users:             []int64{simChat},
-		Timeout:           seconds(5 + r.IntN(26)),
-		PermissionTimeout: seconds(5 + r.IntN(26)),
-		Stuck:             2 * time.Second,
-		EchoWindow:        150 * time.Millisecond,
-		Threshold:         0.65,
-		BufferBytes:       4096,
-		MaxChars:          3500,
-		FreeText:          r.IntN(5) > 0,
-		NotifyIdle:        r.IntN(3) == 0,
-		Flush:             200 * time.Millisecond,
-		RetentionDays:     30,
-		SafeDefaults:      map[PromptType]string{YesNo: "n", ConfirmEnter: "enter"},
-		Context:           600,
-	}
+	s.life, s.asking = time.Duration(5+r.IntN(26))*time.Second, time.Duration(5+r.IntN(26))*time.Second
+	s.free, s.idles = r.IntN(5) > 0, r.IntN(3) == 0
 	if r.IntN(4) == 0 {
-		s.cfg.Away = seconds(1 + r.IntN(4))
+		s.away = time.Duration(1+r.IntN(4)) * time.Second
 	}
-	st, err := openState(s.dir, s.files(nil))
+	config := fmt.Sprintf("timeout_seconds = %.0f\npermission_timeout_seconds = %.0f\naway_after_seconds = %.0f\n"+
+		"free_text_enabled = %v\nnotify_idle = %v\nlog_level = \"error\"\n"+
+		"[telegram]\nbot_token = %q\nchat_id = 1001\nallowed_users = [1001]\napi_base = \"http://127.0.0.1:1\"\n",
+		s.life.Seconds(), s.asking.Seconds(), s.away.Seconds(), s.free, s.idles, fakeToken)
+	err := errors.Join(os.MkdirAll(s.dir, 0o700), os.WriteFile(filepath.Join(s.dir, "config.toml"), []byte(config), 0o600))
 	if err != nil {
 		s.fault("%v", err)
 		return
 	}
-	defer st.Close()
-	s.st = st
-	log := slog.New(slog.DiscardHandler)
-	tg := s.telegram(st)
-	name := "plain"
+	s.bot = bareBotAPI(t)
+	s.bot.free = true // we ask it for its verdict
+	s.bot.dates = 0
+	s.bot.fate = s.fate
+	s.keys.more = make(chan struct{}, 1)
 	s.simTool.begin(s)
+	s.simPhone.begin(s)
+	name := "plain"
 	if s.claude {
 		name = "claude"
 	}
-	s.simPhone.begin(s)
-	s.keys.more = make(chan struct{}, 1)
-	sess := &session{
-		cfg:         s.cfg,
-		st:          st,
-		ch:          tg,
-		tg:          tg,
-		log:         log,
-		adapter:     adapterFor(name),
-		in:          &s.keys,
-		out:         io.Discard,
-		notes:       io.Discard,
-		interactive: true,
-		hooked:      s.claude,
-		signals:     make(chan os.Signal, 8),
-		events:      make(chan func()),
-		output:      newBacklog(),
-		pty:         &simPTY{s},
-		rec: SessionRecord{Head: Head{ID: newID()}, Tool: name, Cwd: "/srv/app", Wrapper: os.Getpid(), Status: "active",
-			Activity: "starting", StartedAt: time.Now().UTC()},
-	}
-	s.sess = sess
-	release, err := st.HoldSession(sess.rec.ID)
-	if err != nil {
-		s.fault("%v", err)
-		return
-	}
-	sess.ctx, sess.stop = context.WithCancel(context.Background())
-	sess.polling.Go(func() { tg.Poll(sess.ctx) })
-	sess.startDetector(Size{Rows: 24, Cols: 80})
-	s.mu.Lock()
-	s.note("%s, timeouts %v and %v, away %v, free text %v, idle %v, rough %v, blind %v", name,
-		s.cfg.Timeout, s.cfg.PermissionTimeout, s.cfg.Away, s.cfg.FreeText, s.cfg.NotifyIdle,
-		s.rough, s.blind)
+	s.note("%s, timeouts %v and %v, away %v, free text %v, idle %v, rough %v, blind %v, busy %v", name,
+		s.life, s.asking, s.away, s.free, s.idles, s.rough, s.blind, s.busy)
 	s.at(between(r, 50, 300), s.next)
-	s.mu.Unlock()
-	sess.begin()
-	sess.loop()
-	sess.finish()
-	release()
-	s.mu.Lock()
+	done := make(chan struct{})
+	go s.watch(done)
+	s.runs(func() PTY { return &simPTY{s} }, "run", "--quiet", "/nowhere/"+name)
 	s.note("the session is over")
+	s.mu.Lock()
 	for _, h := range s.hooks {
 		h.cancel()
 	}
 	s.mu.Unlock()
 	s.payLater()
+	s.over.Store(true)
+	time.Sleep(16 * time.Second) // what is late has come
+	close(done)
+	s.runs(nil, "audit", "verify")
+	synctest.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.over = true
-	s.mu.Unlock()
 	s.judgeAll()
-	s.mu.Lock()
 }
 
-// telegram is the real channel with the model of the Bot API behind it.
-func (s *sim) telegram(st *Store) *Telegram {
-	tg := newTelegram(s.cfg, st, slog.New(slog.DiscardHandler))
-	tg.http.Transport = s
-	tg.jitter = func() float64 { return 0.5 }
-	return tg
+// runs carries out a command line that must succeed.
+func (s *sim) runs(start func() PTY, args ...string) {
+	if code := s.world(context.Background(), start, &atomic.Bool{}).run(args); code != 0 {
+		s.fault("%q exits with %d", args, code)
+	}
 }
 
-// payLater lets the next process that polls pay the edits that are owed.
+// payLater lets the next session pay the edits that are owed.
 func (s *sim) payLater() {
 	owed := func() bool {
-		list, _, err := s.st.Owed(nil)
-		return err != nil || len(list) > 0
+		for _, p := range s.questions() {
+			if p.MsgID != 0 && p.MsgStatus != p.Status || len(p.OldMsgIDs) > 0 {
+				return true
+			}
+		}
+		return false
 	}
 	time.Sleep(25 * time.Second) // what is late has come
 	if !owed() {
 		return
 	}
-	st, err := openState(s.dir, s.files(nil))
-	if err != nil {
-		s.faults = append(s.faults, err.Error())
-		return
-	}
-	defer st.Close()
-	ctx, stop := context.WithCancel(context.Background())
-	defer stop()
-	var polling sync.WaitGroup
-	tg := s.telegram(st)
-	polling.Go(func() { tg.Poll(ctx) })
-	for n := 0; n < 60 && owed(); n++ {
-		time.Sleep(5 * time.Second)
-	}
-	stop()
-	polling.Wait()
+	later := &sim{seed: s.seed, start: s.start}
+	later.more, later.exited = make(chan struct{}, 1), make(chan struct{})
+	go func() {
+		for n := 0; n < 60 && owed(); n++ {
+			time.Sleep(5 * time.Second)
+		}
+		later.mu.Lock()
+		defer later.mu.Unlock()
+		later.end()
+		close(later.exited)
+	}()
+	s.runs(func() PTY { return &simPTY{later} }, "run", "--quiet", "/nowhere/plain")
 }
 
 // ---- simulation: the keyboard ----
@@ -15023,14 +15038,9 @@ func (s *sim) wake() {
 }
 
 // deciding is the question that is decided and not typed yet: what the gate types about.
-func (s *sim) deciding() *PromptRecord {
-	v, err := s.st.View()
-	if err != nil {
-		return nil
-	}
-	for _, p := range v.Prompts {
-		if p.Source == "screen" &&
-			(p.Status == ReplyReceived || p.Status == Expired && p.Value != nil) {
+func (s *sim) deciding() *simPrompt {
+	for _, p := range s.questions() {
+		if p.Source == "screen" && (p.Status == "reply_received" || p.Status == "expired" && p.Value != nil) {
 			return p
 		}
 	}
@@ -15062,7 +15072,7 @@ type simTool struct {
 	changedAt time.Time // when what is on the screen last changed, or could be taken for something else
 	pointer   int
 	line      string // typed so far, in canonical mode
-	lineBy    []*PromptRecord
+	lineBy    []*simPrompt
 	box       string // the input box
 	idle      bool
 	ahead     bool // a text was typed where nothing asked
@@ -15087,6 +15097,8 @@ type simDialog struct {
 	kind       string // yesno enter text secret list menu, of claude bash edit trust
 	above      []string
 	body       []string
+	full       string // of claude: the call, of which the dialog may show the beginning
+	name       string // of claude: a word that no other call has
 	ask        string
 	choices    []string
 	notes      []string // below the question; of a menu the first is above the choices
@@ -15578,7 +15590,7 @@ func simOurs(text string) bool {
 }
 
 // takes is the tool reading bytes; p is the decision of which they are, where they are ours.
-func (s *sim) takes(text string, p *PromptRecord) {
+func (s *sim) takes(text string, p *simPrompt) {
 	if s.ended {
 		return
 	}
@@ -15599,7 +15611,7 @@ func (s *sim) takes(text string, p *PromptRecord) {
 		if p != nil {
 			s.dropped[p.ID] = true
 		}
-		s.ahead = s.ahead || by == "us" && s.said[text]
+		s.ahead = s.ahead || by == "us" && s.said[text] > 0
 		return
 	}
 	s.note("tool reads %q of %s at %s", text, by, what)
@@ -15647,13 +15659,13 @@ func (s *sim) readsKeys(text string) {
 
 // judgeKeys checks that no key was lost but those that were pressed while a question stood that we were answering, and
 // no ^C.
-func (s *sim) judgeKeys(v *View) {
+func (s *sim) judgeKeys(v map[string]*simPrompt) {
 	const answering = 6 * time.Second     // the longest that an answer takes
 	const seeing = 200 * time.Millisecond // the longest that a change takes to be seen
 	const reading = time.Second / 2       // nobody answers a question sooner: what is typed was not meant for it
 	excused := func(k simKey) bool {
-		return k.c != 0x03 && slices.ContainsFunc(slices.Collect(maps.Values(v.Prompts)), func(p *PromptRecord) bool {
-			if p.Value == nil || *cmp.Or(p.DecidedBy, ref("")) == "cli:local" || k.at.Before(*p.DecidedAt) {
+		return k.c != 0x03 && slices.ContainsFunc(slices.Collect(maps.Values(v)), func(p *simPrompt) bool {
+			if p.Value == nil || p.By == "cli:local" || k.at.Before(*p.DecidedAt) {
 				return false
 			}
 			d := s.byUs[s.decided[p.ID]]
@@ -15685,9 +15697,10 @@ func (s *sim) judgeKeys(v *View) {
 }
 
 // allowed checks that bytes of ours belong to what stands.
-func (s *sim) allowed(text string, p *PromptRecord) bool {
+func (s *sim) allowed(text string, p *simPrompt) bool {
 	d := s.up
-	if said := s.said[pasteBrackets.Replace(strings.TrimSuffix(text, "\r"))]; said && d == nil {
+	said := s.said[pasteBrackets.Replace(strings.TrimSuffix(text, "\r"))] > 0
+	if said && d == nil {
 		s.ahead = true
 	} else if text == "\r" && s.ahead && p == nil {
 		s.ahead = false
@@ -15696,8 +15709,7 @@ func (s *sim) allowed(text string, p *PromptRecord) bool {
 		}
 		return d == nil
 	}
-	if s.said[pasteBrackets.Replace(strings.TrimSuffix(text, "\r"))] ||
-		text == "\r" && s.box != "" && s.said[s.box] || text == "\x05\x15" && s.box != "" {
+	if said || text == "\r" && s.box != "" && s.said[s.box] > 0 || text == "\x05\x15" && s.box != "" {
 		if d != nil && p == nil {
 			s.fault("text %q of the phone's went into dialog %d.%d", text, d.n, d.version)
 		}
@@ -15708,7 +15720,7 @@ func (s *sim) allowed(text string, p *PromptRecord) bool {
 	switch {
 	case p == nil:
 		s.fault("%q of ours, and nothing was decided", text)
-	case d == nil && p.Type == Unknown && s.stillShown(p): // what no reader knows was asked with its screen, which stands
+	case d == nil && p.Type == "unknown" && s.stillShown(p): // what no reader knows was asked with its screen, which stands
 	case d == nil:
 		s.fault("%q of ours where nothing asks; it was for %q", text, p.Question)
 	case d.over:
@@ -15730,20 +15742,20 @@ func (s *sim) hookLives(d *simDialog) bool {
 }
 
 // stillShown tells that the rows which stand are those that were shown for p.
-func (s *sim) stillShown(p *PromptRecord) bool {
+func (s *sim) stillShown(p *simPrompt) bool {
 	rows, _, _ := s.rows()
 	return simUnshown(s.seenOf(p), slices.DeleteFunc(rows, func(row string) bool { return row == "" })) == ""
 }
 
 // shown checks that the person has seen all of d in the messages of the decision p, or what p would have shown them.
-func (s *sim) shown(d *simDialog, p *PromptRecord) {
+func (s *sim) shown(d *simDialog, p *simPrompt) {
 	value := ""
 	if p.Value != nil {
 		value = *p.Value
 	}
 	refuses := p.Value != nil && p.refuses(value)
 	text := p.Shown
-	if by := *cmp.Or(p.DecidedBy, ref("")); strings.HasPrefix(by, "telegram:") {
+	if by := p.By; strings.HasPrefix(by, "telegram:") {
 		text = s.seenOf(p)
 	} else if by != "auto:timeout" {
 		s.fault("decided by %q", by)
@@ -15765,7 +15777,7 @@ func (s *sim) shown(d *simDialog, p *PromptRecord) {
 		s.fault("typed at %d.%d, but %q was not shown for it; shown was:\n%s", d.n, d.version, need, text)
 		return
 	}
-	if len(d.choices) > 2 && p.Type != Unknown {
+	if len(d.choices) > 2 && p.Type != "unknown" {
 		var labels, want []string
 		for _, c := range p.Choices {
 			labels = append(labels, c.Label)
@@ -15781,7 +15793,7 @@ func (s *sim) shown(d *simDialog, p *PromptRecord) {
 }
 
 // means checks that what the tool took is what was decided.
-func (s *sim) means(d *simDialog, meaning string, p *PromptRecord) {
+func (s *sim) means(d *simDialog, meaning string, p *simPrompt) {
 	d.over, d.overAt = true, time.Now()
 	if p == nil {
 		s.note("dialog %d.%d: %q at the keyboard", d.n, d.version, meaning)
@@ -15796,8 +15808,8 @@ func (s *sim) means(d *simDialog, meaning string, p *PromptRecord) {
 	d.decidedAt = *p.DecidedAt
 	s.count["answers"]++
 	want := s.meaningOf(p)
-	s.note("dialog %d.%d: %q by %s", d.n, d.version, meaning, *p.DecidedBy)
-	if p.takesKeys() { // the person saw the screen's end and pressed a key at it
+	s.note("dialog %d.%d: %q by %s", d.n, d.version, meaning, p.By)
+	if p.Type == "unknown" && len(p.Choices) > 0 { // the person saw the screen's end and pressed a key at it
 		s.took[p.ID] = append(s.took[p.ID], meaning)
 		if !slices.ContainsFunc(s.chosen, func(c simChoice) bool { return c.prompt == p.ID[:8] }) {
 			s.fault("a key was pressed at %q, but nobody pressed one", p.Question)
@@ -15806,7 +15818,7 @@ func (s *sim) means(d *simDialog, meaning string, p *PromptRecord) {
 	}
 	took, isText := strings.CutPrefix(meaning, "text:")
 	begun, ends := strings.CutSuffix(took, strings.TrimPrefix(want, "text:"))
-	if want == "Enter" && p.Type == Unknown {
+	if want == "Enter" && p.Type == "unknown" {
 		begun, ends = took, true
 	}
 	if isText && ends {
@@ -15825,17 +15837,17 @@ func (s *sim) means(d *simDialog, meaning string, p *PromptRecord) {
 	if len(s.took[p.ID]) > 1 {
 		s.fault("the answer to %q was taken twice", p.Question)
 	}
-	if by := *p.DecidedBy; strings.HasPrefix(by, "telegram:") {
+	if by := p.By; strings.HasPrefix(by, "telegram:") {
 		s.wasChosen(p, want)
 	}
 }
 
 // meaningOf is what was decided, in words.
-func (s *sim) meaningOf(p *PromptRecord) string {
+func (s *sim) meaningOf(p *simPrompt) string {
 	if p.Value == nil {
 		return "nothing"
 	}
-	for _, c := range choicesOf(p) {
+	for _, c := range p.choices() {
 		if c.Key == *p.Value {
 			return c.Label
 		}
@@ -15850,7 +15862,7 @@ func (s *sim) meaningOf(p *PromptRecord) string {
 }
 
 // takesLine is a program that reads a line.
-func (s *sim) takesLine(text string, p *PromptRecord) {
+func (s *sim) takesLine(text string, p *simPrompt) {
 	d := s.up
 	for _, c := range text {
 		if c == 0x1b || c == 0x03 {
@@ -15871,7 +15883,7 @@ func (s *sim) takesLine(text string, p *PromptRecord) {
 			}
 		}
 		known := p != nil &&
-			(p.Type == Unknown || strings.Contains(p.Shown, "] "+begun) ||
+			(p.Type == "unknown" || strings.Contains(p.Shown, "] "+begun) ||
 				strings.Contains(p.Shown, ": "+begun))
 		for _, by := range s.lineBy {
 			if by != p && d.kind != "enter" && !known {
@@ -15930,7 +15942,7 @@ func (s *sim) answered(d *simDialog) {
 }
 
 // takesMenu is a program with a pointer that takes no digits.
-func (s *sim) takesMenu(text string, p *PromptRecord) {
+func (s *sim) takesMenu(text string, p *simPrompt) {
 	d := s.up
 	moved := strings.NewReplacer("\x1b[A", "U", "\x1bOA", "U", "\x1b[B", "D", "\x1bOB",
 		"D").Replace(text)
@@ -16017,13 +16029,22 @@ func (s *sim) claudeDialog(r *rand.Rand) *simDialog {
 	}
 	switch d.kind {
 	case "bash":
-		d.body = []string{oneOf(r, "rm -rf build/"+word()+" && echo "+word(), simCommand(r, word()))}
+		d.name = word()
+		d.full = oneOf(r, "rm -rf build/"+d.name+" && echo "+word(), simCommand(r, d.name))
+		d.body = []string{d.full}
+		if r.IntN(5) == 0 { // its dialog shows the beginning
+			for i := range 300 + r.IntN(700) {
+				d.full += fmt.Sprint(" file-", i)
+			}
+			d.body[0] += " file-0…"
+		}
 		d.ask = "Do you want to proceed?"
 		d.choices = []string{"Yes",
 			"Yes, and always allow access to " + word() + "/ from this project", "No"}
 	case "edit":
 		file := word() + ".txt"
-		d.body = []string{"src/" + file, "1 -old " + word(), "1 +new " + word()}
+		d.name, d.full = file, "src/"+file
+		d.body = []string{d.full, "1 -old " + word(), "1 +new " + word()}
 		d.ask = "Do you want to make this edit to " + file + "?"
 		d.choices = []string{"Yes", "Yes, allow all edits during this session", "No"}
 	case "trust":
@@ -16086,7 +16107,7 @@ func (s *sim) comes(d *simDialog, r *rand.Rand) {
 
 // rows are those of claude's screen.
 func (s *sim) rows() (rows []string, row, col int) {
-	rule := strings.Repeat("─", 80)
+	rule := strings.Repeat("─", 100)
 	rows = []string{"> go on", "", "● On it", ""}
 	d := s.up
 	switch {
@@ -16094,7 +16115,7 @@ func (s *sim) rows() (rows []string, row, col int) {
 		rows = append(rows, rule, "❯\u00a0"+s.box, rule, "  ? for shortcuts")
 		return rows, 6, 3 + len(s.box)
 	case d == nil:
-		return append(rows, "✶ Brewing…", ""), 24, 1
+		return append(rows, "✶ Brewing…", ""), 30, 1
 	}
 	title := " Bash command"
 	switch d.kind {
@@ -16122,7 +16143,7 @@ func (s *sim) rows() (rows []string, row, col int) {
 // paintClaude paints its whole screen.
 func (s *sim) paintClaude() {
 	rows, row, col := s.rows()
-	for len(rows) < 24 {
+	for len(rows) < 30 {
 		rows = append(rows, "")
 	}
 	s.print("\x1b[H%s\x1b[K\x1b[%d;%dH", strings.Join(rows, "\x1b[K\r\n"), row, col)
@@ -16132,11 +16153,11 @@ func (s *sim) paintClaude() {
 func (s *sim) paintHalf() {
 	rows, _, _ := s.rows()
 	rows = rows[:5+len(s.up.body)]
-	s.print("\x1b[H%s\x1b[K\x1b[J\x1b[24;1H", strings.Join(rows, "\x1b[K\r\n"))
+	s.print("\x1b[H%s\x1b[K\x1b[J\x1b[30;1H", strings.Join(rows, "\x1b[K\r\n"))
 }
 
 // takesClaude is claude reading bytes.
-func (s *sim) takesClaude(text string, p *PromptRecord) {
+func (s *sim) takesClaude(text string, p *simPrompt) {
 	d := s.up
 	pasted := strings.HasPrefix(text, "\x1b[200~")
 	switch {
@@ -16174,7 +16195,7 @@ func (s *sim) takesClaude(text string, p *PromptRecord) {
 }
 
 // decides ends a dialog of claude's; the screen shows it a little later.
-func (s *sim) decides(d *simDialog, meaning string, p *PromptRecord) {
+func (s *sim) decides(d *simDialog, meaning string, p *simPrompt) {
 	s.means(d, meaning, p)
 	s.goesOn(d)
 }
@@ -16216,74 +16237,67 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 			}
 		})
 	}
-	tool, input := "Bash", map[string]string{"command": d.body[0]}
+	call := map[string]any{"session_id": "5e551011", "cwd": "/srv/app", "hook_event_name": "PermissionRequest",
+		"tool_name": "Bash", "tool_input": map[string]string{"command": d.full}}
 	if d.kind == "edit" {
-		tool = "Edit"
-		input = map[string]string{
+		call["tool_name"] = "Edit"
+		call["tool_input"] = map[string]string{
 			"file_path":  "/srv/app/" + d.body[0],
 			"old_string": d.body[1][3:],
 			"new_string": d.body[2][3:],
 		}
 	}
-	raw, _ := json.Marshal(input) // of strings: cannot fail
-	hk := &hook{
-		Event: "PermissionRequest",
-		Cwd:   "/srv/app",
-		Tool:  tool,
-		Input: raw,
-		asker: asker{
-			life:    s.cfg.PermissionTimeout,
-			release: func() {},
-		},
-	}
 	if r.IntN(2) == 0 {
-		hk.Suggestions = []json.RawMessage{json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)}
+		call["permission_suggestions"] = []any{map[string]string{"type": "setMode", "mode": "acceptEdits", "destination": "session"}}
 	}
 	go func() {
 		time.Sleep(delay)
-		text := s.runHook(ctx, hk, h, n)
+		text := s.runHook(ctx, call, h, n)
 		time.Sleep(after)
-		p := (*PromptRecord)(nil)
-		if v, err := s.st.View(); err == nil {
-			p = v.Prompts[hk.last]
-		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		h.done, h.to = true, time.Now()
-		s.hookSaid(h, n, text, p)
+		s.hookSaid(h, n, text)
 	}()
 }
 
 // runHook is what a hook prints: nothing when it was killed.
-func (s *sim) runHook(ctx context.Context, hk *hook, h *simHook, n int) string {
-	st, err := openState(s.dir, s.files(h.dead))
+func (s *sim) runHook(ctx context.Context, call map[string]any, h *simHook, n int) string {
+	in, give, err := os.Pipe()
 	if err != nil {
 		return ""
 	}
-	defer st.Close()
-	hk.st, hk.session = st, s.sess.rec.ID
-	if !st.Alive(hk.session) {
-		return ""
-	}
-	s.mu.Lock()
-	s.note("hook %d of dialog %d is called", n, h.d.n)
-	s.mu.Unlock()
+	defer in.Close()
 	r, w, err := os.Pipe()
 	if err != nil {
 		return ""
 	}
 	defer r.Close()
-	hk.decide(&command{world: world{ctx: ctx, stdout: w}})
+	err = json.NewEncoder(give).Encode(call)
+	give.Close()
+	s.note("hook %d of dialog %d is called", n, h.d.n)
+	s.world(ctx, nil, h.dead, in, w).run([]string{"hook"})
 	w.Close()
-	text, err := io.ReadAll(r)
-	if err != nil || h.dead.Load() {
+	text, readErr := io.ReadAll(r)
+	if err != nil || readErr != nil || h.dead.Load() {
 		return ""
 	}
 	return string(text)
 }
 
+// askedBy is the question of a hook that said so, the latest where its twin asked, too.
+func (s *sim) askedBy(h *simHook, meaning string) (found *simPrompt) {
+	for _, p := range s.questions() {
+		if p.Source == "hook" && strings.Contains(p.Full, h.d.name) && p.Value != nil && *p.Value == meaning && !p.CreatedAt.Before(h.from) &&
+			(found == nil || found.DecidedAt.Before(*p.DecidedAt)) {
+			found = p
+		}
+	}
+	return found
+}
+
 // hookSaid is claude taking what a hook printed.
-func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
+func (s *sim) hookSaid(h *simHook, n int, text string) {
 	d := h.d
 	var said struct {
 		Out struct {
@@ -16294,11 +16308,20 @@ func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
 			}
 		} `json:"hookSpecificOutput"`
 	}
-	if err := json.Unmarshal([]byte(text), &said); err != nil || p == nil {
+	if err := json.Unmarshal([]byte(text), &said); err != nil {
 		s.note("hook %d of dialog %d says nothing", n, d.n)
 		return
 	}
 	got := said.Out.Decision
+	meaning := got.Behavior
+	if len(got.UpdatedPermissions) > 0 {
+		meaning = "always"
+	}
+	p := s.askedBy(h, meaning)
+	if p == nil {
+		s.fault("the hook said %q, and no question was decided so", meaning)
+		return
+	}
 	s.note("hook %d of dialog %d says %s, lasting %v", n, d.n, got.Behavior,
 		len(got.UpdatedPermissions) > 0)
 	if now := s.up; now != nil && now.n == d.n {
@@ -16308,30 +16331,21 @@ func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
 		s.note("it is too late")
 		soon := p.DecidedAt == nil || p.DecidedAt.Sub(d.overAt) < 3*time.Second ||
 			d.overAt.Sub(d.shownAt) < 2*time.Second
-		refused := *p.DecidedBy == "auto:timeout" // by time: nobody was told that it counts
+		refused := p.By == "auto:timeout" // by time: nobody was told that it counts
 		s.outrun[p.ID] = soon || refused || slices.ContainsFunc(s.hooks, func(twin *simHook) bool {
 			return twin != h && twin.d.n == d.n
 		})
 		return
-	}
-	meaning := got.Behavior
-	if meaning != "allow" && meaning != "deny" {
-		meaning = ""
-	}
-	if len(got.UpdatedPermissions) > 0 {
-		meaning = "always"
 	}
 	s.count["hook answers"]++
 	d.over = true
 	d.ours = true
 	d.overAt = time.Now()
 	s.took[p.ID] = append(s.took[p.ID], meaning)
-	byPhone := strings.HasPrefix(*cmp.Or(p.DecidedBy, ref("")), "telegram:")
+	byPhone := strings.HasPrefix(p.By, "telegram:")
 	switch {
-	case p.Value == nil || *p.Value != meaning:
-		s.fault("the hook said %q, the record %v", meaning, p.Value)
 	case !byPhone && meaning != "deny":
-		s.fault("the hook said %q, and nobody decided it: %v", meaning, p.DecidedBy)
+		s.fault("the hook said %q, and nobody decided it: %v", meaning, p.By)
 	case byPhone:
 		label := "No"
 		switch meaning {
@@ -16341,10 +16355,13 @@ func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
 			label = "Yes, and"
 		}
 		s.wasChosen(p, label)
-		for i, need := range d.body {
+		needs := strings.Fields(d.full)
+		for i, line := range d.body {
 			if i > 0 {
-				need = need[3:]
+				needs = append(needs, line[3:])
 			}
+		}
+		for _, need := range needs {
 			if meaning != "deny" && simUnshown(s.seenOf(p), []string{need}) != "" {
 				s.fault("the hook said %q, but %q was never shown:\n%s", meaning, need, s.seenOf(p))
 			}
@@ -16356,48 +16373,32 @@ func (s *sim) hookSaid(h *simHook, n int, text string, p *PromptRecord) {
 	}
 }
 
-// ---- simulation: the Bot API and the person with the phone ----
+// ---- simulation: the way to the Bot API, and the person with the phone ----
 // A network that loses and delays, and somebody who reads and taps.
 
-// simPhone is the model of Telegram, of the way to it and of who reads it.
+// simPhone is the Bot API, the way to it, and who reads it.
 type simPhone struct {
+	bot     *botAPI
 	rough   bool
-	net     *rand.Rand
-	person  *rand.Rand
-	present int // of ten messages, how many are answered
-	msgs    map[int64]*simMessage
-	lastMsg int64
-	updates []map[string]any
-	updated chan struct{}
-	lastUp  int64
+	busy    bool // the disk
+	present int  // of ten messages, how many are answered
+	swift   bool // the person answers within a second
 	outage  [2]time.Time
-	said    map[string]bool // texts that were written
+	again   []byte // the last updates, to come again
+	msgs    map[int64]*simMessage
+	known   map[int64]bool // messages whose sender has been told their ids
+	doubted map[int64]bool // the sender cannot know what they say: an edit may come again; guarded by bot.mu
+	said    map[string]int // texts that were written, how often
+	written int
 	chosen  []simChoice
-	labels  map[string]string // of buttons by message and data
-	toasts  map[string]bool
 }
 
 // simMessage is a message and all that it ever said.
 type simMessage struct {
-	id      int64
-	replyTo int64
-	lost    bool // nobody has been told its id
-	seen    []simText
-	prompt  string // first 8 digits of the prompt's id
-}
-
-// simText is what a message said from a time on.
-type simText struct {
-	at      time.Time
-	text    string
-	buttons []simButton
-	late    bool
-}
-
-// simButton is a button below it.
-type simButton struct {
-	Text string `json:"text"`
-	Data string `json:"callback_data"`
+	id     int64
+	seen   []seen
+	prompt string // first 8 digits of the prompt's id
+	forged bool   // another question's button was tapped there: it may be taken for one of that
 }
 
 // simChoice is something the person did to answer.
@@ -16412,266 +16413,167 @@ type simChoice struct {
 
 // begin draws what the network and the person are like.
 func (p *simPhone) begin(s *sim) {
-	p.net, p.person = s.random("net", 0), s.random("person", 0)
-	p.rough = p.net.IntN(2) == 0
-	p.present = oneOf(p.person, 0, 5, 9, 9)
-	p.msgs = map[int64]*simMessage{}
-	p.said = map[string]bool{}
-	p.labels = map[string]string{}
-	p.updated = make(chan struct{}, 1)
-	p.lastMsg, p.lastUp = 100, 5000
-	if p.rough && p.net.IntN(3) == 0 {
-		from := s.start.Add(between(p.net, 1000, 30000))
-		p.outage = [2]time.Time{from, from.Add(between(p.net, 2000, 40000))}
+	net, person := s.random("net", 0), s.random("person", 0)
+	p.rough, p.busy = net.IntN(2) == 0, net.IntN(3) == 0
+	p.present, p.swift = oneOf(person, 0, 5, 9, 9), s.left > 8
+	p.msgs, p.known, p.said = map[int64]*simMessage{}, map[int64]bool{}, map[string]int{}
+	p.doubted = map[int64]bool{}
+	if p.rough && net.IntN(3) == 0 {
+		from := s.start.Add(between(net, 1000, 30000))
+		p.outage = [2]time.Time{from, from.Add(between(net, 2000, 40000))}
 	}
-}
-
-// simFate is what becomes of a request.
-type simFate struct {
-	there, back time.Duration
-	lost        string // "", before, after, late
-	code, again int
-}
-
-// fate draws what becomes of a request: the network loses, delays and answers twice, the server
-// refuses.
-func (s *sim) fate(method string, in *simRequest) simFate {
-	text, _, _ := strings.Cut(in.Text, " sha256:")
-	text, _, _ = strings.Cut(text, "[SID:")
-	r := s.random(fmt.Sprint(method, in.MessageID, in.Offset, text), s.now())
-	f := simFate{there: between(r, 3, 120), back: between(r, 3, 120)}
-	n := r.IntN(100)
-	later := between(r, 500, 15000)
-	if !s.rough || s.over {
-		return f
-	}
-	if now := time.Now(); now.After(s.outage[0]) && now.Before(s.outage[1]) {
-		f.lost = "before"
-		return f
-	}
-	switch {
-	case n < 5:
-		f.lost = "before"
-	case n < 10:
-		f.lost = "after"
-	case n < 13 && method != "getUpdates":
-		f.lost, f.there = "late", later
-	case n < 17:
-		f.code, f.again = 429, 1+r.IntN(3)
-	case n < 20:
-		f.code = 502
-	case n < 28:
-		f.there = between(r, 1000, 4000)
-	}
-	return f
-}
-
-// simRequest is what the program may ask for.
-type simRequest struct {
-	Offset          int64
-	Timeout         int
-	MessageID       int64 `json:"message_id"`
-	Text            string
-	CallbackQueryID string `json:"callback_query_id"`
-	ReplyParameters struct {
-		MessageID int64 `json:"message_id"`
-	} `json:"reply_parameters"`
-	ReplyMarkup struct {
-		Keyboard [][]simButton `json:"inline_keyboard"`
-	} `json:"reply_markup"`
 }
 
 var errSimNet = errors.New("connection reset by peer")
 
-// RoundTrip is the Bot API and the way to it.
+// RoundTrip is the way to the Bot API and back: it delays, and loses requests and answers; some updates come twice.
 func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
-	body, err := io.ReadAll(req.Body)
+	method := path.Base(req.URL.Path)
+	r := s.random(method, s.now())
+	there, back := between(r, 3, 120), between(r, 3, 120)
+	lost := 99
+	if s.rough && !s.over.Load() {
+		lost = r.IntN(100)
+		if r.IntN(12) == 0 {
+			there = between(r, 1000, 4000)
+		}
+		if now := time.Now(); now.After(s.outage[0]) && now.Before(s.outage[1]) {
+			lost = 0
+		}
+	}
+	if err := sleep(req.Context(), there); err != nil {
+		return nil, err
+	}
+	asked, err := io.ReadAll(req.Body)
 	if err != nil {
 		return nil, err
 	}
-	var in simRequest
-	if err := json.Unmarshal(body, &in); err != nil {
+	var of struct {
+		ID int64 `json:"message_id"`
+	}
+	_ = json.Unmarshal(asked, &of)                                              // what is about no message has none
+	unheard := func() { s.bot.change(func() { s.bot.quiet = [2]time.Time{} }) } // what a 429 wanted
+	if there > 900*time.Millisecond {
+		unheard()
+	}
+	doubt := func(id int64) { s.bot.change(func() { s.doubted[id] = true }) }
+	if lost < 5 {
+		s.note("network: %s is lost", method)
+		doubt(of.ID)
+		return nil, errSimNet
+	}
+	req.Body = io.NopCloser(bytes.NewReader(asked))
+	answer, err := s.bot.RoundTrip(req)
+	if err != nil {
+		s.note("network: %s: %v", method, err)
+		doubt(of.ID)
+		unheard()
 		return nil, err
 	}
-	ctx, method := req.Context(), path.Base(req.URL.Path)
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return nil, err
+	}
+	if twice := s.again; method == "getUpdates" {
+		s.again = nil
+		switch {
+		case twice != nil && r.IntN(8) == 0:
+			body = twice
+		case bytes.Contains(body, []byte("update_id")):
+			s.again = body
+		}
+	}
+	var done struct {
+		Result struct {
+			ID int64 `json:"message_id"`
+		}
+	}
+	_ = json.Unmarshal(body, &done) // what has no such result has no message
+	if err := sleep(req.Context(), back); err != nil || lost < 10 {
+		doubt(done.Result.ID)
+		unheard()
+		s.note("network: the answer to %s is lost", method)
+		return nil, cmp.Or(err, errSimNet)
+	}
 	s.mu.Lock()
-	f := s.fate(method, &in)
+	s.known[done.Result.ID] = true
 	s.mu.Unlock()
-	if f.lost == "late" {
-		s.mu.Lock()
-		s.note("network: %s %d will come %v later", method, in.MessageID,
-			f.there.Round(time.Millisecond))
-		s.at(f.there, func() { s.carryOut(method, &in, true) })
-		s.mu.Unlock()
-		if err := sleep(ctx, f.back); err != nil {
-			return nil, err
-		}
-		return nil, errSimNet
+	answer.Body = io.NopCloser(bytes.NewReader(body))
+	return answer, nil
+}
+
+// fate is what becomes of a request that arrives.
+func (s *sim) fate(method string, p map[string]any) (todo fate) {
+	r := s.random("fate"+method, s.now())
+	n, later := r.IntN(100), between(r, 500, 15000)
+	id := numberOf(p, "message_id")
+	s.bot.unsure[id] = s.bot.unsure[id] || s.doubted[id]
+	if !s.rough || s.over.Load() {
+		return todo
 	}
-	if err := sleep(ctx, f.there); err != nil {
-		return nil, err
-	}
-	if f.lost == "before" {
-		s.mu.Lock()
-		if method != "getUpdates" {
-			s.note("network: %s is lost", method)
-		}
-		s.mu.Unlock()
-		return nil, errSimNet
-	}
-	var answer any
-	status := 200
+	s.doubted[id] = s.doubted[id] || n < 10
 	switch {
-	case f.code == 429:
-		status = 429
-		answer = map[string]any{"ok": false, "error_code": 429, "description": "Too Many Requests",
-			"parameters": map[string]any{"retry_after": f.again}}
-	case f.code != 0:
-		status = f.code
-		answer = map[string]any{"ok": false, "error_code": f.code, "description": "Bad Gateway"}
-	case method == "getUpdates":
-		updates, err := s.poll(ctx, &in)
-		if err != nil {
-			return nil, err
-		}
-		answer = map[string]any{"ok": true, "result": updates}
-	default:
-		s.mu.Lock()
-		status, answer = s.carryOut(method, &in, f.lost == "after")
-		sent := s.msgs[s.lastMsg]
-		s.mu.Unlock()
-		if err := sleep(ctx, f.back); err != nil && method == "sendMessage" {
-			s.mu.Lock()
-			sent.lost = true
-			s.mu.Unlock()
-		}
+	case n < 3:
+		late := make(chan struct{})
+		time.AfterFunc(later, func() { close(late) })
+		todo.late = late
+		s.note("network: %s %d will come %v later", method, id, later.Round(time.Millisecond))
+	case n < 7:
+		s.note("network: 429 for %s", method)
+		todo.answer = fmt.Sprintf(`{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":%d}}`,
+			1+r.IntN(3))
+	case n < 10:
+		todo.answer = `{"ok":false,"error_code":502,"description":"Bad Gateway"}`
 	}
-	if err := sleep(ctx, 0); err != nil {
-		return nil, err
-	}
-	if f.lost == "after" {
-		s.mu.Lock()
-		if method != "getUpdates" {
-			s.note("network: the answer to %s is lost", method)
-		}
-		s.mu.Unlock()
-		return nil, errSimNet
-	}
-	text, _ := json.Marshal(answer) // plain values: cannot fail
-	return &http.Response{
-		StatusCode: status,
-		Header:     http.Header{},
-		Body:       io.NopCloser(bytes.NewReader(text)),
-		Request:    req,
-	}, nil
+	return todo
 }
 
-// poll is getUpdates: it waits for one.
-func (s *sim) poll(ctx context.Context, in *simRequest) ([]map[string]any, error) {
-	end := time.After(time.Duration(in.Timeout) * time.Second)
-	for {
+// watch shows the person what a message becomes, until done.
+func (s *sim) watch(done <-chan struct{}) {
+	for n := 0; ; {
+		s.bot.mu.Lock()
+		fresh, changed := slices.Clone(s.bot.past[n:]), s.bot.changed
+		s.bot.mu.Unlock()
+		n += len(fresh)
 		s.mu.Lock()
-		s.updates = slices.DeleteFunc(s.updates, func(u map[string]any) bool {
-			return u["update_id"].(int64) < in.Offset
-		})
-		found := slices.Clone(s.updates)
-		s.mu.Unlock()
-		if len(found) > 0 {
-			return found, nil
+		for _, m := range fresh {
+			s.becomes(m)
 		}
+		s.mu.Unlock()
 		select {
-		case <-s.updated:
-		case <-end:
-			return []map[string]any{}, nil
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		case <-changed:
+		case <-done:
+			return
 		}
 	}
-}
-
-// carryOut does what a request asks for; unknown: its answer never arrives.
-func (s *sim) carryOut(method string, in *simRequest, unknown bool) (status int, answer any) {
-	ok := func(result any) (int, any) { return 200, map[string]any{"ok": true, "result": result} }
-	bad := func(text string) (int, any) {
-		return 400, map[string]any{
-			"ok":          false,
-			"error_code":  400,
-			"description": "Bad Request: " + text,
-		}
-	}
-	buttons := slices.Concat(in.ReplyMarkup.Keyboard...)
-	switch method {
-	case "sendMessage":
-		s.lastMsg++
-		m := &simMessage{id: s.lastMsg, replyTo: in.ReplyParameters.MessageID, lost: unknown}
-		s.msgs[m.id] = m
-		s.becomes(m, simText{time.Now(), in.Text, buttons, unknown})
-		return ok(map[string]any{"message_id": m.id, "date": time.Now().Unix()})
-	case "editMessageText", "editMessageReplyMarkup":
-		m := s.msgs[in.MessageID]
-		if m == nil {
-			return bad("message to edit not found")
-		}
-		last := m.seen[len(m.seen)-1]
-		if method == "editMessageReplyMarkup" {
-			in.Text = last.text
-		}
-		if in.Text == last.text && slices.Equal(buttons, last.buttons) {
-			return bad("message is not modified")
-		}
-		s.becomes(m, simText{time.Now(), in.Text, buttons, unknown})
-		return ok(map[string]any{"message_id": m.id})
-	case "answerCallbackQuery":
-		s.note("phone: toast %q", in.Text)
-	}
-	return ok(true)
 }
 
 // becomes gives a message a new text, and the person something to do.
-func (s *sim) becomes(m *simMessage, now simText) {
-	verb := "edited"
-	if len(m.seen) == 0 {
-		verb = "comes"
-	}
-	var labels []string
-	answers := false
-	for _, b := range now.buttons {
-		labels = append(labels, b.Text)
-		f := strings.SplitN(b.Data, ":", 5)
-		if len(f) < 5 {
-			s.fault("a button with the data %q", b.Data)
-			continue
-		}
-		again := f[4] == tapAgain
-		answers = answers || !again
-		if m.prompt != "" && m.prompt != f[1] {
-			s.fault("message %d has buttons of two questions", m.id)
-		}
-		m.prompt = f[1]
-		key := fmt.Sprint(m.id, b.Data)
-		if was, known := s.labels[key]; known && was != b.Text {
-			s.fault("a button of message %d was %q and is %q", m.id, was, b.Text)
-		}
-		s.labels[key] = b.Text
-	}
-	if answers && len(m.seen) > 0 && !now.late {
-		for _, before := range m.seen {
-			if len(m.seen[0].buttons) > 0 &&
-				(len(before.buttons) == 0 || strings.HasSuffix(before.buttons[0].Data, tapAgain)) {
-				s.fault("buttons have come back on message %d", m.id)
-				break
-			}
-		}
+func (s *sim) becomes(now seen) {
+	m := s.msgs[now.id]
+	if m == nil {
+		m = &simMessage{id: now.id}
+		s.msgs[now.id] = m
 	}
 	m.seen = append(m.seen, now)
-	s.note("phone: message %d %s: %s %q", m.id, verb, firstLine(now.text, answers), labels)
+	labels := slices.Sorted(maps.Keys(now.buttons))
+	for _, label := range labels {
+		f := strings.SplitN(now.buttons[label], ":", 5)
+		if len(f) < 5 || m.prompt != "" && m.prompt != f[1] {
+			s.fault("message %d of question %q has the button %q", m.id, m.prompt, now.buttons[label])
+			continue
+		}
+		m.prompt = f[1]
+	}
+	s.note("phone: message %d, %s: %s %q", m.id, now.method, firstLine(now.text, len(labels) > 0), labels)
 	s.count["messages"]++
-	if !s.ending && len(now.buttons) > 0 && s.up != nil {
-		s.reacts(m, now)
-	} else if !s.ending && s.claude && s.idle && s.random("idle", s.now()).IntN(10) < s.present {
-		s.at(between(s.random("idle", s.now()+1), 200, 3000), func() {
-			s.says(fmt.Sprintf("say-%d", len(s.said)), m)
-		})
+	r := s.random("reads", s.now())
+	switch {
+	case s.ending || r.IntN(10) >= s.present:
+	case len(labels) > 0 && s.up != nil:
+		s.reacts(m, labels)
+	case len(labels) == 0 && s.claude && s.idle:
+		s.at(between(r, 200, 3000), func() { s.says(s.words(), m) })
 	}
 }
 
@@ -16685,29 +16587,48 @@ func firstLine(text string, open bool) string {
 	return lines[0] + " … " + lines[max(0, len(lines)-2)]
 }
 
+// words are a text that nobody has written yet.
+func (s *sim) words() string {
+	s.written++
+	return fmt.Sprintf("say-%d", s.written)
+}
+
 // reacts is the person who reads a message with buttons.
-func (s *sim) reacts(m *simMessage, now simText) {
+func (s *sim) reacts(m *simMessage, labels []string) {
 	r := s.random("reacts", s.now())
-	if r.IntN(10) >= s.present {
-		return
-	}
-	b := now.buttons[r.IntN(len(now.buttons))]
+	any := func() string { return labels[r.IntN(len(labels))] }
 	when := between(r, 150, 4000)
-	if r.IntN(5) == 0 {
+	switch {
+	case s.swift:
+		when = between(r, 150, 900)
+	case r.IntN(5) == 0:
 		when = between(r, 4000, 25000)
+	case r.IntN(6) == 0: // in the moment in which its time is over
+		for _, p := range s.questions() {
+			if p.ID[:8] == m.prompt {
+				when = max(0, time.Until(p.ExpiresAt)-between(r, 0, 160))
+			}
+		}
 	}
 	if r.IntN(8) == 0 {
-		text := fmt.Sprintf("say-%d", len(s.said)+r.IntN(3))
-		s.at(when, func() { s.says(text, m) })
+		s.at(when, func() { s.says(s.words(), m) })
 		return
 	}
-	s.at(when, func() { s.taps(m, b) })
-	if r.IntN(5) == 0 {
-		s.at(when+between(r, 0, 900), func() { s.taps(m, b) })
+	if slices.Contains(labels, "Show all") && r.IntN(2) == 0 {
+		s.at(when/2, func() { s.taps(m, "Show all") })
 	}
-	if r.IntN(6) == 0 {
-		other := now.buttons[r.IntN(len(now.buttons))]
+	label := any()
+	s.at(when, func() { s.taps(m, label) })
+	if r.IntN(5) == 0 {
+		s.at(when+between(r, 0, 900), func() { s.taps(m, label) })
+	}
+	if r.IntN(4) == 0 {
+		other := any()
+		s.at(when+between(r, 0, 200), func() { s.taps(m, other) })
 		s.at(when+between(r, 0, 8000), func() { s.taps(m, other) })
+	}
+	if r.IntN(4) == 0 {
+		s.at(max(0, when+between(r, -3000, 300)), func() { s.forges(m, r) })
 	}
 	if p := s.up; r.IntN(6) == 0 && !s.claude && (p.kind == "yesno" || p.kind == "list") {
 		text := oneOf(r, "y", "n")
@@ -16718,12 +16639,10 @@ func (s *sim) reacts(m *simMessage, now simText) {
 		s.at(when+between(r, 0, 4000), func() { s.writes(text, m) })
 	}
 	for range r.IntN(3) { // at the keyboard before and after
-		s.at(max(0, when-time.Second+between(r, 0, 3500)), func() { // each time another letter, none that answers
-			s.press("EFGHIJKLMOPRSTUVWZ"[s.count["keys"]%18:][:1])
-		})
+		s.at(max(0, when-time.Second+between(r, 0, 3500)), s.mistypes)
 	}
-	if r.IntN(7) == 0 { // at the keyboard in the same moment
-		s.at(when+between(r, 0, 700), func() { s.press(s.answerKeys(r)) })
+	if r.IntN(5) == 0 { // at the keyboard in the same moment
+		s.at(max(0, when+between(r, -400, 700)), func() { s.press(s.answerKeys(r)) })
 	}
 	if r.IntN(10) == 0 { // the dialog changes in the same moment
 		s.at(when+between(r, 0, 500), func() {
@@ -16736,126 +16655,133 @@ func (s *sim) reacts(m *simMessage, now simText) {
 		s.at(when+between(r, 0, 2000), func() { s.command("/keys CTRL_F") })
 	}
 	if r.IntN(25) == 0 {
-		text := fmt.Sprintf("say-%d", len(s.said)+r.IntN(3))
-		s.said[text] = true
-		s.at(when+between(r, 0, 2000), func() {
-			s.command("/send " + s.sess.rec.ID[:8] + " " + text)
-		})
+		s.at(when+between(r, 0, 2000), func() { s.command("/send " + s.id[:8] + " " + s.words()) })
 	}
 }
 
-// taps presses a button, whether it is still there or not.
-func (s *sim) taps(m *simMessage, b simButton) {
+// mistypes presses a key that answers nothing, each time another one.
+func (s *sim) mistypes() { s.press("EFGHIJKLMOPRSTUVWZ"[s.count["keys"]%18:][:1]) }
+
+// acted notes that the person did something.
+func (s *sim) acted(c simChoice, format string, args ...any) bool {
 	if s.ending {
-		return
+		return false
 	}
-	s.note("person taps %q of message %d", b.Text, m.id)
-	s.count["taps"]++
+	s.note("person "+format, args...)
 	if s.up != nil {
 		s.up.touched = true
 	}
-	s.chosen = append(s.chosen, simChoice{time.Now(), m.prompt, b.Text, b.Data, "", false})
-	s.update(map[string]any{"callback_query": map[string]any{
-		"id":   fmt.Sprint("q", s.lastUp),
-		"data": b.Data,
-		"from": map[string]any{"id": simChat},
-		"message": map[string]any{"message_id": m.id,
-			"chat": map[string]any{"id": simChat, "type": "private"}},
-	}})
+	c.at = time.Now()
+	s.chosen = append(s.chosen, c)
+	return true
+}
+
+// taps presses a button, whether it is still there or not.
+func (s *sim) taps(m *simMessage, label string) {
+	data := ""
+	for _, before := range m.seen {
+		data = cmp.Or(before.buttons[label], data)
+	}
+	if s.acted(simChoice{prompt: m.prompt, label: label, data: data}, "taps %q of message %d", label, m.id) {
+		s.count["taps"]++
+		s.arrives(func() { s.tapped(m.id, data) })
+	}
+}
+
+// tapped has a tap arrive. One of a button that is gone says that it is not: the edit may come again.
+func (s *sim) tapped(id int64, data string) {
+	s.bot.change(func() {
+		shown := slices.Collect(maps.Values(s.bot.messages[id].buttons))
+		s.doubted[id] = s.doubted[id] || s.rough || !slices.Contains(shown, data)
+	})
+	s.bot.tapped(id, data)
+}
+
+// forges taps what was never below a message: with another nonce, a part cut off, another's data, what could be affirmed.
+func (s *sim) forges(m *simMessage, r *rand.Rand) {
+	label := slices.Sorted(maps.Keys(m.seen[0].buttons))
+	if s.ending || len(label) == 0 {
+		return
+	}
+	data := m.seen[0].buttons[label[0]]
+	f := strings.SplitN(data, ":", 5)
+	yes := oneOf(r, "y", "1", "2", "n", "allow", "always", "enter")
+	switch r.IntN(5) {
+	case 0:
+		data = strings.Join([]string{f[0], f[1], f[2], "0123456789abcdef", yes}, ":")
+	case 1:
+		data = strings.Join([]string{f[0], f[1], f[2], "", yes}, ":")
+	case 2:
+		data = data[:r.IntN(len(data))]
+	case 3:
+		data = strings.Join([]string{f[0], f[1], f[2], f[3], yes}, ":") // of a message that may not show all
+		s.chosen = append(s.chosen, simChoice{at: time.Now(), prompt: m.prompt, label: "forged", data: data})
+	default: // another's data at this message, and this one's at another
+		for _, id := range slices.Sorted(maps.Keys(s.msgs)) {
+			if other := s.msgs[id]; id < m.id && other.prompt != "" {
+				other.forged = true
+				s.bot.change(func() {
+					for id := range s.bot.messages {
+						s.doubted[id] = true
+					}
+				})
+				s.arrives(func() { s.tapped(id, data) })
+				s.chosen = append(s.chosen, simChoice{at: time.Now(), prompt: m.prompt, label: label[0], data: data})
+			}
+		}
+		return
+	}
+	s.note("person forges a tap of message %d: %q", m.id, data)
+	s.count["forged"]++
+	s.arrives(func() { s.tapped(m.id, data) })
 }
 
 // says replies to a message.
 func (s *sim) says(text string, m *simMessage) {
-	if s.ending {
-		return
+	if s.acted(simChoice{prompt: m.prompt, text: text}, "replies %q to message %d", text, m.id) {
+		s.said[text]++
+		s.arrives(func() { s.bot.writes(text, m.id) })
 	}
-	s.note("person replies %q to message %d", text, m.id)
-	if s.up != nil {
-		s.up.touched = true
-	}
-	s.said[text] = true
-	s.chosen = append(s.chosen, simChoice{time.Now(), m.prompt, "", "", text, false})
-	s.message(text, map[string]any{
-		"message_id": m.id,
-		"from":       map[string]any{"id": 1, "is_bot": true},
-		"text":       m.seen[len(m.seen)-1].text,
-		"chat":       map[string]any{"id": simChat, "type": "private"},
-	})
 }
 
 // writes is a plain text of the person's, who has read a message and sees that it is still open.
 func (s *sim) writes(text string, m *simMessage) {
-	if s.ending || len(m.seen[len(m.seen)-1].buttons) == 0 {
+	if len(m.seen[len(m.seen)-1].buttons) == 0 {
 		return
 	}
-	s.note("person writes %q, having read message %d", text, m.id)
-	if s.up != nil {
-		s.up.touched = true
+	if s.acted(simChoice{text: text, plain: true}, "writes %q, having read message %d", text, m.id) {
+		s.count["plain texts"]++
+		s.arrives(func() { s.bot.writes(text, 0) })
 	}
-	s.count["plain texts"]++
-	s.chosen = append(s.chosen, simChoice{time.Now(), "", "", "", text, true})
-	s.message(text, nil)
 }
 
 // command is a text that names its session by itself.
 func (s *sim) command(text string) {
-	if s.ending {
-		return
-	}
-	s.note("person writes %q", text)
-	if s.up != nil {
-		s.up.touched = true
-	}
 	_, words, _ := strings.Cut(strings.TrimPrefix(text, "/send "), " ")
-	s.chosen = append(s.chosen, simChoice{time.Now(), "", "", "", words, false})
-	s.message(text, nil)
+	if s.acted(simChoice{text: words}, "writes %q", text) {
+		s.said[words]++
+		s.arrives(func() { s.bot.writes(text, 0) })
+	}
 }
 
-// message has a text of the person arrive.
-func (s *sim) message(text string, replyTo map[string]any) {
-	s.lastMsg++
-	m := map[string]any{
-		"message_id": s.lastMsg,
-		"from":       map[string]any{"id": simChat},
-		"date":       time.Now().Unix(),
-		"chat":       map[string]any{"id": simChat, "type": "private"},
-		"text":       text,
-	}
-	if replyTo != nil {
-		m["reply_to_message"] = replyTo
-	}
-	s.update(map[string]any{"message": m})
-}
-
-// update is on its way to the server, which may take a while.
-func (s *sim) update(u map[string]any) {
+// arrives has an update reach the server, which may take a while.
+func (s *sim) arrives(update func()) {
 	r := s.random("update", s.now())
 	delay := between(r, 5, 150)
 	if s.rough && r.IntN(5) == 0 {
 		delay = between(r, 150, 5000)
 	}
-	s.at(delay, func() {
-		s.lastUp++
-		u["update_id"] = s.lastUp
-		s.updates = append(s.updates, u)
-		select {
-		case s.updated <- struct{}{}:
-		default:
-		}
-	})
+	s.at(delay, update)
 }
 
-// seenOf is all that the phone has shown of a question, up to its decision.
-func (s *sim) seenOf(p *PromptRecord) string {
+// seenOf is all that the phone has shown of a question, up to its decision, with what has no buttons: "Show all" sends it.
+func (s *sim) seenOf(p *simPrompt) string {
 	var b strings.Builder
 	for _, id := range slices.Sorted(maps.Keys(s.msgs)) {
 		m := s.msgs[id]
 		for _, t := range m.seen {
-			if m.prompt == p.ID[:8] && (p.DecidedAt == nil || !t.at.After(*p.DecidedAt)) {
-				b.WriteString(t.text + "\n")
-				for _, button := range t.buttons {
-					b.WriteString(button.Text + "\n")
-				}
+			if (m.prompt == p.ID[:8] || m.prompt == "") && (p.DecidedAt == nil || !t.at.After(*p.DecidedAt)) {
+				b.WriteString(t.text + "\n" + strings.Join(slices.Sorted(maps.Keys(t.buttons)), "\n") + "\n")
 			}
 		}
 	}
@@ -16863,7 +16789,7 @@ func (s *sim) seenOf(p *PromptRecord) string {
 }
 
 // wasChosen checks that the person chose that, for this question, with this button or in words.
-func (s *sim) wasChosen(p *PromptRecord, meaning string) {
+func (s *sim) wasChosen(p *simPrompt, meaning string) {
 	for _, c := range s.chosen {
 		if c.plain {
 			asked := slices.ContainsFunc(slices.Collect(maps.Values(s.msgs)), func(m *simMessage) bool {
@@ -16878,17 +16804,13 @@ func (s *sim) wasChosen(p *PromptRecord, meaning string) {
 			continue
 		}
 		label := strings.TrimLeft(c.label, "✓▫️ 0123456789")
-		if label == meaning || label == clip(meaning, 60) ||
-			meaning == "Yes, and" && strings.HasPrefix(label, meaning) {
-			return
-		}
-		if meaning == "Enter" && (label == "Press Enter" || label == "Send Enter") ||
-			meaning == "Esc" && strings.Contains(label, "Esc") {
-			return
-		}
-		if c.text != "" &&
-			(meaning == "text:"+c.text || meaning == "No" && p.Permission ||
-				strings.HasPrefix(meaning, "No") && p.Permission || meaning == "Esc" && p.Permission) {
+		switch {
+		case label == meaning, label == clip(meaning, 60), meaning == "Yes, and" && strings.HasPrefix(label, meaning),
+			meaning == "Enter" && (label == "Press Enter" || label == "Send Enter"),
+			meaning == "Esc" && strings.Contains(label, "Esc"),
+			label == "forged" && p.Value != nil && strings.HasSuffix(c.data, ":"+*p.Value), // shown must have all the same
+			c.text != "" && (meaning == "text:"+c.text ||
+				p.Permission && (strings.HasPrefix(meaning, "No") || meaning == "Esc")):
 			return
 		}
 	}
@@ -16898,21 +16820,43 @@ func (s *sim) wasChosen(p *PromptRecord, meaning string) {
 // ---- simulation: the verdict ----
 // What must hold at the end, whatever happened.
 
+// open reports whether the question waits for an answer, ended whether all that is to become of it has.
+func (p *simPrompt) open() bool {
+	return slices.Contains([]string{"created", "routed", "awaiting_reply"}, p.Status)
+}
+
+func (p *simPrompt) ended() bool {
+	return !p.open() && p.Status != "reply_received" && p.Status != "injected"
+}
+
+// refuses reports whether the value is an answer that refuses.
+func (p *simPrompt) refuses(value string) bool {
+	for _, c := range p.choices() {
+		if c.Key == value && (c.Label == "No" || strings.HasPrefix(c.Label, "No,")) {
+			return true
+		}
+	}
+	return slices.Contains([]string{"\x1b", "esc", "cancel", "deny"}, value)
+}
+
+// choices are the answers that it names.
+func (p *simPrompt) choices() []simAnswer {
+	if p.Type == "yes_no" && len(p.Choices) == 0 {
+		return []simAnswer{{"y", "Yes"}, {"n", "No"}}
+	}
+	return p.Choices
+}
+
 // judgeAll holds the end of the scenario against what was promised.
 func (s *sim) judgeAll() {
-	v, err := s.st.View()
-	if err != nil {
-		s.fault("%v", err)
-		return
+	v := s.questions()
+	for _, broken := range s.bot.verdict() {
+		s.fault("the Bot API was told what it must not be: %s", broken)
 	}
-	verdict, err := s.st.verifyAudit(v)
-	if err != nil || !verdict.OK {
-		s.fault("the audit log does not verify: %v %s", err, verdict.Reason)
-	}
-	byShort := map[string]*PromptRecord{}
-	for _, p := range v.Prompts {
+	byShort := map[string]*simPrompt{}
+	for _, p := range v {
 		byShort[p.ID[:8]] = p
-		if p.Open() || p.Status == ReplyReceived || p.Status == Injected {
+		if !p.ended() {
 			s.fault("the question %q is left %s", p.Question, p.Status)
 		}
 	}
@@ -16924,7 +16868,7 @@ func (s *sim) judgeAll() {
 	s.judgeRepeats(v)
 	s.judgeKeys(v)
 	for id, took := range s.took {
-		if p := v.Prompts[id]; p != nil && p.Status != Resolved {
+		if p := v[id]; p != nil && p.Status != "resolved" {
 			s.fault("the tool took %q, the record of %q says %s (%s)", took, p.Question, p.Status,
 				p.Reason)
 		}
@@ -16935,17 +16879,17 @@ func (s *sim) judgeAll() {
 }
 
 // judgeRepeats checks that what expired, or was left to the terminal, is not asked again by itself.
-func (s *sim) judgeRepeats(v *View) {
-	for _, p := range v.Prompts {
+func (s *sim) judgeRepeats(v map[string]*simPrompt) {
+	for _, p := range v {
 		if p.Value != nil || p.DecidedAt == nil || p.Source != "screen" {
 			continue
 		}
 		again := slices.ContainsFunc(s.chosen, func(c simChoice) bool {
-			return c.prompt == p.ID[:8] && strings.HasSuffix(c.data, tapAgain)
+			return c.prompt == p.ID[:8] && strings.HasSuffix(c.data, ":~again")
 		})
-		waited := *cmp.Or(p.DecidedBy, ref("")) == "auto:timeout" ||
+		waited := p.By == "auto:timeout" ||
 			strings.HasPrefix(p.Reason, "left as it is")
-		for _, q := range v.Prompts {
+		for _, q := range v {
 			after := q.CreatedAt.Sub(*p.DecidedAt)
 			if waited && !again && q != p && q.Shown == p.Shown && after >= 0 &&
 				after < 20*time.Millisecond {
@@ -16956,7 +16900,7 @@ func (s *sim) judgeRepeats(v *View) {
 }
 
 // judgeAccount checks that a message had a Yes only when all of what stood had been shown.
-func (s *sim) judgeAccount(m *simMessage, p *PromptRecord) {
+func (s *sim) judgeAccount(m *simMessage, p *simPrompt) {
 	const lag = 250 * time.Millisecond // of who reads the terminal
 	var stood []simStand
 	for _, one := range s.stands {
@@ -16964,16 +16908,16 @@ func (s *sim) judgeAccount(m *simMessage, p *PromptRecord) {
 			stood = append(stood, one)
 		}
 	}
-	if len(stood) == 0 || p.Source != "screen" || p.Idle || p.Type == Unknown {
+	if len(stood) == 0 || p.Source != "screen" || p.Idle || p.Type == "unknown" {
 		return
 	}
 	shown := ""
 	for _, t := range m.seen {
 		yes := false
 		shown += t.text + "\n"
-		for _, b := range t.buttons {
-			shown += b.Text + "\n"
-			yes = yes || strings.HasPrefix(strings.TrimLeft(b.Text, "✓▫️ 0123456789."), "Yes")
+		for label := range t.buttons {
+			shown += label + "\n"
+			yes = yes || strings.HasPrefix(strings.TrimLeft(label, "✓▫️ 0123456789."), "Yes")
 		}
 		if !yes {
 			continue
@@ -16988,10 +16932,10 @@ func (s *sim) judgeAccount(m *simMessage, p *PromptRecord) {
 }
 
 // judgeMessage checks that a message tells the truth at last.
-func (s *sim) judgeMessage(m *simMessage, p *PromptRecord) {
+func (s *sim) judgeMessage(m *simMessage, p *simPrompt) {
 	last := m.seen[len(m.seen)-1]
 	s.judgeAccount(m, p)
-	if m.lost || slices.Contains(p.OldMsgIDs, m.id) {
+	if !s.known[m.id] || m.forged || slices.Contains(p.OldMsgIDs, m.id) {
 		return
 	}
 	if len(last.buttons) > 0 {
@@ -17022,11 +16966,11 @@ func (s *sim) judgeMessage(m *simMessage, p *PromptRecord) {
 }
 
 // judgeStands checks that what stood was asked.
-func (s *sim) judgeStands(v *View) {
+func (s *sim) judgeStands(v map[string]*simPrompt) {
 	const enough = 5 * time.Second
 	for i, one := range s.stands {
 		d := one.simDialog
-		long := one.to.Sub(one.from) - s.cfg.Away
+		long := one.to.Sub(one.from) - s.away
 		asked := func(h *simHook) bool {
 			return h.from.Before(one.to) && (h.to.IsZero() || h.to.After(one.from))
 		}
@@ -17044,7 +16988,7 @@ func (s *sim) judgeStands(v *View) {
 			continue
 		}
 		n := 0
-		for _, p := range v.Prompts {
+		for _, p := range v {
 			if p.MsgID != 0 && strings.Contains(p.Shown, strings.TrimSpace(d.ask)) &&
 				simUnshown(p.Shown, d.body[:min(1, len(d.body))]) == "" {
 				n++
@@ -17848,7 +17792,7 @@ func (s *botAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // breaks notes that a request broke a rule; the lock is held.
 func (s *botAPI) breaks(method, format string, args ...any) {
-	s.broken = append(s.broken, method+": "+fmt.Sprintf(format, args...))
+	s.broken = append(s.broken, fmt.Sprintf("%s %s: ", time.Now().Format("04:05.000"), method)+fmt.Sprintf(format, args...))
 }
 
 // stranger is a user, and his chat, whom nobody has allowed anything.
@@ -17996,6 +17940,7 @@ func (s *botAPI) serveCall(w http.ResponseWriter, r *http.Request, method string
 	if todo.late != nil {
 		go func() {
 			<-todo.late
+			s.change(func() { s.unsure[id] = true }) // nobody can know that it says so by now
 			s.carryOut(method, p)
 		}()
 	}
