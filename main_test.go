@@ -1029,6 +1029,60 @@ func TestTranscript(t *testing.T) {
 	}
 }
 
+// TestStreamOfRecordings: with --stream, what agents have painted in a window of 40 columns and 20 rows reaches the phone word
+// by word, each once and in order, though no screen has shown all of it; frames, spinners and footers do not.
+func TestStreamOfRecordings(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	for tool, words := range map[string]int{"claude": 110, "codex": 50} {
+		t.Run(tool, func(t *testing.T) {
+			t.Parallel()
+			w, c, _, x := stageSession(t, "", "--stream", "--adapter", tool)
+			c.order(order{Raw: true})
+			x.pty.Resize(Size{Rows: 20, Cols: 40})
+			f, err := os.Open("testdata/recordings/" + tool + "-stream_w40.cast")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			dec := json.NewDecoder(f)
+			dec.Decode(&struct{}{}) // the header
+			for at := 0.0; dec.More(); {
+				var e []any
+				if err := dec.Decode(&e); err != nil {
+					t.Fatal(err)
+				}
+				<-time.After(time.Duration(min(e[0].(float64)-at, 0.05) * 1e9)) // as long as a frame stands, not as long as it did
+				at = e[0].(float64)
+				switch text := e[2].(string); e[1] {
+				case "o":
+					c.order(order{Write: text})
+				case "i":
+					x.types(text)
+				}
+			}
+			var want []string
+			for n := range words {
+				if tool == "claude" || n%12 != 0 { // codex has items there
+					want = append(want, fmt.Sprint("word", n))
+				}
+			}
+			c.order(order{Exit: true})
+			x.exits(0)
+			text := ""
+			for _, m := range w.history() {
+				if now := w.message(m.id); m.method == "sendMessage" {
+					text += now.text + "\n"
+				}
+			}
+			got := regexp.MustCompile(`word\d+`).FindAllString(text, -1)
+			if frame := regexp.MustCompile(`[─│╭╰]|to interrupt|shortcuts|Ask Codex`).FindString(text); frame != "" || !slices.Equal(got[:min(len(got), len(want))], want) {
+				t.Errorf("the phone shows %q: %s", frame, text)
+			}
+		})
+	}
+}
+
 // ---- detect.go: tapes ----
 // What the lab finds in recordings that are written as text, by their times.
 
