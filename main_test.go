@@ -5930,12 +5930,18 @@ func TestLongCall(t *testing.T) {
 	}, func(t *testing.T, call string) {
 		c := newInquiry(t, block{parts: map[string]string{"call": call}}, "")
 		m := c.shows("", "No")
-		if label, ok := m.choice(grantButton); ok {
-			t.Errorf("%q can be tapped at what nobody has read", label)
+		if data, more := m.ending("Show all"); more {
+			c.answer(c.tapped(m.id, data))
+			c.where("what can be shown of it", func(n seen) bool { return n.id > m.id && len(n.buttons) > 0 })
 		}
 		c.play("forge allow")
 		c.play("tap No")
 		c.ends()
+		for _, m := range c.history() {
+			if label, ok := m.choice(grantButton); ok {
+				t.Errorf("%q can be tapped at what nobody can read", label)
+			}
+		}
 		if printed := decisionOf(c.stdout.String()); !strings.Contains(printed, `"deny"`) {
 			t.Errorf("the hook prints %s", printed)
 		}
@@ -6211,20 +6217,7 @@ func decisionOf(printed string) string {
 func TestHookDialogs(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	beside(t, dialogRows(t), func(t *testing.T, r dialogRow) { playDialogs(t, r.row) })
-}
-
-// dialogRow is a row with its name, for beside.
-type dialogRow struct {
-	name string
-	row  row
-}
-
-func dialogRows(t *testing.T) (rows []dialogRow) {
-	for _, r := range table(t, "dialogs.txt") {
-		rows = append(rows, dialogRow{r["what"], r})
-	}
-	return rows
+	beside(t, table(t, "dialogs.txt"), playDialogs)
 }
 
 // parted returns what stands between separators.
@@ -6292,7 +6285,9 @@ func playDialogs(t *testing.T, r row) {
 		case "asked":
 			asked = w.find(p.Asks[n].Command, noButton)
 		case "late":
-			w.ended(asked.id, saysKeyboard)
+			if said := w.settled(asked.id).text; !saysKeyboard.MatchString(said) {
+				t.Fatalf("%s: answered at the keyboard, its message says %q", r["at"], said)
+			}
 			if said := w.answer(w.tap(asked, noButton)); !saysNothing.MatchString(said) {
 				t.Errorf("%s: a late tap is told %q", r["at"], said)
 			}
@@ -6586,11 +6581,11 @@ func TestAskShowsAll(t *testing.T) {
 	s := asks(t, dir, diff.String(), "--choices", "merge,no", "Merge?", "-")
 	m := p.shows("Merge?", "Show all")
 	if label, ok := m.choice(regexp.MustCompile("merge")); ok {
-		t.Errorf("%q can be tapped at what nobody has read", label)
+		t.Fatalf("%q can be tapped at what nobody has read", label)
 	}
 	data, _ := m.ending("no")
 	if said := p.answer(p.tapped(m.id, strings.TrimSuffix(data, "2")+"1")); !strings.Contains(said, "Show all") {
-		t.Errorf("a forged tap is told %q", said)
+		t.Fatalf("a forged tap is told %q", said)
 	}
 	p.press(m, "Show all")
 	all := p.shows("Merge?", "merge")
@@ -7222,7 +7217,7 @@ echo "got $a $b $c $d"`)
 			w.tap(m, noButton)
 			continue
 		}
-		promptOf(t, dir, row.question, func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+		awaitPrompt(t, dir, row.question, "awaiting_reply")
 		w.writes(row.reply, m.id)
 	}
 	x.sees("got c0de Ada n 2")
@@ -7249,7 +7244,7 @@ func TestOverInBothWrappers(t *testing.T) {
 		a.tap(m, yesButton)
 		a.reads("y ")
 		a.ended(m.id, saysAnswered)
-		a.awaitFor(t, 4*time.Second, "the end of the other's message", func() bool {
+		a.await(t, "the end of the other's message", func() bool {
 			return len(a.messages[other.id].buttons) == 0
 		})
 		a.asksNothing()
@@ -7276,7 +7271,7 @@ func TestKeysDuringAText(t *testing.T) {
 		dir := home(t, w.config("away_after_seconds = 0\n"))
 		x := bridge(t, dir, "run", c.tool)
 		c.order(order{Raw: true, Name: "ask", Write: "\x1b[2J\x1b[H" + claudeBox("")})
-		theSession(t, storeAt(t, dir))
+		awaitRecord(t, dir, "session", "it runs", func(r record) bool { return r.str("pid") != "0" })
 		id := w.writes("//model", 0)
 		c.reads("ask", "/model")
 		x.types(row.typed)
@@ -7355,7 +7350,7 @@ func TestTextIsForWhatWasThere(t *testing.T) {
 		}
 		c.show("second", "done\r\nDelete production? (y/n) ")
 		w.find("Delete production?", yesButton)
-		promptOf(t, dir, "Delete production?", func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+		awaitPrompt(t, dir, "Delete production?", "awaiting_reply")
 		w.change(func() { w.dates = 0 })
 		id := w.writes("y", 0)
 		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was done: .*question's own message`, id))
@@ -7448,7 +7443,7 @@ func TestTextAfterAScript(t *testing.T) {
 	w, c, dir, _ := stageSession(t, "")
 	c.show("ask", "Delete production? (y/n) ")
 	w.find("Delete production?", yesButton)
-	promptOf(t, dir, "Delete production?", func(p *PromptRecord) bool { return p.Status == AwaitingReply })
+	awaitPrompt(t, dir, "Delete production?", "awaiting_reply")
 	script := asks(t, dir, "", "Delete the cache?")
 	tapped := time.Now().Unix()
 	w.press(w.shows("Delete the cache?", "Yes"), "Yes")
@@ -7496,8 +7491,7 @@ func TestNamesOfSessions(t *testing.T) {
 	}
 	x := bridge(t, dir, "run", "--name", "deploy", "sh", "-c", "echo it runs; sleep 60")
 	x.sees("it runs")
-	st := storeAt(t, dir)
-	comesTrue(t, "it is recorded", func() bool { return len(storeView(t, st).Sessions) == 3 })
+	comesTrue(t, "it is recorded", func() bool { return len(records(t, dir, "session")) == 3 })
 	replies := func(id int64) string { return fmt.Sprintf(`"message_id":%d\}`, id) }
 	others := []int64{w.writes("/stop@OtherBot", 0), w.writes("/cancel@otherbot deploy", 0), w.writes("/weather@OtherBot", 0)}
 	w.until(t, "sendMessage", replies(w.writes("/screen deploy", 0))+".*it runs")
@@ -7508,9 +7502,9 @@ func TestNamesOfSessions(t *testing.T) {
 			t.Errorf("message %d is answered, %v", id, err)
 		}
 	}
-	for _, in := range storeView(t, st).Inputs {
-		if in.Kind != "screen" {
-			t.Errorf("%s for another bot was taken: %+v", in.Kind, in)
+	for _, in := range records(t, dir, "input") {
+		if in.str("kind") != "screen" {
+			t.Errorf("what was meant for another bot is done: %v", in)
 		}
 	}
 }
@@ -7547,9 +7541,6 @@ func TestNumbersOfAnotherChat(t *testing.T) {
 	if edits := w.edits(m.id); len(edits) > 0 {
 		t.Errorf("the other chat's message %d is written over: %v", m.id, edits)
 	}
-	if owed, _, err := storeAt(t, dir).Owed(nil); len(owed) > 0 || err != nil {
-		t.Errorf("%d are owed for ever, %v", len(owed), err)
-	}
 }
 
 // TestReplyToWhatIsNotRecorded: while nobody knows whether the question's message was sent, a reply to it answers it, as
@@ -7582,8 +7573,7 @@ func TestTakenOutOfTheAllowlist(t *testing.T) {
 	}
 	dir := home(t, group("[1001, 1002]"))
 	bridge(t, dir, "run", "sleep", "60")
-	st := storeAt(t, dir)
-	comesTrue(t, "the session listens", func() bool { return st.holder("poll.lock") > 0 })
+	p.await(t, "the session listens", func() bool { return len(p.polls) > 0 })
 	taps := func(m seen, by int, label string) {
 		data, _ := m.ending(label)
 		p.update(map[string]any{"callback_query": map[string]any{"id": fmt.Sprint("by ", by), "data": data,
@@ -18767,6 +18757,9 @@ func beside[T any](t *testing.T, rows []T, f func(*testing.T, T)) {
 	for i, row := range rows {
 		name := fmt.Sprintf("%d %.30q", i, fmt.Sprint(row))
 		v := reflect.ValueOf(row)
+		if r, ok := any(row).(interface{ title() string }); ok {
+			name = fmt.Sprint(i, " ", r.title())
+		}
 		if v.Kind() == reflect.Struct && v.FieldByName("name").IsValid() {
 			name = fmt.Sprint(i, " ", v.FieldByName("name"))
 		}
@@ -19954,6 +19947,9 @@ func withCRC(object string) string {
 
 // row is a line of a table: its columns by their names, and where it stands.
 type row map[string]string
+
+// title is the first column of a row that says what it is, or where it stands.
+func (r row) title() string { return cmp.Or(r["what"], r["name"], r["at"]) }
 
 // table returns the rows of a file in testdata: columns between "|", the first row names them. Blank lines and lines that
 // begin with "#" are left out. A column in Go's quotation marks is unquoted. row["at"] is file:line.
