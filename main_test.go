@@ -9161,12 +9161,13 @@ func randomCall(t *testing.T, rnd *mrand.Rand, e *tgEnv) (p PromptRecord, words 
 // ---- telegram.go: what arrives ----
 // Of all that arrives only what the operator meant acts, once, where he meant it.
 
-// TestPhone: what the operator writes or taps does what testdata/phone.txt says of it, and nothing else.
+// TestPhone: what the operator writes or taps does what testdata/phone.txt says of it, and nothing else; what nobody has
+// documented (updates.txt) does nothing.
 func TestPhone(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
 	var plays [][]row
-	for _, r := range table(t, "phone.txt") {
+	for _, r := range slices.Concat(table(t, "phone.txt"), table(t, "updates.txt")) {
 		if last := len(plays) - 1; last >= 0 && plays[last][0]["sessions"] == r["sessions"] {
 			plays[last] = append(plays[last], r)
 		} else {
@@ -9182,6 +9183,14 @@ func TestPhone(t *testing.T) {
 				p.plays(r)
 			}
 			p.w.done(p.w.writes("/release", 0)) // replies are sent in order: all others have come
+			files, _ := filepath.Glob(filepath.Join(p.dir, "files", "*", "*"))
+			for _, file := range files {
+				info, err := os.Stat(file)
+				text, _ := os.ReadFile(file) // Stat tells
+				if err != nil || info.Mode().Perm() != 0o600 || string(text) != "content" {
+					t.Errorf("the file %s is %v, %v: %.20q", file, info.Mode(), err, text)
+				}
+			}
 			p.w.change(func() {
 				for id, at := range p.silent {
 					if said := p.repliesLocked(id); said != "" {
@@ -9220,8 +9229,20 @@ func newPhonePlay(t *testing.T, sessions string, flags ...string) *phonePlay {
 	p.w.answers["getFile"] = func(params map[string]any) string {
 		return fmt.Sprintf(`{"file_path":"files/%v.jpg"}`, params["file_id"])
 	}
-	p.w.files = func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "content") }
+	p.w.files = func(w http.ResponseWriter, r *http.Request) {
+		switch path.Base(r.URL.Path) {
+		case "gone.jpg":
+			http.NotFound(w, r)
+		case "elsewhere.jpg":
+			http.Redirect(w, r, "large.jpg", http.StatusFound)
+		case "huge.jpg":
+			_, _ = w.Write(make([]byte, 20<<20+1)) // the client may hang up
+		default:
+			fmt.Fprint(w, "content")
+		}
+	}
 	p.w.put(50, "Running: nothing")
+	p.w.put(7, "of an older question")
 	config := "away_after_seconds = 0\nnotify_idle = false\n"
 	for name := range strings.FieldsSeq(sessions) {
 		switch name {
@@ -9236,7 +9257,7 @@ func newPhonePlay(t *testing.T, sessions string, flags ...string) *phonePlay {
 	p.dir = home(t, p.w.config(config))
 	for name := range strings.FieldsSeq(sessions) {
 		switch name {
-		case "free", "group", "topics":
+		case "free", "group", "topics", "hostile":
 		case "gone":
 			bridge(t, p.dir, "run", "--name", name, "true").exits(0)
 		default:
@@ -9285,7 +9306,14 @@ func (p *phonePlay) plays(r row) {
 	var m map[string]any
 	var id int64
 	button, tapped := strings.CutPrefix(r["arrives"], "tap ")
-	if tapped {
+	if strings.HasPrefix(r["arrives"], `{"update_id":N`) {
+		data, _ := p.asked.ending("Yes")
+		raw := strings.ReplaceAll(strings.Replace(r["arrives"], "N", fmt.Sprint(p.w.lastUp+1), 1), "DATA", data)
+		if err := json.Unmarshal([]byte(raw), &update); err != nil {
+			p.t.Fatal(r["at"], err)
+		}
+		tapped = true // nothing tells what replies to it
+	} else if tapped {
 		m = p.tap(button)
 		update["callback_query"] = m
 	} else {
@@ -9293,11 +9321,11 @@ func (p *phonePlay) plays(r row) {
 		id, _ = m["message_id"].(int64)
 		update["message"] = m
 	}
-	number := p.w.update(update)
+	times := 1
 	if strings.Contains(r["arrives"], "twice") {
-		again, _ := json.Marshal(update) // it was JSON: cannot fail
-		p.w.send(string(again))
+		times = 2
 	}
+	number := p.w.update(update, times)
 	p.w.confirmed(p.t, number)
 	var did, want []string
 	for key, what := range p.state() {
@@ -9308,7 +9336,7 @@ func (p *phonePlay) plays(r row) {
 	slices.Sort(did)
 	silent := !tapped
 	for what := range strings.SplitSeq(r["happens"], "; ") {
-		if !regexp.MustCompile("^(-$|says|marked$|told|types)").MatchString(what) {
+		if !regexp.MustCompile("^(-$|says|marked$|told|types|clears)").MatchString(what) {
 			want = append(want, what)
 		}
 	}
@@ -9320,7 +9348,14 @@ func (p *phonePlay) plays(r row) {
 		switch verb {
 		case "says":
 			silent = false
+			if number, words, ok := strings.Cut(rest, " "); ok && strings.Trim(number, "0123456789") == "" {
+				id, _ = strconv.ParseInt(number, 10, 64) // digits
+				rest = words
+			}
 			p.w.await(p.t, r["at"]+": "+what, func() bool { return strings.Contains(p.repliesLocked(id), rest) })
+		case "clears":
+			number, _ := strconv.ParseInt(rest, 10, 64) // digits
+			p.w.settled(number)
 		case "marked":
 			silent = false
 			p.w.done(id)
@@ -9348,8 +9383,10 @@ func (p *phonePlay) shows(what string) {
 	})
 	p.screens[name] = what + fmt.Sprint(p.asked.id)
 	switch text {
-	case "ends":
-		p.tools[name].order(order{Exit: true})
+	case "ends", "ended":
+		if text == "ends" {
+			p.tools[name].order(order{Exit: true})
+		}
 		awaitRecord(p.t, p.dir, "session", what, func(r record) bool {
 			return r.str("label") == name && r.str("status") != "active"
 		})
@@ -9533,19 +9570,29 @@ func TestTapTooLate(t *testing.T) {
 	t.Parallel()
 	p := newPhonePlay(t, "api")
 	p.starts("web", "--timeout", "1s")
-	p.shows("web Continue? (y/n)")
+	p.shows("web Your name:")
 	p.terms["web"].while(p.dir, func() {
 		expires, err := time.Parse(time.RFC3339, records(t, p.dir, "prompt")[0].str("expires_at"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		<-time.After(time.Until(expires))
-		if said := p.w.answer(p.w.tap(p.asked, yesButton)); !strings.Contains(said, "Nothing was done: ") {
+		if said := p.w.answer(p.w.tap(p.asked, enterButton)); !strings.Contains(said, "Nothing was done: ") {
 			t.Fatalf("the tap is told %q", said)
 		}
 	})
-	p.w.unanswered(p.asked.id, saysExpired)
-	if keys := p.tools["web"].keys(); keys == "y\n" {
+	over := p.w.shows("Your name:", "Ask again")
+	again, _ := over.ending("Ask again")
+	part := strings.SplitN(again, ":", 5)
+	for _, nonce := range []string{"0123456789abcdef", part[3][:8], part[3]} {
+		part[3] = nonce
+		p.w.answer(p.w.tapped(over.id, strings.Join(part, ":")))
+	}
+	awaitRecord(t, p.dir, "input", "again", func(r record) bool { return r.str("kind") == "again" })
+	if n := len(records(t, p.dir, "input")); n != 1 || !saysExpired.MatchString(over.text) {
+		t.Errorf("%q, which is asked again %d times", over.text, n)
+	}
+	if keys := p.tools["web"].keys(); keys != "" {
 		t.Errorf("%q is typed", keys)
 	}
 }
@@ -9646,8 +9693,12 @@ func trouble(t *testing.T, r row) {
 		if mended.Load() || !regexp.MustCompile(r["method"]).MatchString(method) {
 			return false
 		}
-		if r["code"] == "" {
+		switch r["code"] {
+		case "":
 			panic(http.ErrAbortHandler)
+		case "no JSON":
+			fmt.Fprint(w, r["description"])
+			return true
 		}
 		fmt.Fprintf(w, `{"ok":false,"error_code":%s,"description":%q}`, r["code"], r["description"])
 		return true
@@ -9708,6 +9759,177 @@ func TestRepliesOutlastAnOutage(t *testing.T) {
 	p.w.shows("(the screen is empty)", "")
 }
 
+// TestTopics: a session has a topic of its own, made once, which ends with it; whatever is refused, its messages come
+// once, in the plain chat where there is no topic (testdata/topics.txt).
+func TestTopics(t *testing.T) {
+	t.Parallel()
+	for _, r := range table(t, "topics.txt") {
+		t.Run(r["at"], func(t *testing.T) {
+			t.Parallel()
+			p := newPhonePlay(t, "topics "+r["group"])
+			p.w.slack = 1000
+			p.w.answers["getChat"] = func(map[string]any) string { return `{"type":"supergroup","is_forum":true}` }
+			p.w.decides(func(method string, params map[string]any) (todo fate) {
+				into := method == "createForumTopic" && params["name"] != "poller · tool" || params["message_thread_id"] != nil
+				if method == r["method"] && into && r["answer"] == "cut" {
+					todo.cut = true
+				} else if method == r["method"] && into {
+					todo.answer = fmt.Sprintf(`{"ok":false,"error_code":400,"description":%q}`, r["answer"])
+				}
+				return todo
+			})
+			p.starts("poller") // it finds out that there are topics
+			awaitRecord(t, p.dir, "meta", "topics", func(m record) bool { return m.str("id") == "topics" })
+			p.starts(r["name"])
+			p.tools[r["name"]].show("ask", "Continue? (y/n) ")
+			m := p.w.find("Continue?", yesButton)
+			if p.w.came("Continue?") != 1 || (m.thread != 0) != (r["in a topic"] == "yes") {
+				t.Errorf("%s: the question came %d times, in topic %d", r["at"], p.w.came("Continue?"), m.thread)
+			}
+			p.unpaced()
+			p.tools[r["name"]].order(order{Exit: true})
+			end := p.w.shows(" ended", "")
+			if end.thread != m.thread {
+				t.Errorf("%s: the end is told in topic %d", r["at"], end.thread)
+			}
+			comesTrue(t, "its topic is ended", func() bool {
+				p.unpaced() // others want their turns, too
+				closed := p.w.count("closeForumTopic") == 1
+				p.w.mu.Lock()
+				defer p.w.mu.Unlock()
+				return r["in a topic"] == "no" || r["group"] != "" && closed || p.w.topics[m.thread] == "✓ "+r["called"]
+			})
+			made := 0
+			for _, c := range p.w.requests() {
+				if name := fmt.Sprint(c.p["name"]); c.method == "createForumTopic" && name != "poller · tool" {
+					made++
+					if r["called"] != "" && name != r["called"] {
+						t.Errorf("%s: the topic is called %q", r["at"], name)
+					}
+				}
+			}
+			if fmt.Sprint(made) != r["made"] {
+				t.Errorf("%s: a topic was tried %d times", r["at"], made)
+			}
+		})
+	}
+}
+
+// TestTopicsOfTheDead: who polls ends the topics of sessions that were killed, in its own chat, and deletes none.
+func TestTopicsOfTheDead(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "topics")
+	p.w.topics[7], p.w.topics[8] = "killed", "of another chat"
+	state, ago := "", time.Now().Add(-time.Hour).UTC().Format("2006-01-02T15:04:05.000000Z")
+	for thread, chat := range map[int]int{7: 1001, 8: 1002} {
+		state += withCRC(fmt.Sprintf(`{"v":1,"rec":"session","id":"%d1111111-0000-4000-8000-000000000000","at":%[2]q,"tool":"tool",`+
+			`"args":[],"cwd":"/","pid":1,"wrapper":1,"label":"api","status":"crashed","activity":"","started_at":%[2]q,"ended_at":%[2]q,`+
+			`"exit_code":null,"last_output_at":null,"thread_id":%[1]d,"thread_chat_id":%[3]d,"thread_ended":false}`, thread, ago, chat))
+	}
+	if err := os.WriteFile(filepath.Join(p.dir, "state.jsonl"), []byte(state), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.starts("poller")
+	p.w.await(t, "the topic says it", func() bool { return p.w.topics[7] == "✗ api · tool" })
+	p.w.done(p.w.writes("/release", 0))
+	if p.w.topics[8] != "of another chat" {
+		t.Errorf("that of another chat is called %q", p.w.topics[8])
+	}
+}
+
+// TestCommandsFitAPhone: the menu of commands and /help fit a phone: the commands differ, and no line of /help is longer
+// than 36 characters.
+func TestCommandsFitAPhone(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api")
+	menu, _ := p.w.until(t, "setMyCommands", "").p["commands"].([]any)
+	seen := map[string]bool{}
+	for _, one := range menu {
+		c, _ := one.(map[string]any)
+		about := fmt.Sprint(c["description"])
+		if seen[about] || utf8.RuneCountInString(about) > 36 || !regexp.MustCompile(`^[a-z]{1,32}$`).MatchString(fmt.Sprint(c["command"])) {
+			t.Errorf("command %v", c)
+		}
+		seen[about] = true
+	}
+	p.w.writes("/help", 0)
+	for line := range strings.SplitSeq(p.w.shows("/status", "").text, "\n") {
+		if utf8.RuneCountInString(line) > 36 {
+			t.Errorf("%q has %d characters", line, utf8.RuneCountInString(line))
+		}
+	}
+	if len(menu) < 5 {
+		t.Errorf("the menu has %d commands", len(menu))
+	}
+}
+
+// TestSentIsSent: a message whose description has an unknown shape was sent all the same, and is not sent twice.
+func TestSentIsSent(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api")
+	p.w.answers["sendMessage"] = func(map[string]any) string { return `{"message_id":5,"date":"today","chat":[]}` }
+	p.tools["api"].show("ask", "Continue? (y/n) ")
+	awaitRecord(t, p.dir, "prompt", "Continue?", func(r record) bool { return r["telegram_msg_id"] == 5.0 })
+	p.tools["api"].order(order{Exit: true})
+	p.w.until(t, "sendMessage", " ended")
+	asked := 0
+	for _, c := range p.w.requests() {
+		if c.method == "sendMessage" && strings.Contains(fmt.Sprint(c.p["text"]), "Continue?") {
+			asked++
+		}
+	}
+	if asked != 1 {
+		t.Errorf("the question was sent %d times", asked)
+	}
+}
+
+// TestRepliesInOrder: what is asked for in a row is answered in that order, however long the first answer takes.
+func TestRepliesInOrder(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api")
+	p.unpaced()
+	held := make(chan struct{})
+	p.w.decides(func(method string, params map[string]any) (todo fate) {
+		if method == "sendMessage" && strings.Contains(fmt.Sprint(params["text"]), "Questions come") {
+			todo.hold = held
+		}
+		return todo
+	})
+	for _, text := range []string{"/help", "/status", "/nonsense", "/release"} {
+		p.w.writes(text, 0)
+	}
+	p.w.until(t, "sendMessage", "Questions come")
+	p.w.confirmed(t, p.w.lastUp)
+	close(held)
+	p.w.until(t, "setMessageReaction", "")
+	var got []string
+	for _, m := range p.w.history()[1:] {
+		got = append(got, strings.Fields(m.text)[0])
+	}
+	if want := []string{"Questions", "Running:", "✗"}; !slices.Equal(got, want) {
+		t.Errorf("the answers begin with %q", got)
+	}
+}
+
+// TestUpdatesByBot: the numbers of another bot's updates are others: with another token what has a known number acts.
+func TestUpdatesByBot(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "")
+	p.w.pollWait = 300 * time.Millisecond
+	p.starts("api")
+	p.w.writes("one", 0)
+	p.tools["api"].reads("start", "one\n")
+	config := strings.Replace(p.w.config(""), fakeToken, "987654321"+fakeToken[9:], 1)
+	if err := os.WriteFile(filepath.Join(p.dir, "config.toml"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.terms["api"].signal("HUP")
+	p.w.await(t, "it asks for those of the new bot", func() bool { return p.w.polls[len(p.w.polls)-1] == 0 && len(p.w.polls) > 1 })
+	p.w.change(func() { p.w.lastUp-- })
+	p.w.writes("two", 0)
+	comesTrue(t, "it acts", func() bool { return len(p.inputs()) == 2 })
+}
+
 // TestPlainerLooks: an old Bot API, which refuses colours or newer looks of text, gets every question all the same.
 func TestPlainerLooks(t *testing.T) {
 	t.Parallel()
@@ -9730,985 +9952,50 @@ func TestPlainerLooks(t *testing.T) {
 
 // A call succeeds, is tried again or says why, within the rate.
 
-// TestTelegramErrors: an answer that is none is temporary, a refusal is not, and neither shows the
-// token or the URL.
-func TestTelegramErrors(t *testing.T) {
-	reply := func(code int, body string) func(string, http.ResponseWriter) bool {
-		return func(_ string, w http.ResponseWriter) bool {
-			w.WriteHeader(code)
-			io.WriteString(w, body)
-			return true
-		}
-	}
-	for _, c := range []struct {
-		name      string
-		fault     func(string, http.ResponseWriter) bool
-		temporary bool
-		want      string
-	}{
-		{"refused", reply(403, `{"ok":false,"error_code":403,"description":"Forbidden: bot was blocked by the user"}`),
-			false, "403: Forbidden"},
-		{"server", reply(502, `{"ok":false,"error_code":502,"description":"Bad Gateway"}`), true, "502"},
-		{"page", reply(404, `<html>proxy</html>`), true, "404 Not Found"},
-		{"garbage", reply(200, `{"ok":tr`), true, "200 OK"},
-		{"empty", reply(200, ""), true, "200 OK"},
-		{"null", reply(200, "null"), true, "200 OK"},
-		{"redirect", func(_ string, w http.ResponseWriter) bool {
-			w.Header().Set("Location", "http://example.invalid/")
-			w.WriteHeader(302)
-			return true
-		}, true, "302 Found"},
-		{"cut", func(_ string, w http.ResponseWriter) bool { panic(http.ErrAbortHandler) }, true, "EOF"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			srv := newBotAPI(t)
-			srv.fault = c.fault
-			tg := newTelegram(&Config{Token: fakeToken, APIBase: srv.URL}, nil, nil)
-			err := tg.call(context.Background(), "sendMessage", map[string]any{}, nil)
-			var e *apiError
-			if !errors.As(err, &e) || e.temporary() != c.temporary ||
-				!strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v (%+v)", err, e)
+// TestPace: each message has its turn (testdata/pace.txt); however messages come, a private chat gets at most 62 in a minute
+// and a group 20. After failures the pause doubles from a second to a minute, less up to a quarter.
+func TestPace(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	ranks := map[string]rank{"question": rankQuestion, "outcome": rankOutcome, "notice": rankNotice, "rest": rankRest}
+	for _, r := range table(t, "pace.txt") {
+		d := func(column string) time.Duration {
+			d, err := time.ParseDuration(r[column])
+			if err != nil {
+				t.Fatal(r["at"], err)
 			}
-			if err != nil &&
-				(strings.Contains(err.Error(), "AAFake") ||
-					strings.Contains(err.Error(), srv.URL)) {
-				t.Errorf("the error shows the token or URL: %v", err)
-			}
-		})
-	}
-	for _, base := range []string{"http://127.0.0.1:1", "http://bad host",
-		"http://[::1]:namedport"} {
-		tg := newTelegram(&Config{Token: fakeToken, APIBase: base}, nil, nil)
-		err := tg.call(context.Background(), "getMe", map[string]any{}, nil)
-		if err == nil || strings.Contains(err.Error(), "AAFake") {
-			t.Errorf("%s: %v", base, err)
+			return d
+		}
+		turns, _ := strconv.Atoi(r["turns"]) // digits
+		next, wait := reserve(now.Add(d("due")), now, d("every"), turns, ranks[r["rank"]])
+		if wait != d("wait") || next.Sub(now) != d("next") {
+			t.Errorf("%s: it waits %v, and the next turn is in %v", r["at"], wait, next.Sub(now))
 		}
 	}
-}
-
-// TestTelegramBackoff: the wait after failures doubles from one second to a minute, less up to a
-// quarter.
-func TestTelegramBackoff(t *testing.T) {
-	want := []time.Duration{1, 2, 4, 8, 16, 32, 60, 60}
-	for n, w := range want {
-		high, low := backoff(n, 0), backoff(n, 0.999999)
-		if high != w*time.Second || low < high*3/4 || low >= high {
-			t.Errorf("backoff(%d) = %v to %v, want up to %d s", n, low, high, w)
-		}
-	}
-	if got := backoff(1000, 0); got != time.Minute {
-		t.Errorf("backoff(1000) = %v", got)
-	}
-}
-
-// Over any minute a private chat gets at most burst + 60 messages, a group 20; a question never waits behind a stream.
-func TestTelegramPacing(t *testing.T) {
-	start := time.Unix(1_800_000_000, 0)
-	for _, c := range []struct {
-		every     time.Duration
-		perMinute int
-	}{{1050 * time.Millisecond, 62}, {3900 * time.Millisecond, 20}} {
-		var next time.Time
-		var wait time.Duration
+	for every, most := range map[time.Duration]int{paceChat: 62, paceGroup: 20} {
+		seed := rand.Uint64()
+		dice := rand.New(rand.NewPCG(seed, 0))
 		var sent []time.Time
-		for now := start; now.Before(start.Add(5 * time.Minute)); now = now.Add(wait) {
-			next, wait = reserve(next, now, c.every, 1, rankQuestion)
+		var next time.Time
+		for at := now; at.Before(now.Add(time.Hour)); at = at.Add(time.Duration(1 + dice.Int64N(int64(2*time.Second)))) {
+			turns, wait := 1+dice.IntN(2), time.Duration(0)
+			next, wait = reserve(next, at, every, turns, rank(dice.IntN(4)))
 			if wait == 0 {
-				sent = append(sent, now)
+				sent = append(sent, slices.Repeat([]time.Time{at}, turns)...)
 			}
 		}
-		for i := range sent {
-			if j := i + c.perMinute; j < len(sent) && sent[j].Sub(sent[i]) < time.Minute {
-				t.Fatalf("%v: %d messages within %v", c.every, c.perMinute+1, sent[j].Sub(sent[i]))
+		for i := range len(sent) - most {
+			if span := sent[i+most].Sub(sent[i]); span < time.Minute {
+				t.Fatalf("seed %d: %d messages within %v, a turn is %v", seed, most+1, span, every)
 			}
 		}
-		if len(sent) < int(4*time.Minute/c.every) {
-			t.Errorf("%v: only %d messages in 5 minutes", c.every, len(sent))
-		}
-		next, now := time.Time{}, start
-		for range 50 { // a stream that takes all it can get
-			next, wait = reserve(next, now, c.every, 1, rankRest)
-			now = now.Add(wait)
-		}
-		_, wait = reserve(next, now, c.every, 1, rankQuestion)
-		if wait > 0 {
-			t.Errorf("a question waits %v behind a stream", wait)
-		}
-		wait = 0
-		for as := rankOutcome; as <= rankRest; as++ {
-			before := wait
-			_, wait = reserve(now, now, c.every, 1, as)
-			if wait <= before || wait > c.every {
-				t.Errorf("rank %d waits %v, the one before %v", as, wait, before)
-			}
-		}
-		_, wait = reserve(now.Add(9*time.Second), now, c.every, 1, rankQuestion)
-		if wait != 9*time.Second {
-			t.Errorf("after retry_after 9 the wait is %v", wait)
+		if len(sent) < 50*int(time.Minute/every) {
+			t.Errorf("seed %d: only %d messages in an hour, a turn is %v", seed, len(sent), every)
 		}
 	}
-}
-
-// An outcome has its turn though three sessions always have another question to send.
-func TestOutcomesHaveTheirTurn(t *testing.T) {
-	dice := rand.New(rand.NewPCG(1, 2))
-	start := time.Now()
-	var next time.Time
-	wakes := []time.Time{start, start, start, start} // of the outcome, and of three that ask
-	for range 1000 {
-		first := 0
-		for i, at := range wakes {
-			if at.Before(wakes[first]) || at.Equal(wakes[first]) && dice.IntN(2) == 0 {
-				first = i
-			}
+	for n, seconds := range []float64{1, 2, 4, 8, 16, 32, 60, 60} {
+		if high, low := backoff(n, 0).Seconds(), backoff(n, 1).Seconds(); high != seconds || low != seconds*3/4 {
+			t.Errorf("after %d failures the pause is %v to %v s", n, low, high)
 		}
-		now := wakes[first]
-		as := rankQuestion
-		if first == 0 {
-			as = rankOutcome.aged(now.Sub(start))
-		}
-		var wait time.Duration
-		next, wait = reserve(next, now, paceChat, 1, as)
-		if wait == 0 && first == 0 {
-			if took := now.Sub(start); took > time.Minute {
-				t.Errorf("it waited %v", took)
-			}
-			return
-		}
-		if as != rankQuestion {
-			wait = min(wait, urgencyLook)
-		}
-		wakes[first] = now.Add(wait)
-	}
-	t.Error("it never has")
-}
-
-// One send meets one failure after another and is done exactly once at the end.
-func TestTelegramSendRetries(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	bodies := []string{`{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`,
-		`{"ok":false,"error_code":400,"description":"Bad Request: can't parse entities: x"}`, ``}
-	var times []time.Time
-	e.srv.fault = func(_ string, w http.ResponseWriter) bool {
-		times = append(times, time.Now())
-		if len(times) > len(bodies) {
-			return false
-		}
-		io.WriteString(w, bodies[len(times)-1])
-		return true
-	}
-	r := &richText{}
-	r.addLine("bold", "hi")
-	id, err := e.send(context.Background(), r.outgoing(0, nil), rankQuestion)
-	if err != nil || id == 0 || len(times) != len(bodies)+1 || e.srv.count("sendMessage") != 1 {
-		t.Fatalf("send = %d, %v after %d attempts", id, err, len(times))
-	}
-	if gap := times[1].Sub(times[0]); gap < time.Second {
-		t.Errorf("retry_after 1 was waited for %v", gap)
-	}
-	last := e.srv.until(t, "sendMessage", "hi").p
-	if last["entities"] != nil || last["chat_id"] != float64(1001) {
-		t.Errorf("the last attempt was %v", last)
-	}
-	for text, want := range map[string]int64{
-		"Bad Request: message is not modified":   7,
-		"Bad Request: message to edit not found": 0,
-	} {
-		e.srv.fault = func(_ string, w http.ResponseWriter) bool {
-			fmt.Fprintf(w, `{"ok":false,"error_code":400,"description":%q}`, text)
-			return true
-		}
-		if id, err := e.send(context.Background(), &outgoing{method: "editMessageText", EditID: 7},
-			rankQuestion); err != nil ||
-			id != want {
-			t.Errorf("%s: %d, %v", text, id, err)
-		}
-	}
-}
-
-// The last message of a session does not wait for what a stream has used up.
-func TestTelegramUrgentNotice(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	for urgent, limit := range map[bool]time.Duration{true: patience(), false: 900 * time.Millisecond} {
-		ctx, cancel := context.WithTimeout(t.Context(), limit)
-		defer cancel()
-		e.updatePace(func(time.Time) time.Time { return time.Now() })
-		id, err := e.Notify(ctx, Notice{Text: "ended", Urgent: urgent})
-		if (err == nil && id != 0) != urgent {
-			t.Errorf("urgent %v: %d, %v", urgent, id, err)
-		}
-	}
-}
-
-// A message that was sent is not sent again because its description has a member of an unknown shape.
-func TestSentIsSent(t *testing.T) {
-	e := newTGEnv(t)
-	e.srv.answers["sendMessage"] = func(map[string]any) string {
-		return `{"message_id":5,"date":"today","chat":[]}`
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience())
-	defer cancel()
-	id, err := e.Notify(ctx, Notice{Text: "hello"})
-	if id != 5 || err != nil || e.srv.count("sendMessage") != 1 {
-		t.Errorf("message %d, %v, sent %d times", id, err, e.srv.count("sendMessage"))
-	}
-}
-
-// Of two troubles the same one is told each time.
-func TestTroubleIsToldInOrder(t *testing.T) {
-	for range 200 {
-		tg := newTelegram(&Config{}, nil, nil)
-		tg.noteTrouble("poll", "it cannot poll")
-		tg.noteTrouble("send", "it cannot send")
-		if got := tg.Trouble(); got != "it cannot send" {
-			t.Fatalf("told: %q", got)
-		}
-	}
-}
-
-// TestWorksAsBefore: that sending works is written down only where it did not before, here or in another process.
-func TestWorksAsBefore(t *testing.T) {
-	e := newTGEnv(t)
-	e.works("send")
-	written := e.known().written
-	e.works("send")
-	if e.known().written != written {
-		t.Error("that nothing has changed is written down")
-	}
-	e.process().noteFailure("send", &apiError{Code: 403, Text: "403: Forbidden: bot was blocked"}, 0)
-	if e.store.ChannelTrouble() == "" {
-		t.Fatal("no trouble")
-	}
-	e.works("send")
-	if trouble := e.store.ChannelTrouble() + e.known().trouble; trouble != "" {
-		t.Errorf("another process's trouble stays: %s", trouble)
-	}
-}
-
-// ---- telegram.go: ask, settle and edits ----
-// A message tells the truth at last, whatever is lost on the way.
-
-// A question that is over when its turn comes is not asked; one whose delivery is no longer wanted while it is under
-// way is known by its message all the same.
-func TestAskOfWhatIsOver(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	stored := func() *PromptRecord {
-		p := storeQuestion(e.s.ID)
-		if err := storeUpdate(e.store, p); err != nil {
-			t.Fatal(err)
-		}
-		e.store.Move(p.ID, Routed, nil)
-		return p
-	}
-	p := stored()
-	e.updatePace(func(time.Time) time.Time { return time.Now().Add(500 * time.Millisecond) })
-	e.store.Move(p.ID, Canceled, nil)
-	if id, err := e.Ask(t.Context(), p, e.s); id != 0 || err != nil {
-		t.Errorf("Ask = %d, %v", id, err)
-	}
-	if len(e.srv.history()) != 0 {
-		t.Errorf("sent: %v", e.srv.history())
-	}
-
-	q := stored()
-	held, there := make(chan struct{}), make(chan struct{})
-	e.srv.decides(func(method string, _ map[string]any) fate {
-		if method == "sendMessage" {
-			close(there)
-			return fate{hold: held}
-		}
-		return fate{}
-	})
-	ctx, cancel := context.WithCancel(t.Context())
-	result := make(chan int64)
-	go func() {
-		id, err := e.Ask(ctx, q, e.s)
-		if err != nil {
-			t.Errorf("Ask: %v", err)
-		}
-		result <- id
-	}()
-	<-there
-	e.store.Move(q.ID, Canceled, nil)
-	if err := e.Settle(t.Context(), q, e.s); err != nil { // no message is known yet
-		t.Fatal(err)
-	}
-	cancel()
-	close(held)
-	id := <-result
-	moved, err := e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
-	if moved || err != nil {
-		t.Fatal(moved, err)
-	}
-	if owed, _, _ := e.store.Owed(nil); len(owed) != 1 || owed[0].MsgID != id || id == 0 {
-		t.Errorf("message %d: %d owed", id, len(owed))
-	}
-	e.settling(e.Telegram, q, 1)()
-	e.says(id, "canceled")
-	e.paid()
-}
-
-// The buttons of a message that a newer one has replaced are owed, through the end of the process that replaced it.
-func TestReplacedMessageIsOwed(t *testing.T) {
-	t.Parallel()
-	for _, to := range []State{AwaitingReply, Canceled} {
-		e := newTGEnv(t)
-		p := e.ask(tgWith(tgMenu, func(p *PromptRecord) {
-			p.Cut, p.Full = true, strings.Repeat("x", 3300)+"\nend"
-		}))
-		e.srv.decides(func(method string, params map[string]any) fate {
-			if strings.HasPrefix(method, "editMessage") {
-				return fate{answer: `{"ok":false,"error_code":403,"description":"x"}`}
-			}
-			return fate{}
-		})
-		r := e.receiver(e.process())
-		if _, err := r.resend(*p, ""); err == nil {
-			t.Error("the failed edit is not told")
-		}
-		now := e.prompt(p.ID)
-		if now.MsgID <= p.MsgID || !slices.Equal(now.OldMsgIDs, []int64{p.MsgID}) {
-			t.Fatalf("message %d, replaced %v", now.MsgID, now.OldMsgIDs)
-		}
-		if to == Canceled {
-			e.over(now, to)
-			e.die()
-		}
-		e.srv.decides(nil)
-		e.poll(e.process())
-		comesTrue(t, "the old one has no buttons", func() bool {
-			return len(e.srv.message(p.MsgID).buttons) == 0
-		})
-		comesTrue(t, "that is recorded", func() bool { return len(e.prompt(p.ID).OldMsgIDs) == 0 })
-		if to == Canceled {
-			e.says(now.MsgID, "canceled")
-		} else if len(e.srv.message(now.MsgID).buttons) == 0 {
-			t.Error("the new one has no buttons")
-		}
-		e.paid()
-	}
-}
-
-// A question that is answered while it is offered again: the new message says the outcome.
-func TestOfferedAgainWhileAnswered(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	held, there := make(chan struct{}), make(chan struct{})
-	e.srv.decides(func(method string, _ map[string]any) fate {
-		if method == "sendMessage" {
-			close(there)
-			return fate{hold: held}
-		}
-		return fate{}
-	})
-	r := e.receiver(e.process())
-	msg := make(chan int64)
-	go func() {
-		id, err := r.resend(*p, "")
-		if err != nil {
-			t.Errorf("offer: %v", err)
-		}
-		msg <- id
-	}()
-	<-there
-	e.over(p, Resolved)
-	e.settling(e.Telegram, p, 1)()
-	close(held)
-	id := <-msg
-	e.says(p.MsgID, " · phone, ")
-	e.says(id, " · phone, ")
-	e.paid()
-	if e.srv.twice != 0 || len(e.srv.edits(p.MsgID)) != 1 {
-		t.Errorf("edits: %v", e.srv.edits(0))
-	}
-	if again, err := r.resend(*e.prompt(p.ID), ""); again != 0 || err != nil {
-		t.Errorf("what is over is offered again as %d, %v", again, err)
-	}
-}
-
-// Where a message cannot be recorded nobody would ever take its buttons away, so they go at once.
-func TestOfferThatCannotBeRecorded(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	other := e.process()
-	other.store.log.do = faultyFiles(failing("write", http.ErrServerClosed))
-	if _, err := e.receiver(other).resend(*p, ""); err == nil {
-		t.Error("the error is not told")
-	}
-	if len(e.srv.message(p.MsgID).buttons) == 0 || len(e.srv.message(p.MsgID+1).buttons) != 0 {
-		t.Errorf("messages: %v", e.srv.dump())
-	}
-}
-
-// One edit of a message is under way at a time; what comes meanwhile leaves once, as the last truth.
-func TestEditsInOrder(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.over(e.ask(yesNo), ReplyReceived)
-	held := make(chan struct{})
-	there := e.srv.first(fate{hold: held})
-	first := e.settling(e.Telegram, p, 1)
-	<-there
-	second := e.settling(e.Telegram, p, 1)
-	e.store.Move(p.ID, Injected, nil)
-	e.store.Move(p.ID, Resolved, nil)
-	third := e.settling(e.Telegram, p, 2)
-	close(held)
-	first()
-	second()
-	third()
-	e.says(p.MsgID, " · phone, ")
-	if n := e.srv.edits(p.MsgID); len(n) != 2 || !strings.Contains(n[0].text, "on its way") {
-		t.Errorf("edits: %v", n)
-	}
-	if e.srv.maxFly != 1 || e.srv.twice != 0 {
-		t.Errorf("%d edits at a time, %d that changed nothing", e.srv.maxFly, e.srv.twice)
-	}
-	e.paid()
-	if len(e.messages) != 0 {
-		t.Errorf("%d are kept of what is over", len(e.messages))
-	}
-}
-
-// What an edit says is the truth of the moment in which it leaves: after its turn, and anew for each attempt.
-func TestEditsAreWrittenWhenTheyLeave(t *testing.T) {
-	again := `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`
-	broken := `{"ok":false,"error_code":502,"description":"Bad Gateway"}`
-	for name, answer := range map[string]string{"its turn": "", "429": again, "502": broken} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := newTGEnv(t)
-			p := e.over(e.ask(yesNo), ReplyReceived)
-			held := make(chan struct{})
-			there := e.srv.first(fate{hold: held, answer: answer})
-			if answer == "" {
-				e.updatePace(func(time.Time) time.Time {
-					return time.Now().Add(1200 * time.Millisecond)
-				})
-				there = nil
-			}
-			wait := e.settling(e.Telegram, p, 1)
-			if there != nil {
-				<-there
-			}
-			e.store.Move(p.ID, Injected, nil)
-			e.store.Move(p.ID, Resolved, nil)
-			close(held)
-			wait()
-			e.says(p.MsgID, " · phone, ")
-			if n := len(e.srv.edits(p.MsgID)); n != 1 || e.srv.twice != 0 {
-				t.Errorf("%d edits, %d changed nothing", n, e.srv.twice)
-			}
-		})
-	}
-}
-
-// Somebody who gives up waiting for an edit leaves the order to those who still wait.
-func TestGivingUpKeepsTheOrder(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.over(e.ask(yesNo), ReplyReceived)
-	held := make(chan struct{})
-	there := e.srv.first(fate{hold: held})
-	first := e.settling(e.Telegram, p, 1)
-	<-there
-	impatient, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := e.Settle(impatient, p, e.s); err == nil {
-		t.Error("an edit that was given up counts as done")
-	}
-	e.store.Move(p.ID, Injected, nil)
-	e.store.Move(p.ID, Resolved, nil)
-	last := e.settling(e.Telegram, p, 1)
-	if n := e.srv.edits(p.MsgID); len(n) != 0 {
-		t.Errorf("an edit overtook another: %v", n)
-	}
-	close(held)
-	first()
-	last()
-	e.says(p.MsgID, " · phone, ")
-	if e.srv.maxFly != 1 {
-		t.Errorf("%d edits at a time", e.srv.maxFly)
-	}
-	e.paid()
-}
-
-// An edit that waits its turn leaves with the urgency that its question has by then.
-func TestEditBecomesUrgent(t *testing.T) {
-	e := newTGEnv(t)
-	cfg := *e.cfg.Load()
-	cfg.ChatID = -1001 // a group: a message that is not urgent waits for 3.9 s more
-	e.cfg.Store(&cfg)
-	p := e.ask(severalOfMenu)
-	e.updatePace(func(time.Time) time.Time { return time.Now() })
-	begin := time.Now()
-	wait := e.ticking(p)
-	e.over(p, Canceled)
-	wait()
-	if took := time.Since(begin); took > 2*time.Second {
-		t.Errorf("it waited for %v", took)
-	}
-	e.says(p.MsgID, "canceled")
-}
-
-// An edit that has become superfluous while it waited is dropped.
-func TestSuperfluousEditIsDropped(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	e.over(p, Resolved)
-	e.updatePace(func(time.Time) time.Time { return time.Now().Add(800 * time.Millisecond) })
-	wait := e.settling(e.Telegram, p, 1)
-	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved, false); err != nil { // another process was quicker
-		t.Fatal(err)
-	}
-	wait()
-	if n := e.srv.edits(0); len(n) != 0 {
-		t.Errorf("edits: %v", n)
-	}
-}
-
-// What a message says already is not sent: by whom ever it was said, and in what ever status.
-func TestNothingIsSaidTwice(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.over(e.ask(yesNo), Injected)
-	other := e.process()
-	for _, tg := range []*Telegram{e.Telegram, other, e.Telegram} {
-		e.settling(tg, p, 1)()
-	}
-	e.store.Move(p.ID, Resolved, nil)
-	e.settling(other, p, 1)()
-	e.settling(e.Telegram, p, 2)()
-	if n := e.srv.edits(p.MsgID); len(n) != 1 || e.srv.twice != 0 {
-		t.Errorf("%d edits, %d that changed nothing", len(n), e.srv.twice)
-	}
-	if got := e.prompt(p.ID).MsgStatus; got != Resolved {
-		t.Errorf("recorded: %s", got)
-	}
-	e.says(p.MsgID, " · phone, ")
-}
-
-// Of ticks that come while one is under way the last is shown, and none twice.
-func TestTicksInOrder(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	p := e.ask(severalOfMenu)
-	r := e.receiver(e.Telegram)
-	held := make(chan struct{})
-	there := e.srv.first(fate{hold: held})
-	tick := func(keys string) {
-		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p,
-			tapTick+keys)
-	}
-	users := func(n int) func() bool {
-		return func() bool {
-			e.messagesMu.Lock()
-			defer e.messagesMu.Unlock()
-			return e.messages[p.ID] != nil && e.messages[p.ID].users == n
-		}
-	}
-	tick("1")
-	<-there
-	tick("1,2")
-	comesTrue(t, "the second tick waits", users(2))
-	tick("1,3")
-	comesTrue(t, "the third tick waits", users(3))
-	close(held)
-	r.work.Wait()
-	tick("1,3")
-	r.work.Wait()
-	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[1].buttons) == 0 {
-		t.Errorf("edits: %v", n)
-	}
-	tick("")
-	r.work.Wait()
-	if n := e.srv.edits(p.MsgID); len(n) != 3 {
-		t.Errorf("unticking: %v", n)
-	}
-	e.over(p, Canceled)
-	tick("1")
-	r.work.Wait()
-	e.says(p.MsgID, "canceled")
-}
-
-// What was ticked in a message that has been replaced is not ticked in the new one.
-func TestTicksStayInTheirMessage(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	p := e.ask(severalOfMenu)
-	r := e.receiver(e.Telegram)
-	r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
-	r.work.Wait()
-	id, err := r.resend(*p, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := e.srv.edits(id); len(n) != 0 {
-		t.Errorf("edits of the new one: %v", n)
-	}
-	if n := e.srv.edits(p.MsgID); len(n) != 2 || len(n[1].buttons) != 0 {
-		t.Errorf("edits of the old one: %v", n)
-	}
-	if len(e.messages) != 0 {
-		t.Errorf("%d are kept though no edit is under way", len(e.messages))
-	}
-}
-
-// A tick that waits while its message is replaced brings no buttons back there.
-func TestTickOfReplacedMessage(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(severalOfMenu)
-	r := e.receiver(e.Telegram)
-	held := make(chan struct{})
-	there := e.srv.first(fate{hold: held})
-	tick := func(keys string) {
-		r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p,
-			tapTick+keys)
-	}
-	tick("1")
-	<-there
-	tick("2")
-	comesTrue(t, "the second tick waits", func() bool {
-		e.messagesMu.Lock()
-		defer e.messagesMu.Unlock()
-		return e.messages[p.ID].users == 2
-	})
-	if err := e.store.Offered(p.ID, p.MsgID+1, 0); err != nil {
-		t.Fatal(err)
-	}
-	close(held)
-	r.work.Wait()
-	n := e.srv.edits(p.MsgID)
-	if len(n) != 2 || len(n[1].buttons) != 0 {
-		t.Fatalf("edits: %v", n)
-	}
-	if all := len(p.Choices) + 1; len(n[0].buttons) != all { // with Submit
-		t.Errorf("a tick of what was cut leaves %d buttons, want %d", len(n[0].buttons), all)
-	}
-}
-
-// A tick of the process that polls, overtaken by the outcome of the session's process, does not bring the buttons back.
-func TestTickOvertakenByOutcome(t *testing.T) {
-	t.Parallel()
-	for name, lost := range map[string]bool{"slow": false, "without an answer": true} {
-		t.Run(name, func(t *testing.T) {
-			e := newTGEnv(t)
-			p := e.ask(tgWith(tgMenu, func(p *PromptRecord) {
-				p.Multi, p.Permission = true, false
-			}))
-			poller := e.process()
-			r := e.receiver(poller)
-			held := make(chan struct{})
-			there := e.srv.first(fate{hold: held, cut: lost})
-			r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p,
-				tapTick+"1")
-			<-there
-			_, why, err := e.store.Decide(storeTap(p, "1"), time.Now())
-			if err != nil || why != "" {
-				t.Fatal(why, err)
-			}
-			e.store.Move(p.ID, Injected, nil)
-			e.store.Move(p.ID, Resolved, nil)
-			e.settling(e.Telegram, p, 1)()
-			e.says(p.MsgID, " · phone, ")
-			close(held)
-			r.work.Wait()
-			e.says(p.MsgID, " · phone, ")
-			if lost { // it can still be carried out: that is looked at again
-				if owed, _, _ := e.store.Owed(nil); len(owed) != 1 {
-					t.Errorf("%d owed", len(owed))
-				}
-				e.settling(e.Telegram, p, 1)()
-			}
-			e.paid()
-		})
-	}
-}
-
-// The message loses its buttons soon after the decision even if typing takes long; else one edit says it all.
-func TestButtonsGoSoonAfterTheDecision(t *testing.T) {
-	for name, slow := range map[string]bool{"typing takes long": true, "typed at once": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := newTGEnv(t)
-			p := e.ask(yesNo)
-			e.poll(e.process())
-			e.srv.send(tgTap(1, p, "y"), tgTap(2, p, "y")) // a finger that trembles
-			comesTrue(t, "it is decided", func() bool {
-				return acted(storeView(t, e.store), 2)
-			})
-			begin := time.Now()
-			if slow {
-				comesTrue(t, "the buttons go", func() bool {
-					return len(e.srv.message(p.MsgID).buttons) == 0
-				})
-				e.says(p.MsgID, "on its way")
-			}
-			e.store.Move(p.ID, Injected, nil)
-			e.store.Move(p.ID, Resolved, nil)
-			for time.Since(begin) < onItsWayAfter+200*time.Millisecond {
-				<-time.After(10 * time.Millisecond) // an edit too many would come now
-			}
-			if n := len(e.srv.edits(p.MsgID)); !slow && n != 0 {
-				t.Errorf("%d edits before the session's own", n)
-			}
-			e.settling(e.Telegram, p, 1)()
-			e.says(p.MsgID, " · phone, ")
-			want := 1
-			if slow {
-				want = 2
-			}
-			if n := len(e.srv.edits(p.MsgID)); n != want || e.srv.twice != 0 {
-				t.Errorf("%d edits, %d changed nothing", n, e.srv.twice)
-			}
-		})
-	}
-}
-
-// "On its way" that lands after the outcome is put right at once.
-func TestOnItsWayOvertakenByOutcome(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	p := e.over(e.ask(yesNo), ReplyReceived)
-	held := make(chan struct{})
-	there := e.srv.first(fate{hold: held})
-	r := e.receiver(e.process())
-	r.background(func() error { return r.showOnItsWay(p.ID) })
-	<-there
-	e.store.Move(p.ID, Injected, nil)
-	e.store.Move(p.ID, Resolved, nil)
-	e.settling(e.Telegram, p, 1)()
-	close(held)
-	r.work.Wait()
-	e.says(p.MsgID, "Yes · phone, ")
-	if text := e.srv.message(p.MsgID).text; strings.Contains(text, "on its way") {
-		t.Errorf("it says %q", text)
-	}
-	e.paid()
-}
-
-// An edit whose answer was lost can be carried out after a later one: what it brings back is taken away again.
-func TestLostEditComesLate(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	p := e.ask(severalOfMenu)
-	late := make(chan struct{})
-	there := e.srv.first(fate{late: late})
-	wait := e.ticking(p)
-	<-there
-	e.over(p, Canceled)
-	wait()
-	e.says(p.MsgID, "canceled")
-	e.die()
-	close(late)
-	comesTrue(t, "the lost edit lands", func() bool {
-		return len(e.srv.message(p.MsgID).buttons) > 0
-	})
-	poller := e.process()
-	poller.store.now = func() time.Time { return time.Now().Add(time.Hour) }
-	e.poll(poller)
-	comesTrue(t, "it is edited again", func() bool {
-		return len(e.srv.message(p.MsgID).buttons) == 0
-	})
-	comesTrue(t, "that is recorded", func() bool { return e.prompt(p.ID).MsgStatus == Canceled })
-	e.says(p.MsgID, "canceled")
-	e.paid()
-}
-
-// TestNoticeIsEditedOnce: a notice rings unless it was watched, is edited when the turn is followed by another, and not
-// before: neither while it waits nor when it expires.
-func TestNoticeIsEditedOnce(t *testing.T) {
-	for _, watched := range []bool{false, true} {
-		e := newTGEnv(t)
-		p := PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true, Turn: TurnFinished, Full: "Done."}, Watched: watched}
-		open := e.ask(p)
-		if silent, _ := e.srv.requests()[0].p["disable_notification"].(bool); silent != watched {
-			t.Errorf("watched %v: silent %v", watched, silent)
-		}
-		if err := e.Settle(t.Context(), open, e.s); err != nil {
-			t.Fatal(err)
-		}
-		if watched {
-			e.store.Move(open.ID, Expired, nil)
-		}
-		if err := e.Settle(t.Context(), open, e.s); err != nil {
-			t.Fatal(err)
-		}
-		if n := len(e.srv.edits(0)); n != 0 {
-			t.Errorf("watched %v: %d edits that change nothing", watched, n)
-		}
-		if !watched {
-			by := "telegram:1001"
-			e.store.Move(open.ID, Resolved, func(r *PromptRecord) { r.DecidedBy = &by })
-			if err := e.Settle(t.Context(), open, e.s); err != nil {
-				t.Fatal(err)
-			}
-			e.says(open.MsgID, "Done.\nwent on · phone")
-		}
-		e.paid()
-	}
-}
-
-// What a process left undone when it died is done by whoever polls next, in the order in which it came about, within
-// the rate; and questions go first.
-func TestDebtsArePaid(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	var owed []*PromptRecord
-	ends := []State{Resolved, Canceled, Failed}
-	words := map[State]string{Resolved: " · phone, ", Canceled: "canceled", Failed: "not answered"}
-	for i := range 8 {
-		p := yesNo
-		p.Idle = i == 7
-		q := storeQuestion(e.s.ID)
-		q.Prompt = p.Prompt
-		if err := storeUpdate(e.store, q); err != nil {
-			t.Fatal(err)
-		}
-		id := int64(10 + i)
-		e.srv.put(id, "open")
-		e.store.Move(q.ID, Routed, nil)
-		e.store.Move(q.ID, AwaitingReply, func(r *PromptRecord) { r.MsgID = id })
-		owed = append(owed, e.over(e.prompt(q.ID), ends[i%3]))
-	}
-	e.die()
-	e.begin()
-	begin := time.Now()
-	poller := e.process()
-	stop := e.poll(poller)
-	comesTrue(t, "the first are paid", func() bool { return len(e.srv.edits(0)) >= 4 })
-	before := len(e.srv.edits(0))
-	asked := e.ask(yesNo)
-	if n := len(e.srv.edits(0)) - before; n > 2 {
-		t.Errorf("a question waited behind %d debts", n)
-	}
-	comesTrue(t, "all are paid", func() bool { return len(e.srv.edits(0)) >= len(owed) })
-	comesTrue(t, "that is recorded", func() bool {
-		left, _, _ := e.store.Owed(nil)
-		return len(left) == 0
-	})
-	for i, edit := range e.srv.edits(0) {
-		if edit.id != owed[i].MsgID {
-			t.Errorf("edit %d is of message %d", i, edit.id)
-		}
-		e.says(edit.id, words[owed[i].Status])
-	}
-	for i, d := range e.srv.history() {
-		earliest := begin.Add(time.Duration(i-3) * 1050 * time.Millisecond)
-		if d.at.Before(earliest) {
-			t.Errorf("request %d left %v too early", i, earliest.Sub(d.at))
-		}
-	}
-	stop()
-	e.poll(e.Telegram)
-	comesTrue(t, "it polls", e.polling.Load)
-	if n := e.srv.edits(0); len(n) != len(owed) || e.srv.twice != 0 {
-		t.Errorf("%d edits, %d that changed nothing", len(n), e.srv.twice)
-	}
-	if m := e.srv.message(asked.MsgID); len(m.buttons) == 0 {
-		t.Error("the open question lost its buttons")
-	}
-}
-
-// A debt that comes about while somebody polls is paid soon; a living session pays its own, for a while; a decision of
-// a dead session waits for its end to be recorded.
-func TestWhoPays(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	poller := e.process()
-	e.poll(poller)
-	comesTrue(t, "it polls", poller.polling.Load)
-	p := e.ask(yesNo)
-	e.over(p, Resolved)
-	e.die()
-	comesTrue(t, "it is paid", func() bool { return len(e.srv.edits(p.MsgID)) == 1 })
-	e.says(p.MsgID, " · phone, ")
-	e.begin()
-
-	r := e.receiver(e.Telegram)
-	alive := PromptRecord{Head: Head{At: time.Now()}, SessionID: e.s.ID, Status: Resolved, MsgID: 1}
-	for _, c := range []struct {
-		name   string
-		change func(*PromptRecord)
-		ends   bool
-		want   bool
-	}{
-		{"its session lives", func(*PromptRecord) {}, false, false},
-		{"for long", func(p *PromptRecord) { p.At = p.At.Add(-debtsPatience - time.Second) }, false, true},
-		{"only a replaced message", func(p *PromptRecord) { p.MsgStatus, p.OldMsgIDs = Resolved, []int64{7} }, false,
-			true},
-		{"a replaced one, too", func(p *PromptRecord) { p.OldMsgIDs = []int64{7} }, false, false},
-		{"its session is dead", func(*PromptRecord) {}, true, true},
-		{"not reaped", func(p *PromptRecord) { p.Status = ReplyReceived }, true, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if c.ends {
-				e.die()
-			}
-			p := alive
-			c.change(&p)
-			if r.mustPay(&p) != c.want {
-				t.Errorf("mustPay = %v", !c.want)
-			}
-		})
-	}
-}
-
-// Nothing is looked for while nothing changes.
-func TestOwedLooksOnlyAtChanges(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.over(e.ask(yesNo), Resolved)
-	owed, changed, err := e.store.Owed(nil)
-	if err != nil || len(owed) != 1 || owed[0].ID != p.ID {
-		t.Fatal(owed, err)
-	}
-	again, same, err := e.store.Owed(changed)
-	if err != nil || again != nil || same != changed {
-		t.Errorf("unchanged: %v, %v", again, err)
-	}
-	if err := e.process().store.Edited(p.ID, p.MsgID, Resolved, false); err != nil {
-		t.Fatal(err)
-	}
-	again, same, err = e.store.Owed(changed)
-	if err != nil || len(again) != 0 || same == changed {
-		t.Errorf("changed by another process: %v, %v", again, err)
-	}
-}
-
-// A message that is gone, or takes no edit, is paid; what keeps the whole chat from working is not.
-func TestDebtsOfMessagesThatAreGone(t *testing.T) {
-	for text, paid := range map[string]bool{
-		"400,Bad Request: message to edit not found": true,
-		"400,Bad Request: message can't be edited":   true,
-		"400,Bad Request: MESSAGE_ID_INVALID":        true,
-		"400,Bad Request: MESSAGE_TOO_LONG":          true,
-		"400,Bad Request: chat not found":            false,
-		"403,Forbidden: bot was blocked by the user": false,
-		"404,Not Found": false,
-		"400,Bad Request: group chat was upgraded to a supergroup chat": false,
-	} {
-		t.Run(text, func(t *testing.T) {
-			e := newTGEnv(t)
-			p := e.over(e.ask(yesNo), Resolved)
-			code, description, _ := strings.Cut(text, ",")
-			tries := 0
-			e.srv.decides(func(string, map[string]any) fate {
-				tries++
-				return fate{answer: fmt.Sprintf(`{"ok":false,"error_code":%s,"description":%q}`,
-					code, description)}
-			})
-			err := e.Settle(t.Context(), p, e.s)
-			if (err == nil) != paid || tries != 1 {
-				t.Errorf("Settle: %v after %d tries", err, tries)
-			}
-			owed, _, _ := e.store.Owed(nil)
-			if (len(owed) == 0) != paid {
-				t.Errorf("%d owed", len(owed))
-			}
-		})
 	}
 }
 
@@ -10741,1911 +10028,6 @@ func TestTappedUnknownMessage(t *testing.T) {
 		}
 		w.settled(first.id)
 	})
-}
-
-// 429 and a lost answer in between: each outcome is shown, and none twice.
-func TestDebtsThroughTrouble(t *testing.T) {
-	again := `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":1}}`
-	for name, c := range map[string]struct {
-		todo  fate
-		twice int
-	}{
-		"429":         {fate{answer: again}, 0},
-		"carried out": {fate{cut: true}, 1},
-		"never came":  {fate{hold: nil, late: make(chan struct{})}, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := newTGEnv(t)
-			a := e.over(e.ask(yesNo), Resolved)
-			b := e.over(e.ask(yesNo), Resolved)
-			<-e.firstAndPoll(c.todo)
-			comesTrue(t, "both are paid", func() bool {
-				owed, _, _ := e.store.Owed(nil)
-				return len(owed) == 0
-			})
-			e.says(a.MsgID, " · phone, ")
-			e.says(b.MsgID, " · phone, ")
-			if n := e.srv.edits(0); len(n) != 2 || e.srv.twice != c.twice {
-				t.Errorf("%d edits, %d changed nothing", len(n), e.srv.twice)
-			}
-		})
-	}
-}
-
-// TestDebtThatFails: a message that takes no edit, for a reason of its own, keeps no other from being paid.
-func TestDebtThatFails(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	a := e.over(e.ask(yesNo), Resolved)
-	b := e.over(e.ask(yesNo), Resolved)
-	e.srv.decides(func(_ string, p map[string]any) fate {
-		if numberOf(p, "message_id") == a.MsgID {
-			return fate{answer: apiCode(413, "Request Entity Too Large")}
-		}
-		return fate{}
-	})
-	e.die()
-	e.poll(e.process())
-	comesTrue(t, "the other is paid", func() bool { return e.prompt(b.ID).MsgStatus == Resolved })
-	e.says(b.MsgID, " · phone, ")
-}
-
-// What was done is marked at its message, once, and nothing is said; a server that has no such marks is told of once in
-// the log.
-func TestDoneIsMarked(t *testing.T) {
-	e := newTGEnv(t)
-	mark := func() {
-		id, err := e.Notify(t.Context(), Notice{ReplyTo: 7, Done: true, SessionID: e.s.ID})
-		if id != 0 || err != nil {
-			t.Error(id, err)
-		}
-	}
-	mark()
-	e.srv.done(7)
-	e.srv.fault = func(method string, w http.ResponseWriter) bool {
-		fmt.Fprint(w, `{"ok":false,"error_code":404,"description":"Not Found: method not found"}`)
-		return true
-	}
-	var log bytes.Buffer
-	e.log = slog.New(slog.NewJSONHandler(&log, nil))
-	mark()
-	mark()
-	if n := strings.Count(log.String(), "method not found"); n != 1 || e.srv.count("sendMessage") != 0 {
-		t.Errorf("%d messages, the log:\n%s", e.srv.count("sendMessage"), log.String())
-	}
-	if e.Trouble() != "" {
-		t.Errorf("it keeps Telegram from working: %s", e.Trouble())
-	}
-}
-
-// A photo or a document is for the session that text would go to; it answers no question, is not taken where it is too
-// big, and anything else that is not text is refused with what can be sent.
-func TestFileFromThePhone(t *testing.T) {
-	photo := `"photo":[{"file_id":"small","file_size":5},{"file_id":"large","file_size":9}]`
-	for _, c := range []struct {
-		name, message string
-		open          bool // a question is
-		want          string
-	}{
-		{"photo", photo, false, `file "" large ""`},
-		{"caption", photo + `,"caption":" /screen \u0003 "`, false, `file "/screen" large ""`},
-		{"one of several", photo + `,"media_group_id":"7"`, false, `file "" large ""`},
-		{"document", `"document":{"file_id":"d","file_name":"../a b.pdf"}`, false, `file "" d "../a b.pdf"`},
-		{"too big", `"document":{"file_id":"d","file_size":21999999}`, false, "✗ Nothing was done: the file has 20 MB, 20"},
-		{"a question is open", photo, true, "✗ Nothing was done: a file answers no question."},
-		{"voice", `"voice":{"file_id":"v"}`, false, "✗ Nothing was done: send it as plain text of up to 4096 bytes, as a photo"},
-		{"sticker", `"sticker":{"file_id":"v"}`, false, "✗ Nothing was done: send it as plain text of up to 4096 bytes, as"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			e := newTGEnv(t)
-			if c.open {
-				e.ask(yesNo)
-			}
-			var m message
-			raw := `{"message_id":7,"from":{"id":1001},"chat":{"id":1001,"type":"private"},` + c.message + `}`
-			if err := json.Unmarshal([]byte(raw), &m); err != nil {
-				t.Fatal(err)
-			}
-			at := time.Now().Add(time.Minute)
-			in := &incoming{message: &m, view: storeView(t, e.store), here: e.here(), freeText: true, at: at}
-			want := in.understand()
-			got := want.reply
-			if r, ok := want.record.(*InputRecord); ok {
-				got = fmt.Sprintf("%s %q %s %q", r.Kind, r.Text, r.File.ID, r.File.Name)
-			}
-			if !strings.HasPrefix(got, c.want) {
-				t.Errorf("%s", got)
-			}
-		})
-	}
-}
-
-// A file is fetched into its session's folder, private and whole; one that is too big, broken, gone or elsewhere leaves
-// nothing there, and no error has the token or the address in it.
-func TestFetch(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	e.jitter = func() float64 { return 1 }
-	e.srv.answers["getFile"] = func(p map[string]any) string {
-		return fmt.Sprintf(`{"file_id":"x","file_path":"photos/%v"}`, p["file_id"])
-	}
-	e.srv.files = func(w http.ResponseWriter, r *http.Request) {
-		switch name := path.Base(r.URL.Path); name {
-		case "elsewhere":
-			http.Redirect(w, r, "/file/bot"+fakeToken+"/photos/1.jpg", http.StatusFound)
-		case "gone":
-			http.Error(w, "no", http.StatusNotFound)
-		case "huge":
-			_, _ = w.Write(make([]byte, maxFile+1)) // the client may hang up
-		case "broken":
-			w.Header().Set("Content-Length", "100")
-			_, _ = w.Write([]byte("half"))
-		default:
-			fmt.Fprint(w, "content of "+name)
-		}
-	}
-	for _, c := range []struct{ id, name, path, want string }{
-		{"1.jpg", "", "1.jpg", ""},
-		{"doc.pdf", "../../my report.pdf", "2-my_report.pdf", ""},
-		{"elsewhere", "", "", "302"},
-		{"gone", "", "", "404"},
-		{"huge", "", "", "too big"},
-		{"broken", "", "", "unexpected EOF"},
-	} {
-		limit := patience()
-		if c.id == "broken" {
-			limit = 2 * time.Second // it is tried again until then
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), limit)
-		got := e.fetch(ctx, e.s.ID, &FileRef{ID: c.id, Name: c.name})
-		cancel()
-		if c.want != "" {
-			said := fmt.Sprint(got.err)
-			if got.path != "" || !strings.Contains(said, c.want) || strings.Contains(said, fakeToken) ||
-				strings.Contains(said, e.srv.URL) {
-				t.Errorf("%s: %q, %v", c.id, got.path, got.err)
-			}
-			continue
-		}
-		b, err := os.ReadFile(got.path)
-		info, statErr := os.Stat(got.path)
-		want := filepath.Join(e.store.Dir, "files", e.s.ID, c.path)
-		if err != nil || statErr != nil || got.err != nil || got.path != want || string(b) != "content of "+c.id ||
-			got.size != int64(len(b)) || got.sha != digest(b) {
-			t.Errorf("%s: %+v, %q, %v", c.id, got, b, err)
-		}
-		if statErr == nil && runtime.GOOS != "windows" && info.Mode().Perm() != 0o600 {
-			t.Errorf("%s has the mode %v", got.path, info.Mode())
-		}
-	}
-	there, err := os.ReadDir(e.store.filesDir(e.s.ID))
-	if err != nil || len(there) != 2 {
-		t.Errorf("there are %v, %v", there, err)
-	}
-}
-
-// TestShowAllInParts: what is much longer than a message is shown in parts, after which the question's message has its
-// buttons: that counts as shown.
-func TestShowAllInParts(t *testing.T) {
-	e := newTGEnv(t)
-	full := strings.Repeat("echo harmless\n", 1000) + "rm -rf /"
-	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Full, p.Lang, p.Source = full, "bash", "hook" }))
-	e.srv.send(tgTap(1, p, "~all"))
-	e.poll(e.Telegram)
-	comesTrue(t, "it can be answered", func() bool { return e.prompt(p.ID).ShownAll && e.prompt(p.ID).MsgID != p.MsgID })
-	now := e.srv.message(e.prompt(p.ID).MsgID)
-	all := ""
-	for _, m := range e.srv.history() {
-		all += m.text
-	}
-	shown := strings.Count(all, "echo harmless")
-	if _, ok := now.choice(yesButton); !ok || !strings.Contains(now.text, "rm -rf /") || shown < 1000 {
-		t.Errorf("%d lines, the last: %q %v", shown, now.text, now.buttons)
-	}
-}
-
-// ---- telegram.go: topics ----
-// Each session has its own place in the chat, and no question is lost to it.
-
-const tgGroup = -1001 // a forum
-
-// TestTopicOfASession: all messages of a session go into one topic, made with the first of them, in the state before it
-// is used, and ended with the session.
-func TestTopicOfASession(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		chat  int64
-		ended string // what becomes of the topic
-	}{
-		{"private chat", 1001, "editForumTopic ✓ api · claude"},
-		{"group", tgGroup, "closeForumTopic api · claude"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			e := newTGEnv(t)
-			e.withTopics(c.chat)
-			var atFirst Topic
-			e.srv.decides(func(method string, _ map[string]any) fate {
-				if method == "sendMessage" && atFirst.ThreadID == 0 {
-					s, _ := e.store.Session(e.s.ID)
-					atFirst = s.Topic
-				}
-				return fate{}
-			})
-			p := e.ask(yesNo)
-			text, err := e.Notify(t.Context(), Notice{Text: "started", SessionID: e.s.ID})
-			if err != nil {
-				t.Fatal(err)
-			}
-			want := Topic{ThreadID: p.MsgID - 1, ThreadChat: c.chat}
-			if atFirst != want || e.topic() != want || e.srv.topics[want.ThreadID] != "api · claude" {
-				t.Errorf("topic %+v, then %+v of %v", atFirst, e.topic(), e.srv.topics)
-			}
-			for _, msg := range []int64{p.MsgID, text} {
-				if in := e.srv.message(msg).thread; in != want.ThreadID {
-					t.Errorf("message %d is in topic %d", msg, in)
-				}
-			}
-			e.end("completed", 0)
-			if _, err := e.Notify(t.Context(), Notice{Text: "ended", SessionID: e.s.ID, Last: true}); err != nil {
-				t.Fatal(err)
-			}
-			method, name, _ := strings.Cut(c.ended, " ")
-			if !e.topic().ThreadEnded || e.srv.count(method) != 1 || e.srv.topics[want.ThreadID] != name {
-				t.Errorf("%+v, %d times %s, %v", e.topic(), e.srv.count(method), method, e.srv.topics)
-			}
-			if n := e.srv.count("createForumTopic"); n != 1 {
-				t.Errorf("%d topics were made", n)
-			}
-		})
-	}
-}
-
-// TestTopicPrepared: a topic that was made before the first message is the one that it goes into, at the cost of one turn.
-func TestTopicPrepared(t *testing.T) {
-	e := newTGEnv(t)
-	e.withTopics(1001)
-	e.PrepareTopic(t.Context(), e.s.ID)
-	made := e.topic()
-	p := e.ask(yesNo)
-	e.PrepareTopic(t.Context(), e.s.ID)
-	if m := e.srv.message(p.MsgID); m.thread != made.ThreadID || made.ThreadID == 0 || len(e.srv.topics) != 1 {
-		t.Errorf("it is in topic %d, of %v, one was %+v", m.thread, e.srv.topics, made)
-	}
-}
-
-// TestNoTopic: where a session cannot have a topic its question comes at once, once, in the plain chat, and at most one
-// topic was tried.
-func TestNoTopic(t *testing.T) {
-	t.Parallel()
-	refused := func(code int, text string) func(string, map[string]any) fate {
-		return func(method string, _ map[string]any) fate {
-			if method != "createForumTopic" {
-				return fate{}
-			}
-			return fate{answer: fmt.Sprintf(`{"ok":false,"error_code":%d,"description":%q}`, code, text)}
-		}
-	}
-	for _, c := range []struct {
-		name   string
-		fate   func(method string, p map[string]any) fate
-		change func(e *tgEnv)
-		tried  int
-		others bool // sessions that begin now try, too
-	}{
-		{"topics off", refused(400, "Bad Request: the chat is not a forum"), nil, 1, false},
-		{"not for bots", refused(400, "Bad Request: BOT_FORUM_CREATE_FORBIDDEN"), nil, 1, false},
-		{"no right", refused(400, "Bad Request: not enough rights to create a topic"), nil, 1, false},
-		{"an old server", refused(404, "Not Found: method not found"), nil, 1, false},
-		{"a broken server", refused(500, "Internal Server Error"), nil, 1, true},
-		{"the answer is lost", func(method string, _ map[string]any) fate {
-			return fate{cut: method == "createForumTopic"}
-		}, nil, 1, true},
-		{"it is not known that there are any", nil, func(e *tgEnv) { e.store.NoteTopics(0) }, 0, false},
-		{"those of another chat", nil, func(e *tgEnv) { e.store.NoteTopics(tgGroup) }, 0, true},
-		{"another process's session", nil, func(e *tgEnv) { e.change(func(s *SessionRecord) { s.Wrapper++ }) }, 0, true},
-		{"its own is in another chat", nil, func(e *tgEnv) {
-			e.change(func(s *SessionRecord) { s.Topic = Topic{ThreadID: 7, ThreadChat: 1002} })
-		}, 0, true},
-		{"it was gone before", nil, func(e *tgEnv) {
-			e.change(func(s *SessionRecord) { s.ThreadID = noTopic })
-		}, 0, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			e := newTGEnv(t)
-			e.withTopics(1001)
-			e.srv.decides(c.fate)
-			if c.change != nil {
-				c.change(e)
-			}
-			p := e.ask(yesNo)
-			if _, err := e.Notify(t.Context(), Notice{Text: "more", SessionID: e.s.ID}); err != nil {
-				t.Fatal(err)
-			}
-			if in := e.srv.message(p.MsgID).thread; in != 0 || e.srv.count("sendMessage") != 2 {
-				t.Errorf("in topic %d, %d messages", in, e.srv.count("sendMessage"))
-			}
-			if n := e.srv.count("createForumTopic"); n != c.tried {
-				t.Errorf("%d topics were tried", n)
-			}
-			if _, in := e.store.Session(e.s.ID); (in != 0) != c.others {
-				t.Errorf("topics are said to be in %d", in)
-			}
-		})
-	}
-}
-
-// TestTopicTriedAgain: what was certainly not made is tried again, and a wait that Telegram asks for is kept.
-func TestTopicTriedAgain(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	e.withTopics(1001)
-	n := 0
-	var asked, again time.Time
-	e.srv.decides(func(method string, _ map[string]any) fate {
-		if method != "createForumTopic" {
-			return fate{}
-		}
-		n++
-		if n > 1 {
-			again = time.Now()
-			return fate{}
-		}
-		asked = time.Now()
-		return fate{answer: `{"ok":false,"error_code":429,"description":"Too Many","parameters":{"retry_after":1}}`}
-	})
-	p := e.ask(yesNo)
-	if e.srv.message(p.MsgID).thread == 0 || n != 2 || again.Sub(asked) < time.Second {
-		t.Errorf("%d tries, after %v", n, again.Sub(asked))
-	}
-	offline := newTGEnv(t)
-	offline.withTopics(1001)
-	cfg := *offline.cfg.Load()
-	cfg.APIBase = "http://127.0.0.1:1"
-	there := offline.cfg.Swap(&cfg)
-	if !offline.openTopic(t.Context(), offline.s.ID) || offline.topicTried {
-		t.Error("without a connection it counts as tried")
-	}
-	offline.cfg.Store(there)
-	if p := offline.ask(yesNo); offline.srv.message(p.MsgID).thread == 0 {
-		t.Error("it has no topic when the network is back")
-	}
-}
-
-// TestTopicNotRecorded: a topic whose number cannot be recorded is not used, and no other is made.
-func TestTopicNotRecorded(t *testing.T) {
-	e := newTGEnv(t)
-	e.withTopics(1001)
-	works := e.store.log.do
-	fullDisk(e.store)
-	for range 3 {
-		e.openTopic(t.Context(), e.s.ID)
-	}
-	e.store.log.do = works
-	if p := e.ask(yesNo); e.srv.message(p.MsgID).thread != 0 || e.srv.count("createForumTopic") != 1 {
-		t.Errorf("%d topics", e.srv.count("createForumTopic"))
-	}
-}
-
-// TestTopicGone: a message for a topic that is gone comes once, in the plain chat, replies to nothing in the topic, and
-// the session stays there.
-func TestTopicGone(t *testing.T) {
-	for _, words := range []string{"message thread not found", "TOPIC_ID_INVALID", "TOPIC_DELETED", "TOPIC_CLOSED"} {
-		t.Run(words, func(t *testing.T) {
-			t.Parallel()
-			e := newTGEnv(t)
-			e.withTopics(1001)
-			e.ask(yesNo)
-			thread := e.topic().ThreadID
-			e.srv.decides(func(_ string, p map[string]any) fate {
-				if p["message_thread_id"] != nil {
-					return fate{answer: apiRefusal(words)}
-				}
-				return fate{}
-			})
-			sent := map[int64]Notice{}
-			for _, n := range []Notice{
-				{Text: "a reply", ReplyTo: 55, ThreadID: thread},
-				{Text: "a notice", SessionID: e.s.ID},
-				{Text: "another", SessionID: e.s.ID},
-			} {
-				id, err := e.Notify(t.Context(), n)
-				if err != nil {
-					t.Fatal(err)
-				}
-				sent[id] = n
-			}
-			refusals := 0
-			for _, c := range e.srv.requests() {
-				if c.method == "sendMessage" && c.p["message_thread_id"] != nil {
-					refusals++
-				} else if c.p["reply_parameters"] != nil {
-					t.Errorf("%v replies to what is in the topic", c.p)
-				}
-			}
-			if len(sent) != 3 || refusals != 2 || e.topic() != (Topic{ThreadID: noTopic}) {
-				t.Errorf("%d messages, %d into the topic, %+v", len(sent), refusals, e.topic())
-			}
-			for id, n := range sent {
-				if m := e.srv.message(id); m.thread != 0 || !strings.Contains(m.text, n.Text) || e.srv.came(n.Text) != 1 {
-					t.Errorf("%q: %+v", n.Text, m)
-				}
-			}
-		})
-	}
-}
-
-// TestTopicName: a topic is called as the session, on one line, as no other that lives, in at most 128 characters.
-func TestTopicName(t *testing.T) {
-	long := strings.Repeat("x", 300)
-	for _, c := range []struct {
-		label, cwd, tool, other string
-		want                    string
-	}{
-		{"", "/home/u/proj", "claude", "completed", "proj · claude"},
-		{"api", "/home/u/proj", "claude", "completed", "api · claude"},
-		{"api", "/home/u/proj", "claude", "active", "api · claude aaaaaaaa"},
-		{"a\nb  c", "/", "bash", "completed", "a ⏎ b c · bash"},
-		{long, "/", long, "active", long[:59] + "… · " + long[:39] + "… aaaaaaaa"},
-	} {
-		s := &SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0"}, Label: c.label, Cwd: c.cwd, Tool: c.tool}
-		other := *s
-		other.ID = "bbbbbbbb-0"
-		other.Status = c.other
-		v := viewOf(map[string]Record{s.key(): s, other.key(): &other})
-		if got := topicName(v, s); got != c.want || units(got) > 128 {
-			t.Errorf("%q, want %q", got, c.want)
-		}
-	}
-}
-
-// TestTopicsHere: topics are used where the chat has them and the bot may make them; else doctor tells what to do.
-func TestTopicsHere(t *testing.T) {
-	for _, c := range []struct {
-		name, me, chat string
-		id             int64
-		here           bool
-	}{
-		{"private", `{"has_topics_enabled":true}`, "", 1001, true},
-		{"private, off", `{"has_topics_enabled":false}`, "", 1001, false},
-		{"an old server", `{"id":9}`, "", 1001, false},
-		{"forum", `{"id":9}`, `{"is_forum":true}`, tgGroup, true},
-		{"group", `{"id":9,"has_topics_enabled":true}`, `{"type":"supergroup"}`, tgGroup, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			e := newTGEnv(t)
-			e.cfg.Store(&Config{Token: fakeToken, ChatID: c.id, APIBase: e.srv.URL})
-			for method, answer := range map[string]string{"getMe": c.me, "getChat": c.chat} {
-				e.srv.answers[method] = func(map[string]any) string { return answer }
-			}
-			if here, err := e.topicsHere(t.Context()); here != c.here || err != nil {
-				t.Errorf("%v, %v", here, err)
-			}
-			if err := e.receiver(e.Telegram).lookAfterTopics(); err != nil {
-				t.Fatal(err)
-			}
-			if _, in := e.store.Session(""); (in == c.id) != c.here {
-				t.Errorf("it is recorded that topics are in %d", in)
-			}
-		})
-	}
-}
-
-// TestTopicsTidied: the poller ends the topics of its chat whose sessions could not, and leaves all others as they are,
-// however old: none is deleted.
-func TestTopicsTidied(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		ago    time.Duration // since it ended, 0: it lives
-		before Topic
-		call   string // the only one
-		after  Topic
-	}{
-		{"it lives", 0, Topic{ThreadID: 7, ThreadChat: 1001}, "", Topic{ThreadID: 7, ThreadChat: 1001}},
-		{"it ends by itself", time.Second, Topic{ThreadID: 7, ThreadChat: 1001}, "", Topic{ThreadID: 7, ThreadChat: 1001}},
-		{"it crashed", time.Hour, Topic{ThreadID: 7, ThreadChat: 1001}, "editForumTopic",
-			Topic{ThreadID: 7, ThreadChat: 1001, ThreadEnded: true}},
-		{"ended", time.Hour, Topic{7, 1001, true}, "", Topic{7, 1001, true}},
-		{"gone", time.Hour, Topic{ThreadID: 8, ThreadChat: 1001}, "editForumTopic",
-			Topic{ThreadID: 8, ThreadChat: 1001, ThreadEnded: true}},
-		{"old", 31 * 24 * time.Hour, Topic{7, 1001, true}, "", Topic{7, 1001, true}},
-		{"old, not ended", 31 * 24 * time.Hour, Topic{7, 1001, false}, "editForumTopic", Topic{7, 1001, true}},
-		{"of another chat", time.Hour, Topic{ThreadID: 7, ThreadChat: 1002}, "", Topic{ThreadID: 7, ThreadChat: 1002}},
-		{"old, of another chat", 31 * 24 * time.Hour, Topic{7, 1002, true}, "", Topic{7, 1002, true}},
-		{"none", time.Hour, Topic{ThreadID: noTopic}, "", Topic{ThreadID: noTopic}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			e := newTGEnv(t)
-			e.withTopics(1001)
-			e.srv.topics[7] = "api · claude"
-			e.change(func(s *SessionRecord) {
-				s.Topic = c.before
-				if c.ago > 0 {
-					s.Status = "crashed"
-					s.EndedAt = ref(time.Now().Add(-c.ago))
-				}
-			})
-			if err := e.receiver(e.Telegram).tidyTopics(); err != nil {
-				t.Fatal(err)
-			}
-			var calls []string
-			for _, call := range e.srv.requests() {
-				calls = append(calls, call.method)
-			}
-			if got := strings.Join(calls, " "); got != c.call || e.topic() != c.after {
-				t.Errorf("%s, %+v", got, e.topic())
-			}
-			if s, _ := e.store.Session(e.s.ID); c.name == "it crashed" && e.srv.topics[7] != "✗ api · claude" {
-				t.Errorf("%v of %v", e.srv.topics, s)
-			}
-		})
-	}
-}
-
-// TestTopicTurns: a session's first message takes two turns at once, any other one; within a minute there are never more
-// than the limits allow, and who has waited too long leaves without a topic.
-func TestTopicTurns(t *testing.T) {
-	e := newTGEnv(t)
-	e.withTopics(1001)
-	for _, c := range []struct {
-		session string
-		waited  time.Duration
-		want    int
-	}{{e.s.ID, 0, 2}, {e.s.ID, topicPatience, 1}, {"", 0, 1}, {newID(), 0, 1}} {
-		if got := e.turnsFor(c.session, c.waited); got != c.want {
-			t.Errorf("%d turns for %q after %v", got, c.session, c.waited)
-		}
-	}
-	e.ask(yesNo)
-	if got := e.turnsFor(e.s.ID, 0); got != 1 {
-		t.Errorf("%d turns for the next message", got)
-	}
-	start := time.Unix(1_800_000_000, 0)
-	for _, c := range []struct {
-		every     time.Duration
-		perMinute int
-	}{{paceChat, 62}, {paceGroup, 20}} {
-		var next time.Time
-		var wait time.Duration
-		var sent []time.Time
-		random := rand.New(rand.NewPCG(1, 2))
-		for now := start; now.Before(start.Add(time.Hour)); now = now.Add(max(wait, time.Millisecond)) {
-			turns := 1 + random.IntN(2)
-			if random.IntN(50) == 0 {
-				now = now.Add(time.Duration(random.IntN(6)) * c.every) // a pause in which turns are saved up
-			}
-			next, wait = reserve(next, now, c.every, turns, rank(random.IntN(4)))
-			if wait == 0 {
-				sent = append(sent, slices.Repeat([]time.Time{now}, turns)...)
-			}
-		}
-		for i := range sent {
-			if j := i + c.perMinute; j < len(sent) && sent[j].Sub(sent[i]) < time.Minute {
-				t.Fatalf("%v: %d messages within %v", c.every, c.perMinute+1, sent[j].Sub(sent[i]))
-			}
-		}
-	}
-}
-
-// TestTextInTopics: text in a session's topic is for that session, whatever else was claimed; what replies to something
-// that is not known goes nowhere.
-func TestTextInTopics(t *testing.T) {
-	now := time.Now()
-	v := viewOf(map[string]Record{})
-	for i, id := range []string{"aaaaaaaa-0", "bbbbbbbb-0", "dddddddd-0"} {
-		s := &SessionRecord{Head: Head{Rec: "session", ID: id}, Tool: "claude", Status: "active",
-			StartedAt: now.Add(-time.Hour)}
-		s.Topic = Topic{ThreadID: int64(10 * (i + 1)), ThreadChat: tgGroup}
-		if id == "dddddddd-0" {
-			s.Status = "completed"
-		}
-		v.apply(s)
-	}
-	elsewhere := &SessionRecord{Head: Head{Rec: "session", ID: "eeeeeeee-0"}, Status: "active"}
-	elsewhere.Topic = Topic{ThreadID: 50, ThreadChat: 1001}
-	v.apply(elsewhere)
-	p := tgMenu
-	p.Head = Head{Rec: "prompt", ID: "11111111-0"}
-	p.SessionID, p.Status, p.MsgID, p.MsgDate = "aaaaaaaa-0", AwaitingReply, 12, 1
-	v.apply(&p)
-	bot := &user{IsBot: true}
-	opening := &message{ID: 20, From: bot}
-	for _, c := range []struct {
-		name   string
-		text   string
-		thread int64
-		to     *message
-		claim  string
-		want   string
-	}{
-		{"in its topic", "go on", 20, nil, "", `^text bbbbbbbb "go on"$`},
-		{"as a reply to what opened it", "go on", 20, opening, "", `^text bbbbbbbb "go on"$`},
-		{"against the claim", "go on", 20, nil, "aaaaaaaa-0", `^text bbbbbbbb`},
-		{"as a reply to something of it", "go on", 20, &message{ID: 22, From: bot}, "", `^text bbbbbbbb`},
-		{"in that of one that has ended", "go on", 30, nil, "", `^reply ✗ Nothing was sent: .*dddddddd.* has ended`},
-		{"in one of the operator's own", "go on", 40, nil, "", `^reply $`},
-		{"there, as a reply to what opened it", "go on", 40, &message{ID: 40, From: bot}, "bbbbbbbb-0", `^text bbbbbbbb`},
-		{"in one with the number of another chat's", "go on", 50, nil, "", `^reply $`},
-		{"in a chain of replies, which is no topic", "go on", -20, nil, "", `^reply $`},
-		{"there, as claimed", "go on", 40, nil, "aaaaaaaa-0", `^reply ✗ Nothing was done: a permission`},
-		{"the answer to its question", "1", 10, nil, "", `^decide 11111111 1$`},
-		{"the answer, as a reply to what opened it", "1", 10, &message{ID: 10, From: bot}, "", `^decide 11111111 1$`},
-		{"a reply to its question", "use make", 10, &message{ID: 12, From: bot}, "", `^decide 11111111 deny:use make$`},
-		{"a reply to nothing known", "go on", 0, &message{ID: 99, From: bot}, "bbbbbbbb-0", `^reply $`},
-		{"a reply to a person", "go on", 0, &message{ID: 98, From: &user{ID: 1001}}, "bbbbbbbb-0", `^reply $`},
-		{"a document's reply", "go on", 0, &message{ID: 99, From: bot, Caption: "x [SID:bbbbbbbb]"}, "",
-			`^text bbbbbbbb`},
-		{"a command", "/screen", 20, nil, "", `^screen bbbbbbbb ""$`},
-		{"keys", "/keys CTRL_C", 20, nil, "", `^keys bbbbbbbb "CTRL_C"$`},
-		{"the end", "/cancel", 20, nil, "aaaaaaaa-0", `^cancel bbbbbbbb ""$`},
-		{"the end, in one of the operator's own", "/cancel", 40, nil, "aaaaaaaa-0", `^reply ✗ End which program`},
-		{"a command of the tool's", "//compact", 20, nil, "", `^text bbbbbbbb "//compact"$`},
-		{"a command for another", "/screen aaaa", 20, nil, "", `^screen aaaaaaaa ""$`},
-		{"a claim", "/claim", 20, nil, "", `^claim bbbbbbbb-0$`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: map[string]string{"claim telegram:1001": c.claim}})
-			m := &message{ID: 60, From: &user{ID: 1001}, Date: 3, Text: c.text, ReplyTo: c.to}
-			m.ThreadID = max(c.thread, -c.thread)
-			m.InTopic = c.thread > 0
-			m.Chat.ID = tgGroup
-			want := (&incoming{message: m, view: v, at: now}).understand()
-			if got := tgWish(want); !regexp.MustCompile(c.want).MatchString(got) {
-				t.Errorf("%s, want %s", got, c.want)
-			}
-			if in, ok := want.record.(*InputRecord); ok && (in.ThreadID != c.thread || in.ReplyTo != 60) {
-				t.Errorf("the answer goes to %d in topic %d", in.ReplyTo, in.ThreadID)
-			}
-		})
-	}
-}
-
-// TestInputAnsweredInItsTopic: what the operator asked of a session in a topic is answered there.
-func TestInputAnsweredInItsTopic(t *testing.T) {
-	st := storeAt(t, home(t, ""))
-	s := bareSession(t, st, storeSession(t, st), "bash")
-	told := make(noticed, 1)
-	s.ch = told
-	s.handleInput(&InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "?", ReplyTo: 60, ThreadID: 40})
-	if n := <-told; n.ReplyTo != 60 || n.ThreadID != 40 {
-		t.Errorf("%+v", n)
-	}
-}
-
-// noticed is a channel that hands over notices.
-type noticed chan Notice
-
-func (c noticed) Ask(context.Context, *PromptRecord, *SessionRecord) (int64, error) { return 0, nil }
-func (c noticed) Settle(context.Context, *PromptRecord, *SessionRecord) error       { return nil }
-func (c noticed) Close() error                                                      { return nil }
-func (c noticed) Notify(_ context.Context, n Notice) (int64, error)                 { c <- n; return 0, nil }
-
-// TestTopicKept: a session's topic stays in its record, whoever writes that next.
-func TestTopicKept(t *testing.T) {
-	e := newTGEnv(t)
-	want := Topic{ThreadID: 7, ThreadChat: 1001}
-	if err := e.store.SetTopic(e.s.ID, want); err != nil {
-		t.Fatal(err)
-	}
-	own := *e.s // as the session's loop has it
-	own.Activity = "idle"
-	if err := storeUpdate(e.store, &own); err != nil {
-		t.Fatal(err)
-	}
-	other := e.process()
-	if s, _ := other.store.Session(e.s.ID); s.Topic != want || s.Activity != "idle" {
-		t.Errorf("%+v, %s", s.Topic, s.Activity)
-	}
-}
-
-// TestReplyInItsTopic: what the operator writes is answered in the topic in which it was written, his own too.
-func TestReplyInItsTopic(t *testing.T) {
-	e := newTGEnv(t)
-	e.withTopics(1001)
-	e.srv.topics[40] = "the operator's own"
-	e.poll(e.Telegram)
-	e.srv.send(tgSay(1, "/help", `,"message_thread_id":40,"is_topic_message":true`))
-	c := e.srv.until(t, "sendMessage", "/status")
-	if numberOf(c.p, "message_thread_id") != 40 {
-		t.Errorf("%v", c.p)
-	}
-}
-
-// TestNotText: what happened in the chat is nobody's word, and what has no text is asked for as text.
-func TestNotText(t *testing.T) {
-	for _, c := range []struct {
-		name, more, want string
-	}{
-		{"a topic was made", `"forum_topic_created":{"name":"x"}`, `^reply $`},
-		{"renamed", `"forum_topic_edited":{}`, `^reply $`},
-		{"closed", `"forum_topic_closed":{}`, `^reply $`},
-		{"opened", `"forum_topic_reopened":{}`, `^reply $`},
-		{"pinned", `"pinned_message":{"message_id":5}`, `^reply $`},
-		{"a checklist", `"checklist":{"title":"x"}`, `^reply ✗ Nothing was done: send it as plain text`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			v := viewOf(map[string]Record{})
-			v.apply(&SessionRecord{Head: Head{Rec: "session", ID: "aaaaaaaa-0"}, Status: "active"})
-			var m message
-			text := `{"message_id":60,"from":{"id":1001},"chat":{"id":1001},` + c.more + `}`
-			if err := json.Unmarshal([]byte(text), &m); err != nil {
-				t.Fatal(err)
-			}
-			got := tgWish((&incoming{message: &m, view: v, at: time.Now()}).understand())
-			if !regexp.MustCompile(c.want).MatchString(got) {
-				t.Errorf("%s, want %s", got, c.want)
-			}
-		})
-	}
-}
-
-// ---- telegram.go: polling and updates ----
-// Of all that arrives only what the operator meant acts, once.
-
-// TestTelegramAdmitted: only a message or tap that a listed person made in the configured chat
-// counts.
-func TestTelegramAdmitted(t *testing.T) {
-	msg := func(more string) string {
-		return `{"update_id":1,"message":{"message_id":5,"date":9,"from":{"id":1001},"chat":{"id":1001,"type":"private"}` +
-			`,"text":"hi"` + more + `}}`
-	}
-	group := `{"update_id":1,"message":{"from":{"id":1001},"chat":{"id":-5,"type":"group"},"text":"hi"}}`
-	tap := func(from, chat int64) string {
-		return fmt.Sprintf(`{"callback_query":{"id":"q","from":{"id":%d},`+
-			`"message":{"message_id":5,"chat":{"id":%d,"type":"private"}},"data":"x"}}`, from, chat)
-	}
-	for _, c := range []struct {
-		update string
-		chat   int64
-		want   bool
-	}{
-		{msg(""), 1001, true},
-		{tap(1001, 1001), 1001, true},
-		{group, -5, true},
-		{group, 1001, false},
-		{strings.Replace(group, `"id":1001`, `"id":2002`, 1), -5, false}, // anyone in a group can write and press
-		{strings.Replace(strings.Replace(tap(2002, -5), "private", "supergroup", 1), "x", "y", 1), -5, false},
-		{strings.Replace(tap(1001, -5), "private", "supergroup", 1), -5, true},
-		{msg(""), -5, false},
-		{msg(""), 0, false},
-		{tap(2002, 1001), 1001, false},
-		{tap(1001, 7), 1001, false},
-		{tap(2002, 2002), 1001, false},
-		{strings.ReplaceAll(msg(""), `"from":{"id":1001}`, `"from":{"id":2002,"username":"operator"}`), 1001, false},
-		{strings.ReplaceAll(msg(""), `"type":"private"`, `"type":"group"`), 1001, false},
-		{strings.ReplaceAll(group, "1001", "1001,\"is_bot\":true"), -5, false},
-		{strings.Replace(group, `"text"`, `"sender_chat":{"id":-5},"text"`, 1), -5, false},
-		{msg(`,"forward_origin":{"type":"user"}`), 1001, false},
-		{msg(`,"via_bot":{"id":3}`), 1001, false},
-		{msg(`,"edit_date":7`), 1001, false},
-		{strings.Replace(msg(""), `"message"`, `"edited_message"`, 1), 1001, false},
-		{strings.Replace(msg(""), `"message"`, `"channel_post"`, 1), 1001, false},
-		{`{"update_id":1}`, 1001, false},
-		{`{"callback_query":{"id":"q","from":{"id":1001},"inline_message_id":"x","data":"y"}}`, 1001, false},
-		{`{"message":{"chat":{"id":1001,"type":"private"},"text":"hi"}}`, 1001, false},
-	} {
-		var u update
-		if err := json.Unmarshal([]byte(c.update), &u); err != nil {
-			t.Fatal(err)
-		}
-		if _, ok := admitted(&u, []int64{1001}, c.chat); ok != c.want {
-			t.Errorf("admitted(%s, chat %d) = %v", c.update, c.chat, ok)
-		}
-	}
-}
-
-// TestAdmittedOnlyWhole: each part of who wrote, where and how must hold by itself, whatever else does.
-func TestAdmittedOnlyWhole(t *testing.T) {
-	for _, c := range []struct {
-		name, update string
-		users        []int64
-		chat         int64
-	}{
-		{"no number", `{"message":{"from":{"id":0},"chat":{"id":-5,"type":"group"}}}`, []int64{0}, -5},
-		{"negative number", `{"message":{"from":{"id":-7},"chat":{"id":-5,"type":"group"}}}`, []int64{-7}, -5},
-		{"no chat set", `{"message":{"from":{"id":1001},"chat":{"id":0,"type":"group"}}}`, []int64{1001}, 0},
-		{"another's private chat", `{"message":{"from":{"id":2002},"chat":{"id":1001,"type":"private"}}}`,
-			[]int64{1001, 2002}, 1001},
-		{"own private chat, another is set", `{"message":{"from":{"id":1001},"chat":{"id":1001,"type":"private"}}}`,
-			[]int64{1001}, 2002},
-		{"a channel", `{"message":{"from":{"id":1001},"chat":{"id":-5,"type":"channel"}}}`, []int64{1001}, -5},
-		{"another group", `{"message":{"from":{"id":1001},"chat":{"id":-6,"type":"supergroup"}}}`, []int64{1001}, -5},
-		{"a stranger's message with a tap",
-			`{"message":{"from":{"id":3},"chat":{"id":1001,"type":"private"}},"callback_query":` +
-				`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`,
-			[]int64{1001}, 1001},
-		{"a message with a tap",
-			`{"message":{"from":{"id":1001},"chat":{"id":1001,"type":"private"}},"callback_query":` +
-				`{"id":"q","from":{"id":1001},"message":{"message_id":5,"chat":{"id":1001,"type":"private"}}}}`,
-			[]int64{1001}, 1001},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var u update
-			if err := json.Unmarshal([]byte(c.update), &u); err != nil {
-				t.Fatal(err)
-			}
-			if _, ok := admitted(&u, c.users, c.chat); ok {
-				t.Errorf("%s is admitted", c.name)
-			}
-		})
-	}
-}
-
-// TestTelegramUnderstand: a text goes to the session or question that it names or replies to, and
-// where that is not one, nothing is done.
-func TestTelegramUnderstand(t *testing.T) {
-	now := time.Now()
-	session := func(id, label, status string) *SessionRecord {
-		return &SessionRecord{
-			Head:      Head{ID: id + "-0000"},
-			Tool:      "claude",
-			Label:     label,
-			Status:    status,
-			StartedAt: now.Add(-time.Hour),
-		}
-	}
-	a, b, dead := session("aaaaaaaa", "api", "active"), session("bbbbbbbb", "web", "active"),
-		session("dddddddd", "", "completed")
-	prompt := func(id string, s *SessionRecord, msg int64, p PromptRecord) *PromptRecord {
-		p.ID = id + "-0000"
-		p.SessionID = s.ID
-		p.MsgID = msg
-		p.Status = AwaitingReply
-		p.Nonce = newNonce()
-		p.CreatedAt, p.ExpiresAt = now.Add(-time.Minute), now.Add(time.Minute)
-		p.MsgDate = now.Add(-time.Minute).Unix()
-		return &p
-	}
-	reply := func(id int64, text string) *message {
-		return &message{ID: id, Text: text, From: &user{IsBot: true}}
-	}
-	one, two := []*SessionRecord{a, dead}, []*SessionRecord{a, b, dead}
-	idle := PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}
-	secret := PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}
-	menu := []*PromptRecord{prompt("11111111", a, 50, tgMenu)}
-	for _, c := range []struct {
-		text     string
-		to       *message
-		sessions []*SessionRecord
-		prompts  []*PromptRecord
-		held     map[string]string
-		want     string // a regular expression
-	}{
-		{"go on", nil, one, nil, nil, `^text aaaaaaaa "go on"$`},
-		{"go on", nil, two, nil, nil, `(?s)^reply ✗ Which session\? .*api.*\n.*web`},
-		{"go on", nil, []*SessionRecord{dead}, nil, nil, `^reply ✗ Which session\?.* nothing$`},
-		{"go on", reply(7, "x\nclaude · web [SID:bbbbbbbb]"), two, nil, nil, `^text bbbbbbbb "go on"$`},
-		{"go on", reply(7, "[SID:bbbbbbbb]\nclaude [SID:aaaaaaaa]"), two, nil, nil, `^text aaaaaaaa`},
-		{"go on", &message{ID: 7, Text: "x [SID:bbbbbbbb]", From: &user{ID: 1001}}, two, nil, nil, `^reply ✗ Which`},
-		{"go on", reply(7, "Running: nothing"), one, nil, nil, `^reply ✗ Which session`},
-		{"go on", reply(7, "claude [SID:dddddddd]"), two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
-		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": b.ID}, `^text bbbbbbbb`},
-		{"go on", nil, two, nil, map[string]string{"claim telegram:2002": b.ID}, `^reply ✗ Which`},
-		{"go on", nil, two, nil, map[string]string{"claim telegram:1001": dead.ID}, `^reply ✗ Which session`},
-		{"go on", nil, one, nil, map[string]string{"claim telegram:1001": dead.ID}, `^text aaaaaaaa`},
-		{"go on", nil, one, []*PromptRecord{prompt("11111111", a, 50, idle)}, nil, `^text aaaaaaaa "go on"$`},
-		{"Red", nil, one, []*PromptRecord{prompt("11111111", a, 50, PromptRecord{Prompt: Prompt{Type: FreeText}})}, nil,
-			`^decide 11111111 Red$`},
-		{"go\x1b[201~\r\x03 on", nil, one, nil, nil, `^text aaaaaaaa "go\[201~\\n on"$`},
-		{"bad \uFFFD", nil, one, nil, nil, `^reply ✗ Nothing was done`},
-		{"", nil, one, nil, nil, `^reply ✗ Nothing was done`},
-		{"1", nil, one, menu, nil, `^decide 11111111 1$`},
-		{"no", nil, one, menu, nil, `^decide 11111111 3$`},
-		{"use pnpm", reply(50, ""), two, menu, nil, `^decide 11111111 deny:use pnpm$`},
-		{"use pnpm", nil, one, menu, nil, `^reply ✗ Nothing was done: a permission`},
-		{"hunter2", reply(50, ""), one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil,
-			`^reply ✗ Nothing was typed: .*password.*delete it`},
-		{"hunter2", nil, one, []*PromptRecord{prompt("11111111", a, 50, secret)}, nil,
-			`^reply ✗ Nothing was typed: .*password.*delete it`},
-		{"1", nil, one,
-			[]*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil,
-			`^decide 11111111 1$`},
-		{"3", nil, one,
-			[]*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu, func(p *PromptRecord) { p.Cut = true }))}, nil,
-			`^decide 11111111 3$`},
-		{"3, 1", nil, one, []*PromptRecord{prompt("11111111", a, 50, tgWith(tgMenu,
-			func(p *PromptRecord) { p.Multi = true }))}, nil, `^decide 11111111 3,1$`},
-		{"/send bbbb do it\nnow", nil, two, nil, nil, `^text bbbbbbbb "do it\\nnow"$`},
-		{"/send web do it", nil, two, nil, nil, `^text bbbbbbbb "do it"$`},
-		{"/send cccc do it", nil, two, nil, nil, `^reply ✗ There is no session cccc\. Running:\n`},
-		{"/send web do it", nil, append(slices.Clone(two), session("eeeeeeee", "web", "active")), nil, nil,
-			`^reply ✗ web names several sessions\. Running:\n`},
-		{"/send bbbb", nil, two, nil, nil, `^reply ✗ Send what\? Example: /send bbbbbbbb go on$`},
-		{"/claim web", nil, two, nil, nil, `^claim bbbbbbbb-0000$`},
-		{"/switch aaaa", nil, two, nil, nil, `^claim aaaaaaaa-0000$`},
-		{"/release", nil, two, nil, nil, `^claim $`},
-		{"/keys CTRL_C", nil, one, nil, nil, `^keys aaaaaaaa "CTRL_C"$`},
-		{"/keys bbbb esc UP", nil, two, nil, nil, `^keys bbbbbbbb "esc UP"$`},
-		{"/keys bbbb FOO", nil, two, nil, nil, `^reply ✗ There is no key FOO`},
-		{"/keys FOO", nil, one, nil, nil, `^reply ✗ There is no key FOO. Keys: CTRL_A`},
-		{"/keys CTRL_C", nil, two, nil, nil, `^reply ✗ Which session`},
-		{"/keys y 1", nil, one, nil, nil, `^keys aaaaaaaa "y 1"$`},
-		{"/keys api", nil, two, nil, nil, `^reply ✗ Press what\? Example: /keys ESC UP\. Keys: CTRL_A`},
-		{"/keys", nil, two, nil, nil, `^reply ✗ Press what`},
-		{"/cancel", nil, one, nil, nil, `^reply ✗ End which program\? Example: /cancel 1a2b3c4d\. Running:\n`},
-		{"/cancel", nil, two, nil, map[string]string{"claim telegram:1001": b.ID}, `^reply ✗ End which program`},
-		{"/cancel", reply(7, "claude [SID:bbbbbbbb]"), two, nil, nil, `^cancel bbbbbbbb ""$`},
-		{"/cancel", reply(50, ""), two, menu, nil, `^cancel aaaaaaaa ""$`},
-		{"/cancel web", nil, two, nil, nil, `^cancel bbbbbbbb ""$`},
-		{"/stop", nil, two, nil, nil, `^reply ✗ Which session`},
-		{"/stop web", nil, two, nil, nil, `^stop bbbbbbbb ""$`},
-		{"/stop web", nil, append(slices.Clone(two), session("eeeeeeee", "web", "crashed")), nil, nil, `^stop bbbbbbbb ""$`},
-		{"/stop bb", nil, append(slices.Clone(two), session("bbcccccc", "", "completed")), nil, nil, `^stop bbbbbbbb ""$`},
-		{"/stop d", nil, append(slices.Clone(two), session("dcdcdcdc", "", "completed")), nil, nil, `^reply ✗ .* has ended`},
-		{"/cancel dddd", nil, two, nil, nil, `^reply ✗ Nothing was sent: .*ended`},
-		{"/screen@my_bot web", nil, two, nil, nil, `^screen bbbbbbbb ""$`},
-		{"/last", reply(7, "claude [SID:bbbbbbbb]"), two, nil, nil, `^screen bbbbbbbb ""$`},
-		{"/sessions", nil, two, nil, nil, `^reply Running:\n• api · claude .*\n• web · claude`},
-		{"/status", nil, one, menu, nil, `(?s)^reply Running:.*proceed\?.*until .*Audit log: 7 sha256:x`},
-		{"/help", nil, nil, nil, nil, `(?s)^reply .*/status .*/keys`},
-		{"/start", nil, nil, nil, nil, `(?s)^reply .*/status .*/keys`},
-		{"/sesions", nil, one, nil, nil, `^reply ✗ There is no /sesions here; /help has`},
-		{"/clear", nil, one, nil, nil, `//clear sends /clear to the tool.$`},
-		{"/my-command x", nil, one, nil, nil, `^reply ✗ There is no /my-command here.`},
-		{"/tmp/x is a path", nil, one, nil, nil, `^text aaaaaaaa "/tmp/x is a path"$`},
-		{"/tmp/x", nil, one, nil, nil, `^text aaaaaaaa "/tmp/x"$`},
-		{"/ x", nil, one, nil, nil, `^text aaaaaaaa "/ x"$`},
-		{"/1 x", nil, one, nil, nil, `^text aaaaaaaa "/1 x"$`},
-		{"//compact now", nil, one, nil, nil, `^text aaaaaaaa "//compact now"$`},
-		{"//compact", reply(7, "claude [SID:bbbbbbbb]"), two, nil, nil, `^text bbbbbbbb "//compact"$`},
-		{"//compact", nil, two, nil, nil, `^reply ✗ Which session`},
-		{"//", nil, one, nil, nil, `^text aaaaaaaa "//"$`},
-		{"///x", nil, one, nil, nil, `^text aaaaaaaa "///x"$`},
-		{"/send api /compact", nil, two, nil, nil, `^text aaaaaaaa "//compact"$`},
-		{"/send api //compact", nil, two, nil, nil, `^text aaaaaaaa "//compact"$`},
-		{"/send api /tmp/x", nil, two, nil, nil, `^text aaaaaaaa "/tmp/x"$`},
-		{"//home", nil, one, []*PromptRecord{prompt("11111111", a, 50, PromptRecord{Prompt: Prompt{Type: FreeText}})}, nil,
-			`^decide 11111111 /home$`},
-		{"/Keys@my_bot\nCTRL_C", nil, one, nil, nil, `^keys aaaaaaaa "CTRL_C"$`},
-	} {
-		v := viewOf(map[string]Record{})
-		for _, s := range c.sessions {
-			v.apply(s)
-		}
-		for _, p := range c.prompts {
-			v.apply(p)
-		}
-		v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "telegram"}, Values: c.held})
-		v.apply(&MetaRecord{Head: Head{Rec: "meta", ID: "audit"}, Seq: 7, Hash: "sha256:x"})
-		m := &message{ID: 60, From: &user{ID: 1001}, Date: now.Unix(), Text: c.text, ReplyTo: c.to}
-		m.Chat.ID = 1001
-		got := tgWish((&incoming{message: m, view: v, freeText: true, at: now}).understand())
-		if !regexp.MustCompile(c.want).MatchString(got) {
-			t.Errorf("%q: got %s, want %s", c.text, got, c.want)
-		}
-	}
-}
-
-// tgWish puts a wish on one line.
-func tgWish(w intent) string {
-	switch r := w.record.(type) {
-	case *InputRecord:
-		return fmt.Sprintf("%s %s %q", r.Kind, shortID(r.SessionID), r.Text)
-	case *MetaRecord:
-		return "claim " + r.Values["claim telegram:1001"]
-	}
-	if w.decision != nil {
-		return "decide " + shortID(w.decision.PromptID) + " " + w.decision.Value
-	}
-	return "reply " + w.reply
-}
-
-// What was written before the session or the question does not count for it; in a group, only what is addressed does.
-func TestTelegramOldAndGroupText(t *testing.T) {
-	now := time.Now()
-	s := &SessionRecord{
-		Head:      Head{Rec: "session", ID: "aaaaaaaa-0000"},
-		Status:    "active",
-		StartedAt: now.Add(-time.Hour),
-	}
-	p := yesNo
-	p.Rec = "prompt"
-	p.ID = "11111111-0000"
-	p.SessionID = s.ID
-	p.Status = AwaitingReply
-	p.MsgDate = now.Add(-time.Minute).Unix()
-	v := viewOf(map[string]Record{})
-	v.apply(s)
-	v.apply(&p)
-	for _, c := range []struct {
-		age  time.Duration
-		chat int64
-		want string
-	}{
-		{0, 1001, "decide 11111111 y"},
-		{2 * time.Minute, 1001, "reply ✗ Nothing was done: it is not sure which question you mean. " +
-			"Reply to the question's own message, or send it again."},
-		{2 * time.Hour, 1001, "reply ✗ Nothing was sent: you wrote that before  [SID:aaaaaaaa] began."},
-		{0, -5, "reply "},
-	} {
-		m := &message{From: &user{ID: 1001}, Text: "yes", Date: now.Add(-c.age).Unix()}
-		m.Chat.ID = c.chat
-		got := tgWish((&incoming{message: m, view: v, at: now.Add(-c.age)}).understand())
-		if got != c.want {
-			t.Errorf("%v old in chat %d: %q, want %q", c.age, c.chat, got, c.want)
-		}
-	}
-}
-
-// TestSpeakSwitchedOff: with text switched off a reply gives a text to nothing but a hook's question and what is possibly one;
-// a choice can be named all the same, and a word that is no reply never answers a permission.
-func TestSpeakSwitchedOff(t *testing.T) {
-	session := &SessionRecord{Head: Head{ID: newID()}, Status: "active"}
-	for _, c := range []struct {
-		name    string
-		p       Prompt
-		text    string
-		texts   bool
-		replied bool
-		want    string // the value, "" refused
-	}{
-		{"text", Prompt{Type: FreeText}, "Ada", false, true, ""},
-		{"text, on", Prompt{Type: FreeText}, "Ada", true, true, "Ada"},
-		{"unknown", Prompt{Type: Unknown}, "Ada", false, true, "Ada"},
-		{"unknown, no reply", Prompt{Type: Unknown}, "Ada", false, false, ""},
-		{"unknown, on", Prompt{Type: Unknown}, "Ada", true, true, "Ada"},
-		{"a choice", Prompt{Type: YesNo}, "yes", false, true, "y"},
-		{"no reply", Prompt{Type: YesNo}, "no", false, false, "n"},
-		{"permission, reply", Prompt{Type: MultipleChoice, Permission: true}, "use make", false, true, "deny:use make"},
-		{"permission, no reply", Prompt{Type: MultipleChoice, Permission: true}, "use make", true, false, ""},
-		{"password, no reply", Prompt{Type: FreeText, Secret: true}, "pw", true, false, ""},
-		{"password", Prompt{Type: FreeText, Secret: true}, "pw", true, true, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			p := storeQuestion(session.ID)
-			p.Prompt, p.Status, p.MsgDate = c.p, AwaitingReply, 1
-			other := storeQuestion(newID())
-			other.Status, other.Prompt = AwaitingReply, Prompt{Type: YesNo}
-			v := viewOf(map[string]Record{"prompt " + p.ID: p, "prompt " + other.ID: other})
-			h := &incoming{
-				message: &message{From: &user{ID: 1001}, Date: 3},
-				view:    v, freeText: c.texts,
-				at: time.Now().Add(time.Minute),
-			}
-			var to *PromptRecord
-			if c.replied {
-				to = p
-			}
-			got := ""
-			if w := h.answerOrInput(session, to, c.text); w.decision != nil {
-				got = w.decision.Value
-				if w.decision.PromptID != p.ID {
-					t.Error("it answers another question")
-				}
-			}
-			if got != c.want {
-				t.Errorf("%q, want %q", got, c.want)
-			}
-		})
-	}
-}
-
-// Taps through the poller: the right one counts once, whatever else comes with it.
-func TestTelegramTaps(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	late := e.prompt(p.ID)
-	e.srv.send(tgTapOn(1, p, "y", p.MsgID, 2002), // a stranger
-		strings.Replace(tgTap(2, p, "y"), p.Nonce[:16], "0123456789abcdef", 1),
-		tgTapOn(3, p, "y", p.MsgID-1, 1001),
-		tgTap(4, p, "maybe"),
-		tgTap(5, p, "y"), tgTap(5, p, "y"), // delivered twice
-		tgTap(6, p, "n"),
-		`{"update_id":7,"edited_message":{}}`, `{"update_id":8,"message":"not what was documented"}`,
-		strings.Replace(tgTap(9, p, "y"), "ans:"+shortID(p.ID), "ans:00000000", 1)) // of no question that is known any more
-	e.poll(e.Telegram)
-	e.srv.confirmed(t, 9)
-	got := e.prompt(p.ID)
-	if got.Status != ReplyReceived || *got.Value != "y" || *got.DecidedBy != "telegram:1001" {
-		t.Fatalf("%s %v %v", got.Status, got.Value, got.DecidedBy)
-	}
-	for query, want := range map[string]string{
-		"q2": "does not belong",
-		"q3": "out of date",
-		"q4": "not an answer",
-		"q5": "✓ Yes",
-		"q6": "already answered",
-		"q9": "another machine",
-	} {
-		c := e.srv.until(t, "answerCallbackQuery", `"`+query+`"`)
-		if !strings.Contains(fmt.Sprint(c.p["text"]), want) {
-			t.Errorf("%s was answered %q, want %q", query, c.p["text"], want)
-		}
-	}
-	if n := e.srv.count("answerCallbackQuery"); n != 6 {
-		t.Errorf("%d taps were answered, want 6: a stranger never, a repeated update once", n)
-	}
-	audit := e.auditLog()
-	if strings.Count(audit, `"UNAUTHORIZED"`) != 1 ||
-		strings.Count(audit, `"REPLY_REJECTED"`) != 5 ||
-		strings.Count(audit, `"REPLY_RECEIVED"`) != 1 {
-		t.Errorf("audit:\n%s", audit)
-	}
-	e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(p.MsgID)) // the late tap's message loses its buttons
-	if late.Status != AwaitingReply {
-		t.Errorf("the question was %s before the tap", late.Status)
-	}
-}
-
-// TestTapsThatShow: a button that shows more does so for an open question alone, and decides nothing.
-func TestTapsThatShow(t *testing.T) {
-	for _, open := range []bool{true, false} {
-		e := newTGEnv(t)
-		p := e.ask(yesNo)
-		if !open {
-			e.store.Move(p.ID, Resolved, nil)
-		}
-		r := e.receiver(e.Telegram)
-		if _, err := r.dispatch(json.RawMessage(tgTap(1, p, tapRecent))); err != nil {
-			t.Fatal(err)
-		}
-		r.work.Wait()
-		want := 1
-		if open {
-			want = 2
-		}
-		if got := e.srv.count("sendMessage"); got != want {
-			t.Errorf("open %v: %d messages", open, got)
-		}
-		if now := e.prompt(p.ID); now.Value != nil || now.Open() != open {
-			t.Errorf("open %v: it is %s", open, now.Status)
-		}
-	}
-}
-
-// A cut question is allowed only from the message that shows all of it.
-func TestTelegramShowAll(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	full := strings.Repeat("echo harmless\n", 400) + "rm -rf /"
-	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Full = full }))
-	e.srv.send(tgTap(1, p, "~all"))
-	e.poll(e.Telegram)
-	last := e.srv.until(t, "sendMessage", `"Yes"`)
-	var shown string
-	for _, c := range e.srv.requests()[1:] {
-		if text, ok := c.p["text"].(string); ok && c.method == "sendMessage" {
-			shown += text
-		}
-	}
-	if n := strings.Count(shown, "echo harmless"); n < 400 {
-		t.Errorf("%d of 400 lines were shown", n)
-	}
-	if !strings.Contains(fmt.Sprint(last.p["reply_markup"]), "Yes") {
-		t.Errorf("the last part has no affirmative button: %v", last.p["reply_markup"])
-	}
-	e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(p.MsgID))
-	comesTrue(t, "the new message counts", func() bool { return e.prompt(p.ID).MsgID != p.MsgID })
-	now := e.prompt(p.ID)
-	e.srv.send(tgTap(2, p, "1"), tgTap(3, now, "1"))
-	e.srv.confirmed(t, 3)
-	if got := e.prompt(p.ID); got.Status != ReplyReceived || got.MsgID <= p.MsgID {
-		t.Errorf("%s, message %d → %d", got.Status, p.MsgID, got.MsgID)
-	}
-	audit := e.auditLog()
-	if !strings.Contains(audit, `"PERMISSION_RESOLVE"`) ||
-		!strings.Contains(audit, `"user_id":1001,"decision":"1","label":"Yes","words":`) {
-		t.Errorf("audit:\n%s", audit)
-	}
-	c := e.srv.until(t, "answerCallbackQuery", `"q2"`)
-	if !strings.Contains(fmt.Sprint(c.p["text"]), "out of date") {
-		t.Errorf("the old message's button: %v", c.p["text"])
-	}
-	got := e.prompt(p.ID)
-	e.store.Move(p.ID, Injected, nil)
-	e.store.Move(p.ID, Resolved, nil)
-	stale := e.prompt(p.ID)
-	stale.MsgID = p.MsgID // as the session knows it that asked
-	if err := e.Settle(context.Background(), stale, e.s); err != nil {
-		t.Fatal(err)
-	}
-	e.srv.until(t, "editMessageText", fmt.Sprintf(`"message_id":%d.* · phone`, got.MsgID))
-}
-
-// TestAskAgainTap: "Ask again" does something only from the newest message of a question that expired, with its own nonce,
-// in a session that runs; what it asks for is recorded once.
-func TestAskAgainTap(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		change func(*tgEnv, *PromptRecord)
-		msg    int64 // the tapped message, counted from the question's
-		want   int
-	}{
-		{"expired", func(*tgEnv, *PromptRecord) {}, 0, 1},
-		{"an older message", func(*tgEnv, *PromptRecord) {}, -1, 0},
-		{"another nonce", func(_ *tgEnv, p *PromptRecord) { p.Nonce = newNonce() }, 0, 0},
-		{"half a nonce", func(_ *tgEnv, p *PromptRecord) { p.Nonce = p.Nonce[:8] }, 0, 0},
-		{"another session", func(_ *tgEnv, p *PromptRecord) { p.SessionID = newID() }, 0, 0},
-		{"session over", func(e *tgEnv, _ *PromptRecord) {
-			over := *e.s
-			over.Status = "completed"
-			storeUpdate(e.store, &over)
-		}, 0, 0},
-		{"answered", func(e *tgEnv, p *PromptRecord) { e.store.Move(p.ID, Resolved, nil) }, 0, 0},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			e := newTGEnv(t)
-			p := e.ask(yesNo)
-			if ok, err := storeMove(e.store, p.ID, Expired, p.ExpiresAt); !ok || err != nil {
-				t.Fatal(ok, err)
-			}
-			c.change(e, p)
-			r := e.receiver(e.Telegram)
-			for range 2 { // delivered twice
-				_, err := r.dispatch(json.RawMessage(tgTapOn(1, p, tapAgain, p.MsgID+c.msg, 1001)))
-				if err != nil {
-					t.Fatal(err)
-				}
-			}
-			r.work.Wait()
-			v := storeView(t, e.store)
-			for _, in := range v.Inputs {
-				if in.Kind != "again" || in.PromptID != p.ID || in.SessionID != e.s.ID ||
-					in.By != "telegram:1001" || in.Status != "queued" {
-					t.Errorf("%+v", in)
-				}
-			}
-			if len(v.Inputs) != c.want || !acted(v, 1) {
-				t.Errorf("%d inputs, acted on: %v", len(v.Inputs), acted(v, 1))
-			}
-		})
-	}
-}
-
-// A button that somebody can still tap although it is of no use shows that its message has buttons: they go.
-func TestTappedInVain(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		begin func(e *tgEnv, p *PromptRecord) (msg int64) // the message tapped, of a question asked
-		want  string
-	}{
-		{"brought back", func(e *tgEnv, p *PromptRecord) int64 {
-			e.settling(e.Telegram, e.over(p, Resolved), 1)()
-			return p.MsgID
-		}, " · phone, "},
-		{"an unknown older one", func(e *tgEnv, p *PromptRecord) int64 { return p.MsgID - 50 }, "open"},
-		{"an unknown one of what is over", func(e *tgEnv, p *PromptRecord) int64 {
-			e.settling(e.Telegram, e.over(p, Canceled), 1)()
-			return p.MsgID - 50
-		}, "open"},
-		{"a newer one that was never recorded", func(e *tgEnv, p *PromptRecord) int64 {
-			e.settling(e.Telegram, e.over(p, Failed), 1)()
-			return p.MsgID + 50
-		}, "not answered"},
-		{"of a question that is forgotten", func(e *tgEnv, p *PromptRecord) int64 {
-			p.ID = newID()
-			return p.MsgID
-		}, "Continue"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			e := newTGEnv(t)
-			p := e.ask(yesNo)
-			asked := p.ID
-			msg := c.begin(e, p)
-			text := "open"
-			if m := e.srv.message(msg); m.id != 0 {
-				text = m.text
-			}
-			e.srv.put(msg, text)
-			poller := e.process()
-			poller.tapGrace = 0
-			e.poll(poller)
-			e.srv.send(tgTapOn(1, p, "y", msg, 1001))
-			comesTrue(t, "its buttons go", func() bool {
-				return len(e.srv.message(msg).buttons) == 0
-			})
-			e.says(msg, c.want)
-			got := e.prompt(asked)
-			if got.Open() && msg != p.MsgID && len(e.srv.message(p.MsgID).buttons) == 0 {
-				t.Error("the open question's own message lost them")
-			}
-			comesTrue(t, "nothing is owed", func() bool {
-				owed, _, _ := e.store.Owed(nil)
-				return len(owed) == 0
-			})
-		})
-	}
-}
-
-// A forged tap does not make another message one of the question's.
-func TestForgedTapInVain(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	e.settling(e.Telegram, e.over(p, Resolved), 1)()
-	q := *e.prompt(p.ID)
-	q.Nonce = newNonce()
-	r := e.receiver(e.Telegram)
-	v, _ := e.store.View()
-	var u update
-	if err := json.Unmarshal([]byte(tgTapOn(1, &q, "y", p.MsgID+50, 1001)), &u); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.handleCallbackQuery(1, u.Callback, v); err != nil {
-		t.Fatal(err)
-	}
-	r.work.Wait()
-	if got := e.prompt(p.ID); got.MsgID != p.MsgID || len(got.OldMsgIDs) != 0 {
-		t.Errorf("message %d, replaced %v", got.MsgID, got.OldMsgIDs)
-	}
-}
-
-// What is asked for in a row is answered in that order, however long the first answer takes.
-func TestRepliesInOrder(t *testing.T) {
-	e := newTGEnv(t)
-	r := e.receiver(e.Telegram)
-	held := make(chan struct{})
-	first := true
-	e.srv.decides(func(method string, _ map[string]any) (todo fate) {
-		if first && method == "sendMessage" {
-			first = false
-			todo.hold = held
-		}
-		return todo
-	})
-	for i, text := range []string{"/help", "/status", "/nonsense", "/keys"} {
-		if _, err := r.dispatch(json.RawMessage(tgSay(int64(1+i), text, ""))); err != nil {
-			t.Fatal(err)
-		}
-	}
-	e.srv.until(t, "sendMessage", "Questions come")
-	close(held)
-	r.work.Wait()
-	var got []string
-	for _, m := range e.srv.history() {
-		got = append(got, strings.Fields(m.text)[0]+" "+strings.Fields(m.text)[1])
-	}
-	want := []string{"Questions come", "Running: •", "✗ There", "✗ Press"}
-	if !slices.Equal(got, want) {
-		t.Errorf("%q", got)
-	}
-}
-
-// The menu of commands and /help fit a phone: the commands differ, and no line of /help is longer than 36 characters.
-func TestCommandsFitAPhone(t *testing.T) {
-	seen := map[string]bool{}
-	for _, c := range botCommands {
-		if seen[c.About] || units(c.About) > 36 || !regexp.MustCompile(`^[a-z]{1,32}$`).MatchString(c.Name) {
-			t.Errorf("%+v", c)
-		}
-		seen[c.About] = true
-	}
-	for line := range strings.SplitSeq(helpText(), "\n") {
-		if units(line) > 36 {
-			t.Errorf("%q has %d characters", line, units(line))
-		}
-	}
-}
-
-// What a tap asks to see is shown when that is recorded, not at each of the attempts to record it.
-func TestShownOnceRecorded(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(tgWith(tgMenu, func(p *PromptRecord) { p.Full = "all of it" }))
-	sent := e.srv.count("sendMessage")
-	other := e.other(e.store.Dir)
-	fullDisk(other.store)
-	r := e.receiver(other)
-	for range 2 { // it comes again
-		if _, err := r.dispatch(json.RawMessage(tgTap(1, p, tapAll))); err == nil {
-			t.Fatal("the tap counts as recorded")
-		}
-	}
-	r.work.Wait()
-	if n := e.srv.count("sendMessage") - sent; n != 0 {
-		t.Errorf("%d messages", n)
-	}
-}
-
-// fullDisk lets every write of the store fail from now on.
-func fullDisk(st *Store) {
-	st.log.do = faultyFiles(func(op string, _ int64) error {
-		if op == "write" {
-			return http.ErrServerClosed
-		}
-		return nil
-	})
-}
-
-// TestUnreadableUpdate: what the operator sends in a form that nobody documented is not acted on, and he is told.
-func TestUnreadableUpdate(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	tap := strings.Replace(tgTap(2, p, "y"), `"date":5`, `"date":"five"`, 1)
-	say := strings.Replace(tgSay(1, "go on", ""), `"text":"go on"`, `"text":{"plain":"go on"}`, 1)
-	e.srv.send(say, tap, strings.ReplaceAll(strings.Replace(say, `"update_id":1`, `"update_id":3`, 1), "1001", "2002"))
-	e.poll(e.Telegram)
-	e.srv.until(t, "sendMessage", `"message_id":1\}.*Nothing was done: it came in a form`)
-	e.srv.until(t, "answerCallbackQuery", `"q2".*Nothing was done: it came in a form`)
-	e.srv.confirmed(t, 3)
-	if now := e.prompt(p.ID); !now.Open() || len(storeView(t, e.store).Inputs) > 0 {
-		t.Errorf("it is acted on: %s", now.Status)
-	}
-	if n := e.srv.count("sendMessage"); n != 2 {
-		t.Errorf("%d messages: a stranger is answered", n)
-	}
-}
-
-// When the answer cannot be recorded, nothing is done and the update stays with the server.
-func TestTelegramNotRecorded(t *testing.T) {
-	e := newTGEnv(t)
-	p := e.ask(yesNo)
-	other := e.process()
-	broken := errors.New("no space left on device")
-	other.store.log.do = faultyFiles(failing("write", broken))
-	e.srv.send(tgTap(1, p, "y"))
-	stop := e.poll(other)
-	e.srv.until(t, "answerCallbackQuery", "could not be recorded")
-	stop()
-	if !strings.Contains(other.Trouble(), broken.Error()) ||
-		e.prompt(p.ID).Status != AwaitingReply {
-		t.Errorf("trouble %q, question %s", other.Trouble(), e.prompt(p.ID).Status)
-	}
-	e.poll(e.Telegram)
-	e.srv.confirmed(t, 1)
-	if got := e.prompt(p.ID); got.Status != ReplyReceived {
-		t.Errorf("the question is %s after the disk has room again", got.Status)
-	}
-}
-
-// Another process takes over when the poller ends, and repeats nothing.
-func TestTelegramTakeover(t *testing.T) {
-	e := newTGEnv(t)
-	second := e.process()
-	e.srv.send(tgSay(1, "first", ""))
-	stop := e.poll(e.Telegram)
-	e.srv.confirmed(t, 1)
-	e.poll(second)
-	if second.polling.Load() {
-		t.Fatal("two processes poll")
-	}
-	stop()
-	e.srv.mu.Lock()
-	e.srv.polls = nil
-	e.srv.mu.Unlock()
-	begin := time.Now()
-	e.srv.send(tgSay(1, "first", ""), tgSay(2, "second", ""))
-	e.srv.confirmed(t, 2)
-	if took := time.Since(begin); took > 2*time.Second {
-		t.Errorf("taking over took %v", took)
-	}
-	v, _ := second.store.View()
-	var texts []string
-	for _, in := range v.Inputs {
-		texts = append(texts, in.Text)
-	}
-	slices.Sort(texts)
-	if !slices.Equal(texts, []string{"first", "second"}) {
-		t.Errorf("inputs %q", texts)
-	}
-}
-
-// After an outage longer than a tap lives, old open questions are asked again; young, idle and expired ones are not.
-func TestTelegramOutage(t *testing.T) {
-	e := newTGEnv(t)
-	old := e.ask(yesNo)
-	e.store.now = func() time.Time { return time.Now().Add(-3 * time.Minute) }
-	e.store.Update(func(v *View) ([]Record, error) {
-		q := *v.Prompts[old.ID]
-		q.Reason = "aged"
-		return []Record{&q}, nil
-	})
-	aged := e.prompt(old.ID)
-	aged.At = time.Now().Add(-3 * time.Minute)
-	v, _ := e.store.View()
-	v.Prompts[old.ID].At = aged.At // the store never dates a record before the one it follows
-	r := &receiver{
-		Telegram: e.Telegram,
-		ctx:      context.Background(),
-		lastOK:   time.Now().Add(-100 * time.Second),
-	}
-	r.resendAfterOutage()
-	r.work.Wait()
-	if e.srv.count("sendMessage") != 1 {
-		t.Error("offered again after 100 s, when taps still lived")
-	}
-	r.lastOK = time.Now().Add(-200 * time.Second)
-	r.resendAfterOutage()
-	r.work.Wait()
-	if got := e.prompt(old.ID); got.MsgID <= old.MsgID || got.Status != AwaitingReply {
-		t.Errorf("message %d → %d, %s", old.MsgID, got.MsgID, got.Status)
-	}
-	c := e.srv.until(t, "editMessageReplyMarkup", fmt.Sprint(old.MsgID))
-	if fmt.Sprint(c.p["reply_markup"]) != "map[inline_keyboard:[]]" {
-		t.Errorf("the old message keeps buttons: %v", c.p)
-	}
-}
-
-// aged makes the store believe that its questions were asked long before the last outage began.
-func aged(v *View) {
-	for _, p := range v.Prompts {
-		p.At = time.Now().Add(-time.Hour)
-	}
-}
-
-// What keeps the bot from being polled is told at once, here and to other processes, and is over when it works again.
-func TestPollingHeals(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		body, want string
-		clash      bool // that may come back: it is over when it has not for a while
-	}{
-		{`{"ok":false,"error_code":401,"description":"Unauthorized"}`, "refuses the bot token", false},
-		{`{"ok":false,"error_code":404,"description":"Not Found"}`, "refuses the bot token", false},
-		{`{"ok":false,"error_code":409,"description":"Conflict: terminated by other getUpdates request"}`,
-			"another program polls", true},
-		{`{"ok":false,"error_code":409,"description":"Conflict: can't use getUpdates method while webhook is active"}`,
-			"webhook", false},
-	} {
-		t.Run(c.want, func(t *testing.T) {
-			e := newTGEnv(t)
-			other := e.process()
-			told := make(chan string, 100)
-			e.tell = func(text string) { told <- text }
-			var refused atomic.Bool
-			refused.Store(true)
-			e.srv.fault = func(method string, w http.ResponseWriter) bool {
-				refuses := method == "getUpdates" && refused.Load()
-				if refuses {
-					io.WriteString(w, c.body)
-				}
-				return refuses
-			}
-			e.poll(e.Telegram)
-			if text := <-told; !strings.Contains(text, c.want) {
-				t.Errorf("told: %q", text)
-			}
-			comesTrue(t, "it is noted", func() bool { return strings.Contains(other.store.ChannelTrouble(), c.want) })
-			if _, out, _ := cli(t, e.store.Dir, "status"); !strings.Contains(out, c.want) {
-				t.Errorf("status says\n%s", out)
-			}
-			refused.Store(false)
-			e.configure(e.cfg.Load()) // as a SIGHUP does
-			e.srv.send(tgSay(1, "hello", ""))
-			e.srv.confirmed(t, 1)
-			over := func() bool { return e.Trouble() == "" && other.store.ChannelTrouble() == "" }
-			if c.clash {
-				if over() {
-					t.Error("it is said to be over, though the other program may only pause")
-				}
-				return
-			}
-			comesTrue(t, "it is over", over)
-		})
-	}
-}
-
-// Trouble is told at the terminal once and before the child prints; later nothing of ours comes between.
-func TestToldBeforeTheChildPrints(t *testing.T) {
-	var early, late strings.Builder
-	s := &session{notes: &early}
-	if !s.tellFirst("no token") || s.tellFirst("no chat") {
-		t.Error("it does not say whether it has told")
-	}
-	drawn := &session{notes: &late}
-	drawn.first.Do(func() {}) // as copyOutput does
-	if drawn.tellFirst("no token") {
-		t.Error("it says that it has told")
-	}
-	if early.String() != "atlasbridge: no token\n" || late.Len() > 0 {
-		t.Errorf("%q, %q", early.String(), late.String())
-	}
-}
-
-// A poller whose place was taken while it was stopped does nothing with what it then gets, and polls again when it may.
-func TestReplacedPoller(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	hold := make(chan struct{})
-	var asked atomic.Int64
-	e.srv.fault = func(method string, w http.ResponseWriter) bool {
-		if method != "getUpdates" || asked.Add(1) > 1 {
-			return false
-		}
-		<-hold // it is stopped
-		fmt.Fprint(w, apiResult("["+tgSay(1, "hello", "")+"]"))
-		return true
-	}
-	e.poll(e.Telegram)
-	comesTrue(t, "it asks", func() bool { return asked.Load() > 0 })
-	other := e.process()
-	e.store.LeavePoll()
-	held, err := other.store.TryPoll()
-	if !held || err != nil {
-		t.Fatal(held, err)
-	}
-	close(hold)
-	comesTrue(t, "it stops", func() bool { return !e.polling.Load() })
-	if v := storeView(t, e.store); len(v.Updates)+len(v.Inputs) > 0 {
-		t.Errorf("it acted: %v %v", v.Updates, v.Inputs)
-	}
-	other.store.LeavePoll()
-	e.srv.send(tgSay(1, "hello", ""))
-	e.srv.confirmed(t, 1)
-}
-
-// Updates are told apart by their bot: what another bot did, or what was done before bots were told apart, is known.
-func TestUpdatesByBot(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	if err := storeUpdate(e.store, &UpdateRecord{Head{ID: "3"}, "operator"}); err != nil {
-		t.Fatal(err)
-	}
-	texts := func() (all []string) {
-		for _, in := range storeView(t, e.store).Inputs {
-			all = append(all, in.Text)
-		}
-		slices.Sort(all)
-		return all
-	}
-	e.poll(e.Telegram)
-	e.srv.send(tgSay(3, "of before", ""), tgSay(8, "first", ""))
-	e.srv.confirmed(t, 8)
-	next := *e.cfg.Load()
-	next.Token = "987654321:AAFakeTokenForLoopbackTestsOnly0123"
-	e.configure(&next)
-	comesTrue(t, "it asks for those of the new bot", func() bool {
-		e.srv.mu.Lock()
-		defer e.srv.mu.Unlock()
-		return e.srv.polls[len(e.srv.polls)-1] == 0
-	})
-	e.srv.send(tgSay(8, "second", ""))
-	e.srv.confirmed(t, 8)
-	comesTrue(t, "it is read", func() bool { return slices.Equal(texts(), []string{"first", "second"}) })
-}
-
-// Text goes to the session switched to while that lives: neither ended nor killed it gets any.
-func TestSwitchedToTheDead(t *testing.T) {
-	e := newTGEnv(t)
-	killed := deadSession(t, e.store)
-	lock := filepath.Join(e.store.Dir, lockName(killed))
-	if err := os.WriteFile(lock, nil, 0o600); err != nil { // as kill -9 leaves it
-		t.Fatal(err)
-	}
-	e.poll(e.Telegram)
-	e.srv.send(tgSay(1, "/switch "+shortID(killed), ""), tgSay(2, "/switch "+shortID(e.s.ID), ""), tgSay(3, "one", ""))
-	e.srv.confirmed(t, 3)
-	err := e.store.Update(func(v *View) ([]Record, error) {
-		m := *v.Meta["telegram"]
-		m.Values = map[string]string{"claim telegram:1001": killed}
-		return []Record{&m}, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.srv.send(tgSay(4, "two", ""))
-	e.srv.confirmed(t, 4)
-	got := map[string]string{}
-	for _, in := range storeView(t, e.store).Inputs {
-		got[in.Text] = in.SessionID
-	}
-	if len(got) != 2 || got["one"] != e.s.ID || got["two"] != e.s.ID {
-		t.Errorf("%v", got)
-	}
-	e.srv.until(t, "sendMessage", "has ended")
-}
-
-// A question that the bot may not send waits, and goes out when it may.
-func TestRefusedQuestionWaits(t *testing.T) {
-	e := newTGEnv(t)
-	var refused atomic.Bool
-	refused.Store(true)
-	e.srv.fault = func(method string, w http.ResponseWriter) bool {
-		if refused.Load() {
-			io.WriteString(w, `{"ok":false,"error_code":403,"description":"Forbidden: bot was blocked by the user"}`)
-		}
-		return refused.Load()
-	}
-	asked := make(chan *PromptRecord)
-	go func() { asked <- e.ask(yesNo) }()
-	comesTrue(t, "it is noted", func() bool { return strings.Contains(e.store.ChannelTrouble(), "blocked") })
-	refused.Store(false)
-	e.configure(e.cfg.Load())
-	if p := <-asked; p.Status != AwaitingReply || e.store.ChannelTrouble() != "" || e.Trouble() != "" {
-		t.Errorf("%s, trouble %q %q", p.Status, e.store.ChannelTrouble(), e.Trouble())
-	}
-}
-
-// Though 2 % of all calls meet one fault or another, each question of eight busy sessions gets its own answer, once.
-// ATLASBRIDGE_CHAOS=5m asks for that long.
-func TestHostileNetwork(t *testing.T) {
-	t.Parallel()
-	length, err := time.ParseDuration(cmp.Or(os.Getenv("ATLASBRIDGE_CHAOS"), "3s"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := newTGEnv(t)
-	net := &hostileNet{dice: rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))}
-	e.srv.free = true // see below
-	e.srv.fault = net.fault
-	e.srv.fate = func(string, map[string]any) fate { return fate{cut: net.strikes()} }
-	ctx, cancel := context.WithCancel(t.Context())
-	var beside, askers sync.WaitGroup
-	defer beside.Wait()
-	defer cancel()
-	beside.Go(func() { // no limit on messages, so that there is more to go wrong
-		for sleep(ctx, 20*time.Millisecond) == nil {
-			e.updatePace(func(time.Time) time.Time { return time.Time{} })
-		}
-	})
-	beside.Go(func() {
-		for sleep(ctx, time.Second/4) == nil {
-			e.srv.tapAll(regexp.MustCompile(`take (\d)`))
-		}
-	})
-	var asked atomic.Int64
-	end := time.Now().Add(length)
-	for n := range 8 {
-		tg := e.process()
-		session := storeSession(t, tg.store)
-		beside.Go(func() { tg.Poll(ctx) })
-		askers.Go(func() {
-			for i := 0; time.Now().Before(end); i++ {
-				asked.Add(1)
-				e.asksOnce(ctx, tg, session, fmt.Sprintf("%d of %d: take %d", i, n, (i+n)%3+1))
-				_ = sleep(ctx, time.Second)
-			}
-		})
-	}
-	askers.Wait()
-	v := storeView(t, e.store)
-	typed := 0
-	for _, r := range v.records {
-		reply, ok := r.(*ReplyRecord)
-		if !ok {
-			continue
-		}
-		typed++
-		if q := v.Prompts[reply.PromptID].Question; !strings.HasSuffix(q, "take "+reply.Value) {
-			t.Errorf("%s was answered with %s", q, reply.Value)
-		}
-	}
-	if int64(typed) != asked.Load() {
-		t.Errorf("%d questions, %d answers", asked.Load(), typed)
-	}
-	t.Logf("%d questions, %d faults", asked.Load(), net.struck.Load())
-}
-
-// Whatever the server sends, nothing panics, and nothing but the operator's own update acts.
-func FuzzUpdate(f *testing.F) {
-	p := yesNo
-	p.Rec = "prompt"
-	p.ID = "11111111-0000"
-	p.SessionID = "aaaaaaaa-0000"
-	p.Nonce = "0123456789abcdef0123456789abcdef"
-	p.Status = AwaitingReply
-	p.MsgID = 50
-	s := &SessionRecord{
-		Head:   Head{Rec: "session", ID: "aaaaaaaa-0000"},
-		Status: "active",
-		Tool:   "claude",
-	}
-	for _, seed := range []string{tgTap(1, &p, "y"), tgTapOn(1, &p, "y", 50, 2002),
-		tgTap(1, &p, "~all"), tgTap(1, &p, "~s:1,2"), tgSay(2, "yes", ""),
-		tgSay(2, "/keys CTRL_C", ""),
-		tgSay(2, "/send aaaa \x1b[201~", `,"reply_to_message":{"message_id":50}`),
-		tgSay(2, "x", `,"via_bot":{}`), `{"update_id":1,"callback_query":{}}`,
-		`{"message":{"from":null}}`, `[]`, `{"update_id":"x"}`} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, raw string) {
-		var u update
-		if json.Unmarshal([]byte(raw), &u) != nil {
-			return
-		}
-		from, ok := admitted(&u, []int64{1001}, 1001)
-		if !ok {
-			return
-		}
-		if from.ID != 1001 {
-			t.Fatalf("user %d is admitted by %s", from.ID, raw)
-		}
-		v := viewOf(map[string]Record{})
-		v.apply(s)
-		v.apply(&p)
-		if u.Callback != nil {
-			if d, p := parseCallbackData(u.Callback.Data, v); p != nil &&
-				(!strings.HasPrefix(u.Callback.Data, "ans:11111111") || d.PromptID == "") {
-				t.Fatalf("%q is taken for a button", u.Callback.Data)
-			}
-			return
-		}
-		w := (&incoming{message: u.Message, view: v, at: time.Unix(1<<33, 0)}).understand()
-		for _, text := range []string{w.reply, tgWish(w)} {
-			i := strings.IndexFunc(text, func(c rune) bool {
-				return c < ' ' && c != '\n' && c != '\t'
-			})
-			if i >= 0 && w.reply == "" {
-				t.Fatalf("%q gets through in %q", text[i], text)
-			}
-		}
-	})
-}
-
-// hostileNet is a network, with what is on the way, that spoils 2 % of all calls.
-type hostileNet struct {
-	mu     sync.Mutex // guards dice
-	dice   *rand.Rand
-	struck atomic.Int64
-}
-
-// strikes tells whether a call is to be spoilt after it was carried out, which happens to every 200th.
-func (n *hostileNet) strikes() bool {
-	strikes := n.roll(200) == 0
-	if strikes {
-		n.struck.Add(1)
-	}
-	return strikes
-}
-
-// roll is a number below that.
-func (n *hostileNet) roll(sides int) int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.dice.IntN(sides)
-}
-
-// fault spoils a call before it is carried out, one in 60; true: it has answered.
-func (n *hostileNet) fault(_ string, w http.ResponseWriter) bool {
-	if n.roll(60) > 0 {
-		return false
-	}
-	n.struck.Add(1)
-	switch n.roll(6) {
-	case 0:
-		io.WriteString(w, `{"ok":false,"error_code":429,"description":"x","parameters":{"retry_after":1}}`)
-	case 1:
-		w.WriteHeader(http.StatusBadGateway)
-		io.WriteString(w, "<html><h1>502 Bad Gateway</h1></html>")
-	case 2:
-		io.WriteString(w, "<html>Welcome! Log in to use this network.</html>")
-	case 3:
-		w.Header().Set("Content-Length", "4000")
-		io.WriteString(w, `{"ok":tru`)
-	case 4:
-		panic(http.ErrAbortHandler)
-	default: // slow, and then as it should be
-		<-time.After(700 * time.Millisecond)
-		return false
-	}
-	return true
-}
-
-// tapAll has the operator tap, in every message with buttons, the one whose number its text names.
-func (s *botAPI) tapAll(named *regexp.Regexp) {
-	s.mu.Lock()
-	taps := map[int64]string{}
-	for id, m := range s.messages {
-		number := named.FindStringSubmatch(m.text)
-		for _, data := range m.buttons {
-			if number != nil && strings.HasSuffix(data, ":"+number[1]) {
-				taps[id] = data
-			}
-		}
-	}
-	s.mu.Unlock()
-	for id, data := range taps {
-		s.tapped(id, data)
-	}
-}
-
-// first gives the first edit its fate, and tells when it is there.
-func (s *botAPI) first(todo fate) (there <-chan struct{}) {
-	arrived := make(chan struct{})
-	n := 0
-	s.decides(func(method string, _ map[string]any) fate {
-		if !strings.HasPrefix(method, "editMessage") {
-			return fate{}
-		}
-		n++
-		if n > 1 {
-			return fate{}
-		}
-		close(arrived)
-		return todo
-	})
-	return arrived
 }
 
 // ---- bench: Telegram ----
@@ -12707,25 +10089,6 @@ func (e *tgEnv) other(dir string) *Telegram {
 	return newTelegram(cfg, st, nil)
 }
 
-// withTopics makes it a chat that has topics, which is known.
-func (e *tgEnv) withTopics(chat int64) {
-	e.t.Helper()
-	cfg := *e.cfg.Load()
-	cfg.ChatID = chat
-	e.cfg.Store(&cfg)
-	e.srv.topics = map[int64]string{}
-	if err := e.store.NoteTopics(chat); err != nil {
-		e.t.Fatal(err)
-	}
-}
-
-// topic is the session's, as it is now.
-func (e *tgEnv) topic() Topic {
-	e.t.Helper()
-	s, _ := e.store.Session(e.s.ID)
-	return s.Topic
-}
-
 // change changes the session's record.
 func (e *tgEnv) change(how func(*SessionRecord)) {
 	e.t.Helper()
@@ -12737,74 +10100,6 @@ func (e *tgEnv) change(how func(*SessionRecord)) {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-}
-
-// end records that the session has ended.
-func (e *tgEnv) end(status string, code int) {
-	e.change(func(s *SessionRecord) {
-		s.Status = status
-		s.ExitCode = ref(code)
-		s.EndedAt = ref(time.Now().UTC())
-	})
-}
-
-// asksOnce asks a question with three choices, and takes its answer as a session does: it is typed once.
-func (e *tgEnv) asksOnce(ctx context.Context, tg *Telegram, session, question string) {
-	p := tgWith(tgMenu, func(p *PromptRecord) {
-		p.Head = Head{ID: newID()}
-		p.SessionID = session
-		p.Nonce = newNonce()
-		p.Status = Created
-		p.Question = question
-		p.Permission = false
-		p.ShownAll = true
-		p.Confidence = "high"
-		p.Signals = []string{"pattern"}
-		p.CreatedAt = time.Now().UTC()
-		p.ExpiresAt = time.Now().Add(5 * time.Minute).UTC()
-	})
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
-	defer cancel()
-	if err := storeUpdate(tg.store, &p); err != nil {
-		e.t.Error(err)
-		return
-	}
-	_, err := tg.store.Move(p.ID, Routed, nil)
-	msg, sent := tg.Ask(ctx, &p, e.s)
-	_, moved := tg.store.Move(p.ID, AwaitingReply, func(q *PromptRecord) { q.MsgID = msg })
-	if err := errors.Join(err, sent, moved); err != nil {
-		e.t.Error(question, err)
-		return
-	}
-	for rec := range tg.store.Follow(ctx, session, func() bool { return true }) {
-		now, ok := rec.(*PromptRecord)
-		if !ok || now.ID != p.ID || now.Status != ReplyReceived {
-			continue
-		}
-		typed, err := tg.store.Move(p.ID, Injected, nil)
-		over, err2 := tg.store.Move(p.ID, Resolved, nil)
-		if !typed || !over || err != nil || err2 != nil {
-			e.t.Error(question, typed, over, err, err2)
-		}
-		_ = tg.Settle(ctx, &p, e.s) // what fails of it is owed
-		break
-	}
-}
-
-// poll runs Poll until stop is called, or the test's end.
-func (e *tgEnv) poll(tg *Telegram) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		tg.Poll(ctx)
-	}()
-	stop = func() {
-		cancel()
-		<-done
-	}
-	e.t.Cleanup(stop)
-	return stop
 }
 
 // ask records a question, sends it, and returns it as it then is.
@@ -12842,112 +10137,12 @@ func (e *tgEnv) prompt(id string) *PromptRecord {
 	return &p
 }
 
-// auditLog is the text of the audit log.
-func (e *tgEnv) auditLog() string {
-	b, _ := os.ReadFile(filepath.Join(e.store.Dir, "audit.log"))
-	return string(b)
-}
-
 // process is a Telegram as another process of the same user has it.
 func (e *tgEnv) process() *Telegram { return e.other(e.store.Dir) }
 
 // receiver is one that polls, as far as a test wants.
 func (e *tgEnv) receiver(tg *Telegram) *receiver {
 	return &receiver{Telegram: tg, ctx: e.t.Context(), lastOK: time.Now(), bot: fakeBot}
-}
-
-// says checks what a message says at last, and that it has no buttons.
-func (e *tgEnv) says(msg int64, want string) {
-	e.t.Helper()
-	if m := e.srv.message(msg); len(m.buttons) != 0 || !strings.Contains(m.text, want) {
-		e.t.Errorf("message %d says %q with %d buttons, want %q and none", msg, m.text,
-			len(m.buttons), want)
-	}
-}
-
-// paid checks that nothing is owed.
-func (e *tgEnv) paid() {
-	e.t.Helper()
-	owed, _, err := e.store.Owed(nil)
-	if len(owed) > 0 || err != nil {
-		e.t.Errorf("owed: %v, %v; the first is %s and its message says %q, replaced %v", len(owed),
-			err, owed[0].Status, owed[0].MsgStatus, owed[0].OldMsgIDs)
-	}
-}
-
-// over decides a question and takes it to the status, without an edit.
-func (e *tgEnv) over(p *PromptRecord, to State) *PromptRecord {
-	e.t.Helper()
-	if to != Canceled && to != Failed && to != Expired {
-		_, why, err := e.store.Decide(storeTap(p, "y"), time.Now())
-		if err != nil || why != "" {
-			e.t.Fatal(why, err)
-		}
-	}
-	steps := map[State][]State{
-		Injected: {Injected},
-		Resolved: {Injected, Resolved},
-		Canceled: {Canceled},
-		Failed:   {Failed},
-	}
-	for _, step := range steps[to] {
-		if moved, err := e.store.Move(p.ID, step, nil); !moved || err != nil {
-			e.t.Fatal(moved, err)
-		}
-	}
-	return e.prompt(p.ID)
-}
-
-// ticking has a choice shown as ticked; wait returns when no edit is under way any more.
-func (e *tgEnv) ticking(p *PromptRecord) (wait func()) {
-	r := e.receiver(e.Telegram)
-	r.handleViewButton(&callbackQuery{ID: "q", Message: &message{ID: p.MsgID}}, *p, tapTick+"1")
-	comesTrue(e.t, "the edit is wanted", func() bool {
-		e.messagesMu.Lock()
-		defer e.messagesMu.Unlock()
-		return e.messages[p.ID] != nil
-	})
-	return r.work.Wait
-}
-
-// settling calls Settle beside the test, so often, and waits until that is known to all; the result waits for them.
-func (e *tgEnv) settling(tg *Telegram, p *PromptRecord, times int) (wait func()) {
-	e.t.Helper()
-	var all sync.WaitGroup
-	users := func() int {
-		tg.messagesMu.Lock()
-		defer tg.messagesMu.Unlock()
-		if tg.messages[p.ID] == nil {
-			return 0
-		}
-		return tg.messages[p.ID].users
-	}
-	before := users()
-	var ended sync.Map
-	for i := range times {
-		all.Go(func() {
-			defer ended.Store(i, true)
-			if err := tg.Settle(e.t.Context(), p, e.s); err != nil {
-				e.t.Errorf("Settle: %v", err)
-			}
-		})
-	}
-	comesTrue(e.t, "Settle was called", func() bool {
-		n := 0
-		ended.Range(func(any, any) bool {
-			n++
-			return true
-		})
-		return users()+n >= before+times
-	})
-	return all.Wait
-}
-
-// firstAndPoll gives the first edit its fate and has another process poll.
-func (e *tgEnv) firstAndPoll(todo fate) <-chan struct{} {
-	there := e.srv.first(todo)
-	e.poll(e.process())
-	return there
 }
 
 // fakeBot is the number of the bot with fakeToken.
@@ -12966,14 +10161,6 @@ func tgTapOn(id int64, p *PromptRecord, value string, msg, from int64) string {
 	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},`+
 		`"message":{"message_id":%d,"date":5,"chat":{"id":%d,"type":"private"}},"data":"ans:%s:%s:%.16s:%s"}}`,
 		id, id, from, msg, from, shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
-}
-
-// tgSay is a text by the operator; more is further members of the message.
-func tgSay(id int64, text string, more string) string {
-	b, _ := json.Marshal(text)
-	return fmt.Sprintf(`{"update_id":%d,"message":{"message_id":%d,"date":%d,"from":{"id":1001},`+
-		`"chat":{"id":1001,"type":"private"},"text":%s%s}}`,
-		id, id, time.Now().Unix(), b, more)
 }
 
 // yesNo is a question that is refused by waiting.
@@ -17881,8 +15068,8 @@ func (s *botAPI) judge(r *http.Request, method string, body []byte, p map[string
 	}
 	reply, _ := p["reply_parameters"].(map[string]any)
 	to := numberOf(p, "chat_id")
-	for _, whose := range []string{fmt.Sprint(numberOf(reply, "message_id")), fmt.Sprint(p["callback_query_id"])} {
-		breaks(s.authors[whose] == stranger || to == stranger || to == -stranger, "a stranger is answered")
+	for _, whose := range []any{numberOf(reply, "message_id"), p["callback_query_id"]} {
+		breaks(s.authors[fmt.Sprint(whose)] == stranger || to == stranger || to == -stranger, "a stranger is answered")
 	}
 	if method == "answerCallbackQuery" {
 		tap := fmt.Sprint(p["callback_query_id"])
@@ -18172,7 +15359,9 @@ func (s *botAPI) note(text string) {
 	}
 	_ = json.Unmarshal([]byte(text), &u) // of what is broken the rest
 	s.given = max(s.given, u.ID)
-	s.authors[fmt.Sprint(u.Message.ID)] = u.Message.From.ID
+	if u.Message.ID != 0 {
+		s.authors[fmt.Sprint(u.Message.ID)] = u.Message.From.ID
+	}
 	s.authors[u.Tap.ID] = u.Tap.From.ID
 }
 
@@ -18322,8 +15511,8 @@ func (s *botAPI) send(updates ...string) {
 	s.change(func() { s.updates = append(s.updates, updates...) })
 }
 
-// update has one arrive, with the next id, which it returns.
-func (s *botAPI) update(u map[string]any) (id int64) {
+// update has one arrive, with the next id, which it returns, as often as said.
+func (s *botAPI) update(u map[string]any, times ...int) (id int64) {
 	s.change(func() {
 		s.lastUp++
 		id = s.lastUp
@@ -18332,7 +15521,9 @@ func (s *botAPI) update(u map[string]any) (id int64) {
 		if err != nil {
 			s.t.Error(err)
 		}
-		s.updates = append(s.updates, string(text))
+		for range append(times, 1)[0] {
+			s.updates = append(s.updates, string(text))
+		}
 	})
 	return id
 }
