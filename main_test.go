@@ -6528,6 +6528,24 @@ func (s *script) begin() {
 	s.t.Cleanup(func() { _ = s.Process.Kill() }) // it has ended, or the test has failed
 }
 
+// signal sends a signal of that name.
+func (s *script) signal(name string) {
+	s.t.Helper()
+	if out, err := exec.Command("sh", "-c", fmt.Sprintf("kill -%s %d", name, s.Process.Pid)).CombinedOutput(); err != nil {
+		s.t.Fatalf("%s: %v: %s", name, err, out)
+	}
+}
+
+// stop stops it, but not while it holds the lock of the state, which would stop everybody else, too.
+func (s *script) stop(dir string) {
+	s.t.Helper()
+	for held := true; held; held = !unlocked(s.t, dir, "state.lock") {
+		s.signal("CONT")
+		s.signal("STOP")
+		awaitStopped(s.t, s.Process.Pid)
+	}
+}
+
 // wait waits for the end.
 func (s *script) wait() {
 	s.t.Helper()
@@ -6745,11 +6763,16 @@ func playTrouble(t *testing.T, r row) {
 		c = &inquiry{botAPI: w, t: t, dir: home(t, w.config(""))}
 	}
 	c.decides(x.meet)
+	var listener *script
+	if r["asks"] == "beside" {
+		listener = runs(t, c.dir, "sleep", "60")
+		c.await(t, "it listens", func() bool { return len(c.polls) > 0 })
+	}
 	c.change(func() {
 		if !several {
 			c.session = runs(t, c.dir, "sh", "-c", `printf "Continue? [y/n] "; read x; echo "$x" >> "$0"`, filepath.Join(c.dir, "got"))
 		}
-		x.victim = c.session
+		x.victim = cmp.Or(listener, c.session)
 	})
 	c.isTroubled(x)
 	<-x.struck
@@ -6800,6 +6823,13 @@ func (c *inquiry) isTroubled(x *troubledRequest) {
 		openPrompt(c.t, c.dir)
 	} else {
 		<-x.struck
+	}
+	if x.row["asks"] == "beside" {
+		c.session.stop(c.dir)
+		defer func() {
+			<-x.struck
+			c.session.signal("CONT")
+		}()
 	}
 	switch {
 	case x.row["asks"] == "several":
