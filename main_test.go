@@ -7687,1505 +7687,353 @@ func TestInboxFullOfLargeUpdates(t *testing.T) {
 	c.reads("ask", "y\n")
 }
 
-// ---- telegram.go: text ----
-// A message says all of it, in parts that fit.
+// ---- what the phone shows ----
+// A message says whose it is, what is asked, what about, what each button does, and at last until when, or what became of it.
 
-// TestPage: a message says whose it is, what is asked, what about, what each button does, and at last until when, or what
-// became of it. It is the page of what the phone shows, each as drawn below.
-func TestPage(t *testing.T) {
-	e := newTGEnv(t)
-	s := *e.s
-	s.ID = "51ccd167" + s.ID[8:]
-	until := time.Date(2026, 11, 20, 14, 32, 0, 0, time.Local)
-	at := time.Date(2026, 11, 20, 14, 21, 9, 0, time.Local)
-	open := func(p PromptRecord) PromptRecord {
-		p.Head, p.SessionID, p.Nonce = Head{ID: newID()}, s.ID, newNonce()
-		p.ExpiresAt = until
-		p.ShownAll = true
-		p.Status = AwaitingReply
-		if p.Confidence == "" {
-			p.Confidence, p.Signals = "high", []string{"pattern"}
-		}
-		return p
-	}
-	over := func(p PromptRecord, st State, by, value, reason string) PromptRecord {
-		p = open(p)
-		p.Status = st
-		p.Source = cmp.Or(p.Source, "screen")
-		p.Reason = reason
-		if by != "" {
-			p.DecidedAt, p.DecidedBy = &at, &by
-		}
-		if value != "" {
-			p.Value = &value
-		}
-		return p
-	}
-	of := func(p Prompt) PromptRecord { return PromptRecord{Prompt: p} }
-	hooked := func(tool, input string, suggestions ...json.RawMessage) PromptRecord {
-		h := &hook{Tool: tool, Input: json.RawMessage(input), Suggestions: suggestions, Cwd: s.Cwd,
-			asker: asker{st: e.store, session: e.s.ID}}
-		p := h.permissionPrompt()
-		p.Source, p.Cwd = "hook", s.Cwd
-		return p
-	}
-	asked := func(input string) PromptRecord {
-		var q hookQuestion
-		if err := json.Unmarshal([]byte(input), &q); err != nil {
-			t.Fatal(err)
-		}
-		p := questionPrompt(q, 1, 1)
-		p.Source, p.Constraints.MaxLength = "hook", maxMessage
-		return p
-	}
-	lasting := []json.RawMessage{
-		json.RawMessage(`{"type":"addDirectories","directories":["/home/u/proj/out","/home/u/proj"],"destination":"session"}`),
-		json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)}
-	deploy := of(Prompt{Type: YesNo, Question: "Continue with 3 changes? (y/n)", Excerpt: "Continue with 3 changes? (y/n)",
-		Above: "Plan: 2 to add, 1 to change, 0 to destroy.", SafeDefault: ref("n")})
-	touch := hooked("Bash", `{"command":"touch out/hello && echo hi","description":"Create a file and say hi"}`, lasting...)
-	edit := hooked("Edit", `{"file_path":"/home/u/proj/src/a.txt","old_string":"second line\nhello old world\n",
-		"new_string":"second line\nhello new world\n"}`)
-	long := hooked("Bash", `{"command":"printf '`+strings.Repeat("a word ", 800)+`' > out"}`)
-	long.ShownAll = false
-	colours := asked(`{"question":"Which color should the button have?","options":[
-		{"label":"Red","description":"A warm red"},{"label":"Green","description":"The brand green"},{"label":"Blue"}]}`)
-	features := asked(`{"question":"Which features?","multiSelect":true,"options":[{"label":"Logging"},{"label":"Metrics"}]}`)
-	name := of(Prompt{Type: FreeText, Question: "What is your project named?", Excerpt: "present: my-app"})
-	password := of(Prompt{Type: FreeText, Secret: true, Question: "Password for deploy@prod:"})
-	still := of(Prompt{Type: Unknown, Excerpt: "Installing 3 of 7\n  [ ] telemetry", Choices: []Choice{{Key: "1", Label: "1"}, {Key: "y", Label: "y"},
-		{Key: "n", Label: "n"}, {Key: "up", Label: "↑"}}})
-	still.Confidence = "low"
-	cyrillic := of(Prompt{Type: FreeText, Question: "Which?", Excerpt: "curl p\u0430ypal.com"})
-	sizes := of(Prompt{Type: MultipleChoice, Question: "Size?", SafeDefault: ref("esc"), Choices: []Choice{{Key: "1", Label: "S"},
-		{Key: "2", Label: "M"}, {Key: "3", Label: "L"}, {Key: "4", Label: "XL"}}})
-	wide := of(Prompt{Type: MultipleChoice, Question: "Which template?",
-		Full: "❯ 1. A web application with a server of its own\n  2. A library", Choices: []Choice{
-			{Key: "1", Label: "A web application with a server of its own"}, {Key: "2", Label: "A library"}}})
-	trust := of(Prompt{Type: MultipleChoice, Permission: true, SafeDefault: ref("1"),
-		Question: "Is this a folder that you trust? If not, look first.",
-		Full:     "Accessing workspace:\n/tmp/demo\nIs this a folder that\nyou trust? If not, look first.",
-		Choices:  []Choice{{Key: "1", Label: "No, exit"}, {Key: "2", Label: "Yes, I trust this folder", Grants: true}}})
-	codex := of(Prompt{Type: MultipleChoice, Permission: true, SafeDefault: ref("esc"), Question: "Run the following command?",
-		Full:    "  Reason: a demo\n    $ touch f1\n\n\n› 1. Yes (y)\n  2. No (esc)",
-		Choices: []Choice{{Key: "1", Label: "Yes (y)", Grants: true}, {Key: "2", Label: "No (esc)"}}})
-	cutLabel := of(Prompt{Type: MultipleChoice, Question: "Which?", Full: "› 1. Red\n  2. " + strings.Repeat("long ", 14),
-		Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: clip(strings.Repeat("long ", 14), 60)}}})
-	beside := of(Prompt{Type: MultipleChoice, Permission: true, SafeDefault: ref("3"), Question: "$ touch f1",
-		Full: "   △ Permission required\n   # Shell command\n   Allow once   Allow always   Reject      ⇆ select  enter confirm",
-		Choices: []Choice{{Key: "1", Label: "Allow once", Grants: true}, {Key: "2", Label: "Allow always", Grants: true},
-			{Key: "3", Label: "Reject"}}})
-	elsewhere := touch
-	elsewhere.Cwd = "sub"
-	unanswered := over(deploy, Failed, "", "", "the program ended")
-	unanswered.DecidedAt = &at // when its end was recorded
-	for _, c := range []struct {
-		name string
-		p    PromptRecord
-		want string
-	}{
-		{"yes or no", open(deploy), `
-			**api · claude**
-			Continue with 3 changes? (y/n)
-			▸ Plan: 2 to add, 1 to change, 0 to destroy.
-			until 14:32, then No · [SID:51ccd167]
-			[green Yes] [red No]`},
-		{"a command", open(touch), `
-			**api · claude**
-			Run this? Create a file and say hi
-			|bash touch out/hello && echo hi
-			Lasting: access to out and this folder, accept all edits and common file commands, this session
-			or reply why not · until 14:32, then No · [SID:51ccd167]
-			[green Yes] [red No]
-			[blue Yes, and accept all edits this session]`},
-		{"in another folder", open(elsewhere), `
-			**api · claude**
-			Run this? Create a file and say hi
-			in sub
-			|bash touch out/hello && echo hi
-			Lasting: access to out and this folder, accept all edits and common file commands, this session
-			or reply why not · until 14:32, then No · [SID:51ccd167]
-			[green Yes] [red No]
-			[blue Yes, and accept all edits this session]`},
-		{"an edit", open(edit), `
-			**api · claude**
-			Edit src/a.txt? +1 −1
-			|diff  second line
-			-hello old world
-			+hello new world
-			or reply why not · until 14:32, then No · [SID:51ccd167]
-			[green Yes] [red No]`},
-		{"choices with descriptions", open(colours), `
-			**api · claude**
-			Which color should the button have?
-			|1. Red: A warm red
-			2. Green: The brand green
-			3. Blue
-			or reply with your own words · until 14:32, then no answer · [SID:51ccd167]
-			[1 Red] [2 Green] [3 Blue]`},
-		{"several", open(features), `
-			**api · claude**
-			Which features?
-			|1. Logging
-			2. Metrics
-			tick, then Submit · until 14:32, then no answer · [SID:51ccd167]
-			[▫️ 1 Logging]
-			[▫️ 2 Metrics]
-			[blue Submit]`},
-		{"a sentence over several rows", open(trust), `
-			**api · claude**
-			Is this a folder that you trust? If not, look first.
-			|Accessing workspace:
-			/tmp/demo
-			or reply why not · until 14:32, then No, exit · [SID:51ccd167]
-			[red No, exit]
-			[green Yes, I trust this folder]`},
-		{"a dialog of a screen", open(codex), `
-			**api · claude**
-			Run the following command?
-			|Reason: a demo
-			  $ touch f1
-			or reply why not · until 14:32, then Esc · [SID:51ccd167]
-			[green Yes (y)] [red No (esc)]`},
-		{"choices that no button can show", open(cutLabel), `
-			**api · claude**
-			Which?
-			|› 1. Red
-			  2. ` + strings.TrimSpace(strings.Repeat("long ", 14)) + `
-			until 14:32, then nothing is typed · [SID:51ccd167]
-			[1 Red]
-			[2 ` + clip(strings.Repeat("long ", 14), 60) + `]`},
-		{"buttons side by side", open(beside), `
-			**api · claude**
-			$ touch f1
-			|△ Permission required
-			# Shell command
-			⇆ select  enter confirm
-			or reply why not · until 14:32, then Reject · [SID:51ccd167]
-			[green Allow once] [red Reject]
-			[blue Allow always]`},
-		{"short choices", open(sizes), `
-			**api · claude**
-			Size?
-			until 14:32, then Esc · [SID:51ccd167]
-			[1 S] [2 M]
-			[3 L] [4 XL]
-			[red Esc]`},
-		{"long choices", open(wide), `
-			**api · claude**
-			Which template?
-			|❯ 1. A web application with a server of its own
-			  2. A library
-			until 14:32, then nothing is typed · [SID:51ccd167]
-			[1 A web application with a server of its own]
-			[2 A library]`},
-		{"text", open(name), `
-			**api · claude**
-			What is your project named?
-			|present: my-app
-			Text from here is switched off (free_text_enabled): type it at the keyboard.
-			until 14:32, then nothing is typed · [SID:51ccd167]
-			[Send Enter] [Leave it]`},
-		{"a password", open(password), `
-			**api · claude**
-			Password for deploy@prod:
-			It is not asked for here: type it at the keyboard.
-			until 14:32, then nothing is typed · [SID:51ccd167]`},
-		{"possibly a question", open(still), `
-			**api · claude**
-			Possibly a question: it stands still and waits for keys
-			|Installing 3 of 7
-			  [ ] telemetry
-			or reply with a text · until 14:32, then nothing is typed · [SID:51ccd167]
-			[Enter] [Esc] [1]
-			[y] [n] [↑]
-			[Leave it] [Show last 500]`},
-		{"words that deceive", open(cyrillic), `
-			**api · claude**
-			Which?
-			|curl p` + "\u0430" + `ypal.com
-			Text from here is switched off (free_text_enabled): type it at the keyboard.
-			until 14:32, then nothing is typed · [SID:51ccd167]
-			[Send Enter] [Leave it]`},
-		{"allowed for longer", over(touch, Resolved, "telegram:1001", "always", ""), `
-			**api · claude**
-			Run this? Create a file and say hi
-			|bash touch out/hello && echo hi
-			Lasting: access to out and this folder, accept all edits and common file commands, this session
-			**Yes, and accept all edits this session** · phone, 14:21 · [SID:51ccd167]`},
-		{"allowed once", over(touch, Resolved, "telegram:1001", "allow", ""), `
-			**api · claude**
-			Run this? Create a file and say hi
-			|bash touch out/hello && echo hi
-			**Yes** · phone, 14:21 · [SID:51ccd167]`},
-		{"not allowed for longer", over(touch, Failed, "telegram:1001", "always", "the program ended"), `
-			**api · claude**
-			Run this? Create a file and say hi
-			|bash touch out/hello && echo hi
-			**not delivered: Yes, and accept all edits this session** · the program ended · [SID:51ccd167]`},
-		{"answered", over(deploy, Resolved, "telegram:1001", "y", ""), `
-			**api · claude**
-			Continue with 3 changes? (y/n)
-			**Yes** · phone, 14:21 · [SID:51ccd167]`},
-		{"on its way", over(deploy, ReplyReceived, "telegram:1001", "y", ""), `
-			**api · claude**
-			Continue with 3 changes? (y/n)
-			**Yes** · phone, 14:21 · on its way · [SID:51ccd167]`},
-		{"refused, and why", over(edit, Resolved, "telegram:1001", "deny", "use the test database"), `
-			**api · claude**
-			Edit src/a.txt? +1 −1
-			|diff  second line
-			-hello old world
-			+hello new world
-			**No** · phone, 14:21: “use the test database” · [SID:51ccd167]`},
-		{"at the keyboard", over(colours, Resolved, "cli:local", "", ""), `
-			**api · claude**
-			Which color should the button have?
-			|1. Red: A warm red
-			2. Green: The brand green
-			3. Blue
-			**answered** · keyboard, 14:21 · [SID:51ccd167]`},
-		{"several were chosen", over(features, Resolved, "telegram:1001", "1,2", ""), `
-			**api · claude**
-			Which features?
-			|1. Logging
-			2. Metrics
-			**Logging, Metrics** · phone, 14:21 · [SID:51ccd167]`},
-		{"nobody answered, so no", over(deploy, Resolved, "auto:timeout", "n", ""), `
-			**api · claude**
-			Continue with 3 changes? (y/n)
-			**No** · nobody answered, 14:21 · [SID:51ccd167]`},
-		{"nobody answered", over(name, Expired, "", "", "no answer in 600 s"), `
-			**api · claude**
-			What is your project named?
-			|present: my-app
-			**nobody answered**; it still waits · [SID:51ccd167]
-			[Ask again]`},
-		{"nobody answered a hook, so no", over(edit, Resolved, "auto:timeout", "deny", "no answer in 300 s"), `
-			**api · claude**
-			Edit src/a.txt? +1 −1
-			|diff  second line
-			-hello old world
-			+hello new world
-			**No** · nobody answered, 14:21 · [SID:51ccd167]`},
-		{"nobody answered claude's own question", over(colours, Resolved, "auto:timeout", "", "no answer in 300 s"), `
-			**api · claude**
-			Which color should the button have?
-			|1. Red: A warm red
-			2. Green: The brand green
-			3. Blue
-			**nobody answered**; the tool was told so · [SID:51ccd167]`},
-		{"replaced", over(deploy, Canceled, "", "", "replaced: the question changed"), `
-			**api · claude**
-			Continue with 3 changes? (y/n)
-			**replaced: the question changed** · [SID:51ccd167]`},
-		{"left to the terminal", over(name, Canceled, "telegram:1001", "\x1b", "left as it is"), `
-			**api · claude**
-			What is your project named?
-			|present: my-app
-			**left as it is** · phone, 14:21 · [SID:51ccd167]`},
-		{"a key was pressed", over(still, Resolved, "telegram:1001", "esc", ""), `
-			**api · claude**
-
-			|Installing 3 of 7
-			  [ ] telemetry
-			**pressed Esc** · phone, 14:21 · [SID:51ccd167]`},
-		{"not delivered", over(deploy, Failed, "telegram:1001", "y", "the program ended before the answer was typed"), `
-			**api · claude**
-			Continue with 3 changes? (y/n)
-			**not delivered: Yes** · the program ended before the answer was typed · [SID:51ccd167]`},
-		{"nobody had answered when it ended", unanswered, `
-			**api · claude**
-			Continue with 3 changes? (y/n)
-			**not answered**: the program ended · [SID:51ccd167]`},
-		{"a password was not typed", over(password, Failed, "", "", "the program ended"), `
-			**api · claude**
-			Password for deploy@prod:
-			**not answered**: the program ended · [SID:51ccd167]`},
-		{"a password was typed", over(password, Resolved, "cli:local", "", ""), `
-			**api · claude**
-			Password for deploy@prod:
-			**answered** · keyboard, 14:21 · [SID:51ccd167]`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			r := e.questionText(&c.p, &s)
-			rows := keyboard(&c.p)
-			if !c.p.Open() {
-				rows = keyboardAfter(&c.p)
+// TestPages: each question has the message and the buttons that testdata/pages.txt draws, before and after it is answered.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	beside(t, blocks(t, "pages.txt"), func(t *testing.T, b block) {
+		b.parts["stdin"] = strings.ReplaceAll(b.parts["stdin"], "LONG", strings.Repeat("a word ", 800))
+		c, x := pageOf(t, b)
+		var first seen
+		c.await(t, "a question", func() bool {
+			i := slices.IndexFunc(c.past, func(m seen) bool { return reUntil.MatchString(m.text) })
+			if i >= 0 {
+				first = c.past[i]
 			}
-			want := strings.TrimPrefix(strings.ReplaceAll(c.want, "\n\t\t\t", "\n"), "\n")
-			want = strings.ReplaceAll(want, "\n\n", "\n")
-			if got := drawn(r, rows); got != want {
-				t.Errorf("\n got %s\n\nwant %s", got, want)
-			}
-			tgCheckEntities(t, r)
+			return i >= 0
 		})
-	}
-	long = open(long)
-	long.ShownAll = false
-	r := e.questionText(&long, &s)
-	if rows := drawn(&richText{}, keyboard(&long)); rows != "\n[Show all]\n[red No]" || !strings.Contains(r.text, "more characters") {
-		t.Errorf("a long command: %s %q", rows, r.text)
-	}
+		for step := range strings.Lines(strings.TrimSpace(b.parts["answer"])) {
+			verb, keys, _ := strings.Cut(strings.TrimSpace(step), " ")
+			switch verb {
+			case "type":
+				openPrompt(t, c.dir)
+				x.types(keys + "\r")
+			case "wait":
+				awaitOver(t, c.dir)
+			default:
+				c.play(strings.TrimSpace(step))
+			}
+		}
+		c.where("what became of it", func(m seen) bool {
+			return m.id == first.id && !reUntil.MatchString(m.text) && !strings.Contains(m.text, "on its way")
+		})
+		got := ""
+		for _, call := range c.requests() {
+			if call.method == "sendMessage" && reUntil.MatchString(fmt.Sprint(call.p["text"])) && got == "" {
+				got = drawing(call.p)
+			}
+		}
+		edits := slices.DeleteFunc(c.requests(), func(call apiCall) bool { return numberOf(call.p, "message_id") != first.id || call.p["text"] == nil })
+		got += "\n---\n" + drawing(edits[len(edits)-1].p)
+		if want := strings.TrimSpace(b.parts["shows"]); got != want {
+			t.Errorf("%s: the phone shows\n--- shows\n%s\n\nand not\n--- shows\n%s", b.at, got, want)
+		}
+	})
 }
 
-// TestWholeAnswer: of an answer that one message cannot hold the notice has both ends, and all of it comes at a tap, as
-// long as the button is there; then, too, a reply goes on.
-func TestWholeAnswer(t *testing.T) {
-	e := newTGEnv(t)
+// reUntil finds the last line of an open question.
+var reUntil = regexp.MustCompile(`until \d\d:\d\d`)
+
+// pageOf has a question asked, by a program on a screen, a hook or a script.
+func pageOf(t *testing.T, b block) (*inquiry, *terminal) {
+	t.Helper()
+	screen, painted := b.parts["screen"]
+	if !painted {
+		return newInquiry(t, b, ""), nil
+	}
+	w := newBotAPI(t)
+	c := &inquiry{block: b, botAPI: w, t: t, dir: home(t, w.config("away_after_seconds = 0\n"+b.parts["config"]))}
+	text, err := strconv.Unquote("\"" + strings.ReplaceAll(strings.ReplaceAll(strings.TrimSuffix(screen, "\n"), `"`, `\"`), "\n", "\\r\\n") + "\"")
+	file := filepath.Join(t.TempDir(), "screen")
+	if err == nil {
+		err = os.WriteFile(file, []byte(text), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := "stty " + cmp.Or(strings.TrimSpace(b.parts["modes"]), "sane") + "; cat \"$0\"; dd ibs=1 count=1 2>/dev/null >&2"
+	return c, bridge(t, c.dir, "run", "--name", "api", "sh", "-c", program, file)
+}
+
+// reVaries is what differs from run to run: times and the session's number.
+var reVaries = regexp.MustCompile(`\d\d:\d\d|\[(<code )?SID:\w+>?\]$`)
+
+// drawing is a request as a phone draws it: entities as <type text>, <type:language text>, a row of buttons in a line.
+func drawing(p map[string]any) string {
+	all := utf16.Encode([]rune(fmt.Sprint(p["text"])))
+	begins, ends := map[int]string{}, map[int]int{}
+	entities, _ := p["entities"].([]any)
+	for _, one := range entities {
+		e, _ := one.(map[string]any)
+		at := int(numberOf(e, "offset"))
+		kind, _ := e["type"].(string)
+		if language, ok := e["language"].(string); ok {
+			kind += ":" + language
+		}
+		begins[at] += "<" + kind + " "
+		ends[at+int(numberOf(e, "length"))]++
+	}
+	var text strings.Builder
+	at := 0
+	for _, r := range string(utf16.Decode(all)) {
+		text.WriteString(strings.Repeat(">", ends[at]) + begins[at] + string(r))
+		at += utf16.RuneLen(r)
+	}
+	lines := reVaries.ReplaceAllString(text.String()+strings.Repeat(">", ends[at]), "…")
+	colours := map[any]string{"success": "green ", "danger": "red ", "primary": "blue "}
+	markup, _ := p["reply_markup"].(map[string]any)
+	rows, _ := markup["inline_keyboard"].([]any)
+	for _, row := range rows {
+		lines += "\n"
+		for _, one := range row.([]any) {
+			b, _ := one.(map[string]any)
+			lines += fmt.Sprintf("[%s%s] ", colours[b["style"]], b["text"])
+		}
+	}
+	return strings.TrimSpace(strings.ReplaceAll(lines+"\n", "] \n", "]\n"))
+}
+
+// TestAnswerOfATurn: the notice of a turn has the agent's answer, drawn as it was meant; of one that a message cannot hold it has
+// both ends, and all of it comes at a tap, each word once.
+func TestAnswerOfATurn(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	turn := func(said string) (*botAPI, seen) {
+		w, _, _, _ := claudeSession(t, "away_after_seconds = 0", play{Asks: []ask{{Command: "true"}}, Said: said})
+		w.tap(w.find("true", yesButton), yesButton)
+		return w, w.shows("finished", "")
+	}
+	w, m := turn("I **fixed** it:\n- `a.go`\n- see x.dev")
+	for _, call := range w.requests() {
+		got := drawing(call.p)
+		want := `^<bold [^>]* · claude> finished · \d+s\nI <bold fixed> it:\n• <code a.go>\n• see <code x.dev>\nreply to go on · …$`
+		if strings.HasPrefix(fmt.Sprint(call.p["text"]), m.text[:20]) && strings.Contains(got, "finished") && !matches(want, got) {
+			t.Errorf("the notice is %s", got)
+		}
+	}
 	var answer strings.Builder
 	for i := range 900 {
 		fmt.Fprintf(&answer, "word%d ", i)
 	}
-	p := e.ask(PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true, Turn: TurnFinished, Full: answer.String()}})
-	m := e.srv.now(p.MsgID)
-	if !strings.Contains(m.text, "word0 ") || !strings.Contains(m.text, "word899") || len(m.buttons) != 1 {
-		t.Fatalf("the notice: %q %v", m.text, m.buttons)
+	w, m = turn("```go\n" + answer.String() + "\n```")
+	if !strings.Contains(m.text, "word0 ") || !strings.Contains(m.text, "word899") || strings.Contains(m.text, "word450 ") {
+		t.Errorf("the notice is %q", m.text)
 	}
-	for tap := range int64(2) {
-		sent := len(e.srv.history())
-		r := e.receiver(e.Telegram)
-		if _, err := r.dispatch(json.RawMessage(tgTap(tap, p, tapAll))); err != nil {
-			t.Fatal(err)
-		}
-		r.work.Wait()
-		got := ""
-		for _, m := range e.srv.history()[sent:] {
-			got += m.text
-		}
-		for i := range 899 {
-			if !strings.Contains(got, fmt.Sprintf("word%d ", i)) {
-				t.Fatalf("tap %d: word%d is missing", tap, i)
+	label, _ := m.choice(anyButton)
+	w.tapped(m.id, m.buttons[label])
+	w.await(t, "all of the answer", func() bool {
+		all := ""
+		for _, now := range w.messages {
+			if now.id > m.id {
+				all += now.text
 			}
 		}
-		if now := e.prompt(p.ID); now.Open() != (tap == 0) {
-			t.Errorf("the notice is %s", now.Status)
-		}
-		storeMove(e.store, p.ID, Expired, p.ExpiresAt)
-	}
-}
-
-// TestStartedComesFirst: that a session has begun is told only before it says anything else.
-func TestStartedComesFirst(t *testing.T) {
-	for _, asked := range []bool{false, true} {
-		e := newTGEnv(t)
-		want := 1
-		if asked {
-			e.ask(yesNo)
-			want = 0
-		}
-		before := e.srv.count("sendMessage")
-		if _, err := e.Notify(t.Context(), Notice{First: true, Text: "started", SessionID: e.s.ID}); err != nil {
-			t.Fatal(err)
-		}
-		if n := e.srv.count("sendMessage") - before; n != want {
-			t.Errorf("asked %v: told %d times", asked, n)
-		}
-	}
-}
-
-// TestHowEnded: the last message of a session tells a good end from a bad one, and who wanted it.
-func TestHowEnded(t *testing.T) {
-	for _, c := range []struct {
-		status  string
-		code    int
-		byPhone bool
-		want    string
-	}{
-		{"completed", 0, false, "ended"},
-		{"completed", 3, false, "ended with exit 3"},
-		{"crashed", 128 + 11, false, "crashed: segmentation fault"},
-		{"terminated", 128 + 15, false, "was ended"},
-		{"terminated", 128 + 15, true, "ended from the phone"},
-	} {
-		if got := howEnded(&SessionRecord{Status: c.status, ExitCode: &c.code}, c.byPhone); got != c.want {
-			t.Errorf("%s %d: %q, want %q", c.status, c.code, got, c.want)
-		}
-	}
-}
-
-// TestMenuIsSetOnce: the chat's menu of commands is sent when it is new, and not by every process that polls.
-func TestMenuIsSetOnce(t *testing.T) {
-	e := newTGEnv(t)
-	for range 2 {
-		if err := e.receiver(e.process()).setCommands(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if n := e.srv.count("setMyCommands"); n != 1 {
-		t.Errorf("set %d times", n)
-	}
-	other := e.process()
-	cfg := *other.cfg.Load()
-	cfg.ChatID = 1002
-	other.cfg.Store(&cfg)
-	if err := e.receiver(other).setCommands(); err != nil || e.srv.count("setMyCommands") != 2 {
-		t.Errorf("another chat has none: %v", err)
-	}
-}
-
-// drawn is a message as a phone draws it: bold in stars, monospace behind a bar with its language, what opens behind a
-// triangle, buttons in brackets behind their colour.
-func drawn(r *richText, rows [][]button) string {
-	begins := map[int]string{}
-	ends := map[int]string{}
-	for _, m := range r.marks {
-		switch m.Type {
-		case "bold":
-			begins[m.Offset] += "**"
-			ends[m.Offset+m.Length] = "**" + ends[m.Offset+m.Length]
-		case "pre":
-			begins[m.Offset] += "|" + m.Language
-			if m.Language != "" {
-				begins[m.Offset] += " "
-			}
-		case "expandable_blockquote":
-			begins[m.Offset] += "▸ "
-		}
-	}
-	var b strings.Builder
-	at := 0
-	for _, c := range r.text {
-		b.WriteString(ends[at] + begins[at] + string(c))
-		at += utf16.RuneLen(c)
-	}
-	b.WriteString(ends[at])
-	colours := map[string]string{styleYes: "green ", styleNo: "red ", styleLasting: "blue "}
-	for _, row := range rows {
-		var keys []string
-		for _, one := range row {
-			keys = append(keys, "["+colours[one.Style]+one.Text+"]")
-		}
-		b.WriteString("\n" + strings.Join(keys, " "))
-	}
-	return b.String()
-}
-
-// tgCheckEntities checks that every entity lies in the text, a block covers whole lines, and none begins or ends blank.
-func tgCheckEntities(t *testing.T, r *richText) {
-	t.Helper()
-	units := utf16.Encode([]rune(r.text))
-	if len(units) > 4096 {
-		t.Errorf("%d UTF-16 units", len(units))
-	}
-	for _, m := range r.marks {
-		offset, length := m.Offset, m.Length
-		if length <= 0 || offset+length > len(units) {
-			t.Errorf("entity %+v outside of %d units", m, len(units))
-			continue
-		}
-		part := string(utf16.Decode(units[offset : offset+length]))
-		block := m.Type == "pre" || m.Type == "expandable_blockquote"
-		if part != strings.TrimRight(part, " \n") ||
-			block && !strings.Contains("\n"+r.text+"\n", "\n"+part+"\n") {
-			t.Errorf("entity %+v covers %q", m, part)
-		}
-	}
-}
-
-// A program that prints our own marks must not route replies elsewhere, nor hide what it prints.
-func TestTelegramHostileText(t *testing.T) {
-	e := newTGEnv(t)
-	p := yesNo
-	p.Status = AwaitingReply
-	p.Confidence = "high"
-	p.Signals = []string{"pattern"}
-	p.Question = "ok? [SID:00000000]\u202e"
-	p.Excerpt = "```</pre> 👩‍👩‍👧 [SID:00000000]\n\x1b[31m" + strings.Repeat("𝄞", 300)
-	r := e.questionText(&p, e.s)
-	tgCheckEntities(t, r)
-	if m := sessionMark.FindStringSubmatch(r.text); m == nil || m[1] != shortID(e.s.ID) {
-		t.Errorf("the session is read as %v", m)
-	}
-	if strings.ContainsAny(r.text, "\x1b\u202e") {
-		t.Errorf("control characters leave: %q", r.text)
-	}
-}
-
-// TestTelegramCutText: a long text is cut into parts of so many UTF-16 units, and only newlines are
-// lost between them.
-func TestTelegramCutText(t *testing.T) {
-	for _, s := range []string{"", "a", strings.Repeat("line of text\n", 2000),
-		strings.Repeat("𝄞", 5000), strings.Repeat("x", 9000), "\n\n" + strings.Repeat("y\n", 4000),
-		strings.Repeat("é\n\n", 3000)} {
-		var parts []string
-		lost := 0
-		for part, rest := cutText(s, 1000); ; part, rest = cutText(rest, 1000) {
-			parts = append(parts, part)
-			if n := len(utf16.Encode([]rune(part))); n > 1000 {
-				t.Fatalf("a part of %d units", n)
-			}
-			if rest == "" {
-				break
+		for i := range 900 {
+			if strings.Count(all+" ", fmt.Sprintf("word%d ", i))+strings.Count(all, fmt.Sprintf("word%d\n", i)) != 1 {
+				return false
 			}
 		}
-		lost = len(s) - len(strings.Join(parts, ""))
-		if strings.ReplaceAll(strings.Join(parts, ""), "\n", "") != strings.ReplaceAll(s, "\n",
-			"") ||
-			lost >= len(parts) {
-			t.Errorf("%.10q: %d bytes lost in %d parts", s, lost, len(parts))
-		}
-	}
-}
-
-// Notices are split, never lost, and each part says whose it is.
-func TestTelegramNotify(t *testing.T) {
-	t.Parallel()
-	e := newTGEnv(t)
-	var lines []string
-	for i := range 600 {
-		lines = append(lines, fmt.Sprintf("line %d of the output", i))
-	}
-	_, err := e.Notify(context.Background(), Notice{
-		Text:      "Output:",
-		Mono:      strings.Join(lines, "\n"),
-		SessionID: e.s.ID,
+		return true
 	})
+}
+
+// TestStream: with --stream the phone gets every line that a program prints, once and in order, in messages that fit; after
+// another message it goes on in one of its own.
+func TestStream(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	w := newBotAPI(t)
+	x := bridge(t, home(t, w.config("away_after_seconds = 0\ncontext_chars = 0\n")), "run", "--stream", "sh", "-c",
+		`seq 1 900; printf '\nGo? (y/n) '; read a; seq 901 1200`)
+	w.tap(w.find("Go?", yesButton), yesButton)
+	x.exits(0)
+	var got []string
+	asked := int64(0)
+	for id := int64(101); w.message(id).id != 0; id++ {
+		m := w.message(id)
+		if strings.Contains(m.text, "Go?") && asked == 0 {
+			asked = m.id
+		}
+		numbers := regexp.MustCompile(`(?m)^\d+$`).FindAllString(m.text, -1)
+		if len(numbers) > 0 && numbers[0] == "901" && m.id < asked {
+			t.Error("the stream goes on above the question")
+		}
+		got = append(got, numbers...)
+	}
+	for i := range 1200 {
+		if len(got) != 1200 || got[i] != fmt.Sprint(i+1) {
+			t.Fatalf("of 1200 lines the phone shows %d: %q", len(got), got)
+		}
+	}
+}
+
+// TestEveryWordIsShown: of random calls of hooks every word is in the message, or nothing but a refusal can be tapped.
+func TestEveryWordIsShown(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	seed := time.Now().UnixNano()
+	if given := os.Getenv("ATLASBRIDGE_TEST_SEED"); given != "" {
+		fmt.Sscan(given, &seed)
+	}
+	rnd := mrand.New(mrand.NewSource(seed))
+	calls := make([]string, 2+rounds(t))
+	for i := range calls {
+		calls[i] = randomCall(rnd)
+	}
+	beside(t, calls, func(t *testing.T, call string) {
+		c := newInquiry(t, block{parts: map[string]string{"call": call, "answer": ""}}, "")
+		m := c.shows("", "No")
+		_, affirms := m.choice(grantButton)
+		said := m.text
+		for label := range m.buttons {
+			said += "\n" + label
+		}
+		var input any
+		_, arguments, _ := strings.Cut(call, " ")
+		if err := json.Unmarshal([]byte(arguments), &input); err != nil {
+			t.Fatal(err)
+		}
+		for _, word := range wordsIn(input) {
+			if affirms && !strings.ContainsAny(word, "\"\\") && !strings.Contains(said, word) { // JSON writes those in other words
+				t.Errorf("ATLASBRIDGE_TEST_SEED=%d: %q of %s can be allowed unseen: %s", seed, word, call, said)
+			}
+		}
+		c.play("tap No")
+		c.ends()
+	})
+}
+
+// wordsIn are the words of all texts in a value of JSON.
+func wordsIn(v any) (words []string) {
+	switch v := v.(type) {
+	case string:
+		return strings.Fields(v)
+	case []any:
+		for _, one := range v {
+			words = append(words, wordsIn(one)...)
+		}
+	case map[string]any:
+		for _, one := range v {
+			words = append(words, wordsIn(one)...)
+		}
+	}
+	return words
+}
+
+// randomCall is a call of a hook: words, shell characters and bullets, a few or many.
+func randomCall(rnd *mrand.Rand) string {
+	all := strings.Fields("rm -rf /home $(id) ; | && `ls` ○ ● ☐ * · … ... until No Yes then Lasting: a b word words Ωmega 日本 1. 2) -- > ❯ " +
+		"/cancel @you 4111111111111111 +15551234567 1.2.3.4 (y/n) {} '\"' \\n ⏎ , . " + strings.Repeat("x", 300))
+	text := func() string {
+		var b strings.Builder
+		for range rnd.Intn([]int{2, 9, 60, 900}[rnd.Intn(4)]) {
+			b.WriteString(all[rnd.Intn(len(all))] + []string{" ", "  ", "\n"}[rnd.Intn(3)])
+		}
+		return b.String()
+	}
+	input := map[string]any{}
+	for _, name := range strings.Fields("description command file_path old_string new_string content url prompt plan replace_all X") {
+		if rnd.Intn(3) == 0 {
+			input[name] = []any{text(), rnd.Intn(9), []string{text()}, map[string]string{"deep": text()}}[rnd.Intn(4)]
+		}
+	}
+	var raw strings.Builder
+	enc := json.NewEncoder(&raw)
+	enc.SetEscapeHTML(false) // as tools write it
+	_ = enc.Encode(input)    // of texts and numbers
+	return strings.Fields("Bash Edit Write WebFetch mcp__s__do")[rnd.Intn(5)] + " " + strings.TrimSpace(raw.String())
+}
+
+// sent is an agent's text as it is sent.
+func sent(t *testing.T, text string) (p map[string]any) {
+	t.Helper()
+	raw, err := json.Marshal(markdown(text).outgoing(0, nil))
+	if err == nil {
+		err = json.Unmarshal(raw, &p)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	var shown []string
-	for i, c := range e.srv.requests() {
-		text := c.p["text"].(string)
-		if c.method != "sendMessage" || len(utf16.Encode([]rune(text))) > 4096 {
-			t.Errorf("message %d is a %s of %d bytes", i, c.method, len(text))
-		}
-		text, ended := strings.CutSuffix(text, "\n"+sid(e.s))
-		text, begun := strings.CutPrefix(text, title(e.s))
-		if !begun || !ended {
-			t.Errorf("message %d does not say whose it is", i)
-		}
-		shown = append(shown, text)
-	}
-	if got := strings.Join(shown, ""); got != " Output:\n"+strings.Join(lines, "\n") {
-		t.Errorf("%d of %d lines arrived", strings.Count(got, "\n"), len(lines))
-	}
-	if silent := e.srv.requests()[1].p["disable_notification"]; silent != true {
-		t.Errorf("disable_notification = %v", silent)
-	}
+	return p
 }
 
-// TestStreamMessages fills messages with lines: each once, in order, none over the limit.
-func TestStreamMessages(t *testing.T) {
-	const limit = 40
-	var want, got []string
-	for i := range 30 {
-		want = append(want, strings.Repeat("x", i%7)+fmt.Sprint(i))
-	}
-	st := stream{text: strings.Join(want, "\n") + "\n"}
-	for st.text != "" {
-		text := st.fill(limit)
-		if len(text) > limit {
-			t.Fatalf("a message of %d bytes", len(text))
-		}
-		got = append(got, strings.Split(strings.TrimSuffix(text, "\n"), "\n")...)
-		if st.cut == 0 {
-			break
-		}
-		st.turnPage()
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("lines arrive as %q", got)
-	}
-}
-
-// TestStreamSaysNothingTwice: a message that turns out to be full is not edited to what it says already.
-func TestStreamSaysNothingTwice(t *testing.T) {
-	ch := &told{}
-	s := &session{ch: ch, ctx: t.Context(), events: make(chan func()), cfg: &Config{MaxChars: 100}}
-	line := func(c string) string { return strings.Repeat(c, 48) + "\n" }
-	for _, text := range []string{line("a"), line("b"), line("c"), "", line("d")} {
-		s.stream.text += text
-		for s.streamStep(); s.sending > 0; s.streamStep() {
-			(<-s.events)()
-		}
-	}
-	short := strings.NewReplacer(line("a"), "A", line("b"), "B", line("c"), "C", line("d"), "D")
-	var got []string
-	for _, n := range ch.notices {
-		got = append(got, fmt.Sprint(n.Edit, short.Replace(n.Mono+"\n")))
-	}
-	if want := []string{"0A", "1AB", "0C", "3CD"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-// TestStreamBreaks: after another message the stream goes on in one of its own; what was printed before stands above.
-func TestStreamBreaks(t *testing.T) {
-	ch := &told{}
-	cfg := &Config{MaxChars: 1000, Stream: true}
-	s := &session{ch: ch, ctx: t.Context(), events: make(chan func()), cfg: cfg}
-	s.det = newDetector(adapterFor("make"), 10, 40, DetectOptions{})
-	s.det.Transcript(false)
-	prints := func(text string) {
-		s.det.Feed([]byte(text), time.Now())
-		s.gatherStream(false)
-	}
-	sends := func() {
-		for s.streamStep(); s.sending > 0; s.streamStep() {
-			(<-s.events)()
-		}
-	}
-	tells := func(text string) {
-		s.notify(Notice{Text: text})
-		(<-s.events)()
-	}
-	tells("started") // nothing to break off
-	prints("one\r\n")
-	sends()
-	prints("two\r\nthr")
-	tells("asks")
-	prints("ee\r\n")
-	sends()
-	prints("four\r\n")
-	sends()
-	var got []string
-	for _, n := range ch.notices {
-		got = append(got, fmt.Sprint(n.Edit, n.Text, n.Mono))
-	}
-	want := []string{"0started", "0one", "0asks", "2one\ntwo", "0three", "5three\nfour"}
-	if !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-// TestStreamInAnotherChat: when the bot's chat has been changed, the stream goes on in a message of its own there, and
-// edits no message of that chat that has the same number.
-func TestStreamInAnotherChat(t *testing.T) {
-	e := newTGEnv(t)
-	says := func(text string, edit int64) (id int64) {
-		late := func() Notice { return Notice{Mono: text, Edit: edit} }
-		id, err := e.Notify(t.Context(), Notice{SessionID: e.s.ID, Late: late})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return id
-	}
-	first := says("one", 0)
-	says("one two", first)
-	cfg := *e.cfg.Load()
-	cfg.ChatID = 1002
-	e.configure(&cfg)
-	again := fate{answer: `{"ok":false,"error_code":429,"description":"x","parameters":{"retry_after":1}}`}
-	e.srv.decides(func(string, map[string]any) fate {
-		e.srv.fate = nil // the first request alone
-		return again
-	})
-	second := says("one two three", first)
-	says("one two three four", second)
-	if e.edited(first, "one two") && e.edited(second, "one two three four") && second != first {
-		return
-	}
-	t.Errorf("messages %d and %d: %v", first, second, e.srv.history())
-}
-
-// edited reports whether the message was edited once, and says that text since.
-func (e *tgEnv) edited(msg int64, text string) bool {
-	edits := e.srv.edits(msg)
-	return len(edits) == 1 && strings.Contains(edits[0].text, text+"\n")
-}
-
-// TestNoticesInOrder: a session's notices arrive in the order in which they came about.
-func TestNoticesInOrder(t *testing.T) {
-	ch := &slowAtFirst{}
-	s := &session{ch: ch, ctx: t.Context(), events: make(chan func()), cfg: &Config{}}
-	for i := range 9 {
-		s.notify(Notice{Text: fmt.Sprint(i)})
-	}
-	for s.sending > 0 {
-		(<-s.events)()
-	}
-	for i, n := range ch.notices {
-		if n.Text != fmt.Sprint(i) {
-			t.Fatalf("%s is number %d", n.Text, i)
-		}
-	}
-}
-
-// slowAtFirst is a channel that takes longer for a notice the earlier it came about.
-type slowAtFirst struct{ told }
-
-// Notify waits, then keeps the notice.
-func (c *slowAtFirst) Notify(ctx context.Context, n Notice) (int64, error) {
-	i, _ := strconv.Atoi(n.Text)
-	<-time.After(time.Duration(9-i) * 5 * time.Millisecond)
-	return c.told.Notify(ctx, n)
-}
-
-// told is a channel that keeps its notices.
-type told struct {
-	localChannel
-	mu      sync.Mutex
-	notices []Notice
-}
-
-// Notify keeps the notice.
-func (c *told) Notify(_ context.Context, n Notice) (int64, error) {
-	if n.Late != nil {
-		n = n.Late()
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.notices = append(c.notices, n)
-	return int64(len(c.notices)), nil
-}
-
-// ---- telegram.go: markdown ----
-// What an agent wrote is read easily, all of it, and nothing in it can be tapped.
-
-// TestMarkdown: an agent's answer is rendered as its author meant it, on 36 columns, and what is no Markdown stays.
+// TestMarkdown: an agent's answer is drawn as its author meant it, what is no Markdown stays, and nothing in it can be tapped.
 func TestMarkdown(t *testing.T) {
-	for _, c := range []struct{ name, text, want string }{
-		{"headings", "# One\ntext\n\n\n## Two `x` **y** ##\n#hash\n####### no", "<bold One>\ntext\n\n<bold Two ><code x><bold  y>\n#hash\n####### no"},
-		{"bold", "**b** *i* ***both*** (**b**): 这是**重点**内容", "<bold b> *i* *<bold both>* (<bold b>): 这是<bold 重点>内容"},
-		{"code in bold", "**d `e` f**", "<bold d ><code e><bold  f>"},
-		{"not bold", "2**3**4 * x * __init__ *.go ** a ** f(*args, **kw)", "2<bold 3>4 * x * __init__ *.go ** a ** f(*args, **kw)"},
-		{"code", "`a` ``b`c`` `open *i*", "<code a> <code b`c> `open *i*"},
-		{"fence", "x\n```go\n\ta := 1\n\n\tb()\n```\ny", "x\n<pre:go     a := 1\n\n    b()>\ny"},
-		{"fence in a list", "- x:\n  ~~~\n  a\n    b\n  ~~~\n- y", "• x:\n<pre a\n  b>\n• y"},
-		{"open fence", "```\n**a**\n# b", "<pre **a**\n# b>"},
-		{"four ticks", "````\n```\na\n```\n````", "<pre ```\na\n```>"},
-		{"lists", "- a\n* b\n  + c\n1. d\n   - e\n2) f\n-g", "• a\n• b\n  • c\n1. d\n   • e\n2) f\n-g"},
-		{"plain", "> a\n---\n[no](x) ![pic](b.png)\na | b\n\\*no\\*", "> a\n---\n[no](x) ![pic](b.png)\na | b\n\\*no\\*"},
-		{"a table", "| Way | Cost |\n|---|---:|\n| `lock` | 40 µs |\nend", "<pre | Way | Cost |\n|---|---:|\n| `lock` | 40 µs |>\nend"},
-		{"a table without edges", "Way | Cost\n--|--\nlock | 3\n\nend", "<pre Way | Cost\n--|--\nlock | 3>\n\nend"},
-		{"blank lines", "\n\na\r\n\n\n\n b\n", "a\n\n b"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			r := markdown(c.text)
-			checkEntities(t, r)
-			if got := inBrackets(r); got != c.want {
-				t.Errorf("\n got %q\nwant %q", got, c.want)
-			}
-		})
+	for _, b := range blocks(t, "markdown.txt") {
+		p := sent(t, strings.TrimSuffix(b.parts["text"], "\n"))
+		if got, want := drawing(p), strings.TrimSpace(b.parts["drawn"]); got != want {
+			t.Errorf("%s: it is\n--- drawn\n%s\n\nand not\n--- drawn\n%s", b.at, got, want)
+		}
+		wellFormed(t, p)
 	}
 }
 
-// inBrackets is a text with its entities as <type text>, <type:language text>.
-func inBrackets(r *richText) string {
-	all := utf16.Encode([]rune(r.text))
-	var b strings.Builder
-	var ends []int
-	marks := r.marks
-	for at := 0; at <= len(all); at++ {
-		for len(ends) > 0 && ends[len(ends)-1] == at {
-			b.WriteByte('>')
-			ends = ends[:len(ends)-1]
-		}
-		for len(marks) > 0 && marks[0].Offset == at {
-			m := marks[0]
-			kind := strings.TrimSuffix(m.Type+":"+m.Language, ":")
-			b.WriteString("<" + kind + " ")
-			ends = append(ends, m.end())
-			marks = marks[1:]
-		}
-		if at < len(all) {
-			n := 1
-			if utf16.IsSurrogate(rune(all[at])) {
-				n = 2
-			}
-			b.WriteString(string(utf16.Decode(all[at : at+n])))
-			at += n - 1
-		}
-	}
-	return b.String()
-}
-
-// checkEntities checks what Telegram asks of entities: in the text, in order, one in another or apart; nothing in code,
-// code in nothing but a quotation, no quotation in another.
-func checkEntities(t *testing.T, r *richText) {
+// wellFormed checks what Telegram asks of entities: at most 100, in the text, in order, one in another or apart, nothing in
+// code; and that nothing outside of code is what Telegram acts on.
+func wellFormed(t *testing.T, p map[string]any) {
 	t.Helper()
-	length := units(r.text)
-	var around []entity
-	for i, m := range r.marks {
-		if m.Length <= 0 || m.Offset < 0 || m.end() > length || i > 0 && m.Offset < r.marks[i-1].Offset {
-			t.Fatalf("entity %d of %+v in %d units", i, r.marks, length)
+	text, _ := p["text"].(string) // none of nothing
+	units := utf16.Encode([]rune(text))
+	entities, _ := p["entities"].([]any)
+	if len(entities) > 100 {
+		t.Errorf("%d entities", len(entities))
+	}
+	var outer []map[string]any
+	last := int64(0)
+	end := func(e map[string]any) int64 { return numberOf(e, "offset") + numberOf(e, "length") }
+	plain := slices.Clone(units)
+	for _, one := range entities {
+		e := one.(map[string]any)
+		from := numberOf(e, "offset")
+		if numberOf(e, "length") <= 0 || from < last || end(e) > int64(len(units)) {
+			t.Fatalf("%v in %d units of %q", entities, len(units), p["text"])
 		}
-		for len(around) > 0 && around[len(around)-1].end() <= m.Offset {
-			around = around[:len(around)-1]
-		}
-		for _, outer := range around {
-			code := outer.isCode() || m.isCode() && !outer.isQuotation()
-			if m.end() > outer.end() || code || m.isQuotation() && outer.isQuotation() {
-				t.Fatalf("%+v in %+v of %q", m, outer, r.text)
+		last = from
+		outer = slices.DeleteFunc(outer, func(o map[string]any) bool { return end(o) <= from })
+		for _, o := range outer {
+			if end(e) > end(o) || o["type"] == "code" || o["type"] == "pre" {
+				t.Fatalf("%v in %v of %q", e, o, p["text"])
 			}
 		}
-		around = append(around, m)
-	}
-}
-
-// TestNothingForeignIsTapped: what Telegram would make a link, a mention or a command of is code in every message that
-// is not ours, wherever it stands.
-func TestNothingForeignIsTapped(t *testing.T) {
-	for _, c := range []struct {
-		r    richText
-		want string
-	}{
-		{richText{text: "use /clear, /keys@bot or and/or a/b 1/2 (/cancel)."},
-			"use <code /clear>, <code /keys@bot> or and/or a/b 1/2 (<code /cancel>)."},
-		{richText{text: "ask @someone a@b.cd #tag #15 $ABC $5 C# @ # /"},
-			"ask <code @someone> <code a@b.cd> <code #tag> #15 <code $ABC> $5 C# @ # /"},
-		{richText{text: "https://x.dev/a?b. (tg://user?id=1) x.dev README.md 1.4 e.g. 10.0.0.1 Done.Next os.Open(\"x\")"},
-			"<code https://x.dev/a?b>. (<code tg://user?id=1>) <code x.dev> <code README.md> 1.4 e.g. <code 10.0.0.1> " +
-				"<code Done.Next> <code os.Open(\"x>\")"},
-		{richText{text: "请运行/clear然后😀@me好 пример.рф"}, "<code 请运行/clear然后😀@me好> <code пример.рф>"},
-		{richText{text: "a /b c", marks: []entity{{Type: "bold", Length: 6}}}, "<bold a ><code /b><bold  c>"},
-		{richText{text: "a /b c", marks: []entity{{Type: "expandable_blockquote", Length: 6}}},
-			"<expandable_blockquote a <code /b> c>"},
-		{richText{text: "a /b c", marks: []entity{{Type: "pre", Length: 6, Language: "go"}}}, "<pre:go a /b c>"},
-		{richText{text: "README.md", marks: []entity{{Type: "code", Length: 6}}}, "<code README><code .md>"},
-		{richText{text: "0/A (x)/b", marks: []entity{{Type: "code", Length: 1}, {Type: "code", Offset: 5, Length: 1}}},
-			"<code 0><code /A> (<code x><code )/b>"},
-		{richText{text: "\n/a\n/b\u00a0/c\t/d"}, "\n<code /a>\n<code /b\u00a0/c>\t<code /d>"},
-		{richText{text: "+15551234567 or +1 (555) 123-4567, 4111 1111 1111 1111 (4111111111111111) 555-1234567 in 2026 at 12:30"},
-			"<code +15551234567> or <code +1 (555) 123-4567>, <code 4111 1111 1111 1111 (4111111111111111) 555-1234567> in 2026 at 12:30"},
-		{richText{text: "2001:db8::1 or fe80::1 or 1.2.3.4/x: me@here.org"},
-			"<code 2001:db8::1> or <code fe80::1> or <code 1.2.3.4/x>: <code me@here.org>"},
-		{richText{text: "/help  all commands", ours: true}, "/help  all commands"},
-	} {
-		c.r.outgoing(0, nil)
-		checkEntities(t, &c.r)
-		if got := inBrackets(&c.r); got != c.want {
-			t.Errorf("\n got %q\nwant %q", got, c.want)
+		outer = append(outer, e)
+		for i := from; (e["type"] == "code" || e["type"] == "pre") && i < end(e); i++ {
+			plain[i] = ' '
 		}
 	}
-}
-
-// TestTooManyEntities: where there are more entities than a message may have, emphasis goes first, and what could be
-// tapped never becomes active.
-func TestTooManyEntities(t *testing.T) {
-	for _, c := range []struct {
-		text, last string
-		n          int
-	}{
-		{strings.Repeat("**a** ", 90) + "/x", "code", 91},
-		{strings.Repeat("**a** ", 200) + "/x", "code", 1},
-		{strings.Repeat("/a **b** ", 200), "pre", maxEntities},
-		{"> " + strings.Repeat("/a ", 200), "pre", maxEntities},
-	} {
-		r := markdown(c.text)
-		r.disarm()
-		checkEntities(t, r)
-		if len(r.marks) != c.n || r.marks[len(r.marks)-1].Type != c.last {
-			t.Errorf("%.20q: %d entities, the last %+v", c.text, len(r.marks), r.marks[len(r.marks)-1])
-		}
-		armed(t, r)
+	rest := string(utf16.Decode(plain))
+	if found := regexp.MustCompile(`(^|\s)[/@][a-zA-Z]|\w://\w|\w\.(com|dev|md|ru)\b`).FindString(rest); found != "" {
+		t.Errorf("%q can be tapped in %q", found, rest)
 	}
 }
 
-// armed fails where something that Telegram acts on is outside of code.
-func armed(t *testing.T, r *richText) {
-	t.Helper()
-	all := utf16.Encode([]rune(r.text))
-	for _, m := range r.marks {
-		for i := m.Offset; m.isCode() && i < m.end(); i++ {
-			all[i] = ' '
-		}
-	}
-	plain := string(utf16.Decode(all))
-	if found := regexp.MustCompile(`(^|\s)[/@][a-zA-Z]|\w://\w|\w\.(com|dev|md|ru)\b`).FindString(plain); found != "" {
-		t.Errorf("%q can be tapped in %q", found, plain)
-	}
-}
-
-// TestSplit: a text is cut at a line end with its entities in both parts, code with its language.
-func TestSplit(t *testing.T) {
-	r := markdown("**one**\n```go\na\nb😀b\nc\n```\nq\n**r**")
-	for _, c := range []struct {
-		n          int
-		part, rest string
-	}{
-		{0, "", "<bold one>\n<pre:go a\nb😀b\nc>\nq\n<bold r>"},
-		{2, "<bold on>", "<bold e>\n<pre:go a\nb😀b\nc>\nq\n<bold r>"},
-		{7, "<bold one>\n<pre:go a>", "<pre:go b😀b\nc>\nq\n<bold r>"},
-		{13, "<bold one>\n<pre:go a\nb😀b\nc>", "q\n<bold r>"},
-		{15, "<bold one>\n<pre:go a\nb😀b\nc>\nq", "<bold r>"},
-		{99, "<bold one>\n<pre:go a\nb😀b\nc>\nq\n<bold r>", ""},
-	} {
-		part, rest := r.split(c.n)
-		checkEntities(t, part)
-		checkEntities(t, rest)
-		if inBrackets(part) != c.part || inBrackets(rest) != c.rest {
-			t.Errorf("%d:\n got %q, %q\nwant %q, %q", c.n, inBrackets(part), inBrackets(rest), c.part, c.rest)
-		}
-	}
-}
-
-// BenchmarkMarkdown: a mebibyte of marks.
-func BenchmarkMarkdown(b *testing.B) {
-	for _, unit := range []string{"*", "[", "` `` ", " *a", "|-\n", "> ", "**a** `b` [c](d) ", "word "} {
-		text := strings.Repeat(unit, 1<<20/len(unit))
-		b.Run(unit, func(b *testing.B) {
-			b.SetBytes(int64(len(text)))
-			for b.Loop() {
-				markdown(text)
-			}
-		})
-	}
-}
-
-// FuzzMarkdown: no text panics; its entities are valid, in any two parts too; it does not grow beyond reason; its words
-// are all there, in their order; nothing in it can be tapped.
+// FuzzMarkdown: no text panics; its entities are well-formed; its words are all there, in their order; nothing in it can be
+// tapped.
 func FuzzMarkdown(f *testing.F) {
 	for _, text := range []string{"# a\n**b** `c` [d](e)\n```go\nf\n```", "|a|b|\n|-|-:|\n|c|d|", "> a\n>> - *b _c_* ***d***", "/x @y https://z.dev",
 		"```a b\n", "**a `b** c`", "[a `b](u) c` d", "|😀|\n|-|\n" + strings.Repeat("x", 40) + "|\xff"} {
-		f.Add(text, 5)
+		f.Add(text)
 	}
 	words := regexp.MustCompile(`[\pL\pN]+`)
-	f.Fuzz(func(t *testing.T, text string, n int) {
-		text = strings.ReplaceAll(strings.ToValidUTF8(text, "?"), "\x00", "?") // as clean does
-		r := markdown(text)
-		checkEntities(t, r)
-		if units(r.text) > 32*units(text)+256 {
-			t.Fatalf("%d units from %d", units(r.text), units(text))
-		}
-		part, rest := r.split(max(0, n%5000))
-		checkEntities(t, part)
-		checkEntities(t, rest)
-		ordered := !strings.Contains(text, "|") && !strings.Contains(text, "](") // a link may be its own words
-		left := words.FindAllString(r.text, -1)
+	f.Fuzz(func(t *testing.T, text string) {
+		text = strings.ReplaceAll(strings.ToValidUTF8(text, "?"), "\x00", "?") // as what a hook brings is cleaned
+		p := sent(t, text)
+		wellFormed(t, p)
+		left := words.FindAllString(fmt.Sprint(p["text"]), -1)
 		for _, word := range words.FindAllString(text, -1) {
 			i := slices.IndexFunc(left, func(w string) bool { return strings.HasPrefix(w, word) })
-			fence := strings.Contains(text, "```") || strings.Contains(text, "~~~") // with a language
-			if !fence && (ordered && i < 0 || !strings.Contains(r.text, word)) {
-				t.Fatalf("%q of %q is not in %q", word, text, r.text)
-			}
-			if ordered && i >= 0 {
-				left[i] = strings.TrimPrefix(left[i], word)
-				left = left[i:]
-			}
-		}
-		r.disarm()
-		checkEntities(t, r)
-		armed(t, r)
-		if len(r.marks) > maxEntities {
-			t.Fatalf("%d entities", len(r.marks))
-		}
-	})
-}
-
-// TestNotices: one look at a notice tells which session it is, what its turn came to, the answer, and how to go on.
-func TestNotices(t *testing.T) {
-	e := newTGEnv(t)
-	at := time.Date(2026, 11, 22, 14, 21, 0, 0, time.Local)
-	then := clock(at)
-	record := func(turn TurnState, took int, full string, status State, by string) *PromptRecord {
-		p := &PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true, Turn: turn, Took: took, Full: full}, Status: status}
-		p.Question = turnSentence("claude", turn, "API Error: 529 Overloaded")
-		if by != "" {
-			p.DecidedBy = &by
-			p.DecidedAt = &at
-		}
-		return p
-	}
-	api := SessionRecord{Head: Head{ID: "51ccd16700000000"}, Tool: "claude", Cwd: "/home/u/api"}
-	labelled := api
-	labelled.Label = "prod"
-	nowhere := SessionRecord{Head: api.Head, Tool: "claude"}
-	for _, c := range []struct {
-		p    *PromptRecord
-		s    SessionRecord
-		want string
-	}{
-		{record(TurnFinished, 252, "I **fixed** it:\n- `a.go`", AwaitingReply, ""), api,
-			"<bold api · claude> finished · 4m\nI <bold fixed> it:\n• <code a.go>\nreply to go on · [SID:51ccd167]"},
-		{record(TurnAsks, 8, "Which one do you prefer?", AwaitingReply, ""), labelled,
-			"<bold prod · claude> asks · 8s\nWhich one do you prefer?\nreply to go on · [SID:51ccd167]"},
-		{record(TurnInterrupted, 8040, "", Expired, ""), api,
-			"<bold api · claude> interrupted · 2h14m\nreply to go on · [SID:51ccd167]"},
-		{record(TurnFailed, 3, "", AwaitingReply, ""), api,
-			"<bold api · claude> failed: API Error: 529 Overloaded\nreply to go on · [SID:51ccd167]"},
-		{record("", 0, "", AwaitingReply, ""), nowhere, "<bold claude> waits for your next message\nreply to go on · [SID:51ccd167]"},
-		{record(TurnFinished, 0, "Run /cancel or see x.dev", Resolved, "telegram:1001"), api,
-			"<bold api · claude> finished\nRun <code /cancel> or see <code x.dev>\n<bold went on> · phone, " + then + " · [SID:51ccd167]"},
-		{record(TurnFinished, 0, "Done.", Resolved, "cli:local"), api,
-			"<bold api · claude> finished\nDone.\n<bold went on> · keyboard, " + then + " · [SID:51ccd167]"},
-		{record(TurnFinished, 0, "", Canceled, ""), api, "<bold api · claude> finished\n<bold canceled> · [SID:51ccd167]"},
-		{record(TurnFinished, 0, "", Failed, ""), api, "<bold api · claude> finished\nthe session has ended · [SID:51ccd167]"},
-	} {
-		r := e.questionText(c.p, &c.s)
-		r.disarm()
-		checkEntities(t, r)
-		if got := inBrackets(r); got != c.want {
-			t.Errorf("\n got %q\nwant %q", got, c.want)
-		}
-	}
-}
-
-// TestLongAnswer: of an answer longer than a message its notice has the beginning and the end, and says how much is
-// missing.
-func TestLongAnswer(t *testing.T) {
-	p := &PromptRecord{Prompt: Prompt{Idle: true, Turn: TurnFinished}, Status: AwaitingReply}
-	p.Full = "first\n```go\n" + strings.Repeat("x := 1 // 日本\n", 500) + "```\n" + strings.Repeat("**w** /x ", 400) + "\nlast"
-	r := newTGEnv(t).questionText(p, &SessionRecord{Head: Head{ID: "51ccd16700000000"}, Tool: "claude"})
-	r.disarm()
-	checkEntities(t, r)
-	armed(t, r)
-	lines := strings.Split(r.text, "\n")
-	if lines[1] != "first" || lines[len(lines)-2] != "last" || units(r.text) > 4096 || !strings.Contains(r.text, "more characters …") {
-		t.Errorf("%d units: %q", units(r.text), r.text)
-	}
-}
-
-// ---- telegram.go: keyboards ----
-// A question has the buttons that may answer it now, and no others.
-
-// TestTelegramKeyboards: a question has the buttons that may answer it now, each within the 64
-// bytes of its data.
-func TestTelegramKeyboards(t *testing.T) {
-	menu := PromptRecord{Prompt: Prompt{Type: MultipleChoice,
-		Choices: []Choice{{Key: "1", Label: "Red"}, {Key: "2", Label: "Blue"}}}}
-	hook := PromptRecord{Source: "hook", Prompt: Prompt{
-		Type:        MultipleChoice,
-		Permission:  true,
-		SafeDefault: ref("deny"),
-		Choices: []Choice{{Key: "allow", Label: "Yes", Grants: true},
-			{Key: "always", Label: "Yes, and don't ask again: accept edits", Grants: true}, {Key: "deny", Label: "No"}},
-	}}
-	cut := func(p *PromptRecord) { p.Cut = true }
-	for _, c := range []struct {
-		name  string
-		p     PromptRecord
-		whole bool // all of it has been shown
-		want  string
-	}{
-		{"yes/no", yesNo, true, "Yes=y & No=n"},
-		{"yes/no, not all shown", yesNo, false, "Show all=~all | No=n"},
-		{"enter", PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, true, "Press Enter=enter"},
-		{"enter, not all shown", PromptRecord{Prompt: Prompt{Type: ConfirmEnter}}, false, "Show all=~all"},
-		{"plain menu", menu, true, "1 Red=1 & 2 Blue=2"},
-		{"plain menu, not all shown", menu, false, "Show all=~all"},
-		{"menu with Esc", tgWith(menu, func(p *PromptRecord) { p.SafeDefault = ref("esc") }), true,
-			"1 Red=1 & 2 Blue=2 | Esc=default"},
-		{"permission", tgMenu, true, "Yes=1 & No=3 | Yes, and don't ask again for touch=2"},
-		{"permission, not all shown", tgMenu, false, "Show all=~all | No=3"},
-		{"permission, part unknown", tgWith(tgMenu, cut), true, "No=3"},
-		{"yes/no, part unknown", tgWith(yesNo, cut), true, "No=n"},
-		{"hook", hook, true, "Yes=allow & No=deny | Yes, and don't ask again: accept edits=always"},
-		{"hook, not all shown", hook, false, "Show all=~all | No=deny"},
-		{"free text", PromptRecord{Prompt: Prompt{Type: FreeText}}, true, "Send Enter=~enter & Leave it=~leave"},
-		{"free text, part unknown", PromptRecord{Prompt: Prompt{Type: FreeText, Cut: true}}, true, "Leave it=~leave"},
-		{"secret", PromptRecord{Prompt: Prompt{Type: FreeText, Secret: true}}, true, ""},
-		{"idle", PromptRecord{Prompt: Prompt{Type: FreeText, Idle: true}}, true, ""},
-		{"unknown", PromptRecord{Confidence: "low", Prompt: Prompt{Type: Unknown}}, true,
-			"Send Enter=~enter | Leave it=~leave & Show last 500=~recent"},
-		{"unknown, part unknown", PromptRecord{Confidence: "low", Prompt: Prompt{Type: Unknown, Cut: true}}, true,
-			"Leave it=~leave & Show last 500=~recent"},
-		{"answered", tgWith(yesNo, func(p *PromptRecord) { p.Status = Resolved }), true, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			c.p.ID = newID()
-			c.p.SessionID = newID()
-			c.p.Nonce = newNonce()
-			if c.p.Confidence == "" {
-				c.p.Confidence, c.p.Signals = "high", []string{"pattern"}
-			}
-			if c.p.Status == "" {
-				c.p.Status = AwaitingReply
-			}
-			c.p.ShownAll = c.whole
-			rows := keyboard(&c.p)
-			if got := tgKeys(rows); got != c.want {
-				t.Errorf("\n got %s\nwant %s", got, c.want)
-			}
-			for _, row := range rows {
-				for _, b := range row {
-					data := b.Data
-					if len(data) > 64 ||
-						!strings.HasPrefix(data,
-							"ans:"+c.p.ID[:8]+":"+c.p.SessionID[:8]+":"+c.p.Nonce[:16]+":") {
-						t.Errorf("callback data %q", data)
-					}
-					d, _ := parseCallbackData(data, &View{})
-					if strings.HasPrefix(d.Value, "~") {
-						continue // shows more, and decides nothing
-					}
-					p := c.p
-					value, why := p.interpret(d.Value)
-					if why == "" {
-						why = p.unread(value, "telegram:1")
-					}
-					if why != "" {
-						t.Errorf("the button %q is refused: %s", b.Text, why)
-					}
-				}
-			}
-		})
-	}
-}
-
-// tgKeys is a keyboard in one line: labels and what they say, rows between bars.
-func tgKeys(rows [][]button) string {
-	var out []string
-	for _, row := range rows {
-		var keys []string
-		for _, b := range row {
-			keys = append(keys, b.Text+"="+b.Data[strings.LastIndex(b.Data, ":")+1:])
-		}
-		out = append(out, strings.Join(keys, " & "))
-	}
-	return strings.Join(out, " | ")
-}
-
-// The ticks of a multi-select live in the buttons; nine of them must still fit into 64 bytes.
-func TestTelegramTicks(t *testing.T) {
-	p := PromptRecord{
-		Head:       Head{ID: newID()},
-		SessionID:  newID(),
-		Nonce:      newNonce(),
-		Confidence: "high",
-		ShownAll:   true,
-		Status:     AwaitingReply,
-		Prompt:     Prompt{Type: MultipleChoice, Multi: true, Signals: []string{"pattern"}},
-	}
-	for i := range 9 {
-		p.Choices = append(p.Choices,
-			Choice{Key: fmt.Sprint(i + 1), Label: strings.Repeat("x", 60)})
-	}
-	data := func(rows [][]button, i int) string {
-		return rows[i][0].Data[len("ans:12345678:12345678:1234567890123456:"):]
-	}
-	rows := keyboard(&p, "2")
-	if got := data(rows, 0); got != "~t:1,2" {
-		t.Errorf("ticking 1 with 2 ticked = %q", got)
-	}
-	if got := data(rows, 1); got != "~t:" || !strings.HasPrefix(rows[1][0].Text, "✓") {
-		t.Errorf("unticking 2 = %q %q", got, rows[1][0].Text)
-	}
-	rows = keyboard(&p, "1", "2", "3", "4", "5", "6", "7", "8", "9")
-	if len(rows) != 10 || data(rows, 9) != "~s:1,2,3,4,5,6,7,8,9" {
-		t.Errorf("submit with all ticked: %d rows, %q", len(rows), data(rows, len(rows)-1))
-	}
-}
-
-// TestAskAgainButton: only what the screen asked and nobody answered, with nothing typed, can be asked again.
-func TestAskAgainButton(t *testing.T) {
-	expired := PromptRecord{
-		Source: "screen",
-		Status: Expired,
-		MsgID:  7,
-		Prompt: Prompt{Type: YesNo},
-	}
-	for name, c := range map[string]struct {
-		change func(*PromptRecord)
-		want   bool
-	}{
-		"expired":         {func(*PromptRecord) {}, true},
-		"open":            {func(p *PromptRecord) { p.Status = AwaitingReply }, false},
-		"canceled":        {func(p *PromptRecord) { p.Status = Canceled }, false},
-		"a refusal typed": {func(p *PromptRecord) { p.Value = ref("n") }, false},
-		"an idle box":     {func(p *PromptRecord) { p.Idle = true }, false},
-		"a hook's":        {func(p *PromptRecord) { p.Source = "hook" }, false},
-		"never sent":      {func(p *PromptRecord) { p.MsgID = 0 }, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p := expired
-			c.change(&p)
-			if got := p.mayBeAsked(); got != c.want {
-				t.Errorf("may be asked again: %v", got)
-			}
-			if got := len(keyboardAfter(&p)) > 0; got != (c.want || name == "never sent") {
-				t.Errorf("a button: %v", got)
-			}
-		})
-	}
-}
-
-// TestEveryWordIsShown: of random regions of screens, and random calls of hooks, every word is in the message, or nothing
-// but a refusal can be tapped; what fits is never held back; and what Decide takes from the phone and does not refuse are
-// the values of the buttons that are shown, besides words of the operator's own where the question takes these.
-func TestEveryWordIsShown(t *testing.T) {
-	e := newTGEnv(t)
-	seed := time.Now().UnixNano()
-	if given := os.Getenv("ATLASBRIDGE_TEST_SEED"); given != "" {
-		n, err := strconv.ParseInt(given, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		seed = n
-	}
-	t.Logf("ATLASBRIDGE_TEST_SEED=%d", seed)
-	rnd := mrand.New(mrand.NewSource(seed))
-	held, needless := 0, 0
-	const cases = 2000
-	for i := range cases {
-		var p PromptRecord
-		var words []string // that must be in the message
-		if rnd.Intn(2) == 0 {
-			p, words = randomScreen(rnd)
-		} else {
-			p, words = randomCall(t, rnd, e)
-		}
-		p.Head, p.SessionID, p.Nonce = Head{ID: newID()}, e.s.ID, newNonce()
-		p.Status, p.ExpiresAt = AwaitingReply, time.Now().Add(time.Hour)
-		p.Confidence, p.Signals = "high", []string{"pattern"}
-		region := p.region()
-		message := e.offer(&p, e.s, "")
-		rows := message.Markup.Rows
-		said := message.Text
-		affirms := false
-		var values []string // of the buttons, as they count
-		for _, b := range slices.Concat(rows...) {
-			if utf8.RuneCountInString(b.Text) <= wideLabel {
-				said += "\n" + b.Text
-			}
-			d, _ := parseCallbackData(b.Data, &View{})
-			if strings.HasPrefix(d.Value, "~") || strings.HasSuffix(b.Data, tapSubmit) { // nothing is ticked yet
-				affirms = affirms || p.Multi && d.Value != tapAll
+			if strings.Contains(text, "```") || strings.Contains(text, "~~~") { // the language is no word
 				continue
 			}
-			value, why := accepts(p, d.Value)
-			if why != "" {
-				t.Fatalf("the button %q is refused: %s", b.Text, why)
+			if i < 0 {
+				t.Fatalf("%q of %q is not in %q", word, text, p["text"])
 			}
-			values = append(values, value)
-			affirms = affirms || !p.refuses(value)
+			left[i] = strings.TrimPrefix(left[i], word)
+			left = left[i:]
 		}
-		missing := slices.DeleteFunc(slices.Clone(words), func(word string) bool { return strings.Contains(said, word) })
-		missing = append(missing, missingWords(region, said, &p)...)
-		if affirms && (len(missing) > 0 || p.Cut) {
-			t.Fatalf("case %d: %v can be tapped, %q is not shown\nregion %q\nmessage %q", i, values, missing, region, said)
-		}
-		if !p.ShownAll && !p.Cut && units(region) < 3000 {
-			needless++
-			t.Logf("case %d: held back without need: %q\nregion %q\nmessage %q", i, p.unaccounted(said), region, said)
-		}
-		if units(message.Text) > maxUnits {
-			t.Fatalf("case %d: a message of %d units", i, units(message.Text))
-		}
-		if !p.ShownAll {
-			held++
-			all := p
-			e.offer(&all, e.s, region)
-			if all.ShownAll == p.Cut {
-				t.Fatalf("case %d: after Show all it is shown: %v; %q", i, all.ShownAll, region)
-			}
-		}
-		for _, given := range []string{"y", "n", "yes", "No", "", "1", "2", "9", "10", "1,2", "2,1", "1,1", "enter", "esc", "cancel", "default",
-			"allow", "always", "deny", "deny:why", "x", leaveIt, enterAlone, "default "} {
-			value, why := accepts(p, given)
-			own := p.ShownAll && p.takesText()
-			ticked := p.Multi && p.ShownAll && p.offered(value)
-			if why == "" && !p.refuses(value) && !own && !ticked && !slices.Contains(values, value) {
-				t.Fatalf("case %d: %q is taken as %q, the buttons give %q", i, given, value, values)
-			}
-		}
-	}
-	t.Logf("%d of %d are held back, %d without need", held, cases, needless)
-	if needless > cases/200 {
-		t.Error("too many")
-	}
-}
-
-// TestOrdinaryMessagesAreWhole: of the recorded dialogs of real programs none needs "Show all", unless a part of it is not
-// known.
-func TestOrdinaryMessagesAreWhole(t *testing.T) {
-	e := newTGEnv(t)
-	files, err := filepath.Glob("testdata/recordings/*.cast")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
-	for _, file := range files {
-		tp, err := openTape(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		replay(tp, DetectOptions{}, func(seen labEvent) {
-			p := PromptRecord{Prompt: *seen.Prompt, Confidence: seen.Confidence, Source: "screen", Status: AwaitingReply}
-			p.ExpiresAt = time.Now()
-			e.offer(&p, e.s, "")
-			if !p.Idle && !p.Secret && !p.Cut && !p.ShownAll {
-				t.Errorf("%s: %q", file, p.region())
-			}
-		})
-	}
-}
-
-// accepts is what Decide makes of a value from the phone.
-func accepts(p PromptRecord, given string) (value string, why Refusal) {
-	value, why = p.interpret(given)
-	if why == "" {
-		why = p.unread(value, "telegram:1")
-	}
-	return value, why
-}
-
-// missingWords are the words of the region that the message has less often than the region: of a choice's row its
-// pointer and its number need not be there.
-func missingWords(region, message string, p *PromptRecord) (missing []string) {
-	times := map[string]int{}
-	for _, word := range strings.Fields(message) {
-		times[word]++
-	}
-	bare := regexp.MustCompile(`^\s*(?:[❯›>]\s*)?(?:\d+[.)]\s+)?`)
-	gaps := regexp.MustCompile(` {2,}`)
-	for row := range strings.SplitSeq(region, "\n") {
-		cells := gaps.Split(row, -1)
-		if slices.Contains(labels(p.Choices), bare.ReplaceAllString(row, "")) {
-			cells = []string{row}
-		}
-		for _, cell := range cells {
-			label := bare.ReplaceAllString(cell, "")
-			if slices.Contains(labels(p.Choices), label) {
-				cell = label
-			}
-			for _, word := range strings.Fields(cell) {
-				times[word]--
-				if times[word] < 0 {
-					missing = append(missing, word)
-				}
-			}
-		}
-	}
-	return missing
-}
-
-// randomRow is a row of words, shell characters, bullets and secrets.
-func randomRow(rnd *mrand.Rand, most int) string {
-	all := strings.Fields("rm -rf /home $(id) ; | && `ls` ○ ● ☐ * · … ... until No Yes then Lasting: a b word words Ωmega 日本 1. 2) -- [x] > ❯ " +
-		"/cancel @you https://u:s3cr3t@h/x TOKEN=a1b2c3d4e5 PASSWORD=\"x1!;$(id)\" 4111111111111111 +15551234567 1.2.3.4 (y/n) {} '\"' \\n ⏎ , .")
-	all = append(all, strings.Repeat("x", 300))
-	words := []string{}
-	for range rnd.Intn(most) {
-		words = append(words, all[rnd.Intn(len(all))], strings.Repeat(" ", rnd.Intn(3)))
-	}
-	return strings.TrimSpace(strings.Join(words, " "))
-}
-
-// randomScreen is a question as the detector finds it.
-func randomScreen(rnd *mrand.Rand) (p PromptRecord, words []string) {
-	rows := func(n, most int) (all []string) {
-		for range rnd.Intn(n) {
-			all = append(all, strings.Repeat(" ", rnd.Intn(4))+randomRow(rnd, most))
-		}
-		return all
-	}
-	most := []int{4, 12, 12, 60}[rnd.Intn(4)]
-	p.Type = []PromptType{YesNo, MultipleChoice, MultipleChoice, ConfirmEnter, FreeText}[rnd.Intn(5)]
-	p.Source = "screen"
-	p.Question = cmp.Or(randomRow(rnd, 8), "Which?")
-	body := append(rows(8, most), p.Question)
-	if p.Type == MultipleChoice {
-		body = append(body, rows(3, most)...)
-		p.Permission = rnd.Intn(2) == 0
-		p.Multi = !p.Permission && rnd.Intn(3) == 0
-		var beside []string
-		side := rnd.Intn(3) == 0
-		for k := range 1 + rnd.Intn(9) {
-			label := []string{"No", "Yes", "Yes, always", "Cancel"}[rnd.Intn(4)]
-			if rnd.Intn(3) > 0 {
-				label = cmp.Or(randomRow(rnd, 10), "Other")
-			}
-			key := strconv.Itoa(k + 1)
-			if !side || len(strings.Fields(label)) == 0 || strings.Contains(label, "  ") {
-				body = append(body, []string{"  ", "❯ "}[rnd.Intn(2)]+key+". "+label)
-				body = append(body, rows(2, most)...)
-			} else {
-				beside = append(beside, label)
-			}
-			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(visible(label), 60), Grants: strings.HasPrefix(label, "Yes")})
-		}
-		body = append(body, strings.Join(beside, "   "))
-	}
-	body = append(body, rows(4, most)...)
-	if p.Type == YesNo && rnd.Intn(2) == 0 {
-		p.SafeDefault = ref("n")
-	} else if rnd.Intn(3) == 0 {
-		p.SafeDefault = ref("esc")
-	}
-	p.Cut = rnd.Intn(10) == 0
-	p.Full = safely(strings.Join(body, "\n"), 16<<10)
-	p.Above = safely(strings.Join(rows(6, most), "\n"), 4<<10)
-	p.Question = redact(visible(p.Question))
-	return p, nil
-}
-
-// randomCall is a call of a hook, as its prompt is stored, and words of it.
-func randomCall(t *testing.T, rnd *mrand.Rand, e *tgEnv) (p PromptRecord, words []string) {
-	text := func(most int) string {
-		var rows []string
-		for range rnd.Intn(most) {
-			rows = append(rows, randomRow(rnd, 9))
-		}
-		return strings.Join(rows, "\n")
-	}
-	size := []int{2, 4, 10, 40, 400}[rnd.Intn(5)]
-	input := map[string]any{}
-	tool := []string{"Bash", "Edit", "Write", "WebFetch", "ExitPlanMode", "mcp__s__do", "AskUserQuestion"}[rnd.Intn(7)]
-	for range rnd.Intn(4) {
-		name := strings.Fields("description command file_path old_string new_string content url prompt plan planFilePath replace_all other X")[rnd.Intn(13)]
-		input[name] = []any{text(size), rnd.Intn(2) == 0, rnd.Intn(9), []string{text(3)}, map[string]string{"deep": text(4)}}[rnd.Intn(5)]
-	}
-	for _, name := range map[string][]string{"Bash": {"command", "description"}, "Edit": {"file_path", "old_string", "new_string"},
-		"Write": {"file_path", "content"}, "ExitPlanMode": {"plan"}}[tool] {
-		if rnd.Intn(5) > 0 {
-			input[name] = text(size)
-		}
-	}
-	h := &hook{Tool: tool, Cwd: e.s.Cwd + []string{"", "/sub", "/../elsewhere"}[rnd.Intn(3)], asker: asker{st: e.store, session: e.s.ID, life: time.Hour}}
-	if tool == "AskUserQuestion" {
-		var q hookQuestion
-		asked := map[string]any{"question": text(3), "multiSelect": rnd.Intn(2) == 0, "header": text(2)}
-		options := []map[string]string{}
-		for range rnd.Intn(13) {
-			options = append(options, map[string]string{"label": text(3), "description": text(5), "preview": text(2)})
-		}
-		asked["options"] = options
-		raw, err := json.Marshal(asked)
-		if err == nil {
-			err = json.Unmarshal(raw, &q)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		p = questionPrompt(q, 1, 1+rnd.Intn(2))
-		input = asked
-	} else {
-		raw, err := json.Marshal(input)
-		if err != nil {
-			t.Fatal(err)
-		}
-		h.Input = raw
-		if rnd.Intn(3) == 0 {
-			h.Suggestions = []json.RawMessage{json.RawMessage(`{"type":"setMode","mode":"acceptEdits","destination":"session"}`)}
-		}
-		p = h.permissionPrompt()
-	}
-	h.describe(&p)
-	if p.Cut {
-		return p, nil
-	}
-	var walk func(v any)
-	walk = func(v any) {
-		switch v := v.(type) {
-		case string:
-			for row := range strings.SplitSeq(v, "\n") {
-				for _, word := range strings.Fields(row) {
-					if redact(row) == row && !strings.ContainsAny(word, `"\<>&`) { // JSON writes those in other words
-						words = append(words, word)
-					}
-				}
-			}
-		case []string:
-			walk(strings.Join(v, "\n"))
-		case map[string]string:
-			for _, text := range v {
-				walk(text)
-			}
-		case map[string]any:
-			for name, member := range v {
-				if name != "multiSelect" {
-					walk(member)
-				}
-			}
-		case []map[string]string:
-			for _, option := range v {
-				walk(option)
-			}
-		}
-	}
-	walk(input)
-	return p, words
+	})
 }
 
 // ---- telegram.go: what arrives ----
@@ -14269,10 +13117,11 @@ func (s *sim) judgeStands(v map[string]*simPrompt) {
 // play is what claude is to ask.
 type play struct {
 	Asks     []ask
-	Together bool  // all hooks are called at once
-	Order    []int // of the dialogs; nil: of the hooks
-	Deaf     int   // ms in which a new dialog ignores keys
-	Mute     bool  // it does not say what it does (OSC 7501)
+	Together bool   // all hooks are called at once
+	Order    []int  // of the dialogs; nil: of the hooks
+	Deaf     int    // ms in which a new dialog ignores keys
+	Said     string // its answer when the turn ends, "" a short one
+	Mute     bool   // it does not say what it does (OSC 7501)
 }
 
 // ask is a command that claude wants to run, and how its dialog comes.
@@ -14719,7 +13568,7 @@ func (a *actor) runHooks(i int, event string, ready chan struct{}) {
 		"hook_event_name": event,
 	}
 	if event == "Stop" {
-		input["stop_hook_active"], input["last_assistant_message"] = false, "That is done."
+		input["stop_hook_active"], input["last_assistant_message"] = false, cmp.Or(a.play.Said, "That is done.")
 	} else {
 		input["tool_name"] = "Bash"
 		input["tool_input"] = map[string]string{"command": one.Command, "description": "Do it"}
