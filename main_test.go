@@ -11054,6 +11054,11 @@ func (p *simPTY) Write(b []byte) (int, error) {
 			due = p.readAt.Add(time.Microsecond)
 		}
 		p.readAt = due
+		if r := p.random("burst", p.now()); r.IntN(4) == 0 { // somebody types around what we type
+			for range 1 + r.IntN(3) {
+				p.at(between(r, 0, oneOf(r, 3, 30, 200)), p.mistypes)
+			}
+		}
 		p.waiting += len(text)
 		p.at(time.Until(due), func() {
 			p.waiting -= len(text)
@@ -11179,6 +11184,7 @@ type simTool struct {
 
 	left      int // dialogs still to come
 	made      int
+	rested    int // dialogs that there had been when a turn last ended
 	up        *simDialog
 	changedAt time.Time // when what is on the screen last changed, or could be taken for something else
 	pointer   int
@@ -11253,6 +11259,9 @@ func (t *simTool) begin(s *sim) {
 	t.claude, t.blind = r.IntN(2) == 0, r.IntN(10) == 0
 	t.more, t.exited = make(chan struct{}, 1), make(chan struct{})
 	t.left = 3 + r.IntN(5)
+	if r.IntN(16) == 0 {
+		t.left = 20 // quick ones
+	}
 	t.took = map[string][]string{}
 	t.byUs = map[int]*simDialog{}
 	t.decided = map[string]int{}
@@ -11278,7 +11287,7 @@ var simWords = strings.Fields("alpha bravo carol delta eagle fjord gamma hotel i
 
 // next goes on to the next dialog, or to the end.
 func (s *sim) next() {
-	if s.ending || s.up != nil {
+	if s.ending || s.up != nil || s.idle {
 		return
 	}
 	r := s.random("next", s.made)
@@ -11294,7 +11303,9 @@ func (s *sim) next() {
 	}
 	s.left--
 	s.made++
-	s.show(s.plainDialog(r))
+	d := s.plainDialog(r)
+	s.show(d)
+	s.lives(d)
 }
 
 // finale ends the program.
@@ -11304,10 +11315,7 @@ func (s *sim) finale(r *rand.Rand) {
 	}
 	s.last = true
 	if s.claude {
-		s.idle = true
-		s.print("\x1b]0;✳ Claude Code\a")
-		s.status("state=done:app=claude-code")
-		s.paintClaude()
+		s.ends()
 	}
 	s.at(between(r, 500, 6000), func() {
 		s.ending = true
@@ -11324,9 +11332,8 @@ func (s *sim) finale(r *rand.Rand) {
 
 // plainDialog makes a question of a program that is not known.
 func (s *sim) plainDialog(r *rand.Rand) *simDialog {
-	d := &simDialog{n: s.made,
-		kind: oneOf(r, "yesno", "yesno", "yesno", "menu", "menu", "enter", "text", "secret", "list",
-			"list")}
+	d := &simDialog{n: s.made, kind: oneOf(r, "yesno", "yesno", "yesno", "menu", "menu", "enter", "text", "secret", "list",
+		"list")}
 	word := func() string { return simWords[r.IntN(len(simWords))] + strconv.Itoa(r.IntN(10)) }
 	for range r.IntN(3) {
 		d.above = append(d.above, "note: "+word()+" and "+word())
@@ -11400,10 +11407,9 @@ func simUnshown(text string, needs []string) string {
 func (s *sim) variant(d *simDialog, r *rand.Rand) *simDialog {
 	v := *d
 	v.version++
-	v.above = slices.Clone(d.above)
-	v.body = slices.Clone(d.body)
-	v.choices = slices.Clone(d.choices)
-	v.notes = slices.Clone(d.notes)
+	for _, rows := range []*[]string{&v.above, &v.body, &v.choices, &v.notes} {
+		*rows = slices.Clone(*rows)
+	}
 	word := simWords[r.IntN(len(simWords))] +
 		strconv.Itoa(10+s.random("word", d.n*100+v.version).IntN(90))
 	blank := func(text string) string { return strings.Replace(text, " ", "  ", 1) }
@@ -11432,16 +11438,10 @@ func (s *sim) variant(d *simDialog, r *rand.Rand) *simDialog {
 	}
 	for _, text := range slices.Concat(v.above, v.body, v.choices, []string{v.ask}) {
 		if len(text) > 70 { // no row is full
-			v.above = d.above
-			v.body = d.body
-			v.choices = d.choices
-			v.ask = d.ask
+			v.above, v.body, v.choices, v.ask = d.above, d.body, d.choices, d.ask
 		}
 	}
-	v.touched = false
-	v.over = false
-	v.ours = false
-	v.painted = false
+	v.touched, v.over, v.ours, v.painted = false, false, false, false
 	return &v
 }
 
@@ -11482,27 +11482,22 @@ func (d *simDialog) below(line string) string {
 	return fmt.Sprintf("\r\n%s\x1b[K\x1b[%dA\r\x1b[%dC", strings.Join(d.notes, "\x1b[K\r\n"), len(d.notes), len([]rune(line)))
 }
 
-// show puts a plain dialog on the screen, below what was there.
+// show puts a plain dialog on the screen, below what was there, or after another at once: there is nothing in between.
 func (s *sim) show(d *simDialog) {
-	s.pointer = 0
-	s.line = ""
-	s.lineBy = nil
+	s.pointer, s.line, s.lineBy = 0, "", nil
 	rows, line := d.lines(0)
 	if d.kind == "menu" {
 		s.print("\x1b[?25l")
 	}
 	s.print("%s\r\n%s%s", strings.Join(rows, "\r\n"), line, d.below(line))
 	s.stand(d)
-	s.lives(d)
 }
 
 // stand notes that this version stands from now on; what is decided of it is taken a little later.
 func (s *sim) stand(d *simDialog) {
 	s.leave()
 	s.up, s.changedAt = d, time.Now()
-	d.shownAt = time.Now()
-	d.bornAt = time.Now()
-	d.painted = true
+	d.shownAt, d.bornAt, d.painted = time.Now(), time.Now(), true
 	s.count["dialogs"]++
 	s.note("tool shows %d.%d %s: %s | %s | %s %q | %s", d.n, d.version, d.kind, strings.Join(d.above, " / "),
 		strings.Join(d.body, " / "), d.ask, d.choices, strings.Join(d.notes, " / "))
@@ -11581,7 +11576,7 @@ func (s *sim) acts(n int, r *rand.Rand) {
 			return
 		}
 		s.clear()
-		s.show2(v)
+		s.show(v)
 	case 2, 3: // painted again as it is
 		s.note("tool paints %d again", n)
 		s.repaint()
@@ -11605,19 +11600,6 @@ func (s *sim) acts(n int, r *rand.Rand) {
 		s.stand(v)
 		s.repaint()
 	}
-}
-
-// show2 shows a plain dialog that follows another at once: the screen has nothing in between.
-func (s *sim) show2(d *simDialog) {
-	s.pointer = 0
-	s.line = ""
-	s.lineBy = nil
-	rows, line := d.lines(0)
-	if d.kind == "menu" {
-		s.print("\x1b[?25l")
-	}
-	s.print("%s\r\n%s%s", strings.Join(rows, "\r\n"), line, d.below(line))
-	s.stand(d)
 }
 
 // repaint writes what stands over what was there.
@@ -12033,7 +12015,7 @@ func (s *sim) takesLine(text string, p *simPrompt) {
 			v := *d
 			v.version++
 			v.touched = true
-			s.show2(&v)
+			s.show(&v)
 			return
 		}
 		s.means(d, meaning, p)
@@ -12102,6 +12084,11 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 		s.at(between(r, 300, 900), s.next)
 		return
 	}
+	if s.rested < s.made && r.IntN(3) == 0 {
+		s.rested = s.made
+		s.rests(r)
+		return
+	}
 	s.print("\x1b]0;◐ Claude Code\a")
 	s.status("state=working:app=claude-code")
 	s.paintClaude()
@@ -12128,6 +12115,35 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 	}
 	s.queue = append(s.queue, dialogs...)
 	s.at(between(r, 30, 300), s.next)
+}
+
+// rests has the turn end, for a while or until a text is in the box: the next dialog may come before that is sent.
+func (s *sim) rests(r *rand.Rand) {
+	s.ends()
+	s.at(between(r, 1500, 9000), s.works)
+	if r.IntN(2) == 0 && s.present > 0 {
+		s.at(between(r, 300, 3000), func() { s.command("/send " + s.id[:8] + " " + s.words()) })
+	}
+	if r.IntN(4) == 0 {
+		s.at(between(r, 0, 4000), s.mistypes)
+	}
+}
+
+// ends has a turn end.
+func (s *sim) ends() {
+	s.idle = true
+	s.print("\x1b]0;✳ Claude Code\a")
+	s.status("state=done:app=claude-code")
+	s.paintClaude()
+}
+
+// works has claude go on by itself.
+func (s *sim) works() {
+	if s.idle && !s.last && !s.ending {
+		s.idle = false
+		s.changedAt = time.Now()
+		s.next()
+	}
 }
 
 // claudeDialog makes a question of claude.
@@ -12274,6 +12290,12 @@ func (s *sim) takesClaude(text string, p *simPrompt) {
 	switch {
 	case d == nil && !s.idle:
 	case d == nil && pasted:
+		if s.box != "" {
+			s.fault("the text %q is pasted behind the draft %q", text, s.box)
+		}
+		if r := s.random("paste", s.now()); r.IntN(2) == 0 {
+			s.at(between(r, 0, 300), s.works)
+		}
 		s.box += pasteBrackets.Replace(text)
 		s.paintClaude()
 	case d == nil && strings.HasSuffix(text, "\x15"):
@@ -12284,7 +12306,14 @@ func (s *sim) takesClaude(text string, p *simPrompt) {
 		if s.box != "" {
 			s.messages = append(s.messages, s.box)
 		}
+		if got := len(s.messages) - len(slices.DeleteFunc(slices.Clone(s.messages), func(m string) bool { return m == s.box })); s.said[s.box] > 0 && got > s.said[s.box] {
+			s.fault("the message %q came %d times", s.box, got)
+		}
 		s.box = ""
+		s.paintClaude()
+	case d == nil && !simOurs(text):
+		s.box += strings.Trim(text, "\x03\x06\x1b")
+		s.changedAt = time.Now()
 		s.paintClaude()
 	case d == nil:
 	case d.over || pasted:
@@ -12319,7 +12348,11 @@ func (s *sim) goesOn(d *simDialog) {
 			h.cancel()
 		}
 	}
-	s.at(between(r, 0, 400), func() {
+	stays := between(r, 0, 400)
+	if !d.ours && r.IntN(3) == 0 { // it is busy: claude 2.1 shows a key after up to 2.2 s
+		stays = between(r, 400, 2200)
+	}
+	s.at(stays, func() {
 		if s.up == d {
 			s.leave()
 			s.print("\x1b]0;◐ Claude Code\a")
@@ -12527,6 +12560,9 @@ func (p *simPhone) begin(s *sim) {
 	net, person := s.random("net", 0), s.random("person", 0)
 	p.rough, p.busy = net.IntN(2) == 0, net.IntN(3) == 0
 	p.present, p.swift = oneOf(person, 0, 5, 9, 9), s.left > 8
+	if p.swift {
+		p.present = 10
+	}
 	p.msgs, p.known, p.said = map[int64]*simMessage{}, map[int64]bool{}, map[string]int{}
 	p.doubted = map[int64]bool{}
 	if p.rough && net.IntN(3) == 0 {
@@ -12552,7 +12588,7 @@ func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
 			lost = 0
 		}
 	}
-	if err := sleep(req.Context(), there); err != nil {
+	if err := waits(req.Context(), there); err != nil {
 		return nil, err
 	}
 	asked, err := io.ReadAll(req.Body)
@@ -12600,7 +12636,7 @@ func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 	}
 	_ = json.Unmarshal(body, &done) // what has no such result has no message
-	if err := sleep(req.Context(), back); err != nil || lost < 10 {
+	if err := waits(req.Context(), back); err != nil || lost < 10 {
 		doubt(done.Result.ID)
 		unheard()
 		s.note("network: the answer to %s is lost", method)
@@ -12611,6 +12647,16 @@ func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
 	s.mu.Unlock()
 	answer.Body = io.NopCloser(bytes.NewReader(body))
 	return answer, nil
+}
+
+// waits returns after d, or with the error of ctx when that ends first.
+func waits(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // fate is what becomes of a request that arrives.
@@ -12919,7 +12965,7 @@ func (s *sim) wasChosen(p *simPrompt, meaning string) {
 		case label == meaning, label == clip(meaning, 60), meaning == "Yes, and" && strings.HasPrefix(label, meaning),
 			meaning == "Enter" && (label == "Press Enter" || label == "Send Enter"),
 			meaning == "Esc" && strings.Contains(label, "Esc"),
-			label == "forged" && p.Value != nil && strings.HasSuffix(c.data, ":"+*p.Value), // shown must have all the same
+			label == "forged", // with what was shown: what it affirms must have been, too
 			c.text != "" && (meaning == "text:"+c.text ||
 				p.Permission && (strings.HasPrefix(meaning, "No") || meaning == "Esc")):
 			return
@@ -12976,6 +13022,7 @@ func (s *sim) judgeAll() {
 			s.judgeMessage(m, byShort[m.prompt])
 		}
 	}
+	s.judgeLimits(v)
 	s.judgeRepeats(v)
 	s.judgeKeys(v)
 	for id, took := range s.took {
@@ -12986,6 +13033,25 @@ func (s *sim) judgeAll() {
 	}
 	if !s.rough {
 		s.judgeStands(v)
+	}
+}
+
+// judgeLimits checks that the phone decides ten times a minute at most, and nothing whose time is over.
+func (s *sim) judgeLimits(v map[string]*simPrompt) {
+	var times []time.Time
+	for _, p := range v {
+		if p.DecidedAt != nil && p.Value != nil && strings.HasPrefix(p.By, "telegram:") {
+			times = append(times, *p.DecidedAt)
+			if !p.DecidedAt.Before(p.ExpiresAt) {
+				s.fault("%q was decided at %v, %v after its time", p.Question, p.DecidedAt.Sub(s.start), p.DecidedAt.Sub(p.ExpiresAt))
+			}
+		}
+	}
+	slices.SortFunc(times, time.Time.Compare)
+	for i := 10; i < len(times); i++ {
+		if times[i].Sub(times[i-10]) < time.Minute {
+			s.fault("the phone has decided eleven times within %v", times[i].Sub(times[i-10]))
+		}
 	}
 }
 
