@@ -2320,7 +2320,7 @@ func (s *session) save(doing string, recs ...Record) bool {
 
 // audit appends to the audit log. That it could not is told.
 func (s *session) audit(doing string, e Event) {
-	s.tellTrouble(doing, s.st.Audit().Append(e))
+	s.tellTrouble(doing, s.st.audit.Append(e))
 }
 
 // tellTrouble tells the operator of trouble with the state or the audit log: of err, or of what the
@@ -5248,8 +5248,8 @@ func (s *session) recordExit() {
 
 // tellEnd sends the message that the program has ended, below all of its output.
 func (s *session) tellEnd() {
-	s.tellTrouble("writing the audit log", s.st.Audit().Retry())
-	seq, hash, _ := s.st.Audit().Head() // of a log that cannot be read: 0 and no hash
+	s.tellTrouble("writing the audit log", s.st.audit.Retry())
+	seq, hash, _ := s.st.audit.Head() // of a log that cannot be read: 0 and no hash
 	lived := span(s.rec.EndedAt.Sub(s.rec.StartedAt))
 	text := fmt.Sprintf("%s · %s", howEnded(&s.rec, s.phoneEnds), lived)
 	switch n := s.questionsAsked(); n {
@@ -5438,12 +5438,12 @@ func namedTwice(v any) bool {
 func (h *hook) handle(c *command) {
 	switch h.Event {
 	case "PreToolUse":
-		if err := h.st.Audit().Append(toolCall(h.session, h.Tool, h.UseID, h.Input)); err != nil {
+		if err := h.st.audit.Append(toolCall(h.session, h.Tool, h.UseID, h.Input)); err != nil {
 			c.fail(err)
 		}
 	case "PostToolUse", "PostToolUseFailure":
 		success := h.Event == "PostToolUse"
-		if err := h.st.Audit().Append(toolResult(h.session, h.Tool, h.UseID, success)); err != nil {
+		if err := h.st.audit.Append(toolResult(h.session, h.Tool, h.UseID, success)); err != nil {
 			c.fail(err)
 		}
 	case "Stop": // the tool's answer, for the session's idle notice

@@ -10506,7 +10506,7 @@ func auditFilled(t testing.TB, n int) (*Store, []byte) {
 	t.Helper()
 	s := storeAt(t, home(t, ""))
 	for i := range n {
-		err := s.Audit().Append(Event{"TOOL_CALL", newID(), "",
+		err := s.audit.Append(Event{"TOOL_CALL", newID(), "",
 			[]Field{{"text", fmt.Sprintf("%d <&> \x7f \u2028 \" \\ é 😀 \xff", i)}, {"n", i},
 				{"ok", true}, {"none", nil}}})
 		if err != nil {
@@ -10532,7 +10532,7 @@ func auditAppend(t testing.TB, dir, name string) {
 	t.Helper()
 	s := storeAt(t, dir)
 	defer s.Close()
-	if err := s.Audit().Append(Event{Name: name}); err != nil {
+	if err := s.audit.Append(Event{Name: name}); err != nil {
 		t.Fatal(err)
 	}
 }

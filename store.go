@@ -1574,9 +1574,6 @@ func (s *Store) Notes() []string {
 	return slices.Clone(s.notes)
 }
 
-// Audit is the log that every change goes to.
-func (s *Store) Audit() *Audit { return s.audit }
-
 // Trouble is what keeps the store from its duties at present.
 func (s *Store) Trouble() error {
 	s.log.mu.Lock()

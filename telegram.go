@@ -77,12 +77,11 @@ type Telegram struct {
 	http     *http.Client
 	jitter   func() float64 // rand.Float64, or a test's own
 	cfg      atomic.Pointer[Config]
-	skew     atomic.Int64  // Telegram's clock minus ours, a time.Duration
-	polling  atomic.Bool   // this process holds the poll lock
-	troubles sync.Map      // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
-	tell     func(string)  // says that to the person at the terminal, where it is still possible; or nil
-	hasty    bool          // a question that is refused is not tried again
-	tapGrace time.Duration // a tap may be that old when it comes: tapCrosses
+	skew     atomic.Int64 // Telegram's clock minus ours, a time.Duration
+	polling  atomic.Bool  // this process holds the poll lock
+	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
+	tell     func(string) // says that to the person at the terminal, where it is still possible; or nil
+	hasty    bool         // a question that is refused is not tried again
 
 	fresh atomic.Pointer[chan struct{}] // closed when other settings count
 
@@ -111,7 +110,6 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 		http:     &http.Client{Transport: tr},
 		jitter:   rand.Float64,
 		paying:   make(chan struct{}, 1),
-		tapGrace: tapCrosses,
 		messages: map[string]*questionMessages{},
 	}
 	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
@@ -138,7 +136,7 @@ func (t *Telegram) refresh() error {
 	if err != nil {
 		return err
 	}
-	return t.store.Audit().Append(Event{Name: "CONFIG_RELOADED"})
+	return t.store.audit.Append(Event{Name: "CONFIG_RELOADED"})
 }
 
 // Close gives back connections that are not in use.
@@ -3166,7 +3164,7 @@ func (t *Telegram) warn(err error) {
 }
 
 // audit records what happened; where that fails, the store tells.
-func (r *receiver) audit(e Event) { r.warn(r.store.Audit().Append(e)) }
+func (r *receiver) audit(e Event) { r.warn(r.store.audit.Append(e)) }
 
 // reply answers a message of the operator.
 func (r *receiver) reply(to *message, text string) {
@@ -3381,7 +3379,7 @@ func (r *receiver) provesStale(m *message, d Decision, p *PromptRecord, over boo
 	case p.shownOpen(): // its edit is on its way, or owed
 		return false
 	}
-	return over && time.Since(p.At) >= r.tapGrace // else it may have crossed the edit on its way to the phone
+	return over && time.Since(p.At) >= tapCrosses // else it may have crossed the edit on its way to the phone
 }
 
 // showOnItsWay shows that an answer was taken whose typing takes long; else the session shows the outcome at once.
