@@ -1766,8 +1766,8 @@ func TestLab(t *testing.T) {
 		{"--explain --json " + cast, 0, `"why":"found by the reader of `},
 		{"--explain " + cast, 0, "found by the reader of questions on a line"},
 		{"--screen " + cast, 0, `Proceed anyway \(or wait 5 seconds to proceed\) \? \(y,N\)`},
-		{dir + "/missing", 1, "not as expected: 1"},
-		{dir, 0, "files: 0"},
+		{"testdata/missing", 1, "not as expected: 1"},
+		{"testdata/tapes", 0, "files: 0"},
 		{"detect.go", 1, "not as expected: 1"},
 	} {
 		code, out, errs := cli(t, dir, append([]string{"lab"}, strings.Fields(c.args)...)...)
