@@ -10181,6 +10181,18 @@ func TestBundle(t *testing.T) {
 	}
 }
 
+// openPrompt waits for the one question that waits for an answer in dir.
+func openPrompt(t testing.TB, dir string) (id string) {
+	t.Helper()
+	return awaitPrompt(t, dir, "", "awaiting_reply").str("id")
+}
+
+// auditCount is how many entries of that name the audit log has.
+func auditCount(t testing.TB, dir, event string) int {
+	t.Helper()
+	return len(entries(t, dir, event))
+}
+
 // ---- bench: the store ----
 // Sessions, questions and decisions of a store, and file systems that fail.
 
@@ -10237,14 +10249,6 @@ func holds(t testing.TB, s *Store, id string) {
 	if _, err := s.HoldSession(id); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// deadSession adds an active session that nobody holds, and returns its id.
-func deadSession(t testing.TB, s *Store) string {
-	t.Helper()
-	id := newID()
-	addSession(t, s, id)
-	return id
 }
 
 // addSession records an active session.
@@ -10373,75 +10377,6 @@ func promptOf(t *testing.T, dir, text string, fits func(*PromptRecord) bool) *Pr
 	return nil
 }
 
-// openPrompt waits for the one question that waits for an answer in dir.
-func openPrompt(t testing.TB, dir string) (id string) {
-	t.Helper()
-	return awaitPrompt(t, dir, "", "awaiting_reply").str("id")
-}
-
-// storeStep is one change of a question's life; it ends in the state of its name.
-type storeStep struct {
-	to State
-	do func(*Store) error
-}
-
-// storeSteps is a question's life, with a compaction in the middle.
-func storeSteps(session string, p *PromptRecord) []storeStep {
-	move := func(to State) storeStep {
-		return storeStep{to, func(s *Store) error {
-			if to == Injected {
-				storeCompactNext(s)
-			}
-			ok, err := s.Move(p.ID, to, nil)
-			if err == nil && !ok {
-				err = fmt.Errorf("guard refused %s", to)
-			}
-			return err
-		}}
-	}
-	create := func(s *Store) error {
-		return storeUpdate(s, &SessionRecord{
-			Head:      Head{ID: session},
-			Status:    "active",
-			StartedAt: time.Now(),
-		}, p)
-	}
-	decide := func(s *Store) error {
-		release, err := s.HoldSession(session)
-		if err != nil {
-			return err
-		}
-		defer release()
-		_, why, err := s.Decide(storeTap(p, "y"), time.Now())
-		if err == nil && why != "" {
-			err = errors.New(string(why))
-		}
-		return err
-	}
-	return []storeStep{{Created, create}, move(Routed), move(AwaitingReply),
-		{ReplyReceived, decide}, move(Injected), move(Resolved)}
-}
-
-// storeCompactNext makes the next change compact the file.
-func storeCompactNext(s *Store) {
-	s.log.mu.Lock()
-	s.compactAt = 0
-	s.log.mu.Unlock()
-}
-
-// storeTears adds the beginning of a line to the state's file, as a write that a crash cut short.
-func storeTears(t *testing.T, s *Store) {
-	t.Helper()
-	f, err := os.OpenFile(s.log.path, os.O_WRONLY|os.O_APPEND, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if _, err := f.WriteString(`{"v":1,"rec":"prompt","id":"torn`); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // faultyFiles calls fault before each operation with its number; an error stands for the operation's, and a
 // write's leaves half of its bytes.
 func faultyFiles(fault func(op string, n int64) error) files {
@@ -10471,71 +10406,8 @@ func failing(kind string, err error) func(op string, n int64) error {
 	}
 }
 
-// endless is so much of the same text.
-type endless struct {
-	text string
-	left int
-}
-
-func (e *endless) Read(p []byte) (n int, err error) {
-	for n < len(p) && e.left > 0 {
-		at := e.left % len(e.text)
-		more := copy(p[n:min(len(p), n+e.left)], e.text[len(e.text)-cmp.Or(at, len(e.text)):])
-		e.left -= more
-		n += more
-	}
-	if n == 0 {
-		return 0, io.EOF
-	}
-	return n, nil
-}
-
-// noSync makes every call but those that wait for the disk.
-func noSync(op string, _ *os.File, call func() error) error {
-	if strings.HasPrefix(op, "fsync") {
-		return nil
-	}
-	return call()
-}
-
 // ---- bench: the audit log ----
 // Logs with something in them, and what they say.
-
-// auditFilled is a chain with all sorts of text in it, and its bytes.
-func auditFilled(t testing.TB, n int) (*Store, []byte) {
-	t.Helper()
-	s := storeAt(t, home(t, ""))
-	for i := range n {
-		err := s.audit.Append(Event{"TOOL_CALL", newID(), "",
-			[]Field{{"text", fmt.Sprintf("%d <&> \x7f \u2028 \" \\ é 😀 \xff", i)}, {"n", i},
-				{"ok", true}, {"none", nil}}})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	b, _ := os.ReadFile(s.audit.log.path)
-	return s, b
-}
-
-// auditVerdict is what verify finds in the log.
-func auditVerdict(t testing.TB, log []byte, heads ...string) Verdict {
-	t.Helper()
-	v, err := verify(bytes.NewReader(log), heads...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return v
-}
-
-// auditAppend adds an entry as a process does that has just been started.
-func auditAppend(t testing.TB, dir, name string) {
-	t.Helper()
-	s := storeAt(t, dir)
-	defer s.Close()
-	if err := s.audit.Append(Event{Name: name}); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // auditNames are the events of the log in dir.
 func auditNames(t testing.TB, dir string) (names []string) {
@@ -10550,59 +10422,6 @@ func auditNames(t testing.TB, dir string) (names []string) {
 		names = append(names, e.Event)
 	}
 	return names
-}
-
-// auditCount is how many entries of that name the audit log has.
-func auditCount(t testing.TB, dir, event string) int {
-	t.Helper()
-	return len(entries(t, dir, event))
-}
-
-// auditGaps is how often the log in dir says that it did not continue the noted head.
-func auditGaps(t testing.TB, dir string) (n int) {
-	t.Helper()
-	for _, name := range auditNames(t, dir) {
-		if name == discontinued {
-			n++
-		}
-	}
-	return n
-}
-
-// noteOf is the state's note about the audit log in dir.
-func noteOf(t testing.TB, dir string) MetaRecord {
-	t.Helper()
-	s := storeAt(t, dir)
-	defer s.Close()
-	m := storeView(t, s).Meta["audit"]
-	if m == nil {
-		t.Fatal("the state notes no head")
-	}
-	return *m
-}
-
-// loseNotes takes the last n notes about the audit log out of the state file, as a power cut does with what was not
-// fsynced.
-func loseNotes(t testing.TB, dir string, n int) {
-	t.Helper()
-	path := filepath.Join(dir, "state.jsonl")
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := bytes.SplitAfter(text, []byte("\n"))
-	for i := len(lines) - 1; i >= 0 && n > 0; i-- {
-		if bytes.Contains(lines[i], []byte(`"rec":"meta","id":"audit"`)) {
-			lines = slices.Delete(lines, i, i+1)
-			n--
-		}
-	}
-	if n > 0 {
-		t.Fatalf("%d notes too few", n)
-	}
-	if err := os.WriteFile(path, bytes.Join(lines, nil), 0o600); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // ---- the whole program: simulation ----
@@ -15172,6 +14991,7 @@ func (d *disk) loses(variant string) {
 func childLife(here world) {
 	path := filepath.Join(os.Getenv("ATLASBRIDGE_HOME"), "state.jsonl")
 	asked := regexp.MustCompile(`"rec":"prompt","id":"([^"]+)".*"status":"awaiting_reply"`)
+	time.AfterFunc(2*patience(), func() { os.Exit(9) }) // whatever happens
 	for range 2 {
 		old := time.Now().Add(50*time.Millisecond - 30*24*time.Hour) // soon too old: then the next who writes compacts
 		f, _ := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
