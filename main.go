@@ -1245,11 +1245,8 @@ type tool struct {
 }
 
 func cmdAdapters(c *command) int {
-	dir, err := c.stateDir()
-	if err != nil {
-		dir = "" // without it all the same
-	}
-	list := knownTools(c.ctx, &Config{Dir: dir})
+	cfg, _ := c.config(nil) // where it is wrong there is no token to keep from the tools
+	list := knownTools(c.ctx, cfg)
 	rows := [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}
 	for _, t := range list {
 		path := t.Path

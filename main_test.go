@@ -136,7 +136,7 @@ func TestScripts(t *testing.T) {
 //	% LINE          a terminal runs the line; sees WORDS (or lacks), types KEYS (Go's escapes) and ends N are about the last one,
 //	                as are signal NAME and stop, which waits until it is stopped and holds no lock
 //	asked WORDS     waits for an open question with these words
-//	needs TOOL      the case is left out where it is missing
+//	needs TOOL      the case is left out where it is missing; root may mount in a namespace
 type scene struct {
 	t     *testing.T
 	at    string // file:line of the case
@@ -204,6 +204,9 @@ func (s *scene) plays(script string) {
 		}
 		s.check()
 		s.step(verb, rest, below)
+		if s.t.Failed() {
+			s.t.FailNow() // what comes may wait in vain
+		}
 	}
 	s.check()
 }
@@ -215,7 +218,12 @@ func (s *scene) step(verb, rest, below string) {
 	switch verb {
 	case "", "#":
 	case "needs":
-		if _, err := os.Stat(rest); err != nil {
+		if rest == "root" {
+			needTool(s.t, "unshare")
+			if err := exec.Command("unshare", "-m", "true").Run(); err != nil {
+				s.t.Skip("needs root, and a mount namespace of its own:", err)
+			}
+		} else if _, err := os.Stat(rest); err != nil {
 			needTool(s.t, rest)
 		}
 	case "file":

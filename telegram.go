@@ -405,7 +405,7 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 	case a.Code == 0:
 		a.Text = resp.Status + ", but nothing the Bot API would say"
 	default:
-		a.Text = fmt.Sprintf("%d: %s", a.Code, a.Text)
+		a.Text = redact(fmt.Sprintf("%d: %s", a.Code, a.Text)) // a server may repeat the path, which has the token
 	}
 	return &a.apiError
 }
