@@ -2397,104 +2397,6 @@ func TestChildEnv(t *testing.T) {
 	}
 }
 
-// Before anything of the tool's, a session says where questions go, and when, as known from the last time, or what is wrong,
-// and whom the environment lets answer; with --quiet nothing.
-func TestSaysWhereQuestionsGo(t *testing.T) {
-	needTool(t, "echo")
-	e := newTGEnv(t)
-	dir := e.store.Dir
-	os.WriteFile(filepath.Join(dir, "config.toml"), []byte(e.srv.config("")), 0o600)
-	says := func(want string, flags ...string) {
-		t.Helper()
-		x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{"echo", "the tool"})...)
-		x.sees("the tool")
-		bare := func(text string) string { return strings.Join(strings.Fields(text), "") } // as wrapped as it may be
-		if got, _, _ := strings.Cut(bare(x.shown()), "thetool"); got != bare(want) {
-			t.Errorf("it says %q, not %q", got, want)
-		}
-		x.exits(0)
-	}
-	says("atlasbridge: questions go to Telegram, bot 123456789 20s after your last key ")
-	if _, err := e.topicsHere(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	says("atlasbridge: questions go to @my_bot 20s after your last key ")
-	t.Setenv("ALLOWED_USER_IDS", "1001,6666")
-	says("atlasbridge: questions go to @my_bot 20s after your last key; ALLOWED_USER_IDS lets [1001,6666] answer ")
-	t.Setenv("ALLOWED_USER_IDS", "")
-	says("", "--quiet")
-	e.updatePace(func(next time.Time) time.Time { return next }) // what else the file has stays
-	says("atlasbridge: questions go to @my_bot 20s after your last key ")
-	e.noteFailure("send", &apiError{Code: 403, Text: "403: Forbidden:\n bot was blocked"}, 0)
-	since := time.Now().Format(" (Jan 2, ")
-	where, trouble := e.destination()
-	if where != "questions go to @my_bot" || !strings.Contains(trouble, "press Start there") || !strings.Contains(trouble, since) {
-		t.Errorf("%q, %q", where, trouble)
-	}
-	e.works("send")
-	says("atlasbridge: questions go to @my_bot 20s after your last key ")
-	e.cfg.Store(&Config{Token: "99:other", ChatID: 5, Users: []int64{5}})
-	where, _ = e.destination()
-	if where != "questions go to Telegram, bot 99" {
-		t.Errorf("of another bot it says %q", where)
-	}
-}
-
-// What kept Telegram from working is said in place of where questions go, once, and not after the settings were mended.
-func TestSaysWhatIsWrong(t *testing.T) {
-	needTool(t, "echo")
-	e := newTGEnv(t)
-	os.WriteFile(filepath.Join(e.store.Dir, "config.toml"), []byte(e.srv.config("")), 0o600)
-	e.noteFailure("poll", &apiError{Code: 401, Text: "401: Unauthorized"}, 0)
-	x := bridge(t, e.store.Dir, "run", "echo", "the tool")
-	x.sees("the tool")
-	got := strings.Join(strings.Fields(x.shown()), "")
-	if !strings.HasPrefix(got, "atlasbridge:questionswaithere:Telegramrefusesthebottoken(401:Unauthorized):run") {
-		t.Errorf("it says %q", got)
-	}
-	x.exits(0)
-	if n := strings.Count(x.shown(), "refuses"); n != 1 {
-		t.Errorf("it says so %d times:\n%s", n, x.shown())
-	}
-	config := filepath.Join(e.store.Dir, "config.toml")
-	os.WriteFile(config, []byte(e.srv.config("timeout_seconds = 60")), 0o600)
-	_, status, errs := cli(t, e.store.Dir, "status")
-	x = bridge(t, e.store.Dir, "run", "echo", "the tool")
-	x.exits(0)
-	if said := x.shown() + status + errs; strings.Contains(said, "refuses") || !strings.Contains(said, "questions go to") {
-		t.Errorf("mended, they say\n%s", said)
-	}
-}
-
-// TestReloadWhileProbing: the configuration is read anew while the tool's version is looked at (go test -race).
-func TestReloadWhileProbing(t *testing.T) {
-	t.Setenv("PATH", t.TempDir()) // the tool is not there
-	st := storeAt(t, home(t, ""))
-	for range 20 {
-		s := &session{
-			cfg:     &Config{Dir: st.Dir, Token: "1:old", getenv: os.Getenv},
-			st:      st,
-			ch:      localChannel{},
-			log:     slog.New(slog.DiscardHandler),
-			adapter: adapterFor("claude"),
-			ctx:     t.Context(),
-			events:  make(chan func(), 1),
-		}
-		s.tg = newTelegram(s.cfg, st, s.log)
-		before := s.cfg
-		s.checkVersion("claude")
-		s.reload()
-		if s.cfg == before {
-			t.Error("the configuration is not taken over")
-		}
-		happened := <-s.events
-		happened()
-		if s.warning != "" {
-			t.Errorf("a tool that is not there: %s", s.warning)
-		}
-	}
-}
-
 // A version that was not tried is told once in each run; with --quiet not a byte is told.
 func TestVersionWarning(t *testing.T) {
 	needUnix(t)
@@ -2517,205 +2419,6 @@ func TestVersionWarning(t *testing.T) {
 		if n := asked() - before; n != 1 {
 			t.Errorf("quiet %v: the tool was asked %d times", quiet, n)
 		}
-	}
-}
-
-// TestBacklog: output wakes the loop when it has settled, when it flows on for long, is much, asks or ends; the
-// loop gets every byte in order, and a reader that is far ahead waits.
-func TestBacklog(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBacklog()
-		var got []byte
-		woken := func() bool {
-			synctest.Wait()
-			select {
-			case <-b.wake:
-				return true
-			case <-b.look.C:
-				return b.due()
-			default:
-				return false
-			}
-		}
-		take := func() {
-			p, _, _, _ := b.take(true)
-			got = append(got, p...)
-		}
-		b.add([]byte("a"), false, false)
-		time.Sleep(settleQuiet - 1)
-		if woken() {
-			t.Error("woken before it has settled")
-		}
-		time.Sleep(1)
-		if !woken() {
-			t.Error("not woken when it has settled")
-		}
-		take()
-		wakes := 0
-		for range 40 {
-			b.add([]byte("b"), false, false)
-			if woken() {
-				wakes++
-				take()
-			}
-			time.Sleep(50 * time.Millisecond)
-		}
-		if wakes < 6 || wakes > 8 {
-			t.Errorf("two seconds of output wake %d times", wakes)
-		}
-		time.Sleep(flowEvery + settleQuiet)
-		if !woken() {
-			t.Error("not woken when it has settled after it has flowed")
-		}
-		take()
-		b.add([]byte("c"), true, false)
-		if !woken() {
-			t.Error("not woken for what asks")
-		}
-		b.takeEach(true)
-		if !woken() {
-			t.Error("not woken for what is there")
-		}
-		take()
-		b.takeEach(false)
-		full := make(chan bool)
-		go func() {
-			for range maxUnread/readBytes + 3 {
-				b.add(bytes.Repeat([]byte("d"), readBytes), false, false)
-			}
-			close(full)
-		}()
-		if !woken() {
-			t.Error("not woken for much")
-		}
-		select {
-		case <-full:
-			t.Error("the reader does not wait")
-		default:
-		}
-		take()
-		<-full
-		woken()
-		b.add([]byte("e"), false, true)
-		if !woken() {
-			t.Error("not woken for the end")
-		}
-		p, _, _, drained := b.take(true)
-		got = append(got, p...)
-		want := "a" + strings.Repeat("b", 40) + "c" + strings.Repeat("d", maxUnread+3*readBytes) + "e"
-		if !drained || string(got) != want {
-			t.Errorf("%d bytes of %d, drained %v", len(got), len(want), drained)
-		}
-	})
-}
-
-// TestKeysPassTheLoop: keys go past the loop, which gets them in their place among the output; while it types they go
-// through it, in their order, and before it may the last that passed is written and known to it.
-func TestKeysPassTheLoop(t *testing.T) {
-	b := newBacklog()
-	b.modes = func() Modes { return Modes{} }
-	b.put([]byte("one"), false, false)
-	if !b.typed([]byte("a")) {
-		t.Fatal("a key does not pass")
-	}
-	if b.hold() {
-		t.Error("the loop may type while a key is being written")
-	}
-	b.wrote()
-	if b.hold() {
-		t.Error("the loop may type before it knows of a key")
-	}
-	b.put([]byte("two"), false, false)
-	if b.typed([]byte("b")) || b.typed([]byte("c")) {
-		t.Error("keys pass while the loop types")
-	}
-	b.letPass()
-	if b.typed([]byte("d")) {
-		t.Error("a key overtakes others")
-	}
-	p, keys, _, _ := b.take(false)
-	if string(p) != "onetwo" || len(keys) != 1 || string(keys[0].keys) != "a" || keys[0].behind != 3 || !keys[0].passed {
-		t.Errorf("the loop gets %q and %+v", p, keys)
-	}
-	if !b.hold() {
-		t.Error("the loop may not type at last")
-	}
-	_, keys, _, _ = b.take(true)
-	var got string
-	for _, k := range keys {
-		got += string(k.keys)
-		if k.passed {
-			t.Errorf("%q is taken for written", k.keys)
-		}
-	}
-	if got != "bcd" {
-		t.Errorf("the loop is to pass on %q", got)
-	}
-	b.letPass()
-	if !b.typed([]byte("e")) {
-		t.Error("keys do not pass again")
-	}
-	b.wrote()
-	if b.typed(nil) || b.typed([]byte("f")) {
-		t.Error("the end of a pipe goes past the loop")
-	}
-	b.take(false)
-	for len(b.keys) < maxKeys {
-		if b.full() {
-			t.Fatal("it is full too early")
-		}
-		b.typed([]byte("g"))
-	}
-	for len(b.more) > 0 {
-		<-b.more
-	}
-	b.take(false)
-	if !b.full() || len(b.more) > 0 {
-		t.Error("keys that the loop has no room for are not bounded")
-	}
-	b.take(true)
-	if b.full() || len(b.more) == 0 {
-		t.Error("no more keys are read")
-	}
-}
-
-// hostScreen is what a host's terminal has got.
-type hostScreen struct {
-	mu  sync.Mutex
-	got []byte
-}
-
-func (o *hostScreen) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.got = append(o.got, p...)
-	return len(p), nil
-}
-
-// text is all of it.
-func (o *hostScreen) text() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return string(o.got)
-}
-
-// TestReloadKeepsFlags: what the command line said holds after a reload, whatever the file says then.
-func TestReloadKeepsFlags(t *testing.T) {
-	st := storeAt(t, home(t, "timeout_seconds = 77\npermission_timeout_seconds = 77\naway_after_seconds = 7\n"))
-	c := &command{name: "run", args: []string{"--timeout", "90s", "--stream", "--channel", "local", "cat"}}
-	opts, code := c.options()
-	if opts == nil {
-		t.Fatal(code)
-	}
-	s := &session{st: st, ch: localChannel{}, log: slog.New(slog.DiscardHandler)}
-	s.cfg = &Config{Dir: st.Dir, Channel: "local", Timeout: time.Hour, PermissionTimeout: time.Hour, Stream: true,
-		getenv: os.Getenv, flags: settingsOf(opts)}
-	s.tg = newTelegram(s.cfg, st, s.log)
-	s.reload()
-	got := *s.cfg
-	given := got.Timeout == 90*time.Second && got.PermissionTimeout == 90*time.Second
-	if !given || got.Away != 7*time.Second || got.Channel != "local" || !got.Stream {
-		t.Errorf("after the reload: %+v", got)
 	}
 }
 
@@ -2797,14 +2500,16 @@ func TestToolCallsOfStreamJSON(t *testing.T) {
 		`TOOL_RESULT  run_0 "success":false`,
 	}
 	dir := home(t, "")
-	st, err := openStore(dir)
-	if err != nil {
+	needTool(t, "dd")
+	printed := filepath.Join(t.TempDir(), "printed")
+	if err := os.WriteFile(printed, []byte(output), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := &session{st: st, log: slog.New(slog.DiscardHandler), jsonLine: []byte{}}
-	for _, cut := range []int{1, 7, len(output)} {
-		for p := []byte(output); len(p) > 0; p = p[min(cut, len(p)):] {
-			s.auditToolCalls(p[:min(cut, len(p))])
+	cuts := []string{"1", "7", "100000"}
+	for _, cut := range cuts {
+		script := "dd 2>/dev/null bs=" + cut + " if='" + printed + "'"
+		if code, out, errs := cli(t, dir, "run", "sh", "-c", script, "--output-format=stream-json"); code != 0 || out != output {
+			t.Errorf("exit %d: %s %s", code, out, errs)
 		}
 	}
 	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
@@ -2841,40 +2546,6 @@ func TestStreamJSONIsAskedFor(t *testing.T) {
 		if got := adapterFor(words[0]).streamsJSON(words[1:]); got != c.streams {
 			t.Errorf("%s: %v", c.command, got)
 		}
-	}
-}
-
-// TestQuestionIsTriedAgain: one that cannot be recorded is neither sent nor forgotten, and the operator is told once.
-func TestQuestionIsTriedAgain(t *testing.T) {
-	full := false
-	st, err := openState(home(t, ""), faultyFiles(func(op string, _ int64) error {
-		if full && op == "write" {
-			return syscall.ENOSPC
-		}
-		return nil
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer st.Close()
-	s := bareSession(t, st, storeSession(t, st), "x")
-	s.q = &question{screen: &Prompt{Type: YesNo, Question: "Go?", Excerpt: "Go?"}}
-	full = true
-	for range 3 {
-		s.questionStep()
-		if s.q.rec.Status != "" || s.q.askAt.Before(time.Now()) || s.sending != 1 {
-			t.Fatalf("with a full disk: %q, next at %v, %d messages", s.q.rec.Status, s.q.askAt,
-				s.sending)
-		}
-		s.q.askAt = time.Now()
-	}
-	full = false
-	s.questionStep()
-	if s.q.rec.Status != Routed || len(storeView(t, st).Prompts) != 1 {
-		t.Errorf("then: %q, %d prompts", s.q.rec.Status, len(storeView(t, st).Prompts))
-	}
-	if s.trouble != "" || s.sending != 3 { // that it is over, and the question
-		t.Errorf("then: trouble %q, %d messages", s.trouble, s.sending)
 	}
 }
 
@@ -2917,395 +2588,6 @@ func TestChildDoesNotWaitForTheState(t *testing.T) {
 	}
 }
 
-// TestRoutedAsShown: a question goes to the phone at once where nobody is at the keyboard, else when they are away.
-func TestRoutedAsShown(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name        string
-		prompt      Prompt
-		interactive bool
-		key         time.Duration // ago
-		want        State
-	}{
-		{"nobody is there", Prompt{}, false, time.Hour, Routed},
-		{"somebody types", Prompt{}, true, 0, Created},
-		{"somebody typed", Prompt{}, true, time.Hour, Routed},
-		{"a pipe", Prompt{}, false, 0, Routed},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s, _, _ := hookBench(t)
-			c.prompt.Type = YesNo
-			c.prompt.Question = "Go?"
-			c.prompt.Excerpt = "Go?"
-			s.q = &question{screen: &c.prompt}
-			s.interactive = c.interactive
-			s.lastKey = time.Now().Add(-c.key)
-			s.cfg.Away = time.Minute
-			s.questionStep()
-			got := storeView(t, s.st).Prompts[s.q.rec.ID]
-			if got.Status != c.want {
-				t.Errorf("%s", got.Status)
-			}
-		})
-	}
-}
-
-// settled is a channel that keeps what it was to edit.
-type settled struct {
-	localChannel
-	prompts chan *PromptRecord
-}
-
-// Settle keeps the prompt.
-func (c settled) Settle(_ context.Context, p *PromptRecord, _ *SessionRecord) error {
-	c.prompts <- p
-	return nil
-}
-
-// TestExpireTypes: waiting types what refuses where one is known, nothing where none is, and nothing while a pipe feeds
-// the program; a hook refuses either way.
-func TestExpireTypes(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name    string
-		hook    bool
-		fed     bool
-		def     *string
-		decided bool // the gate is to type
-		over    bool // the question is
-		value   *string
-	}{
-		{"a refusal", false, false, ref("n"), true, false, ref("n")},
-		{"nothing known", false, false, nil, false, true, nil},
-		{"a refusal, fed", false, true, ref("n"), false, true, nil},
-		{"hook", true, false, ref(hookDeny), false, false, ref(hookDeny)},
-		{"hook, fed", true, true, ref(hookDeny), false, false, ref(hookDeny)},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			st := storeAt(t, home(t, ""))
-			p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
-				p.SafeDefault = c.def
-				p.CreatedAt = time.Now().Add(-time.Minute)
-				p.ExpiresAt = time.Now().Add(-time.Second)
-			})
-			q := &question{
-				rec:     *p,
-				checkAt: time.Now().Add(time.Hour),
-				screen:  &Prompt{Type: YesNo},
-			}
-			if c.hook {
-				q.screen = nil
-			}
-			s := bareSession(t, st, p.SessionID, "x")
-			s.fed = c.fed
-			s.q = q
-			s.questionStep()
-			got := storeView(t, st).Prompts[p.ID]
-			if got.Status != Expired || !strings.Contains(got.Reason, "no answer in 59 s") {
-				t.Errorf("%s (%s)", got.Status, got.Reason)
-			}
-			if q.decided != c.decided || (s.q == nil) != c.over {
-				t.Errorf("decided %v, over %v", q.decided, s.q == nil)
-			}
-			if (got.Value == nil) != (c.value == nil) ||
-				got.Value != nil && *got.Value != *c.value {
-				t.Errorf("value %v", got.Value)
-			}
-			if c.hook && !c.over && q.checkAt.After(time.Now()) {
-				t.Error("its hook is not looked after")
-			}
-		})
-	}
-}
-
-// TestExpireTooLate: what somebody decided in the last moment is not expired, and what is not in the state any more ends.
-func TestExpireTooLate(t *testing.T) {
-	st := storeAt(t, home(t, ""))
-	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
-		p.ExpiresAt = time.Now().Add(-time.Second)
-	})
-	s := bareSession(t, st, p.SessionID, "x")
-	s.q = &question{rec: *p, screen: &Prompt{Type: YesNo}}
-	ok, err := st.Move(p.ID, ReplyReceived, func(r *PromptRecord) {
-		r.Value, r.NonceUsed = ref("y"), true
-	})
-	if !ok || err != nil {
-		t.Fatal(ok, err)
-	}
-	s.expire(s.q)
-	got := storeView(t, st).Prompts[p.ID]
-	if got.Status != ReplyReceived || s.q == nil || s.q.decided {
-		t.Errorf("%s, %+v", got.Status, s.q)
-	}
-	s.q = &question{rec: PromptRecord{Head: Head{ID: newID()}, Status: AwaitingReply},
-		screen: &Prompt{Type: YesNo}}
-	s.expire(s.q)
-	if s.q != nil {
-		t.Error("a question that is not in the state stays")
-	}
-}
-
-// TestExpireTriesAgain: while the state cannot be written a question's end is tried once a second, and recorded when it can.
-func TestExpireTriesAgain(t *testing.T) {
-	st := storeAt(t, home(t, ""))
-	p := storePrompt(t, st, storeSession(t, st), AwaitingReply, func(p *PromptRecord) {
-		p.ExpiresAt = time.Now().Add(-time.Second)
-	})
-	s := bareSession(t, st, p.SessionID, "x")
-	s.q = &question{rec: *p, screen: &Prompt{Type: YesNo}}
-	writes := 0
-	st.log.do = faultyFiles(func(op string, _ int64) error {
-		if op != "write" {
-			return nil
-		}
-		writes++
-		return syscall.ENOSPC
-	})
-	for range 50 {
-		s.questionStep()
-	}
-	if writes != 1 || s.q == nil || time.Until(s.q.askAt) < retryEvery/2 {
-		t.Fatalf("%d times, %+v", writes, s.q)
-	}
-	st.log.do = faultyFiles(func(string, int64) error { return nil })
-	s.q.askAt = time.Time{}
-	s.questionStep()
-	if got := storeView(t, st).Prompts[p.ID]; got.Status != Expired {
-		t.Errorf("it is %s", got.Status)
-	}
-}
-
-// TestDecidedAsItWent: a decision that comes in the moment in which the question leaves the screen is told as not
-// delivered, and not left open.
-func TestDecidedAsItWent(t *testing.T) {
-	st := storeAt(t, home(t, ""))
-	id := storeSession(t, st)
-	p := storePrompt(t, st, id, AwaitingReply, func(p *PromptRecord) { p.Source = "screen" })
-	ch := settled{prompts: make(chan *PromptRecord, 9)}
-	s := bareSession(t, st, id, "x")
-	s.ch = ch
-	s.q = &question{rec: *p, screen: &p.Prompt}
-	if _, why, err := st.Decide(storeTap(p, "y"), time.Now()); why != "" || err != nil {
-		t.Fatal(why, err)
-	}
-	s.endSeen(&Prompt{Type: YesNo})
-	got := storeView(t, st).Prompts[p.ID]
-	if got.Status != Failed || !strings.Contains(got.Reason, "before the answer was typed") {
-		t.Errorf("it is %s (%s)", got.Status, got.Reason)
-	}
-	if s.q != nil {
-		t.Error("it is still in force")
-	}
-}
-
-// TestWriterLooksFirst: an answer is not written while output waits to be read, what is typed here always is; the gate is
-// told what became of its keys, and of nothing else.
-func TestWriterLooksFirst(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		unread int
-		err    error
-		answer bool
-		wrote  string
-		ends   bool // the gate
-		keys   bool // the gate still has them to write, or writes them later
-	}{
-		{"answer", 0, nil, true, "y", false, false},
-		{"answer, output waits", 5, nil, true, "", false, false},
-		{"answer, error", 0, io.ErrClosedPipe, true, "y", true, false},
-		{"typed here, output waits", 5, nil, false, "y", false, true},
-		{"typed here, error", 0, io.ErrClosedPipe, false, "y", false, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
-			id := s.q.rec.ID
-			p := &ptyWriter{unread: c.unread, err: c.err}
-			s.pty = p
-			s.gate.keys, s.gate.after = []byte("y"), s.echo()
-			writes := make(chan write, 1)
-			w, ready := s.nextWrite()
-			if !ready || string(w.p) != "y" || !w.answer {
-				t.Fatalf("next is %q (%v)", w.p, ready)
-			}
-			w.answer = c.answer
-			s.handedOver(w)
-			if _, again := s.nextWrite(); again {
-				t.Error("a second write is handed over before the first is reported")
-			}
-			writes <- w
-			close(writes)
-			s.writePTY(writes)
-			for n := len(s.events); n > 0; n-- { // others report there too
-				(<-s.events)()
-			}
-			if p.wrote != c.wrote || s.inFlight {
-				t.Errorf("wrote %q, in flight %v", p.wrote, s.inFlight)
-			}
-			if c.ends {
-				r := storeView(t, s.st).Prompts[id]
-				if s.gate != nil || r.Status != Failed ||
-					!strings.Contains(r.Reason, "could not be typed") {
-					t.Errorf("it is %s (%s)", r.Status, r.Reason)
-				}
-				return
-			}
-			if s.gate == nil || (len(s.gate.keys) > 0) != c.keys ||
-				s.gate.wrote != (c.wrote != "" && c.answer) {
-				t.Errorf("gate %+v", s.gate)
-			}
-			moved := s.gate != nil && s.gate.phase == gateEcho
-			if moved != (c.wrote != "" && c.answer) {
-				t.Errorf("the gate moved on: %v", moved)
-			}
-		})
-	}
-}
-
-// ptyWriter is a terminal with so much output to read, that keeps what is written to it.
-type ptyWriter struct {
-	PTY
-	unread int
-	wrote  string
-	err    error
-}
-
-func (p *ptyWriter) Unread() int { return p.unread }
-
-func (p *ptyWriter) State() TTYState { return TTYState{ReadingYes, true, true, 0} }
-
-func (p *ptyWriter) Modes() Modes { return Modes{Canonical: true, Echo: true} }
-
-func (p *ptyWriter) Waiting() int { return 0 }
-
-func (p *ptyWriter) TakeBack(int) bool { return false }
-
-func (p *ptyWriter) Write(b []byte) (int, error) {
-	p.wrote += string(b)
-	return len(b), p.err
-}
-
-// TestWriterTakesKeysFirst: what was typed here goes before the gate's keys, one write at a time.
-func TestWriterTakesKeysFirst(t *testing.T) {
-	s := &session{typing: []byte("a"), gate: &gate{keys: []byte("y")}}
-	w, ready := s.nextWrite()
-	if !ready || string(w.p) != "a" || w.answer {
-		t.Fatalf("%q %v %v", w.p, w.answer, ready)
-	}
-	s.handedOver(w)
-	if len(s.typing) > 0 || !s.inFlight {
-		t.Error("what is handed over is still there")
-	}
-	if _, ready := s.nextWrite(); ready {
-		t.Error("two writes at once")
-	}
-	s.inFlight = false
-	w, ready = s.nextWrite()
-	if !ready || string(w.p) != "y" || !w.answer {
-		t.Errorf("%q %v %v", w.p, w.answer, ready)
-	}
-	s.typing = []byte("b")
-	s.handedOver(w)
-	if string(s.typing) != "b" {
-		t.Error("handing over an answer drops what was typed here")
-	}
-	for _, s := range []*session{{}, {gate: &gate{}}} {
-		if _, ready := s.nextWrite(); ready {
-			t.Error("writes nothing")
-		}
-	}
-}
-
-// TestFinishTellsOfKeys: an answer counts as typed only where the program was written all of it before it ended: keys
-// that waited for the writer, and a write that failed, are told as not typed.
-func TestFinishTellsOfKeys(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		handed bool  // the writer has the keys
-		err    error // that it reports
-		want   State
-		why    string
-	}{
-		{"they wait for the writer", false, nil, Failed, "the program ended before the answer was typed"},
-		{"written", true, nil, Resolved, ""},
-		{"the write fails", true, io.ErrClosedPipe, Failed, "it could not be typed: io: read/write on closed pipe"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
-			id := s.q.rec.ID
-			s.pty = &ptyEnded{ptyWriter{err: c.err}}
-			s.stop = func() {}
-			s.tg = newTelegram(s.cfg, s.st, s.log)
-			s.notes = io.Discard
-			s.rec.ExitCode = new(int)
-			s.gate.keys, s.gate.after = []byte("y"), s.echo()
-			if c.handed {
-				w, _ := s.nextWrite()
-				s.handedOver(w)
-				writes := make(chan write, 1)
-				writes <- w
-				close(writes)
-				go s.writePTY(writes)
-			}
-			s.finish()
-			got := storeView(t, s.st).Prompts[id]
-			if got.Status != c.want || got.Reason != c.why {
-				t.Errorf("it is %s (%s), want %s (%s)", got.Status, got.Reason, c.want, c.why)
-			}
-			n := strings.Count(auditText(t, s.st), `"REPLY_INJECTED"`)
-			if (n == 1) != (c.want == Resolved) {
-				t.Errorf("the audit log has it %d times as typed", n)
-			}
-		})
-	}
-}
-
-// ptyEnded is the terminal of a program that has ended.
-type ptyEnded struct {
-	ptyWriter
-}
-
-func (p *ptyEnded) Close() error { return nil }
-
-// auditText is all of the audit log.
-func auditText(t *testing.T, st *Store) string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(st.Dir, "audit.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
-// A session without a recording records nothing; one whose file cannot be written says so at its end.
-func TestSessionTellsOfItsRecording(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "r.cast")
-	s := &session{}
-	s.record(func(*castWriter) { t.Error("it records") })
-	if err := s.endRecording(time.Now()); err != nil {
-		t.Error(err)
-	}
-	_, err := startRecording(filepath.Join(path, "x"), "demo", Size{}, time.Now())
-	if err == nil || !strings.HasPrefix(err.Error(), "creating the recording: ") {
-		t.Error(err)
-	}
-	for _, closed := range []bool{false, true} {
-		r, err := startRecording(path, "demo", Size{Rows: 5, Cols: 40}, time.Now())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if closed {
-			r.file.Close()
-		}
-		s.cast = r
-		s.record(func(c *castWriter) { c.event("i", "y", time.Now()) })
-		if err := s.endRecording(time.Now()); errors.Is(err, os.ErrClosed) != closed {
-			t.Errorf("with the file closed %v: %v", closed, err)
-		}
-	}
-}
-
 // TestRecordingKeepsSecrets: what is typed while the terminal shows nothing of it, or answers a question for a secret, is
 // in no recording, and who may read the recording is its owner alone, though the file was there.
 func TestRecordingKeepsSecrets(t *testing.T) {
@@ -3333,1040 +2615,41 @@ func TestRecordingKeepsSecrets(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("it is %v, %v", info.Mode(), err)
 	}
-
-	var out bytes.Buffer
-	s := &session{cast: &recording{castWriter: newCast(&out, castHeader{}, time.Now())}}
-	s.q = &question{screen: &Prompt{Secret: true}} // of a program that draws its own stars
-	s.recordKeys("xyzzy\u00e9 8\r", false, time.Now())
-	s.cast.w.Flush()
-	if strings.Contains(out.String(), `"i"`) {
-		t.Errorf("recorded: %s", out.String())
-	}
-}
-
-// A scenario that cannot be captured is told in the log, and nothing else comes of it.
-func TestCaptureTellsWhatFails(t *testing.T) {
-	t.Setenv("ATLASBRIDGE_CAPTURE_PROMPTS", "1")
-	dir := t.TempDir()
-	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, test := range []struct {
-		dir   string
-		fails bool
-	}{
-		{dir, false},
-		{file, true},
-	} {
-		var log bytes.Buffer
-		s := &session{
-			cfg: &Config{Dir: test.dir, Stuck: time.Second},
-			log: slog.New(slog.NewJSONHandler(&log, nil)),
-			det: newDetector(adapterFor("x"), 5, 40, DetectOptions{}),
-			pty: ptyState{},
-			rec: SessionRecord{Tool: "x"},
-		}
-		s.det.Feed([]byte("Go? (y/n) "), time.Now())
-		s.capture(&Prompt{Type: YesNo})
-		captured := inFolder(test.dir, "captured_scenarios/x-yes_no-*.cast")
-		if (log.Len() > 0) != test.fails || (len(captured) == 0) != test.fails {
-			t.Errorf("%s: captured %q, log %q", test.dir, captured, log.String())
-		}
-	}
-}
-
-// ---- main.go: gate ----
-// An answer is typed only where what was shown still stands.
-
-// TestGate breaks off wherever the screen is not what the next key is meant for: nothing more is typed then.
-func TestGate(t *testing.T) {
-	t.Parallel()
-	reads, raw := TTYState{ReadingYes, true, true, 0}, TTYState{ReadingYes, false, false, 0}
-	menu := func(pointer int, names ...string) (out string) {
-		out = "\x1b[?25lPick a colour:\r\n"
-		for i, name := range names {
-			mark := "  "
-			if i == pointer {
-				mark = "❯ "
-			}
-			out += mark + name + "\r\n"
-		}
-		return out
-	}
-	colours := []string{"Red", "Green", "Blue"}
-	ticks := "\x1b[?25lPick toppings: (space to select)\r\n❯ [%s] Ham\r\n  [%s] Egg\r\n"
-	toppings := "\x1b[?25lWhich toppings?\r\n\r\n❯ 1. [%s] Ham\r\n  2. [ ] Egg\r\n  3. [ ] Oil\r\n"
-	box := strings.Repeat("─", 80) + "❯\u00a0%s\r\n" + strings.Repeat("─", 80) + "\x1b[2;3H"
-	dialog := "Bash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l"
-	// shows "": as it was; want "!…": breaks off, for this reason; "……": typed once its time is over
-	type step struct{ shows, want string }
-	for _, c := range []struct {
-		name, tool   string
-		state        TTYState
-		asked, value string
-		steps        []step
-	}{
-		{"as asked", "x", reads, "Go? (y/n) ", "y", []step{{"", "y\r"}}},
-		{"its first key echoed", "x", raw, "Go? (yes/no) ", "n",
-			[]step{{"", "n"}, {"", ""}, {"Go? (yes/no) n", "o\r"}}},
-		{"one key is all it takes", "x", raw, "Fix? (y/n) ", "n",
-			[]step{{"", "n"}, {"Fix? no\r\nDelete all? (y/n) ", ""}, {"", ""}}},
-		{"its first key is painted late", "x", raw, "Go? (y/n) ", "n",
-			[]step{{"", "n"}, {"working", ""}, {"Go? (y/n) n", "\r"}}},
-		{"its first key shows in the row below the line that asks", "x", raw, "(a)bort, (c)ontinue, (e)dit:\r\n", "c",
-			[]step{{"", "c"}, {"", ""}, {"(a)bort, (c)ontinue, (e)dit:\r\nc", "\r"}}},
-		{"another question in the row below", "x", raw, "(a)bort, (c)ontinue, (e)dit:\r\n", "c",
-			[]step{{"", "c"}, {"(a)bort, (c)ontinue, (e)dit:\r\nDelete all? (y/n) ", ""}, {"", "…"}}},
-		{"other words in the row below", "x", raw, "(a)bort, (c)ontinue, (e)dit:\r\n", "c",
-			[]step{{"", "c"}, {"(a)bort, (c)ontinue, (e)dit:\r\nworking", ""}, {"", "…"}}},
-		{"it shows nothing of its first key", "x", raw, "\x1b[?25lGo? (y/n)\r\n\r\n", "y",
-			[]step{{"", "y"}, {"", ""}, {"", "…"}}},
-		{"gone", "x", reads, "Go? (y/n) ", "y",
-			[]step{{"done", "!the question is no longer on the screen as it was shown"}}},
-		{"another question", "x", reads, "Go? (y/n) ", "y",
-			[]step{{"Delete all? (y/n) ", "!the question is no longer on"}}},
-		{"pointer moves", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"}, {"", ""},
-			{menu(1, colours...), "\x1b[B"}, {menu(2, colours...), "\r"}}},
-		{"pointer stays", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"}, {"", "!the menu did not follow"}}},
-		{"pointer back", "x", raw, menu(2, colours...), "2", []step{{"", "\x1b[A"}, {menu(1, colours...), "\r"}}},
-		{"other menu", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"},
-			{menu(1, "Keep", "Delete", "Format"), "!the choice is no longer on the screen"}}},
-		{"menu gone", "x", raw, menu(0, colours...), "3", []step{{"", "\x1b[B"}, {"$ ", "!the menu did not follow"}}},
-		{"ticks", "x", raw, fmt.Sprintf(ticks, " ", " "), "1", []step{{"", " "}, {"", ""},
-			{fmt.Sprintf(ticks, "x", " "), "\r"}, {"", ""}, {"", "!the menu did not take the answer"}}},
-		{"taken", "claude", raw, dialog, "2", []step{{"", "2"}, {"", ""}, {fmt.Sprintf(box, ""), ""}}},
-		{"not taken", "claude", raw, dialog, "2",
-			[]step{{"", "2"}, {"", ""}, {"", "!the dialog did not take the answer"}}},
-		{"review", "claude", raw, fmt.Sprintf(toppings, " "), "1",
-			[]step{{"", "1"}, {fmt.Sprintf(toppings, "✔"), "\x1b[C"}, {"\x1b[?25l", ""},
-				{"\x1b[?25lReady to submit?\r\n\r\n❯ 1. Submit answers\r\n  2. Cancel\r\n", "1"}}},
-		{"next message", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"", "go on"}, {fmt.Sprintf(box, "go on"),
-			"\r"}}},
-		{"pasted", "claude", raw, "\x1b[?2004h" + fmt.Sprintf(box, ""), "go\non",
-			[]step{{"", "\x1b[200~go\non\x1b[201~"}}},
-		{"box gone", "claude", raw, fmt.Sprintf(box, ""), "go on",
-			[]step{{"$ ", "!there is no input box on the screen"}}},
-		{"dialog instead", "claude", raw, fmt.Sprintf(box, ""), "go on", []step{{"", "go on"}, {dialog,
-			"!a question is open"}}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, c.tool, c.state, c.asked, c.value)
-			id := s.q.rec.ID
-			for i, step := range c.steps {
-				if step.shows != "" {
-					s.shows(step.shows)
-				}
-				why, breaks := strings.CutPrefix(step.want, "!")
-				want, waited := strings.CutPrefix(step.want, "…")
-				late := breaks || waited || s.gate.phase == gateText
-				if breaks {
-					want = ""
-				}
-				if keys := s.typed(late); keys != want {
-					t.Fatalf("step %d types %q, want %q", i, keys, step.want)
-				}
-				r := storeView(t, s.st).Prompts[id]
-				if breaks &&
-					(s.gate != nil || r.Status != Failed || !strings.Contains(r.Reason, why)) {
-					t.Errorf("step %d: %s (%s), want %s", i, r.Status, r.Reason, why)
-				}
-			}
-		})
-	}
-	s := gateBench(t, "x", reads, "Go? (y/n) ", "y")
-	s.came.Add(1)
-	if s.typed(false) != "" {
-		t.Error("types while output is on its way")
-	}
-	s.came.Add(-1)
-	s.q.typedBy = "cli:local"
-	s.det.Feed([]byte("n\r\nGo? (y/n) "), time.Now())
-	if s.typed(true) != "" {
-		t.Error("types when the question was answered here and is asked again")
-	}
-	s = gateBench(t, "x", reads, "Go? (y/n) ", "y")
-	s.typed(false)
-	if got := storeView(t, s.st).Prompts[s.q.rec.ID]; got.Status != ReplyReceived {
-		t.Errorf("in the echo window it is %s", got.Status)
-	}
-	id := s.q.rec.ID
-	s.typed(true)
-	log, _ := os.ReadFile(filepath.Join(s.st.Dir, "audit.log"))
-	got := storeView(t, s.st).Prompts[id]
-	if got.Status != Resolved || !strings.Contains(string(log), `"REPLY_INJECTED"`) {
-		t.Errorf("typed, it is %s; audit:\n%s", got.Status, log)
-	}
-}
-
-// TestGateFirstKey: each kind of question gets its own keys and no others; where somebody pressed a key for it, or a hook
-// asks it, none.
-func TestGateFirstKey(t *testing.T) {
-	t.Parallel()
-	reads, raw := TTYState{ReadingYes, true, true, 0}, TTYState{ReadingYes, false, false, 0}
-	dialog := "Bash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l"
-	same := "\x1b[?25lPick:\r\n❯ Red\r\n  Red\r\n  Blue\r\n"
-	for _, c := range []struct {
-		name, tool   string
-		state        TTYState
-		asked, value string
-		change       func(*session)
-		want, why    string
-	}{
-		{"enter", "x", reads, "Press Enter to continue", "enter", nil, "\r", ""},
-		{"text", "x", reads, "Your name: ", "Ada", nil, "Ada\r", ""},
-		{"text of two lines", "x", reads, "Your name: ", "A\nB", nil, "A B\r", ""},
-		{"no text", "x", reads, "Your name: ", enterAlone, nil, "\r", ""},
-		{"the word enter", "x", reads, "Your name: ", "enter", nil, "enter\r", ""},
-		{"a guess, enter", "x", reads, "something odd", "enter", nil, "\r", ""},
-		{"a guess, text", "x", reads, "something odd", "hello", nil, "hello\r", ""},
-		{"a guess, escape", "x", reads, "something odd", "esc", nil, "\x1b", ""},
-		{"a dialog, escape", "claude", raw, dialog, "esc", nil, "\x1b", ""},
-		{"the same words twice", "x", raw, same, "2", nil, "\x1b[B", ""},
-		{"a key was pressed", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.typedBy = "cli:local" }, "",
-			"somebody pressed a key"},
-		{"a hook's", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.q.screen = nil }, "",
-			"answered by the hook alone"},
-		{"no such choice", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.gate.value = "q" }, "", "no choice q"},
-		{"writing", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.inFlight = true }, "", ""},
-		{"keys to write", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.typing = []byte("a") }, "", ""},
-		{"the program writes", "x", reads, "Go? (y/n) ", "y", func(s *session) { s.came.Add(1) }, "",
-			"keeps writing"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, c.tool, c.state, c.asked, c.value)
-			id := s.q.rec.ID
-			if c.change != nil {
-				c.change(s)
-			}
-			got := s.typed(c.want == "")
-			r := storeView(t, s.st).Prompts[id]
-			if got != c.want || c.why == "" && r.Status != ReplyReceived ||
-				c.why != "" && (r.Status != Failed || !strings.Contains(r.Reason, c.why)) {
-				t.Errorf("types %q, %s (%s); want %q %s", got, r.Status, r.Reason, c.want, c.why)
-			}
-		})
-	}
-}
-
-// TestGatePlace: a choice is found by its words wherever it stands; where they stand twice, only in the place where they
-// were shown.
-func TestGatePlace(t *testing.T) {
-	list := func(names ...string) *Prompt {
-		p := &Prompt{}
-		for _, name := range names {
-			p.Choices = append(p.Choices, Choice{Label: name})
-		}
-		return p
-	}
-	for _, c := range []struct {
-		shown, now *Prompt
-		i, want    int
-	}{
-		{list("a", "b", "c"), list("a", "b", "c"), 1, 1},
-		{list("a", "b", "c"), list("c", "b", "a"), 0, 2},
-		{list("a", "b", "c"), list("b", "c", "d"), 2, 1},
-		{list("a", "b", "c"), list("x", "y"), 1, -1},
-		{list("a", "b", "a"), list("a", "b", "a"), 2, 2},
-		{list("a", "b", "a"), list("a", "a", "b"), 2, -1},
-		{list("a", "b", "a"), list("a", "a"), 2, -1},
-		{list("a", "b"), list("a", "b", "b"), 1, -1},
-	} {
-		g := &gate{q: &question{screen: c.shown}}
-		if got := g.locate(c.now, c.i); got != c.want {
-			t.Errorf("%v in %v: %d, want %d", c.shown.Choices[c.i], labels(c.now.Choices), got,
-				c.want)
-		}
-	}
-}
-
-// TestGateHeldBack: keys that were held back because output was waiting are typed once it has been looked at, each
-// once; what could not be written was not typed, and is not counted as an answer.
-func TestGateHeldBack(t *testing.T) {
-	raw, canon := TTYState{ReadingYes, false, false, 0}, TTYState{ReadingYes, true, true, 0}
-	menu := "\x1b[?25lPick a colour:\r\n❯ Red\r\n  Green\r\n"
-	down := "\x1b[?25lPick a colour:\r\n  Red\r\n❯ Green\r\n"
-	for _, c := range []struct {
-		name, asked, value, first, then, next string
-		state                                 TTYState
-	}{
-		{"line", "Go? (y/n) ", "y", "y\r", "", "", canon},
-		{"menu", menu, "2", "\x1b[B", down, "\r", raw},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "x", c.state, c.asked, c.value)
-			for range 3 {
-				s.gateStep()
-				if got := string(s.gate.keys); got != c.first {
-					t.Fatalf("%q, want %q", got, c.first)
-				}
-				s.gateWrote(write{p: s.gate.keys}, errUnread)
-			}
-			if got := s.typed(false); got != c.first {
-				t.Errorf("then %q, want %q", got, c.first)
-			}
-			if c.then != "" {
-				s.shows(c.then)
-				if got := s.typed(false); got != c.next {
-					t.Errorf("then %q, want %q", got, c.next)
-				}
-			}
-		})
-	}
-	s := gateBench(t, "x", canon, "Go? (y/n) ", "y")
-	id := s.q.rec.ID
-	s.gateStep()
-	s.gateWrote(write{p: s.gate.keys}, syscall.EIO)
-	log, err := os.ReadFile(filepath.Join(s.st.Dir, "audit.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := storeView(t, s.st).Prompts[id]
-	if r.Status != Failed || s.gate != nil || strings.Contains(string(log), "REPLY_INJECTED") {
-		t.Errorf("after a failed write it is %s (%s):\n%s", r.Status, r.Reason, log)
-	}
-}
-
-// A child that asks its terminal without end and reads no answer costs bounded memory.
-func TestRepliesAreBounded(t *testing.T) {
-	t.Parallel()
-	s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
-	s.gate = nil
-	s.tty = nil // answers are ours
-	for range 100 {
-		s.handleOutput(bytes.Repeat([]byte("\x1b[6n"), 1000), time.Now())
-	}
-	if n := len(s.typing); n == 0 || n > 2*maxHeld {
-		t.Errorf("%d bytes wait", n)
-	}
-}
-
-// TestGateLooksAgain: keys that the writer has not taken are not written after output has come: the gate looks again.
-func TestGateLooksAgain(t *testing.T) {
-	s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
-	s.gateStep()
-	if _, ready := s.nextWrite(); !ready {
-		t.Fatal("nothing is to be written")
-	}
-	s.tty = os.Stdin // replies are the host's
-	s.handleOutput([]byte("\r\nErase the disk? (y/n) "), time.Now())
-	if w, ready := s.nextWrite(); ready {
-		t.Errorf("%q is written at what came", w.p)
-	}
-	s.came.Add(int64(len("\r\nErase the disk? (y/n) "))) // as the reader had counted it
-	if got := s.typed(true); got != "" || s.gate != nil {
-		t.Errorf("then %q is typed", got)
-	}
-}
-
-// TestStopIsNoAnswer: ^Z is nobody's answer where it stops the tool, so that a tap after it counts; any other key may be.
-func TestStopIsNoAnswer(t *testing.T) {
-	for _, c := range []struct {
-		keys    string
-		resumes bool
-		by      string
-	}{
-		{"\x1a", true, ""},
-		{"\x1a", false, "cli:local"},
-		{"y", true, "cli:local"},
-	} {
-		s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
-		s.host.Resumes = c.resumes
-		s.noteKeys(typedKeys{keys: []byte(c.keys), at: time.Now()})
-		if s.q.typedBy != c.by {
-			t.Errorf("%q, resumed %v: typed by %q, want %q", c.keys, c.resumes, s.q.typedBy, c.by)
-		}
-	}
-}
-
-// TestWriterKeepsTheAnswer: an answer that the writer has been handed is not written when output has come since it was
-// chosen, even if the screen has got that meanwhile.
-func TestWriterKeepsTheAnswer(t *testing.T) {
-	s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
-	s.gateStep()
-	w, ready := s.nextWrite()
-	if !ready {
-		t.Fatal("nothing is to be written")
-	}
-	s.handedOver(w)
-	s.tty = os.Stdin // replies are the host's
-	s.came.Add(1)
-	s.handleOutput([]byte("!"), time.Now())
-	writes := make(chan write, 1)
-	writes <- w
-	close(writes)
-	s.writePTY(writes) // to write would panic: this terminal cannot
-	for s.inFlight {
-		(<-s.events)()
-	}
-	if s.gate == nil || len(s.gate.keys) > 0 {
-		t.Errorf("the gate after it: %v", s.gate)
-	}
-}
-
-// TestGateFollowsTheTerminal: whether Enter ends an answer of one key is for the terminal as it is when that is typed;
-// a line that is edited gets it, a program that shows nothing has taken the key.
-func TestGateFollowsTheTerminal(t *testing.T) {
-	t.Parallel()
-	raw := TTYState{Reading: ReadingYes}
-	cooked := TTYState{Reading: ReadingYes, Canonical: true, Echo: true}
-	busy := TTYState{Reading: ReadingBusy}
-	for _, c := range []struct {
-		name  string
-		when  TTYState // as the answer is typed
-		first string
-		after TTYState // then
-		shows string
-		then  string
-		end   State
-	}{
-		{"takes lines now", cooked, "y\r", cooked, "y\r\n", "", Resolved},
-		{"takes keys", raw, "y", raw, "y\r\n", "", Resolved},
-		{"takes keys and works on", raw, "y", busy, "y", "", Resolved},
-		{"edits a line", raw, "y", raw, "y", "\r", Resolved},
-		{"takes it and shows nothing", raw, "y", raw, "", "", Resolved},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "generic", raw, "\x1b[?1049h\x1b[HContinue? [y/n] ", "y")
-			id := s.q.rec.ID
-			s.pty = ptyState{state: c.when}
-			if got := s.typed(false); got != c.first {
-				t.Fatalf("typed %q, want %q", got, c.first)
-			}
-			s.pty = ptyState{state: c.after}
-			s.det.Feed([]byte(c.shows), time.Now())
-			if got := s.typed(true); got != c.then {
-				t.Errorf("then typed %q, want %q", got, c.then)
-			}
-			for range 3 {
-				s.typed(true)
-			}
-			if got := storeView(t, s.st).Prompts[id]; got.Status != c.end {
-				t.Errorf("it is %s (%s), want %s", got.Status, got.Reason, c.end)
-			}
-		})
-	}
-}
-
-// TestGateTaken: a known tool's dialog that goes has taken the answer, with the hash of what stood there; one that stays
-// has not; the reason of a refusal that no hook takes is the tool's next message.
-func TestGateTaken(t *testing.T) {
-	dialog := strings.Repeat("─", 80) +
-		"\r\nBash command\r\n\r\n touch x\r\n\r\nDo you want to proceed?\r\n❯ 1. Yes\r\n" +
-		"  2. No\r\n\x1b[?25l"
-	for _, c := range []struct {
-		then string
-		want State
-		next int // texts that are to be typed afterwards
-	}{
-		{"working\r\n", Resolved, 1},
-		{dialog, Failed, 0},
-	} {
-		s := gateBench(t, "claude", TTYState{ReadingYes, false, false, 0}, dialog, "deny:use make")
-		id := s.q.rec.ID
-		if got := s.typed(false); got != "2" {
-			t.Fatalf("types %q", got)
-		}
-		s.shows(c.then)
-		for range 3 {
-			s.typed(true)
-		}
-		v := storeView(t, s.st)
-		r := v.Prompts[id]
-		if r.Status != c.want || s.gate != nil || len(v.Inputs) != c.next {
-			t.Errorf("%q: %s (%s), %d texts", c.then, r.Status, r.Reason, len(v.Inputs))
-		}
-		for _, in := range v.Inputs {
-			if in.Text != "use make" || in.Kind != "text" {
-				t.Errorf("the next message is %+v", in)
-			}
-		}
-		sha := digest([]byte(r.Shown))
-		if c.want == Resolved && r.ScreenSHA != sha || r.Shown == "" {
-			t.Errorf("stood there: %q, shown: %q", r.ScreenSHA, sha)
-		}
-	}
-}
-
-// TestGateAsksAnew: a question that could not be answered because somebody pressed a key, and that still stands, is
-// asked again as a new prompt; what is gone is not.
-func TestGateAsksAnew(t *testing.T) {
-	for _, stands := range []bool{true, false} {
-		s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
-		s.q.typedBy = "cli:local"
-		if !stands {
-			s.shows("done\r\n")
-		}
-		if got := s.typed(true); got != "" || s.gate != nil {
-			t.Fatalf("typed %q", got)
-		}
-		p := s.det.Tick(s.pty.State(), time.Now().Add(time.Second))
-		if (p != nil) != stands {
-			t.Errorf("it stands: %v, asked again: %v", stands, p != nil)
-		}
-	}
-}
-
-// TestGateInputBox: a text goes only into an empty box: a draft is left alone; Enter comes only when the text stands in the box, a second time when it stayed, and no third time.
-func TestGateInputBox(t *testing.T) {
-	t.Parallel()
-	raw := TTYState{ReadingYes, false, false, 0}
-	box := func(draft string) string {
-		return strings.Repeat("─", 80) + "❯\u00a0" + draft + "\r\n" + strings.Repeat("─", 80) +
-			fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
-	}
-	listed := func(row, draft string) string { // the tool's list of commands above the box, the pointer at its first
-		line := strings.Repeat("─", 80)
-		return "  ❯ " + row + "\r\n    /copy         Copy it\r\n" + line + "❯\u00a0" + draft + "\r\n" + line +
-			fmt.Sprintf("\x1b[4;%dH", 3+len(draft))
-	}
-	const keep = "keep" // the screen as it is
-	type step struct {
-		shows string
-		late  bool
-		want  string // what is typed; "!…": refused, for this reason; "done"
-	}
-	for _, c := range []struct {
-		name, text string
-		steps      []step
-	}{
-		{"empty", "go on",
-			[]step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
-		{"draft", "go on", []step{{box("abc"), true, "!there is a draft"}}},
-		{"draft of two rows", "go on",
-			[]step{{strings.Repeat("─", 80) + "❯\u00a0abc\r\n  def\r\n" + strings.Repeat("─", 80) + "\x1b[3;6H", true,
-				"!there is a draft"}}},
-		{"pasted draft", "go on", []step{{box("[Pasted text #1]"), true, "!there is a draft"}}},
-		{"a dialog", "go on",
-			[]step{{"Do you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l", true, "!" + questionOpen}}},
-		{"not shown", "go on", []step{{box(""), false, "go on"}, {keep, true, "!does not show in the input box"}}},
-		{"not taken", "go on",
-			[]step{{box(""), false, "go on"}, {box("go on"), true, "\r"}, {keep, false, ""}, {keep, true, "\r"},
-				{keep, true, "!was not taken"}}},
-		{"word behind a slash", "/x y", []step{{box(""), false, "\\/x y"}}},
-		{"path and more", "/tmp/x is a path", []step{{box(""), false, "/tmp/x is a path"}}},
-		{"path", "/tmp/x", []step{{box(""), false, "/tmp/x "}}},
-		{"command of the tool's", "//compact", []step{{box(""), false, "/compact"}, {box("/compact"), true, "\r"},
-			{box(""), false, ""}, {keep, true, "done"}}},
-		{"command that became another", "//compact", []step{{box(""), false, "/compact"}, {box("/compact"), true, "\r"},
-			{box("/review"), false, ""}, {keep, true, "!made “/review” of it"}}},
-		{"command in the list", "//compact", []step{{box(""), false, "/compact"},
-			{listed("/compact      Free up context", "/compact"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
-		{"another name of a command", "//cost", []step{{box(""), false, "/cost"},
-			{listed("/usage (cost)  Show the cost", "/cost"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
-		{"beginning of a command", "//comp", []step{{box(""), false, "/comp"},
-			{listed("/compact      Free up context", "/comp"), true, "\x05\x15"}, {box(""), false, ""},
-			{keep, true, "!nothing was sent: for /comp claude would take /compact"}}},
-		{"beginning that stays", "//comp", []step{{box(""), false, "/comp"},
-			{listed("/compact      Free up context", "/comp"), true, "\x05\x15"}, {keep, true, "!still stands in the input box"}}},
-		{"command and more", "//comp it all", []step{{box(""), false, "/comp it all"},
-			{listed("/compact      Free up context", "/comp it all"), true, "\r"}, {box(""), false, ""}, {keep, true, "done"}}},
-		{"command that is not taken", "//x", []step{{box(""), false, "/x"}, {box("/x"), true, "\r"}, {keep, true, "\r"},
-			{keep, true, "\x05\x15"}, {box(""), false, ""}, {keep, true, "!claude does not take /x"}}},
-		{"command that asks", "//model", []step{{box(""), false, "/model"}, {box("/model"), true, "\r"},
-			{"Select model\r\n\r\n❯ 1. Opus\r\n  2. Haiku\r\n\r\nEnter to confirm · Esc to exit\x1b[3;1H", true, ""},
-			{keep, true, "done"}}},
-		{"path of a picture", "/tmp/1.png", []step{{box(""), false, "/tmp/1.png "}, {box("[Image #1]"), true, "\r"},
-			{box(""), false, ""}, {keep, true, "done"}}},
-		{"comment", "// x", []step{{box(""), false, "// x"}}},
-		{"bang", "!x", []step{{box(""), false, " !x"}}},
-		{"hash", "#x", []step{{box(""), false, " #x"}}},
-		{"backslash", "x\\", []step{{box(""), false, "x\\ "}}},
-		{"plain", "x!", []step{{box(""), false, "x!"}}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "x", TTYState{ReadingYes, true, true, 0}, "Go? (y/n) ", "y")
-			s.q = nil
-			s.adapter = adapterFor("claude")
-			s.pty = ptyState{state: raw}
-			s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
-			r := &InputRecord{
-				Head:      Head{ID: newID()},
-				SessionID: s.rec.ID,
-				Kind:      "text",
-				By:        "telegram:1001",
-				Text:      c.text,
-				Status:    "queued",
-			}
-			s.gate = newInputGate(r)
-			for i, step := range c.steps {
-				if step.shows != keep {
-					s.shows(step.shows)
-				}
-				if strings.HasPrefix(step.want, "!does not show") {
-					s.gate.until = time.Now().Add(-submitTime - time.Second)
-					s.gateStep()
-				}
-				keys := ""
-				if s.gate != nil {
-					keys = s.typed(step.late)
-				}
-				why, refused := strings.CutPrefix(step.want, "!")
-				now := storeView(t, s.st).Inputs[r.ID]
-				switch {
-				case refused:
-					if keys != "" || s.gate != nil || now == nil || now.Status != "refused" ||
-						!strings.Contains(now.Reason, why) {
-						t.Errorf("step %d: types %q, %+v", i, keys, now)
-					}
-				case step.want == "done":
-					if keys != "" || s.gate != nil || now == nil || now.Status != "done" {
-						t.Errorf("step %d: types %q, %+v", i, keys, now)
-					}
-				case keys != step.want || s.gate == nil || now != nil:
-					t.Fatalf("step %d: types %q, want %q; %+v", i, keys, step.want, now)
-				}
-			}
-		})
-	}
-}
-
-// TestTextMeetsAQuestion: Enter follows a text only while nothing is asked: a question that comes between the two is not
-// answered by it, wherever the text stands.
-func TestTextMeetsAQuestion(t *testing.T) {
-	line := TTYState{ReadingYes, true, true, 0}
-	raw := TTYState{ReadingYes, false, false, 0}
-	unknown := TTYState{ReadingUnknown, false, false, 0}
-	menu := "Allow access?\r\n❯ 1. Yes\r\n  2. No\r\n"
-	for _, row := range []struct {
-		name  string
-		tty   TTYState
-		shows string
-		want  string
-	}{
-		{"echo", line, "$ go on", "\r"},
-		{"no echo", line, "$ ", "\r"},
-		{"menu below the text", raw, "go on\r\n" + menu + "\x1b[?25l", ""},
-		{"menu with the cursor at the text", raw, "go on\r\n" + menu + "\x1b[1;6H", ""},
-		{"menu that is not known for one", unknown, "go on\r\n" + strings.ReplaceAll(menu, "1. ", "") + "\x1b[?25l",
-			""},
-		{"yes or no", line, "$ go on\r\nDelete it? (y/n) ", ""},
-		{"yes or no in the same line", line, "$ go onDelete it? (y/n) ", ""},
-		{"name in the same line", line, "$ go onEnter the name of the branch: ", ""},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			s := gateBench(t, "x", line, "Go? (y/n) ", "y")
-			s.q = nil
-			s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
-			s.shows("$ ")
-			s.gate = newInputGate(&InputRecord{
-				Head:      Head{ID: newID()},
-				SessionID: s.rec.ID,
-				Kind:      "text",
-				By:        "telegram:1001",
-				Text:      "go on",
-				Status:    "queued",
-			})
-			if keys := s.typed(false); keys != "go on" {
-				t.Fatalf("types %q", keys)
-			}
-			s.pty = ptyState{state: row.tty}
-			s.shows(row.shows)
-			if keys := s.typed(true); keys != row.want {
-				t.Errorf("then types %q", keys)
-			}
-		})
-	}
-}
-
-// TestDraftIsWaitedFor: a text from the phone is not typed into a box that only looks empty because the tool has not
-// shown yet what somebody typed here; a draft that shows is left alone.
-func TestDraftIsWaitedFor(t *testing.T) {
-	box := strings.Repeat("─", 80) + "❯\u00a0%s\r\n" + strings.Repeat("─", 80) + "\x1b[2;3H"
-	for _, c := range []struct {
-		name, shows, want string
-		ago               time.Duration // since the last key
-	}{
-		{"nobody types", "", "hello", time.Hour},
-		{"just now", "", "", time.Second},
-		{"long ago", "", "hello", 5 * time.Second},
-		{"it shows", "half a dra", "", 5 * time.Second},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := gateBench(t, "claude", TTYState{ReadingYes, false, false, 0}, fmt.Sprintf(box, ""),
-				"x")
-			s.gate, s.q = nil, nil
-			s.lastKey = time.Now().Add(-c.ago)
-			s.shows(fmt.Sprintf(box, c.shows))
-			s.gate = newInputGate(&InputRecord{Text: "hello"})
-			if got := s.typed(false); got != c.want {
-				t.Errorf("types %q, want %q", got, c.want)
-			}
-		})
-	}
-}
-
-// ---- main.go: inputs from the phone ----
-// What is written on the phone is done in order; what is under way is waited for, not a reason to refuse.
-
-// inputBench is a session of claude with an empty input box, in which the phone wants these things: "kind text".
-func inputBench(t *testing.T, wants ...string) *session {
-	t.Helper()
-	s := gateBench(t, "claude", TTYState{ReadingYes, false, false, 0}, claudeBox(""), "x")
-	s.gate, s.q = nil, nil
-	s.shows(claudeBox(""))
-	for _, want := range wants {
-		kind, text, _ := strings.Cut(want, " ")
-		s.want(t, kind, text)
-	}
-	return s
-}
-
-// want has the phone want something of the session.
-func (s *session) want(t *testing.T, kind, text string) *InputRecord {
-	t.Helper()
-	r := &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: kind, Text: text, By: "telegram:1001",
-		ReplyTo: 7, WrittenAt: time.Now(), Status: "queued"}
-	if err := storeUpdate(s.st, r); err != nil {
-		t.Fatal(err)
-	}
-	r = storeView(t, s.st).Inputs[r.ID]
-	s.handleRecord(r)
-	return r
-}
-
-// claudeBox is claude's input box with that in it.
-func claudeBox(draft string) string {
-	rule := strings.Repeat("─", 80)
-	return rule + "❯\u00a0" + draft + "\r\n" + rule + fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
-}
-
-// became is what has become of the inputs, in the order in which they were wanted: "kind status: reason".
-func (s *session) became(t *testing.T) (list []string) {
-	t.Helper()
-	inputs := slices.SortedFunc(maps.Values(storeView(t, s.st).Inputs), func(a, b *InputRecord) int {
-		return cmp.Compare(a.Text, b.Text)
-	})
-	for _, r := range inputs {
-		list = append(list, strings.TrimSuffix(r.Kind+" "+r.Status+": "+r.Reason, ": "))
-	}
-	return list
-}
-
-// TestInputIsTypedOnce: a text is typed once, though its record changes while it waits, and while it is typed.
-func TestInputIsTypedOnce(t *testing.T) {
-	t.Parallel()
-	s := inputBench(t)
-	s.shows("loading")
-	r := s.want(t, "text", "1")
-	changes := func(thread int64) {
-		t.Helper()
-		changed := *r
-		changed.ThreadID = thread
-		if err := storeUpdate(s.st, &changed); err != nil {
-			t.Fatal(err)
-		}
-		s.handleRecord(storeView(t, s.st).Inputs[r.ID])
-	}
-	changes(1)
-	changes(2)
-	s.shows(claudeBox(""))
-	s.inputStep()
-	if s.gate == nil {
-		t.Fatal("it is not typed")
-	}
-	changes(3)
-	if len(s.inputs) > 0 {
-		t.Errorf("it is to be typed %d times more", len(s.inputs))
-	}
-}
-
-// TestInputsWaitTheirTurn: what is under way (an answer on its way, a program that does not read, a key at the keyboard,
-// a box that is not there yet) keeps an input waiting, in order, and refuses it only after a minute.
-func TestInputsWaitTheirTurn(t *testing.T) {
-	t.Parallel()
-	busy := TTYState{ReadingBusy, true, true, 0}
-	box := func(s *session) { s.shows(claudeBox("")) }
-	for _, c := range []struct {
-		name  string
-		begin func(*session) // what is under way
-		end   func(*session) // it is over
-		why   string
-	}{
-		{"an answer is to be typed", func(s *session) { s.q = &question{screen: &Prompt{}, decided: true} },
-			func(s *session) { s.q = nil }, "an answer is still on its way"},
-		{"a hook passes an answer on",
-			func(s *session) { s.q = &question{rec: PromptRecord{Status: ReplyReceived}} },
-			func(s *session) { s.q = nil }, "an answer is still on its way"},
-		{"no box yet", func(s *session) { s.shows("loading") }, box, "no input box on the screen"},
-		{"somebody types", func(s *session) { s.lastKey = time.Now() },
-			func(s *session) { s.lastKey = time.Time{} }, "somebody types at the keyboard"},
-		{"the program works", func(s *session) {
-			s.adapter, s.pty = adapterFor("x"), ptyState{state: busy}
-			s.shows("\x1b[H\x1b[J> ")
-		},
-			func(s *session) { s.pty = ptyState{state: TTYState{ReadingYes, true, true, 0}} }, "does not read its keyboard"},
-		{"a dialog comes", func(s *session) { s.shows("Do you want to proceed?\r\n❯ 1. Yes\r\n  2. No\r\n\x1b[?25l") },
-			box, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := inputBench(t)
-			c.begin(s)
-			first := s.want(t, "text", "1")
-			s.want(t, "keys", "ESC")
-			s.want(t, "screen", "a")
-			s.inputStep()
-			want := []string{"text queued", "keys queued", "screen done"}
-			if got := s.became(t); s.gate != nil || !slices.Equal(got, want) {
-				t.Fatalf("under way: %q", got)
-			}
-			if c.why != "" {
-				late := inputBench(t)
-				c.begin(late)
-				late.want(t, "text", "1").At = time.Now().Add(-inputTime)
-				late.inputStep()
-				if got := late.became(t)[0]; !strings.Contains(got, "refused: it waited 1m, and ") ||
-					!strings.Contains(got, c.why) {
-					t.Errorf("after a minute: %q", got)
-				}
-			}
-			c.end(s)
-			s.inputStep()
-			if s.gate == nil || s.gate.input.ID != first.ID || len(s.inputs) != 1 {
-				t.Errorf("over: %d wait", len(s.inputs))
-			}
-		})
-	}
-	s := inputBench(t, "text 1", "text 2", "keys ESC")
-	s.inputs[0].At = time.Now().Add(-inputTime)
-	s.q = &question{rec: PromptRecord{Status: AwaitingReply}}
-	s.inputStep()
-	want := []string{"text refused: " + questionOpen, "text refused: " + questionOpen, "keys done"}
-	if got := s.became(t); !slices.Equal(got, want) {
-		t.Errorf("with a question open: %q", got)
-	}
-}
-
-// TestKeysMeetANewQuestion: keys that were written before the open question was asked, or before anybody can have read
-// it, are not pressed for it, however late they come; all others are.
-func TestKeysMeetANewQuestion(t *testing.T) {
-	asked := time.Now()
-	for _, c := range []struct {
-		name    string
-		written time.Time
-		q       *question
-		want    string
-	}{
-		{"a second after", asked.Add(time.Second), &question{rec: PromptRecord{Status: AwaitingReply, CreatedAt: asked}},
-			"keys refused: you wrote that before this was asked"},
-		{"before it was sent", asked.Add(-time.Millisecond),
-			&question{rec: PromptRecord{Status: Created, CreatedAt: asked}},
-			"keys refused: you wrote that before this was asked"},
-		{"after", asked.Add(2 * time.Second), &question{rec: PromptRecord{Status: AwaitingReply, CreatedAt: asked}}, "keys done"},
-		{"no question", asked.Add(-time.Hour), nil, "keys done"},
-		{"an input box", asked.Add(-time.Hour),
-			&question{rec: PromptRecord{Prompt: Prompt{Idle: true}, Status: AwaitingReply, CreatedAt: asked}}, "keys done"},
-	} {
-		s := inputBench(t)
-		s.q = c.q
-		message := &message{From: &user{ID: 1001}}
-		in := &incoming{message: message, at: c.written}
-		r := in.input(&s.rec, "keys", "ENTER").record
-		if err := storeUpdate(s.st, r); err != nil {
-			t.Fatal(err)
-		}
-		s.handleRecord(r)
-		s.inputStep()
-		typed := strings.Contains(c.want, "done")
-		if got := s.became(t)[0]; got != c.want || len(s.typing) > 0 != typed {
-			t.Errorf("%s: %q, %q is typed", c.name, got, s.typing)
-		}
-	}
-}
-
-// slowState is a terminal whose state takes long to find out, as on a machine that has much to do.
-type slowState struct{ ptyState }
-
-func (p slowState) State() TTYState {
-	time.Sleep(2 * settle) // longer than until the next look is due
-	return p.state
-}
-
-// TestSlowLook: when the next look of the detector was due before this one was done the loop turns at once: a question
-// that has come meanwhile would not be asked before something else happens.
-func TestSlowLook(t *testing.T) {
-	s, _, _ := hookBench(t)
-	s.adapter = adapterFor("x")
-	s.det = newDetector(s.adapter, 30, 100, DetectOptions{})
-	s.pty = slowState{ptyState{state: TTYState{ReadingBusy, true, true, 0}}}
-	s.handleOutput([]byte("Continue? (y/n) "), time.Now().Add(-settleQuiet))
-	s.next = time.Now().Add(reapEvery)
-	s.detect()
-	if wait := time.Until(s.next); wait > 0 {
-		t.Errorf("the loop turns in %s", wait)
-	}
-	s.next = time.Now().Add(reapEvery)
-	s.turnBy(time.Now().Add(-time.Millisecond)) // the gate's, which was late to say so
-	if wait := time.Until(s.next); wait > 0 {
-		t.Errorf("the loop turns in %s for what was due", wait)
-	}
-}
-
-// TestStop: /stop presses the tool's own key once, a second time only where the tool asks for that, is done when the turn
-// is over, and presses nothing where there is none; texts that still wait are not typed any more.
-func TestStop(t *testing.T) {
-	t.Parallel()
-	idle, working := "\x1b]7501;state=idle\x1b\\", "\x1b]7501;state=working\x1b\\"
-	type step struct {
-		shows string // what the tool does then
-		late  bool   // its time is over
-		keys  string // what is typed
-		want  string // what has become of it, "" it goes on
-	}
-	for _, c := range []struct {
-		name, tool string
-		steps      []step
-	}{
-		{"works", "claude", []step{{working, false, "\x1b", ""}, {working, false, "", ""}, {idle, false, "", "done"}}},
-		{"a dialog", "claude", []step{{"\x1b]7501;state=blocked:kind=permission\x1b\\", false, "\x1b", ""},
-			{idle, false, "", "done"}}},
-		{"idle", "claude", []step{{idle, false, "", "refused: claude is not working"}}},
-		{"goes on", "claude", []step{{working, false, "\x1b", ""}, {working, true, "", "refused: the key was pressed, but"}}},
-		{"asks for it twice", "opencode", []step{{"\x1b[24;1H  ■■⬝⬝  esc interrupt", false, "\x1b", ""},
-			{"\x1b[24;1H  ■■⬝⬝  esc again to interrupt", false, "\x1b", ""}, {"", false, "", ""},
-			{"\x1b[H\x1b[J", false, "", "done"}}},
-		{"any program", "x", []step{{"", false, "\x03", "done"}}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := inputBench(t)
-			s.adapter, s.rec.Tool = adapterFor(c.tool), c.tool
-			s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
-			for i, step := range c.steps {
-				s.det.Feed([]byte(step.shows), time.Now())
-				s.det.Look(s.pty.State(), time.Now())
-				if i == 0 {
-					s.want(t, "text", "0")
-					s.inputs[0].At = time.Now().Add(-time.Second)
-					s.q = &question{decided: true, rec: PromptRecord{Prompt: Prompt{Idle: true}}}
-					s.want(t, "stop", "1")
-					s.inputStep()
-					s.q = nil
-				}
-				if step.late {
-					s.halt.until = time.Now()
-				}
-				if i > 0 {
-					s.inputStep()
-				}
-				keys := string(s.typing)
-				s.typing = nil
-				got := s.became(t)
-				want := "stop " + cmp.Or(step.want, "queued")
-				if keys != step.keys || !strings.HasPrefix(got[1], want) {
-					t.Fatalf("step %d types %q: %q, want %q", i, keys, got[1], step.want)
-				}
-				if got[0] != "text refused: /stop came before it could be typed" {
-					t.Error(got[0])
-				}
-			}
-		})
-	}
-}
-
-// TestDense: a screen is shown without the blanks around it.
-func TestDense(t *testing.T) {
-	for screen, want := range map[string]string{
-		"":                                 "",
-		"\n \n\u00a0\n":                    "",
-		"\n\n  a  \n\n \n\nb\u00a0\nc\n\n": "  a\n\nb\nc",
-	} {
-		if got := dense(screen); got != want {
-			t.Errorf("%q becomes %q, want %q", screen, got, want)
-		}
-	}
-}
-
-// TestInputFile: a file is typed as the path where it was put, with what was written below it, once it has come; of
-// several each is a text of its own, in order; a file that cannot be fetched is refused with the reason, and nothing is typed for it.
-func TestInputFile(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		files  string // a letter for each file: "-", "_" no caption
-		came   string // a letter for each: + it has, - it cannot be fetched, . it is on its way
-		want   string // what the gate types, "" nothing
-		became []string
-	}{
-		{"one", "-", "+", "/f/0 c0", []string{"queued"}},
-		{"without words", "_", "+", "/f/0 (from the phone)", []string{"queued"}},
-		{"on its way", "-", ".", "", []string{"queued"}},
-		{"not to be had", "-", "-", "", []string{"refused: the file could not be fetched: gone"}},
-		{"several", "--", "+.", "/f/0 c0", []string{"queued", "queued"}},
-		{"the first on its way", "--", ".+", "", []string{"queued", "queued"}},
-		{"the first not to be had", "--", "-+", "/f/1 c1",
-			[]string{"refused: the file could not be fetched: gone", "queued"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := inputBench(t)
-			s.files = map[string]fetched{}
-			for i, kind := range c.files {
-				r := &InputRecord{Head: Head{ID: fmt.Sprint(i)}, SessionID: s.rec.ID, Kind: "file", By: "telegram:1001",
-					Text: fmt.Sprint("c", i), Status: "queued", File: &FileRef{}}
-				if kind == '_' {
-					r.Text = ""
-				}
-				if err := storeUpdate(s.st, r); err != nil {
-					t.Fatal(err)
-				}
-				r = ref(*storeView(t, s.st).Inputs[r.ID])
-				s.inputs = append(s.inputs, r)
-				switch c.came[i] {
-				case '+':
-					s.files[r.ID] = fetched{path: fmt.Sprint("/f/", i), size: 9, sha: "sha256:x"}
-				case '-':
-					s.files[r.ID] = fetched{err: errors.New("gone")}
-				}
-			}
-			s.inputStep()
-			got := ""
-			if s.gate != nil {
-				got = s.gate.text
-			}
-			if became := s.became(t); got != c.want || len(became) != len(c.became) {
-				t.Fatalf("types %q, %q", got, became)
-			}
-			for i, want := range c.became {
-				r := storeView(t, s.st).Inputs[fmt.Sprint(i)]
-				if became := strings.TrimSuffix(r.Status+": "+r.Reason, ": "); became != want {
-					t.Errorf("file %d: %q, want %q", i, became, want)
-				}
-			}
-			audited := strings.Contains(auditText(t, s.st), `"file_len":9,"file_sha256":"sha256:x"`)
-			if audited != (c.want != "") {
-				t.Errorf("audited: %v", audited)
-			}
-		})
-	}
-}
-
-// TestMarkBreaksNoStream: a mark at a message is no message, so the stream goes on in its own; any other breaks it.
-func TestMarkBreaksNoStream(t *testing.T) {
-	s := inputBench(t)
-	s.cfg.Stream, s.cfg.MaxChars = true, 3500
-	s.stream.text, s.stream.shown = "some output\n", "some output"
-	s.notify(Notice{ReplyTo: 7, Done: true})
-	if s.stream.until != 0 {
-		t.Error("a mark breaks the stream")
-	}
-	s.notify(Notice{Text: "ended"})
-	if s.stream.until == 0 {
-		t.Error("a message does not break the stream")
-	}
-}
-
-// TestInputsEndWithTheProgram: what was still to be done when the program ended is refused, and says so.
-func TestInputsEndWithTheProgram(t *testing.T) {
-	s := inputBench(t, "text 1", "text 2")
-	s.endInputs()
-	for _, got := range s.became(t) {
-		if got != "text refused: the program ended first" {
-			t.Error(got)
-		}
-	}
 }
 
 // ---- the whole program: sessions ----
 // A tap does what was read, and silence does nothing.
+
+// TestKeysOfAnAnswer: each kind of question gets the keys that its program takes for that answer, and no others.
+func TestKeysOfAnAnswer(t *testing.T) {
+	playRows(t, "typed.txt", "paint a\nasked\nanswer ANSWER\ngets TYPED\nends resolved")
+}
+
+// TestWaitingDecidesNothing: what nobody answers gets a refusal where one is known, Enter where it is bare, else nothing.
+func TestWaitingDecidesNothing(t *testing.T) {
+	playRows(t, "waiting.txt", "config timeout_seconds = 1\nconfig permission_timeout_seconds = 1\nconfig stuck_timeout_seconds = 0.5\n"+
+		"paint a\nasked\ngets TYPED\nends expired no answer in 1 s")
+}
+
+// playRows plays the steps for each row of a table: its screen is "a", its mode comes first, and its other columns stand for
+// their names in capitals.
+func playRows(t *testing.T, file, steps string) {
+	needUnix(t)
+	t.Parallel()
+	beside(t, table(t, file), func(t *testing.T, r row) {
+		lines := strings.NewReplacer("paint a", r["mode"]+"\npaint a", "ANSWER", r["answer"],
+			"TYPED", strconv.Quote(r["typed"])).Replace(steps)
+		playScene(t, map[string]string{"": lines, "a": r["screen"]})
+	})
+}
+
+// TestScenes: what is typed at a program is what somebody decided about what they saw.
+func TestScenes(t *testing.T) {
+	for _, file := range inFolder("testdata/scenes", "*.txt") {
+		name := filepath.Base(file)
+		t.Run(name, func(t *testing.T) { playScenes(t, "scenes/"+name) })
+	}
+}
 
 // TestExitCodes holds the wrapper's exit code against what a shell would say.
 func TestExitCodes(t *testing.T) {
@@ -4399,52 +2682,6 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// TestCrashed: only what the system says was ended by a signal has crashed, and not what the operator interrupted; the
-// phone's last message says the same as the state.
-func TestCrashed(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	const waits = "echo ready; exec cat"
-	for _, row := range []struct {
-		name   string
-		script string
-		keys   string // typed here
-		phone  string // written there
-		code   int
-		status string
-		says   string
-	}{
-		{"an exit status of 255", "exit 255", "", "", 255, "completed", "ended with exit 255"},
-		{"one as of a signal", "exit 142", "", "", 142, "completed", "ended with exit 142"},
-		{"a fault", "ulimit -c 0; kill -SEGV $$", "", "", 139, "crashed", "crashed: segmentation fault"},
-		{"killed", "kill -KILL $$", "", "", 137, "crashed", "crashed: killed"},
-		{"^C here", waits, "\x03", "", 130, "terminated", "was ended"},
-		{"^\\ here", "ulimit -c 0; " + waits, "\x1c", "", 131, "terminated", "was ended"},
-		{"^C from the phone", waits, "", "/keys CTRL_C", 130, "terminated", "was ended"},
-		{"/stop", waits, "", "/stop", 130, "terminated", "was ended"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			p := newBotAPI(t)
-			dir := home(t, p.config(""))
-			x := bridge(t, dir, "run", "bash", "-c", row.script)
-			if row.keys+row.phone != "" {
-				x.sees("ready")
-				p.shows("started", "")
-				x.types(row.keys)
-			}
-			if row.phone != "" {
-				p.writes(row.phone, 0)
-			}
-			x.exits(row.code)
-			p.shows("bash "+row.says+" · ", "")
-			if r := theSession(t, storeAt(t, dir)); r.Status != row.status {
-				t.Errorf("recorded as %q", r.Status)
-			}
-		})
-	}
-}
-
 // TestRecordingStays: a run whose tool cannot be found, or not be run, leaves an old recording as it was, and makes no new one.
 func TestRecordingStays(t *testing.T) {
 	t.Parallel()
@@ -4463,86 +2700,6 @@ func TestRecordingStays(t *testing.T) {
 			t.Errorf("%s: %q, %v; there is %q", tool, text, err, inFolder(dir, "*"))
 		}
 	}
-}
-
-// TestAnswered runs shell programs and answers them in every way there is.
-func TestAnswered(t *testing.T) {
-	t.Parallel()
-	phoneConfig := func(p *botAPI) string {
-		return p.config("away_after_seconds = 1\nfree_text_enabled = true")
-	}
-	t.Run("tap", func(t *testing.T) {
-		t.Parallel()
-		p := newBotAPI(t)
-		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c",
-			`read -p "Continue? (y/n) " a; echo "got [$a]"`)
-		m := p.shows("Continue?", "Yes")
-		p.press(m, "Yes")
-		x.sees("got [y]")
-		x.exits(0)
-		m = p.shows(" · phone, ", "")
-		if len(m.buttons) > 0 {
-			t.Errorf("after the answer the message still has buttons: %v", m.buttons)
-		}
-	})
-	t.Run("keyboard", func(t *testing.T) {
-		t.Parallel()
-		p := newBotAPI(t)
-		x := bridge(t, home(t, phoneConfig(p)), "run", "bash", "-c",
-			`read -p "Continue? (y/n) " a; echo "got [$a]"; sleep 1`)
-		p.shows("Continue?", "Yes")
-		x.types("n\r")
-		x.sees("got [n]")
-		p.shows("keyboard", "")
-		x.exits(0)
-	})
-	t.Run("timeout", func(t *testing.T) {
-		t.Parallel()
-		p := newBotAPI(t)
-		dir := home(t, p.config("timeout_seconds = 2"))
-		x := bridge(t, dir, "run", "bash", "-c", `read -p "Really? [Y/n] " a; echo "got [$a]"`)
-		x.sees("got [n]")
-		x.exits(0)
-	})
-	t.Run("text", func(t *testing.T) {
-		t.Parallel()
-		p := newBotAPI(t)
-		dir := home(t, phoneConfig(p))
-		x := bridge(t, dir, "run", "bash", "-c", `read -p "Enter your name: " a; echo "got [$a]"`)
-		m := p.shows("Enter your name", "")
-		openPrompt(t, dir)
-		p.writes("Ada Lovelace", m.id)
-		x.sees("got [Ada Lovelace]")
-		x.exits(0)
-	})
-	t.Run("text in its topic", func(t *testing.T) {
-		t.Parallel()
-		p := newBotAPI(t)
-		p.topics = map[int64]string{}
-		dir := home(t, phoneConfig(p))
-		if err := storeAt(t, dir).NoteTopics(1001); err != nil {
-			t.Fatal(err)
-		}
-		x := bridge(t, dir, "run", "--name", "api", "bash", "-c",
-			`read -p "Enter your name: " a; echo "got [$a]"; read b`)
-		m := p.shows("Enter your name", "")
-		openPrompt(t, dir)
-		p.writesIn(m.thread, "Ada Lovelace", m.thread)
-		x.sees("got [Ada Lovelace]")
-		p.ended(m.id, saysPhone) // the end leaves time for little
-		x.types("\r")
-		x.exits(0)
-		p.await(t, "its topic is ended", func() bool { return p.topics[m.thread] == "✓ api · bash" })
-	})
-	t.Run("command", func(t *testing.T) {
-		t.Parallel()
-		dir := home(t, "")
-		x := bridge(t, dir, "run", "bash", "-c", `read -p "Continue? (y/n) " a; echo "got [$a]"`)
-		id := openPrompt(t, dir)
-		bridge(t, dir, "answer", shortID(id), "y").exits(0)
-		x.sees("got [y]")
-		x.exits(0)
-	})
 }
 
 // TestHungUp: when the terminal has gone, or who gave it to us, tool and wrapper end, whatever the tool ignores; nohup
@@ -4866,57 +3023,6 @@ func TestSession(t *testing.T) {
 			}
 		})
 	}
-	t.Run("reload", func(t *testing.T) {
-		t.Parallel()
-		p := newBotAPI(t)
-		dir := home(t, p.config(""))
-		x := bridge(t, dir, "run", "bash", "-c", `echo ready; sleep 60`)
-		x.sees("ready")
-		p.shows("started", "")
-		me, _ := os.FindProcess(x.pty.PID())
-		reload := func(config string) {
-			err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600)
-			if err != nil {
-				t.Fatal(err)
-			}
-			me.Signal(syscall.SIGHUP)
-		}
-		reload("timeout_seconds = 0\n")
-		p.shows("the settings stay as they were", "")
-		said, err := os.ReadFile(filepath.Join(dir, "atlasbridge.log")) // for who has no phone
-		if err != nil || !bytes.Contains(said, []byte("config.toml:1: timeout_seconds must be")) {
-			t.Errorf("the log: %s, %v", said, err)
-		}
-		reload(p.config("timeout_seconds = 77"))
-		comesTrue(t, "it is reloaded", func() bool {
-			return auditCount(t, dir, "CONFIG_RELOADED") > 0
-		})
-	})
-	t.Run("commands", func(t *testing.T) {
-		t.Parallel()
-		p := newBotAPI(t)
-		x := bridge(t, home(t, p.config("")), "run", "bash", "-c",
-			`echo look here; read line; echo "got [$line]"; sleep 60`)
-		x.sees("look here")
-		m := p.shows("started", "")
-		p.writes("/screen", 0)
-		p.shows("look here", "")
-		p.done(p.writes("/keys CTRL_A ENTER", 0))
-		x.sees("got [")
-		p.writes("/cancel", 0)
-		p.shows("End which program", "")
-		p.writes("/cancel "+sessionMark.FindStringSubmatch(m.text)[1], 0)
-		p.shows("ending the program", "")
-		x.exits(143)
-	})
-	t.Run("stream", func(t *testing.T) {
-		t.Parallel()
-		p := newBotAPI(t)
-		x := bridge(t, home(t, p.config("")), "run", "--stream", "seq", "100", "150")
-		x.exits(0)
-		p.shows("100\n101\n102", "")
-		p.shows("149\n150", "")
-	})
 }
 
 // TestStreamOfAnAgent: with --stream what an agent says reaches the phone when its turn ends, each word once, though
@@ -4974,81 +3080,6 @@ func rounds(t *testing.T) int {
 		fmt.Sscan(text, &n)
 	}
 	return n
-}
-
-// awaits waits for the question to be asked, nil when the screen shows that it was over sooner.
-func awaits(x *terminal, st *Store, text, over string) *PromptRecord {
-	x.t.Helper()
-	for deadline := time.Now().Add(patience()); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
-		v, err := st.View()
-		if err != nil {
-			x.t.Fatal(err)
-		}
-		for _, p := range v.Prompts {
-			if strings.HasSuffix(p.Question, text+" (y/n)") && p.Open() {
-				return p
-			}
-		}
-		gone := strings.Contains(x.shown(), over)
-		if gone {
-			return nil
-		}
-	}
-	x.t.Fatalf("never asked: %s; screen:\n%s", text, x.shown())
-	return nil
-}
-
-// TestVanished answers questions that go away by themselves at about the same time: what follows never gets the answer.
-// Nobody can look and type in one step. So what follows ignores the first 20 ms, as claude's dialogs do 100 to 200, but
-// not when it is run by hand for many rounds.
-func TestVanished(t *testing.T) {
-	t.Parallel()
-	n, early := rounds(t), ""
-	if os.Getenv("ATLASBRIDGE_TEST_ROUNDS") == "" {
-		early = "while read -t 0.2 -n 1 key; do :; done; " // more than a busy machine stands still
-	}
-	dir := home(t, "")
-	script := fmt.Sprintf(`for i in $(seq %d); do read -t 0.$((RANDOM %% 5 + 3)) -p "Q$i? (y/n) " a || echo; `+
-		early+`read -t 0.5 -p "$ " b; echo "after $i [$b]"; a=; b=; done`,
-		n)
-	x := bridge(t, dir, "run", "bash", "-c", script)
-	st, err := openStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	after := regexp.MustCompile(`after (\d+) \[(.*)\]`)
-	for i := 1; i <= n; i++ {
-		if p := awaits(x, st, fmt.Sprintf("Q%d?", i), fmt.Sprintf("after %d [", i)); p != nil {
-			<-time.After(time.Duration(rand.IntN(500)) * time.Millisecond)
-			st.Decide(cliAnswer(p, "y"), time.Now())
-		}
-		x.sees(fmt.Sprintf("after %d [", i))
-		for _, m := range after.FindAllStringSubmatch(x.shown(), -1) {
-			if m[2] != "" {
-				t.Errorf("after question %s came %q", m[1], m[2])
-			}
-		}
-	}
-	x.exits(0)
-}
-
-// TestAnswerRings: an answer from another terminal is told to the phone, with sound, and the question's message says
-// so.
-func TestAnswerRings(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	w, c, dir, _ := stageSession(t, "")
-	c.show("ask", "Continue? (y/n) ")
-	m := w.find("Continue?", yesButton)
-	p := promptOf(t, dir, "Continue?", func(p *PromptRecord) bool {
-		return p.Status == AwaitingReply
-	})
-	bridge(t, dir, "answer", shortID(p.ID), "y").exits(0)
-	c.reads("ask", "y\n")
-	w.where("the answer from elsewhere", func(m seen) bool {
-		return strings.Contains(m.text, "atlasbridge answer")
-	})
-	w.ended(m.id, regexp.MustCompile("Yes · atlasbridge answer, "))
 }
 
 // TestTextAboveAQuestionCounts: when anything above a question changes after it was shown, the old message's Yes types
@@ -5225,60 +3256,6 @@ func TestWhatIsSeenMovingIsTheSame(t *testing.T) {
 	})
 }
 
-// TestTextChangesWhileItIsTapped: a Yes that is tapped in the moment when the text above it changes is never read by
-// what asks about something else. Nobody can look and type in one step, so what comes in a screen's first 20 ms does
-// not count.
-func TestTextChangesWhileItIsTapped(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	first := regexp.MustCompile(`^\W*1\b`)
-	kinds := []struct {
-		before, after string
-		button        *regexp.Regexp
-	}{
-		{"\x1b[H\x1b[JDelete the file a.txt\r\n\r\nProceed? (y/n) ",
-			"\x1b[H\x1b[JDelete the file b.txt\r\n\r\nProceed? (y/n) ", yesButton},
-		{"\x1b[H\x1b[Jrm -rf ~/ x\r\nProceed? (y/n) ", "\x1b[H\x1b[Jrm -rf ~/x\r\nProceed? (y/n) ", yesButton},
-		{"\x1b[H\x1b[JProceed? (y/n) ", "\x1b[H\x1b[JErase the disk\r\n\r\n\r\nProceed? (y/n) ", yesButton},
-		{"\x1b[H\x1b[JFiles:\r\n1) keep\r\n2) delete\r\nChoose a number: ",
-			"\x1b[H\x1b[JFiles:\r\n1) delete\r\n2) keep\r\nChoose a number: ", first},
-		{"\x1b[?1049h\x1b[H\x1b[JCopy a to b\r\nProceed? (y/n) ", "\x1b[H\x1b[JCopy b to a\r\nProceed? (y/n) ",
-			yesButton},
-		{"ls /tmp\r\nProceed? (y/n) ", "\r\nrm -rf /home\r\nProceed? (y/n) ", yesButton},
-	}
-	numbers := make([]int, rounds(t))
-	for i := range numbers {
-		numbers[i] = i
-	}
-	beside(t, numbers, func(t *testing.T, i int) {
-		kind := kinds[i%len(kinds)]
-		w, c, dir, _ := stageSession(t, "")
-		c.show("a", kind.before)
-		m := w.where("the question", func(m seen) bool {
-			_, ok := m.choice(kind.button)
-			return ok
-		})
-		changed := make(chan struct{})
-		go func() {
-			defer close(changed)
-			<-time.After(time.Duration(rand.IntN(150)) * time.Millisecond)
-			c.show("b", kind.after)
-		}()
-		<-time.After(time.Duration(rand.IntN(150)) * time.Millisecond)
-		w.tap(m, kind.button)
-		<-changed
-		p := promptOf(t, dir, "", func(p *PromptRecord) bool { return p.MsgID == m.id && p.over() })
-		if p.Status == Resolved {
-			c.until("key", -1)
-		} else {
-			w.unanswered(m.id, saysReplaced, saysLost)
-		}
-		if keys := c.keysAt("b"); keys != "" {
-			t.Errorf("%q answers what was not shown", keys)
-		}
-	})
-}
-
 // TestNothingUnseenIsAllowed: an answer that grants comes with all of what it is about, or after "Show all" did.
 func TestNothingUnseenIsAllowed(t *testing.T) {
 	needUnix(t)
@@ -5343,70 +3320,6 @@ func TestNothingUnseenIsAllowed(t *testing.T) {
 	})
 }
 
-// TestWaitingDecidesNothing: what nobody answers gets a refusal where one is known, Enter where it is bare, else
-// nothing.
-func TestWaitingDecidesNothing(t *testing.T) {
-	needUnix(t)
-	needTool(t, "stty")
-	t.Parallel()
-	type row struct {
-		name  string
-		mode  string // "": a line is read; "raw"; "noecho"
-		text  string
-		typed string // a pattern of all that may be typed
-	}
-	pair := func(question, yes, no string) string { // as gum draws it
-		dim := "\x1b[38;5;59m"
-		return "\x1b[?25l\x1b[?2004h\r \x1b[1;38;5;99m" + question +
-			"\x1b[0m\x1b[K\r\n\x1b[K\r\n \x1b[48;5;212m   \x1b[0m" + "\x1b[38;5;230;48;5;212m" +
-			yes +
-			"\x1b[0m\x1b[48;5;212m   \x1b[0m  \x1b[48;5;235m   \x1b[0m\x1b[38;5;254;48;5;235m" +
-			no + "\x1b[0m\x1b[48;5;235m   \x1b[0m\x1b[K\r\n\x1b[K\r\n" + dim +
-			"←→ toggle • enter submit • y " + yes + " • n " + no + "\x1b[0m\x1b[K\x1b[100D"
-	}
-	beside(t, []row{
-		{"default 1", "", "1. deploy\r\n2. abort\r\nChoose [1]: ", `^(2\n)?$`},
-		{"default 1, no refusal", "", "1. staging\r\n2. production\r\nChoose [1]: ", `^$`},
-		{"j/N", "", "Fortfahren? (j/N) ", `^([nN]\n)?$`},
-		{"o/n", "", "Continuer ? (o/n) ", `^([nN]\n)?$`},
-		{"Y/n", "", "Really delete it? [Y/n] ", `^[nN]\n$`},
-		{"y/N", "", "Really delete it? (y/N) ", `^[nN]\n$`},
-		{"bare Enter", "", "Press Enter to continue", `^\n$`},
-		{"Enter wipes", "", "Press [ENTER] to wipe the disk or Ctrl-C to cancel", `^$`},
-		{"Da Net", "raw", "\x1b[?25lUdalit fajl?\r\n❯ Da\r\n  Net\r\n", `^(\x1b\[B)*$`},
-		{"Да Нет", "raw", "\x1b[?25lУдалить файл?\r\n❯ Да\r\n  Нет\r\n", `^(\x1b\[B)*$`},
-		{"execute", "raw", "\x1b[?25lRun the tool?\r\n✓ Yes, execute this tool\r\n✗ No\r\n", `^(\x1b\[B)*$`},
-		{"pair of buttons", "raw", pair("Commit changes?", "Yes", "No"), `^(\x1b\[C|\t)*[nN]?$`},
-		{"pair of buttons, German", "raw", pair("Änderungen verwerfen?", "Ja", "Nein"), `^(\x1b\[C|\t)*[nN]?$`},
-		{"password", "noecho", "Password: ", `^$`},
-		{"text", "", "Name: ", `^$`},
-		{"a letter", "", "Kind of disk to format (t): ", `^$`},
-		{"two letters", "", "Colour output [on]: ", `^$`},
-		{"install anyway", "raw", "\x1b[?25lThe signature does not match.\r\n❯ Check it again\r\n  No, install anyway\r\n", `^$`},
-		{"cancel all", "raw", "\x1b[?25l3 builds are running.\r\n❯ Let them run\r\n  Cancel all\r\n", `^$`},
-		{"connect anyway", "raw", "\x1b[?25lIs the key right?\r\n\r\n  [y] Yes   [n] No, connect anyway\r\n", `^$`},
-		{"choices unread", "raw", "\x1b[?25lWhich one? (use arrows)\r\n❯ staging\r\n  production\r\n", `^$`},
-	}, func(t *testing.T, row row) {
-		_, c, dir, _ := stageSession(t,
-			"timeout_seconds = 2\npermission_timeout_seconds = 2\nstuck_timeout_seconds = 0.5")
-		c.order(order{
-			Raw:    row.mode == "raw",
-			NoEcho: row.mode == "noecho",
-			Name:   "ask",
-			Write:  row.text,
-		})
-		promptOf(t, dir, "", func(p *PromptRecord) bool { return p.over() })
-		allowed := regexp.MustCompile(row.typed)
-		if !allowed.MatchString("") {
-			c.reads("ask", "\n")
-		}
-		<-time.After(1500 * time.Millisecond) // in which nothing more may come
-		if keys := c.keys(); !allowed.MatchString(keys) {
-			t.Errorf("%q was typed", keys)
-		}
-	})
-}
-
 // TestWaitingLeavesAPipeAlone: what is piped into a tool arrives as it is, whatever waits meanwhile.
 func TestWaitingLeavesAPipeAlone(t *testing.T) {
 	needUnix(t)
@@ -5448,83 +3361,6 @@ func TestWaitingLeavesAPipeAlone(t *testing.T) {
 	})
 }
 
-// TestTextSwitchedOff: with free_text_enabled = false the phone learns that a text is asked for and can press Enter or
-// leave it; a text from there is refused.
-func TestTextSwitchedOff(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	beside(t, []string{"enter", "leave", "text"}, func(t *testing.T, what string) {
-		w, c, _, _ := stageSession(t, "free_text_enabled = false")
-		c.show("ask", "Enter your name: ")
-		m := w.find("Enter your name", enterButton)
-		if _, ok := m.choice(leaveButton); !ok {
-			t.Errorf("it cannot be left: %v", m.buttons)
-		}
-		want := ""
-		switch what {
-		case "enter":
-			w.tap(m, enterButton)
-			c.reads("ask", "\n")
-			want = "\n"
-		case "leave":
-			w.tap(m, leaveButton)
-			w.settled(m.id)
-		case "text":
-			w.writes("Ada", m.id)
-			refuses := regexp.MustCompile(`(?i)✗|free.?text|switched off|nothing was done`)
-			w.where("that the text is refused", func(n seen) bool {
-				return n.id > m.id && refuses.MatchString(n.text)
-			})
-		}
-		if keys := c.keys(); keys != want {
-			t.Errorf("%q was typed, want %q", keys, want)
-		}
-	})
-}
-
-// TestPasswordIsTypedAtTheKeyboard: the phone learns that a password is asked for, without a button; a text from there and
-// `answer` are refused, the phone is asked to delete the text, and no file has it. At the keyboard it is typed.
-func TestPasswordIsTypedAtTheKeyboard(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	w := newBotAPI(t)
-	dir := home(t, w.config("free_text_enabled = true"))
-	x := bridge(t, dir, "run", "bash", "-c", `read -s -p "Password: " p; echo; echo "[${#p}]"`)
-	m := w.shows("Password:", "")
-	if len(m.buttons) > 0 || !strings.Contains(m.text, "type it at the keyboard") {
-		t.Errorf("%q %v", m.text, m.buttons)
-	}
-	p := promptOf(t, dir, "Password:", func(p *PromptRecord) bool { return p.Status == AwaitingReply })
-	refused := func(to int64) {
-		t.Helper()
-		id := w.writes("hunter2", to)
-		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d\}.*"✗ .*delete it`, id))
-	}
-	refused(m.id)
-	refused(0)
-	refused(m.id - 1) // to another message of ours
-	w.change(func() { w.dates = -60 })
-	refused(0) // it may not be meant for the question
-	w.change(func() { w.dates = 3 })
-	bridge(t, dir, "run", "sleep", "60")
-	comesTrue(t, "two sessions run", func() bool { return len(storeView(t, storeAt(t, dir)).Sessions) == 2 })
-	refused(0) // it names neither
-	code, _, told := cli(t, dir, "answer", shortID(p.ID), "hunter2")
-	if code != 1 || !strings.Contains(told, "at the keyboard alone") {
-		t.Errorf("answer exits with %d, %q", code, told)
-	}
-	x.types("abc\r")
-	x.sees("[3]")
-	x.exits(0)
-	refused(m.id) // it is over
-	for _, name := range []string{"state.jsonl", "audit.log"} {
-		text, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil || bytes.Contains(text, []byte("hunter2")) {
-			t.Errorf("%s: %v %s", name, err, text)
-		}
-	}
-}
-
 // TestPasswordToWhatIsNotRecorded: who replies with a password to a message that nobody knows was sent is asked to
 // delete it, too.
 func TestPasswordToWhatIsNotRecorded(t *testing.T) {
@@ -5540,47 +3376,25 @@ func TestPasswordToWhatIsNotRecorded(t *testing.T) {
 	x.sees("[3]")
 }
 
-// TestProgramEndsAsItIsAnswered: an answer that finds its program gone is "not delivered", never "answered".
+// TestProgramEndsAsItIsAnswered: an answer that finds its program gone is "not delivered", never "answered", also where
+// a child of the program holds the terminal.
 func TestProgramEndsAsItIsAnswered(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	check := func(t *testing.T, w *botAPI, dir string, id int64) {
-		p := promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.over() })
-		if p.Status != Failed {
-			t.Errorf("it is %s", p.Status)
-		}
-		if auditCount(t, dir, "REPLY_INJECTED") > 0 {
-			t.Error("the audit log has it as typed")
-		}
-		w.unanswered(id, saysLost)
+	w := newBotAPI(t)
+	c := newPuppet(t, "tool", "puppet")
+	dir := home(t, w.config("away_after_seconds = 0"))
+	bridge(t, dir, "run", "sh", "-c", `trap "" HUP; sleep 30 & exec "$0"`, c.tool)
+	c.show("ask", "Go? (y/n) ")
+	m := w.find("Go?", yesButton)
+	c.order(order{Exit: true})
+	c.until("gone", -1)
+	w.tap(m, yesButton)
+	awaitRecord(t, dir, "prompt", "failed", func(r record) bool { return r.str("status") == "failed" })
+	w.unanswered(m.id, saysLost)
+	if len(entries(t, dir, "REPLY_INJECTED")) > 0 {
+		t.Error("the audit log has it as typed")
 	}
-	beside(t, []string{"before it is known", "while its child holds the terminal"},
-		func(t *testing.T, moment string) {
-			w := newBotAPI(t)
-			c := newPuppet(t, "tool", "puppet")
-			dir := home(t, w.config("away_after_seconds = 0"))
-			if moment == "while its child holds the terminal" {
-				bridge(t, dir, "run", "sh", "-c", `trap "" HUP; sleep 30 & exec "$0"`, c.tool)
-				c.show("ask", "Go? (y/n) ")
-				m := w.find("Go?", yesButton)
-				c.order(order{Exit: true})
-				c.until("gone", -1)
-				w.tap(m, yesButton)
-				check(t, w, dir, m.id)
-				return
-			}
-			x := bridge(t, dir, "run", c.tool)
-			c.show("ask", "Go? (y/n) ")
-			m := w.find("Go?", yesButton)
-			id := openPrompt(t, dir)
-			x.stop(dir) // so that it learns of both at once
-			bridge(t, dir, "answer", shortID(id), "y")
-			promptOf(t, dir, "Go?", func(p *PromptRecord) bool { return p.NonceUsed })
-			c.order(order{Exit: true})
-			c.until("gone", -1)
-			x.resume()
-			check(t, w, dir, m.id)
-		})
 }
 
 // TestResumedAtItsEnd: a session that is stopped and resumed while it sends its last messages sends all of them.
@@ -5619,73 +3433,6 @@ func unlocked(t *testing.T, dir, name string) bool {
 	return lockFile(f) == nil
 }
 
-// TestPhoneIsNotTheKeyboard: keys and texts that come from the phone are recorded and shown as the phone's.
-func TestPhoneIsNotTheKeyboard(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	check := func(t *testing.T, w *botAPI, dir, text string, id int64) {
-		p := promptOf(t, dir, text, func(p *PromptRecord) bool {
-			return p.over() && (id == 0 || p.MsgID == id)
-		})
-		if by := decidedBy(p); by != "telegram:1001" {
-			t.Errorf("it is %s by %q", p.Status, by)
-		}
-		after := w.where("the outcome", func(m seen) bool {
-			return m.id == id && (saysPhone.MatchString(m.text) || saysKeyboard.MatchString(m.text))
-		})
-		if saysKeyboard.MatchString(after.text) {
-			t.Errorf("it says %s", after.text)
-		}
-	}
-	beside(t, []string{"/keys ENTER", "/keys TAB ENTER", "text"}, func(t *testing.T, what string) {
-		if what != "text" {
-			w, c, dir, _ := stageSession(t, "")
-			c.show("ask", "Continue? (y/n) ")
-			m := w.find("Continue?", yesButton)
-			w.writes(what, 0)
-			c.reads("ask", "\n")
-			c.show("over", "\x1b[H\x1b[Jworking on it\r\n")
-			check(t, w, dir, "Continue?", m.id)
-			return
-		}
-		w, c, dir, _ := claudeSession(t, "away_after_seconds = 0\nnotify_idle = true", play{})
-		c.until("done", -1)
-		p := promptOf(t, dir, "", func(p *PromptRecord) bool {
-			return p.Idle && p.Status == AwaitingReply
-		})
-		w.writes("go on", p.MsgID)
-		if r := c.until("message", -1); r.Text != "go on" {
-			t.Errorf("it got %q", r.Text)
-		}
-		check(t, w, dir, "", p.MsgID)
-	})
-}
-
-// TestPrintedStatusIsNotBelieved: what a shown file says about the state of the terminal neither silences a question
-// nor replaces its words.
-func TestPrintedStatusIsNotBelieved(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	message := base64.StdEncoding.EncodeToString([]byte("approve Bash: harmless"))
-	beside(t, []string{
-		"\x1b]7501;state=working:app=claude-code\a",
-		"\x1b]7501;state=working\x1b\\",
-		"\x1b]7501;state=blocked:app=claude-code:kind=permission:msg=" + message + "\a",
-		"\x1b]7501;state=done:app=claude-code\a\x1b]0;◐ Claude Code\a",
-	}, func(t *testing.T, printed string) {
-		w, c, _, _ := stageSession(t, "")
-		c.show("file", "$ cat notes\r\n"+printed+"some notes\r\n")
-		c.show("ask", "Delete all? (y/n) ")
-		m := w.find("Delete all?", yesButton)
-		w.tap(m, yesButton)
-		c.reads("ask", "y\n")
-		w.settled(m.id)
-		if strings.Contains(w.texts(), "harmless") {
-			t.Error("the phone shows the words of the file")
-		}
-	})
-}
-
 // TestNoKeyIsLost: whatever is typed arrives, all of it and in order, a question on the phone or not.
 func TestNoKeyIsLost(t *testing.T) {
 	needUnix(t)
@@ -5715,89 +3462,8 @@ func TestNoKeyIsLost(t *testing.T) {
 	})
 }
 
-// TestLateTap: who taps at a question that is over learns what became of it.
-func TestLateTap(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	exits := func(_ *terminal, c *puppet) { c.order(order{Exit: true}) }
-	waits := func(*terminal, *puppet) {}
-	for _, r := range []struct {
-		name, timeout, question string
-		button                  *regexp.Regexp
-		over                    func(*terminal, *puppet)
-		told                    string
-	}{
-		{"a default was typed", "1s", "Go on? (y/n) ", yesButton, waits, "is over: nobody answered by [0-9:]+$"},
-		{"nothing was typed", "1s", "Name: ", leaveButton, waits, "is over: nobody answered by [0-9:]+$"},
-		{"at the keyboard", "60s", "Go on? (y/n) ", yesButton, func(x *terminal, _ *puppet) { x.types("n\r") },
-			`already answered \(keyboard, [0-9:]+\)$`},
-		{"another is asked", "60s", "Go on? (y/n) ", yesButton,
-			func(_ *terminal, c *puppet) { c.show("other", "\r\x1b[KOverwrite it? (y/n) ") }, "is over: (replaced: the question changed|the question left the screen)$"},
-		{"the program ended", "60s", "Go on? (y/n) ", yesButton, exits, "is over: the program ended$"},
-	} {
-		t.Run(r.name, func(t *testing.T) {
-			t.Parallel()
-			w, c, dir, x := stageSession(t, "", "--timeout", r.timeout)
-			bridge(t, dir, "run", "sleep", "60") // listens, too
-			c.show("ask", r.question)
-			m := w.find(strings.TrimSpace(r.question), r.button)
-			r.over(x, c)
-			promptOf(t, dir, strings.TrimSpace(r.question), (*PromptRecord).over)
-			label, _ := m.choice(r.button)
-			if told := w.answer(w.tapped(m.id, m.buttons[label])); !regexp.MustCompile(r.told).MatchString(told) {
-				t.Errorf("it is told %q, want %s", told, r.told)
-			}
-		})
-	}
-}
-
-// TestAskAgain: a question that nobody answered and that still stands can be asked again, in a new message with buttons
-// of its own, and then be answered.
-func TestAskAgain(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	red := regexp.MustCompile(`(?i)red|^\W*1`)
-	w, c, _, _ := stageSession(t, "timeout_seconds = 3\npermission_timeout_seconds = 3")
-	c.show("ask", "Colours\r\n1) red\r\n2) green\r\nChoose a number: ")
-	m := w.where("the list", func(m seen) bool {
-		_, ok := m.choice(red)
-		return ok
-	})
-	over := w.find(saysExpiredWord(w, m.id), againButton)
-	<-time.After(time.Second) // what expired is not asked again by itself
-	if n := w.came("Choose a number"); n != 1 {
-		t.Errorf("%d messages ask the same, want 1", n)
-	}
-	w.tap(over, againButton)
-	n := w.where("it in a new message", func(n seen) bool {
-		_, ok := n.choice(red)
-		return ok && n.id != m.id
-	})
-	for label, data := range m.buttons {
-		if n.buttons[label] == data {
-			t.Errorf("button %q is the same in both messages", label)
-		}
-	}
-	w.tap(n, red)
-	c.reads("ask", "1\n")
-	if keys := c.keys(); keys != "1\n" {
-		t.Errorf("typed in all: %q", keys)
-	}
-}
-
-// saysExpiredWord waits until a message says that nobody answered, and returns the word for it.
-func saysExpiredWord(w *botAPI, id int64) string {
-	w.t.Helper()
-	m := w.where("that nobody answered", func(m seen) bool {
-		return m.id == id && overWord.MatchString(m.text)
-	})
-	return overWord.FindString(m.text)
-}
-
-var overWord = regexp.MustCompile(`(?i)⌛|nobody answered|no answer`)
-
 // ---- bench: sessions without a terminal ----
-// A session at the moment in which the gate is to type, or in which hooks wait.
+// What other areas still use of it.
 
 // bareSession is a session of the store that runs a tool, without a terminal.
 func bareSession(t *testing.T, st *Store, id, tool string) *session {
@@ -5816,104 +3482,320 @@ func bareSession(t *testing.T, st *Store, id, tool string) *session {
 	}
 }
 
-// ptyState is a terminal in a state, and nothing else.
-type ptyState struct {
-	PTY
-	state TTYState
-}
-
-func (p ptyState) State() TTYState { return p.state }
-
-func (p ptyState) Unread() int { return 0 }
-
-func (p ptyState) Modes() Modes { return Modes{Canonical: p.state.Canonical, Echo: p.state.Echo} }
-
-func (p ptyState) Waiting() int { return p.state.Waiting }
-
-func (p ptyState) TakeBack(int) bool { return false }
-
-// gateBench is a session at the moment when the gate is to type value: the screen has asked, the store has the answer.
-func gateBench(t *testing.T, tool string, state TTYState, asked, value string) *session {
-	t.Helper()
-	st := storeAt(t, home(t, ""))
-	s := bareSession(t, st, storeSession(t, st), tool)
-	s.cfg.EchoWindow = time.Hour
-	s.cfg.FreeText = true
-	s.pty = ptyState{state: state}
-	s.det = newDetector(s.adapter, 24, 80, DetectOptions{})
-	s.det.Feed([]byte(asked), time.Now())
-	p := s.det.Look(state, time.Now())
-	if p == nil {
-		t.Fatalf("%q asks nothing", asked)
-	}
-	s.det.cur = s.det.found
-	s.q = &question{screen: p}
-	s.create(s.q)
-	now, why, err := st.Decide(cliAnswer(&s.q.rec, value), time.Now())
-	if err != nil || why != "" {
-		t.Fatal(why, err)
-	}
-	s.handleRecord(&now)
-	s.questionStep()
-	if s.gate == nil {
-		t.Fatal("the gate is not to type")
-	}
-	return s
-}
-
-// typed is what the gate has typed since the last time; late: the time it gave the screen is over.
-func (s *session) typed(late bool) string {
-	switch {
-	case s.gate != nil && late:
-		s.gate.until = time.Now().Add(-time.Minute)
-	case s.gate != nil && s.gate.phase == gateLook:
-		s.gate.until = s.gate.until.Add(-inputLook) // what may be on its way has come
-	}
-	s.gateStep()
-	if s.gate == nil || len(s.gate.keys) == 0 {
-		return ""
-	}
-	keys := string(s.gate.keys)
-	s.gateWrote(write{p: []byte(keys), at: time.Now()}, nil)
-	return keys
-}
-
-// shows has the tool paint a screen.
-func (s *session) shows(screen string) { s.det.Feed([]byte("\x1b[H\x1b[J"+screen), time.Now()) }
-
-// hookBench is a session of claude in which a dialog for each command has a hook that waits, in this order.
-func hookBench(t *testing.T, commands ...string) (s *session, hooks []*question, unlock []func()) {
-	t.Helper()
-	st := storeAt(t, home(t, ""))
-	s = bareSession(t, st, storeSession(t, st), "claude")
-	s.cfg.NotifyIdle = true
-	s.hooked = true
-	s.pty = ptyState{state: TTYState{ReadingYes, false, false, 0}}
-	s.det = newDetector(s.adapter, 30, 100, DetectOptions{})
-	for i, command := range commands {
-		p := storePrompt(t, st, s.rec.ID, Created, func(p *PromptRecord) {
-			p.Source = "hook"
-			p.Tool = "Bash"
-			p.Subject = command
-			p.Permission = true
-			p.Type = MultipleChoice
-			p.Choices = []Choice{{Key: hookAllow, Label: "Yes"}, {Key: hookDeny, Label: "No"}}
-			p.SafeDefault = ref(hookDeny)
-			p.CreatedAt = time.Now().Add(time.Duration(i) * time.Millisecond)
-		})
-		release, err := st.HoldSession(p.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.handleRecord(p)
-		hooks, unlock = append(hooks, s.byID(p.ID)), append(unlock, release)
-	}
-	return s, hooks, unlock
-}
-
 func (st State) ended() bool { return next[st] == nil }
 
 func (p *PromptRecord) ended() bool { return p.Status.ended() }
+
+// claudeBox is claude's input box with that in it.
+func claudeBox(draft string) string {
+	rule := strings.Repeat("─", 80)
+	return rule + "❯\u00a0" + draft + "\r\n" + rule + fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
+}
+
+// ---- bench: scenes ----
+// What a program, a phone and a keyboard do, one step a line, in testdata/scenes.
+
+// staged is a session under way: of a puppet, or of a shell's script.
+type staged struct {
+	t      *testing.T
+	w      *botAPI
+	c      *puppet // nil: a script
+	x      *terminal
+	dir    string
+	parts  map[string]string // screens by their names
+	want   string            // what the puppet is to read in all
+	prompt string            // the question that was asked last, "" it is over
+	over   []string          // those before
+	m      seen              // the message that was looked for last
+	tap    string            // the tap that was made last
+	input  string            // the operator's message that came last
+	exited bool              // the wrapper has
+}
+
+// playScenes plays every scene of a file, in a subtest each.
+func playScenes(t *testing.T, file string) {
+	needUnix(t)
+	t.Parallel()
+	all := blocks(t, file)
+	shared := map[string]string{}
+	if all[0].name == "screens" {
+		shared = all[0].parts
+		all = all[1:]
+	}
+	beside(t, all, func(t *testing.T, b block) {
+		parts := maps.Clone(shared)
+		maps.Copy(parts, b.parts)
+		playScene(t, parts)
+	})
+}
+
+// playScene starts what the scene wraps and plays its steps. Lines that begin it say with what: "config", "flags", and
+// "bash" for a script instead of a puppet. At the end it presses "%": what a puppet read before that is all there was.
+func playScene(t *testing.T, parts map[string]string) {
+	t.Helper()
+	lines := strings.Split(strings.TrimRight(parts[""], "\n"), "\n")
+	begin := map[string]string{}
+	for verb, arg, _ := strings.Cut(lines[0], " "); verb == "config" || verb == "flags" || verb == "bash"; verb, arg, _ = strings.Cut(lines[0], " ") {
+		begin[verb] += arg + "\n"
+		lines = lines[1:]
+	}
+	for _, usual := range []string{"away_after_seconds = 0\n", "free_text_enabled = true\n"} {
+		name, _, _ := strings.Cut(usual, " ")
+		if !strings.Contains(begin["config"], name) {
+			begin["config"] += usual
+		}
+	}
+	s := &staged{t: t, w: newBotAPI(t), parts: parts}
+	s.dir = home(t, s.w.config(begin["config"]))
+	args := append([]string{"run"}, strings.Fields(begin["flags"])...)
+	if script := begin["bash"]; script != "" {
+		needTool(t, "bash")
+		args = append(args, "bash", "-c", script)
+	} else {
+		s.c = newPuppet(t, "tool", "puppet")
+		args = append(args, s.c.tool)
+	}
+	s.x = bridge(t, s.dir, args...)
+	s.x.toldOnFailure()
+	s.play(lines)
+	if s.c != nil && s.c.count("gone") == 0 {
+		s.x.types("%\r")
+		s.c.that("it reads the last key", func() bool { return strings.Contains(s.read(), "%") })
+		s.c.change(func() {
+			if got, _, _ := strings.Cut(s.read(), "%"); got != s.want {
+				t.Errorf("it read %q, want %q", got, s.want)
+			}
+		})
+	}
+}
+
+// play does the steps. The wrapper is stopped while the lines below "while" are done.
+func (s *staged) play(lines []string) {
+	s.t.Helper()
+	for i := 0; i < len(lines); i++ {
+		verb, arg, _ := strings.Cut(lines[i], " ")
+		if plain, err := strconv.Unquote(arg); err == nil {
+			arg = plain
+		}
+		if verb != "while" {
+			s.step(verb, arg)
+			if s.t.Failed() {
+				s.t.FailNow()
+			}
+			continue
+		}
+		var inside []string
+		for i+1 < len(lines) && strings.HasPrefix(lines[i+1], "  ") {
+			i++
+			inside = append(inside, lines[i][2:])
+		}
+		s.x.while(s.dir, func() { s.play(inside) })
+	}
+}
+
+// step is one thing that somebody does, or that must come.
+func (s *staged) step(verb, arg string) {
+	s.t.Helper()
+	status, why, _ := strings.Cut(arg, " ")
+	ends := []string{"resolved", "expired", "canceled", "failed"}
+	switch verb {
+	case "", "//":
+	case "raw", "noecho": // the program changes its terminal
+		s.c.order(order{Raw: verb == "raw", NoEcho: verb == "noecho"})
+	case "paint": // it clears the terminal and shows a screen
+		s.c.order(order{Name: arg, Write: s.screen(s.part(arg))})
+	case "draft": // it shows its screen "box" with that in it
+		s.c.order(order{Name: "box", Write: s.screen(strings.Replace(s.part("box"), "▮", arg+"▮", 1))})
+	case "adds": // it writes on
+		s.c.order(order{Write: arg})
+	case "moves": // it writes what shows nothing, again and again until the question is over
+		over := func() bool {
+			return slices.ContainsFunc(records(s.t, s.dir, "prompt"), func(r record) bool {
+				return r.str("id") == s.prompt && slices.Contains(ends, r.str("status"))
+			})
+		}
+		for end := time.Now().Add(patience()); !over() && time.Now().Before(end); {
+			s.c.order(order{Write: "\x1b[m"})
+		}
+	case "exit": // it ends
+		s.c.order(order{Exit: true})
+		s.c.until("gone", -1)
+	case "gets": // it reads these keys next
+		s.want += arg
+		s.c.that(fmt.Sprintf("it read %q", s.want), func() bool {
+			return s.strays() || len(s.read()) >= len(s.want)
+		})
+	case "type": // at the keyboard
+		s.x.types(arg)
+	case "sees": // the terminal shows
+		s.x.sees(arg)
+	case "signal": // the wrapper gets
+		s.x.signal(arg)
+	case "exits": // the wrapper does, as a shell says it
+		code, err := strconv.Atoi(arg)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.x.exits(code)
+		s.exited = true
+	case "reload": // the configuration becomes this
+		s.w.shows(" started", "")
+		config := strings.ReplaceAll(s.parts[arg], "API\n", s.w.config(""))
+		if err := os.WriteFile(filepath.Join(s.dir, "config.toml"), []byte(config), 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+		s.x.signal("HUP")
+	case "asked": // a new question is open
+		s.prompt = awaitRecord(s.t, s.dir, "prompt", "a new one is open", func(r record) bool {
+			return r.str("status") == "awaiting_reply" && !slices.Contains(s.over, r.str("id"))
+		}).str("id")
+		s.over = append(s.over, s.prompt)
+	case "answer": // by atlasbridge answer
+		s.answer(arg)
+	case "refuses": // atlasbridge answer does, with this reason
+		code, _, said := cli(s.t, s.dir, "answer", shortID(s.prompt), status)
+		if code != 1 || !matches(why, said) {
+			s.t.Errorf("answer %s exits with %d: %q, want 1: %s", status, code, said, why)
+		}
+	case "ends": // the question does, so, with this reason
+		r := awaitRecord(s.t, s.dir, "prompt", s.prompt+" is "+status, func(r record) bool {
+			return r.str("id") == s.prompt && (s.exited || s.stray() || slices.Contains(append(ends, status), r.str("status")))
+		})
+		if said := r.str("reason") + r.str("decided_by"); r.str("status") != status || !regexp.MustCompile(why).MatchString(said) {
+			s.t.Errorf("the question is %s (%s), want %s (%s)", r["status"], said, status, why)
+		}
+		s.prompt = ""
+	case "dated": // what the operator writes from now on, so many seconds from now
+		seconds, err := strconv.ParseInt(arg, 10, 64)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.w.change(func() { s.w.dates = seconds })
+	case "writes", "replies": // the operator does
+		s.w.shows(" started", "") // before, nobody knows of the session
+		to := int64(0)
+		if verb == "replies" {
+			to = s.m.id
+		}
+		s.input = fmt.Sprint(s.w.writes(arg, to))
+	case "input": // what was written becomes that, with this reason
+		r := awaitRecord(s.t, s.dir, "input", s.input+" is "+status, func(r record) bool {
+			return fmt.Sprintf("%.0f", r["reply_to"]) == s.input && (status == "queued" || s.stray() || r.str("status") != "queued")
+		})
+		if !matches("^"+status, r.str("status")) || !regexp.MustCompile(why).MatchString(r.str("reason")) {
+			s.t.Errorf("what was written is %s (%s), want %s (%s)", r["status"], r["reason"], status, why)
+		}
+	case "tells": // the phone gets an answer to what was written
+		s.w.until(s.t, "sendMessage", `"message_id":`+s.input+`\}.*`+arg)
+	case "phone": // it has such a message; the buttons stand below its text, in brackets
+		s.m = s.w.where("a message that is "+arg, func(m seen) bool { return matches("(?s)"+arg, m.words()) })
+	case "outcome": // the message has no buttons any more, and says
+		s.w.where(fmt.Sprintf("message %d without buttons that says %s", s.m.id, arg), func(m seen) bool {
+			return s.stray() || m.id == s.m.id && len(m.buttons) == 0 && matches(arg, m.text)
+		})
+	case "tap": // the operator taps a button of the message
+		data, ok := s.m.ending(arg)
+		if !ok {
+			s.t.Errorf("no button %s to tap: %s", arg, s.m.words())
+		}
+		s.tap = s.w.tapped(s.m.id, data)
+	case "told": // who tapped is
+		if said := s.w.answer(s.tap); !matches(arg, said) {
+			s.t.Errorf("the tap is told %q, want %s", said, arg)
+		}
+	case "unasked": // no message ever had that
+		if text := s.w.texts(); matches(arg, text) {
+			s.t.Errorf("the phone shows %s:\n%s", arg, text)
+		}
+	case "lacks": // the terminal does not show
+		if strings.Contains(s.x.shown(), arg) {
+			s.t.Errorf("the terminal shows %q", arg)
+		}
+	case "session": // its record says
+		r := records(s.t, s.dir, "session")[0]
+		if r.str("status") != arg {
+			s.t.Errorf("the session is recorded as %s, want %s", r["status"], arg)
+		}
+	case "audited": // the log gets such an event
+		comesTrue(s.t, "the audit log has "+arg, func() bool { return len(entries(s.t, s.dir, arg)) > 0 })
+	case "audit", "unaudited": // the log has such an entry, or none
+		log, err := os.ReadFile(filepath.Join(s.dir, "audit.log"))
+		if err != nil || matches(arg, string(log)) != (verb == "audit") {
+			s.t.Errorf("%s %s: %v in\n%s", verb, arg, err, log)
+		}
+	default:
+		s.t.Fatalf("no such step: %s %s", verb, arg)
+	}
+}
+
+// answer answers the question with atlasbridge answer, and waits until that is recorded: the wrapper may be stopped.
+func (s *staged) answer(value string) {
+	s.t.Helper()
+	if s.prompt == "" {
+		s.step("asked", "")
+	}
+	code, _, said := cli(s.t, s.dir, "answer", shortID(s.prompt), value)
+	if code != 0 {
+		s.t.Fatalf("answer %s exits with %d: %s", value, code, said)
+	}
+}
+
+// part is the screen of that name.
+func (s *staged) part(name string) string {
+	s.t.Helper()
+	if s.parts[name] == "" {
+		s.t.Fatalf("no such screen: %s", name)
+	}
+	return s.parts[name]
+}
+
+// screen is what the program writes to show these rows: ␛ is Esc; the cursor stands at ▮, and is hidden where there is none.
+func (s *staged) screen(text string) string {
+	text = strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "␛", "\x1b")
+	before, after, shown := strings.Cut(text, "▮")
+	write := "\x1b[H\x1b[J" + strings.ReplaceAll(before+after, "\n", "\r\n")
+	if !shown {
+		return write + "\x1b[?25l"
+	}
+	row := strings.Count(before, "\n")
+	column := utf8.RuneCountInString(before[strings.LastIndex(before, "\n")+1:])
+	return write + fmt.Sprintf("\x1b[?25h\x1b[%d;%dH", row+1, column+1)
+}
+
+// read is all that the puppet has read; its lock is held.
+func (s *staged) read() (keys string) {
+	for _, r := range s.c.reports {
+		if r.What == "key" {
+			keys += r.Text
+		}
+	}
+	return keys
+}
+
+// strays reports whether the puppet read what it should not, which is an error; its lock is held.
+func (s *staged) strays() bool {
+	got := s.read()
+	if strings.HasPrefix(s.want, got) || strings.HasPrefix(got, s.want) && strings.HasSuffix(got, "%") {
+		return false
+	}
+	s.t.Errorf("it read %q, want %q", got, s.want)
+	return true
+}
+
+// stray is strays without the lock.
+func (s *staged) stray() (found bool) {
+	if s.c != nil {
+		s.c.mu.Lock()
+		defer s.c.mu.Unlock()
+		found = s.strays()
+	}
+	return found
+}
+
+// words is the text of a message, with its buttons below.
+func (m seen) words() string {
+	return m.text + "\n[" + strings.Join(slices.Sorted(maps.Keys(m.buttons)), "] [") + "]"
+}
 
 // ---- main.go: hook ----
 // A hook's question is answered by the hook alone, or by nobody.
