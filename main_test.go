@@ -9849,6 +9849,23 @@ func (s *sim) works() {
 	}
 }
 
+// interrupts has a dialog come while nobody works, at once and without a hook.
+func (s *sim) interrupts() {
+	if !s.idle || s.last || s.ending {
+		return
+	}
+	s.idle = false
+	s.made++
+	r := s.random("interrupts", s.made)
+	d := s.claudeDialog(r)
+	d.hooked = false
+	s.pointer = 0
+	s.print("\x1b]0;✳ Claude Code\a")
+	s.stand(d)
+	s.paintClaude()
+	s.at(between(r, 9000, 20000), func() { s.vanish(d.n, r) })
+}
+
 // claudeDialog makes a question of claude.
 func (s *sim) claudeDialog(r *rand.Rand) *simDialog {
 	word := func() string { return simWords[r.IntN(len(simWords))] + strconv.Itoa(r.IntN(100)) }
@@ -9997,7 +10014,7 @@ func (s *sim) takesClaude(text string, p *simPrompt) {
 			s.fault("the text %q is pasted behind the draft %q", text, s.box)
 		}
 		if r := s.random("paste", s.now()); r.IntN(2) == 0 {
-			s.at(between(r, 0, 300), s.works)
+			s.at(between(r, 0, 130), s.interrupts)
 		}
 		s.box += pasteBrackets.Replace(text)
 		s.paintClaude()
@@ -10548,11 +10565,12 @@ func (s *sim) taps(m *simMessage, label string) {
 	}
 }
 
-// tapped has a tap arrive. One of a button that is gone says that it is not: the edit may come again.
+// tapped has a tap arrive. One of a button that is gone says that it is not, and one that
+// shows more has the message replaced, maybe as its question ends: then the edit may come again.
 func (s *sim) tapped(id int64, data string) {
 	s.bot.change(func() {
 		shown := slices.Collect(maps.Values(s.bot.messages[id].buttons))
-		s.doubted[id] = s.doubted[id] || s.rough || !slices.Contains(shown, data)
+		s.doubted[id] = s.doubted[id] || s.rough || strings.Contains(data, ":~") || !slices.Contains(shown, data)
 	})
 	s.bot.tapped(id, data)
 }
