@@ -2860,14 +2860,14 @@ func TestTerminated(t *testing.T) {
 func TestPanics(t *testing.T) {
 	t.Parallel()
 	needLinux(t)
-	for _, where := range []string{"loop", "output", "getUpdates", "setMyCommands", "sendMessage"} {
+	for _, where := range []string{"State", "Read", "getUpdates", "setMyCommands", "sendMessage"} {
 		t.Run(where, func(t *testing.T) {
 			t.Parallel()
 			dir := home(t, newBotAPI(t).config(""))
 			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=panic "+where, "ATLASBRIDGE_HOME="+dir)
 			x := inTerminal(t, env, os.Args[0], "run", "bash", "-c", `trap "" TERM HUP; while :; do sleep 1; echo x; done`)
 			x.exits(2) // Go's, of a panic
-			if shown := x.shown(); !strings.Contains(shown, "goroutine ") {
+			if shown := x.shown(); !strings.Contains(shown, ".go:") {
 				t.Errorf("it shows %s", shown)
 			}
 			if modes := x.pty.State(); !modes.Canonical || !modes.Echo {
@@ -12563,7 +12563,9 @@ func TestMain(m *testing.M) {
 		return
 	case mode == "main":
 		os.Exit(here.run(os.Args[1:]))
-	case mode != "" && (childTool(mode) || childPanics(mode)):
+	case strings.HasPrefix(mode, "panic "):
+		os.Exit(panicking(here, strings.TrimPrefix(mode, "panic ")).run(os.Args[1:]))
+	case mode != "" && childTool(mode):
 		return
 	}
 	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} { // under nohup, or behind an &
@@ -12597,14 +12599,9 @@ func openStore(dir string) (*Store, error) { return openState(dir, directly) }
 
 // leaveTestersBridge takes the tester's own settings out of the environment.
 func leaveTestersBridge() {
-	names := []string{"ATLASBRIDGE_HOME", "ATLASBRIDGE_SESSION", "STORAGE_PATH", "NO_COLOR"}
-	for _, s := range settings(&Config{}) {
-		names = append(names, s.env)
-	}
-	for _, name := range names {
-		if name != "" {
-			os.Unsetenv(name)
-		}
+	for _, name := range strings.Fields("ATLASBRIDGE_HOME ATLASBRIDGE_SESSION STORAGE_PATH NO_COLOR LOG_LEVEL PERMISSION_TIMEOUT_SEC " +
+		"TELEGRAM_BOT_TOKEN TELEGRAM_CHAT_ID ALLOWED_USER_IDS TELEGRAM_API_BASE OUTPUT_MAX_CHARS OUTPUT_FLUSH_MS") {
+		os.Unsetenv(name)
 	}
 }
 
@@ -12955,43 +12952,42 @@ func childTool(mode string) bool {
 	return true
 }
 
-// childPanics is atlasbridge with a panic where mode says; false: mode is none.
-func childPanics(mode string) bool {
-	where, ok := strings.CutPrefix(mode, "panic ")
-	if !ok {
-		return false
+// panicking is the world in which the child's terminal, or the way to the Bot API, panics: at State or Read of the one, at
+// a method of the other.
+func panicking(here world, where string) world {
+	boom := func(at string) {
+		if at == where {
+			panic("boom at " + where)
+		}
 	}
-	c := &command{world: theWorld(), name: os.Args[1], args: os.Args[2:]}
-	c.opts, _ = c.options()
-	s, err := newSession(c)
-	if err != nil {
-		os.Exit(c.fail(err))
+	start := here.start
+	here.start = func(argv, env []string, dir string, size Size, host Host) (PTY, error) {
+		p, err := start(argv, env, dir, size, host)
+		return panickingPTY{p, boom}, err
 	}
-	boom := func() { panic("boom in " + where) }
-	switch where {
-	case "loop":
-		go func() { s.events <- boom }()
-	case "output":
-		s.out = panics(boom)
-	default:
-		usual := s.tg.http.Transport
-		s.tg.http.Transport = roundTrip(func(r *http.Request) (*http.Response, error) {
-			if strings.HasSuffix(r.URL.Path, where) {
-				boom()
-			}
-			return usual.RoundTrip(r)
-		})
-	}
-	if err := s.run(c.ctx, c.opts.args); err != nil {
-		c.fail(err)
-	}
-	return true
+	here.dice = rand.Float64
+	here.network = roundTrip(func(r *http.Request) (*http.Response, error) {
+		boom(path.Base(r.URL.Path))
+		return http.DefaultTransport.RoundTrip(r)
+	})
+	return here
 }
 
-// panics is a writer that does that.
-type panics func()
+// panickingPTY tells boom where it is called.
+type panickingPTY struct {
+	PTY
+	boom func(at string)
+}
 
-func (p panics) Write([]byte) (int, error) { p(); return 0, nil }
+func (p panickingPTY) Read(b []byte) (int, error) {
+	p.boom("Read")
+	return p.PTY.Read(b)
+}
+
+func (p panickingPTY) State() TTYState {
+	p.boom("State")
+	return p.PTY.State()
+}
 
 // roundTrip is what an http.Client calls.
 type roundTrip func(*http.Request) (*http.Response, error)
