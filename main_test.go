@@ -120,7 +120,7 @@ func TestScripts(t *testing.T) {
 }
 
 // scene is where a script of testdata/cli is played: a folder of its own, DIR, with the state folder DIR/state, where
-// HOME is and `atlasbridge` is this program. These words stand for what is there when their line is played: DIR; URL and
+// $HOME is and `atlasbridge` is this program. These words stand for what is there when their line is played: DIR; URL and
 // TOKEN of the bot; ID and SID, the first digits of the question that was last asked and its session; LINK and CODE, as
 // setup shows them. In what is to be printed "…" stands for any characters, and a line of it alone for any lines.
 //
