@@ -7163,6 +7163,9 @@ func TestCutAnywhere(t *testing.T) {
 		cli(t, full, "answer", "nobody", "y")
 	}
 	log, _ := os.ReadFile(filepath.Join(full, "audit.log"))
+	if n := len(entries(t, full, "REPLY_REJECTED")); n != 2 {
+		t.Errorf("two answers were refused, %d are in the log", n)
+	}
 	for cut := range len(log) {
 		os.Remove(filepath.Join(dir, "state.jsonl"))
 		os.WriteFile(filepath.Join(dir, "audit.log"), log[:cut], 0o600)
@@ -7475,6 +7478,7 @@ func TestCrowd(t *testing.T) {
 	t.Log("seed", seed)
 	dice := rand.New(rand.NewSource(seed))
 	var given sync.Map // the prompts that were answered
+	var broken atomic.Bool
 	for range rounds {
 		plant(t, dir, `"rec":"session","id":"old","status":"completed",`+ago(40*24*time.Hour)) // each compacts as it first writes
 		var rows []int
@@ -7482,6 +7486,10 @@ func TestCrowd(t *testing.T) {
 			rows = append(rows, dice.Intn(40))
 		}
 		beside(t, rows, func(t *testing.T, killed int) {
+			if broken.Load() {
+				return // one failure is enough
+			}
+			defer func() { broken.CompareAndSwap(false, t.Failed()) }()
 			text := fmt.Sprintf("Go %s?", t.Name())
 			s := asks(t, dir, "", text)
 			id := awaitPrompt(t, dir, text, "awaiting_reply").str("id")
@@ -7537,28 +7545,12 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// BenchmarkAppend compares a durable entry, which the state notes, with the bare calls, in turns.
+// BenchmarkAppend is a command that adds a durable entry, which the state notes.
 func BenchmarkAppend(b *testing.B) {
 	dir := home(b, "")
-	cli(b, dir, "answer", "nobody", "y")
-	f, err := os.Create(filepath.Join(dir, "bare"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer f.Close()
-	line := bytes.Repeat([]byte("x"), 400)
-	times := [2]time.Duration{}
 	for b.Loop() {
-		start := time.Now()
-		f.Write(line)
-		f.Sync()
-		bare := time.Now()
 		cli(b, dir, "answer", "nobody", "y")
-		times[0] += bare.Sub(start)
-		times[1] += time.Since(bare)
 	}
-	b.ReportMetric(float64(times[0].Microseconds())/float64(b.N), "bare-µs")
-	b.ReportMetric(float64(times[1].Microseconds())/float64(b.N), "command-µs")
 }
 
 // ---- store.go: locks, the dead, and what commands say of them ----
@@ -7687,80 +7679,6 @@ func TestDiskFull(t *testing.T) {
 	x.exits(0)
 	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 {
 		t.Errorf("the log after a full disk: %s", out)
-	}
-}
-
-// TestOneFileLost: a log that cannot be written costs no question its answer, and a state that is gone no entry; both are
-// told.
-func TestOneFileLost(t *testing.T) {
-	t.Parallel()
-	for what, lose := range map[string]func(path string){
-		"damaged":  func(path string) { os.WriteFile(path, []byte("garbage\n"), 0o600) },
-		"a folder": func(path string) { os.Mkdir(path, 0o700) },
-	} {
-		dir := home(t, "")
-		lose(filepath.Join(dir, "audit.log"))
-		s := asks(t, dir, "", "Go?")
-		code, out, says := cli(t, dir, "answer", awaitPrompt(t, dir, "Go?", "awaiting_reply").str("id"), "yes")
-		s.gets(0, "yes\n", "answer")
-		if code != 0 || !strings.Contains(out, "answered") || !strings.Contains(says, "audit") {
-			t.Errorf("the log is %s: exit %d, %s%s", what, code, out, says)
-		}
-	}
-	dir := home(t, "")
-	for range 2 {
-		cli(t, dir, "answer", "nobody", "y")
-		os.Remove(filepath.Join(dir, "state.jsonl"))
-	}
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || !strings.Contains(out, "2 entries") {
-		t.Errorf("without the state: exit %d, %s", code, out)
-	}
-}
-
-// TestStatusOfTheStopped: status tells a session that runs from one that is stopped, in which nothing is typed, and one
-// whose wrapper is gone; an answer to a stopped one says that it waits.
-func TestStatusOfTheStopped(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	dir := home(t, "")
-	x := bridge(t, dir, "run", "sh", "-c", `printf "Go on? (y/n) "; read a; echo got $a; read b`)
-	id := openPrompt(t, dir)
-	is := func(wrapper, status string) {
-		t.Helper()
-		comesTrue(t, "its wrapper is "+wrapper, func() bool {
-			_, out, _ := cli(t, dir, "status", "--all", "--json")
-			return strings.Contains(out, `"wrapper_state": "`+wrapper+`"`) && strings.Contains(out, `"status": "`+status+`"`)
-		})
-	}
-	is("running", "active")
-	x.stop(dir)
-	is("stopped", "active")
-	if code, _, says := cli(t, dir, "answer", id, "y"); code != 0 || !strings.Contains(says, "its session is stopped") {
-		t.Errorf("answer: exit %d, %q", code, says)
-	}
-	x.resume()
-	x.sees("got y")
-	is("running", "active")
-	x.signal("KILL")
-	is("gone", "crashed")
-}
-
-// TestLocalChannelIsTold: who chose the local channel is not sent to setup, and who has no bot is.
-func TestLocalChannelIsTold(t *testing.T) {
-	needTool(t, "true")
-	waits := ": questions wait for the keyboard or `atlasbridge answer`"
-	bot := "[telegram]\nbot_token = '" + fakeToken + "'\nchat_id = 5\nallowed_users = [5]\n"
-	for _, row := range []struct{ config, flags, want string }{
-		{"", "", "atlasbridge: no Telegram here" + waits + " (see `atlasbridge setup`)\n"},
-		{"channel = 'local'\n" + bot, "", "atlasbridge: the channel is local, as chosen" + waits + "\n"},
-		{bot, "--channel=local", "atlasbridge: the channel is local, as chosen" + waits + "\n"},
-		{bot, "--channel=local --quiet", ""},
-	} {
-		s := begins(t, home(t, row.config), "", slices.Concat([]string{"run"}, strings.Fields(row.flags), []string{"true"})...)
-		s.Wait()
-		if got := s.stderr.String(); got != row.want {
-			t.Errorf("%q %s: %q, want %q", row.config, row.flags, got, row.want)
-		}
 	}
 }
 
