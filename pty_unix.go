@@ -682,6 +682,7 @@ func actAs(args []string) (code int, is bool) {
 
 // becomeTool becomes the tool, or reports why not. Its descriptors above 2 are none of the tool's.
 func becomeTool(path string, argv []string, kept bool) int {
+	renewDeathSignal()
 	unix.CloseOnExec(slaveFD)
 	unix.CloseOnExec(reportFD)
 	if kept {
@@ -698,6 +699,24 @@ func becomeTool(path string, argv []string, kept bool) int {
 	}
 	fmt.Fprint(os.NewFile(reportFD, "report"), int(number))
 	return exitInternal
+}
+
+// renewDeathSignal gives Linux's Pdeathsig, see live, to the thread that becomes the tool: it is of one thread alone, and was
+// given to the first.
+func renewDeathSignal() {
+	const (
+		prctlAMD64 = 157 // linux/arch/x86/entry/syscalls/syscall_64.tbl
+		prctlARM64 = 167 // linux/include/uapi/asm-generic/unistd.h
+		pdeathsig  = 1   // PR_SET_PDEATHSIG: linux/include/uapi/linux/prctl.h
+	)
+	runtime.LockOSThread()
+	number := uintptr(prctlARM64)
+	if amd64 {
+		number = prctlAMD64
+	}
+	if linux {
+		_, _, _ = unix.RawSyscall(number, pdeathsig, uintptr(syscall.SIGTERM), 0) // without it the tool runs all the same
+	}
 }
 
 // startKeeper starts a keeper below a shell in a group of its own, and waits until it keeps. That shell is nobody's
