@@ -2189,7 +2189,7 @@ func TestPrivateFiles(t *testing.T) {
 	} {
 		dir := home(t, "")
 		shell(dir, `umask 0; "$TEST_BINARY" run --quiet true`)
-		if wide := shell(dir, "find . -perm /077"); wide != "" {
+		if wide := shell(dir, "find . -perm -040 -o -perm -020 -o -perm -010 -o -perm -04 -o -perm -02 -o -perm -01"); wide != "" {
 			t.Errorf("others can reach %s", wide)
 		}
 		before := shell(dir, "cat state.jsonl")
@@ -12467,6 +12467,7 @@ func TestMain(m *testing.M) {
 	mode := os.Getenv("ATLASBRIDGE_TEST_CHILD")
 	os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // what a child starts is no test child
 	exe, _ := os.Executable()             // it runs
+	os.Args[0] = exe                      // wherever a child is started
 	os.Setenv("TEST_BINARY", exe)         // for scripts, which must quote it: TMPDIR may have blanks
 	if mode == "" {
 		leaveTestersBridge()
