@@ -8,15 +8,12 @@
 //	main.go: hook                        A tool's own hook asks, and passes on what was decided.
 //	main.go: ask                         A script's question is what it says, and its choices are the ones that were given.
 //	detect.go: screen                    Bytes become cells as in a terminal, wherever they are cut.
-//	detect.go: key bytes                 A key has a name and the bytes that a terminal sends.
 //	detect.go: transcript                What a program printed is told line by line, once.
-//	detect.go: prompts                   One look says what is asked and with which keys it is answered.
-//	detect.go: words and readers         Each reader finds what it is for, and nothing else.
-//	detect.go: turns                     What an agent's turn came to is told once, with words of its own.
-//	detect.go: detector                  One question is one prompt: not missed, not asked twice.
-//	detect.go: what waiting may type     Silence refuses or does nothing.
+//	detect.go: tapes                     What programs show and what is typed is asked as testdata/tapes says, by the clock.
+//	detect.go: mutes                     Whatever is printed, the question below it is asked.
 //	detect.go: safe text                 Tricks are made visible, secrets are left out.
 //	detect.go: recordings and lab        Recordings and scenarios are written, played again and judged.
+//	detect.go: turns                     What an agent's turn came to is told once.
 //	telegram.go: call and pacing         A call succeeds, is tried again or says why, within the rate.
 //	telegram.go: text                    A message says all of it, in parts that fit.
 //	telegram.go: keyboards               A question has the buttons that may answer it now, and no others.
@@ -1525,7 +1522,8 @@ var (
 		`refuse|decline|disallow|don['’]?t|do not|取消|キャンセル)([^\pL\pN]|$)`)
 )
 
-// ---- detect.go: what may keep a question from being asked ----
+// ---- detect.go: mutes ----
+// Whatever is printed, the question below it is asked.
 
 // TestNothingMutes: whatever was printed before, a question that is printed below it is asked within a minute, with and
 // without a clear in between.
@@ -1544,6 +1542,21 @@ func TestNothingMutes(t *testing.T) {
 			t.Errorf("%s: %s asks nothing below that", tapes[i].at, tapes[i].name)
 		}
 	}
+}
+
+// TestKeysByName: a key that the phone names is typed as the bytes that a terminal sends in its mode.
+func TestKeysByName(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w, c, _, x := stageSession(t, "")
+	c.order(order{Name: "usual", Write: "ready\r\n", Raw: true})
+	w.shows("started", "")
+	w.writes("/keys CTRL_A ctrl_d CTRL_[ TAB UP HOME PGDN y 3 ENTER", 0)
+	c.reads("usual", "\x01\x04\x1b\t\x1b[A\x1b[H\x1b[6~y3\r")
+	c.order(order{Write: "\x1b[?1happlication"})
+	x.sees("application")
+	w.writes("/keys LEFT", 0)
+	c.reads("usual", "\x1bOD")
 }
 
 // ---- detect.go: safe text ----
