@@ -4380,18 +4380,6 @@ func TestLocalChannelOnlyWaits(t *testing.T) {
 	})
 }
 
-// hookDecides gives a question this answer.
-func hookDecides(value string) func(*Store, *PromptRecord) {
-	return func(s *Store, p *PromptRecord) {
-		s.Decide(Decision{
-			PromptID: p.ID,
-			Value:    value,
-			By:       "cli:answer",
-			Trusted:  true,
-		}, time.Now())
-	}
-}
-
 // ---- the whole program: ask ----
 // A script gets the answer of a person, or none: waiting, dying and losing the network are never a yes.
 
