@@ -6858,43 +6858,6 @@ func (e *tgEnv) other(dir string) *Telegram {
 	return newTelegram(cfg, st, nil)
 }
 
-// change changes the session's record.
-func (e *tgEnv) change(how func(*SessionRecord)) {
-	e.t.Helper()
-	err := e.store.Update(func(v *View) ([]Record, error) {
-		s := *v.Sessions[e.s.ID]
-		how(&s)
-		return []Record{&s}, nil
-	})
-	if err != nil {
-		e.t.Fatal(err)
-	}
-}
-
-// ask records a question, sends it, and returns it as it then is.
-func (e *tgEnv) ask(p PromptRecord) *PromptRecord {
-	e.t.Helper()
-	p.ID = newID()
-	p.SessionID = e.s.ID
-	p.Nonce = newNonce()
-	p.Status = Created
-	p.CreatedAt, p.ExpiresAt = time.Now().UTC(), time.Now().Add(5*time.Minute).UTC()
-	if p.Confidence == "" {
-		p.Confidence, p.Signals = "high", []string{"pattern"}
-	}
-	err := e.store.Update(func(*View) ([]Record, error) { return []Record{&p}, nil })
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	e.store.Move(p.ID, Routed, nil)
-	id, err := e.Ask(context.Background(), &p, e.s)
-	if err != nil || id == 0 {
-		e.t.Fatalf("Ask = %d, %v", id, err)
-	}
-	e.store.Move(p.ID, AwaitingReply, func(q *PromptRecord) { q.MsgID = id })
-	return e.prompt(p.ID)
-}
-
 // prompt is a question as it is now.
 func (e *tgEnv) prompt(id string) *PromptRecord {
 	e.t.Helper()
@@ -6904,50 +6867,6 @@ func (e *tgEnv) prompt(id string) *PromptRecord {
 	}
 	p := *v.Prompts[id]
 	return &p
-}
-
-// process is a Telegram as another process of the same user has it.
-func (e *tgEnv) process() *Telegram { return e.other(e.store.Dir) }
-
-// receiver is one that polls, as far as a test wants.
-func (e *tgEnv) receiver(tg *Telegram) *receiver {
-	return &receiver{Telegram: tg, ctx: e.t.Context(), lastOK: time.Now(), bot: fakeBot}
-}
-
-// fakeBot is the number of the bot with fakeToken.
-const fakeBot = "123456789"
-
-// acted tells whether the state has it that an update of that bot was acted on.
-func acted(v *View, update int64) bool { return v.Updates[fmt.Sprint(fakeBot, ":", update)] != nil }
-
-// tgTap is a tap by the operator on the question's message.
-func tgTap(id int64, p *PromptRecord, value string) string {
-	return tgTapOn(id, p, value, p.MsgID, 1001)
-}
-
-// tgTapOn is a tap by anybody, on any message.
-func tgTapOn(id int64, p *PromptRecord, value string, msg, from int64) string {
-	return fmt.Sprintf(`{"update_id":%d,"callback_query":{"id":"q%d","from":{"id":%d},`+
-		`"message":{"message_id":%d,"date":5,"chat":{"id":%d,"type":"private"}},"data":"ans:%s:%s:%.16s:%s"}}`,
-		id, id, from, msg, from, shortID(p.ID), shortID(p.SessionID), p.Nonce, value)
-}
-
-// yesNo is a question that is refused by waiting.
-var yesNo = PromptRecord{Prompt: Prompt{Type: YesNo, Question: "Continue? (y/n)", Excerpt: "Continue? (y/n)",
-	SafeDefault: ref("n")}}
-
-// severalOfMenu is a question of which several choices may be ticked.
-var severalOfMenu = tgWith(tgMenu, func(p *PromptRecord) { p.Multi, p.Permission = true, false })
-
-// tgMenu is a permission with a lasting choice.
-var tgMenu = PromptRecord{Prompt: Prompt{Type: MultipleChoice, Permission: true, Question: "Do you want to proceed?",
-	Excerpt: "touch /tmp/x", SafeDefault: ref("3"), Choices: []Choice{{Key: "1", Label: "Yes", Grants: true},
-		{Key: "2", Label: "Yes, and don't ask again for touch", Grants: true}, {Key: "3", Label: "No"}}}}
-
-// tgWith is a question with something changed.
-func tgWith(p PromptRecord, change func(*PromptRecord)) PromptRecord {
-	change(&p)
-	return p
 }
 
 // ---- store.go and audit.go: a question's life on a disk that fails ----
