@@ -8205,6 +8205,11 @@ func (s *sim) play(t *testing.T) {
 	go s.watch(done)
 	s.runs(func() PTY { return &simPTY{s} }, "run", "--quiet", "/nowhere/"+name)
 	s.note("the session is over")
+	for _, p := range s.questions() {
+		if p.Source == "screen" && !p.ended() {
+			s.fault("the session has left the question %q %s", p.Question, p.Status)
+		}
+	}
 	s.mu.Lock()
 	for _, h := range s.hooks {
 		h.cancel()
@@ -10097,6 +10102,8 @@ func (s *sim) reacts(m *simMessage, labels []string) {
 	}
 	if slices.Contains(labels, "Show all") && r.IntN(2) == 0 {
 		s.at(when/2, func() { s.taps(m, "Show all") })
+	} else if slices.Contains(labels, "Show all") {
+		s.at(when/3, func() { s.forges(m, r) })
 	}
 	label := any()
 	s.at(when, func() { s.taps(m, label) })
@@ -10188,7 +10195,11 @@ func (s *sim) forges(m *simMessage, r *rand.Rand) {
 	data := m.seen[0].buttons[label[0]]
 	f := strings.SplitN(data, ":", 5)
 	yes := oneOf(r, "y", "1", "2", "n", "allow", "always", "enter")
-	switch r.IntN(5) {
+	kind := r.IntN(5)
+	if m.seen[0].buttons["Show all"] != "" {
+		kind = 3
+	}
+	switch kind {
 	case 0:
 		data = strings.Join([]string{f[0], f[1], f[2], "0123456789abcdef", yes}, ":")
 	case 1:
