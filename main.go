@@ -2904,9 +2904,11 @@ func (s *session) auditToolUse(use toolUse) {
 	}
 }
 
-// unread are the bytes of output that the screen has not got yet: those that have come, and those that wait for Read.
+// unread are the bytes of output that the screen has not got yet: those that wait for Read, and those that have come. What
+// is read between the two looks is counted by the second.
 func (s *session) unread() int64 {
-	return s.came.Load() - s.taken + int64(s.pty.Unread())
+	waiting := int64(s.pty.Unread())
+	return waiting + s.came.Load() - s.taken
 }
 
 // nextWrite is what the writer is to write now, if anything: the gate's keys go alone.
@@ -2935,7 +2937,7 @@ func (s *session) writePTY(writes <-chan write) {
 	for w := range writes {
 		w.at = time.Now()
 		var err error
-		if w.answer && (s.came.Load() > w.taken || s.pty.Unread() > 0) {
+		if w.answer && (s.pty.Unread() > 0 || s.came.Load() > w.taken) { // in this order: see unread
 			err = errUnread
 		} else {
 			_, err = s.pty.Write(w.p)
