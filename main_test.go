@@ -8512,6 +8512,7 @@ type simTool struct {
 	took      map[string][]string // meanings that the tool took, by prompt
 	byUs      map[int]*simDialog  // dialogs that we answered, by number
 	decided   map[string]int      // the same by prompt
+	pastedAt  []time.Time         // when texts of the phone's came to the box
 	pressed   []simKey            // that the tool has not read
 	typedHere []simKey            // all of them, read or not
 	lost      []simKey            // that it will not read: it read later ones
@@ -9069,7 +9070,8 @@ func (s *sim) judgeKeys(v map[string]*simPrompt) {
 	const seeing = 200 * time.Millisecond // the longest that a change takes to be seen
 	const reading = time.Second / 2       // nobody answers a question sooner: what is typed was not meant for it
 	excused := func(k simKey) bool {
-		return k.c != 0x03 && slices.ContainsFunc(slices.Collect(maps.Values(v)), func(p *simPrompt) bool {
+		typing := func(at time.Time) bool { return k.at.Sub(at).Abs() < answering } // of a text: a question came meanwhile
+		return k.c != 0x03 && slices.ContainsFunc(s.pastedAt, typing) || k.c != 0x03 && slices.ContainsFunc(slices.Collect(maps.Values(v)), func(p *simPrompt) bool {
 			if p.Value == nil || p.By == "cli:local" || k.at.Before(*p.DecidedAt) {
 				return false
 			}
@@ -9619,6 +9621,7 @@ func (s *sim) takesClaude(text string, p *simPrompt) {
 	switch {
 	case d == nil && !s.idle:
 	case d == nil && pasted:
+		s.pastedAt = append(s.pastedAt, time.Now())
 		if s.box != "" {
 			s.fault("the text %q is pasted behind the draft %q", text, s.box)
 		}
@@ -9802,7 +9805,7 @@ func (s *sim) hookSaid(h *simHook, n int, text string) {
 	}
 	if d.over {
 		s.note("it is too late")
-		soon := p.DecidedAt == nil || p.DecidedAt.Sub(d.overAt) < 3*time.Second ||
+		soon := p.DecidedAt == nil || p.DecidedAt.Sub(d.overAt) < 6*time.Second ||
 			d.overAt.Sub(d.shownAt) < 2*time.Second
 		refused := p.By == "auto:timeout" // by time: nobody was told that it counts
 		s.outrun[p.ID] = soon || refused || slices.ContainsFunc(s.hooks, func(twin *simHook) bool {
@@ -10206,6 +10209,9 @@ func (s *sim) forges(m *simMessage, r *rand.Rand) {
 		data = strings.Join([]string{f[0], f[1], f[2], "", yes}, ":")
 	case 2:
 		data = data[:r.IntN(len(data))]
+		if strings.Count(data, ":") == 4 { // the nonce is whole, and no value is Enter
+			s.chosen = append(s.chosen, simChoice{at: time.Now(), prompt: m.prompt, label: "forged", data: data})
+		}
 	case 3:
 		data = strings.Join([]string{f[0], f[1], f[2], f[3], yes}, ":") // of a message that may not show all
 		s.chosen = append(s.chosen, simChoice{at: time.Now(), prompt: m.prompt, label: "forged", data: data})
