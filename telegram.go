@@ -92,8 +92,8 @@ type Telegram struct {
 
 	streamChat string // whose number the message has that the stream edits; owned by notifyLate
 
-	topicMu    sync.Mutex // held while a topic is made
-	topicTried bool       // one was made, or may have been: this process makes no other
+	topicMu    turn // held while a topic is made, and while the state is read for that
+	topicTried bool // one was made, or may have been: this process makes no other
 }
 
 // newTelegram returns a channel with the settings; st and log may be nil where it only calls.
@@ -111,6 +111,7 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 		jitter:   rand.Float64,
 		paying:   make(chan struct{}, 1),
 		messages: map[string]*questionMessages{},
+		topicMu:  make(turn, 1),
 	}
 	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.fresh.Store(ref(make(chan struct{})))
