@@ -1523,6 +1523,8 @@ type session struct {
 	records  <-chan Record      // of others, about this session
 	halt     *halt              // a turn that is being interrupted, nil none
 	gate     *gate
+	unended  []func()    // ends that could not be recorded
+	endAt    time.Time   // when that is tried again
 	held     []typedKeys // at the keyboard while the gate types
 	begun    int         // characters of a line that was begun and not ended, in line mode
 	typing   []byte      // for the writer, but for the gate's keys
@@ -2245,6 +2247,7 @@ func (s *session) tick() {
 	s.hookStep()
 	s.spentStep()
 	s.questionStep()
+	s.endStep()
 	s.inputStep()
 	s.gateStep()
 	s.streamStep()
@@ -3461,18 +3464,38 @@ func (s *session) recordEnd(q *question, to State, why string) (goesOn bool) {
 	if to == "" || q.rec.Status == "" {
 		return false
 	}
-	if q.typedBy != "" && q.rec.Open() {
-		s.transition(q.rec.ID, Resolved, func(r *PromptRecord) {
+	byKeys := q.typedBy != "" && q.rec.Open()
+	moved := false
+	switch {
+	case byKeys:
+		moved = s.transition(q.rec.ID, Resolved, func(r *PromptRecord) {
 			r.DecidedBy = ref(q.typedBy)
 			r.Value = nil
 		})
+	case to == Canceled && !q.rec.Open():
+		return false
+	default:
+		moved = s.transition(q.rec.ID, to, func(r *PromptRecord) { r.Reason = why })
+	}
+	if !moved && s.trouble != "" {
+		s.unended = append(s.unended, func() { s.end(q, to, why) })
+		s.endAt = time.Now().Add(retryEvery)
+		s.turnBy(s.endAt)
 		return false
 	}
-	if to == Canceled && !q.rec.Open() {
-		return false
+	return !moved && !byKeys && to == Canceled && s.acceptDecision(q, why)
+}
+
+// endStep records what ended while the state could not be written: as long as it is open there, no other is asked.
+func (s *session) endStep() {
+	if len(s.unended) == 0 || !s.turnAt(s.endAt) {
+		return
 	}
-	moved := s.transition(q.rec.ID, to, func(r *PromptRecord) { r.Reason = why })
-	return !moved && to == Canceled && s.acceptDecision(q, why)
+	again := s.unended
+	s.unended = nil
+	for _, end := range again {
+		end()
+	}
 }
 
 // acceptDecision takes over a decision that came in the moment in which q was to be canceled. A
