@@ -3835,7 +3835,11 @@ func TestLongCall(t *testing.T) {
 		m := c.shows("", "No")
 		if data, more := m.ending("Show all"); more {
 			c.answer(c.tapped(m.id, data))
-			c.where("what can be shown of it", func(n seen) bool { return n.id > m.id && len(n.buttons) > 0 })
+			inParts := patience() + 30*time.Second // a message a second
+			c.awaitFor(t, inParts, "what can be shown of it", func() bool {
+				n := c.messages[slices.Max(slices.Collect(maps.Keys(c.messages)))]
+				return n.id > m.id && len(n.buttons) > 0
+			})
 		}
 		c.play("forge allow")
 		c.play("tap No")
@@ -6045,6 +6049,7 @@ func (p *phonePlay) starts(name string, flags ...string) {
 	p.terms[name].toldOnFailure()
 	p.screens[name] = "start"
 	p.tools[name].show("start", "")
+	awaitRecord(p.t, p.dir, "session", name+" runs", func(r record) bool { return r.str("label") == name && r["pid"] != nil && r.str("pid") != "0" })
 }
 
 // inputs are the texts that were sent to sessions, in order.
@@ -12144,16 +12149,16 @@ var (
 // ---- bench: the test binary ----
 // It is the tests, atlasbridge itself, or a child that one of them needs.
 
-// patience returns how long to wait for what must come: 10 s, so that a failing test fails soon, and longer where the
-// machine is slow: with the race detector, or when it does much else.
+// patience returns how long to wait for what must come: 15 s, for the program itself waits up to 10 s before it asks what it
+// cannot read; and longer where the machine is slow: with the race detector, or when it does much else.
 func patience() time.Duration {
 	load, _ := os.ReadFile("/proc/loadavg") // not there: nobody knows
 	var busy float64
 	fmt.Sscan(string(load), &busy)
 	if raceDetector() || busy > 2*float64(runtime.NumCPU()) {
-		return 45 * time.Second
+		return 60 * time.Second
 	}
-	return 10 * time.Second
+	return 15 * time.Second
 }
 
 // raceDetector reports whether the race detector is on: everything takes up to ten times as long.
