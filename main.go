@@ -127,7 +127,7 @@ type PTY interface {
 	Wait() int       // exit status, 128+N when a signal killed it; once
 	Signaled() bool  // after Wait: it was a signal that killed it, no status of its own
 	PID() int
-	Unread() int                   // bytes of output that are waiting for Read
+	Came() int64                   // bytes of output so far: those that Read took, and those that wait for it
 	Waiting() int                  // bytes of input that nobody has read, −1 unknown; of whole lines alone in line mode
 	TakeBack(n int) bool           // drops those where they are n; false: it has dropped nothing
 	Signal(os.Signal) error        // to the child's foreground process group
@@ -1465,7 +1465,7 @@ type session struct {
 	listens atomic.Bool                  // its keys are read
 	open    atomic.Bool                  // a question is open: the follower looks more often
 	output  *backlog                     // what the host has got and the screen has not
-	came    atomic.Int64                 // bytes of output so far, from the child's terminal and its pipes
+	piped   atomic.Int64                 // bytes of output so far from the child's pipes, as the screen gets them
 	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil: it is not raw
 	first   sync.Once                    // what is written to the terminal first: the child's output, or a line of ours
 
@@ -2431,8 +2431,8 @@ func (s *session) suspendStep() {
 	if s.stoppedAt.IsZero() {
 		return
 	}
-	due := s.stoppedAt.Add(2 * gatePoll) // for what was read and is not counted yet
-	if s.unread() > 0 {
+	due := s.stoppedAt.Add(2 * gatePoll) // what is on its way through the terminal is counted by then
+	if s.came() > s.taken {
 		due = s.stoppedAt.Add(lookTime)
 	}
 	if !s.turnAt(due) {
@@ -2738,7 +2738,6 @@ func (s *session) copyOutput() {
 	for {
 		n, err := s.pty.Read(buf)
 		p := buf[:n]
-		s.came.Add(int64(n))
 		s.first.Do(func() {})
 		_, lost := s.out.Write(s.forHost(p))
 		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
@@ -2800,7 +2799,7 @@ func (s *session) copyTap(t tap) {
 // showTapped hands the screen what the child wrote into a pipe, as a terminal shows it.
 func (s *session) showTapped(p []byte) {
 	p = newlines(p)
-	s.came.Add(int64(len(p)))
+	s.piped.Add(int64(len(p)))
 	s.output.add(p, false, false)
 }
 
@@ -2907,11 +2906,9 @@ func (s *session) auditToolUse(use toolUse) {
 	}
 }
 
-// unread are the bytes of output that the screen has not got yet: those that wait for Read, and those that have come. What
-// is read between the two looks is counted by the second.
-func (s *session) unread() int64 {
-	waiting := int64(s.pty.Unread())
-	return waiting + s.came.Load() - s.taken
+// came are the bytes of output so far, from the child's terminal and its pipes.
+func (s *session) came() int64 {
+	return s.pty.Came() + s.piped.Load()
 }
 
 // nextWrite is what the writer is to write now, if anything: the gate's keys go alone.
@@ -2940,7 +2937,7 @@ func (s *session) writePTY(writes <-chan write) {
 	for w := range writes {
 		w.at = time.Now()
 		var err error
-		if w.answer && (s.pty.Unread() > 0 || s.came.Load() > w.taken) { // in this order: see unread
+		if w.answer && s.came() > w.taken {
 			err = errUnread
 		} else {
 			_, err = s.pty.Write(w.p)
@@ -4401,7 +4398,7 @@ func (s *session) gateStep() {
 	tty := s.terminalState(now)
 	s.turnBy(now.Add(gatePoll)) // a repaint may be half done
 	late := !now.Before(g.until)
-	if s.unread() > 0 { // what comes may take the question away
+	if s.came() > s.taken { // what comes may take the question away
 		if g.phase != gateEcho && now.After(g.until.Add(busyTime)) {
 			s.gateFail("the program keeps writing")
 		}

@@ -8346,6 +8346,7 @@ func (p *simPTY) Read(b []byte) (int, error) {
 			p.mu.Lock()
 			n := copy(b, p.out)
 			p.out = p.out[n:]
+			p.taken += int64(n)
 			p.mu.Unlock()
 			return n, nil
 		}
@@ -8385,10 +8386,10 @@ func (p *simPTY) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (p *simPTY) Unread() int {
+func (p *simPTY) Came() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.out)
+	return p.taken + int64(len(p.out))
 }
 
 func (p *simPTY) Waiting() int {
@@ -8490,6 +8491,7 @@ type simTool struct {
 
 	waiting int // bytes that were written and not read
 	out     []byte
+	taken   int64 // bytes of output that were read
 	more    chan struct{}
 	exited  chan struct{}
 	ended   bool

@@ -98,6 +98,10 @@ type unixPTY struct {
 	crumbsAt time.Time // since when
 	pauses   bool      // before it reads on
 
+	raw    syscall.RawConn // the master's
+	taking sync.Mutex      // guards what follows
+	taken  int64           // bytes of output that were read
+
 	looks    sync.Mutex // guards what follows
 	strays   []string   // processes of the terminal that do not descend from the child, as last seen
 	straysAt time.Time  // when that was
@@ -121,6 +125,11 @@ func (p *unixPTY) start(argv, env []string, dir string, size Size, host Host) er
 	}
 	p.master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
 	if err != nil {
+		return err
+	}
+	p.raw, err = p.master.SyscallConn()
+	if err != nil {
+		p.master.Close() // nobody has written to it
 		return err
 	}
 	slave, err := p.openSlave(size, host)
@@ -330,7 +339,7 @@ func (p *unixPTY) Read(b []byte) (int, error) {
 		pause := unix.NsecToTimeval(int64(crumbPause))
 		_, _ = unix.Select(0, nil, nil, nil, &pause) // a signal cuts it short
 	}
-	n, err := p.master.Read(b)
+	n, err := p.take(b)
 	p.pauses = p.pausePays(n)
 	if errors.Is(err, os.ErrDeadlineExceeded) && p.patience > 0 { // the child is gone, see live
 		n, err = p.drain(b)
@@ -340,6 +349,27 @@ func (p *unixPTY) Read(b []byte) (int, error) {
 		p.closeSlave()
 	}
 	return n, err
+}
+
+// take reads what is there, or waits for it. What it takes is counted in the same step, so that Came misses none.
+func (p *unixPTY) take(b []byte) (n int, err error) {
+	waited := p.raw.Read(func(fd uintptr) (done bool) {
+		p.taking.Lock()
+		defer p.taking.Unlock()
+		for n, err = unix.Read(int(fd), b); err == unix.EINTR; n, err = unix.Read(int(fd), b) {
+		}
+		p.taken += int64(max(n, 0))
+		return err != unix.EAGAIN
+	})
+	switch {
+	case waited != nil:
+		return 0, waited
+	case err != nil:
+		return 0, err
+	case n == 0:
+		return 0, io.EOF
+	}
+	return n, nil
 }
 
 // closeSlave closes our hold on the slave, if we have one. Twice is fine.
@@ -373,7 +403,7 @@ func (p *unixPTY) pausePays(n int) bool {
 func (p *unixPTY) drain(b []byte) (int, error) {
 	begun := time.Now()
 	p.master.SetReadDeadline(begun.Add(drainQuiet)) // where it fails Read does, too
-	n, err := p.master.Read(b)
+	n, err := p.take(b)
 	p.master.SetReadDeadline(begun)                      // where it fails the next Read does, too
 	p.patience -= max(time.Since(begun), drainWait/1000) // Linux holds up to 640 KiB (tty_buffer.c): 2 KiB a read
 	return n, err
@@ -410,14 +440,16 @@ func (p *unixPTY) PID() int {
 	return p.proc.Pid
 }
 
-// Unread is how many bytes of output wait for Read; 0 where that is not known.
-func (p *unixPTY) Unread() int {
+// Came is how many bytes of output there were so far: those that Read took, and those that wait for it, where that is known.
+func (p *unixPTY) Came() int64 {
+	p.taking.Lock()
+	defer p.taking.Unlock()
 	var n int32
 	err := ioctl(p.master, request(linuxFIONREAD, darwinTIOCOUTQ), &n)
 	if err != nil {
-		return 0
+		return p.taken
 	}
-	return int(n)
+	return p.taken + int64(n)
 }
 
 // Waiting is how many bytes of input nobody has read, −1 where that is not known. In line mode those of a line without

@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unicode/utf16"
@@ -52,6 +53,7 @@ var me, _ = windows.GetCurrentProcessToken().GetTokenUser() // cannot fail
 type winPTY struct {
 	in     *os.File      // our end of the pipe that the console reads
 	out    *os.File      // and of the one that it writes
+	taken  atomic.Int64  // bytes of output that were read
 	exited chan struct{} // closed when the child is gone
 	pid    uint32
 	code   uint32 // valid when it is gone
@@ -182,7 +184,9 @@ func (p *winPTY) hangUp() {
 
 // Read gives io.EOF when the console is closed and all it has painted has been read.
 func (p *winPTY) Read(b []byte) (int, error) {
-	return p.out.Read(b)
+	n, err := p.out.Read(b)
+	p.taken.Add(int64(n))
+	return n, err
 }
 
 // Write types b, and waits while the child's input is full.
@@ -210,9 +214,9 @@ func (p *winPTY) PID() int {
 	return int(p.pid)
 }
 
-// Unread is how many bytes of output wait for Read; 0 where that is not known.
-func (p *winPTY) Unread() int {
-	return 0
+// Came is how many bytes of output Read took so far; what waits for it is not known.
+func (p *winPTY) Came() int64 {
+	return p.taken.Load()
 }
 
 // Waiting is not known: the input is conhost's.
