@@ -70,8 +70,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"math/rand"
-	mrand "math/rand"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -5773,7 +5771,7 @@ func TestEveryWordIsShown(t *testing.T) {
 	if given := os.Getenv("ATLASBRIDGE_TEST_SEED"); given != "" {
 		fmt.Sscan(given, &seed)
 	}
-	rnd := mrand.New(mrand.NewSource(seed))
+	rnd := rand.New(rand.NewPCG(uint64(seed), 0))
 	calls := make([]string, 2+rounds(t))
 	for i := range calls {
 		calls[i] = randomCall(rnd)
@@ -5819,27 +5817,27 @@ func wordsIn(v any) (words []string) {
 }
 
 // randomCall is a call of a hook: words, shell characters and bullets, a few or many.
-func randomCall(rnd *mrand.Rand) string {
+func randomCall(rnd *rand.Rand) string {
 	all := strings.Fields("rm -rf /home $(id) ; | && `ls` ○ ● ☐ * · … ... until No Yes then Lasting: a b word words Ωmega 日本 1. 2) -- > ❯ " +
 		"/cancel @you 4111111111111111 +15551234567 1.2.3.4 (y/n) {} '\"' \\n ⏎ , . " + strings.Repeat("x", 300))
 	text := func() string {
 		var b strings.Builder
-		for range rnd.Intn([]int{2, 9, 60, 900}[rnd.Intn(4)]) {
-			b.WriteString(all[rnd.Intn(len(all))] + []string{" ", "  ", "\n"}[rnd.Intn(3)])
+		for range rnd.IntN([]int{2, 9, 60, 900}[rnd.IntN(4)]) {
+			b.WriteString(all[rnd.IntN(len(all))] + []string{" ", "  ", "\n"}[rnd.IntN(3)])
 		}
 		return b.String()
 	}
 	input := map[string]any{}
 	for _, name := range strings.Fields("description command file_path old_string new_string content url prompt plan replace_all X") {
-		if rnd.Intn(3) == 0 {
-			input[name] = []any{text(), rnd.Intn(9), []string{text()}, map[string]string{"deep": text()}}[rnd.Intn(4)]
+		if rnd.IntN(3) == 0 {
+			input[name] = []any{text(), rnd.IntN(9), []string{text()}, map[string]string{"deep": text()}}[rnd.IntN(4)]
 		}
 	}
 	var raw strings.Builder
 	enc := json.NewEncoder(&raw)
 	enc.SetEscapeHTML(false) // as tools write it
 	_ = enc.Encode(input)    // of texts and numbers
-	return strings.Fields("Bash Edit Write WebFetch mcp__s__do")[rnd.Intn(5)] + " " + strings.TrimSpace(raw.String())
+	return strings.Fields("Bash Edit Write WebFetch mcp__s__do")[rnd.IntN(5)] + " " + strings.TrimSpace(raw.String())
 }
 
 // sent is an agent's text as it is sent.
@@ -7331,14 +7329,14 @@ func TestCrowd(t *testing.T) {
 	}
 	seed := time.Now().UnixNano()
 	t.Log("seed", seed)
-	dice := rand.New(rand.NewSource(seed))
+	dice := rand.New(rand.NewPCG(uint64(seed), 0))
 	var given sync.Map // the prompts that were answered
 	var broken atomic.Bool
 	for range rounds {
 		plant(t, dir, `"rec":"session","id":"old","status":"completed",`+ago(40*24*time.Hour)) // each compacts as it first writes
 		var rows []int
 		for range 6 {
-			rows = append(rows, dice.Intn(40))
+			rows = append(rows, dice.IntN(40))
 		}
 		beside(t, rows, func(t *testing.T, killed int) {
 			if broken.Load() {
