@@ -68,7 +68,6 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -2390,24 +2389,6 @@ func TestWindowsUnderWine(t *testing.T) {
 // ---- main.go: session ----
 // What the loop does with bytes, questions and time, without a terminal.
 
-// TestChildEnv: a tool gets no setting of ours and nothing that holds the token, but its session
-// and the state folder.
-func TestChildEnv(t *testing.T) {
-	cfg := &Config{Dir: "/state", Token: fakeToken}
-	env := []string{"PATH=/bin", "ATLASBRIDGE_TOKEN=x", "ATLASBRIDGE_HOME=/old",
-		"ATLASBRIDGE_SESSION=outer", "TELEGRAM_BOT_TOKEN=" + fakeToken, "TELEGRAM_CHAT_ID=5",
-		"telegram_x=1", "COPY=a" + fakeToken + "b", "ATLAS=1", "EMPTY=", "A=b=c"}
-	want := []string{"PATH=/bin", "ATLAS=1", "EMPTY=", "A=b=c", "ATLASBRIDGE_SESSION=s1",
-		"ATLASBRIDGE_HOME=/state"}
-	before := slices.Clone(env)
-	if got := childEnv(env, cfg, "s1"); !slices.Equal(got, want) || !slices.Equal(env, before) {
-		t.Errorf("childEnv = %q, want %q", got, want)
-	}
-	if got := childEnv([]string{"A=", "B=x"}, &Config{Dir: "/s"}, "1"); len(got) != 4 {
-		t.Errorf("without a token childEnv = %q", got)
-	}
-}
-
 // A version that was not tried is told once in each run; with --quiet not a byte is told.
 func TestVersionWarning(t *testing.T) {
 	needUnix(t)
@@ -2429,32 +2410,6 @@ func TestVersionWarning(t *testing.T) {
 		}
 		if n := asked() - before; n != 1 {
 			t.Errorf("quiet %v: the tool was asked %d times", quiet, n)
-		}
-	}
-}
-
-// TestIsTyping tells keys from what terminals send by themselves.
-func TestIsTyping(t *testing.T) {
-	for keys, want := range map[string]bool{
-		"y":                   true,
-		"\r":                  true,
-		"\x1b":                true,
-		"\x1b[A":              true,
-		"\x1bOA":              true,
-		"\x03":                true,
-		"ü":                   true,
-		"\x1b[3~":             true,
-		"\x1b[I":              false,
-		"\x1b[O":              false,
-		"\x1b[<0;3;4M":        false,
-		"\x1b[?62;c":          false,
-		"\x1b[>0;1;0c":        false,
-		"\x1b]11;rgb:0/0/0\a": false,
-		"\x1bP>|tmux\x1b\\":   false,
-		"\x1b[12;40R":         false,
-	} {
-		if got := !reReport.MatchString(keys); got != want {
-			t.Errorf("%q is typing: %v, want %v", keys, got, want)
 		}
 	}
 }
@@ -2533,69 +2488,33 @@ func TestToolCallsOfStreamJSON(t *testing.T) {
 	}
 }
 
-// stream-json is asked for in one word or in two, by what the tool prints and not what it reads; a known tool that does
-// not print and end shows a screen, in which no line is one of its messages: its hooks tell of its calls.
-func TestStreamJSONIsAskedFor(t *testing.T) {
-	for _, c := range []struct {
-		command string
-		streams bool
-	}{
-		{"claude -p --output-format stream-json hi", true},
-		{"claude -p --output-format=stream-json hi", true},
-		{"claude --print hi --verbose --output-format=stream-json", true},
-		{"claude --output-format=stream-json", false},
-		{"claude -p stream-json", false},
-		{"claude stream-json", false},
-		{"claude -p --output-format json --input-format stream-json", false},
-		{"claude -p --output-format", false},
-		{"gemini -o stream-json -p hi", true},
-		{"gemini --output-format=stream-json --prompt=hi", true},
-		{"qwen -p hi -o json", false},
-		{"agent --output-format=stream-json", true},
-	} {
-		words := strings.Fields(c.command)
-		if got := adapterFor(words[0]).streamsJSON(words[1:]); got != c.streams {
-			t.Errorf("%s: %v", c.command, got)
-		}
-	}
-}
-
 // TestChildDoesNotWaitForTheState: a program begins, and ends, while the state cannot be read yet; then its session is
 // recorded, from its start to its end.
 func TestChildDoesNotWaitForTheState(t *testing.T) {
 	needUnix(t)
+	needTool(t, "flock")
+	t.Parallel()
 	dir := home(t, "")
-	st := storeAt(t, dir)
-	lock, err := openPrivate(filepath.Join(dir, "state.lock"), os.O_RDWR)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lock.Close()
-	if err := awaitLock(lock, patience()); err != nil {
-		t.Fatal(err)
-	}
 	mark := filepath.Join(t.TempDir(), "mark")
-	began := make(chan bool, 1)
-	go func() {
-		_, err := os.Stat(mark)
-		for end := time.Now().Add(patience()); err != nil && time.Now().Before(end); _, err = os.Stat(mark) {
-			<-time.After(time.Millisecond)
-		}
-		unlockFile(lock)
-		began <- err == nil
-	}()
-	code, _, stderr := cli(t, dir, "run", "--quiet", "sh", "-c", ": > '"+mark+"'; exit 7")
-	if !<-began || code != 7 {
-		t.Fatalf("the program did not begin, or exit %d: %s", code, stderr)
+	holder := exec.Command("sh", "-c", `umask 077; exec flock "$0" sh -c 'echo held; until [ -e "$0" ]; do sleep 0.01; done' "$1"`,
+		filepath.Join(dir, "state.lock"), mark)
+	out, err := holder.StdoutPipe()
+	if err := errors.Join(err, holder.Start()); err != nil {
+		t.Fatal(err)
 	}
-	v := storeView(t, st)
-	for _, r := range v.Sessions {
-		if r.Status != "completed" || r.EndedAt == nil || *r.ExitCode != 7 {
-			t.Errorf("its record is %+v", r)
-		}
+	t.Cleanup(func() { os.WriteFile(mark, nil, 0o600) }) // which ends it
+	if _, err := io.ReadFull(out, make([]byte, len("held\n"))); err != nil {
+		t.Fatal(err)
 	}
-	if names := auditNames(t, dir); !slices.Equal(names, []string{"SESSION_START", "SESSION_END"}) {
-		t.Errorf("the audit log has %q", names)
+	if code, _, stderr := cli(t, dir, "run", "--quiet", "sh", "-c", ": > '"+mark+"'; exit 7"); code != 7 {
+		t.Errorf("exit %d, want the program's 7: %s", code, stderr)
+	}
+	all, log := records(t, dir, "session"), jsonLines(t, dir, "audit.log")
+	if len(all) != 1 || all[0].str("status") != "completed" || all[0].str("exit_code") != "7" || all[0].str("ended_at") == "" {
+		t.Errorf("its record is %v", all)
+	}
+	if len(log) != 2 || log[0].str("event") != "SESSION_START" || log[1].str("event") != "SESSION_END" {
+		t.Errorf("the audit log has %v, want its start and its end", log)
 	}
 }
 
@@ -2662,37 +2581,6 @@ func TestScenes(t *testing.T) {
 	}
 }
 
-// TestExitCodes holds the wrapper's exit code against what a shell would say.
-func TestExitCodes(t *testing.T) {
-	t.Parallel()
-	dir := home(t, "")
-	notExecutable := filepath.Join(t.TempDir(), "tool")
-	if err := os.WriteFile(notExecutable, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, test := range []struct {
-		args []string
-		want int
-		says string
-	}{
-		{[]string{"run", "sh", "-c", "exit 0"}, 0, ""},
-		{[]string{"run", "sh", "-c", "exit 7"}, 7, ""},
-		{[]string{"run", "sh", "-c", "kill -9 $$"}, 137, ""},
-		{[]string{"run", "sh", "-c", "kill -TERM $$"}, 143, ""},
-		{[]string{"run", "no-such-tool-here"}, 127, "not found"},
-		{[]string{"run", notExecutable}, 126, "permission denied"},
-		{[]string{"run"}, 2, "usage"},
-		{[]string{"run", "--no-such-flag", "sh"}, 2, "unknown flag"},
-	} {
-		x := bridge(t, dir, test.args...)
-		x.exits(test.want)
-		shown := x.shown() // the name of a folder may have blanks, and break a line anywhere
-		if !strings.Contains(squeezed(shown), squeezed(test.says)) {
-			t.Errorf("%q does not say %q: %s", test.args, test.says, shown)
-		}
-	}
-}
-
 // TestRecordingStays: a run whose tool cannot be found, or not be run, leaves an old recording as it was, and makes no new one.
 func TestRecordingStays(t *testing.T) {
 	t.Parallel()
@@ -2713,15 +2601,17 @@ func TestRecordingStays(t *testing.T) {
 	}
 }
 
-// TestHungUp: when the terminal has gone, or who gave it to us, tool and wrapper end, whatever the tool ignores; nohup
-// keeps both, and so does a SIGHUP while all is there.
+// TestHungUp: when the terminal has gone, or who gave it to us, or at SIGTERM, tool and wrapper end, whatever the tool
+// ignores, whoever does not read and whoever writes on; nohup keeps both, and so does a SIGHUP while all is there.
 func TestHungUp(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
 	const plain = `"$TEST_BINARY" run --quiet `
+	const writesOn = `bash -c '(trap "" TERM HUP; for i in {1..3000}; do sleep 0.01; echo x; echo y >&2; done) & sleep 1000'`
 	shellEnds := func(x *terminal, _ int) { x.kill(x.pty.PID(), syscall.SIGKILL) }
 	closed := func(x *terminal, _ int) { x.pty.Close() }
 	hup := func(x *terminal, wrapper int) { x.kill(wrapper, syscall.SIGHUP) }
+	term := func(x *terminal, wrapper int) { x.kill(wrapper, syscall.SIGTERM) }
 	rows := []struct {
 		name    string
 		config  string
@@ -2742,6 +2632,10 @@ func TestHungUp(t *testing.T) {
 		{"closed, nohup", "", "trap '' HUP; " + plain + "sleep 1000", closed, true},
 		{"SIGHUP", "timeout_seconds = 77\n", plain + "sleep 1000", hup, true},
 		{"SIGHUP, nothing to reload", "", plain + "sleep 1000", hup, false},
+		{"SIGTERM, output that nobody reads", "", plain + `bash -c 'trap "" TERM HUP; yes' | sleep 1000`, term, false},
+		{"SIGTERM, errors that nobody reads", "", plain + `bash -c 'yes >&2' 2>&1 >/dev/null | sleep 1000`, term, false},
+		{"SIGTERM, a grandchild", "", plain + writesOn, term, false},
+		{"SIGTERM, a grandchild that nobody reads", "", plain + writesOn + " 2>&1 | sleep 1000", term, false},
 		{"SIGHUP, no terminal", "", plain + "sleep 1000 </dev/null 2>&1 | cat", hup, true},
 	}
 	for _, row := range rows {
@@ -2752,117 +2646,47 @@ func TestHungUp(t *testing.T) {
 				"HISTFILE=/dev/null")
 			x := inTerminal(t, env, "bash", "--norc", "--noprofile", "-i")
 			x.sees("ready$")
+			needToolsOf(t, []string{row.command})
 			x.types(row.command + "\r")
-			st := storeAt(t, dir)
-			r := theSession(t, st)
-			t.Cleanup(func() { x.kill(r.Wrapper, syscall.SIGKILL) })
-			row.happens(x, r.Wrapper)
+			wrapper, tool := sessionRuns(t, dir)
+			t.Cleanup(func() { x.kill(wrapper, syscall.SIGKILL) })
+			row.happens(x, wrapper)
 			if row.lives {
-				x.kill(r.Wrapper, syscall.SIGHUP) // once more: the first has been dealt with
+				x.kill(wrapper, syscall.SIGHUP) // once more: the first has been dealt with
 				comesTrue(t, "SIGHUP is dealt with", func() bool {
-					return row.name == "closed, nohup" || auditCount(t, dir, "CONFIG_RELOADED") > 0
+					return row.name == "closed, nohup" || len(entries(t, dir, "CONFIG_RELOADED")) > 0
 				})
-				if !running(r.PID) || !st.Alive(r.ID) {
+				if !running(tool) || !running(wrapper) {
 					t.Error("it has ended")
 				}
 				return
 			}
-			comesTrue(t, "both end", func() bool { return !running(r.Wrapper) && !running(r.PID) })
-			if r := theSession(t, st); r.Status != "terminated" || r.ExitCode == nil {
-				t.Errorf("recorded as %q, exit %v", r.Status, r.ExitCode)
+			comesTrue(t, "both end", func() bool { return !running(wrapper) && !running(tool) })
+			if r := records(t, dir, "session")[0]; r.str("status") != "terminated" || r["exit_code"] == nil {
+				t.Errorf("recorded as %q, exit %v; want terminated, and how", r["status"], r["exit_code"])
 			}
 		})
 	}
 }
 
-// TestTerminated: SIGTERM ends tool and wrapper, though the tool ignores it, nobody reads what comes out of us, or a
-// grandchild goes on with the tool's streams; the end is recorded.
+// sessionRuns waits for the only session of a state folder, and returns its processes.
+func sessionRuns(t *testing.T, dir string) (wrapper, tool int) {
+	t.Helper()
+	r := awaitRecord(t, dir, "session", "it runs", func(r record) bool { return r.str("pid") != "0" })
+	return int(numberOf(r, "wrapper")), int(numberOf(r, "pid"))
+}
+
+// TestTerminated: SIGTERM ends tool and wrapper, though nobody reads what the terminal gets, and the tool ignores it.
 func TestTerminated(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
 	needTool(t, "yes", "bash")
-	const (
-		child      = `yes`
-		stubborn   = `trap "" TERM HUP; yes`
-		grandchild = `(trap "" TERM HUP; while sleep 0.01; do echo x; echo y >&2; done) & sleep 1000`
-		complaint  = `yes >&2`
-	)
-	for _, row := range []struct {
-		name   string
-		script string
-		unread string // of ours: "terminal", or those of "out" and "err" that lead into a pipe
-	}{
-		{"output", child, "out"},
-		{"output, ignored", stubborn, "out"},
-		{"output and errors", child, "out err"},
-		{"errors", complaint, "err"},
-		{"terminal", child, "terminal"},
-		{"terminal, ignored", stubborn, "terminal"},
-		{"grandchild", grandchild, ""},
-		{"grandchild, unread", grandchild, "out err"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			dir := home(t, "")
-			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
-			argv := []string{os.Args[0], "run", "bash", "-c", row.script}
-			ended := make(chan int, 1)
-			if row.unread == "terminal" {
-				p, err := startPTY(argv, env, "", Size{Rows: 24, Cols: 80}, Host{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { p.Close() })
-				go func() { ended <- p.Wait() }()
-			} else {
-				r, w, err := os.Pipe()
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { r.Close() })
-				cmd := exec.Command(argv[0], argv[1:]...)
-				cmd.Env = env
-				if strings.Contains(row.unread, "out") {
-					cmd.Stdout = w
-				}
-				if strings.Contains(row.unread, "err") {
-					cmd.Stderr = w
-				}
-				if err := cmd.Start(); err != nil {
-					t.Fatal(err)
-				}
-				w.Close()
-				go func() {
-					cmd.Wait() // its exit status says all
-					ended <- cmd.ProcessState.ExitCode()
-				}()
-			}
-			st := storeAt(t, dir)
-			r := theSession(t, st)
-			wrapper, _ := os.FindProcess(r.Wrapper) // cannot fail here
-			t.Cleanup(func() {
-				wrapper.Kill()
-				for _, pid := range processesOf(dir) {
-					if p, err := os.FindProcess(pid); err == nil {
-						p.Kill()
-					}
-				}
-			})
-			if err := wrapper.Signal(syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
-			select {
-			case code := <-ended:
-				if code != 128+int(syscall.SIGTERM) && code != 128+int(syscall.SIGKILL) {
-					t.Errorf("exit %d", code)
-				}
-			case <-time.After(patience() / 2):
-				t.Fatal("it does not end")
-			}
-			if r := theSession(t, st); r.Status != "terminated" || r.ExitCode == nil {
-				t.Errorf("recorded as %q, exit %v", r.Status, r.ExitCode)
-			}
-		})
+	dir := home(t, "")
+	p := mustPTYIn(t, "", append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir), os.Args[0], "run", "bash", "-c", `trap "" TERM HUP; yes`)
+	_, tool := sessionRuns(t, dir)
+	p.Signal(syscall.SIGTERM)
+	if code := p.Wait(); code != 137 || running(tool) {
+		t.Errorf("exit %d, want 137; the tool runs: %v", code, running(tool))
 	}
 }
 
@@ -2889,29 +2713,50 @@ func TestPanics(t *testing.T) {
 	}
 }
 
-// A terminal that is closed at any moment of a start leaves no process, and no session that seems to live.
-// ATLASBRIDGE_TEST_ROUNDS says how many are closed.
+// A terminal that is closed, or a SIGTERM that comes, at any moment of a start leaves no process, and no session that seems
+// to live. ATLASBRIDGE_TEST_ROUNDS says how many are ended.
 func TestClosedAtStart(t *testing.T) {
 	t.Parallel()
 	needLinux(t)
 	tools := []string{"cat", "yes", `trap "" HUP; sleep 1000; :`, `trap "" HUP TERM; while :; do sleep 1000; done`,
 		"read -p 'Go on? (y/n) ' a", "sleep 1000 & sleep 1000"}
 	beside(t, make([]struct{}, rounds(t)), func(t *testing.T, _ struct{}) {
+		chance := dice(t)
 		dir := home(t, "")
-		tool := tools[rand.IntN(len(tools))]
+		tool := tools[chance.IntN(len(tools))]
 		x := bridge(t, dir, "run", "bash", "-c", tool)
-		moment := time.Duration(rand.IntN(150)) * time.Millisecond
+		moment := time.Duration(chance.IntN(150)) * time.Millisecond
 		<-time.After(moment)
-		x.pty.Close()
-		comesTrue(t, fmt.Sprintf("all end, closed %v after the start of %s", moment, tool), func() bool {
+		how := "closed"
+		if chance.IntN(2) == 0 {
+			how = "SIGTERM"
+			x.kill(x.pty.PID(), syscall.SIGTERM)
+		} else {
+			x.pty.Close()
+		}
+		comesTrue(t, fmt.Sprintf("all end, %s %v after the start of %s", how, moment, tool), func() bool {
 			return len(processesOf(dir)) == 0
 		})
-		for _, r := range storeView(t, storeAt(t, dir)).Sessions {
-			if r.Status == "active" || r.ExitCode == nil {
-				t.Errorf("closed %v after the start of %s, it is recorded as %q", moment, tool, r.Status)
+		for _, r := range records(t, dir, "session") {
+			if r.str("status") == "active" || r["exit_code"] == nil {
+				t.Errorf("%s %v after the start of %s, it is recorded as %q, exit %v", how, moment, tool, r["status"], r["exit_code"])
 			}
 		}
 	})
+}
+
+// dice are those of ATLASBRIDGE_TEST_SEED, else of a seed that a failure tells.
+func dice(t *testing.T) *rand.Rand {
+	seed := rand.Uint64()
+	if given := os.Getenv("ATLASBRIDGE_TEST_SEED"); given != "" {
+		fmt.Sscan(given, &seed)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("replay with ATLASBRIDGE_TEST_SEED=%d", seed)
+		}
+	})
+	return rand.New(rand.NewPCG(seed, 0))
 }
 
 // However early a terminal is resized while a session starts, the tool ends up with the last size, and the terminal as
@@ -2921,14 +2766,15 @@ func TestResizedAtStart(t *testing.T) {
 	needUnix(t)
 	script := `until [ -e "$0" ]; do stty size; sleep 0.02; done; echo "end $(stty size) end"`
 	beside(t, make([]struct{}, rounds(t)), func(t *testing.T, _ struct{}) {
+		chance := dice(t)
 		dir := home(t, "")
 		end := filepath.Join(dir, "end")
 		x := bridge(t, dir, "run", "bash", "-c", script, end)
 		var last Size
 		for range 3 {
-			moment := time.Duration(rand.IntN(40)) * time.Millisecond
+			moment := time.Duration(chance.IntN(40)) * time.Millisecond
 			<-time.After(moment)
-			last = Size{Rows: uint16(10 + rand.IntN(10)), Cols: uint16(30 + rand.IntN(40))}
+			last = Size{Rows: uint16(10 + chance.IntN(10)), Cols: uint16(30 + chance.IntN(40))}
 			if err := x.pty.Resize(last); err != nil {
 				t.Fatal(err)
 			}
@@ -2961,14 +2807,10 @@ func TestInputsOfTheKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	to := p.writes("/send lost hello", 0)
-	st := storeAt(t, dir)
-	status := func() (is string) {
-		for _, in := range storeView(t, st).Inputs {
-			is = in.Status
-		}
-		return is
+	becomes := func(status string) {
+		awaitRecord(t, dir, "input", status, func(r record) bool { return r.str("status") == status })
 	}
-	comesTrue(t, "it is on its way", func() bool { return status() == "queued" })
+	becomes("queued")
 	x.kill(x.pty.PID(), syscall.SIGKILL)
 	p.await(t, "the operator is told", func() bool {
 		for _, call := range p.calls {
@@ -2979,60 +2821,9 @@ func TestInputsOfTheKilled(t *testing.T) {
 		}
 		return false
 	})
-	comesTrue(t, "that is recorded", func() bool { return status() == "refused" })
+	becomes("refused")
 	if n := p.came("the program ended first"); n != 1 {
 		t.Errorf("it is told %d times", n)
-	}
-}
-
-// TestSession: what reaches a running session from outside, in a real terminal and on a phone.
-func TestSession(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	t.Run("resize", func(t *testing.T) {
-		t.Parallel()
-		x := bridge(t, home(t, ""), "run", "bash", "-c",
-			`trap 'stty size' WINCH; echo ready; while :; do read -t 0.1 key; done`)
-		x.sees("ready")
-		x.pty.Resize(Size{Rows: 20, Cols: 70})
-		x.sees("20 70")
-	})
-	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT} {
-		for _, after := range []string{"setup", "ready"} { // setup: of the note, before the tool has done anything
-			t.Run(sig.String()+" after "+after, func(t *testing.T) {
-				t.Parallel()
-				x := bridge(t, home(t, ""), "run", "bash", "-c",
-					`trap 'exit 5' TERM INT QUIT; echo ready; while :; do read -t 0.1 key; done`)
-				x.sees(after)
-				me, _ := os.FindProcess(x.pty.PID())
-				me.Signal(sig)
-				select {
-				case code := <-x.code:
-					if code != 5 && after == "ready" {
-						t.Errorf("exit %d, want the tool's 5", code)
-					}
-				case <-time.After(patience()):
-					t.Fatal("it does not end")
-				}
-				if modes := x.pty.State(); !modes.Canonical || !modes.Echo {
-					t.Errorf("the terminal is left as %+v", modes)
-				}
-			})
-		}
-	}
-	badCall := map[string]syscall.Signal{"linux": 31, "darwin": 12}[runtime.GOOS] // SIGSYS
-	for _, sig := range []syscall.Signal{syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE,
-		syscall.SIGSEGV, badCall} { // sent by somebody, they end the tool and us alike
-		t.Run(sig.String(), func(t *testing.T) {
-			t.Parallel()
-			x := bridge(t, home(t, ""), "run", "sh", "-c", "ulimit -c 0; echo ready; exec cat")
-			x.sees("ready")
-			x.kill(x.pty.PID(), sig)
-			x.exits(128 + int(sig))
-			if modes := x.pty.State(); !modes.Canonical || !modes.Echo {
-				t.Errorf("the terminal is left as %+v", modes)
-			}
-		})
 	}
 }
 
@@ -3192,7 +2983,7 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 				t.Errorf("button %q is the same in both messages", label)
 			}
 		}
-		if keys := c.keys(); keys != "" || auditCount(t, dir, "REPLY_INJECTED") > 0 {
+		if keys := c.keys(); keys != "" || len(entries(t, dir, "REPLY_INJECTED")) > 0 {
 			t.Errorf("the old button typed %q", keys)
 		}
 		w.tap(n, yesButton)
@@ -3433,15 +3224,25 @@ func TestResumedAtItsEnd(t *testing.T) {
 	w.where("the end", func(m seen) bool { return strings.Contains(m.text, "tool ended") })
 }
 
-// unlocked tells whether nobody holds a lock of the state folder.
+// unlocked tells whether no process of a state folder holds a lock of it.
 func unlocked(t *testing.T, dir, name string) bool {
 	t.Helper()
-	f, err := openPrivate(filepath.Join(dir, name), os.O_RDWR)
-	if err != nil {
-		t.Fatal(err)
+	path := filepath.Join(dir, name)
+	if runtime.GOOS != "linux" {
+		needTool(t, "perl")
+		return exec.Command("perl", "-e", `open F, "<", shift or exit; exit !flock F, 6`, path).Run() == nil
 	}
-	defer f.Close() // which lets go of it
-	return lockFile(f) == nil
+	file, _ := os.Stat(path) // not there yet: nobody holds it
+	for _, pid := range processesOf(dir) {
+		for _, fd := range inFolder(fmt.Sprintf("/proc/%d/fd", pid), "*") {
+			open, _ := os.Stat(fd) // it may be closed by now
+			info, _ := os.ReadFile(strings.Replace(fd, "/fd/", "/fdinfo/", 1))
+			if os.SameFile(file, open) && bytes.Contains(info, []byte("lock:")) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // TestNoKeyIsLost: whatever is typed arrives, all of it and in order, a question on the phone or not.
@@ -3449,17 +3250,18 @@ func TestNoKeyIsLost(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
 	beside(t, []string{"ready", "Go? (y/n) "}, func(t *testing.T, shown string) {
+		chance := dice(t)
 		_, c, dir, x := stageSession(t, "")
 		c.order(order{Raw: true, Name: "ask", Write: shown})
 		if shown != "ready" {
-			openPrompt(t, dir)
+			awaitPrompt(t, dir, "", "awaiting_reply")
 		}
 		want := ""
 		for i := 0; len(want) < 3000; i++ {
-			piece := fmt.Sprintf("%d,", i)[rand.IntN(2):]
+			piece := fmt.Sprintf("%d,", i)[chance.IntN(2):]
 			x.types(piece)
 			want += piece
-			<-time.After(time.Duration(rand.IntN(1500)) * time.Microsecond) // as fast as a paste over a slow line
+			<-time.After(time.Duration(chance.IntN(1500)) * time.Microsecond) // as fast as a paste over a slow line
 		}
 		c.that("it read all", func() bool {
 			got := ""
@@ -3472,30 +3274,6 @@ func TestNoKeyIsLost(t *testing.T) {
 		})
 	})
 }
-
-// ---- bench: sessions without a terminal ----
-// What other areas still use of it.
-
-// bareSession is a session of the store that runs a tool, without a terminal.
-func bareSession(t *testing.T, st *Store, id, tool string) *session {
-	t.Helper()
-	return &session{
-		st:      st,
-		ch:      localChannel{},
-		log:     slog.New(slog.DiscardHandler),
-		adapter: adapterFor(tool),
-		ctx:     t.Context(),
-		cfg:     &Config{Timeout: time.Hour, PermissionTimeout: time.Hour},
-		events:  make(chan func(), 100),
-		opened:  true,
-		output:  newBacklog(),
-		rec:     *storeView(t, st).Sessions[id],
-	}
-}
-
-func (st State) ended() bool { return next[st] == nil }
-
-func (p *PromptRecord) ended() bool { return p.Status.ended() }
 
 // claudeBox is claude's input box with that in it.
 func claudeBox(draft string) string {
@@ -3664,7 +3442,7 @@ func (s *staged) step(verb, arg string) {
 	case "answer": // by atlasbridge answer
 		s.answer(arg)
 	case "refuses": // atlasbridge answer does, with this reason
-		code, _, said := cli(s.t, s.dir, "answer", shortID(s.prompt), status)
+		code, _, said := cli(s.t, s.dir, "answer", s.prompt, status)
 		if code != 1 || !matches(why, said) {
 			s.t.Errorf("answer %s exits with %d: %q, want 1: %s", status, code, said, why)
 		}
@@ -3745,7 +3523,7 @@ func (s *staged) answer(value string) {
 	if s.prompt == "" {
 		s.step("asked", "")
 	}
-	code, _, said := cli(s.t, s.dir, "answer", shortID(s.prompt), value)
+	code, _, said := cli(s.t, s.dir, "answer", s.prompt, value)
 	if code != 0 {
 		s.t.Fatalf("answer %s exits with %d: %s", value, code, said)
 	}
@@ -3969,7 +3747,7 @@ func (c *inquiry) play(step string) {
 		})
 		return
 	}
-	id := openPrompt(c.t, c.dir)
+	id := awaitPrompt(c.t, c.dir, "", "awaiting_reply").str("id")
 	switch verb {
 	case "wait":
 	case "write":
@@ -4363,7 +4141,7 @@ func TestLocalChannelOnlyWaits(t *testing.T) {
 			t.Errorf("%s by %s, %q was typed", r.Text, r.By, c.keys())
 		}
 		c.until("done", -1)
-		if n := auditCount(t, dir, "TOOL_CALL"); n != 1 {
+		if n := len(entries(t, dir, "TOOL_CALL")); n != 1 {
 			t.Errorf("%d calls are audited", n)
 		}
 	})
@@ -4713,7 +4491,7 @@ func (c *inquiry) isTroubled(x *troubledRequest) {
 	id := awaitPrompt(c.t, c.dir, "Continue?", "").str("id")
 	asked := x.row["request"] != "sendMessage"
 	if asked {
-		openPrompt(c.t, c.dir)
+		awaitPrompt(c.t, c.dir, "", "awaiting_reply")
 	} else {
 		<-x.struck
 	}
@@ -4739,7 +4517,7 @@ func (c *inquiry) isTroubled(x *troubledRequest) {
 		_ = c.session.Process.Signal(syscall.SIGTERM) // it lives: it asks
 	case x.row["ends"] == "tap":
 		if !asked {
-			openPrompt(c.t, c.dir)
+			awaitPrompt(c.t, c.dir, "", "awaiting_reply")
 		}
 		m := c.shows("Continue?", "Yes")
 		for _, one := range c.history() {
@@ -4759,7 +4537,7 @@ func TestShortRunPays(t *testing.T) {
 	dir := home(t, p.config(""))
 	first := runs(t, dir, "sh", "-c", `printf "Continue? [y/n] "; read x`)
 	m := p.shows("Continue?", "Yes")
-	openPrompt(t, dir)
+	awaitPrompt(t, dir, "", "awaiting_reply")
 	first.Process.Kill()
 	_ = first.Wait() // killed
 	second := runs(t, dir, "true")
@@ -5014,7 +4792,7 @@ func (a *quiz) play(verb, words string) {
 			a.t.Errorf("a tap on the question before is told %q", said)
 		}
 	case "reply":
-		openPrompt(a.t, a.home)
+		awaitPrompt(a.t, a.home, "", "awaiting_reply")
 		a.writes(words, a.last.id)
 	case "says", "lacks":
 		if matches(words, a.now(a.last.id).text) != (verb == "says") {
@@ -5069,7 +4847,7 @@ func TestAskedAgain(t *testing.T) {
 			}
 			a.reads(strings.Repeat(want, n))
 			var others sync.WaitGroup
-			if id := shortID(openPrompt(t, a.home)); n == 2 {
+			if id := awaitPrompt(t, a.home, "", "awaiting_reply").str("id"); n == 2 {
 				data, _ := m.ending(label)
 				others.Go(func() { cli(t, a.home, "answer", id, data[strings.LastIndex(data, ":")+1:]) })
 			}
@@ -5265,7 +5043,7 @@ func TestTextIsForWhatWasThere(t *testing.T) {
 		w.mu.Unlock()
 		c.show("first", "Delete the cache? (y/n) ")
 		m := w.find("Delete the cache?", yesButton)
-		openPrompt(t, dir)
+		awaitPrompt(t, dir, "", "awaiting_reply")
 		if r.ended == "phone" {
 			w.writes("y", 0)
 			c.reads("first", "y\n")
@@ -5320,7 +5098,7 @@ func TestTextForABusyProgram(t *testing.T) {
 			return
 		}
 		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*✗ .*question`, id))
-		openPrompt(t, dir)
+		awaitPrompt(t, dir, "", "awaiting_reply")
 		w.writes(row.answer, w.where("the question", func(m seen) bool { return len(m.buttons) > 0 }).id)
 		x.sees("got [" + row.answer + "]")
 	})
@@ -5344,7 +5122,7 @@ func TestReplyToAScreen(t *testing.T) {
 		bridge(t, dir, "run", c.tool).toldOnFailure()
 		c.order(order{Raw: true, Name: "ask", Write: row.shows})
 		m := w.find("Possibly a question", enterButton)
-		openPrompt(t, dir)
+		awaitPrompt(t, dir, "", "awaiting_reply")
 		plain := w.writes("1, 2 go", 0)
 		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was .*[Rr]eply`, plain))
 		w.writes("1, 2 go", m.id)
@@ -5391,7 +5169,7 @@ func TestRepliesToElsewhere(t *testing.T) {
 		w, c, dir, _ := stageSession(t, "")
 		c.show("ask", "Delete production? (y/n) ")
 		m := w.find("Delete production?", yesButton)
-		openPrompt(t, dir)
+		awaitPrompt(t, dir, "", "awaiting_reply")
 		chat := map[string]any{"id": 1001, "type": "private"}
 		w.update(map[string]any{"message": map[string]any{"message_id": 4999, "date": time.Now().Unix() + 3, "text": "y",
 			"from": map[string]any{"id": 1001}, "chat": chat, member: map[string]any{"text": "Delete the cache?"}}})
@@ -5442,7 +5220,7 @@ func TestNumbersOfAnotherChat(t *testing.T) {
 	w, c, dir, x := stageSession(t, "")
 	c.show("ask", "Delete production? (y/n) ")
 	m := w.find("Delete production?", yesButton)
-	openPrompt(t, dir)
+	awaitPrompt(t, dir, "", "awaiting_reply")
 	moved := strings.NewReplacer("chat_id = 1001", "chat_id = 1002", "[1001]", "[1002]").Replace(w.config(""))
 	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(moved), 0o600); err != nil {
 		t.Fatal(err)
@@ -5514,7 +5292,7 @@ func TestTakenOutOfTheAllowlist(t *testing.T) {
 	m := p.shows("First?", "Yes")
 	writeConfig(group("[1001]"))
 	taps(m, 1002, "Yes")
-	comesTrue(t, "who was taken out is a stranger", func() bool { return auditCount(t, dir, "UNAUTHORIZED") > 0 })
+	comesTrue(t, "who was taken out is a stranger", func() bool { return len(entries(t, dir, "UNAUTHORIZED")) > 0 })
 	writeConfig("nonsense")
 	taps(m, 1001, "No")
 	first.gets(1, "no\n", "")
@@ -5565,7 +5343,7 @@ func TestInboxFullOfLargeUpdates(t *testing.T) {
 	w, c, dir, _ := stageSession(t, "")
 	c.show("ask", "Continue? (y/n) ")
 	m := w.find("Continue?", yesButton)
-	openPrompt(t, dir)
+	awaitPrompt(t, dir, "", "awaiting_reply")
 	var flood []string
 	for i := range 101 {
 		size := 200_000
@@ -5602,7 +5380,7 @@ func TestPages(t *testing.T) {
 			verb, keys, _ := strings.Cut(strings.TrimSpace(step), " ")
 			switch verb {
 			case "type":
-				openPrompt(t, c.dir)
+				awaitPrompt(t, c.dir, "", "awaiting_reply")
 				x.types(keys + "\r")
 			case "wait":
 				awaitOver(t, c.dir)
@@ -6786,7 +6564,7 @@ func TestTappedUnknownMessage(t *testing.T) {
 		if over {
 			release()
 			second := w.where("it is sent again", func(m seen) bool { return m.id > first.id && len(m.buttons) > 0 })
-			openPrompt(t, dir)
+			awaitPrompt(t, dir, "", "awaiting_reply")
 			w.press(second, "No")
 			w.settled(second.id)
 			told = "already answered (phone, "
@@ -7840,85 +7618,6 @@ func TestBundle(t *testing.T) {
 			t.Errorf("over a file: exit %d, %s; claude was run %d times", code, says, asked())
 		}
 	}
-}
-
-// openPrompt waits for the one question that waits for an answer in dir.
-func openPrompt(t testing.TB, dir string) (id string) {
-	t.Helper()
-	return awaitPrompt(t, dir, "", "awaiting_reply").str("id")
-}
-
-// auditCount is how many entries of that name the audit log has.
-func auditCount(t testing.TB, dir, event string) int {
-	t.Helper()
-	return len(entries(t, dir, event))
-}
-
-// ---- bench: the store ----
-// Sessions, questions and decisions of a store, and file systems that fail.
-
-// storeAt opens the state in dir and closes it with the test.
-func storeAt(t testing.TB, dir string) *Store {
-	t.Helper()
-	s, err := openStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	return s
-}
-
-// storeView is what the state holds.
-func storeView(t testing.TB, s *Store) *View {
-	t.Helper()
-	v, err := s.View()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return v
-}
-
-// storeUpdate writes records as they are.
-func storeUpdate(s *Store, recs ...Record) error {
-	return s.Update(func(*View) ([]Record, error) { return recs, nil })
-}
-
-// theSession is the only session there is, once it has a process.
-func theSession(t testing.TB, s *Store) (r *SessionRecord) {
-	t.Helper()
-	comesTrue(t, "a session runs", func() bool {
-		for _, r = range storeView(t, s).Sessions {
-			return r.PID != 0
-		}
-		return false
-	})
-	return r
-}
-
-// holds lets a session live with the store.
-func holds(t testing.TB, s *Store, id string) {
-	t.Helper()
-	if _, err := s.HoldSession(id); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// ---- bench: the audit log ----
-// Logs with something in them, and what they say.
-
-// auditNames are the events of the log in dir.
-func auditNames(t testing.TB, dir string) (names []string) {
-	t.Helper()
-	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range bytes.Lines(log) {
-		var e struct{ Event string }
-		json.Unmarshal(line, &e)
-		names = append(names, e.Event)
-	}
-	return names
 }
 
 // ---- the whole program: simulation ----
