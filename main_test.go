@@ -3076,9 +3076,7 @@ func TestNothingUnseenIsAllowed(t *testing.T) {
 		{"a line of 1200", false, words(240) + "Proceed? (y/n) ", 240, "y\n"},
 		{"13 rows", false, command(13) + "Proceed? (y/n) ", 13, "y\n"},
 		{"40 rows", false, command(40) + "Proceed? (y/n) ", 40, "y\n"},
-		{"menu of 13 rows", true, "\x1b[?25l" + command(13) + menu, 13, "\r"},
 		{"menu of 40 rows", true, "\x1b[?25l" + command(40) + menu, 40, "\r"},
-		{"Enter after 13 rows", false, command(13) + "Press Enter to continue", 13, "\n"},
 		{"Enter after 40 rows", false, command(40) + "Press Enter to continue", 40, "\n"},
 	}, func(t *testing.T, row row) {
 		w, c, _, _ := stageSession(t, "")
