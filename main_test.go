@@ -60,7 +60,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -866,9 +865,7 @@ func TestScreenAgainstTmux(t *testing.T) {
 			continue // tmux tells the letters, not the lines
 		}
 		text := filepath.Join(dir, "out")
-		if err := os.WriteFile(text, append(bytes.Clone(out), "\x1b\\\x1b]2;all done\a"...), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		makeFile(t, string(out)+"\x1b\\\x1b]2;all done\a", text)
 		tmux("new-session", "-d", "-s", "x", "-x", fmt.Sprint(cols), "-y", fmt.Sprint(rows), "stty raw -echo; cat '"+text+"'; exec sleep 600")
 		comesTrue(t, "tmux has shown "+file, func() bool { return tmux("display-message", "-p", "-t", "x", "#{pane_title}") == "all done\n" })
 		s := newScreen(rows, cols)
@@ -1325,16 +1322,11 @@ func labOf(t *testing.T, tapes []*tapeText) [][]record {
 	asked := make([][]record, len(tapes))
 	args := []string{}
 	for i, c := range tapes {
-		text, err := json.Marshal(map[string]any{"recording": fmt.Sprint(i, ".cast"), "safe_defaults": c.defaults})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for name, text := range map[string][]byte{fmt.Sprint(i, ".cast"): c.cast.Bytes(), fmt.Sprint(i, ".json"): text} {
-			if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		args = append(args, filepath.Join(dir, fmt.Sprint(i, ".json")))
+		text, _ := json.Marshal(map[string]any{"recording": fmt.Sprint(i, ".cast"), "safe_defaults": c.defaults}) // only texts
+		file := filepath.Join(dir, fmt.Sprint(i))
+		makeFile(t, c.cast.String(), file+".cast")
+		makeFile(t, string(text), file+".json")
+		args = append(args, file+".json")
 	}
 	for _, e := range labEvents(t, args...) {
 		i := digits(strings.TrimSuffix(e.str("file"), ".json"))
@@ -1562,12 +1554,8 @@ func TestKeysByName(t *testing.T) {
 // TestRedact: what is a secret by its shape, or by its name and its looks, is left out, and nothing else of the text; what
 // was redacted is no secret.
 func TestRedact(t *testing.T) {
-	file, err := os.ReadFile("testdata/redact.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
 	secret := regexp.MustCompile("«(.*)»")
-	for text := range strings.Lines(string(file)) {
+	for text := range strings.Lines(textOf(t, "testdata/redact.txt")) {
 		text = strings.TrimSuffix(text, "\n")
 		if strings.HasPrefix(text, "#") {
 			continue
@@ -1589,9 +1577,8 @@ func TestArgumentsAreRedacted(t *testing.T) {
 	args := []string{"--model", "opus", "--api-key", "abcS3CRET1", "-u", "bob:hunter2S3CRET", "KEY=1", "API_KEY=abcdS3CRET", "--token", "--fast"}
 	cli(t, dir, append([]string{"run", "--quiet", os.Args[0], "-test.run=^$"}, args...)...)
 	for _, name := range []string{"state.jsonl", "audit.log"} {
-		text, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil || bytes.Contains(text, []byte("S3CRET")) {
-			t.Errorf("%s keeps a secret, or is not there: %v\n%s", name, err, text)
+		if text := textOf(t, dir, name); strings.Contains(text, "S3CRET") {
+			t.Errorf("%s keeps a secret:\n%s", name, text)
 		}
 	}
 	if got := fmt.Sprint(records(t, dir, "session")); !strings.Contains(got, "--model opus --api-key [redacted] -u bob:[redacted] KEY=1") ||
@@ -1654,13 +1641,7 @@ func copied(t *testing.T, told func(text string) string, dirs ...string) string 
 		}
 	}
 	for _, file := range append(inFolder(to, "*/*.cast"), inFolder(to, "*/*.json")...) {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(told(string(text))), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		makeFile(t, told(textOf(t, file)), file)
 	}
 	return to
 }
@@ -1716,7 +1697,7 @@ func TestBlind(t *testing.T) {
 // tells. They may only rise; the goals are 99, 97 and 95 % (SPEC 10).
 func TestRecordings(t *testing.T) {
 	needTool(t, "python3")
-	shared := filepath.Join(screenShared(), "recordings")
+	shared := filepath.Join(cmp.Or(os.Getenv("ATLASBRIDGE_SHARED"), "../shared"), "recordings")
 	if _, err := os.Stat(shared); err != nil {
 		t.Skip("no shared recordings (set ATLASBRIDGE_SHARED):", err)
 	}
@@ -1728,9 +1709,7 @@ func TestRecordings(t *testing.T) {
 	} {
 		_, out, _ := cli(t, t.TempDir(), "lab", "--json", c.dir)
 		events := filepath.Join(t.TempDir(), "events")
-		if err := os.WriteFile(events, []byte(out), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		makeFile(t, out, events)
 		scored, err := exec.Command("python3", filepath.Join(shared, "score.py"), filepath.Join(shared, "index.jsonl"), events).Output()
 		if err != nil {
 			t.Fatal(err)
@@ -1758,9 +1737,7 @@ func TestExamples(t *testing.T) {
 	dir := t.TempDir()
 	for _, b := range blocks(t, "examples.txt") {
 		file := filepath.Join(dir, "example.json")
-		if err := os.WriteFile(file, []byte(b.parts[""]), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		makeFile(t, b.parts[""], file)
 		code, _, errs := cli(t, dir, "lab", file)
 		wrong, bad := b.parts["wrong"]
 		if bad != (code == 1) || !strings.Contains(errs, strings.TrimSpace(wrong)) {
@@ -1832,9 +1809,10 @@ func FuzzTape(f *testing.F) {
 	far := regexp.MustCompile(`\d{3}|\d[eE]|"r"`) // what takes long
 	f.Fuzz(func(t *testing.T, ext, text string) {
 		file := filepath.Join(t.TempDir(), "tape"+map[bool]string{true: ".json"}[ext == ".json"])
-		if far.MatchString(text) || os.WriteFile(file, []byte(text), 0o600) != nil {
+		if far.MatchString(text) {
 			return
 		}
+		makeFile(t, text, file)
 		for _, e := range labEvents(t, file) {
 			waitsSafely(t, e)
 		}
@@ -6669,10 +6647,9 @@ func TestFilesOfALife(t *testing.T) {
 		replies[0].str("value") != "my private words" {
 		t.Errorf("one answer was given, the replies are %v", replies)
 	}
-	text, _ := os.ReadFile(filepath.Join(dir, "state.jsonl"))
 	head := regexp.MustCompile(`^\{"v":1,"rec":"[a-z]+","id":"[^"]+","at":"[^"]+Z",`)
 	loose := regexp.MustCompile(`"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{0,5}|\.\d{7,})?(Z|[+-])`)
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(textOf(t, dir, "state.jsonl")) {
 		object := line[:strings.LastIndex(line, `,"crc"`)] + "}"
 		if line != withCRC(object) || !head.MatchString(line) || loose.MatchString(line) {
 			t.Errorf("this is no line of state.jsonl: %s", line)
@@ -6692,9 +6669,9 @@ func TestFilesOfALife(t *testing.T) {
 		}
 		return nil
 	})
-	log, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
+	log := textOf(t, dir, "audit.log")
 	sum := fmt.Sprintf(`"value_len":16,"value_sha256":"sha256:%x"`, sha256.Sum256([]byte("my private words")))
-	if strings.Contains(string(log), "private") || strings.Count(string(log), sum) != 2 {
+	if strings.Contains(log, "private") || strings.Count(log, sum) != 2 {
 		t.Errorf("the log has a text as length and hash: %s", log)
 	}
 	cli(t, dir, "answer", "AKIAIOSFODNN7EXAMPLE", "y")
@@ -6743,55 +6720,53 @@ func TestCutAnywhere(t *testing.T) {
 	for i, id := range []string{"c", "b", "a"} {
 		plant(t, full, fmt.Sprintf(`"rec":"session","id":%q,"status":"completed","started_at":"2026-01-02T03:04:0%d.000000Z",%s`, id, i, ago(0)))
 	}
-	state, _ := os.ReadFile(filepath.Join(full, "state.jsonl"))
+	state := textOf(t, full, "state.jsonl")
 	dir := home(t, "")
-	kept := func(name string) (all []byte, torn int) {
-		all, _ = os.ReadFile(filepath.Join(dir, name))
+	kept := func(name string) (all string, torn int) {
+		all = textOf(t, dir, name)
 		pieces := inFolder(dir, name+".torn-*")
 		for _, piece := range pieces {
-			b, _ := os.ReadFile(piece)
-			all = append(all, b...)
+			all += textOf(t, piece)
 			os.Remove(piece)
 		}
 		return all, len(pieces)
 	}
 	for cut := range len(state) + 1 {
-		os.WriteFile(filepath.Join(dir, "state.jsonl"), state[:cut], 0o600)
-		whole := bytes.Count(state[:cut], []byte("\n"))
+		makeFile(t, state[:cut], dir, "state.jsonl")
+		whole := strings.Count(state[:cut], "\n")
 		torn := cut > 0 && state[cut-1] != '\n'
 		ids, says := sessionsOf(t, dir)
 		_, again := sessionsOf(t, dir)
 		all, pieces := kept("state.jsonl")
 		if ids != "cba"[:whole] || strings.Contains(says, "moved aside") != torn || again != "" ||
-			!bytes.Equal(all, state[:cut]) || torn != (pieces == 1) {
+			all != state[:cut] || torn != (pieces == 1) {
 			t.Fatalf("cut at %d: %d of the records %q, it says %q, then %q; kept in %d pieces: %s", cut, whole, ids, says, again, pieces, all)
 		}
 	}
 	line := len(state) / 3
 	for at := line; at < 2*line; at++ {
-		bad := bytes.Clone(state)
-		bad[at] ^= 1
-		os.WriteFile(filepath.Join(dir, "state.jsonl"), bad, 0o600)
+		bad := state[:at] + string(state[at]^1) + state[at+1:]
+		makeFile(t, bad, dir, "state.jsonl")
 		ids, says := sessionsOf(t, dir)
 		all, _ := kept("state.jsonl")
-		if strings.Contains(ids, "b") || ids[0] != 'c' || !strings.Contains(says, "damaged line") || !bytes.Equal(all, bad) {
+		if strings.Contains(ids, "b") || ids[0] != 'c' || !strings.Contains(says, "damaged line") || all != bad {
 			t.Fatalf("byte %d is damaged, the records are %q, and it says %q", at, ids, says)
 		}
 	}
 	for range 2 {
 		cli(t, full, "answer", "nobody", "y")
 	}
-	log, _ := os.ReadFile(filepath.Join(full, "audit.log"))
+	log := textOf(t, full, "audit.log")
 	if n := len(entries(t, full, "REPLY_REJECTED")); n != 2 {
 		t.Errorf("two answers were refused, %d are in the log", n)
 	}
 	for cut := range len(log) {
 		os.Remove(filepath.Join(dir, "state.jsonl"))
-		os.WriteFile(filepath.Join(dir, "audit.log"), log[:cut], 0o600)
+		makeFile(t, log[:cut], dir, "audit.log")
 		cli(t, dir, "answer", "nobody", "y")
 		code, out, _ := cli(t, dir, "audit", "verify")
 		all, _ := kept("audit.log")
-		want := fmt.Sprintf("%d entries", bytes.Count(log[:cut], []byte("\n"))+1)
+		want := fmt.Sprintf("%d entries", strings.Count(log[:cut], "\n")+1)
 		if code != 0 || !strings.Contains(out, want) || !sameBytes(all, log[:cut]) {
 			t.Fatalf("the log is cut at %d: exit %d, %s", cut, code, out)
 		}
@@ -6799,9 +6774,9 @@ func TestCutAnywhere(t *testing.T) {
 }
 
 // sameBytes tells whether all of them are there, in any order.
-func sameBytes(all, some []byte) bool {
-	for _, line := range bytes.SplitAfter(some, []byte("\n")) {
-		if !bytes.Contains(all, line) {
+func sameBytes(all, some string) bool {
+	for line := range strings.Lines(some) {
+		if !strings.Contains(all, line) {
 			return false
 		}
 	}
@@ -6814,7 +6789,7 @@ func TestDamage(t *testing.T) {
 	t.Parallel()
 	dir := home(t, "")
 	path := filepath.Join(dir, "state.jsonl")
-	os.WriteFile(path, []byte("not a record\n"), 0o600)
+	makeFile(t, "not a record\n", path)
 	good, bad := asks(t, dir, "", "Good?"), asks(t, dir, "", "Bad?")
 	p, q := awaitPrompt(t, dir, "Good?", "awaiting_reply"), awaitPrompt(t, dir, "Bad?", "awaiting_reply")
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -6840,12 +6815,12 @@ func TestDamage(t *testing.T) {
 	bad.Wait()
 	plant(t, dir, `"rec":"session","id":"old","status":"completed",`+ago(40*24*time.Hour)) // the next who writes compacts
 	cli(t, dir, "answer", "nobody", "y")
-	now, _ := os.ReadFile(path)
+	now := textOf(t, path)
 	backups := inFolder(dir, "state.jsonl.backup-*")
-	if len(backups) != 1 || bytes.Contains(now, []byte("not a record")) {
+	if len(backups) != 1 || strings.Contains(now, "not a record") {
 		t.Fatalf("backups %q of a file that was compacted: %s", backups, now)
 	}
-	if kept, _ := os.ReadFile(backups[0]); !bytes.Contains(kept, []byte("not a record")) || !bytes.Contains(kept, []byte("Xad?")) {
+	if kept := textOf(t, backups[0]); !strings.Contains(kept, "not a record") || !strings.Contains(kept, "Xad?") {
 		t.Errorf("the backup lacks what was damaged: %s", kept)
 	}
 	r := awaitPrompt(t, dir, "Bad?", "failed")
@@ -6862,27 +6837,26 @@ func TestSchema(t *testing.T) {
 	t.Parallel()
 	dir := home(t, "")
 	path := filepath.Join(dir, "state.jsonl")
-	is := func(v int) []byte {
-		object := fmt.Sprintf(`{"v":%d,"rec":"session","id":"a","status":"completed",%s}`, v, ago(0))
-		return []byte(withCRC(object))
+	is := func(v int) string {
+		return withCRC(fmt.Sprintf(`{"v":%d,"rec":"session","id":"a","status":"completed",%s}`, v, ago(0)))
 	}
 	older := is(0)
-	os.WriteFile(path, older, 0o600)
+	makeFile(t, older, path)
 	ids, _ := sessionsOf(t, dir)
-	now, _ := os.ReadFile(path)
+	now := textOf(t, path)
 	backups := inFolder(dir, "state.jsonl.backup-*")
-	if ids != "a" || !bytes.HasPrefix(now, []byte(`{"v":1,`)) || len(backups) != 1 {
+	if ids != "a" || !strings.HasPrefix(now, `{"v":1,`) || len(backups) != 1 {
 		t.Fatalf("upgraded: %q, %s, backups %q", ids, now, backups)
 	}
-	if b, _ := os.ReadFile(backups[0]); !bytes.Equal(b, older) {
+	if b := textOf(t, backups[0]); b != older {
 		t.Errorf("the backup is not the file: %s", b)
 	}
-	for _, later := range [][]byte{is(2), append(is(1), is(2)...)} {
-		os.WriteFile(path, later, 0o600)
+	for _, later := range []string{is(2), is(1) + is(2)} {
+		makeFile(t, later, path)
 		for _, command := range []string{"status", "approvals", "answer a y", "audit verify", "ask --timeout 1s a", "run true"} {
 			code, _, says := cli(t, dir, strings.Fields(command)...)
 			newer := code != 0 && strings.Contains(says, "newer atlasbridge")
-			if b, _ := os.ReadFile(path); !newer && command != "run true" || !bytes.HasPrefix(b, later) {
+			if b := textOf(t, path); !newer && command != "run true" || !strings.HasPrefix(b, later) {
 				t.Errorf("%s on a state of a later schema: exit %d, %s\n%s", command, code, says, b)
 			}
 		}
@@ -6950,14 +6924,14 @@ func FuzzStateLine(f *testing.F) {
 	f.Fuzz(func(t *testing.T, object string) {
 		dir := home(t, "")
 		line := withCRC(strings.ReplaceAll(object, "\n", "")) + object + "\n"
-		os.WriteFile(filepath.Join(dir, "state.jsonl"), []byte(line), 0o600)
+		makeFile(t, line, dir, "state.jsonl")
 		for _, command := range []string{"status", "approvals", "answer"} {
 			code, _, says := cli(t, dir, append([]string{command, "--json"}, map[string][]string{"answer": {"a", "y"}}[command]...)...)
 			if code != 0 && says == "" {
 				t.Errorf("%s: exit %d, and nothing is said", command, code)
 			}
 		}
-		if b, _ := os.ReadFile(filepath.Join(dir, "state.jsonl")); !bytes.HasPrefix(b, []byte(line)) {
+		if b := textOf(t, dir, "state.jsonl"); !strings.HasPrefix(b, line) {
 			t.Errorf("it was %q and is %q", line, b)
 		}
 	})
@@ -6973,7 +6947,7 @@ func BenchmarkOpen(b *testing.B) {
 				text.WriteString(withCRC(fmt.Sprintf(`{"v":1,"rec":"prompt","id":"%08x",%s,"session_id":"s","type":"yes_no","full":"%01000d"}`,
 					i/each, ago(0), 0)))
 			}
-			os.WriteFile(filepath.Join(dir, "state.jsonl"), []byte(text.String()), 0o600)
+			makeFile(b, text.String(), dir, "state.jsonl")
 			for b.Loop() {
 				cli(b, dir, "status")
 			}
@@ -7194,7 +7168,7 @@ func TestDeadAreFound(t *testing.T) {
 	if _, out, _ := cli(t, dir, "status", "--all"); strings.Count(out, "crashed") != 1 {
 		t.Errorf("status knows at once that one has crashed: %s", out)
 	}
-	os.WriteFile(lock("unknown"), nil, 0o600)
+	makeFile(t, "", lock("unknown"))
 	old := time.Now().Add(-40 * 24 * time.Hour)
 	for _, folder := range []string{p.str("session_id"), "ended", "recent"} {
 		path := filepath.Join(dir, "files", folder)
@@ -7273,7 +7247,7 @@ func TestDiskFull(t *testing.T) {
 	t.Setenv("ATLASBRIDGE_TEST_FAULT", "full "+full)
 	x := bridge(t, dir, "run", "sh", "-c", `for q in One Two Three; do printf "$q? (y/n) "; read a; echo "$q got $a"; done`)
 	first := awaitPrompt(t, dir, "One?", "awaiting_reply").str("id")
-	os.WriteFile(full, nil, 0o600)
+	makeFile(t, "", full)
 	s := begins(t, dir, "", "answer", first, "y")
 	s.gets(1, "", "no space left")
 	if p := promptBy(t, dir, first); p.str("status") != "awaiting_reply" || strings.Contains(x.shown(), "got") {
@@ -7365,7 +7339,7 @@ more() { "$TEST_BINARY" answer nobody y 2> x; rm x; }
 		sh := exec.Command("sh", "-c", script)
 		sh.Dir = dir
 		sh.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
-		os.WriteFile(filepath.Join(dir, "forged.log"), []byte(forged), 0o600)
+		makeFile(t, forged, dir, "forged.log")
 		if out, err := sh.CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v %s", r["at"], err, out)
 		}
@@ -7393,14 +7367,13 @@ more() { "$TEST_BINARY" answer nobody y 2> x; rm x; }
 func TestEveryBit(t *testing.T) {
 	t.Parallel()
 	dir := home(t, "")
-	path := filepath.Join(dir, "audit.log")
 	log := []byte(chained("\"event\":\"TOOL_CALL\",\"text\":\"<&> é \\\"\\\\\"\n\"event\":\"X\",\"n\":-5,\"ok\":true,\"none\":null"))
 	for i := -1; i < len(log); i++ {
 		bad := bytes.Clone(log)
 		if i >= 0 {
 			bad[i] ^= 1 << (i % 8)
 		}
-		os.WriteFile(path, bad, 0o600)
+		makeFile(t, string(bad), dir, "audit.log")
 		code, out, _ := cli(t, dir, "audit", "verify", "--json")
 		line := min(2, bytes.Count(log[:max(i, 0)], []byte("\n"))+1)
 		named := matches(fmt.Sprintf(`"line": [1-%d],`, line), out)
@@ -7414,7 +7387,7 @@ func TestEveryBit(t *testing.T) {
 func TestShown(t *testing.T) {
 	for _, b := range blocks(t, "shown.txt") {
 		dir := home(t, "")
-		os.WriteFile(filepath.Join(dir, "audit.log"), []byte(chained(b.parts["log"])), 0o600)
+		makeFile(t, chained(b.parts["log"]), dir, "audit.log")
 		code, out, _ := cli(t, dir, "audit", "verify")
 		want := strings.TrimSpace(b.parts["says"])
 		if (code == 0) != strings.HasPrefix(want, "holds") || !matches("(?s)"+want, out) {
@@ -7454,8 +7427,7 @@ func TestCanonical(t *testing.T) {
 	dir := home(t, "")
 	cli(t, dir, "answer", "é😀<&>\"\\\x7f\u2028", "y")
 	cli(t, dir, "ask", "--timeout", "1s", "é \x01 \u2028 \"\\?")
-	text, _ := os.ReadFile(filepath.Join(dir, "audit.log"))
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(textOf(t, dir, "audit.log")) {
 		sh := exec.Command("sh", "-c", `jq -cj 'del(.hash)' | sha256sum`)
 		sh.Stdin = strings.NewReader(line)
 		out, err := sh.Output()
@@ -7482,7 +7454,7 @@ func TestHeadOnThePhone(t *testing.T) {
 	for _, forge := range []bool{false, true} {
 		if forge {
 			os.Remove(filepath.Join(dir, "state.jsonl"))
-			os.WriteFile(filepath.Join(dir, "audit.log"), []byte(chained(strings.Repeat("\"event\":\"X\"\n", 20))), 0o600)
+			makeFile(t, chained(strings.Repeat("\"event\":\"X\"\n", 20)), dir, "audit.log")
 		}
 		code, out, _ := cli(t, dir, "audit", "verify", "--head", head[1])
 		if (code == 1) != forge || forge && !strings.Contains(out, "is known but not there") {
@@ -7510,7 +7482,7 @@ func TestLogs(t *testing.T) {
 			"\"exit_code\":null,\"label\":\"\",\"who\":\"x\\u001b[2J\u009b31m\\n{}\",\"a_sha256\":\"sha256:0\"\n", i, i)
 	}
 	path := filepath.Join(dir, "audit.log")
-	os.WriteFile(path, []byte(chained(log.String())+"damaged \x1b[2J\n"), 0o600)
+	makeFile(t, chained(log.String())+"damaged \x1b[2J\n", path)
 	for _, c := range []struct {
 		args  string
 		code  int
@@ -7568,7 +7540,7 @@ func TestBundle(t *testing.T) {
 		"atlasbridge.log": `{"level":"ERROR","msg":"calling ` + fakeToken + `"}` + "\n",
 		"other.txt":       "the-stranger",
 	} {
-		os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600)
+		makeFile(t, text, dir, name)
 	}
 	os.Mkdir(filepath.Join(dir, "atlasbridge.log.1"), 0o700)
 	for _, full := range []bool{false, true} {
@@ -12327,12 +12299,27 @@ func home(t testing.TB, config string) string {
 		}
 	})
 	if config != "" {
-		err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		makeFile(t, config, dir, "config.toml")
 	}
 	return dir
+}
+
+// makeFile writes a text to a file that is the user's alone; its path is in parts.
+func makeFile(t testing.TB, text string, path ...string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(path...), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// textOf is what stands in a file, which must be there.
+func textOf(t testing.TB, path ...string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(path...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // versionedClaude makes a folder with a program claude of that version. It says hello once the log warns of its version; asked counts how often it was asked for its version.
@@ -12370,12 +12357,6 @@ const fakeToken = "123456789:AAFakeTokenForLoopbackTestsOnly0123"
 // cli runs a command on a state folder and returns what a shell would see.
 func cli(t testing.TB, dir string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	return cliWhile(t.Context(), t, dir, args...)
-}
-
-// cliWhile is cli until the context ends.
-func cliWhile(ctx context.Context, t testing.TB, dir string, args ...string) (code int, stdout, stderr string) {
-	t.Helper()
 	getenv := func(name string) string {
 		if name == "ATLASBRIDGE_HOME" {
 			return dir
@@ -12393,23 +12374,8 @@ func cliWhile(ctx context.Context, t testing.TB, dir string, args ...string) (co
 	}
 	in, out, errs := open("stdin"), open("stdout"), open("stderr")
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1)) // which a command that reads much lowers, for its process
-	code = run(ctx, args, getenv, in, out, errs)
-	read := func(f *os.File) string {
-		text, err := os.ReadFile(f.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(text)
-	}
-	return code, read(out), read(errs)
-}
-
-// screenShared is the folder of what is shared between projects, the recordings among it.
-func screenShared() string {
-	if dir := os.Getenv("ATLASBRIDGE_SHARED"); dir != "" {
-		return dir
-	}
-	return "../shared"
+	code = run(t.Context(), args, getenv, in, out, errs)
+	return code, textOf(t, out.Name()), textOf(t, errs.Name())
 }
 
 // ---- bench: terminals ----
@@ -12514,17 +12480,17 @@ func newWine(t *testing.T, library, umask, program string) *wine {
 	devices := filepath.Join(prefix, "dosdevices")
 	libraries, _ := filepath.Glob(filepath.Join(library, "*")) // the pattern is right
 	err := errors.Join(os.MkdirAll(system, 0o700), os.MkdirAll(devices, 0o700),
-		os.Symlink("../drive_c", filepath.Join(devices, "c:")), os.Symlink("/", filepath.Join(devices, "z:")),
-		os.WriteFile(filepath.Join(prefix, ".update-timestamp"), []byte("disable\n"), 0o600))
+		os.Symlink("../drive_c", filepath.Join(devices, "c:")), os.Symlink("/", filepath.Join(devices, "z:")))
 	for _, path := range libraries {
 		err = errors.Join(err, os.Symlink(path, filepath.Join(system, filepath.Base(path))))
 	}
-	random := filepath.Join(system, "bcryptprimitives.dll")
-	if _, statErr := os.Stat(random); statErr != nil {
-		err = errors.Join(err, os.WriteFile(random, randomDLL(), 0o600))
-	}
 	if err != nil {
 		t.Fatal(err)
+	}
+	makeFile(t, "disable\n", prefix, ".update-timestamp")
+	random := filepath.Join(system, "bcryptprimitives.dll")
+	if _, err := os.Stat(random); err != nil {
+		makeFile(t, randomDLL(t), random)
 	}
 	w := &wine{home: home, umask: umask, program: program}
 	w.env = append(ptyEnv(""), "WINEPREFIX="+prefix, "WINEDEBUG=-all", `WINEPATH=C:\windows\system32`,
@@ -12546,34 +12512,18 @@ func (w *wine) run(t *testing.T, mode string, args ...string) (string, int) {
 	return strings.ReplaceAll(out, "\r\r\n", ""), code // the console breaks lines, where depends on TMPDIR
 }
 
-// randomDLL is the library that Go wants for random numbers and that wine has since 8.13: it passes ProcessPrng on to
-// SystemFunction036 of advapi32. Format: learn.microsoft.com/windows/win32/debug/pe-format.
-func randomDLL() []byte {
-	const (
-		page  = 0x1000 // where the only section is in memory
-		block = 0x200  // in the file: headers, section
-	)
-	put := func(values ...any) []byte {
-		var b bytes.Buffer
-		for _, v := range values {
-			binary.Write(&b, binary.LittleEndian, v)
+// randomDLL is the library of testdata/bcryptprimitives.txt.
+func randomDLL(t *testing.T) string {
+	t.Helper()
+	dll := make([]byte, 1024)
+	for _, r := range table(t, "bcryptprimitives.txt") {
+		at, err := strconv.ParseInt(r["offset"], 0, 0)
+		if err != nil {
+			t.Fatal(r["at"], err)
 		}
-		return b.Bytes()
+		copy(dll[at:], r["bytes"])
 	}
-	name, export, target := "bcryptprimitives.dll\x00", "ProcessPrng\x00", "advapi32.SystemFunction036\x00"
-	const tables = page + 40 // behind the directory: addresses of the functions, of their names, their ordinals
-	const texts = tables + 10
-	exportAt := uint32(texts + len(name))
-	targetAt := exportAt + uint32(len(export))
-	section := put([3]uint32{}, uint32(texts), [3]uint32{1, 1, 1}, [3]uint32{tables, tables + 4, tables + 8},
-		targetAt, exportAt, uint16(0), []byte(name+export+target))
-	head := put([]byte("MZ"), [58]byte{}, uint32(64), []byte("PE\x00\x00"),
-		[2]uint16{0x8664, 1}, [3]uint32{}, [2]uint16{240, 0x2022}, // amd64, one section; a library
-		uint16(0x20b), uint16(0), [3]uint32{0, block, 0}, [2]uint32{}, uint64(0x180000000), [2]uint32{page, block},
-		[8]uint16{6, 0, 0, 0, 6}, [3]uint32{2 * page, block, 0}, [2]uint16{3, 0x160},
-		[4]uint64{1 << 20, page, 1 << 20, page}, [2]uint32{0, 16}, [2]uint32{page, uint32(len(section))}, [30]uint32{},
-		[]byte(".edata\x00\x00"), [4]uint32{block, page, block, block}, [3]uint32{}, uint32(0x40000040))
-	return append(append(head, make([]byte, block-len(head))...), append(section, make([]byte, block-len(section))...)...)
+	return string(dll)
 }
 
 // awaitStopped waits until a process is stopped.
@@ -13128,12 +13078,8 @@ func (r row) title() string { return cmp.Or(r["what"], r["name"], r["at"]) }
 // begin with "#" are left out. A column in Go's quotation marks is unquoted. row["at"] is file:line.
 func table(t testing.TB, file string) (rows []row) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", file))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var names []string
-	for i, line := range strings.Split(string(text), "\n") {
+	for i, line := range strings.Split(textOf(t, "testdata", file), "\n") {
 		if strings.TrimSpace(line) == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
@@ -13167,12 +13113,8 @@ type block struct {
 // newline. What stands before the first case is a comment.
 func blocks(t testing.TB, file string) (all []block) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", file))
-	if err != nil {
-		t.Fatal(err)
-	}
 	part := ""
-	for i, line := range strings.SplitAfter(string(text), "\n") {
+	for i, line := range strings.SplitAfter(textOf(t, "testdata", file), "\n") {
 		name, begins := strings.CutPrefix(line, "=== ")
 		next, goesOn := strings.CutPrefix(line, "--- ")
 		switch {
