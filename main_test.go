@@ -249,7 +249,6 @@ func (s *scene) step(verb, rest, below string) {
 	case "%":
 		needToolsOf(s.t, []string{rest})
 		s.term = inTerminal(s.t, s.env, "sh", "-c", `cd "$0" && exec `+rest, s.dir)
-		s.term.toldOnFailure()
 	case "sees":
 		s.term.sees(rest)
 		if m := rePairing.FindStringSubmatch(s.term.shown()); m != nil {
@@ -3229,7 +3228,7 @@ func TestNoKeyIsLost(t *testing.T) {
 			want += piece
 			<-time.After(time.Duration(chance.IntN(1500)) * time.Microsecond) // as fast as a paste over a slow line
 		}
-		c.that("it read all", func() bool {
+		c.await(t, "it read all", func() bool {
 			got := ""
 			for _, r := range c.reports {
 				if r.What == "key" {
@@ -3311,11 +3310,10 @@ func playScene(t *testing.T, parts map[string]string) {
 		args = append(args, s.c.tool)
 	}
 	s.x = bridge(t, s.dir, args...)
-	s.x.toldOnFailure()
 	s.play(lines)
 	if s.c != nil && s.c.count("gone") == 0 {
 		s.x.types("%\r")
-		s.c.that("it reads the last key", func() bool { return strings.Contains(s.read(), "%") })
+		s.c.await(s.t, "it reads the last key", func() bool { return strings.Contains(s.read(), "%") })
 		s.c.change(func() {
 			if got, _, _ := strings.Cut(s.read(), "%"); got != s.want {
 				t.Errorf("it read %q, want %q", got, s.want)
@@ -3377,7 +3375,7 @@ func (s *staged) step(verb, arg string) {
 		s.c.until("gone", -1)
 	case "gets": // it reads these keys next
 		s.want += arg
-		s.c.that(fmt.Sprintf("it read %q", s.want), func() bool {
+		s.c.await(s.t, fmt.Sprintf("it read %q", s.want), func() bool {
 			return s.strays() || len(s.read()) >= len(s.want)
 		})
 	case "type": // at the keyboard
@@ -3936,7 +3934,7 @@ func playDialogs(t *testing.T, r row) {
 		case "asked":
 			asked = w.find(p.Asks[n].Command, noButton)
 		case "late":
-			if said := w.settled(asked.id).text; !saysKeyboard.MatchString(said) {
+			if said := w.ended(asked.id).text; !saysKeyboard.MatchString(said) {
 				t.Fatalf("%s: answered at the keyboard, its message says %q", r["at"], said)
 			}
 			if said := w.answer(w.tap(asked, noButton)); !saysNothing.MatchString(said) {
@@ -3950,7 +3948,7 @@ func playDialogs(t *testing.T, r row) {
 			tapped = m.id
 			w.press(m, verb)
 			if strings.Contains(r["does"], "stop") {
-				w.settled(m.id)
+				w.ended(m.id)
 			}
 		}
 	}
@@ -4293,7 +4291,7 @@ func TestAskInside(t *testing.T) {
 	x.types("y\r") // is for whatever reads the terminal
 	p.press(m, "No")
 	x.sees("first 1")
-	p.settled(m.id)
+	p.ended(m.id)
 	for range 2 {
 		m := p.where("an open question", func(m seen) bool { return len(m.buttons) > 0 })
 		press := "Yes"
@@ -4301,7 +4299,7 @@ func TestAskInside(t *testing.T) {
 			press = "b"
 		}
 		p.press(m, press)
-		p.settled(m.id)
+		p.ended(m.id)
 	}
 	x.sees("third 0")
 	x.sees("all 0")
@@ -4325,12 +4323,12 @@ func TestAskInsideUnanswered(t *testing.T) {
 		ask+`Third?; echo "third $?"; sleep 1`)
 	first := p.shows("First?", "Yes")
 	x.sees("first 124")
-	p.settled(first.id)
+	p.ended(first.id)
 	x.sees("second 137")
 	p.press(p.shows("Third?", "Yes"), "Yes")
 	x.sees("third 0")
 	x.exits(0)
-	p.settled(p.shows("Second?", "").id)
+	p.ended(p.shows("Second?", "").id)
 }
 
 // ---- the whole program: debts ----
@@ -4508,7 +4506,7 @@ func TestShortRunPays(t *testing.T) {
 	_ = first.Wait() // killed
 	second := runs(t, dir, "true")
 	second.gets(0, "", "questions go to .*")
-	if now := p.now(m.id); len(now.buttons) > 0 || !strings.Contains(now.text, "not answered") {
+	if now := p.message(m.id); len(now.buttons) > 0 || !strings.Contains(now.text, "not answered") {
 		t.Errorf("it says %q with %d buttons", now.text, len(now.buttons))
 	}
 }
@@ -4565,7 +4563,7 @@ func TestSessionsEndTogether(t *testing.T) {
 	p.allOver(dir)
 	for _, q := range records(t, dir, "prompt") {
 		msg, _ := strconv.ParseFloat(q.str("telegram_msg_id"), 64)
-		said := p.now(int64(msg)).text
+		said := p.message(int64(msg)).text
 		if !matches("not (delivered|answered)", said) && !(q.str("status") == "resolved" && strings.Contains(said, "Yes")) {
 			t.Errorf("a question is %s, its message says %q", q.str("status"), said)
 		}
@@ -4627,7 +4625,6 @@ func newQuiz(t *testing.T, b block) *quiz {
 	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "F="+a.folder, "TERM=xterm-256color",
 		"ATLASBRIDGE_HOME="+a.home)
 	a.terminal = inTerminal(t, env, os.Args[0], "run", "--name", "w", "bash", "-c", script)
-	a.toldOnFailure()
 	if err := a.pty.Resize(Size{Rows: uint16(rows), Cols: 80}); err != nil {
 		t.Fatal(err)
 	}
@@ -4761,14 +4758,14 @@ func (a *quiz) play(verb, words string) {
 		awaitPrompt(a.t, a.home, "", "awaiting_reply")
 		a.writes(words, a.last.id)
 	case "says", "lacks":
-		if matches(words, a.now(a.last.id).text) != (verb == "says") {
-			a.t.Errorf("it says %q, %s %s", a.now(a.last.id).text, verb, words)
+		if matches(words, a.message(a.last.id).text) != (verb == "says") {
+			a.t.Errorf("it says %q, %s %s", a.message(a.last.id).text, verb, words)
 		}
 	case "ends":
 		a.ended(a.last.id, regexp.MustCompile(words))
 	case "stands":
 		<-time.After(time.Second) // in which it must not be taken for gone
-		if m := a.now(a.last.id); len(m.buttons) == 0 {
+		if m := a.message(a.last.id); len(m.buttons) == 0 {
 			a.t.Errorf("it is over before it was answered: %q", m.text)
 		}
 	case "where":
@@ -4901,7 +4898,7 @@ func TestOverInBothWrappers(t *testing.T) {
 		a := newQuiz(t, block{parts: map[string]string{"relay": "nested", "program": `read -p 'Delete the cache? (y/n) ' a; echo "$a" >>"$F/got"; echo "A[$a]"
 			until [ -e "$F/over" ]; do sleep 0.02; done`}})
 		both := map[bool]seen{}
-		a.await(t, "two messages", func() bool {
+		a.botAPI.await(t, "two messages", func() bool {
 			for _, m := range a.messages {
 				if _, ok := m.choice(yesButton); ok && strings.Contains(m.text, "Delete the cache?") {
 					both[strings.HasPrefix(m.text, "inner")] = *m
@@ -4913,7 +4910,7 @@ func TestOverInBothWrappers(t *testing.T) {
 		a.tap(m, yesButton)
 		a.reads("y ")
 		a.ended(m.id, saysAnswered)
-		a.await(t, "the end of the other's message", func() bool {
+		a.botAPI.await(t, "the end of the other's message", func() bool {
 			return len(a.messages[other.id].buttons) == 0
 		})
 		a.asksNothing()
@@ -4974,7 +4971,7 @@ func TestBusyToolTakesItLate(t *testing.T) {
 	}, func(t *testing.T, row row) {
 		w := newBotAPI(t)
 		c := newPuppet(t, row.tool, "puppet")
-		bridge(t, home(t, w.config("away_after_seconds = 0\nnotify_idle = false\n")), "run", c.tool).toldOnFailure()
+		bridge(t, home(t, w.config("away_after_seconds = 0\nnotify_idle = false\n")), "run", c.tool)
 		c.order(order{Raw: true, Name: "ask", Write: row.asks})
 		m := w.find("?", noButton)
 		w.tap(m, noButton)
@@ -5023,7 +5020,7 @@ func TestTextIsForWhatWasThere(t *testing.T) {
 		w.change(func() { w.dates = 0 })
 		id := w.writes("y", 0)
 		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was done: .*question's own message`, id))
-		w.settled(m.id)
+		w.ended(m.id)
 		if keys := c.keysAt("second"); keys != "" {
 			t.Errorf("%q was typed at the second question", keys)
 		}
@@ -5085,7 +5082,7 @@ func TestReplyToAScreen(t *testing.T) {
 		w := newBotAPI(t)
 		c := newPuppet(t, row.tool, "puppet")
 		dir := home(t, w.config("away_after_seconds = 0\nfree_text_enabled = false\n"))
-		bridge(t, dir, "run", c.tool).toldOnFailure()
+		bridge(t, dir, "run", c.tool)
 		c.order(order{Raw: true, Name: "ask", Write: row.shows})
 		m := w.find("Possibly a question", enterButton)
 		awaitPrompt(t, dir, "", "awaiting_reply")
@@ -5207,8 +5204,8 @@ func TestNumbersOfAnotherChat(t *testing.T) {
 	c.reads("ask", "n\n")
 	c.order(order{Exit: true})
 	x.exits(0)
-	if edits := w.edits(m.id); len(edits) > 0 {
-		t.Errorf("the other chat's message %d is written over: %v", m.id, edits)
+	if now := w.message(m.id); now.method != m.method {
+		t.Errorf("the other chat's message %d is written over: %v", m.id, now)
 	}
 }
 
@@ -5280,7 +5277,7 @@ func TestAskBesideAQuestion(t *testing.T) {
 		t.Errorf("it does not name its session: %s", asked.text)
 	}
 	p.press(m, "No")
-	p.settled(m.id)
+	p.ended(m.id)
 	p.press(asked, "Yes")
 	x.sees("got n, yes")
 	x.exits(0)
@@ -5298,7 +5295,7 @@ func TestAskAgainIsOver(t *testing.T) {
 		x.types("1\r")
 		c.reads("ask", "1\n")
 		c.show("next", next)
-		w.settled(m.id)
+		w.ended(m.id)
 	})
 }
 
@@ -5319,7 +5316,7 @@ func TestInboxFullOfLargeUpdates(t *testing.T) {
 		flood = append(flood, fmt.Sprintf(`{"update_id":%d,"message":{"message_id":1,"text":%q,"from":{"id":666},`+
 			`"chat":{"id":666,"type":"private"}}}`, 8000+i, strings.Repeat("x", size)))
 	}
-	w.send(flood...)
+	w.change(func() { w.updates = append(w.updates, flood...) })
 	w.tap(m, yesButton)
 	c.reads("ask", "y\n")
 }
@@ -5788,7 +5785,6 @@ func (p *phonePlay) starts(name string, flags ...string) {
 	p.t.Helper()
 	p.tools[name] = newPuppet(p.t, "tool", "puppet")
 	p.terms[name] = bridge(p.t, p.dir, slices.Concat([]string{"run", "--name", name}, flags, []string{p.tools[name].tool})...)
-	p.terms[name].toldOnFailure()
 	p.screens[name] = "start"
 	p.tools[name].show("start", "")
 	awaitRecord(p.t, p.dir, "session", name+" runs", func(r record) bool { return r.str("label") == name && r["pid"] != nil && r.str("pid") != "0" })
@@ -5871,7 +5867,7 @@ func (p *phonePlay) plays(r row) {
 			p.w.await(p.t, r["at"]+": "+what, func() bool { return strings.Contains(p.repliesLocked(id), rest) })
 		case "clears":
 			number, _ := strconv.ParseInt(rest, 10, 64) // digits
-			p.w.settled(number)
+			p.w.ended(number)
 		case "marked":
 			silent = false
 			p.w.done(id)
@@ -6532,7 +6528,7 @@ func TestTappedUnknownMessage(t *testing.T) {
 			second := w.where("it is sent again", func(m seen) bool { return m.id > first.id && len(m.buttons) > 0 })
 			awaitPrompt(t, dir, "", "awaiting_reply")
 			w.press(second, "No")
-			w.settled(second.id)
+			w.ended(second.id)
 			told = "already answered (phone, "
 		}
 		if said := w.answer(w.tapped(first.id, first.buttons["Yes"])); !strings.Contains(said, told) {
@@ -6542,7 +6538,7 @@ func TestTappedUnknownMessage(t *testing.T) {
 			c.reads("ask", "y\n")
 			w.ended(first.id, saysAnswered)
 		}
-		w.settled(first.id)
+		w.ended(first.id)
 	})
 }
 
@@ -6572,15 +6568,13 @@ func TestLifeOnABadDisk(t *testing.T) {
 func livesThrough(t *testing.T, fault string) (struck bool) {
 	t.Helper()
 	dir := home(t, "")
-	life := exec.Command(os.Args[0])
-	life.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=life", "ATLASBRIDGE_HOME="+dir, "ATLASBRIDGE_TEST_FAULT="+fault)
-	var errs bytes.Buffer
-	life.Stderr = &errs
-	out, _ := life.Output() // it may have been killed
-	said := string(out)
+	life := newScript(t, dir, "")
+	life.Env = append(life.Env, "ATLASBRIDGE_TEST_CHILD=life", "ATLASBRIDGE_TEST_FAULT="+fault)
+	life.Run() // it may have been killed
+	said := life.stdout.String()
 	wrong := func(format string, args ...any) {
 		t.Helper()
-		t.Fatalf("%s: %s\nit said %q, %q", fault, fmt.Sprintf(format, args...), said, errs.String())
+		t.Fatalf("%s: %s\nit said %q, %q", fault, fmt.Sprintf(format, args...), said, life.stderr.String())
 	}
 	kind, _, _ := strings.Cut(fault, " ")
 	if kind == "fail" && !strings.Contains(said, "lived\n") {
@@ -6599,8 +6593,8 @@ func livesThrough(t *testing.T, fault string) (struck bool) {
 			wrong("what was said to have failed is recorded")
 		}
 	}
-	next := asks(t, dir, "", "Again?") // which also looks who has died
-	cli(t, dir, "answer", awaitPrompt(t, dir, "Again?", "awaiting_reply").str("id"), "no")
+	next, again := poses(t, dir, "Again?") // which also looks who has died
+	cli(t, dir, "answer", again.str("id"), "no")
 	next.gets(1, "no\n", "answer from another terminal")
 	for _, p := range records(t, dir, "prompt") {
 		if !slices.Contains([]string{"resolved", "failed"}, p.str("status")) {
@@ -6630,8 +6624,7 @@ func livesThrough(t *testing.T, fault string) (struck bool) {
 func TestFilesOfALife(t *testing.T) {
 	t.Parallel()
 	dir := home(t, "")
-	s := asks(t, dir, "", "--text", "Name?")
-	p := awaitPrompt(t, dir, "Name?", "awaiting_reply")
+	s, p := poses(t, dir, "--text", "Name?")
 	if p["nonce_used"] != false || p["decided_by"] != nil || p["decided_at"] != nil || p["value"] != nil {
 		t.Errorf("it waits, and is decided: %v", p)
 	}
@@ -6678,6 +6671,13 @@ func TestFilesOfALife(t *testing.T) {
 	if refused := entries(t, dir, "REPLY_REJECTED"); len(refused) != 1 || strings.Contains(fmt.Sprint(refused), "IOSFODNN") {
 		t.Errorf("an answer to no question is in the log, and no secret: %v", refused)
 	}
+}
+
+// poses has a script ask, and waits until it waits for its answer.
+func poses(t *testing.T, dir string, args ...string) (*script, record) {
+	t.Helper()
+	s := asks(t, dir, "", args...)
+	return s, awaitPrompt(t, dir, args[len(args)-1], "awaiting_reply")
 }
 
 // plant appends records to the state as a process does that has ended; of each the members behind its version.
@@ -6767,20 +6767,11 @@ func TestCutAnywhere(t *testing.T) {
 		code, out, _ := cli(t, dir, "audit", "verify")
 		all, _ := kept("audit.log")
 		want := fmt.Sprintf("%d entries", strings.Count(log[:cut], "\n")+1)
-		if code != 0 || !strings.Contains(out, want) || !sameBytes(all, log[:cut]) {
+		whole := strings.LastIndex(log[:cut], "\n") + 1
+		if code != 0 || !strings.Contains(out, want) || !strings.HasPrefix(all, log[:whole]) || !strings.HasSuffix(all, log[whole:cut]) {
 			t.Fatalf("the log is cut at %d: exit %d, %s", cut, code, out)
 		}
 	}
-}
-
-// sameBytes tells whether all of them are there, in any order.
-func sameBytes(all, some string) bool {
-	for line := range strings.Lines(some) {
-		if !strings.Contains(all, line) {
-			return false
-		}
-	}
-	return true
 }
 
 // TestDamage: a damaged line is told by all commands and by doctor, and kept; its question takes no answer, as it may have
@@ -6790,8 +6781,8 @@ func TestDamage(t *testing.T) {
 	dir := home(t, "")
 	path := filepath.Join(dir, "state.jsonl")
 	makeFile(t, "not a record\n", path)
-	good, bad := asks(t, dir, "", "Good?"), asks(t, dir, "", "Bad?")
-	p, q := awaitPrompt(t, dir, "Good?", "awaiting_reply"), awaitPrompt(t, dir, "Bad?", "awaiting_reply")
+	good, p := poses(t, dir, "Good?")
+	bad, q := poses(t, dir, "Bad?")
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -7024,8 +7015,8 @@ func outcome(p record) string {
 func keepsAlive(t *testing.T, dir, id string) {
 	t.Helper()
 	elsewhere := home(t, "")
-	asks(t, elsewhere, "", "How long?")
-	lock := awaitPrompt(t, elsewhere, "How long?", "awaiting_reply").str("session_id") + ".lock"
+	_, p := poses(t, elsewhere, "How long?")
+	lock := p.str("session_id") + ".lock"
 	err := os.Mkdir(filepath.Join(dir, "sessions"), 0o700)
 	if err == nil {
 		err = os.Link(filepath.Join(elsewhere, "sessions", lock), filepath.Join(dir, "sessions", id+".lock"))
@@ -7084,8 +7075,8 @@ func TestCrowd(t *testing.T) {
 			}
 			defer func() { broken.CompareAndSwap(false, t.Failed()) }()
 			text := fmt.Sprintf("Go %s?", t.Name())
-			s := asks(t, dir, "", text)
-			id := awaitPrompt(t, dir, text, "awaiting_reply").str("id")
+			s, p := poses(t, dir, text)
+			id := p.str("id")
 			var answers []*script
 			for _, value := range []string{"yes", "no", "yes"} {
 				answers = append(answers, begins(t, dir, "", "answer", id, value))
@@ -7154,8 +7145,8 @@ func BenchmarkAppend(b *testing.B) {
 func TestDeadAreFound(t *testing.T) {
 	t.Parallel()
 	dir := home(t, "")
-	live, dead := asks(t, dir, "", "Live?"), asks(t, dir, "", "Dead?")
-	p, q := awaitPrompt(t, dir, "Live?", "awaiting_reply"), awaitPrompt(t, dir, "Dead?", "awaiting_reply")
+	live, p := poses(t, dir, "Live?")
+	dead, q := poses(t, dir, "Dead?")
 	dead.Process.Kill()
 	dead.Wait()
 	lock := func(id string) string { return filepath.Join(dir, "sessions", id+".lock") }
@@ -7179,8 +7170,7 @@ func TestDeadAreFound(t *testing.T) {
 			os.Chtimes(path, old, old)
 		}
 	}
-	next := asks(t, dir, "", "Next?")
-	r := awaitPrompt(t, dir, "Next?", "awaiting_reply")
+	next, r := poses(t, dir, "Next?")
 	ended := awaitPrompt(t, dir, "Dead?", "failed")
 	if !strings.Contains(ended.str("reason"), "session ended") || ended["nonce_used"] != true {
 		t.Errorf("its question: %v", ended)
@@ -7329,8 +7319,8 @@ func TestTampering(t *testing.T) {
 	forged := chained(strings.Repeat("\"event\":\"UNAUTHORIZED\"\n", 8))
 	beside(t, table(t, "tamper.txt"), func(t *testing.T, r row) {
 		dir := home(t, "")
-		s := asks(t, dir, "", "Go on?")
-		cli(t, dir, "answer", awaitPrompt(t, dir, "Go on?", "awaiting_reply").str("id"), "yes")
+		s, p := poses(t, dir, "Go on?")
+		cli(t, dir, "answer", p.str("id"), "yes")
 		s.gets(0, "yes\n", "answer")
 		script := `umask 077
 edit() { sed "$1" audit.log > x && mv x audit.log; }
@@ -7501,12 +7491,10 @@ func TestLogs(t *testing.T) {
 			t.Errorf("%s: exit %d, %q, want %s", c.args, code, out, c.want)
 		}
 	}
-	tail := exec.Command(os.Args[0], "logs", "--tail")
-	tail.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
+	tail := newScript(t, dir, "", "logs", "--tail")
+	tail.Stdout = nil
 	stdout, _ := tail.StdoutPipe()
-	if err := tail.Start(); err != nil {
-		t.Fatal(err)
-	}
+	tail.begin()
 	defer tail.Wait()
 	defer tail.Process.Kill()
 	lines := bufio.NewScanner(stdout)
@@ -10762,7 +10750,6 @@ func claudeSession(t *testing.T, config string, p play, flags ...string) (*botAP
 	}
 	dir := home(t, w.config(config))
 	x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{c.tool})...)
-	x.toldOnFailure()
 	c.order(order{Play: &p})
 	return w, c, dir, x
 }
@@ -10839,8 +10826,7 @@ type botAPI struct {
 	pollWait         time.Duration // the longest that a poll waits; 0: as long as it asks
 	slack            float64       // messages too many that may come at once: a loaded machine brings them together
 
-	mu       sync.Mutex       // guards what follows
-	changed  chan struct{}    // closed at the next change
+	watched                   // what follows is
 	calls    []apiCall        // all but getUpdates
 	polls    []int64          // offsets asked for
 	waiting  int              // polls that wait
@@ -10866,7 +10852,6 @@ type botAPI struct {
 	free     bool                   // rules are not looked at: the test breaks them itself
 	shuffled bool                   // a request was carried out late: after what was sent behind it
 	maxFly   int                    // the most there were at a time
-	twice    int                    // edits that changed nothing
 
 	files   http.HandlerFunc                                  // gives out files, nil: there are none
 	fault   func(method string, w http.ResponseWriter) bool   // true: it has answered, and nothing is done
@@ -10893,7 +10878,7 @@ func bareBotAPI(t *testing.T) *botAPI {
 	s := &botAPI{
 		t:        t,
 		chat:     1001,
-		changed:  make(chan struct{}),
+		watched:  watched{changed: make(chan struct{})},
 		messages: map[int64]*seen{},
 		told:     map[string]string{},
 		authors:  map[string]int64{},
@@ -10910,7 +10895,7 @@ func bareBotAPI(t *testing.T) *botAPI {
 			t.Errorf("the Bot API was told what it must not be:\n%s", strings.Join(broken, "\n"))
 		}
 		if t.Failed() {
-			t.Logf("the phone shows:\n%s", s.dump())
+			t.Logf("the phone shows:\n%s\ncalls: %v", s.dump(), s.requests())
 		}
 	})
 	return s
@@ -11127,15 +11112,17 @@ func (s *botAPI) serveCall(w http.ResponseWriter, r *http.Request, method string
 	if todo.late != nil {
 		go func() {
 			<-todo.late
-			s.change(func() { s.unsure[id] = true }) // nobody can know that it says so by now
-			s.carryOut(method, p)
+			s.change(func() {
+				s.unsure[id] = true // nobody can know that it says so by now
+				s.carryOut(method, p)
+			})
 		}()
 	}
 	answer := todo.answer
-	if answer == "" && todo.late == nil {
-		answer = s.carryOut(method, p)
-	}
 	s.change(func() {
+		if answer == "" && todo.late == nil {
+			answer = s.carryOut(method, p)
+		}
 		if edit {
 			s.flying[id]--
 		}
@@ -11157,14 +11144,8 @@ func (s *botAPI) serveCall(w http.ResponseWriter, r *http.Request, method string
 	fmt.Fprint(w, answer)
 }
 
-// carryOut does what a request asks for, and returns the answer.
+// carryOut does what a request asks for, and returns the answer; the lock is held.
 func (s *botAPI) carryOut(method string, p map[string]any) (answer string) {
-	s.change(func() { answer = s.doneOf(method, p) })
-	return answer
-}
-
-// doneOf is carryOut with the lock.
-func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 	text, _ := p["text"].(string)
 	id := numberOf(p, "message_id")
 	thread := numberOf(p, "message_thread_id")
@@ -11202,7 +11183,6 @@ func (s *botAPI) doneOf(method string, p map[string]any) (answer string) {
 			text = was.text
 		}
 		if text == was.text && same {
-			s.twice++
 			if !s.unsure[id] {
 				s.breaks(method, "message %d says that already: %q %v", id, text, was.buttons)
 			}
@@ -11248,7 +11228,8 @@ func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[stri
 	if s.pollWait > 0 {
 		wait = min(wait, s.pollWait)
 	}
-	end := time.After(wait)
+	ctx, cancel := context.WithTimeout(r.Context(), wait)
+	defer cancel()
 	number := 0
 	s.change(func() {
 		s.polls = append(s.polls, offset)
@@ -11262,8 +11243,8 @@ func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[stri
 		}
 	})
 	defer s.change(func() { s.waiting-- })
-	for {
-		s.mu.Lock()
+	answer := apiResult("[]")
+	s.comes(ctx, func() bool {
 		s.updates = slices.DeleteFunc(s.updates, func(u string) bool {
 			return updateID(u) < offset
 		})
@@ -11272,27 +11253,15 @@ func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[stri
 		for _, u := range given {
 			s.note(u)
 		}
-		batch := strings.Join(given, ",")
-		changed := s.changed
 		replaced := number != len(s.polls)
-		s.mu.Unlock()
 		if replaced {
-			fmt.Fprint(w, `{"ok":false,"error_code":409,"description":"Conflict: terminated by other getUpdates request"}`)
-			return
+			answer = `{"ok":false,"error_code":409,"description":"Conflict: terminated by other getUpdates request"}`
+		} else if len(given) > 0 {
+			answer = apiResult("[" + strings.Join(given, ",") + "]")
 		}
-		if batch != "" {
-			fmt.Fprint(w, apiResult("["+batch+"]"))
-			return
-		}
-		select {
-		case <-changed:
-		case <-end:
-			fmt.Fprint(w, apiResult("[]"))
-			return
-		case <-r.Context().Done():
-			return
-		}
-	}
+		return replaced || len(given) > 0
+	})
+	fmt.Fprint(w, answer)
 }
 
 // note remembers whose update is given out; the lock is held.
@@ -11317,40 +11286,6 @@ func (s *botAPI) note(text string) {
 		s.authors[fmt.Sprint(u.Message.ID)] = u.Message.From.ID
 	}
 	s.authors[u.Tap.ID] = u.Tap.From.ID
-}
-
-// change does something to the server and wakes who waits for it.
-func (s *botAPI) change(f func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f()
-	close(s.changed)
-	s.changed = make(chan struct{})
-}
-
-// await waits until something holds of the server, and says what it was where it never does.
-func (s *botAPI) await(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	s.awaitFor(t, patience(), what, holds)
-}
-
-// awaitFor is await with another patience.
-func (s *botAPI) awaitFor(t *testing.T, limit time.Duration, what string, holds func() bool) {
-	t.Helper()
-	deadline := time.After(limit)
-	for {
-		s.mu.Lock()
-		ok, changed := holds(), s.changed
-		s.mu.Unlock()
-		if ok {
-			return
-		}
-		select {
-		case <-changed:
-		case <-deadline:
-			t.Fatalf("it never came: %s; calls: %v", what, s.requests())
-		}
-	}
 }
 
 // until waits for a call of the method whose parameters match, and returns it.
@@ -11427,18 +11362,6 @@ func (s *botAPI) requests() []apiCall {
 	return slices.Clone(s.calls)
 }
 
-// edits are those that were carried out on the message, 0: on any.
-func (s *botAPI) edits(msg int64) (done []seen) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range s.past {
-		if strings.HasPrefix(e.method, "editMessage") && (msg == 0 || e.id == msg) {
-			done = append(done, e)
-		}
-	}
-	return done
-}
-
 // message is a message as it is, the zero value where it is not known.
 func (s *botAPI) message(id int64) seen {
 	s.mu.Lock()
@@ -11458,11 +11381,6 @@ func (s *botAPI) put(id int64, text string) {
 			buttons: map[string]string{"one": "1", "two": "2"},
 		}
 	})
-}
-
-// send has updates arrive, with their ids.
-func (s *botAPI) send(updates ...string) {
-	s.change(func() { s.updates = append(s.updates, updates...) })
 }
 
 // update has one arrive, with the next id, which it returns, as often as said.
@@ -11502,14 +11420,19 @@ func (s *botAPI) touch(message int64, data string) (tap map[string]any) {
 
 // chatObject is the chat as an update has it.
 func (s *botAPI) chatObject() map[string]any {
+	kind := "private"
 	if s.chat < 0 {
-		return map[string]any{"id": s.chat, "type": "supergroup"}
+		kind = "supergroup"
 	}
-	return map[string]any{"id": s.chat, "type": "private"}
+	return map[string]any{"id": s.chat, "type": kind}
 }
 
 // writes has the operator send a text, as a reply where to is not 0.
-func (s *botAPI) writes(text string, to int64) (id int64) { return s.writesIn(0, text, to) }
+func (s *botAPI) writes(text string, to int64) (id int64) {
+	m := s.letter(0, text, to)
+	s.update(map[string]any{"message": m})
+	return m["message_id"].(int64)
+}
 
 // done waits until a message of the operator's is marked as done.
 func (s *botAPI) done(id int64) {
@@ -11517,14 +11440,7 @@ func (s *botAPI) done(id int64) {
 	s.until(s.t, "setMessageReaction", fmt.Sprintf(`"message_id":%d,"reaction":\[\{"emoji":"👍","type":"emoji"\}\]`, id))
 }
 
-// writesIn is writes in a topic, where thread is not 0.
-func (s *botAPI) writesIn(thread int64, text string, to int64) (id int64) {
-	m := s.letter(thread, text, to)
-	s.update(map[string]any{"message": m})
-	return m["message_id"].(int64)
-}
-
-// letter is a text of the operator's as an update has it.
+// letter is a text of the operator's as an update has it, in a topic where thread is not 0.
 func (s *botAPI) letter(thread int64, text string, to int64) map[string]any {
 	s.mu.Lock()
 	m := map[string]any{
@@ -11603,37 +11519,22 @@ func (s *botAPI) find(text string, purpose *regexp.Regexp) seen {
 	})
 }
 
-// settled waits until a message has no buttons any more.
-func (s *botAPI) settled(id int64) seen {
-	s.t.Helper()
-	return s.where(fmt.Sprintf("message %d without buttons", id), func(m seen) bool {
-		return m.id == id && len(m.buttons) == 0
-	})
-}
-
-// ended waits until a message has no buttons any more and says one of these; what is on its way is not over.
+// ended waits until a message has no buttons any more and says one of these, where there are any; what is on its way is not
+// over.
 func (s *botAPI) ended(id int64, words ...*regexp.Regexp) seen {
 	s.t.Helper()
 	return s.where(fmt.Sprintf("message %d with its outcome, one of %v", id, words), func(m seen) bool {
 		says := func(one *regexp.Regexp) bool { return one.MatchString(m.text) }
-		return m.id == id && len(m.buttons) == 0 && slices.ContainsFunc(words, says)
+		return m.id == id && len(m.buttons) == 0 && (len(words) == 0 || slices.ContainsFunc(words, says))
 	})
 }
 
-// unanswered waits until a message has no buttons any more and does not say that it was answered.
-func (s *botAPI) unanswered(id int64, words ...*regexp.Regexp) seen {
+// unanswered is ended of a message that does not say that it was answered.
+func (s *botAPI) unanswered(id int64, words ...*regexp.Regexp) {
 	s.t.Helper()
-	return s.where(fmt.Sprintf("message %d as not answered, one of %v", id, words), func(m seen) bool {
-		says := func(one *regexp.Regexp) bool { return one.MatchString(m.text) }
-		return m.id == id && len(m.buttons) == 0 && !says(saysAnswered) &&
-			(len(words) == 0 || slices.ContainsFunc(words, says))
-	})
-}
-
-// now is a message as it is.
-func (s *botAPI) now(id int64) seen {
-	s.t.Helper()
-	return s.where(fmt.Sprint("message ", id), func(m seen) bool { return m.id == id })
+	if m := s.ended(id, words...); saysAnswered.MatchString(m.text) {
+		s.t.Errorf("message %d says that it was answered: %q", id, m.text)
+	}
 }
 
 // texts is all that was ever shown.
@@ -11925,6 +11826,54 @@ func comesTrue(t testing.TB, what string, holds func() bool) {
 			t.Fatalf("it never came that %s", what)
 		}
 		<-time.After(2 * time.Millisecond)
+	}
+}
+
+// watched is what others wait for.
+type watched struct {
+	mu      sync.Mutex    // guards what it is
+	changed chan struct{} // closed at the next change
+}
+
+// change does something to it and wakes who waits.
+func (w *watched) change(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f()
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+// comes waits until something holds, or until the context ends: false.
+func (w *watched) comes(ctx context.Context, holds func() bool) bool {
+	for {
+		w.mu.Lock()
+		ok, changed := holds(), w.changed
+		w.mu.Unlock()
+		if ok {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// await waits until something holds, and says what it was where it never does.
+func (w *watched) await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	w.awaitFor(t, patience(), what, holds)
+}
+
+// awaitFor is await with another patience.
+func (w *watched) awaitFor(t *testing.T, limit time.Duration, what string, holds func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if !w.comes(ctx, holds) {
+		t.Fatal("it never came: ", what)
 	}
 }
 
@@ -12544,11 +12493,10 @@ func running(pid int) bool {
 
 // terminal is a program in a real pseudo-terminal of 24 × 80 and the screen it paints.
 type terminal struct {
-	t    *testing.T
-	pty  PTY
-	mu   sync.Mutex // guards screen and change
+	t   *testing.T
+	pty PTY
+	watched
 	scr  *Screen
-	next chan struct{} // closed at the next change
 	code chan int
 }
 
@@ -12562,20 +12510,7 @@ func (x *terminal) shown() string {
 // sees waits until the screen holds text.
 func (x *terminal) sees(text string) {
 	x.t.Helper()
-	deadline := time.After(patience())
-	for {
-		x.mu.Lock()
-		shown, next := x.scr.Text(), x.next
-		x.mu.Unlock()
-		if strings.Contains(shown, text) {
-			return
-		}
-		select {
-		case <-next:
-		case <-deadline:
-			x.t.Fatalf("the terminal never shows %q; it shows:\n%s", text, shown)
-		}
-	}
+	x.await(x.t, fmt.Sprintf("%q in the terminal", text), func() bool { return strings.Contains(x.scr.Text(), text) })
 }
 
 // types presses keys.
@@ -12631,20 +12566,11 @@ func (x *terminal) exits(want int) {
 	select {
 	case got := <-x.code:
 		if got != want {
-			x.t.Errorf("exit code %d, want %d; screen:\n%s", got, want, x.shown())
+			x.t.Errorf("exit code %d, want %d", got, want)
 		}
 	case <-time.After(patience()):
-		x.t.Fatalf("it does not end; screen:\n%s", x.shown())
+		x.t.Fatal("it does not end")
 	}
-}
-
-// toldOnFailure has the log of a failed test show the screen.
-func (x *terminal) toldOnFailure() {
-	x.t.Cleanup(func() {
-		if x.t.Failed() {
-			x.t.Logf("the terminal shows:\n%s", x.shown())
-		}
-	})
 }
 
 // bridge starts atlasbridge with these arguments in a terminal.
@@ -12655,7 +12581,7 @@ func bridge(t *testing.T, dir string, args ...string) *terminal {
 	return inTerminal(t, env, append([]string{os.Args[0]}, args...)...)
 }
 
-// inTerminal starts a program in a terminal of 24 × 80 and ends it with the test.
+// inTerminal starts a program in a terminal of 24 × 80 and ends it with the test, whose log shows the screen where it failed.
 func inTerminal(t *testing.T, env []string, argv ...string) *terminal {
 	t.Helper()
 	needToolsOf(t, argv)
@@ -12664,11 +12590,11 @@ func inTerminal(t *testing.T, env []string, argv ...string) *terminal {
 		t.Fatal(err)
 	}
 	term := &terminal{
-		t:    t,
-		pty:  pty,
-		scr:  newScreen(24, 80),
-		next: make(chan struct{}),
-		code: make(chan int, 1),
+		t:       t,
+		pty:     pty,
+		watched: watched{changed: make(chan struct{})},
+		scr:     newScreen(24, 80),
+		code:    make(chan int, 1),
 	}
 	done := make(chan struct{})
 	go func() {
@@ -12676,11 +12602,7 @@ func inTerminal(t *testing.T, env []string, argv ...string) *terminal {
 		buf := make([]byte, 4096)
 		for {
 			n, err := pty.Read(buf)
-			term.mu.Lock()
-			term.scr.Write(buf[:n])
-			close(term.next)
-			term.next = make(chan struct{})
-			term.mu.Unlock()
+			term.change(func() { term.scr.Write(buf[:n]) })
 			if err != nil {
 				term.code <- pty.Wait()
 				return
@@ -12691,6 +12613,9 @@ func inTerminal(t *testing.T, env []string, argv ...string) *terminal {
 		pty.Signal(os.Kill)
 		pty.Close()
 		<-done
+		if t.Failed() {
+			t.Logf("the terminal shows:\n%s", term.shown())
+		}
 	})
 	return term
 }
@@ -12727,11 +12652,10 @@ type report struct {
 // puppet is such a tool, seen from the test.
 type puppet struct {
 	t       *testing.T
-	tool    string // the path of the script that starts it
-	mu      sync.Mutex
-	orders  *json.Encoder // nil until it has called; guarded like what follows
+	tool    string        // the path of the script that starts it
+	watched               // what follows is
+	orders  *json.Encoder // nil until it has called
 	reports []report
-	next    chan struct{}
 	seq     int
 }
 
@@ -12743,7 +12667,7 @@ func newPuppet(t *testing.T, name, mode string) *puppet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &puppet{t: t, tool: filepath.Join(t.TempDir(), name), next: make(chan struct{})}
+	c := &puppet{t: t, tool: filepath.Join(t.TempDir(), name), watched: watched{changed: make(chan struct{})}}
 	script := fmt.Sprintf("#!/bin/sh\ncase $1 in --version) echo '2.1.330 (Claude Code)'; exit;; esac\n"+
 		"ATLASBRIDGE_TEST_CHILD=%q exec %q \"$@\"\n",
 		mode+" "+listener.Addr().String(), os.Args[0])
@@ -12777,15 +12701,6 @@ func (c *puppet) listen(listener net.Listener) {
 	}
 }
 
-// change does something to what is known of the tool, and wakes who waits for it.
-func (c *puppet) change(f func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	f()
-	close(c.next)
-	c.next = make(chan struct{})
-}
-
 // log is all that was told.
 func (c *puppet) log() (all string) {
 	c.mu.Lock()
@@ -12797,29 +12712,10 @@ func (c *puppet) log() (all string) {
 	return all
 }
 
-// that waits until something holds.
-func (c *puppet) that(what string, holds func() bool) {
-	c.t.Helper()
-	deadline := time.After(patience())
-	for {
-		c.mu.Lock()
-		ok, next := holds(), c.next
-		c.mu.Unlock()
-		if ok {
-			return
-		}
-		select {
-		case <-next:
-		case <-deadline:
-			c.t.Fatalf("the tool never tells: %s", what)
-		}
-	}
-}
-
 // until waits for such a report; dialog -1: of any.
 func (c *puppet) until(what string, dialog int) (found report) {
 	c.t.Helper()
-	c.that(fmt.Sprintf("%s of dialog %d", what, dialog), func() bool {
+	c.await(c.t, fmt.Sprintf("%s of dialog %d", what, dialog), func() bool {
 		i := slices.IndexFunc(c.reports, func(r report) bool {
 			return r.What == what && (dialog < 0 || r.Dialog == dialog)
 		})
@@ -12850,6 +12746,11 @@ func (c *puppet) keys() string { return c.keysAt("") }
 func (c *puppet) keysAt(screen string) (keys string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.taken(screen)
+}
+
+// taken is keysAt; the lock is held.
+func (c *puppet) taken(screen string) (keys string) {
 	for _, r := range c.reports {
 		if r.What == "key" && !r.Early && (screen == "" || r.Screen == screen) {
 			keys += r.Text
@@ -12861,21 +12762,15 @@ func (c *puppet) keysAt(screen string) (keys string) {
 // reads waits until it has read want, while that screen stood.
 func (c *puppet) reads(screen, want string) {
 	c.t.Helper()
-	c.that(fmt.Sprintf("it read %q at %q", want, screen), func() bool {
-		keys := ""
-		for _, r := range c.reports {
-			if r.What == "key" && !r.Early && r.Screen == screen {
-				keys += r.Text
-			}
-		}
-		return strings.Contains(keys, want)
+	c.await(c.t, fmt.Sprintf("it read %q at %q", want, screen), func() bool {
+		return strings.Contains(c.taken(screen), want)
 	})
 }
 
 // order waits until the tool is there and has done it.
 func (c *puppet) order(o order) {
 	c.t.Helper()
-	c.that("hello", func() bool { return c.orders != nil })
+	c.await(c.t, "hello", func() bool { return c.orders != nil })
 	c.mu.Lock()
 	c.seq++
 	o.Seq = c.seq
@@ -12885,7 +12780,7 @@ func (c *puppet) order(o order) {
 		c.t.Fatal(err)
 	}
 	if !o.Exit {
-		c.that(fmt.Sprint("order ", o.Seq, " done"), func() bool {
+		c.await(c.t, fmt.Sprint("order ", o.Seq, " done"), func() bool {
 			return slices.ContainsFunc(c.reports, func(r report) bool {
 				return r.What == "obeyed" && r.Seq == o.Seq
 			})
@@ -12905,9 +12800,7 @@ func stageSession(t *testing.T, config string, flags ...string) (*botAPI, *puppe
 	w := newBotAPI(t)
 	c := newPuppet(t, "tool", "puppet")
 	dir := home(t, w.config("away_after_seconds = 0\n"+config))
-	x := bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{c.tool})...)
-	x.toldOnFailure()
-	return w, c, dir, x
+	return w, c, dir, bridge(t, dir, slices.Concat([]string{"run"}, flags, []string{c.tool})...)
 }
 
 // wire is a tool's connection to its test.
