@@ -860,15 +860,15 @@ func TestScreenAgainstTmux(t *testing.T) {
 	defer tmux("kill-server")
 	for _, file := range inFolder("testdata", "recordings/*.cast") {
 		rows, cols, out := outputOf(t, file)
-		if bytes.Contains(out, []byte("\x1b(0")) {
+		if strings.Contains(out, "\x1b(0") {
 			continue // tmux tells the letters, not the lines
 		}
 		text := filepath.Join(dir, "out")
-		makeFile(t, string(out)+"\x1b\\\x1b]2;all done\a", text)
+		makeFile(t, out+"\x1b\\\x1b]2;all done\a", text)
 		tmux("new-session", "-d", "-s", "x", "-x", fmt.Sprint(cols), "-y", fmt.Sprint(rows), "stty raw -echo; cat '"+text+"'; exec sleep 600")
 		comesTrue(t, "tmux has shown "+file, func() bool { return tmux("display-message", "-p", "-t", "x", "#{pane_title}") == "all done\n" })
 		s := newScreen(rows, cols)
-		s.Write(out)
+		s.Write([]byte(out))
 		got, want := s.Text(), strings.TrimRight(tmux("capture-pane", "-p", "-t", "x"), "\n")
 		if got != want {
 			t.Errorf("%s shows\n%s\nin tmux\n%s", file, got, want)
@@ -877,32 +877,42 @@ func TestScreenAgainstTmux(t *testing.T) {
 	}
 }
 
-// outputOf is the size of a recording, and its output up to the first resize.
-func outputOf(t testing.TB, file string) (rows, cols int, out []byte) {
+// castEvent is an event of a recording.
+type castEvent struct {
+	at         float64 // seconds
+	kind, text string
+}
+
+// recorded is the size of a recording, and its events.
+func recorded(t testing.TB, file string) (rows, cols int, events []castEvent) {
 	t.Helper()
-	f, err := os.Open(file)
+	head, body, _ := strings.Cut(textOf(t, file), "\n")
+	var size struct{ Width, Height int }
+	err := json.Unmarshal([]byte(head), &size)
+	for line := range strings.Lines(body) {
+		var e castEvent
+		err = cmp.Or(err, json.Unmarshal([]byte(line), &[]any{&e.at, &e.kind, &e.text}))
+		events = append(events, e)
+	}
 	if err != nil {
-		t.Fatal(err)
+		t.Fatal(file, err)
 	}
-	defer f.Close()
-	dec := json.NewDecoder(f)
-	var head struct{ Width, Height int }
-	if err := dec.Decode(&head); err != nil {
-		t.Fatal(err)
-	}
-	for {
-		var e []any
-		err := dec.Decode(&e)
-		if err == io.EOF || err == nil && e[1] == "r" {
-			return head.Height, head.Width, out
-		}
-		if err != nil {
-			t.Fatal(file, err)
-		}
-		if e[1] == "o" {
-			out = append(out, e[2].(string)...)
+	return size.Height, size.Width, events
+}
+
+// outputOf is the size of a recording, and its output up to the first resize.
+func outputOf(t testing.TB, file string) (rows, cols int, out string) {
+	t.Helper()
+	rows, cols, events := recorded(t, file)
+	for _, e := range events {
+		switch e.kind {
+		case "o":
+			out += e.text
+		case "r":
+			return rows, cols, out
 		}
 	}
+	return rows, cols, out
 }
 
 // TestHostileOutput: noise, and strings that never end, take no memory; then text shows again.
@@ -990,7 +1000,8 @@ func FuzzScreen(f *testing.F) {
 
 // BenchmarkScreen writes repaints as the agents' tools send them.
 func BenchmarkScreen(b *testing.B) {
-	_, _, out := outputOf(b, "testdata/recordings/claude-work_stream.cast")
+	_, _, text := outputOf(b, "testdata/recordings/claude-work_stream.cast")
+	out := []byte(text)
 	s := newScreen(40, 120)
 	b.SetBytes(int64(len(out)))
 	b.ReportAllocs()
@@ -1038,25 +1049,16 @@ func TestStreamOfRecordings(t *testing.T) {
 			w, c, _, x := stageSession(t, "", "--stream", "--adapter", tool)
 			c.order(order{Raw: true})
 			x.pty.Resize(Size{Rows: 20, Cols: 40})
-			f, err := os.Open("testdata/recordings/" + tool + "-stream_w40.cast")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-			dec := json.NewDecoder(f)
-			dec.Decode(&struct{}{}) // the header
-			for at := 0.0; dec.More(); {
-				var e []any
-				if err := dec.Decode(&e); err != nil {
-					t.Fatal(err)
-				}
-				<-time.After(time.Duration(min(e[0].(float64)-at, 0.05) * 1e9)) // as long as a frame stands, not as long as it did
-				at = e[0].(float64)
-				switch text := e[2].(string); e[1] {
+			_, _, events := recorded(t, "testdata/recordings/"+tool+"-stream_w40.cast")
+			at := 0.0
+			for _, e := range events {
+				<-time.After(time.Duration(min(e.at-at, 0.05) * 1e9)) // as long as a frame stands, not as long as it did
+				at = e.at
+				switch e.kind {
 				case "o":
-					c.order(order{Write: text})
+					c.order(order{Write: e.text})
 				case "i":
-					x.types(text)
+					x.types(e.text)
 				}
 			}
 			var want []string
@@ -1834,29 +1836,23 @@ func TestEndOfATurnIsTold(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
 	w, c, dir, x := claudeSession(t, "away_after_seconds = 2\nnotify_idle = true", play{Asks: []ask{{Command: "touch x", Paint: -1}}})
-	ends := 0
-	told := func(gave, rings bool) {
+	finished := regexp.MustCompile(`(?s)claude finished.*?(That is done\.|$)`)
+	told := func(want string) {
 		t.Helper()
-		ends++
-		seen := 0
-		w.await(t, fmt.Sprintf("the end of turn %d", ends), func() bool {
-			seen = 0
+		w.await(t, "the ends of all turns are told as "+want, func() bool {
+			all := ""
 			for _, r := range w.calls {
-				text := fmt.Sprint(r.p["text"])
-				if r.method != "sendMessage" || !strings.Contains(text, "claude finished") {
-					continue
-				}
-				seen++
-				silent := r.p["disable_notification"] == true
-				if seen == ends && (strings.Contains(text, "That is done.") != gave || silent == rings) {
-					t.Errorf("of turn %d it says %q, silently %v", ends, text, silent)
+				said := finished.FindStringSubmatch(fmt.Sprint(r.p["text"]))
+				if r.method == "sendMessage" && said != nil {
+					all += fmt.Sprintf("%q, silent: %v; ", said[1], r.p["disable_notification"] == true)
 				}
 			}
-			return seen == ends
+			return all == want
 		})
 	}
 	w.tap(w.find("touch x", yesButton), yesButton)
-	told(true, true)
+	first := `"That is done.", silent: false; `
+	told(first)
 	answer := awaitRecord(t, dir, "input", "the answer", func(r record) bool { return r.str("kind") == "answer" })
 	if answer.str("text") != "" {
 		t.Errorf("the answer is kept elsewhere than in its notice: %v", answer)
@@ -1864,9 +1860,9 @@ func TestEndOfATurnIsTold(t *testing.T) {
 	awaitRecord(t, dir, "prompt", "the answer", func(r record) bool { return r.str("full") == "That is done." })
 	x.types("hello\r")
 	c.until("message", -1)
-	told(false, false)
+	told(first + `"", silent: true; `)
 	w.writes("more", 0)
-	told(false, true)
+	told(first + `"", silent: true; "", silent: false; `)
 	if strings.Contains(w.texts(), "is ready") {
 		t.Error("that it is ready is told")
 	}
@@ -2044,15 +2040,9 @@ func TestDoesItRead(t *testing.T) {
 		dir := home(t, "")
 		argv, env := []string{os.Args[0]}, ptyEnv("main")
 		if where := r["nobody, where"]; where != "" {
-			needTool(t, "setpriv")
-			sh := setuidShell(t)
-			nobody := []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", filepath.Join(filepath.Dir(sh), "test")}
-			argv = inNamespace(t, where, nobody...).Args
-			dir = filepath.Join(filepath.Dir(sh), "state")
-			env = append(env, "SH="+sh)
-			if err := errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, 65534, 65534)); err != nil {
-				t.Fatal(err)
-			}
+			argv, dir = asNobody(t, where)
+			env = append(env, "SH="+filepath.Join(dir, "sh"))
+			dir = filepath.Join(dir, "state")
 		}
 		cast := filepath.Join(dir, "cast")
 		argv = append(argv, "run", "--quiet", "--record", cast, "sh", "-c", "printf 'Continue? (y/n) '; "+r["program"])
@@ -7062,18 +7052,16 @@ func TestCrowd(t *testing.T) {
 	t.Log("seed", seed)
 	dice := rand.New(rand.NewPCG(uint64(seed), 0))
 	var given sync.Map // the prompts that were answered
-	var broken atomic.Bool
 	for range rounds {
+		if t.Failed() {
+			return // one failure is enough
+		}
 		plant(t, dir, `"rec":"session","id":"old","status":"completed",`+ago(40*24*time.Hour)) // each compacts as it first writes
 		var rows []int
 		for range 6 {
 			rows = append(rows, dice.IntN(40))
 		}
 		beside(t, rows, func(t *testing.T, killed int) {
-			if broken.Load() {
-				return // one failure is enough
-			}
-			defer func() { broken.CompareAndSwap(false, t.Failed()) }()
 			text := fmt.Sprintf("Go %s?", t.Name())
 			s, p := poses(t, dir, text)
 			id := p.str("id")
@@ -7106,18 +7094,17 @@ func TestCrowd(t *testing.T) {
 		})
 	}
 	cli(t, dir, "ask", "--timeout", "1s", "The last?") // it finds the dead
-	status := map[string]string{"PROMPT_DETECTED": "created", "PROMPT_ROUTED": "awaiting_reply", "REPLY_RECEIVED": "reply_received",
-		"REPLY_INJECTED": "injected", "PROMPT_RESOLVED": "resolved", "PROMPT_EXPIRED": "expired", "PROMPT_FAILED": "failed"}
-	history := map[string][]string{}
+	changes := regexp.MustCompile(`^(prompt_(detected|routed|resolved|expired|failed)|reply_(received|injected))$`)
+	history := map[string]string{}
 	for _, e := range jsonLines(t, dir, "audit.log") {
-		if s := status[e.str("event")]; s != "" {
-			history[e.str("prompt_id")] = append(history[e.str("prompt_id")], s)
+		if event := strings.ToLower(e.str("event")); changes.MatchString(event) {
+			history[e.str("prompt_id")] += " " + event
 		}
 	}
-	legal := regexp.MustCompile(`^created( awaiting_reply)?( expired| failed|( reply_received( injected)?( resolved| failed)))$`)
+	legal := regexp.MustCompile(`^ prompt_detected( prompt_routed)?( prompt_(expired|failed)|( reply_received( reply_injected)?( prompt_(resolved|failed))))$`)
 	for _, p := range records(t, dir, "prompt") {
 		id := p.str("id")
-		was := strings.Join(history[id], " ")
+		was := history[id]
 		_, answered := given.Load(id)
 		if !legal.MatchString(was) || !strings.HasSuffix(was, p.str("status")) || answered && !strings.Contains(was, "reply_received") {
 			t.Errorf("%s: answered: %v; its history is %q", p.str("question"), answered, was)
@@ -10778,21 +10765,13 @@ func TestBotAPIIsStrict(t *testing.T) {
 				}
 				return todo
 			}
-			number, steps := regexp.MustCompile(`^(\d+)([*&])`).FindStringSubmatch(row["requests"]), row["requests"]
-			times, beside := 1, false
-			if number != nil {
-				steps = steps[len(number[0]):]
-				times, _ = strconv.Atoi(number[1]) // digits
-				beside = number[2] == "&"
+			times, steps, more := strings.Cut(row["requests"], "* ")
+			if !more {
+				times, steps = "1", times
 			}
-			var all sync.WaitGroup
-			for range times {
-				all.Go(func() { s.play(steps) })
-				if !beside {
-					all.Wait()
-				}
+			for range digits(times) {
+				s.play(steps)
 			}
-			all.Wait()
 			if broken := fmt.Sprint(s.verdict()); broken != "[]" && row["broken"] == "" || !strings.Contains(broken, row["broken"]) {
 				t.Errorf("%s: %s breaks %q, not %q", row["at"], row["requests"], broken, row["broken"])
 			}
@@ -10800,7 +10779,7 @@ func TestBotAPIIsStrict(t *testing.T) {
 	}
 }
 
-// play makes requests, one after another.
+// play makes requests, one after another; one that ends with "&" is not waited for.
 func (s *botAPI) play(steps string) {
 	for step := range strings.SplitSeq(steps, ";") {
 		method, params, _ := strings.Cut(strings.TrimSpace(step), " ")
@@ -10808,9 +10787,13 @@ func (s *botAPI) play(steps string) {
 			time.Sleep(pause)
 			continue
 		}
-		params = strings.ReplaceAll(params, "LONG", strings.Repeat("x", 4097))
+		params, beside := strings.CutSuffix(strings.ReplaceAll(params, "LONG", strings.Repeat("x", 4097)), "&")
 		r := httptest.NewRequest("POST", "/bot"+fakeToken+"/"+method, strings.NewReader(params))
 		r.Header.Set("Content-Type", "application/json")
+		if beside {
+			go s.RoundTrip(r)
+			continue
+		}
 		if _, err := s.RoundTrip(r); err != nil {
 			s.breaks(method, "%v", err)
 		}
@@ -11314,9 +11297,7 @@ func (s *botAPI) confirmed(t *testing.T, id int64) {
 
 // count is how often a method was called.
 func (s *botAPI) count(method string) (n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, c := range s.calls {
+	for _, c := range s.requests() {
 		if c.method == method {
 			n++
 		}
@@ -11539,10 +11520,8 @@ func (s *botAPI) unanswered(id int64, words ...*regexp.Regexp) {
 
 // texts is all that was ever shown.
 func (s *botAPI) texts() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	var b strings.Builder
-	for _, m := range s.past {
+	for _, m := range s.history() {
 		b.WriteString(m.text + "\n")
 	}
 	return b.String()
@@ -11550,9 +11529,7 @@ func (s *botAPI) texts() string {
 
 // came is how many messages came that hold text.
 func (s *botAPI) came(text string) (n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, m := range s.past {
+	for _, m := range s.history() {
 		if strings.HasPrefix(m.method, "send") && strings.Contains(m.text, text) {
 			n++
 		}
@@ -11618,8 +11595,7 @@ func (m seen) ending(label string) (data string, ok bool) {
 // choice is the label of a button for that purpose.
 func (m seen) choice(purpose *regexp.Regexp) (label string, ok bool) {
 	for _, label := range slices.Sorted(maps.Keys(m.buttons)) {
-		if purpose.MatchString(label) &&
-			(purpose != lastingButton || !noButton.MatchString(label)) {
+		if purpose.MatchString(label) {
 			return label, true
 		}
 	}
@@ -11681,7 +11657,6 @@ func updateID(u string) int64 {
 // What a phone may say, in no particular words.
 var (
 	saysKeyboard = regexp.MustCompile(`(?i)keyboard`)
-	saysPhone    = regexp.MustCompile(`(?i)phone`)
 	saysReplaced = regexp.MustCompile(`(?i)replaced|changed|another question|no longer|out of date|left the screen`)
 	saysExpired  = regexp.MustCompile(`(?i)expired|nobody|no answer`)
 	saysLost     = regexp.MustCompile(`(?i)not (delivered|answered)|ended before|did not reach|not taken|gave up|given up|gone`)
@@ -11693,12 +11668,9 @@ var (
 var (
 	yesButton     = regexp.MustCompile(`(?i)^[^\pL\d]*(\d+[.:)]?\s*)?(yes|allow|continue)[^\pL]*$`)
 	noButton      = regexp.MustCompile(`(?i)^[^\pL\d]*(\d+[.:)]?\s*)?(no|deny)[^\pL]*$`)
-	lastingButton = regexp.MustCompile(`(?i)always|stop asking|don.t ask|lasting|remember|session|project`)
-	anyLasting    = regexp.MustCompile(`^Yes, and `)
 	showAllButton = regexp.MustCompile(`(?i)show all`)
 	againButton   = regexp.MustCompile(`(?i)ask again`)
 	enterButton   = regexp.MustCompile(`(?i)enter|continue`)
-	leaveButton   = regexp.MustCompile(`(?i)leave it|cancel|skip`)
 	grantButton   = regexp.MustCompile(`(?i)\b(yes|enter|allow|approve|continue|execute)\b`)
 	anyButton     = regexp.MustCompile(`.`)
 )
@@ -11958,36 +11930,23 @@ func needToolsOf(t testing.TB, argv []string) {
 	needTool(t, reTools.FindAllString(strings.Join(argv, " "), -1)...)
 }
 
-// inNamespace is a command in a mount namespace of its own, where hide has been done before. The test is skipped where that
-// cannot be.
-func inNamespace(t *testing.T, hide string, argv ...string) *exec.Cmd {
+// asNobody is a command line that runs this binary as nobody, in a mount namespace of its own, where hide has been done
+// before. The binary is in dir, beside "sh", a shell that is root's whoever runs it, and "state", nobody's folder. The test is
+// skipped where that cannot be.
+func asNobody(t *testing.T, hide string) (argv []string, dir string) {
 	t.Helper()
-	needTool(t, "unshare")
+	needTool(t, "bash", "setpriv", "unshare")
 	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
 		t.Skip("needs root on Linux")
 	}
-	line := []string{"unshare", "-m", "sh", "-c", hide + ` && exec "$@"`, "sh"}
-	if out, err := exec.Command(line[0], append(line[1:], "true")...).CombinedOutput(); err != nil {
+	dir = t.TempDir()
+	script := `cd "$0" && cp "$(command -v bash)" sh && cp "$1" test && chmod 4755 sh && chmod 755 . .. test &&
+		mkdir -m 700 state && chown 65534:65534 state && unshare -m sh -c "$2"`
+	if out, err := exec.Command("sh", "-c", script, dir, os.Args[0], hide).CombinedOutput(); err != nil {
 		t.Skipf("%s: %v: %s", hide, err, out)
 	}
-	return exec.Command(line[0], append(line[1:], argv...)...)
-}
-
-// setuidShell is a copy of a shell that is root's whoever runs it, in a folder that all can reach, beside "test", this
-// binary.
-func setuidShell(t *testing.T) string {
-	t.Helper()
-	needTool(t, "bash")
-	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
-		t.Skip("needs root on Linux")
-	}
-	dir := t.TempDir()
-	script := `cp "$(command -v bash)" "$0/sh" && cp "$1" "$0/test" && chmod 4755 "$0/sh" && chmod 755 "$0" "$0/.." "$0/test"`
-	out, err := exec.Command("sh", "-c", script, dir, os.Args[0]).CombinedOutput()
-	if err != nil {
-		t.Skipf("%v: %s", err, out)
-	}
-	return filepath.Join(dir, "sh")
+	hide += ` && exec setpriv --reuid=65534 --regid=65534 --clear-groups "$0/test" "$@"`
+	return []string{"unshare", "-m", "sh", "-c", hide, dir}, dir
 }
 
 // processesOf are the processes that have that state folder in their environment, this one apart.
@@ -12426,17 +12385,12 @@ func newWine(t *testing.T, library, umask, program string) *wine {
 	prefix := t.TempDir()
 	home := filepath.Join(t.TempDir(), "home")
 	system := filepath.Join(prefix, "drive_c", "windows", "system32")
-	devices := filepath.Join(prefix, "dosdevices")
-	libraries, _ := filepath.Glob(filepath.Join(library, "*")) // the pattern is right
-	err := errors.Join(os.MkdirAll(system, 0o700), os.MkdirAll(devices, 0o700),
-		os.Symlink("../drive_c", filepath.Join(devices, "c:")), os.Symlink("/", filepath.Join(devices, "z:")))
-	for _, path := range libraries {
-		err = errors.Join(err, os.Symlink(path, filepath.Join(system, filepath.Base(path))))
+	script := `mkdir -p "$0" dosdevices && ln -s "$1"/* "$0" && ln -s ../drive_c dosdevices/c: && ln -s / dosdevices/z: && echo disable > .update-timestamp`
+	sh := exec.Command("sh", "-c", script, system, library)
+	sh.Dir = prefix
+	if out, err := sh.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	makeFile(t, "disable\n", prefix, ".update-timestamp")
 	random := filepath.Join(system, "bcryptprimitives.dll")
 	if _, err := os.Stat(random); err != nil {
 		makeFile(t, randomDLL(t), random)
