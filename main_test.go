@@ -7582,6 +7582,7 @@ type sim struct {
 
 	free, idles        bool // settings
 	away, life, asking time.Duration
+	asks, moves        []row // of testdata
 
 	simTool
 	simPhone
@@ -7767,6 +7768,7 @@ func (s *sim) play(t *testing.T) {
 		s.fault("%v", err)
 		return
 	}
+	s.asks, s.moves = table(t, "simdialogs.txt"), table(t, "simmoves.txt")
 	s.bot = bareBotAPI(t)
 	s.bot.free = true // we ask it for its verdict
 	s.bot.dates = 0
@@ -7947,11 +7949,7 @@ func (p *simPTY) Write(b []byte) (int, error) {
 			due = p.readAt.Add(time.Microsecond)
 		}
 		p.readAt = due
-		if r := p.random("burst", p.now()); r.IntN(4) == 0 { // somebody types around what we type
-			for range 1 + r.IntN(3) {
-				p.at(between(r, 0, oneOf(r, 3, 30, 200)), p.mistypes)
-			}
-		}
+		p.plays("types", 0, nil)
 		p.waiting += len(text)
 		p.at(time.Until(due), func() {
 			p.waiting -= len(text)
@@ -8107,6 +8105,7 @@ type simTool struct {
 type simDialog struct {
 	n, version int
 	kind       string // yesno enter text secret list menu, of claude bash edit trust
+	title      string // of claude
 	above      []string
 	body       []string
 	full       string // of claude: the call, of which the dialog may show the beginning
@@ -8197,10 +8196,8 @@ func (s *sim) next() {
 		return
 	}
 	s.left--
-	s.made++
-	d := s.plainDialog(r)
-	s.show(d)
-	s.lives(d)
+	s.show(s.dialog("plain", r))
+	s.plays("plain", 0, nil)
 }
 
 // finale ends the program.
@@ -8225,56 +8222,64 @@ func (s *sim) finale(r *rand.Rand) {
 	})
 }
 
-// plainDialog makes a question of a program that is not known.
-func (s *sim) plainDialog(r *rand.Rand) *simDialog {
-	d := &simDialog{n: s.made, kind: oneOf(r, "yesno", "yesno", "yesno", "menu", "menu", "enter", "text", "secret", "list",
-		"list")}
-	word := func() string { return simWords[r.IntN(len(simWords))] + strconv.Itoa(r.IntN(10)) }
-	for range r.IntN(3) {
-		d.above = append(d.above, "note: "+word()+" and "+word())
-	}
-	switch d.kind {
-	case "yesno":
-		d.body = []string{"About to delete " + word() + " for good"}
-		d.ask, d.choices = "Delete "+word()+" now?", []string{"Yes", "No"}
-	case "menu":
-		d.ask = "Which way for " + word() + "?"
-		d.choices = []string{"Use " + word(), "Use " + word() + " instead", "Skip " + word()}
-		if r.IntN(3) == 0 {
-			d.ask = "Allow access to " + word() + "?"
-			d.choices = []string{"Yes, allow", "No, refuse", "Show " + word()}
-		}
-	case "enter":
-		d.body, d.ask = []string{"All of " + word() + " is done"}, "Press Enter to continue"
-	case "text":
-		d.body = []string{"A new branch beside " + word()}
-		d.ask = "Name of the branch for " + word() + ":"
-	case "secret":
-		d.ask = "Password for " + word() + ":"
-	case "list":
-		d.ask = "Your choice for " + word() + " [1-3]:"
-		d.choices = []string{"Keep " + word(), "Drop " + word(), "Merge " + word()}
-	}
-	if r.IntN(2) == 0 && d.kind != "secret" {
-		d.body = append(d.body, oneOf(r, "○ "+word()+"   ● "+word(), "● Drop "+word()+" of "+word()+"…",
-			"• "+word()+" after 30s", simCommand(r, word())))
-	}
-	if r.IntN(3) == 0 && slices.Contains([]string{"yesno", "menu", "list"}, d.kind) {
-		d.notes = []string{"This is about " + word() + " too"}
-		if r.IntN(2) == 0 {
-			d.notes = append(d.notes, "and about "+word()+" as well")
-		}
-	}
-	return d
-}
-
 // simSecret is what may be left out of a message, and nothing else.
 const simSecret = "a1b2c3d4e5"
 
-// simCommand is a command with a secret next to what is none.
-func simCommand(r *rand.Rand, word string) string {
-	return oneOf(r, "TOKEN="+simSecret+";rm -rf "+word, `PASSWORD="`+simSecret+"; $(touch "+word+`)" ls`,
-		`mysql --password="`+simSecret+" `touch "+word+"`\"", "curl https://u:"+simSecret+"$(id>"+word+")@example.org/r")
+// dialog makes a question of a program that is not known, or of claude, as testdata/simdialogs.txt has them.
+func (s *sim) dialog(of string, r *rand.Rand) *simDialog {
+	s.made++
+	word := func() string { return simWords[r.IntN(len(simWords))] + strconv.Itoa(r.IntN(100)) }
+	name := word()
+	any := func(of string) row {
+		return oneOf(r, slices.DeleteFunc(slices.Clone(s.asks), func(one row) bool { return one["of"] != of })...)
+	}
+	var fill func(string) string
+	fill = func(text string) string {
+		return os.Expand(text, func(what string) string {
+			switch what {
+			case "W":
+				return word()
+			case "N":
+				return name
+			case "S":
+				return simSecret
+			}
+			return fill(any(what)["body"])
+		})
+	}
+	parts := func(text string) []string {
+		return slices.DeleteFunc(strings.Split(fill(text), " / "), func(part string) bool { return part == "" })
+	}
+	drawn := any(of)
+	d := &simDialog{
+		n:       s.made,
+		kind:    drawn["kind"],
+		title:   drawn["title"],
+		name:    name,
+		body:    parts(drawn["body"]),
+		ask:     fill(drawn["ask"]),
+		choices: parts(drawn["choices"]),
+	}
+	if of == "claude" {
+		d.full, d.hooked = d.body[0], d.kind != "trust" && r.IntN(3) > 0
+		if d.kind == "bash" && r.IntN(5) == 0 { // its dialog shows the beginning
+			for i := range 300 + r.IntN(700) {
+				d.full += fmt.Sprint(" file-", i)
+			}
+			d.body[0] += " file-0…"
+		}
+		return d
+	}
+	for range r.IntN(3) {
+		d.above = append(d.above, fill("$above"))
+	}
+	if r.IntN(2) == 0 && d.kind != "secret" {
+		d.body = append(d.body, fill("$beside"))
+	}
+	if r.IntN(3) == 0 && len(d.choices) > 0 {
+		d.notes = parts("$notes")
+	}
+	return d
 }
 
 // needs is all that a person has to have read before anything of d is affirmed.
@@ -8407,26 +8412,6 @@ func (s *sim) leave() {
 	s.up = nil
 }
 
-// lives has a plain dialog change, vanish, be swapped, be painted again, and be typed at.
-func (s *sim) lives(d *simDialog) {
-	r := s.random("lives", d.n)
-	for range r.IntN(3) {
-		s.at(between(r, 0, 7000), func() { s.acts(d.n, r) })
-	}
-	s.at(between(r, 9000, 35000), func() { s.vanish(d.n, r) })
-	s.typist(d, r)
-}
-
-// typist has somebody at the keyboard answer, or press a key by mistake.
-func (s *sim) typist(d *simDialog, r *rand.Rand) {
-	if r.IntN(5) == 0 {
-		s.at(between(r, 0, 9000), func() { s.press(s.answerKeys(r)) })
-	}
-	if r.IntN(12) == 0 {
-		s.at(between(r, 0, 9000), func() { s.press(oneOf(r, "X", "\x1bOB", "Q", "\x03")) })
-	}
-}
-
 // answerKeys are keys that answer what stands.
 func (s *sim) answerKeys(r *rand.Rand) string {
 	switch {
@@ -8451,7 +8436,7 @@ func (s *sim) answerKeys(r *rand.Rand) string {
 // acts does something with the dialog number n, if it still stands.
 func (s *sim) acts(n int, r *rand.Rand) {
 	d := s.up
-	if d == nil || d.n != n || d.over || s.ending {
+	if d == nil || d.n != n || d.over || d.hooked || s.ending {
 		return
 	}
 	switch r.IntN(8) {
@@ -8982,7 +8967,8 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 	}
 	if s.rested < s.made && r.IntN(3) == 0 {
 		s.rested = s.made
-		s.rests(r)
+		s.ends()
+		s.plays("rest", 0, nil) // the next dialog may come before a text that is in the box is sent
 		return
 	}
 	s.print("\x1b]0;◐ Claude Code\a")
@@ -8995,8 +8981,7 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 	var dialogs []*simDialog
 	for range together {
 		s.left--
-		s.made++
-		dialogs = append(dialogs, s.claudeDialog(s.random("claude", s.made)))
+		dialogs = append(dialogs, s.dialog("claude", s.random("claude", s.made)))
 	}
 	for _, d := range dialogs {
 		if d.hooked {
@@ -9011,18 +8996,6 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 	}
 	s.queue = append(s.queue, dialogs...)
 	s.at(between(r, 30, 300), s.next)
-}
-
-// rests has the turn end, for a while or until a text is in the box: the next dialog may come before that is sent.
-func (s *sim) rests(r *rand.Rand) {
-	s.ends()
-	s.at(between(r, 1500, 9000), s.works)
-	if r.IntN(2) == 0 && s.present > 0 {
-		s.at(between(r, 300, 3000), func() { s.command("/send " + s.id[:8] + " " + s.words()) })
-	}
-	if r.IntN(4) == 0 {
-		s.at(between(r, 0, 4000), s.mistypes)
-	}
 }
 
 // ends has a turn end.
@@ -9048,52 +9021,13 @@ func (s *sim) interrupts() {
 		return
 	}
 	s.idle = false
-	s.made++
-	r := s.random("interrupts", s.made)
-	d := s.claudeDialog(r)
+	d := s.dialog("claude", s.random("interrupts", s.made))
 	d.hooked = false
 	s.pointer = 0
 	s.print("\x1b]0;✳ Claude Code\a")
 	s.stand(d)
 	s.paintClaude()
-	s.at(between(r, 9000, 20000), func() { s.vanish(d.n, r) })
-}
-
-// claudeDialog makes a question of claude.
-func (s *sim) claudeDialog(r *rand.Rand) *simDialog {
-	word := func() string { return simWords[r.IntN(len(simWords))] + strconv.Itoa(r.IntN(100)) }
-	d := &simDialog{
-		n:      s.made,
-		kind:   oneOf(r, "bash", "bash", "edit", "trust"),
-		hooked: r.IntN(3) > 0,
-	}
-	switch d.kind {
-	case "bash":
-		d.name = word()
-		d.full = oneOf(r, "rm -rf build/"+d.name+" && echo "+word(), simCommand(r, d.name))
-		d.body = []string{d.full}
-		if r.IntN(5) == 0 { // its dialog shows the beginning
-			for i := range 300 + r.IntN(700) {
-				d.full += fmt.Sprint(" file-", i)
-			}
-			d.body[0] += " file-0…"
-		}
-		d.ask = "Do you want to proceed?"
-		d.choices = []string{"Yes",
-			"Yes, and always allow access to " + word() + "/ from this project", "No"}
-	case "edit":
-		file := word() + ".txt"
-		d.name, d.full = file, "src/"+file
-		d.body = []string{d.full, "1 -old " + word(), "1 +new " + word()}
-		d.ask = "Do you want to make this edit to " + file + "?"
-		d.choices = []string{"Yes", "Yes, allow all edits during this session", "No"}
-	case "trust":
-		d.hooked = false
-		d.body = []string{"Accessing workspace:", "/srv/app/" + word()}
-		d.ask = "Is this a project you created or one you trust?"
-		d.choices = []string{"Yes, I trust this folder", "No, exit"}
-	}
-	return d
+	s.plays("interrupt", 0, nil)
 }
 
 // comes tells that a dialog waits and paints it later, in one piece or two.
@@ -9132,16 +9066,7 @@ func (s *sim) comes(d *simDialog, r *rand.Rand) {
 		} else {
 			s.paintClaude()
 		}
-		for range r.IntN(3) {
-			if !d.hooked {
-				s.at(between(r, 0, 7000), func() { s.acts(d.n, r) })
-			}
-		}
-		if r.IntN(4) == 0 {
-			s.at(between(r, 500, 9000), func() { s.vanish(d.n, r) })
-		}
-		s.at(between(r, 25000, 40000), func() { s.vanish(d.n, r) })
-		s.typist(d, r)
+		s.plays("claude", 0, nil)
 	})
 }
 
@@ -9157,14 +9082,7 @@ func (s *sim) rows() (rows []string, row, col int) {
 	case d == nil:
 		return append(rows, "✶ Brewing…", ""), 30, 1
 	}
-	title := " Bash command"
-	switch d.kind {
-	case "edit":
-		title = " Edit file"
-	case "trust":
-		title = " Folder"
-	}
-	rows = append(rows, rule, title, "")
+	rows = append(rows, rule, " "+d.title, "")
 	for _, line := range d.body {
 		rows = append(rows, "   "+line)
 	}
@@ -9207,9 +9125,7 @@ func (s *sim) takesClaude(text string, p *simPrompt) {
 		if s.box != "" {
 			s.fault("the text %q is pasted behind the draft %q", text, s.box)
 		}
-		if r := s.random("paste", s.now()); r.IntN(2) == 0 {
-			s.at(between(r, 0, 130), s.interrupts)
-		}
+		s.plays("paste", 0, nil)
 		s.box += pasteBrackets.Replace(text)
 		s.paintClaude()
 	case d == nil && strings.HasSuffix(text, "\x15"):
@@ -9642,9 +9558,9 @@ func (s *sim) becomes(now seen) {
 	switch {
 	case s.ending || r.IntN(10) >= s.present:
 	case len(labels) > 0 && s.up != nil:
-		s.reacts(m, labels)
+		s.reacts(m)
 	case len(labels) == 0 && s.claude && s.idle:
-		s.at(between(r, 200, 3000), func() { s.says(s.words(), m) })
+		s.plays("idle", 0, m)
 	}
 }
 
@@ -9665,9 +9581,8 @@ func (s *sim) words() string {
 }
 
 // reacts is the person who reads a message with buttons.
-func (s *sim) reacts(m *simMessage, labels []string) {
+func (s *sim) reacts(m *simMessage) {
 	r := s.random("reacts", s.now())
-	any := func() string { return labels[r.IntN(len(labels))] }
 	when := between(r, 150, 4000)
 	switch {
 	case s.swift:
@@ -9681,59 +9596,81 @@ func (s *sim) reacts(m *simMessage, labels []string) {
 			}
 		}
 	}
-	if r.IntN(8) == 0 {
-		s.at(when, func() { s.says(s.words(), m) })
-		return
-	}
-	if slices.Contains(labels, "Show all") && r.IntN(2) == 0 {
-		s.at(when/2, func() { s.taps(m, "Show all") })
-	} else if slices.Contains(labels, "Show all") {
-		s.at(when/3, func() { s.forges(m, r) })
-	}
-	label := any()
-	s.at(when, func() { s.taps(m, label) })
-	if r.IntN(5) == 0 {
-		s.at(when+between(r, 0, 900), func() { s.taps(m, label) })
-	}
-	if r.IntN(4) == 0 {
-		other := any()
-		s.at(when+between(r, 0, 200), func() { s.taps(m, other) })
-		s.at(when+between(r, 0, 8000), func() { s.taps(m, other) })
-	}
-	if r.IntN(4) == 0 {
-		s.at(max(0, when+between(r, -3000, 300)), func() { s.forges(m, r) })
-	}
-	if p := s.up; r.IntN(6) == 0 && !s.claude && (p.kind == "yesno" || p.kind == "list") {
-		text := oneOf(r, "y", "n")
-		if p.kind == "list" {
-			text = oneOf(r, "1", "2", "3")
-		}
-		s.at(when, func() { s.writes(text, m) })
-		s.at(when+between(r, 0, 4000), func() { s.writes(text, m) })
-	}
-	for range r.IntN(3) { // at the keyboard before and after
-		s.at(max(0, when-time.Second+between(r, 0, 3500)), s.mistypes)
-	}
-	if r.IntN(5) == 0 { // at the keyboard in the same moment
-		s.at(max(0, when+between(r, -400, 700)), func() { s.press(s.answerKeys(r)) })
-	}
-	if r.IntN(10) == 0 { // the dialog changes in the same moment
-		s.at(when+between(r, 0, 500), func() {
-			if s.up != nil && !s.up.hooked {
-				s.acts(s.up.n, r)
-			}
-		})
-	}
-	if r.IntN(25) == 0 {
-		s.at(when+between(r, 0, 2000), func() { s.command("/keys CTRL_F") })
-	}
-	if r.IntN(25) == 0 {
-		s.at(when+between(r, 0, 2000), func() { s.command("/send " + s.id[:8] + " " + s.words()) })
-	}
+	s.plays(oneOf(r, "replies", "reads", "reads", "reads", "reads", "reads", "reads", "reads"), when, m)
 }
 
-// mistypes presses a key that answers nothing, each time another one.
-func (s *sim) mistypes() { s.press("EFGHIJKLMOPRSTUVWZ"[s.count["keys"]%18:][:1]) }
+// plays has the person and the tool do what testdata/simmoves.txt says for an occasion, of this message or of what stands.
+func (s *sim) plays(on string, when time.Duration, m *simMessage) {
+	r := s.random(on, s.now())
+	var labels []string
+	if m != nil && on == "reads" {
+		labels = slices.Sorted(maps.Keys(m.seen[len(m.seen)-1].buttons))
+		r.Shuffle(len(labels), func(i, k int) { labels[i], labels[k] = labels[k], labels[i] })
+	}
+	n := s.made
+	if s.up != nil {
+		n = s.up.n
+	}
+	does := func(move string) {
+		switch move {
+		case "tap":
+			s.taps(m, labels[0])
+		case "tap another":
+			s.taps(m, labels[len(labels)-1])
+		case "show all":
+			if slices.Contains(labels, "Show all") {
+				s.taps(m, "Show all")
+			}
+		case "forge at a part":
+			if slices.Contains(labels, "Show all") {
+				s.forges(m, r)
+			}
+		case "forge":
+			s.forges(m, r)
+		case "write":
+			if d := s.up; d != nil && !s.claude && (d.kind == "yesno" || d.kind == "list") {
+				text := oneOf(r, map[string][]string{"yesno": {"y", "n"}, "list": {"1", "2", "3"}}[d.kind]...)
+				s.writes(text, m)
+				s.at(between(r, 0, 4000), func() { s.writes(text, m) })
+			}
+		case "say":
+			s.says(s.words(), m)
+		case "send":
+			if s.present > 0 {
+				s.command("/send "+s.id[:8]+" ", s.words())
+			}
+		case "keys":
+			s.command("/keys ", "CTRL_F")
+		case "mistype": // a key that answers nothing, each time another one
+			s.press("FGHIJLMPSTUVWZ"[s.count["keys"]%14:][:1])
+		case "slip":
+			s.press(oneOf(r, "X", "\x1bOB", "Q", "\x03"))
+		case "press":
+			s.press(s.answerKeys(r))
+		case "change":
+			s.acts(n, r)
+		case "vanish":
+			s.vanish(n, r)
+		case "work":
+			s.works()
+		case "interrupt":
+			s.interrupts()
+		default:
+			s.fault("nobody can %q", move)
+		}
+	}
+	for _, one := range s.moves {
+		if !slices.Contains(strings.Fields(one["on"]), on) {
+			continue
+		}
+		var often, from, to int
+		if _, err := fmt.Sscanf(one["when"], "one in %d, %d to %d ms", &often, &from, &to); err != nil {
+			s.fault("%s: %v", one["at"], err)
+		} else if r.IntN(often) == 0 {
+			s.at(max(0, when+between(r, from, to)), func() { does(one["does"]) })
+		}
+	}
+}
 
 // acted notes that the person did something.
 func (s *sim) acted(c simChoice, format string, args ...any) bool {
@@ -9836,12 +9773,11 @@ func (s *sim) writes(text string, m *simMessage) {
 	}
 }
 
-// command is a text that names its session by itself.
-func (s *sim) command(text string) {
-	_, words, _ := strings.Cut(strings.TrimPrefix(text, "/send "), " ")
-	if s.acted(simChoice{text: words}, "writes %q", text) {
+// command is a text that names its session by itself, or none.
+func (s *sim) command(text, words string) {
+	if s.acted(simChoice{text: words}, "writes %q", text+words) {
 		s.said[words]++
-		s.arrives(func() { s.bot.writes(text, 0) })
+		s.arrives(func() { s.bot.writes(text+words, 0) })
 	}
 }
 
