@@ -8124,6 +8124,9 @@ type simDialog struct {
 	decidedAt  time.Time // when our answer to it was
 }
 
+// String is how the timeline names it.
+func (d *simDialog) String() string { return fmt.Sprintf("dialog %d.%d", d.n, d.version) }
+
 // simStand is a time in which a version stood and nobody touched it.
 type simStand struct {
 	*simDialog
@@ -8164,18 +8167,14 @@ func (t *simTool) begin(s *sim) {
 	if t.claude {
 		t.speaks = r.IntN(6) > 0
 		s.print("\x1b[?2004h\x1b]0;✳ Claude Code\a\x1b[?1049h\x1b[2J\x1b[H\x1b[?25l\x1b]7501;?\a")
-		s.status("state=idle:app=claude-code")
+		s.is("idle")
 	} else {
 		s.print("starting\r\n")
 	}
 }
 
-// status tells the terminal what claude does.
-func (s *sim) status(words string) {
-	if s.speaks {
-		s.print("\x1b]7501;%s\a", words)
-	}
-}
+// is tells the terminal what claude does.
+func (s *sim) is(state string) { s.print("%s", claudeIs(state, "", s.speaks)) }
 
 var simWords = strings.Fields("alpha bravo carol delta eagle fjord gamma hotel igloo joker koala lemon mango north olive piano")
 
@@ -8356,11 +8355,7 @@ func (d *simDialog) lines(pointer int) (rows []string, line string) {
 	case "menu":
 		rows = append(append(rows, "? "+d.ask), d.notes[:min(1, len(d.notes))]...)
 		for i, c := range d.choices {
-			mark := "  "
-			if i == pointer {
-				mark = "❯ "
-			}
-			rows = append(rows, mark+c)
+			rows = append(rows, pointed(i == pointer, "%s", c))
 		}
 		return append(rows, d.notes[min(1, len(d.notes)):]...), ""
 	case "list":
@@ -8399,7 +8394,7 @@ func (s *sim) stand(d *simDialog) {
 	s.up, s.changedAt = d, time.Now()
 	d.shownAt, d.bornAt, d.painted = time.Now(), time.Now(), true
 	s.count["dialogs"]++
-	s.note("tool shows %d.%d %s: %s | %s | %s %q | %s", d.n, d.version, d.kind, strings.Join(d.above, " / "),
+	s.note("tool shows %v %s: %s | %s | %s %q | %s", d, d.kind, strings.Join(d.above, " / "),
 		strings.Join(d.body, " / "), d.ask, d.choices, strings.Join(d.notes, " / "))
 }
 
@@ -8577,7 +8572,7 @@ func (s *sim) takes(text string, p *simPrompt) {
 	}
 	what := "nothing"
 	if s.up != nil {
-		what = fmt.Sprintf("%d.%d", s.up.n, s.up.version)
+		what = s.up.String()
 	}
 	if time.Since(s.changedAt) < simBlind {
 		s.note("tool ignores %q of %s at %s: too soon after a change", text, by, what)
@@ -8679,13 +8674,13 @@ func (s *sim) allowed(text string, p *simPrompt) bool {
 	} else if text == "\r" && s.ahead && p == nil {
 		s.ahead = false
 		if d != nil {
-			s.fault("Enter after a text of the phone's answers dialog %d.%d", d.n, d.version)
+			s.fault("Enter after a text of the phone's answers %v", d)
 		}
 		return d == nil
 	}
 	if said || text == "\r" && s.box != "" && s.said[s.box] > 0 || text == "\x05\x15" && s.box != "" {
 		if d != nil && p == nil {
-			s.fault("text %q of the phone's went into dialog %d.%d", text, d.n, d.version)
+			s.fault("text %q of the phone's went into %v", text, d)
 		}
 		if d == nil {
 			return true
@@ -8698,9 +8693,9 @@ func (s *sim) allowed(text string, p *simPrompt) bool {
 	case d == nil:
 		s.fault("%q of ours where nothing asks; it was for %q", text, p.Question)
 	case d.over:
-		s.fault("%q of ours at dialog %d.%d, which is answered already", text, d.n, d.version)
+		s.fault("%q of ours at %v, which is answered already", text, d)
 	case d.hooked && s.hookLives(d):
-		s.fault("%q of ours was typed into dialog %d.%d, whose hook waits", text, d.n, d.version)
+		s.fault("%q of ours was typed into %v, whose hook waits", text, d)
 	default:
 		s.shown(d, p)
 		return true
@@ -8734,21 +8729,21 @@ func (s *sim) shown(d *simDialog, p *simPrompt) {
 	} else if by != "auto:timeout" {
 		s.fault("decided by %q", by)
 	} else if d.kind != "enter" && !refuses {
-		s.fault("waiting has typed %q at %d.%d", value, d.n, d.version)
+		s.fault("waiting has typed %q at %v", value, d)
 	}
 	before := slices.ContainsFunc(s.stands, func(one simStand) bool { // it stood before as it stands again
 		same := slices.Equal(one.needs(), d.needs())
 		return one.n == d.n && same && slices.Equal(one.choices, d.choices) && one.from.Before(p.CreatedAt)
 	})
 	if !s.claude && p.CreatedAt.Before(d.bornAt) && !before {
-		s.fault("typed at %d.%d what was asked of one that stood before", d.n, d.version)
+		s.fault("typed at %v what was asked of one that stood before", d)
 	}
 	needs := d.needs()
 	if refuses {
 		needs = []string{d.ask}
 	}
 	if need := simUnshown(text, needs); need != "" {
-		s.fault("typed at %d.%d, but %q was not shown for it; shown was:\n%s", d.n, d.version, need, text)
+		s.fault("typed at %v, but %q was not shown for it; shown was:\n%s", d, need, text)
 		return
 	}
 	if len(d.choices) > 2 && p.Type != "unknown" {
@@ -8760,7 +8755,7 @@ func (s *sim) shown(d *simDialog, p *simPrompt) {
 			want = append(want, clip(c, 60))
 		}
 		if !slices.Equal(labels, want) {
-			s.fault("typed at %d.%d with the choices %q, shown were %q", d.n, d.version, d.choices,
+			s.fault("typed at %v with the choices %q, shown were %q", d, d.choices,
 				labels)
 		}
 	}
@@ -8770,11 +8765,11 @@ func (s *sim) shown(d *simDialog, p *simPrompt) {
 func (s *sim) means(d *simDialog, meaning string, p *simPrompt) {
 	d.over, d.overAt = true, time.Now()
 	if p == nil {
-		s.note("dialog %d.%d: %q at the keyboard", d.n, d.version, meaning)
+		s.note("%v: %q at the keyboard", d, meaning)
 		return
 	}
 	if d.ours {
-		s.fault("dialog %d.%d is answered twice", d.n, d.version)
+		s.fault("%v is answered twice", d)
 	}
 	d.ours = true
 	s.byUs[d.n] = d
@@ -8782,7 +8777,7 @@ func (s *sim) means(d *simDialog, meaning string, p *simPrompt) {
 	d.decidedAt = *p.DecidedAt
 	s.count["answers"]++
 	want := s.meaningOf(p)
-	s.note("dialog %d.%d: %q by %s", d.n, d.version, meaning, p.By)
+	s.note("%v: %q by %s", d, meaning, p.By)
 	if p.Type == "unknown" && len(p.Choices) > 0 { // the person saw the screen's end and pressed a key at it
 		s.took[p.ID] = append(s.took[p.ID], meaning)
 		if !slices.ContainsFunc(s.chosen, func(c simChoice) bool { return c.prompt == p.ID[:8] }) {
@@ -8805,7 +8800,7 @@ func (s *sim) means(d *simDialog, meaning string, p *simPrompt) {
 		}
 	}
 	if meaning != want && clip(meaning, 60) != want {
-		s.fault("dialog %d.%d took %q, decided was %q", d.n, d.version, meaning, want)
+		s.fault("%v took %q, decided was %q", d, meaning, want)
 	}
 	s.took[p.ID] = append(s.took[p.ID], meaning)
 	if len(s.took[p.ID]) > 1 {
@@ -8861,7 +8856,7 @@ func (s *sim) takesLine(text string, p *simPrompt) {
 				strings.Contains(p.Shown, ": "+begun))
 		for _, by := range s.lineBy {
 			if by != p && d.kind != "enter" && !known {
-				s.fault("a line of dialog %d.%d is typed by two: %q", d.n, d.version, s.line)
+				s.fault("a line of %v is typed by two: %q", d, s.line)
 				break
 			}
 		}
@@ -8915,36 +8910,26 @@ func (s *sim) answered(d *simDialog) {
 	s.at(s.gap(r), s.next)
 }
 
+// simMenuKeys are the keys that a menu knows.
+var simMenuKeys = regexp.MustCompile("\x1b[[O][AB]|[\r\n\x03\x1b]")
+
 // takesMenu is a program with a pointer that takes no digits.
 func (s *sim) takesMenu(text string, p *simPrompt) {
 	d := s.up
-	moved := strings.NewReplacer("\x1b[A", "U", "\x1bOA", "U", "\x1b[B", "D", "\x1bOB",
-		"D").Replace(text)
-	for _, c := range moved {
-		switch c {
-		case 'U', 'D':
-			step := 1
-			if c == 'U' {
-				step = -1
-			}
-			s.pointer = max(0, min(len(d.choices)-1, s.pointer+step))
-			r := s.random("moves", d.n)
-			at := s.pointer
-			s.at(between(r, 0, 120), func() {
-				if s.up == d && s.pointer == at {
-					s.repaint()
-				}
-			})
-		case '\r', '\n', 0x03, 0x1b:
-			meaning := d.choices[s.pointer]
-			if c == 0x03 || c == 0x1b {
-				meaning = "Esc"
-			}
+	for _, key := range simMenuKeys.FindAllString(text, -1) {
+		meaning, at := claudeKey(key, d.choices, s.pointer)
+		if meaning != "" {
 			s.means(d, meaning, p)
 			s.clear()
 			s.answered(d)
 			return
 		}
+		s.pointer = at
+		s.at(between(s.random("moves", d.n), 0, 120), func() {
+			if s.up == d && s.pointer == at {
+				s.repaint()
+			}
+		})
 	}
 }
 
@@ -8971,8 +8956,7 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 		s.plays("rest", 0, nil) // the next dialog may come before a text that is in the box is sent
 		return
 	}
-	s.print("\x1b]0;◐ Claude Code\a")
-	s.status("state=working:app=claude-code")
+	s.is("working")
 	s.paintClaude()
 	together := 1
 	if r.IntN(3) == 0 {
@@ -9001,8 +8985,7 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 // ends has a turn end.
 func (s *sim) ends() {
 	s.idle = true
-	s.print("\x1b]0;✳ Claude Code\a")
-	s.status("state=done:app=claude-code")
+	s.is("done")
 	s.paintClaude()
 }
 
@@ -9024,7 +9007,7 @@ func (s *sim) interrupts() {
 	d := s.dialog("claude", s.random("interrupts", s.made))
 	d.hooked = false
 	s.pointer = 0
-	s.print("\x1b]0;✳ Claude Code\a")
+	s.print("%s", claudeIs("", "", false))
 	s.stand(d)
 	s.paintClaude()
 	s.plays("interrupt", 0, nil)
@@ -9032,14 +9015,11 @@ func (s *sim) interrupts() {
 
 // comes tells that a dialog waits and paints it later, in one piece or two.
 func (s *sim) comes(d *simDialog, r *rand.Rand) {
-	s.print("\x1b]0;✳ Claude Code\a")
+	words := "approve " + d.kind
 	if d.kind == "bash" {
-		s.status("state=blocked:app=claude-code:kind=permission:msg=" +
-			base64.StdEncoding.EncodeToString([]byte("approve Bash: "+d.body[0])))
-	} else {
-		s.status("state=blocked:app=claude-code:kind=permission:msg=" +
-			base64.StdEncoding.EncodeToString([]byte("approve "+d.kind)))
+		words = "approve Bash: " + d.body[0]
 	}
+	s.print("%s", claudeBlocked("permission", words, s.speaks))
 	paint := between(r, 20, 400)
 	if r.IntN(4) == 0 {
 		paint = between(r, 400, 2000)
@@ -9053,10 +9033,11 @@ func (s *sim) comes(d *simDialog, r *rand.Rand) {
 			return
 		}
 		s.pointer = 0
-		s.print("\x1b]0;✳ Claude Code\a")
+		s.print("%s", claudeIs("", "", false))
 		s.stand(d)
 		if r.IntN(3) == 0 {
-			s.paintHalf()
+			rows, _, _ := s.rows()
+			s.print("%s", claudePage(rows[:5+len(d.body)], 30, 30, 1))
 			s.at(between(r, 20, 250), func() {
 				if s.up == d {
 					s.changedAt = time.Now()
@@ -9082,36 +9063,15 @@ func (s *sim) rows() (rows []string, row, col int) {
 	case d == nil:
 		return append(rows, "✶ Brewing…", ""), 30, 1
 	}
-	rows = append(rows, rule, " "+d.title, "")
-	for _, line := range d.body {
-		rows = append(rows, "   "+line)
-	}
-	rows = append(rows, "", " "+d.ask)
-	at := 0
-	for i, c := range d.choices {
-		mark := "   "
-		if i == s.pointer {
-			mark, at = " ❯ ", len(rows)+1
-		}
-		rows = append(rows, fmt.Sprintf("%s%d. %s", mark, i+1, c))
-	}
-	return append(rows, "", " Esc to cancel · Tab to amend"), at, 2
+	dialog, at := claudeDialog(d.title, d.body, d.ask, d.choices, s.pointer)
+	rows = append(rows, rule)
+	return append(rows, dialog...), len(rows) + at + 1, 2
 }
 
 // paintClaude paints its whole screen.
 func (s *sim) paintClaude() {
 	rows, row, col := s.rows()
-	for len(rows) < 30 {
-		rows = append(rows, "")
-	}
-	s.print("\x1b[H%s\x1b[K\x1b[%d;%dH", strings.Join(rows, "\x1b[K\r\n"), row, col)
-}
-
-// paintHalf paints the upper part of a dialog.
-func (s *sim) paintHalf() {
-	rows, _, _ := s.rows()
-	rows = rows[:5+len(s.up.body)]
-	s.print("\x1b[H%s\x1b[K\x1b[J\x1b[30;1H", strings.Join(rows, "\x1b[K\r\n"))
+	s.print("%s", claudePage(rows, 30, row, col))
 }
 
 // takesClaude is claude reading bytes.
@@ -9147,27 +9107,16 @@ func (s *sim) takesClaude(text string, p *simPrompt) {
 		s.paintClaude()
 	case d == nil:
 	case d.over || pasted:
-	case text == "\x1b" || text == "\x03":
-		s.decides(d, "Esc", p)
-	case text == "\r" || text == "\n":
-		s.decides(d, d.choices[s.pointer], p)
-	case len(text) == 1 && text[0] >= '1' && int(text[0]-'1') < len(d.choices):
-		s.decides(d, d.choices[text[0]-'1'], p)
-	case len(text) == 1 && text[0] >= 'A' && int(text[0]-'A') < len(d.choices):
-		s.decides(d, d.choices[text[0]-'A'], p)
-	case text == "\x1bOB" || text == "\x1b[B":
-		s.pointer = min(len(d.choices)-1, s.pointer+1)
-		s.paintClaude()
-	case text == "\x1bOA" || text == "\x1b[A":
-		s.pointer = max(0, s.pointer-1)
-		s.paintClaude()
+	default:
+		meaning, pointer := claudeKey(text, d.choices, s.pointer)
+		if meaning != "" {
+			s.means(d, meaning, p)
+			s.goesOn(d)
+		} else if pointer != s.pointer {
+			s.pointer = pointer
+			s.paintClaude()
+		}
 	}
-}
-
-// decides ends a dialog of claude's; the screen shows it a little later.
-func (s *sim) decides(d *simDialog, meaning string, p *simPrompt) {
-	s.means(d, meaning, p)
-	s.goesOn(d)
 }
 
 // goesOn ends some of the hooks of a dialog that is over, and takes it from the screen.
@@ -9185,8 +9134,7 @@ func (s *sim) goesOn(d *simDialog) {
 	s.at(stays, func() {
 		if s.up == d {
 			s.leave()
-			s.print("\x1b]0;◐ Claude Code\a")
-			s.status("state=working:app=claude-code")
+			s.is("working")
 			s.paintClaude()
 		}
 		s.at(s.gap(r), s.next)
@@ -9211,8 +9159,7 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 			}
 		})
 	}
-	call := map[string]any{"session_id": "5e551011", "cwd": "/srv/app", "hook_event_name": "PermissionRequest",
-		"tool_name": "Bash", "tool_input": map[string]string{"command": d.full}}
+	call := map[string]any{"cwd": "/srv/app", "tool_name": "Bash", "tool_input": map[string]string{"command": d.full}}
 	if d.kind == "edit" {
 		call["tool_name"] = "Edit"
 		call["tool_input"] = map[string]string{
@@ -9237,23 +9184,20 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 
 // runHook is what a hook prints: nothing when it was killed.
 func (s *sim) runHook(ctx context.Context, call map[string]any, h *simHook, n int) string {
-	in, give, err := os.Pipe()
-	if err != nil {
+	name := fmt.Sprint(s.dir, "-hook-", n)
+	wrote := os.WriteFile(name, hookInput("PermissionRequest", call), 0o600)
+	in, opened := os.Open(name)
+	out, created := os.Create(name + "-says")
+	if err := errors.Join(wrote, opened, created); err != nil {
+		s.fault("%v", err)
 		return ""
 	}
 	defer in.Close()
-	r, w, err := os.Pipe()
-	if err != nil {
-		return ""
-	}
-	defer r.Close()
-	err = json.NewEncoder(give).Encode(call)
-	give.Close()
+	defer out.Close()
 	s.note("hook %d of dialog %d is called", n, h.d.n)
-	s.world(ctx, nil, h.dead, in, w).run([]string{"hook"})
-	w.Close()
-	text, readErr := io.ReadAll(r)
-	if err != nil || readErr != nil || h.dead.Load() {
+	s.world(ctx, nil, h.dead, in, out).run([]string{"hook"})
+	text, err := os.ReadFile(out.Name())
+	if err != nil || h.dead.Load() {
 		return ""
 	}
 	return string(text)
@@ -9273,20 +9217,14 @@ func (s *sim) askedBy(h *simHook, meaning string) (found *simPrompt) {
 // hookSaid is claude taking what a hook printed.
 func (s *sim) hookSaid(h *simHook, n int, text string) {
 	d := h.d
-	var said struct {
-		Out struct {
-			Decision struct {
-				Behavior           string
-				Message            string
-				UpdatedPermissions []json.RawMessage
-			}
-		} `json:"hookSpecificOutput"`
+	var got struct {
+		Behavior           string
+		UpdatedPermissions []json.RawMessage
 	}
-	if err := json.Unmarshal([]byte(text), &said); err != nil {
+	if err := json.Unmarshal([]byte(decisionOf(text)), &got); err != nil {
 		s.note("hook %d of dialog %d says nothing", n, d.n)
 		return
 	}
-	got := said.Out.Decision
 	meaning := got.Behavior
 	if len(got.UpdatedPermissions) > 0 {
 		meaning = "always"
@@ -9296,8 +9234,7 @@ func (s *sim) hookSaid(h *simHook, n int, text string) {
 		s.fault("the hook said %q, and no question was decided so", meaning)
 		return
 	}
-	s.note("hook %d of dialog %d says %s, lasting %v", n, d.n, got.Behavior,
-		len(got.UpdatedPermissions) > 0)
+	s.note("hook %d of dialog %d says %s", n, d.n, meaning)
 	if now := s.up; now != nil && now.n == d.n {
 		d = now
 	}
@@ -9965,7 +9902,7 @@ func (s *sim) judgeAccount(m *simMessage, p *simPrompt) {
 		s.count["accounts"]++
 		if !slices.ContainsFunc(stood, func(one simStand) bool { return simUnshown(shown, one.needs()) == "" }) {
 			d := stood[len(stood)-1]
-			s.fault("message %d has a Yes and not %q of dialog %d.%d:\n%s", m.id, simUnshown(shown, d.needs()), d.n, d.version, shown)
+			s.fault("message %d has a Yes and not %q of %v:\n%s", m.id, simUnshown(shown, d.needs()), d, shown)
 			return
 		}
 	}
@@ -10035,7 +9972,7 @@ func (s *sim) judgeStands(v map[string]*simPrompt) {
 			}
 		}
 		if n == 0 {
-			s.fault("dialog %d.%d stood for %v and was never asked", d.n, d.version, long)
+			s.fault("%v stood for %v and was never asked", d, long)
 		}
 	}
 }
@@ -10214,12 +10151,8 @@ func (a *actor) later(d time.Duration, f func()) {
 	time.AfterFunc(d, func() { a.happened <- f })
 }
 
-// state tells the terminal what is done, where it wants to know.
-func (a *actor) state(words string) {
-	if a.speaks {
-		fmt.Printf("\x1b]7501;%s\a", words)
-	}
-}
+// is tells the terminal what is done, where it wants to know.
+func (a *actor) is(state string) { fmt.Print(claudeIs(state, "", a.speaks)) }
 
 // work goes on with what is not asked yet, or shows the next dialog, or ends the turn.
 func (a *actor) work() {
@@ -10233,9 +10166,8 @@ func (a *actor) work() {
 		a.comes(next)
 	case next >= 0: // there is no dialog: the hook alone decides
 	case waiting >= 0:
-		fmt.Print("\x1b]0;◐ Claude Code\a")
-		a.state("state=working:app=claude-code")
-		a.paint("✶ Brewing…", "")
+		a.is("working")
+		a.paint("✶ Brewing…")
 		for i := range a.play.Asks {
 			if a.play.Together || i == waiting {
 				a.asked[i] = true
@@ -10254,8 +10186,7 @@ func (a *actor) work() {
 		go func() {
 			a.runHooks(0, "Stop", nil)
 			a.happened <- func() {
-				fmt.Print("\x1b]0;✳ Claude Code\a")
-				a.state("state=done:app=claude-code")
+				a.is("done")
 				a.paintBox()
 				a.tell(report{What: "done", Dialog: -1})
 			}
@@ -10304,7 +10235,6 @@ func (a *actor) hooksAsk() int {
 // comes tells that this dialog waits, and paints it when its time has come.
 func (a *actor) comes(i int) {
 	a.coming = i
-	fmt.Print("\x1b]0;✳ Claude Code\a")
 	kind, words := "permission", "approve Bash: "+a.play.Asks[i].Command
 	if questions := a.play.Asks[i].Questions; questions != nil {
 		kind, words = "question", "answer: "+questions[0].Question
@@ -10313,7 +10243,7 @@ func (a *actor) comes(i int) {
 		}
 		words += ")"
 	}
-	a.state("state=blocked:app=claude-code:kind=" + kind + ":msg=" + base64.StdEncoding.EncodeToString([]byte(words)))
+	fmt.Print(claudeBlocked(kind, words, a.speaks))
 	a.later(time.Duration(a.play.Asks[i].Paint)*time.Millisecond, func() {
 		a.coming = -1
 		if a.decided[i] {
@@ -10337,22 +10267,16 @@ func (a *actor) comes(i int) {
 	})
 }
 
-// paint shows rows from the top and the last row, with the cursor behind what stands in the box.
-func (a *actor) paint(rows string, foot string) {
-	lines := strings.Split(rows, "\n")
-	for len(lines) < 23 {
-		lines = append(lines, "")
-	}
-	fmt.Print("\x1b[H" + strings.Join(append(lines[:23], foot), "\x1b[K\r\n") + "\x1b[K\x1b[24;1H")
-}
+// paint shows rows from the top, with the cursor in the last one.
+func (a *actor) paint(rows ...string) { fmt.Print(claudePage(rows, 24, 24, 1)) }
 
 // paintBox paints the input box with what stands in it.
 func (a *actor) paintBox() {
 	rule := strings.Repeat("─", 80)
-	a.paint("● Hello\n\n"+rule+"\n❯\u00a0"+a.box+"\n"+rule+"\n  ? for shortcuts", "")
+	a.paint("● Hello", "", rule, "❯\u00a0"+a.box, rule, "  ? for shortcuts")
 	fmt.Printf("\x1b[4;%dH", 3+len(a.box))
 	if !a.idle {
-		a.state("state=idle:app=claude-code")
+		a.is("idle")
 	}
 }
 
@@ -10363,44 +10287,113 @@ func (a *actor) paintDialog(half bool) {
 		return
 	}
 	command := a.play.Asks[a.up].Command
-	out := "> go on\n\n● Bash(" + command + ")\n  ⎿  Running…\n\n" + strings.Repeat("─", 80) +
-		"\n Bash command\n\n   " + command + "\n   Do it\n\n"
+	rows := []string{"> go on", "", "● Bash(" + command + ")", "  ⎿  Running…", "", strings.Repeat("─", 80)}
+	body := []string{command, "Do it"}
+	dialog, _ := claudeDialog("Bash command", body, "Do you want to proceed?", dialogOptions, a.pointer)
 	if half {
-		a.paint(out, "")
-		return
+		dialog = dialog[:5]
 	}
-	out += " Do you want to proceed?\n"
-	for i, option := range dialogOptions {
-		mark := "   "
-		if i == a.pointer {
-			mark = " ❯ "
+	a.paint(append(rows, dialog...)...)
+}
+
+// claudeDialog are the rows of a dialog below its rule, and which of them the pointer stands in.
+func claudeDialog(title string, body []string, ask string, choices []string, pointer int) (rows []string, at int) {
+	rows = []string{" " + title, ""}
+	for _, row := range body {
+		rows = append(rows, "   "+row)
+	}
+	rows = append(rows, "", " "+ask)
+	for i, choice := range choices {
+		rows = append(rows, " "+pointed(i == pointer, "%d. %s", i+1, choice))
+	}
+	return append(rows, "", " Esc to cancel · Tab to amend"), len(rows) - len(choices) + pointer
+}
+
+// pointed is a row of a menu.
+func pointed(here bool, format string, args ...any) string {
+	if here {
+		return "❯ " + fmt.Sprintf(format, args...)
+	}
+	return "  " + fmt.Sprintf(format, args...)
+}
+
+// claudePage paints a screen of so many rows, and puts the cursor there.
+func claudePage(rows []string, height, row, col int) string {
+	for len(rows) < height {
+		rows = append(rows, "")
+	}
+	return fmt.Sprintf("\x1b[H%s\x1b[K\x1b[%d;%dH", strings.Join(rows[:height], "\x1b[K\r\n"), row, col)
+}
+
+// claudeKey is what a dialog does with a key: what is chosen, "" nothing, and where the pointer is then.
+func claudeKey(key string, choices []string, pointer int) (chosen string, now int) {
+	switch key {
+	case "\x1b", "\x03":
+		return "Esc", pointer
+	case "\r", "\n":
+		return choices[pointer], pointer
+	case "\x1b[A", "\x1bOA":
+		return "", max(0, pointer-1)
+	case "\x1b[B", "\x1bOB":
+		return "", min(len(choices)-1, pointer+1)
+	}
+	for i, choice := range choices {
+		if key == string(rune('1'+i)) || key == string(rune('A'+i)) {
+			return choice, pointer
 		}
-		out += fmt.Sprintf("%s%d. %s\n", mark, i+1, option)
 	}
-	a.paint(out+"\n Esc to cancel · Tab to amend", "")
+	return "", pointer
+}
+
+// claudeIs is how claude tells what it does: by its title, and by OSC 7501 where the terminal knows that.
+func claudeIs(state, more string, speaks bool) (output string) {
+	output = "\x1b]0;✳ Claude Code\a"
+	if state == "working" {
+		output = "\x1b]0;◐ Claude Code\a"
+	}
+	if speaks {
+		output += "\x1b]7501;state=" + state + ":app=claude-code" + more + "\a"
+	}
+	return output
+}
+
+// claudeBlocked is what it tells of a dialog.
+func claudeBlocked(kind, words string, speaks bool) (output string) {
+	return claudeIs("blocked", ":kind="+kind+":msg="+base64.StdEncoding.EncodeToString([]byte(words)), speaks)
+}
+
+// hookInput is what it tells a hook.
+func hookInput(event string, more map[string]any) []byte {
+	input := map[string]any{
+		"session_id":      "5e551011",
+		"transcript_path": "",
+		"cwd":             "/",
+		"prompt_id":       "p",
+		"permission_mode": "default",
+		"hook_event_name": event,
+	}
+	maps.Copy(input, more)
+	text, _ := json.Marshal(input) // of texts: cannot fail
+	return text
 }
 
 // paintQuestions paints the dialog of claude's own questions, with the first of them.
 func (a *actor) paintQuestions(questions []asked) {
 	rule := strings.Repeat("─", 80)
-	out := "> go on\n\n● I will do that now.\n" + rule + "\n←"
+	tabs := "←"
 	for _, q := range questions {
-		out += "  ☐ " + q.Header
+		tabs += "  ☐ " + q.Header
 	}
-	out += "  ✔ Submit  →\n\n" + questions[0].Question + "\n\n"
-	others := []option{{Label: "Type something."}}
-	for i, o := range append(slices.Clone(questions[0].Options), others...) {
-		pointer := "  "
-		if i == a.pointer {
-			pointer = "❯ "
-		}
-		out += fmt.Sprintf("%s%d. %s\n", pointer, i+1, o.Label)
+	rows := []string{"> go on", "", "● I will do that now.", rule, tabs + "  ✔ Submit  →", "", questions[0].Question, ""}
+	options := append(slices.Clone(questions[0].Options), option{Label: "Type something."})
+	for i, o := range options {
+		rows = append(rows, pointed(i == a.pointer, "%d. %s", i+1, o.Label))
 		if o.Description != "" {
-			out += "     " + o.Description + "\n"
+			rows = append(rows, "     "+o.Description)
 		}
 	}
-	out += rule + fmt.Sprintf("\n  %d. Chat about this\n\n", len(questions[0].Options)+2)
-	a.paint(out+"Enter to select · Tab/Arrow keys to navigate · Esc to cancel", "")
+	rows = append(rows, rule, fmt.Sprintf("  %d. Chat about this", len(options)+1), "")
+	a.paint(append(rows, "Enter to select · Tab/Arrow keys to navigate · Esc to cancel")...)
 }
 
 // keys does what a chunk of input does: as measured, one with more than a key in it is ignored by a dialog.
@@ -10408,7 +10401,7 @@ func (a *actor) keys(chunk string) {
 	rest := statusAnswer.ReplaceAllString(chunk, "")
 	if rest != chunk {
 		a.speaks = true
-		a.state("state=idle:app=claude-code")
+		a.is("idle")
 	}
 	if rest == "" {
 		return
@@ -10416,18 +10409,14 @@ func (a *actor) keys(chunk string) {
 	a.tell(report{What: "key", Dialog: a.up, Text: rest})
 	switch {
 	case a.up >= 0 && time.Since(a.paintAt) < time.Duration(a.play.Deaf)*time.Millisecond:
-	case a.up >= 0 && rest == "\x1b":
-		a.decide(a.up, "keyboard", "Esc", nil)
-	case a.up >= 0 && rest == "\r":
-		a.decide(a.up, "keyboard", dialogOptions[a.pointer], nil)
-	case a.up >= 0 && len(rest) == 1 && rest >= "1" && rest <= "4":
-		a.decide(a.up, "keyboard", dialogOptions[rest[0]-'1'], nil)
-	case a.up >= 0 && rest == "\x1b[A":
-		a.pointer = max(0, a.pointer-1)
-		a.paintDialog(false)
-	case a.up >= 0 && rest == "\x1b[B":
-		a.pointer = min(len(dialogOptions)-1, a.pointer+1)
-		a.paintDialog(false)
+	case a.up >= 0:
+		chosen, pointer := claudeKey(rest, dialogOptions, a.pointer)
+		if chosen != "" {
+			a.decide(a.up, "keyboard", chosen, nil)
+		} else if pointer != a.pointer {
+			a.pointer = pointer
+			a.paintDialog(false)
+		}
 	case a.idle && strings.HasPrefix(rest, "\x1b[200~"):
 		a.box += pasteBrackets.Replace(rest)
 		a.paintBox()
@@ -10435,11 +10424,9 @@ func (a *actor) keys(chunk string) {
 		a.tell(report{What: "message", Text: a.box})
 		a.box = ""
 		a.paintBox()
-		fmt.Print("\x1b]0;◐ Claude Code\a")
-		a.state("state=working:app=claude-code")
+		a.is("working")
 		a.later(300*time.Millisecond, func() {
-			fmt.Print("\x1b]0;✳ Claude Code\a")
-			a.state("state=done:app=claude-code")
+			a.is("done")
 		})
 	case a.idle && rest >= " ":
 		a.box += strings.TrimSuffix(rest, "\r")
@@ -10460,9 +10447,8 @@ func (a *actor) decide(i int, by, text string, decision json.RawMessage) {
 	a.tell(report{What: "decided", Dialog: i, By: by, Text: text, JSON: decision})
 	if a.up == i {
 		a.up = -1
-		fmt.Print("\x1b]0;◐ Claude Code\a")
-		a.state("state=working:app=claude-code")
-		leave := func() { a.paint("✶ Brewing…", "") }
+		a.is("working")
+		leave := func() { a.paint("✶ Brewing…") }
 		if stays := a.play.Asks[i].Stays; by == "hook" && stays > 0 {
 			a.coming = i // nothing else is painted meanwhile
 			a.later(time.Duration(stays)*time.Millisecond, func() {
@@ -10488,14 +10474,7 @@ func (a *actor) runHooks(i int, event string, ready chan struct{}) {
 	if i < len(a.play.Asks) {
 		one = a.play.Asks[i]
 	}
-	input := map[string]any{
-		"session_id":      "5e551011",
-		"transcript_path": "",
-		"cwd":             "/",
-		"prompt_id":       "p",
-		"permission_mode": "default",
-		"hook_event_name": event,
-	}
+	input := map[string]any{}
 	if event == "Stop" {
 		input["stop_hook_active"], input["last_assistant_message"] = false, cmp.Or(a.play.Said, "That is done.")
 	} else {
@@ -10514,12 +10493,8 @@ func (a *actor) runHooks(i int, event string, ready chan struct{}) {
 	} else {
 		input["tool_use_id"] = fmt.Sprint("toolu_", i)
 	}
-	text, err := json.Marshal(input)
-	if err != nil {
-		a.happened <- func() { a.tell(report{What: "trouble", Text: err.Error()}) }
-	}
 	for _, command := range a.hooks[event] {
-		out, err := a.runHook(i, event, command, text, ready)
+		out, err := a.runHook(i, event, command, hookInput(event, input), ready)
 		ready = nil
 		if event == "PermissionRequest" {
 			a.happened <- func() {
@@ -10578,20 +10553,10 @@ func (a *actor) runHook(i int, event, command string, input []byte, ready chan s
 
 // hookSaid takes a hook's decision, if it is one.
 func (a *actor) hookSaid(i int, out string) {
-	var said struct {
-		Out struct {
-			Decision json.RawMessage
-		} `json:"hookSpecificOutput"`
-	}
+	said := decisionOf(out)
 	var decision struct{ Behavior string }
-	if err := json.Unmarshal([]byte(out), &said); err != nil {
-		return // no decision: the dialog stays
-	}
-	if err := json.Unmarshal(said.Out.Decision, &decision); err != nil {
-		return
-	}
-	if decision.Behavior == "allow" || decision.Behavior == "deny" {
-		a.decide(i, "hook", decision.Behavior, said.Out.Decision)
+	if err := json.Unmarshal([]byte(said), &decision); err == nil { // else the dialog stays
+		a.decide(i, "hook", decision.Behavior, json.RawMessage(said))
 	}
 }
 
