@@ -7523,45 +7523,47 @@ const (
 // ATLASBRIDGE_TEST_SEED plays that one and prints its timeline.
 func TestSimulation(t *testing.T) {
 	needUnix(t)
-	seeds, surely := uint64(simSeeds), uint64(simSurely)
-	var next, failed, played atomic.Uint64
-	if n, err := strconv.ParseUint(os.Getenv("ATLASBRIDGE_TEST_SEED"), 10, 64); err == nil {
-		seeds, surely = n, n
-		next.Store(n - 1)
-	} else if n, err := strconv.ParseUint(os.Getenv("ATLASBRIDGE_TEST_SEEDS"), 10, 64); err == nil {
+	first, seeds, surely := 1, simSeeds, simSurely
+	one, err := strconv.Atoi(os.Getenv("ATLASBRIDGE_TEST_SEED"))
+	replay := err == nil
+	if replay {
+		first, seeds, surely = one, one, one
+	} else if n, err := strconv.Atoi(os.Getenv("ATLASBRIDGE_TEST_SEEDS")); err == nil {
 		seeds, surely = n, n
 	} else if testing.Short() || raceDetector() {
 		seeds = surely
 	}
-	var told sync.Mutex
+	var rows []int
+	for seed := first; seed <= seeds; seed++ {
+		rows = append(rows, seed)
+	}
+	var told sync.Mutex // guards total
 	total := map[string]int{}
 	began := time.Now()
-	t.Run("seeds", func(t *testing.T) {
-		for w := range runtime.GOMAXPROCS(0) {
-			t.Run(fmt.Sprint("worker ", w), func(t *testing.T) {
-				t.Parallel()
-				for seed := next.Add(1); seed <= seeds && failed.Load() < simFailures &&
-					(seed <= surely || time.Since(began) < simSpan); seed = next.Add(1) {
-					s := simulate(t, seed)
-					played.Add(1)
-					told.Lock()
-					for what, n := range s.count {
-						total[what] += n
-					}
-					told.Unlock()
-					timeline := strings.Join(s.log, "\n")
-					if len(s.faults) > 0 {
-						failed.Add(1)
-						t.Errorf("seed %d, replay with ATLASBRIDGE_TEST_SEED=%d go test -run '^TestSimulation$' -v\n%s\n%s",
-							seed, seed, strings.Join(s.faults, "\n"), timeline)
-					} else if next.Load() == 1 || os.Getenv("ATLASBRIDGE_TEST_SEED") != "" {
-						t.Logf("seed %d\n%s", seed, timeline)
-					}
-				}
-			})
+	beside(t, rows, func(t *testing.T, seed int) {
+		told.Lock()
+		enough := total["failed"] >= simFailures || seed > surely && time.Since(began) > simSpan
+		told.Unlock()
+		if enough {
+			return
+		}
+		s := simulate(t, uint64(seed))
+		told.Lock()
+		defer told.Unlock()
+		for what, n := range s.count {
+			total[what] += n
+		}
+		total["played"]++
+		timeline := strings.Join(s.log, "\n")
+		if len(s.faults) > 0 {
+			total["failed"]++
+			t.Errorf("replay with ATLASBRIDGE_TEST_SEED=%d go test -run '^TestSimulation$' -v\n%s\n%s",
+				seed, strings.Join(s.faults, "\n"), timeline)
+		} else if replay {
+			t.Log(timeline)
 		}
 	})
-	t.Logf("%d of %d seeds in %v: %v", played.Load(), seeds, time.Since(began).Round(time.Millisecond), total)
+	t.Logf("%d seeds in %v: %v", seeds, time.Since(began).Round(time.Millisecond), total)
 }
 
 // sim is one scenario. Its events take the lock and never wait with it.
@@ -7586,7 +7588,7 @@ type sim struct {
 
 	simTool
 	simPhone
-	keys simKeys
+	keys simStream
 }
 
 // simPrompt is a question as state.jsonl has it.
@@ -7612,14 +7614,7 @@ type simAnswer struct{ Key, Label string }
 func simulate(t *testing.T, seed uint64) *sim {
 	t.Helper()
 	simSignals()
-	base := t.TempDir()
-	if info, err := os.Stat("/dev/shm"); err == nil && info.IsDir() {
-		if dir, err := os.MkdirTemp("/dev/shm", "atlasbridge-sim"); err == nil {
-			base = dir
-			defer os.RemoveAll(dir)
-		}
-	}
-	s := &sim{seed: seed, dir: filepath.Join(base, "state"), count: map[string]int{}, prompts: map[string]*simPrompt{}}
+	s := &sim{seed: seed, count: map[string]int{}, prompts: map[string]*simPrompt{}}
 	tell := func() {
 		s.telling.Lock()
 		defer s.telling.Unlock()
@@ -7763,11 +7758,7 @@ func (s *sim) play(t *testing.T) {
 		"free_text_enabled = %v\nnotify_idle = %v\nlog_level = \"error\"\n"+
 		"[telegram]\nbot_token = %q\nchat_id = 1001\nallowed_users = [1001]\napi_base = \"http://127.0.0.1:1\"\n",
 		s.life.Seconds(), s.asking.Seconds(), s.away.Seconds(), s.free, s.idles, fakeToken)
-	err := errors.Join(os.MkdirAll(s.dir, 0o700), os.WriteFile(filepath.Join(s.dir, "config.toml"), []byte(config), 0o600))
-	if err != nil {
-		s.fault("%v", err)
-		return
-	}
+	s.dir = home(t, config)
 	s.asks, s.moves = table(t, "simdialogs.txt"), table(t, "simmoves.txt")
 	s.bot = bareBotAPI(t)
 	s.bot.free = true // we ask it for its verdict
@@ -7830,7 +7821,7 @@ func (s *sim) payLater() {
 		return
 	}
 	later := &sim{seed: s.seed, start: s.start}
-	later.more, later.exited = make(chan struct{}, 1), make(chan struct{})
+	later.out.more, later.exited = make(chan struct{}, 1), make(chan struct{})
 	go func() {
 		for n := 0; n < 60 && owed(); n++ {
 			time.Sleep(5 * time.Second)
@@ -7846,35 +7837,41 @@ func (s *sim) payLater() {
 // ---- simulation: the keyboard ----
 // Keys as a person presses them.
 
-// simKeys is standard input.
-type simKeys struct {
+// simStream is what one writes and another reads.
+type simStream struct {
 	mu    sync.Mutex
-	typed []byte
+	bytes []byte
 	ended bool
 	more  chan struct{}
+	slow  func() // nil: it is read at once
 }
 
-func (k *simKeys) Read(p []byte) (int, error) {
+func (k *simStream) Read(p []byte) (int, error) {
 	for {
 		k.mu.Lock()
-		n := copy(p, k.typed)
-		k.typed = k.typed[n:]
-		ended := k.ended
+		some, ended := len(k.bytes) > 0, k.ended
 		k.mu.Unlock()
-		if n > 0 {
+		switch {
+		case some:
+			if k.slow != nil {
+				k.slow()
+			}
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			n := copy(p, k.bytes)
+			k.bytes = k.bytes[n:]
 			return n, nil
-		}
-		if ended {
+		case ended:
 			return 0, io.EOF
 		}
 		<-k.more
 	}
 }
 
-// put has keys arrive, or standard input end.
-func (k *simKeys) put(text string, end bool) {
+// put has bytes arrive, or the stream end.
+func (k *simStream) put(text string, end bool) {
 	k.mu.Lock()
-	k.typed = append(k.typed, text...)
+	k.bytes = append(k.bytes, text...)
 	k.ended = k.ended || end
 	k.mu.Unlock()
 	select {
@@ -7907,32 +7904,7 @@ func (s *sim) press(text string) {
 // simPTY is the child's terminal.
 type simPTY struct{ *sim }
 
-func (p *simPTY) Read(b []byte) (int, error) {
-	for {
-		p.mu.Lock()
-		some := len(p.out) > 0
-		ended := p.ended
-		r := p.random("busy", p.now())
-		delay := between(r, 0, 1)
-		if r.IntN(12) == 0 {
-			delay = between(r, 5, 80)
-		}
-		p.mu.Unlock()
-		if some {
-			time.Sleep(delay) // the machine is busy
-			p.mu.Lock()
-			n := copy(b, p.out)
-			p.out = p.out[n:]
-			p.taken += int64(n)
-			p.mu.Unlock()
-			return n, nil
-		}
-		if ended {
-			return 0, io.EOF
-		}
-		<-p.more
-	}
-}
+func (p *simPTY) Read(b []byte) (int, error) { return p.out.Read(b) }
 
 // Write has the tool read the bytes a little later.
 func (p *simPTY) Write(b []byte) (int, error) {
@@ -7962,7 +7934,7 @@ func (p *simPTY) Write(b []byte) (int, error) {
 func (p *simPTY) Came() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.taken + int64(len(p.out))
+	return p.came
 }
 
 func (p *simPTY) Waiting() int {
@@ -8027,21 +7999,14 @@ func (p *simPTY) Terminate(time.Duration) {}
 // end is the end of the tool's output.
 func (s *sim) end() {
 	s.ended = true
-	s.wake()
+	s.out.put("", true)
 }
 
 // print is what the tool writes.
 func (s *sim) print(format string, a ...any) {
-	s.out = fmt.Appendf(s.out, format, a...)
-	s.wake()
-}
-
-// wake tells who reads the terminal.
-func (s *sim) wake() {
-	select {
-	case s.more <- struct{}{}:
-	default:
-	}
+	text := fmt.Sprintf(format, a...)
+	s.came += int64(len(text))
+	s.out.put(text, false)
 }
 
 // deciding is the question that is decided and not typed yet: what the gate types about.
@@ -8063,9 +8028,8 @@ type simTool struct {
 	blind  bool // the system cannot tell who reads
 
 	waiting int // bytes that were written and not read
-	out     []byte
-	taken   int64 // bytes of output that were read
-	more    chan struct{}
+	out     simStream
+	came    int64 // bytes of output
 	exited  chan struct{}
 	ended   bool
 	last    bool // no dialog will come
@@ -8154,7 +8118,15 @@ type simKey struct {
 func (t *simTool) begin(s *sim) {
 	r := s.random("tool", 0)
 	t.claude, t.blind = r.IntN(2) == 0, r.IntN(10) == 0
-	t.more, t.exited = make(chan struct{}, 1), make(chan struct{})
+	t.out.more, t.exited = make(chan struct{}, 1), make(chan struct{})
+	t.out.slow = func() {
+		r := s.random("busy", s.now())
+		delay := between(r, 0, 1)
+		if r.IntN(12) == 0 {
+			delay = between(r, 5, 80)
+		}
+		time.Sleep(delay)
+	}
 	t.left = 3 + r.IntN(5)
 	if r.IntN(16) == 0 {
 		t.left = 20 // quick ones
@@ -9164,8 +9136,8 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 		call["tool_name"] = "Edit"
 		call["tool_input"] = map[string]string{
 			"file_path":  "/srv/app/" + d.body[0],
-			"old_string": d.body[1][3:],
-			"new_string": d.body[2][3:],
+			"old_string": d.body[1],
+			"new_string": d.body[2],
 		}
 	}
 	if r.IntN(2) == 0 {
@@ -9266,16 +9238,9 @@ func (s *sim) hookSaid(h *simHook, n int, text string) {
 			label = "Yes, and"
 		}
 		s.wasChosen(p, label)
-		needs := strings.Fields(d.full)
-		for i, line := range d.body {
-			if i > 0 {
-				needs = append(needs, line[3:])
-			}
-		}
-		for _, need := range needs {
-			if meaning != "deny" && simUnshown(s.seenOf(p), []string{need}) != "" {
-				s.fault("the hook said %q, but %q was never shown:\n%s", meaning, need, s.seenOf(p))
-			}
+		needs := append(strings.Fields(d.full), d.body[1:]...)
+		if need := simUnshown(s.seenOf(p), needs); need != "" && meaning != "deny" {
+			s.fault("the hook said %q, but %q was never shown:\n%s", meaning, need, s.seenOf(p))
 		}
 	}
 	s.goesOn(d)
@@ -9363,54 +9328,46 @@ func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	var of struct {
-		ID int64 `json:"message_id"`
+		ID     int64 `json:"message_id"`
+		Result struct {
+			ID int64 `json:"message_id"`
+		}
 	}
 	_ = json.Unmarshal(asked, &of)                                              // what is about no message has none
 	unheard := func() { s.bot.change(func() { s.bot.quiet = [2]time.Time{} }) } // what a 429 wanted
 	if there > 900*time.Millisecond {
 		unheard()
 	}
-	doubt := func(id int64) { s.bot.change(func() { s.doubted[id] = true }) }
+	fails := func(err error) (*http.Response, error) {
+		s.note("network: %s: %v", method, err)
+		s.bot.change(func() { s.doubted[cmp.Or(of.Result.ID, of.ID)] = true })
+		return nil, err
+	}
 	if lost < 5 {
-		s.note("network: %s is lost", method)
-		doubt(of.ID)
-		return nil, errSimNet
+		return fails(errSimNet)
 	}
 	req.Body = io.NopCloser(bytes.NewReader(asked))
 	answer, err := s.bot.RoundTrip(req)
 	if err != nil {
-		s.note("network: %s: %v", method, err)
-		doubt(of.ID)
 		unheard()
-		return nil, err
+		return fails(err)
 	}
 	body, err := io.ReadAll(answer.Body)
 	if err != nil {
 		return nil, err
 	}
-	if twice := s.again; method == "getUpdates" {
-		s.again = nil
-		switch {
-		case twice != nil && r.IntN(8) == 0:
-			body = twice
-		case bytes.Contains(body, []byte("update_id")):
-			s.again = body
-		}
+	if method == "getUpdates" && s.again != nil && r.IntN(8) == 0 {
+		body, s.again = s.again, nil
+	} else if bytes.Contains(body, []byte("update_id")) {
+		s.again = body
 	}
-	var done struct {
-		Result struct {
-			ID int64 `json:"message_id"`
-		}
-	}
-	_ = json.Unmarshal(body, &done) // what has no such result has no message
+	_ = json.Unmarshal(body, &of) // what has no such result has no message
 	if err := waits(req.Context(), back); err != nil || lost < 10 {
-		doubt(done.Result.ID)
 		unheard()
-		s.note("network: the answer to %s is lost", method)
-		return nil, cmp.Or(err, errSimNet)
+		return fails(cmp.Or(err, errSimNet))
 	}
 	s.mu.Lock()
-	s.known[done.Result.ID] = true
+	s.known[of.Result.ID] = true
 	s.mu.Unlock()
 	answer.Body = io.NopCloser(bytes.NewReader(body))
 	return answer, nil
@@ -9647,48 +9604,37 @@ func (s *sim) tapped(id int64, data string) {
 
 // forges taps what was never below a message: with another nonce, a part cut off, another's data, what could be affirmed.
 func (s *sim) forges(m *simMessage, r *rand.Rand) {
-	label := slices.Sorted(maps.Keys(m.seen[0].buttons))
-	if s.ending || len(label) == 0 {
+	labels := slices.Sorted(maps.Keys(m.seen[0].buttons))
+	if s.ending || len(labels) == 0 {
 		return
 	}
-	data := m.seen[0].buttons[label[0]]
+	data := m.seen[0].buttons[labels[0]]
 	f := strings.SplitN(data, ":", 5)
-	yes := oneOf(r, "y", "1", "2", "n", "allow", "always")
-	kind := r.IntN(5)
-	if m.seen[0].buttons["Show all"] != "" {
-		kind = 3
-	}
-	switch kind {
-	case 0:
-		data = strings.Join([]string{f[0], f[1], f[2], "0123456789abcdef", yes}, ":")
-	case 1:
-		data = strings.Join([]string{f[0], f[1], f[2], "", yes}, ":")
-	case 2:
+	at, whole, label := []int64{m.id}, strings.Join(f[:4], ":")+":", "forged"
+	switch kind := r.IntN(5); {
+	case kind < 3 || m.seen[0].buttons["Show all"] != "": // of a message that may not show all
+		f[3] = oneOf(r, f[3], f[3], "", "0123456789abcdef")
+		f[4] = oneOf(r, "y", "1", "2", "n", "allow", "always")
+		data = strings.Join(f, ":")
+	case kind == 3:
 		data = data[:r.IntN(len(data))]
-		if strings.Count(data, ":") == 4 { // the nonce is whole, and no value is Enter
-			s.chosen = append(s.chosen, simChoice{at: time.Now(), prompt: m.prompt, label: "forged", data: data})
-		}
-	case 3:
-		data = strings.Join([]string{f[0], f[1], f[2], f[3], yes}, ":") // of a message that may not show all
-		s.chosen = append(s.chosen, simChoice{at: time.Now(), prompt: m.prompt, label: "forged", data: data})
 	default: // another's data at this message, and this one's at another
+		at, label = nil, labels[0]
 		for _, id := range slices.Sorted(maps.Keys(s.msgs)) {
 			if other := s.msgs[id]; id < m.id && other.prompt != "" {
 				other.forged = true
-				s.bot.change(func() {
-					for id := range s.bot.messages {
-						s.doubted[id] = true
-					}
-				})
-				s.arrives(func() { s.tapped(id, data) })
-				s.chosen = append(s.chosen, simChoice{at: time.Now(), prompt: m.prompt, label: label[0], data: data})
+				at = append(at, id)
 			}
 		}
-		return
 	}
-	s.note("person forges a tap of message %d: %q", m.id, data)
+	s.note("person forges a tap of the messages %v: %q", at, data)
 	s.count["forged"]++
-	s.arrives(func() { s.tapped(m.id, data) })
+	if strings.HasPrefix(data, whole) { // with the nonce it counts
+		s.chosen = append(s.chosen, simChoice{at: time.Now(), prompt: m.prompt, label: label, data: data})
+	}
+	for _, id := range at {
+		s.arrives(func() { s.tapped(id, data) })
+	}
 }
 
 // says replies to a message.
