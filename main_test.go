@@ -7582,17 +7582,25 @@ type sim struct {
 	prompts map[string]*simPrompt
 	read    int // bytes of state.jsonl
 
-	free, idles        bool // settings
-	away, life, asking time.Duration
-	asks, moves        []row // of testdata
+	away        time.Duration
+	asks, moves []row // of testdata
 
 	simTool
 	simPhone
 	keys simStream
 }
 
+// simFate is what became of a question at the tool.
+type simFate struct {
+	took    []string   // meanings that the tool took
+	by      *simDialog // that its answer answered
+	dropped bool       // something of it was ignored, within the allowance
+	outrun  bool       // its hook's answer came after the dialog was answered
+}
+
 // simPrompt is a question as state.jsonl has it.
 type simPrompt struct {
+	*simFate
 	Rec, ID, Type, Source, Status, Question, Shown, Full, Reason string
 	Idle, Permission                                             bool
 
@@ -7697,8 +7705,11 @@ func (s *sim) questions() map[string]*simPrompt {
 	}
 	end := bytes.LastIndexByte(text, '\n') + 1
 	for line := range bytes.Lines(text[s.read:max(end, s.read)]) {
-		p := &simPrompt{}
+		p := &simPrompt{simFate: &simFate{}}
 		if err := json.Unmarshal(line, p); err == nil && p.Rec == "prompt" {
+			if was := s.prompts[p.ID]; was != nil {
+				p.simFate = was.simFate
+			}
 			s.prompts[p.ID] = p
 		}
 	}
@@ -7719,8 +7730,11 @@ func (s *sim) world(ctx context.Context, start func() PTY, dead *atomic.Bool, fi
 		},
 		keyboard: &s.keys,
 		start: func(_, env []string, _ string, _ Size, _ Host) (PTY, error) {
-			i := slices.IndexFunc(env, func(e string) bool { return strings.HasPrefix(e, "ATLASBRIDGE_SESSION=") })
-			s.id = env[i][len("ATLASBRIDGE_SESSION="):]
+			for _, e := range env {
+				if id, ok := strings.CutPrefix(e, "ATLASBRIDGE_SESSION="); ok {
+					s.id = id
+				}
+			}
 			return start(), nil
 		},
 		catch:   func(chan<- os.Signal, ...os.Signal) {},
@@ -7749,16 +7763,13 @@ func (s *sim) world(ctx context.Context, start func() PTY, dead *atomic.Bool, fi
 func (s *sim) play(t *testing.T) {
 	s.start = time.Now()
 	r := s.random("session", 0)
-	s.life, s.asking = time.Duration(5+r.IntN(26))*time.Second, time.Duration(5+r.IntN(26))*time.Second
-	s.free, s.idles = r.IntN(5) > 0, r.IntN(3) == 0
 	if r.IntN(4) == 0 {
 		s.away = time.Duration(1+r.IntN(4)) * time.Second
 	}
-	config := fmt.Sprintf("timeout_seconds = %.0f\npermission_timeout_seconds = %.0f\naway_after_seconds = %.0f\n"+
-		"free_text_enabled = %v\nnotify_idle = %v\nlog_level = \"error\"\n"+
-		"[telegram]\nbot_token = %q\nchat_id = 1001\nallowed_users = [1001]\napi_base = \"http://127.0.0.1:1\"\n",
-		s.life.Seconds(), s.asking.Seconds(), s.away.Seconds(), s.free, s.idles, fakeToken)
-	s.dir = home(t, config)
+	settings := fmt.Sprintf("timeout_seconds = %d\npermission_timeout_seconds = %d\naway_after_seconds = %.0f\n"+
+		"free_text_enabled = %v\nnotify_idle = %v\n", 5+r.IntN(26), 5+r.IntN(26), s.away.Seconds(), r.IntN(5) > 0, r.IntN(3) == 0)
+	s.dir = home(t, settings+"log_level = \"error\"\n[telegram]\nchat_id = 1001\nallowed_users = [1001]\n"+
+		"api_base = \"http://127.0.0.1:1\"\nbot_token = \""+fakeToken+"\"\n")
 	s.asks, s.moves = table(t, "simdialogs.txt"), table(t, "simmoves.txt")
 	s.bot = bareBotAPI(t)
 	s.bot.free = true // we ask it for its verdict
@@ -7771,8 +7782,7 @@ func (s *sim) play(t *testing.T) {
 	if s.claude {
 		name = "claude"
 	}
-	s.note("%s, timeouts %v and %v, away %v, free text %v, idle %v, rough %v, blind %v, busy %v", name,
-		s.life, s.asking, s.away, s.free, s.idles, s.rough, s.blind, s.busy)
+	s.note("%s, rough %v, blind %v, busy %v, %q", name, s.rough, s.blind, s.busy, settings)
 	s.at(between(r, 50, 300), s.next)
 	done := make(chan struct{})
 	go s.watch(done)
@@ -8053,16 +8063,12 @@ type simTool struct {
 	hooks     []*simHook
 	queue     []*simDialog // of claude: asked by hooks, not shown yet
 	stands    []simStand
-	took      map[string][]string // meanings that the tool took, by prompt
-	byUs      map[int]*simDialog  // dialogs that we answered, by number
-	decided   map[string]int      // the same by prompt
-	pastedAt  []time.Time         // when texts of the phone's came to the box
-	pressed   []simKey            // that the tool has not read
-	typedHere []simKey            // all of them, read or not
-	lost      []simKey            // that it will not read: it read later ones
-	dropped   map[string]bool     // something of the prompt's was ignored, within the allowance
-	outrun    map[string]bool     // a hook's answer came after the dialog was answered
-	messages  []string            // the tool got from its input box
+	byUs      map[int]*simDialog // dialogs that we answered, by number
+	pastedAt  []time.Time        // when texts of the phone's came to the box
+	pressed   []simKey           // that the tool has not read
+	typedHere []simKey           // all of them, read or not
+	lost      []simKey           // that it will not read: it read later ones
+	messages  []string           // the tool got from its input box
 }
 
 // simDialog is a version of a dialog: what stands on the screen.
@@ -8131,11 +8137,7 @@ func (t *simTool) begin(s *sim) {
 	if r.IntN(16) == 0 {
 		t.left = 20 // quick ones
 	}
-	t.took = map[string][]string{}
 	t.byUs = map[int]*simDialog{}
-	t.decided = map[string]int{}
-	t.dropped = map[string]bool{}
-	t.outrun = map[string]bool{}
 	if t.claude {
 		t.speaks = r.IntN(6) > 0
 		s.print("\x1b[?2004h\x1b]0;✳ Claude Code\a\x1b[?1049h\x1b[2J\x1b[H\x1b[?25l\x1b]7501;?\a")
@@ -8274,45 +8276,39 @@ func simUnshown(text string, needs []string) string {
 	return ""
 }
 
-// variant is another version of a dialog: one thing in it differs.
+// variant is another version of a dialog: one thing in it differs, or nothing.
 func (s *sim) variant(d *simDialog, r *rand.Rand) *simDialog {
 	v := *d
 	v.version++
-	for _, rows := range []*[]string{&v.above, &v.body, &v.choices, &v.notes} {
-		*rows = slices.Clone(*rows)
-	}
-	word := simWords[r.IntN(len(simWords))] +
-		strconv.Itoa(10+s.random("word", d.n*100+v.version).IntN(90))
-	blank := func(text string) string { return strings.Replace(text, " ", "  ", 1) }
-	change := r.IntN(7)
-	swapped := ""
-	if len(v.body) > 0 {
-		swapped = strings.NewReplacer("○", "●", "●", "○", "•", "·", "30s", "0s").Replace(v.body[len(v.body)-1])
-	}
-	switch {
-	case change == 5 && len(v.notes) > 0:
-		v.notes[0] = "This is about " + word + " only"
-	case change == 6 && swapped != "" && swapped != v.body[len(v.body)-1]:
-		v.body[len(v.body)-1] = swapped
-	case change == 0 && len(v.above) > 0 && !s.claude:
-		v.above[0] = "note: " + word + " only"
-	case change == 1 && len(v.body) > 0:
-		v.body[0] = blank(v.body[0])
-	case change == 2 && len(v.choices) > 2:
-		v.choices[0], v.choices[1] = v.choices[1], v.choices[0]
-	case change == 3 && len(v.choices) > 2:
-		v.choices[1] += " " + word
-	case len(v.body) > 0:
-		v.body[len(v.body)-1] += " " + word
-	default:
-		v.ask = strings.Replace(v.ask, " ", " "+word+" ", 1)
-	}
-	for _, text := range slices.Concat(v.above, v.body, v.choices, []string{v.ask}) {
-		if len(text) > 70 { // no row is full
-			v.above, v.body, v.choices, v.ask = d.above, d.body, d.choices, d.ask
+	v.touched, v.over, v.ours, v.painted = false, false, false, false
+	var rows []*string
+	for _, list := range []*[]string{&v.above, &v.body, &v.notes, &v.choices} {
+		*list = slices.Clone(*list)
+		for i := range *list {
+			if list != &v.choices || len(v.choices) > 2 {
+				rows = append(rows, &(*list)[i])
+			}
 		}
 	}
-	v.touched, v.over, v.ours, v.painted = false, false, false, false
+	if len(v.body) == 0 {
+		rows = append(rows, &v.ask)
+	}
+	row := oneOf(r, rows...)
+	was := *row
+	change := r.IntN(6)
+	switch {
+	case change == 0 && len(v.body) > 0:
+		v.body[0] = strings.Replace(v.body[0], " ", "  ", 1)
+	case change == 1 && len(v.choices) > 2:
+		v.choices[0], v.choices[1] = v.choices[1], v.choices[0]
+	case change == 2 && strings.ContainsAny(was, "○●•"):
+		*row = strings.NewReplacer("○", "●", "●", "○", "•", "·", "30s", "0s").Replace(was)
+	default:
+		*row = strings.Replace(was, " ", fmt.Sprintf(" %s%d ", oneOf(r, simWords...), 10+r.IntN(90)), 1)
+	}
+	if len(*row) > 70 { // no row is full
+		*row = was
+	}
 	return &v
 }
 
@@ -8549,7 +8545,7 @@ func (s *sim) takes(text string, p *simPrompt) {
 	if time.Since(s.changedAt) < simBlind {
 		s.note("tool ignores %q of %s at %s: too soon after a change", text, by, what)
 		if p != nil {
-			s.dropped[p.ID] = true
+			p.dropped = true
 		}
 		s.ahead = s.ahead || by == "us" && s.said[text] > 0
 		return
@@ -8609,7 +8605,7 @@ func (s *sim) judgeKeys(v map[string]*simPrompt) {
 			if p.Value == nil || p.By == "cli:local" || k.at.Before(*p.DecidedAt) {
 				return false
 			}
-			d := s.byUs[s.decided[p.ID]]
+			d := p.by
 			if d == nil { // nothing took it
 				return k.d != nil && k.at.Before(p.DecidedAt.Add(answering))
 			}
@@ -8690,18 +8686,13 @@ func (s *sim) stillShown(p *simPrompt) bool {
 
 // shown checks that the person has seen all of d in the messages of the decision p, or what p would have shown them.
 func (s *sim) shown(d *simDialog, p *simPrompt) {
-	value := ""
-	if p.Value != nil {
-		value = *p.Value
-	}
-	refuses := p.Value != nil && p.refuses(value)
 	text := p.Shown
-	if by := p.By; strings.HasPrefix(by, "telegram:") {
+	if p.byPhone() {
 		text = s.seenOf(p)
-	} else if by != "auto:timeout" {
-		s.fault("decided by %q", by)
-	} else if d.kind != "enter" && !refuses {
-		s.fault("waiting has typed %q at %v", value, d)
+	} else if p.By != "auto:timeout" {
+		s.fault("decided by %q", p.By)
+	} else if d.kind != "enter" && !p.refuses() {
+		s.fault("waiting has typed %q at %v", s.meaningOf(p), d)
 	}
 	before := slices.ContainsFunc(s.stands, func(one simStand) bool { // it stood before as it stands again
 		same := slices.Equal(one.needs(), d.needs())
@@ -8711,7 +8702,7 @@ func (s *sim) shown(d *simDialog, p *simPrompt) {
 		s.fault("typed at %v what was asked of one that stood before", d)
 	}
 	needs := d.needs()
-	if refuses {
+	if p.refuses() {
 		needs = []string{d.ask}
 	}
 	if need := simUnshown(text, needs); need != "" {
@@ -8745,13 +8736,13 @@ func (s *sim) means(d *simDialog, meaning string, p *simPrompt) {
 	}
 	d.ours = true
 	s.byUs[d.n] = d
-	s.decided[p.ID] = d.n
+	p.by = d
 	d.decidedAt = *p.DecidedAt
 	s.count["answers"]++
 	want := s.meaningOf(p)
 	s.note("%v: %q by %s", d, meaning, p.By)
 	if p.Type == "unknown" && len(p.Choices) > 0 { // the person saw the screen's end and pressed a key at it
-		s.took[p.ID] = append(s.took[p.ID], meaning)
+		p.took = append(p.took, meaning)
 		if !slices.ContainsFunc(s.chosen, func(c simChoice) bool { return c.prompt == p.ID[:8] }) {
 			s.fault("a key was pressed at %q, but nobody pressed one", p.Question)
 		}
@@ -8774,11 +8765,11 @@ func (s *sim) means(d *simDialog, meaning string, p *simPrompt) {
 	if meaning != want && clip(meaning, 60) != want {
 		s.fault("%v took %q, decided was %q", d, meaning, want)
 	}
-	s.took[p.ID] = append(s.took[p.ID], meaning)
-	if len(s.took[p.ID]) > 1 {
+	p.took = append(p.took, meaning)
+	if len(p.took) > 1 {
 		s.fault("the answer to %q was taken twice", p.Question)
 	}
-	if by := p.By; strings.HasPrefix(by, "telegram:") {
+	if p.byPhone() {
 		s.wasChosen(p, want)
 	}
 }
@@ -8823,42 +8814,23 @@ func (s *sim) takesLine(text string, p *simPrompt) {
 				begun += simEcho(c)
 			}
 		}
-		known := p != nil &&
-			(p.Type == "unknown" || strings.Contains(p.Shown, "] "+begun) ||
-				strings.Contains(p.Shown, ": "+begun))
-		for _, by := range s.lineBy {
-			if by != p && d.kind != "enter" && !known {
-				s.fault("a line of %v is typed by two: %q", d, s.line)
-				break
-			}
+		known := p != nil && (p.Type == "unknown" || strings.Contains(p.Shown, "] "+begun) || strings.Contains(p.Shown, ": "+begun))
+		if begun != "" && d.kind != "enter" && !known {
+			s.fault("a line of %v is typed by two: %q", d, s.line)
 		}
 		line := s.line
 		if known && len(begun) == 1 { // the person has seen it, and added to it
 			line = strings.TrimPrefix(line, begun)
 		}
 		s.line, s.lineBy = "", nil
-		meaning := ""
-		switch {
-		case d.kind == "yesno" && strings.EqualFold(line, "y"):
-			meaning = "Yes"
-		case d.kind == "yesno" && strings.EqualFold(line, "n"):
-			meaning = "No"
-		case d.kind == "list" && len(line) == 1 && strings.Contains("123", line):
-			meaning = d.choices[line[0]-'1']
-		case d.kind == "list" && len(line) == 1 && strings.Contains("ABC", line):
-			meaning = d.choices[line[0]-'A']
-		case d.kind == "enter", (d.kind == "text" || d.kind == "secret") && line == "":
-			meaning = "Enter"
-		case d.kind == "text" || d.kind == "secret":
-			meaning = "text:" + line
-		}
+		meaning := d.meaningOf(line)
 		s.print("\r\n\x1b[J")
 		if meaning == "" { // asked again below
 			if p != nil {
-				s.dropped[p.ID] = true
-			}
-			if p != nil && !known {
-				s.fault("the program does not understand %q of ours", line)
+				p.dropped = true
+				if !known {
+					s.fault("the program does not understand %q of ours", line)
+				}
 			}
 			v := *d
 			v.version++
@@ -8870,6 +8842,24 @@ func (s *sim) takesLine(text string, p *simPrompt) {
 		s.answered(d)
 		return
 	}
+}
+
+// meaningOf is what a line says to the program, "" nothing.
+func (d *simDialog) meaningOf(line string) string {
+	keys := "ynYN"
+	switch d.kind {
+	case "list":
+		keys = "123ABC"
+	case "text", "secret", "enter":
+		if line == "" || d.kind == "enter" {
+			return "Enter"
+		}
+		return "text:" + line
+	}
+	if i := strings.Index(keys, line); len(line) == 1 && i >= 0 {
+		return d.choices[i%len(d.choices)]
+	}
+	return ""
 }
 
 // answered goes on after an answer.
@@ -9215,7 +9205,7 @@ func (s *sim) hookSaid(h *simHook, n int, text string) {
 		soon := p.DecidedAt == nil || p.DecidedAt.Sub(d.overAt) < 6*time.Second ||
 			d.overAt.Sub(d.shownAt) < 2*time.Second
 		refused := p.By == "auto:timeout" // by time: nobody was told that it counts
-		s.outrun[p.ID] = soon || refused || slices.ContainsFunc(s.hooks, func(twin *simHook) bool {
+		p.outrun = soon || refused || slices.ContainsFunc(s.hooks, func(twin *simHook) bool {
 			return twin != h && twin.d.n == d.n
 		})
 		return
@@ -9224,12 +9214,11 @@ func (s *sim) hookSaid(h *simHook, n int, text string) {
 	d.over = true
 	d.ours = true
 	d.overAt = time.Now()
-	s.took[p.ID] = append(s.took[p.ID], meaning)
-	byPhone := strings.HasPrefix(p.By, "telegram:")
+	p.took = append(p.took, meaning)
 	switch {
-	case !byPhone && meaning != "deny":
+	case !p.byPhone() && meaning != "deny":
 		s.fault("the hook said %q, and nobody decided it: %v", meaning, p.By)
-	case byPhone:
+	case p.byPhone():
 		label := "No"
 		switch meaning {
 		case "allow":
@@ -9730,14 +9719,20 @@ func (p *simPrompt) ended() bool {
 }
 
 // refuses reports whether the value is an answer that refuses.
-func (p *simPrompt) refuses(value string) bool {
+func (p *simPrompt) refuses() bool {
+	if p.Value == nil {
+		return false
+	}
 	for _, c := range p.choices() {
-		if c.Key == value && (c.Label == "No" || strings.HasPrefix(c.Label, "No,")) {
+		if c.Key == *p.Value && (c.Label == "No" || strings.HasPrefix(c.Label, "No,")) {
 			return true
 		}
 	}
-	return slices.Contains([]string{"\x1b", "esc", "cancel", "deny"}, value)
+	return slices.Contains([]string{"\x1b", "esc", "cancel", "deny"}, *p.Value)
 }
+
+// byPhone reports whether it was decided there.
+func (p *simPrompt) byPhone() bool { return strings.HasPrefix(p.By, "telegram:") }
 
 // choices are the answers that it names.
 func (p *simPrompt) choices() []simAnswer {
@@ -9762,6 +9757,9 @@ func (s *sim) judgeAll() {
 		if !p.ended() {
 			s.fault("the question %q is left %s", p.Question, p.Status)
 		}
+		if len(p.took) > 0 && p.Status != "resolved" {
+			s.fault("the tool took %q, the record of %q says %s (%s)", p.took, p.Question, p.Status, p.Reason)
+		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(s.msgs)) {
 		if m := s.msgs[id]; m.prompt != "" && byShort[m.prompt] != nil {
@@ -9771,12 +9769,6 @@ func (s *sim) judgeAll() {
 	s.judgeLimits(v)
 	s.judgeRepeats(v)
 	s.judgeKeys(v)
-	for id, took := range s.took {
-		if p := v[id]; p != nil && p.Status != "resolved" {
-			s.fault("the tool took %q, the record of %q says %s (%s)", took, p.Question, p.Status,
-				p.Reason)
-		}
-	}
 	if !s.rough {
 		s.judgeStands(v)
 	}
@@ -9786,7 +9778,7 @@ func (s *sim) judgeAll() {
 func (s *sim) judgeLimits(v map[string]*simPrompt) {
 	var times []time.Time
 	for _, p := range v {
-		if p.DecidedAt != nil && p.Value != nil && strings.HasPrefix(p.By, "telegram:") {
+		if p.DecidedAt != nil && p.Value != nil && p.byPhone() {
 			times = append(times, *p.DecidedAt)
 			if !p.DecidedAt.Before(p.ExpiresAt) {
 				s.fault("%q was decided at %v, %v after its time", p.Question, p.DecidedAt.Sub(s.start), p.DecidedAt.Sub(p.ExpiresAt))
@@ -9867,7 +9859,6 @@ func (s *sim) judgeMessage(m *simMessage, p *simPrompt) {
 	if m.id != p.MsgID || p.Idle {
 		return
 	}
-	took := s.took[p.ID]
 	says := ""
 	for line := range strings.SplitSeq(last.text, "\n") {
 		if strings.HasSuffix(line, "]") {
@@ -9881,10 +9872,10 @@ func (s *sim) judgeMessage(m *simMessage, p *simPrompt) {
 	case says == "":
 		s.fault("message %d of %q says nothing of its end: %s", m.id, p.Question, last.text)
 	case strings.HasPrefix(says, "pressed "): // the tool may not have cared for that key
-	case byUs && len(took) == 0 && !s.dropped[p.ID] && !s.outrun[p.ID]:
+	case byUs && len(p.took) == 0 && !p.dropped && !p.outrun:
 		s.fault("message %d says %q, but the tool took nothing", m.id, says)
-	case !byUs && len(took) > 0 && !strings.Contains(says, "in the same moment"):
-		s.fault("message %d says %q, but the tool took %q", m.id, says, took)
+	case !byUs && len(p.took) > 0 && !strings.Contains(says, "in the same moment"):
+		s.fault("message %d says %q, but the tool took %q", m.id, says, p.took)
 	}
 }
 
