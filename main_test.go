@@ -3862,7 +3862,7 @@ func playDialogs(t *testing.T, r row) {
 	for _, one := range parted(r["asks"], ",") {
 		command, paint, _ := strings.Cut(one, " @")
 		ms, halves := strings.CutSuffix(paint, "/2")
-		a := ask{Command: command, Paint: -1, Stays: 400, Halves: halves}
+		a := ask{Command: command, Paint: -1, Halves: halves}
 		fmt.Sscan(ms, &a.Paint) // "-": never
 		p.Asks = append(p.Asks, a)
 	}
@@ -7666,6 +7666,9 @@ func between(r *rand.Rand, min, max int) time.Duration {
 	return time.Duration(min)*time.Millisecond + time.Duration(r.Int64N(int64(max-min)*1e6+1e6))
 }
 
+// oneIn is true once in n times.
+func oneIn(r *rand.Rand, n int) bool { return r.IntN(n) == 0 }
+
 // oneOf is any of these.
 func oneOf[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
 
@@ -7745,7 +7748,7 @@ func (s *sim) world(ctx context.Context, start func() PTY, dead *atomic.Bool, fi
 				return errors.New("killed")
 			}
 			if strings.HasPrefix(op, "fsync") {
-				if r := s.random("disk", s.now()); s.busy && r.IntN(3) == 0 {
+				if r := s.random("disk", s.now()); s.busy && oneIn(r, 3) {
 					time.Sleep(between(r, 0, 30))
 				}
 				return nil
@@ -7763,11 +7766,11 @@ func (s *sim) world(ctx context.Context, start func() PTY, dead *atomic.Bool, fi
 func (s *sim) play(t *testing.T) {
 	s.start = time.Now()
 	r := s.random("session", 0)
-	if r.IntN(4) == 0 {
+	if oneIn(r, 4) {
 		s.away = time.Duration(1+r.IntN(4)) * time.Second
 	}
 	settings := fmt.Sprintf("timeout_seconds = %d\npermission_timeout_seconds = %d\naway_after_seconds = %.0f\n"+
-		"free_text_enabled = %v\nnotify_idle = %v\n", 5+r.IntN(26), 5+r.IntN(26), s.away.Seconds(), r.IntN(5) > 0, r.IntN(3) == 0)
+		"free_text_enabled = %v\nnotify_idle = %v\n", 5+r.IntN(26), 5+r.IntN(26), s.away.Seconds(), r.IntN(5) > 0, oneIn(r, 3))
 	s.dir = home(t, settings+"log_level = \"error\"\n[telegram]\nchat_id = 1001\nallowed_users = [1001]\n"+
 		"api_base = \"http://127.0.0.1:1\"\nbot_token = \""+fakeToken+"\"\n")
 	s.asks, s.moves = table(t, "simdialogs.txt"), table(t, "simmoves.txt")
@@ -8068,7 +8071,7 @@ type simTool struct {
 	pressed   []simKey           // that the tool has not read
 	typedHere []simKey           // all of them, read or not
 	lost      []simKey           // that it will not read: it read later ones
-	messages  []string           // the tool got from its input box
+	got       map[string]int     // messages from the input box
 }
 
 // simDialog is a version of a dialog: what stands on the screen.
@@ -8123,21 +8126,21 @@ type simKey struct {
 // begin draws what the tool is like, and starts it.
 func (t *simTool) begin(s *sim) {
 	r := s.random("tool", 0)
-	t.claude, t.blind = r.IntN(2) == 0, r.IntN(10) == 0
+	t.claude, t.blind = oneIn(r, 2), oneIn(r, 10)
 	t.out.more, t.exited = make(chan struct{}, 1), make(chan struct{})
 	t.out.slow = func() {
 		r := s.random("busy", s.now())
 		delay := between(r, 0, 1)
-		if r.IntN(12) == 0 {
+		if oneIn(r, 12) {
 			delay = between(r, 5, 80)
 		}
 		time.Sleep(delay)
 	}
 	t.left = 3 + r.IntN(5)
-	if r.IntN(16) == 0 {
+	if oneIn(r, 16) {
 		t.left = 20 // quick ones
 	}
-	t.byUs = map[int]*simDialog{}
+	t.byUs, t.got = map[int]*simDialog{}, map[string]int{}
 	if t.claude {
 		t.speaks = r.IntN(6) > 0
 		s.print("\x1b[?2004h\x1b]0;✳ Claude Code\a\x1b[?1049h\x1b[2J\x1b[H\x1b[?25l\x1b]7501;?\a")
@@ -8235,7 +8238,7 @@ func (s *sim) dialog(of string, r *rand.Rand) *simDialog {
 	}
 	if of == "claude" {
 		d.full, d.hooked = d.body[0], d.kind != "trust" && r.IntN(3) > 0
-		if d.kind == "bash" && r.IntN(5) == 0 { // its dialog shows the beginning
+		if d.kind == "bash" && oneIn(r, 5) { // its dialog shows the beginning
 			for i := range 300 + r.IntN(700) {
 				d.full += fmt.Sprint(" file-", i)
 			}
@@ -8246,10 +8249,10 @@ func (s *sim) dialog(of string, r *rand.Rand) *simDialog {
 	for range r.IntN(3) {
 		d.above = append(d.above, fill("$above"))
 	}
-	if r.IntN(2) == 0 && d.kind != "secret" {
+	if oneIn(r, 2) && d.kind != "secret" {
 		d.body = append(d.body, fill("$beside"))
 	}
-	if r.IntN(3) == 0 && len(d.choices) > 0 {
+	if oneIn(r, 3) && len(d.choices) > 0 {
 		d.notes = parts("$notes")
 	}
 	return d
@@ -8321,18 +8324,15 @@ func (d *simDialog) lines(pointer int) (rows []string, line string) {
 	case "yesno":
 		return rows, d.ask + " [y/n] "
 	case "menu":
-		rows = append(append(rows, "? "+d.ask), d.notes[:min(1, len(d.notes))]...)
+		above := min(1, len(d.notes))
+		rows = append(append(rows, "? "+d.ask), d.notes[:above]...)
 		for i, c := range d.choices {
 			rows = append(rows, pointed(i == pointer, "%s", c))
 		}
-		return append(rows, d.notes[min(1, len(d.notes)):]...), ""
-	case "list":
-		for i, c := range d.choices {
-			rows = append(rows, fmt.Sprintf("  %d) %s", i+1, c))
-		}
-		return rows, d.ask + " "
-	case "enter":
-		return rows, d.ask
+		return append(rows, d.notes[above:]...), ""
+	}
+	for i, c := range d.choices {
+		rows = append(rows, fmt.Sprintf("  %d) %s", i+1, c))
 	}
 	return rows, d.ask + " "
 }
@@ -8402,47 +8402,40 @@ func (s *sim) acts(n int, r *rand.Rand) {
 	if d == nil || d.n != n || d.over || d.hooked || s.ending {
 		return
 	}
-	switch r.IntN(8) {
-	case 0:
+	v := s.variant(d, r)
+	switch what := r.IntN(8); {
+	case what == 0:
 		s.vanish(n, r)
-	case 1: // the same shape, below, at once
+	case what < 3: // painted again as it is
+		s.note("tool paints %d again", n)
+		s.repaint()
+	case what == 3 && s.claude: // away for a moment, then back as it was
+		s.note("tool hides %d for a moment", n)
+		s.turns(nil)
+		s.at(between(r, 10, 900), func() {
+			if s.up == nil && !d.over && !s.ending {
+				d.shownAt = time.Now()
+				s.turns(d)
+			}
+		})
+	case what == 3 || what == 4 && !s.claude: // the same shape, below, at once
 		s.note("tool swaps %d", n)
-		v := s.variant(d, r)
-		if !s.claude && r.IntN(2) == 0 { // in the same words
+		if what == 3 { // in the same words
 			*v = *d
 			v.version++
 		}
-		if s.claude {
-			s.pointer = 0
-			s.stand(v)
-			s.paintClaude()
-			return
-		}
 		s.clear()
 		s.show(v)
-	case 2, 3: // painted again as it is
-		s.note("tool paints %d again", n)
-		s.repaint()
-	case 4: // away for a moment, then back as it was
-		s.note("tool hides %d for a moment", n)
-		if s.claude {
-			s.up = nil
-			s.changedAt = time.Now()
-			s.paintClaude()
-			s.at(between(r, 10, 900), func() {
-				if s.up == nil && !d.over && !s.ending {
-					s.up = d
-					s.changedAt = time.Now()
-					d.shownAt = time.Now()
-					s.paintClaude()
-				}
-			})
-		}
 	default:
-		v := s.variant(d, r)
 		s.stand(v)
 		s.repaint()
 	}
+}
+
+// turns has claude's screen show this dialog, nil: none.
+func (s *sim) turns(d *simDialog) {
+	s.up, s.changedAt = d, time.Now()
+	s.paintClaude()
 }
 
 // repaint writes what stands over what was there.
@@ -8512,7 +8505,7 @@ func (s *sim) vanish(n int, r *rand.Rand) {
 
 // gap is the time between two dialogs: often none.
 func (s *sim) gap(r *rand.Rand) time.Duration {
-	if r.IntN(3) == 0 {
+	if oneIn(r, 3) {
 		return between(r, 0, 25)
 	}
 	return between(r, 25, 1500)
@@ -8595,13 +8588,13 @@ func (s *sim) readsKeys(text string) {
 
 // judgeKeys checks that no key was lost but those that were pressed while a question stood that we were answering, and
 // no ^C.
-func (s *sim) judgeKeys(v map[string]*simPrompt) {
+func (s *sim) judgeKeys() {
 	const answering = 6 * time.Second     // the longest that an answer takes
 	const seeing = 200 * time.Millisecond // the longest that a change takes to be seen
 	const reading = time.Second / 2       // nobody answers a question sooner: what is typed was not meant for it
 	excused := func(k simKey) bool {
 		typing := func(at time.Time) bool { return k.at.Sub(at).Abs() < answering } // of a text: a question came meanwhile
-		return k.c != 0x03 && slices.ContainsFunc(s.pastedAt, typing) || k.c != 0x03 && slices.ContainsFunc(slices.Collect(maps.Values(v)), func(p *simPrompt) bool {
+		return k.c != 0x03 && slices.ContainsFunc(s.pastedAt, typing) || k.c != 0x03 && slices.ContainsFunc(slices.Collect(maps.Values(s.prompts)), func(p *simPrompt) bool {
 			if p.Value == nil || p.By == "cli:local" || k.at.Before(*p.DecidedAt) {
 				return false
 			}
@@ -8866,7 +8859,7 @@ func (d *simDialog) meaningOf(line string) string {
 func (s *sim) answered(d *simDialog) {
 	r := s.random("answered", d.n)
 	s.leave()
-	if !s.claude && r.IntN(2) == 0 {
+	if !s.claude && oneIn(r, 2) {
 		s.print("ok %d\r\n", d.n)
 	}
 	s.at(s.gap(r), s.next)
@@ -8912,7 +8905,7 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 		s.at(between(r, 300, 900), s.next)
 		return
 	}
-	if s.rested < s.made && r.IntN(3) == 0 {
+	if s.rested < s.made && oneIn(r, 3) {
 		s.rested = s.made
 		s.ends()
 		s.plays("rest", 0, nil) // the next dialog may come before a text that is in the box is sent
@@ -8921,7 +8914,7 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 	s.is("working")
 	s.paintClaude()
 	together := 1
-	if r.IntN(3) == 0 {
+	if oneIn(r, 3) {
 		together = min(s.left, 2+r.IntN(2))
 	}
 	var dialogs []*simDialog
@@ -8932,12 +8925,12 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 	for _, d := range dialogs {
 		if d.hooked {
 			s.callHook(d, between(r, 23, 440))
-			if r.IntN(8) == 0 {
+			if oneIn(r, 8) {
 				s.callHook(d, between(r, 23, 1400))
 			}
 		}
 	}
-	if r.IntN(3) == 0 {
+	if oneIn(r, 3) {
 		slices.Reverse(dialogs)
 	}
 	s.queue = append(s.queue, dialogs...)
@@ -8981,9 +8974,9 @@ func (s *sim) comes(d *simDialog, r *rand.Rand) {
 	if d.kind == "bash" {
 		words = "approve Bash: " + d.body[0]
 	}
-	s.print("%s", claudeBlocked("permission", words, s.speaks))
+	s.print("%s", claudeBlocked(words, s.speaks))
 	paint := between(r, 20, 400)
-	if r.IntN(4) == 0 {
+	if oneIn(r, 4) {
 		paint = between(r, 400, 2000)
 	}
 	if !d.hooked {
@@ -8997,7 +8990,7 @@ func (s *sim) comes(d *simDialog, r *rand.Rand) {
 		s.pointer = 0
 		s.print("%s", claudeIs("", "", false))
 		s.stand(d)
-		if r.IntN(3) == 0 {
+		if oneIn(r, 3) {
 			rows, _, _ := s.rows()
 			s.print("%s", claudePage(rows[:5+len(d.body)], 30, 30, 1))
 			s.at(between(r, 20, 250), func() {
@@ -9055,11 +9048,9 @@ func (s *sim) takesClaude(text string, p *simPrompt) {
 		s.paintClaude()
 	case d == nil && (text == "\r" || text == "\n"):
 		s.note("tool gets the message %q", s.box)
-		if s.box != "" {
-			s.messages = append(s.messages, s.box)
-		}
-		if got := len(s.messages) - len(slices.DeleteFunc(slices.Clone(s.messages), func(m string) bool { return m == s.box })); s.said[s.box] > 0 && got > s.said[s.box] {
-			s.fault("the message %q came %d times", s.box, got)
+		s.got[s.box]++
+		if said := s.said[s.box]; said > 0 && s.got[s.box] > said {
+			s.fault("the message %q came %d times", s.box, s.got[s.box])
 		}
 		s.box = ""
 		s.paintClaude()
@@ -9085,12 +9076,12 @@ func (s *sim) takesClaude(text string, p *simPrompt) {
 func (s *sim) goesOn(d *simDialog) {
 	r := s.random("goes on", d.n)
 	for _, h := range s.hooks {
-		if h.d.n == d.n && !h.done && r.IntN(2) == 0 {
+		if h.d.n == d.n && !h.done && oneIn(r, 2) {
 			h.cancel()
 		}
 	}
 	stays := between(r, 0, 400)
-	if !d.ours && r.IntN(3) == 0 { // it is busy: claude 2.1 shows a key after up to 2.2 s
+	if !d.ours && oneIn(r, 3) { // it is busy: claude 2.1 shows a key after up to 2.2 s
 		stays = between(r, 400, 2200)
 	}
 	s.at(stays, func() {
@@ -9111,8 +9102,8 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 	n := len(s.hooks)
 	r := s.random("hook", n)
 	after := between(r, 0, 200)
-	if r.IntN(7) == 0 {
-		kill9 := r.IntN(2) == 0
+	if oneIn(r, 7) {
+		kill9 := oneIn(r, 2)
 		s.at(between(r, 100, 8000), func() {
 			if !h.done {
 				s.note("hook %d of dialog %d is killed, by SIGKILL %v", n, d.n, kill9)
@@ -9130,12 +9121,12 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 			"new_string": d.body[2],
 		}
 	}
-	if r.IntN(2) == 0 {
+	if oneIn(r, 2) {
 		call["permission_suggestions"] = []any{map[string]string{"type": "setMode", "mode": "acceptEdits", "destination": "session"}}
 	}
 	go func() {
 		time.Sleep(delay)
-		text := s.runHook(ctx, call, h, n)
+		text := s.runHook(ctx, hookInput("PermissionRequest", call), h, n)
 		time.Sleep(after)
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -9145,24 +9136,23 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 }
 
 // runHook is what a hook prints: nothing when it was killed.
-func (s *sim) runHook(ctx context.Context, call map[string]any, h *simHook, n int) string {
+func (s *sim) runHook(ctx context.Context, input []byte, h *simHook, n int) (text []byte) {
 	name := fmt.Sprint(s.dir, "-hook-", n)
-	wrote := os.WriteFile(name, hookInput("PermissionRequest", call), 0o600)
+	wrote := os.WriteFile(name, input, 0o600)
 	in, opened := os.Open(name)
 	out, created := os.Create(name + "-says")
 	if err := errors.Join(wrote, opened, created); err != nil {
 		s.fault("%v", err)
-		return ""
+		return nil
 	}
 	defer in.Close()
 	defer out.Close()
 	s.note("hook %d of dialog %d is called", n, h.d.n)
 	s.world(ctx, nil, h.dead, in, out).run([]string{"hook"})
-	text, err := os.ReadFile(out.Name())
-	if err != nil || h.dead.Load() {
-		return ""
+	if !h.dead.Load() {
+		text, _ = os.ReadFile(out.Name()) // what cannot be read says nothing
 	}
-	return string(text)
+	return text
 }
 
 // askedBy is the question of a hook that said so, the latest where its twin asked, too.
@@ -9177,13 +9167,13 @@ func (s *sim) askedBy(h *simHook, meaning string) (found *simPrompt) {
 }
 
 // hookSaid is claude taking what a hook printed.
-func (s *sim) hookSaid(h *simHook, n int, text string) {
+func (s *sim) hookSaid(h *simHook, n int, text []byte) {
 	d := h.d
 	var got struct {
 		Behavior           string
 		UpdatedPermissions []json.RawMessage
 	}
-	if err := json.Unmarshal([]byte(decisionOf(text)), &got); err != nil {
+	if err := json.Unmarshal([]byte(decisionOf(string(text))), &got); err != nil {
 		s.note("hook %d of dialog %d says nothing", n, d.n)
 		return
 	}
@@ -9279,14 +9269,14 @@ type simChoice struct {
 // begin draws what the network and the person are like.
 func (p *simPhone) begin(s *sim) {
 	net, person := s.random("net", 0), s.random("person", 0)
-	p.rough, p.busy = net.IntN(2) == 0, net.IntN(3) == 0
+	p.rough, p.busy = oneIn(net, 2), oneIn(net, 3)
 	p.present, p.swift = oneOf(person, 0, 5, 9, 9), s.left > 8
 	if p.swift {
 		p.present = 10
 	}
 	p.msgs, p.known, p.said = map[int64]*simMessage{}, map[int64]bool{}, map[string]int{}
 	p.doubted = map[int64]bool{}
-	if p.rough && net.IntN(3) == 0 {
+	if p.rough && oneIn(net, 3) {
 		from := s.start.Add(between(net, 1000, 30000))
 		p.outage = [2]time.Time{from, from.Add(between(net, 2000, 40000))}
 	}
@@ -9302,7 +9292,7 @@ func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
 	lost := 99
 	if s.rough && !s.over.Load() {
 		lost = r.IntN(100)
-		if r.IntN(12) == 0 {
+		if oneIn(r, 12) {
 			there = between(r, 1000, 4000)
 		}
 		if now := time.Now(); now.After(s.outage[0]) && now.Before(s.outage[1]) {
@@ -9345,7 +9335,7 @@ func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if method == "getUpdates" && s.again != nil && r.IntN(8) == 0 {
+	if method == "getUpdates" && s.again != nil && oneIn(r, 8) {
 		body, s.again = s.again, nil
 	} else if bytes.Contains(body, []byte("update_id")) {
 		s.again = body
@@ -9470,9 +9460,9 @@ func (s *sim) reacts(m *simMessage) {
 	switch {
 	case s.swift:
 		when = between(r, 150, 900)
-	case r.IntN(5) == 0:
+	case oneIn(r, 5):
 		when = between(r, 4000, 25000)
-	case r.IntN(6) == 0: // in the moment in which its time is over
+	case oneIn(r, 6): // in the moment in which its time is over
 		for _, p := range s.questions() {
 			if p.ID[:8] == m.prompt {
 				when = max(0, time.Until(p.ExpiresAt)-between(r, 0, 160))
@@ -9549,7 +9539,7 @@ func (s *sim) plays(on string, when time.Duration, m *simMessage) {
 		var often, from, to int
 		if _, err := fmt.Sscanf(one["when"], "one in %d, %d to %d ms", &often, &from, &to); err != nil {
 			s.fault("%s: %v", one["at"], err)
-		} else if r.IntN(often) == 0 {
+		} else if oneIn(r, often) {
 			s.at(max(0, when+between(r, from, to)), func() { does(one["does"]) })
 		}
 	}
@@ -9657,7 +9647,7 @@ func (s *sim) command(text, words string) {
 func (s *sim) arrives(update func()) {
 	r := s.random("update", s.now())
 	delay := between(r, 5, 150)
-	if s.rough && r.IntN(5) == 0 {
+	if s.rough && oneIn(r, 5) {
 		delay = between(r, 150, 5000)
 	}
 	s.at(delay, update)
@@ -9744,7 +9734,7 @@ func (p *simPrompt) choices() []simAnswer {
 
 // judgeAll holds the end of the scenario against what was promised.
 func (s *sim) judgeAll() {
-	v := s.questions()
+	s.questions()
 	for _, broken := range s.bot.verdict() {
 		if s.rough && strings.Contains(broken, "refused twice") { // "Show all" was tapped so often
 			continue
@@ -9752,7 +9742,7 @@ func (s *sim) judgeAll() {
 		s.fault("the Bot API was told what it must not be: %s", broken)
 	}
 	byShort := map[string]*simPrompt{}
-	for _, p := range v {
+	for _, p := range s.prompts {
 		byShort[p.ID[:8]] = p
 		if !p.ended() {
 			s.fault("the question %q is left %s", p.Question, p.Status)
@@ -9766,18 +9756,18 @@ func (s *sim) judgeAll() {
 			s.judgeMessage(m, byShort[m.prompt])
 		}
 	}
-	s.judgeLimits(v)
-	s.judgeRepeats(v)
-	s.judgeKeys(v)
+	s.judgeLimits()
+	s.judgeRepeats()
+	s.judgeKeys()
 	if !s.rough {
-		s.judgeStands(v)
+		s.judgeStands()
 	}
 }
 
 // judgeLimits checks that the phone decides ten times a minute at most, and nothing whose time is over.
-func (s *sim) judgeLimits(v map[string]*simPrompt) {
+func (s *sim) judgeLimits() {
 	var times []time.Time
-	for _, p := range v {
+	for _, p := range s.prompts {
 		if p.DecidedAt != nil && p.Value != nil && p.byPhone() {
 			times = append(times, *p.DecidedAt)
 			if !p.DecidedAt.Before(p.ExpiresAt) {
@@ -9794,8 +9784,8 @@ func (s *sim) judgeLimits(v map[string]*simPrompt) {
 }
 
 // judgeRepeats checks that what expired, or was left to the terminal, is not asked again by itself.
-func (s *sim) judgeRepeats(v map[string]*simPrompt) {
-	for _, p := range v {
+func (s *sim) judgeRepeats() {
+	for _, p := range s.prompts {
 		if p.Value != nil || p.DecidedAt == nil || p.Source != "screen" {
 			continue
 		}
@@ -9804,7 +9794,7 @@ func (s *sim) judgeRepeats(v map[string]*simPrompt) {
 		})
 		waited := p.By == "auto:timeout" ||
 			strings.HasPrefix(p.Reason, "left as it is")
-		for _, q := range v {
+		for _, q := range s.prompts {
 			after := q.CreatedAt.Sub(*p.DecidedAt)
 			if waited && !again && q != p && q.Shown == p.Shown && after >= 0 &&
 				after < 20*time.Millisecond {
@@ -9880,7 +9870,7 @@ func (s *sim) judgeMessage(m *simMessage, p *simPrompt) {
 }
 
 // judgeStands checks that what stood was asked.
-func (s *sim) judgeStands(v map[string]*simPrompt) {
+func (s *sim) judgeStands() {
 	const enough = 5 * time.Second
 	for i, one := range s.stands {
 		d := one.simDialog
@@ -9902,7 +9892,7 @@ func (s *sim) judgeStands(v map[string]*simPrompt) {
 			continue
 		}
 		n := 0
-		for _, p := range v {
+		for _, p := range s.prompts {
 			if p.MsgID != 0 && strings.Contains(p.Shown, strings.TrimSpace(d.ask)) &&
 				simUnshown(p.Shown, d.body[:min(1, len(d.body))]) == "" {
 				n++
@@ -9922,34 +9912,15 @@ type play struct {
 	Asks     []ask
 	Together bool   // all hooks are called at once
 	Order    []int  // of the dialogs; nil: of the hooks
-	Deaf     int    // ms in which a new dialog ignores keys
 	Said     string // its answer when the turn ends, "" a short one
 	Mute     bool   // it does not say what it does (OSC 7501)
 }
 
 // ask is a command that claude wants to run, and how its dialog comes.
 type ask struct {
-	Command     string
-	Suggestions json.RawMessage `json:",omitempty"`
-	Questions   []asked         // or: its own questions, of which the dialog shows the first
-	Paint       int             // ms from the hook's call to the dialog; -1: there is none, as with -p
-	Stays       int             // ms that the dialog stands when the hook has decided: 400 to 500 (claude 2.1)
-	Halves      bool            // it is painted in two steps, 150 ms apart
-	Out         string          // the hook's standard output: "" a pipe, "full" /dev/full, "closed" a pipe that nobody reads
-}
-
-// asked is a question of claude's own, as AskUserQuestion has it.
-type asked struct {
-	Question    string   `json:"question"`
-	Header      string   `json:"header"`
-	MultiSelect bool     `json:"multiSelect"`
-	Options     []option `json:"options"`
-}
-
-// option is one of its answers.
-type option struct {
-	Label       string `json:"label"`
-	Description string `json:"description"`
+	Command string
+	Paint   int  // ms from the hook's call to the dialog; -1: there is none, as with -p
+	Halves  bool // it is painted in two steps, 150 ms apart
 }
 
 // actor is the stand-in for claude. One goroutine owns all of it and takes what happened from a
@@ -10172,15 +10143,7 @@ func (a *actor) hooksAsk() int {
 // comes tells that this dialog waits, and paints it when its time has come.
 func (a *actor) comes(i int) {
 	a.coming = i
-	kind, words := "permission", "approve Bash: "+a.play.Asks[i].Command
-	if questions := a.play.Asks[i].Questions; questions != nil {
-		kind, words = "question", "answer: "+questions[0].Question
-		for k, o := range questions[0].Options {
-			words += []string{" (", " · "}[min(k, 1)] + o.Label
-		}
-		words += ")"
-	}
-	fmt.Print(claudeBlocked(kind, words, a.speaks))
+	fmt.Print(claudeBlocked("approve Bash: "+a.play.Asks[i].Command, a.speaks))
 	a.later(time.Duration(a.play.Asks[i].Paint)*time.Millisecond, func() {
 		a.coming = -1
 		if a.decided[i] {
@@ -10219,10 +10182,6 @@ func (a *actor) paintBox() {
 
 // paintDialog paints the dialog that stands, or its upper half.
 func (a *actor) paintDialog(half bool) {
-	if a.play.Asks[a.up].Questions != nil {
-		a.paintQuestions(a.play.Asks[a.up].Questions)
-		return
-	}
 	command := a.play.Asks[a.up].Command
 	rows := []string{"> go on", "", "● Bash(" + command + ")", "  ⎿  Running…", "", strings.Repeat("─", 80)}
 	body := []string{command, "Do it"}
@@ -10295,8 +10254,8 @@ func claudeIs(state, more string, speaks bool) (output string) {
 }
 
 // claudeBlocked is what it tells of a dialog.
-func claudeBlocked(kind, words string, speaks bool) (output string) {
-	return claudeIs("blocked", ":kind="+kind+":msg="+base64.StdEncoding.EncodeToString([]byte(words)), speaks)
+func claudeBlocked(words string, speaks bool) (output string) {
+	return claudeIs("blocked", ":kind=permission:msg="+base64.StdEncoding.EncodeToString([]byte(words)), speaks)
 }
 
 // hookInput is what it tells a hook.
@@ -10314,25 +10273,6 @@ func hookInput(event string, more map[string]any) []byte {
 	return text
 }
 
-// paintQuestions paints the dialog of claude's own questions, with the first of them.
-func (a *actor) paintQuestions(questions []asked) {
-	rule := strings.Repeat("─", 80)
-	tabs := "←"
-	for _, q := range questions {
-		tabs += "  ☐ " + q.Header
-	}
-	rows := []string{"> go on", "", "● I will do that now.", rule, tabs + "  ✔ Submit  →", "", questions[0].Question, ""}
-	options := append(slices.Clone(questions[0].Options), option{Label: "Type something."})
-	for i, o := range options {
-		rows = append(rows, pointed(i == a.pointer, "%d. %s", i+1, o.Label))
-		if o.Description != "" {
-			rows = append(rows, "     "+o.Description)
-		}
-	}
-	rows = append(rows, rule, fmt.Sprintf("  %d. Chat about this", len(options)+1), "")
-	a.paint(append(rows, "Enter to select · Tab/Arrow keys to navigate · Esc to cancel")...)
-}
-
 // keys does what a chunk of input does: as measured, one with more than a key in it is ignored by a dialog.
 func (a *actor) keys(chunk string) {
 	rest := statusAnswer.ReplaceAllString(chunk, "")
@@ -10345,11 +10285,10 @@ func (a *actor) keys(chunk string) {
 	}
 	a.tell(report{What: "key", Dialog: a.up, Text: rest})
 	switch {
-	case a.up >= 0 && time.Since(a.paintAt) < time.Duration(a.play.Deaf)*time.Millisecond:
 	case a.up >= 0:
 		chosen, pointer := claudeKey(rest, dialogOptions, a.pointer)
 		if chosen != "" {
-			a.decide(a.up, "keyboard", chosen, nil)
+			a.decide(a.up, "keyboard", chosen)
 		} else if pointer != a.pointer {
 			a.pointer = pointer
 			a.paintDialog(false)
@@ -10375,20 +10314,20 @@ func (a *actor) keys(chunk string) {
 }
 
 // decide ends a question, once, and goes on a moment later.
-func (a *actor) decide(i int, by, text string, decision json.RawMessage) {
+func (a *actor) decide(i int, by, text string) {
 	if a.decided[i] {
 		a.tell(report{What: "late", Dialog: i, By: by, Text: text})
 		return
 	}
 	a.decided[i] = true
-	a.tell(report{What: "decided", Dialog: i, By: by, Text: text, JSON: decision})
+	a.tell(report{What: "decided", Dialog: i, By: by, Text: text})
 	if a.up == i {
 		a.up = -1
 		a.is("working")
 		leave := func() { a.paint("✶ Brewing…") }
-		if stays := a.play.Asks[i].Stays; by == "hook" && stays > 0 {
+		if by == "hook" { // its dialog stays for 400 to 500 ms (claude 2.1)
 			a.coming = i // nothing else is painted meanwhile
-			a.later(time.Duration(stays)*time.Millisecond, func() {
+			a.later(400*time.Millisecond, func() {
 				a.coming = -1
 				leave()
 				a.work()
@@ -10407,31 +10346,20 @@ func (a *actor) decide(i int, by, text string, decision json.RawMessage) {
 
 // runHooks calls an event's hooks and waits for them; ready is closed when the first has started, or there is none.
 func (a *actor) runHooks(i int, event string, ready chan struct{}) {
-	one := ask{}
-	if i < len(a.play.Asks) {
-		one = a.play.Asks[i]
-	}
 	input := map[string]any{}
 	if event == "Stop" {
 		input["stop_hook_active"], input["last_assistant_message"] = false, cmp.Or(a.play.Said, "That is done.")
 	} else {
 		input["tool_name"] = "Bash"
-		input["tool_input"] = map[string]string{"command": one.Command, "description": "Do it"}
-		if one.Questions != nil {
-			input["tool_name"] = "AskUserQuestion"
-			input["tool_input"] = map[string]any{"questions": one.Questions}
-		}
+		input["tool_input"] = map[string]string{"command": a.play.Asks[i].Command, "description": "Do it"}
 	}
 	if event == "PermissionRequest" {
 		input["permission_suggestions"] = []any{}
-		if len(one.Suggestions) > 0 {
-			input["permission_suggestions"] = one.Suggestions
-		}
 	} else {
 		input["tool_use_id"] = fmt.Sprint("toolu_", i)
 	}
 	for _, command := range a.hooks[event] {
-		out, err := a.runHook(i, event, command, hookInput(event, input), ready)
+		out, err := a.runHook(i, command, hookInput(event, input), ready)
 		ready = nil
 		if event == "PermissionRequest" {
 			a.happened <- func() {
@@ -10447,7 +10375,7 @@ func (a *actor) runHooks(i int, event string, ready chan struct{}) {
 }
 
 // runHook is one hook as claude runs it: by sh, in a session of its own, without a terminal.
-func (a *actor) runHook(i int, event, command string, input []byte, ready chan struct{}) (string, error) {
+func (a *actor) runHook(i int, command string, input []byte, ready chan struct{}) (string, error) {
 	var out bytes.Buffer
 	cmd := exec.Command("sh", "-c", command)
 	cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "CLAUDECODE=1")
@@ -10456,24 +10384,6 @@ func (a *actor) runHook(i int, event, command string, input []byte, ready chan s
 		session.SetBool(true)
 	}
 	cmd.Stdin, cmd.Stdout = bytes.NewReader(input), &out
-	switch {
-	case event != "PermissionRequest":
-	case a.play.Asks[i].Out == "full":
-		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-		if err != nil {
-			return "", err
-		}
-		defer full.Close()
-		cmd.Stdout = full
-	case a.play.Asks[i].Out == "closed":
-		r, w, err := os.Pipe()
-		if err != nil {
-			return "", err
-		}
-		_ = r.Close() // nobody reads
-		defer w.Close()
-		cmd.Stdout = w
-	}
 	err := cmd.Start()
 	if err == nil && ready != nil {
 		a.running[i] = cmd // the owner waits for ready
@@ -10490,10 +10400,9 @@ func (a *actor) runHook(i int, event, command string, input []byte, ready chan s
 
 // hookSaid takes a hook's decision, if it is one.
 func (a *actor) hookSaid(i int, out string) {
-	said := decisionOf(out)
 	var decision struct{ Behavior string }
-	if err := json.Unmarshal([]byte(said), &decision); err == nil { // else the dialog stays
-		a.decide(i, "hook", decision.Behavior, json.RawMessage(said))
+	if err := json.Unmarshal([]byte(decisionOf(out)), &decision); err == nil { // else the dialog stays
+		a.decide(i, "hook", decision.Behavior)
 	}
 }
 
@@ -12352,7 +12261,6 @@ type report struct {
 	Text   string
 	Screen string // that stood when a key was read
 	Early  bool   // in its first 20 ms: nobody can look and type in one step
-	JSON   json.RawMessage
 }
 
 // puppet is such a tool, seen from the test.
@@ -12412,8 +12320,8 @@ func (c *puppet) log() (all string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.reports {
-		all += fmt.Sprintf("%s %s dialog %d by %q %q screen %q early %v %s\n",
-			r.At.Format("05.000"), r.What, r.Dialog, r.By, r.Text, r.Screen, r.Early, r.JSON)
+		all += fmt.Sprintf("%s %s dialog %d by %q %q screen %q early %v\n",
+			r.At.Format("05.000"), r.What, r.Dialog, r.By, r.Text, r.Screen, r.Early)
 	}
 	return all
 }
