@@ -1,54 +1,24 @@
-// main_test.go holds the program to its promises. The sections stand in the order of the code, then comes the whole
-// program seen from outside, and last the bench that they share:
+// main_test.go holds the program to its promises, from outside: command lines, terminals, the Bot API, files, hooks, the lab.
+// What the tests may name of the program stands in testdata/seam.txt; which guard which test misses in testdata/mutants.txt.
+// Most cases are rows in testdata, played by one runner each; the runner's comment says how they are written:
 //
-//	main.go: command line                What a shell sees: arguments, exit codes, help and tables.
-//	main.go: session                     What the loop does with bytes, questions and time, without a terminal.
-//	main.go: gate                        An answer is typed only where what was shown still stands.
-//	main.go: inputs from the phone       What is written is done in order; what is under way is waited for.
-//	main.go: hook                        A tool's own hook asks, and passes on what was decided.
-//	main.go: ask                         A script's question is what it says, and its choices are the ones that were given.
-//	detect.go: screen                    Bytes become cells as in a terminal, wherever they are cut.
-//	detect.go: transcript                What a program printed is told line by line, once.
-//	detect.go: tapes                     What programs show and what is typed is asked as testdata/tapes says, by the clock.
-//	detect.go: mutes                     Whatever is printed, the question below it is asked.
-//	detect.go: safe text                 Tricks are made visible, secrets are left out.
-//	detect.go: recordings and lab        Recordings and scenarios are written, played again and judged.
-//	detect.go: turns                     What an agent's turn came to is told once.
-//	telegram.go: call and pacing         A call succeeds, is tried again or says why, within the rate.
-//	telegram.go: text                    A message says all of it, in parts that fit.
-//	telegram.go: keyboards               A question has the buttons that may answer it now, and no others.
-//	telegram.go: ask, settle and edits   A message tells the truth at last, whatever is lost on the way.
-//	telegram.go: topics                  Each session has its own place in the chat, and no question is lost to it.
-//	telegram.go: polling and updates     Of all that arrives only what the operator meant acts, once.
-//	telegram.go: setup                   Who holds the phone sets up the bot, and nothing else changes.
-//	store.go: privacy                    The state folder and the log are the user's alone.
-//	store.go: config.toml                A setting is read from its place, or refused by its place.
-//	store.go: journal                    What was acknowledged is on the disk, whatever fails.
-//	store.go: records                    A line is a record, and a state changes as the table says.
-//	store.go: update, decide and follow  One question has one answer, and every process learns of it.
-//	store.go: compaction                 The file stays small, and nothing alive is lost.
-//	store.go: files of sessions          A name from outside is never a path, and old files go.
-//	store.go: locks and reap             One process polls, and the dead are found by their locks.
-//	store.go: commands                   What runs inside of a session answers nothing.
-//	audit.go: chain                      Every entry continues the last, or says once that it does not.
-//	audit.go: verify                     What was changed, cut or typed elsewhere is found and named.
-//	audit.go: debug bundle               What may leave the machine.
-//	pty: the child's terminal            A child runs as in a terminal of its own, and nothing is lost.
-//	pty: does it read?                   The system tells whether a program waits for its terminal.
-//	pty: the host's terminal             It is raw while a session runs and as it was after.
-//	pty: files, locks and processes      Files are private, and locks hold between processes.
-//	pty: Windows                         The same promises on the other system.
-//	the whole program: sessions          A tap does what was read, and silence does nothing.
-//	the whole program: jobs and pipes    A shell stops and resumes a tool, and joins it with others, as without us.
-//	the whole program: hooks             A hook's question is answered by the hook alone, or by nobody.
-//	the whole program: ask               A script gets the answer of a person, or none.
-//	the whole program: debts             Whatever dies, every message says at last what has become of its question.
-//	the whole program: simulation        Session, store and Telegram in virtual time, against models.
-//	README                               What the README shows is what happens.
-//	bench                                One way each to make a home, to run a command, to be a phone.
+//	command line, settings, README   testdata/cli/*.txt ask.txt refusals.txt toml.txt
+//	screen, transcript, safe text    screens.txt transcript.txt redact.txt
+//	detector, recordings, lab        tapes/*.txt lines.txt pictures.txt floods.txt mutes.txt examples.txt scenarios/ recordings/
+//	terminal, files, Windows         terminal.txt reading.txt
+//	sessions                         scenes/*.txt typed.txt waiting.txt
+//	hooks, ask, requests in trouble  hooks.txt dialogs.txt settings.txt asks.txt requests.txt
+//	programs that ask                programs.txt again.txt leftout.txt
+//	what the phone shows             pages.txt markdown.txt
+//	what the phone sends, pacing     phone.txt updates.txt troubles.txt topics.txt pace.txt
+//	state and audit log              answers.txt transitions.txt retention.txt tamper.txt shown.txt
+//	simulation                       whole command lines in virtual time, against models of all around them
+//	bench                            stand-ins for claude, a tool and the Bot API (botapi.txt); homes, terminals, readers of files
+//	the suite itself                 seam.txt mutants.txt
 //
-// Environment: ATLASBRIDGE_SHARED names the folder of the shared recordings, ATLASBRIDGE_LONG=1 and ATLASBRIDGE_TEST_ROUNDS
-// make what races run for longer, ATLASBRIDGE_TEST_SEEDS and ATLASBRIDGE_TEST_SEED choose what the simulation plays.
+// Environment: ATLASBRIDGE_SHARED names the folder of the shared recordings; ATLASBRIDGE_LONG=1 and ATLASBRIDGE_TEST_ROUNDS
+// make what races run for longer; ATLASBRIDGE_TEST_SEEDS and ATLASBRIDGE_TEST_SEED choose what the simulation plays, which
+// says its seed where it fails; ATLASBRIDGE_MUTANTS=all, or names, takes guards out of the program and runs their tests.
 package main
 
 import (
@@ -64,6 +34,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"hash/crc32"
 	"io"
 	"io/fs"
@@ -2639,6 +2613,33 @@ func TestTerminated(t *testing.T) {
 	p.Signal(syscall.SIGTERM)
 	if code := p.Wait(); code != 137 || running(tool) {
 		t.Errorf("exit %d, want 137; the tool runs: %v", code, running(tool))
+	}
+}
+
+// TestOutputThatNobodyLookedAt: an answer is not typed while output that was read, but not looked at, may have changed the
+// screen.
+func TestOutputThatNobodyLookedAt(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	c := newPuppet(t, "tool", "puppet")
+	dir := home(t, "")
+	stall := filepath.Join(t.TempDir(), "stall")
+	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=stall "+stall, "ATLASBRIDGE_HOME="+dir)
+	inTerminal(t, env, os.Args[0], "run", c.tool)
+	c.show("a", "Delete a.txt? (y/n) ")
+	id := awaitPrompt(t, dir, "Delete a.txt", "awaiting_reply").str("id")
+	if err := os.WriteFile(stall, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.show("b", "\x1b[H\x1b[JDelete b.txt? (y/n) ")
+	if code, _, says := cli(t, dir, "answer", id, "y"); code != 0 {
+		t.Fatalf("the answer is refused: %s", says)
+	}
+	p := awaitRecord(t, dir, "prompt", "the end of the first question", func(r record) bool {
+		return r.str("id") == id && r.str("status") != "awaiting_reply" && r.str("status") != "reply_received"
+	})
+	if keys := c.keysAt("b"); keys != "" || p.str("status") != "failed" {
+		t.Errorf("the question that left became %s, and %q answered what was not shown", p.str("status"), keys)
 	}
 }
 
@@ -11415,6 +11416,8 @@ func TestMain(m *testing.M) {
 		return
 	case mode == "main":
 		os.Exit(here.run(os.Args[1:]))
+	case strings.HasPrefix(mode, "stall "):
+		os.Exit(stalling(here, strings.TrimPrefix(mode, "stall ")).run(os.Args[1:]))
 	case strings.HasPrefix(mode, "panic "):
 		os.Exit(panicking(here, strings.TrimPrefix(mode, "panic ")).run(os.Args[1:]))
 	case mode != "" && childTool(mode):
@@ -11438,9 +11441,6 @@ func manyAtATime() {
 		flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0)))
 	}
 }
-
-// openStore is openState with nothing between it and the disk.
-func openStore(dir string) (*Store, error) { return openState(dir, directly) }
 
 // leaveTestersBridge takes the tester's own settings out of the environment.
 func leaveTestersBridge() {
@@ -11865,6 +11865,44 @@ func (b bomb) State() TTYState {
 func (b bomb) RoundTrip(r *http.Request) (*http.Response, error) {
 	b.boom(path.Base(r.URL.Path))
 	return http.DefaultTransport.RoundTrip(r)
+}
+
+// stalling is the world of a busy machine: while that file is there, what was read from the child's terminal stays with the
+// reader until somebody has asked ten times how much came.
+func stalling(here world, file string) world {
+	start := here.start
+	here.start = func(argv, env []string, dir string, size Size, host Host) (PTY, error) {
+		p, err := start(argv, env, dir, size, host)
+		return &stalledPTY{PTY: p, file: file}, err
+	}
+	return here
+}
+
+// stalledPTY is the child's terminal on such a machine.
+type stalledPTY struct {
+	PTY
+	file  string
+	asked atomic.Int64
+}
+
+func (p *stalledPTY) stalls() bool {
+	_, err := os.Stat(p.file)
+	return err == nil
+}
+
+func (p *stalledPTY) Read(b []byte) (int, error) {
+	n, err := p.PTY.Read(b)
+	for p.stalls() && p.asked.Load() < 10 {
+		<-time.After(time.Millisecond)
+	}
+	return n, err
+}
+
+func (p *stalledPTY) Came() int64 {
+	if p.stalls() {
+		p.asked.Add(1)
+	}
+	return p.PTY.Came()
 }
 
 // ---- bench: homes and commands ----
@@ -12640,4 +12678,195 @@ func blocks(t testing.TB, file string) (all []block) {
 		}
 	}
 	return all
+}
+
+// ---- the suite itself ----
+// What the tests may name of the program, and that they notice when a guard of it is gone.
+
+// TestSeam: the tests name nothing of the program but what testdata/seam.txt lists, so that its inside can be built anew
+// without a change here. Members of types begin with a dot.
+func TestSeam(t *testing.T) {
+	listed := map[string]bool{}
+	for _, r := range table(t, "seam.txt") {
+		for _, name := range strings.Fields(r["names"]) {
+			listed[name] = true
+		}
+	}
+	used := namesOfProgram(t)
+	for _, name := range slices.Sorted(maps.Keys(used)) {
+		if !listed[name] {
+			t.Errorf("%s: the tests name %s, which is not in testdata/seam.txt", used[name], name)
+		}
+	}
+	for name := range listed {
+		if used[name] == "" {
+			t.Errorf("no test names %s, which is in testdata/seam.txt", name)
+		}
+	}
+}
+
+// namesOfProgram returns what the tests name of the program, and where one of them does.
+func namesOfProgram(t *testing.T) map[string]string {
+	t.Helper()
+	fset := token.NewFileSet()
+	paths, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []*ast.File
+	tests := map[*token.File]bool{}
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_windows.go") {
+			continue
+		}
+		file, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+		tests[fset.File(file.Pos())] = strings.HasSuffix(path, "_test.go")
+	}
+	info := &types.Info{Uses: map[*ast.Ident]types.Object{}}
+	check := types.Config{Importer: emptyPackages{}, Error: func(error) {}} // all that other packages have is unknown
+	check.Check("main", fset, files, info)
+	used := map[string]string{}
+	for id, object := range info.Uses {
+		if !object.Pos().IsValid() || !tests[fset.File(id.Pos())] || tests[fset.File(object.Pos())] {
+			continue
+		}
+		name := object.Name()
+		if object.Parent() == nil { // a field or method
+			name = "." + name
+		}
+		used[name] = fset.Position(id.Pos()).String()
+	}
+	return used
+}
+
+// emptyPackages imports every package as an empty one.
+type emptyPackages struct{}
+
+func (emptyPackages) Import(path string) (*types.Package, error) {
+	name := filepath.Base(strings.TrimSuffix(path, "/v2"))
+	p := types.NewPackage(path, name)
+	p.MarkComplete()
+	return p, nil
+}
+
+// guard is a guard of the program that can be taken out, as testdata/mutants.txt describes it.
+type guard struct {
+	name, test, promise string
+	edits               []swap
+}
+
+// swap replaces lines of a file.
+type swap struct{ file, from, to string }
+
+// readMutants returns the mutants in testdata/mutants.txt.
+func readMutants(t *testing.T) (all []guard) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", "mutants.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := regexp.MustCompile(`^= (\S+) (\S+) (\S+): (.+)$`)
+	for line := range strings.Lines(string(text)) {
+		kind, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		if h := head.FindStringSubmatch(strings.TrimSpace(line)); h != nil {
+			all = append(all, guard{name: h[1], test: h[3], promise: h[4], edits: []swap{{file: h[2]}}})
+			continue
+		}
+		if len(all) == 0 || kind == "" || kind == "#" {
+			continue
+		}
+		m := &all[len(all)-1]
+		last := &m.edits[len(m.edits)-1]
+		switch kind {
+		case "~":
+			m.edits = append(m.edits, swap{file: rest})
+		case "-":
+			last.from = strings.TrimPrefix(last.from+"\n"+rest, "\n")
+		case "+":
+			last.to = strings.TrimPrefix(last.to+"\n"+rest, "\n")
+		default:
+			t.Fatalf("mutants.txt: %q is no line of a mutant", line)
+		}
+	}
+	return all
+}
+
+// TestMutants: every guard in testdata/mutants.txt stands once in the program. With ATLASBRIDGE_MUTANTS=all, or the names
+// of some, each is taken out in turn, and the test named there must fail, and pass while all stand.
+func TestMutants(t *testing.T) {
+	mutants := readMutants(t)
+	program := map[string]string{}
+	for _, m := range mutants {
+		for _, e := range m.edits {
+			if program[e.file] == "" {
+				text, err := os.ReadFile(e.file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				program[e.file] = string(text)
+			}
+			if n := strings.Count(program[e.file], e.from); n != 1 {
+				t.Errorf("mutant %s: its lines stand %d times in %s:\n%s", m.name, n, e.file, e.from)
+			}
+			program[e.file] = strings.Replace(program[e.file], e.from, e.to, 1)
+		}
+	}
+	wanted := os.Getenv("ATLASBRIDGE_MUTANTS")
+	if wanted == "" || t.Failed() {
+		return
+	}
+	suite := buildMutants(t, program)
+	for _, m := range mutants {
+		if wanted != "all" && !slices.Contains(strings.Fields(wanted), m.name) {
+			continue
+		}
+		t.Run(m.name, func(t *testing.T) {
+			for _, switched := range []string{"", m.name} {
+				cmd := exec.Command(suite, "-test.run", m.test, "-test.timeout=3m")
+				cmd.Env = append(os.Environ(), "ATLAS_MUTANT="+switched, "ATLASBRIDGE_MUTANTS=")
+				out, err := cmd.CombinedOutput()
+				wantFail := switched != ""
+				if (err != nil) != wantFail || strings.Contains(string(out), "no tests to run") || strings.Contains(string(out), "--- SKIP") {
+					t.Errorf("%s, with mutant %q (%s): %v\n%.2000s", m.test, switched, m.promise, err, out)
+				}
+			}
+		})
+	}
+}
+
+// buildMutants builds the tests with this program, and returns their path.
+func buildMutants(t *testing.T, program map[string]string) (suite string) {
+	t.Helper()
+	needTool(t, "go")
+	dir := t.TempDir()
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program["mutants.go"] = "package main\n\nimport \"os\"\n\nvar switchedOn = os.Getenv(\"ATLAS_MUTANT\")\n\n" +
+		"func mutant(name string) bool { return name == switchedOn }\n"
+	replace := map[string]string{}
+	for file, text := range program {
+		replace[filepath.Join(here, file)] = filepath.Join(dir, file)
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	suite = filepath.Join(dir, "suite")
+	build := exec.Command("go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", suite, ".")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("building the mutants: %v\n%.2000s", err, out)
+	}
+	return suite
 }
