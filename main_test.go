@@ -8086,6 +8086,8 @@ type simDialog struct {
 	name       string // of claude: a word that no other call has
 	ask        string
 	choices    []string
+	keys       []string // that answer it
+	texts      []string // the same of the phone's
 	notes      []string // below the question; of a menu the first is above the choices
 	hooked     bool     // its hook is called
 	shownAt    time.Time
@@ -8236,6 +8238,8 @@ func (s *sim) dialog(of string, r *rand.Rand) *simDialog {
 		body:    parts(drawn["body"]),
 		ask:     fill(drawn["ask"]),
 		choices: parts(drawn["choices"]),
+		keys:    strings.Split(drawn["keys"], " "),
+		texts:   strings.Fields(drawn["texts"]),
 	}
 	if of == "claude" {
 		d.full, d.hooked = d.body[0], d.kind != "trust" && r.IntN(3) > 0
@@ -8376,27 +8380,6 @@ func (s *sim) leave() {
 	s.up = nil
 }
 
-// answerKeys are keys that answer what stands.
-func (s *sim) answerKeys(r *rand.Rand) string {
-	switch {
-	case s.up == nil:
-		return "\n"
-	case s.claude:
-		return oneOf(r, "A", "B", "C", "\n", "\x03")
-	}
-	switch s.up.kind {
-	case "yesno":
-		return oneOf(r, "Y\n", "N\n", "Y", "\n")
-	case "list":
-		return string(rune('A'+r.IntN(3))) + "\n"
-	case "menu":
-		return oneOf(r, "\n", "\x1bOB", "\x1bOB\n", "\x03")
-	case "enter":
-		return "\n"
-	}
-	return "KEYBOARD\n"
-}
-
 // acts does something with the dialog number n, if it still stands.
 func (s *sim) acts(n int, r *rand.Rand) {
 	d := s.up
@@ -8451,28 +8434,25 @@ func (s *sim) repaint() {
 		s.print("\x1b[1A\x1b[%dC", len([]rune(rows[len(rows)-1])))
 		return
 	}
-	line += s.shownLine()
+	if s.up.kind != "secret" {
+		line += simEcho(s.line)
+	}
 	s.print("\x1b[%dA\r%s\x1b[K\r\n%s\x1b[K%s", len(rows), strings.Join(rows, "\x1b[K\r\n"), line, s.up.below(line))
 }
 
-// shownLine is what was typed and echoed.
-func (s *sim) shownLine() string {
-	if s.up.kind == "secret" {
-		return ""
+// simEcho is how a terminal in canonical mode shows what is typed.
+func simEcho(typed string) (shown string) {
+	for _, c := range typed {
+		switch {
+		case c == '\r' || c == '\n':
+			shown += "\r\n"
+		case c < ' ':
+			shown += "^" + string(c+'@')
+		default:
+			shown += string(c)
+		}
 	}
-	var b strings.Builder
-	for _, c := range s.line {
-		b.WriteString(simEcho(c))
-	}
-	return b.String()
-}
-
-// simEcho is how a terminal in canonical mode shows a character.
-func simEcho(c rune) string {
-	if c < ' ' {
-		return "^" + string(c+'@')
-	}
-	return string(c)
+	return shown
 }
 
 // clear takes a plain dialog away.
@@ -8552,13 +8532,7 @@ func (s *sim) takes(text string, p *simPrompt) {
 	case s.claude:
 		s.takesClaude(text, p)
 	case s.up == nil || s.up.over:
-		for _, c := range text { // the terminal echoes what is typed ahead
-			if c == '\r' || c == '\n' {
-				s.print("\r\n")
-			} else {
-				s.print("%s", simEcho(c))
-			}
-		}
+		s.print("%s", simEcho(text)) // what is typed ahead
 	case s.up.kind == "menu":
 		s.takesMenu(text, p)
 	default:
@@ -8704,16 +8678,11 @@ func (s *sim) shown(d *simDialog, p *simPrompt) {
 		return
 	}
 	if len(d.choices) > 2 && p.Type != "unknown" {
-		var labels, want []string
-		for _, c := range p.Choices {
-			labels = append(labels, c.Label)
-		}
-		for _, c := range d.choices {
-			want = append(want, clip(c, 60))
-		}
-		if !slices.Equal(labels, want) {
-			s.fault("typed at %v with the choices %q, shown were %q", d, d.choices,
-				labels)
+		for i, c := range d.choices {
+			if len(p.Choices) != len(d.choices) || p.Choices[i].Label != clip(c, 60) {
+				s.fault("typed at %v with the choices %q, shown were %q", d, d.choices, p.Choices)
+				return
+			}
 		}
 	}
 }
@@ -8747,14 +8716,8 @@ func (s *sim) means(d *simDialog, meaning string, p *simPrompt) {
 	if want == "Enter" && p.Type == "unknown" {
 		begun, ends = took, true
 	}
-	if isText && ends {
-		var echo strings.Builder
-		for _, c := range begun {
-			echo.WriteString(simEcho(c))
-		}
-		if strings.HasSuffix(p.Question, echo.String()) {
-			meaning = want // what the question shows as typed already is part of the answer
-		}
+	if isText && ends && strings.HasSuffix(p.Question, simEcho(begun)) {
+		meaning = want // what the question shows as typed already is part of the answer
 	}
 	if meaning != want && clip(meaning, 60) != want {
 		s.fault("%v took %q, decided was %q", d, meaning, want)
@@ -8798,14 +8761,14 @@ func (s *sim) takesLine(text string, p *simPrompt) {
 			s.line += string(c)
 			s.lineBy = append(s.lineBy, p)
 			if d.kind != "secret" {
-				s.print("%s", simEcho(c))
+				s.print("%s", simEcho(string(c)))
 			}
 			continue
 		}
 		begun := ""
 		for i, c := range s.line {
 			if s.lineBy[i] != p {
-				begun += simEcho(c)
+				begun += simEcho(string(c))
 			}
 		}
 		known := p != nil && (p.Type == "unknown" || strings.Contains(p.Shown, "] "+begun) || strings.Contains(p.Shown, ": "+begun))
@@ -8918,23 +8881,14 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 	if oneIn(r, 3) {
 		together = min(s.left, 2+r.IntN(2))
 	}
-	var dialogs []*simDialog
 	for range together {
 		s.left--
-		dialogs = append(dialogs, s.dialog("claude", s.random("claude", s.made)))
-	}
-	for _, d := range dialogs {
-		if d.hooked {
-			s.callHook(d, between(r, 23, 440))
-			if oneIn(r, 8) {
-				s.callHook(d, between(r, 23, 1400))
-			}
+		d := s.dialog("claude", s.random("claude", s.made))
+		for more := d.hooked; more; more = oneIn(r, 8) {
+			s.callHook(d, between(r, 23, 900))
 		}
+		s.queue = slices.Insert(s.queue, r.IntN(len(s.queue)+1), d)
 	}
-	if oneIn(r, 3) {
-		slices.Reverse(dialogs)
-	}
-	s.queue = append(s.queue, dialogs...)
 	s.at(between(r, 30, 300), s.next)
 }
 
@@ -9032,36 +8986,8 @@ func (s *sim) paintClaude() {
 
 // takesClaude is claude reading bytes.
 func (s *sim) takesClaude(text string, p *simPrompt) {
-	d := s.up
 	pasted := strings.HasPrefix(text, "\x1b[200~")
-	switch {
-	case d == nil && !s.idle:
-	case d == nil && pasted:
-		s.pastedAt = append(s.pastedAt, time.Now())
-		if s.box != "" {
-			s.fault("the text %q is pasted behind the draft %q", text, s.box)
-		}
-		s.plays("paste", 0, nil)
-		s.box += pasteBrackets.Replace(text)
-		s.paintClaude()
-	case d == nil && strings.HasSuffix(text, "\x15"):
-		s.box = ""
-		s.paintClaude()
-	case d == nil && (text == "\r" || text == "\n"):
-		s.note("tool gets the message %q", s.box)
-		s.got[s.box]++
-		if said := s.said[s.box]; said > 0 && s.got[s.box] > said {
-			s.fault("the message %q came %d times", s.box, s.got[s.box])
-		}
-		s.box = ""
-		s.paintClaude()
-	case d == nil && !simOurs(text):
-		s.box += strings.Trim(text, "\x03\x06\x1b")
-		s.changedAt = time.Now()
-		s.paintClaude()
-	case d == nil:
-	case d.over || pasted:
-	default:
+	if d := s.up; d != nil && !d.over && !pasted {
 		meaning, pointer := claudeKey(text, d.choices, s.pointer)
 		if meaning != "" {
 			s.means(d, meaning, p)
@@ -9071,6 +8997,31 @@ func (s *sim) takesClaude(text string, p *simPrompt) {
 			s.paintClaude()
 		}
 	}
+	if s.up != nil || !s.idle {
+		return
+	}
+	switch {
+	case pasted:
+		s.pastedAt = append(s.pastedAt, time.Now())
+		if s.box != "" {
+			s.fault("the text %q is pasted behind the draft %q", text, s.box)
+		}
+		s.plays("paste", 0, nil)
+		s.box += pasteBrackets.Replace(text)
+	case strings.HasSuffix(text, "\x15"):
+		s.box = ""
+	case text == "\r" || text == "\n":
+		s.note("tool gets the message %q", s.box)
+		s.got[s.box]++
+		if said := s.said[s.box]; said > 0 && s.got[s.box] > said {
+			s.fault("the message %q came %d times", s.box, s.got[s.box])
+		}
+		s.box = ""
+	case !simOurs(text):
+		s.box += strings.Trim(text, "\x03\x06\x1b")
+		s.changedAt = time.Now()
+	}
+	s.paintClaude()
 }
 
 // goesOn ends some of the hooks of a dialog that is over, and takes it from the screen.
@@ -9502,8 +9453,8 @@ func (s *sim) plays(on string, when time.Duration, m *simMessage) {
 		case "forge":
 			s.forges(m, r)
 		case "write":
-			if d := s.up; d != nil && !s.claude && (d.kind == "yesno" || d.kind == "list") {
-				text := oneOf(r, map[string][]string{"yesno": {"y", "n"}, "list": {"1", "2", "3"}}[d.kind]...)
+			if d := s.up; d != nil && len(d.texts) > 0 {
+				text := oneOf(r, d.texts...)
 				s.writes(text, m)
 				s.at(between(r, 0, 4000), func() { s.writes(text, m) })
 			}
@@ -9520,7 +9471,11 @@ func (s *sim) plays(on string, when time.Duration, m *simMessage) {
 		case "slip":
 			s.press(oneOf(r, "X", "\x1bOB", "Q", "\x03"))
 		case "press":
-			s.press(s.answerKeys(r))
+			keys := []string{"\n"}
+			if s.up != nil {
+				keys = s.up.keys
+			}
+			s.press(oneOf(r, keys...))
 		case "change":
 			s.acts(n, r)
 		case "vanish":
@@ -10077,18 +10032,18 @@ func (a *actor) work() {
 	case waiting >= 0:
 		a.is("working")
 		a.paint("✶ Brewing…")
-		for i := range a.play.Asks {
-			if a.play.Together || i == waiting {
-				a.asked[i] = true
-			}
+		now := []int{waiting}
+		for i := waiting + 1; a.play.Together && i < len(a.asked); i++ {
+			now = append(now, i)
+		}
+		for _, i := range now {
+			a.asked[i] = true
 		}
 		go func() {
-			for i := range a.play.Asks {
-				if a.play.Together || i == waiting {
-					a.runHooks(i, "PreToolUse", nil)
-				}
+			for _, i := range now {
+				a.runHooks(i, "PreToolUse", nil)
 			}
-			a.happened <- func() { a.request(waiting) }
+			a.happened <- func() { a.request(now) }
 		}()
 	case !a.idle && !slices.Contains(a.decided, false):
 		a.idle = true
@@ -10117,17 +10072,14 @@ func (a *actor) nextDialog() int {
 	return -1
 }
 
-// request calls the permission hooks, of this one or of all.
-func (a *actor) request(first int) {
-	for i := range a.play.Asks {
-		if i == first || a.play.Together {
-			a.tell(report{What: "hook", Dialog: i})
-			ready := make(chan struct{})
-			go a.runHooks(i, "PermissionRequest", ready)
-			<-ready
-			for begun := time.Now(); a.play.Together && a.hooksAsk() <= i && time.Since(begun) < 5*time.Second; {
-				<-time.After(5 * time.Millisecond) // so that they ask in this order
-			}
+// request calls the permission hooks of these.
+func (a *actor) request(asks []int) {
+	for _, i := range asks {
+		ready := make(chan struct{})
+		go a.runHooks(i, "PermissionRequest", ready)
+		<-ready
+		for begun := time.Now(); a.play.Together && a.hooksAsk() <= i && time.Since(begun) < 5*time.Second; {
+			<-time.After(5 * time.Millisecond) // so that they ask in this order
 		}
 	}
 	if n := a.nextDialog(); n >= 0 && a.play.Asks[n].Paint >= 0 {
@@ -10325,17 +10277,16 @@ func (a *actor) decide(i int, by, text string) {
 	if a.up == i {
 		a.up = -1
 		a.is("working")
-		leave := func() { a.paint("✶ Brewing…") }
-		if by == "hook" { // its dialog stays for 400 to 500 ms (claude 2.1)
-			a.coming = i // nothing else is painted meanwhile
-			a.later(400*time.Millisecond, func() {
-				a.coming = -1
-				leave()
-				a.work()
-			})
-		} else {
-			leave()
+		stays := time.Duration(0)
+		if by == "hook" {
+			stays = 400 * time.Millisecond // to 500 (claude 2.1)
 		}
+		a.coming = i // nothing else is painted meanwhile
+		a.later(stays, func() {
+			a.coming = -1
+			a.paint("✶ Brewing…")
+			a.work()
+		})
 	}
 	go func() {
 		if text == "allow" || strings.HasPrefix(text, "Yes") {
