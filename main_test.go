@@ -7624,19 +7624,14 @@ func simulate(t *testing.T, seed uint64) *sim {
 	t.Helper()
 	simSignals()
 	s := &sim{seed: seed, count: map[string]int{}, prompts: map[string]*simPrompt{}}
-	tell := func() {
+	tell := func(why any) {
 		s.telling.Lock()
-		defer s.telling.Unlock()
-		fmt.Printf("seed %d\n%s\n", seed, strings.Join(s.log, "\n"))
+		panic(fmt.Sprintf("seed %d: %v\n%s", seed, why, strings.Join(s.log, "\n")))
 	}
-	defer time.AfterFunc(simLimit, func() {
-		tell()
-		panic(fmt.Sprintf("seed %d does not end", seed))
-	}).Stop()
+	defer time.AfterFunc(simLimit, func() { tell("it does not end") }).Stop()
 	defer func() {
 		if r := recover(); r != nil {
-			tell()
-			panic(r)
+			tell(r)
 		}
 	}()
 	synctest.Test(t, s.play)
@@ -7688,6 +7683,7 @@ func (s *sim) at(d time.Duration, f func()) {
 func (s *sim) note(format string, args ...any) {
 	s.telling.Lock()
 	defer s.telling.Unlock()
+	s.count[format]++
 	s.log = append(s.log, fmt.Sprintf("%10.6f  ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
 }
 
@@ -7780,8 +7776,7 @@ func (s *sim) play(t *testing.T) {
 	s.bot.dates = 0
 	s.bot.fate = s.fate
 	s.keys.more = make(chan struct{}, 1)
-	s.simTool.begin(s)
-	s.simPhone.begin(s)
+	s.begin()
 	name := "plain"
 	if s.claude {
 		name = "claude"
@@ -7790,7 +7785,7 @@ func (s *sim) play(t *testing.T) {
 	s.at(between(r, 50, 300), s.next)
 	done := make(chan struct{})
 	go s.watch(done)
-	s.runs(func() PTY { return &simPTY{s} }, "run", "--quiet", "/nowhere/"+name)
+	s.runs(func() PTY { return &simPTY{sim: s} }, "run", "--quiet", "/nowhere/"+name)
 	s.note("the session is over")
 	for _, p := range s.questions() {
 		if p.Source == "screen" && !p.ended() {
@@ -7834,7 +7829,7 @@ func (s *sim) payLater() {
 	if !owed() {
 		return
 	}
-	later := &sim{seed: s.seed, start: s.start}
+	later := &sim{seed: s.seed, start: s.start, count: map[string]int{}}
 	later.out.more, later.exited = make(chan struct{}, 1), make(chan struct{})
 	go func() {
 		for n := 0; n < 60 && owed(); n++ {
@@ -7845,7 +7840,7 @@ func (s *sim) payLater() {
 		later.end()
 		close(later.exited)
 	}()
-	s.runs(func() PTY { return &simPTY{later} }, "run", "--quiet", "/nowhere/plain")
+	s.runs(func() PTY { return &simPTY{sim: later} }, "run", "--quiet", "/nowhere/plain")
 }
 
 // ---- simulation: the keyboard ----
@@ -7900,14 +7895,11 @@ func (s *sim) press(text string) {
 		return
 	}
 	s.note("keyboard %q", text)
-	s.count["keys"]++
 	if s.up != nil {
 		s.up.touched = true
 	}
-	s.keyAt = time.Now()
 	for _, c := range []byte(text) {
-		s.pressed = append(s.pressed, simKey{c, time.Now(), s.up})
-		s.typedHere = append(s.typedHere, s.pressed[len(s.pressed)-1])
+		s.pressed = append(s.pressed, &simKey{c: c, at: time.Now(), d: s.up})
 	}
 	s.keys.put(text, false)
 }
@@ -7916,7 +7908,10 @@ func (s *sim) press(text string) {
 // A busy machine between the tool and the session.
 
 // simPTY is the child's terminal.
-type simPTY struct{ *sim }
+type simPTY struct {
+	*sim
+	PTY // nil: nothing else of it is asked for
+}
 
 func (p *simPTY) Read(b []byte) (int, error) { return p.out.Read(b) }
 
@@ -7995,13 +7990,7 @@ func (p *simPTY) Signaled() bool { return false }
 
 func (p *simPTY) PID() int { return 0 }
 
-func (p *simPTY) Resize(Size) error { return nil }
-
-func (p *simPTY) Signal(os.Signal) error { return nil }
-
 func (p *simPTY) Stopped() <-chan struct{} { return nil }
-
-func (p *simPTY) Continue() error { return nil }
 
 func (p *simPTY) Modes() Modes {
 	state := p.State()
@@ -8049,7 +8038,6 @@ type simTool struct {
 	last    bool // no dialog will come
 	ending  bool // nobody acts any more
 	readAt  time.Time
-	keyAt   time.Time // of the last key at the keyboard
 	endAt   time.Time // since when nobody acts any more
 
 	left      int // dialogs still to come
@@ -8069,10 +8057,9 @@ type simTool struct {
 	stands    []simStand
 	byUs      map[int]*simDialog // dialogs that we answered, by number
 	pastedAt  []time.Time        // when texts of the phone's came to the box
-	pressed   []simKey           // that the tool has not read
-	typedHere []simKey           // all of them, read or not
-	lost      []simKey           // that it will not read: it read later ones
-	got       map[string]int     // messages from the input box
+	pressed   []*simKey
+	readTo    int            // so many of them; of these those that are not read are lost
+	got       map[string]int // messages from the input box
 }
 
 // simDialog is a version of a dialog: what stands on the screen.
@@ -8121,17 +8108,18 @@ type simHook struct {
 
 // simKey is a key that the person pressed, and the dialog that stood then, nil: none.
 type simKey struct {
-	c  byte
-	at time.Time
-	d  *simDialog
+	c    byte
+	at   time.Time
+	d    *simDialog
+	read bool
 }
 
-// begin draws what the tool is like, and starts it.
-func (t *simTool) begin(s *sim) {
+// begin draws what tool, network and person are like, and starts the tool.
+func (s *sim) begin() {
 	r := s.random("tool", 0)
-	t.claude, t.blind = oneIn(r, 2), oneIn(r, 10)
-	t.out.more, t.exited = make(chan struct{}, 1), make(chan struct{})
-	t.out.slow = func() {
+	s.claude, s.blind = oneIn(r, 2), oneIn(r, 10)
+	s.out.more, s.exited = make(chan struct{}, 1), make(chan struct{})
+	s.out.slow = func() {
 		r := s.random("busy", s.now())
 		delay := between(r, 0, 1)
 		if oneIn(r, 12) {
@@ -8139,13 +8127,25 @@ func (t *simTool) begin(s *sim) {
 		}
 		time.Sleep(delay)
 	}
-	t.left = 3 + r.IntN(5)
+	s.left = 3 + r.IntN(5)
 	if oneIn(r, 16) {
-		t.left = 20 // quick ones
+		s.left = 20 // quick ones
 	}
-	t.byUs, t.got = map[int]*simDialog{}, map[string]int{}
-	if t.claude {
-		t.speaks = r.IntN(6) > 0
+	s.byUs, s.got = map[int]*simDialog{}, map[string]int{}
+	net, person := s.random("net", 0), s.random("person", 0)
+	s.rough, s.busy = oneIn(net, 2), oneIn(net, 3)
+	s.present, s.swift = oneOf(person, 0, 5, 9, 9), s.left > 8
+	if s.swift {
+		s.present = 10
+	}
+	s.msgs, s.known, s.said = map[int64]*simMessage{}, map[int64]bool{}, map[string]int{}
+	s.doubted = map[int64]bool{}
+	if s.rough && oneIn(net, 3) {
+		from := s.start.Add(between(net, 1000, 30000))
+		s.outage = [2]time.Time{from, from.Add(between(net, 2000, 40000))}
+	}
+	if s.claude {
+		s.speaks = r.IntN(6) > 0
 		s.print("\x1b[?2004h\x1b]0;✳ Claude Code\a\x1b[?1049h\x1b[2J\x1b[H\x1b[?25l\x1b]7501;?\a")
 		s.is("idle")
 	} else {
@@ -8366,9 +8366,7 @@ func (s *sim) stand(d *simDialog) {
 	s.leave()
 	s.up, s.changedAt = d, time.Now()
 	d.shownAt, d.bornAt, d.painted = time.Now(), time.Now(), true
-	s.count["dialogs"]++
-	s.note("tool shows %v %s: %s | %s | %s %q | %s", d, d.kind, strings.Join(d.above, " / "),
-		strings.Join(d.body, " / "), d.ask, d.choices, strings.Join(d.notes, " / "))
+	s.note("tool shows %v, %s: %q %q %q %q %q", d, d.kind, d.above, d.body, d.ask, d.choices, d.notes)
 }
 
 // leave notes that what stood does not stand any more.
@@ -8430,8 +8428,7 @@ func (s *sim) repaint() {
 	}
 	rows, line := s.up.lines(s.pointer)
 	if s.up.kind == "menu" {
-		s.print("\x1b[%dA\r%s\x1b[K\r\n", len(rows)-1, strings.Join(rows, "\x1b[K\r\n"))
-		s.print("\x1b[1A\x1b[%dC", len([]rune(rows[len(rows)-1])))
+		s.print("\x1b[%dA\r%s\x1b[K", len(rows)-1, strings.Join(rows, "\x1b[K\r\n"))
 		return
 	}
 	if s.up.kind != "secret" {
@@ -8507,7 +8504,6 @@ func (s *sim) takes(text string, p *simPrompt) {
 	by := "keyboard"
 	if simOurs(text) {
 		by = "us"
-		s.count["typed"]++
 	} else {
 		p = nil
 		s.readsKeys(text)
@@ -8544,14 +8540,14 @@ func (s *sim) takes(text string, p *simPrompt) {
 // dialog stood that we had answered is read by a later one.
 func (s *sim) readsKeys(text string) {
 	for _, c := range []byte(strings.ReplaceAll(text, "\x06", "")) { // which /keys presses
-		i := slices.IndexFunc(s.pressed, func(k simKey) bool { return k.c == c })
+		i := slices.IndexFunc(s.pressed[s.readTo:], func(k *simKey) bool { return k.c == c })
 		if i < 0 {
 			s.fault("the tool reads the key %q, which was not pressed, or not in this order", c)
 			return
 		}
-		k := s.pressed[i]
-		s.lost = append(s.lost, s.pressed[:i]...)
-		s.pressed = s.pressed[i+1:]
+		k := s.pressed[s.readTo+i]
+		k.read = true
+		s.readTo += i + 1
 		if s.up == nil || k.d == nil || k.d.n == s.up.n || s.byUs[k.d.n] == nil {
 			continue
 		}
@@ -8567,9 +8563,9 @@ func (s *sim) judgeKeys() {
 	const answering = 6 * time.Second     // the longest that an answer takes
 	const seeing = 200 * time.Millisecond // the longest that a change takes to be seen
 	const reading = time.Second / 2       // nobody answers a question sooner: what is typed was not meant for it
-	excused := func(k simKey) bool {
+	excused := func(k *simKey) bool {
 		typing := func(at time.Time) bool { return k.at.Sub(at).Abs() < answering } // of a text: a question came meanwhile
-		return k.c != 0x03 && slices.ContainsFunc(s.pastedAt, typing) || k.c != 0x03 && slices.ContainsFunc(slices.Collect(maps.Values(s.prompts)), func(p *simPrompt) bool {
+		meant := func(p *simPrompt) bool {
 			if p.Value == nil || p.By == "cli:local" || k.at.Before(*p.DecidedAt) {
 				return false
 			}
@@ -8581,16 +8577,18 @@ func (s *sim) judgeKeys() {
 			soon := next >= 0 && s.stands[next].from.Sub(d.overAt) < time.Second
 			unmeant := soon && k.at.Before(s.stands[next].from.Add(reading))
 			return unmeant || k.d != nil && k.d.n == d.n || k.at.Before(d.overAt.Add(seeing)) // it may still have been seen
-		})
+		}
+		asked := slices.Collect(maps.Values(s.prompts))
+		return k.c != 0x03 && (slices.ContainsFunc(s.pastedAt, typing) || slices.ContainsFunc(asked, meant))
 	}
 	lost := map[byte]int{}
-	for i, k := range slices.Concat(s.lost, s.pressed) {
-		if i >= len(s.lost) && !k.at.Before(s.endAt.Add(-4*time.Second)) {
+	for i, k := range s.pressed {
+		if k.read || i >= s.readTo && !k.at.Before(s.endAt.Add(-4*time.Second)) {
 			continue // the tool may have ended before
 		}
 		lost[k.c]++
 		may := 0 // which of several keys alike were dropped nobody can tell
-		for _, other := range s.typedHere {
+		for _, other := range s.pressed {
 			if other.c == k.c && excused(other) {
 				may++
 			}
@@ -8622,6 +8620,7 @@ func (s *sim) allowed(text string, p *simPrompt) bool {
 			return true
 		}
 	}
+	asking := func(h *simHook) bool { return h.d.n == d.n && !h.done && !h.dead.Load() }
 	switch {
 	case p == nil:
 		s.fault("%q of ours, and nothing was decided", text)
@@ -8630,20 +8629,13 @@ func (s *sim) allowed(text string, p *simPrompt) bool {
 		s.fault("%q of ours where nothing asks; it was for %q", text, p.Question)
 	case d.over:
 		s.fault("%q of ours at %v, which is answered already", text, d)
-	case d.hooked && s.hookLives(d):
+	case d.hooked && slices.ContainsFunc(s.hooks, asking):
 		s.fault("%q of ours was typed into %v, whose hook waits", text, d)
 	default:
 		s.shown(d, p)
 		return true
 	}
 	return false
-}
-
-// hookLives tells whether a hook waits for the answer to this dialog.
-func (s *sim) hookLives(d *simDialog) bool {
-	return slices.ContainsFunc(s.hooks, func(h *simHook) bool {
-		return h.d.n == d.n && !h.done && !h.dead.Load()
-	})
 }
 
 // stillShown tells that the rows which stand are those that were shown for p.
@@ -8701,7 +8693,6 @@ func (s *sim) means(d *simDialog, meaning string, p *simPrompt) {
 	s.byUs[d.n] = d
 	p.by = d
 	d.decidedAt = *p.DecidedAt
-	s.count["answers"]++
 	want := s.meaningOf(p)
 	s.note("%v: %q by %s", d, meaning, p.By)
 	if p.Type == "unknown" && len(p.Choices) > 0 { // the person saw the screen's end and pressed a key at it
@@ -8768,9 +8759,10 @@ func (s *sim) takesLine(text string, p *simPrompt) {
 		begun := ""
 		for i, c := range s.line {
 			if s.lineBy[i] != p {
-				begun += simEcho(string(c))
+				begun += string(c)
 			}
 		}
+		begun = simEcho(begun)
 		known := p != nil && (p.Type == "unknown" || strings.Contains(p.Shown, "] "+begun) || strings.Contains(p.Shown, ": "+begun))
 		if begun != "" && d.kind != "enter" && !known {
 			s.fault("a line of %v is typed by two: %q", d, s.line)
@@ -8899,25 +8891,19 @@ func (s *sim) ends() {
 	s.paintClaude()
 }
 
-// works has claude go on by itself.
-func (s *sim) works() {
-	if s.idle && !s.last && !s.ending {
-		s.idle = false
-		s.changedAt = time.Now()
-		s.next()
-	}
-}
-
-// interrupts has a dialog come while nobody works, at once and without a hook.
-func (s *sim) interrupts() {
+// goes has claude go on by itself while nobody works, or a dialog come at once and without a hook.
+func (s *sim) goes(interrupted bool) {
 	if !s.idle || s.last || s.ending {
 		return
 	}
-	s.idle = false
+	s.idle, s.changedAt = false, time.Now()
+	if !interrupted {
+		s.next()
+		return
+	}
 	d := s.dialog("claude", s.random("interrupts", s.made))
 	d.hooked = false
 	s.pointer = 0
-	s.print("%s", claudeIs("", "", false))
 	s.stand(d)
 	s.paintClaude()
 	s.plays("interrupt", 0, nil)
@@ -8943,7 +8929,6 @@ func (s *sim) comes(d *simDialog, r *rand.Rand) {
 			return
 		}
 		s.pointer = 0
-		s.print("%s", claudeIs("", "", false))
 		s.stand(d)
 		if oneIn(r, 3) {
 			rows, _, _ := s.rows()
@@ -9144,7 +9129,7 @@ func (s *sim) hookSaid(h *simHook, n int, text []byte) {
 	}
 	if d.over {
 		s.note("it is too late")
-		soon := p.DecidedAt == nil || p.DecidedAt.Sub(d.overAt) < 6*time.Second ||
+		soon := p.DecidedAt.Sub(d.overAt) < 6*time.Second ||
 			d.overAt.Sub(d.shownAt) < 2*time.Second
 		refused := p.By == "auto:timeout" // by time: nobody was told that it counts
 		p.outrun = soon || refused || slices.ContainsFunc(s.hooks, func(twin *simHook) bool {
@@ -9152,27 +9137,18 @@ func (s *sim) hookSaid(h *simHook, n int, text []byte) {
 		})
 		return
 	}
-	s.count["hook answers"]++
 	d.over = true
 	d.ours = true
 	d.overAt = time.Now()
 	p.took = append(p.took, meaning)
-	switch {
-	case !p.byPhone() && meaning != "deny":
-		s.fault("the hook said %q, and nobody decided it: %v", meaning, p.By)
-	case p.byPhone():
-		label := "No"
-		switch meaning {
-		case "allow":
-			label = "Yes"
-		case "always":
-			label = "Yes, and"
-		}
-		s.wasChosen(p, label)
+	if p.byPhone() {
+		s.wasChosen(p, s.meaningOf(p))
 		needs := append(strings.Fields(d.full), d.body[1:]...)
 		if need := simUnshown(s.seenOf(p), needs); need != "" && meaning != "deny" {
 			s.fault("the hook said %q, but %q was never shown:\n%s", meaning, need, s.seenOf(p))
 		}
+	} else if meaning != "deny" {
+		s.fault("the hook said %q, and nobody decided it: %v", meaning, p.By)
 	}
 	s.goesOn(d)
 	if s.up == nil {
@@ -9218,24 +9194,6 @@ type simChoice struct {
 	plain  bool   // it was no reply
 }
 
-// begin draws what the network and the person are like.
-func (p *simPhone) begin(s *sim) {
-	net, person := s.random("net", 0), s.random("person", 0)
-	p.rough, p.busy = oneIn(net, 2), oneIn(net, 3)
-	p.present, p.swift = oneOf(person, 0, 5, 9, 9), s.left > 8
-	if p.swift {
-		p.present = 10
-	}
-	p.msgs, p.known, p.said = map[int64]*simMessage{}, map[int64]bool{}, map[string]int{}
-	p.doubted = map[int64]bool{}
-	if p.rough && oneIn(net, 3) {
-		from := s.start.Add(between(net, 1000, 30000))
-		p.outage = [2]time.Time{from, from.Add(between(net, 2000, 40000))}
-	}
-}
-
-var errSimNet = errors.New("connection reset by peer")
-
 // RoundTrip is the way to the Bot API and back: it delays, and loses requests and answers; some updates come twice.
 func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
 	method := path.Base(req.URL.Path)
@@ -9254,6 +9212,9 @@ func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := waits(req.Context(), there); err != nil {
 		return nil, err
 	}
+	if there > 900*time.Millisecond { // it has set out before a 429 was told
+		s.bot.change(func() { s.bot.quiet = [2]time.Time{} })
+	}
 	asked, err := io.ReadAll(req.Body)
 	if err != nil {
 		return nil, err
@@ -9264,23 +9225,21 @@ func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
 			ID int64 `json:"message_id"`
 		}
 	}
-	_ = json.Unmarshal(asked, &of)                                              // what is about no message has none
-	unheard := func() { s.bot.change(func() { s.bot.quiet = [2]time.Time{} }) } // what a 429 wanted
-	if there > 900*time.Millisecond {
-		unheard()
-	}
+	_ = json.Unmarshal(asked, &of) // what is about no message has none
 	fails := func(err error) (*http.Response, error) {
 		s.note("network: %s: %v", method, err)
-		s.bot.change(func() { s.doubted[cmp.Or(of.Result.ID, of.ID)] = true })
+		s.bot.change(func() {
+			s.doubted[cmp.Or(of.Result.ID, of.ID)] = true
+			s.bot.quiet = [2]time.Time{} // what a 429 wanted may not be known
+		})
 		return nil, err
 	}
 	if lost < 5 {
-		return fails(errSimNet)
+		return fails(io.ErrUnexpectedEOF)
 	}
 	req.Body = io.NopCloser(bytes.NewReader(asked))
 	answer, err := s.bot.RoundTrip(req)
 	if err != nil {
-		unheard()
 		return fails(err)
 	}
 	body, err := io.ReadAll(answer.Body)
@@ -9294,8 +9253,7 @@ func (s *sim) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	_ = json.Unmarshal(body, &of) // what has no such result has no message
 	if err := waits(req.Context(), back); err != nil || lost < 10 {
-		unheard()
-		return fails(cmp.Or(err, errSimNet))
+		return fails(cmp.Or(err, io.ErrUnexpectedEOF))
 	}
 	s.mu.Lock()
 	s.known[of.Result.ID] = true
@@ -9377,8 +9335,7 @@ func (s *sim) becomes(now seen) {
 		}
 		m.prompt = f[1]
 	}
-	s.note("phone: message %d, %s: %s %q", m.id, now.method, firstLine(now.text, len(labels) > 0), labels)
-	s.count["messages"]++
+	s.note("phone: message %d, %s: %q %q", m.id, now.method, now.text, labels)
 	r := s.random("reads", s.now())
 	switch {
 	case s.ending || r.IntN(10) >= s.present:
@@ -9387,16 +9344,6 @@ func (s *sim) becomes(now seen) {
 	case len(labels) == 0 && s.claude && s.idle:
 		s.plays("idle", 0, m)
 	}
-}
-
-// firstLine is what a message says, in short.
-func firstLine(text string, open bool) string {
-	text, _, _ = strings.Cut(text, " sha256:") // no two runs have the same
-	lines := strings.Split(text, "\n")
-	if open {
-		return lines[0]
-	}
-	return lines[0] + " … " + lines[max(0, len(lines)-2)]
 }
 
 // words are a text that nobody has written yet.
@@ -9442,12 +9389,11 @@ func (s *sim) plays(on string, when time.Duration, m *simMessage) {
 			s.taps(m, labels[0])
 		case "tap another":
 			s.taps(m, labels[len(labels)-1])
-		case "show all":
-			if slices.Contains(labels, "Show all") {
+		case "show all", "forge at a part":
+			switch partly := slices.Contains(labels, "Show all"); {
+			case partly && move == "show all":
 				s.taps(m, "Show all")
-			}
-		case "forge at a part":
-			if slices.Contains(labels, "Show all") {
+			case partly:
 				s.forges(m, r)
 			}
 		case "forge":
@@ -9455,19 +9401,26 @@ func (s *sim) plays(on string, when time.Duration, m *simMessage) {
 		case "write":
 			if d := s.up; d != nil && len(d.texts) > 0 {
 				text := oneOf(r, d.texts...)
-				s.writes(text, m)
-				s.at(between(r, 0, 4000), func() { s.writes(text, m) })
+				writes := func() { // who sees that it is still open
+					if len(m.seen[len(m.seen)-1].buttons) > 0 {
+						s.sends(simChoice{text: text, plain: true}, text, 0)
+					}
+				}
+				writes()
+				s.at(between(r, 0, 4000), writes)
 			}
 		case "say":
-			s.says(s.words(), m)
+			words := s.words()
+			s.sends(simChoice{prompt: m.prompt, text: words}, words, m.id)
 		case "send":
 			if s.present > 0 {
-				s.command("/send "+s.id[:8]+" ", s.words())
+				words := s.words()
+				s.sends(simChoice{text: words}, "/send "+s.id[:8]+" "+words, 0)
 			}
 		case "keys":
-			s.command("/keys ", "CTRL_F")
+			s.sends(simChoice{text: "CTRL_F"}, "/keys CTRL_F", 0)
 		case "mistype": // a key that answers nothing, each time another one
-			s.press("FGHIJLMPSTUVWZ"[s.count["keys"]%14:][:1])
+			s.press("FGHIJLMPSTUVWZ"[len(s.pressed)%14:][:1])
 		case "slip":
 			s.press(oneOf(r, "X", "\x1bOB", "Q", "\x03"))
 		case "press":
@@ -9480,10 +9433,8 @@ func (s *sim) plays(on string, when time.Duration, m *simMessage) {
 			s.acts(n, r)
 		case "vanish":
 			s.vanish(n, r)
-		case "work":
-			s.works()
-		case "interrupt":
-			s.interrupts()
+		case "work", "interrupt":
+			s.goes(move == "interrupt")
 		default:
 			s.fault("nobody can %q", move)
 		}
@@ -9522,7 +9473,6 @@ func (s *sim) taps(m *simMessage, label string) {
 		data = cmp.Or(before.buttons[label], data)
 	}
 	if s.acted(simChoice{prompt: m.prompt, label: label, data: data}, "taps %q of message %d", label, m.id) {
-		s.count["taps"]++
 		s.arrives(func() { s.tapped(m.id, data) })
 	}
 }
@@ -9563,7 +9513,6 @@ func (s *sim) forges(m *simMessage, r *rand.Rand) {
 		}
 	}
 	s.note("person forges a tap of the messages %v: %q", at, data)
-	s.count["forged"]++
 	if strings.HasPrefix(data, whole) { // with the nonce it counts
 		s.chosen = append(s.chosen, simChoice{at: time.Now(), prompt: m.prompt, label: label, data: data})
 	}
@@ -9572,30 +9521,13 @@ func (s *sim) forges(m *simMessage, r *rand.Rand) {
 	}
 }
 
-// says replies to a message.
-func (s *sim) says(text string, m *simMessage) {
-	if s.acted(simChoice{prompt: m.prompt, text: text}, "replies %q to message %d", text, m.id) {
-		s.said[text]++
-		s.arrives(func() { s.bot.writes(text, m.id) })
-	}
-}
-
-// writes is a plain text of the person's, who has read a message and sees that it is still open.
-func (s *sim) writes(text string, m *simMessage) {
-	if len(m.seen[len(m.seen)-1].buttons) == 0 {
-		return
-	}
-	if s.acted(simChoice{text: text, plain: true}, "writes %q, having read message %d", text, m.id) {
-		s.count["plain texts"]++
-		s.arrives(func() { s.bot.writes(text, 0) })
-	}
-}
-
-// command is a text that names its session by itself, or none.
-func (s *sim) command(text, words string) {
-	if s.acted(simChoice{text: words}, "writes %q", text+words) {
-		s.said[words]++
-		s.arrives(func() { s.bot.writes(text+words, 0) })
+// sends is a text of the person's, a reply where to is not 0.
+func (s *sim) sends(c simChoice, text string, to int64) {
+	if s.acted(c, "writes %q to message %d", text, to) {
+		if !c.plain {
+			s.said[c.text]++
+		}
+		s.arrives(func() { s.bot.writes(text, to) })
 	}
 }
 
@@ -9612,11 +9544,10 @@ func (s *sim) arrives(update func()) {
 // seenOf is all that the phone has shown of a question, up to its decision, with what has no buttons: "Show all" sends it.
 func (s *sim) seenOf(p *simPrompt) string {
 	var b strings.Builder
-	for _, id := range slices.Sorted(maps.Keys(s.msgs)) {
-		m := s.msgs[id]
+	for _, m := range s.msgs {
 		for _, t := range m.seen {
 			if (m.prompt == p.ID[:8] || m.prompt == "") && (p.DecidedAt == nil || !t.at.After(*p.DecidedAt)) {
-				b.WriteString(t.text + "\n" + strings.Join(slices.Sorted(maps.Keys(t.buttons)), "\n") + "\n")
+				fmt.Fprintln(&b, t.text, t.buttons)
 			}
 		}
 	}
@@ -9640,7 +9571,7 @@ func (s *sim) wasChosen(p *simPrompt, meaning string) {
 		}
 		label := strings.TrimLeft(c.label, "✓▫️ 0123456789")
 		switch {
-		case label == meaning, label == clip(meaning, 60), meaning == "Yes, and" && strings.HasPrefix(label, meaning),
+		case label == meaning, label == clip(meaning, 60),
 			meaning == "Enter" && (label == "Press Enter" || label == "Send Enter"),
 			meaning == "Esc" && strings.Contains(label, "Esc"),
 			label == "forged", // with what was shown: what it affirms must have been, too
@@ -9655,13 +9586,9 @@ func (s *sim) wasChosen(p *simPrompt, meaning string) {
 // ---- simulation: the verdict ----
 // What must hold at the end, whatever happened.
 
-// open reports whether the question waits for an answer, ended whether all that is to become of it has.
-func (p *simPrompt) open() bool {
-	return slices.Contains([]string{"created", "routed", "awaiting_reply"}, p.Status)
-}
-
+// ended reports whether all that is to become of the question has.
 func (p *simPrompt) ended() bool {
-	return !p.open() && p.Status != "reply_received" && p.Status != "injected"
+	return !slices.Contains([]string{"created", "routed", "awaiting_reply", "reply_received", "injected"}, p.Status)
 }
 
 // refuses reports whether the value is an answer that refuses.
@@ -9697,19 +9624,17 @@ func (s *sim) judgeAll() {
 		}
 		s.fault("the Bot API was told what it must not be: %s", broken)
 	}
-	byShort := map[string]*simPrompt{}
 	for _, p := range s.prompts {
-		byShort[p.ID[:8]] = p
 		if !p.ended() {
 			s.fault("the question %q is left %s", p.Question, p.Status)
 		}
 		if len(p.took) > 0 && p.Status != "resolved" {
 			s.fault("the tool took %q, the record of %q says %s (%s)", p.took, p.Question, p.Status, p.Reason)
 		}
-	}
-	for _, id := range slices.Sorted(maps.Keys(s.msgs)) {
-		if m := s.msgs[id]; m.prompt != "" && byShort[m.prompt] != nil {
-			s.judgeMessage(m, byShort[m.prompt])
+		for _, m := range s.msgs {
+			if m.prompt == p.ID[:8] {
+				s.judgeMessage(m, p)
+			}
 		}
 	}
 	s.judgeLimits()
@@ -9775,9 +9700,8 @@ func (s *sim) judgeAccount(m *simMessage, p *simPrompt) {
 	shown := ""
 	for _, t := range m.seen {
 		yes := false
-		shown += t.text + "\n"
+		shown += fmt.Sprintln(t.text, t.buttons)
 		for label := range t.buttons {
-			shown += label + "\n"
 			yes = yes || strings.HasPrefix(strings.TrimLeft(label, "✓▫️ 0123456789."), "Yes")
 		}
 		if !yes {
@@ -9834,17 +9758,9 @@ func (s *sim) judgeStands() {
 		asked := func(h *simHook) bool {
 			return h.from.Before(one.to) && (h.to.IsZero() || h.to.After(one.from))
 		}
-		if d.touched || long < enough || d.hooked || s.blind && d.kind == "menu" ||
+		many := i > 3 && one.from.Sub(s.stands[i-4].to) < time.Minute
+		if d.touched || long < enough || d.hooked || many || s.blind && d.kind == "menu" ||
 			slices.ContainsFunc(s.hooks, asked) {
-			continue
-		}
-		recent := 0
-		for _, before := range s.stands[:i] {
-			if one.from.Sub(before.to) < time.Minute {
-				recent++
-			}
-		}
-		if recent > 3 {
 			continue
 		}
 		n := 0
@@ -9944,13 +9860,10 @@ func (a *actor) readSettings(args []string) {
 	var settings struct {
 		Hooks map[string][]struct{ Hooks []struct{ Command string } }
 	}
-	for i, arg := range args {
-		text, ok := strings.CutPrefix(arg, "--settings=")
-		if arg == "--settings" && i+1 < len(args) {
-			text, ok = args[i+1], true
-		}
-		if ok {
-			if err := json.Unmarshal([]byte(text), &settings); err != nil {
+	args = strings.Split(strings.ReplaceAll(strings.Join(args, "\x00"), "--settings=", "--settings\x00"), "\x00")
+	for i, arg := range args[1:] {
+		if args[i] == "--settings" {
+			if err := json.Unmarshal([]byte(arg), &settings); err != nil {
 				a.tell(report{What: "settings", Text: err.Error()})
 			}
 		}
@@ -10082,9 +9995,7 @@ func (a *actor) request(asks []int) {
 			<-time.After(5 * time.Millisecond) // so that they ask in this order
 		}
 	}
-	if n := a.nextDialog(); n >= 0 && a.play.Asks[n].Paint >= 0 {
-		a.comes(n)
-	}
+	a.work()
 }
 
 // hooksAsk is how many hooks have asked.
