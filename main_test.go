@@ -1679,26 +1679,11 @@ func TestExamples(t *testing.T) {
 
 // TestLab: lab prints an event as documented, explains it, shows the screen, and fails for what it cannot read.
 func TestLab(t *testing.T) {
-	dir := t.TempDir()
-	const cast = "testdata/recordings/generic-tune2fs.cast"
-	for _, c := range []struct {
-		args string
-		code int
-		want string // on standard output
-	}{
-		{"--json " + cast, 0, `^\{"file":"generic-tune2fs.cast","t":[0-9.]+,"confidence":"high","type":"yes_no","score":[0-9.]+,"excerpt":"[^"]+",` +
-			`"choices":\[\{"key":"y","label":"Yes","keys":"y\W*","grants":true\},.*"safe_default":"n","idle":false,"secret":false,"signals":\[.*\],` +
-			`"question":"[^"]+","full":"[^"]+",.*"cut":false,"permission":false,"multi":false,"shown":"[^"]+"\}\n$`},
-		{"--explain --json " + cast, 0, `"why":"found by the reader of `},
-		{"--explain " + cast, 0, "found by the reader of questions on a line"},
-		{"--screen " + cast, 0, `Proceed anyway \(or wait 5 seconds to proceed\) \? \(y,N\)`},
-		{"testdata/missing", 1, "not as expected: 1"},
-		{"testdata/tapes", 0, "files: 0"},
-		{"detect.go", 1, "not as expected: 1"},
-	} {
-		code, out, errs := cli(t, dir, append([]string{"lab"}, strings.Fields(c.args)...)...)
-		if code != c.code || !matches(c.want, out) {
-			t.Errorf("lab %s: exit %d: %s%s, want %d and %s", c.args, code, out, errs, c.code, c.want)
+	for _, r := range table(t, "lab.txt") {
+		args := strings.ReplaceAll(r["args"], "CAST", "testdata/recordings/generic-tune2fs.cast")
+		code, out, errs := cli(t, t.TempDir(), append([]string{"lab"}, strings.Fields(args)...)...)
+		if code != digits(r["exit"]) || !matches(r["says"], out) {
+			t.Errorf("%s: lab %s: exit %d: %s%s", r["at"], args, code, out, errs)
 		}
 	}
 }
@@ -7365,22 +7350,11 @@ func TestLogs(t *testing.T) {
 	}
 	path := filepath.Join(dir, "audit.log")
 	makeFile(t, chained(log.String())+"damaged \x1b[2J\n", path)
-	for _, c := range []struct {
-		args  string
-		code  int
-		lines int
-		want  string
-	}{
-		{"logs", 0, 13, `(?m)^2026-01-02 \d\d:04:05 00000011 REPLY_REJECTED +n=11 reason="there is no \\"0\\" by=x" by=cli exit_code=- who="x\\x1b\[2J\\u009b31m\\n\{\}"\ndamaged: `},
-		{"logs --json", 0, 13, `"who":"x\\u001b\[2J\\u009b31m\\n\{\}"`},
-		{"logs --session 00000003", 0, 2, " 00000003 "},
-		{"logs --session zz", 1, 1, `no session in the log begins with "zz"`},
-		{"logs --session 0000001", 1, 1, `not enough of an id: these begin with it: 00000010-1 00000011-1`},
-	} {
-		code, out, says := cli(t, dir, strings.Fields(c.args)...)
+	for _, r := range table(t, "logs.txt") {
+		code, out, says := cli(t, dir, strings.Fields(r["args"])...)
 		out += says
-		if code != c.code || strings.Count(out, "\n") < c.lines || !matches(c.want, out) || strings.ContainsAny(out, "\x1b\u009b") {
-			t.Errorf("%s: exit %d, %q, want %s", c.args, code, out, c.want)
+		if code != digits(r["exit"]) || strings.Count(out, "\n") < digits(r["lines"]) || !matches(r["says"], out) || strings.ContainsAny(out, "\x1b\u009b") {
+			t.Errorf("%s: exit %d, %q", r["at"], code, out)
 		}
 	}
 	tail := newScript(t, dir, "", "logs", "--tail")
@@ -7390,7 +7364,7 @@ func TestLogs(t *testing.T) {
 	defer tail.Wait()
 	defer tail.Process.Kill()
 	lines := bufio.NewScanner(stdout)
-	for _, want := range []string{"00000003", "00000004", "00000005", "00000006", "00000007", "00000008", "00000009", "00000010", "00000011", "damaged", "NEWS"} {
+	for _, want := range strings.Fields("00000003 00000004 00000005 00000006 00000007 00000008 00000009 00000010 00000011 damaged NEWS") {
 		if want == "NEWS" {
 			f, _ := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 			f.WriteString(chained(`"event":"NEWS"`))
@@ -7423,12 +7397,9 @@ func TestBundle(t *testing.T) {
 		makeFile(t, text, dir, name)
 	}
 	os.Mkdir(filepath.Join(dir, "atlasbridge.log.1"), 0o700)
-	for _, full := range []bool{false, true} {
+	for column, flag := range map[string]string{"usual": "", "full": "--full"} {
 		path := filepath.Join(t.TempDir(), "b.tar.gz")
-		args := []string{"debug", "bundle", "--output", path}
-		if full {
-			args = append(args, "--full")
-		}
+		args := append([]string{"debug", "bundle", "--output", path}, strings.Fields(flag)...)
 		code, out, says := cli(t, dir, args...)
 		info, err := os.Stat(path)
 		if code != 0 || err != nil || info.Mode().Perm() != 0o600 || !strings.Contains(out, "state.jsonl") ||
@@ -7444,14 +7415,9 @@ func TestBundle(t *testing.T) {
 			text, _ := io.ReadAll(tape)
 			all += fmt.Sprintf("<%s %o>%s\n", filepath.Base(head.Name), head.Mode, text)
 		}
-		for words, want := range map[string]bool{
-			"<about.json 600>": true, "<atlasbridge.log 600>": true, "<audit.log 600>": true, "<state.jsonl 600>": true,
-			`"status":"resolved"`: true, `"telegram_msg_id":17`: true, "PROMPT_RESOLVED": true, `"123456789:…"`: true,
-			"the-excerpt": full, "the-answer": full, "the-choice": full,
-			"AAFake": false, "the-nonce": false, "the-torn": false, "the-stranger": false,
-		} {
-			if strings.Contains(all, words) != want {
-				t.Errorf("full: %v; the bundle has %s: %v\n%s", full, words, !want, all)
+		for _, r := range table(t, "bundle.txt") {
+			if strings.Contains(all, r["text"]) != (r[column] == "yes") {
+				t.Errorf("%s: %s: the bundle has it: not %s\n%s", r["at"], column, r[column], all)
 			}
 		}
 		if code, _, says := cli(t, dir, args...); code != 1 || !strings.Contains(says, "--output") || asked() != 0 {
