@@ -7415,6 +7415,9 @@ func TestSimulation(t *testing.T) {
 	for seed := first; seed <= seeds; seed++ {
 		rows = append(rows, seed)
 	}
+	c := make(chan os.Signal, 1) // the goroutines of package signal start outside of every bubble
+	signal.Notify(c, os.Interrupt)
+	signal.Stop(c)
 	var told sync.Mutex // guards total
 	total := map[string]int{}
 	began := time.Now()
@@ -7499,7 +7502,6 @@ type simAnswer struct{ Key, Label string }
 // simulate plays a seed and returns what happened.
 func simulate(t *testing.T, seed uint64) *sim {
 	t.Helper()
-	simSignals()
 	s := &sim{seed: seed, count: map[string]int{}, prompts: map[string]*simPrompt{}}
 	tell := func(why any) {
 		s.telling.Lock()
@@ -7514,13 +7516,6 @@ func simulate(t *testing.T, seed uint64) *sim {
 	synctest.Test(t, s.play)
 	return s
 }
-
-// simSignals starts the goroutines of package signal outside of every bubble.
-var simSignals = sync.OnceFunc(func() {
-	c := make(chan os.Signal, 1)
-	signal.Notify(c, os.Interrupt)
-	signal.Stop(c)
-})
 
 // now is a number that two moments do not share: what is drawn by it does not depend on the order of goroutines.
 func (s *sim) now() int { return int(time.Since(s.start)) }
@@ -7807,7 +7802,7 @@ func (p *simPTY) Write(b []byte) (int, error) {
 			due = p.readAt.Add(time.Microsecond)
 		}
 		p.readAt = due
-		p.plays("types", 0, nil)
+		p.plays("types")
 		p.waiting += len(text)
 		p.at(time.Until(due), func() {
 			p.waiting -= len(text)
@@ -7956,10 +7951,9 @@ type simDialog struct {
 	hooked     bool     // its hook is called
 	shownAt    time.Time
 	bornAt     time.Time // in this version, in this place
-	painted    bool
-	touched    bool // somebody typed or tapped while it stood
-	over       bool // answered, though it may still be painted
-	ours       bool // by us
+	touched    bool      // somebody typed or tapped while it stood
+	over       bool      // answered, though it may still be painted
+	ours       bool      // by us
 	overAt     time.Time
 	decidedAt  time.Time // when our answer to it was
 }
@@ -8017,6 +8011,9 @@ func (s *sim) begin() {
 	}
 	s.msgs, s.known, s.said = map[int64]*simMessage{}, map[int64]bool{}, map[string]int{}
 	s.doubted = map[int64]bool{}
+	if s.rough {
+		s.bot.slack = 1 // what comes late comes with others
+	}
 	if s.rough && oneIn(net, 3) {
 		from := s.start.Add(between(net, 1000, 30000))
 		s.outage = [2]time.Time{from, from.Add(between(net, 2000, 40000))}
@@ -8053,7 +8050,7 @@ func (s *sim) next() {
 	}
 	s.left--
 	s.show(s.dialog("plain", r))
-	s.plays("plain", 0, nil)
+	s.plays("plain")
 }
 
 // finale ends the program.
@@ -8165,7 +8162,7 @@ func simUnshown(text string, needs []string) string {
 func (s *sim) variant(d *simDialog, r *rand.Rand) *simDialog {
 	v := *d
 	v.version++
-	v.touched, v.over, v.ours, v.painted = false, false, false, false
+	v.touched, v.over, v.ours = false, false, false
 	var rows []*string
 	for _, list := range []*[]string{&v.above, &v.body, &v.notes, &v.choices} {
 		*list = slices.Clone(*list)
@@ -8242,13 +8239,13 @@ func (s *sim) show(d *simDialog) {
 func (s *sim) stand(d *simDialog) {
 	s.leave()
 	s.up, s.changedAt = d, time.Now()
-	d.shownAt, d.bornAt, d.painted = time.Now(), time.Now(), true
+	d.shownAt, d.bornAt = time.Now(), time.Now()
 	s.note("tool shows %v, %s: %q %q %q %q %q", d, d.kind, d.above, d.body, d.ask, d.choices, d.notes)
 }
 
 // leave notes that what stood does not stand any more.
 func (s *sim) leave() {
-	if d := s.up; d != nil && d.painted {
+	if d := s.up; d != nil {
 		s.stands = append(s.stands, simStand{d, d.shownAt, time.Now()})
 	}
 	s.changedAt = time.Now()
@@ -8385,19 +8382,15 @@ func (s *sim) takes(text string, p *simPrompt) {
 		p = nil
 		s.readsKeys(text)
 	}
-	what := "nothing"
-	if s.up != nil {
-		what = s.up.String()
-	}
 	if time.Since(s.changedAt) < simBlind {
-		s.note("tool ignores %q of %s at %s: too soon after a change", text, by, what)
+		s.note("tool ignores %q of %s at %v: too soon after a change", text, by, s.up)
 		if p != nil {
 			p.dropped = true
 		}
 		s.ahead = s.ahead || by == "us" && s.said[text] > 0
 		return
 	}
-	s.note("tool reads %q of %s at %s", text, by, what)
+	s.note("tool reads %q of %s at %v", text, by, s.up)
 	if by == "us" && !s.allowed(text, p) {
 		return
 	}
@@ -8518,7 +8511,7 @@ func (s *sim) allowed(text string, p *simPrompt) bool {
 // stillShown tells that the rows which stand are those that were shown for p.
 func (s *sim) stillShown(p *simPrompt) bool {
 	rows, _, _ := s.rows()
-	return simUnshown(s.seenOf(p), slices.DeleteFunc(rows, func(row string) bool { return row == "" })) == ""
+	return simUnshown(s.seenOf(p), rows) == ""
 }
 
 // shown checks that the person has seen all of d in the messages of the decision p, or what p would have shown them.
@@ -8741,7 +8734,7 @@ func (s *sim) nextOfClaude(r *rand.Rand) {
 	if s.rested < s.made && oneIn(r, 3) {
 		s.rested = s.made
 		s.ends()
-		s.plays("rest", 0, nil) // the next dialog may come before a text that is in the box is sent
+		s.plays("rest") // the next dialog may come before a text that is in the box is sent
 		return
 	}
 	s.is("working")
@@ -8783,7 +8776,7 @@ func (s *sim) goes(interrupted bool) {
 	s.pointer = 0
 	s.stand(d)
 	s.paintClaude()
-	s.plays("interrupt", 0, nil)
+	s.plays("interrupt")
 }
 
 // comes tells that a dialog waits and paints it later, in one piece or two.
@@ -8819,7 +8812,7 @@ func (s *sim) comes(d *simDialog, r *rand.Rand) {
 		} else {
 			s.paintClaude()
 		}
-		s.plays("claude", 0, nil)
+		s.plays("claude")
 	})
 }
 
@@ -8868,7 +8861,7 @@ func (s *sim) takesClaude(text string, p *simPrompt) {
 		if s.box != "" {
 			s.fault("the text %q is pasted behind the draft %q", text, s.box)
 		}
-		s.plays("paste", 0, nil)
+		s.plays("paste")
 		s.box += pasteBrackets.Replace(text)
 	case strings.HasSuffix(text, "\x15"):
 		s.box = ""
@@ -9000,12 +8993,11 @@ func (s *sim) hookSaid(h *simHook, n int, text []byte) {
 		s.fault("the hook said %q, and no question was decided so", meaning)
 		return
 	}
-	s.note("hook %d of dialog %d says %s", n, d.n, meaning)
+	s.note("hook %d of dialog %d says %s, too late %v", n, d.n, meaning, d.over)
 	if now := s.up; now != nil && now.n == d.n {
 		d = now
 	}
 	if d.over {
-		s.note("it is too late")
 		soon := p.DecidedAt.Sub(d.overAt) < 6*time.Second ||
 			d.overAt.Sub(d.shownAt) < 2*time.Second
 		refused := p.By == "auto:timeout" // by time: nobody was told that it counts
@@ -9219,7 +9211,7 @@ func (s *sim) becomes(now seen) {
 	case len(labels) > 0 && s.up != nil:
 		s.reacts(m)
 	case len(labels) == 0 && s.claude && s.idle:
-		s.plays("idle", 0, m)
+		s.playsAt("idle", 0, m)
 	}
 }
 
@@ -9245,11 +9237,14 @@ func (s *sim) reacts(m *simMessage) {
 			}
 		}
 	}
-	s.plays(oneOf(r, "replies", "reads", "reads", "reads", "reads", "reads", "reads", "reads"), when, m)
+	s.playsAt(oneOf(r, "replies", "reads", "reads", "reads", "reads", "reads", "reads", "reads"), when, m)
 }
 
-// plays has the person and the tool do what testdata/simmoves.txt says for an occasion, of this message or of what stands.
-func (s *sim) plays(on string, when time.Duration, m *simMessage) {
+// plays is playsAt of no message, from now on.
+func (s *sim) plays(on string) { s.playsAt(on, 0, nil) }
+
+// playsAt has the person and the tool do what testdata/simmoves.txt says for an occasion, of this message or of what stands.
+func (s *sim) playsAt(on string, when time.Duration, m *simMessage) {
 	r := s.random(on, s.now())
 	var labels []string
 	if m != nil && on == "reads" {
@@ -9584,7 +9579,6 @@ func (s *sim) judgeAccount(m *simMessage, p *simPrompt) {
 		if !yes {
 			continue
 		}
-		s.count["accounts"]++
 		if !slices.ContainsFunc(stood, func(one simStand) bool { return simUnshown(shown, one.needs()) == "" }) {
 			d := stood[len(stood)-1]
 			s.fault("message %d has a Yes and not %q of %v:\n%s", m.id, simUnshown(shown, d.needs()), d, shown)
@@ -10105,7 +10099,10 @@ func (a *actor) runHooks(i int, event string, ready chan struct{}) {
 			a.happened <- func() {
 				delete(a.running, i)
 				a.tell(report{What: "hookend", Dialog: i, Text: out, By: fmt.Sprint(err)})
-				a.hookSaid(i, out)
+				var decision struct{ Behavior string }
+				if err := json.Unmarshal([]byte(decisionOf(out)), &decision); err == nil { // else the dialog stays
+					a.decide(i, "hook", decision.Behavior)
+				}
 			}
 		}
 	}
@@ -10136,14 +10133,6 @@ func (a *actor) runHook(i int, command string, input []byte, ready chan struct{}
 	}
 	err = cmd.Wait()
 	return out.String(), err
-}
-
-// hookSaid takes a hook's decision, if it is one.
-func (a *actor) hookSaid(i int, out string) {
-	var decision struct{ Behavior string }
-	if err := json.Unmarshal([]byte(decisionOf(out)), &decision); err == nil { // else the dialog stays
-		a.decide(i, "hook", decision.Behavior)
-	}
 }
 
 var (
