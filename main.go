@@ -3328,6 +3328,11 @@ func (s *session) waitsForKeyboard() bool {
 
 // create stores what the screen asks. False: it could not, and is to try again later.
 func (s *session) create(q *question) bool {
+	if len(s.unended) > 0 { // one that has ended is open there still
+		q.askAt = s.endAt
+		s.turnBy(q.askAt)
+		return false
+	}
 	p := q.screen
 	now := time.Now()
 	life := s.cfg.Timeout
