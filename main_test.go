@@ -3528,12 +3528,14 @@ func newInquiry(t *testing.T, b block, way string) *inquiry {
 		config = ""
 	}
 	c := &inquiry{block: b, botAPI: w, t: t, dir: home(t, config)}
-	w.fault = func(_ string, h http.ResponseWriter) bool {
-		if c.down.Load() {
-			h.WriteHeader(http.StatusBadGateway)
+	w.change(func() {
+		w.fault = func(_ string, h http.ResponseWriter) bool {
+			if c.down.Load() {
+				h.WriteHeader(http.StatusBadGateway)
+			}
+			return c.down.Load()
 		}
-		return c.down.Load()
-	}
+	})
 	if arguments, asks := b.parts["ask"]; asks {
 		arguments := strings.Split(strings.TrimSpace(arguments), "\n")
 		c.script = newScript(t, c.dir, b.parts["stdin"], append([]string{"ask"}, arguments...)...)
@@ -3554,11 +3556,13 @@ func newInquiry(t *testing.T, b block, way string) *inquiry {
 	case "down":
 		c.down.Store(true)
 	case "refused":
-		w.fault = func(_ string, h http.ResponseWriter) bool {
-			h.WriteHeader(http.StatusUnauthorized)
-			fmt.Fprint(h, `{"ok":false,"error_code":401,"description":"Unauthorized"}`)
-			return true
-		}
+		w.change(func() {
+			w.fault = func(_ string, h http.ResponseWriter) bool {
+				h.WriteHeader(http.StatusUnauthorized)
+				fmt.Fprint(h, `{"ok":false,"error_code":401,"description":"Unauthorized"}`)
+				return true
+			}
+		})
 	case "full":
 		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 		if err != nil {
@@ -10636,10 +10640,12 @@ func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[stri
 	s.change(func() {
 		s.polls = append(s.polls, offset)
 		number = len(s.polls)
+		s.waiting++
 		if offset > s.given+1 {
 			s.breaks("getUpdates", "offset %d confirms what it never got; the last was %d", offset, s.given)
 		}
 	})
+	defer s.change(func() { s.waiting-- })
 	answer, replaced := apiResult("[]"), false
 	s.comes(ctx, func() bool {
 		s.updates = slices.DeleteFunc(s.updates, func(u string) bool {
