@@ -52,8 +52,8 @@ func main() {
 	os.Exit(theWorld().run(os.Args[1:]))
 }
 
-// world is all of the outside that a command touches: the simulation has another. There is no clock in it, for the time in a
-// bubble of testing/synctest is virtual.
+// world is all of the outside that a command touches: the simulation has another. There is no clock in it, for the time
+// in a bubble of testing/synctest is virtual.
 type world struct {
 	ctx      context.Context
 	getenv   func(string) string

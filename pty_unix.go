@@ -440,7 +440,8 @@ func (p *unixPTY) PID() int {
 	return p.proc.Pid
 }
 
-// Came is how many bytes of output there were so far: those that Read took, and those that wait for it, where that is known.
+// Came is how many bytes of output there were so far: those that Read took, and those that wait for it, where that is
+// known.
 func (p *unixPTY) Came() int64 {
 	p.taking.Lock()
 	defer p.taking.Unlock()
@@ -733,8 +734,8 @@ func becomeTool(path string, argv []string, kept bool) int {
 	return exitInternal
 }
 
-// renewDeathSignal gives Linux's Pdeathsig, see live, to the thread that becomes the tool: it is of one thread alone, and was
-// given to the first.
+// renewDeathSignal gives Linux's Pdeathsig, see live, to the thread that becomes the tool: it is of one thread alone,
+// and was given to the first.
 func renewDeathSignal() {
 	const (
 		prctlAMD64 = 157 // linux/arch/x86/entry/syscalls/syscall_64.tbl

@@ -2034,7 +2034,8 @@ func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *questionMes
 	return e
 }
 
-// mayBeOvertaken tells that an edit of its message with another print than this one, nil: any, may still be carried out after it.
+// mayBeOvertaken tells that an edit of its message with another print than this one, nil: any, may still be carried out
+// after it.
 func (m *questionMessages) mayBeOvertaken(e *edit) bool {
 	for lost, at := range m.lost {
 		other := e == nil || lost.of == e.EditID && lost.print != e.print
