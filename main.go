@@ -4489,6 +4489,10 @@ func (g *gate) overtaken(look *Prompt) bool {
 func (s *session) echoStep(look *Prompt, tty TTYState, late bool) {
 	g := s.gate
 	unread := g.q != nil && g.q.screen != nil && !g.q.rec.Idle && tty.Waiting > 0
+	if unread && tty.Reading == ReadingBusy { // a key woke it: whether it reads yet says nothing about what stands
+		tty.Reading = ReadingYes
+		look = s.det.Look(tty, time.Now())
+	}
 	gone := unread && !tty.Canonical && g.q.screen.compare(look) == another
 	if !gone || g.goneAt.IsZero() { // half painted it seems to be gone
 		g.goneAt = time.Now()

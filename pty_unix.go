@@ -339,7 +339,7 @@ func (p *unixPTY) Read(b []byte) (int, error) {
 		pause := unix.NsecToTimeval(int64(crumbPause))
 		_, _ = unix.Select(0, nil, nil, nil, &pause) // a signal cuts it short
 	}
-	n, err := p.take(b)
+	n, err := p.take(b, false)
 	p.pauses = p.pausePays(n)
 	if errors.Is(err, os.ErrDeadlineExceeded) && p.patience > 0 { // the child is gone, see live
 		n, err = p.drain(b)
@@ -351,16 +351,24 @@ func (p *unixPTY) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// take reads what is there, or waits for it. What it takes is counted in the same step, so that Came misses none.
-func (p *unixPTY) take(b []byte) (n int, err error) {
-	waited := p.raw.Read(func(fd uintptr) (done bool) {
+// take reads what is there, or waits for it; late, also what is there when the deadline has passed. What it takes is
+// counted in the same step, so that Came misses none.
+func (p *unixPTY) take(b []byte, late bool) (n int, err error) {
+	read := func(fd uintptr) (done bool) {
 		p.taking.Lock()
 		defer p.taking.Unlock()
 		for n, err = unix.Read(int(fd), b); err == unix.EINTR; n, err = unix.Read(int(fd), b) {
 		}
 		p.taken += int64(max(n, 0))
 		return err != unix.EAGAIN
-	})
+	}
+	waited := p.raw.Read(read)
+	if late && errors.Is(waited, os.ErrDeadlineExceeded) { // on a busy machine the deadline can pass before the first try
+		taken := false
+		if err := p.raw.Control(func(fd uintptr) { taken = read(fd) }); err == nil && taken {
+			waited = nil
+		}
+	}
 	switch {
 	case waited != nil:
 		return 0, waited
@@ -403,7 +411,7 @@ func (p *unixPTY) pausePays(n int) bool {
 func (p *unixPTY) drain(b []byte) (int, error) {
 	begun := time.Now()
 	p.master.SetReadDeadline(begun.Add(drainQuiet)) // where it fails Read does, too
-	n, err := p.take(b)
+	n, err := p.take(b, true)
 	p.master.SetReadDeadline(begun)                      // where it fails the next Read does, too
 	p.patience -= max(time.Since(begun), drainWait/1000) // Linux holds up to 640 KiB (tty_buffer.c): 2 KiB a read
 	return n, err
