@@ -3389,13 +3389,14 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	return p
 }
 
-// Look returns what the screen asks this instant, nil nothing: the gate's eye.
+// Look returns what the screen asks this instant, nil nothing: the gate's eye. It is compared, and nothing of it leaves
+// the process: it is not redacted, and has no Shown before publish.
 func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 	d.look(tty, now)
 	if d.found == nil {
 		return nil
 	}
-	return d.snapshot(&d.found.Prompt)
+	return d.copied(&d.found.Prompt)
 }
 
 // Stands looks, and reports whether the question in force stands on the screen, or may.
@@ -3411,18 +3412,24 @@ func (d *Detector) Gone(tty TTYState, now time.Time) bool {
 	return d.cur == nil
 }
 
-// snapshot is a prompt as it is given out, with the end of what the screen shows.
-func (d *Detector) snapshot(asked *Prompt) *Prompt {
+// copied is a prompt that keeps what it is when the detector looks again.
+func (d *Detector) copied(asked *Prompt) *Prompt {
 	p := *asked
 	p.motion = d.motion
 	p.Choices = append([]Choice{}, p.Choices...)
+	return &p
+}
+
+// snapshot is a prompt as it is given out, with the end of what the screen shows.
+func (d *Detector) snapshot(asked *Prompt) *Prompt {
+	p := d.copied(asked)
 	screen := []rune(redact(visible(d.Screen.Text())))
 	p.Recent = string(screen[max(0, len(screen)-500):])
 	p.Full = safely(p.Full, maxFull)
 	p.Above = redact(visible(p.Above))
 	p.Far = redact(visible(p.Far))
 	p.publish()
-	return &p
+	return p
 }
 
 // movingMarks are spinners and marks that blink, besides the Braille patterns.

@@ -4585,6 +4585,7 @@ func (s *session) firstStep(now *Prompt) (why string) {
 	if g.q.typedBy != "" {
 		return "somebody pressed a key for it since: look at the terminal"
 	}
+	now.publish()
 	g.stood = digest([]byte(now.Shown))
 	if alike(shown.Shown, now.Shown) { // what moves stands in it as it was shown
 		g.stood = digest([]byte(shown.Shown))
