@@ -10,7 +10,7 @@
 // usage; 124 nobody answered ask in time; 125 atlasbridge failed before the child ran, or could not ask; 126 the tool
 // cannot be executed; 127 not found.
 //
-// This file has the command table, the session, which moves the bytes, and the commands hook and ask. It never decides
+// This file has the commands and the session, which moves the bytes. It never decides
 // what a screen asks (detect.go), who may answer (telegram.go) or whether an answer holds (store.go).
 package main
 
@@ -1345,6 +1345,474 @@ func versionLess(a, b string) bool {
 		}
 	}
 	return false
+}
+
+// ---- commands: config, status, approvals, answer ----
+//
+// They show what is here, and give an answer from another terminal.
+
+func cmdConfig(c *command) int {
+	cfg, err := c.config(nil)
+	if err != nil {
+		return c.fail(err)
+	}
+	table := [][]string{{"SETTING", "VALUE", "FROM"}}
+	for _, s := range cfg.inForce {
+		table = append(table, []string{s.Key, string(s.Value), s.Origin})
+	}
+	return c.show(cfg.inForce, table)
+}
+
+// withState opens the state for a command, and reports what is damaged.
+func (c *command) withState(do func(*Store) int) int {
+	dir, err := c.stateDir()
+	if err != nil {
+		return c.fail(err)
+	}
+	s, err := openState(dir, c.disk)
+	if err != nil {
+		return c.fail(err)
+	}
+	defer s.Close()
+	for _, note := range s.notes {
+		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", note)
+	}
+	return do(s)
+}
+
+// list prints records as a table, or as one array with the files' time format; none says that there are none.
+func list[T any](c *command, records []T, table [][]string, none string) int {
+	if c.opts.on("json") {
+		array := []any{}
+		for _, r := range records {
+			text, err := stamped(r)
+			if err != nil {
+				return c.fail(err)
+			}
+			array = append(array, text)
+		}
+		return c.printJSON(array)
+	}
+	if len(table) == 1 {
+		fmt.Fprintln(c.stderr, none)
+	}
+	return c.show(nil, table)
+}
+
+// span is a time that has passed, or is left, without its seconds from a minute on.
+func span(d time.Duration) string {
+	text := max(d, 0).Truncate(time.Second).String()
+	if d < time.Minute {
+		return text
+	}
+	return text[:strings.Index(text, "m")+1]
+}
+
+// statusRow is a session as status shows it.
+type statusRow struct {
+	*SessionRecord
+	Open  int  `json:"open_prompts"`
+	Asked int  `json:"prompts"`
+	Polls bool `json:"polls"` // listens to Telegram for all sessions
+
+	// WrapperState is "running", "stopped" as by ^Z, when nothing is asked or typed, or "gone".
+	WrapperState string `json:"wrapper_state"`
+}
+
+// wrapperState is that of the process that holds the session's lock.
+func (s *Store) wrapperState(session string) string {
+	pid := s.holder(lockName(session))
+	switch {
+	case pid == 0:
+		return "gone"
+	case pid > 0 && processStopped(pid):
+		return "stopped"
+	}
+	return "running"
+}
+
+// cmdStatus lists sessions, and who listens to Telegram.
+func cmdStatus(c *command) int { return c.withState(c.status) }
+
+func (c *command) status(s *Store) int {
+	rows := []statusRow{}
+	var about [][]string
+	poller := s.holder("poll.lock")
+	if poller != 0 {
+		about = append(about, []string{fmt.Sprintf("process %d listens to Telegram", poller)})
+	}
+	for id, r := range s.view.Sessions {
+		q := *r
+		state := s.wrapperState(id)
+		if q.Status == "active" && state == "gone" {
+			q.Status = "crashed"
+			q.Activity = ""
+		}
+		active := q.Status == "active"
+		if active || c.opts.on("all") {
+			asked := s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && !p.Idle })
+			open := 0
+			for _, p := range asked {
+				if s.waits(p) {
+					open++
+				}
+			}
+			rows = append(rows, statusRow{&q, open, len(asked), poller > 0 && q.Wrapper == poller, state})
+		}
+	}
+	sort.Slice(rows, func(i, j int) bool {
+		a, b := rows[i], rows[j]
+		if a.Status != b.Status {
+			return a.Status < b.Status // "active" sorts first
+		}
+		return a.StartedAt.After(b.StartedAt)
+	})
+	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
+	now := time.Now()
+	for _, r := range rows {
+		table = append(table, r.cells(now))
+	}
+	code := list(c, rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
+	trouble := s.ChannelTrouble()
+	switch {
+	case trouble == "":
+	case c.opts.on("json"):
+		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", trouble)
+	default:
+		code = max(code, c.page(trouble+"\n"))
+	}
+	return code
+}
+
+// cells are the row's columns in the table.
+func (r statusRow) cells(now time.Time) []string {
+	end := cmp.Or(r.EndedAt, &now)
+	seen := cmp.Or(r.LastSeen, &r.StartedAt)
+	state := cmp.Or(r.Activity, r.Status)
+	if r.ExitCode != nil && *r.ExitCode != 0 {
+		state += fmt.Sprintf(", exit %d", *r.ExitCode)
+	}
+	if r.WrapperState == "stopped" {
+		state = r.WrapperState
+	}
+	return []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(end.Sub(r.StartedAt)), fmt.Sprint(r.Open),
+		fmt.Sprint(r.Asked), span(now.Sub(*seen)) + " ago", strings.TrimSpace(r.Tool + " " + r.Label)}
+}
+
+// maxListed is how much approvals says of a question, in bytes: a screenful.
+const maxListed = 2000
+
+func cmdApprovals(c *command) int { return c.withState(c.approvals) }
+
+func (c *command) approvals(s *Store) int {
+	open := s.view.which(s.waits)
+	sort.Slice(open, func(i, j int) bool { return open[i].ExpiresAt.Before(open[j].ExpiresAt) })
+	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
+	for _, p := range open {
+		r := s.view.Sessions[p.SessionID]
+		about := cmp.Or(p.words(maxListed), p.Question, p.Excerpt)
+		if len(p.Choices) > 0 && p.Type != YesNo {
+			about += " · " + p.takes()
+		}
+		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
+			clip(cmp.Or(strings.Join(p.answers(), " "), "text"), 24), about})
+	}
+	return list(c, open, table, "no open questions")
+}
+
+func cmdAnswer(c *command) int { return c.withState(c.answer) }
+
+// answer gives a question its answer from this terminal. What runs inside a session gives none. An answer that was
+// given is a success, also where the audit log could not be written: that is said.
+func (c *command) answer(s *Store) int {
+	d := Decision{PromptID: c.opts.args[0], Value: c.opts.args[1], By: "cli:answer", Trusted: true}
+	if s.inside() {
+		asked := cmp.Or(s.view.find(d), &PromptRecord{})
+		s.rejected(*asked, insideError().Error(), d.By)
+		return c.fail(insideError())
+	}
+	p, why, err := s.Decide(d, time.Now())
+	if err != nil {
+		return c.fail(err)
+	}
+	if why != "" {
+		s.rejected(p, string(why), d.By)
+		return c.fail(hinted(errors.New("nothing was typed: "+string(why)),
+			"atlasbridge approvals lists the open questions"))
+	}
+	said := "answered " + shortID(p.ID)
+	for _, more := range []string{p.labels(*p.Value), p.granted()} {
+		if more != "" {
+			said += ": " + visible(more)
+		}
+	}
+	fmt.Fprintln(c, said)
+	if s.wrapperState(p.SessionID) == "stopped" {
+		c.warn("its session is stopped: the answer is typed when that goes on (`fg` there)")
+	}
+	if err := s.Trouble(); err != nil {
+		c.fail(err) // says it: the answer counts all the same
+	}
+	return 0
+}
+
+// rejected audits an answer that was not taken; that this fails is Trouble, and the answer is not taken all the same.
+func (s *Store) rejected(p PromptRecord, why, by string) {
+	fields := []Field{{"reason", why}, {"by", by}}
+	_ = s.audit.Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields})
+}
+
+// insideError refuses what only a person may do.
+func insideError() error {
+	return hinted(errors.New("this runs inside of a session: what runs there does not answer, nor touch the log"),
+		"use a terminal that was not started there, the session's own keyboard, or the phone")
+}
+
+// inside reports whether this process was started in a session, whichever: an agent that answers for another one is no
+// person either. Two marks tell:
+//
+//   - the environment has ATLASBRIDGE_SESSION, whatever its value: outlives setsid and a parent that has ended
+//   - a parent, or parent's parent …, is a session's wrapper, or its tool: outlives setsid and a changed environment
+//
+// A program that takes it out of its environment and has left its parents is not found; one that goes that far can as
+// well write state.jsonl. A wrapper counts while it lives, the tool for as long as it runs.
+func (s *Store) inside() bool {
+	_, marked := os.LookupEnv("ATLASBRIDGE_SESSION")
+	if marked {
+		return true
+	}
+	ancestors := ancestorsOf(os.Getpid())
+	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are no sessions
+	for _, lock := range locks {
+		if slices.Contains(ancestors, s.holder("sessions/"+lock.Name())) {
+			return true
+		}
+	}
+	return false
+}
+
+// ancestorsOf are the pids of a process's parent, that one's parent and so on, as far as the system tells.
+func ancestorsOf(pid int) (pids []int) {
+	const enough = 1000 // deeper than any tree, should the system name a circle
+	for len(pids) < enough {
+		pid = parentOf(pid)
+		if pid == 0 {
+			break
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// ---- commands: audit verify, logs ----
+// They read, but for --aside.
+
+func cmdAudit(c *command) int {
+	return c.withState(c.audit)
+}
+
+func (c *command) audit(s *Store) int {
+	head := strings.Replace(c.opts.text("head"), " ", ":", 1)
+	if !re(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
+		return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
+	}
+	if c.opts.on("aside") {
+		return c.putAside(s)
+	}
+	v, err := s.verifyAudit(s.view, strings.Fields(head)...)
+	if err != nil {
+		return c.fail(err)
+	}
+	code := 0
+	switch {
+	case c.opts.on("json"):
+		code = c.printJSON(v)
+	case v.OK:
+		fmt.Fprintf(c, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
+			v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
+	default:
+		fmt.Fprintf(c, "audit.log:%d: %s\n%d entries form one chain\nwhat to do: %s\n",
+			v.Line, visible(v.Reason), v.Entries, v.Remedy)
+	}
+	if !v.OK {
+		return exitFailed
+	}
+	return code
+}
+
+// putAside is `audit verify --aside`, which the user does, not a program that is asked about.
+func (c *command) putAside(s *Store) int {
+	if s.inside() {
+		return c.fail(insideError())
+	}
+	aside, head, err := s.putAuditAside()
+	if err != nil {
+		return c.fail(fmt.Errorf("putting audit.log aside: %w", err))
+	}
+	if c.opts.on("json") {
+		return c.printJSON(map[string]any{"aside": aside, "head": head.String()})
+	}
+	fmt.Fprintf(c, "the old log is kept as %s\na new one begins: head %s\n", aside, head)
+	return 0
+}
+
+// cmdLogs prints the entries there are, and with --tail those that come, until it is interrupted.
+func cmdLogs(c *command) int {
+	dir, err := c.stateDir()
+	if err != nil {
+		return c.fail(err)
+	}
+	path := filepath.Join(dir, "audit.log")
+	session, err := sessionIn(path, c.opts.text("session"))
+	if err != nil {
+		return c.fail(err)
+	}
+	at := int64(0) // bytes printed
+	if c.opts.on("tail") {
+		at, err = lastEntries(path, session)
+	}
+	for err == nil {
+		at, err = c.printEntries(path, at, session)
+		if err == nil && (!c.opts.on("tail") || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil) {
+			return 0
+		}
+	}
+	return c.fail(err)
+}
+
+// lastEntries is where the last ten entries of the session begin, or with "" of all.
+func lastEntries(path, session string) (at int64, err error) {
+	const tail = 10
+	var begins []int64
+	_, err = eachWhole(path, 0, func(line []byte) (more bool) {
+		if session == "" || bytes.Contains(line, []byte(session)) {
+			begins = append(begins, at)
+			begins = begins[max(0, len(begins)-tail):]
+		}
+		at += int64(len(line))
+		return true
+	})
+	if len(begins) > 0 {
+		at = begins[0]
+	}
+	return at, err
+}
+
+// sessionIn is the id of the one session in the log that begins so, "" any. None is an error, and so are two.
+func sessionIn(path, begins string) (id string, err error) {
+	if begins == "" {
+		return "", nil
+	}
+	var found []string
+	_, err = eachWhole(path, 0, func(line []byte) (more bool) {
+		fields, _ := parseEntry(line) // of a damaged one nothing is known
+		id, _ := valueOf(fields, "session_id").(string)
+		if strings.HasPrefix(id, begins) && !slices.Contains(found, id) {
+			found = append(found, id)
+		}
+		return true
+	})
+	if err != nil {
+		return "", err
+	}
+	switch len(found) {
+	case 0:
+		return "", hinted(fmt.Errorf("no session in the log begins with %q", begins),
+			"atlasbridge status --all lists the sessions")
+	case 1:
+		return found[0], nil
+	}
+	return "", fmt.Errorf("%q is not enough of an id: these begin with it: %s", begins, strings.Join(found, " "))
+}
+
+// printEntries prints the entries from that byte of the file on, those of the session, or with "" all, and gives where
+// those end that are whole.
+func (c *command) printEntries(path string, at int64, session string) (end int64, err error) {
+	return eachWhole(path, at, func(line []byte) (more bool) {
+		c.printEntry(line, session)
+		return c.lost == nil
+	})
+}
+
+// eachWhole does something with each line from that byte of the file on, and gives where those end that are whole;
+// nothing where there is no file yet. A file shorter than that is another by now, and is read from its beginning.
+func eachWhole(path string, at int64, do func(line []byte) (more bool)) (end int64, err error) {
+	f, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	if info.Size() < at {
+		at = 0
+	}
+	err = eachLine(io.NewSectionReader(f, at, info.Size()-at), func(line []byte) (more bool) {
+		if line[len(line)-1] != '\n' && len(line) < maxRead { // it is just being written
+			return false
+		}
+		at += int64(len(line))
+		return do(line)
+	})
+	return at, err
+}
+
+// c1 are the controls that JSON leaves as they are and some terminals obey.
+var c1 = re(`[\x{80}-\x{9f}]`)
+
+// columned are the members of an entry that logs shows in front.
+var columned = strings.Fields("ts event session_id prompt_id")
+
+// printEntry prints an entry of the session, or with "" of any; whatever a terminal could obey is escaped, in JSON too.
+func (c *command) printEntry(line []byte, session string) {
+	fields, err := parseEntry(line)
+	if err != nil {
+		fmt.Fprintln(c, c.colour("31", fmt.Sprintf("damaged: %.300q", bytes.TrimSpace(line))))
+		return
+	}
+	member := map[string]string{}
+	var rest strings.Builder // what else it says
+	for _, f := range fields[1 : len(fields)-2] {
+		text := "-"
+		if f.Value != nil {
+			text = fmt.Sprint(f.Value)
+		}
+		member[f.Name] = text
+		forNobody := text == "" || strings.HasSuffix(f.Name, "_sha256")
+		if !forNobody && !slices.Contains(columned, f.Name) {
+			rest.WriteString(" " + legibly(f.Name) + "=" + legibly(text))
+		}
+	}
+	if session != "" && member["session_id"] != session {
+		return
+	}
+	if c.opts.on("json") {
+		escape := func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) }
+		fmt.Fprint(c, c1.expr().ReplaceAllStringFunc(string(line), escape))
+		return
+	}
+	when := member["ts"]
+	if at, err := time.Parse(stampLayout, when); err == nil {
+		when = at.Local().Format(time.DateTime)
+	}
+	fmt.Fprint(c, c.folded(fmt.Sprintf("%s %-8s %-17s %s%s\n", visible(when), legibly(shortID(member["session_id"])),
+		legibly(member["event"]), legibly(shortID(member["prompt_id"])), rest.String())))
+}
+
+// reUnquoted is a value that logs shows without quotes.
+var reUnquoted = re(`^[\w:./@+,-]*$`)
+
+// legibly is a text on one line, with nothing that a terminal obeys, and in quotes unless it is a plain word.
+func legibly(text string) string {
+	if reUnquoted.MatchString(text) {
+		return text
+	}
+	return strconv.Quote(text)
 }
 
 // ---- the session: one run of a tool ----
