@@ -183,7 +183,9 @@ func (s *scene) step(verb, rest, below string) {
 	switch verb {
 	case "", "#":
 	case "needs":
-		if rest == "root" {
+		if rest == "loopback" {
+			needLoopback(s.t)
+		} else if rest == "root" {
 			needTool(s.t, "unshare")
 			if err := exec.Command("unshare", "-m", "true").Run(); err != nil {
 				s.t.Skip("needs root, and a mount namespace of its own:", err)
@@ -11331,7 +11333,8 @@ func needTool(t testing.TB, names ...string) {
 
 // reTools are the programs that the tests start by a command line or by a script in one.
 var reTools = regexp.MustCompile(
-	`\b(awk|bash|cat|dd|grep|head|ls|nohup|ps|rm|sed|seq|setsid|sleep|stty|su|tail|tee|touch|tr|true|wc|yes)\b`)
+	`\b(awk|bash|cat|chmod|cp|cut|dd|env|find|grep|head|id|ln|ls|mkdir|mkfifo|mv|nohup|ps|rm|rmdir|sed|seq|setsid|sleep|sort|` +
+		`stat|stty|su|tail|tee|touch|tr|true|uniq|wc|yes)\b`)
 
 // reached tells whether a program here can reach another one by 127.0.0.1.
 var reached = sync.OnceValue(func() error {
