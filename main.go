@@ -2513,7 +2513,7 @@ func (s *session) tellDestination() {
 		fmt.Fprintln(s.notes, "atlasbridge: "+s.cfg.whyLocal()+waitsHere+remedy)
 		return
 	}
-	where, known := s.tg.destination()
+	where := "questions go to Telegram, bot " + s.tg.botID()
 	if s.interactive && s.cfg.Away > 0 {
 		where += " " + span(s.cfg.Away) + " after your last key"
 	}
@@ -2521,11 +2521,6 @@ func (s *session) tellDestination() {
 	users := s.cfg.row("telegram.allowed_users")
 	if variable, ok := strings.CutPrefix(users.Origin, "environment "); ok {
 		who = "; " + variable + " lets " + string(users.Value) + " answer"
-	}
-	if known != "" {
-		s.tg.troubles.Store("told", known)
-		s.tellFirst("questions wait here: " + visible(known) + who)
-		return
 	}
 	fmt.Fprintln(s.notes, "atlasbridge: "+visible(where)+who)
 }

@@ -6,7 +6,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -188,7 +187,7 @@ func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
 // works remembers that a way of working works, whatever kept it from that before, here or in another process.
 func (t *Telegram) works(way string) {
 	old, known := t.troubles.Swap(way, "")
-	if known && old == "" && t.known().trouble == "" {
+	if known && old == "" && t.store.ChannelTrouble() == "" {
 		return
 	}
 	if known && old != "" {
@@ -202,53 +201,6 @@ func (t *Telegram) noteForOthers(way, text string) {
 	if err := t.store.NoteFact("trouble "+way, text); err != nil {
 		t.log.Warn("noting trouble for others", "error", err)
 	}
-	now := t.store.ChannelTrouble()
-	t.updateShared(func(s *shared) {
-		if s.trouble != now {
-			s.trouble = now
-			s.noted = time.Now().UnixNano()
-		}
-	})
-}
-
-// noteBot remembers the bot's name, for who starts a session.
-func (t *Telegram) noteBot(name string) {
-	bot := t.botID() + " " + name
-	t.updateShared(func(s *shared) { s.bot = bot })
-}
-
-// known is what all processes share of their sending; where that cannot be read, zeros.
-func (t *Telegram) known() (s shared) {
-	f, err := openPrivate(t.pacePath(), os.O_RDONLY)
-	if err == nil {
-		defer f.Close()
-		s.read(f)
-	}
-	return s
-}
-
-// botName is the bot's name as it was when somebody last asked for it, "" when nobody has.
-func (t *Telegram) botName() string {
-	number, name, _ := strings.Cut(t.known().bot, " ")
-	if number != t.botID() {
-		return ""
-	}
-	return name
-}
-
-// destination is a sentence about where questions go, and what kept Telegram from working when somebody last tried, ""
-// nothing. Both are known from the last time: the network is not asked.
-func (t *Telegram) destination() (where, trouble string) {
-	known := t.known()
-	where = "questions go to Telegram, bot " + t.botID()
-	name := t.botName()
-	if name != "" {
-		where = "questions go to @" + name
-	}
-	if time.Unix(0, known.noted).Before(configTime(t.store.Dir)) { // it may have been mended
-		return where, ""
-	}
-	return where, known.trouble
 }
 
 // ---- one call ----
@@ -710,64 +662,26 @@ func reserve(next, now time.Time, every time.Duration, turns int, as rank) (time
 	return now.Add(due + cost), 0
 }
 
-// updatePace changes when the next message of all processes may leave. Where the file cannot be used, change sees the
-// zero time, and Telegram alone paces.
+// updatePace changes when the next message of all processes may leave. The file holds that and when it was written, in
+// Unix nanoseconds. Where it cannot be used, change sees the zero time, and Telegram alone paces.
 func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
-	t.updateShared(func(s *shared) {
-		if s.written > time.Now().UnixNano() { // the clock has been set back
-			s.next = 0
-		}
-		s.next = change(time.Unix(0, s.next)).UnixNano()
-	})
-}
-
-// shared is what all processes share of their sending, in a file.
-type shared struct {
-	next    int64  // Unix nanoseconds: when the next message may leave
-	written int64  // when that was
-	bot     string // the bot's number and name
-	noted   int64  // when the next was
-	trouble string // what keeps Telegram from working, "" nothing
-}
-
-// read takes over what the file says. One that is new, or damaged, leaves zeros.
-func (s *shared) read(f *os.File) {
-	in := bufio.NewReader(f)
-	first, _ := in.ReadString('\n')                        // as said
-	_, _ = fmt.Sscanf(first, "%d %d", &s.next, &s.written) // as said
-	s.bot, _ = in.ReadString('\n')                         // as said
-	trouble, _ := in.ReadString('\n')                      // as said
-	noted, trouble, _ := strings.Cut(trouble, " ")
-	s.noted, _ = strconv.ParseInt(noted, 10, 64) // as said
-	s.bot = strings.TrimSpace(s.bot)
-	s.trouble = strings.TrimSpace(trouble)
-}
-
-// write puts the lines where the file begins. What an older one had more of stands behind them, and is never read.
-func (s *shared) write(f *os.File) {
-	lines := fmt.Appendf(nil, "%020d %020d\n%s\n%d %s\n", s.next, time.Now().UnixNano(), s.bot,
-		s.noted, strings.Join(strings.Fields(s.trouble), " "))
-	_, _ = f.WriteAt(lines, 0) // if lost, Telegram paces
-}
-
-func (t *Telegram) pacePath() string { return filepath.Join(t.store.Dir, "telegram.pace") }
-
-// updateShared changes that; where the file cannot be used, it is lost.
-func (t *Telegram) updateShared(change func(*shared)) {
-	var s shared
-	f, err := openPrivate(t.pacePath(), os.O_RDWR|os.O_CREATE)
+	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
 	if err != nil {
-		change(&s)
+		change(time.Unix(0, 0))
 		return
 	}
 	defer f.Close() // and with it the lock, which is held for microseconds
 	if err := awaitLock(f, paceChat); err != nil {
-		change(&s)
+		change(time.Unix(0, 0))
 		return
 	}
-	s.read(f)
-	change(&s)
-	s.write(f)
+	var next, written int64
+	_, _ = fmt.Fscanf(f, "%d %d", &next, &written) // zeros of one that is new, or damaged
+	if written > time.Now().UnixNano() {           // the clock has been set back
+		next = 0
+	}
+	next = change(time.Unix(0, next)).UnixNano()
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, time.Now().UnixNano()), 0) // if lost, Telegram paces
 }
 
 // here says whose numbers messages have: the bot's, in its chat.
@@ -2498,7 +2412,6 @@ func (t *Telegram) topicsHere(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if me.Username != "" {
-		t.noteBot(me.Username)
 	}
 	chatID := t.cfg.Load().ChatID
 	if chatID > 0 {
@@ -2764,6 +2677,7 @@ type receiver struct {
 	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
 	replied   chan struct{}   // closed when the last reply has been sent; nil: there was none
 	bot       string          // the number of the bot whose updates these are
+	name      string          // its user name, "" while it was not needed
 	minute    int64           // since 1970, in which is counted:
 	strangers int             // updates of others
 	clashedAt time.Time       // when another program's poll ended ours last
@@ -3555,16 +3469,14 @@ func (r *receiver) isForUs(m *message) (bool, error) {
 	if command == nil || command[2] == "" {
 		return true, nil
 	}
-	name := r.botName()
-	if name == "" {
+	if r.name == "" {
 		var me user
 		if err := r.call(r.ctx, "getMe", struct{}{}, &me); err != nil {
 			return false, err
 		}
-		name = me.Username
-		r.noteBot(name)
+		r.name = me.Username
 	}
-	return strings.EqualFold(command[2], "@"+name), nil
+	return strings.EqualFold(command[2], "@"+r.name), nil
 }
 
 // markDead has sessions count as ended that were killed.
@@ -4499,7 +4411,6 @@ func (s *setup) save() error {
 	}
 	s.works("poll")
 	s.works("send")
-	s.noteBot(s.name)
 	v, err := s.store.View()
 	for id, running := range v.Sessions {
 		if running.Status == "active" && s.store.Alive(id) {
