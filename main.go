@@ -2009,6 +2009,7 @@ type question struct {
 	typedBy string       // who pressed a key that may have answered it, "" nobody
 	typedAt time.Time    // when that was
 	unsend  func()       // ends a delivery that is no longer wanted, nil before it begins
+	onWayAt time.Time    // when its message is to say that the phone's answer is on its way, zero: never
 
 	// Of a hook's.
 	dialog  *Prompt   // its dialog as it stands on the screen, nil when it does not
@@ -2512,7 +2513,7 @@ func (s *session) tellDestination() {
 		fmt.Fprintln(s.notes, "atlasbridge: "+s.cfg.whyLocal()+waitsHere+remedy)
 		return
 	}
-	where, known := s.tg.destination()
+	where := "questions go to Telegram, bot " + s.tg.botID()
 	if s.interactive && s.cfg.Away > 0 {
 		where += " " + span(s.cfg.Away) + " after your last key"
 	}
@@ -2520,11 +2521,6 @@ func (s *session) tellDestination() {
 	users := s.cfg.row("telegram.allowed_users")
 	if variable, ok := strings.CutPrefix(users.Origin, "environment "); ok {
 		who = "; " + variable + " lets " + string(users.Value) + " answer"
-	}
-	if known != "" {
-		s.tg.troubles.Store("told", known)
-		s.tellFirst("questions wait here: " + visible(known) + who)
-		return
 	}
 	fmt.Fprintln(s.notes, "atlasbridge: "+visible(where)+who)
 }
@@ -2715,6 +2711,7 @@ func (s *session) tick() {
 	s.hookStep()
 	s.spentStep()
 	s.questionStep()
+	s.onItsWayStep()
 	s.endStep()
 	s.inputStep()
 	s.gateStep()
@@ -3788,6 +3785,19 @@ func (s *session) questionStep() {
 	}
 }
 
+// onItsWayAfter is how long the typing of the phone's answer may take before its message says that it is on its way.
+const onItsWayAfter = 900 * time.Millisecond
+
+// onItsWayStep has messages say that an answer was taken whose typing takes long.
+func (s *session) onItsWayStep() {
+	for _, q := range append(slices.Clone(s.hooks), s.q) {
+		if q != nil && !q.onWayAt.IsZero() && s.turnAt(q.onWayAt) {
+			q.onWayAt = time.Time{}
+			s.settle(q.rec.ID)
+		}
+	}
+}
+
 // waitsForKeyboard tells whether somebody types here, and may answer it here. The loop turns when
 // they are away.
 func (s *session) waitsForKeyboard() bool {
@@ -3918,7 +3928,7 @@ func (s *session) end(q *question, to State, why string) {
 	if q.screen != nil && s.seen == q.screen {
 		s.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
 	}
-	s.settleLatest(q.rec.ID)
+	s.settle(q.rec.ID)
 	if q.rec.Status == Resolved && q.rec.answeredByCommand() { // one that was not typed was not answered
 		s.notify(answeredNotice(&q.rec))
 	}
@@ -4057,6 +4067,7 @@ func (s *session) apply(q *question, r *PromptRecord) {
 		s.makeRoom()
 		if news && r.DecidedBy != nil && fromPhone(*r.DecidedBy) {
 			s.phoneAt = time.Now()
+			q.onWayAt = s.phoneAt.Add(onItsWayAfter)
 		}
 	case Expired, Failed, Canceled, Resolved:
 		q.rec = *r
@@ -4614,7 +4625,7 @@ func (localChannel) Ask(context.Context, *PromptRecord, *SessionRecord) (int64, 
 }
 
 // Settle has no message to change.
-func (localChannel) Settle(context.Context, *PromptRecord, *SessionRecord) error {
+func (localChannel) Settle(context.Context, string) error {
 	return nil
 }
 
@@ -4656,22 +4667,14 @@ func (s *session) askPhone(q *question) {
 			return
 		}
 		if !s.transition(p.ID, AwaitingReply, asIs) {
-			s.settleLatest(p.ID) // it was answered meanwhile
+			s.settle(p.ID) // it was answered meanwhile
 		}
 	})
 }
 
-// settle has the prompt's message say what has become of it.
-func (s *session) settle(p PromptRecord, of SessionRecord) {
-	s.send(func() (int64, error) { return 0, s.ch.Settle(s.ctx, &p, &of) }, func(int64, error) {})
-}
-
-// settleLatest has the message of a prompt say what the state says, if that has it.
-func (s *session) settleLatest(id string) {
-	p := s.promptInState(id)
-	if p != nil {
-		s.settle(*p, s.rec)
-	}
+// settle has the messages of a prompt say what has become of it.
+func (s *session) settle(id string) {
+	s.send(func() (int64, error) { return 0, s.ch.Settle(s.ctx, id) }, func(int64, error) {})
 }
 
 // notify sends a message that asks nothing, after those before.
@@ -5710,7 +5713,7 @@ func (s *session) endExpired(why string) {
 			r.Reason += ", and " + why
 		})
 		if ended {
-			s.settle(*p, s.rec)
+			s.settle(p.ID)
 		}
 	}
 }
@@ -6938,7 +6941,7 @@ func (a *asking) end(code int) error {
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, drainSend)
 	defer cancel()
-	_ = a.ch.Settle(ctx, p, &last) // as above
+	_ = a.ch.Settle(ctx, p.ID) // as above
 	if p.answeredByCommand() {
 		n := answeredNotice(p)
 		n.SessionID = a.session

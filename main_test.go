@@ -4461,8 +4461,7 @@ func TestSessionsEndTogether(t *testing.T) {
 	defer func() { _ = next.Process.Kill() }() // it is not needed any more
 	p.allOver(dir)
 	for _, q := range records(t, dir, "prompt") {
-		msg, _ := strconv.ParseFloat(q.str("telegram_msg_id"), 64)
-		said := p.message(int64(msg)).text
+		said := p.message(newestMessage(q)).text
 		if !matches("not (delivered|answered)", said) && !(q.str("status") == "resolved" && strings.Contains(said, "Yes")) {
 			t.Errorf("a question is %s, its message says %q", q.str("status"), said)
 		}
@@ -5814,7 +5813,7 @@ func (p *phonePlay) shows(what string) {
 	p.tools[name].order(order{Name: p.screens[name], Write: "\x1b[H\x1b[J" + text + " ", NoEcho: hidden})
 	p.asked = p.w.where(what, func(m seen) bool { return m.id > p.asked.id && strings.Contains(m.text, text) })
 	awaitRecord(p.t, p.dir, "prompt", what, func(r record) bool {
-		return r.str("status") == "awaiting_reply" && r["telegram_msg_id"] == float64(p.asked.id)
+		return r.str("status") == "awaiting_reply" && newestMessage(r) == p.asked.id
 	})
 }
 
@@ -6280,7 +6279,7 @@ func TestSentIsSent(t *testing.T) {
 	p := newPhonePlay(t, "api")
 	p.w.answers["sendMessage"] = func(map[string]any) string { return `{"message_id":5,"date":"today","chat":[]}` }
 	p.tools["api"].show("ask", "Continue? (y/n) ")
-	awaitRecord(t, p.dir, "prompt", "Continue?", func(r record) bool { return r["telegram_msg_id"] == 5.0 })
+	awaitRecord(t, p.dir, "prompt", "Continue?", func(r record) bool { return newestMessage(r) == 5 })
 	p.tools["api"].order(order{Exit: true})
 	p.w.until(t, "sendMessage", " ended")
 	asked := 0
@@ -7351,7 +7350,7 @@ func TestBundle(t *testing.T) {
 	t.Setenv("PATH", bin)
 	for name, text := range map[string]string{
 		"state.jsonl": `{"v":1,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer","choices":[{"label":"the-choice"}],` +
-			`"nonce":"the-nonce","status":"resolved","telegram_msg_id":17}` + "\nthe-torn",
+			`"nonce":"the-nonce","status":"resolved","messages":[{"id":17}]}` + "\nthe-torn",
 		"audit.log":       `{"seq":1,"event":"PROMPT_RESOLVED","excerpt":"the-excerpt","value":"the-answer"}` + "\n",
 		"atlasbridge.log": `{"level":"ERROR","msg":"calling ` + fakeToken + `"}` + "\n",
 		"other.txt":       "the-stranger",
@@ -7499,9 +7498,30 @@ type simPrompt struct {
 	CreatedAt time.Time  `json:"created_at"`
 	ExpiresAt time.Time  `json:"expires_at"`
 	DecidedAt *time.Time `json:"decided_at"`
-	MsgID     int64      `json:"telegram_msg_id"`
-	MsgStatus string     `json:"telegram_msg_status"`
-	OldMsgIDs []int64    `json:"telegram_old_msg_ids"`
+	Messages  []struct {
+		ID    int64
+		Shows string
+	}
+}
+
+// newest is the number of its own message, 0 of none, and what that was made to show.
+func (p *simPrompt) newest() (id int64, shows string) {
+	if len(p.Messages) == 0 {
+		return 0, ""
+	}
+	m := p.Messages[len(p.Messages)-1]
+	shows, _, _ = strings.Cut(m.Shows, " ")
+	return m.ID, shows
+}
+
+// owes reports whether the message is an older one that is to lose its buttons.
+func (p *simPrompt) owes(id int64) bool {
+	for _, m := range p.Messages[:max(0, len(p.Messages)-1)] {
+		if shows, _, _ := strings.Cut(m.Shows, " "); m.ID == id && slices.Contains([]string{"", "buttons", "expired"}, shows) {
+			return true
+		}
+	}
+	return false
 }
 
 // simAnswer is one of its answers.
@@ -7699,8 +7719,14 @@ func (s *sim) runs(start func() PTY, args ...string) {
 func (s *sim) payLater() {
 	owed := func() bool {
 		for _, p := range s.questions() {
-			if p.MsgID != 0 && p.MsgStatus != p.Status || len(p.OldMsgIDs) > 0 {
+			own, shows := p.newest()
+			if own != 0 && shows != p.Status {
 				return true
+			}
+			for _, m := range p.Messages {
+				if p.owes(m.ID) {
+					return true
+				}
 			}
 		}
 		return false
@@ -9599,13 +9625,13 @@ func (s *sim) judgeAccount(m *simMessage, p *simPrompt) {
 func (s *sim) judgeMessage(m *simMessage, p *simPrompt) {
 	last := m.seen[len(m.seen)-1]
 	s.judgeAccount(m, p)
-	if !s.known[m.id] || m.forged || slices.Contains(p.OldMsgIDs, m.id) {
+	if !s.known[m.id] || m.forged || p.owes(m.id) {
 		return
 	}
 	if len(last.buttons) > 0 {
 		s.fault("message %d of %q (%s) still has buttons", m.id, p.Question, p.Status)
 	}
-	if m.id != p.MsgID || p.Idle {
+	if own, _ := p.newest(); m.id != own || p.Idle {
 		return
 	}
 	says := ""
@@ -9644,7 +9670,7 @@ func (s *sim) judgeStands() {
 		}
 		n := 0
 		for _, p := range s.prompts {
-			if p.MsgID != 0 && strings.Contains(p.Shown, strings.TrimSpace(d.ask)) &&
+			if len(p.Messages) > 0 && strings.Contains(p.Shown, strings.TrimSpace(d.ask)) &&
 				simUnshown(p.Shown, d.body[:min(1, len(d.body))]) == "" {
 				n++
 			}
@@ -12347,6 +12373,16 @@ func awaitRecord(t testing.TB, dir, kind, what string, fits func(record) bool) (
 		return false
 	})
 	return found
+}
+
+// newestMessage is the number of a question's own message, 0 of none.
+func newestMessage(q record) int64 {
+	all, _ := q["messages"].([]any)
+	if len(all) == 0 {
+		return 0
+	}
+	id, _ := all[len(all)-1].(map[string]any)["id"].(float64)
+	return int64(id)
 }
 
 // awaitPrompt waits for a question that says text and has that status, "" any, and returns its record.

@@ -6,7 +6,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -40,8 +39,8 @@ import (
 type Channel interface {
 	// Ask sends a question and returns its message's id, 0 without one.
 	Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (msg int64, err error)
-	// Settle has a question's message say what the record says.
-	Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error
+	// Settle has the messages of the question with that id say what its record says.
+	Settle(ctx context.Context, id string) error
 	// Notify returns the id of the last message that it needed.
 	Notify(ctx context.Context, n Notice) (msg int64, err error)
 	Close() error
@@ -85,8 +84,8 @@ type Telegram struct {
 
 	fresh atomic.Pointer[chan struct{}] // closed when other settings count
 
-	messagesMu sync.Mutex
-	messages   map[string]*questionMessages // by prompt, while its messages are edited or may be by a lost edit
+	editsMu sync.Mutex
+	edits   map[string]*messageEdits // by prompt, while its messages are edited or may be by a lost edit
 
 	paying chan struct{} // full while debts are paid
 
@@ -105,13 +104,13 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(true) // a dead long poll takes no message with it
 	t := &Telegram{
-		store:    st,
-		log:      log,
-		http:     &http.Client{Transport: tr},
-		jitter:   rand.Float64,
-		paying:   make(chan struct{}, 1),
-		messages: map[string]*questionMessages{},
-		topicMu:  make(turn, 1),
+		store:   st,
+		log:     log,
+		http:    &http.Client{Transport: tr},
+		jitter:  rand.Float64,
+		paying:  make(chan struct{}, 1),
+		edits:   map[string]*messageEdits{},
+		topicMu: make(turn, 1),
 	}
 	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.fresh.Store(ref(make(chan struct{})))
@@ -188,7 +187,7 @@ func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
 // works remembers that a way of working works, whatever kept it from that before, here or in another process.
 func (t *Telegram) works(way string) {
 	old, known := t.troubles.Swap(way, "")
-	if known && old == "" && t.known().trouble == "" {
+	if known && old == "" && t.store.ChannelTrouble() == "" {
 		return
 	}
 	if known && old != "" {
@@ -202,53 +201,6 @@ func (t *Telegram) noteForOthers(way, text string) {
 	if err := t.store.NoteFact("trouble "+way, text); err != nil {
 		t.log.Warn("noting trouble for others", "error", err)
 	}
-	now := t.store.ChannelTrouble()
-	t.updateShared(func(s *shared) {
-		if s.trouble != now {
-			s.trouble = now
-			s.noted = time.Now().UnixNano()
-		}
-	})
-}
-
-// noteBot remembers the bot's name, for who starts a session.
-func (t *Telegram) noteBot(name string) {
-	bot := t.botID() + " " + name
-	t.updateShared(func(s *shared) { s.bot = bot })
-}
-
-// known is what all processes share of their sending; where that cannot be read, zeros.
-func (t *Telegram) known() (s shared) {
-	f, err := openPrivate(t.pacePath(), os.O_RDONLY)
-	if err == nil {
-		defer f.Close()
-		s.read(f)
-	}
-	return s
-}
-
-// botName is the bot's name as it was when somebody last asked for it, "" when nobody has.
-func (t *Telegram) botName() string {
-	number, name, _ := strings.Cut(t.known().bot, " ")
-	if number != t.botID() {
-		return ""
-	}
-	return name
-}
-
-// destination is a sentence about where questions go, and what kept Telegram from working when somebody last tried, ""
-// nothing. Both are known from the last time: the network is not asked.
-func (t *Telegram) destination() (where, trouble string) {
-	known := t.known()
-	where = "questions go to Telegram, bot " + t.botID()
-	name := t.botName()
-	if name != "" {
-		where = "questions go to @" + name
-	}
-	if time.Unix(0, known.noted).Before(configTime(t.store.Dir)) { // it may have been mended
-		return where, ""
-	}
-	return where, known.trouble
 }
 
 // ---- one call ----
@@ -710,64 +662,26 @@ func reserve(next, now time.Time, every time.Duration, turns int, as rank) (time
 	return now.Add(due + cost), 0
 }
 
-// updatePace changes when the next message of all processes may leave. Where the file cannot be used, change sees the
-// zero time, and Telegram alone paces.
+// updatePace changes when the next message of all processes may leave. The file holds that and when it was written, in
+// Unix nanoseconds. Where it cannot be used, change sees the zero time, and Telegram alone paces.
 func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
-	t.updateShared(func(s *shared) {
-		if s.written > time.Now().UnixNano() { // the clock has been set back
-			s.next = 0
-		}
-		s.next = change(time.Unix(0, s.next)).UnixNano()
-	})
-}
-
-// shared is what all processes share of their sending, in a file.
-type shared struct {
-	next    int64  // Unix nanoseconds: when the next message may leave
-	written int64  // when that was
-	bot     string // the bot's number and name
-	noted   int64  // when the next was
-	trouble string // what keeps Telegram from working, "" nothing
-}
-
-// read takes over what the file says. One that is new, or damaged, leaves zeros.
-func (s *shared) read(f *os.File) {
-	in := bufio.NewReader(f)
-	first, _ := in.ReadString('\n')                        // as said
-	_, _ = fmt.Sscanf(first, "%d %d", &s.next, &s.written) // as said
-	s.bot, _ = in.ReadString('\n')                         // as said
-	trouble, _ := in.ReadString('\n')                      // as said
-	noted, trouble, _ := strings.Cut(trouble, " ")
-	s.noted, _ = strconv.ParseInt(noted, 10, 64) // as said
-	s.bot = strings.TrimSpace(s.bot)
-	s.trouble = strings.TrimSpace(trouble)
-}
-
-// write puts the lines where the file begins. What an older one had more of stands behind them, and is never read.
-func (s *shared) write(f *os.File) {
-	lines := fmt.Appendf(nil, "%020d %020d\n%s\n%d %s\n", s.next, time.Now().UnixNano(), s.bot,
-		s.noted, strings.Join(strings.Fields(s.trouble), " "))
-	_, _ = f.WriteAt(lines, 0) // if lost, Telegram paces
-}
-
-func (t *Telegram) pacePath() string { return filepath.Join(t.store.Dir, "telegram.pace") }
-
-// updateShared changes that; where the file cannot be used, it is lost.
-func (t *Telegram) updateShared(change func(*shared)) {
-	var s shared
-	f, err := openPrivate(t.pacePath(), os.O_RDWR|os.O_CREATE)
+	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
 	if err != nil {
-		change(&s)
+		change(time.Unix(0, 0))
 		return
 	}
 	defer f.Close() // and with it the lock, which is held for microseconds
 	if err := awaitLock(f, paceChat); err != nil {
-		change(&s)
+		change(time.Unix(0, 0))
 		return
 	}
-	s.read(f)
-	change(&s)
-	s.write(f)
+	var next, written int64
+	_, _ = fmt.Fscanf(f, "%d %d", &next, &written) // zeros of one that is new, or damaged
+	if written > time.Now().UnixNano() {           // the clock has been set back
+		next = 0
+	}
+	next = change(time.Unix(0, next)).UnixNano()
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, time.Now().UnixNano()), 0) // if lost, Telegram paces
 }
 
 // here says whose numbers messages have: the bot's, in its chat.
@@ -1786,47 +1700,37 @@ const (
 	lostLife     = time.Minute     // a request without an answer is carried out by then, or never
 )
 
-// questionMessages is what this process knows of a question's messages, and what it still wants of them.
-type questionMessages struct {
-	users  int // who hold it; guarded by Telegram.messagesMu, as is wanted
-	wanted wantedEdits
+// messageEdits is what this process knows of a question's messages beside the state.
+type messageEdits struct {
+	users   int            // who hold it; guarded by Telegram.editsMu, as is buttons
+	buttons *buttonsWanted // nil: those that it has
 
 	editing chan struct{} // taken while an edit is under way; whoever has it owns what follows
-	says    string        // print of the edit that was carried out last, "" none was
 
-	// lost are the edits whose answer was lost, and when that was: until lostLife is over each may still be
-	// carried out, also after one that said the same.
-	lost map[lostEdit]time.Time
+	// lost are the edits whose answer was lost, by message and print, and when that was: until lostLife is over each may
+	// still be carried out, also after one that said the same.
+	lost map[string]time.Time
 }
 
-// lostEdit is an edit of a message, of, whose answer was lost.
-type lostEdit struct {
-	of    int64
-	print string
+// buttonsWanted are the buttons that the newest message of an open question is to have, other than it was sent with.
+type buttonsWanted struct {
+	ticked []string // the choices ticked last
+	in     int64    // the message in which they were
+	none   bool     // no buttons: a newer message is about to be sent
 }
 
-// wantedEdits is what an open question's messages are to show beyond what the state says.
-type wantedEdits struct {
-	ticked   []string // the choices ticked last
-	tickedIn int64    // the message in which they were, 0: none were ticked
-	cleared  int64    // the message that is to lose its buttons although the question is open, 0: none
-}
-
-// catchUpOptions is why a question's messages are to catch up with the state.
-type catchUpOptions struct {
-	want func(*wantedEdits)       // adds what is wanted beyond the outcome; nil: nothing
-	due  func(*PromptRecord) bool // whether it is still wanted, asked until the first edit is done; nil: it is
-	slow bool                     // what is urgent goes first, even of an outcome
-}
-
-// edit is one request that a question's messages need.
+// edit is what one of a question's messages needs next.
 type edit struct {
-	*outgoing
-	print    string // tells what it says, and of which message
-	said     bool   // the message says it already, which has only to be recorded
-	status   State  // that the message shows then, "" with buttons
-	replaced bool   // the message has been, by a newer one
+	*outgoing        // nil: the message shows it already, which has only to be recorded
+	msg       int64  // the message
+	shows     string // what it shows then, see Message
 }
+
+// key tells an edit from another of the same message.
+func (e *edit) key() string { return fmt.Sprint(e.msg, " ", printOf(e.shows)) }
+
+// printOf is the print of what a message shows.
+func printOf(shows string) string { return shows[strings.LastIndexByte(shows, ' ')+1:] }
 
 // Ask sends the question. Id 0 without an error: it was over before it left, nothing was sent.
 func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error) {
@@ -1885,22 +1789,17 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, bef
 	return msg, t.store.Offered(id, msg, sent.date())
 }
 
-// Settle has the question's message say what the state says of it, as soon as edits of it that are under way are done.
-func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, _ *SessionRecord) error {
-	return t.catchUp(ctx, p.ID, catchUpOptions{})
+// Settle has the question's messages say what the state says of it, as soon as edits that are under way are done.
+func (t *Telegram) Settle(ctx context.Context, id string) error {
+	return t.catchUp(ctx, id, rankOutcome)
 }
 
-// catchUp edits the messages of a question until they say what the state says of it; after an error they may not, and
-// what is over remains owed. Those of another bot or chat stay as they are. Of the edits of one question one is under
-// way at a time. Each is written when it leaves, so that one which has become superfluous is dropped; and as it may
-// have landed after one of another process, the state is looked at again afterwards.
-func (t *Telegram) catchUp(ctx context.Context, id string, why catchUpOptions) error {
-	p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
-	if p != nil && p.elsewhere(t.here()) {
-		return t.store.changePrompt(id, (*PromptRecord).forgive)
-	}
-	m := t.acquireMessages(id, why.want)
-	defer t.releaseMessages(m)
+// catchUp edits the messages of a question until they show what the state says of it; after an error they may not, and
+// what is over remains owed. Of the edits of one question one is under way at a time. Each is written when it leaves, so
+// that one which has become superfluous is dropped.
+func (t *Telegram) catchUp(ctx context.Context, id string, as rank) error {
+	m := t.acquireEdits(id)
+	defer t.releaseEdits(m)
 	select {
 	case m.editing <- struct{}{}:
 		defer func() { <-m.editing }()
@@ -1908,89 +1807,144 @@ func (t *Telegram) catchUp(ctx context.Context, id string, why catchUpOptions) e
 		return ctx.Err()
 	}
 	for {
-		e := t.nextEdit(id, m, why)
-		if e == nil {
-			return nil
-		}
-		if !e.said {
-			sent, err := t.sendEdit(ctx, id, m, why)
+		e := t.due(id, m)
+		if e != nil && e.outgoing != nil {
+			var err error
+			e, err = t.sendEdit(ctx, id, m, as)
 			if err != nil {
 				return err
 			}
-			if sent == nil {
-				continue
-			}
-			e = sent
 		}
-		certain, err := t.recordEdit(id, m, e)
-		if err != nil || !certain {
+		if e == nil {
+			return nil
+		}
+		shows, doubtful := e.shows, m.mayBeOvertaken(e)
+		if doubtful { // it stays owed, and a later edit makes sure
+			shows = ""
+		}
+		if err := t.store.Edited(id, e.msg, shows); err != nil || doubtful {
 			return err
 		}
-		why.due = nil
 	}
 }
 
-// acquireMessages is what is known of a question's messages, with what want adds. releaseMessages follows.
-func (t *Telegram) acquireMessages(id string, want func(*wantedEdits)) *questionMessages {
-	t.messagesMu.Lock()
-	defer t.messagesMu.Unlock()
-	m := t.messages[id]
+// acquireEdits is what is known of a question's messages. releaseEdits follows.
+func (t *Telegram) acquireEdits(id string) *messageEdits {
+	t.editsMu.Lock()
+	defer t.editsMu.Unlock()
+	m := t.edits[id]
 	if m == nil {
-		m = &questionMessages{editing: make(chan struct{}, 1), lost: map[lostEdit]time.Time{}}
-		t.messages[id] = m
+		m = &messageEdits{editing: make(chan struct{}, 1), lost: map[string]time.Time{}}
+		t.edits[id] = m
 	}
 	m.users++
-	if want != nil {
-		want(&m.wanted)
-	}
 	return m
 }
 
-// releaseMessages gives it back. When nobody holds it any more and no edit of it can come late, the state alone tells
+// releaseEdits gives it back. When nobody holds it any more and no edit of it can come late, the state alone tells
 // what is owed.
-func (t *Telegram) releaseMessages(m *questionMessages) {
-	t.messagesMu.Lock()
-	defer t.messagesMu.Unlock()
+func (t *Telegram) releaseEdits(m *messageEdits) {
+	t.editsMu.Lock()
+	defer t.editsMu.Unlock()
 	m.users--
-	for id, m := range t.messages {
+	for id, m := range t.edits {
 		if m.users == 0 && !m.mayBeOvertaken(nil) {
-			delete(t.messages, id)
+			delete(t.edits, id)
 		}
 	}
 }
 
-// nextEdit is what the messages of a question need first, by the state as it is now; nil: nothing.
-func (t *Telegram) nextEdit(id string, m *questionMessages, why catchUpOptions) *edit {
+// wantButtons has the newest message of an open question get those buttons.
+func (t *Telegram) wantButtons(m *messageEdits, buttons buttonsWanted) {
+	t.editsMu.Lock()
+	defer t.editsMu.Unlock()
+	m.buttons = &buttons
+}
+
+// due is what the messages of a question need next, by the state as it is now; nil: nothing. When it was done and
+// recorded, the same is due no more. Messages of another bot or chat stay as they are.
+func (t *Telegram) due(id string, m *messageEdits) *edit {
 	p, s, _ := t.store.Prompt(id) // as it was, where it cannot be read
-	t.messagesMu.Lock()
-	wanted := m.wanted
-	t.messagesMu.Unlock()
-	if p == nil || p.elsewhere(t.here()) || why.due != nil && !why.due(p) {
+	if p == nil {
 		return nil
 	}
 	if s == nil {
 		s = &SessionRecord{Head: Head{ID: p.SessionID}}
 	}
-	var next *edit
-	if p.Open() {
-		next = openEdit(p, m, wanted)
-	} else {
-		next = t.outcomeEdit(p, s, m)
+	if e := t.dueOf(p, s, m); e != nil {
+		if p.elsewhere(t.here()) {
+			e.outgoing = nil
+		}
+		return e
 	}
-	if next != nil || len(p.OldMsgIDs) == 0 {
-		return next
+	for _, old := range p.Messages[:max(0, len(p.Messages)-1)] {
+		if old.mayHaveButtons() {
+			e := &edit{buttonsEdit(old.ID, nil), old.ID, replaced}
+			if p.elsewhere(t.here()) || strings.HasSuffix(old.Shows, " "+noButtons) {
+				e.outgoing = nil
+			}
+			return e
+		}
 	}
-	next = newEdit(buttonsEdit(p.OldMsgIDs[0], nil))
-	next.status = p.Status
-	next.replaced = true
-	next.said = next.print == m.says // it has lost its buttons already
-	return next
+	return nil
 }
 
-// newEdit is the edit that makes the request.
-func newEdit(out *outgoing) *edit {
+// dueOf is what the newest message needs.
+func (t *Telegram) dueOf(p *PromptRecord, s *SessionRecord, m *messageEdits) *edit {
+	own := p.newest()
+	switch {
+	case own.ID == 0:
+		return nil
+	case p.Open():
+		return t.dueButtons(p, own, m)
+	}
+	render := func(status State) *edit {
+		shown := *p
+		shown.Status = status
+		out := t.questionText(&shown, s).outgoing(own.ID, keyboardAfter(&shown))
+		return &edit{out, own.ID, string(status) + " " + print(out)}
+	}
+	e := render(p.Status)
+	doubtful := m.mayBeOvertaken(e)
+	if own.status() == p.Status && !doubtful {
+		return nil
+	}
+	shows := own.Shows
+	if shows == "" && p.Idle { // it was sent like that
+		shows = render(AwaitingReply).shows
+	}
+	if !doubtful && printOf(shows) == printOf(e.shows) {
+		e.outgoing = nil
+	}
+	return e
+}
+
+// dueButtons are the buttons that an open question's newest message is to get.
+func (t *Telegram) dueButtons(p *PromptRecord, own Message, m *messageEdits) *edit {
+	t.editsMu.Lock()
+	want := m.buttons
+	t.editsMu.Unlock()
+	if want == nil || want.in != own.ID {
+		return nil
+	}
+	e := &edit{buttonsEdit(own.ID, nil), own.ID, otherButtons + " " + noButtons}
+	if !want.none {
+		e.outgoing = buttonsEdit(own.ID, keyboard(p, want.ticked...))
+		e.shows = otherButtons + " " + print(e.outgoing)
+	}
+	if e.shows == own.Shows {
+		return nil
+	}
+	return e
+}
+
+// noButtons is the print of no buttons at all.
+const noButtons = "none"
+
+// print tells what a message says from what another does.
+func print(out *outgoing) string {
 	b, _ := json.Marshal(out) // plain values: cannot fail
-	return &edit{outgoing: out, print: digest(b)}
+	return digest(b)[len("sha256:"):][:16]
 }
 
 // buttonsEdit gives a message these buttons and leaves its text as it is.
@@ -1998,47 +1952,11 @@ func buttonsEdit(msg int64, rows [][]button) *outgoing {
 	return &outgoing{method: "editMessageReplyMarkup", EditID: msg, Markup: markup(rows)}
 }
 
-// openEdit is the next edit of an open question: its message has been replaced, or choices were ticked.
-func openEdit(p *PromptRecord, m *questionMessages, wanted wantedEdits) *edit {
-	var e *edit
-	switch {
-	case wanted.cleared != 0 && wanted.cleared == p.MsgID:
-		e = newEdit(buttonsEdit(p.MsgID, nil))
-	case p.Multi && wanted.tickedIn != 0 && wanted.tickedIn >= p.MsgID: // it can be newer than what is recorded
-		e = newEdit(buttonsEdit(wanted.tickedIn, keyboard(p, wanted.ticked...)))
-	}
-	if e == nil || e.print == m.says {
-		return nil
-	}
-	return e
-}
-
-// outcomeEdit makes the message of a question that is over say so, unless it does already.
-func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *questionMessages) *edit {
-	if p.MsgID == 0 {
-		return nil
-	}
-	outcomeAs := func(status State) *edit {
-		shown := *p
-		shown.Status = status
-		return newEdit(t.questionText(&shown, s).outgoing(p.MsgID, keyboardAfter(&shown)))
-	}
-	e := outcomeAs(p.Status)
-	e.status = p.Status
-	doubtful := m.mayBeOvertaken(e)
-	if p.MsgStatus == p.Status && !doubtful {
-		return nil
-	}
-	recorded := m.says == "" && !doubtful && (p.Idle || !p.shownOpen()) // what it says is known from the state alone
-	e.said = m.says == e.print || recorded && outcomeAs(cmp.Or(p.MsgStatus, AwaitingReply)).print == e.print
-	return e
-}
-
 // mayBeOvertaken tells that an edit of its message with another print than this one, nil: any, may still be carried out
 // after it.
-func (m *questionMessages) mayBeOvertaken(e *edit) bool {
-	for lost, at := range m.lost {
-		other := e == nil || lost.of == e.EditID && lost.print != e.print
+func (m *messageEdits) mayBeOvertaken(e *edit) bool {
+	for key, at := range m.lost {
+		other := e == nil || key != e.key() && strings.HasPrefix(key, fmt.Sprint(e.msg, " "))
 		if other && time.Since(at) < lostLife {
 			return true
 		}
@@ -2046,52 +1964,32 @@ func (m *questionMessages) mayBeOvertaken(e *edit) bool {
 	return false
 }
 
-// sendEdit sends the edit that is needed when its turn comes, and returns it; nil: none was needed any more. A message
-// that is gone, or takes no edit, counts as edited.
-func (t *Telegram) sendEdit(ctx context.Context, id string, m *questionMessages, why catchUpOptions) (*edit, error) {
-	var sent *edit
+// sendEdit sends the edit that is due when its turn comes, and returns it; nil: none was any more. A message that is
+// gone, or takes no edit, counts as edited.
+func (t *Telegram) sendEdit(ctx context.Context, id string, m *messageEdits, as rank) (sent *edit, err error) {
 	began := time.Now()
-	_, err := t.deliver(ctx, delivery{
+	_, err = t.deliver(ctx, delivery{
 		rank: func() rank {
 			p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
-			if p == nil || p.Open() || why.slow {
+			if p == nil || p.Open() {
 				return rankRest
 			}
-			return rankOutcome.aged(time.Since(began))
+			return as.aged(time.Since(began))
 		},
 		write: func() *outgoing {
-			sent = t.nextEdit(id, m, why)
-			if sent == nil || sent.said {
-				sent = nil
+			sent = t.due(id, m)
+			if sent == nil {
 				return nil
 			}
 			return sent.outgoing
 		},
-		lost: func() {
-			m.lost[lostEdit{sent.EditID, sent.print}] = time.Now()
-		},
+		lost: func() { m.lost[sent.key()] = time.Now() },
 	})
 	if refusedForGood(err) {
 		t.log.Warn("a message cannot be edited, now or later", "error", err.Error())
 		return sent, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	return sent, nil
-}
-
-// recordEdit notes what a message says now, for good where the question is over. It is not certain while an earlier
-// edit may still be carried out after this one: then it stays owed, and a later edit makes sure.
-func (t *Telegram) recordEdit(id string, m *questionMessages, e *edit) (certain bool, err error) {
-	if !e.replaced {
-		m.says = e.print
-		if e.status != "" && m.mayBeOvertaken(e) {
-			m.says = ""
-			return false, t.store.Edited(id, e.EditID, "", true)
-		}
-	}
-	return true, t.store.Edited(id, e.EditID, e.status, e.status == "" || len(e.Markup.Rows) > 0)
+	return sent, err
 }
 
 // ---- notices and streams ----
@@ -2187,7 +2085,7 @@ func (n *Notice) rank() rank {
 // spoke tells that a session has said more than that it began: a question was sent, or it has ended.
 func (t *Telegram) spoke(session string) bool {
 	s, _ := t.store.Session(session)
-	asked := slices.ContainsFunc(t.store.PromptsOf(session), func(p *PromptRecord) bool { return p.MsgID != 0 })
+	asked := slices.ContainsFunc(t.store.PromptsOf(session), func(p *PromptRecord) bool { return len(p.Messages) > 0 })
 	return asked || s == nil || s.Status != "active"
 }
 
@@ -2514,7 +2412,6 @@ func (t *Telegram) topicsHere(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if me.Username != "" {
-		t.noteBot(me.Username)
 	}
 	chatID := t.cfg.Load().ChatID
 	if chatID > 0 {
@@ -2696,7 +2593,6 @@ const (
 	pollTimeout   = 50                     // seconds; more are clamped (source of telegram-bot-api)
 	tapLife       = 150 * time.Second      // an undelivered tap is forgotten then (same source)
 	tapCrosses    = 10 * time.Second       // a tap so soon after an edit was made before that was seen
-	onItsWayAfter = 900 * time.Millisecond // an answer typed by then needs no edit in between
 	debtsEvery    = 5 * time.Second        // messages that are owed an edit are looked for so often
 	debtsPatience = 30 * time.Second       // a living session has that long to edit its own messages
 	debtsPause    = time.Minute            // after an edit that failed for good
@@ -2781,6 +2677,7 @@ type receiver struct {
 	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
 	replied   chan struct{}   // closed when the last reply has been sent; nil: there was none
 	bot       string          // the number of the bot whose updates these are
+	name      string          // its user name, "" while it was not needed
 	minute    int64           // since 1970, in which is counted:
 	strangers int             // updates of others
 	clashedAt time.Time       // when another program's poll ended ours last
@@ -3017,7 +2914,7 @@ func (r *receiver) resendAfterOutage() {
 	}
 	r.lastOK = now
 	waiting := inOrder(v, func(p *PromptRecord) bool {
-		asked := p.Status == AwaitingReply && p.MsgID != 0
+		asked := p.Status == AwaitingReply && len(p.Messages) > 0
 		return asked && !p.Idle && old(p.At) && now.Before(p.ExpiresAt)
 	})
 	r.beside(func() {
@@ -3107,7 +3004,7 @@ func (t *Telegram) pay(ctx context.Context, owed []*PromptRecord) error {
 		if !t.mustPay(p) {
 			continue
 		}
-		err := t.catchUp(ctx, p.ID, catchUpOptions{due: (*PromptRecord).owes, slow: true})
+		err := t.catchUp(ctx, p.ID, rankRest)
 		failed, ok := err.(*apiError)
 		if err != nil && (!ok || failed.trouble(0) != "") {
 			return err
@@ -3126,7 +3023,8 @@ func refusedForGood(err error) bool {
 // mustPay tells that a prompt's own session will not edit its message, and that replaced ones it never does. A dead
 // session's prompts are over once it is reaped.
 func (t *Telegram) mustPay(p *PromptRecord) bool {
-	replacedOnly := p.Open() || p.MsgStatus == p.Status
+	own := p.newest()
+	replacedOnly := p.Open() || own.status() == p.Status
 	if replacedOnly || time.Since(p.At) > debtsPatience {
 		return true
 	}
@@ -3306,7 +3204,7 @@ func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now Pr
 // handleCallbackQuery decides the question that a button belongs to, or does what the button asks for.
 func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) error {
 	d, p := parseCallbackData(q.Data, v)
-	if p != nil && p.Open() && p.hasNonce(d.Nonce) && q.Message.ID > p.MsgID { // its number is not recorded (yet)
+	if p != nil && p.Open() && p.hasNonce(d.Nonce) && q.Message.ID > p.newest().ID { // its number is not recorded (yet)
 		err := r.store.Offered(p.ID, q.Message.ID, q.Message.Date)
 		if err == nil {
 			p, _, err = r.store.Prompt(p.ID)
@@ -3320,7 +3218,7 @@ func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) erro
 	case p == nil:
 		why = "this question is not known here. It belongs to another machine or state folder with the same bot, or is " +
 			"long over: answer at its terminal"
-	case q.Message.ID < p.MsgID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
+	case q.Message.ID < p.newest().ID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
 		why = "this message is out of date, use the newest one of its question"
 	case strings.HasPrefix(d.Value, "~") && (p.Open() || p.Idle):
 		if err := r.recordUpdate(id, nil); err != nil {
@@ -3337,7 +3235,6 @@ func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) erro
 	}
 	if why == "" {
 		r.answerCallback(q, "✓ "+valueName(&now, &d.Value), false)
-		r.background(func() error { return r.showOnItsWay(now.ID) })
 		return nil
 	}
 	r.answerCallback(q, "Nothing was done: "+string(why), true)
@@ -3371,26 +3268,19 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 // provesStale tells that the tap in vain shows that the message m has buttons which should be gone. p is its question,
 // nil where it is not known, and another machine's unless it is old; over: it is over.
 func (r *receiver) provesStale(m *message, d Decision, p *PromptRecord, over bool) bool {
-	switch {
-	case p == nil:
+	if p == nil {
 		return time.Since(time.Unix(m.Date, 0)) > questionLife
+	}
+	own := p.newest()
+	switch {
 	case !p.hasNonce(d.Nonce): // forged
 		return false
-	case m.ID != p.MsgID:
-		return m.ID < p.MsgID || over
-	case p.shownOpen(): // its edit is on its way, or owed
+	case m.ID != own.ID:
+		return m.ID < own.ID || over
+	case own.status() == "" || isOpen(own.status()): // its edit is on its way, or owed
 		return false
 	}
 	return over && time.Since(p.At) >= tapCrosses // else it may have crossed the edit on its way to the phone
-}
-
-// showOnItsWay shows that an answer was taken whose typing takes long; else the session shows the outcome at once.
-func (r *receiver) showOnItsWay(id string) error {
-	if err := sleep(r.ctx, onItsWayAfter); err != nil {
-		return err
-	}
-	waits := func(p *PromptRecord) bool { return p.Status == ReplyReceived }
-	return r.catchUp(r.ctx, id, catchUpOptions{due: waits})
 }
 
 // removeButtons has a message lose its buttons: its question, nil where it is not known any more, is over, or has a
@@ -3403,7 +3293,7 @@ func (r *receiver) removeButtons(p *PromptRecord, msg int64) error {
 	if err := r.store.Offered(p.ID, msg, 0); err != nil {
 		return err
 	}
-	return r.catchUp(r.ctx, p.ID, catchUpOptions{})
+	return r.catchUp(r.ctx, p.ID, rankOutcome)
 }
 
 // handleAskAgain has the session ask anew what stands on its screen, where that is still so.
@@ -3431,11 +3321,12 @@ func newInput(s *SessionRecord, kind string, from *user, m *message, update stri
 func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value string) {
 	r.answerCallback(q, "", false)
 	if keys, ok := strings.CutPrefix(value, tapTick); ok {
-		ticks := func(w *wantedEdits) {
-			w.ticked = strings.Fields(strings.ReplaceAll(keys, ",", " "))
-			w.tickedIn = q.Message.ID
-		}
-		r.background(func() error { return r.catchUp(r.ctx, p.ID, catchUpOptions{want: ticks}) })
+		m := r.acquireEdits(p.ID)
+		r.wantButtons(m, buttonsWanted{ticked: strings.Fields(strings.ReplaceAll(keys, ",", " ")), in: q.Message.ID})
+		r.background(func() error {
+			defer r.releaseEdits(m)
+			return r.catchUp(r.ctx, p.ID, rankOutcome)
+		})
 		return
 	}
 	if p.Idle {
@@ -3461,15 +3352,17 @@ func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value stri
 func (r *receiver) resend(p PromptRecord, text string) (msg int64, err error) {
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
-	m := r.acquireMessages(p.ID, nil) // what is cleared before the new message stays known behind it
-	defer r.releaseMessages(m)
+	m := r.acquireEdits(p.ID) // what is cleared before the new message stays known behind it
+	defer r.releaseEdits(m)
 	if text != "" {
 		_, err := r.Notify(ctx, Notice{Mono: text, Lang: p.Lang, SessionID: p.SessionID, Urgent: true})
 		if err != nil {
 			return 0, err // not shown in full, so not to be allowed
 		}
-		move := catchUpOptions{want: func(w *wantedEdits) { w.cleared = p.MsgID }}
-		if err := r.catchUp(ctx, p.ID, move); err != nil {
+		if own := p.newest(); own.ID != 0 {
+			r.wantButtons(m, buttonsWanted{in: own.ID, none: true})
+		}
+		if err := r.catchUp(ctx, p.ID, rankOutcome); err != nil {
 			return 0, err
 		}
 	}
@@ -3481,7 +3374,7 @@ func (r *receiver) resend(p PromptRecord, text string) (msg int64, err error) {
 		_ = r.removeButtons(nil, msg) // nobody would ever edit it; the error to tell is that of the state
 		return 0, err
 	}
-	return msg, r.catchUp(r.ctx, p.ID, catchUpOptions{})
+	return msg, r.catchUp(r.ctx, p.ID, rankOutcome)
 }
 
 // ---- messages and commands ----
@@ -3576,16 +3469,14 @@ func (r *receiver) isForUs(m *message) (bool, error) {
 	if command == nil || command[2] == "" {
 		return true, nil
 	}
-	name := r.botName()
-	if name == "" {
+	if r.name == "" {
 		var me user
 		if err := r.call(r.ctx, "getMe", struct{}{}, &me); err != nil {
 			return false, err
 		}
-		name = me.Username
-		r.noteBot(name)
+		r.name = me.Username
 	}
-	return strings.EqualFold(command[2], "@"+name), nil
+	return strings.EqualFold(command[2], "@"+r.name), nil
 }
 
 // markDead has sessions count as ended that were killed.
@@ -3863,7 +3754,7 @@ func (in *incoming) repliedQuestion() *PromptRecord {
 		return nil
 	}
 	for _, p := range in.view.Prompts {
-		if !p.elsewhere(in.here) && (p.MsgID == to.ID || slices.Contains(p.OldMsgIDs, to.ID)) {
+		if !p.elsewhere(in.here) && slices.ContainsFunc(p.Messages, func(m Message) bool { return m.ID == to.ID }) {
 			return p
 		}
 	}
@@ -3977,12 +3868,12 @@ const (
 // waits, or the text is an answer to it.
 func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) bool {
 	waits := p != nil && !p.Idle
-	if waits && (p.MsgDate == 0 || in.Date < p.MsgDate+textAfter) {
+	if waits && (p.newest().Date == 0 || in.Date < p.newest().Date+textAfter) {
 		return true
 	}
 	for _, other := range in.view.Prompts {
 		here := other.SessionID == s.ID || !in.view.active(other.SessionID)
-		asked := !other.Idle && (other.MsgID != 0 || other.Chat != "")
+		asked := !other.Idle && other.Chat != ""
 		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.From.who() &&
 			!other.takesText() && namedChoices(other, text) == ""
 		if other == p || !here || !asked || own {
@@ -4520,7 +4411,6 @@ func (s *setup) save() error {
 	}
 	s.works("poll")
 	s.works("send")
-	s.noteBot(s.name)
 	v, err := s.store.View()
 	for id, running := range v.Sessions {
 		if running.Status == "active" && s.store.Alive(id) {
