@@ -4094,8 +4094,6 @@ const (
 	baseKey  = "telegram.api_base"
 )
 
-const pairingEnd = 10 * time.Minute // so long a code counts
-
 // setup is one run of the command.
 type setup struct {
 	*command
@@ -4183,11 +4181,11 @@ func (s *setup) configure() error {
 		flags[tokenKey] = string(token)
 	}
 	s.cfg.mend = func(key string, problem error) bool {
-		found := key == tokenKey || key == chatKey || key == usersKey // anew
-		if found {
+		anew := strings.HasPrefix(key, "telegram.") && key != baseKey
+		if anew {
 			s.say("%v", problem)
 		}
-		return found
+		return anew
 	}
 	err := s.cfg.load(s.getenv, flags)
 	for _, ignored := range s.cfg.ignored {
@@ -4336,7 +4334,7 @@ func (s *setup) meet(bot string) error {
 
 // awaitCode waits for a person's message with one of the codes, shows who writes meanwhile, and confirms all of that.
 func (s *setup) awaitCode(codes ...string) (*message, error) {
-	ctx, stop := context.WithTimeout(s.ctx, pairingEnd)
+	ctx, stop := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer stop()
 	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 10}
 	for ctx.Err() == nil {
