@@ -456,7 +456,7 @@ func TestFitsTheTerminal(t *testing.T) {
 		"status":      "ago ask",
 		"approvals":   question,
 		"config":      `safe_defaults.multiple_choice "" default`,
-		"adapters":    "opencode opencode 1.0.0 to",
+		"adapters":    "opencode 1.0.0 to",
 		"logs":        "PROMPT_DETECTED",
 		"help":        "carries its questions to your phone",
 		"help run":    "keep a recording there, for lab",

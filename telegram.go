@@ -6,6 +6,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -14,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -21,6 +23,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"sort"
 	"strconv"
@@ -3972,13 +3975,8 @@ func (in *incoming) openQuestions(s *SessionRecord) string {
 }
 
 // ---- setup ----
-// `atlasbridge setup`: token, who the operator is, config.toml, a test. What is there is asked of Telegram first: what
-// fits stays, what does not is asked for again, and what only the environment says is never stored.
-
-var (
-	telegramTable = re(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`) // the keys are only in this one
-	telegramKey   = re(`(?m)^([ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=[ \t]*)` + tomlValue + `(.*\n)`)
-)
+// `atlasbridge setup` is one conversation: the token, who the operator is, a test message, config.toml. It asks only
+// for what Telegram does not take as it is configured. What the environment says is used, and never stored.
 
 // Keys of what setup finds out.
 const (
@@ -3988,561 +3986,344 @@ const (
 	baseKey  = "telegram.api_base"
 )
 
-// A session that has trouble with the bot does not listen between its tries.
-const (
-	pollSoon    = 20 * time.Second      // one request may take 15
-	pollBetween = 50 * time.Millisecond // the lock is tried so often
-)
-
 // setup is one run of the command.
 type setup struct {
 	*command
-	*Telegram
-	cfg    *Config
-	name   string          // the bot's
-	broken map[string]bool // keys that are of no use in config.toml
-	saved  bool
+	bot *Telegram
+	cfg *Config // the bot's, filled in as the conversation goes on
 }
 
 // cmdSetup shows nothing that is typed meanwhile, and leaves none of it for the shell: it may be the token.
 func cmdSetup(c *command) int {
 	ctx, quit := context.WithCancelCause(c.ctx)
 	defer quit(nil)
-	release := catchSignals(quit)
-	defer release()
+	defer catchSignals(quit)()
 	c.ctx = ctx
 	show, err := muteEcho(c.stdin)
 	if err == nil {
 		defer func() { _ = errors.Join(dropTyped(c.stdin), show()) }() // a terminal that has gone shows nothing
 	}
 	return c.withState(func(st *Store) int {
-		s := &setup{command: c, Telegram: &Telegram{store: st}, broken: map[string]bool{}}
-		err := s.run()
-		end, ok := errors.AsType[*stopped](err)
-		if !ok {
-			if err != nil {
-				return c.fail(err)
-			}
+		cfg := newConfig(st.Dir)
+		s := &setup{command: c, bot: newTelegram(cfg, st, nil), cfg: cfg}
+		err := s.converse()
+		if err == nil {
 			return 0
 		}
-		s.say("")
-		changed := "config.toml is as it was"
-		if s.saved {
-			changed = "config.toml is written, but was not tried: `atlasbridge doctor` checks it"
+		end, ok := errors.AsType[*stopped](context.Cause(ctx))
+		if !ok {
+			return c.fail(err)
 		}
-		fmt.Fprintf(c.stderr, "atlasbridge: setup was ended; %s\n", changed)
+		fmt.Fprintln(c.stderr, "\natlasbridge: setup was ended; config.toml is as it was")
 		return 128 + int(end.sig)
 	})
 }
 
-// run takes the steps.
-func (s *setup) run() error {
-	for _, step := range []func() error{s.configure, s.listen, s.connect, s.removeWebhook, s.pair, s.save, s.test} {
-		err := step()
-		if s.ctx.Err() != nil {
-			return context.Cause(s.ctx)
-		}
-		if err != nil {
-			return err
-		}
+// converse takes one step after the other. The file is written last, so that an error leaves it as it was.
+func (s *setup) converse() error {
+	if err := s.configure(); err != nil {
+		return err
 	}
-	return nil
-}
-
-func (s *setup) say(format string, args ...any) {
-	fmt.Fprint(s.stdout, s.folded(fmt.Sprintf(format+"\n", args...)))
-}
-
-// configure reads the file, the environment and the flags. What of the bot's settings in the file cannot be used counts
-// as not there.
-func (s *setup) configure() error {
-	dir, err := s.stateDir()
+	name, err := s.connect()
 	if err != nil {
 		return err
 	}
+	if err := s.removeWebhook(); err != nil {
+		return err
+	}
+	if err := s.pair(name); err != nil {
+		return err
+	}
+	if !s.opts.on("no-test") {
+		test := map[string]any{"chat_id": s.cfg.ChatID, "text": "✅ AtlasBridge is connected: its questions come here."}
+		if err := s.bot.call(s.ctx, "sendMessage", test, nil); err != nil {
+			return explained(err)
+		}
+	}
+	path := filepath.Join(s.cfg.Dir, "config.toml")
+	old, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	text := s.withBot(string(old))
+	if text != "" {
+		if err := replacePrivate(path, []byte(text)); err != nil { // a session that runs reads it anew
+			return err
+		}
+	}
+	s.say("It works. Now: atlasbridge run claude")
+	return nil
+}
+
+// configure reads the file, the environment and the flags. What is wrong in the file, and can be found anew, counts as
+// not there.
+func (s *setup) configure() error {
 	flags := map[string]string{
 		"channel": "local", // so that nothing need be complete yet
 		chatKey:   s.opts.text("chat-id"),
 		usersKey:  s.opts.text("user-id"),
 		baseKey:   s.opts.text("api-base"),
 	}
-	file := s.opts.text("token-file")
-	if file != "" {
+	if file := s.opts.text("token-file"); file != "" {
 		token, err := os.ReadFile(file)
 		if err != nil {
 			return err
 		}
-		flags[tokenKey] = strings.TrimSpace(string(token))
+		flags[tokenKey] = string(token)
 	}
-	s.cfg = newConfig(dir)
 	s.cfg.mend = func(key string, problem error) bool {
-		ours := strings.HasPrefix(key, "telegram.")
-		if ours {
-			s.broken[key] = true
+		anew := strings.HasPrefix(key, "telegram.") && key != baseKey
+		if anew {
 			s.say("%v", problem)
 		}
-		return ours
+		return anew
 	}
-	err = s.cfg.load(s.getenv, flags)
+	err := s.cfg.load(s.getenv, flags)
 	for _, ignored := range s.cfg.ignored {
-		s.command.warn(ignored)
+		s.warn(ignored)
 	}
 	return err
 }
 
-// listen makes sure that no session listens to the bot until the store is closed. One that has trouble with the bot
-// is between two tries soon: to end the trouble is what setup is for.
-func (s *setup) listen() error {
-	for end := time.Now().Add(pollSoon); ; {
-		held, err := s.store.TryPoll()
-		if held || err != nil {
-			return err
-		}
-		if s.store.ChannelTrouble() == "" || time.Now().After(end) {
-			err := fmt.Errorf("process %d listens to the bot: a session, or another setup", s.store.holder("poll.lock"))
-			return hinted(err, "end it, then run atlasbridge setup again")
-		}
-		if err := sleep(s.ctx, pollBetween); err != nil {
-			return err
-		}
-	}
+// given reports whether a setting comes from a flag or the environment: setup cannot replace it.
+func (s *setup) given(key string) bool {
+	origin := s.cfg.row(key).Origin
+	return origin == "flag" || strings.HasPrefix(origin, "environment ")
 }
 
-// connect finds a token that Telegram takes.
-func (s *setup) connect() error {
-	for {
-		if s.cfg.Token == "" {
-			if err := s.askToken(); err != nil {
-				return err
-			}
+// reject says what is wrong with settings that are to be found anew; where one of them is given that is an error.
+func (s *setup) reject(problem error, keys ...string) error {
+	for _, key := range keys {
+		if s.given(key) {
+			return hinted(fmt.Errorf("%s: %s", s.cfg.row(key).Origin, problem),
+				"press Start in the bot's chat or correct the setting, then run atlasbridge setup again")
 		}
-		s.Telegram = newTelegram(s.cfg, s.store, nil)
-		var me user
-		err := s.call(s.ctx, "getMe", struct{}{}, &me)
-		if err == nil {
-			s.name = me.Username
-			s.say("Bot: @%s", s.name)
-			return nil
-		}
-		if !err.(*apiError).refusesToken() {
-			return explained(err)
-		}
-		if err := s.discard(tokenKey, explained(err)); err != nil {
-			return err
-		}
-		s.cfg.Token = ""
-	}
-}
-
-// discard says what is wrong with a setting that is to be found anew. It is an error where another one in config.toml
-// would not count.
-func (s *setup) discard(key string, problem error) error {
-	from := s.cfg.row(key).Origin
-	switch {
-	case !s.stores(key):
-		todo := "correct or unset it, then run atlasbridge setup again: it counts more than config.toml"
-		return hinted(fmt.Errorf("%s: %s", from, problem), todo)
-	case key == tokenKey && (from == "flag" || !onTerminal(s.stdin)):
-		return &hintedError{problem, "give another one with --token-file, or run atlasbridge setup in a terminal"}
-	case from == "flag":
-		return problem
 	}
 	s.say("%v", problem)
 	return nil
 }
 
-// askToken asks for a token until something that looks like one is typed.
-func (s *setup) askToken() error {
-	if !onTerminal(s.stdin) {
-		return errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
-	}
-	const here = "here" // asked for before
-	row := s.cfg.row(tokenKey)
-	if row.Origin != here {
-		s.say("Make a bot with @BotFather in Telegram\n(/newbot), or /mybots shows its token.")
-	}
-	row.Origin = here
+// connect returns the name of the bot whose token Telegram takes: the one that is configured, else one that is typed.
+func (s *setup) connect() (bot string, err error) {
 	for {
-		token, err := s.ask("Paste the token here (it is not shown): ")
-		if err != nil {
-			return err
+		if s.cfg.Token == "" {
+			if !onTerminal(s.stdin) {
+				return "", errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
+			}
+			s.say("Make a bot with @BotFather in Telegram\n(/newbot), or /mybots shows its token.")
+			token, err := s.ask("Paste the token here (it is not shown): ")
+			if err != nil {
+				return "", err
+			}
+			row := s.cfg.row(tokenKey)
+			row.Value = quoted(token)
+			if row.assign(s.cfg) != nil {
+				s.say("That is no token: it looks like\n123456789:AAExample-of_35_letters")
+				s.cfg.Token = ""
+			}
+			continue
 		}
-		row.Value = quoted(token)
-		if token != "" && row.assign(s.cfg) == nil {
-			return nil
+		var me user
+		err := s.bot.call(s.ctx, "getMe", struct{}{}, &me)
+		if err == nil {
+			s.say("Bot: @%s", me.Username)
+			return me.Username, nil
 		}
-		s.say("That is no token: it looks like\n123456789:AAExample-of_35_letters")
+		if !err.(*apiError).refusesToken() {
+			return "", explained(err)
+		}
+		if err := s.reject(explained(err), tokenKey); err != nil {
+			return "", err
+		}
+		s.cfg.Token = ""
 	}
 }
 
-// ask gives the next line that is typed.
+// removeWebhook makes sure that the bot's messages come here.
+func (s *setup) removeWebhook() error {
+	set, err := s.bot.webhook(s.ctx)
+	if !set || err != nil {
+		return explained(err)
+	}
+	yes, err := s.agreed("A webhook is set: the bot's messages go elsewhere. Remove it?")
+	if err == nil && !yes {
+		err = hinted(errors.New("a webhook is set for this bot, so it cannot be polled"),
+			"run atlasbridge setup in a terminal and say y; or give AtlasBridge a bot of its own")
+	}
+	if err != nil {
+		return err
+	}
+	return s.bot.call(s.ctx, "deleteWebhook", struct{}{}, nil)
+}
+
+// pair finds a chat that the bot reaches, and users who can answer there: those that are configured, else those of the
+// person who sends the code.
+func (s *setup) pair(bot string) error {
+	c := s.cfg
+	switch { // a private chat has the number of its user
+	case c.ChatID < 0 || slices.Contains(c.Users, c.ChatID): // they go together
+	case len(c.Users) == 0 && c.ChatID > 0:
+		c.Users = []int64{c.ChatID}
+	case len(c.Users) > 0 && !s.given(chatKey):
+		c.ChatID = c.Users[0]
+	case len(c.Users) > 0:
+		return fmt.Errorf("chat %d is the private chat of none of the users %v", c.ChatID, c.Users)
+	}
+	for {
+		if c.ChatID != 0 && len(c.Users) > 0 {
+			chat, err := s.bot.reach(s.ctx)
+			failed, ok := err.(*apiError)
+			if !ok {
+				s.say("Chat %d (%s), allowed users %v", c.ChatID, chat, c.Users)
+				return nil
+			}
+			if failed.temporary() {
+				return explained(err)
+			}
+			if err := s.reject(explained(err), chatKey, usersKey); err != nil {
+				return err
+			}
+		}
+		if err := s.meet(bot); err != nil {
+			return err
+		}
+	}
+}
+
+// meet learns who the operator is, and where: from a message with a code that only this terminal shows, and from a yes
+// at the terminal. No session polls meanwhile.
+func (s *setup) meet(bot string) error {
+	if !onTerminal(s.stdin) {
+		return hinted(errors.New("without a terminal nobody can be asked who may answer"),
+			"give --user-id ID; or run atlasbridge setup in a terminal")
+	}
+	held, err := s.bot.store.TryPoll()
+	if err != nil {
+		return err
+	}
+	if !held {
+		err := fmt.Errorf("process %d listens to the bot: a session, or another setup", s.bot.store.holder("poll.lock"))
+		return hinted(err, "end it, then run atlasbridge setup again")
+	}
+	defer s.bot.store.LeavePoll()
+	link := newNonce()
+	code := newNonce()[:8] // short, for it is typed by hand
+	s.say("Open https://t.me/%s?start=%s\nand tap Start.", bot, link)
+	s.say("Or send it the code:  %s\n(in a group: /start %[1]s)", code)
+	m, err := s.awaitCode(link, code)
+	if err != nil {
+		return err
+	}
+	s.cfg.ChatID = m.Chat.ID
+	s.cfg.Users = []int64{m.From.ID}
+	yes, err := s.agreed("Is that you? Who is trusted here can type into your terminal.")
+	if err == nil && !yes {
+		err = hinted(errors.New("nobody was trusted"), "run atlasbridge setup again: it makes a new code")
+	}
+	return err
+}
+
+// awaitCode waits for a person's message with one of the codes, shows who writes meanwhile, and confirms all of that.
+func (s *setup) awaitCode(codes ...string) (*message, error) {
+	ctx, stop := context.WithTimeout(s.ctx, 10*time.Minute)
+	defer stop()
+	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 10}
+	for ctx.Err() == nil {
+		var updates []update
+		err := s.bot.call(ctx, "getUpdates", params, &updates)
+		if failed, ok := err.(*apiError); ok {
+			if !failed.temporary() {
+				return nil, explained(failed)
+			}
+			_ = sleep(ctx, max(time.Second, failed.retryAfter())) // the loop ends with it
+			continue
+		}
+		for _, u := range updates {
+			params.Offset = u.ID + 1
+			m := u.Message
+			if m == nil || m.From == nil {
+				continue
+			}
+			if _, ok := admitted(&u, []int64{m.From.ID}, m.Chat.ID); !ok {
+				continue
+			}
+			s.say("%s, user %d, %s chat %d", m.From.name(), m.From.ID, m.Chat.Type, m.Chat.ID)
+			for _, word := range strings.Fields(strings.ToLower(m.Text)) { // of the link Telegram makes "/start LINK"
+				if slices.Contains(codes, word) {
+					return m, s.bot.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil)
+				}
+			}
+		}
+	}
+	return nil, hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again: it makes a new code")
+}
+
+// say writes a line that fits the terminal.
+func (s *setup) say(format string, args ...any) {
+	fmt.Fprint(s.stdout, s.folded(fmt.Sprintf(format+"\n", args...)))
+}
+
+// ask returns the line that is typed next, without blanks around it.
 func (s *setup) ask(question string) (string, error) {
 	fmt.Fprint(s.stdout, s.folded(question))
-	type answer struct {
-		line string
-		err  error
-	}
-	typed := make(chan answer, 1)
+	typed := make(chan string, 1)
 	go func() { // ends with the process, where nothing is typed any more
-		line, err := readLine(s.stdin)
-		typed <- answer{line, err}
+		line, _ := bufio.NewReader(s.stdin).ReadString('\n') // "" at the end of the input
+		typed <- line
 	}()
 	select {
-	case a := <-typed:
+	case line := <-typed:
 		s.say("")
-		if a.err != nil {
+		if line == "" {
 			return "", hinted(errors.New("nothing was typed"), "run atlasbridge setup again")
 		}
-		return strings.TrimSpace(a.line), nil
+		return strings.TrimSpace(line), nil
 	case <-s.ctx.Done():
 		return "", context.Cause(s.ctx)
 	}
 }
 
-// readLine reads a line and nothing beyond it. At the end of the input it is an error to have nothing.
-func readLine(f *os.File) (string, error) {
-	var line []byte
-	for b := make([]byte, 1); b[0] != '\n'; {
-		_, err := f.Read(b)
-		if err != nil && len(line) == 0 {
-			return "", err
-		}
-		if err != nil {
-			break
-		}
-		line = append(line, b[0])
-	}
-	return string(line), nil
-}
-
 // agreed asks for a yes. Nothing that was typed before is one.
 func (s *setup) agreed(question string) (bool, error) {
 	if err := dropTyped(s.stdin); err != nil {
-		return false, nil
+		return false, nil // it is no terminal
 	}
 	answer, err := s.ask(question + " [y/N] ")
 	answer = strings.ToLower(answer)
 	return answer == "y" || answer == "yes", err
 }
 
-// removeWebhook makes sure that the bot's messages do not go elsewhere.
-func (s *setup) removeWebhook() error {
-	set, err := s.webhook(s.ctx)
-	if !set || err != nil {
-		return explained(err)
-	}
-	yes, err := s.agreed("A webhook is set: the bot's messages go elsewhere. Remove it?")
-	if err != nil {
-		return err
-	}
-	if !yes {
-		return hinted(errors.New("a webhook is set for this bot, so it cannot be polled"),
-			"give AtlasBridge a bot of its own; or run atlasbridge setup in a terminal and say y, or call the Bot "+
-				"API's deleteWebhook")
-	}
-	return s.call(s.ctx, "deleteWebhook", struct{}{}, nil)
-}
-
-// pair learns who the operator is, unless what is configured fits.
-func (s *setup) pair() error {
-	for {
-		known, err := s.complete()
-		if err != nil {
-			return err
-		}
-		if known {
-			chat, err := s.reach(s.ctx)
-			if err == nil {
-				s.say("Chat %d (%s), allowed users %v", s.cfg.ChatID, chat, s.cfg.Users)
-				return nil
-			}
-			if err.(*apiError).temporary() {
-				return explained(err)
-			}
-			if err := s.discard(chatKey, explained(err)); err != nil {
-				return err
-			}
-		}
-		if err := s.awaitCode(); err != nil {
-			return err
-		}
-	}
-}
-
-// complete makes chat and users go together, where one of them decides the other: known tells that it did. A private
-// chat is one person's, and only who is in it can answer there.
-func (s *setup) complete() (known bool, err error) {
+// withBot returns config.toml's text with the bot's settings as they are now, without those of the environment. All
+// else stays, comments behind these settings too.
+func (s *setup) withBot(text string) string {
 	c := s.cfg
-	switch {
-	case len(c.Users) == 0 && c.ChatID > 0:
-		c.Users = []int64{c.ChatID}
-	case len(c.Users) == 0:
-		return false, nil
-	case c.ChatID == 0:
-		c.ChatID = c.Users[0]
+	base := ""
+	if c.row(baseKey).Origin != "default" {
+		base = fmt.Sprintf("%q", c.APIBase)
 	}
-	if c.ChatID < 0 || slices.Contains(c.Users, c.ChatID) {
-		return true, nil
-	}
-	chatGiven, usersGiven := s.given(chatKey), s.given(usersKey)
-	problem := fmt.Errorf("chat %d is the private chat of none of the users %v", c.ChatID, c.Users)
-	switch {
-	case chatGiven && usersGiven:
-		return false, hinted(problem, "a private chat has the number of its user: give only one of them")
-	case usersGiven:
-		c.ChatID = c.Users[0]
-	case chatGiven:
-		c.Users = []int64{c.ChatID}
-	default:
-		s.say("%v", problem)
-		return false, nil
-	}
-	return true, nil
-}
-
-// given tells that a setting comes from a flag or the environment, and not from config.toml or the phone.
-func (s *setup) given(key string) bool {
-	return !s.stores(key) || s.cfg.row(key).Origin == "flag"
-}
-
-// codeTries is how many wrong codes may come: it is short, for it is typed by hand.
-const codeTries = 5
-
-// reCode is a code that somebody may have typed.
-var reCode = re(`^[0-9a-f]{8}$`)
-
-// awaitCode waits for who sends the code: they have seen this terminal, where they are then trusted by a yes, so that
-// no stranger gets in by a guess, nor by a careless yes. Where the users are given it is one of them.
-func (s *setup) awaitCode() error {
-	if !s.given(usersKey) && !onTerminal(s.stdin) {
-		return hinted(errors.New("without a terminal nobody can be asked who may answer"),
-			"give --user-id ID; or run atlasbridge setup in a terminal")
-	}
-	link := newNonce()
-	code := newNonce()[:8]
-	s.say("Open https://t.me/%s?start=%s\nand tap Start.\nOr send it the code:  %s\n(in a group: /start %s)", s.name, link,
-		code, code)
-	wrong := 0
-	var sender *user
-	err := s.await(func(u *update) bool {
-		m := u.Message
-		if m == nil || m.From == nil {
-			return false
-		}
-		from, ok := admitted(u, []int64{m.From.ID}, m.Chat.ID)
-		if !ok {
-			return false
-		}
-		name := from.Name
-		if from.Username != "" {
-			name += " (@" + from.Username + ")"
-		}
-		s.say("\n%s, user %d, %s chat %d", clip(visible(name), 80), from.ID, m.Chat.Type, m.Chat.ID)
-		said := codeIn(m.Text, s.name)
-		switch {
-		case said == link, said == code && wrong < codeTries:
-		case reCode.MatchString(said):
-			wrong++
-			if wrong == codeTries {
-				s.say("%d wrong codes came: only the link counts now.", wrong)
-			}
-			return false
-		default:
-			s.say("If that is you, send the code.")
-			return false
-		}
-		if s.given(usersKey) && !slices.Contains(s.cfg.Users, from.ID) {
-			s.say("That is none of the users %v.", s.cfg.Users)
-			return false
-		}
-		s.cfg.ChatID = m.Chat.ID
-		sender = from
-		return true
-	})
-	if err != nil {
-		return err
-	}
-	s.cfg.row(chatKey).Origin = "the phone"
-	if s.given(usersKey) {
-		return nil
-	}
-	yes, err := s.agreed("Is that you? Who is trusted here can type into your terminal.")
-	if err == nil && !yes {
-		err = hinted(errors.New("nobody was trusted"), "run atlasbridge setup again: it makes a new code")
-	}
-	s.cfg.Users = []int64{sender.ID}
-	s.cfg.row(usersKey).Origin = "the phone"
-	return err
-}
-
-// codeIn is what a message says for the code: all of it, or what Telegram sends for the link: /start and the code, in a
-// group with the bot's name. "" of more words.
-func codeIn(text, bot string) string {
-	words := strings.Fields(strings.ToLower(text))
-	if len(words) == 2 && (words[0] == "/start" || words[0] == "/start@"+strings.ToLower(bot)) {
-		words = words[1:]
-	}
-	if len(words) != 1 {
-		return ""
-	}
-	return words[0]
-}
-
-// save writes the bot and the operator into config.toml, which keeps every other line as it is.
-func (s *setup) save() error {
-	path := filepath.Join(s.cfg.Dir, "config.toml")
-	old, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	text := withTelegram(string(old), s.found(), s.broken)
-	if text != string(old) {
-		if err := replacePrivate(path, []byte(text)); err != nil {
-			return err
-		}
-	}
-	s.saved = true
-	now, err := s.config(nil)
-	if err != nil {
-		return err
-	}
-	if now.Channel != "telegram" {
-		s.say("%s: channel is %s: until that is removed no question goes to Telegram", now.row("channel").Origin, now.Channel)
-	}
-	s.works("poll")
-	s.works("send")
-	v, err := s.store.View()
-	for id, running := range v.Sessions {
-		if running.Status == "active" && s.store.Alive(id) {
-			s.say("%s goes on with this after kill -HUP %d, or started anew", origin(running), running.Wrapper)
-		}
-	}
-	return err
-}
-
-// found is what config.toml is to say of the bot; what is zero stays as it is there.
-func (s *setup) found() *Config {
-	c := &Config{}
-	if s.stores(tokenKey) {
-		c.Token = s.cfg.Token
-	}
-	if s.stores(chatKey) {
-		c.ChatID = s.cfg.ChatID
-	}
-	if s.stores(usersKey) {
-		c.Users = s.cfg.Users
-	}
-	if s.stores(baseKey) && s.cfg.row(baseKey).Origin != "default" {
-		c.APIBase = s.cfg.APIBase
-	}
-	return c
-}
-
-// stores tells whether config.toml is to have a setting: what the environment says is its own.
-func (s *setup) stores(key string) bool {
-	return !strings.HasPrefix(s.cfg.row(key).Origin, "environment ")
-}
-
-// withTelegram is the text of config.toml with those settings of the bot that c has, and without those to drop. What
-// stands behind a value stays.
-func withTelegram(text string, c *Config, drop map[string]bool) string {
-	values := map[string]string{}
-	if c.Token != "" {
-		values["bot_token"] = fmt.Sprintf("%q", c.Token)
-	}
-	if c.ChatID != 0 {
-		values["chat_id"] = fmt.Sprint(c.ChatID)
-	}
-	if len(c.Users) > 0 {
-		values["allowed_users"] = strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")
-	}
-	if c.APIBase != "" {
-		values["api_base"] = fmt.Sprintf("%q", c.APIBase)
-	}
+	table := regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`) // the only one with these keys
 	text = strings.TrimRight(text, "\n") + "\n"
-	text = telegramKey.expr().ReplaceAllStringFunc(text, func(line string) string {
-		m := telegramKey.FindStringSubmatch(line)
-		value := values[m[2]]
-		delete(values, m[2])
+	for _, set := range []struct{ key, value string }{ // from the last to the first in a new table
+		{baseKey, base},
+		{usersKey, strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")},
+		{chatKey, fmt.Sprint(c.ChatID)},
+		{tokenKey, fmt.Sprintf("%q", c.Token)},
+	} {
+		_, name, _ := strings.Cut(set.key, ".")
+		line := regexp.MustCompile(`(?m)^[ \t]*` + name + `[ \t]*=[ \t]*` + tomlValue + `.*\n`)
+		at := line.FindStringSubmatchIndex(text)
 		switch {
-		case value != "":
-			return m[1] + value + m[4]
-		case drop["telegram."+m[2]]:
-			return ""
-		}
-		return line
-	})
-	if len(values) > 0 && !telegramTable.MatchString(text) {
-		text += "\n[telegram]\n"
-	}
-	lines := ""
-	for _, name := range []string{"bot_token", "chat_id", "allowed_users", "api_base"} {
-		if values[name] != "" {
-			lines += name + " = " + values[name] + "\n"
-		}
-	}
-	at := 0
-	if lines != "" {
-		at = telegramTable.expr().FindStringIndex(text)[1]
-	}
-	return strings.TrimLeft(text[:at]+lines+text[at:], "\n")
-}
-
-// test sends a message with a button, which must be pressed, and then says that it was.
-func (s *setup) test() error {
-	if s.opts.on("no-test") {
-		return nil
-	}
-	text := &richText{text: "AtlasBridge is connected. Press the button to finish the setup."}
-	works := button{Text: "✅ It works", Data: "setup:" + newNonce()}
-	msg, err := s.send(s.ctx, text.outgoing(0, [][]button{{works}}), rankQuestion)
-	if err != nil {
-		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
-	}
-	s.say("A test message was sent: press its button.")
-	err = s.await(func(u *update) bool {
-		_, ok := admitted(u, s.cfg.Users, s.cfg.ChatID)
-		if !ok || u.Callback == nil || u.Callback.Data != works.Data {
-			return false
-		}
-		params := map[string]any{"callback_query_id": u.Callback.ID}
-		_ = s.call(s.ctx, "answerCallbackQuery", params, nil) // for looks: the button was pressed
-		return true
-	})
-	if err != nil {
-		return err
-	}
-	text = &richText{text: "✅ AtlasBridge is connected: its questions come here."}
-	_, _ = s.send(s.ctx, text.outgoing(msg, nil), rankRest) // for looks, too
-	s.say("\nIt works. Now: atlasbridge run claude")
-	return nil
-}
-
-// await polls until an update is the one awaited and confirms it, with all before; it prints a dot for every round.
-func (s *setup) await(awaited func(*update) bool) error {
-	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Minute)
-	defer cancel()
-	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 10}
-	for ctx.Err() == nil {
-		var updates []update
-		pause := time.Second
-		err := s.call(ctx, "getUpdates", params, &updates)
-		if err != nil {
-			failed := err.(*apiError)
-			if !failed.temporary() {
-				return explained(failed)
+		case strings.HasPrefix(c.row(set.key).Origin, "environment "):
+		case at != nil:
+			text = text[:at[2]] + set.value + text[at[3]:]
+		case set.value != "":
+			at = table.FindStringIndex(text)
+			if at == nil {
+				text += "\n[telegram]\n"
+				at = []int{0, len(text)}
 			}
-			pause = max(pause, failed.retryAfter())
-			updates = nil
+			text = text[:at[1]] + name + " = " + set.value + "\n" + text[at[1]:]
 		}
-		for _, u := range updates {
-			params.Offset = u.ID + 1
-			if awaited(&u) {
-				return s.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil)
-			}
-		}
-		fmt.Fprint(s.stdout, ".")
-		_ = sleep(ctx, pause) // the loop ends with it
 	}
-	return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again: it makes a new code")
+	return strings.TrimLeft(text, "\n")
 }
