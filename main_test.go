@@ -3898,13 +3898,16 @@ func TestHookSettings(t *testing.T) {
 		writeProgram(t, tool, "#!/bin/sh\nfor a; do echo \"$a\"; done\n")
 	}
 	given := func(dir, tool, arguments string) []string {
-		s := runs(t, dir, append([]string{"--channel", "local", tool}, strings.Fields(arguments)...)...)
+		words := strings.Fields(arguments)
+		for i, word := range words { // the name may have blanks
+			words[i] = strings.ReplaceAll(word, "FILE", file)
+		}
+		s := runs(t, dir, append([]string{"--channel", "local", tool}, words...)...)
 		s.wait()
 		return strings.Split(strings.TrimSpace(s.stdout.String()), "\n")
 	}
 	for _, r := range table(t, "settings.txt") {
-		arguments := strings.ReplaceAll(r["arguments"], "FILE", file)
-		got := given(home(t, ""), claude, arguments)
+		got := given(home(t, ""), claude, r["arguments"])
 		var settings struct {
 			Model string
 			Hooks map[string][]struct{ Hooks []struct{ Async bool } }
