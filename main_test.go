@@ -6235,7 +6235,7 @@ func TestTopicsOfTheDead(t *testing.T) {
 	p.w.topics[7], p.w.topics[8] = "killed", "of another chat"
 	state, ago := "", time.Now().Add(-time.Hour).UTC().Format("2006-01-02T15:04:05.000000Z")
 	for thread, chat := range map[int]int{7: 1001, 8: 1002} {
-		state += withCRC(fmt.Sprintf(`{"v":1,"rec":"session","id":"%d1111111-0000-4000-8000-000000000000","at":%[2]q,"tool":"tool",`+
+		state += withCRC(fmt.Sprintf(`{"v":2,"rec":"session","id":"%d1111111-0000-4000-8000-000000000000","at":%[2]q,"tool":"tool",`+
 			`"args":[],"cwd":"/","pid":1,"wrapper":1,"label":"api","status":"crashed","activity":"","started_at":%[2]q,"ended_at":%[2]q,`+
 			`"exit_code":null,"last_output_at":null,"thread_id":%[1]d,"thread_chat_id":%[3]d,"thread_ended":false}`, thread, ago, chat))
 	}
@@ -6542,7 +6542,7 @@ func TestFilesOfALife(t *testing.T) {
 		replies[0].str("value") != "my private words" {
 		t.Errorf("one answer was given, the replies are %v", replies)
 	}
-	head := regexp.MustCompile(`^\{"v":1,"rec":"[a-z]+","id":"[^"]+","at":"[^"]+Z",`)
+	head := regexp.MustCompile(`^\{"v":2,"rec":"[a-z]+","id":"[^"]+","at":"[^"]+Z",`)
 	loose := regexp.MustCompile(`"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{0,5}|\.\d{7,})?(Z|[+-])`)
 	for line := range strings.Lines(textOf(t, dir, "state.jsonl")) {
 		object := line[:strings.LastIndex(line, `,"crc"`)] + "}"
@@ -6591,7 +6591,7 @@ func plant(t testing.TB, dir string, objects ...string) {
 	}
 	defer f.Close()
 	for _, o := range objects {
-		fmt.Fprint(f, withCRC(`{"v":1,`+o+`}`))
+		fmt.Fprint(f, withCRC(`{"v":2,`+o+`}`))
 	}
 }
 
@@ -6733,18 +6733,20 @@ func TestSchema(t *testing.T) {
 	is := func(v int) string {
 		return withCRC(fmt.Sprintf(`{"v":%d,"rec":"session","id":"a","status":"completed",%s}`, v, ago(0)))
 	}
-	older := is(0)
+	older := is(1) + withCRC(`{"v":1,"rec":"prompt","id":"p","session_id":"a","status":"resolved","telegram_msg_id":7,`+
+		`"telegram_msg_status":"expired","telegram_old_msg_ids":[5],`+ago(0)+`}`)
 	makeFile(t, older, path)
 	ids, _ := sessionsOf(t, dir)
 	now := textOf(t, path)
 	backups := inFolder(dir, "state.jsonl.backup-*")
-	if ids != "a" || !strings.HasPrefix(now, `{"v":1,`) || len(backups) != 1 {
+	if ids != "a" || !strings.HasPrefix(now, `{"v":2,`) || len(backups) != 1 ||
+		!strings.Contains(now, `"messages":[{"id":5,"shows":""},{"id":7,"shows":"expired"}]`) {
 		t.Fatalf("upgraded: %q, %s, backups %q", ids, now, backups)
 	}
 	if b := textOf(t, backups[0]); b != older {
 		t.Errorf("the backup is not the file: %s", b)
 	}
-	for _, later := range []string{is(2), is(1) + is(2)} {
+	for _, later := range []string{is(3), is(2) + is(3)} {
 		makeFile(t, later, path)
 		for _, command := range []string{"status", "approvals", "answer a y", "audit verify", "ask --timeout 1s a", "run true"} {
 			code, _, says := cli(t, dir, strings.Fields(command)...)
@@ -6811,8 +6813,8 @@ func TestTransitions(t *testing.T) {
 // FuzzStateLine: whatever stands in a line of the state, with the right checksum or not, commands go on or say what is wrong,
 // and nothing of it is lost.
 func FuzzStateLine(f *testing.F) {
-	f.Add(`{"v":1,"rec":"prompt","id":"a","at":"2026-01-02T03:04:05.000000Z","session_id":"s","status":"created"}`)
-	f.Add(`{"v":1,"rec":"session","id":7,"status":"active"}`)
+	f.Add(`{"v":2,"rec":"prompt","id":"a","at":"2026-01-02T03:04:05.000000Z","session_id":"s","status":"created"}`)
+	f.Add(`{"v":2,"rec":"session","id":7,"status":"active"}`)
 	f.Add(`{"rec":"prompt","v":9e9,"id":"a\"b"`)
 	f.Fuzz(func(t *testing.T, object string) {
 		dir := home(t, "")
@@ -6837,7 +6839,7 @@ func BenchmarkOpen(b *testing.B) {
 			dir := home(b, "")
 			var text strings.Builder
 			for i := range 100000 {
-				text.WriteString(withCRC(fmt.Sprintf(`{"v":1,"rec":"prompt","id":"%08x",%s,"session_id":"s","type":"yes_no","full":"%01000d"}`,
+				text.WriteString(withCRC(fmt.Sprintf(`{"v":2,"rec":"prompt","id":"%08x",%s,"session_id":"s","type":"yes_no","full":"%01000d"}`,
 					i/each, ago(0), 0)))
 			}
 			makeFile(b, text.String(), dir, "state.jsonl")
@@ -7352,7 +7354,7 @@ func TestBundle(t *testing.T) {
 	bin, asked := versionedClaude(t, "9999.1.2")
 	t.Setenv("PATH", bin)
 	for name, text := range map[string]string{
-		"state.jsonl": `{"v":1,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer","choices":[{"label":"the-choice"}],` +
+		"state.jsonl": `{"v":2,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer","choices":[{"label":"the-choice"}],` +
 			`"nonce":"the-nonce","status":"resolved","messages":[{"id":17}]}` + "\nthe-torn",
 		"audit.log":       `{"seq":1,"event":"PROMPT_RESOLVED","excerpt":"the-excerpt","value":"the-answer"}` + "\n",
 		"atlasbridge.log": `{"level":"ERROR","msg":"calling ` + fakeToken + `"}` + "\n",
@@ -11562,7 +11564,7 @@ func childLife(here world) {
 	for range 2 {
 		old := time.Now().Add(50*time.Millisecond - 30*24*time.Hour) // soon too old: then the next who writes compacts
 		f, _ := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
-		fmt.Fprint(f, withCRC(`{"v":1,"rec":"session","id":"old","at":"`+old.UTC().Format("2006-01-02T15:04:05.000000Z")+
+		fmt.Fprint(f, withCRC(`{"v":2,"rec":"session","id":"old","at":"`+old.UTC().Format("2006-01-02T15:04:05.000000Z")+
 			`","status":"completed"}`))
 		f.Close()
 		before, _ := os.ReadFile(path)

@@ -3,7 +3,7 @@
 //
 // A record is one line of state.jsonl, a JSON object:
 //
-//	{"v":1,"rec":"prompt","id":"…","at":"2026-01-02T03:04:05.000000Z", …,"crc":"1a2b3c4d"}
+//	{"v":2,"rec":"prompt","id":"…","at":"2026-01-02T03:04:05.000000Z", …,"crc":"1a2b3c4d"}
 //
 // It is valid if and only if it ends in a newline, its crc is the CRC-32C of the line without its crc member and
 // newline, and its rec is a kind that is known. It carries the whole record as it is after a change: the last valid
@@ -1012,7 +1012,7 @@ type stateLine struct {
 	err    error  // what is wrong with it
 }
 
-// parseLine checks a line and reads its beginning: {"v":1,"rec":"prompt","id":"…"
+// parseLine checks a line and reads its beginning: {"v":2,"rec":"prompt","id":"…"
 func parseLine(text []byte) stateLine {
 	var l stateLine
 	parts := strings.SplitN(string(text[:min(len(text), lineHead)]), `"`, 11)

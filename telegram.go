@@ -1709,6 +1709,7 @@ type messageEdits struct {
 	buttons *buttonsWanted // nil: those that it has
 
 	editing chan struct{} // taken while an edit is under way; whoever has it owns what follows
+	last    string        // the key of the edit that was carried out last, "" none was
 
 	// lost are the edits whose answer was lost, by message and print, and when that was: until lostLife is over each may
 	// still be carried out, also after one that said the same.
@@ -1821,6 +1822,7 @@ func (t *Telegram) catchUp(ctx context.Context, id string, as rank) error {
 		if e == nil {
 			return nil
 		}
+		m.last = e.key()
 		shows, doubtful := e.shows, m.mayBeOvertaken(e)
 		if doubtful { // it stays owed, and a later edit makes sure
 			shows = ""
@@ -1909,7 +1911,7 @@ func (t *Telegram) dueOf(p *PromptRecord, s *SessionRecord, m *messageEdits) *ed
 	}
 	e := render(p.Status)
 	doubtful := m.mayBeOvertaken(e)
-	if own.status() == p.Status && !doubtful {
+	if own.status() == p.Status && !doubtful || doubtful && m.last == e.key() { // it can be made sure of later
 		return nil
 	}
 	shows := own.Shows
