@@ -794,42 +794,64 @@ type entity struct {
 	Offset   int    `json:"offset"` // in UTF-16 units, as is the length
 	Length   int    `json:"length"`
 	Language string `json:"language,omitempty"` // of a pre
+
+	from int // the byte of the text at which it begins
 }
 
-// end is the offset behind the entity.
-func (e entity) end() int { return e.Offset + e.Length }
+// look is how a part of a text is drawn.
+type look struct {
+	kind string // an entity's type: bold, code or pre
+	lang string // of a pre: what it is written in, "" unknown
+}
 
-// richText is a message's text with its entities.
+// richText is a message's text with its looks. Each byte has one, so that none can overlap with another.
 type richText struct {
 	text  string
-	marks []entity
-	ours  bool // all of it: a tap on a command in it may send it
+	looks []*look // of the bytes, one entity where they are the same; nil or missing: plain text
+	quote [2]int  // from which byte up to which it is a quotation, whatever stands in there
+	ours  bool    // all of it: a tap on a command in it may send it
 }
 
-// addLine adds s, unless it is empty, as lines of their own; kind is an entity's type, "" for plain text.
+// addLine adds s, unless it is empty, as lines of their own; kind is a look's, "" for plain text.
 func (r *richText) addLine(kind, s string) {
-	if s == "" {
-		return
+	if s != "" {
+		r.breakLine()
+		r.add(kind, s)
 	}
+}
+
+// breakLine ends the last line, where there is one.
+func (r *richText) breakLine() {
 	if r.text != "" {
 		r.text += "\n"
 	}
-	r.add(kind, s)
 }
 
-// add adds s to the last line; kind is an entity's type, "" for plain text.
+// add adds s to the last line; kind is a look's, "" for plain text.
 func (r *richText) add(kind, s string) {
-	if kind != "" && s != "" {
-		r.marks = append(r.marks, entity{Type: kind, Offset: units(r.text), Length: units(s)})
+	if kind == "" {
+		r.draw(nil, s)
+		return
 	}
+	r.draw(&look{kind: kind}, s)
+}
+
+// draw adds s to the last line, with that look.
+func (r *richText) draw(l *look, s string) {
+	r.looks = append(r.allLooks(), slices.Repeat([]*look{l}, len(s))...)
 	r.text += s
+}
+
+// allLooks are the looks of all bytes.
+func (r *richText) allLooks() []*look {
+	return append(r.looks, make([]*look, max(0, len(r.text)-len(r.looks)))...)
 }
 
 // addPre adds s as addLine does, in monospace; lang is what it is written in, "" unknown.
 func (r *richText) addPre(s, lang string) {
-	r.addLine("pre", s)
 	if s != "" {
-		r.marks[len(r.marks)-1].Language = lang
+		r.breakLine()
+		r.draw(&look{"pre", lang}, s)
 	}
 }
 
@@ -838,80 +860,52 @@ func (r *richText) append(other *richText) {
 	if other.text == "" {
 		return
 	}
-	if r.text != "" {
-		r.text += "\n"
-	}
-	before := units(r.text)
+	r.breakLine()
+	r.looks = append(r.allLooks(), other.allLooks()...)
 	r.text += other.text
-	for _, m := range other.marks {
-		m.Offset += before
-		r.marks = append(r.marks, m)
-	}
 }
 
-// part is a part of the text that begins at an offset, with its entities; one that goes on outside is cut.
-func (r *richText) part(text string, from int) *richText {
-	p := &richText{text: text, ours: r.ours}
-	end := from + units(text)
-	for _, m := range r.marks {
-		first := len(p.marks)
-		p.marks = appendPart(p.marks, m, max(m.Offset, from), min(m.end(), end))
-		for i := first; i < len(p.marks); i++ {
-			p.marks[i].Offset -= from
+// addQuote adds s as addLine does, as the message's quotation.
+func (r *richText) addQuote(s string) {
+	r.addLine("", s)
+	r.quote = [2]int{len(r.text) - len(s), len(r.text)}
+}
+
+// entities are the looks as the Bot API takes them, the quotation before what stands in it.
+func (r *richText) entities() []entity {
+	var all []entity
+	var before *look
+	at := 0
+	for i, c := range r.text {
+		if i == r.quote[0] && i < r.quote[1] {
+			quoted := units(r.text[i:r.quote[1]])
+			all = append(all, entity{Type: "expandable_blockquote", Offset: at, Length: quoted, from: i})
 		}
+		size := utf16.RuneLen(c)
+		l := r.looks[i]
+		if l != nil && l != before {
+			all = append(all, entity{Type: l.kind, Language: l.lang, Offset: at, from: i})
+		}
+		if l != nil {
+			all[len(all)-1].Length += size
+		}
+		before = l
+		at += size
 	}
-	return p
-}
-
-// appendPart appends the part of the entity between two offsets, unless it is empty.
-func appendPart(marks []entity, m entity, from, end int) []entity {
-	if from >= end {
-		return marks
-	}
-	m.Offset = from
-	m.Length = end - from
-	return append(marks, m)
-}
-
-// split cuts r after at most n UTF-16 units: at a line end, which is lost, if there is one in the second half.
-func (r *richText) split(n int) (part, rest *richText) {
-	head, tail := cutText(r.text, n)
-	return r.part(head, 0), r.part(tail, units(r.text)-units(tail))
-}
-
-// abridge is r in about n UTF-16 units: where it is longer, its beginning, how much is missing, its end.
-func (r *richText) abridge(n int) *richText {
-	length := units(r.text)
-	if length <= n {
-		return r
-	}
-	short, rest := r.split(2 * n / 3)
-	length = units(rest.text)
-	tail := rest.text
-	for left := length; left > n/3; { // in whole characters
-		c, size := utf8.DecodeRuneInString(tail)
-		left -= utf16.RuneLen(c)
-		tail = tail[size:]
-	}
-	end := strings.IndexByte(tail, '\n')
-	if end < len(tail)/2 {
-		tail = tail[end+1:]
-	}
-	missing := utf8.RuneCountInString(rest.text) - utf8.RuneCountInString(tail)
-	short.addLine("", fmt.Sprintf("… %d more characters …", missing))
-	short.append(rest.part(tail, length-units(tail)))
-	return short
+	return all
 }
 
 // outgoing is a message with the text and these buttons, or, if edit is not 0, the change of that message into it.
 // Nothing in it is a link, a mention or a command.
 func (r *richText) outgoing(edit int64, rows [][]button) *outgoing {
+	r.looks = r.allLooks()
 	r.disarm()
+	r.limit()
 	method := "sendMessage"
 	if edit != 0 {
 		method = "editMessageText"
 	}
-	return &outgoing{method: method, EditID: edit, Text: r.text, Entities: r.marks, Markup: markup(rows),
+	return &outgoing{method: method, EditID: edit, Text: r.text, Entities: r.entities(), Markup: markup(rows),
 		Preview: &linkPreview{Disabled: true}}
 }
 
@@ -999,12 +993,11 @@ var (
 // markdown renders what an agent wrote.
 func markdown(text string) *richText {
 	r := &richText{}
-	lines := strings.Split(strings.NewReplacer("\r", "", "\t", "    ").Replace(text), "\n")
+	text = strings.NewReplacer("\r", "", "\t", "    ").Replace(text)
+	lines := strings.Split(strings.TrimRight(text, " \n"), "\n")
 	for len(lines) > 0 {
 		lines = lines[r.addBlock(lines):]
 	}
-	r.text = strings.TrimRight(r.text, "\n")
-	r.carve()
 	return r
 }
 
@@ -1013,8 +1006,8 @@ func (r *richText) addBlock(lines []string) int {
 	line := strings.TrimRight(lines[0], " ")
 	taken := 1
 	if line == "" {
-		if r.text != "" && !strings.HasSuffix(r.text, "\n") {
-			r.text += "\n"
+		if !strings.HasSuffix(r.text, "\n") {
+			r.breakLine()
 		}
 		return taken
 	}
@@ -1033,24 +1026,20 @@ func (r *richText) addBlock(lines []string) int {
 		r.addPre(strings.Join(lines[:taken], "\n"), "")
 		return taken
 	}
-	if r.text != "" {
-		r.text += "\n"
-	}
+	r.breakLine()
 	if heading := reTitle.FindStringSubmatch(line); heading != nil {
-		from := units(r.text)
-		r.addInline(strings.ReplaceAll(heading[1], "**", ""))
-		r.marks = appendPart(r.marks, entity{Type: "bold"}, from, units(r.text))
+		r.addInline(&look{kind: "bold"}, strings.ReplaceAll(heading[1], "**", ""))
 		return taken
 	}
-	r.addInline(reBullet.ReplaceAllString(line, "$1• "))
+	r.addInline(nil, reBullet.ReplaceAllString(line, "$1• "))
 	return taken
 }
 
-// addInline adds text to the last line, with its code and bold words.
-func (r *richText) addInline(line string) {
+// addInline adds text to the last line, with its code and bold words, else with that look.
+func (r *richText) addInline(l *look, line string) {
 	at := 0
 	for _, m := range reInline.expr().FindAllStringSubmatchIndex(line, -1) {
-		r.add("", line[at:m[0]])
+		r.draw(l, line[at:m[0]])
 		at = m[1]
 		switch {
 		case m[2] >= 0:
@@ -1058,12 +1047,10 @@ func (r *richText) addInline(line string) {
 		case m[4] >= 0:
 			r.add("code", line[m[4]:m[5]])
 		default:
-			from := units(r.text)
-			r.addInline(line[m[6]:m[7]])
-			r.marks = appendPart(r.marks, entity{Type: "bold"}, from, units(r.text))
+			r.addInline(&look{kind: "bold"}, line[m[6]:m[7]])
 		}
 	}
-	r.add("", line[at:])
+	r.draw(l, line[at:])
 }
 
 // ---- what Telegram must not act on ----
@@ -1080,114 +1067,61 @@ var reToken = re(`\S*\d(?:[ ().-]*\d){6,}\S*|\S+`)
 var reActive = re(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
 	`[\pL\pN_-]\.\pL{2}|\.xn--|\d\.\d+\.\d+\.\d|\+\d|\d([ ().-]*\d){6}|:[\da-fA-F]{0,4}:`)
 
-// disarm puts every word that Telegram would act on into a code entity, which it leaves alone and copies well, unless
-// all of the text is ours. What stands beside code is a word by itself, too.
+// disarm draws every word that Telegram would act on as code, which it leaves alone and copies well, unless all of the
+// text is ours. What stands beside code is a word by itself, too.
 func (r *richText) disarm() {
 	if r.ours {
 		return
 	}
 	for _, text := range []string{r.text, r.withoutCode()} {
-		code := r.code()
 		for _, at := range reToken.expr().FindAllStringIndex(text, -1) {
 			word := strings.TrimLeft(text[at[0]:at[1]], "([{<\"'“‘«")
 			if !reActive.MatchString(word) {
 				continue
 			}
-			from := units(text[:at[1]]) - units(word)
-			length := units(strings.TrimRight(word, ".,;:!?…\"'”’»)]}>"))
-			r.marks = append(r.marks, outside(entity{Type: "code", Offset: from, Length: length}, code)...)
+			from := at[1] - len(word)
+			end := from + len(strings.TrimRight(word, ".,;:!?…\"'”’»)]}>"))
+			code := &look{kind: "code"}
+			for i := from; i < end; i++ {
+				if !r.looks[i].isCode() {
+					r.looks[i] = code
+				}
+			}
 		}
 	}
-	r.carve()
-	r.limit()
 }
 
 // withoutCode is the text with blanks in the place of code.
 func (r *richText) withoutCode() string {
-	text := utf16.Encode([]rune(r.text))
-	for _, m := range r.code() {
-		for i := m.Offset; i < m.end(); i++ {
+	text := []byte(r.text)
+	for i := range text {
+		if r.looks[i].isCode() {
 			text[i] = ' '
 		}
 	}
-	return string(utf16.Decode(text))
+	return string(text)
 }
 
-// isCode tells whether nothing else can be in the entity, nor it in anything but a quotation.
-func (e entity) isCode() bool { return e.Type == "code" || e.Type == "pre" }
-
-// isQuotation tells whether code can be in the entity.
-func (e entity) isQuotation() bool { return strings.HasSuffix(e.Type, "blockquote") }
-
-// code are the entities that are code, in their order.
-func (r *richText) code() []entity {
-	var code []entity
-	for _, m := range r.marks {
-		if m.isCode() {
-			code = append(code, m)
-		}
-	}
-	sort.Slice(code, func(i, j int) bool { return code[i].Offset < code[j].Offset })
-	return code
-}
-
-// outside are the parts of an entity outside of others that do not overlap and are in order.
-func outside(m entity, others []entity) []entity {
-	var parts []entity
-	at := m.Offset
-	first, _ := slices.BinarySearchFunc(others, at, func(e entity, at int) int {
-		if e.end() > at {
-			return 1
-		}
-		return -1
-	})
-	for _, e := range others[first:] {
-		if e.Offset >= m.end() {
-			break
-		}
-		parts = appendPart(parts, m, at, e.Offset)
-		at = e.end()
-	}
-	return appendPart(parts, m, at, m.end())
-}
-
-// carve cuts the code out of the entities that cannot hold it and brings all into order, the outer one first.
-func (r *richText) carve() {
-	code := r.code()
-	var quotations, marks []entity
-	for _, m := range r.marks {
-		switch {
-		case m.isQuotation():
-			quotations = append(quotations, m)
-		case m.isCode():
-			marks = append(marks, m)
-		default:
-			marks = append(marks, outside(m, code)...)
-		}
-	}
-	marks = append(quotations, marks...)
-	sort.SliceStable(marks, func(i, j int) bool {
-		a, b := marks[i], marks[j]
-		return a.Offset < b.Offset || a.Offset == b.Offset && a.Length > b.Length
-	})
-	r.marks = marks
-}
+// isCode tells whether Telegram acts on nothing that is drawn so.
+func (l *look) isCode() bool { return l != nil && l.kind != "bold" }
 
 // limit leaves out emphasis where there are too many entities; where that is not enough, the rest of the text is one.
 func (r *richText) limit() {
-	if len(r.marks) <= maxEntities {
+	if len(r.entities()) <= maxEntities {
 		return
 	}
-	r.marks = slices.DeleteFunc(r.marks, func(m entity) bool { return !m.isCode() && !m.isQuotation() })
-	if len(r.marks) <= maxEntities {
+	for i, l := range r.looks {
+		if !l.isCode() {
+			r.looks[i] = nil
+		}
+	}
+	all := r.entities()
+	if len(all) <= maxEntities {
 		return
 	}
-	from := r.marks[maxEntities-1].Offset
-	r.marks = r.marks[:maxEntities-1]
-	for i, m := range r.marks {
-		r.marks[i].Length = min(m.Length, from-m.Offset)
-	}
-	r.marks = append(r.marks, entity{Type: "pre", Offset: from, Length: units(r.text) - from})
+	from := all[maxEntities-1].from
+	r.quote[1] = min(r.quote[1], from)
+	copy(r.looks[from:], slices.Repeat([]*look{{kind: "pre"}}, len(r.text)-from))
 }
 
 // ---- keyboards ----
@@ -1557,56 +1491,59 @@ func spokenRows(lines, words []string) (first, end int) {
 }
 
 // questionText is a question's message: whose it is, what is asked, what about, and at last until when and what happens
-// then, or what became of it. What there is no room for is left out: of what stands above it first, then in the middle.
+// then, or what became of it. What there is no room for is left out: of what stands above it first, then in the middle
+// of what is longest.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
-	r := &richText{}
-	r.addLine("bold", title(s))
-	if p.Idle {
-		t.addTurn(r, p)
-		r.add("", sid(s))
-		return r
-	}
+	asked := askedText(p, s)
 	above, body := programText(p)
-	end := &richText{}
-	if p.Open() {
-		t.addDeadline(end, p)
-	} else {
+	lasting := p.Lasting
+	if !p.Open() {
 		above = ""
 		body = abridge(body, 700)
-		t.addOutcome(end, p)
+		lasting = p.granted()
 	}
-	end.add("", sid(s))
-	room := maxUnits - units(r.text) - units(end.text) - len("\n\n… 1234567 more characters …\n")
-	asked := askedText(p, s, above, body)
-	if units(asked.text) > room {
-		asked = askedText(p, s, "", body)
+	lasting = before("Lasting: ", oneLine(clean(lasting, 1<<20)))
+	for {
+		r := &richText{}
+		r.addLine("bold", title(s))
+		if p.Idle {
+			t.addTurn(r, p)
+			r.add("", sid(s))
+			return r
+		}
+		r.addLine("", asked)
+		r.addPre(body, p.Lang)
+		r.addQuote(above)
+		r.addLine("", lasting)
+		if p.Open() {
+			t.addDeadline(r, p)
+		} else {
+			t.addOutcome(r, p)
+		}
+		r.add("", sid(s))
+		excess := units(r.text) - maxUnits
+		if excess <= 0 {
+			return r
+		}
+		if above != "" {
+			above = ""
+			continue
+		}
+		longest := slices.MaxFunc([]*string{&asked, &body, &lasting}, func(a, b *string) int { return len(*a) - len(*b) })
+		*longest = abridge(*longest, units(*longest)-excess-len("\n… 1234567 more characters …\n"))
 	}
-	r.append(asked.abridge(room))
-	r.append(end)
-	return r
 }
 
-// askedText is what a question asks, and what about.
-func askedText(p *PromptRecord, s *SessionRecord, above, body string) *richText {
-	r := &richText{}
+// askedText says what a question asks, and in which folder, where that is not its session's.
+func askedText(p *PromptRecord, s *SessionRecord) string {
+	words := oneLine(clean(p.Question, 1<<20))
 	if p.Open() && p.ambiguous() {
-		r.addLine("", "Possibly a question: it stands still and waits for keys")
-	} else {
-		r.addLine("", oneLine(clean(p.Question, 1<<20)))
+		words = "Possibly a question: it stands still and waits for keys"
 	}
 	if p.Open() && p.Cwd != "" && p.Cwd != s.Cwd {
-		r.addLine("", "in "+oneLine(clean(shortPath(p.Cwd, s.Cwd), 1<<20)))
+		words += "\nin " + oneLine(clean(shortPath(p.Cwd, s.Cwd), 1<<20))
 	}
-	r.addPre(body, p.Lang)
-	r.addLine("expandable_blockquote", above)
-	lasting := p.granted()
-	if p.Open() {
-		lasting = p.Lasting
-	}
-	if lasting != "" {
-		r.addLine("", "Lasting: "+oneLine(clean(lasting, 1<<20)))
-	}
-	return r
+	return words
 }
 
 // addDeadline adds until when a question is open and what happens then, below what can be done about it, and that a
