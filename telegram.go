@@ -3105,19 +3105,29 @@ func (t *Telegram) warn(err error) {
 // audit records what happened; where that fails, the store tells.
 func (r *receiver) audit(e Event) { r.warn(r.store.audit.Append(e)) }
 
-// reply answers a message of the operator.
-func (r *receiver) reply(to *message, text string) {
-	r.background(func() error {
-		_, err := r.Notify(r.ctx, Notice{Text: text, ReplyTo: to.ID, ThreadID: to.topic()})
+// tell says what came of an update: of a message in replies, in the order of what they reply to; of a tap at once, where
+// nothing was done in a box that must be closed.
+func (r *receiver) tell(u *update, want intent) {
+	if u.Callback != nil {
+		r.toast(u.Callback.ID, want.reply)
+		return
+	}
+	if want.reply == "" && !want.done {
+		return
+	}
+	m := u.Message
+	n := Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), Done: want.done, Ours: want.ours}
+	r.inTurn(func() error {
+		_, err := r.Notify(r.ctx, n)
 		return err
 	})
 }
 
-// answerCallback answers a tap, once, also where that was the last that this process waited for; alert: in a box that
-// must be closed, for nothing was done.
-func (r *receiver) answerCallback(q *callbackQuery, text string, alert bool) {
+// toast answers a tap, once, also where that was the last that this process waited for.
+func (r *receiver) toast(tap, text string) {
+	text, refused := strings.CutPrefix(text, "✗ ")
 	short := clean(text, 200) // UTF-16 units: https://core.telegram.org/bots/api#answercallbackquery
-	params := map[string]any{"callback_query_id": q.ID, "text": short, "show_alert": alert}
+	params := map[string]any{"callback_query_id": tap, "text": short, "show_alert": refused}
 	r.background(func() error {
 		ctx, cancel := lingering(r.ctx, answerLinger)
 		defer cancel()
@@ -3126,7 +3136,34 @@ func (r *receiver) answerCallback(q *callbackQuery, text string, alert bool) {
 }
 
 // ---- what an update means ----
-// From here on every update is one of the operator's, and is acted on once.
+// From here on every update is one of the operator's, and is acted on once: what it means is understood without touching
+// anything, recorded together with its number, and then told.
+
+// incoming is an update of the operator's together with all that decides what it means.
+type incoming struct {
+	*message                // that he wrote, or the one with the button that he tapped
+	from     *user          // the operator
+	tap      *callbackQuery // nil: he wrote
+	update   string         // the update's number, as UpdateRecord has it
+	at       time.Time      // the end of the second it was written in, by our clock; of a tap, when it came
+	view     *View
+	here     string // whose numbers messages have
+	bot      string // the bot's name, where the text may have one in it
+	freeText bool   // questions for text take text
+}
+
+// intent is what an update asks for: one thing to be done, and what to say of it.
+type intent struct {
+	decision *Decision
+	refused  Refusal // why the decision is none, "" that is for the state to say
+	record   Record  // an InputRecord, or the MetaRecord with the session that text goes to from now on
+	reply    string  // begins with ✗ where nothing is done
+	ours     bool    // all of reply
+	done     bool    // instead of a reply: the message is marked
+
+	// then is what messages are to show after that, nil: nothing else.
+	then func(*receiver) error
+}
 
 // dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and it must come
 // again. What has a member of another shape than documented, which the operator is told where the rest names him, or
@@ -3137,16 +3174,14 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	cfg := r.cfg.Load()
 	from, ok := admitted(&u, cfg.Users, cfg.ChatID)
 	switch {
-	case bad != nil && ok && u.Message != nil:
-		r.reply(u.Message, "✗ Nothing was done: "+unreadable)
-	case bad != nil && ok:
-		r.answerCallback(u.Callback, "Nothing was done: "+unreadable, true)
-	}
-	if bad != nil {
+	case bad != nil:
+		if ok {
+			r.tell(&u, intent{reply: "✗ Nothing was done: it came in a form that is not known here. " +
+				"Look for a newer atlasbridge."})
+		}
 		r.warn(fmt.Errorf("update %d is not acted on: %w", u.ID, bad))
 		return u.ID, nil
-	}
-	if !ok {
+	case !ok:
 		r.auditStranger(&u, from)
 		return u.ID, nil
 	}
@@ -3155,16 +3190,13 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 		return u.ID, nil
 	}
 	if err == nil {
-		err = r.handleUpdate(&u)
+		err = r.act(&u, from)
 	}
 	if err != nil && u.Callback != nil {
-		r.answerCallback(u.Callback, "The tap could not be recorded, so nothing was done yet; it is tried again.", true)
+		r.toast(u.Callback.ID, "✗ The tap could not be recorded, so nothing was done yet; it is tried again.")
 	}
 	return u.ID, err
 }
-
-// unreadable is why an update of the operator's is not acted on that is of no documented shape.
-const unreadable = "it came in a form that is not known here. Look for a newer atlasbridge."
 
 // turnMinute begins to count anew with every minute, and records how many updates of others it has only counted.
 func (r *receiver) turnMinute() {
@@ -3179,9 +3211,6 @@ func (r *receiver) turnMinute() {
 	r.strangers = 0
 }
 
-// key is the id of an update's record.
-func (r *receiver) key(update int64) string { return fmt.Sprintf("%s:%d", r.bot, update) }
-
 // auditStranger records that somebody else wrote, or pressed a button; from may be nil.
 func (r *receiver) auditStranger(u *update, from *user) {
 	r.strangers++
@@ -3191,97 +3220,195 @@ func (r *receiver) auditStranger(u *update, from *user) {
 	}
 }
 
-// handleUpdate acts on an update of the operator.
-func (r *receiver) handleUpdate(u *update) error {
-	v, err := r.store.View()
+// act does what an update of the operator asks for. After an error nothing was done.
+func (r *receiver) act(u *update, from *user) error {
+	in, err := r.incoming(u, from)
 	if err != nil {
 		return err
 	}
-	if u.Message != nil {
-		return r.handleMessage(u.ID, u.Message, v)
+	want := in.understand()
+	if want.decision != nil {
+		err = r.decide(in, &want)
+	} else {
+		err = r.record(in, want.record)
 	}
-	return r.handleCallbackQuery(u.ID, u.Callback, v)
+	if err != nil {
+		return err
+	}
+	r.tell(u, want)
+	if want.then != nil {
+		r.background(func() error { return want.then(r) })
+	}
+	return nil
 }
 
-// recordUpdate records that an update has been acted on, together with what it led to, nil nothing.
-func (r *receiver) recordUpdate(id int64, ledTo Record) error {
-	records := []Record{&UpdateRecord{Head: Head{ID: r.key(id)}, Kind: "operator"}}
+// incoming gathers what decides what an update means. A message of a question that was not known, because its sending
+// was never answered, gets known by its button.
+func (r *receiver) incoming(u *update, from *user) (*incoming, error) {
+	in := &incoming{message: u.Message, from: from, tap: u.Callback, update: fmt.Sprintf("%s:%d", r.bot, u.ID),
+		at: time.Now(), here: r.here(), freeText: r.cfg.Load().FreeText}
+	var err error
+	in.view, err = r.store.View()
+	if err != nil {
+		return nil, err
+	}
+	in.view.markDead(r.store.Killed)
+	if in.tap != nil {
+		in.message = in.tap.Message
+		d, p := parseCallbackData(in.tap.Data, in.view)
+		if p == nil || !p.Open() || !p.hasNonce(d.Nonce) || in.ID <= p.MsgID {
+			return in, nil
+		}
+		err = r.store.Offered(p.ID, in.ID, in.Date)
+		if err == nil {
+			in.view, err = r.store.View()
+		}
+		return in, err
+	}
+	in.at = time.Unix(in.Date, 0).Add(time.Second)
+	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
+		in.at = in.at.Add(-skew)
+	}
+	if strings.Contains(in.Text, "@") {
+		in.bot, err = r.ownName()
+	}
+	return in, err
+}
+
+// ownName is the bot's name, by which a command for it is told from one for another bot.
+func (r *receiver) ownName() (string, error) {
+	name := r.botName()
+	if name != "" {
+		return name, nil
+	}
+	var me user
+	if err := r.call(r.ctx, "getMe", struct{}{}, &me); err != nil {
+		return "", err
+	}
+	r.noteBot(me.Username)
+	return me.Username, nil
+}
+
+// markDead has sessions count as ended that were killed.
+func (v *View) markDead(killed func(session string) bool) {
+	for id, s := range v.Sessions {
+		if s.Status == "active" && killed(id) {
+			dead := *s
+			dead.Status = "crashed"
+			v.Sessions[id] = &dead
+		}
+	}
+}
+
+// record records that an update has been acted on, together with what it led to, nil nothing.
+func (r *receiver) record(in *incoming, ledTo Record) error {
+	records := []Record{&UpdateRecord{Head: Head{ID: in.update}, Kind: "operator"}}
 	if ledTo != nil {
 		records = slices.Insert(records, 0, ledTo)
 	}
-	return r.store.Update(func(v *View) ([]Record, error) {
-		if v.Updates[r.key(id)] != nil { // by another process, while this one was stopped
+	err := r.store.Update(func(v *View) ([]Record, error) {
+		if v.Updates[in.update] != nil { // by another process, while this one was stopped
 			return nil, nil
 		}
 		return records, nil
 	})
+	input, ok := ledTo.(*InputRecord)
+	if err != nil || !ok || input.isText() {
+		return err
+	}
+	fields := append([]Field{{"command", input.Kind}}, said("keys", input.Text)...)
+	r.audit(Event{"SESSION_COMMAND", input.SessionID, "", append(fields, person(input.By, input.User)...)})
+	return nil
 }
 
-// decide gives the store a person's decision, unless it is refused already, and records the update in any case. now is
-// the question after that.
-func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now PromptRecord, _ Refusal, err error) {
-	d.By = from.who()
-	d.User = from.name()
-	d.UpdateID = r.key(id)
+// decide gives the store the decision, unless it is refused already, records the update in any case, and adds what is to
+// be said of it.
+func (r *receiver) decide(in *incoming, want *intent) error {
+	d := *want.decision
+	d.By = in.from.who()
+	d.User = in.from.name()
+	d.UpdateID = in.update
+	why := want.refused
+	var now PromptRecord
 	if why == "" {
+		var err error
 		now, why, err = r.store.Decide(d, time.Now())
+		if err != nil {
+			return err
+		}
 	}
-	if err != nil {
-		return PromptRecord{}, "", err
+	if why == "" {
+		want.then = func(r *receiver) error { return r.showOnItsWay(now.ID) }
+		if in.tap != nil {
+			want.reply = "✓ " + valueName(&now, &d.Value)
+		}
+		return nil
 	}
-	if why != "" {
-		fields := append([]Field{{"reason", string(why)}}, person(d.By, d.User)...)
-		r.audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields})
-		return now, why, r.recordUpdate(id, nil)
+	want.reply = "✗ Nothing was done: " + string(why)
+	if in.tap != nil {
+		want.then = func(r *receiver) error { return r.removeStale(in.message, d) }
 	}
-	return now, "", nil
+	fields := append([]Field{{"reason", string(why)}}, person(d.By, d.User)...)
+	r.audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields})
+	return r.record(in, nil)
 }
 
 // ---- callback queries ----
 // A button was pressed.
 
-// handleCallbackQuery decides the question that a button belongs to, or does what the button asks for.
-func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) error {
-	d, p := parseCallbackData(q.Data, v)
-	if p != nil && p.Open() && p.hasNonce(d.Nonce) && q.Message.ID > p.MsgID { // its number is not recorded (yet)
-		err := r.store.Offered(p.ID, q.Message.ID, q.Message.Date)
-		if err == nil {
-			p, _, err = r.store.Prompt(p.ID)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	why := Refusal("")
+// tapped is what a button asks for: an answer to its question, or what the button itself is for.
+func (in *incoming) tapped() intent {
+	d, p := parseCallbackData(in.tap.Data, in.view)
+	want := intent{decision: &d}
 	switch {
 	case p == nil:
-		why = "this question is not known here. It belongs to another machine or state folder with the same bot, or is " +
-			"long over: answer at its terminal"
-	case q.Message.ID < p.MsgID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
-		why = "this message is out of date, use the newest one of its question"
-	case strings.HasPrefix(d.Value, "~") && (p.Open() || p.Idle):
-		if err := r.recordUpdate(id, nil); err != nil {
-			return err
+		want.refused = "this question is not known here. It belongs to another machine or state folder with the same " +
+			"bot, or is long over: answer at its terminal"
+	case in.ID < p.MsgID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
+		want.refused = "this message is out of date, use the newest one of its question"
+	case !strings.HasPrefix(d.Value, "~") || !p.hasNonce(d.Nonce):
+	case d.Value == tapAgain:
+		return in.askAgain(p)
+	case p.Open() || p.Idle:
+		return in.showMore(p, d.Value)
+	}
+	return want
+}
+
+// askAgain has the session ask anew what stands on its screen, where that is still so.
+func (in *incoming) askAgain(p *PromptRecord) intent {
+	if !in.view.active(p.SessionID) || p.Status != Expired {
+		return intent{reply: "✗ Nothing was done: there is nothing to ask again"}
+	}
+	again := in.input(in.view.Sessions[p.SessionID], "again", "")
+	again.PromptID = p.ID
+	return intent{record: again, reply: "✓ asking again"}
+}
+
+// showMore is what a button asks for that decides nothing: to tick a choice, or to show more.
+func (in *incoming) showMore(p *PromptRecord, value string) intent {
+	keys, ticks := strings.CutPrefix(value, tapTick)
+	text := p.Recent
+	switch {
+	case ticks:
+		tick := func(w *wantedEdits) {
+			w.ticked = strings.Fields(strings.ReplaceAll(keys, ",", " "))
+			w.tickedIn = in.ID
 		}
-		r.handleViewButton(q, *p, d.Value)
-		return nil
-	case d.Value == tapAgain && len(d.Nonce) >= 16 && strings.HasPrefix(p.Nonce, d.Nonce):
-		return r.handleAskAgain(id, q, p, v.Sessions[p.SessionID])
+		return intent{then: func(r *receiver) error { return r.catchUp(r.ctx, p.ID, catchUpOptions{want: tick}) }}
+	case p.Idle:
+		answer := Notice{Text: "the whole answer", Mono: p.Full, SessionID: p.SessionID, Urgent: true}
+		return intent{then: func(r *receiver) error {
+			_, err := r.Notify(r.ctx, answer)
+			return err
+		}}
+	case value == tapAll:
+		text = strings.TrimLeft(p.Far+"\n"+p.region(), "\n")
 	}
-	now, why, err := r.decide(id, q.From, d, why)
-	if err != nil {
+	return intent{then: func(r *receiver) error {
+		_, err := r.resend(*p, text)
 		return err
-	}
-	if why == "" {
-		r.answerCallback(q, "✓ "+valueName(&now, &d.Value), false)
-		r.background(func() error { return r.showOnItsWay(now.ID) })
-		return nil
-	}
-	r.answerCallback(q, "Nothing was done: "+string(why), true)
-	if r.provesStale(q.Message, d, p, !now.Open()) {
-		r.background(func() error { return r.removeButtons(p, q.Message.ID) })
-	}
-	return nil
+	}}
 }
 
 // parseCallbackData is what a button says, and of which question: nil of none that is known.
@@ -3305,20 +3432,27 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 	return d, p
 }
 
-// provesStale tells that the tap in vain shows that the message m has buttons which should be gone. p is its question,
-// nil where it is not known, and another machine's unless it is old; over: it is over.
-func (r *receiver) provesStale(m *message, d Decision, p *PromptRecord, over bool) bool {
+// removeStale has a message that was tapped in vain lose its buttons where it should have lost them already: of a question
+// that is not known, and not another machine's, for it is old; or that is over, or has a newer message.
+func (r *receiver) removeStale(m *message, d Decision) error {
+	p, _, err := r.store.Prompt(d.PromptID)
+	if err != nil {
+		return err
+	}
+	stale := false
 	switch {
 	case p == nil:
-		return time.Since(time.Unix(m.Date, 0)) > questionLife
+		stale = time.Since(time.Unix(m.Date, 0)) > questionLife
 	case !p.hasNonce(d.Nonce): // forged
-		return false
 	case m.ID != p.MsgID:
-		return m.ID < p.MsgID || over
-	case p.shownOpen(): // its edit is on its way, or owed
-		return false
+		stale = m.ID < p.MsgID || !p.Open()
+	case !p.shownOpen(): // else its edit is on its way, or owed; soon after it the tap may have crossed it
+		stale = !p.Open() && time.Since(p.At) >= tapCrosses
 	}
-	return over && time.Since(p.At) >= tapCrosses // else it may have crossed the edit on its way to the phone
+	if !stale {
+		return nil
+	}
+	return r.removeButtons(p, m.ID)
 }
 
 // showOnItsWay shows that an answer was taken whose typing takes long; else the session shows the outcome at once.
@@ -3341,56 +3475,6 @@ func (r *receiver) removeButtons(p *PromptRecord, msg int64) error {
 		return err
 	}
 	return r.catchUp(r.ctx, p.ID, catchUpOptions{})
-}
-
-// handleAskAgain has the session ask anew what stands on its screen, where that is still so.
-func (r *receiver) handleAskAgain(id int64, q *callbackQuery, p *PromptRecord, s *SessionRecord) error {
-	if s == nil || s.Status != "active" || p.Status != Expired {
-		r.answerCallback(q, "Nothing was done: there is nothing to ask again", true)
-		return r.recordUpdate(id, nil)
-	}
-	in := newInput(s, "again", q.From, q.Message, r.key(id))
-	in.PromptID = p.ID
-	if err := r.recordUpdate(id, in); err != nil {
-		return err
-	}
-	r.answerCallback(q, "✓ asking again", false)
-	return nil
-}
-
-// newInput is something for a session to do, asked in the message m.
-func newInput(s *SessionRecord, kind string, from *user, m *message, update string) *InputRecord {
-	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, By: from.who(), User: from.name(),
-		ReplyTo: m.ID, ThreadID: m.topic(), UpdateID: update, WrittenAt: time.Now().UTC(), Status: "queued"}
-}
-
-// handleViewButton does what a button asks for that decides nothing: ticks a choice, or shows more.
-func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value string) {
-	r.answerCallback(q, "", false)
-	if keys, ok := strings.CutPrefix(value, tapTick); ok {
-		ticks := func(w *wantedEdits) {
-			w.ticked = strings.Fields(strings.ReplaceAll(keys, ",", " "))
-			w.tickedIn = q.Message.ID
-		}
-		r.background(func() error { return r.catchUp(r.ctx, p.ID, catchUpOptions{want: ticks}) })
-		return
-	}
-	if p.Idle {
-		answer := Notice{Text: "the whole answer", Mono: p.Full, SessionID: p.SessionID, Urgent: true}
-		r.background(func() error {
-			_, err := r.Notify(r.ctx, answer)
-			return err
-		})
-		return
-	}
-	text := p.Recent
-	if value == tapAll {
-		text = strings.TrimLeft(p.Far+"\n"+p.region(), "\n")
-	}
-	r.background(func() error {
-		_, err := r.resend(p, text)
-		return err
-	})
 }
 
 // resend sends a question again, below the text, which may be what it asks, in full. The buttons of the new message
@@ -3446,108 +3530,14 @@ type botCommand struct {
 	also  string // another name for the same
 }
 
-// incoming is a message of the operator together with all that decides what it means.
-type incoming struct {
-	*message
-	view     *View
-	here     string    // whose numbers messages have
-	freeText bool      // questions for text take text
-	at       time.Time // the end of the second it was written in, by our clock
-	updateID string
-}
-
-// intent is what a message asks for: an answer now, or a mark that it is done, and one thing to be done.
-type intent struct {
-	reply    string
-	ours     bool // all of reply
-	done     bool
-	decision *Decision
-	record   Record // an InputRecord, or the MetaRecord with the session that text goes to from now on
-}
-
-// handleMessage does what a message asks for and replies when that is recorded.
-func (r *receiver) handleMessage(id int64, m *message, v *View) error {
-	at := time.Unix(m.Date, 0).Add(time.Second)
-	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
-		at = at.Add(-skew)
-	}
-	ours, err := r.isForUs(m)
-	if err != nil {
-		return err
-	}
-	if !ours {
-		return r.recordUpdate(id, nil)
-	}
-	v.markDead(r.store.Killed)
-	in := &incoming{message: m, view: v, here: r.here(), freeText: r.cfg.Load().FreeText, at: at, updateID: r.key(id)}
-	want := in.understand()
-	if want.decision != nil {
-		_, why, err := r.decide(id, m.From, *want.decision, "")
-		if err != nil {
-			return err
-		}
-		if why != "" {
-			r.reply(m, "✗ Nothing was done: "+string(why))
-		}
-		return nil
-	}
-	if err := r.recordUpdate(id, want.record); err != nil {
-		return err
-	}
-	if input, ok := want.record.(*InputRecord); ok && !input.isText() {
-		r.auditCommand(input)
-	}
-	if want.reply != "" || want.done {
-		n := Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), Done: want.done, Ours: want.ours}
-		r.inTurn(func() error {
-			_, err := r.Notify(r.ctx, n)
-			return err
-		})
-	}
-	return nil
-}
-
-// isForUs reports whether the message is no command for another bot: a group's administrator gets all of them.
-func (r *receiver) isForUs(m *message) (bool, error) {
-	command := reCommand.FindStringSubmatch(strings.TrimSpace(cleanText(m.Text)))
-	if command == nil || command[2] == "" {
-		return true, nil
-	}
-	name := r.botName()
-	if name == "" {
-		var me user
-		if err := r.call(r.ctx, "getMe", struct{}{}, &me); err != nil {
-			return false, err
-		}
-		name = me.Username
-		r.noteBot(name)
-	}
-	return strings.EqualFold(command[2], "@"+name), nil
-}
-
-// markDead has sessions count as ended that were killed.
-func (v *View) markDead(killed func(session string) bool) {
-	for id, s := range v.Sessions {
-		if s.Status == "active" && killed(id) {
-			dead := *s
-			dead.Status = "crashed"
-			v.Sessions[id] = &dead
-		}
-	}
-}
-
-// auditCommand records what a session is told to do.
-func (r *receiver) auditCommand(input *InputRecord) {
-	fields := append([]Field{{"command", input.Kind}}, said("keys", input.Text)...)
-	fields = append(fields, person(input.By, input.User)...)
-	r.audit(Event{"SESSION_COMMAND", input.SessionID, "", fields})
-}
-
 // deleteIt is added where a message is refused that may have a password in it.
 const deleteIt = " If your message has a password in it, delete it."
 
-// understand is what the message asks for. Who may have typed a password that is not taken is asked to delete it.
+// understand is what the update asks for. Who may have typed a password that is not taken is asked to delete it.
 func (in *incoming) understand() intent {
+	if in.tap != nil {
+		return in.tapped()
+	}
 	want := in.meaning()
 	replied := in.repliedQuestion()
 	asked := in.view.which(func(p *PromptRecord) bool {
@@ -3578,6 +3568,9 @@ func (in *incoming) meaning() intent {
 		return in.sendFile(file, text)
 	}
 	if command := reCommand.FindStringSubmatch(text); command != nil {
+		if command[2] != "" && !strings.EqualFold(command[2], "@"+in.bot) {
+			return intent{} // a group's administrator gets all of them
+		}
 		return in.command(strings.ToLower(command[1]), strings.TrimSpace(text[len(command[0]):]))
 	}
 	s, p, refusal := in.target("")
@@ -3614,28 +3607,19 @@ func (in *incoming) sendFile(file *fileRef, caption string) intent {
 		size := fmt.Sprintf("the file has %d MB, %d MB are allowed.", file.Size>>20, maxFile>>20)
 		return intent{reply: "✗ Nothing was done: " + size}
 	}
-	record := newInput(s, "file", in.From, in.message, in.updateID)
-	record.Text = caption
+	record := in.input(s, "file", caption)
 	record.File = &FileRef{ID: file.ID, Name: clip(file.Name, 100)}
 	return intent{record: record}
 }
 
 // command is what a command asks for; those that are not answered from the state are for a session.
 func (in *incoming) command(name, line string) intent {
-	var names []string
-	for _, c := range botCommands {
-		names = append(names, c.Name)
-		if c.also != "" {
-			names = append(names, c.also)
-		}
-		if name == c.also {
-			name = c.Name
-		}
-	}
-	if !slices.Contains(names, name) {
+	i := slices.IndexFunc(botCommands, func(c botCommand) bool { return name == c.Name || name == c.also })
+	if i < 0 {
 		return intent{reply: "✗ There is no /" + name + " here; /help has the commands. //" + name + " sends /" + name +
 			" to the tool."}
 	}
+	name = botCommands[i].Name
 	switch name {
 	case "help":
 		return intent{reply: helpText(), ours: true}
@@ -3685,7 +3669,7 @@ func (in *incoming) sessionCommand(name, line string) intent {
 	case "keys":
 		return in.keys(s, rest)
 	}
-	return in.input(s, name, rest)
+	return intent{record: in.input(s, name, rest)}
 }
 
 // send is text for a session that is named; a command in it is the tool's own.
@@ -3710,7 +3694,7 @@ func (in *incoming) keys(s *SessionRecord, line string) intent {
 			return noKey(word)
 		}
 	}
-	return in.input(s, "keys", line)
+	return intent{record: in.input(s, "keys", line)}
 }
 
 // noKey says which keys there are, where a word names none, or where there is no word.
@@ -3730,66 +3714,67 @@ func isKey(word string) bool {
 
 // claim makes text that is no reply go to this session from now on, "" to none.
 func (in *incoming) claim(sid string) intent {
-	next := MetaRecord{Head: Head{ID: "telegram"}}
+	values := map[string]string{}
 	if old := in.view.Meta["telegram"]; old != nil {
-		next = *old
+		maps.Copy(values, old.Values)
 	}
-	next.Values = maps.Collect(maps.All(next.Values)) // a copy: the view is read only
-	next.Values["claim "+in.From.who()] = sid
-	return intent{done: true, record: &next}
+	values["claim "+in.from.who()] = sid
+	return intent{done: true, record: &MetaRecord{Head: Head{ID: "telegram"}, Values: values}}
 }
 
 // input is something for a session to do.
-func (in *incoming) input(s *SessionRecord, kind, text string) intent {
-	record := newInput(s, kind, in.From, in.message, in.updateID)
-	record.Text = text
-	record.WrittenAt = in.at.UTC()
-	return intent{record: record}
+func (in *incoming) input(s *SessionRecord, kind, text string) *InputRecord {
+	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, By: in.from.who(), User: in.from.name(),
+		Text: text, ReplyTo: in.ID, ThreadID: in.topic(), UpdateID: in.update, WrittenAt: in.at.UTC(), Status: "queued"}
 }
 
-// target finds the live session meant, by the first of: the command; the message replied to (then also the question
-// asked there); the topic it was written in; where it replies to nothing, the claim, or being the only one. Else it
-// refuses: it never guesses. No refusal: people talking in a group.
-func (in *incoming) target(sid string) (s *SessionRecord, p *PromptRecord, refusal string) {
-	id := strings.ToLower(sid)
-	if sid == "" {
-		p = in.repliedQuestion()
-		id = in.impliedSession(p)
-	}
-	if sid == "" && in.repliesElsewhere() {
-		return nil, nil, "✗ Nothing was done: you replied to something that is no message of this chat."
-	}
-	private := in.Chat.ID > 0
-	var found []*SessionRecord
-	var ended *SessionRecord // the last one
-	for _, s := range in.view.Sessions {
-		named := id != "" && strings.HasPrefix(s.ID, id) || sid != "" && s.Label == sid
-		candidate := id == "" && in.repliedTo() == nil && private
+// named are the live sessions that a word names, by the beginning of the id or by the label, and the last such one that
+// has ended, nil: none has.
+func (v *View) named(word string) (live []*SessionRecord, ended *SessionRecord) {
+	for _, s := range v.Sessions {
 		switch {
-		case s.Status == "active" && (named || candidate):
-			found = append(found, s)
-		case named && (ended == nil || s.StartedAt.After(ended.StartedAt)):
+		case !strings.HasPrefix(s.ID, strings.ToLower(word)) && s.Label != word:
+		case s.Status == "active":
+			live = append(live, s)
+		case ended == nil || s.StartedAt.After(ended.StartedAt):
 			ended = s
 		}
 	}
+	return live, ended
+}
+
+// target finds the live session meant, by the first of: the word in a command; the message replied to (then also the
+// question asked there); the topic it was written in; where it replies to nothing, the claim, or being the only one.
+// Else it refuses: it never guesses. No refusal: people talking in a group.
+func (in *incoming) target(word string) (s *SessionRecord, p *PromptRecord, refusal string) {
+	name := word
+	if word == "" {
+		p = in.repliedQuestion()
+		name = in.impliedSession(p)
+	}
+	private := in.Chat.ID > 0
+	live, ended := in.view.named(name)
+	if name == "" && (in.repliedTo() != nil || !private) { // the only one is not meant
+		live = nil
+		ended = nil
+	}
 	switch {
-	case len(found) == 1:
-		s = found[0]
-	case len(found) == 0 && ended != nil:
-		return nil, nil, "✗ Nothing was sent: " + origin(ended) + " has ended. " + in.list(false)
-	case len(found) > 1 && sid != "":
-		return nil, nil, "✗ " + sid + " names several sessions. " + in.list(false)
-	case sid != "":
-		return nil, nil, "✗ There is no session " + sid + ". " + in.list(false)
+	case word == "" && in.repliesElsewhere():
+		refusal = "✗ Nothing was done: you replied to something that is no message of this chat."
+	case len(live) == 1 && in.at.Before(live[0].StartedAt):
+		refusal = "✗ Nothing was sent: you wrote that before " + origin(live[0]) + " began."
+	case len(live) == 1:
+		return live[0], p, ""
+	case len(live) == 0 && name != "" && ended != nil:
+		refusal = "✗ Nothing was sent: " + origin(ended) + " has ended. " + in.list(false)
+	case len(live) > 0 && word != "":
+		refusal = "✗ " + word + " names several sessions. " + in.list(false)
+	case word != "":
+		refusal = "✗ There is no session " + word + ". " + in.list(false)
 	case private:
-		return nil, nil, "✗ Which session? Reply to one of its messages, or /switch SID. " + in.list(false)
-	default:
-		return nil, nil, ""
+		refusal = "✗ Which session? Reply to one of its messages, or /switch SID. " + in.list(false)
 	}
-	if in.at.Before(s.StartedAt) {
-		return nil, nil, "✗ Nothing was sent: you wrote that before " + origin(s) + " began."
-	}
-	return s, p, ""
+	return nil, nil, refusal
 }
 
 // repliedQuestion is the question that the message replies to, nil: none. A message whose number is not recorded, for
@@ -3834,11 +3819,8 @@ func (in *incoming) impliedSession(p *PromptRecord) string {
 	switch {
 	case s != nil:
 		return s.ID
-	case to == nil && m != nil:
-		claimed := m.Values["claim "+in.From.who()]
-		if in.view.active(claimed) {
-			return claimed
-		}
+	case to == nil && m != nil && in.view.active(m.Values["claim "+in.from.who()]):
+		return m.Values["claim "+in.from.who()]
 	}
 	return ""
 }
@@ -3883,7 +3865,7 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 		}
 	}
 	if p == nil || p.Idle {
-		return in.input(s, "text", text)
+		return intent{record: in.input(s, "text", text)}
 	}
 	if reOwnCommand.MatchString(text) {
 		text = text[1:]
@@ -3920,7 +3902,7 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 	for _, other := range in.view.Prompts {
 		here := other.SessionID == s.ID || !in.view.active(other.SessionID)
 		asked := !other.Idle && (other.MsgID != 0 || other.Chat != "")
-		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.From.who() &&
+		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.from.who() &&
 			!other.takesText() && namedChoices(other, text) == ""
 		if other == p || !here || !asked || own {
 			continue
@@ -3986,10 +3968,8 @@ func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 // list names what runs; more: also what waits, and the audit log's head to witness.
 func (in *incoming) list(more bool) string {
 	var lines []string
-	for _, s := range in.view.Sessions {
-		if s.Status != "active" {
-			continue
-		}
+	live, _ := in.view.named("")
+	for _, s := range live {
 		line := "\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " ")
 		if more {
 			line += in.openQuestions(s)
