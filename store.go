@@ -1340,8 +1340,7 @@ type UpdateRecord struct {
 }
 
 // MetaRecord is a single fact by id: "audit" (head of the chain), "telegram" (claims, poller), "topics" (the chat that
-// has them), "commands" (a digest of the menu that the chat has), "trouble poll" and "trouble send" (what keeps
-// Telegram from working).
+// has them), "trouble poll" and "trouble send" (what keeps Telegram from working).
 type MetaRecord struct {
 	Head
 	Seq    int64             `json:"seq"`
@@ -2171,15 +2170,6 @@ func (s *Store) ChannelTrouble() string {
 		}
 	}
 	return ""
-}
-
-// ActedOn tells whether an update has been acted on: bot is the number of its bot. What has no bot is of before updates
-// were told apart by that.
-func (s *Store) ActedOn(bot string, update int64) (bool, error) {
-	defer s.log.release()
-	err := s.begin()
-	number := fmt.Sprint(update)
-	return s.view.Updates[bot+":"+number] != nil || s.view.Updates[number] != nil, err
 }
 
 // SetTopic records a session's topic.

@@ -800,14 +800,14 @@ type entity struct {
 
 // look is how a part of a text is drawn.
 type look struct {
-	kind string // an entity's type: bold, code or pre
+	kind string // an entity's type: bold, code or pre; "" plain
 	lang string // of a pre: what it is written in, "" unknown
 }
 
 // richText is a message's text with its looks. Each byte has one, so that none can overlap with another.
 type richText struct {
 	text  string
-	looks []*look // of the bytes, one entity where they are the same; nil or missing: plain text
+	looks []*look // of the bytes: one entity where they are the same; what is missing is plain
 	quote [2]int  // from which byte up to which it is a quotation, whatever stands in there
 	ours  bool    // all of it: a tap on a command in it may send it
 }
@@ -823,28 +823,17 @@ func (r *richText) addLine(kind, s string) {
 // breakLine ends the last line, where there is one.
 func (r *richText) breakLine() {
 	if r.text != "" {
-		r.text += "\n"
+		r.add("", "\n")
 	}
 }
 
 // add adds s to the last line; kind is a look's, "" for plain text.
-func (r *richText) add(kind, s string) {
-	if kind == "" {
-		r.draw(nil, s)
-		return
-	}
-	r.draw(&look{kind: kind}, s)
-}
+func (r *richText) add(kind, s string) { r.draw(&look{kind: kind}, s) }
 
 // draw adds s to the last line, with that look.
 func (r *richText) draw(l *look, s string) {
-	r.looks = append(r.allLooks(), slices.Repeat([]*look{l}, len(s))...)
+	r.looks = append(r.looks, slices.Repeat([]*look{l}, len(s))...)
 	r.text += s
-}
-
-// allLooks are the looks of all bytes.
-func (r *richText) allLooks() []*look {
-	return append(r.looks, make([]*look, max(0, len(r.text)-len(r.looks)))...)
 }
 
 // addPre adds s as addLine does, in monospace; lang is what it is written in, "" unknown.
@@ -861,7 +850,7 @@ func (r *richText) append(other *richText) {
 		return
 	}
 	r.breakLine()
-	r.looks = append(r.allLooks(), other.allLooks()...)
+	r.looks = append(r.looks, other.looks...)
 	r.text += other.text
 }
 
@@ -874,7 +863,7 @@ func (r *richText) addQuote(s string) {
 // entities are the looks as the Bot API takes them, the quotation before what stands in it.
 func (r *richText) entities() []entity {
 	var all []entity
-	var before *look
+	before := &look{}
 	at := 0
 	for i, c := range r.text {
 		if i == r.quote[0] && i < r.quote[1] {
@@ -883,10 +872,10 @@ func (r *richText) entities() []entity {
 		}
 		size := utf16.RuneLen(c)
 		l := r.looks[i]
-		if l != nil && l != before {
+		if l.kind != "" && l != before {
 			all = append(all, entity{Type: l.kind, Language: l.lang, Offset: at, from: i})
 		}
-		if l != nil {
+		if l.kind != "" {
 			all[len(all)-1].Length += size
 		}
 		before = l
@@ -898,7 +887,7 @@ func (r *richText) entities() []entity {
 // outgoing is a message with the text and these buttons, or, if edit is not 0, the change of that message into it.
 // Nothing in it is a link, a mention or a command.
 func (r *richText) outgoing(edit int64, rows [][]button) *outgoing {
-	r.looks = r.allLooks()
+	r.looks = append(r.looks, slices.Repeat([]*look{{}}, len(r.text)-len(r.looks))...)
 	r.disarm()
 	r.limit()
 	method := "sendMessage"
@@ -1031,7 +1020,7 @@ func (r *richText) addBlock(lines []string) int {
 		r.addInline(&look{kind: "bold"}, strings.ReplaceAll(heading[1], "**", ""))
 		return taken
 	}
-	r.addInline(nil, reBullet.ReplaceAllString(line, "$1• "))
+	r.addInline(&look{}, reBullet.ReplaceAllString(line, "$1• "))
 	return taken
 }
 
@@ -1103,7 +1092,7 @@ func (r *richText) withoutCode() string {
 }
 
 // isCode tells whether Telegram acts on nothing that is drawn so.
-func (l *look) isCode() bool { return l != nil && l.kind != "bold" }
+func (l *look) isCode() bool { return l.kind == "code" || l.kind == "pre" }
 
 // limit leaves out emphasis where there are too many entities; where that is not enough, the rest of the text is one.
 func (r *richText) limit() {
@@ -1112,7 +1101,7 @@ func (r *richText) limit() {
 	}
 	for i, l := range r.looks {
 		if !l.isCode() {
-			r.looks[i] = nil
+			r.looks[i] = &look{}
 		}
 	}
 	all := r.entities()
@@ -1387,107 +1376,63 @@ func valueName(p *PromptRecord, value *string) string {
 // ---- what a question's message says ----
 // One message for a question's whole life: what is asked, then what became of it.
 
-// programText is what of a question comes from the program, in the order in which a message shows it: what stands above
-// it, and the question's own text without the rows that its sentence and its buttons say again.
-func programText(p *PromptRecord) (above, body string) {
-	above = clean(p.Above, 1<<20)
-	body = clean(cmp.Or(p.Full, p.Excerpt), 1<<20)
-	if p.ambiguous() && p.Open() {
-		return above, body
-	}
-	lines := strings.Split(body, "\n")
-	first, end := spokenRows(lines, strings.Fields(oneLine(clean(p.Question, 1<<20))))
-	lines = slices.Delete(lines, first, end)
-	if p.Source != fromHook && p.Source != fromAsk { // those have no screen: every blank of theirs counts
-		lines = unindented(withoutChoices(lines, p))
-		return above, dense(strings.Join(lines, "\n"))
-	}
-	return above, strings.Trim(strings.Join(lines, "\n"), "\n")
-}
-
 var (
 	reColumnGap = re(` {2,}`)                               // between buttons side by side
 	reItemMark  = re(`^(?:[^\pL\pN\s]\s*)?(?:\d+[.)]\s+)?`) // a pointer, a number
+	reAtMargin  = re(`(?m)^[^ \n]`)
 )
 
-// withoutChoices are the lines without the rows of the choices, where buttons say all of those and nothing else stands
-// among them.
-func withoutChoices(lines []string, p *PromptRecord) []string {
-	var labels []string
-	for _, c := range choicesOf(p) {
-		if p.Multi || utf8.RuneCountInString(choiceText(p, c)) > wideLabel || strings.HasSuffix(c.Label, "…") {
-			return lines
-		}
-		labels = append(labels, c.Label)
+// bodyOf is what a question's message shows of its text: without the rows that its sentence says again, nor those of the
+// choices where the buttons say all of them.
+func bodyOf(p *PromptRecord) string {
+	text := strings.TrimRight(cmp.Or(p.Full, p.Excerpt), " \t\n")
+	if p.ambiguous() && p.Open() {
+		return text
 	}
-	if len(labels) == 0 {
-		return lines
+	lines := without(strings.Split(text, "\n"), strings.Fields(oneLine(p.Question)), func(line string) []string {
+		return strings.Fields(strings.TrimSuffix(line, "…")) // it may be cut
+	})
+	if p.Source == fromHook || p.Source == fromAsk { // those have no screen: every blank of theirs counts
+		return strings.Trim(strings.Join(lines, "\n"), "\n")
 	}
-	first := -1
-	for i, line := range lines {
-		row := strings.TrimSpace(line)
-		said, rest := labelsSaid(row, labels)
-		switch {
-		case said == 0 && first >= 0 && row != "":
-			return lines
-		case said > 0 && first < 0:
-			first = i
-		}
-		labels = labels[said:]
-		if first >= 0 && len(labels) == 0 {
-			lines[i] = line[:strings.Index(line, row)] + rest
-			return slices.Delete(lines, first, i)
-		}
+	unsaid := func(c Choice) bool {
+		return p.Multi || utf8.RuneCountInString(choiceText(p, c)) > wideLabel || strings.HasSuffix(c.Label, "…")
 	}
-	return lines
+	if !slices.ContainsFunc(choicesOf(p), unsaid) {
+		lines = without(lines, labels(choicesOf(p)), cellsOf)
+	}
+	body := dense(strings.Join(lines, "\n"))
+	for body != "" && !reAtMargin.MatchString(body) {
+		body = strings.ReplaceAll("\n"+body, "\n ", "\n")[1:]
+	}
+	return body
 }
 
-// labelsSaid is how many of the labels a row of choices says, the first one or all of them side by side, and what else.
-func labelsSaid(row string, labels []string) (said int, rest string) {
-	if reItemMark.ReplaceAllString(row, "") == labels[0] {
-		return 1, ""
+// cellsOf are what stands in a row side by side, without what marks an item of a list.
+func cellsOf(row string) []string {
+	row = reItemMark.ReplaceAllString(strings.TrimSpace(row), "")
+	if row == "" {
+		return nil
 	}
-	side := reColumnGap.expr().Split(row, -1)
-	n := len(labels)
-	if n > 1 && len(side) >= n && slices.Equal(side[:n], labels) {
-		return n, strings.Join(side[n:], "  ")
-	}
-	return 0, ""
+	return reColumnGap.expr().Split(row, -1)
 }
 
-// unindented are the lines without the margin that they have in common.
-func unindented(lines []string) []string {
-	margin := -1
-	for _, line := range lines {
-		indent := len(line) - len(strings.TrimLeft(line, " "))
-		if strings.TrimSpace(line) != "" && (margin < 0 || indent < margin) {
-			margin = indent
-		}
-	}
-	var out []string
-	for _, line := range lines {
-		out = append(out, line[min(max(margin, 0), len(line)):])
-	}
-	return out
-}
-
-// spokenRows are the lines from first up to end, without that one, which say these words and nothing else; the same
-// twice: none do. A line may be cut.
-func spokenRows(lines, words []string) (first, end int) {
+// without are the lines without the first of those that say these words and nothing else; read gives a line's words.
+func without(lines, words []string, read func(line string) []string) []string {
 	for first := range lines {
 		left := words
 		for i := first; i < len(lines) && len(left) > 0; i++ {
-			row := strings.Fields(strings.TrimSuffix(lines[i], "…"))
-			if len(row) == 0 || len(row) > len(left) || !slices.Equal(row, left[:len(row)]) {
+			said := read(lines[i])
+			if len(said) > len(left) || !slices.Equal(said, left[:len(said)]) || i == first && len(said) == 0 {
 				break
 			}
-			left = left[len(row):]
+			left = left[len(said):]
 			if len(left) == 0 {
-				return first, i + 1
+				return slices.Delete(lines, first, i+1)
 			}
 		}
 	}
-	return 0, 0
+	return lines
 }
 
 // questionText is a question's message: whose it is, what is asked, what about, and at last until when and what happens
@@ -1495,14 +1440,15 @@ func spokenRows(lines, words []string) (first, end int) {
 // of what is longest.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	asked := askedText(p, s)
-	above, body := programText(p)
+	above := p.Above
+	body := bodyOf(p)
 	lasting := p.Lasting
 	if !p.Open() {
 		above = ""
 		body = abridge(body, 700)
 		lasting = p.granted()
 	}
-	lasting = before("Lasting: ", oneLine(clean(lasting, 1<<20)))
+	lasting = before("Lasting: ", oneLine(lasting))
 	for {
 		r := &richText{}
 		r.addLine("bold", title(s))
@@ -1536,12 +1482,12 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 
 // askedText says what a question asks, and in which folder, where that is not its session's.
 func askedText(p *PromptRecord, s *SessionRecord) string {
-	words := oneLine(clean(p.Question, 1<<20))
+	words := oneLine(p.Question)
 	if p.Open() && p.ambiguous() {
 		words = "Possibly a question: it stands still and waits for keys"
 	}
 	if p.Open() && p.Cwd != "" && p.Cwd != s.Cwd {
-		words += "\nin " + oneLine(clean(shortPath(p.Cwd, s.Cwd), 1<<20))
+		words += "\nin " + oneLine(p.Cwd)
 	}
 	return words
 }
@@ -1641,6 +1587,7 @@ func (t *Telegram) decider(p *PromptRecord) string {
 // outcome is what was answered, or what happened instead; when somebody decided it, zero: nobody did; and what more
 // there is to say.
 func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why string) {
+	var nobody time.Time
 	value := "answered"
 	if p.Idle {
 		value = "went on"
@@ -1655,20 +1602,18 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 	late := p.Status == Expired || p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
 	switch {
 	case p.Reason == bothAnswered:
-		return "answered on the phone and at the keyboard in the same moment", time.Time{},
+		return "answered on the phone and at the keyboard in the same moment", nobody,
 			": the terminal shows which counted"
 	case p.Status == Failed && p.ScreenSHA != "":
-		return "typed: " + value, time.Time{}, before(" · ", reason)
+		return "typed: " + value, nobody, before(" · ", reason)
 	case p.Status == Failed && p.Value != nil:
-		return "not delivered: " + value, time.Time{}, before(" · ", reason)
+		return "not delivered: " + value, nobody, before(" · ", reason)
 	case p.Status == Failed:
-		return "not answered", time.Time{}, before(": ", reason)
-	case p.Status == Canceled && p.DecidedAt == nil:
-		return cmp.Or(reason, "canceled"), time.Time{}, ""
+		return "not answered", nobody, before(": ", reason)
 	case p.Status == Canceled:
 		return cmp.Or(reason, "canceled"), at, ""
 	case late && (p.Value == nil || p.Source == fromAsk):
-		return "nobody answered", time.Time{}, silence(p)
+		return "nobody answered", nobody, silence(p)
 	case p.Status == Expired, p.Status == ReplyReceived:
 		return value, at, " · on its way"
 	case late:
@@ -1688,7 +1633,7 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 // session when the notice has expired.
 func (t *Telegram) addTurn(r *richText, p *PromptRecord) {
 	r.add("", " "+turnWords(p))
-	r.append(markdown(abridge(clean(p.Full, 1<<20), partUnits)))
+	r.append(markdown(abridge(p.Full, partUnits)))
 	switch {
 	case p.Open(), p.Status == Expired:
 		r.addLine("", "reply to go on · ")
@@ -1708,7 +1653,7 @@ func turnWords(p *PromptRecord) string {
 	switch p.Turn {
 	case TurnFailed:
 		_, why, _ := strings.Cut(p.Question, " failed: ")
-		return "failed: " + oneLine(clean(why, 400))
+		return "failed: " + oneLine(why)
 	case TurnInterrupted, TurnFinished, TurnAsks:
 		return string(p.Turn) + took
 	}
@@ -2568,46 +2513,42 @@ func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) fet
 }
 
 // fetchOnce is one attempt; what came of a file that did not come whole is removed.
-func (t *Telegram) fetchOnce(ctx context.Context, session string, file *FileRef) (got fetched) {
+func (t *Telegram) fetchOnce(ctx context.Context, session string, file *FileRef) fetched {
 	var there struct {
 		Path string `json:"file_path"`
 	}
-	got.err = t.call(ctx, "getFile", map[string]string{"file_id": file.ID}, &there)
-	if got.err != nil {
-		return got
+	if err := t.call(ctx, "getFile", map[string]string{"file_id": file.ID}, &there); err != nil {
+		return fetched{err: err}
 	}
 	name := file.Name
 	if name == "" {
 		name = reEnding.FindString(there.Path)
 	}
-	var f *os.File
-	f, got.err = t.store.newFile(session, name)
-	if got.err != nil {
-		return got
+	f, err := t.store.newFile(session, name)
+	if err != nil {
+		return fetched{err: err}
 	}
 	sum := sha256.New()
-	got.size, got.err = t.download(ctx, there.Path, io.MultiWriter(f, sum))
+	size, err := t.download(ctx, there.Path, io.MultiWriter(f, sum))
 	closed := f.Close()
-	if got.err == nil {
-		got.err = closed
+	if err == nil {
+		err = closed
 	}
-	if got.err != nil {
+	if err != nil {
 		_ = os.Remove(f.Name()) // what it is about is the error before
-		return got
+		return fetched{err: err}
 	}
-	got.path = f.Name()
-	got.sha = fmt.Sprintf("sha256:%x", sum.Sum(nil))
-	return got
+	return fetched{path: f.Name(), size: size, sha: fmt.Sprintf("sha256:%x", sum.Sum(nil))}
 }
 
 // download gets what getFile names. The token is in the address: that is in no error.
 func (t *Telegram) download(ctx context.Context, path string, to io.Writer) (int64, error) {
 	cfg := t.cfg.Load()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.APIBase, nil)
+	url := strings.TrimRight(cfg.APIBase, "/") + "/file/bot" + cfg.Token + "/" + path
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, t.noAnswer("getFile", err)
 	}
-	req.URL.Path = strings.TrimRight(req.URL.Path, "/") + "/file/bot" + cfg.Token + "/" + path
 	resp, err := t.http.Do(req)
 	if err != nil {
 		return 0, t.noAnswer("getFile", err)
@@ -2806,20 +2747,10 @@ func (t *Telegram) lockPolling(ctx context.Context) (held bool) {
 	return false
 }
 
-// setCommands gives the chat its menu of commands, unless it has it.
+// setCommands gives the chat its menu of commands.
 func (r *receiver) setCommands() error {
-	cfg := r.cfg.Load()
-	here := map[string]any{"type": "chat", "chat_id": cfg.ChatID}
-	menu := digest(fmt.Appendf(nil, "%s %d %v", r.botID(), cfg.ChatID, botCommands))
-	v, err := r.store.View()
-	if err != nil || v.fact("commands") == menu {
-		return err
-	}
-	err = r.call(r.ctx, "setMyCommands", map[string]any{"commands": botCommands, "scope": here}, nil)
-	if err != nil {
-		return err
-	}
-	return r.store.NoteFact("commands", menu)
+	here := map[string]any{"type": "chat", "chat_id": r.cfg.Load().ChatID}
+	return r.call(r.ctx, "setMyCommands", map[string]any{"commands": botCommands, "scope": here}, nil)
 }
 
 // poll asks for updates and handles them until ctx ends or this process is not the poller any more.
@@ -3185,13 +3116,7 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 		r.auditStranger(&u, from)
 		return u.ID, nil
 	}
-	done, err := r.store.ActedOn(r.bot, u.ID)
-	if done {
-		return u.ID, nil
-	}
-	if err == nil {
-		err = r.act(&u, from)
-	}
+	err := r.act(&u, from)
 	if err != nil && u.Callback != nil {
 		r.toast(u.Callback.ID, "✗ The tap could not be recorded, so nothing was done yet; it is tried again.")
 	}
@@ -3223,7 +3148,7 @@ func (r *receiver) auditStranger(u *update, from *user) {
 // act does what an update of the operator asks for. After an error nothing was done.
 func (r *receiver) act(u *update, from *user) error {
 	in, err := r.incoming(u, from)
-	if err != nil {
+	if err != nil || in.view.Updates[in.update] != nil { // it came again
 		return err
 	}
 	want := in.understand()
@@ -3248,11 +3173,13 @@ func (r *receiver) incoming(u *update, from *user) (*incoming, error) {
 	in := &incoming{message: u.Message, from: from, tap: u.Callback, update: fmt.Sprintf("%s:%d", r.bot, u.ID),
 		at: time.Now(), here: r.here(), freeText: r.cfg.Load().FreeText}
 	var err error
+	if err := r.store.Reap(time.Now()); err != nil { // who has died is meant by nobody
+		return nil, err
+	}
 	in.view, err = r.store.View()
 	if err != nil {
 		return nil, err
 	}
-	in.view.markDead(r.store.Killed)
 	if in.tap != nil {
 		in.message = in.tap.Message
 		d, p := parseCallbackData(in.tap.Data, in.view)
@@ -3287,17 +3214,6 @@ func (r *receiver) ownName() (string, error) {
 	}
 	r.noteBot(me.Username)
 	return me.Username, nil
-}
-
-// markDead has sessions count as ended that were killed.
-func (v *View) markDead(killed func(session string) bool) {
-	for id, s := range v.Sessions {
-		if s.Status == "active" && killed(id) {
-			dead := *s
-			dead.Status = "crashed"
-			v.Sessions[id] = &dead
-		}
-	}
 }
 
 // record records that an update has been acted on, together with what it led to, nil nothing.
@@ -3612,7 +3528,7 @@ func (in *incoming) sendFile(file *fileRef, caption string) intent {
 	return intent{record: record}
 }
 
-// command is what a command asks for; those that are not answered from the state are for a session.
+// command is what a command asks for. Of one about a session its name, or none, comes first in the line.
 func (in *incoming) command(name, line string) intent {
 	i := slices.IndexFunc(botCommands, func(c botCommand) bool { return name == c.Name || name == c.also })
 	if i < 0 {
@@ -3628,7 +3544,29 @@ func (in *incoming) command(name, line string) intent {
 	case "release":
 		return in.claim("")
 	}
-	return in.sessionCommand(name, line)
+	word, rest, _ := strings.Cut(line, " ")
+	if name == "keys" && isKey(word) {
+		word = ""
+		rest = line
+	}
+	s, _, refusal := in.target(word)
+	switch {
+	case name == "cancel" && word == "" && in.repliedTo() == nil && in.view.inTopic(in.Chat.ID, in.topic()) == nil:
+		return intent{reply: "✗ End which program? Example: /cancel 1a2b3c4d. " + in.list(false)}
+	case s == nil && name == "keys" && (word != "" || line == ""):
+		return noKey(word)
+	case s == nil && refusal == "":
+		return intent{reply: "✗ Which session? " + in.list(false)}
+	case s == nil:
+		return intent{reply: refusal}
+	case name == "switch":
+		return in.claim(s.ID)
+	case name == "send":
+		return in.send(s, strings.TrimSpace(rest))
+	case name == "keys":
+		return in.keys(s, rest)
+	}
+	return intent{record: in.input(s, name, rest)}
 }
 
 // helpText says what can be done here, in lines that a phone need not break.
@@ -3641,35 +3579,6 @@ func helpText() string {
 	}
 	b.WriteString("\n\nOf several sessions name one:\n/stop 1a2b3c4d")
 	return b.String()
-}
-
-// sessionCommand is what a command about a session asks for: its name, or none, comes first in the line.
-func (in *incoming) sessionCommand(name, line string) intent {
-	sid, rest, _ := strings.Cut(line, " ")
-	if name == "keys" && isKey(sid) {
-		sid = ""
-		rest = line
-	}
-	s, _, refusal := in.target(sid)
-	switch {
-	case name == "cancel" && sid == "" && in.repliedTo() == nil && in.view.inTopic(in.Chat.ID, in.topic()) == nil:
-		return intent{reply: "✗ End which program? Example: /cancel 1a2b3c4d. " + in.list(false)}
-	case s == nil && name == "keys" && (sid != "" || line == ""):
-		return noKey(sid)
-	case s == nil && refusal == "":
-		return intent{reply: "✗ Which session? " + in.list(false)}
-	case s == nil:
-		return intent{reply: refusal}
-	}
-	switch name {
-	case "switch":
-		return in.claim(s.ID)
-	case "send":
-		return in.send(s, strings.TrimSpace(rest))
-	case "keys":
-		return in.keys(s, rest)
-	}
-	return intent{record: in.input(s, name, rest)}
 }
 
 // send is text for a session that is named; a command in it is the tool's own.
@@ -3686,13 +3595,12 @@ func (in *incoming) send(s *SessionRecord, text string) intent {
 // keys are those to press.
 func (in *incoming) keys(s *SessionRecord, line string) intent {
 	words := strings.Fields(line)
-	if len(words) == 0 {
+	bad := slices.IndexFunc(words, func(word string) bool { return !isKey(word) })
+	switch {
+	case len(words) == 0:
 		return noKey("")
-	}
-	for _, word := range words {
-		if !isKey(word) {
-			return noKey(word)
-		}
+	case bad >= 0:
+		return noKey(words[bad])
 	}
 	return intent{record: in.input(s, "keys", line)}
 }
@@ -3934,11 +3842,8 @@ func namedChoices(p *PromptRecord, text string) string {
 	if p.Multi && p.offered(keys) {
 		return keys
 	}
-	byHook := p.Source == fromHook && p.Permission
 	for _, c := range choicesOf(p) {
-		initial, _ := utf8.DecodeRuneInString(c.Label)
-		byLetter := byHook && c.Key != hookAlways && strings.EqualFold(text, string(initial))
-		if byLetter || strings.EqualFold(text, c.Key) || strings.EqualFold(text, c.Label) {
+		if strings.EqualFold(p.word(text), c.Key) || strings.EqualFold(text, c.Label) {
 			return c.Key
 		}
 	}
