@@ -1558,10 +1558,14 @@ func silence(p *PromptRecord) string {
 
 // addOutcome adds what became of a question: what was answered, by whom and when, or why nothing was.
 func (t *Telegram) addOutcome(r *richText, p *PromptRecord) {
-	what, at, why := t.outcome(p)
+	what, at, why := outcomeOf(p)
 	r.addLine("bold", what)
 	if !at.IsZero() {
-		r.add("", " · "+t.decider(p)+", "+clock(at))
+		who := byWhom(p.DecidedBy)
+		if who == "phone" && len(t.cfg.Load().Users) > 1 {
+			who += " " + strings.TrimPrefix(*p.DecidedBy, "telegram:")
+		}
+		r.add("", " · "+who+", "+clock(at))
 	}
 	r.add("", why+before(" · ", p.Note)+" · ")
 }
@@ -1574,19 +1578,9 @@ func before(mark, s string) string {
 	return mark + s
 }
 
-// decider names who decided a question, before when.
-func (t *Telegram) decider(p *PromptRecord) string {
-	who := byWhom(p.DecidedBy)
-	if who == "phone" && len(t.cfg.Load().Users) > 1 {
-		_, person, _ := strings.Cut(*p.DecidedBy, ":")
-		who += " " + person
-	}
-	return who
-}
-
-// outcome is what was answered, or what happened instead; when somebody decided it, zero: nobody did; and what more
+// outcomeOf is what was answered, or what happened instead; when somebody decided it, zero: nobody did; and what more
 // there is to say.
-func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why string) {
+func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 	var nobody time.Time
 	value := "answered"
 	if p.Idle {
@@ -2851,7 +2845,6 @@ func (r *receiver) waitOut(failed *apiError, failures int, fresh <-chan struct{}
 // handleUpdates handles updates in their order. The next poll confirms those that are done. Where one cannot be
 // recorded, it comes again with all behind it.
 func (r *receiver) handleUpdates(updates []json.RawMessage, params *pollParams) {
-	r.turnMinute()
 	for _, raw := range updates {
 		id, err := r.dispatch(raw)
 		if err != nil {
@@ -3123,21 +3116,17 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	return u.ID, err
 }
 
-// turnMinute begins to count anew with every minute, and records how many updates of others it has only counted.
-func (r *receiver) turnMinute() {
+// auditStranger records that somebody else wrote, or pressed a button; from may be nil. Of those in one minute it records
+// the first, then how many more there were.
+func (r *receiver) auditStranger(u *update, from *user) {
 	minute := time.Now().Unix() / 60
-	if minute == r.minute {
-		return
-	}
-	if r.strangers > strangersMax {
+	if minute != r.minute && r.strangers > strangersMax {
 		r.audit(Event{Name: "UNAUTHORIZED", Fields: []Field{{"more", r.strangers - strangersMax}}})
 	}
+	if minute != r.minute {
+		r.strangers = 0
+	}
 	r.minute = minute
-	r.strangers = 0
-}
-
-// auditStranger records that somebody else wrote, or pressed a button; from may be nil.
-func (r *receiver) auditStranger(u *update, from *user) {
 	r.strangers++
 	if r.strangers <= strangersMax && from != nil {
 		fields := append([]Field{{"update_id", u.ID}}, person(from.who(), from.name())...)
@@ -3456,9 +3445,7 @@ func (in *incoming) understand() intent {
 	}
 	want := in.meaning()
 	replied := in.repliedQuestion()
-	asked := in.view.which(func(p *PromptRecord) bool {
-		return p.Secret && (p == replied || p.Open() && in.view.active(p.SessionID))
-	})
+	asked := in.view.which(func(p *PromptRecord) bool { return p.Secret && (p == replied || p.Open()) })
 	if strings.HasPrefix(want.reply, "✗") && len(asked) > 0 {
 		want.reply += deleteIt
 	}
@@ -3470,16 +3457,15 @@ func (in *incoming) meaning() intent {
 	if in.isService() {
 		return intent{}
 	}
-	text := ""
 	file := in.file()
-	given := in.Text
+	text := in.Text
 	if file != nil {
-		given = in.Caption
+		text = in.Caption
 	}
-	damaged := len(given) > maxMessage || strings.Contains(given, "\uFFFD")
-	if !damaged {
-		text = strings.TrimSpace(cleanText(given))
+	if len(text) > maxMessage || strings.Contains(text, "\uFFFD") {
+		text = ""
 	}
+	text = strings.TrimSpace(cleanText(text))
 	if file != nil {
 		return in.sendFile(file, text)
 	}
@@ -3517,7 +3503,7 @@ func (in *incoming) sendFile(file *fileRef, caption string) intent {
 		p = in.waitingQuestion(s)
 	}
 	switch {
-	case p != nil && p.Open() && !p.Idle:
+	case p != nil && p.asks():
 		return intent{reply: "✗ Nothing was done: a file answers no question. " + questionOpen}
 	case file.Size > maxFile:
 		size := fmt.Sprintf("the file has %d MB, %d MB are allowed.", file.Size>>20, maxFile>>20)
@@ -3858,49 +3844,41 @@ func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 		return "✗ Nothing was done: you replied to another message. Reply to the open question's own."
 	case p.Secret:
 		return "✗ Nothing was typed: a password is typed at the keyboard."
-	case keys == "" && p.takesReply() && replied:
+	case keys != "", p.takesReply() && replied:
 		return ""
-	case keys == "" && p.takesKeys(), keys == "" && p.takesReply() && !in.freeText:
+	case p.takesKeys(), p.takesReply() && !in.freeText:
 		return "✗ Nothing was typed: it is not sure that something is asked. Reply to its own message to type there."
-	case keys == "" && p.Type == FreeText && !in.freeText:
+	case p.Type == FreeText && !in.freeText:
 		return "✗ Nothing was typed: text from here is switched off (free_text_enabled)."
-	case keys == "" && p.Permission && !replied:
+	case p.Permission && !replied:
 		return "✗ Nothing was done: a permission is asked for. Tap a button, or reply to it to refuse."
 	}
 	return ""
 }
 
-// list names what runs; more: also what waits, and the audit log's head to witness.
+// list names what runs; more: also what waits, two lines each, and the audit log's head to witness.
 func (in *incoming) list(more bool) string {
-	var lines []string
 	live, _ := in.view.named("")
+	slices.SortFunc(live, func(a, b *SessionRecord) int { return strings.Compare(origin(a), origin(b)) })
+	var b strings.Builder
 	for _, s := range live {
-		line := "\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " ")
-		if more {
-			line += in.openQuestions(s)
+		b.WriteString("\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " "))
+		for _, p := range inOrder(in.view, func(p *PromptRecord) bool { return more && p.SessionID == s.ID && p.asks() }) {
+			until := clock(p.ExpiresAt)
+			fmt.Fprintf(&b, "\n   ❓ %s\n   until %s, then %s", oneLine(clean(p.Question, 100)), until, afterwards(p))
 		}
-		lines = append(lines, line)
 	}
-	slices.Sort(lines)
 	if a := in.view.Meta["audit"]; more && a != nil {
-		lines = append(lines, fmt.Sprintf("\nAudit log: %d %s\nListening: process %d", a.Seq, a.Hash, os.Getpid()))
+		fmt.Fprintf(&b, "\nAudit log: %d %s\nListening: process %d", a.Seq, a.Hash, os.Getpid())
 	}
-	if len(lines) == 0 {
+	if b.Len() == 0 {
 		return "Running: nothing"
 	}
-	return "Running:" + strings.Join(lines, "")
+	return "Running:" + b.String()
 }
 
-// openQuestions are a session's open questions, two lines each.
-func (in *incoming) openQuestions(s *SessionRecord) string {
-	open := inOrder(in.view, func(p *PromptRecord) bool { return p.SessionID == s.ID && p.Open() && !p.Idle })
-	var b strings.Builder
-	for _, p := range open {
-		until := clock(p.ExpiresAt)
-		fmt.Fprintf(&b, "\n   ❓ %s\n   until %s, then %s", oneLine(clean(p.Question, 100)), until, afterwards(p))
-	}
-	return b.String()
-}
+// asks reports whether the prompt is an open question.
+func (p *PromptRecord) asks() bool { return p.Open() && !p.Idle }
 
 // ---- setup ----
 // `atlasbridge setup`: token, who the operator is, config.toml, a test. What is there is asked of Telegram first: what
