@@ -1394,7 +1394,7 @@ func (v *View) active(id string) bool {
 	return v.Sessions[id] != nil && v.Sessions[id].Status == "active"
 }
 
-// which are the prompts that want holds for, never nil.
+// which are the prompts that want holds for, in the order in which they were asked; never nil.
 func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 	found := []*PromptRecord{}
 	for _, p := range v.Prompts {
@@ -1402,6 +1402,7 @@ func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 			found = append(found, p)
 		}
 	}
+	sort.Slice(found, func(i, j int) bool { return found[i].CreatedAt.Before(found[j].CreatedAt) })
 	return found
 }
 
@@ -2117,9 +2118,7 @@ func (s *Store) PromptsOf(session string) []*PromptRecord {
 	if err := s.begin(); err != nil {
 		return nil
 	}
-	found := s.view.which(func(p *PromptRecord) bool { return p.SessionID == session })
-	sort.Slice(found, func(i, j int) bool { return found[i].CreatedAt.Before(found[j].CreatedAt) })
-	return found
+	return s.view.which(func(p *PromptRecord) bool { return p.SessionID == session })
 }
 
 // Session is one session as it is now, nil where there is none, and the chat that has topics, 0 none. It is read only.

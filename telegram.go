@@ -23,7 +23,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -813,10 +812,16 @@ type richText struct {
 }
 
 // addLine adds s, unless it is empty, as lines of their own; kind is a look's, "" for plain text.
-func (r *richText) addLine(kind, s string) {
+func (r *richText) addLine(kind, s string) { r.addLook(&look{kind: kind}, s) }
+
+// addPre adds s as addLine does, in monospace; lang is what it is written in, "" unknown.
+func (r *richText) addPre(s, lang string) { r.addLook(&look{"pre", lang}, s) }
+
+// addLook adds s as addLine does, with that look.
+func (r *richText) addLook(l *look, s string) {
 	if s != "" {
 		r.breakLine()
-		r.add(kind, s)
+		r.draw(l, s)
 	}
 }
 
@@ -834,14 +839,6 @@ func (r *richText) add(kind, s string) { r.draw(&look{kind: kind}, s) }
 func (r *richText) draw(l *look, s string) {
 	r.looks = append(r.looks, slices.Repeat([]*look{l}, len(s))...)
 	r.text += s
-}
-
-// addPre adds s as addLine does, in monospace; lang is what it is written in, "" unknown.
-func (r *richText) addPre(s, lang string) {
-	if s != "" {
-		r.breakLine()
-		r.draw(&look{"pre", lang}, s)
-	}
 }
 
 // append adds other as lines of its own.
@@ -2495,19 +2492,8 @@ type fileRef struct {
 	Size int64  `json:"file_size"` // 0: unknown
 }
 
-// fetch gets a file into the session's folder, and tries again until ctx ends.
+// fetch gets a file into the session's folder; what came of one that did not come whole is removed.
 func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) fetched {
-	for failures := 0; ; failures++ {
-		got := t.fetchOnce(ctx, session, file)
-		failed, ok := got.err.(*apiError)
-		if !ok || !failed.temporary() || sleep(ctx, t.pause(failed, failures)) != nil {
-			return got
-		}
-	}
-}
-
-// fetchOnce is one attempt; what came of a file that did not come whole is removed.
-func (t *Telegram) fetchOnce(ctx context.Context, session string, file *FileRef) fetched {
 	var there struct {
 		Path string `json:"file_path"`
 	}
@@ -2572,7 +2558,6 @@ const (
 	debtsEvery    = 5 * time.Second        // messages that are owed an edit are looked for so often
 	debtsPatience = 30 * time.Second       // a living session has that long to edit its own messages
 	debtsPause    = time.Minute            // after an edit that failed for good
-	questionLife  = 24 * time.Hour         // no question is open for longer: see timeout_seconds
 	strangersMax  = 10                     // recorded in a minute: a flood must not fill the disk
 	pollLeast     = 500 * time.Millisecond // between polls that bring nothing new, whatever the server does
 	conflictPause = 5 * time.Second        // after another program's poll: two that take turns get half of it each
@@ -2877,7 +2862,7 @@ func (r *receiver) resendAfterOutage() {
 		return
 	}
 	r.lastOK = now
-	waiting := inOrder(v, func(p *PromptRecord) bool {
+	waiting := v.which(func(p *PromptRecord) bool {
 		asked := p.Status == AwaitingReply && p.MsgID != 0
 		return asked && !p.Idle && old(p.At) && now.Before(p.ExpiresAt)
 	})
@@ -2887,13 +2872,6 @@ func (r *receiver) resendAfterOutage() {
 			r.warn(err)
 		}
 	})
-}
-
-// inOrder are the questions that want holds for, in the order in which they were asked.
-func inOrder(v *View, want func(*PromptRecord) bool) []*PromptRecord {
-	found := v.which(want)
-	sort.Slice(found, func(i, j int) bool { return found[i].CreatedAt.Before(found[j].CreatedAt) })
-	return found
 }
 
 // payDebts has messages catch up that no session takes care of: of what is over, while its session has ended or has not
@@ -3337,24 +3315,15 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 	return d, p
 }
 
-// removeStale has a message that was tapped in vain lose its buttons where it should have lost them already: of a question
-// that is not known, and not another machine's, for it is old; or that is over, or has a newer message.
+// removeStale has a message that was tapped in vain lose its buttons where it should have lost them already: its question
+// is over, or has a newer message.
 func (r *receiver) removeStale(m *message, d Decision) error {
 	p, _, err := r.store.Prompt(d.PromptID)
-	if err != nil {
+	if err != nil || p == nil || !p.hasNonce(d.Nonce) { // another machine's, or forged
 		return err
 	}
-	stale := false
-	switch {
-	case p == nil:
-		stale = time.Since(time.Unix(m.Date, 0)) > questionLife
-	case !p.hasNonce(d.Nonce): // forged
-	case m.ID != p.MsgID:
-		stale = m.ID < p.MsgID || !p.Open()
-	case !p.shownOpen(): // else its edit is on its way, or owed; soon after it the tap may have crossed it
-		stale = !p.Open() && time.Since(p.At) >= tapCrosses
-	}
-	if !stale {
+	edited := !p.shownOpen() && time.Since(p.At) >= tapCrosses // not on its way, nor crossed by the tap
+	if m.ID >= p.MsgID && (p.Open() || m.ID == p.MsgID && !edited) {
 		return nil
 	}
 	return r.removeButtons(p, m.ID)
@@ -3863,7 +3832,7 @@ func (in *incoming) list(more bool) string {
 	var b strings.Builder
 	for _, s := range live {
 		b.WriteString("\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " "))
-		for _, p := range inOrder(in.view, func(p *PromptRecord) bool { return more && p.SessionID == s.ID && p.asks() }) {
+		for _, p := range in.view.which(func(p *PromptRecord) bool { return more && p.SessionID == s.ID && p.asks() }) {
 			until := clock(p.ExpiresAt)
 			fmt.Fprintf(&b, "\n   ❓ %s\n   until %s, then %s", oneLine(clean(p.Question, 100)), until, afterwards(p))
 		}
