@@ -3134,29 +3134,14 @@ func (r *receiver) act(u *update, from *user) error {
 	return nil
 }
 
-// incoming gathers what decides what an update means. A message of a question that was not known, because its sending
-// was never answered, gets known by its button.
+// incoming gathers what decides what an update means.
 func (r *receiver) incoming(u *update, from *user) (*incoming, error) {
 	in := &incoming{message: u.Message, from: from, tap: u.Callback, update: fmt.Sprintf("%s:%d", r.bot, u.ID),
 		at: time.Now(), here: r.here(), freeText: r.cfg.Load().FreeText}
 	var err error
-	if err := r.store.Reap(time.Now()); err != nil { // who has died is meant by nobody
-		return nil, err
-	}
-	in.view, err = r.store.View()
-	if err != nil {
-		return nil, err
-	}
 	if in.tap != nil {
 		in.message = in.tap.Message
-		d, p := parseCallbackData(in.tap.Data, in.view)
-		if p == nil || !p.Open() || !p.hasNonce(d.Nonce) || in.ID <= p.MsgID {
-			return in, nil
-		}
-		err = r.store.Offered(p.ID, in.ID, in.Date)
-		if err == nil {
-			in.view, err = r.store.View()
-		}
+		in.view, err = r.seen(in.message, in.tap.Data)
 		return in, err
 	}
 	in.at = time.Unix(in.Date, 0).Add(time.Second)
@@ -3166,7 +3151,27 @@ func (r *receiver) incoming(u *update, from *user) (*incoming, error) {
 	if strings.Contains(in.Text, "@") {
 		in.bot, err = r.ownName()
 	}
+	if err == nil {
+		r.warn(r.store.Reap(time.Now())) // who has died is not meant
+		in.view, err = r.store.View()
+	}
 	return in, err
+}
+
+// seen is the state, in which a tapped message is known as one of its question's: its sending may not have been answered.
+func (r *receiver) seen(m *message, data string) (*View, error) {
+	v, err := r.store.View()
+	if err != nil {
+		return nil, err
+	}
+	d, p := parseCallbackData(data, v)
+	if p == nil || !p.Open() || !p.hasNonce(d.Nonce) || m.ID <= p.MsgID {
+		return v, nil
+	}
+	if err := r.store.Offered(p.ID, m.ID, m.Date); err != nil {
+		return nil, err
+	}
+	return r.store.View()
 }
 
 // ownName is the bot's name, by which a command for it is told from one for another bot.
@@ -3435,19 +3440,20 @@ func (in *incoming) meaning() intent {
 		text = ""
 	}
 	text = strings.TrimSpace(cleanText(text))
-	if file != nil {
-		return in.sendFile(file, text)
-	}
-	if command := reCommand.FindStringSubmatch(text); command != nil {
-		if command[2] != "" && !strings.EqualFold(command[2], "@"+in.bot) {
-			return intent{} // a group's administrator gets all of them
-		}
+	command := reCommand.FindStringSubmatch(text)
+	switch {
+	case command == nil || file != nil:
+	case command[2] != "" && !strings.EqualFold(command[2], "@"+in.bot):
+		return intent{} // a group's administrator gets all of them
+	default:
 		return in.command(strings.ToLower(command[1]), strings.TrimSpace(text[len(command[0]):]))
 	}
 	s, p, refusal := in.target("")
 	switch {
 	case s == nil:
 		return intent{reply: refusal}
+	case file != nil:
+		return in.sendFile(s, p, file, text)
 	case text == "":
 		return intent{reply: "✗ Nothing was done: send it as plain text of up to 4096 bytes, as a photo or as a document."}
 	}
@@ -3462,12 +3468,8 @@ func (m *message) file() *fileRef {
 	return m.Document
 }
 
-// sendFile is a file for a session, with a caption: it answers no question.
-func (in *incoming) sendFile(file *fileRef, caption string) intent {
-	s, p, refusal := in.target("")
-	if s == nil {
-		return intent{reply: refusal}
-	}
+// sendFile is a file for a session, with a caption: it answers no question. p is the one replied to, nil none.
+func (in *incoming) sendFile(s *SessionRecord, p *PromptRecord, file *fileRef, caption string) intent {
 	if p == nil {
 		p = in.waitingQuestion(s)
 	}
