@@ -1436,6 +1436,9 @@ func without(lines, words []string, read func(line string) []string) []string {
 // then, or what became of it. What there is no room for is left out: of what stands above it first, then in the middle
 // of what is longest.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
+	if p.Idle {
+		return t.turnText(p, s)
+	}
 	asked := askedText(p, s)
 	above := p.Above
 	body := bodyOf(p)
@@ -1449,11 +1452,6 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	for {
 		r := &richText{}
 		r.addLine("bold", title(s))
-		if p.Idle {
-			t.addTurn(r, p)
-			r.add("", sid(s))
-			return r
-		}
 		r.addLine("", asked)
 		r.addPre(body, p.Lang)
 		r.addQuote(above)
@@ -1579,12 +1577,12 @@ func before(mark, s string) string {
 // there is to say.
 func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 	var nobody time.Time
-	value := "answered"
+	what = "answered"
 	if p.Idle {
-		value = "went on"
+		what = "went on"
 	}
 	if p.Value != nil {
-		value = clean(valueName(p, p.Value), 300)
+		what = clean(valueName(p, p.Value), 300)
 	}
 	reason := clean(p.Reason, 300)
 	if p.DecidedAt != nil {
@@ -1596,9 +1594,9 @@ func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 		return "answered on the phone and at the keyboard in the same moment", nobody,
 			": the terminal shows which counted"
 	case p.Status == Failed && p.ScreenSHA != "":
-		return "typed: " + value, nobody, before(" · ", reason)
+		return "typed: " + what, nobody, before(" · ", reason)
 	case p.Status == Failed && p.Value != nil:
-		return "not delivered: " + value, nobody, before(" · ", reason)
+		return "not delivered: " + what, nobody, before(" · ", reason)
 	case p.Status == Failed:
 		return "not answered", nobody, before(": ", reason)
 	case p.Status == Canceled:
@@ -1606,23 +1604,24 @@ func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 	case late && (p.Value == nil || p.Source == fromAsk):
 		return "nobody answered", nobody, silence(p)
 	case p.Status == Expired, p.Status == ReplyReceived:
-		return value, at, " · on its way"
+		why = " · on its way"
 	case late:
-		return value, at, ""
 	case p.takesKeys() && p.Value != nil && (p.offered(*p.Value) || *p.Value == enterAlone):
-		return "pressed " + value, at, ""
+		what = "pressed " + what
 	case reason != "":
-		return value, at, ": “" + reason + "”"
+		why = ": “" + reason + "”"
 	}
-	return value, at, ""
+	return what, at, why
 }
 
 // ---- the end of a turn ----
 // One message a turn: what it came to, and the answer.
 
-// addTurn adds what a turn of the tool came to, its answer, and how to go on or how it went. A reply still reaches the
-// session when the notice has expired.
-func (t *Telegram) addTurn(r *richText, p *PromptRecord) {
+// turnText is the message of a turn's end: whose turn, what it came to, the tool's answer, and how to go on or how it went.
+// A reply still reaches the session when the notice has expired.
+func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
+	r := &richText{}
+	r.addLine("bold", title(s))
 	r.add("", " "+turnWords(p))
 	r.append(markdown(abridge(p.Full, partUnits)))
 	switch {
@@ -1633,6 +1632,8 @@ func (t *Telegram) addTurn(r *richText, p *PromptRecord) {
 	default:
 		t.addOutcome(r, p)
 	}
+	r.add("", sid(s))
+	return r
 }
 
 // turnWords is what a turn came to, and how long it took.
@@ -3766,7 +3767,7 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 	}
 	for _, other := range in.view.Prompts {
 		here := other.SessionID == s.ID || !in.view.active(other.SessionID)
-		asked := !other.Idle && (other.MsgID != 0 || other.Chat != "")
+		asked := !other.Idle && other.Chat != ""
 		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.from.who() &&
 			!other.takesText() && namedChoices(other, text) == ""
 		if other == p || !here || !asked || own {
