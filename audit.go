@@ -834,7 +834,7 @@ func (c *command) writeBundle(w io.Writer) error {
 	}
 	var tools []tool
 	for _, a := range adapters[:len(adapters)-1] { // the last one stands for all others
-		tools = append(tools, findAdapted(a, a.Names)) // without a version: to ask for it would run the tool
+		tools = append(tools, findAdapted(a, a.Name)) // without a version: to ask for it would run the tool
 	}
 	about, err := json.MarshalIndent(map[string]any{
 		"version":      version(),

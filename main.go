@@ -231,7 +231,8 @@ config.toml stays as it is.
 
 Flags:
   --token-file FILE  read the bot token from here (default: ask for it)
-  --chat-id ID       where the bot asks (default: the chat you write from)
+  --chat-id ID       where the bot asks (default: the private chat of --user-id,
+                     else where the code is sent)
   --user-id ID       who may answer (default: who sends the code)
   --api-base URL     a Bot API server (default: Telegram's)
   --no-test          send no test message
@@ -242,8 +243,8 @@ Examples:
 		{name: "doctor", summary: "check everything; says what to do about each failure", do: cmdDoctor,
 			text: `doctor [--json]
 
-Checks settings, bot, chat, clock, files, audit log, terminal and tools, and
-says under each failure what helps. It sends no message.
+Checks settings, files, audit log, terminal, tools, bot and chat, and says
+under each failure what helps. It sends no message.
 
 Flags:
   --json  print one object
@@ -986,7 +987,8 @@ func cmdCompletion(c *command) int {
 }
 
 // ---- doctor ----
-// Every check is made, whatever the others found; what cannot be found out because of them is left out.
+// Every check is made, whatever the others found; what cannot be found out because of them is left out. What takes long,
+// the network, comes last.
 
 // doctorListens is for how long another program's poll is waited for: each takes the bot from the other.
 const doctorListens = 7 // seconds: longer than another atlasbridge pauses
@@ -1004,42 +1006,42 @@ type doctor struct {
 	*command
 	checks []check
 	code   int
-	writes bool // the bot can write to its chat
 }
 
 // cmdDoctor tells each check as soon as it is made, with --json all of them at the end.
 func cmdDoctor(c *command) int {
 	d := &doctor{command: c, checks: []check{}}
-	cfg := d.checkConfig()
-	var bot *Telegram // nil where Telegram is not asked, or does not answer
-	var st *Store     // nil where it cannot be opened
-	switch {
-	case cfg.Channel == "telegram":
-		bot = d.checkBot(cfg)
-	case cfg.Channel == "local" && cfg.choseChannel():
-		d.tell("token", nil, cfg.whyLocal()+waitsHere, "")
-	case cfg.Channel == "local":
-		d.tell("token", nil, cfg.whyLocal()+waitsHere, "atlasbridge setup connects your phone")
-	}
+	cfg, err := d.config(nil)
+	d.tell("config", err, "settings and defaults are valid", "")
+	var st *Store // nil where it cannot be opened
 	if cfg.Dir != "" {
 		st = d.checkState(cfg.Dir)
 		d.checkPrivacy(cfg.Dir)
 	}
-	d.checkTerminal()
-	var missing []string
-	for _, t := range knownTools(c.ctx, cfg) {
-		if t.Path == "" {
-			missing = append(missing, t.Name)
-			continue
-		}
-		d.tell(t.Name, nil, strings.TrimSpace(t.Version+" "+t.Path), t.Warning)
-	}
-	if len(missing) > 0 {
-		d.tell("tools", nil, "not installed: "+strings.Join(missing, ", "), "")
-	}
 	if st != nil {
-		d.checkPoller(st, bot) // the last: it takes the longest
-		st.Close()
+		defer st.Close()
+		d.checkAudit(st)
+	}
+	terminal := "none here: a tool gets 100x30"
+	size, err := terminalSize(d.stdout)
+	if err == nil {
+		terminal = fmt.Sprintf("%s, %dx%d", d.getenv("TERM"), size.Cols, size.Rows)
+	}
+	d.tell("terminal", nil, terminal, "")
+	for _, t := range knownTools(c.ctx, cfg) {
+		if t.Path != "" {
+			d.tell(t.Name, nil, strings.TrimSpace(t.Version+" "+t.Path), t.Warning)
+		}
+	}
+	switch cfg.Channel {
+	case "telegram":
+		d.checkTelegram(newTelegram(cfg, st, nil))
+	case "local":
+		todo := "atlasbridge setup connects your phone"
+		if cfg.choseChannel() {
+			todo = ""
+		}
+		d.tell("token", nil, cfg.whyLocal()+waitsHere, todo)
 	}
 	if c.opts.on("json") {
 		return max(d.code, c.printJSON(map[string]any{"checks": d.checks, "ok": d.code == 0}))
@@ -1071,50 +1073,7 @@ func (d *doctor) tell(name string, err error, found, warning string) {
 	d.code = max(d.code, d.print(text))
 }
 
-// checkConfig gives the settings; where they are wrong nothing but the folder, and where there is none nothing.
-func (d *doctor) checkConfig() *Config {
-	cfg, err := d.config(nil)
-	d.tell("config", err, "settings and defaults are valid", "")
-	if err == nil {
-		return cfg
-	}
-	dir, err := d.stateDir()
-	if err != nil {
-		return &Config{}
-	}
-	return &Config{Dir: dir}
-}
-
-// checkBot asks Telegram about the bot and its chat, and gives what can ask more; nil where there is no answer.
-func (d *doctor) checkBot(cfg *Config) *Telegram {
-	ctx, stop := context.WithTimeout(d.ctx, 15*time.Second)
-	defer stop()
-	bot := newTelegram(cfg, nil, nil)
-	var me user
-	err := bot.call(ctx, "getMe", struct{}{}, &me)
-	d.tell("token", explained(err), "the bot is @"+me.Username, "")
-	d.checkClock(bot.clockSkew().Round(time.Second), err == nil)
-	if err != nil {
-		return nil
-	}
-	chat, err := bot.reach(ctx)
-	d.writes = err == nil
-	d.tell("chat", explained(err), chat+", where the bot can write", "")
-	return bot
-}
-
-// checkClock compares the clocks; without an answer of Telegram only one that it did tell is worth a word.
-func (d *doctor) checkClock(skew time.Duration, answered bool) {
-	var err error
-	if skew.Abs() > 30*time.Second {
-		err = hinted(fmt.Errorf("Telegram's clock is %s ahead", skew), "set the clock of this machine by the network")
-	}
-	if answered || err != nil {
-		d.tell("clock", err, "as Telegram's", "")
-	}
-}
-
-// checkState opens the state, nil where that cannot be done, and looks whether the audit log holds.
+// checkState opens the state, nil where that cannot be done, and tries whether it can be written.
 func (d *doctor) checkState(dir string) *Store {
 	st, err := openState(dir, d.disk)
 	if err != nil {
@@ -1127,106 +1086,65 @@ func (d *doctor) checkState(dir string) *Store {
 	if err == nil && strings.Contains(notes, damagedLine) {
 		todo := "all else counts; keep a copy (`atlasbridge debug bundle`), then delete the damaged line"
 		err = hinted(errors.New(notes), todo)
-		notes = ""
 	}
 	d.tell("state", err, "can be used: a file was written for a test", notes)
-	d.checkAudit(st)
 	return st
-}
-
-// checkPoller tells who listens to Telegram, and what keeps updates from coming here: a webhook, another program.
-func (d *doctor) checkPoller(st *Store, bot *Telegram) {
-	poller := "nobody, which is right while no session runs"
-	pid := st.holder("poll.lock")
-	if pid != 0 {
-		poller = fmt.Sprint("process ", pid)
-	}
-	var err error
-	if bot != nil {
-		err = d.hears(st, bot)
-	}
-	if err == nil && bot != nil && d.writes && pid == 0 { // whatever it was that a session has noted
-		bot.store = st
-		bot.works("poll")
-		bot.works("send")
-	}
-	trouble := st.ChannelTrouble()
-	if err == nil && pid != 0 && trouble != "" {
-		err = errors.New(trouble)
-	}
-	if trouble != "" && pid == 0 {
-		trouble = "when it was last tried: " + trouble
-	}
-	d.tell("poller", err, poller, trouble)
-}
-
-// hears finds out whether updates would come here. Where no session listens, it does that in its place, for as long as
-// it takes to meet another program; no update is confirmed by that.
-func (d *doctor) hears(st *Store, bot *Telegram) error {
-	set, err := bot.webhook(d.ctx)
-	if set {
-		err = &apiError{Code: 409, Text: "webhook"} // as a poll would tell
-	}
-	if err != nil {
-		return explained(err)
-	}
-	held, _ := st.TryPoll() // where a session listens it is the one to tell
-	if !held {
-		return nil
-	}
-	defer st.LeavePoll()
-	return explained(bot.call(d.ctx, "getUpdates", &pollParams{Timeout: doctorListens}, nil))
 }
 
 // checkAudit verifies the audit log.
 func (d *doctor) checkAudit(st *Store) {
-	todo := "keep a copy of audit.log; `atlasbridge audit verify` says more"
-	var verdict Verdict
-	view, err := st.View()
-	if err == nil {
-		verdict, err = st.verifyAudit(view)
-	}
+	verdict, err := st.verifyAudit(st.view)
 	if err == nil && !verdict.OK {
-		err = fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason)
+		err = hinted(fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason), verdict.Remedy)
 	}
-	if verdict.Remedy != "" {
-		todo = verdict.Remedy
-	}
-	d.tell("audit", hinted(err, todo), fmt.Sprintf("%d entries hold", verdict.Entries), "")
+	d.tell("audit", err, fmt.Sprintf("%d entries hold", verdict.Entries), "")
 }
 
-// checkPrivacy looks who can read the state folder.
+// checkPrivacy looks who can read the state folder and what is in it.
 func (d *doctor) checkPrivacy(dir string) {
-	err := allPrivate(dir)
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err == nil {
+			err = ownedPrivate(path)
+		}
+		if errors.Is(err, fs.ErrNotExist) { // what has gone meanwhile nobody can reach
+			return nil
+		}
+		return err
+	})
 	if errors.Is(err, errShared) { // the first of perhaps many
 		err = &hintedError{err, closeRemedy(dir)}
 	}
 	d.tell("permissions", err, dir+" is yours alone", "")
 }
 
-// allPrivate gives an error when the folder, or a file in it, is not the user's alone.
-func allPrivate(dir string) error {
-	files, err := os.ReadDir(dir)
+// checkTelegram asks about the bot and its chat, and whether updates would come here. Where no session polls, it does
+// that for as long as it takes to meet another program; no update is confirmed by that.
+func (d *doctor) checkTelegram(bot *Telegram) {
+	var me user
+	err := bot.call(d.ctx, "getMe", struct{}{}, &me)
+	d.tell("token", explained(err), "the bot is @"+me.Username, "")
 	if err != nil {
-		return err
+		return
 	}
-	for _, f := range files {
-		err := ownedPrivate(filepath.Join(dir, f.Name()))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // what has gone meanwhile nobody can reach
-			return err
+	chat, err := bot.reach(d.ctx)
+	d.tell("chat", explained(err), chat+", where the bot can write", "")
+	if bot.store == nil {
+		return
+	}
+	poller := "nobody, which is right while no session runs"
+	held, err := bot.store.TryPoll()
+	switch {
+	case held:
+		err = bot.call(d.ctx, "getUpdates", &pollParams{Timeout: doctorListens}, nil)
+		bot.store.LeavePoll()
+	case err == nil:
+		poller = fmt.Sprint("process ", bot.store.holder("poll.lock"))
+		trouble := bot.store.ChannelTrouble()
+		if trouble != "" {
+			err = errors.New(trouble)
 		}
 	}
-	return ownedPrivate(dir)
-}
-
-// checkTerminal tells what a tool would be run in.
-func (d *doctor) checkTerminal() {
-	found := "none here: a tool gets 100x30"
-	size, err := terminalSize(d.stdout)
-	if err == nil {
-		found = fmt.Sprintf("%s, %dx%d", d.getenv("TERM"), size.Cols, size.Rows)
-	}
-	d.tell("terminal", nil, found, "")
+	d.tell("poller", explained(err), poller, "")
 }
 
 // ---- tools ----
@@ -1234,9 +1152,8 @@ func (d *doctor) checkTerminal() {
 
 // tool is what was found out about the tool of an adapter.
 type tool struct {
-	Commands  string `json:"commands"` // its names, blanks between them
-	Name      string `json:"name"`     // of the adapter
-	Path      string `json:"path"`     // "" where it was not found
+	Name      string `json:"name"`
+	Path      string `json:"path"` // "" where it was not found
 	Supported string `json:"supported"`
 	Version   string `json:"version"` // "" where it is not known
 	Warning   string `json:"warning"` // "" where it was tried with this version
@@ -1247,104 +1164,70 @@ type tool struct {
 func cmdAdapters(c *command) int {
 	cfg, _ := c.config(nil) // where it is wrong there is no token to keep from the tools
 	list := knownTools(c.ctx, cfg)
-	rows := [][]string{{"ADAPTER", "COMMANDS", "VERSION", "SUPPORTED", "FOUND"}}
+	rows := [][]string{{"ADAPTER", "VERSION", "SUPPORTED", "FOUND"}}
 	for _, t := range list {
 		path := t.Path
 		if path == "" {
 			path = "not found"
 		}
-		rows = append(rows, []string{t.Name, t.Commands, t.Version, t.Supported, path})
+		rows = append(rows, []string{t.Name, t.Version, t.Supported, path})
 	}
 	return c.show(list, rows)
 }
 
-// knownTools asks all tools at once: Node takes up to 4 s to start (measured).
+// knownTools asks each tool that has an adapter.
 func knownTools(ctx context.Context, cfg *Config) []tool {
-	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
-	defer stop()
+	var list []tool
 	env := childEnv(os.Environ(), cfg, "")
-	list := make([]tool, len(adapters)-1) // the last one stands for all others
-	var all sync.WaitGroup
-	for i := range list {
-		list[i] = findAdapted(adapters[i], adapters[i].Names)
-		all.Go(func() { list[i].probe(ctx, env) })
+	for _, a := range adapters[:len(adapters)-1] { // the last one stands for all others
+		t := findAdapted(a, a.Name)
+		t.probe(ctx, env)
+		list = append(list, t)
 	}
-	all.Wait()
 	return list
 }
 
-// findAdapted looks for the tool of an adapter: the first of the names that is found.
-func findAdapted(a *Adapter, names []string) tool {
-	t := tool{
-		Name:      a.Name,
-		Commands:  strings.Join(a.Names, " "),
-		Supported: a.MinVer + " to " + a.MaxVer,
-		adapter:   a,
-	}
-	for _, name := range names {
-		path, err := findTool(name)
-		if err == nil {
-			t.Path = path
-			break
-		}
-	}
-	return t
-}
-
-// versionWarning is what a person is to know of the version of the tool, which was run by that name.
-func (t tool) versionWarning(name string) string {
-	return strings.TrimSpace(name+" "+t.Version) + ": " + t.Warning
-}
-
-// probe asks a tool that was found for its version.
-func (t *tool) probe(ctx context.Context, env []string) {
-	if t.Path != "" {
-		t.found(toolVersion(ctx, t.Path, env))
-	}
-}
-
-// found notes the version, "" unknown, and warns where it is none that was tried.
-func (t *tool) found(version string) {
-	t.Version = version
-	if version == "" || versionLess(version, t.adapter.MinVer) || versionLess(t.adapter.MaxVer, version) {
-		t.Warning = "not a version that was tried: if questions are missed, use one of " + t.Supported
-	}
+// findAdapted looks for the tool of an adapter, by the name of its command.
+func findAdapted(a *Adapter, command string) tool {
+	path, _ := findTool(command) // "" where it is not there
+	return tool{Name: a.Name, Path: path, Supported: a.MinVer + " to " + a.MaxVer, adapter: a}
 }
 
 // reVersion is a version among other words, as in "codex-cli 0.146.0".
 var reVersion = re(`[0-9]+(\.[0-9]+)+`)
 
-// toolVersion runs the tool in a terminal of its own, as `run` does, until ctx ends; "" when it does not say.
-func toolVersion(ctx context.Context, path string, env []string) string {
-	p, err := startPTY([]string{path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, Host{})
-	if err != nil {
-		return ""
+// probe asks a tool that was found for its version, in a terminal of its own as `run` has it, and warns of one that was
+// not tried. It ends with ctx, or after ten seconds: Node takes up to 4 s to start (measured).
+func (t *tool) probe(ctx context.Context, env []string) {
+	if t.Path == "" {
+		return
 	}
-	defer p.Close()
-	stop := context.AfterFunc(ctx, func() {
-		p.Terminate(0)
-		p.Close()
-	})
+	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	output, _ := io.ReadAll(io.LimitReader(p, 4096)) // what it said before an error counts
-	return reVersion.FindString(string(output))
+	p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, Host{})
+	if err == nil {
+		defer p.Close()
+		defer context.AfterFunc(ctx, func() {
+			p.Terminate(0)
+			p.Close()
+		})()
+		output, _ := io.ReadAll(io.LimitReader(p, 4096)) // what it said before an error counts
+		t.Version = reVersion.FindString(string(output))
+	}
+	version := versionNumbers(t.Version)
+	oldest := versionNumbers(t.adapter.MinVer)
+	newest := versionNumbers(t.adapter.MaxVer)
+	if slices.Compare(version, oldest) < 0 || slices.Compare(version, newest) > 0 {
+		t.Warning = strings.TrimSpace(t.Name+" "+t.Version) +
+			": not a version that was tried: if questions are missed, use one of " + t.Supported
+	}
 }
 
-// versionLess compares as far as the shorter one goes: the bound "2.1" means all of 2.1, "" anything.
-func versionLess(a, b string) bool {
-	if a == "" || b == "" {
-		return false
-	}
-	as, bs := strings.Split(a, "."), strings.Split(b, ".")
-	for i := range min(len(as), len(bs)) {
-		if len(as[i]) != len(bs[i]) { // without leading zeros the longer number is greater
-			return len(as[i]) < len(bs[i])
-		}
-		if as[i] != bs[i] {
-			return as[i] < bs[i]
-		}
-	}
-	return false
+// versionNumbers returns the first three numbers of a version, 0 for one that it lacks.
+func versionNumbers(version string) []int {
+	var n [3]int
+	_, _ = fmt.Sscanf(version, "%d.%d.%d", &n[0], &n[1], &n[2]) // it may have two
+	return n[:]
 }
 
 // ---- commands: config, status, approvals, answer ----
@@ -2009,6 +1892,7 @@ type question struct {
 	typedBy string       // who pressed a key that may have answered it, "" nobody
 	typedAt time.Time    // when that was
 	unsend  func()       // ends a delivery that is no longer wanted, nil before it begins
+	onWayAt time.Time    // when its message is to say that the phone's answer is on its way, zero: never
 
 	// Of a hook's.
 	dialog  *Prompt   // its dialog as it stands on the screen, nil when it does not
@@ -2512,7 +2396,7 @@ func (s *session) tellDestination() {
 		fmt.Fprintln(s.notes, "atlasbridge: "+s.cfg.whyLocal()+waitsHere+remedy)
 		return
 	}
-	where, known := s.tg.destination()
+	where := "questions go to Telegram, bot " + s.tg.botID()
 	if s.interactive && s.cfg.Away > 0 {
 		where += " " + span(s.cfg.Away) + " after your last key"
 	}
@@ -2520,11 +2404,6 @@ func (s *session) tellDestination() {
 	users := s.cfg.row("telegram.allowed_users")
 	if variable, ok := strings.CutPrefix(users.Origin, "environment "); ok {
 		who = "; " + variable + " lets " + string(users.Value) + " answer"
-	}
-	if known != "" {
-		s.tg.troubles.Store("told", known)
-		s.tellFirst("questions wait here: " + visible(known) + who)
-		return
 	}
 	fmt.Fprintln(s.notes, "atlasbridge: "+visible(where)+who)
 }
@@ -2595,11 +2474,11 @@ func (s *session) restore() {
 
 // checkVersion asks the tool, which argv0 runs, for its version beside the loop, and warns of one that was not tried.
 func (s *session) checkVersion(argv0 string) {
-	names := s.adapter.Names
+	name := s.adapter.Name
 	if adapterFor(argv0) == s.adapter { // --adapter may be another's
-		names = []string{argv0}
+		name = argv0
 	}
-	t := findAdapted(s.adapter, names)
+	t := findAdapted(s.adapter, name)
 	env := childEnv(os.Environ(), s.cfg, "")
 	s.spawn(func() {
 		t.probe(s.ctx, env)
@@ -2608,7 +2487,7 @@ func (s *session) checkVersion(argv0 string) {
 		}
 		warning := ""
 		if t.Warning != "" {
-			warning = t.versionWarning(s.rec.Tool)
+			warning = t.Warning
 			defer s.log.Warn(warning)
 			if s.tellFirst(warning) {
 				warning = ""
@@ -2715,6 +2594,7 @@ func (s *session) tick() {
 	s.hookStep()
 	s.spentStep()
 	s.questionStep()
+	s.onItsWayStep()
 	s.endStep()
 	s.inputStep()
 	s.gateStep()
@@ -3788,6 +3668,19 @@ func (s *session) questionStep() {
 	}
 }
 
+// onItsWayAfter is how long the typing of the phone's answer may take before its message says that it is on its way.
+const onItsWayAfter = 900 * time.Millisecond
+
+// onItsWayStep has messages say that an answer was taken whose typing takes long.
+func (s *session) onItsWayStep() {
+	for _, q := range append(slices.Clone(s.hooks), s.q) {
+		if q != nil && !q.onWayAt.IsZero() && s.turnAt(q.onWayAt) {
+			q.onWayAt = time.Time{}
+			s.settle(q.rec.ID)
+		}
+	}
+}
+
 // waitsForKeyboard tells whether somebody types here, and may answer it here. The loop turns when
 // they are away.
 func (s *session) waitsForKeyboard() bool {
@@ -3918,7 +3811,7 @@ func (s *session) end(q *question, to State, why string) {
 	if q.screen != nil && s.seen == q.screen {
 		s.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
 	}
-	s.settleLatest(q.rec.ID)
+	s.settle(q.rec.ID)
 	if q.rec.Status == Resolved && q.rec.answeredByCommand() { // one that was not typed was not answered
 		s.notify(answeredNotice(&q.rec))
 	}
@@ -4057,6 +3950,7 @@ func (s *session) apply(q *question, r *PromptRecord) {
 		s.makeRoom()
 		if news && r.DecidedBy != nil && fromPhone(*r.DecidedBy) {
 			s.phoneAt = time.Now()
+			q.onWayAt = s.phoneAt.Add(onItsWayAfter)
 		}
 	case Expired, Failed, Canceled, Resolved:
 		q.rec = *r
@@ -4614,7 +4508,7 @@ func (localChannel) Ask(context.Context, *PromptRecord, *SessionRecord) (int64, 
 }
 
 // Settle has no message to change.
-func (localChannel) Settle(context.Context, *PromptRecord, *SessionRecord) error {
+func (localChannel) Settle(context.Context, string) error {
 	return nil
 }
 
@@ -4656,22 +4550,14 @@ func (s *session) askPhone(q *question) {
 			return
 		}
 		if !s.transition(p.ID, AwaitingReply, asIs) {
-			s.settleLatest(p.ID) // it was answered meanwhile
+			s.settle(p.ID) // it was answered meanwhile
 		}
 	})
 }
 
-// settle has the prompt's message say what has become of it.
-func (s *session) settle(p PromptRecord, of SessionRecord) {
-	s.send(func() (int64, error) { return 0, s.ch.Settle(s.ctx, &p, &of) }, func(int64, error) {})
-}
-
-// settleLatest has the message of a prompt say what the state says, if that has it.
-func (s *session) settleLatest(id string) {
-	p := s.promptInState(id)
-	if p != nil {
-		s.settle(*p, s.rec)
-	}
+// settle has the messages of a prompt say what has become of it.
+func (s *session) settle(id string) {
+	s.send(func() (int64, error) { return 0, s.ch.Settle(s.ctx, id) }, func(int64, error) {})
 }
 
 // notify sends a message that asks nothing, after those before.
@@ -5710,7 +5596,7 @@ func (s *session) endExpired(why string) {
 			r.Reason += ", and " + why
 		})
 		if ended {
-			s.settle(*p, s.rec)
+			s.settle(p.ID)
 		}
 	}
 }
@@ -6938,7 +6824,7 @@ func (a *asking) end(code int) error {
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, drainSend)
 	defer cancel()
-	_ = a.ch.Settle(ctx, p, &last) // as above
+	_ = a.ch.Settle(ctx, p.ID) // as above
 	if p.answeredByCommand() {
 		n := answeredNotice(p)
 		n.SessionID = a.session

@@ -905,7 +905,7 @@ func (j *journal) cut(at int64) error {
 // A record becomes a line, and a line a record again.
 
 const (
-	schemaVersion = 1
+	schemaVersion = 2
 	crcMember     = len(`,"crc":"00000000"}` + "\n") // bytes at the end of a line
 	lineHead      = 200                              // bytes in which its version, kind and id stand
 )
@@ -1037,8 +1037,29 @@ func (l *stateLine) decode(text []byte) {
 	if l.err != nil {
 		return
 	}
+	if p, ok := r.(*PromptRecord); ok && l.V < 2 {
+		p.Messages = messagesOf(text)
+	}
 	*r.head() = Head{schemaVersion, l.Rec, l.ID, r.head().At}
 	l.record = r
+}
+
+// messagesOf is what a prompt's line of schema 1 says of its messages.
+func messagesOf(text []byte) (all []Message) {
+	var old struct {
+		MsgID  int64   `json:"telegram_msg_id"`
+		Date   int64   `json:"telegram_msg_date"`
+		Status string  `json:"telegram_msg_status"`
+		Before []int64 `json:"telegram_old_msg_ids"`
+	}
+	if err := json.Unmarshal(text, &old); err != nil || old.MsgID == 0 {
+		return nil
+	}
+	for _, id := range old.Before {
+		all = append(all, Message{ID: id})
+	}
+	slices.SortFunc(all, func(a, b Message) int { return cmp.Compare(a.ID, b.ID) })
+	return append(all, Message{ID: old.MsgID, Date: old.Date, Shows: old.Status})
 }
 
 // ---- records and the one transition table ----
@@ -1172,16 +1193,10 @@ type PromptRecord struct {
 	DecidedBy   *string    `json:"decided_by"`
 	DecidedUser string     `json:"decided_user,omitempty"` // by phone: the name, which anyone can take
 	Value       *string    `json:"value"`
-	MsgID       int64      `json:"telegram_msg_id"`
-	// MsgDate is when a message of the prompt was sent last, in Unix seconds by Telegram's clock, 0: that is not known.
-	MsgDate int64 `json:"telegram_msg_date,omitempty"`
-	// MsgStatus is the status that the message MsgID was last known to show; where it is not Status although the
-	// prompt is over, an edit is owed, and whoever polls next pays it.
-	MsgStatus State `json:"telegram_msg_status"`
-	// OldMsgIDs are messages that MsgID has replaced and that may still have buttons: their removal is owed, too.
-	OldMsgIDs []int64 `json:"telegram_old_msg_ids"`
-	// Chat is whose numbers these are: the bot's and its chat's, "" until a message is about to leave. One whose sending
-	// was never answered has no number here; when one of its buttons is tapped it gets known.
+	// Messages are those about the prompt in Chat, the oldest first. Only the newest is the prompt's own; the others are
+	// to lose their buttons. One whose sending was never answered is not among them, until one of its buttons is tapped.
+	Messages []Message `json:"messages"`
+	// Chat is whose numbers these are: the bot's and its chat's, "" until a message is about to leave.
 	Chat string `json:"telegram_chat,omitempty"`
 	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from
 	// there.
@@ -1192,6 +1207,35 @@ type PromptRecord struct {
 	ScreenSHA string `json:"screen_sha256"`
 	Reason    string `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
 	Note      string `json:"note,omitempty"` // what else became of the answer
+}
+
+// Message is a message about a prompt, as it stands in the chat.
+type Message struct {
+	ID   int64 `json:"id"`
+	Date int64 `json:"date,omitempty"` // when it was sent, in Unix seconds by Telegram's clock, 0: that is not known
+	// Shows is what an edit made of it last: a status and a print of the message, other buttons and theirs, or that it was
+	// replaced. "" it is as it was sent, or that is not certain.
+	Shows string `json:"shows"`
+}
+
+const (
+	replaced     = "replaced" // what a message shows that has lost its buttons to a newer one
+	otherButtons = "buttons"  // with a print: the message has other buttons than it was sent with
+)
+
+// status is the status that the message shows, "" none.
+func (m *Message) status() State {
+	first, _, _ := strings.Cut(m.Shows, " ")
+	if first == otherButtons || first == replaced {
+		return ""
+	}
+	return State(first)
+}
+
+// mayHaveButtons reports whether nothing is known to have taken the message's buttons away.
+func (m *Message) mayHaveButtons() bool {
+	shown := m.status()
+	return m.Shows != replaced && (shown == "" || shown == Expired || isOpen(shown))
 }
 
 // Limits are what an answer must keep to, besides being one of the choices.
@@ -1286,7 +1330,9 @@ func (p *PromptRecord) limit() {
 }
 
 // Open tells that the prompt waits for an answer.
-func (p *PromptRecord) Open() bool { return slices.Contains(next[p.Status], Canceled) }
+func (p *PromptRecord) Open() bool { return isOpen(p.Status) }
+
+func isOpen(status State) bool { return slices.Contains(next[status], Canceled) }
 
 // sameCall tells whether both are questions of one call of the tool's: they share its dialog.
 func (p *PromptRecord) sameCall(q *PromptRecord) bool {
@@ -1989,30 +2035,12 @@ func replySource(p *PromptRecord) string {
 	return "operator"
 }
 
-// offeredIn notes that the message msg, if it is not 0, shows the prompt with buttons. The newest such message becomes
-// the prompt's own; the others owe their buttons' removal.
-func (p *PromptRecord) offeredIn(msg int64) {
-	if msg == 0 {
-		return
+// newest is the prompt's own message, without number where it has none.
+func (p *PromptRecord) newest() Message {
+	if len(p.Messages) == 0 {
+		return Message{}
 	}
-	replaced := msg
-	if msg > p.MsgID {
-		replaced = p.MsgID
-	}
-	asksAgain := p.MsgStatus == Expired
-	hasButtons := replaced == msg || p.MsgID != 0 && (p.shownOpen() || asksAgain)
-	if msg >= p.MsgID {
-		p.MsgID = msg
-		p.MsgStatus = ""
-	}
-	if replaced != p.MsgID && hasButtons && !slices.Contains(p.OldMsgIDs, replaced) {
-		p.OldMsgIDs = append(slices.Clone(p.OldMsgIDs), replaced)
-	}
-}
-
-// shownOpen tells that the prompt's message may have buttons: no outcome has been shown there yet.
-func (p *PromptRecord) shownOpen() bool {
-	return p.MsgStatus == "" || slices.Contains(next[p.MsgStatus], Canceled)
+	return p.Messages[len(p.Messages)-1]
 }
 
 // expiredOpen tells that the prompt expired with nothing typed: it may still stand, and be asked again.
@@ -2021,31 +2049,28 @@ func (p *PromptRecord) expiredOpen() bool {
 }
 
 // mayBeAsked tells that its message offers to ask it again.
-func (p *PromptRecord) mayBeAsked() bool { return p.MsgID != 0 && p.expiredOpen() }
+func (p *PromptRecord) mayBeAsked() bool { return len(p.Messages) > 0 && p.expiredOpen() }
 
 // elsewhere reports whether the numbers of the prompt's messages are another bot's or chat's: here they say nothing.
 func (p *PromptRecord) elsewhere(here string) bool { return p.Chat != "" && p.Chat != here }
 
 // owes tells that a message of the prompt may show what is not so any more.
 func (p *PromptRecord) owes() bool {
-	unsaid := !p.Open() && p.MsgStatus != p.Status
-	return p.MsgID != 0 && (unsaid || len(p.OldMsgIDs) > 0)
-}
-
-// forgive has the prompt owe nothing any more: it cannot be paid.
-func (p *PromptRecord) forgive() {
-	p.MsgStatus = p.Status
-	p.OldMsgIDs = nil
+	for i, m := range p.Messages {
+		own := i == len(p.Messages)-1
+		if own && !p.Open() && m.status() != p.Status || !own && m.mayHaveButtons() {
+			return true
+		}
+	}
+	return false
 }
 
 // Sending records that a message with buttons of the prompt is about to leave; here: whose number it will have; all:
-// with it all of the prompt has been shown.
+// with it all of the prompt has been shown. Messages in another chat cannot be changed any more.
 func (s *Store) Sending(id, here string, all bool) error {
 	return s.changePrompt(id, func(p *PromptRecord) {
 		if p.elsewhere(here) {
-			p.MsgID = 0
-			p.OldMsgIDs = nil
-			p.MsgStatus = ""
+			p.Messages = nil
 		}
 		p.Chat = here
 		p.ShownAll = all
@@ -2056,30 +2081,25 @@ func (s *Store) Sending(id, here string, all bool) error {
 // it was sent, by Telegram's clock, 0: that is not known.
 func (s *Store) Offered(id string, msg, date int64) error {
 	return s.changePrompt(id, func(p *PromptRecord) {
-		p.offeredIn(msg)
-		if p.MsgID == msg && date != 0 {
-			p.MsgDate = date
+		i, known := slices.BinarySearchFunc(p.Messages, msg, func(m Message, id int64) int { return cmp.Compare(m.ID, id) })
+		if !known {
+			p.Messages = slices.Insert(slices.Clone(p.Messages), i, Message{ID: msg, Date: date})
+			return
 		}
+		p.Messages = slices.Clone(p.Messages)
+		p.Messages[i].Shows = ""
 	})
 }
 
-// Edited records what an edit has made of the message msg: if it is still the prompt's own it shows the prompt as it is
-// in that status, "" if that is not certain. Without buttons it owes nothing any more, though it has been replaced.
-func (s *Store) Edited(id string, msg int64, status State, buttons bool) error {
+// Edited records what an edit has made of the message msg.
+func (s *Store) Edited(id string, msg int64, shows string) error {
 	return s.changePrompt(id, func(p *PromptRecord) {
-		if p.MsgID == msg {
-			p.MsgStatus = status
-		}
-		if buttons {
-			return
-		}
-		others := []int64{}
-		for _, old := range p.OldMsgIDs {
-			if old != msg {
-				others = append(others, old)
+		p.Messages = slices.Clone(p.Messages)
+		for i := range p.Messages {
+			if p.Messages[i].ID == msg {
+				p.Messages[i].Shows = shows
 			}
 		}
-		p.OldMsgIDs = others
 	})
 }
 
@@ -2092,8 +2112,7 @@ func (s *Store) changePrompt(id string, change func(*PromptRecord)) error {
 		}
 		p := *old
 		change(&p)
-		sameMsg := p.MsgID == old.MsgID && p.MsgDate == old.MsgDate && p.MsgStatus == old.MsgStatus
-		if sameMsg && p.Chat == old.Chat && p.ShownAll == old.ShownAll && slices.Equal(p.OldMsgIDs, old.OldMsgIDs) {
+		if slices.Equal(p.Messages, old.Messages) && p.Chat == old.Chat && p.ShownAll == old.ShownAll {
 			return nil, nil
 		}
 		return []Record{&p}, nil

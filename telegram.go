@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -22,6 +23,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,8 +41,8 @@ import (
 type Channel interface {
 	// Ask sends a question and returns its message's id, 0 without one.
 	Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (msg int64, err error)
-	// Settle has a question's message say what the record says.
-	Settle(ctx context.Context, p *PromptRecord, s *SessionRecord) error
+	// Settle has the messages of the question with that id say what its record says.
+	Settle(ctx context.Context, id string) error
 	// Notify returns the id of the last message that it needed.
 	Notify(ctx context.Context, n Notice) (msg int64, err error)
 	Close() error
@@ -84,8 +86,8 @@ type Telegram struct {
 
 	fresh atomic.Pointer[chan struct{}] // closed when other settings count
 
-	messagesMu sync.Mutex
-	messages   map[string]*questionMessages // by prompt, while its messages are edited or may be by a lost edit
+	editsMu sync.Mutex
+	edits   map[string]*messageEdits // by prompt, while its messages are edited or may be by a lost edit
 
 	paying chan struct{} // full while debts are paid
 
@@ -104,13 +106,13 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(true) // a dead long poll takes no message with it
 	t := &Telegram{
-		store:    st,
-		log:      log,
-		http:     &http.Client{Transport: tr},
-		jitter:   rand.Float64,
-		paying:   make(chan struct{}, 1),
-		messages: map[string]*questionMessages{},
-		topicMu:  make(turn, 1),
+		store:   st,
+		log:     log,
+		http:    &http.Client{Transport: tr},
+		jitter:  rand.Float64,
+		paying:  make(chan struct{}, 1),
+		edits:   map[string]*messageEdits{},
+		topicMu: make(turn, 1),
 	}
 	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.fresh.Store(ref(make(chan struct{})))
@@ -187,7 +189,7 @@ func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
 // works remembers that a way of working works, whatever kept it from that before, here or in another process.
 func (t *Telegram) works(way string) {
 	old, known := t.troubles.Swap(way, "")
-	if known && old == "" && t.known().trouble == "" {
+	if known && old == "" && t.store.ChannelTrouble() == "" {
 		return
 	}
 	if known && old != "" {
@@ -201,53 +203,6 @@ func (t *Telegram) noteForOthers(way, text string) {
 	if err := t.store.NoteFact("trouble "+way, text); err != nil {
 		t.log.Warn("noting trouble for others", "error", err)
 	}
-	now := t.store.ChannelTrouble()
-	t.updateShared(func(s *shared) {
-		if s.trouble != now {
-			s.trouble = now
-			s.noted = time.Now().UnixNano()
-		}
-	})
-}
-
-// noteBot remembers the bot's name, for who starts a session.
-func (t *Telegram) noteBot(name string) {
-	bot := t.botID() + " " + name
-	t.updateShared(func(s *shared) { s.bot = bot })
-}
-
-// known is what all processes share of their sending; where that cannot be read, zeros.
-func (t *Telegram) known() (s shared) {
-	f, err := openPrivate(t.pacePath(), os.O_RDONLY)
-	if err == nil {
-		defer f.Close()
-		s.read(f)
-	}
-	return s
-}
-
-// botName is the bot's name as it was when somebody last asked for it, "" when nobody has.
-func (t *Telegram) botName() string {
-	number, name, _ := strings.Cut(t.known().bot, " ")
-	if number != t.botID() {
-		return ""
-	}
-	return name
-}
-
-// destination is a sentence about where questions go, and what kept Telegram from working when somebody last tried, ""
-// nothing. Both are known from the last time: the network is not asked.
-func (t *Telegram) destination() (where, trouble string) {
-	known := t.known()
-	where = "questions go to Telegram, bot " + t.botID()
-	name := t.botName()
-	if name != "" {
-		where = "questions go to @" + name
-	}
-	if time.Unix(0, known.noted).Before(configTime(t.store.Dir)) { // it may have been mended
-		return where, ""
-	}
-	return where, known.trouble
 }
 
 // ---- one call ----
@@ -709,64 +664,26 @@ func reserve(next, now time.Time, every time.Duration, turns int, as rank) (time
 	return now.Add(due + cost), 0
 }
 
-// updatePace changes when the next message of all processes may leave. Where the file cannot be used, change sees the
-// zero time, and Telegram alone paces.
+// updatePace changes when the next message of all processes may leave. The file holds that and when it was written, in
+// Unix nanoseconds. Where it cannot be used, change sees the zero time, and Telegram alone paces.
 func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
-	t.updateShared(func(s *shared) {
-		if s.written > time.Now().UnixNano() { // the clock has been set back
-			s.next = 0
-		}
-		s.next = change(time.Unix(0, s.next)).UnixNano()
-	})
-}
-
-// shared is what all processes share of their sending, in a file.
-type shared struct {
-	next    int64  // Unix nanoseconds: when the next message may leave
-	written int64  // when that was
-	bot     string // the bot's number and name
-	noted   int64  // when the next was
-	trouble string // what keeps Telegram from working, "" nothing
-}
-
-// read takes over what the file says. One that is new, or damaged, leaves zeros.
-func (s *shared) read(f *os.File) {
-	in := bufio.NewReader(f)
-	first, _ := in.ReadString('\n')                        // as said
-	_, _ = fmt.Sscanf(first, "%d %d", &s.next, &s.written) // as said
-	s.bot, _ = in.ReadString('\n')                         // as said
-	trouble, _ := in.ReadString('\n')                      // as said
-	noted, trouble, _ := strings.Cut(trouble, " ")
-	s.noted, _ = strconv.ParseInt(noted, 10, 64) // as said
-	s.bot = strings.TrimSpace(s.bot)
-	s.trouble = strings.TrimSpace(trouble)
-}
-
-// write puts the lines where the file begins. What an older one had more of stands behind them, and is never read.
-func (s *shared) write(f *os.File) {
-	lines := fmt.Appendf(nil, "%020d %020d\n%s\n%d %s\n", s.next, time.Now().UnixNano(), s.bot,
-		s.noted, strings.Join(strings.Fields(s.trouble), " "))
-	_, _ = f.WriteAt(lines, 0) // if lost, Telegram paces
-}
-
-func (t *Telegram) pacePath() string { return filepath.Join(t.store.Dir, "telegram.pace") }
-
-// updateShared changes that; where the file cannot be used, it is lost.
-func (t *Telegram) updateShared(change func(*shared)) {
-	var s shared
-	f, err := openPrivate(t.pacePath(), os.O_RDWR|os.O_CREATE)
+	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
 	if err != nil {
-		change(&s)
+		change(time.Unix(0, 0))
 		return
 	}
 	defer f.Close() // and with it the lock, which is held for microseconds
 	if err := awaitLock(f, paceChat); err != nil {
-		change(&s)
+		change(time.Unix(0, 0))
 		return
 	}
-	s.read(f)
-	change(&s)
-	s.write(f)
+	var next, written int64
+	_, _ = fmt.Fscanf(f, "%d %d", &next, &written) // zeros of one that is new, or damaged
+	if written > time.Now().UnixNano() {           // the clock has been set back
+		next = 0
+	}
+	next = change(time.Unix(0, next)).UnixNano()
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, time.Now().UnixNano()), 0) // if lost, Telegram paces
 }
 
 // here says whose numbers messages have: the bot's, in its chat.
@@ -1660,47 +1577,37 @@ const (
 	lostLife     = time.Minute     // a request without an answer is carried out by then, or never
 )
 
-// questionMessages is what this process knows of a question's messages, and what it still wants of them.
-type questionMessages struct {
-	users  int // who hold it; guarded by Telegram.messagesMu, as is wanted
-	wanted wantedEdits
+// messageEdits is what this process knows of a question's messages beside the state.
+type messageEdits struct {
+	users   int            // who hold it; guarded by Telegram.editsMu, as is buttons
+	buttons *buttonsWanted // nil: those that it has
 
 	editing chan struct{} // taken while an edit is under way; whoever has it owns what follows
-	says    string        // print of the edit that was carried out last, "" none was
 
-	// lost are the edits whose answer was lost, and when that was: until lostLife is over each may still be
-	// carried out, also after one that said the same.
-	lost map[lostEdit]time.Time
+	// lost are the edits whose answer was lost, by message and print, and when that was: until lostLife is over each may
+	// still be carried out, also after one that said the same.
+	lost map[string]time.Time
 }
 
-// lostEdit is an edit of a message, of, whose answer was lost.
-type lostEdit struct {
-	of    int64
-	print string
+// buttonsWanted are the buttons that the newest message of an open question is to have, other than it was sent with.
+type buttonsWanted struct {
+	ticked []string // the choices ticked last
+	in     int64    // the message in which they were
+	none   bool     // no buttons: a newer message is about to be sent
 }
 
-// wantedEdits is what an open question's messages are to show beyond what the state says.
-type wantedEdits struct {
-	ticked   []string // the choices ticked last
-	tickedIn int64    // the message in which they were, 0: none were ticked
-	cleared  int64    // the message that is to lose its buttons although the question is open, 0: none
-}
-
-// catchUpOptions is why a question's messages are to catch up with the state.
-type catchUpOptions struct {
-	want func(*wantedEdits)       // adds what is wanted beyond the outcome; nil: nothing
-	due  func(*PromptRecord) bool // whether it is still wanted, asked until the first edit is done; nil: it is
-	slow bool                     // what is urgent goes first, even of an outcome
-}
-
-// edit is one request that a question's messages need.
+// edit is what one of a question's messages needs next.
 type edit struct {
-	*outgoing
-	print    string // tells what it says, and of which message
-	said     bool   // the message says it already, which has only to be recorded
-	status   State  // that the message shows then, "" with buttons
-	replaced bool   // the message has been, by a newer one
+	*outgoing        // nil: the message shows it already, which has only to be recorded
+	msg       int64  // the message
+	shows     string // what it shows then, see Message
 }
+
+// key tells an edit from another of the same message.
+func (e *edit) key() string { return fmt.Sprint(e.msg, " ", printOf(e.shows)) }
+
+// printOf is the print of what a message shows.
+func printOf(shows string) string { return shows[strings.LastIndexByte(shows, ' ')+1:] }
 
 // Ask sends the question. Id 0 without an error: it was over before it left, nothing was sent.
 func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error) {
@@ -1759,22 +1666,17 @@ func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, bef
 	return msg, t.store.Offered(id, msg, sent.date())
 }
 
-// Settle has the question's message say what the state says of it, as soon as edits of it that are under way are done.
-func (t *Telegram) Settle(ctx context.Context, p *PromptRecord, _ *SessionRecord) error {
-	return t.catchUp(ctx, p.ID, catchUpOptions{})
+// Settle has the question's messages say what the state says of it, as soon as edits that are under way are done.
+func (t *Telegram) Settle(ctx context.Context, id string) error {
+	return t.catchUp(ctx, id, rankOutcome)
 }
 
-// catchUp edits the messages of a question until they say what the state says of it; after an error they may not, and
-// what is over remains owed. Those of another bot or chat stay as they are. Of the edits of one question one is under
-// way at a time. Each is written when it leaves, so that one which has become superfluous is dropped; and as it may
-// have landed after one of another process, the state is looked at again afterwards.
-func (t *Telegram) catchUp(ctx context.Context, id string, why catchUpOptions) error {
-	p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
-	if p != nil && p.elsewhere(t.here()) {
-		return t.store.changePrompt(id, (*PromptRecord).forgive)
-	}
-	m := t.acquireMessages(id, why.want)
-	defer t.releaseMessages(m)
+// catchUp edits the messages of a question until they show what the state says of it; after an error they may not, and
+// what is over remains owed. Of the edits of one question one is under way at a time. Each is written when it leaves, so
+// that one which has become superfluous is dropped.
+func (t *Telegram) catchUp(ctx context.Context, id string, as rank) error {
+	m := t.acquireEdits(id)
+	defer t.releaseEdits(m)
 	select {
 	case m.editing <- struct{}{}:
 		defer func() { <-m.editing }()
@@ -1782,89 +1684,144 @@ func (t *Telegram) catchUp(ctx context.Context, id string, why catchUpOptions) e
 		return ctx.Err()
 	}
 	for {
-		e := t.nextEdit(id, m, why)
-		if e == nil {
-			return nil
-		}
-		if !e.said {
-			sent, err := t.sendEdit(ctx, id, m, why)
+		e := t.due(id, m)
+		if e != nil && e.outgoing != nil {
+			var err error
+			e, err = t.sendEdit(ctx, id, m, as)
 			if err != nil {
 				return err
 			}
-			if sent == nil {
-				continue
-			}
-			e = sent
 		}
-		certain, err := t.recordEdit(id, m, e)
-		if err != nil || !certain {
+		if e == nil {
+			return nil
+		}
+		shows, doubtful := e.shows, m.mayBeOvertaken(e)
+		if doubtful { // it stays owed, and a later edit makes sure
+			shows = ""
+		}
+		if err := t.store.Edited(id, e.msg, shows); err != nil || doubtful {
 			return err
 		}
-		why.due = nil
 	}
 }
 
-// acquireMessages is what is known of a question's messages, with what want adds. releaseMessages follows.
-func (t *Telegram) acquireMessages(id string, want func(*wantedEdits)) *questionMessages {
-	t.messagesMu.Lock()
-	defer t.messagesMu.Unlock()
-	m := t.messages[id]
+// acquireEdits is what is known of a question's messages. releaseEdits follows.
+func (t *Telegram) acquireEdits(id string) *messageEdits {
+	t.editsMu.Lock()
+	defer t.editsMu.Unlock()
+	m := t.edits[id]
 	if m == nil {
-		m = &questionMessages{editing: make(chan struct{}, 1), lost: map[lostEdit]time.Time{}}
-		t.messages[id] = m
+		m = &messageEdits{editing: make(chan struct{}, 1), lost: map[string]time.Time{}}
+		t.edits[id] = m
 	}
 	m.users++
-	if want != nil {
-		want(&m.wanted)
-	}
 	return m
 }
 
-// releaseMessages gives it back. When nobody holds it any more and no edit of it can come late, the state alone tells
+// releaseEdits gives it back. When nobody holds it any more and no edit of it can come late, the state alone tells
 // what is owed.
-func (t *Telegram) releaseMessages(m *questionMessages) {
-	t.messagesMu.Lock()
-	defer t.messagesMu.Unlock()
+func (t *Telegram) releaseEdits(m *messageEdits) {
+	t.editsMu.Lock()
+	defer t.editsMu.Unlock()
 	m.users--
-	for id, m := range t.messages {
+	for id, m := range t.edits {
 		if m.users == 0 && !m.mayBeOvertaken(nil) {
-			delete(t.messages, id)
+			delete(t.edits, id)
 		}
 	}
 }
 
-// nextEdit is what the messages of a question need first, by the state as it is now; nil: nothing.
-func (t *Telegram) nextEdit(id string, m *questionMessages, why catchUpOptions) *edit {
+// wantButtons has the newest message of an open question get those buttons.
+func (t *Telegram) wantButtons(m *messageEdits, buttons buttonsWanted) {
+	t.editsMu.Lock()
+	defer t.editsMu.Unlock()
+	m.buttons = &buttons
+}
+
+// due is what the messages of a question need next, by the state as it is now; nil: nothing. When it was done and
+// recorded, the same is due no more. Messages of another bot or chat stay as they are.
+func (t *Telegram) due(id string, m *messageEdits) *edit {
 	p, s, _ := t.store.Prompt(id) // as it was, where it cannot be read
-	t.messagesMu.Lock()
-	wanted := m.wanted
-	t.messagesMu.Unlock()
-	if p == nil || p.elsewhere(t.here()) || why.due != nil && !why.due(p) {
+	if p == nil {
 		return nil
 	}
 	if s == nil {
 		s = &SessionRecord{Head: Head{ID: p.SessionID}}
 	}
-	var next *edit
-	if p.Open() {
-		next = openEdit(p, m, wanted)
-	} else {
-		next = t.outcomeEdit(p, s, m)
+	if e := t.dueOf(p, s, m); e != nil {
+		if p.elsewhere(t.here()) {
+			e.outgoing = nil
+		}
+		return e
 	}
-	if next != nil || len(p.OldMsgIDs) == 0 {
-		return next
+	for _, old := range p.Messages[:max(0, len(p.Messages)-1)] {
+		if old.mayHaveButtons() {
+			e := &edit{buttonsEdit(old.ID, nil), old.ID, replaced}
+			if p.elsewhere(t.here()) || strings.HasSuffix(old.Shows, " "+noButtons) {
+				e.outgoing = nil
+			}
+			return e
+		}
 	}
-	next = newEdit(buttonsEdit(p.OldMsgIDs[0], nil))
-	next.status = p.Status
-	next.replaced = true
-	next.said = next.print == m.says // it has lost its buttons already
-	return next
+	return nil
 }
 
-// newEdit is the edit that makes the request.
-func newEdit(out *outgoing) *edit {
+// dueOf is what the newest message needs.
+func (t *Telegram) dueOf(p *PromptRecord, s *SessionRecord, m *messageEdits) *edit {
+	own := p.newest()
+	switch {
+	case own.ID == 0:
+		return nil
+	case p.Open():
+		return t.dueButtons(p, own, m)
+	}
+	render := func(status State) *edit {
+		shown := *p
+		shown.Status = status
+		out := t.questionText(&shown, s).outgoing(own.ID, keyboardAfter(&shown))
+		return &edit{out, own.ID, string(status) + " " + print(out)}
+	}
+	e := render(p.Status)
+	doubtful := m.mayBeOvertaken(e)
+	if own.status() == p.Status && !doubtful {
+		return nil
+	}
+	shows := own.Shows
+	if shows == "" && p.Idle { // it was sent like that
+		shows = render(AwaitingReply).shows
+	}
+	if !doubtful && printOf(shows) == printOf(e.shows) {
+		e.outgoing = nil
+	}
+	return e
+}
+
+// dueButtons are the buttons that an open question's newest message is to get.
+func (t *Telegram) dueButtons(p *PromptRecord, own Message, m *messageEdits) *edit {
+	t.editsMu.Lock()
+	want := m.buttons
+	t.editsMu.Unlock()
+	if want == nil || want.in != own.ID {
+		return nil
+	}
+	e := &edit{buttonsEdit(own.ID, nil), own.ID, otherButtons + " " + noButtons}
+	if !want.none {
+		e.outgoing = buttonsEdit(own.ID, keyboard(p, want.ticked...))
+		e.shows = otherButtons + " " + print(e.outgoing)
+	}
+	if e.shows == own.Shows {
+		return nil
+	}
+	return e
+}
+
+// noButtons is the print of no buttons at all.
+const noButtons = "none"
+
+// print tells what a message says from what another does.
+func print(out *outgoing) string {
 	b, _ := json.Marshal(out) // plain values: cannot fail
-	return &edit{outgoing: out, print: digest(b)}
+	return digest(b)[len("sha256:"):][:16]
 }
 
 // buttonsEdit gives a message these buttons and leaves its text as it is.
@@ -1872,47 +1829,11 @@ func buttonsEdit(msg int64, rows [][]button) *outgoing {
 	return &outgoing{method: "editMessageReplyMarkup", EditID: msg, Markup: markup(rows)}
 }
 
-// openEdit is the next edit of an open question: its message has been replaced, or choices were ticked.
-func openEdit(p *PromptRecord, m *questionMessages, wanted wantedEdits) *edit {
-	var e *edit
-	switch {
-	case wanted.cleared != 0 && wanted.cleared == p.MsgID:
-		e = newEdit(buttonsEdit(p.MsgID, nil))
-	case p.Multi && wanted.tickedIn != 0 && wanted.tickedIn >= p.MsgID: // it can be newer than what is recorded
-		e = newEdit(buttonsEdit(wanted.tickedIn, keyboard(p, wanted.ticked...)))
-	}
-	if e == nil || e.print == m.says {
-		return nil
-	}
-	return e
-}
-
-// outcomeEdit makes the message of a question that is over say so, unless it does already.
-func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *questionMessages) *edit {
-	if p.MsgID == 0 {
-		return nil
-	}
-	outcomeAs := func(status State) *edit {
-		shown := *p
-		shown.Status = status
-		return newEdit(t.questionText(&shown, s).outgoing(p.MsgID, keyboardAfter(&shown)))
-	}
-	e := outcomeAs(p.Status)
-	e.status = p.Status
-	doubtful := m.mayBeOvertaken(e)
-	if p.MsgStatus == p.Status && !doubtful {
-		return nil
-	}
-	recorded := m.says == "" && !doubtful && (p.Idle || !p.shownOpen()) // what it says is known from the state alone
-	e.said = m.says == e.print || recorded && outcomeAs(cmp.Or(p.MsgStatus, AwaitingReply)).print == e.print
-	return e
-}
-
 // mayBeOvertaken tells that an edit of its message with another print than this one, nil: any, may still be carried out
 // after it.
-func (m *questionMessages) mayBeOvertaken(e *edit) bool {
-	for lost, at := range m.lost {
-		other := e == nil || lost.of == e.EditID && lost.print != e.print
+func (m *messageEdits) mayBeOvertaken(e *edit) bool {
+	for key, at := range m.lost {
+		other := e == nil || key != e.key() && strings.HasPrefix(key, fmt.Sprint(e.msg, " "))
 		if other && time.Since(at) < lostLife {
 			return true
 		}
@@ -1920,52 +1841,32 @@ func (m *questionMessages) mayBeOvertaken(e *edit) bool {
 	return false
 }
 
-// sendEdit sends the edit that is needed when its turn comes, and returns it; nil: none was needed any more. A message
-// that is gone, or takes no edit, counts as edited.
-func (t *Telegram) sendEdit(ctx context.Context, id string, m *questionMessages, why catchUpOptions) (*edit, error) {
-	var sent *edit
+// sendEdit sends the edit that is due when its turn comes, and returns it; nil: none was any more. A message that is
+// gone, or takes no edit, counts as edited.
+func (t *Telegram) sendEdit(ctx context.Context, id string, m *messageEdits, as rank) (sent *edit, err error) {
 	began := time.Now()
-	_, err := t.deliver(ctx, delivery{
+	_, err = t.deliver(ctx, delivery{
 		rank: func() rank {
 			p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
-			if p == nil || p.Open() || why.slow {
+			if p == nil || p.Open() {
 				return rankRest
 			}
-			return rankOutcome.aged(time.Since(began))
+			return as.aged(time.Since(began))
 		},
 		write: func() *outgoing {
-			sent = t.nextEdit(id, m, why)
-			if sent == nil || sent.said {
-				sent = nil
+			sent = t.due(id, m)
+			if sent == nil {
 				return nil
 			}
 			return sent.outgoing
 		},
-		lost: func() {
-			m.lost[lostEdit{sent.EditID, sent.print}] = time.Now()
-		},
+		lost: func() { m.lost[sent.key()] = time.Now() },
 	})
 	if refusedForGood(err) {
 		t.log.Warn("a message cannot be edited, now or later", "error", err.Error())
 		return sent, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	return sent, nil
-}
-
-// recordEdit notes what a message says now, for good where the question is over. It is not certain while an earlier
-// edit may still be carried out after this one: then it stays owed, and a later edit makes sure.
-func (t *Telegram) recordEdit(id string, m *questionMessages, e *edit) (certain bool, err error) {
-	if !e.replaced {
-		m.says = e.print
-		if e.status != "" && m.mayBeOvertaken(e) {
-			m.says = ""
-			return false, t.store.Edited(id, e.EditID, "", true)
-		}
-	}
-	return true, t.store.Edited(id, e.EditID, e.status, e.status == "" || len(e.Markup.Rows) > 0)
+	return sent, err
 }
 
 // ---- notices and streams ----
@@ -2061,7 +1962,7 @@ func (n *Notice) rank() rank {
 // spoke tells that a session has said more than that it began: a question was sent, or it has ended.
 func (t *Telegram) spoke(session string) bool {
 	s, _ := t.store.Session(session)
-	asked := slices.ContainsFunc(t.store.PromptsOf(session), func(p *PromptRecord) bool { return p.MsgID != 0 })
+	asked := slices.ContainsFunc(t.store.PromptsOf(session), func(p *PromptRecord) bool { return len(p.Messages) > 0 })
 	return asked || s == nil || s.Status != "active"
 }
 
@@ -2388,7 +2289,6 @@ func (t *Telegram) topicsHere(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if me.Username != "" {
-		t.noteBot(me.Username)
 	}
 	chatID := t.cfg.Load().ChatID
 	if chatID > 0 {
@@ -2555,7 +2455,6 @@ const (
 	pollTimeout   = 50                     // seconds; more are clamped (source of telegram-bot-api)
 	tapLife       = 150 * time.Second      // an undelivered tap is forgotten then (same source)
 	tapCrosses    = 10 * time.Second       // a tap so soon after an edit was made before that was seen
-	onItsWayAfter = 900 * time.Millisecond // an answer typed by then needs no edit in between
 	debtsEvery    = 5 * time.Second        // messages that are owed an edit are looked for so often
 	debtsPatience = 30 * time.Second       // a living session has that long to edit its own messages
 	debtsPause    = time.Minute            // after an edit that failed for good
@@ -2639,6 +2538,7 @@ type receiver struct {
 	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
 	replied   chan struct{}   // closed when the last reply has been sent; nil: there was none
 	bot       string          // the number of the bot whose updates these are
+	name      string          // its user name, "" while it was not needed
 	minute    int64           // since 1970, in which is counted:
 	strangers int             // updates of others
 	clashedAt time.Time       // when another program's poll ended ours last
@@ -2864,7 +2764,7 @@ func (r *receiver) resendAfterOutage() {
 	}
 	r.lastOK = now
 	waiting := v.which(func(p *PromptRecord) bool {
-		asked := p.Status == AwaitingReply && p.MsgID != 0
+		asked := p.Status == AwaitingReply && len(p.Messages) > 0
 		return asked && !p.Idle && old(p.At) && now.Before(p.ExpiresAt)
 	})
 	r.beside(func() {
@@ -2947,7 +2847,7 @@ func (t *Telegram) pay(ctx context.Context, owed []*PromptRecord) error {
 		if !t.mustPay(p) {
 			continue
 		}
-		err := t.catchUp(ctx, p.ID, catchUpOptions{due: (*PromptRecord).owes, slow: true})
+		err := t.catchUp(ctx, p.ID, rankRest)
 		failed, ok := err.(*apiError)
 		if err != nil && (!ok || failed.trouble(0) != "") {
 			return err
@@ -2966,7 +2866,8 @@ func refusedForGood(err error) bool {
 // mustPay tells that a prompt's own session will not edit its message, and that replaced ones it never does. A dead
 // session's prompts are over once it is reaped.
 func (t *Telegram) mustPay(p *PromptRecord) bool {
-	replacedOnly := p.Open() || p.MsgStatus == p.Status
+	own := p.newest()
+	replacedOnly := p.Open() || own.status() == p.Status
 	if replacedOnly || time.Since(p.At) > debtsPatience {
 		return true
 	}
@@ -3064,8 +2965,8 @@ type intent struct {
 	ours     bool    // all of reply
 	done     bool    // instead of a reply: the message is marked
 
-	// then is what messages are to show after that, nil: nothing else.
-	then func(*receiver) error
+	// then has messages show what they are to show after that, nil: nothing else. It does not wait for them.
+	then func(*receiver)
 }
 
 // dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and it must come
@@ -3130,7 +3031,7 @@ func (r *receiver) act(u *update, from *user) error {
 	}
 	r.tell(u, want)
 	if want.then != nil {
-		r.background(func() error { return want.then(r) })
+		want.then(r)
 	}
 	return nil
 }
@@ -3166,7 +3067,7 @@ func (r *receiver) seen(m *message, data string) (*View, error) {
 		return nil, err
 	}
 	d, p := parseCallbackData(data, v)
-	if p == nil || !p.Open() || !p.hasNonce(d.Nonce) || m.ID <= p.MsgID {
+	if p == nil || !p.Open() || !p.hasNonce(d.Nonce) || m.ID <= p.newest().ID {
 		return v, nil
 	}
 	if err := r.store.Offered(p.ID, m.ID, m.Date); err != nil {
@@ -3177,16 +3078,14 @@ func (r *receiver) seen(m *message, data string) (*View, error) {
 
 // ownName is the bot's name, by which a command for it is told from one for another bot.
 func (r *receiver) ownName() (string, error) {
-	name := r.botName()
-	if name != "" {
-		return name, nil
+	if r.name == "" {
+		var me user
+		if err := r.call(r.ctx, "getMe", struct{}{}, &me); err != nil {
+			return "", err
+		}
+		r.name = me.Username
 	}
-	var me user
-	if err := r.call(r.ctx, "getMe", struct{}{}, &me); err != nil {
-		return "", err
-	}
-	r.noteBot(me.Username)
-	return me.Username, nil
+	return r.name, nil
 }
 
 // record records that an update has been acted on, together with what it led to, nil nothing.
@@ -3227,7 +3126,6 @@ func (r *receiver) decide(in *incoming, want *intent) error {
 		}
 	}
 	if why == "" {
-		want.then = func(r *receiver) error { return r.showOnItsWay(now.ID) }
 		if in.tap != nil {
 			want.reply = "✓ " + valueName(&now, &d.Value)
 		}
@@ -3235,7 +3133,9 @@ func (r *receiver) decide(in *incoming, want *intent) error {
 	}
 	want.reply = "✗ Nothing was done: " + string(why)
 	if in.tap != nil {
-		want.then = func(r *receiver) error { return r.removeStale(in.message, d) }
+		want.then = func(r *receiver) {
+			r.background(func() error { return r.removeStale(in.message, d) })
+		}
 	}
 	fields := append([]Field{{"reason", string(why)}}, person(d.By, d.User)...)
 	r.audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields})
@@ -3253,7 +3153,7 @@ func (in *incoming) tapped() intent {
 	case p == nil:
 		want.refused = "this question is not known here. It belongs to another machine or state folder with the same " +
 			"bot, or is long over: answer at its terminal"
-	case in.ID < p.MsgID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
+	case in.ID < p.newest().ID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
 		want.refused = "this message is out of date, use the newest one of its question"
 	case !strings.HasPrefix(d.Value, "~") || !p.hasNonce(d.Nonce):
 	case d.Value == tapAgain:
@@ -3280,23 +3180,31 @@ func (in *incoming) showMore(p *PromptRecord, value string) intent {
 	text := p.Recent
 	switch {
 	case ticks:
-		tick := func(w *wantedEdits) {
-			w.ticked = strings.Fields(strings.ReplaceAll(keys, ",", " "))
-			w.tickedIn = in.ID
-		}
-		return intent{then: func(r *receiver) error { return r.catchUp(r.ctx, p.ID, catchUpOptions{want: tick}) }}
+		wanted := buttonsWanted{ticked: strings.Fields(strings.ReplaceAll(keys, ",", " ")), in: in.ID}
+		return intent{then: func(r *receiver) {
+			m := r.acquireEdits(p.ID)
+			r.wantButtons(m, wanted)
+			r.background(func() error {
+				defer r.releaseEdits(m)
+				return r.catchUp(r.ctx, p.ID, rankOutcome)
+			})
+		}}
 	case p.Idle:
 		answer := Notice{Text: "the whole answer", Mono: p.Full, SessionID: p.SessionID, Urgent: true}
-		return intent{then: func(r *receiver) error {
-			_, err := r.Notify(r.ctx, answer)
-			return err
+		return intent{then: func(r *receiver) {
+			r.background(func() error {
+				_, err := r.Notify(r.ctx, answer)
+				return err
+			})
 		}}
 	case value == tapAll:
 		text = strings.TrimLeft(p.Far+"\n"+p.region(), "\n")
 	}
-	return intent{then: func(r *receiver) error {
-		_, err := r.resend(*p, text)
-		return err
+	return intent{then: func(r *receiver) {
+		r.background(func() error {
+			_, err := r.resend(*p, text)
+			return err
+		})
 	}}
 }
 
@@ -3328,20 +3236,12 @@ func (r *receiver) removeStale(m *message, d Decision) error {
 	if err != nil || p == nil || !p.hasNonce(d.Nonce) { // another machine's, or forged
 		return err
 	}
-	edited := !p.shownOpen() && time.Since(p.At) >= tapCrosses // not on its way, nor crossed by the tap
-	if m.ID >= p.MsgID && (p.Open() || m.ID == p.MsgID && !edited) {
+	own := p.newest()
+	shown := own.status() != "" && !isOpen(own.status()) && time.Since(p.At) >= tapCrosses // the tap did not cross it
+	if m.ID >= own.ID && (p.Open() || m.ID == own.ID && !shown) {
 		return nil
 	}
 	return r.removeButtons(p, m.ID)
-}
-
-// showOnItsWay shows that an answer was taken whose typing takes long; else the session shows the outcome at once.
-func (r *receiver) showOnItsWay(id string) error {
-	if err := sleep(r.ctx, onItsWayAfter); err != nil {
-		return err
-	}
-	waits := func(p *PromptRecord) bool { return p.Status == ReplyReceived }
-	return r.catchUp(r.ctx, id, catchUpOptions{due: waits})
 }
 
 // removeButtons has a message lose its buttons: its question, nil where it is not known any more, is over, or has a
@@ -3354,7 +3254,7 @@ func (r *receiver) removeButtons(p *PromptRecord, msg int64) error {
 	if err := r.store.Offered(p.ID, msg, 0); err != nil {
 		return err
 	}
-	return r.catchUp(r.ctx, p.ID, catchUpOptions{})
+	return r.catchUp(r.ctx, p.ID, rankOutcome)
 }
 
 // resend sends a question again, below the text, which may be what it asks, in full. The buttons of the new message
@@ -3362,15 +3262,17 @@ func (r *receiver) removeButtons(p *PromptRecord, msg int64) error {
 func (r *receiver) resend(p PromptRecord, text string) (msg int64, err error) {
 	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
 	defer cancel()
-	m := r.acquireMessages(p.ID, nil) // what is cleared before the new message stays known behind it
-	defer r.releaseMessages(m)
+	m := r.acquireEdits(p.ID) // what is cleared before the new message stays known behind it
+	defer r.releaseEdits(m)
 	if text != "" {
 		_, err := r.Notify(ctx, Notice{Mono: text, Lang: p.Lang, SessionID: p.SessionID, Urgent: true})
 		if err != nil {
 			return 0, err // not shown in full, so not to be allowed
 		}
-		move := catchUpOptions{want: func(w *wantedEdits) { w.cleared = p.MsgID }}
-		if err := r.catchUp(ctx, p.ID, move); err != nil {
+		if own := p.newest(); own.ID != 0 {
+			r.wantButtons(m, buttonsWanted{in: own.ID, none: true})
+		}
+		if err := r.catchUp(ctx, p.ID, rankOutcome); err != nil {
 			return 0, err
 		}
 	}
@@ -3382,7 +3284,7 @@ func (r *receiver) resend(p PromptRecord, text string) (msg int64, err error) {
 		_ = r.removeButtons(nil, msg) // nobody would ever edit it; the error to tell is that of the state
 		return 0, err
 	}
-	return msg, r.catchUp(r.ctx, p.ID, catchUpOptions{})
+	return msg, r.catchUp(r.ctx, p.ID, rankOutcome)
 }
 
 // ---- messages and commands ----
@@ -3651,7 +3553,7 @@ func (in *incoming) repliedQuestion() *PromptRecord {
 		return nil
 	}
 	for _, p := range in.view.Prompts {
-		if !p.elsewhere(in.here) && (p.MsgID == to.ID || slices.Contains(p.OldMsgIDs, to.ID)) {
+		if !p.elsewhere(in.here) && slices.ContainsFunc(p.Messages, func(m Message) bool { return m.ID == to.ID }) {
 			return p
 		}
 	}
@@ -3762,7 +3664,7 @@ const (
 // waits, or the text is an answer to it.
 func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) bool {
 	waits := p != nil && !p.Idle
-	if waits && (p.MsgDate == 0 || in.Date < p.MsgDate+textAfter) {
+	if waits && (p.newest().Date == 0 || in.Date < p.newest().Date+textAfter) {
 		return true
 	}
 	for _, other := range in.view.Prompts {
@@ -3853,13 +3755,8 @@ func (in *incoming) list(more bool) string {
 func (p *PromptRecord) asks() bool { return p.Open() && !p.Idle }
 
 // ---- setup ----
-// `atlasbridge setup`: token, who the operator is, config.toml, a test. What is there is asked of Telegram first: what
-// fits stays, what does not is asked for again, and what only the environment says is never stored.
-
-var (
-	telegramTable = re(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`) // the keys are only in this one
-	telegramKey   = re(`(?m)^([ \t]*(bot_token|chat_id|allowed_users|api_base)[ \t]*=[ \t]*)` + tomlValue + `(.*\n)`)
-)
+// `atlasbridge setup` is one conversation: the token, who the operator is, a test message, config.toml. It asks only
+// for what Telegram does not take as it is configured. What the environment says is used, and never stored.
 
 // Keys of what setup finds out.
 const (
@@ -3869,562 +3766,344 @@ const (
 	baseKey  = "telegram.api_base"
 )
 
-// A session that has trouble with the bot does not listen between its tries.
-const (
-	pollSoon    = 20 * time.Second      // one request may take 15
-	pollBetween = 50 * time.Millisecond // the lock is tried so often
-)
-
 // setup is one run of the command.
 type setup struct {
 	*command
-	*Telegram
-	cfg    *Config
-	name   string          // the bot's
-	broken map[string]bool // keys that are of no use in config.toml
-	saved  bool
+	bot *Telegram
+	cfg *Config // the bot's, filled in as the conversation goes on
 }
 
 // cmdSetup shows nothing that is typed meanwhile, and leaves none of it for the shell: it may be the token.
 func cmdSetup(c *command) int {
 	ctx, quit := context.WithCancelCause(c.ctx)
 	defer quit(nil)
-	release := catchSignals(quit)
-	defer release()
+	defer catchSignals(quit)()
 	c.ctx = ctx
 	show, err := muteEcho(c.stdin)
 	if err == nil {
 		defer func() { _ = errors.Join(dropTyped(c.stdin), show()) }() // a terminal that has gone shows nothing
 	}
 	return c.withState(func(st *Store) int {
-		s := &setup{command: c, Telegram: &Telegram{store: st}, broken: map[string]bool{}}
-		err := s.run()
-		end, ok := errors.AsType[*stopped](err)
-		if !ok {
-			if err != nil {
-				return c.fail(err)
-			}
+		cfg := newConfig(st.Dir)
+		s := &setup{command: c, bot: newTelegram(cfg, st, nil), cfg: cfg}
+		err := s.converse()
+		if err == nil {
 			return 0
 		}
-		s.say("")
-		changed := "config.toml is as it was"
-		if s.saved {
-			changed = "config.toml is written, but was not tried: `atlasbridge doctor` checks it"
+		end, ok := errors.AsType[*stopped](context.Cause(ctx))
+		if !ok {
+			return c.fail(err)
 		}
-		fmt.Fprintf(c.stderr, "atlasbridge: setup was ended; %s\n", changed)
+		fmt.Fprintln(c.stderr, "\natlasbridge: setup was ended; config.toml is as it was")
 		return 128 + int(end.sig)
 	})
 }
 
-// run takes the steps.
-func (s *setup) run() error {
-	for _, step := range []func() error{s.configure, s.listen, s.connect, s.removeWebhook, s.pair, s.save, s.test} {
-		err := step()
-		if s.ctx.Err() != nil {
-			return context.Cause(s.ctx)
-		}
-		if err != nil {
-			return err
-		}
+// converse takes one step after the other. The file is written last, so that an error leaves it as it was.
+func (s *setup) converse() error {
+	if err := s.configure(); err != nil {
+		return err
 	}
-	return nil
-}
-
-func (s *setup) say(format string, args ...any) {
-	fmt.Fprint(s.stdout, s.folded(fmt.Sprintf(format+"\n", args...)))
-}
-
-// configure reads the file, the environment and the flags. What of the bot's settings in the file cannot be used counts
-// as not there.
-func (s *setup) configure() error {
-	dir, err := s.stateDir()
+	name, err := s.connect()
 	if err != nil {
 		return err
 	}
+	if err := s.removeWebhook(); err != nil {
+		return err
+	}
+	if err := s.pair(name); err != nil {
+		return err
+	}
+	if !s.opts.on("no-test") {
+		test := map[string]any{"chat_id": s.cfg.ChatID, "text": "✅ AtlasBridge is connected: its questions come here."}
+		if err := s.bot.call(s.ctx, "sendMessage", test, nil); err != nil {
+			return explained(err)
+		}
+	}
+	path := filepath.Join(s.cfg.Dir, "config.toml")
+	old, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	text := s.withBot(string(old))
+	if text != "" {
+		if err := replacePrivate(path, []byte(text)); err != nil { // a session that runs reads it anew
+			return err
+		}
+	}
+	s.say("It works. Now: atlasbridge run claude")
+	return nil
+}
+
+// configure reads the file, the environment and the flags. What is wrong in the file, and can be found anew, counts as
+// not there.
+func (s *setup) configure() error {
 	flags := map[string]string{
 		"channel": "local", // so that nothing need be complete yet
 		chatKey:   s.opts.text("chat-id"),
 		usersKey:  s.opts.text("user-id"),
 		baseKey:   s.opts.text("api-base"),
 	}
-	file := s.opts.text("token-file")
-	if file != "" {
+	if file := s.opts.text("token-file"); file != "" {
 		token, err := os.ReadFile(file)
 		if err != nil {
 			return err
 		}
-		flags[tokenKey] = strings.TrimSpace(string(token))
+		flags[tokenKey] = string(token)
 	}
-	s.cfg = newConfig(dir)
 	s.cfg.mend = func(key string, problem error) bool {
-		ours := strings.HasPrefix(key, "telegram.")
-		if ours {
-			s.broken[key] = true
+		anew := strings.HasPrefix(key, "telegram.") && key != baseKey
+		if anew {
 			s.say("%v", problem)
 		}
-		return ours
+		return anew
 	}
-	err = s.cfg.load(s.getenv, flags)
+	err := s.cfg.load(s.getenv, flags)
 	for _, ignored := range s.cfg.ignored {
-		s.command.warn(ignored)
+		s.warn(ignored)
 	}
 	return err
 }
 
-// listen makes sure that no session listens to the bot until the store is closed. One that has trouble with the bot
-// is between two tries soon: to end the trouble is what setup is for.
-func (s *setup) listen() error {
-	for end := time.Now().Add(pollSoon); ; {
-		held, err := s.store.TryPoll()
-		if held || err != nil {
-			return err
-		}
-		if s.store.ChannelTrouble() == "" || time.Now().After(end) {
-			err := fmt.Errorf("process %d listens to the bot: a session, or another setup", s.store.holder("poll.lock"))
-			return hinted(err, "end it, then run atlasbridge setup again")
-		}
-		if err := sleep(s.ctx, pollBetween); err != nil {
-			return err
-		}
-	}
+// given reports whether a setting comes from a flag or the environment: setup cannot replace it.
+func (s *setup) given(key string) bool {
+	origin := s.cfg.row(key).Origin
+	return origin == "flag" || strings.HasPrefix(origin, "environment ")
 }
 
-// connect finds a token that Telegram takes.
-func (s *setup) connect() error {
-	for {
-		if s.cfg.Token == "" {
-			if err := s.askToken(); err != nil {
-				return err
-			}
+// reject says what is wrong with settings that are to be found anew; where one of them is given that is an error.
+func (s *setup) reject(problem error, keys ...string) error {
+	for _, key := range keys {
+		if s.given(key) {
+			return hinted(fmt.Errorf("%s: %s", s.cfg.row(key).Origin, problem),
+				"press Start in the bot's chat or correct the setting, then run atlasbridge setup again")
 		}
-		s.Telegram = newTelegram(s.cfg, s.store, nil)
-		var me user
-		err := s.call(s.ctx, "getMe", struct{}{}, &me)
-		if err == nil {
-			s.name = me.Username
-			s.say("Bot: @%s", s.name)
-			return nil
-		}
-		if !err.(*apiError).refusesToken() {
-			return explained(err)
-		}
-		if err := s.discard(tokenKey, explained(err)); err != nil {
-			return err
-		}
-		s.cfg.Token = ""
-	}
-}
-
-// discard says what is wrong with a setting that is to be found anew. It is an error where another one in config.toml
-// would not count.
-func (s *setup) discard(key string, problem error) error {
-	from := s.cfg.row(key).Origin
-	switch {
-	case !s.stores(key):
-		todo := "correct or unset it, then run atlasbridge setup again: it counts more than config.toml"
-		return hinted(fmt.Errorf("%s: %s", from, problem), todo)
-	case key == tokenKey && (from == "flag" || !onTerminal(s.stdin)):
-		return &hintedError{problem, "give another one with --token-file, or run atlasbridge setup in a terminal"}
-	case from == "flag":
-		return problem
 	}
 	s.say("%v", problem)
 	return nil
 }
 
-// askToken asks for a token until something that looks like one is typed.
-func (s *setup) askToken() error {
-	if !onTerminal(s.stdin) {
-		return errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
-	}
-	const here = "here" // asked for before
-	row := s.cfg.row(tokenKey)
-	if row.Origin != here {
-		s.say("Make a bot with @BotFather in Telegram\n(/newbot), or /mybots shows its token.")
-	}
-	row.Origin = here
+// connect returns the name of the bot whose token Telegram takes: the one that is configured, else one that is typed.
+func (s *setup) connect() (bot string, err error) {
 	for {
-		token, err := s.ask("Paste the token here (it is not shown): ")
-		if err != nil {
-			return err
+		if s.cfg.Token == "" {
+			if !onTerminal(s.stdin) {
+				return "", errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
+			}
+			s.say("Make a bot with @BotFather in Telegram\n(/newbot), or /mybots shows its token.")
+			token, err := s.ask("Paste the token here (it is not shown): ")
+			if err != nil {
+				return "", err
+			}
+			row := s.cfg.row(tokenKey)
+			row.Value = quoted(token)
+			if row.assign(s.cfg) != nil {
+				s.say("That is no token: it looks like\n123456789:AAExample-of_35_letters")
+				s.cfg.Token = ""
+			}
+			continue
 		}
-		row.Value = quoted(token)
-		if token != "" && row.assign(s.cfg) == nil {
-			return nil
+		var me user
+		err := s.bot.call(s.ctx, "getMe", struct{}{}, &me)
+		if err == nil {
+			s.say("Bot: @%s", me.Username)
+			return me.Username, nil
 		}
-		s.say("That is no token: it looks like\n123456789:AAExample-of_35_letters")
+		if !err.(*apiError).refusesToken() {
+			return "", explained(err)
+		}
+		if err := s.reject(explained(err), tokenKey); err != nil {
+			return "", err
+		}
+		s.cfg.Token = ""
 	}
 }
 
-// ask gives the next line that is typed.
+// removeWebhook makes sure that the bot's messages come here.
+func (s *setup) removeWebhook() error {
+	set, err := s.bot.webhook(s.ctx)
+	if !set || err != nil {
+		return explained(err)
+	}
+	yes, err := s.agreed("A webhook is set: the bot's messages go elsewhere. Remove it?")
+	if err == nil && !yes {
+		err = hinted(errors.New("a webhook is set for this bot, so it cannot be polled"),
+			"run atlasbridge setup in a terminal and say y; or give AtlasBridge a bot of its own")
+	}
+	if err != nil {
+		return err
+	}
+	return s.bot.call(s.ctx, "deleteWebhook", struct{}{}, nil)
+}
+
+// pair finds a chat that the bot reaches, and users who can answer there: those that are configured, else those of the
+// person who sends the code.
+func (s *setup) pair(bot string) error {
+	c := s.cfg
+	switch { // a private chat has the number of its user
+	case c.ChatID < 0 || slices.Contains(c.Users, c.ChatID): // they go together
+	case len(c.Users) == 0 && c.ChatID > 0:
+		c.Users = []int64{c.ChatID}
+	case len(c.Users) > 0 && !s.given(chatKey):
+		c.ChatID = c.Users[0]
+	case len(c.Users) > 0:
+		return fmt.Errorf("chat %d is the private chat of none of the users %v", c.ChatID, c.Users)
+	}
+	for {
+		if c.ChatID != 0 && len(c.Users) > 0 {
+			chat, err := s.bot.reach(s.ctx)
+			failed, ok := err.(*apiError)
+			if !ok {
+				s.say("Chat %d (%s), allowed users %v", c.ChatID, chat, c.Users)
+				return nil
+			}
+			if failed.temporary() {
+				return explained(err)
+			}
+			if err := s.reject(explained(err), chatKey, usersKey); err != nil {
+				return err
+			}
+		}
+		if err := s.meet(bot); err != nil {
+			return err
+		}
+	}
+}
+
+// meet learns who the operator is, and where: from a message with a code that only this terminal shows, and from a yes
+// at the terminal. No session polls meanwhile.
+func (s *setup) meet(bot string) error {
+	if !onTerminal(s.stdin) {
+		return hinted(errors.New("without a terminal nobody can be asked who may answer"),
+			"give --user-id ID; or run atlasbridge setup in a terminal")
+	}
+	held, err := s.bot.store.TryPoll()
+	if err != nil {
+		return err
+	}
+	if !held {
+		err := fmt.Errorf("process %d listens to the bot: a session, or another setup", s.bot.store.holder("poll.lock"))
+		return hinted(err, "end it, then run atlasbridge setup again")
+	}
+	defer s.bot.store.LeavePoll()
+	link := newNonce()
+	code := newNonce()[:8] // short, for it is typed by hand
+	s.say("Open https://t.me/%s?start=%s\nand tap Start.", bot, link)
+	s.say("Or send it the code:  %s\n(in a group: /start %[1]s)", code)
+	m, err := s.awaitCode(link, code)
+	if err != nil {
+		return err
+	}
+	s.cfg.ChatID = m.Chat.ID
+	s.cfg.Users = []int64{m.From.ID}
+	yes, err := s.agreed("Is that you? Who is trusted here can type into your terminal.")
+	if err == nil && !yes {
+		err = hinted(errors.New("nobody was trusted"), "run atlasbridge setup again: it makes a new code")
+	}
+	return err
+}
+
+// awaitCode waits for a person's message with one of the codes, shows who writes meanwhile, and confirms all of that.
+func (s *setup) awaitCode(codes ...string) (*message, error) {
+	ctx, stop := context.WithTimeout(s.ctx, 10*time.Minute)
+	defer stop()
+	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 10}
+	for ctx.Err() == nil {
+		var updates []update
+		err := s.bot.call(ctx, "getUpdates", params, &updates)
+		if failed, ok := err.(*apiError); ok {
+			if !failed.temporary() {
+				return nil, explained(failed)
+			}
+			_ = sleep(ctx, max(time.Second, failed.retryAfter())) // the loop ends with it
+			continue
+		}
+		for _, u := range updates {
+			params.Offset = u.ID + 1
+			m := u.Message
+			if m == nil || m.From == nil {
+				continue
+			}
+			if _, ok := admitted(&u, []int64{m.From.ID}, m.Chat.ID); !ok {
+				continue
+			}
+			s.say("%s, user %d, %s chat %d", m.From.name(), m.From.ID, m.Chat.Type, m.Chat.ID)
+			for _, word := range strings.Fields(strings.ToLower(m.Text)) { // of the link Telegram makes "/start LINK"
+				if slices.Contains(codes, word) {
+					return m, s.bot.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil)
+				}
+			}
+		}
+	}
+	return nil, hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again: it makes a new code")
+}
+
+// say writes a line that fits the terminal.
+func (s *setup) say(format string, args ...any) {
+	fmt.Fprint(s.stdout, s.folded(fmt.Sprintf(format+"\n", args...)))
+}
+
+// ask returns the line that is typed next, without blanks around it.
 func (s *setup) ask(question string) (string, error) {
 	fmt.Fprint(s.stdout, s.folded(question))
-	type answer struct {
-		line string
-		err  error
-	}
-	typed := make(chan answer, 1)
+	typed := make(chan string, 1)
 	go func() { // ends with the process, where nothing is typed any more
-		line, err := readLine(s.stdin)
-		typed <- answer{line, err}
+		line, _ := bufio.NewReader(s.stdin).ReadString('\n') // "" at the end of the input
+		typed <- line
 	}()
 	select {
-	case a := <-typed:
+	case line := <-typed:
 		s.say("")
-		if a.err != nil {
+		if line == "" {
 			return "", hinted(errors.New("nothing was typed"), "run atlasbridge setup again")
 		}
-		return strings.TrimSpace(a.line), nil
+		return strings.TrimSpace(line), nil
 	case <-s.ctx.Done():
 		return "", context.Cause(s.ctx)
 	}
 }
 
-// readLine reads a line and nothing beyond it. At the end of the input it is an error to have nothing.
-func readLine(f *os.File) (string, error) {
-	var line []byte
-	for b := make([]byte, 1); b[0] != '\n'; {
-		_, err := f.Read(b)
-		if err != nil && len(line) == 0 {
-			return "", err
-		}
-		if err != nil {
-			break
-		}
-		line = append(line, b[0])
-	}
-	return string(line), nil
-}
-
 // agreed asks for a yes. Nothing that was typed before is one.
 func (s *setup) agreed(question string) (bool, error) {
 	if err := dropTyped(s.stdin); err != nil {
-		return false, nil
+		return false, nil // it is no terminal
 	}
 	answer, err := s.ask(question + " [y/N] ")
 	answer = strings.ToLower(answer)
 	return answer == "y" || answer == "yes", err
 }
 
-// removeWebhook makes sure that the bot's messages do not go elsewhere.
-func (s *setup) removeWebhook() error {
-	set, err := s.webhook(s.ctx)
-	if !set || err != nil {
-		return explained(err)
-	}
-	yes, err := s.agreed("A webhook is set: the bot's messages go elsewhere. Remove it?")
-	if err != nil {
-		return err
-	}
-	if !yes {
-		return hinted(errors.New("a webhook is set for this bot, so it cannot be polled"),
-			"give AtlasBridge a bot of its own; or run atlasbridge setup in a terminal and say y, or call the Bot "+
-				"API's deleteWebhook")
-	}
-	return s.call(s.ctx, "deleteWebhook", struct{}{}, nil)
-}
-
-// pair learns who the operator is, unless what is configured fits.
-func (s *setup) pair() error {
-	for {
-		known, err := s.complete()
-		if err != nil {
-			return err
-		}
-		if known {
-			chat, err := s.reach(s.ctx)
-			if err == nil {
-				s.say("Chat %d (%s), allowed users %v", s.cfg.ChatID, chat, s.cfg.Users)
-				return nil
-			}
-			if err.(*apiError).temporary() {
-				return explained(err)
-			}
-			if err := s.discard(chatKey, explained(err)); err != nil {
-				return err
-			}
-		}
-		if err := s.awaitCode(); err != nil {
-			return err
-		}
-	}
-}
-
-// complete makes chat and users go together, where one of them decides the other: known tells that it did. A private
-// chat is one person's, and only who is in it can answer there.
-func (s *setup) complete() (known bool, err error) {
+// withBot returns config.toml's text with the bot's settings as they are now, without those of the environment. All
+// else stays, comments behind these settings too.
+func (s *setup) withBot(text string) string {
 	c := s.cfg
-	switch {
-	case len(c.Users) == 0 && c.ChatID > 0:
-		c.Users = []int64{c.ChatID}
-	case len(c.Users) == 0:
-		return false, nil
-	case c.ChatID == 0:
-		c.ChatID = c.Users[0]
+	base := ""
+	if c.row(baseKey).Origin != "default" {
+		base = fmt.Sprintf("%q", c.APIBase)
 	}
-	if c.ChatID < 0 || slices.Contains(c.Users, c.ChatID) {
-		return true, nil
-	}
-	chatGiven, usersGiven := s.given(chatKey), s.given(usersKey)
-	problem := fmt.Errorf("chat %d is the private chat of none of the users %v", c.ChatID, c.Users)
-	switch {
-	case chatGiven && usersGiven:
-		return false, hinted(problem, "a private chat has the number of its user: give only one of them")
-	case usersGiven:
-		c.ChatID = c.Users[0]
-	case chatGiven:
-		c.Users = []int64{c.ChatID}
-	default:
-		s.say("%v", problem)
-		return false, nil
-	}
-	return true, nil
-}
-
-// given tells that a setting comes from a flag or the environment, and not from config.toml or the phone.
-func (s *setup) given(key string) bool {
-	return !s.stores(key) || s.cfg.row(key).Origin == "flag"
-}
-
-// codeTries is how many wrong codes may come: it is short, for it is typed by hand.
-const codeTries = 5
-
-// reCode is a code that somebody may have typed.
-var reCode = re(`^[0-9a-f]{8}$`)
-
-// awaitCode waits for who sends the code: they have seen this terminal, where they are then trusted by a yes, so that
-// no stranger gets in by a guess, nor by a careless yes. Where the users are given it is one of them.
-func (s *setup) awaitCode() error {
-	if !s.given(usersKey) && !onTerminal(s.stdin) {
-		return hinted(errors.New("without a terminal nobody can be asked who may answer"),
-			"give --user-id ID; or run atlasbridge setup in a terminal")
-	}
-	link := newNonce()
-	code := newNonce()[:8]
-	s.say("Open https://t.me/%s?start=%s\nand tap Start.\nOr send it the code:  %s\n(in a group: /start %s)", s.name, link,
-		code, code)
-	wrong := 0
-	var sender *user
-	err := s.await(func(u *update) bool {
-		m := u.Message
-		if m == nil || m.From == nil {
-			return false
-		}
-		from, ok := admitted(u, []int64{m.From.ID}, m.Chat.ID)
-		if !ok {
-			return false
-		}
-		name := from.Name
-		if from.Username != "" {
-			name += " (@" + from.Username + ")"
-		}
-		s.say("\n%s, user %d, %s chat %d", clip(visible(name), 80), from.ID, m.Chat.Type, m.Chat.ID)
-		said := codeIn(m.Text, s.name)
-		switch {
-		case said == link, said == code && wrong < codeTries:
-		case reCode.MatchString(said):
-			wrong++
-			if wrong == codeTries {
-				s.say("%d wrong codes came: only the link counts now.", wrong)
-			}
-			return false
-		default:
-			s.say("If that is you, send the code.")
-			return false
-		}
-		if s.given(usersKey) && !slices.Contains(s.cfg.Users, from.ID) {
-			s.say("That is none of the users %v.", s.cfg.Users)
-			return false
-		}
-		s.cfg.ChatID = m.Chat.ID
-		sender = from
-		return true
-	})
-	if err != nil {
-		return err
-	}
-	s.cfg.row(chatKey).Origin = "the phone"
-	if s.given(usersKey) {
-		return nil
-	}
-	yes, err := s.agreed("Is that you? Who is trusted here can type into your terminal.")
-	if err == nil && !yes {
-		err = hinted(errors.New("nobody was trusted"), "run atlasbridge setup again: it makes a new code")
-	}
-	s.cfg.Users = []int64{sender.ID}
-	s.cfg.row(usersKey).Origin = "the phone"
-	return err
-}
-
-// codeIn is what a message says for the code: all of it, or what Telegram sends for the link: /start and the code, in a
-// group with the bot's name. "" of more words.
-func codeIn(text, bot string) string {
-	words := strings.Fields(strings.ToLower(text))
-	if len(words) == 2 && (words[0] == "/start" || words[0] == "/start@"+strings.ToLower(bot)) {
-		words = words[1:]
-	}
-	if len(words) != 1 {
-		return ""
-	}
-	return words[0]
-}
-
-// save writes the bot and the operator into config.toml, which keeps every other line as it is.
-func (s *setup) save() error {
-	path := filepath.Join(s.cfg.Dir, "config.toml")
-	old, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	text := withTelegram(string(old), s.found(), s.broken)
-	if text != string(old) {
-		if err := replacePrivate(path, []byte(text)); err != nil {
-			return err
-		}
-	}
-	s.saved = true
-	now, err := s.config(nil)
-	if err != nil {
-		return err
-	}
-	if now.Channel != "telegram" {
-		s.say("%s: channel is %s: until that is removed no question goes to Telegram", now.row("channel").Origin, now.Channel)
-	}
-	s.works("poll")
-	s.works("send")
-	s.noteBot(s.name)
-	v, err := s.store.View()
-	for id, running := range v.Sessions {
-		if running.Status == "active" && s.store.Alive(id) {
-			s.say("%s goes on with this after kill -HUP %d, or started anew", origin(running), running.Wrapper)
-		}
-	}
-	return err
-}
-
-// found is what config.toml is to say of the bot; what is zero stays as it is there.
-func (s *setup) found() *Config {
-	c := &Config{}
-	if s.stores(tokenKey) {
-		c.Token = s.cfg.Token
-	}
-	if s.stores(chatKey) {
-		c.ChatID = s.cfg.ChatID
-	}
-	if s.stores(usersKey) {
-		c.Users = s.cfg.Users
-	}
-	if s.stores(baseKey) && s.cfg.row(baseKey).Origin != "default" {
-		c.APIBase = s.cfg.APIBase
-	}
-	return c
-}
-
-// stores tells whether config.toml is to have a setting: what the environment says is its own.
-func (s *setup) stores(key string) bool {
-	return !strings.HasPrefix(s.cfg.row(key).Origin, "environment ")
-}
-
-// withTelegram is the text of config.toml with those settings of the bot that c has, and without those to drop. What
-// stands behind a value stays.
-func withTelegram(text string, c *Config, drop map[string]bool) string {
-	values := map[string]string{}
-	if c.Token != "" {
-		values["bot_token"] = fmt.Sprintf("%q", c.Token)
-	}
-	if c.ChatID != 0 {
-		values["chat_id"] = fmt.Sprint(c.ChatID)
-	}
-	if len(c.Users) > 0 {
-		values["allowed_users"] = strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")
-	}
-	if c.APIBase != "" {
-		values["api_base"] = fmt.Sprintf("%q", c.APIBase)
-	}
+	table := regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`) // the only one with these keys
 	text = strings.TrimRight(text, "\n") + "\n"
-	text = telegramKey.expr().ReplaceAllStringFunc(text, func(line string) string {
-		m := telegramKey.FindStringSubmatch(line)
-		value := values[m[2]]
-		delete(values, m[2])
+	for _, set := range []struct{ key, value string }{ // from the last to the first in a new table
+		{baseKey, base},
+		{usersKey, strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")},
+		{chatKey, fmt.Sprint(c.ChatID)},
+		{tokenKey, fmt.Sprintf("%q", c.Token)},
+	} {
+		_, name, _ := strings.Cut(set.key, ".")
+		line := regexp.MustCompile(`(?m)^[ \t]*` + name + `[ \t]*=[ \t]*` + tomlValue + `.*\n`)
+		at := line.FindStringSubmatchIndex(text)
 		switch {
-		case value != "":
-			return m[1] + value + m[4]
-		case drop["telegram."+m[2]]:
-			return ""
-		}
-		return line
-	})
-	if len(values) > 0 && !telegramTable.MatchString(text) {
-		text += "\n[telegram]\n"
-	}
-	lines := ""
-	for _, name := range []string{"bot_token", "chat_id", "allowed_users", "api_base"} {
-		if values[name] != "" {
-			lines += name + " = " + values[name] + "\n"
-		}
-	}
-	at := 0
-	if lines != "" {
-		at = telegramTable.expr().FindStringIndex(text)[1]
-	}
-	return strings.TrimLeft(text[:at]+lines+text[at:], "\n")
-}
-
-// test sends a message with a button, which must be pressed, and then says that it was.
-func (s *setup) test() error {
-	if s.opts.on("no-test") {
-		return nil
-	}
-	text := &richText{text: "AtlasBridge is connected. Press the button to finish the setup."}
-	works := button{Text: "✅ It works", Data: "setup:" + newNonce()}
-	msg, err := s.send(s.ctx, text.outgoing(0, [][]button{{works}}), rankQuestion)
-	if err != nil {
-		return hinted(err, "press Start in the bot's chat, then run atlasbridge setup again")
-	}
-	s.say("A test message was sent: press its button.")
-	err = s.await(func(u *update) bool {
-		_, ok := admitted(u, s.cfg.Users, s.cfg.ChatID)
-		if !ok || u.Callback == nil || u.Callback.Data != works.Data {
-			return false
-		}
-		params := map[string]any{"callback_query_id": u.Callback.ID}
-		_ = s.call(s.ctx, "answerCallbackQuery", params, nil) // for looks: the button was pressed
-		return true
-	})
-	if err != nil {
-		return err
-	}
-	text = &richText{text: "✅ AtlasBridge is connected: its questions come here."}
-	_, _ = s.send(s.ctx, text.outgoing(msg, nil), rankRest) // for looks, too
-	s.say("\nIt works. Now: atlasbridge run claude")
-	return nil
-}
-
-// await polls until an update is the one awaited and confirms it, with all before; it prints a dot for every round.
-func (s *setup) await(awaited func(*update) bool) error {
-	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Minute)
-	defer cancel()
-	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 10}
-	for ctx.Err() == nil {
-		var updates []update
-		pause := time.Second
-		err := s.call(ctx, "getUpdates", params, &updates)
-		if err != nil {
-			failed := err.(*apiError)
-			if !failed.temporary() {
-				return explained(failed)
+		case strings.HasPrefix(c.row(set.key).Origin, "environment "):
+		case at != nil:
+			text = text[:at[2]] + set.value + text[at[3]:]
+		case set.value != "":
+			at = table.FindStringIndex(text)
+			if at == nil {
+				text += "\n[telegram]\n"
+				at = []int{0, len(text)}
 			}
-			pause = max(pause, failed.retryAfter())
-			updates = nil
+			text = text[:at[1]] + name + " = " + set.value + "\n" + text[at[1]:]
 		}
-		for _, u := range updates {
-			params.Offset = u.ID + 1
-			if awaited(&u) {
-				return s.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil)
-			}
-		}
-		fmt.Fprint(s.stdout, ".")
-		_ = sleep(ctx, pause) // the loop ends with it
 	}
-	return hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again: it makes a new code")
+	return strings.TrimLeft(text, "\n")
 }
