@@ -10425,6 +10425,9 @@ const stranger = 2002
 var apiMethods = regexp.MustCompile(`^(getMe|getChat|getUpdates|getFile|sendMessage|sendChatAction|setMessageReaction` +
 	`|editMessage(Text|ReplyMarkup)|answerCallbackQuery|setMyCommands|(get|delete)Webhook(Info)?|(create|edit|close)ForumTopic)$`)
 
+// reHides finds what a person does not see, or what turns text around.
+var reHides = regexp.MustCompile(`[\x00-\x08\x0b-\x1f\x7f-\x9f\x{200b}-\x{200f}\x{2028}-\x{202e}\x{2060}-\x{206f}\x{feff}]`)
+
 // judge notes which rules a request breaks by itself; the lock is held.
 func (s *botAPI) judge(r *http.Request, method string, body []byte, p map[string]any) {
 	breaks := func(wrong bool, format string, args ...any) {
@@ -10453,9 +10456,12 @@ func (s *botAPI) judge(r *http.Request, method string, body []byte, p map[string
 		from, n := numberOf(e, "offset"), numberOf(e, "length")
 		breaks(n <= 0 || !within(from) || !within(from+n), "entity %v in a text of %d units", e, len(units))
 	}
+	read := text
 	for label, data := range buttonsOf(p) {
 		breaks(label == "" || data == "" || len(data) > 64, "button %q with data %q", label, data)
+		read += "\n" + label
 	}
+	breaks(redact(read) != read || reHides.MatchString(read), "a secret, or what cannot be seen, in %q", read)
 	reply, _ := p["reply_parameters"].(map[string]any)
 	to := numberOf(p, "chat_id")
 	for _, whose := range []any{numberOf(reply, "message_id"), p["callback_query_id"]} {

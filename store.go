@@ -1386,8 +1386,7 @@ type UpdateRecord struct {
 }
 
 // MetaRecord is a single fact by id: "audit" (head of the chain), "telegram" (claims, poller), "topics" (the chat that
-// has them), "commands" (a digest of the menu that the chat has), "trouble poll" and "trouble send" (what keeps
-// Telegram from working).
+// has them), "trouble poll" and "trouble send" (what keeps Telegram from working).
 type MetaRecord struct {
 	Head
 	Seq    int64             `json:"seq"`
@@ -1441,7 +1440,7 @@ func (v *View) active(id string) bool {
 	return v.Sessions[id] != nil && v.Sessions[id].Status == "active"
 }
 
-// which are the prompts that want holds for, never nil.
+// which are the prompts that want holds for, in the order in which they were asked; never nil.
 func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 	found := []*PromptRecord{}
 	for _, p := range v.Prompts {
@@ -1449,6 +1448,7 @@ func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 			found = append(found, p)
 		}
 	}
+	sort.Slice(found, func(i, j int) bool { return found[i].CreatedAt.Before(found[j].CreatedAt) })
 	return found
 }
 
@@ -2137,9 +2137,7 @@ func (s *Store) PromptsOf(session string) []*PromptRecord {
 	if err := s.begin(); err != nil {
 		return nil
 	}
-	found := s.view.which(func(p *PromptRecord) bool { return p.SessionID == session })
-	sort.Slice(found, func(i, j int) bool { return found[i].CreatedAt.Before(found[j].CreatedAt) })
-	return found
+	return s.view.which(func(p *PromptRecord) bool { return p.SessionID == session })
 }
 
 // Session is one session as it is now, nil where there is none, and the chat that has topics, 0 none. It is read only.
@@ -2190,15 +2188,6 @@ func (s *Store) ChannelTrouble() string {
 		}
 	}
 	return ""
-}
-
-// ActedOn tells whether an update has been acted on: bot is the number of its bot. What has no bot is of before updates
-// were told apart by that.
-func (s *Store) ActedOn(bot string, update int64) (bool, error) {
-	defer s.log.release()
-	err := s.begin()
-	number := fmt.Sprint(update)
-	return s.view.Updates[bot+":"+number] != nil || s.view.Updates[number] != nil, err
 }
 
 // SetTopic records a session's topic.

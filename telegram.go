@@ -25,7 +25,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -711,43 +710,52 @@ type entity struct {
 	Offset   int    `json:"offset"` // in UTF-16 units, as is the length
 	Length   int    `json:"length"`
 	Language string `json:"language,omitempty"` // of a pre
+
+	from int // the byte of the text at which it begins
 }
 
-// end is the offset behind the entity.
-func (e entity) end() int { return e.Offset + e.Length }
+// look is how a part of a text is drawn.
+type look struct {
+	kind string // an entity's type: bold, code or pre; "" plain
+	lang string // of a pre: what it is written in, "" unknown
+}
 
-// richText is a message's text with its entities.
+// richText is a message's text with its looks. Each byte has one, so that none can overlap with another.
 type richText struct {
 	text  string
-	marks []entity
-	ours  bool // all of it: a tap on a command in it may send it
+	looks []*look // of the bytes: one entity where they are the same; what is missing is plain
+	quote [2]int  // from which byte up to which it is a quotation, whatever stands in there
+	ours  bool    // all of it: a tap on a command in it may send it
 }
 
-// addLine adds s, unless it is empty, as lines of their own; kind is an entity's type, "" for plain text.
-func (r *richText) addLine(kind, s string) {
-	if s == "" {
-		return
-	}
-	if r.text != "" {
-		r.text += "\n"
-	}
-	r.add(kind, s)
-}
-
-// add adds s to the last line; kind is an entity's type, "" for plain text.
-func (r *richText) add(kind, s string) {
-	if kind != "" && s != "" {
-		r.marks = append(r.marks, entity{Type: kind, Offset: units(r.text), Length: units(s)})
-	}
-	r.text += s
-}
+// addLine adds s, unless it is empty, as lines of their own; kind is a look's, "" for plain text.
+func (r *richText) addLine(kind, s string) { r.addLook(&look{kind: kind}, s) }
 
 // addPre adds s as addLine does, in monospace; lang is what it is written in, "" unknown.
-func (r *richText) addPre(s, lang string) {
-	r.addLine("pre", s)
+func (r *richText) addPre(s, lang string) { r.addLook(&look{"pre", lang}, s) }
+
+// addLook adds s as addLine does, with that look.
+func (r *richText) addLook(l *look, s string) {
 	if s != "" {
-		r.marks[len(r.marks)-1].Language = lang
+		r.breakLine()
+		r.draw(l, s)
 	}
+}
+
+// breakLine ends the last line, where there is one.
+func (r *richText) breakLine() {
+	if r.text != "" {
+		r.add("", "\n")
+	}
+}
+
+// add adds s to the last line; kind is a look's, "" for plain text.
+func (r *richText) add(kind, s string) { r.draw(&look{kind: kind}, s) }
+
+// draw adds s to the last line, with that look.
+func (r *richText) draw(l *look, s string) {
+	r.looks = append(r.looks, slices.Repeat([]*look{l}, len(s))...)
+	r.text += s
 }
 
 // append adds other as lines of its own.
@@ -755,80 +763,52 @@ func (r *richText) append(other *richText) {
 	if other.text == "" {
 		return
 	}
-	if r.text != "" {
-		r.text += "\n"
-	}
-	before := units(r.text)
+	r.breakLine()
+	r.looks = append(r.looks, other.looks...)
 	r.text += other.text
-	for _, m := range other.marks {
-		m.Offset += before
-		r.marks = append(r.marks, m)
-	}
 }
 
-// part is a part of the text that begins at an offset, with its entities; one that goes on outside is cut.
-func (r *richText) part(text string, from int) *richText {
-	p := &richText{text: text, ours: r.ours}
-	end := from + units(text)
-	for _, m := range r.marks {
-		first := len(p.marks)
-		p.marks = appendPart(p.marks, m, max(m.Offset, from), min(m.end(), end))
-		for i := first; i < len(p.marks); i++ {
-			p.marks[i].Offset -= from
+// addQuote adds s as addLine does, as the message's quotation.
+func (r *richText) addQuote(s string) {
+	r.addLine("", s)
+	r.quote = [2]int{len(r.text) - len(s), len(r.text)}
+}
+
+// entities are the looks as the Bot API takes them, the quotation before what stands in it.
+func (r *richText) entities() []entity {
+	var all []entity
+	before := &look{}
+	at := 0
+	for i, c := range r.text {
+		if i == r.quote[0] && i < r.quote[1] {
+			quoted := units(r.text[i:r.quote[1]])
+			all = append(all, entity{Type: "expandable_blockquote", Offset: at, Length: quoted, from: i})
 		}
+		size := utf16.RuneLen(c)
+		l := r.looks[i]
+		if l.kind != "" && l != before {
+			all = append(all, entity{Type: l.kind, Language: l.lang, Offset: at, from: i})
+		}
+		if l.kind != "" {
+			all[len(all)-1].Length += size
+		}
+		before = l
+		at += size
 	}
-	return p
-}
-
-// appendPart appends the part of the entity between two offsets, unless it is empty.
-func appendPart(marks []entity, m entity, from, end int) []entity {
-	if from >= end {
-		return marks
-	}
-	m.Offset = from
-	m.Length = end - from
-	return append(marks, m)
-}
-
-// split cuts r after at most n UTF-16 units: at a line end, which is lost, if there is one in the second half.
-func (r *richText) split(n int) (part, rest *richText) {
-	head, tail := cutText(r.text, n)
-	return r.part(head, 0), r.part(tail, units(r.text)-units(tail))
-}
-
-// abridge is r in about n UTF-16 units: where it is longer, its beginning, how much is missing, its end.
-func (r *richText) abridge(n int) *richText {
-	length := units(r.text)
-	if length <= n {
-		return r
-	}
-	short, rest := r.split(2 * n / 3)
-	length = units(rest.text)
-	tail := rest.text
-	for left := length; left > n/3; { // in whole characters
-		c, size := utf8.DecodeRuneInString(tail)
-		left -= utf16.RuneLen(c)
-		tail = tail[size:]
-	}
-	end := strings.IndexByte(tail, '\n')
-	if end < len(tail)/2 {
-		tail = tail[end+1:]
-	}
-	missing := utf8.RuneCountInString(rest.text) - utf8.RuneCountInString(tail)
-	short.addLine("", fmt.Sprintf("… %d more characters …", missing))
-	short.append(rest.part(tail, length-units(tail)))
-	return short
+	return all
 }
 
 // outgoing is a message with the text and these buttons, or, if edit is not 0, the change of that message into it.
 // Nothing in it is a link, a mention or a command.
 func (r *richText) outgoing(edit int64, rows [][]button) *outgoing {
+	r.looks = append(r.looks, slices.Repeat([]*look{{}}, len(r.text)-len(r.looks))...)
 	r.disarm()
+	r.limit()
 	method := "sendMessage"
 	if edit != 0 {
 		method = "editMessageText"
 	}
-	return &outgoing{method: method, EditID: edit, Text: r.text, Entities: r.marks, Markup: markup(rows),
+	return &outgoing{method: method, EditID: edit, Text: r.text, Entities: r.entities(), Markup: markup(rows),
 		Preview: &linkPreview{Disabled: true}}
 }
 
@@ -916,12 +896,11 @@ var (
 // markdown renders what an agent wrote.
 func markdown(text string) *richText {
 	r := &richText{}
-	lines := strings.Split(strings.NewReplacer("\r", "", "\t", "    ").Replace(text), "\n")
+	text = strings.NewReplacer("\r", "", "\t", "    ").Replace(text)
+	lines := strings.Split(strings.TrimRight(text, " \n"), "\n")
 	for len(lines) > 0 {
 		lines = lines[r.addBlock(lines):]
 	}
-	r.text = strings.TrimRight(r.text, "\n")
-	r.carve()
 	return r
 }
 
@@ -930,8 +909,8 @@ func (r *richText) addBlock(lines []string) int {
 	line := strings.TrimRight(lines[0], " ")
 	taken := 1
 	if line == "" {
-		if r.text != "" && !strings.HasSuffix(r.text, "\n") {
-			r.text += "\n"
+		if !strings.HasSuffix(r.text, "\n") {
+			r.breakLine()
 		}
 		return taken
 	}
@@ -950,24 +929,20 @@ func (r *richText) addBlock(lines []string) int {
 		r.addPre(strings.Join(lines[:taken], "\n"), "")
 		return taken
 	}
-	if r.text != "" {
-		r.text += "\n"
-	}
+	r.breakLine()
 	if heading := reTitle.FindStringSubmatch(line); heading != nil {
-		from := units(r.text)
-		r.addInline(strings.ReplaceAll(heading[1], "**", ""))
-		r.marks = appendPart(r.marks, entity{Type: "bold"}, from, units(r.text))
+		r.addInline(&look{kind: "bold"}, strings.ReplaceAll(heading[1], "**", ""))
 		return taken
 	}
-	r.addInline(reBullet.ReplaceAllString(line, "$1• "))
+	r.addInline(&look{}, reBullet.ReplaceAllString(line, "$1• "))
 	return taken
 }
 
-// addInline adds text to the last line, with its code and bold words.
-func (r *richText) addInline(line string) {
+// addInline adds text to the last line, with its code and bold words, else with that look.
+func (r *richText) addInline(l *look, line string) {
 	at := 0
 	for _, m := range reInline.expr().FindAllStringSubmatchIndex(line, -1) {
-		r.add("", line[at:m[0]])
+		r.draw(l, line[at:m[0]])
 		at = m[1]
 		switch {
 		case m[2] >= 0:
@@ -975,12 +950,10 @@ func (r *richText) addInline(line string) {
 		case m[4] >= 0:
 			r.add("code", line[m[4]:m[5]])
 		default:
-			from := units(r.text)
-			r.addInline(line[m[6]:m[7]])
-			r.marks = appendPart(r.marks, entity{Type: "bold"}, from, units(r.text))
+			r.addInline(&look{kind: "bold"}, line[m[6]:m[7]])
 		}
 	}
-	r.add("", line[at:])
+	r.draw(l, line[at:])
 }
 
 // ---- what Telegram must not act on ----
@@ -997,114 +970,61 @@ var reToken = re(`\S*\d(?:[ ().-]*\d){6,}\S*|\S+`)
 var reActive = re(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
 	`[\pL\pN_-]\.\pL{2}|\.xn--|\d\.\d+\.\d+\.\d|\+\d|\d([ ().-]*\d){6}|:[\da-fA-F]{0,4}:`)
 
-// disarm puts every word that Telegram would act on into a code entity, which it leaves alone and copies well, unless
-// all of the text is ours. What stands beside code is a word by itself, too.
+// disarm draws every word that Telegram would act on as code, which it leaves alone and copies well, unless all of the
+// text is ours. What stands beside code is a word by itself, too.
 func (r *richText) disarm() {
 	if r.ours {
 		return
 	}
 	for _, text := range []string{r.text, r.withoutCode()} {
-		code := r.code()
 		for _, at := range reToken.expr().FindAllStringIndex(text, -1) {
 			word := strings.TrimLeft(text[at[0]:at[1]], "([{<\"'“‘«")
 			if !reActive.MatchString(word) {
 				continue
 			}
-			from := units(text[:at[1]]) - units(word)
-			length := units(strings.TrimRight(word, ".,;:!?…\"'”’»)]}>"))
-			r.marks = append(r.marks, outside(entity{Type: "code", Offset: from, Length: length}, code)...)
+			from := at[1] - len(word)
+			end := from + len(strings.TrimRight(word, ".,;:!?…\"'”’»)]}>"))
+			code := &look{kind: "code"}
+			for i := from; i < end; i++ {
+				if !r.looks[i].isCode() {
+					r.looks[i] = code
+				}
+			}
 		}
 	}
-	r.carve()
-	r.limit()
 }
 
 // withoutCode is the text with blanks in the place of code.
 func (r *richText) withoutCode() string {
-	text := utf16.Encode([]rune(r.text))
-	for _, m := range r.code() {
-		for i := m.Offset; i < m.end(); i++ {
+	text := []byte(r.text)
+	for i := range text {
+		if r.looks[i].isCode() {
 			text[i] = ' '
 		}
 	}
-	return string(utf16.Decode(text))
+	return string(text)
 }
 
-// isCode tells whether nothing else can be in the entity, nor it in anything but a quotation.
-func (e entity) isCode() bool { return e.Type == "code" || e.Type == "pre" }
-
-// isQuotation tells whether code can be in the entity.
-func (e entity) isQuotation() bool { return strings.HasSuffix(e.Type, "blockquote") }
-
-// code are the entities that are code, in their order.
-func (r *richText) code() []entity {
-	var code []entity
-	for _, m := range r.marks {
-		if m.isCode() {
-			code = append(code, m)
-		}
-	}
-	sort.Slice(code, func(i, j int) bool { return code[i].Offset < code[j].Offset })
-	return code
-}
-
-// outside are the parts of an entity outside of others that do not overlap and are in order.
-func outside(m entity, others []entity) []entity {
-	var parts []entity
-	at := m.Offset
-	first, _ := slices.BinarySearchFunc(others, at, func(e entity, at int) int {
-		if e.end() > at {
-			return 1
-		}
-		return -1
-	})
-	for _, e := range others[first:] {
-		if e.Offset >= m.end() {
-			break
-		}
-		parts = appendPart(parts, m, at, e.Offset)
-		at = e.end()
-	}
-	return appendPart(parts, m, at, m.end())
-}
-
-// carve cuts the code out of the entities that cannot hold it and brings all into order, the outer one first.
-func (r *richText) carve() {
-	code := r.code()
-	var quotations, marks []entity
-	for _, m := range r.marks {
-		switch {
-		case m.isQuotation():
-			quotations = append(quotations, m)
-		case m.isCode():
-			marks = append(marks, m)
-		default:
-			marks = append(marks, outside(m, code)...)
-		}
-	}
-	marks = append(quotations, marks...)
-	sort.SliceStable(marks, func(i, j int) bool {
-		a, b := marks[i], marks[j]
-		return a.Offset < b.Offset || a.Offset == b.Offset && a.Length > b.Length
-	})
-	r.marks = marks
-}
+// isCode tells whether Telegram acts on nothing that is drawn so.
+func (l *look) isCode() bool { return l.kind == "code" || l.kind == "pre" }
 
 // limit leaves out emphasis where there are too many entities; where that is not enough, the rest of the text is one.
 func (r *richText) limit() {
-	if len(r.marks) <= maxEntities {
+	if len(r.entities()) <= maxEntities {
 		return
 	}
-	r.marks = slices.DeleteFunc(r.marks, func(m entity) bool { return !m.isCode() && !m.isQuotation() })
-	if len(r.marks) <= maxEntities {
+	for i, l := range r.looks {
+		if !l.isCode() {
+			r.looks[i] = &look{}
+		}
+	}
+	all := r.entities()
+	if len(all) <= maxEntities {
 		return
 	}
-	from := r.marks[maxEntities-1].Offset
-	r.marks = r.marks[:maxEntities-1]
-	for i, m := range r.marks {
-		r.marks[i].Length = min(m.Length, from-m.Offset)
-	}
-	r.marks = append(r.marks, entity{Type: "pre", Offset: from, Length: units(r.text) - from})
+	from := all[maxEntities-1].from
+	r.quote[1] = min(r.quote[1], from)
+	copy(r.looks[from:], slices.Repeat([]*look{{kind: "pre"}}, len(r.text)-from))
 }
 
 // ---- keyboards ----
@@ -1370,160 +1290,118 @@ func valueName(p *PromptRecord, value *string) string {
 // ---- what a question's message says ----
 // One message for a question's whole life: what is asked, then what became of it.
 
-// programText is what of a question comes from the program, in the order in which a message shows it: what stands above
-// it, and the question's own text without the rows that its sentence and its buttons say again.
-func programText(p *PromptRecord) (above, body string) {
-	above = clean(p.Above, 1<<20)
-	body = clean(cmp.Or(p.Full, p.Excerpt), 1<<20)
-	if p.ambiguous() && p.Open() {
-		return above, body
-	}
-	lines := strings.Split(body, "\n")
-	first, end := spokenRows(lines, strings.Fields(oneLine(clean(p.Question, 1<<20))))
-	lines = slices.Delete(lines, first, end)
-	if p.Source != fromHook && p.Source != fromAsk { // those have no screen: every blank of theirs counts
-		lines = unindented(withoutChoices(lines, p))
-		return above, dense(strings.Join(lines, "\n"))
-	}
-	return above, strings.Trim(strings.Join(lines, "\n"), "\n")
-}
-
 var (
 	reColumnGap = re(` {2,}`)                               // between buttons side by side
 	reItemMark  = re(`^(?:[^\pL\pN\s]\s*)?(?:\d+[.)]\s+)?`) // a pointer, a number
+	reAtMargin  = re(`(?m)^[^ \n]`)
 )
 
-// withoutChoices are the lines without the rows of the choices, where buttons say all of those and nothing else stands
-// among them.
-func withoutChoices(lines []string, p *PromptRecord) []string {
-	var labels []string
-	for _, c := range choicesOf(p) {
-		if p.Multi || utf8.RuneCountInString(choiceText(p, c)) > wideLabel || strings.HasSuffix(c.Label, "…") {
-			return lines
-		}
-		labels = append(labels, c.Label)
+// bodyOf is what a question's message shows of its text: without the rows that its sentence says again, nor those of the
+// choices where the buttons say all of them.
+func bodyOf(p *PromptRecord) string {
+	text := strings.TrimRight(cmp.Or(p.Full, p.Excerpt), " \t\n")
+	if p.ambiguous() && p.Open() {
+		return text
 	}
-	if len(labels) == 0 {
-		return lines
+	lines := without(strings.Split(text, "\n"), strings.Fields(oneLine(p.Question)), func(line string) []string {
+		return strings.Fields(strings.TrimSuffix(line, "…")) // it may be cut
+	})
+	if p.Source == fromHook || p.Source == fromAsk { // those have no screen: every blank of theirs counts
+		return strings.Trim(strings.Join(lines, "\n"), "\n")
 	}
-	first := -1
-	for i, line := range lines {
-		row := strings.TrimSpace(line)
-		said, rest := labelsSaid(row, labels)
-		switch {
-		case said == 0 && first >= 0 && row != "":
-			return lines
-		case said > 0 && first < 0:
-			first = i
-		}
-		labels = labels[said:]
-		if first >= 0 && len(labels) == 0 {
-			lines[i] = line[:strings.Index(line, row)] + rest
-			return slices.Delete(lines, first, i)
+	unsaid := func(c Choice) bool {
+		return p.Multi || utf8.RuneCountInString(choiceText(p, c)) > wideLabel || strings.HasSuffix(c.Label, "…")
+	}
+	if !slices.ContainsFunc(choicesOf(p), unsaid) {
+		lines = without(lines, labels(choicesOf(p)), cellsOf)
+	}
+	body := dense(strings.Join(lines, "\n"))
+	for body != "" && !reAtMargin.MatchString(body) {
+		body = strings.ReplaceAll("\n"+body, "\n ", "\n")[1:]
+	}
+	return body
+}
+
+// cellsOf are what stands in a row side by side, without what marks an item of a list.
+func cellsOf(row string) []string {
+	row = reItemMark.ReplaceAllString(strings.TrimSpace(row), "")
+	if row == "" {
+		return nil
+	}
+	return reColumnGap.expr().Split(row, -1)
+}
+
+// without are the lines without the first of those that say these words and nothing else; read gives a line's words.
+func without(lines, words []string, read func(line string) []string) []string {
+	for first := range lines {
+		left := words
+		for i := first; i < len(lines) && len(left) > 0; i++ {
+			said := read(lines[i])
+			if len(said) > len(left) || !slices.Equal(said, left[:len(said)]) || i == first && len(said) == 0 {
+				break
+			}
+			left = left[len(said):]
+			if len(left) == 0 {
+				return slices.Delete(lines, first, i+1)
+			}
 		}
 	}
 	return lines
 }
 
-// labelsSaid is how many of the labels a row of choices says, the first one or all of them side by side, and what else.
-func labelsSaid(row string, labels []string) (said int, rest string) {
-	if reItemMark.ReplaceAllString(row, "") == labels[0] {
-		return 1, ""
-	}
-	side := reColumnGap.expr().Split(row, -1)
-	n := len(labels)
-	if n > 1 && len(side) >= n && slices.Equal(side[:n], labels) {
-		return n, strings.Join(side[n:], "  ")
-	}
-	return 0, ""
-}
-
-// unindented are the lines without the margin that they have in common.
-func unindented(lines []string) []string {
-	margin := -1
-	for _, line := range lines {
-		indent := len(line) - len(strings.TrimLeft(line, " "))
-		if strings.TrimSpace(line) != "" && (margin < 0 || indent < margin) {
-			margin = indent
-		}
-	}
-	var out []string
-	for _, line := range lines {
-		out = append(out, line[min(max(margin, 0), len(line)):])
-	}
-	return out
-}
-
-// spokenRows are the lines from first up to end, without that one, which say these words and nothing else; the same
-// twice: none do. A line may be cut.
-func spokenRows(lines, words []string) (first, end int) {
-	for first := range lines {
-		left := words
-		for i := first; i < len(lines) && len(left) > 0; i++ {
-			row := strings.Fields(strings.TrimSuffix(lines[i], "…"))
-			if len(row) == 0 || len(row) > len(left) || !slices.Equal(row, left[:len(row)]) {
-				break
-			}
-			left = left[len(row):]
-			if len(left) == 0 {
-				return first, i + 1
-			}
-		}
-	}
-	return 0, 0
-}
-
 // questionText is a question's message: whose it is, what is asked, what about, and at last until when and what happens
-// then, or what became of it. What there is no room for is left out: of what stands above it first, then in the middle.
+// then, or what became of it. What there is no room for is left out: of what stands above it first, then in the middle
+// of what is longest.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
-	r := &richText{}
-	r.addLine("bold", title(s))
 	if p.Idle {
-		t.addTurn(r, p)
-		r.add("", sid(s))
-		return r
+		return t.turnText(p, s)
 	}
-	above, body := programText(p)
-	end := &richText{}
-	if p.Open() {
-		t.addDeadline(end, p)
-	} else {
+	asked := askedText(p, s)
+	above := p.Above
+	body := bodyOf(p)
+	lasting := p.Lasting
+	if !p.Open() {
 		above = ""
 		body = abridge(body, 700)
-		t.addOutcome(end, p)
+		lasting = p.granted()
 	}
-	end.add("", sid(s))
-	room := maxUnits - units(r.text) - units(end.text) - len("\n\n… 1234567 more characters …\n")
-	asked := askedText(p, s, above, body)
-	if units(asked.text) > room {
-		asked = askedText(p, s, "", body)
+	lasting = before("Lasting: ", oneLine(lasting))
+	for {
+		r := &richText{}
+		r.addLine("bold", title(s))
+		r.addLine("", asked)
+		r.addPre(body, p.Lang)
+		r.addQuote(above)
+		r.addLine("", lasting)
+		if p.Open() {
+			t.addDeadline(r, p)
+		} else {
+			t.addOutcome(r, p)
+		}
+		r.add("", sid(s))
+		excess := units(r.text) - maxUnits
+		if excess <= 0 {
+			return r
+		}
+		if above != "" {
+			above = ""
+			continue
+		}
+		longest := slices.MaxFunc([]*string{&asked, &body, &lasting}, func(a, b *string) int { return len(*a) - len(*b) })
+		*longest = abridge(*longest, units(*longest)-excess-len("\n… 1234567 more characters …\n"))
 	}
-	r.append(asked.abridge(room))
-	r.append(end)
-	return r
 }
 
-// askedText is what a question asks, and what about.
-func askedText(p *PromptRecord, s *SessionRecord, above, body string) *richText {
-	r := &richText{}
+// askedText says what a question asks, and in which folder, where that is not its session's.
+func askedText(p *PromptRecord, s *SessionRecord) string {
+	words := oneLine(p.Question)
 	if p.Open() && p.ambiguous() {
-		r.addLine("", "Possibly a question: it stands still and waits for keys")
-	} else {
-		r.addLine("", oneLine(clean(p.Question, 1<<20)))
+		words = "Possibly a question: it stands still and waits for keys"
 	}
 	if p.Open() && p.Cwd != "" && p.Cwd != s.Cwd {
-		r.addLine("", "in "+oneLine(clean(shortPath(p.Cwd, s.Cwd), 1<<20)))
+		words += "\nin " + oneLine(p.Cwd)
 	}
-	r.addPre(body, p.Lang)
-	r.addLine("expandable_blockquote", above)
-	lasting := p.granted()
-	if p.Open() {
-		lasting = p.Lasting
-	}
-	if lasting != "" {
-		r.addLine("", "Lasting: "+oneLine(clean(lasting, 1<<20)))
-	}
-	return r
+	return words
 }
 
 // addDeadline adds until when a question is open and what happens then, below what can be done about it, and that a
@@ -1592,10 +1470,14 @@ func silence(p *PromptRecord) string {
 
 // addOutcome adds what became of a question: what was answered, by whom and when, or why nothing was.
 func (t *Telegram) addOutcome(r *richText, p *PromptRecord) {
-	what, at, why := t.outcome(p)
+	what, at, why := outcomeOf(p)
 	r.addLine("bold", what)
 	if !at.IsZero() {
-		r.add("", " · "+t.decider(p)+", "+clock(at))
+		who := byWhom(p.DecidedBy)
+		if who == "phone" && len(t.cfg.Load().Users) > 1 {
+			who += " " + strings.TrimPrefix(*p.DecidedBy, "telegram:")
+		}
+		r.add("", " · "+who+", "+clock(at))
 	}
 	r.add("", why+before(" · ", p.Note)+" · ")
 }
@@ -1608,25 +1490,16 @@ func before(mark, s string) string {
 	return mark + s
 }
 
-// decider names who decided a question, before when.
-func (t *Telegram) decider(p *PromptRecord) string {
-	who := byWhom(p.DecidedBy)
-	if who == "phone" && len(t.cfg.Load().Users) > 1 {
-		_, person, _ := strings.Cut(*p.DecidedBy, ":")
-		who += " " + person
-	}
-	return who
-}
-
-// outcome is what was answered, or what happened instead; when somebody decided it, zero: nobody did; and what more
+// outcomeOf is what was answered, or what happened instead; when somebody decided it, zero: nobody did; and what more
 // there is to say.
-func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why string) {
-	value := "answered"
+func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
+	var nobody time.Time
+	what = "answered"
 	if p.Idle {
-		value = "went on"
+		what = "went on"
 	}
 	if p.Value != nil {
-		value = clean(valueName(p, p.Value), 300)
+		what = clean(valueName(p, p.Value), 300)
 	}
 	reason := clean(p.Reason, 300)
 	if p.DecidedAt != nil {
@@ -1635,40 +1508,39 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 	late := p.Status == Expired || p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
 	switch {
 	case p.Reason == bothAnswered:
-		return "answered on the phone and at the keyboard in the same moment", time.Time{},
+		return "answered on the phone and at the keyboard in the same moment", nobody,
 			": the terminal shows which counted"
 	case p.Status == Failed && p.ScreenSHA != "":
-		return "typed: " + value, time.Time{}, before(" · ", reason)
+		return "typed: " + what, nobody, before(" · ", reason)
 	case p.Status == Failed && p.Value != nil:
-		return "not delivered: " + value, time.Time{}, before(" · ", reason)
+		return "not delivered: " + what, nobody, before(" · ", reason)
 	case p.Status == Failed:
-		return "not answered", time.Time{}, before(": ", reason)
-	case p.Status == Canceled && p.DecidedAt == nil:
-		return cmp.Or(reason, "canceled"), time.Time{}, ""
+		return "not answered", nobody, before(": ", reason)
 	case p.Status == Canceled:
 		return cmp.Or(reason, "canceled"), at, ""
 	case late && (p.Value == nil || p.Source == fromAsk):
-		return "nobody answered", time.Time{}, silence(p)
+		return "nobody answered", nobody, silence(p)
 	case p.Status == Expired, p.Status == ReplyReceived:
-		return value, at, " · on its way"
+		why = " · on its way"
 	case late:
-		return value, at, ""
 	case p.takesKeys() && p.Value != nil && (p.offered(*p.Value) || *p.Value == enterAlone):
-		return "pressed " + value, at, ""
+		what = "pressed " + what
 	case reason != "":
-		return value, at, ": “" + reason + "”"
+		why = ": “" + reason + "”"
 	}
-	return value, at, ""
+	return what, at, why
 }
 
 // ---- the end of a turn ----
 // One message a turn: what it came to, and the answer.
 
-// addTurn adds what a turn of the tool came to, its answer, and how to go on or how it went. A reply still reaches the
-// session when the notice has expired.
-func (t *Telegram) addTurn(r *richText, p *PromptRecord) {
+// turnText is the message of a turn's end: whose turn, what it came to, the tool's answer, and how to go on or how it went.
+// A reply still reaches the session when the notice has expired.
+func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
+	r := &richText{}
+	r.addLine("bold", title(s))
 	r.add("", " "+turnWords(p))
-	r.append(markdown(abridge(clean(p.Full, 1<<20), partUnits)))
+	r.append(markdown(abridge(p.Full, partUnits)))
 	switch {
 	case p.Open(), p.Status == Expired:
 		r.addLine("", "reply to go on · ")
@@ -1677,6 +1549,8 @@ func (t *Telegram) addTurn(r *richText, p *PromptRecord) {
 	default:
 		t.addOutcome(r, p)
 	}
+	r.add("", sid(s))
+	return r
 }
 
 // turnWords is what a turn came to, and how long it took.
@@ -1688,7 +1562,7 @@ func turnWords(p *PromptRecord) string {
 	switch p.Turn {
 	case TurnFailed:
 		_, why, _ := strings.Cut(p.Question, " failed: ")
-		return "failed: " + oneLine(clean(why, 400))
+		return "failed: " + oneLine(why)
 	case TurnInterrupted, TurnFinished, TurnAsks:
 		return string(p.Turn) + took
 	}
@@ -2521,58 +2395,43 @@ type fileRef struct {
 	Size int64  `json:"file_size"` // 0: unknown
 }
 
-// fetch gets a file into the session's folder, and tries again until ctx ends.
+// fetch gets a file into the session's folder; what came of one that did not come whole is removed.
 func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) fetched {
-	for failures := 0; ; failures++ {
-		got := t.fetchOnce(ctx, session, file)
-		failed, ok := got.err.(*apiError)
-		if !ok || !failed.temporary() || sleep(ctx, t.pause(failed, failures)) != nil {
-			return got
-		}
-	}
-}
-
-// fetchOnce is one attempt; what came of a file that did not come whole is removed.
-func (t *Telegram) fetchOnce(ctx context.Context, session string, file *FileRef) (got fetched) {
 	var there struct {
 		Path string `json:"file_path"`
 	}
-	got.err = t.call(ctx, "getFile", map[string]string{"file_id": file.ID}, &there)
-	if got.err != nil {
-		return got
+	if err := t.call(ctx, "getFile", map[string]string{"file_id": file.ID}, &there); err != nil {
+		return fetched{err: err}
 	}
 	name := file.Name
 	if name == "" {
 		name = reEnding.FindString(there.Path)
 	}
-	var f *os.File
-	f, got.err = t.store.newFile(session, name)
-	if got.err != nil {
-		return got
+	f, err := t.store.newFile(session, name)
+	if err != nil {
+		return fetched{err: err}
 	}
 	sum := sha256.New()
-	got.size, got.err = t.download(ctx, there.Path, io.MultiWriter(f, sum))
+	size, err := t.download(ctx, there.Path, io.MultiWriter(f, sum))
 	closed := f.Close()
-	if got.err == nil {
-		got.err = closed
+	if err == nil {
+		err = closed
 	}
-	if got.err != nil {
+	if err != nil {
 		_ = os.Remove(f.Name()) // what it is about is the error before
-		return got
+		return fetched{err: err}
 	}
-	got.path = f.Name()
-	got.sha = fmt.Sprintf("sha256:%x", sum.Sum(nil))
-	return got
+	return fetched{path: f.Name(), size: size, sha: fmt.Sprintf("sha256:%x", sum.Sum(nil))}
 }
 
 // download gets what getFile names. The token is in the address: that is in no error.
 func (t *Telegram) download(ctx context.Context, path string, to io.Writer) (int64, error) {
 	cfg := t.cfg.Load()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.APIBase, nil)
+	url := strings.TrimRight(cfg.APIBase, "/") + "/file/bot" + cfg.Token + "/" + path
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, t.noAnswer("getFile", err)
 	}
-	req.URL.Path = strings.TrimRight(req.URL.Path, "/") + "/file/bot" + cfg.Token + "/" + path
 	resp, err := t.http.Do(req)
 	if err != nil {
 		return 0, t.noAnswer("getFile", err)
@@ -2601,7 +2460,6 @@ const (
 	debtsEvery    = 5 * time.Second        // messages that are owed an edit are looked for so often
 	debtsPatience = 30 * time.Second       // a living session has that long to edit its own messages
 	debtsPause    = time.Minute            // after an edit that failed for good
-	questionLife  = 24 * time.Hour         // no question is open for longer: see timeout_seconds
 	strangersMax  = 10                     // recorded in a minute: a flood must not fill the disk
 	pollLeast     = 500 * time.Millisecond // between polls that bring nothing new, whatever the server does
 	conflictPause = 5 * time.Second        // after another program's poll: two that take turns get half of it each
@@ -2771,20 +2629,10 @@ func (t *Telegram) lockPolling(ctx context.Context) (held bool) {
 	return false
 }
 
-// setCommands gives the chat its menu of commands, unless it has it.
+// setCommands gives the chat its menu of commands.
 func (r *receiver) setCommands() error {
-	cfg := r.cfg.Load()
-	here := map[string]any{"type": "chat", "chat_id": cfg.ChatID}
-	menu := digest(fmt.Appendf(nil, "%s %d %v", r.botID(), cfg.ChatID, botCommands))
-	v, err := r.store.View()
-	if err != nil || v.fact("commands") == menu {
-		return err
-	}
-	err = r.call(r.ctx, "setMyCommands", map[string]any{"commands": botCommands, "scope": here}, nil)
-	if err != nil {
-		return err
-	}
-	return r.store.NoteFact("commands", menu)
+	here := map[string]any{"type": "chat", "chat_id": r.cfg.Load().ChatID}
+	return r.call(r.ctx, "setMyCommands", map[string]any{"commands": botCommands, "scope": here}, nil)
 }
 
 // poll asks for updates and handles them until ctx ends or this process is not the poller any more.
@@ -2885,7 +2733,6 @@ func (r *receiver) waitOut(failed *apiError, failures int, fresh <-chan struct{}
 // handleUpdates handles updates in their order. The next poll confirms those that are done. Where one cannot be
 // recorded, it comes again with all behind it.
 func (r *receiver) handleUpdates(updates []json.RawMessage, params *pollParams) {
-	r.turnMinute()
 	for _, raw := range updates {
 		id, err := r.dispatch(raw)
 		if err != nil {
@@ -2918,7 +2765,7 @@ func (r *receiver) resendAfterOutage() {
 		return
 	}
 	r.lastOK = now
-	waiting := inOrder(v, func(p *PromptRecord) bool {
+	waiting := v.which(func(p *PromptRecord) bool {
 		asked := p.Status == AwaitingReply && len(p.Messages) > 0
 		return asked && !p.Idle && old(p.At) && now.Before(p.ExpiresAt)
 	})
@@ -2928,13 +2775,6 @@ func (r *receiver) resendAfterOutage() {
 			r.warn(err)
 		}
 	})
-}
-
-// inOrder are the questions that want holds for, in the order in which they were asked.
-func inOrder(v *View, want func(*PromptRecord) bool) []*PromptRecord {
-	found := v.which(want)
-	sort.Slice(found, func(i, j int) bool { return found[i].CreatedAt.Before(found[j].CreatedAt) })
-	return found
 }
 
 // payDebts has messages catch up that no session takes care of: of what is over, while its session has ended or has not
@@ -3071,19 +2911,29 @@ func (t *Telegram) warn(err error) {
 // audit records what happened; where that fails, the store tells.
 func (r *receiver) audit(e Event) { r.warn(r.store.audit.Append(e)) }
 
-// reply answers a message of the operator.
-func (r *receiver) reply(to *message, text string) {
-	r.background(func() error {
-		_, err := r.Notify(r.ctx, Notice{Text: text, ReplyTo: to.ID, ThreadID: to.topic()})
+// tell says what came of an update: of a message in replies, in the order of what they reply to; of a tap at once, where
+// nothing was done in a box that must be closed.
+func (r *receiver) tell(u *update, want intent) {
+	if u.Callback != nil {
+		r.toast(u.Callback.ID, want.reply)
+		return
+	}
+	if want.reply == "" && !want.done {
+		return
+	}
+	m := u.Message
+	n := Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), Done: want.done, Ours: want.ours}
+	r.inTurn(func() error {
+		_, err := r.Notify(r.ctx, n)
 		return err
 	})
 }
 
-// answerCallback answers a tap, once, also where that was the last that this process waited for; alert: in a box that
-// must be closed, for nothing was done.
-func (r *receiver) answerCallback(q *callbackQuery, text string, alert bool) {
+// toast answers a tap, once, also where that was the last that this process waited for.
+func (r *receiver) toast(tap, text string) {
+	text, refused := strings.CutPrefix(text, "✗ ")
 	short := clean(text, 200) // UTF-16 units: https://core.telegram.org/bots/api#answercallbackquery
-	params := map[string]any{"callback_query_id": q.ID, "text": short, "show_alert": alert}
+	params := map[string]any{"callback_query_id": tap, "text": short, "show_alert": refused}
 	r.background(func() error {
 		ctx, cancel := lingering(r.ctx, answerLinger)
 		defer cancel()
@@ -3092,7 +2942,34 @@ func (r *receiver) answerCallback(q *callbackQuery, text string, alert bool) {
 }
 
 // ---- what an update means ----
-// From here on every update is one of the operator's, and is acted on once.
+// From here on every update is one of the operator's, and is acted on once: what it means is understood without touching
+// anything, recorded together with its number, and then told.
+
+// incoming is an update of the operator's together with all that decides what it means.
+type incoming struct {
+	*message                // that he wrote, or the one with the button that he tapped
+	from     *user          // the operator
+	tap      *callbackQuery // nil: he wrote
+	update   string         // the update's number, as UpdateRecord has it
+	at       time.Time      // the end of the second it was written in, by our clock; of a tap, when it came
+	view     *View
+	here     string // whose numbers messages have
+	bot      string // the bot's name, where the text may have one in it
+	freeText bool   // questions for text take text
+}
+
+// intent is what an update asks for: one thing to be done, and what to say of it.
+type intent struct {
+	decision *Decision
+	refused  Refusal // why the decision is none, "" that is for the state to say
+	record   Record  // an InputRecord, or the MetaRecord with the session that text goes to from now on
+	reply    string  // begins with ✗ where nothing is done
+	ours     bool    // all of reply
+	done     bool    // instead of a reply: the message is marked
+
+	// then has messages show what they are to show after that, nil: nothing else. It does not wait for them.
+	then func(*receiver)
+}
 
 // dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and it must come
 // again. What has a member of another shape than documented, which the operator is told where the rest names him, or
@@ -3103,53 +2980,35 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	cfg := r.cfg.Load()
 	from, ok := admitted(&u, cfg.Users, cfg.ChatID)
 	switch {
-	case bad != nil && ok && u.Message != nil:
-		r.reply(u.Message, "✗ Nothing was done: "+unreadable)
-	case bad != nil && ok:
-		r.answerCallback(u.Callback, "Nothing was done: "+unreadable, true)
-	}
-	if bad != nil {
+	case bad != nil:
+		if ok {
+			r.tell(&u, intent{reply: "✗ Nothing was done: it came in a form that is not known here. " +
+				"Look for a newer atlasbridge."})
+		}
 		r.warn(fmt.Errorf("update %d is not acted on: %w", u.ID, bad))
 		return u.ID, nil
-	}
-	if !ok {
+	case !ok:
 		r.auditStranger(&u, from)
 		return u.ID, nil
 	}
-	done, err := r.store.ActedOn(r.bot, u.ID)
-	if done {
-		return u.ID, nil
-	}
-	if err == nil {
-		err = r.handleUpdate(&u)
-	}
+	err := r.act(&u, from)
 	if err != nil && u.Callback != nil {
-		r.answerCallback(u.Callback, "The tap could not be recorded, so nothing was done yet; it is tried again.", true)
+		r.toast(u.Callback.ID, "✗ The tap could not be recorded, so nothing was done yet; it is tried again.")
 	}
 	return u.ID, err
 }
 
-// unreadable is why an update of the operator's is not acted on that is of no documented shape.
-const unreadable = "it came in a form that is not known here. Look for a newer atlasbridge."
-
-// turnMinute begins to count anew with every minute, and records how many updates of others it has only counted.
-func (r *receiver) turnMinute() {
+// auditStranger records that somebody else wrote, or pressed a button; from may be nil. Of those in one minute it records
+// the first, then how many more there were.
+func (r *receiver) auditStranger(u *update, from *user) {
 	minute := time.Now().Unix() / 60
-	if minute == r.minute {
-		return
-	}
-	if r.strangers > strangersMax {
+	if minute != r.minute && r.strangers > strangersMax {
 		r.audit(Event{Name: "UNAUTHORIZED", Fields: []Field{{"more", r.strangers - strangersMax}}})
 	}
+	if minute != r.minute {
+		r.strangers = 0
+	}
 	r.minute = minute
-	r.strangers = 0
-}
-
-// key is the id of an update's record.
-func (r *receiver) key(update int64) string { return fmt.Sprintf("%s:%d", r.bot, update) }
-
-// auditStranger records that somebody else wrote, or pressed a button; from may be nil.
-func (r *receiver) auditStranger(u *update, from *user) {
 	r.strangers++
 	if r.strangers <= strangersMax && from != nil {
 		fields := append([]Field{{"update_id", u.ID}}, person(from.who(), from.name())...)
@@ -3157,96 +3016,198 @@ func (r *receiver) auditStranger(u *update, from *user) {
 	}
 }
 
-// handleUpdate acts on an update of the operator.
-func (r *receiver) handleUpdate(u *update) error {
-	v, err := r.store.View()
+// act does what an update of the operator asks for. After an error nothing was done.
+func (r *receiver) act(u *update, from *user) error {
+	in, err := r.incoming(u, from)
+	if err != nil || in.view.Updates[in.update] != nil { // it came again
+		return err
+	}
+	want := in.understand()
+	if want.decision != nil {
+		err = r.decide(in, &want)
+	} else {
+		err = r.record(in, want.record)
+	}
 	if err != nil {
 		return err
 	}
-	if u.Message != nil {
-		return r.handleMessage(u.ID, u.Message, v)
+	r.tell(u, want)
+	if want.then != nil {
+		want.then(r)
 	}
-	return r.handleCallbackQuery(u.ID, u.Callback, v)
+	return nil
 }
 
-// recordUpdate records that an update has been acted on, together with what it led to, nil nothing.
-func (r *receiver) recordUpdate(id int64, ledTo Record) error {
-	records := []Record{&UpdateRecord{Head: Head{ID: r.key(id)}, Kind: "operator"}}
+// incoming gathers what decides what an update means.
+func (r *receiver) incoming(u *update, from *user) (*incoming, error) {
+	in := &incoming{message: u.Message, from: from, tap: u.Callback, update: fmt.Sprintf("%s:%d", r.bot, u.ID),
+		at: time.Now(), here: r.here(), freeText: r.cfg.Load().FreeText}
+	var err error
+	if in.tap != nil {
+		in.message = in.tap.Message
+		in.view, err = r.seen(in.message, in.tap.Data)
+		return in, err
+	}
+	in.at = time.Unix(in.Date, 0).Add(time.Second)
+	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
+		in.at = in.at.Add(-skew)
+	}
+	if strings.Contains(in.Text, "@") {
+		in.bot, err = r.ownName()
+	}
+	if err == nil {
+		r.warn(r.store.Reap(time.Now())) // who has died is not meant
+		in.view, err = r.store.View()
+	}
+	return in, err
+}
+
+// seen is the state, in which a tapped message is known as one of its question's: its sending may not have been answered.
+func (r *receiver) seen(m *message, data string) (*View, error) {
+	v, err := r.store.View()
+	if err != nil {
+		return nil, err
+	}
+	d, p := parseCallbackData(data, v)
+	if p == nil || !p.Open() || !p.hasNonce(d.Nonce) || m.ID <= p.newest().ID {
+		return v, nil
+	}
+	if err := r.store.Offered(p.ID, m.ID, m.Date); err != nil {
+		return nil, err
+	}
+	return r.store.View()
+}
+
+// ownName is the bot's name, by which a command for it is told from one for another bot.
+func (r *receiver) ownName() (string, error) {
+	if r.name == "" {
+		var me user
+		if err := r.call(r.ctx, "getMe", struct{}{}, &me); err != nil {
+			return "", err
+		}
+		r.name = me.Username
+	}
+	return r.name, nil
+}
+
+// record records that an update has been acted on, together with what it led to, nil nothing.
+func (r *receiver) record(in *incoming, ledTo Record) error {
+	records := []Record{&UpdateRecord{Head: Head{ID: in.update}, Kind: "operator"}}
 	if ledTo != nil {
 		records = slices.Insert(records, 0, ledTo)
 	}
-	return r.store.Update(func(v *View) ([]Record, error) {
-		if v.Updates[r.key(id)] != nil { // by another process, while this one was stopped
+	err := r.store.Update(func(v *View) ([]Record, error) {
+		if v.Updates[in.update] != nil { // by another process, while this one was stopped
 			return nil, nil
 		}
 		return records, nil
 	})
+	input, ok := ledTo.(*InputRecord)
+	if err != nil || !ok || input.isText() {
+		return err
+	}
+	fields := append([]Field{{"command", input.Kind}}, said("keys", input.Text)...)
+	r.audit(Event{"SESSION_COMMAND", input.SessionID, "", append(fields, person(input.By, input.User)...)})
+	return nil
 }
 
-// decide gives the store a person's decision, unless it is refused already, and records the update in any case. now is
-// the question after that.
-func (r *receiver) decide(id int64, from *user, d Decision, why Refusal) (now PromptRecord, _ Refusal, err error) {
-	d.By = from.who()
-	d.User = from.name()
-	d.UpdateID = r.key(id)
+// decide gives the store the decision, unless it is refused already, records the update in any case, and adds what is to
+// be said of it.
+func (r *receiver) decide(in *incoming, want *intent) error {
+	d := *want.decision
+	d.By = in.from.who()
+	d.User = in.from.name()
+	d.UpdateID = in.update
+	why := want.refused
+	var now PromptRecord
 	if why == "" {
+		var err error
 		now, why, err = r.store.Decide(d, time.Now())
+		if err != nil {
+			return err
+		}
 	}
-	if err != nil {
-		return PromptRecord{}, "", err
+	if why == "" {
+		if in.tap != nil {
+			want.reply = "✓ " + valueName(&now, &d.Value)
+		}
+		return nil
 	}
-	if why != "" {
-		fields := append([]Field{{"reason", string(why)}}, person(d.By, d.User)...)
-		r.audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields})
-		return now, why, r.recordUpdate(id, nil)
+	want.reply = "✗ Nothing was done: " + string(why)
+	if in.tap != nil {
+		want.then = func(r *receiver) {
+			r.background(func() error { return r.removeStale(in.message, d) })
+		}
 	}
-	return now, "", nil
+	fields := append([]Field{{"reason", string(why)}}, person(d.By, d.User)...)
+	r.audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields})
+	return r.record(in, nil)
 }
 
 // ---- callback queries ----
 // A button was pressed.
 
-// handleCallbackQuery decides the question that a button belongs to, or does what the button asks for.
-func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) error {
-	d, p := parseCallbackData(q.Data, v)
-	if p != nil && p.Open() && p.hasNonce(d.Nonce) && q.Message.ID > p.newest().ID { // its number is not recorded (yet)
-		err := r.store.Offered(p.ID, q.Message.ID, q.Message.Date)
-		if err == nil {
-			p, _, err = r.store.Prompt(p.ID)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	why := Refusal("")
+// tapped is what a button asks for: an answer to its question, or what the button itself is for.
+func (in *incoming) tapped() intent {
+	d, p := parseCallbackData(in.tap.Data, in.view)
+	want := intent{decision: &d}
 	switch {
 	case p == nil:
-		why = "this question is not known here. It belongs to another machine or state folder with the same bot, or is " +
-			"long over: answer at its terminal"
-	case q.Message.ID < p.newest().ID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
-		why = "this message is out of date, use the newest one of its question"
-	case strings.HasPrefix(d.Value, "~") && (p.Open() || p.Idle):
-		if err := r.recordUpdate(id, nil); err != nil {
+		want.refused = "this question is not known here. It belongs to another machine or state folder with the same " +
+			"bot, or is long over: answer at its terminal"
+	case in.ID < p.newest().ID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
+		want.refused = "this message is out of date, use the newest one of its question"
+	case !strings.HasPrefix(d.Value, "~") || !p.hasNonce(d.Nonce):
+	case d.Value == tapAgain:
+		return in.askAgain(p)
+	case p.Open() || p.Idle:
+		return in.showMore(p, d.Value)
+	}
+	return want
+}
+
+// askAgain has the session ask anew what stands on its screen, where that is still so.
+func (in *incoming) askAgain(p *PromptRecord) intent {
+	if !in.view.active(p.SessionID) || p.Status != Expired {
+		return intent{reply: "✗ Nothing was done: there is nothing to ask again"}
+	}
+	again := in.input(in.view.Sessions[p.SessionID], "again", "")
+	again.PromptID = p.ID
+	return intent{record: again, reply: "✓ asking again"}
+}
+
+// showMore is what a button asks for that decides nothing: to tick a choice, or to show more.
+func (in *incoming) showMore(p *PromptRecord, value string) intent {
+	keys, ticks := strings.CutPrefix(value, tapTick)
+	text := p.Recent
+	switch {
+	case ticks:
+		wanted := buttonsWanted{ticked: strings.Fields(strings.ReplaceAll(keys, ",", " ")), in: in.ID}
+		return intent{then: func(r *receiver) {
+			m := r.acquireEdits(p.ID)
+			r.wantButtons(m, wanted)
+			r.background(func() error {
+				defer r.releaseEdits(m)
+				return r.catchUp(r.ctx, p.ID, rankOutcome)
+			})
+		}}
+	case p.Idle:
+		answer := Notice{Text: "the whole answer", Mono: p.Full, SessionID: p.SessionID, Urgent: true}
+		return intent{then: func(r *receiver) {
+			r.background(func() error {
+				_, err := r.Notify(r.ctx, answer)
+				return err
+			})
+		}}
+	case value == tapAll:
+		text = strings.TrimLeft(p.Far+"\n"+p.region(), "\n")
+	}
+	return intent{then: func(r *receiver) {
+		r.background(func() error {
+			_, err := r.resend(*p, text)
 			return err
-		}
-		r.handleViewButton(q, *p, d.Value)
-		return nil
-	case d.Value == tapAgain && len(d.Nonce) >= 16 && strings.HasPrefix(p.Nonce, d.Nonce):
-		return r.handleAskAgain(id, q, p, v.Sessions[p.SessionID])
-	}
-	now, why, err := r.decide(id, q.From, d, why)
-	if err != nil {
-		return err
-	}
-	if why == "" {
-		r.answerCallback(q, "✓ "+valueName(&now, &d.Value), false)
-		return nil
-	}
-	r.answerCallback(q, "Nothing was done: "+string(why), true)
-	if r.provesStale(q.Message, d, p, !now.Open()) {
-		r.background(func() error { return r.removeButtons(p, q.Message.ID) })
-	}
-	return nil
+		})
+	}}
 }
 
 // parseCallbackData is what a button says, and of which question: nil of none that is known.
@@ -3270,22 +3231,19 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 	return d, p
 }
 
-// provesStale tells that the tap in vain shows that the message m has buttons which should be gone. p is its question,
-// nil where it is not known, and another machine's unless it is old; over: it is over.
-func (r *receiver) provesStale(m *message, d Decision, p *PromptRecord, over bool) bool {
-	if p == nil {
-		return time.Since(time.Unix(m.Date, 0)) > questionLife
+// removeStale has a message that was tapped in vain lose its buttons where it should have lost them already: its question
+// is over, or has a newer message.
+func (r *receiver) removeStale(m *message, d Decision) error {
+	p, _, err := r.store.Prompt(d.PromptID)
+	if err != nil || p == nil || !p.hasNonce(d.Nonce) { // another machine's, or forged
+		return err
 	}
 	own := p.newest()
-	switch {
-	case !p.hasNonce(d.Nonce): // forged
-		return false
-	case m.ID != own.ID:
-		return m.ID < own.ID || over
-	case own.status() == "" || isOpen(own.status()): // its edit is on its way, or owed
-		return false
+	shown := own.status() != "" && !isOpen(own.status()) && time.Since(p.At) >= tapCrosses // the tap did not cross it
+	if m.ID >= own.ID && (p.Open() || m.ID == own.ID && !shown) {
+		return nil
 	}
-	return over && time.Since(p.At) >= tapCrosses // else it may have crossed the edit on its way to the phone
+	return r.removeButtons(p, m.ID)
 }
 
 // removeButtons has a message lose its buttons: its question, nil where it is not known any more, is over, or has a
@@ -3299,57 +3257,6 @@ func (r *receiver) removeButtons(p *PromptRecord, msg int64) error {
 		return err
 	}
 	return r.catchUp(r.ctx, p.ID, rankOutcome)
-}
-
-// handleAskAgain has the session ask anew what stands on its screen, where that is still so.
-func (r *receiver) handleAskAgain(id int64, q *callbackQuery, p *PromptRecord, s *SessionRecord) error {
-	if s == nil || s.Status != "active" || p.Status != Expired {
-		r.answerCallback(q, "Nothing was done: there is nothing to ask again", true)
-		return r.recordUpdate(id, nil)
-	}
-	in := newInput(s, "again", q.From, q.Message, r.key(id))
-	in.PromptID = p.ID
-	if err := r.recordUpdate(id, in); err != nil {
-		return err
-	}
-	r.answerCallback(q, "✓ asking again", false)
-	return nil
-}
-
-// newInput is something for a session to do, asked in the message m.
-func newInput(s *SessionRecord, kind string, from *user, m *message, update string) *InputRecord {
-	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, By: from.who(), User: from.name(),
-		ReplyTo: m.ID, ThreadID: m.topic(), UpdateID: update, WrittenAt: time.Now().UTC(), Status: "queued"}
-}
-
-// handleViewButton does what a button asks for that decides nothing: ticks a choice, or shows more.
-func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value string) {
-	r.answerCallback(q, "", false)
-	if keys, ok := strings.CutPrefix(value, tapTick); ok {
-		m := r.acquireEdits(p.ID)
-		r.wantButtons(m, buttonsWanted{ticked: strings.Fields(strings.ReplaceAll(keys, ",", " ")), in: q.Message.ID})
-		r.background(func() error {
-			defer r.releaseEdits(m)
-			return r.catchUp(r.ctx, p.ID, rankOutcome)
-		})
-		return
-	}
-	if p.Idle {
-		answer := Notice{Text: "the whole answer", Mono: p.Full, SessionID: p.SessionID, Urgent: true}
-		r.background(func() error {
-			_, err := r.Notify(r.ctx, answer)
-			return err
-		})
-		return
-	}
-	text := p.Recent
-	if value == tapAll {
-		text = strings.TrimLeft(p.Far+"\n"+p.region(), "\n")
-	}
-	r.background(func() error {
-		_, err := r.resend(p, text)
-		return err
-	})
 }
 
 // resend sends a question again, below the text, which may be what it asks, in full. The buttons of the new message
@@ -3407,111 +3314,17 @@ type botCommand struct {
 	also  string // another name for the same
 }
 
-// incoming is a message of the operator together with all that decides what it means.
-type incoming struct {
-	*message
-	view     *View
-	here     string    // whose numbers messages have
-	freeText bool      // questions for text take text
-	at       time.Time // the end of the second it was written in, by our clock
-	updateID string
-}
-
-// intent is what a message asks for: an answer now, or a mark that it is done, and one thing to be done.
-type intent struct {
-	reply    string
-	ours     bool // all of reply
-	done     bool
-	decision *Decision
-	record   Record // an InputRecord, or the MetaRecord with the session that text goes to from now on
-}
-
-// handleMessage does what a message asks for and replies when that is recorded.
-func (r *receiver) handleMessage(id int64, m *message, v *View) error {
-	at := time.Unix(m.Date, 0).Add(time.Second)
-	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
-		at = at.Add(-skew)
-	}
-	ours, err := r.isForUs(m)
-	if err != nil {
-		return err
-	}
-	if !ours {
-		return r.recordUpdate(id, nil)
-	}
-	v.markDead(r.store.Killed)
-	in := &incoming{message: m, view: v, here: r.here(), freeText: r.cfg.Load().FreeText, at: at, updateID: r.key(id)}
-	want := in.understand()
-	if want.decision != nil {
-		_, why, err := r.decide(id, m.From, *want.decision, "")
-		if err != nil {
-			return err
-		}
-		if why != "" {
-			r.reply(m, "✗ Nothing was done: "+string(why))
-		}
-		return nil
-	}
-	if err := r.recordUpdate(id, want.record); err != nil {
-		return err
-	}
-	if input, ok := want.record.(*InputRecord); ok && !input.isText() {
-		r.auditCommand(input)
-	}
-	if want.reply != "" || want.done {
-		n := Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), Done: want.done, Ours: want.ours}
-		r.inTurn(func() error {
-			_, err := r.Notify(r.ctx, n)
-			return err
-		})
-	}
-	return nil
-}
-
-// isForUs reports whether the message is no command for another bot: a group's administrator gets all of them.
-func (r *receiver) isForUs(m *message) (bool, error) {
-	command := reCommand.FindStringSubmatch(strings.TrimSpace(cleanText(m.Text)))
-	if command == nil || command[2] == "" {
-		return true, nil
-	}
-	if r.name == "" {
-		var me user
-		if err := r.call(r.ctx, "getMe", struct{}{}, &me); err != nil {
-			return false, err
-		}
-		r.name = me.Username
-	}
-	return strings.EqualFold(command[2], "@"+r.name), nil
-}
-
-// markDead has sessions count as ended that were killed.
-func (v *View) markDead(killed func(session string) bool) {
-	for id, s := range v.Sessions {
-		if s.Status == "active" && killed(id) {
-			dead := *s
-			dead.Status = "crashed"
-			v.Sessions[id] = &dead
-		}
-	}
-}
-
-// auditCommand records what a session is told to do.
-func (r *receiver) auditCommand(input *InputRecord) {
-	fields := append([]Field{{"command", input.Kind}}, said("keys", input.Text)...)
-	fields = append(fields, person(input.By, input.User)...)
-	r.audit(Event{"SESSION_COMMAND", input.SessionID, "", fields})
-}
-
 // deleteIt is added where a message is refused that may have a password in it.
 const deleteIt = " If your message has a password in it, delete it."
 
-// understand is what the message asks for. Who may have typed a password that is not taken is asked to delete it.
+// understand is what the update asks for. Who may have typed a password that is not taken is asked to delete it.
 func (in *incoming) understand() intent {
+	if in.tap != nil {
+		return in.tapped()
+	}
 	want := in.meaning()
 	replied := in.repliedQuestion()
-	asked := in.view.which(func(p *PromptRecord) bool {
-		return p.Secret && (p == replied || p.Open() && in.view.active(p.SessionID))
-	})
+	asked := in.view.which(func(p *PromptRecord) bool { return p.Secret && (p == replied || p.Open()) })
 	if strings.HasPrefix(want.reply, "✗") && len(asked) > 0 {
 		want.reply += deleteIt
 	}
@@ -3523,26 +3336,29 @@ func (in *incoming) meaning() intent {
 	if in.isService() {
 		return intent{}
 	}
-	text := ""
 	file := in.file()
-	given := in.Text
+	text := in.Text
 	if file != nil {
-		given = in.Caption
+		text = in.Caption
 	}
-	damaged := len(given) > maxMessage || strings.Contains(given, "\uFFFD")
-	if !damaged {
-		text = strings.TrimSpace(cleanText(given))
+	if len(text) > maxMessage || strings.Contains(text, "\uFFFD") {
+		text = ""
 	}
-	if file != nil {
-		return in.sendFile(file, text)
-	}
-	if command := reCommand.FindStringSubmatch(text); command != nil {
+	text = strings.TrimSpace(cleanText(text))
+	command := reCommand.FindStringSubmatch(text)
+	switch {
+	case command == nil || file != nil:
+	case command[2] != "" && !strings.EqualFold(command[2], "@"+in.bot):
+		return intent{} // a group's administrator gets all of them
+	default:
 		return in.command(strings.ToLower(command[1]), strings.TrimSpace(text[len(command[0]):]))
 	}
 	s, p, refusal := in.target("")
 	switch {
 	case s == nil:
 		return intent{reply: refusal}
+	case file != nil:
+		return in.sendFile(s, p, file, text)
 	case text == "":
 		return intent{reply: "✗ Nothing was done: send it as plain text of up to 4096 bytes, as a photo or as a document."}
 	}
@@ -3557,44 +3373,31 @@ func (m *message) file() *fileRef {
 	return m.Document
 }
 
-// sendFile is a file for a session, with a caption: it answers no question.
-func (in *incoming) sendFile(file *fileRef, caption string) intent {
-	s, p, refusal := in.target("")
-	if s == nil {
-		return intent{reply: refusal}
-	}
+// sendFile is a file for a session, with a caption: it answers no question. p is the one replied to, nil none.
+func (in *incoming) sendFile(s *SessionRecord, p *PromptRecord, file *fileRef, caption string) intent {
 	if p == nil {
 		p = in.waitingQuestion(s)
 	}
 	switch {
-	case p != nil && p.Open() && !p.Idle:
+	case p != nil && p.asks():
 		return intent{reply: "✗ Nothing was done: a file answers no question. " + questionOpen}
 	case file.Size > maxFile:
 		size := fmt.Sprintf("the file has %d MB, %d MB are allowed.", file.Size>>20, maxFile>>20)
 		return intent{reply: "✗ Nothing was done: " + size}
 	}
-	record := newInput(s, "file", in.From, in.message, in.updateID)
-	record.Text = caption
+	record := in.input(s, "file", caption)
 	record.File = &FileRef{ID: file.ID, Name: clip(file.Name, 100)}
 	return intent{record: record}
 }
 
-// command is what a command asks for; those that are not answered from the state are for a session.
+// command is what a command asks for. Of one about a session its name, or none, comes first in the line.
 func (in *incoming) command(name, line string) intent {
-	var names []string
-	for _, c := range botCommands {
-		names = append(names, c.Name)
-		if c.also != "" {
-			names = append(names, c.also)
-		}
-		if name == c.also {
-			name = c.Name
-		}
-	}
-	if !slices.Contains(names, name) {
+	i := slices.IndexFunc(botCommands, func(c botCommand) bool { return name == c.Name || name == c.also })
+	if i < 0 {
 		return intent{reply: "✗ There is no /" + name + " here; /help has the commands. //" + name + " sends /" + name +
 			" to the tool."}
 	}
+	name = botCommands[i].Name
 	switch name {
 	case "help":
 		return intent{reply: helpText(), ours: true}
@@ -3603,7 +3406,29 @@ func (in *incoming) command(name, line string) intent {
 	case "release":
 		return in.claim("")
 	}
-	return in.sessionCommand(name, line)
+	word, rest, _ := strings.Cut(line, " ")
+	if name == "keys" && isKey(word) {
+		word = ""
+		rest = line
+	}
+	s, _, refusal := in.target(word)
+	switch {
+	case name == "cancel" && word == "" && in.repliedTo() == nil && in.view.inTopic(in.Chat.ID, in.topic()) == nil:
+		return intent{reply: "✗ End which program? Example: /cancel 1a2b3c4d. " + in.list(false)}
+	case s == nil && name == "keys" && (word != "" || line == ""):
+		return noKey(word)
+	case s == nil && refusal == "":
+		return intent{reply: "✗ Which session? " + in.list(false)}
+	case s == nil:
+		return intent{reply: refusal}
+	case name == "switch":
+		return in.claim(s.ID)
+	case name == "send":
+		return in.send(s, strings.TrimSpace(rest))
+	case name == "keys":
+		return in.keys(s, rest)
+	}
+	return intent{record: in.input(s, name, rest)}
 }
 
 // helpText says what can be done here, in lines that a phone need not break.
@@ -3616,35 +3441,6 @@ func helpText() string {
 	}
 	b.WriteString("\n\nOf several sessions name one:\n/stop 1a2b3c4d")
 	return b.String()
-}
-
-// sessionCommand is what a command about a session asks for: its name, or none, comes first in the line.
-func (in *incoming) sessionCommand(name, line string) intent {
-	sid, rest, _ := strings.Cut(line, " ")
-	if name == "keys" && isKey(sid) {
-		sid = ""
-		rest = line
-	}
-	s, _, refusal := in.target(sid)
-	switch {
-	case name == "cancel" && sid == "" && in.repliedTo() == nil && in.view.inTopic(in.Chat.ID, in.topic()) == nil:
-		return intent{reply: "✗ End which program? Example: /cancel 1a2b3c4d. " + in.list(false)}
-	case s == nil && name == "keys" && (sid != "" || line == ""):
-		return noKey(sid)
-	case s == nil && refusal == "":
-		return intent{reply: "✗ Which session? " + in.list(false)}
-	case s == nil:
-		return intent{reply: refusal}
-	}
-	switch name {
-	case "switch":
-		return in.claim(s.ID)
-	case "send":
-		return in.send(s, strings.TrimSpace(rest))
-	case "keys":
-		return in.keys(s, rest)
-	}
-	return in.input(s, name, rest)
 }
 
 // send is text for a session that is named; a command in it is the tool's own.
@@ -3661,15 +3457,14 @@ func (in *incoming) send(s *SessionRecord, text string) intent {
 // keys are those to press.
 func (in *incoming) keys(s *SessionRecord, line string) intent {
 	words := strings.Fields(line)
-	if len(words) == 0 {
+	bad := slices.IndexFunc(words, func(word string) bool { return !isKey(word) })
+	switch {
+	case len(words) == 0:
 		return noKey("")
+	case bad >= 0:
+		return noKey(words[bad])
 	}
-	for _, word := range words {
-		if !isKey(word) {
-			return noKey(word)
-		}
-	}
-	return in.input(s, "keys", line)
+	return intent{record: in.input(s, "keys", line)}
 }
 
 // noKey says which keys there are, where a word names none, or where there is no word.
@@ -3689,66 +3484,67 @@ func isKey(word string) bool {
 
 // claim makes text that is no reply go to this session from now on, "" to none.
 func (in *incoming) claim(sid string) intent {
-	next := MetaRecord{Head: Head{ID: "telegram"}}
+	values := map[string]string{}
 	if old := in.view.Meta["telegram"]; old != nil {
-		next = *old
+		maps.Copy(values, old.Values)
 	}
-	next.Values = maps.Collect(maps.All(next.Values)) // a copy: the view is read only
-	next.Values["claim "+in.From.who()] = sid
-	return intent{done: true, record: &next}
+	values["claim "+in.from.who()] = sid
+	return intent{done: true, record: &MetaRecord{Head: Head{ID: "telegram"}, Values: values}}
 }
 
 // input is something for a session to do.
-func (in *incoming) input(s *SessionRecord, kind, text string) intent {
-	record := newInput(s, kind, in.From, in.message, in.updateID)
-	record.Text = text
-	record.WrittenAt = in.at.UTC()
-	return intent{record: record}
+func (in *incoming) input(s *SessionRecord, kind, text string) *InputRecord {
+	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, By: in.from.who(), User: in.from.name(),
+		Text: text, ReplyTo: in.ID, ThreadID: in.topic(), UpdateID: in.update, WrittenAt: in.at.UTC(), Status: "queued"}
 }
 
-// target finds the live session meant, by the first of: the command; the message replied to (then also the question
-// asked there); the topic it was written in; where it replies to nothing, the claim, or being the only one. Else it
-// refuses: it never guesses. No refusal: people talking in a group.
-func (in *incoming) target(sid string) (s *SessionRecord, p *PromptRecord, refusal string) {
-	id := strings.ToLower(sid)
-	if sid == "" {
-		p = in.repliedQuestion()
-		id = in.impliedSession(p)
-	}
-	if sid == "" && in.repliesElsewhere() {
-		return nil, nil, "✗ Nothing was done: you replied to something that is no message of this chat."
-	}
-	private := in.Chat.ID > 0
-	var found []*SessionRecord
-	var ended *SessionRecord // the last one
-	for _, s := range in.view.Sessions {
-		named := id != "" && strings.HasPrefix(s.ID, id) || sid != "" && s.Label == sid
-		candidate := id == "" && in.repliedTo() == nil && private
+// named are the live sessions that a word names, by the beginning of the id or by the label, and the last such one that
+// has ended, nil: none has.
+func (v *View) named(word string) (live []*SessionRecord, ended *SessionRecord) {
+	for _, s := range v.Sessions {
 		switch {
-		case s.Status == "active" && (named || candidate):
-			found = append(found, s)
-		case named && (ended == nil || s.StartedAt.After(ended.StartedAt)):
+		case !strings.HasPrefix(s.ID, strings.ToLower(word)) && s.Label != word:
+		case s.Status == "active":
+			live = append(live, s)
+		case ended == nil || s.StartedAt.After(ended.StartedAt):
 			ended = s
 		}
 	}
+	return live, ended
+}
+
+// target finds the live session meant, by the first of: the word in a command; the message replied to (then also the
+// question asked there); the topic it was written in; where it replies to nothing, the claim, or being the only one.
+// Else it refuses: it never guesses. No refusal: people talking in a group.
+func (in *incoming) target(word string) (s *SessionRecord, p *PromptRecord, refusal string) {
+	name := word
+	if word == "" {
+		p = in.repliedQuestion()
+		name = in.impliedSession(p)
+	}
+	private := in.Chat.ID > 0
+	live, ended := in.view.named(name)
+	if name == "" && (in.repliedTo() != nil || !private) { // the only one is not meant
+		live = nil
+		ended = nil
+	}
 	switch {
-	case len(found) == 1:
-		s = found[0]
-	case len(found) == 0 && ended != nil:
-		return nil, nil, "✗ Nothing was sent: " + origin(ended) + " has ended. " + in.list(false)
-	case len(found) > 1 && sid != "":
-		return nil, nil, "✗ " + sid + " names several sessions. " + in.list(false)
-	case sid != "":
-		return nil, nil, "✗ There is no session " + sid + ". " + in.list(false)
+	case word == "" && in.repliesElsewhere():
+		refusal = "✗ Nothing was done: you replied to something that is no message of this chat."
+	case len(live) == 1 && in.at.Before(live[0].StartedAt):
+		refusal = "✗ Nothing was sent: you wrote that before " + origin(live[0]) + " began."
+	case len(live) == 1:
+		return live[0], p, ""
+	case len(live) == 0 && name != "" && ended != nil:
+		refusal = "✗ Nothing was sent: " + origin(ended) + " has ended. " + in.list(false)
+	case len(live) > 0 && word != "":
+		refusal = "✗ " + word + " names several sessions. " + in.list(false)
+	case word != "":
+		refusal = "✗ There is no session " + word + ". " + in.list(false)
 	case private:
-		return nil, nil, "✗ Which session? Reply to one of its messages, or /switch SID. " + in.list(false)
-	default:
-		return nil, nil, ""
+		refusal = "✗ Which session? Reply to one of its messages, or /switch SID. " + in.list(false)
 	}
-	if in.at.Before(s.StartedAt) {
-		return nil, nil, "✗ Nothing was sent: you wrote that before " + origin(s) + " began."
-	}
-	return s, p, ""
+	return nil, nil, refusal
 }
 
 // repliedQuestion is the question that the message replies to, nil: none. A message whose number is not recorded, for
@@ -3793,11 +3589,8 @@ func (in *incoming) impliedSession(p *PromptRecord) string {
 	switch {
 	case s != nil:
 		return s.ID
-	case to == nil && m != nil:
-		claimed := m.Values["claim "+in.From.who()]
-		if in.view.active(claimed) {
-			return claimed
-		}
+	case to == nil && m != nil && in.view.active(m.Values["claim "+in.from.who()]):
+		return m.Values["claim "+in.from.who()]
 	}
 	return ""
 }
@@ -3842,7 +3635,7 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 		}
 	}
 	if p == nil || p.Idle {
-		return in.input(s, "text", text)
+		return intent{record: in.input(s, "text", text)}
 	}
 	if reOwnCommand.MatchString(text) {
 		text = text[1:]
@@ -3879,7 +3672,7 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 	for _, other := range in.view.Prompts {
 		here := other.SessionID == s.ID || !in.view.active(other.SessionID)
 		asked := !other.Idle && other.Chat != ""
-		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.From.who() &&
+		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.from.who() &&
 			!other.takesText() && namedChoices(other, text) == ""
 		if other == p || !here || !asked || own {
 			continue
@@ -3911,11 +3704,8 @@ func namedChoices(p *PromptRecord, text string) string {
 	if p.Multi && p.offered(keys) {
 		return keys
 	}
-	byHook := p.Source == fromHook && p.Permission
 	for _, c := range choicesOf(p) {
-		initial, _ := utf8.DecodeRuneInString(c.Label)
-		byLetter := byHook && c.Key != hookAlways && strings.EqualFold(text, string(initial))
-		if byLetter || strings.EqualFold(text, c.Key) || strings.EqualFold(text, c.Label) {
+		if strings.EqualFold(p.word(text), c.Key) || strings.EqualFold(text, c.Label) {
 			return c.Key
 		}
 	}
@@ -3930,51 +3720,41 @@ func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 		return "✗ Nothing was done: you replied to another message. Reply to the open question's own."
 	case p.Secret:
 		return "✗ Nothing was typed: a password is typed at the keyboard."
-	case keys == "" && p.takesReply() && replied:
+	case keys != "", p.takesReply() && replied:
 		return ""
-	case keys == "" && p.takesKeys(), keys == "" && p.takesReply() && !in.freeText:
+	case p.takesKeys(), p.takesReply() && !in.freeText:
 		return "✗ Nothing was typed: it is not sure that something is asked. Reply to its own message to type there."
-	case keys == "" && p.Type == FreeText && !in.freeText:
+	case p.Type == FreeText && !in.freeText:
 		return "✗ Nothing was typed: text from here is switched off (free_text_enabled)."
-	case keys == "" && p.Permission && !replied:
+	case p.Permission && !replied:
 		return "✗ Nothing was done: a permission is asked for. Tap a button, or reply to it to refuse."
 	}
 	return ""
 }
 
-// list names what runs; more: also what waits, and the audit log's head to witness.
+// list names what runs; more: also what waits, two lines each, and the audit log's head to witness.
 func (in *incoming) list(more bool) string {
-	var lines []string
-	for _, s := range in.view.Sessions {
-		if s.Status != "active" {
-			continue
+	live, _ := in.view.named("")
+	slices.SortFunc(live, func(a, b *SessionRecord) int { return strings.Compare(origin(a), origin(b)) })
+	var b strings.Builder
+	for _, s := range live {
+		b.WriteString("\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " "))
+		for _, p := range in.view.which(func(p *PromptRecord) bool { return more && p.SessionID == s.ID && p.asks() }) {
+			until := clock(p.ExpiresAt)
+			fmt.Fprintf(&b, "\n   ❓ %s\n   until %s, then %s", oneLine(clean(p.Question, 100)), until, afterwards(p))
 		}
-		line := "\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " ")
-		if more {
-			line += in.openQuestions(s)
-		}
-		lines = append(lines, line)
 	}
-	slices.Sort(lines)
 	if a := in.view.Meta["audit"]; more && a != nil {
-		lines = append(lines, fmt.Sprintf("\nAudit log: %d %s\nListening: process %d", a.Seq, a.Hash, os.Getpid()))
+		fmt.Fprintf(&b, "\nAudit log: %d %s\nListening: process %d", a.Seq, a.Hash, os.Getpid())
 	}
-	if len(lines) == 0 {
+	if b.Len() == 0 {
 		return "Running: nothing"
 	}
-	return "Running:" + strings.Join(lines, "")
+	return "Running:" + b.String()
 }
 
-// openQuestions are a session's open questions, two lines each.
-func (in *incoming) openQuestions(s *SessionRecord) string {
-	open := inOrder(in.view, func(p *PromptRecord) bool { return p.SessionID == s.ID && p.Open() && !p.Idle })
-	var b strings.Builder
-	for _, p := range open {
-		until := clock(p.ExpiresAt)
-		fmt.Fprintf(&b, "\n   ❓ %s\n   until %s, then %s", oneLine(clean(p.Question, 100)), until, afterwards(p))
-	}
-	return b.String()
-}
+// asks reports whether the prompt is an open question.
+func (p *PromptRecord) asks() bool { return p.Open() && !p.Idle }
 
 // ---- setup ----
 // `atlasbridge setup` is one conversation: the token, who the operator is, a test message, config.toml. It asks only
