@@ -137,7 +137,7 @@ func (t *Telegram) refresh() error {
 	if err != nil {
 		return err
 	}
-	return t.store.audit.Append(Event{Name: "CONFIG_RELOADED"})
+	return t.store.Audit(Event{Name: "CONFIG_RELOADED"})
 }
 
 // Close gives back connections that are not in use.
@@ -3166,7 +3166,7 @@ func (t *Telegram) warn(err error) {
 }
 
 // audit records what happened; where that fails, the store tells.
-func (r *receiver) audit(e Event) { r.warn(r.store.audit.Append(e)) }
+func (r *receiver) audit(e Event) { r.warn(r.store.Audit(e)) }
 
 // reply answers a message of the operator.
 func (r *receiver) reply(to *message, text string) {
