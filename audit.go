@@ -67,9 +67,9 @@ type Field struct {
 }
 
 // goOn returns behind which entry a log goes on that ends with tail: behind its last. A log that lacks the entry that
-// the state notes goes on behind that one, so that what is missing between them is missing for ever; but for the noted
-// entries, the last of the chain: those that it lacks are to come first.
-func goOn(tail []byte, noted chainHead, entries []json.RawMessage) (last chainHead, lacking []json.RawMessage) {
+// the state notes goes on behind that one, so that what is missing between them is missing for ever. Of the entries that
+// the state has, the last of the chain, those that the log lacks are returned, too: they come first.
+func goOn(tail []byte, noted chainHead, entries []json.RawMessage) (chainHead, []json.RawMessage) {
 	if noted.Seq > 0 && !bytes.Contains(tail, fmt.Appendf(nil, `,"hash":"%s"}`, noted.Hash)) {
 		there := func(entry json.RawMessage) bool { return bytes.Contains(tail, entry) }
 		for len(entries) > 0 && slices.ContainsFunc(entries, there) {
@@ -108,8 +108,13 @@ func (e Event) behind(last chainHead) (entry []byte, head chainHead, err error) 
 		last.Hash = genesis
 	}
 	head.Seq = last.Seq + 1
-	fields := []Field{{"seq", head.Seq}, {"ts", time.Now().UTC().Format(stampLayout)}, {"event", e.Name},
-		{"session_id", e.SessionID}, {"prompt_id", e.PromptID}}
+	fields := []Field{
+		{"seq", head.Seq},
+		{"ts", time.Now().UTC().Format(stampLayout)},
+		{"event", e.Name},
+		{"session_id", e.SessionID},
+		{"prompt_id", e.PromptID},
+	}
 	fields = slices.DeleteFunc(append(fields, e.Fields...), func(f Field) bool {
 		return f.Value == "" && strings.HasSuffix(f.Name, "_id")
 	})
@@ -275,8 +280,7 @@ func verify(log io.Reader, begins int64, heads ...string) (Verdict, error) {
 		var seq int64
 		fmt.Sscan(missing[0], &seq) // what is no number stays 0
 		line := max(1, min(seq-v.last.Seq+v.Entries, v.Entries+1))
-		v.fault(line, "the entry "+missing[0]+" is known but not there: the tail was cut, the chain computed anew, or an "+
-			"entry could not be written yet")
+		v.fault(line, "the entry "+missing[0]+" is known but not there: the tail was cut or the chain computed anew")
 	}
 	v.conclude()
 	return v, nil
@@ -337,7 +341,7 @@ func (v *Verdict) conclude() {
 	v.Head = v.last.String()
 	v.OK = v.Reason == ""
 	if !v.OK {
-		v.Remedy = "move audit.log to another name and keep it; the next entry begins a new one"
+		v.Remedy = "keep a copy; what a crash kept out comes with the next entry; else move audit.log away, and a new one begins"
 		return
 	}
 	v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"

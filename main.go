@@ -5722,7 +5722,8 @@ func (s *session) recordExit() {
 // tellEnd sends the message that the program has ended, below all of its output.
 func (s *session) tellEnd() {
 	s.tellTrouble("writing the audit log", s.st.Audit())
-	head := s.st.AuditHead()
+	view, _ := s.st.View() // as it was, where it cannot be read
+	head := view.audit()
 	lived := span(s.rec.EndedAt.Sub(s.rec.StartedAt))
 	text := fmt.Sprintf("%s · %s", howEnded(&s.rec, s.phoneEnds), lived)
 	switch n := s.questionsAsked(); n {

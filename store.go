@@ -799,7 +799,13 @@ func (j *journal) append(b []byte) error {
 		}
 		j.known = true
 	}
-	err := j.write(b)
+	err := j.do("write", j.f, func() error {
+		_, err := j.f.Write(b)
+		return err
+	})
+	if err == nil {
+		err = j.do("fsync", j.f, func() error { return syncFile(j.f) })
+	}
 	if err == nil {
 		j.end += int64(len(b))
 		return nil
@@ -811,18 +817,6 @@ func (j *journal) append(b []byte) error {
 		return j.poison
 	}
 	return err
-}
-
-// write leaves part of b in the file when it fails.
-func (j *journal) write(b []byte) error {
-	err := j.do("write", j.f, func() error {
-		_, err := j.f.Write(b)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return j.do("fsync", j.f, func() error { return syncFile(j.f) })
 }
 
 func (j *journal) truncate(end int64) error {
@@ -1576,13 +1570,10 @@ func (s *Store) Notes() []string {
 func (s *Store) Trouble() error {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
-	switch {
-	case s.log.poison != nil:
-		return s.log.poison
-	case s.writeTrouble != nil:
-		return s.writeTrouble
-	case s.auditTrouble != nil:
-		return s.auditTrouble
+	for _, err := range []error{s.writeTrouble, s.auditTrouble} {
+		if err != nil {
+			return err
+		}
 	}
 	return s.compactTrouble
 }
@@ -1679,11 +1670,19 @@ func (s *Store) forget() {
 // one of an id decoded. A torn end is moved aside: an error is that of moving it.
 func (s *Store) replay(b []byte) error {
 	texts := bytes.SplitAfter(b, []byte("\n"))
-	lines, newest, err := parseLines(texts[:len(texts)-1])
-	if err != nil {
-		return err
+	lines := make([]stateLine, len(texts)-1)
+	newest := map[string]int{}
+	for i := range lines {
+		lines[i] = parseLine(texts[i])
+		if lines[i].err != nil {
+			continue
+		}
+		if err := schemaKnown(lines[i].V); err != nil {
+			return err
+		}
+		newest[lines[i].key()] = i
 	}
-	s.decodeAll(lines, texts, newest)
+	s.decodeAll(lines, texts, slices.Collect(maps.Values(newest)))
 	first := s.read == 0
 	live := 0 // bytes of lines that are the last of their ids
 	for i, l := range lines {
@@ -1716,41 +1715,18 @@ func (s *Store) replay(b []byte) error {
 	return nil
 }
 
-// parseLines parses whole lines. newest are the numbers of those that are the last sound one of their id.
-func parseLines(texts [][]byte) (lines []stateLine, newest []int, err error) {
-	lines = make([]stateLine, len(texts))
-	last := map[string]int{}
-	for i := range lines {
-		lines[i] = parseLine(texts[i])
-		if lines[i].err != nil {
-			continue
-		}
-		if err := schemaKnown(lines[i].V); err != nil {
-			return nil, nil, err
-		}
-		last[lines[i].key()] = i
-	}
-	return lines, slices.Collect(maps.Values(last)), nil
-}
-
 // decodeAll decodes those lines, many of them on all processors.
 func (s *Store) decodeAll(lines []stateLine, texts [][]byte, which []int) {
 	var all sync.WaitGroup
-	decode := func(share []int) {
-		for _, i := range share {
-			lines[i].decode(texts[i])
-		}
-	}
-	size := len(which)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
-	for len(which) > size {
-		share := which[:size]
-		which = which[size:]
+	enough := len(which)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
+	for share := range slices.Chunk(which, enough) {
 		all.Go(func() {
 			defer s.catchPanic()
-			decode(share)
+			for _, i := range share {
+				lines[i].decode(texts[i])
+			}
 		})
 	}
-	decode(which)
 	all.Wait()
 }
 
@@ -1812,35 +1788,45 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 	if err != nil {
 		return err
 	}
-	return s.write(slices.DeleteFunc(recs, s.comesAgain), nil, nil)
+	return s.write(slices.DeleteFunc(recs, s.comesAgain), nil)
 }
 
 // Audit enters events that are no change of the state, though that cannot be written, and whatever the audit log lacks.
 // An error, which is Trouble too, is why it still lacks an entry.
 func (s *Store) Audit(events ...Event) error {
 	defer s.log.release()
-	if err := s.log.acquire(); err != nil {
+	s.unsaid = append(s.unsaid, events...)
+	s.unsaid = s.unsaid[:min(len(s.unsaid), maxOwed)]
+	err := s.log.acquire()
+	if err != nil {
 		s.lack(err)
-		s.unsaid = append(s.unsaid, events...)
 		return s.auditTrouble
 	}
-	_ = s.write(nil, events, s.catchUp()) // what fails of the state is no entry lost
+	err = s.catchUp()
+	if err == nil {
+		err = s.log.poison
+	}
+	_ = s.write(nil, err) // what fails of the state costs no entry
 	return s.auditTrouble
 }
 
-// write makes records durable, and enters events and what the records mean. The state comes first, with the entries: a
-// crash between the two costs none, for whoever enters the next finds them there. After an error nothing is entered but
-// events alone. unread, if not nil, is why nothing can be recorded.
-func (s *Store) write(recs []Record, events []Event, unread error) error {
+// write makes records durable, and enters what they mean and what is unsaid. The state comes first, with the entries: a
+// crash between the two costs none, for whoever enters the next finds them there. An error is that of the state, where
+// nothing was recorded. unread is why that can be neither read nor written, nil: it can.
+func (s *Store) write(recs []Record, unread error) error {
 	meant, err := s.check(recs)
 	if err != nil {
 		return err
 	}
-	events = slices.Concat(s.unsaid, events, meant)
+	events := slices.Concat(s.unsaid, meant)
 	if len(events) == 0 && s.auditTrouble == nil {
 		return s.record(recs)
 	}
-	head, lacks := s.enter(events)
+	noted := s.view.audit()
+	if unread != nil {
+		noted = MetaRecord{} // others may have gone on
+	}
+	head, lacks := s.enter(noted, events)
 	err = unread
 	if err == nil {
 		err = s.record(slices.Concat([]Record{head}, recs))
@@ -1852,9 +1838,8 @@ func (s *Store) write(recs []Record, events []Event, unread error) error {
 		lacks = s.audit.append(lined(head.Entries))
 	}
 	s.lack(lacks)
-	s.unsaid = nil
-	if err != nil && lacks != nil {
-		s.unsaid = events[:min(len(events), maxOwed)]
+	if err == nil || lacks == nil {
+		s.unsaid = nil
 	}
 	return err
 }
@@ -1871,23 +1856,30 @@ func (s *Store) lack(why error) {
 func (s *Store) check(recs []Record) (events []Event, err error) {
 	newest := map[string]Record{}
 	for _, r := range recs {
-		h := r.head()
-		*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
-		old := newest[h.key()]
+		r.head().Rec = kindOf(r)
+		key := r.head().key()
+		old := newest[key]
 		if old == nil {
-			old = s.view.records[h.key()]
+			old = s.view.records[key]
 		}
-		if old != nil && !h.At.After(old.head().At) {
-			h.At = old.head().At.Add(time.Microsecond)
-		}
+		s.date(r, old)
 		keepTopic(old, r)
 		if err := s.view.transition(old, r); err != nil {
-			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
+			return nil, fmt.Errorf("recording %s: %w", key, err)
 		}
-		newest[h.key()] = r
+		newest[key] = r
 		events = append(events, auditEvents(old, r)...)
 	}
 	return events, nil
+}
+
+// date completes the head of a record that follows old, nil none.
+func (s *Store) date(r, old Record) {
+	h := r.head()
+	*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
+	if old != nil && !h.At.After(old.head().At) {
+		h.At = old.head().At.Add(time.Microsecond)
+	}
 }
 
 // record appends checked records to the state, in one write.
@@ -1916,24 +1908,26 @@ func (s *Store) record(recs []Record) error {
 	return nil
 }
 
-// enter chains events to the audit log and returns the record of its head, with all entries that the log lacks. After
-// an error, why the log cannot be read, these are all that may be lacking.
-func (s *Store) enter(events []Event) (*MetaRecord, error) {
-	noted := s.view.audit()
+// enter chains events to the audit log, whose head is noted, and returns the record of the new one, with all entries
+// that the log lacks. After an error, why the log cannot be read, these are all that it may lack.
+func (s *Store) enter(noted MetaRecord, events []Event) (*MetaRecord, error) {
 	tail, err := s.auditTail()
 	last, lacking := goOn(tail, chainHead{noted.Seq, noted.Hash}, noted.Entries)
 	events = events[:min(len(events), max(0, maxOwed-len(lacking)))]
 	entries, last := chain(last, events)
-	entries = slices.Concat(lacking, entries)
-	head := &MetaRecord{Head: Head{ID: "audit"}, Seq: last.Seq, Hash: last.Hash, Begins: noted.Begins, Entries: entries}
+	head := noted
+	head.ID = "audit"
+	head.Seq = last.Seq
+	head.Hash = last.Hash
+	head.Entries = slices.Concat(lacking, entries)
 	switch {
 	case err == nil && len(tail) == 0: // the first log, or the user moved the last one away
-		head.Begins = last.Seq - int64(len(entries))
+		head.Begins = last.Seq - int64(len(head.Entries))
 	case noted.Seq == 0:
 		head.Begins = -1
 	}
-	_, _ = s.check([]Record{head}) // nothing comes before a fact, nothing is entered for it
-	return head, err
+	s.date(&head, s.view.records["meta audit"])
+	return &head, err
 }
 
 // auditTail reads the end of the audit log. Bytes after the last newline are a write that a crash cut short: they are
@@ -1949,17 +1943,10 @@ func (s *Store) auditTail() ([]byte, error) {
 	}
 	whole := bytes.LastIndexByte(tail, '\n') + 1
 	torn := len(tail) - whole
-	if torn > 0 && torn < maxEntry { // more is no entry
+	if torn > 0 {
 		err = log.cut(log.end - int64(torn))
 	}
 	return tail[:whole], err
-}
-
-// AuditHead is how far the audit log's chain goes, as far as the state knows.
-func (s *Store) AuditHead() MetaRecord {
-	defer s.log.release()
-	_ = s.begin() // as it was, where it cannot be read
-	return s.view.audit()
 }
 
 // VerifyAudit verifies the audit log as it is now, without a line that is just being written, against the head that the
