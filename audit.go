@@ -48,8 +48,8 @@ const (
 
 // chainHead is how far a chain goes: number and hash of its last entry, the zero value without one.
 type chainHead struct {
-	Seq  int64
-	Hash string
+	Seq  int64  `json:"seq"`
+	Hash string `json:"hash"`
 }
 
 func (h chainHead) String() string { return fmt.Sprintf("%d:%s", h.Seq, h.Hash) }
@@ -224,19 +224,18 @@ func members(line []byte) (fields []Field) {
 
 // Verdict is what a verification found: what audit verify --json prints.
 type Verdict struct {
-	OK      bool     `json:"ok"`
-	Entries int64    `json:"entries"` // that form one chain, from the first on
-	Behind  string   `json:"behind"`  // the entry that the first one follows, as SEQ:HASH; "" it is the very first
-	Head    string   `json:"head"`    // the last of them, as SEQ:HASH
-	Line    int64    `json:"line"`    // the first bad one, 0 none
-	Reason  string   `json:"reason"`
-	Remedy  string   `json:"remedy"`
-	Heads   []string `json:"heads"` // known from elsewhere, as SEQ:HASH
-	Proves  string   `json:"proves"`
-	Limits  string   `json:"does_not_prove"`
+	OK        bool     `json:"ok"`
+	Entries   int64    `json:"entries"` // that form one chain, from the first on
+	Behind    string   `json:"behind"`  // the entry that the first one follows, as SEQ:HASH; "" it is the very first
+	chainHead          // the last of them
+	Line      int64    `json:"line"` // the first bad one, 0 none
+	Reason    string   `json:"reason"`
+	Remedy    string   `json:"remedy"`
+	Heads     []string `json:"heads"` // known from elsewhere, as SEQ:HASH
+	Proves    string   `json:"proves"`
+	Limits    string   `json:"does_not_prove"`
 
 	begins int64 // behind which entry the log may begin, −1 any
-	last   chainHead
 }
 
 // fault adds what is wrong with a line; the first line that has something wrong is the one that is named.
@@ -252,7 +251,7 @@ func (v *Verdict) fault(line int64, why string) {
 // shown with what stood there when the answer was typed. Of those it names the first. The log may begin behind the
 // entry of that number, −1: of any. An error is one of reading.
 func verify(log io.Reader, begins int64, heads ...string) (Verdict, error) {
-	v := Verdict{Heads: append([]string{}, heads...), begins: begins, last: chainHead{Hash: genesis}}
+	v := Verdict{Heads: append([]string{}, heads...), begins: begins, chainHead: chainHead{Hash: genesis}}
 	missing := slices.Clone(heads)
 	found := func(head string) {
 		missing = slices.DeleteFunc(missing, func(known string) bool { return known == head })
@@ -266,7 +265,7 @@ func verify(log io.Reader, begins int64, heads ...string) (Verdict, error) {
 			whole = false
 			return false
 		}
-		found(v.last.String())
+		found(v.String())
 		if why := asked.judge(fields, v.Behind == ""); why != "" && v.Reason == "" {
 			v.fault(v.Entries, why)
 		}
@@ -279,7 +278,7 @@ func verify(log io.Reader, begins int64, heads ...string) (Verdict, error) {
 	if whole && len(missing) > 0 {
 		var seq int64
 		fmt.Sscan(missing[0], &seq) // what is no number stays 0
-		line := max(1, min(seq-v.last.Seq+v.Entries, v.Entries+1))
+		line := max(1, min(seq-v.Seq+v.Entries, v.Entries+1))
 		v.fault(line, "the entry "+missing[0]+" is known but not there: the tail was cut or the chain computed anew")
 	}
 	v.conclude()
@@ -321,24 +320,23 @@ func (v *Verdict) next(line []byte) (fields []Field, why string) {
 	seq, _ := fields[0].Value.(int64)
 	prev, _ := fields[last-1].Value.(string)
 	if v.Entries == 0 && seq > 1 && (v.begins < 0 || seq <= v.begins+1) {
-		v.last = chainHead{seq - 1, prev}
-		v.Behind = v.last.String()
+		v.chainHead = chainHead{seq - 1, prev}
+		v.Behind = v.String()
 	}
-	if seq != v.last.Seq+1 {
-		return nil, fmt.Sprintf("seq is %d, not %d: entries removed, inserted or reordered", seq, v.last.Seq+1)
+	if seq != v.Seq+1 {
+		return nil, fmt.Sprintf("seq is %d, not %d: entries removed, inserted or reordered", seq, v.Seq+1)
 	}
 	hash := digest(canonical(fields[:last]))
-	if prev != v.last.Hash || fields[last].Value != hash {
+	if prev != v.Hash || fields[last].Value != hash {
 		return nil, "a hash does not match: this entry was changed, or the one before"
 	}
 	v.Entries++
-	v.last = chainHead{seq, hash}
+	v.chainHead = chainHead{seq, hash}
 	return fields, ""
 }
 
 // conclude says what the verdict proves, or what to do.
 func (v *Verdict) conclude() {
-	v.Head = v.last.String()
 	v.OK = v.Reason == ""
 	if !v.OK {
 		v.Remedy = "keep a copy; what a crash kept out comes with the next entry; else move audit.log away, and a new one begins"

@@ -1621,7 +1621,7 @@ func (c *command) audit(s *Store) int {
 		code = c.printJSON(v)
 	case v.OK:
 		fmt.Fprintf(c, "audit.log holds: %d entries, head %s\nproves: %s\ndoes not prove: %s\n",
-			v.Entries, v.Head, v.Proves, v.Limits)
+			v.Entries, v, v.Proves, v.Limits)
 	default:
 		fmt.Fprintf(c, "audit.log:%d: %s\n%d entries form one chain\nwhat to do: %s\n",
 			v.Line, visible(v.Reason), v.Entries, v.Remedy)

@@ -1318,8 +1318,7 @@ type UpdateRecord struct {
 // Telegram from working).
 type MetaRecord struct {
 	Head
-	Seq     int64             `json:"seq"`
-	Hash    string            `json:"hash"`
+	chainHead
 	Begins  int64             `json:"begins,omitempty"`  // the entry that the first of the audit log follows; −1 unknown
 	Entries []json.RawMessage `json:"entries,omitempty"` // the last ones, which a crash may have kept out of it
 	Values  map[string]string `json:"values"`
@@ -1912,13 +1911,12 @@ func (s *Store) record(recs []Record) error {
 // that the log lacks. After an error, why the log cannot be read, these are all that it may lack.
 func (s *Store) enter(noted MetaRecord, events []Event) (*MetaRecord, error) {
 	tail, err := s.auditTail()
-	last, lacking := goOn(tail, chainHead{noted.Seq, noted.Hash}, noted.Entries)
+	last, lacking := goOn(tail, noted.chainHead, noted.Entries)
 	events = events[:min(len(events), max(0, maxOwed-len(lacking)))]
 	entries, last := chain(last, events)
 	head := noted
 	head.ID = "audit"
-	head.Seq = last.Seq
-	head.Hash = last.Hash
+	head.chainHead = last
 	head.Entries = slices.Concat(lacking, entries)
 	switch {
 	case err == nil && len(tail) == 0: // the first log, or the user moved the last one away
@@ -1964,7 +1962,7 @@ func (s *Store) VerifyAudit(heads ...string) (Verdict, error) {
 	begins := int64(-1)
 	if noted.Seq > 0 {
 		begins = noted.Begins
-		heads = append(heads, chainHead{noted.Seq, noted.Hash}.String())
+		heads = append(heads, noted.String())
 	}
 	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), begins, heads...)
 }
