@@ -38,7 +38,7 @@ const (
 
 	maxExact     = 1<<53 - 1 // jq 1.6 changes larger integers
 	maxAuditText = 4096      // bytes of a value
-	maxEntry     = 1 << 18   // bytes of a line
+	maxEntry     = 1 << 16   // bytes of a line
 	maxRead      = 4 << 20   // bytes of a line of any file that is read; no process writes a longer one
 
 )

@@ -1,5 +1,6 @@
 // store.go keeps everything in the state folder: who may touch it, config.toml, and state.jsonl with every session,
-// question and answer, which all atlasbridge processes share. It shows nobody anything and never reaches the network.
+// question and answer, which all atlasbridge processes share. It writes audit.log too, whose chain audit.go makes. It
+// shows nobody anything and never reaches the network.
 //
 // A record is one line of state.jsonl, a JSON object:
 //
@@ -1539,13 +1540,11 @@ func schemaKnown(v int) error {
 // open reads the state, and writes it anew when it has records of an earlier schema.
 func (s *Store) open() error {
 	defer s.log.release()
-	if err := s.begin(); err != nil {
-		return err
+	err := s.begin()
+	if err == nil && s.older {
+		err = s.compact()
 	}
-	if !s.older {
-		return nil
-	}
-	return s.compact()
+	return err
 }
 
 // tryDisk writes a file as large as a compaction's, durably, and removes it. The error says why that cannot be done.
@@ -1794,9 +1793,9 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 // An error, which is Trouble too, is why it still lacks an entry.
 func (s *Store) Audit(events ...Event) error {
 	defer s.log.release()
+	err := s.log.acquire() // after an error, too, no other goroutine is here
 	s.unsaid = append(s.unsaid, events...)
 	s.unsaid = s.unsaid[:min(len(s.unsaid), maxOwed)]
-	err := s.log.acquire()
 	if err != nil {
 		s.lack(err)
 		return s.auditTrouble
