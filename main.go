@@ -339,7 +339,8 @@ Examples:
 
 Each line of audit.log has the hash of the one before: a line that was changed,
 put in, moved or taken out is found, and a tail that was cut by the head that
-the state keeps. The message that ends a session has one too, for --head.
+the state keeps. The message that ends a session has one too, for --head. When
+you move audit.log away the next one says which entry it follows.
 
 An entry has seq, ts, event, the session and the question it is about, and what
 that event brings. prev_hash is the hash of the line before, hash is "sha256:"
@@ -366,11 +367,9 @@ with this id (in full):
 Flags:
   --json           print one object
   --head SEQ:HASH  an entry that must be there (default: that in the state)
-  --aside          keep the log under another name and begin a new one
 
 Examples:
   atlasbridge audit verify
-  atlasbridge audit verify --aside
 
 Exit status: 0 when it holds; 1 when it does not`},
 	}
@@ -1093,7 +1092,7 @@ func (d *doctor) checkState(dir string) *Store {
 
 // checkAudit verifies the audit log.
 func (d *doctor) checkAudit(st *Store) {
-	verdict, err := st.verifyAudit(st.view)
+	verdict, err := st.VerifyAudit()
 	if err == nil && !verdict.OK {
 		err = hinted(fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason), verdict.Remedy)
 	}
@@ -1442,12 +1441,12 @@ func (c *command) answer(s *Store) int {
 // rejected audits an answer that was not taken; that this fails is Trouble, and the answer is not taken all the same.
 func (s *Store) rejected(p PromptRecord, why, by string) {
 	fields := []Field{{"reason", why}, {"by", by}}
-	_ = s.audit.Append(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields})
+	_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields})
 }
 
 // insideError refuses what only a person may do.
 func insideError() error {
-	return hinted(errors.New("this runs inside of a session: what runs there does not answer, nor touch the log"),
+	return hinted(errors.New("this runs inside of a session: what runs there does not answer"),
 		"use a terminal that was not started there, the session's own keyboard, or the phone")
 }
 
@@ -1488,7 +1487,7 @@ func ancestorsOf(pid int) (pids []int) {
 }
 
 // ---- commands: audit verify, logs ----
-// They read, but for --aside.
+// They only read.
 
 func cmdAudit(c *command) int {
 	return c.withState(c.audit)
@@ -1499,10 +1498,7 @@ func (c *command) audit(s *Store) int {
 	if !re(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
 		return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
 	}
-	if c.opts.on("aside") {
-		return c.putAside(s)
-	}
-	v, err := s.verifyAudit(s.view, strings.Fields(head)...)
+	v, err := s.VerifyAudit(strings.Fields(head)...)
 	if err != nil {
 		return c.fail(err)
 	}
@@ -1511,8 +1507,8 @@ func (c *command) audit(s *Store) int {
 	case c.opts.on("json"):
 		code = c.printJSON(v)
 	case v.OK:
-		fmt.Fprintf(c, "audit.log holds: %d entries, head %d:%s\nproves: %s\ndoes not prove: %s\n",
-			v.Entries, v.Entries, v.Hash, v.Proves, v.Limits)
+		fmt.Fprintf(c, "audit.log holds: %d entries, head %s\nproves: %s\ndoes not prove: %s\n",
+			v.Entries, v, v.Proves, v.Limits)
 	default:
 		fmt.Fprintf(c, "audit.log:%d: %s\n%d entries form one chain\nwhat to do: %s\n",
 			v.Line, visible(v.Reason), v.Entries, v.Remedy)
@@ -1521,22 +1517,6 @@ func (c *command) audit(s *Store) int {
 		return exitFailed
 	}
 	return code
-}
-
-// putAside is `audit verify --aside`, which the user does, not a program that is asked about.
-func (c *command) putAside(s *Store) int {
-	if s.inside() {
-		return c.fail(insideError())
-	}
-	aside, head, err := s.putAuditAside()
-	if err != nil {
-		return c.fail(fmt.Errorf("putting audit.log aside: %w", err))
-	}
-	if c.opts.on("json") {
-		return c.printJSON(map[string]any{"aside": aside, "head": head.String()})
-	}
-	fmt.Fprintf(c, "the old log is kept as %s\na new one begins: head %s\n", aside, head)
-	return 0
 }
 
 // cmdLogs prints the entries there are, and with --tail those that come, until it is interrupted.
@@ -2668,7 +2648,7 @@ func (s *session) save(doing string, recs ...Record) bool {
 
 // audit appends to the audit log. That it could not is told.
 func (s *session) audit(doing string, e Event) {
-	s.tellTrouble(doing, s.st.audit.Append(e))
+	s.tellTrouble(doing, s.st.Audit(e))
 }
 
 // tellTrouble tells the operator of trouble with the state or the audit log: of err, or of what the
@@ -5631,8 +5611,9 @@ func (s *session) recordExit() {
 
 // tellEnd sends the message that the program has ended, below all of its output.
 func (s *session) tellEnd() {
-	s.tellTrouble("writing the audit log", s.st.audit.Retry())
-	seq, hash, _ := s.st.audit.Head() // of a log that cannot be read: 0 and no hash
+	s.tellTrouble("writing the audit log", s.st.Audit())
+	view, _ := s.st.View() // as it was, where it cannot be read
+	head := view.audit()
 	lived := span(s.rec.EndedAt.Sub(s.rec.StartedAt))
 	text := fmt.Sprintf("%s · %s", howEnded(&s.rec, s.phoneEnds), lived)
 	switch n := s.questionsAsked(); n {
@@ -5642,7 +5623,7 @@ func (s *session) tellEnd() {
 	default:
 		text += fmt.Sprintf(" · %d questions", n)
 	}
-	text += fmt.Sprintf("\naudit %d %s", seq, hash)
+	text += fmt.Sprintf("\naudit %d %s", head.Seq, head.Hash)
 	s.notify(Notice{Urgent: true, Text: text, Last: true, Ring: s.endRings()})
 }
 
@@ -5821,12 +5802,12 @@ func namedTwice(v any) bool {
 func (h *hook) handle(c *command) {
 	switch h.Event {
 	case "PreToolUse":
-		if err := h.st.audit.Append(toolCall(h.session, h.Tool, h.UseID, h.Input)); err != nil {
+		if err := h.st.Audit(toolCall(h.session, h.Tool, h.UseID, h.Input)); err != nil {
 			c.fail(err)
 		}
 	case "PostToolUse", "PostToolUseFailure":
 		success := h.Event == "PostToolUse"
-		if err := h.st.audit.Append(toolResult(h.session, h.Tool, h.UseID, success)); err != nil {
+		if err := h.st.Audit(toolResult(h.session, h.Tool, h.UseID, success)); err != nil {
 			c.fail(err)
 		}
 	case "Stop": // the tool's answer, for the session's idle notice

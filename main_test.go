@@ -6482,6 +6482,9 @@ func livesThrough(t *testing.T, fault string) (struck bool) {
 	if kind == "fail" && !strings.Contains(said, "lived\n") {
 		wrong("one failure stopped everything")
 	}
+	if strings.Contains(said, "answered ") && len(records(t, dir, "prompt")) == 0 {
+		wrong("what was acknowledged is in no file")
+	}
 	for _, p := range records(t, dir, "prompt") {
 		told := strings.Contains(said, "answered "+p.str("id")[:8])
 		answered := slices.Contains([]string{"reply_received", "injected", "resolved"}, p.str("status"))
@@ -7154,8 +7157,9 @@ func chained(entries string) (log string) {
 	return log
 }
 
-// TestTampering: `audit verify` names the first line of a log that was edited, cut, replaced or moved away, and no later
-// entry mends that: testdata/tamper.txt. What it does not continue is said once.
+// TestTampering: `audit verify` names the first line of a log that was edited, cut or replaced, and no later entry mends
+// that, unless the state still has what was cut; a new log in the place of one that was moved away goes on behind that:
+// testdata/tamper.txt.
 func TestTampering(t *testing.T) {
 	needTool(t, "sh", "sed", "head", "tail", "mv", "cp", "rm", "cat")
 	t.Parallel()
@@ -7179,18 +7183,11 @@ more() { "$TEST_BINARY" answer nobody y 2> x; rm x; }
 		for _, when := range []string{"says", "later", "later"} {
 			if when == "later" {
 				cli(t, dir, "answer", "nobody", "y")
-				r["later"] = strings.ReplaceAll(r["later"], "holds: 9", "holds: [0-9]+")
+				r["later"] = regexp.MustCompile(`holds: [0-9]+`).ReplaceAllString(r["later"], "holds: [0-9]+") // one more each time
 			}
 			code, out, _ := cli(t, dir, "audit", "verify")
 			if (code == 0) != strings.Contains(r[when], "holds") || !matches("(?s)"+r[when], out) {
 				t.Errorf("%s: %s: %s: exit %d, %s", r["at"], r["what"], when, code, out)
-			}
-		}
-		said := map[string]int{}
-		for _, e := range entries(t, dir, "AUDIT_DISCONTINUED") {
-			said[e.str("noted_hash")]++
-			if said[e.str("noted_hash")] > 1 {
-				t.Errorf("%s: %s: it is said twice that the log did not continue %v", r["at"], r["what"], e)
 			}
 		}
 	})
@@ -11952,7 +11949,7 @@ func signals(t *testing.T, pid int, name string) {
 func freezes(t *testing.T, dir string, pid int) {
 	t.Helper()
 	needTool(t, "ps")
-	for held := true; held; held = !unlocked(t, dir, "state.lock") || !unlocked(t, dir, "audit.lock") {
+	for held := true; held; held = !unlocked(t, dir, "state.lock") {
 		signals(t, pid, "CONT")
 		signals(t, pid, "STOP")
 		comesTrue(t, "it is stopped", func() bool { return strings.HasPrefix(psState(pid), "T") })

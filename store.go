@@ -1,5 +1,6 @@
 // store.go keeps everything in the state folder: who may touch it, config.toml, and state.jsonl with every session,
-// question and answer, which all atlasbridge processes share. It shows nobody anything and never reaches the network.
+// question and answer, which all atlasbridge processes share. It writes audit.log too, whose chain audit.go makes. It
+// shows nobody anything and never reaches the network.
 //
 // A record is one line of state.jsonl, a JSON object:
 //
@@ -10,12 +11,14 @@
 // line with a rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
 //
 // Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
-// from it. One Update is one write. When it fails the file is cut back; when that fails too, this process never writes
-// again.
+// from it, in the audit log too. One Update is one write to each: to state.jsonl the records and, in the record "audit",
+// the audit entries that they mean; then to audit.log these entries. When a write fails the file is cut back; when that
+// fails too, this process never writes it again.
 //
 // What a crash can leave is the beginning of a write. Its whole lines do no harm: an update of Telegram is written
-// after what it led to, and what comes again is done once. Its torn line is moved to state.jsonl.torn-TIME. A damaged
-// line before the end stays, is reported, and fails its question.
+// after what it led to, and what comes again is done once. Its torn line is moved to state.jsonl.torn-TIME. Entries that
+// the audit log lacks, for a crash or because it could not be written, are entered from the state before the next. A
+// damaged line before the end stays, is reported, and fails its question.
 //
 // Compaction keeps the last line of every record that is alive or not old, in a new file that is renamed into place;
 // other processes follow. A file with damage, or of an earlier schema, is first copied to state.jsonl.backup-TIME.
@@ -634,7 +637,7 @@ func openLog(dir, level string) (*slog.Logger, error) {
 
 // ---- the journal ----
 //
-// A journal is a file of lines that several processes append to: state.jsonl, and audit.log too.
+// A journal is a file of lines that several processes append to: state.jsonl and audit.log, both under one lock.
 
 // files makes a call, which a test lets fail, or kills us before.
 type files func(op string, f *os.File, call func() error) error
@@ -642,8 +645,8 @@ type files func(op string, f *os.File, call func() error) error
 // directly makes it, and nothing else.
 func directly(_ string, _ *os.File, call func() error) error { return call() }
 
-// lockWait is for how long a lock between processes is waited for. Each holds it for one append, an fsync: a hundred
-// that come at once are done in two seconds.
+// lockWait is for how long a lock between processes is waited for. Each holds it for one append, two fsyncs: a hundred
+// that come at once are done in four seconds.
 const lockWait = 10 * time.Second
 
 // lockVain is for how long it is waited for after that was in vain.
@@ -655,21 +658,14 @@ const (
 	lockPauses = 16 * time.Millisecond
 )
 
-// journal is one such file. What acquire sets holds until release.
-type journal struct {
+// stateLock is state.lock, the lock of the journals, which is never renamed.
+type stateLock struct {
 	do     files
-	path   string
+	name   string
 	mu     turn          // held from acquire to release, before the lock between processes
 	lock   *os.File      // nil until it could be opened
 	wait   time.Duration // for the lock, at most; lockVain once that was in vain
-	vain   bool
-	f      *os.File // nil after a failed write: that descriptor is never written or fsynced again
-	end    int64    // bytes of the file
-	anew   bool     // acquire has opened another file than before
-	known  bool     // the folder's entry of the file is on the disk
 	closed bool
-	// poison, if not nil, is why what the file ends with is unknown: nothing is written any more.
-	poison error
 }
 
 // turn is a lock between goroutines: one has it at a time. It is no sync.Mutex, for in a test's virtual time
@@ -682,63 +678,34 @@ func (t turn) Lock() { t <- struct{}{} }
 // Unlock ends it.
 func (t turn) Unlock() { <-t }
 
-// newJournal is the journal of that path, which is opened when it is first acquired.
-func newJournal(path string, do files) *journal {
-	return &journal{do: do, path: path, mu: make(turn, 1), wait: lockWait}
-}
-
-// acquire waits for the lock and opens the file that the path names. release follows, after an error, too.
-func (j *journal) acquire() error {
-	j.mu.Lock()
-	if err := j.acquireLock(); err != nil {
-		return fmt.Errorf("locking %s: %w", j.path, err)
-	}
-	j.anew = !j.isOpen()
-	if j.anew {
-		if err := j.open(); err != nil {
-			return err
-		}
-	}
-	err := j.do("fstat", j.f, func() error {
-		info, err := j.f.Stat()
-		if err == nil {
-			j.end = info.Size()
-		}
-		return err
-	})
-	if err != nil {
-		j.drop()
-	}
-	return err
-}
-
-// acquireLock opens the lock's file, unless it is open, and waits for it, a while: a process that was stopped while it
-// had the lock must not stop all others.
-func (j *journal) acquireLock() error {
-	if j.closed {
+// acquire waits for the lock, a while: a process that was stopped while it had the lock must not stop all others.
+// release follows, after an error, too.
+func (l *stateLock) acquire() error {
+	l.mu.Lock()
+	if l.closed {
 		return fs.ErrClosed
 	}
-	if j.lock == nil {
-		name := strings.TrimSuffix(j.path, filepath.Ext(j.path)) + ".lock"
-		err := j.do("open", nil, func() (err error) {
-			j.lock, err = openPrivate(name, os.O_RDWR|os.O_CREATE)
-			return err
-		})
+	err := l.do("flock", l.lock, l.take)
+	l.wait = lockWait
+	if errors.Is(err, errLocked) {
+		l.wait = lockVain
+	}
+	if err != nil {
+		return fmt.Errorf("locking %s: %w", l.name, err)
+	}
+	return nil
+}
+
+// take opens the lock's file, unless it is open, and waits for the lock.
+func (l *stateLock) take() error {
+	if l.lock == nil {
+		f, err := openPrivate(l.name, os.O_RDWR|os.O_CREATE)
 		if err != nil {
 			return err
 		}
+		l.lock = f
 	}
-	wait := j.wait
-	if j.vain {
-		wait = min(wait, lockVain)
-	}
-	err := j.do("flock", j.lock, func() error { return awaitLock(j.lock, wait) })
-	j.vain = errors.Is(err, errLocked)
-	if err != nil {
-		_ = j.lock.Close() // nothing was written to it
-		j.lock = nil
-	}
-	return err
+	return awaitLock(l.lock, l.wait)
 }
 
 // awaitLock takes the lock of a file. It tries again and again, with pauses that grow, until limit has passed.
@@ -756,12 +723,45 @@ func awaitLock(f *os.File, limit time.Duration) error {
 	}
 }
 
-// isOpen tells whether f is the file that the path names: a compaction puts another one there.
-func (j *journal) isOpen() bool {
-	if j.f == nil {
-		return false
+// release lets other goroutines and processes have the files.
+func (l *stateLock) release() {
+	if l.lock != nil {
+		_ = unlockFile(l.lock) // what cannot be given back ends with the process
 	}
-	return isNamed(j.f, j.path)
+	l.mu.Unlock()
+}
+
+// journal is one such file. What look finds holds until the lock is released.
+type journal struct {
+	*stateLock
+	path  string
+	f     *os.File // nil after a failed write: that descriptor is never written or fsynced again
+	end   int64    // bytes of the file
+	anew  bool     // look has opened another file than before: a compaction, or the user, puts another one there
+	known bool     // the folder's entry of the file is on the disk
+	// poison, if not nil, is why what the file ends with is unknown: nothing is written any more.
+	poison error
+}
+
+// look opens the file that the path names, and makes one where there is none. The lock is held.
+func (j *journal) look() error {
+	j.anew = j.f == nil || !isNamed(j.f, j.path)
+	if j.anew {
+		j.drop()
+		f, err := openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
+		if err != nil {
+			return err
+		}
+		j.f = f
+		j.known = false
+	}
+	info, err := j.f.Stat()
+	if err != nil {
+		j.drop()
+		return err
+	}
+	j.end = info.Size()
+	return nil
 }
 
 // isNamed tells whether f is the file that the path names.
@@ -774,22 +774,11 @@ func isNamed(f *os.File, path string) bool {
 	return err == nil && os.SameFile(named, open)
 }
 
-// open opens the file that the path names, and makes one where there is none.
-func (j *journal) open() error {
-	j.drop()
-	j.known = false
-	return j.do("open", nil, func() (err error) {
-		j.f, err = openPrivate(j.path, os.O_RDWR|os.O_APPEND|os.O_CREATE)
-		return err
-	})
-}
-
-// readAt reads all of b, which begins at that byte of the file.
-func (j *journal) readAt(b []byte, at int64) error {
-	return j.do("pread", j.f, func() error {
-		_, err := j.f.ReadAt(b, at)
-		return err
-	})
+// from reads the bytes from at on.
+func (j *journal) from(at int64) ([]byte, error) {
+	b := make([]byte, j.end-at)
+	_, err := j.f.ReadAt(b, at)
+	return b, err
 }
 
 // drop gives back the file.
@@ -800,28 +789,8 @@ func (j *journal) drop() {
 	}
 }
 
-// release lets other goroutines and processes have the file.
-func (j *journal) release() {
-	if j.lock != nil {
-		_ = unlockFile(j.lock) // what cannot be given back ends with the process
-	}
-	j.mu.Unlock()
-}
-
-// close gives back file and lock, for good.
-func (j *journal) close() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.closed = true
-	j.drop()
-	if j.lock != nil {
-		_ = j.lock.Close() // nothing was written to it
-		j.lock = nil
-	}
-}
-
-// append adds b at the end. After an error the file is as it was before, or poison is set.
-func (j *journal) append(b []byte, durable bool) error {
+// append adds b at the end, durably. After an error the file is as it was before, or poison is set.
+func (j *journal) append(b []byte) error {
 	if j.poison != nil {
 		return j.poison
 	}
@@ -831,7 +800,13 @@ func (j *journal) append(b []byte, durable bool) error {
 		}
 		j.known = true
 	}
-	err := j.write(b, durable)
+	err := j.do("write", j.f, func() error {
+		_, err := j.f.Write(b)
+		return err
+	})
+	if err == nil {
+		err = j.do("fsync", j.f, func() error { return syncFile(j.f) })
+	}
 	if err == nil {
 		j.end += int64(len(b))
 		return nil
@@ -845,18 +820,6 @@ func (j *journal) append(b []byte, durable bool) error {
 	return err
 }
 
-// write leaves part of b in the file when it fails.
-func (j *journal) write(b []byte, durable bool) error {
-	err := j.do("write", j.f, func() error {
-		_, err := j.f.Write(b)
-		return err
-	})
-	if err != nil || !durable {
-		return err
-	}
-	return j.do("fsync", j.f, func() error { return syncFile(j.f) })
-}
-
 func (j *journal) truncate(end int64) error {
 	return j.do("ftruncate", j.f, func() error { return cutFile(j.f, end) })
 }
@@ -867,8 +830,8 @@ func (j *journal) create(path string, b []byte) error {
 	if err != nil {
 		return err
 	}
-	beside := journal{do: j.do, path: path, f: f}
-	err = beside.append(b, true)
+	beside := journal{stateLock: j.stateLock, path: path, f: f}
+	err = beside.append(b)
 	beside.drop()
 	if err != nil {
 		_ = os.Remove(path) // it is not whole
@@ -878,8 +841,8 @@ func (j *journal) create(path string, b []byte) error {
 
 // aside copies the bytes from at on to a new file, and gives its name.
 func (j *journal) aside(why string, at int64) (path string, err error) {
-	b := make([]byte, j.end-at)
-	if err := j.readAt(b, at); err != nil {
+	b, err := j.from(at)
+	if err != nil {
 		return "", err
 	}
 	path = j.path + "." + why + "-" + time.Now().UTC().Format(fileStamp)
@@ -997,6 +960,18 @@ func encode(r Record) ([]byte, error) {
 	}
 	b = bytes.TrimSuffix(b, []byte("}"))
 	return append(b, seal(b)...), nil
+}
+
+// encodeAll is the lines of records.
+func encodeAll(records []Record) (lines []byte, err error) {
+	for _, r := range records {
+		line, err := encode(r)
+		if err != nil {
+			return nil, err
+		}
+		lines = append(lines, line...)
+	}
+	return lines, nil
 }
 
 // seal is the end of a line, with its checksum; open is what comes before.
@@ -1385,13 +1360,14 @@ type UpdateRecord struct {
 	Kind string `json:"kind"`
 }
 
-// MetaRecord is a single fact by id: "audit" (head of the chain), "telegram" (claims, poller), "topics" (the chat that
-// has them), "trouble poll" and "trouble send" (what keeps Telegram from working).
+// MetaRecord is a single fact by id: "audit" (how far the chain goes), "telegram" (claims, poller), "topics" (the chat
+// that has them), "trouble poll" and "trouble send" (what keeps Telegram from working).
 type MetaRecord struct {
 	Head
-	Seq    int64             `json:"seq"`
-	Hash   string            `json:"hash"`
-	Values map[string]string `json:"values"`
+	chainHead
+	Begins  int64             `json:"begins,omitempty"`  // the entry that the first of the audit log follows; −1 unknown
+	Entries []json.RawMessage `json:"entries,omitempty"` // the last ones, which a crash may have kept out of it
+	Values  map[string]string `json:"values"`
 }
 
 // View is the state as read: the last record of every id. Read only: a change is a changed copy, given to Update.
@@ -1438,6 +1414,14 @@ func (v *View) apply(r Record) {
 
 func (v *View) active(id string) bool {
 	return v.Sessions[id] != nil && v.Sessions[id].Status == "active"
+}
+
+// audit is how far the audit log's chain goes, as far as the state knows.
+func (v *View) audit() MetaRecord {
+	if m := v.Meta["audit"]; m != nil {
+		return *m
+	}
+	return MetaRecord{}
 }
 
 // which are the prompts that want holds for, in the order in which they were asked; never nil.
@@ -1521,9 +1505,9 @@ type Store struct {
 	Dir       string
 	Retention time.Duration // how long ended sessions and their questions are kept
 	now       func() time.Time
-	audit     *Audit   // its log is acquired after ours
 	crashing  func()   // before a panic of ours ends the process; nil: nothing is
-	log       *journal // its mutex guards what follows
+	log       *journal // state.jsonl; its mutex guards what follows
+	audit     *journal // audit.log, under the same lock
 
 	view           *View
 	read           int64         // bytes of the file that view holds
@@ -1531,6 +1515,7 @@ type Store struct {
 	wake           chan struct{} // closed when view changes
 	older          bool          // a record has an earlier schema version
 	notes          []string      // what was found damaged in the file
+	unsaid         []Event       // neither file could take them: they come before the next
 	writeTrouble   error         // why the last change was not recorded
 	auditTrouble   error         // why the audit log lacks an entry
 	compactTrouble error         // why the last compaction failed
@@ -1554,9 +1539,16 @@ func openState(dir string, do files) (*Store, error) {
 // newStore is the state in dir, not read yet: whoever first needs it reads it. What can be told without that is: a
 // folder or a file that is not the user's alone, and what a newer atlasbridge wrote.
 func newStore(dir string, do files) (*Store, error) {
-	s := &Store{Dir: dir, Retention: retention, now: time.Now, view: viewOf(nil),
-		wake: make(chan struct{}), log: newJournal(filepath.Join(dir, "state.jsonl"), do)}
-	s.audit = &Audit{log: newJournal(filepath.Join(dir, "audit.log"), do), lock: s.lockAudit, note: s.noteHead}
+	lock := &stateLock{do: do, name: filepath.Join(dir, "state.lock"), mu: make(turn, 1), wait: lockWait}
+	s := &Store{
+		Dir:       dir,
+		Retention: retention,
+		now:       time.Now,
+		log:       &journal{stateLock: lock, path: filepath.Join(dir, "state.jsonl")},
+		audit:     &journal{stateLock: lock, path: filepath.Join(dir, "audit.log")},
+		view:      viewOf(nil),
+		wake:      make(chan struct{}),
+	}
 	for _, folder := range []string{dir, filepath.Join(dir, "sessions")} {
 		if err := secureDir(folder); err != nil {
 			return nil, err
@@ -1594,13 +1586,11 @@ func schemaKnown(v int) error {
 // open reads the state, and writes it anew when it has records of an earlier schema.
 func (s *Store) open() error {
 	defer s.log.release()
-	if err := s.begin(); err != nil {
-		return err
+	err := s.begin()
+	if err == nil && s.older {
+		err = s.compact()
 	}
-	if !s.older {
-		return nil
-	}
-	return s.compact()
+	return err
 }
 
 // tryDisk writes a file as large as a compaction's, durably, and removes it. The error says why that cannot be done.
@@ -1624,13 +1614,10 @@ func (s *Store) Notes() []string {
 func (s *Store) Trouble() error {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
-	switch {
-	case s.log.poison != nil:
-		return s.log.poison
-	case s.writeTrouble != nil:
-		return s.writeTrouble
-	case s.auditTrouble != nil:
-		return s.auditTrouble
+	for _, err := range []error{s.writeTrouble, s.auditTrouble} {
+		if err != nil {
+			return err
+		}
 	}
 	return s.compactTrouble
 }
@@ -1644,8 +1631,15 @@ func (s *Store) View() (*View, error) {
 
 // Close gives back files and locks.
 func (s *Store) Close() {
-	s.log.close()
-	s.audit.log.close()
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	s.log.closed = true
+	s.log.drop()
+	s.audit.drop()
+	if s.log.lock != nil {
+		_ = s.log.lock.Close() // nothing was written to it
+		s.log.lock = nil
+	}
 	s.held.Range(func(_, lock any) bool {
 		_ = lock.(*os.File).Close() // of what is in it nobody depends
 		return true
@@ -1668,17 +1662,26 @@ func (s *Store) catchPanic() {
 func (s *Store) Still(do func()) {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
-	s.audit.log.mu.Lock()
-	defer s.audit.log.mu.Unlock()
 	do()
 }
 
-// begin acquires the log and reads what others appended, not when it is poisoned: then its last line failed.
+// begin takes the lock and reads what others appended. release follows, after an error, too.
 func (s *Store) begin() error {
 	if err := s.log.acquire(); err != nil {
 		return err
 	}
-	if s.log.poison != nil || !s.log.anew && s.log.end == s.read {
+	return s.catchUp()
+}
+
+// catchUp reads what others appended, not when the log is poisoned: then its last line failed.
+func (s *Store) catchUp() error {
+	if s.log.poison != nil {
+		return nil
+	}
+	if err := s.log.look(); err != nil {
+		return err
+	}
+	if !s.log.anew && s.log.end == s.read {
 		return nil
 	}
 	other := s.log.anew || s.log.end < s.read
@@ -1686,8 +1689,8 @@ func (s *Store) begin() error {
 	if other {
 		from = 0
 	}
-	b := make([]byte, s.log.end-from)
-	if err := s.log.readAt(b, from); err != nil {
+	b, err := s.log.from(from)
+	if err != nil {
 		s.log.drop() // else it would pass for the file that was read
 		return err
 	}
@@ -1711,11 +1714,19 @@ func (s *Store) forget() {
 // one of an id decoded. A torn end is moved aside: an error is that of moving it.
 func (s *Store) replay(b []byte) error {
 	texts := bytes.SplitAfter(b, []byte("\n"))
-	lines, newest, err := parseLines(texts[:len(texts)-1])
-	if err != nil {
-		return err
+	lines := make([]stateLine, len(texts)-1)
+	newest := map[string]int{}
+	for i := range lines {
+		lines[i] = parseLine(texts[i])
+		if lines[i].err != nil {
+			continue
+		}
+		if err := schemaKnown(lines[i].V); err != nil {
+			return err
+		}
+		newest[lines[i].key()] = i
 	}
-	s.decodeAll(lines, texts, newest)
+	s.decodeAll(lines, texts, slices.Collect(maps.Values(newest)))
 	first := s.read == 0
 	live := 0 // bytes of lines that are the last of their ids
 	for i, l := range lines {
@@ -1748,41 +1759,18 @@ func (s *Store) replay(b []byte) error {
 	return nil
 }
 
-// parseLines parses whole lines. newest are the numbers of those that are the last sound one of their id.
-func parseLines(texts [][]byte) (lines []stateLine, newest []int, err error) {
-	lines = make([]stateLine, len(texts))
-	last := map[string]int{}
-	for i := range lines {
-		lines[i] = parseLine(texts[i])
-		if lines[i].err != nil {
-			continue
-		}
-		if err := schemaKnown(lines[i].V); err != nil {
-			return nil, nil, err
-		}
-		last[lines[i].key()] = i
-	}
-	return lines, slices.Collect(maps.Values(last)), nil
-}
-
 // decodeAll decodes those lines, many of them on all processors.
 func (s *Store) decodeAll(lines []stateLine, texts [][]byte, which []int) {
 	var all sync.WaitGroup
-	decode := func(share []int) {
-		for _, i := range share {
-			lines[i].decode(texts[i])
-		}
-	}
-	size := len(which)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
-	for len(which) > size {
-		share := which[:size]
-		which = which[size:]
+	enough := len(which)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
+	for share := range slices.Chunk(which, enough) {
 		all.Go(func() {
 			defer s.catchPanic()
-			decode(share)
+			for _, i := range share {
+				lines[i].decode(texts[i])
+			}
 		})
 	}
-	decode(which)
 	all.Wait()
 }
 
@@ -1827,70 +1815,130 @@ func (s *Store) isStale() bool {
 
 // ---- update ----
 //
-// Every change goes through Update: on the disk, then in the view, then in the audit log.
+// Every change goes through Update: on the disk together with its audit entries, in the view, then in the audit log.
+
+// maxOwed is how many entries the state keeps for an audit log that cannot be written. What happens then is lost to it.
+const maxOwed = 500
 
 // Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns durable,
 // in that order (an UpdateRecord comes last), all or nothing. Audit entries that cannot be written are only Trouble.
 func (s *Store) Update(fn func(*View) ([]Record, error)) error {
-	events, err := s.update(fn)
-	if len(events) == 0 {
-		s.log.release()
-		return err
-	}
-	noted, err := s.handOver(nil)
-	_ = s.audit.commit(noted, err, events...) // what fails of it is Trouble
-	return nil
-}
-
-// update is Update without the audit log: it gives the entries for it, and does not release the log.
-func (s *Store) update(fn func(*View) ([]Record, error)) ([]Event, error) {
+	defer s.log.release()
 	if err := s.begin(); err != nil {
 		s.writeTrouble = err
-		return nil, err
+		return err
 	}
 	recs, err := fn(s.view)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return s.write(recs)
+	return s.write(slices.DeleteFunc(recs, s.comesAgain), nil)
 }
 
-// write appends recs, but for what an update asks for again, and gives the entries for the audit log.
-func (s *Store) write(recs []Record) ([]Event, error) {
-	recs = slices.DeleteFunc(recs, s.comesAgain)
-	if len(recs) == 0 {
-		return nil, nil
+// Audit enters events that are no change of the state, though that cannot be written, and whatever the audit log lacks.
+// An error, which is Trouble too, is why it still lacks an entry.
+func (s *Store) Audit(events ...Event) error {
+	defer s.log.release()
+	err := s.log.acquire() // after an error, too, no other goroutine is here
+	s.unsaid = append(s.unsaid, events...)
+	s.unsaid = s.unsaid[:min(len(s.unsaid), maxOwed)]
+	if err != nil {
+		s.lack(err)
+		return s.auditTrouble
 	}
-	var lines []byte
-	var events []Event
-	for i, r := range recs {
-		h := r.head()
-		*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
-		old := s.view.records[h.key()]
-		for _, before := range recs[:i] {
-			if before.head().key() == h.key() {
-				old = before
-			}
+	err = s.catchUp()
+	if err == nil {
+		err = s.log.poison
+	}
+	_ = s.write(nil, err) // what fails of the state costs no entry
+	return s.auditTrouble
+}
+
+// write makes records durable, and enters what they mean and what is unsaid. The state comes first, with the entries: a
+// crash between the two costs none, for whoever enters the next finds them there. An error is that of the state, where
+// nothing was recorded. unread is why that can be neither read nor written, nil: it can.
+func (s *Store) write(recs []Record, unread error) error {
+	meant, err := s.check(recs)
+	if err != nil {
+		return err
+	}
+	events := slices.Concat(s.unsaid, meant)
+	if len(events) == 0 && s.auditTrouble == nil {
+		return s.record(recs)
+	}
+	noted := s.view.audit()
+	if unread != nil {
+		noted = MetaRecord{} // others may have gone on
+	}
+	head, lacks := s.enter(noted, events)
+	err = unread
+	if err == nil {
+		err = s.record(slices.Concat([]Record{head}, recs))
+	}
+	if err != nil && len(recs) > 0 {
+		return err
+	}
+	if lacks == nil {
+		lacks = s.audit.append(lined(head.Entries))
+	}
+	s.lack(lacks)
+	if err == nil || lacks == nil {
+		s.unsaid = nil
+	}
+	return err
+}
+
+// lack notes why the audit log lacks an entry, nil: it lacks none.
+func (s *Store) lack(why error) {
+	s.auditTrouble = nil
+	if why != nil {
+		s.auditTrouble = fmt.Errorf("the audit log lacks an entry: %w", why)
+	}
+}
+
+// check gives records their heads, and says what they mean for the audit log. An error is why one cannot be.
+func (s *Store) check(recs []Record) (events []Event, err error) {
+	newest := map[string]Record{}
+	for _, r := range recs {
+		r.head().Rec = kindOf(r)
+		key := r.head().key()
+		old := newest[key]
+		if old == nil {
+			old = s.view.records[key]
 		}
-		if old != nil && !h.At.After(old.head().At) {
-			h.At = old.head().At.Add(time.Microsecond)
-		}
+		s.date(r, old)
 		keepTopic(old, r)
-		line, err := encode(r)
-		if err == nil {
-			err = s.view.transition(old, r)
+		if err := s.view.transition(old, r); err != nil {
+			return nil, fmt.Errorf("recording %s: %w", key, err)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
-		}
-		lines = append(lines, line...)
+		newest[key] = r
 		events = append(events, auditEvents(old, r)...)
 	}
-	durable := recs[0].head().key() != "meta audit" // if that is lost, the next will do
+	return events, nil
+}
+
+// date completes the head of a record that follows old, nil none.
+func (s *Store) date(r, old Record) {
+	h := r.head()
+	*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
+	if old != nil && !h.At.After(old.head().At) {
+		h.At = old.head().At.Add(time.Microsecond)
+	}
+}
+
+// record appends checked records to the state, in one write.
+func (s *Store) record(recs []Record) error {
+	if len(recs) == 0 {
+		return nil
+	}
+	lines, err := encodeAll(recs)
+	if err == nil {
+		err = s.log.append(lines)
+	}
 	s.writeTrouble = nil
-	if err := s.log.append(lines, durable); err != nil {
+	if err != nil {
 		s.writeTrouble = fmt.Errorf("recording: %w", err)
-		return nil, s.writeTrouble
+		return s.writeTrouble
 	}
 	for _, r := range recs {
 		s.view.apply(r)
@@ -1901,7 +1949,67 @@ func (s *Store) write(recs []Record) ([]Event, error) {
 	if s.read >= s.compactAt {
 		_ = s.compact() // what fails of it is Trouble
 	}
-	return events, nil
+	return nil
+}
+
+// enter chains events to the audit log, whose head is noted, and returns the record of the new one, with all entries
+// that the log lacks. After an error, why the log cannot be read, these are all that it may lack.
+func (s *Store) enter(noted MetaRecord, events []Event) (*MetaRecord, error) {
+	tail, err := s.auditTail()
+	last, lacking := goOn(tail, noted.chainHead, noted.Entries)
+	events = events[:min(len(events), max(0, maxOwed-len(lacking)))]
+	entries, last := chain(last, events)
+	head := noted
+	head.ID = "audit"
+	head.chainHead = last
+	head.Entries = slices.Concat(lacking, entries)
+	switch {
+	case err == nil && len(tail) == 0: // the first log, or the user moved the last one away
+		head.Begins = last.Seq - int64(len(head.Entries))
+	case noted.Seq == 0:
+		head.Begins = -1
+	}
+	s.date(&head, s.view.records["meta audit"])
+	return &head, err
+}
+
+// auditTail reads the end of the audit log. Bytes after the last newline are a write that a crash cut short: they are
+// moved aside.
+func (s *Store) auditTail() ([]byte, error) {
+	log := s.audit
+	if err := log.look(); err != nil {
+		return nil, err
+	}
+	tail, err := log.from(max(0, log.end-maxEntry))
+	if err != nil {
+		return nil, err
+	}
+	whole := bytes.LastIndexByte(tail, '\n') + 1
+	torn := len(tail) - whole
+	if torn > 0 {
+		err = log.cut(log.end - int64(torn))
+	}
+	return tail[:whole], err
+}
+
+// VerifyAudit verifies the audit log as it is now, without a line that is just being written, against the head that the
+// state notes, and those given.
+func (s *Store) VerifyAudit(heads ...string) (Verdict, error) {
+	err := s.begin()
+	if err == nil {
+		err = s.audit.look()
+	}
+	noted := s.view.audit()
+	s.log.release()
+	if err != nil {
+		return Verdict{}, err
+	}
+	begins := int64(-1)
+	if noted.Seq > 0 {
+		begins = noted.Begins
+		heads = append(heads, noted.String())
+	}
+	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), begins, heads...)
 }
 
 // keepTopic gives a session's record its topic, where it says nothing of it.
@@ -1926,61 +2034,6 @@ func (s *Store) comesAgain(r Record) bool {
 		}
 	}
 	return false
-}
-
-// lockAudit acquires the audit log, by way of the state's lock. An error is the audit log's: losing the state never
-// costs an entry.
-func (s *Store) lockAudit() (noted *MetaRecord, err error) {
-	return s.handOver(s.begin())
-}
-
-// handOver acquires the audit log and then releases the state, so that both files have the same order, and nobody puts
-// the log aside between. It gives the head that the state notes now, nil when there is none, or when unknown is why the
-// state could not be read. What is noted was in the log before, so that a log that does not continue it has lost
-// something.
-func (s *Store) handOver(unknown error) (noted *MetaRecord, err error) {
-	if unknown == nil && s.log.poison == nil {
-		noted = s.view.Meta["audit"]
-	}
-	err = s.audit.log.acquire()
-	s.log.release()
-	return noted, err
-}
-
-// noteHead keeps the audit chain's head in the state; failed is why an entry is not in the chain. A head takes the
-// place only of the one that the log was seen to continue: of the one it was compared with before the append, or, when
-// other processes have noted theirs since, of what the state notes now. Else the state keeps what it has, and the next
-// append finds that the log does not continue it. That a gap was found stays noted, whatever heads follow.
-func (s *Store) noteHead(done appended, failed error) {
-	defer s.log.release()
-	err := s.begin()
-	s.auditTrouble = nil
-	if failed != nil {
-		s.auditTrouble = fmt.Errorf("the audit log lacks an entry: %w", failed)
-		return
-	}
-	if err != nil {
-		return
-	}
-	now := s.view.Meta["audit"]
-	if headOf(now) != done.noted {
-		if done.last.Seq <= headOf(now).Seq {
-			return
-		}
-		last, yes, err := s.audit.continues(headOf(now))
-		if err != nil || !yes {
-			return
-		}
-		done = appended{noted: headOf(now), last: last}
-	}
-	r := &MetaRecord{Head: Head{ID: "audit"}, Seq: done.last.Seq, Hash: done.last.Hash}
-	if now != nil {
-		r.Values = now.Values
-	}
-	if done.gap && r.Values["broken"] == "" {
-		r.Values = map[string]string{"broken": done.noted.String()}
-	}
-	_, _ = s.write([]Record{r}) // if lost, the next will do
 }
 
 // Move takes a prompt along one legal transition; change may fill in more.
@@ -2216,6 +2269,111 @@ func (s *Store) Owed(before <-chan struct{}) (owed []*PromptRecord, changed <-ch
 	owed = s.view.which((*PromptRecord).owes)
 	sort.Slice(owed, func(i, j int) bool { return owed[i].At.Before(owed[j].At) })
 	return owed, s.wake, nil
+}
+
+// ---- what is entered ----
+//
+// Every change of a session or a question is an entry in the audit log.
+
+// promptEvents are the names of the entries of a prompt that has come to a status; the others have none.
+var promptEvents = map[State]string{
+	Created:       "PROMPT_DETECTED",
+	AwaitingReply: "PROMPT_ROUTED",
+	ReplyReceived: "REPLY_RECEIVED",
+	Injected:      "REPLY_INJECTED",
+	Resolved:      "PROMPT_RESOLVED",
+	Expired:       "PROMPT_EXPIRED",
+	Canceled:      "PROMPT_CANCELED",
+	Failed:        "PROMPT_FAILED",
+}
+
+// auditEvents is what the change from old (nil: none) to r, any that the store appends, means for the audit log.
+func auditEvents(old, r Record) (events []Event) {
+	switch r := r.(type) {
+	case *SessionRecord:
+		before, known := old.(*SessionRecord)
+		if !known {
+			return []Event{{"SESSION_START", r.ID, "", []Field{{"tool", r.Tool}, {"pid", r.PID}}}}
+		}
+		if before.Status == "active" && r.Status != "active" {
+			return []Event{{"SESSION_END", r.ID, "", []Field{{"status", r.Status}, {"exit_code", r.ExitCode}}}}
+		}
+	case *PromptRecord:
+		before, known := old.(*PromptRecord)
+		name := promptEvents[r.Status]
+		if name == "" || known && before.Status == r.Status {
+			return nil
+		}
+		events = []Event{{name, r.SessionID, r.ID, promptFields(r)}}
+		if r.Permission && r.DecidedBy != nil && (!known || before.DecidedBy == nil) {
+			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, resolveFields(r)})
+		}
+	}
+	return events
+}
+
+// promptFields is what the entry of a prompt that has come to its status tells about it.
+func promptFields(p *PromptRecord) (fields []Field) {
+	switch p.Status {
+	case Created:
+		fields = []Field{
+			{"type", string(p.Type)},
+			{"confidence", p.Confidence},
+			{"source", p.Source},
+			{"tool", p.Tool},
+		}
+		fields = append(fields, said("words", p.words(maxExcerpt))...)
+		fields = append(fields, shownField(p)...) // some are answered before they go out
+	case AwaitingReply:
+		fields = shownField(p)
+	case Failed:
+		fields = []Field{{"reason", p.Reason}}
+	case ReplyReceived:
+		fields = answerFields(p)
+		if p.Reason != "" { // the operator's
+			fields = append(fields, hidden("reason", p.Reason)...)
+		}
+	case Injected:
+		fields = append(answerFields(p), Field{"source", replySource(p)})
+		fields = append(fields, said("screen_sha256", p.ScreenSHA)...)
+	}
+	if p.DecidedBy != nil && *p.DecidedBy != "" {
+		fields = append(fields, Field{"decided_by", *p.DecidedBy})
+		fields = append(fields, said("username", p.DecidedUser)...)
+	}
+	return fields
+}
+
+// resolveFields is who decided about a permission, and what: nil where only the tool knows, or nobody answered.
+func resolveFields(p *PromptRecord) []Field {
+	fields := person(*p.DecidedBy, p.DecidedUser)
+	if p.Value == nil {
+		fields = append(fields, Field{"decision", nil})
+	} else {
+		fields = append(fields, Field{"decision", *p.Value})
+		fields = append(fields, said("label", p.labels(*p.Value))...)
+	}
+	fields = append(fields, said("grants", p.granted())...)
+	return append(fields, said("words", p.words(maxExcerpt))...)
+}
+
+// shownField is the hash of all that a person can base the answer on.
+func shownField(p *PromptRecord) []Field {
+	if p.Shown == "" {
+		return nil
+	}
+	return []Field{{"shown_sha256", digest([]byte(p.Shown))}}
+}
+
+// answerFields is the answer: as it is, with its label, when it is one of those offered, else its length and hash.
+func answerFields(p *PromptRecord) []Field {
+	switch {
+	case p.Value == nil:
+		return nil
+	case *p.Value == "", p.offered(*p.Value), p.SafeDefault != nil && *p.Value == *p.SafeDefault:
+		return append([]Field{{"value", *p.Value}}, said("label", p.labels(*p.Value))...)
+	}
+	return hidden("value", *p.Value)
 }
 
 // ---- decide ----
@@ -2802,18 +2960,16 @@ func (s *Store) compact() error {
 
 // rewrite puts a file with the last lines of the records that are retained in the place of the old one.
 func (s *Store) rewrite() error {
-	var lines []byte
-	records := slices.Collect(maps.Values(s.view.records))
-	sortByTime(records)
-	for _, r := range records {
-		if !s.retained(r) {
-			continue
+	var kept []Record
+	for _, r := range s.view.records {
+		if s.retained(r) {
+			kept = append(kept, r)
 		}
-		line, err := encode(r)
-		if err != nil {
-			return err
-		}
-		lines = append(lines, line...)
+	}
+	sortByTime(kept)
+	lines, err := encodeAll(kept)
+	if err != nil {
+		return err
 	}
 	if s.older || len(s.notes) > 0 {
 		if _, err := s.log.aside("backup", 0); err != nil {

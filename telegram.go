@@ -138,7 +138,7 @@ func (t *Telegram) refresh() error {
 	if err != nil {
 		return err
 	}
-	return t.store.audit.Append(Event{Name: "CONFIG_RELOADED"})
+	return t.store.Audit(Event{Name: "CONFIG_RELOADED"})
 }
 
 // Close gives back connections that are not in use.
@@ -2909,7 +2909,7 @@ func (t *Telegram) warn(err error) {
 }
 
 // audit records what happened; where that fails, the store tells.
-func (r *receiver) audit(e Event) { r.warn(r.store.audit.Append(e)) }
+func (r *receiver) audit(e Event) { r.warn(r.store.Audit(e)) }
 
 // tell says what came of an update: of a message in replies, in the order of what they reply to; of a tap at once, where
 // nothing was done in a box that must be closed.
