@@ -494,7 +494,7 @@ func answerFields(p *PromptRecord) []Field {
 	switch {
 	case p.Value == nil:
 		return nil
-	case *p.Value == "", p.offered(*p.Value), p.SafeDefault != nil && *p.Value == *p.SafeDefault:
+	case *p.Value == "", p.answers(*p.Value) != nil, p.SafeDefault != nil && *p.Value == *p.SafeDefault:
 		return append([]Field{{"value", *p.Value}}, said("label", p.labels(*p.Value))...)
 	}
 	return hidden("value", *p.Value)

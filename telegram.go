@@ -1215,9 +1215,9 @@ const (
 
 // How many characters of buttons a phone shows side by side, 36 columns wide.
 const (
-	shortLabel = 8  // three such buttons are a row
-	pairLabel  = 14 // two
-	wideLabel  = 32 // one; of what is longer the text has all
+	rowWidth   = 28
+	leastWidth = 7  // a button takes, for a thumb
+	wideLabel  = 32 // a button shows; of what is longer the text has all
 )
 
 type button struct {
@@ -1234,220 +1234,116 @@ func markup(rows [][]button) inlineKeyboard {
 	return inlineKeyboard{Rows: append([][]button{}, rows...)}
 }
 
-// newButton is a button of the question p; parseCallbackData reads what it sends back.
-func newButton(p *PromptRecord, style, text, value string) button {
-	data := fmt.Sprintf("ans:%.8s:%.8s:%.16s:%s", p.ID, p.SessionID, p.Nonce, value)
-	return button{Text: text, Data: data, Style: style}
-}
-
-// keyboard is an open question's buttons. While not all of it has been shown, nothing but what refuses it is offered.
-// ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted.
+// keyboard is a question's buttons: its answers, and what else can be seen of it. While not all of it has been shown,
+// nothing but what refuses it is offered; when it is over, at most to ask it again. ticked are the keys chosen so far
+// where several may be; they live in the buttons: what is seen is submitted.
 func keyboard(p *PromptRecord, ticked ...string) [][]button {
-	if p.Open() && p.Idle && units(p.Full) > partUnits {
-		return [][]button{{newButton(p, "", "The whole answer", tapAll)}}
-	}
-	if !p.Open() || p.Idle || p.Secret {
+	switch {
+	case p.expiredOpen():
+		return buttonRows(p, []button{{Text: "Ask again", Data: tapAgain}})
+	case !p.Open() || p.Secret || p.Idle && units(p.Full) <= partUnits:
 		return nil
+	case p.Idle:
+		return buttonRows(p, []button{{Text: "The whole answer", Data: tapAll}})
 	}
+	var all []button
 	read := p.ShownAll && !p.Cut
-	var rows [][]button
-	switch {
-	case p.ambiguous():
-		rows = keyRows(p, read)
-	case p.Multi && read:
-		rows = tickRows(p, ticked)
-	case !p.Multi:
-		rows = append(otherRows(p, read), choiceRows(p, read)...)
-	}
-	all := []button{newButton(p, "", "Show all", tapAll)}
-	switch {
-	case !p.ShownAll && !p.ambiguous():
-		rows = slices.Insert(rows, 0, all)
-	case p.Far != "":
-		rows = append(rows, all)
-	}
-	refusing := func(c Choice) bool { return p.refuses(c.Key) }
-	escapes := p.SafeDefault != nil && *p.SafeDefault == "esc"
-	if escapes && !p.ambiguous() && !slices.ContainsFunc(p.Choices, refusing) {
-		rows = append(rows, []button{newButton(p, styleNo, "Esc", "default")})
-	}
-	return sendable(rows)
-}
-
-// sendable are the rows without buttons whose data is too long to be sent back.
-func sendable(rows [][]button) [][]button {
-	var fit [][]button
-	for _, row := range rows {
-		row = slices.DeleteFunc(row, func(b button) bool { return len(b.Data) > maxCallbackData })
-		if len(row) > 0 {
-			fit = append(fit, row)
+	for i, a := range p.Answers {
+		b := answerButton(p, a)
+		if p.Multi && i < len(p.Choices) {
+			b = tickButton(p, a, ticked)
+		}
+		if read || a.Refuses {
+			all = append(all, b)
 		}
 	}
-	return fit
+	if p.Multi && read {
+		all = append(all, button{"Submit", tapSubmit + strings.Join(ticked, ","), styleLasting})
+	}
+	if p.ambiguous() {
+		all = append(all, button{Text: "Show last 500", Data: tapRecent})
+	}
+	if p.Far != "" || !p.ShownAll && !p.ambiguous() {
+		all = append(all, button{Text: "Show all", Data: tapAll})
+	}
+	return buttonRows(p, all)
 }
 
-// keyRows are the buttons of what is possibly a question; read: all of it has been shown.
-func keyRows(p *PromptRecord, read bool) [][]button {
-	leave := []button{newButton(p, "", "Leave it", tapLeave), newButton(p, "", "Show last 500", tapRecent)}
+// answerButton gives the answer, in the colour of what it means.
+func answerButton(p *PromptRecord, a Answer) button {
+	b := button{Text: buttonText(p, a), Data: a.Key}
 	switch {
-	case !read:
-		return [][]button{leave}
-	case !p.takesKeys():
-		return [][]button{{newButton(p, "", "Send Enter", tapEnter)}, leave}
+	case a.Key == enterAlone:
+		b.Data = tapEnter
+	case a.Key == leaveIt:
+		b.Data = tapLeave
+	case a.Always:
+		b.Style = styleLasting
+	case a.Grants:
+		b.Style = styleYes
+	case a.Refuses:
+		b.Style = styleNo
 	}
-	keys := []button{newButton(p, "", "Enter", tapEnter), newButton(p, "", "Esc", "esc")}
-	for _, c := range p.Choices {
-		keys = append(keys, newButton(p, "", c.Label, c.Key))
-	}
-	return append(sideBySide(keys, 4), leave)
-}
-
-// tickRows are the buttons of a question of which several choices may be ticked.
-func tickRows(p *PromptRecord, ticked []string) [][]button {
-	var rows [][]button
-	for _, c := range p.Choices {
-		rows = append(rows, []button{tickButton(p, c, ticked)})
-	}
-	return append(rows, []button{newButton(p, styleLasting, "Submit", tapSubmit+strings.Join(ticked, ","))})
+	return b
 }
 
 // tickButton ticks the choice, or unticks it.
-func tickButton(p *PromptRecord, c Choice, ticked []string) button {
+func tickButton(p *PromptRecord, a Answer, ticked []string) button {
 	mark := "▫️ "
-	keys := append(slices.Clone(ticked), c.Key)
-	if slices.Contains(ticked, c.Key) {
+	if slices.Contains(ticked, a.Key) {
 		mark = "✓ "
-		keys = slices.DeleteFunc(keys, func(key string) bool { return key == c.Key })
 	}
-	slices.Sort(keys)
-	return newButton(p, "", mark+choiceText(p, c), tapTick+strings.Join(keys, ","))
-}
-
-// otherRows are the buttons of a question that has no choices; read: all of it has been shown.
-func otherRows(p *PromptRecord, read bool) [][]button {
-	switch {
-	case p.Type == ConfirmEnter && read:
-		return [][]button{{newButton(p, "", "Press Enter", "enter")}}
-	case p.Type == FreeText && read && p.Source != fromAsk:
-		return [][]button{{newButton(p, "", "Send Enter", tapEnter), newButton(p, "", "Leave it", tapLeave)}}
-	case p.Type == FreeText:
-		return [][]button{{newButton(p, "", "Leave it", tapLeave)}}
-	}
-	return nil
-}
-
-// choiceRows are the buttons of a question's choices: a short yes and no side by side, whatever else there is below
-// them, in the program's order: short choices three in a row, others each in one of its own. read: all was shown.
-func choiceRows(p *PromptRecord, read bool) [][]button {
-	var all []button
-	for _, c := range choicesOf(p) {
-		if read || p.refuses(c.Key) {
-			all = append(all, newButton(p, choiceStyle(p, c), choiceText(p, c), c.Key))
+	var keys []string
+	for _, c := range p.Choices {
+		if slices.Contains(ticked, c.Key) != (c.Key == a.Key) {
+			keys = append(keys, c.Key)
 		}
 	}
-	var rows [][]button
-	yes := shortest(all, styleYes)
-	no := shortest(all, styleNo)
-	if yes >= 0 && no >= 0 {
-		rows = [][]button{{all[yes], all[no]}}
-		all = slices.Delete(all, max(yes, no), max(yes, no)+1)
-		all = slices.Delete(all, min(yes, no), min(yes, no)+1)
-	}
-	most := 3
-	if slices.ContainsFunc(all, func(b button) bool { return utf8.RuneCountInString(b.Text) > shortLabel+len("1 ") }) {
-		most = 1
-	}
-	return append(rows, sideBySide(all, most)...)
+	return button{Text: mark + buttonText(p, a), Data: tapTick + strings.Join(keys, ",")}
 }
 
-// shortest is the first button of that style which has room beside another, −1 without one.
-func shortest(all []button, style string) int {
-	return slices.IndexFunc(all, func(b button) bool {
-		return b.Style == style && utf8.RuneCountInString(b.Text) <= pairLabel
-	})
-}
-
-// sideBySide are the buttons in rows of at most that many, as even as can be.
-func sideBySide(all []button, most int) [][]button {
-	if len(all) == 0 {
-		return nil
-	}
-	rows := (len(all) + most - 1) / most
-	return slices.Collect(slices.Chunk(all, (len(all)+rows-1)/rows))
-}
-
-// keyboardAfter is what can be tapped when a question is over.
-func keyboardAfter(p *PromptRecord) [][]button {
-	if !p.expiredOpen() {
-		return nil
-	}
-	return [][]button{{newButton(p, "", "Ask again", tapAgain)}}
-}
-
-// choicesOf are a question's choices; a plain yes/no need not have its two.
-func choicesOf(p *PromptRecord) []Choice {
-	if p.Type == YesNo && len(p.Choices) == 0 {
-		return []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
-	}
-	return p.Choices
-}
-
-// grants tells that the choice allows something, by whatever says so.
-func grants(c Choice) bool { return c.Grants || c.Key == "y" }
-
-// reLasting is what a choice says that allows more than what is asked.
-var reLasting = re(
-	`(?i)\b(always|again|session|auto|stop asking|all (edits|future)|every|forever|permanent)`)
-
-// choiceStyle is the colour of a choice: it allows once, allows for longer, refuses, or is one of several things.
-func choiceStyle(p *PromptRecord, c Choice) string {
-	switch {
-	case !p.Permission && p.Type != YesNo:
-		return ""
-	case c.Key == hookAlways, grants(c) && reLasting.MatchString(c.Label):
-		return styleLasting
-	case grants(c):
-		return styleYes
-	case p.refuses(c.Key):
-		return styleNo
-	}
-	return ""
-}
-
-// choiceText is what a choice is called: its label, behind its number where the program gives it one.
-func choiceText(p *PromptRecord, c Choice) string {
-	label := oneLine(clean(c.Label, 60))
-	numbered := len(c.Key) == 1 && '0' <= c.Key[0] && c.Key[0] <= '9'
-	if !numbered || label == c.Key || p.Permission || p.Type == YesNo || p.Type == Unknown || p.Source == fromAsk {
-		return label
-	}
-	return c.Key + " " + label
-}
-
-// valueName is a decision's value, nil none, in a person's words.
-func valueName(p *PromptRecord, value *string) string {
-	if value == nil {
-		return "empty"
-	}
-	if p.Multi {
-		return cmp.Or(p.labels(*value), *value)
-	}
-	for _, c := range choicesOf(p) {
-		if c.Key == *value {
-			return choiceText(p, c)
+// buttonRows puts as many buttons side by side as fit, each as wide as the widest, and blue ones apart, below. A button
+// whose data is too long to be sent back is left out; parseCallbackData reads what is.
+func buttonRows(p *PromptRecord, all []button) [][]button {
+	var rows, apart [][]button
+	widest := 0
+	for _, b := range all {
+		b.Data = fmt.Sprintf("ans:%.8s:%.8s:%.16s:%s", p.ID, p.SessionID, p.Nonce, b.Data)
+		last := len(rows) - 1
+		width := max(utf8.RuneCountInString(b.Text), leastWidth)
+		switch {
+		case len(b.Data) > maxCallbackData:
+		case b.Style == styleLasting:
+			apart = append(apart, []button{b})
+		case last >= 0 && max(widest, width)*(len(rows[last])+1) <= rowWidth:
+			rows[last] = append(rows[last], b)
+			widest = max(widest, width)
+		default:
+			rows = append(rows, []button{b})
+			widest = width
 		}
 	}
-	switch *value {
-	case "", "enter", enterAlone:
+	return append(rows, apart...)
+}
+
+// buttonText is what an answer is called: its label, behind its number where the program gives it one.
+func buttonText(p *PromptRecord, a Answer) string {
+	if p.Permission || p.Source == fromAsk || a.Label == a.Key || !strings.Contains("0123456789", a.Key) {
+		return a.Label
+	}
+	return a.Key + " " + a.Label
+}
+
+// valueName is a decision's value in a person's words.
+func valueName(p *PromptRecord, value string) string {
+	named := p.answers(value)
+	switch {
+	case value == "", named != nil && named[0].Keys == "\r":
 		return "Enter"
-	case "esc":
-		return "Esc"
-	case leaveIt:
-		return "left to the terminal"
-	case "default":
-		return "the default"
+	case len(named) == 1 && !p.Multi:
+		return buttonText(p, named[0])
 	}
-	return *value
+	return cmp.Or(p.labels(value), value)
 }
 
 // ---- what a question's message says ----
@@ -1479,14 +1375,11 @@ var (
 // withoutChoices are the lines without the rows of the choices, where buttons say all of those and nothing else stands
 // among them.
 func withoutChoices(lines []string, p *PromptRecord) []string {
-	var labels []string
-	for _, c := range choicesOf(p) {
-		if p.Multi || utf8.RuneCountInString(choiceText(p, c)) > wideLabel || strings.HasSuffix(c.Label, "…") {
-			return lines
-		}
-		labels = append(labels, c.Label)
+	labels := labels(p.Choices)
+	cut := func(a Answer) bool {
+		return utf8.RuneCountInString(buttonText(p, a)) > wideLabel || strings.HasSuffix(a.Label, "…")
 	}
-	if len(labels) == 0 {
+	if len(labels) == 0 || p.Multi || slices.ContainsFunc(p.Answers, cut) {
 		return lines
 	}
 	first := -1
@@ -1659,7 +1552,7 @@ func afterwards(p *PromptRecord) string {
 	case p.SafeDefault == nil, p.Secret:
 		return "nothing is typed"
 	}
-	return clean(valueName(p, p.SafeDefault), 80)
+	return clean(valueName(p, *p.SafeDefault), 80)
 }
 
 // silence tells what became of a question to which nobody gave an answer.
@@ -1709,7 +1602,7 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 		value = "went on"
 	}
 	if p.Value != nil {
-		value = clean(valueName(p, p.Value), 300)
+		value = clean(valueName(p, *p.Value), 300)
 	}
 	reason := clean(p.Reason, 300)
 	if p.DecidedAt != nil {
@@ -1736,7 +1629,7 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 		return value, at, " · on its way"
 	case late:
 		return value, at, ""
-	case p.takesKeys() && p.Value != nil && (p.offered(*p.Value) || *p.Value == enterAlone):
+	case p.takesKeys() && p.Value != nil && p.answers(*p.Value) != nil:
 		return "pressed " + value, at, ""
 	case reason != "":
 		return value, at, ": “" + reason + "”"
@@ -2021,7 +1914,7 @@ func (t *Telegram) outcomeEdit(p *PromptRecord, s *SessionRecord, m *questionMes
 	outcomeAs := func(status State) *edit {
 		shown := *p
 		shown.Status = status
-		return newEdit(t.questionText(&shown, s).outgoing(p.MsgID, keyboardAfter(&shown)))
+		return newEdit(t.questionText(&shown, s).outgoing(p.MsgID, keyboard(&shown)))
 	}
 	e := outcomeAs(p.Status)
 	e.status = p.Status
@@ -3328,7 +3221,7 @@ func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) erro
 		}
 		r.handleViewButton(q, *p, d.Value)
 		return nil
-	case d.Value == tapAgain && len(d.Nonce) >= 16 && strings.HasPrefix(p.Nonce, d.Nonce):
+	case d.Value == tapAgain && p.hasNonce(d.Nonce):
 		return r.handleAskAgain(id, q, p, v.Sessions[p.SessionID])
 	}
 	now, why, err := r.decide(id, q.From, d, why)
@@ -3336,7 +3229,7 @@ func (r *receiver) handleCallbackQuery(id int64, q *callbackQuery, v *View) erro
 		return err
 	}
 	if why == "" {
-		r.answerCallback(q, "✓ "+valueName(&now, &d.Value), false)
+		r.answerCallback(q, "✓ "+valueName(&now, d.Value), false)
 		r.background(func() error { return r.showOnItsWay(now.ID) })
 		return nil
 	}
@@ -3432,7 +3325,7 @@ func (r *receiver) handleViewButton(q *callbackQuery, p PromptRecord, value stri
 	r.answerCallback(q, "", false)
 	if keys, ok := strings.CutPrefix(value, tapTick); ok {
 		ticks := func(w *wantedEdits) {
-			w.ticked = strings.Fields(strings.ReplaceAll(keys, ",", " "))
+			w.ticked = strings.Split(keys, ",")
 			w.tickedIn = q.Message.ID
 		}
 		r.background(func() error { return r.catchUp(r.ctx, p.ID, catchUpOptions{want: ticks}) })
@@ -3951,18 +3844,14 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 	if reOwnCommand.MatchString(text) {
 		text = text[1:]
 	}
-	value := namedChoices(p, text)
+	value := p.named(text)
 	if refusal := in.refusal(p, value, replied); refusal != "" {
 		return intent{reply: refusal}
 	}
-	switch {
-	case value != "":
-	case p.Permission:
-		value = "deny:" + text
-	default:
-		value = text
+	if value == "" && p.Permission {
+		text = "deny:" + text
 	}
-	return intent{decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value}}
+	return intent{decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: text}}
 }
 
 // Of a text that replies to nothing.
@@ -3984,7 +3873,7 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 		here := other.SessionID == s.ID || !in.view.active(other.SessionID)
 		asked := !other.Idle && (other.MsgID != 0 || other.Chat != "")
 		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.From.who() &&
-			!other.takesText() && namedChoices(other, text) == ""
+			!other.takesText() && other.named(text) == ""
 		if other == p || !here || !asked || own {
 			continue
 		}
@@ -4009,24 +3898,7 @@ func (in *incoming) waitingQuestion(s *SessionRecord) (found *PromptRecord) {
 	return found
 }
 
-// namedChoices are the keys of the choices that the text names, "" none: one by its key or label, or several by keys.
-func namedChoices(p *PromptRecord, text string) string {
-	keys := strings.Join(strings.Fields(strings.ReplaceAll(text, ",", " ")), ",")
-	if p.Multi && p.offered(keys) {
-		return keys
-	}
-	byHook := p.Source == fromHook && p.Permission
-	for _, c := range choicesOf(p) {
-		initial, _ := utf8.DecodeRuneInString(c.Label)
-		byLetter := byHook && c.Key != hookAlways && strings.EqualFold(text, string(initial))
-		if byLetter || strings.EqualFold(text, c.Key) || strings.EqualFold(text, c.Label) {
-			return c.Key
-		}
-	}
-	return ""
-}
-
-// refusal tells why text cannot answer the question, "" where it can. keys are the choices that it names; replied: it
+// refusal tells why text cannot answer the question, "" where it can. keys are the answers that it names; replied: it
 // is a reply to the question's own message.
 func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 	switch {
@@ -4034,13 +3906,13 @@ func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 		return "✗ Nothing was done: you replied to another message. Reply to the open question's own."
 	case p.Secret:
 		return "✗ Nothing was typed: a password is typed at the keyboard."
-	case keys == "" && p.takesReply() && replied:
+	case keys != "", p.takesReply() && replied:
 		return ""
-	case keys == "" && p.takesKeys(), keys == "" && p.takesReply() && !in.freeText:
+	case p.takesKeys(), p.takesReply() && !in.freeText:
 		return "✗ Nothing was typed: it is not sure that something is asked. Reply to its own message to type there."
-	case keys == "" && p.Type == FreeText && !in.freeText:
+	case p.Type == FreeText && !in.freeText:
 		return "✗ Nothing was typed: text from here is switched off (free_text_enabled)."
-	case keys == "" && p.Permission && !replied:
+	case p.Permission && !replied:
 		return "✗ Nothing was done: a permission is asked for. Tap a button, or reply to it to refuse."
 	}
 	return ""
