@@ -2273,8 +2273,16 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 		if why != "" {
 			return nil, nil
 		}
+		p.Status = ReplyReceived
+		if value == leaveIt {
+			p.Status = Canceled
+			p.Reason = "left as it is"
+		}
+		p.NonceUsed = true
+		p.DecidedAt = ref(now.UTC())
+		p.DecidedBy = &d.By
 		p.DecidedUser = d.User
-		p.decided(value, d.By, now)
+		p.Value = &value
 		if d.UpdateID == "" {
 			return []Record{&p}, nil
 		}
@@ -2284,19 +2292,6 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 		err = s.Reap(now)
 	}
 	return p, why, err
-}
-
-// decided notes the answer in the prompt.
-func (p *PromptRecord) decided(value, by string, now time.Time) {
-	p.Status = ReplyReceived
-	p.NonceUsed = true
-	p.DecidedAt = ref(now.UTC())
-	p.DecidedBy = &by
-	p.Value = &value
-	if value == leaveIt {
-		p.Status = Canceled
-		p.Reason = "left as it is"
-	}
 }
 
 // find is the prompt that the decision names, nil when it names none, or two.
@@ -2623,12 +2618,12 @@ func (p *PromptRecord) takes() string {
 	}
 	var all []string
 	gap := " "
-	for i, a := range p.Answers {
+	for _, a := range p.Answers {
 		name := a.Key
 		switch {
 		case a.Key == leaveIt:
 			name = "cancel"
-		case i < len(p.Choices) && a.Label != a.Key && p.Type != YesNo:
+		case a.Keys == "" && a.Label != a.Key && p.Type != YesNo:
 			label := a.Label
 			if a.Always {
 				label += before(": ", p.Lasting)

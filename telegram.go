@@ -1248,13 +1248,9 @@ func keyboard(p *PromptRecord, ticked ...string) [][]button {
 	}
 	var all []button
 	read := p.ShownAll && !p.Cut
-	for i, a := range p.Answers {
-		b := answerButton(p, a)
-		if p.Multi && i < len(p.Choices) {
-			b = tickButton(p, a, ticked)
-		}
+	for _, a := range p.Answers {
 		if read || a.Refuses {
-			all = append(all, b)
+			all = append(all, answerButton(p, a, ticked))
 		}
 	}
 	if p.Multi && read {
@@ -1269,8 +1265,9 @@ func keyboard(p *PromptRecord, ticked ...string) [][]button {
 	return buttonRows(p, all)
 }
 
-// answerButton gives the answer, in the colour of what it means.
-func answerButton(p *PromptRecord, a Answer) button {
+// answerButton gives the answer, in the colour of what it means. Where several may be ticked, it ticks the choice or
+// unticks it.
+func answerButton(p *PromptRecord, a Answer, ticked []string) button {
 	b := button{Text: buttonText(p, a), Data: a.Key}
 	switch {
 	case a.Key == enterAlone:
@@ -1283,23 +1280,21 @@ func answerButton(p *PromptRecord, a Answer) button {
 		b.Style = styleYes
 	case a.Refuses:
 		b.Style = styleNo
+	case p.Multi && a.Keys == "":
+		mark := "▫️ "
+		if slices.Contains(ticked, a.Key) {
+			mark = "✓ "
+		}
+		var keys []string
+		for _, c := range p.Choices {
+			if slices.Contains(ticked, c.Key) != (c.Key == a.Key) {
+				keys = append(keys, c.Key)
+			}
+		}
+		b.Text = mark + b.Text
+		b.Data = tapTick + strings.Join(keys, ",")
 	}
 	return b
-}
-
-// tickButton ticks the choice, or unticks it.
-func tickButton(p *PromptRecord, a Answer, ticked []string) button {
-	mark := "▫️ "
-	if slices.Contains(ticked, a.Key) {
-		mark = "✓ "
-	}
-	var keys []string
-	for _, c := range p.Choices {
-		if slices.Contains(ticked, c.Key) != (c.Key == a.Key) {
-			keys = append(keys, c.Key)
-		}
-	}
-	return button{Text: mark + buttonText(p, a), Data: tapTick + strings.Join(keys, ",")}
 }
 
 // buttonRows puts as many buttons side by side as fit, each as wide as the widest, and blue ones apart, below. A button
