@@ -1201,7 +1201,7 @@ type PromptRecord struct {
 
 // Limits are what an answer must keep to, besides being one of the choices.
 type Limits struct {
-	MaxLength int `json:"max_length,omitempty"` // of a text, bytes; 0: it takes none
+	MaxLength int `json:"max_length,omitempty"` // bytes of a text, or of why a permission is refused; 0: it takes none
 }
 
 // region is what a question asks, in rows: nothing but a refusal is taken before every word of it has been shown.
@@ -2399,10 +2399,10 @@ func byWhom(by *string) string {
 // clock is when, in a message.
 func clock(t time.Time) string { return t.Local().Format("15:04") }
 
-// listAnswers fills in the answers that the question takes and the limit of its text. It is called once, when the
-// question is asked: after that nothing else says what an answer means.
+// listAnswers computes which answers the question takes and what they mean, and the limit of a text. Whoever makes a
+// prompt calls it once; after that nothing asks again what an answer means.
 func (p *PromptRecord) listAnswers() {
-	if p.takesText() {
+	if p.takesText() || p.Permission {
 		p.Constraints.MaxLength = cmp.Or(p.Constraints.MaxLength, maxText)
 	}
 	if p.Type == YesNo && len(p.Choices) == 0 {
@@ -2444,7 +2444,7 @@ func yesNo() []Choice { return []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Lab
 var reLasting = re(
 	`(?i)\b(always|again|session|auto|stop asking|all (edits|future)|every|forever|permanent)`)
 
-// meaning is the answer that the choice gives. What is one of several, or a key at a screen that no rule reads, neither
+// meaning is the answer that the choice c gives. One of several ticks, or a key at a screen that no rule reads, neither
 // refuses nor grants.
 func (p *PromptRecord) meaning(c Choice) Answer {
 	a := Answer{Key: c.Key, Label: oneLine(redact(c.Label))}
@@ -2472,8 +2472,8 @@ func (p *PromptRecord) refusal() string {
 	return ""
 }
 
-// answers are those that a value names by their keys: one, or several of the choices where several may be ticked; none
-// of a text.
+// answers returns the answers that a value names by their keys: one, or several of the choices where several may be
+// ticked; nil for a text.
 func (p *PromptRecord) answers(value string) (named []Answer) {
 	keys := strings.Split(value, ",")
 	for i, a := range p.Answers {
@@ -2488,7 +2488,7 @@ func (p *PromptRecord) answers(value string) (named []Answer) {
 	return named
 }
 
-// otherWords are what people say for some keys.
+// otherWords are what a person may say instead of some keys.
 var otherWords = map[string][]string{
 	"y":       {"yes"},
 	"n":       {"no"},
@@ -2498,8 +2498,8 @@ var otherWords = map[string][]string{
 	leaveIt:   {"cancel"},
 }
 
-// named is the value of the answer that a person's words name, "" none: a key or a label in any case, or several keys.
-// Where a text is asked for, words are that.
+// named returns the value of the answer that words name, "" for none. Words are a key or a label, in any case, what
+// people say instead, or the keys of several choices. Where a text is asked for, they are that text.
 func (p *PromptRecord) named(words string) (value string) {
 	keys := words
 	if p.Multi {
@@ -2534,7 +2534,7 @@ func (p *PromptRecord) interpret(given string) (value string, why Refusal) {
 	case given == "default":
 		return *p.SafeDefault, ""
 	case refused && p.Permission:
-		p.Reason = cmp.Or(reason, p.Reason)
+		p.Reason = reason
 		return p.refusal(), p.checkText(reason)
 	case p.takesText():
 		return given, p.checkText(given)
@@ -2576,7 +2576,7 @@ func (p *PromptRecord) takesReply() bool {
 
 // checkText is why a text cannot be typed as it is: too long, or with control characters, which would be keys.
 func (p *PromptRecord) checkText(s string) Refusal {
-	limit := cmp.Or(p.Constraints.MaxLength, maxText)
+	limit := p.Constraints.MaxLength
 	if len(s) > limit {
 		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
 	}
