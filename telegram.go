@@ -1624,8 +1624,6 @@ func (t *Telegram) outcome(p *PromptRecord) (what string, at time.Time, why stri
 		return value, at, " · on its way"
 	case late:
 		return value, at, ""
-	case p.takesKeys() && p.Value != nil && p.answers(*p.Value) != nil:
-		return "pressed " + value, at, ""
 	case reason != "":
 		return value, at, ": “" + reason + "”"
 	}
