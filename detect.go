@@ -1942,16 +1942,6 @@ func (p *Prompt) isQuestion() bool {
 	return p != nil && !p.Idle && (p.Type != Unknown || len(p.Choices) == 0)
 }
 
-// label is the label of the choice with this key, "" without one.
-func (p *Prompt) label(key string) string {
-	for _, c := range p.Choices {
-		if c.Key == key {
-			return c.Label
-		}
-	}
-	return ""
-}
-
 // Confidence is the band of Score.
 func (p *Prompt) Confidence() string {
 	switch {

@@ -1397,7 +1397,7 @@ func (c *command) approvals(s *Store) int {
 			about += " · " + p.takes()
 		}
 		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
-			clip(cmp.Or(strings.Join(p.answers(), " "), "text"), 24), about})
+			clip(p.takes(), 24), about})
 	}
 	return list(c, open, table, "no open questions")
 }
@@ -3696,7 +3696,7 @@ func (s *session) create(q *question) bool {
 		q.rec.Constraints.MaxLength = maxMessage
 		s.dressNotice(q)
 	}
-	q.rec.limit()
+	q.rec.listAnswers()
 	if s.save("recording a question", ref(q.rec)) {
 		return true
 	}
@@ -3945,7 +3945,7 @@ func (p *PromptRecord) answeredByCommand() bool {
 
 // answeredNotice tells the phone that it was not the one to answer.
 func answeredNotice(p *PromptRecord) Notice {
-	return Notice{Ring: true, Text: "was answered with `atlasbridge answer`: " + valueName(p, p.Value)}
+	return Notice{Ring: true, Text: "was answered with `atlasbridge answer`: " + valueName(p, *p.Value)}
 }
 
 // ---- hook dialogs ----
@@ -4930,36 +4930,26 @@ func (s *session) firstStep(now *Prompt) (why string) {
 // answerStep types what was decided: choices of a menu, a key alone, or a text and Enter.
 func (s *session) answerStep(now *Prompt) (why string) {
 	g := s.gate
-	if g.q.rec.offered(g.value) { // else it may be a text, whatever keys it begins with
-		g.want = g.q.screen.chosen(g.value)
-	}
-	if len(g.want) > 0 {
-		return s.menuStep(now)
+	named := g.q.rec.answers(g.value) // none: it is a text
+	g.want = nil
+	for _, a := range named {
+		i := slices.IndexFunc(g.q.screen.Choices, func(c Choice) bool { return c.Key == a.Key })
+		if i >= 0 {
+			g.want = append(g.want, i)
+		}
 	}
 	kind := g.q.rec.Type
-	takesEnter := kind == ConfirmEnter || kind == Unknown
 	switch {
-	case g.value == "esc" || g.value == "cancel":
-		return s.press("\x1b", s.echo())
-	case g.value == enterAlone || g.value == "enter" && takesEnter:
-		return s.press("\r", s.echo())
+	case len(g.want) > 0:
+		return s.menuStep(now)
+	case named != nil && named[0].Keys != "":
+		return s.press(named[0].Keys, s.echo())
 	case kind == FreeText || kind == Unknown:
 		text := strings.TrimLeft(g.text, "\n")
 		_, size := utf8.DecodeRuneInString(text)
 		return s.pressAnswer(text[:size], s.pasted(text[size:])+"\r", s.echo())
 	}
 	return "there is no choice " + g.value
-}
-
-// chosen are the indexes of the choices that a decision names, by their keys.
-func (p *Prompt) chosen(value string) (at []int) {
-	for key := range strings.SplitSeq(value, ",") {
-		i := slices.IndexFunc(p.Choices, func(c Choice) bool { return c.Key == key })
-		if i >= 0 {
-			at = append(at, i)
-		}
-	}
-	return at
 }
 
 // locate is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not
@@ -6095,7 +6085,7 @@ func (a *asker) complete(p *PromptRecord, source string, now time.Time) {
 	p.Signals = []string{source}
 	p.CreatedAt = now.UTC()
 	p.ExpiresAt = now.Add(a.life).UTC()
-	p.limit()
+	p.listAnswers()
 }
 
 // post stores p, and gives what becomes of its session's records until ctx ends. The caller releases all prompts' locks
@@ -6603,7 +6593,7 @@ func (a *asking) addAnswers() (problem string) {
 		p.Type = YesNo
 		p.Permission = true
 		p.Constraints.MaxLength = maxMessage // of the reason for a refusal
-		p.Choices = []Choice{{Key: "y", Label: "Yes", Grants: true}, {Key: "n", Label: "No"}}
+		p.Choices = yesNo()
 		a.given = map[string]string{"y": "yes", "n": "no"}
 	}
 	return problem
@@ -6937,24 +6927,11 @@ func (a *asking) conclude(end *PromptRecord, cause error) (code int, err error) 
 	case end.Status != ReplyReceived || end.Value == nil:
 		return exitInternal, fmt.Errorf("the question was not answered: %s", cmp.Or(end.Reason, string(end.Status)))
 	}
-	answer, ok := a.given[*end.Value]
-	if !ok {
-		answer = strings.TrimSuffix(*end.Value, enterAlone)
-	}
-	if isNo(end.Choices, end.label(*end.Value)) {
+	answer := cmp.Or(a.given[*end.Value], *end.Value)
+	if end.refuses(*end.Value) {
 		return a.pass(end, "refused", &answer, exitFailed)
 	}
 	return a.pass(end, "answered", &answer, 0)
-}
-
-// isNo tells whether the one of these choices with that label is known to refuse: by its word, or as the letter for no
-// beside that for yes.
-func isNo(choices []Choice, label string) bool {
-	if len(choices) == 2 {
-		_, no := pairIn(choices)
-		return isRefusal(label) || no >= 0 && choices[no].Label == label
-	}
-	return isRefusal(label)
 }
 
 // giveUp ends the question without an answer, and says why unless that was a signal.

@@ -1016,6 +1016,9 @@ func (l *stateLine) decode(text []byte) {
 		p.Messages = messagesOf(text)
 	}
 	*r.head() = Head{schemaVersion, l.Rec, l.ID, r.head().At}
+	if p, ok := r.(*PromptRecord); ok && p.Answers == nil { // an older atlasbridge wrote it
+		p.listAnswers()
+	}
 	l.record = r
 }
 
@@ -1157,6 +1160,8 @@ type PromptRecord struct {
 	Lasting     string `json:"lasting"` // hook: what the lasting permission allows, and for how long
 	Lang        string `json:"lang"`    // not of a screen: what Full is written in: bash, diff, markdown; else ""
 	Cwd         string `json:"cwd"`     // hook: as it is seen from the session's folder, "" the same
+	// Answers are those that it takes: the choices in their order, then what else can be said to it.
+	Answers []Answer `json:"answers"`
 	// Call is, of several questions that a hook asks about one call, the id of the first.
 	Call        string     `json:"call,omitempty"`
 	Status      State      `json:"status"`
@@ -1215,7 +1220,7 @@ func (m *Message) mayHaveButtons() bool {
 
 // Limits are what an answer must keep to, besides being one of the choices.
 type Limits struct {
-	MaxLength int `json:"max_length,omitempty"` // of a text, bytes; 0: it takes none
+	MaxLength int `json:"max_length,omitempty"` // bytes of a text, or of why a permission is refused; 0: it takes none
 }
 
 // region is what a question asks, in rows: nothing but a refusal is taken before every word of it has been shown.
@@ -1295,13 +1300,6 @@ func (p *PromptRecord) words(most int) string {
 		words = p.Excerpt
 	}
 	return headAndTail(words, most)
-}
-
-// limit fills in the limits of a question that has its type and choices.
-func (p *PromptRecord) limit() {
-	if p.takesText() {
-		p.Constraints.MaxLength = cmp.Or(p.Constraints.MaxLength, maxText)
-	}
 }
 
 // Open tells that the prompt waits for an answer.
@@ -2370,7 +2368,7 @@ func answerFields(p *PromptRecord) []Field {
 	switch {
 	case p.Value == nil:
 		return nil
-	case *p.Value == "", p.offered(*p.Value), p.SafeDefault != nil && *p.Value == *p.SafeDefault:
+	case *p.Value == "", p.answers(*p.Value) != nil, p.SafeDefault != nil && *p.Value == *p.SafeDefault:
 		return append([]Field{{"value", *p.Value}}, said("label", p.labels(*p.Value))...)
 	}
 	return hidden("value", *p.Value)
@@ -2385,12 +2383,22 @@ const (
 	maxText        = 200 // bytes of a text answer, unless the prompt has another limit
 )
 
-// Answers that are no choice's key: Enter alone at a question for text, and nothing: the question stays to the
-// terminal. No text that is typed can be one of them: both have a control character.
+// Keys of answers that no text can be, for they are control characters: Enter alone at a question for text, and
+// nothing, for the question stays to the terminal.
 const (
 	enterAlone = "\r"
 	leaveIt    = "\x1b"
 )
+
+// Answer is one of the answers that a question takes, and what it means.
+type Answer struct {
+	Key     string `json:"key"` // names it, and is recorded
+	Label   string `json:"label"`
+	Keys    string `json:"keys,omitempty"`    // the bytes that give it; "" of a choice, which a menu may want moved to
+	Refuses bool   `json:"refuses,omitempty"` // refuses, or leaves the question as it is
+	Grants  bool   `json:"grants,omitempty"`  // allows what is asked
+	Always  bool   `json:"always,omitempty"`  // for longer than once
+}
 
 // Decision is an answer on its way to a prompt.
 type Decision struct {
@@ -2431,8 +2439,16 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 		if why != "" {
 			return nil, nil
 		}
+		p.Status = ReplyReceived
+		if value == leaveIt {
+			p.Status = Canceled
+			p.Reason = "left as it is"
+		}
+		p.NonceUsed = true
+		p.DecidedAt = ref(now.UTC())
+		p.DecidedBy = &d.By
 		p.DecidedUser = d.User
-		p.decided(value, d.By, now)
+		p.Value = &value
 		if d.UpdateID == "" {
 			return []Record{&p}, nil
 		}
@@ -2442,19 +2458,6 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 		err = s.Reap(now)
 	}
 	return p, why, err
-}
-
-// decided notes the answer in the prompt.
-func (p *PromptRecord) decided(value, by string, now time.Time) {
-	p.Status = ReplyReceived
-	p.NonceUsed = true
-	p.DecidedAt = ref(now.UTC())
-	p.DecidedBy = &by
-	p.Value = &value
-	if value == leaveIt {
-		p.Status = Canceled
-		p.Reason = "left as it is"
-	}
 }
 
 // find is the prompt that the decision names, nil when it names none, or two.
@@ -2477,7 +2480,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	late := p.Open() && !now.Before(p.ExpiresAt)
 	switch {
 	case p.ID == "":
-		return v.unknown(d)
+		return Refusal("there is no question " + clip(strconv.Quote(d.PromptID), 40))
 	case !d.Trusted && !p.hasNonce(d.Nonce):
 		return "the answer does not belong to this question"
 	case p.Reason == damaged:
@@ -2513,27 +2516,6 @@ func (p *PromptRecord) became() Refusal {
 		return "the question has left the screen"
 	}
 	return Refusal("already answered (" + byWhom(p.DecidedBy) + ", " + clock(*cmp.Or(p.DecidedAt, &p.At)) + ")")
-}
-
-// unknown says that the decision names no question, and which ones it may mean: those open ones that begin so.
-func (v *View) unknown(d Decision) Refusal {
-	named := clip(strconv.Quote(d.PromptID), 40)
-	if !d.Trusted || d.SessionID != "" {
-		return Refusal("there is no question " + named + " in that session")
-	}
-	var ids []string
-	for _, p := range v.which(func(p *PromptRecord) bool { return p.Open() && strings.HasPrefix(p.ID, d.PromptID) }) {
-		id := shortID(p.ID)
-		if strings.HasPrefix(d.PromptID, id) {
-			id = p.ID
-		}
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	if len(ids) == 0 || d.PromptID == "" {
-		return Refusal("there is no question " + named)
-	}
-	return Refusal(named + " is not enough of an id: open questions that begin with it: " + strings.Join(ids, " "))
 }
 
 // hasNonce tells whether this is the prompt's nonce, or enough of its beginning.
@@ -2583,93 +2565,154 @@ func byWhom(by *string) string {
 // clock is when, in a message.
 func clock(t time.Time) string { return t.Local().Format("15:04") }
 
-// interpret says what an answer means for the question: the value to record, or why it is none. A reason given becomes
-// the prompt's.
+// listAnswers computes which answers the question takes and what they mean, and the limit of a text. Whoever makes a
+// prompt calls it once; after that nothing asks again what an answer means.
+func (p *PromptRecord) listAnswers() {
+	if p.takesText() || p.Permission {
+		p.Constraints.MaxLength = cmp.Or(p.Constraints.MaxLength, maxText)
+	}
+	if p.Type == YesNo && len(p.Choices) == 0 {
+		p.Choices = yesNo()
+	}
+	p.Answers = []Answer{}
+	for _, c := range p.Choices {
+		p.Answers = append(p.Answers, p.meaning(c))
+	}
+	if p.Idle || p.Secret {
+		return
+	}
+	enter := Answer{Key: "enter", Label: "Send Enter", Keys: "\r"}
+	text := p.Type == FreeText
+	guessed := p.ambiguous()
+	switch p.Type {
+	case FreeText:
+		enter.Key = enterAlone
+	case ConfirmEnter:
+		enter.Label = "Press Enter"
+	}
+	if guessed || p.Type == ConfirmEnter || text && p.Source != fromAsk {
+		p.Answers = append(p.Answers, enter)
+	}
+	byDefault := p.SafeDefault != nil && *p.SafeDefault == "esc"
+	escapes := !text && (guessed || byDefault) || p.Permission && p.refusal() == ""
+	if escapes && p.answers("esc") == nil {
+		p.Answers = append(p.Answers, Answer{Key: "esc", Label: "Esc", Keys: "\x1b", Refuses: true})
+	}
+	if guessed || text {
+		p.Answers = append(p.Answers, Answer{Key: leaveIt, Label: "Leave it", Refuses: true})
+	}
+}
+
+// yesNo are the choices of a plain yes or no.
+func yesNo() []Choice { return []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}} }
+
+// reLasting is what a choice says that allows more than what is asked.
+var reLasting = re(
+	`(?i)\b(always|again|session|auto|stop asking|all (edits|future)|every|forever|permanent)`)
+
+// meaning is the answer that the choice c gives. One of several ticks, or a key at a screen that no rule reads, neither
+// refuses nor grants.
+func (p *PromptRecord) meaning(c Choice) Answer {
+	a := Answer{Key: c.Key, Label: oneLine(redact(c.Label))}
+	if p.Multi || p.Type == Unknown {
+		return a
+	}
+	no := -1
+	if len(p.Choices) == 2 {
+		_, no = pairIn(p.Choices)
+	}
+	plainNo := p.Type == YesNo && c.Key == "n" || no >= 0 && p.Choices[no] == c
+	a.Refuses = plainNo || c.Key == "esc" || isRefusal(c.Label)
+	a.Grants = (p.Permission || p.Type == YesNo) && (c.Grants || c.Key == "y")
+	a.Always = a.Grants && (c.Key == hookAlways || reLasting.MatchString(c.Label))
+	return a
+}
+
+// refusal is the key of the first answer that refuses, "" without one.
+func (p *PromptRecord) refusal() string {
+	for _, a := range p.Answers {
+		if a.Refuses {
+			return a.Key
+		}
+	}
+	return ""
+}
+
+// answers returns the answers that a value names by their keys: one, or several of the choices where several may be
+// ticked; nil for a text.
+func (p *PromptRecord) answers(value string) (named []Answer) {
+	keys := strings.Split(value, ",")
+	for i, a := range p.Answers {
+		counts := len(keys) == 1 || p.Multi && i < len(p.Choices)
+		if counts && slices.Contains(keys, a.Key) {
+			named = append(named, a)
+		}
+	}
+	if len(named) != len(keys) {
+		return nil
+	}
+	return named
+}
+
+// otherWords are what a person may say instead of some keys.
+var otherWords = map[string][]string{
+	"y":       {"yes"},
+	"n":       {"no"},
+	hookAllow: {"y", "yes"},
+	hookDeny:  {"n", "no"},
+	"enter":   {""},
+	leaveIt:   {"cancel"},
+}
+
+// named returns the value of the answer that words name, "" for none. Words are a key or a label, in any case, what
+// people say instead, or the keys of several choices. Where a text is asked for, they are that text.
+func (p *PromptRecord) named(words string) (value string) {
+	keys := words
+	if p.Multi {
+		keys = strings.Join(strings.Fields(strings.ReplaceAll(words, ",", " ")), ",")
+	}
+	switch {
+	case p.answers(keys) != nil:
+		return keys
+	case p.Type == FreeText:
+		return ""
+	}
+	for _, a := range p.Answers {
+		same := strings.EqualFold(words, a.Key) || strings.EqualFold(words, a.Label)
+		if same || slices.Contains(otherWords[a.Key], strings.ToLower(words)) {
+			return a.Key
+		}
+	}
+	return ""
+}
+
+// interpret is the value to record for an answer, or why it is none. A reason given for a refusal becomes the prompt's.
 func (p *PromptRecord) interpret(given string) (value string, why Refusal) {
-	word := p.word(given)
+	value = p.named(given)
 	reason, refused := strings.CutPrefix(given, "deny:")
 	switch {
 	case p.Secret:
 		return "", "a password is typed at the keyboard alone"
-	case given == "default" && p.SafeDefault == nil && p.byLabel(given) == "":
+	case value != "":
+		return value, ""
+	case given == "default" && p.SafeDefault == nil:
 		return "", "this question has no safe default"
-	case given == "default" && p.SafeDefault != nil:
+	case given == "default":
 		return *p.SafeDefault, ""
 	case refused && p.Permission:
-		if reason != "" {
-			p.Reason = reason
-		}
-		return p.denial(), p.checkText(reason)
-	case given == leaveIt && p.canBeLeft(), given == "cancel" && p.ambiguous():
-		return leaveIt, ""
-	case given == enterAlone && (p.Type == FreeText && !p.Idle || p.ambiguous()):
-		return given, ""
-	case p.offered(given):
-		return given, ""
-	case p.Type != FreeText && p.offered(word):
-		return word, ""
-	case p.byLabel(given) != "":
-		return p.byLabel(given), ""
+		p.Reason = reason
+		return p.refusal(), p.checkText(reason)
 	case p.takesText():
 		return given, p.checkText(given)
 	}
 	return "", Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
 }
 
-// word is the answer that a person's word stands for, which need not be one to this question.
-func (p *PromptRecord) word(given string) string {
-	word := strings.ToLower(given)
-	switch word {
-	case "yes":
-		word = "y"
-	case "no":
-		word = "n"
-	case "":
-		return "enter"
-	}
-	if p.Source == fromHook && p.Permission {
-		switch word {
-		case "y":
-			return hookAllow
-		case "n":
-			return hookDeny
-		}
-	}
-	return word
-}
-
-// denial is the value that refuses a permission: a hook's own, the choice that is known to refuse, else Escape.
-func (p *PromptRecord) denial() string {
-	if p.Source == fromHook {
-		return hookDeny
-	}
-	for _, c := range p.Choices {
-		if isRefusal(c.Label) {
-			return c.Key
-		}
-	}
-	return "esc"
-}
-
-// byLabel is the key of the choice with these words, "" without one.
-func (p *PromptRecord) byLabel(words string) string {
-	for _, c := range p.Choices {
-		if strings.EqualFold(c.Label, words) {
-			return c.Key
-		}
-	}
-	return ""
-}
-
-// labels are those of the choices with these keys, "" where one is none.
-func (p *PromptRecord) labels(keys string) string {
+// labels are what the answers are called that a value names, "" of a text.
+func (p *PromptRecord) labels(value string) string {
 	var all []string
-	for key := range strings.SplitSeq(keys, ",") {
-		label := p.label(key)
-		if label == "" {
-			return ""
-		}
-		all = append(all, label)
+	for _, a := range p.answers(value) {
+		all = append(all, a.Label)
 	}
 	return strings.Join(all, ", ")
 }
@@ -2694,12 +2737,12 @@ func (p *PromptRecord) takesKeys() bool { return p.Type == Unknown && len(p.Choi
 // takesReply tells whether it is possibly a question: a text that replies to it is typed there, whatever the settings
 // say of texts, for who replies has seen the screen.
 func (p *PromptRecord) takesReply() bool {
-	return p.ambiguous() && !p.Idle && !p.Secret && (p.Type == FreeText || p.Type == Unknown)
+	return p.ambiguous() && (p.Type == FreeText || p.Type == Unknown)
 }
 
 // checkText is why a text cannot be typed as it is: too long, or with control characters, which would be keys.
 func (p *PromptRecord) checkText(s string) Refusal {
-	limit := cmp.Or(p.Constraints.MaxLength, maxText)
+	limit := p.Constraints.MaxLength
 	if len(s) > limit {
 		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
 	}
@@ -2713,20 +2756,9 @@ func (p *PromptRecord) checkText(s string) Refusal {
 	return ""
 }
 
-// refuses tells whether a value, as interpret gives it, refuses or leaves the question as it is: it may be chosen
-// though not all was shown.
+// refuses reports whether a value refuses, or leaves the question as it is: it counts though not all was shown.
 func (p *PromptRecord) refuses(value string) bool {
-	switch value {
-	case leaveIt, "esc", "cancel", hookDeny:
-		return true
-	case "n":
-		return p.Type == YesNo || p.Type != Unknown && isRefusal(p.label("n"))
-	}
-	label := p.label(value)
-	if p.Source == fromAsk { // a script may mean anything by "close"
-		return isNo(p.Choices, label)
-	}
-	return label != "" && !p.Multi && p.Type != Unknown && isRefusal(label)
+	return slices.ContainsFunc(p.answers(value), func(a Answer) bool { return a.Refuses })
 }
 
 // unread refuses an answer to what the one who gives it cannot have read: from the phone all must have been shown
@@ -2745,65 +2777,29 @@ func (p *PromptRecord) unread(value, by string) Refusal {
 	return ""
 }
 
-// takes names the answers for a person, and says what they mean.
+// takes names the answers for a person, and what the choices are called.
 func (p *PromptRecord) takes() string {
-	answers := p.answers()
-	gap := " "
-	for i, key := range answers {
-		label := p.label(key)
-		if label == "" || label == key || p.Type == YesNo {
-			continue
-		}
-		if key == hookAlways && p.Lasting != "" {
-			label += ": " + p.Lasting
-		}
-		answers[i] = key + " (" + label + ")"
-		gap = ", "
+	if p.Type == FreeText {
+		return "text"
 	}
-	return cmp.Or(strings.Join(answers, gap), "text")
-}
-
-// answers are those that one button could send, the choices' keys first.
-func (p *PromptRecord) answers() []string {
 	var all []string
-	for _, c := range p.Choices {
-		all = append(all, c.Key)
-	}
-	if p.Type == YesNo && len(p.Choices) == 0 {
-		all = append(all, "y", "n")
-	}
-	if p.ambiguous() || p.Type == ConfirmEnter {
-		all = append(all, "enter")
-	}
-	onScreen := p.Source != fromHook && p.Source != fromAsk
-	esc := p.Permission && onScreen || p.SafeDefault != nil && *p.SafeDefault == "esc"
-	if p.ambiguous() || esc {
-		all = append(all, "esc")
-	}
-	if p.ambiguous() {
-		all = append(all, "cancel")
-	}
-	return slices.Compact(all)
-}
-
-// canBeLeft tells whether the operator can leave the question to the terminal: where nothing refuses it.
-func (p *PromptRecord) canBeLeft() bool {
-	return p.ambiguous() || p.Type == FreeText && !p.Idle
-}
-
-// offered tells whether the value is one of the answers, or several of the choices.
-func (p *PromptRecord) offered(value string) bool {
-	all := p.answers()
-	keys := strings.Split(value, ",")
-	for i, k := range keys {
-		n := slices.Index(all, k)
-		standsAlone := n >= len(p.Choices) // "esc" is no choice
-		twice := slices.Contains(keys[:i], k)
-		if n < 0 || twice || standsAlone && len(keys) > 1 {
-			return false
+	gap := " "
+	for _, a := range p.Answers {
+		name := a.Key
+		switch {
+		case a.Key == leaveIt:
+			name = "cancel"
+		case a.Keys == "" && a.Label != a.Key && p.Type != YesNo:
+			label := a.Label
+			if a.Always {
+				label += before(": ", p.Lasting)
+			}
+			name += " (" + label + ")"
+			gap = ", "
 		}
+		all = append(all, name)
 	}
-	return len(keys) == 1 || p.Multi
+	return strings.Join(all, gap)
 }
 
 // ambiguous tells that the ambiguity protocol asks (SPEC section 6): Send Enter, Cancel, or show more.

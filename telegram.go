@@ -1052,9 +1052,9 @@ const (
 
 // How many characters of buttons a phone shows side by side, 36 columns wide.
 const (
-	shortLabel = 8  // three such buttons are a row
-	pairLabel  = 14 // two
-	wideLabel  = 32 // one; of what is longer the text has all
+	rowWidth   = 28
+	leastWidth = 7  // a button takes, for a thumb
+	wideLabel  = 32 // a button shows; of what is longer the text has all
 )
 
 type button struct {
@@ -1071,220 +1071,111 @@ func markup(rows [][]button) inlineKeyboard {
 	return inlineKeyboard{Rows: append([][]button{}, rows...)}
 }
 
-// newButton is a button of the question p; parseCallbackData reads what it sends back.
-func newButton(p *PromptRecord, style, text, value string) button {
-	data := fmt.Sprintf("ans:%.8s:%.8s:%.16s:%s", p.ID, p.SessionID, p.Nonce, value)
-	return button{Text: text, Data: data, Style: style}
-}
-
-// keyboard is an open question's buttons. While not all of it has been shown, nothing but what refuses it is offered.
-// ticked are the keys chosen so far where several may be; they live in the buttons: what is seen is submitted.
+// keyboard is a question's buttons: its answers, and what else can be seen of it. While not all of it has been shown,
+// nothing but what refuses it is offered; when it is over, at most to ask it again. ticked are the keys chosen so far
+// where several may be; they live in the buttons: what is seen is submitted.
 func keyboard(p *PromptRecord, ticked ...string) [][]button {
-	if p.Open() && p.Idle && units(p.Full) > partUnits {
-		return [][]button{{newButton(p, "", "The whole answer", tapAll)}}
-	}
-	if !p.Open() || p.Idle || p.Secret {
+	switch {
+	case p.expiredOpen():
+		return buttonRows(p, []button{{Text: "Ask again", Data: tapAgain}})
+	case !p.Open() || p.Secret || p.Idle && units(p.Full) <= partUnits:
 		return nil
+	case p.Idle:
+		return buttonRows(p, []button{{Text: "The whole answer", Data: tapAll}})
 	}
-	read := p.ShownAll && !p.Cut
-	var rows [][]button
-	switch {
-	case p.ambiguous():
-		rows = keyRows(p, read)
-	case p.Multi && read:
-		rows = tickRows(p, ticked)
-	case !p.Multi:
-		rows = append(otherRows(p, read), choiceRows(p, read)...)
-	}
-	all := []button{newButton(p, "", "Show all", tapAll)}
-	switch {
-	case !p.ShownAll && !p.ambiguous():
-		rows = slices.Insert(rows, 0, all)
-	case p.Far != "":
-		rows = append(rows, all)
-	}
-	refusing := func(c Choice) bool { return p.refuses(c.Key) }
-	escapes := p.SafeDefault != nil && *p.SafeDefault == "esc"
-	if escapes && !p.ambiguous() && !slices.ContainsFunc(p.Choices, refusing) {
-		rows = append(rows, []button{newButton(p, styleNo, "Esc", "default")})
-	}
-	return sendable(rows)
-}
-
-// sendable are the rows without buttons whose data is too long to be sent back.
-func sendable(rows [][]button) [][]button {
-	var fit [][]button
-	for _, row := range rows {
-		row = slices.DeleteFunc(row, func(b button) bool { return len(b.Data) > maxCallbackData })
-		if len(row) > 0 {
-			fit = append(fit, row)
-		}
-	}
-	return fit
-}
-
-// keyRows are the buttons of what is possibly a question; read: all of it has been shown.
-func keyRows(p *PromptRecord, read bool) [][]button {
-	leave := []button{newButton(p, "", "Leave it", tapLeave), newButton(p, "", "Show last 500", tapRecent)}
-	switch {
-	case !read:
-		return [][]button{leave}
-	case !p.takesKeys():
-		return [][]button{{newButton(p, "", "Send Enter", tapEnter)}, leave}
-	}
-	keys := []button{newButton(p, "", "Enter", tapEnter), newButton(p, "", "Esc", "esc")}
-	for _, c := range p.Choices {
-		keys = append(keys, newButton(p, "", c.Label, c.Key))
-	}
-	return append(sideBySide(keys, 4), leave)
-}
-
-// tickRows are the buttons of a question of which several choices may be ticked.
-func tickRows(p *PromptRecord, ticked []string) [][]button {
-	var rows [][]button
-	for _, c := range p.Choices {
-		rows = append(rows, []button{tickButton(p, c, ticked)})
-	}
-	return append(rows, []button{newButton(p, styleLasting, "Submit", tapSubmit+strings.Join(ticked, ","))})
-}
-
-// tickButton ticks the choice, or unticks it.
-func tickButton(p *PromptRecord, c Choice, ticked []string) button {
-	mark := "▫️ "
-	keys := append(slices.Clone(ticked), c.Key)
-	if slices.Contains(ticked, c.Key) {
-		mark = "✓ "
-		keys = slices.DeleteFunc(keys, func(key string) bool { return key == c.Key })
-	}
-	slices.Sort(keys)
-	return newButton(p, "", mark+choiceText(p, c), tapTick+strings.Join(keys, ","))
-}
-
-// otherRows are the buttons of a question that has no choices; read: all of it has been shown.
-func otherRows(p *PromptRecord, read bool) [][]button {
-	switch {
-	case p.Type == ConfirmEnter && read:
-		return [][]button{{newButton(p, "", "Press Enter", "enter")}}
-	case p.Type == FreeText && read && p.Source != fromAsk:
-		return [][]button{{newButton(p, "", "Send Enter", tapEnter), newButton(p, "", "Leave it", tapLeave)}}
-	case p.Type == FreeText:
-		return [][]button{{newButton(p, "", "Leave it", tapLeave)}}
-	}
-	return nil
-}
-
-// choiceRows are the buttons of a question's choices: a short yes and no side by side, whatever else there is below
-// them, in the program's order: short choices three in a row, others each in one of its own. read: all was shown.
-func choiceRows(p *PromptRecord, read bool) [][]button {
 	var all []button
-	for _, c := range choicesOf(p) {
-		if read || p.refuses(c.Key) {
-			all = append(all, newButton(p, choiceStyle(p, c), choiceText(p, c), c.Key))
+	read := p.ShownAll && !p.Cut
+	for _, a := range p.Answers {
+		if read || a.Refuses {
+			all = append(all, answerButton(p, a, ticked))
 		}
 	}
-	var rows [][]button
-	yes := shortest(all, styleYes)
-	no := shortest(all, styleNo)
-	if yes >= 0 && no >= 0 {
-		rows = [][]button{{all[yes], all[no]}}
-		all = slices.Delete(all, max(yes, no), max(yes, no)+1)
-		all = slices.Delete(all, min(yes, no), min(yes, no)+1)
+	if p.Multi && read {
+		all = append(all, button{"Submit", tapSubmit + strings.Join(ticked, ","), styleLasting})
 	}
-	most := 3
-	if slices.ContainsFunc(all, func(b button) bool { return utf8.RuneCountInString(b.Text) > shortLabel+len("1 ") }) {
-		most = 1
+	if p.ambiguous() {
+		all = append(all, button{Text: "Show last 500", Data: tapRecent})
 	}
-	return append(rows, sideBySide(all, most)...)
+	if p.Far != "" || !p.ShownAll && !p.ambiguous() {
+		all = append(all, button{Text: "Show all", Data: tapAll})
+	}
+	return buttonRows(p, all)
 }
 
-// shortest is the first button of that style which has room beside another, −1 without one.
-func shortest(all []button, style string) int {
-	return slices.IndexFunc(all, func(b button) bool {
-		return b.Style == style && utf8.RuneCountInString(b.Text) <= pairLabel
-	})
-}
-
-// sideBySide are the buttons in rows of at most that many, as even as can be.
-func sideBySide(all []button, most int) [][]button {
-	if len(all) == 0 {
-		return nil
-	}
-	rows := (len(all) + most - 1) / most
-	return slices.Collect(slices.Chunk(all, (len(all)+rows-1)/rows))
-}
-
-// keyboardAfter is what can be tapped when a question is over.
-func keyboardAfter(p *PromptRecord) [][]button {
-	if !p.expiredOpen() {
-		return nil
-	}
-	return [][]button{{newButton(p, "", "Ask again", tapAgain)}}
-}
-
-// choicesOf are a question's choices; a plain yes/no need not have its two.
-func choicesOf(p *PromptRecord) []Choice {
-	if p.Type == YesNo && len(p.Choices) == 0 {
-		return []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
-	}
-	return p.Choices
-}
-
-// grants tells that the choice allows something, by whatever says so.
-func grants(c Choice) bool { return c.Grants || c.Key == "y" }
-
-// reLasting is what a choice says that allows more than what is asked.
-var reLasting = re(
-	`(?i)\b(always|again|session|auto|stop asking|all (edits|future)|every|forever|permanent)`)
-
-// choiceStyle is the colour of a choice: it allows once, allows for longer, refuses, or is one of several things.
-func choiceStyle(p *PromptRecord, c Choice) string {
+// answerButton gives the answer, in the colour of what it means. Where several may be ticked, it ticks the choice or
+// unticks it.
+func answerButton(p *PromptRecord, a Answer, ticked []string) button {
+	b := button{Text: buttonText(p, a), Data: a.Key}
 	switch {
-	case !p.Permission && p.Type != YesNo:
-		return ""
-	case c.Key == hookAlways, grants(c) && reLasting.MatchString(c.Label):
-		return styleLasting
-	case grants(c):
-		return styleYes
-	case p.refuses(c.Key):
-		return styleNo
+	case a.Key == enterAlone:
+		b.Data = tapEnter
+	case a.Key == leaveIt:
+		b.Data = tapLeave
+	case a.Always:
+		b.Style = styleLasting
+	case a.Grants:
+		b.Style = styleYes
+	case a.Refuses:
+		b.Style = styleNo
+	case p.Multi && a.Keys == "":
+		mark := "▫️ "
+		if slices.Contains(ticked, a.Key) {
+			mark = "✓ "
+		}
+		var keys []string
+		for _, c := range p.Choices {
+			if slices.Contains(ticked, c.Key) != (c.Key == a.Key) {
+				keys = append(keys, c.Key)
+			}
+		}
+		b.Text = mark + b.Text
+		b.Data = tapTick + strings.Join(keys, ",")
 	}
-	return ""
+	return b
 }
 
-// choiceText is what a choice is called: its label, behind its number where the program gives it one.
-func choiceText(p *PromptRecord, c Choice) string {
-	label := oneLine(clean(c.Label, 60))
-	numbered := len(c.Key) == 1 && '0' <= c.Key[0] && c.Key[0] <= '9'
-	if !numbered || label == c.Key || p.Permission || p.Type == YesNo || p.Type == Unknown || p.Source == fromAsk {
-		return label
-	}
-	return c.Key + " " + label
-}
-
-// valueName is a decision's value, nil none, in a person's words.
-func valueName(p *PromptRecord, value *string) string {
-	if value == nil {
-		return "empty"
-	}
-	if p.Multi {
-		return cmp.Or(p.labels(*value), *value)
-	}
-	for _, c := range choicesOf(p) {
-		if c.Key == *value {
-			return choiceText(p, c)
+// buttonRows puts as many buttons side by side as fit, each as wide as the widest, and blue ones apart, below. A button
+// whose data is too long to be sent back is left out; parseCallbackData reads what is.
+func buttonRows(p *PromptRecord, all []button) [][]button {
+	var rows, apart [][]button
+	widest := 0
+	for _, b := range all {
+		b.Data = fmt.Sprintf("ans:%.8s:%.8s:%.16s:%s", p.ID, p.SessionID, p.Nonce, b.Data)
+		last := len(rows) - 1
+		width := max(utf8.RuneCountInString(b.Text), leastWidth)
+		switch {
+		case len(b.Data) > maxCallbackData:
+		case b.Style == styleLasting:
+			apart = append(apart, []button{b})
+		case last >= 0 && max(widest, width)*(len(rows[last])+1) <= rowWidth:
+			rows[last] = append(rows[last], b)
+			widest = max(widest, width)
+		default:
+			rows = append(rows, []button{b})
+			widest = width
 		}
 	}
-	switch *value {
-	case "", "enter", enterAlone:
-		return "Enter"
-	case "esc":
-		return "Esc"
-	case leaveIt:
-		return "left to the terminal"
-	case "default":
-		return "the default"
+	return append(rows, apart...)
+}
+
+// buttonText is what an answer is called: its label, behind its number where the program gives it one.
+func buttonText(p *PromptRecord, a Answer) string {
+	if p.Permission || p.Source == fromAsk || a.Label == a.Key || !strings.Contains("0123456789", a.Key) {
+		return a.Label
 	}
-	return *value
+	return a.Key + " " + a.Label
+}
+
+// valueName is a decision's value in a person's words.
+func valueName(p *PromptRecord, value string) string {
+	named := p.answers(value)
+	switch {
+	case value == "", named != nil && named[0].Keys == "\r":
+		return "Enter"
+	case len(named) == 1 && !p.Multi:
+		return buttonText(p, named[0])
+	}
+	return cmp.Or(p.labels(value), value)
 }
 
 // ---- what a question's message says ----
@@ -1309,11 +1200,11 @@ func bodyOf(p *PromptRecord) string {
 	if p.Source == fromHook || p.Source == fromAsk { // those have no screen: every blank of theirs counts
 		return strings.Trim(strings.Join(lines, "\n"), "\n")
 	}
-	unsaid := func(c Choice) bool {
-		return p.Multi || utf8.RuneCountInString(choiceText(p, c)) > wideLabel || strings.HasSuffix(c.Label, "…")
+	unsaid := func(a Answer) bool {
+		return p.Multi || utf8.RuneCountInString(buttonText(p, a)) > wideLabel || strings.HasSuffix(a.Label, "…")
 	}
-	if !slices.ContainsFunc(choicesOf(p), unsaid) {
-		lines = without(lines, labels(choicesOf(p)), cellsOf)
+	if !slices.ContainsFunc(p.Answers, unsaid) {
+		lines = without(lines, labels(p.Choices), cellsOf)
 	}
 	body := dense(strings.Join(lines, "\n"))
 	for body != "" && !reAtMargin.MatchString(body) {
@@ -1454,7 +1345,7 @@ func afterwards(p *PromptRecord) string {
 	case p.SafeDefault == nil, p.Secret:
 		return "nothing is typed"
 	}
-	return clean(valueName(p, p.SafeDefault), 80)
+	return clean(valueName(p, *p.SafeDefault), 80)
 }
 
 // silence tells what became of a question to which nobody gave an answer.
@@ -1499,7 +1390,7 @@ func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 		what = "went on"
 	}
 	if p.Value != nil {
-		what = clean(valueName(p, p.Value), 300)
+		what = clean(valueName(p, *p.Value), 300)
 	}
 	reason := clean(p.Reason, 300)
 	if p.DecidedAt != nil {
@@ -1523,8 +1414,7 @@ func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 	case p.Status == Expired, p.Status == ReplyReceived:
 		why = " · on its way"
 	case late:
-	case p.takesKeys() && p.Value != nil && (p.offered(*p.Value) || *p.Value == enterAlone):
-		what = "pressed " + what
+	case late:
 	case reason != "":
 		why = ": “" + reason + "”"
 	}
@@ -1780,7 +1670,7 @@ func (t *Telegram) dueOf(p *PromptRecord, s *SessionRecord, m *messageEdits) *ed
 	render := func(status State) *edit {
 		shown := *p
 		shown.Status = status
-		out := t.questionText(&shown, s).outgoing(own.ID, keyboardAfter(&shown))
+		out := t.questionText(&shown, s).outgoing(own.ID, keyboard(&shown))
 		return &edit{out, own.ID, string(status) + " " + print(out)}
 	}
 	e := render(p.Status)
@@ -3129,7 +3019,7 @@ func (r *receiver) decide(in *incoming, want *intent) error {
 	}
 	if why == "" {
 		if in.tap != nil {
-			want.reply = "✓ " + valueName(&now, &d.Value)
+			want.reply = "✓ " + valueName(&now, d.Value)
 		}
 		return nil
 	}
@@ -3640,18 +3530,14 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 	if reOwnCommand.MatchString(text) {
 		text = text[1:]
 	}
-	value := namedChoices(p, text)
+	value := p.named(text)
 	if refusal := in.refusal(p, value, replied); refusal != "" {
 		return intent{reply: refusal}
 	}
-	switch {
-	case value != "":
-	case p.Permission:
-		value = "deny:" + text
-	default:
-		value = text
+	if value == "" && p.Permission {
+		text = "deny:" + text
 	}
-	return intent{decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: value}}
+	return intent{decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: text}}
 }
 
 // Of a text that replies to nothing.
@@ -3673,7 +3559,7 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 		here := other.SessionID == s.ID || !in.view.active(other.SessionID)
 		asked := !other.Idle && other.Chat != ""
 		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.from.who() &&
-			!other.takesText() && namedChoices(other, text) == ""
+			!other.takesText() && other.named(text) == ""
 		if other == p || !here || !asked || own {
 			continue
 		}
@@ -3698,21 +3584,7 @@ func (in *incoming) waitingQuestion(s *SessionRecord) (found *PromptRecord) {
 	return found
 }
 
-// namedChoices are the keys of the choices that the text names, "" none: one by its key or label, or several by keys.
-func namedChoices(p *PromptRecord, text string) string {
-	keys := strings.Join(strings.Fields(strings.ReplaceAll(text, ",", " ")), ",")
-	if p.Multi && p.offered(keys) {
-		return keys
-	}
-	for _, c := range choicesOf(p) {
-		if strings.EqualFold(p.word(text), c.Key) || strings.EqualFold(text, c.Label) {
-			return c.Key
-		}
-	}
-	return ""
-}
-
-// refusal tells why text cannot answer the question, "" where it can. keys are the choices that it names; replied: it
+// refusal tells why text cannot answer the question, "" where it can. keys are the answers that it names; replied: it
 // is a reply to the question's own message.
 func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 	switch {
