@@ -1591,8 +1591,8 @@ func (t *Telegram) catchUp(ctx context.Context, id string, as rank) error {
 		if doubtful { // it stays owed, and a later edit makes sure
 			shows = ""
 		}
-		if err := t.store.Edited(id, e.msg, shows); err != nil || doubtful {
-			return err
+		if err := t.store.Edited(id, e.msg, shows); err != nil || doubtful || as == rankRest {
+			return err // who pays for a session that may live leaves the next edit to it
 		}
 	}
 }
