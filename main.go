@@ -2646,9 +2646,10 @@ func (s *session) save(doing string, recs ...Record) bool {
 	return err == nil
 }
 
-// audit appends to the audit log. That it could not is told.
-func (s *session) audit(doing string, e Event) {
-	s.tellTrouble(doing, s.st.Audit(e))
+// audit enters events, and what the audit log lacks. That it could not is told.
+func (s *session) audit(doing string, events ...Event) {
+	_ = s.st.Audit(events...) // is trouble
+	s.tellTrouble(doing, nil)
 }
 
 // tellTrouble tells the operator of trouble with the state or the audit log: of err, or of what the
@@ -5601,7 +5602,7 @@ func (s *session) recordExit() {
 
 // tellEnd sends the message that the program has ended, below all of its output.
 func (s *session) tellEnd() {
-	s.tellTrouble("writing the audit log", s.st.Audit())
+	s.audit("writing the audit log")
 	view, _ := s.st.View() // as it was, where it cannot be read
 	head := view.audit()
 	lived := span(s.rec.EndedAt.Sub(s.rec.StartedAt))

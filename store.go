@@ -1898,27 +1898,27 @@ func (s *Store) lack(why error) {
 func (s *Store) check(recs []Record) (events []Event, err error) {
 	newest := map[string]Record{}
 	for _, r := range recs {
-		r.head().Rec = kindOf(r)
-		key := r.head().key()
-		old := newest[key]
+		h := r.head()
+		h.Rec = kindOf(r)
+		old := newest[h.key()]
 		if old == nil {
-			old = s.view.records[key]
+			old = s.view.records[h.key()]
 		}
-		s.date(r, old)
+		s.date(h, old)
 		keepTopic(old, r)
 		if err := s.view.transition(old, r); err != nil {
-			return nil, fmt.Errorf("recording %s: %w", key, err)
+			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
 		}
-		newest[key] = r
+		newest[h.key()] = r
 		events = append(events, auditEvents(old, r)...)
 	}
 	return events, nil
 }
 
 // date completes the head of a record that follows old, nil none.
-func (s *Store) date(r, old Record) {
-	h := r.head()
-	*h = Head{schemaVersion, kindOf(r), h.ID, s.now().UTC().Truncate(time.Microsecond)}
+func (s *Store) date(h *Head, old Record) {
+	h.V = schemaVersion
+	h.At = s.now().UTC().Truncate(time.Microsecond)
 	if old != nil && !h.At.After(old.head().At) {
 		h.At = old.head().At.Add(time.Microsecond)
 	}
@@ -1958,7 +1958,7 @@ func (s *Store) enter(noted MetaRecord, events []Event) (*MetaRecord, error) {
 	events = events[:min(len(events), max(0, maxOwed-len(lacking)))]
 	entries, last := chain(last, events)
 	head := noted
-	head.ID = "audit"
+	head.Head = Head{Rec: "meta", ID: "audit"}
 	head.chainHead = last
 	head.Entries = slices.Concat(lacking, entries)
 	switch {
@@ -1967,7 +1967,7 @@ func (s *Store) enter(noted MetaRecord, events []Event) (*MetaRecord, error) {
 	case noted.Seq == 0:
 		head.Begins = -1
 	}
-	s.date(&head, s.view.records["meta audit"])
+	s.date(&head.Head, s.view.records[head.key()])
 	return &head, err
 }
 
