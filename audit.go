@@ -4,11 +4,11 @@
 //	{"seq":1,"ts":"…Z","event":"…","session_id":"…","prompt_id":"…", …,"prev_hash":"genesis","hash":"sha256:…"}
 //
 // The hash is that of the line without its hash member: jq -cj 'del(.hash)' | sha256sum. The heads that state and phone
-// keep show that no tail was cut, nor all written anew. The chain goes on behind the head that the state notes, whatever
-// the file ends with: what is missing in between no later entry can close, and verify finds it for ever. A log that the
-// user moved away is followed by one whose first entry has the next number, and the hash of the last. shown_sha256 is
-// that of what a person was shown, screen_sha256 that of what stood there when the answer was typed. Answers typed as
-// text are in it as length and SHA-256.
+// keep show that no tail was cut, nor all written anew. The chain goes on behind the head that the state notes,
+// whatever the file ends with: what is missing in between no later entry can close, and verify finds it for ever. A log
+// that the user moved away is followed by one whose first entry has the next number, and the hash of the last.
+// shown_sha256 is that of what a person was shown, screen_sha256 that of what stood there when the answer was typed.
+// Answers typed as text are in it as length and SHA-256.
 //
 // Nothing here opens, locks or writes the log: store.go does, under the lock of the state.
 package main
@@ -67,8 +67,8 @@ type Field struct {
 }
 
 // goOn returns behind which entry a log goes on that ends with tail: behind its last. A log that lacks the entry that
-// the state notes goes on behind that one, so that what is missing between them is missing for ever. Of the entries that
-// the state has, the last of the chain, those that the log lacks are returned, too: they come first.
+// the state notes goes on behind that one, so that what is missing between them is missing for ever. Of the entries
+// that the state has, the last of the chain, those that the log lacks are returned, too: they come first.
 func goOn(tail []byte, noted chainHead, entries []json.RawMessage) (chainHead, []json.RawMessage) {
 	if noted.Seq > 0 && !bytes.Contains(tail, fmt.Appendf(nil, `,"hash":"%s"}`, noted.Hash)) {
 		there := func(entry json.RawMessage) bool { return bytes.Contains(tail, entry) }
@@ -339,7 +339,8 @@ func (v *Verdict) next(line []byte) (fields []Field, why string) {
 func (v *Verdict) conclude() {
 	v.OK = v.Reason == ""
 	if !v.OK {
-		v.Remedy = "keep a copy; what a crash kept out comes with the next entry; else move audit.log away, and a new one begins"
+		v.Remedy = "keep a copy; what a crash kept out comes with the next entry; else move audit.log away, " +
+			"and a new one begins"
 		return
 	}
 	v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"

@@ -986,8 +986,8 @@ func cmdCompletion(c *command) int {
 }
 
 // ---- doctor ----
-// Every check is made, whatever the others found; what cannot be found out because of them is left out. What takes long,
-// the network, comes last.
+// Every check is made, whatever the others found; what cannot be found out because of them is left out. What takes
+// long, the network, comes last.
 
 // doctorListens is for how long another program's poll is waited for: each takes the bot from the other.
 const doctorListens = 7 // seconds: longer than another atlasbridge pauses

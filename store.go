@@ -11,14 +11,14 @@
 // line with a rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
 //
 // Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
-// from it, in the audit log too. One Update is one write to each: to state.jsonl the records and, in the record "audit",
-// the audit entries that they mean; then to audit.log these entries. When a write fails the file is cut back; when that
-// fails too, this process never writes it again.
+// from it, in the audit log too. One Update is one write to each: to state.jsonl the records and, in the record
+// "audit", the audit entries that they mean; then to audit.log these entries. When a write fails the file is cut back;
+// when that fails too, this process never writes it again.
 //
 // What a crash can leave is the beginning of a write. Its whole lines do no harm: an update of Telegram is written
-// after what it led to, and what comes again is done once. Its torn line is moved to state.jsonl.torn-TIME. Entries that
-// the audit log lacks, for a crash or because it could not be written, are entered from the state before the next. A
-// damaged line before the end stays, is reported, and fails its question.
+// after what it led to, and what comes again is done once. Its torn line is moved to state.jsonl.torn-TIME. Entries
+// that the audit log lacks, for a crash or because it could not be written, are entered from the state before the next.
+// A damaged line before the end stays, is reported, and fails its question.
 //
 // Compaction keeps the last line of every record that is alive or not old, in a new file that is renamed into place;
 // other processes follow. A file with damage, or of an earlier schema, is first copied to state.jsonl.backup-TIME.

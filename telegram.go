@@ -1187,8 +1187,8 @@ var (
 	reAtMargin  = re(`(?m)^[^ \n]`)
 )
 
-// bodyOf is what a question's message shows of its text: without the rows that its sentence says again, nor those of the
-// choices where the buttons say all of them.
+// bodyOf is what a question's message shows of its text: without the rows that its sentence says again, nor those of
+// the choices where the buttons say all of them.
 func bodyOf(p *PromptRecord) string {
 	text := strings.TrimRight(cmp.Or(p.Full, p.Excerpt), " \t\n")
 	if p.ambiguous() && p.Open() {
@@ -1424,8 +1424,8 @@ func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 // ---- the end of a turn ----
 // One message a turn: what it came to, and the answer.
 
-// turnText is the message of a turn's end: whose turn, what it came to, the tool's answer, and how to go on or how it went.
-// A reply still reaches the session when the notice has expired.
+// turnText is the message of a turn's end: whose turn, what it came to, the tool's answer, and how to go on or how it
+// went. A reply still reaches the session when the notice has expired.
 func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
 	r := &richText{}
 	r.addLine("bold", title(s))
@@ -1563,8 +1563,8 @@ func (t *Telegram) Settle(ctx context.Context, id string) error {
 }
 
 // catchUp edits the messages of a question until they show what the state says of it; after an error they may not, and
-// what is over remains owed. Of the edits of one question one is under way at a time. Each is written when it leaves, so
-// that one which has become superfluous is dropped.
+// what is over remains owed. Of the edits of one question one is under way at a time. Each is written when it leaves,
+// so that one which has become superfluous is dropped.
 func (t *Telegram) catchUp(ctx context.Context, id string, as rank) error {
 	m := t.acquireEdits(id)
 	defer t.releaseEdits(m)
@@ -2801,8 +2801,8 @@ func (t *Telegram) warn(err error) {
 // audit records what happened; where that fails, the store tells.
 func (r *receiver) audit(e Event) { r.warn(r.store.Audit(e)) }
 
-// tell says what came of an update: of a message in replies, in the order of what they reply to; of a tap at once, where
-// nothing was done in a box that must be closed.
+// tell says what came of an update: of a message in replies, in the order of what they reply to; of a tap at once,
+// where nothing was done in a box that must be closed.
 func (r *receiver) tell(u *update, want intent) {
 	if u.Callback != nil {
 		r.toast(u.Callback.ID, want.reply)
@@ -2832,8 +2832,8 @@ func (r *receiver) toast(tap, text string) {
 }
 
 // ---- what an update means ----
-// From here on every update is one of the operator's, and is acted on once: what it means is understood without touching
-// anything, recorded together with its number, and then told.
+// From here on every update is one of the operator's, and is acted on once: what it means is understood without
+// touching anything, recorded together with its number, and then told.
 
 // incoming is an update of the operator's together with all that decides what it means.
 type incoming struct {
@@ -2888,8 +2888,8 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	return u.ID, err
 }
 
-// auditStranger records that somebody else wrote, or pressed a button; from may be nil. Of those in one minute it records
-// the first, then how many more there were.
+// auditStranger records that somebody else wrote, or pressed a button; from may be nil. Of those in one minute it
+// records the first, then how many more there were.
 func (r *receiver) auditStranger(u *update, from *user) {
 	minute := time.Now().Unix() / 60
 	if minute != r.minute && r.strangers > strangersMax {
@@ -2952,7 +2952,8 @@ func (r *receiver) incoming(u *update, from *user) (*incoming, error) {
 	return in, err
 }
 
-// seen is the state, in which a tapped message is known as one of its question's: its sending may not have been answered.
+// seen is the state, in which a tapped message is known as one of its question's: its sending may not have been
+// answered.
 func (r *receiver) seen(m *message, data string) (*View, error) {
 	v, err := r.store.View()
 	if err != nil {
@@ -3001,8 +3002,8 @@ func (r *receiver) record(in *incoming, ledTo Record) error {
 	return nil
 }
 
-// decide gives the store the decision, unless it is refused already, records the update in any case, and adds what is to
-// be said of it.
+// decide gives the store the decision, unless it is refused already, records the update in any case, and adds what is
+// to be said of it.
 func (r *receiver) decide(in *incoming, want *intent) error {
 	d := *want.decision
 	d.By = in.from.who()
@@ -3121,8 +3122,8 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 	return d, p
 }
 
-// removeStale has a message that was tapped in vain lose its buttons where it should have lost them already: its question
-// is over, or has a newer message.
+// removeStale has a message that was tapped in vain lose its buttons where it should have lost them already: its
+// question is over, or has a newer message.
 func (r *receiver) removeStale(m *message, d Decision) error {
 	p, _, err := r.store.Prompt(d.PromptID)
 	if err != nil || p == nil || !p.hasNonce(d.Nonce) { // another machine's, or forged
