@@ -11161,8 +11161,11 @@ func patience() time.Duration {
 	load, _ := os.ReadFile("/proc/loadavg") // not there: nobody knows
 	var busy float64
 	fmt.Sscan(string(load), &busy)
-	if raceDetector() || busy > 2*float64(runtime.NumCPU()) {
-		return 60 * time.Second
+	switch {
+	case raceDetector():
+		return 2 * time.Minute
+	case busy > 2*float64(runtime.NumCPU()):
+		return time.Minute
 	}
 	return 15 * time.Second
 }
