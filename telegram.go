@@ -1671,7 +1671,7 @@ func (t *Telegram) dueOf(p *PromptRecord, s *SessionRecord, m *messageEdits) *ed
 		shown := *p
 		shown.Status = status
 		out := t.questionText(&shown, s).outgoing(own.ID, keyboard(&shown))
-		return &edit{out, own.ID, string(status) + " " + print(out)}
+		return &edit{out, own.ID, string(status) + " " + fingerprint(out)}
 	}
 	e := render(p.Status)
 	doubtful := m.mayBeOvertaken(e)
@@ -1699,7 +1699,7 @@ func (t *Telegram) dueButtons(p *PromptRecord, own Message, m *messageEdits) *ed
 	e := &edit{buttonsEdit(own.ID, nil), own.ID, otherButtons + " " + noButtons}
 	if !want.none {
 		e.outgoing = buttonsEdit(own.ID, keyboard(p, want.ticked...))
-		e.shows = otherButtons + " " + print(e.outgoing)
+		e.shows = otherButtons + " " + fingerprint(e.outgoing)
 	}
 	if e.shows == own.Shows {
 		return nil
@@ -1710,8 +1710,8 @@ func (t *Telegram) dueButtons(p *PromptRecord, own Message, m *messageEdits) *ed
 // noButtons is the print of no buttons at all.
 const noButtons = "none"
 
-// print tells what a message says from what another does.
-func print(out *outgoing) string {
+// fingerprint tells what a message says from what another does.
+func fingerprint(out *outgoing) string {
 	b, _ := json.Marshal(out) // plain values: cannot fail
 	return digest(b)[len("sha256:"):][:16]
 }
