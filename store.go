@@ -3152,12 +3152,6 @@ func (s *Store) waits(p *PromptRecord) bool {
 	return inTime && s.Alive(asker) && (asker == p.SessionID || s.Alive(p.SessionID))
 }
 
-// Killed tells that the session's lock is there and free: it could not end by itself.
-func (s *Store) Killed(id string) bool {
-	_, err := os.Stat(filepath.Join(s.Dir, lockName(id)))
-	return err == nil && !s.Alive(id)
-}
-
 // Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes old files of sessions, and
 // locks of sessions and questions that are over.
 func (s *Store) Reap(now time.Time) error {
