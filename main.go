@@ -1789,6 +1789,8 @@ type session struct {
 	ctx         context.Context // of what goes on beside the loop, until stop
 	stop        func()
 	polling     sync.WaitGroup
+	lastWords   chan struct{} // closed when the channel is to end with what there is to say
+	said        chan struct{} // closed when it has
 
 	// For every goroutine.
 	wanted  atomic.Bool                  // the keyboard is to be read
@@ -1807,18 +1809,18 @@ type session struct {
 	cast      *recording        // nil without --record
 	jsonLine  []byte            // unfinished line of stream-json, nil for other tools
 	calls     map[string]string // in stream-json without a result so far: the tools, by the calls' ids
-	notified  chan struct{}     // closed when the last notice has been sent; nil: there was none
-	stream    stream
-	answer    string // the tool's last, by its hook; "" none came
-	fed       bool   // standard input is a pipe that has not ended: who feeds it answers
-	phoneEnds bool   // by the phone
-	unshown   error  // why output could not be written to the host, nil: all was
-	sending   int    // calls that have not reported
-	taken     int64  // bytes of output that the screen has got
-	tapped    int    // taps that have not ended
-	trouble   string // of the state file
-	opened    bool   // the state was read, or could not be: until then nothing is recorded
-	warning   string // of the tool's version, to be told at the end
+	lookAt    time.Time         // with --stream: when an agent's window is looked at, zero: there is nothing new
+	flushAt   time.Time         // with --stream: when what was gathered is sent, zero: there is nothing
+	answer    string            // the tool's last, by its hook; "" none came
+	fed       bool              // standard input is a pipe that has not ended: who feeds it answers
+	phoneEnds bool              // by the phone
+	unshown   error             // why output could not be written to the host, nil: all was
+	fetching  int               // files that have not come
+	taken     int64             // bytes of output that the screen has got
+	tapped    int               // taps that have not ended
+	trouble   string            // of the state file
+	opened    bool              // the state was read, or could not be: until then nothing is recorded
+	warning   string            // of the tool's version, to be told at the end
 
 	answeredAt time.Time // when answer came
 	recordAt   time.Time // when the session is recorded
@@ -1871,8 +1873,6 @@ type question struct {
 	decided bool         // the gate is to type what the record says
 	typedBy string       // who pressed a key that may have answered it, "" nobody
 	typedAt time.Time    // when that was
-	unsend  func()       // ends a delivery that is no longer wanted, nil before it begins
-	onWayAt time.Time    // when its message is to say that the phone's answer is on its way, zero: never
 
 	// Of a hook's.
 	dialog  *Prompt   // its dialog as it stands on the screen, nil when it does not
@@ -2069,6 +2069,7 @@ func newSession(c *command) (*session, error) {
 		output:  newBacklog(),
 		rec:     sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
 	}
+	s.tg.session = s.rec.ID
 	s.tg.tell = func(trouble string) { s.tellFirst(trouble) }
 	if c.network != nil {
 		s.tg.http.Transport = c.network
@@ -2076,6 +2077,9 @@ func newSession(c *command) (*session, error) {
 	}
 	if cfg.Channel == "telegram" {
 		s.ch = s.tg
+		if cfg.Stream {
+			s.tg.stream = &stream{}
+		}
 	}
 	if c.opts.on("quiet") {
 		s.notes = io.Discard
@@ -2311,13 +2315,13 @@ func (s *session) run(ctx context.Context, argv []string) error {
 			defer s.st.catchPanic()
 			s.tg.Poll(s.ctx)
 		})
-		s.polling.Go(func() {
-			defer s.st.catchPanic()
-			if err := sleep(s.ctx, topicAfter); err == nil {
-				s.tg.PrepareTopic(s.ctx, s.rec.ID)
-			}
-		})
 	}
+	s.lastWords = make(chan struct{})
+	s.said = make(chan struct{})
+	s.spawn(func() {
+		defer close(s.said)
+		s.ch.Show(s.ctx, s.lastWords)
+	})
 	s.startDetector(size)
 	s.rec.PID = s.pty.PID()
 	s.loop()
@@ -2574,7 +2578,6 @@ func (s *session) tick() {
 	s.hookStep()
 	s.spentStep()
 	s.questionStep()
-	s.onItsWayStep()
 	s.endStep()
 	s.inputStep()
 	s.gateStep()
@@ -3649,19 +3652,6 @@ func (s *session) questionStep() {
 	}
 }
 
-// onItsWayAfter is how long the typing of the phone's answer may take before its message says that it is on its way.
-const onItsWayAfter = 900 * time.Millisecond
-
-// onItsWayStep has messages say that an answer was taken whose typing takes long.
-func (s *session) onItsWayStep() {
-	for _, q := range append(slices.Clone(s.hooks), s.q) {
-		if q != nil && !q.onWayAt.IsZero() && s.turnAt(q.onWayAt) {
-			q.onWayAt = time.Time{}
-			s.settle(q.rec.ID)
-		}
-	}
-}
-
 // waitsForKeyboard tells whether somebody types here, and may answer it here. The loop turns when
 // they are away.
 func (s *session) waitsForKeyboard() bool {
@@ -3736,9 +3726,13 @@ func (s *session) endRings() bool {
 
 // route has the question sent.
 func (s *session) route(q *question) {
-	if s.transition(q.rec.ID, Routed, asIs) {
-		s.askPhone(q)
+	if s.cfg.Channel == "local" { // it waits for `atlasbridge answer`
+		s.transition(q.rec.ID, Routed, asIs)
+		s.transition(q.rec.ID, AwaitingReply, asIs)
+		return
 	}
+	s.breakStream()
+	s.transition(q.rec.ID, Routed, func(r *PromptRecord) { r.Send = sendQuestion })
 }
 
 // expire ends a question that nobody answered. A hook refuses then. For any other, only what is
@@ -3782,9 +3776,6 @@ func (s *session) end(q *question, to State, why string) {
 	if s.recordEnd(q, to, why) {
 		return
 	}
-	if q.unsend != nil {
-		q.unsend()
-	}
 	s.hooks = slices.DeleteFunc(s.hooks, func(h *question) bool { return h == q })
 	if s.q == q {
 		s.q = nil
@@ -3792,7 +3783,6 @@ func (s *session) end(q *question, to State, why string) {
 	if q.screen != nil && s.seen == q.screen {
 		s.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
 	}
-	s.settle(q.rec.ID)
 	if q.rec.Status == Resolved && q.rec.answeredByCommand() { // one that was not typed was not answered
 		s.notify(answeredNotice(&q.rec))
 	}
@@ -3931,11 +3921,12 @@ func (s *session) apply(q *question, r *PromptRecord) {
 		s.makeRoom()
 		if news && r.DecidedBy != nil && fromPhone(*r.DecidedBy) {
 			s.phoneAt = time.Now()
-			q.onWayAt = s.phoneAt.Add(onItsWayAfter)
 		}
 	case Expired, Failed, Canceled, Resolved:
 		q.rec = *r
 		s.end(q, "", "")
+	default:
+		q.rec = *r
 	}
 }
 
@@ -4419,12 +4410,15 @@ func (s *session) fetch(r *InputRecord) {
 		s.files = map[string]fetched{}
 	}
 	ctx, cancel := context.WithDeadline(s.ctx, r.At.Add(inputTime))
-	var got fetched
-	s.send(func() (int64, error) {
+	s.fetching++
+	s.spawn(func() {
 		defer cancel()
-		got = s.tg.fetch(ctx, s.rec.ID, r.File)
-		return 0, nil
-	}, func(int64, error) { s.files[r.ID] = got })
+		got := s.tg.fetch(ctx, s.rec.ID, r.File)
+		s.events <- func() {
+			s.fetching--
+			s.files[r.ID] = got
+		}
+	})
 }
 
 // inputFile lets the gate type where the file of r was put, and what was written below it.
@@ -4477,88 +4471,26 @@ func (s *session) auditInput(r *InputRecord, about ...Field) {
 }
 
 // ---- channel ----
-//
-// The channel's calls block: each runs beside the loop and reports to it.
 
 // localChannel is the channel where there is no Telegram. It reaches nobody: questions wait.
 type localChannel struct{}
 
-// Ask shows the question to nobody.
-func (localChannel) Ask(context.Context, *PromptRecord, *SessionRecord) (int64, error) {
-	return 0, nil
-}
-
-// Settle has no message to change.
-func (localChannel) Settle(context.Context, string) error {
-	return nil
-}
+// Show has nobody to show anything.
+func (localChannel) Show(context.Context, <-chan struct{}) {}
 
 // Notify tells nobody.
-func (localChannel) Notify(context.Context, Notice) (int64, error) {
-	return 0, nil
-}
+func (localChannel) Notify(Notice) {}
 
 // Close has nothing to close.
-func (localChannel) Close() error {
-	return nil
-}
-
-// send makes one call of the channel beside the loop, which runs done then; pacing and retries are
-// the channel's own.
-func (s *session) send(call func() (int64, error), done func(msg int64, err error)) {
-	s.sending++
-	s.spawn(func() {
-		msg, err := call()
-		if err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
-			s.log.Error("sending to the channel", "error", err.Error())
-		}
-		s.events <- func() {
-			s.sending--
-			done(msg, err)
-		}
-	})
-}
-
-// askPhone sends a question while it is worth it; one that could not be sent stays routed.
-func (s *session) askPhone(q *question) {
-	p := q.rec
-	of := s.rec
-	ctx, cancel := context.WithDeadline(s.ctx, p.ExpiresAt)
-	q.unsend = cancel
-	s.breakStream()
-	s.send(func() (int64, error) { return s.ch.Ask(ctx, &p, &of) }, func(_ int64, err error) {
-		if err != nil {
-			return
-		}
-		if !s.transition(p.ID, AwaitingReply, asIs) {
-			s.settle(p.ID) // it was answered meanwhile
-		}
-	})
-}
-
-// settle has the messages of a prompt say what has become of it.
-func (s *session) settle(id string) {
-	s.send(func() (int64, error) { return 0, s.ch.Settle(s.ctx, id) }, func(int64, error) {})
-}
+func (localChannel) Close() error { return nil }
 
 // notify sends a message that asks nothing, after those before.
 func (s *session) notify(n Notice) {
 	n.SessionID = s.rec.ID
-	before := s.notified
-	sent := make(chan struct{})
-	if n.Done { // that is no message
-		before = nil
-	} else {
+	if !n.Done { // that is no message
 		s.breakStream()
-		s.notified = sent
 	}
-	s.send(func() (int64, error) {
-		defer close(sent)
-		if before != nil {
-			<-before // each ends soon after ctx
-		}
-		return s.ch.Notify(s.ctx, n)
-	}, func(int64, error) {})
+	s.ch.Notify(n)
 }
 
 // ---- stream ----
@@ -4567,72 +4499,40 @@ func (s *session) notify(n Notice) {
 
 // streamOutput notes that there is output to send.
 func (s *session) streamOutput(now time.Time) {
-	t := &s.stream
-	if t.flushAt.IsZero() {
-		t.flushAt = now.Add(s.cfg.Flush)
+	if s.flushAt.IsZero() {
+		s.flushAt = now.Add(s.cfg.Flush)
 	}
-	if t.lookAt.IsZero() {
-		t.lookAt = now.Add(frameTime)
+	if s.lookAt.IsZero() {
+		s.lookAt = now.Add(frameTime)
 	}
 }
 
-// streamStep gathers output for flush_ms and keeps one message at a time with the sender.
+// streamStep gathers output for flush_ms.
 func (s *session) streamStep() {
-	t := &s.stream
-	if !t.lookAt.IsZero() && s.turnAt(t.lookAt) {
-		t.lookAt = time.Time{}
+	if !s.lookAt.IsZero() && s.turnAt(s.lookAt) {
+		s.lookAt = time.Time{}
 		s.det.ReadWindow()
 	}
-	if !t.flushAt.IsZero() && s.turnAt(t.flushAt) {
-		t.flushAt = time.Time{}
+	if !s.flushAt.IsZero() && s.turnAt(s.flushAt) {
+		s.flushAt = time.Time{}
 		s.gatherStream(false)
 	}
-	if t.busy || s.ctx.Err() != nil || t.next(s.streamLimit()).Mono == "" {
-		return
-	}
-	t.busy = true
-	n := Notice{SessionID: s.rec.ID, Urgent: t.until > 0, Late: s.nextOutput}
-	s.send(func() (int64, error) { return s.ch.Notify(s.ctx, n) }, t.delivered)
 }
 
-// streamLimit is how much a message of the stream holds, in UTF-16 units.
-func (s *session) streamLimit() int { return min(s.cfg.MaxChars, partUnits) }
-
-// nextOutput asks the loop what the stream's message is to say now that its turn has come. It is for the sender.
-func (s *session) nextOutput() Notice {
-	said := make(chan Notice, 1)
-	s.events <- func() {
-		n := s.stream.next(s.streamLimit())
-		s.stream.sent = n.Mono
-		said <- n
-	}
-	return <-said
-}
-
-// gatherStream takes over the output since the last time. end: the program is gone. Of more than the phone can keep up
-// with the oldest is left out.
+// gatherStream takes over the output since the last time. end: the program is gone.
 func (s *session) gatherStream(end bool) {
-	t := &s.stream
-	lines, live := s.det.Transcript(end)
-	text := strings.Join(append(lines, ""), "\n")
-	t.text += strings.TrimPrefix(redact(t.key+visible(text)), t.key)
-	t.key = openKey(t.key + text)
-	t.live = strings.TrimPrefix(redact(t.key+visible(live)), t.key)
-	if len(t.text) > maxBacklog {
-		head, rest := cutText(t.text, s.streamLimit())
-		half := len(rest) - maxBacklog/2
-		half += strings.IndexByte(rest[half:], '\n') + 1
-		lost := strings.Count(rest[:half], "\n")
-		t.text = fmt.Sprintf("%s\n… (%d lines left out)\n%s", head, lost, rest[half:])
-		t.until = 0
+	if s.tg.stream != nil {
+		lines, live := s.det.Transcript(end)
+		s.tg.stream.add(lines, live, s.tg.streamLimit())
+		s.tg.wake()
 	}
 }
 
 // breakStream has the stream go on in a message of its own: another one is about to be sent.
 func (s *session) breakStream() {
-	if s.cfg.Stream {
+	if s.tg.stream != nil {
 		s.gatherStream(false)
-		s.stream.until = len(s.stream.text)
+		s.tg.stream.breakHere()
 	}
 }
 
@@ -5480,19 +5380,17 @@ func (s *session) finish() {
 	s.endQuestions()
 	s.endInputs()
 	s.recordExit()
-	if s.cfg.Stream && s.tg.Trouble() == "" {
-		s.gatherStream(true)
-		s.drain(drainStream)
-	}
-	s.stream = stream{busy: true} // what has not been sent by now is left out
+	s.gatherStream(true)
 	s.tellEnd()
-	s.drain(drainSend)
-	if s.tg.Trouble() == "" && s.sending == 0 {
-		s.send(func() (int64, error) { return 0, s.tg.PayDebts(s.ctx) }, func(int64, error) {})
-		s.drain(drainSend)
+	close(s.lastWords)
+	limit := drainSend
+	if s.cfg.Stream && s.tg.Trouble() == "" {
+		limit = drainStream
 	}
-	s.stop() // cuts calls short
-	for s.sending > 0 {
+	s.drain(limit)
+	s.stop() // cuts requests short
+	<-s.said
+	for s.fetching > 0 {
 		happened := <-s.events
 		happened()
 	}
@@ -5563,12 +5461,7 @@ func (s *session) endExpired(why string) {
 		if !p.mayBeAsked() {
 			continue
 		}
-		ended := s.transition(p.ID, Failed, func(r *PromptRecord) {
-			r.Reason += ", and " + why
-		})
-		if ended {
-			s.settle(p.ID)
-		}
+		s.transition(p.ID, Failed, func(r *PromptRecord) { r.Reason += ", and " + why })
 	}
 }
 
@@ -5648,9 +5541,10 @@ func howEnded(r *SessionRecord, byPhone bool) string {
 // the job does not.
 func (s *session) drain(limit time.Duration) {
 	late := time.After(limit)
-	s.streamStep()
-	for s.sending > 0 {
+	for {
 		select {
+		case <-s.said:
+			return
 		case happened := <-s.events:
 			happened()
 		case sig := <-s.signals:
@@ -5665,7 +5559,6 @@ func (s *session) drain(limit time.Duration) {
 		case <-late:
 			return
 		}
-		s.streamStep()
 	}
 }
 
@@ -6739,7 +6632,13 @@ func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code
 	a.own = own
 	a.session = own.ID
 	a.tg = newTelegram(a.cfg, a.st, log)
-	a.tg.hasty = true
+	a.tg.session = own.ID
+	a.tg.giveUp = func(err error) {
+		if trouble := a.tg.Trouble(); trouble != "" { // says what to do
+			err = errors.New(trouble)
+		}
+		quit(err)
+	}
 	a.ch = localChannel{}
 	pollCtx, stopPolling := context.WithCancel(a.ctx)
 	defer stopPolling()
@@ -6748,9 +6647,21 @@ func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code
 		a.ch = a.tg
 		polling.Go(func() { a.tg.Poll(pollCtx) })
 	}
+	lastWords := make(chan struct{})
+	said := make(chan struct{})
+	go func() {
+		defer close(said)
+		a.ch.Show(pollCtx, lastWords)
+	}()
 	code, err = a.wait(ctx, quit)
 	unsaid := a.end(code)
+	close(lastWords)
+	select {
+	case <-said:
+	case <-time.After(drainSend): // it is owed
+	}
 	stopPolling()
+	<-said
 	polling.Wait()
 	_ = a.ch.Close() // nothing is to be sent any more
 	return code, cmp.Or(err, unsaid)
@@ -6791,18 +6702,12 @@ func (a *asking) end(code int) error {
 		return err
 	}
 	p, _, err := a.st.Prompt(a.last)
-	if p == nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(a.ctx, drainSend)
-	defer cancel()
-	_ = a.ch.Settle(ctx, p.ID) // as above
-	if p.answeredByCommand() {
+	if p != nil && p.answeredByCommand() {
 		n := answeredNotice(p)
 		n.SessionID = a.session
-		_, _ = a.ch.Notify(ctx, n) // the question's message says it too
+		a.ch.Notify(n)
 	}
-	return nil
+	return err
 }
 
 // wait asks, waits for what becomes of the question, and passes it on.
@@ -6818,12 +6723,23 @@ func (a *asking) wait(ctx context.Context, quit context.CancelCauseFunc) (code i
 	defer beside.Wait()
 	defer quit(nil)
 	beside.Go(func() { a.watch(ctx, quit) })
-	beside.Go(func() { a.deliver(ctx, quit) })
+	phone := a.cfg.Channel == "telegram"
+	_, err = a.st.Move(a.prompt.ID, Routed, func(p *PromptRecord) {
+		if phone {
+			p.Send = sendQuestion
+		}
+	})
+	if err == nil && !phone { // it waits for `atlasbridge answer`
+		_, err = a.st.Move(a.prompt.ID, AwaitingReply, nil)
+	}
+	if err != nil {
+		quit(err)
+	}
 	a.tellHow()
 	end := a.await(records, func(rec Record) {
 		r, ok := rec.(*InputRecord)
 		if ok && r.Status == "queued" {
-			beside.Go(func() { a.handleInput(ctx, quit, *r) })
+			beside.Go(func() { a.handleInput(quit, *r) })
 		}
 	})
 	return a.conclude(end, context.Cause(ctx))
@@ -6873,26 +6789,8 @@ func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
 	}
 }
 
-// deliver sends the question, and records what its message is. It quits where that is refused.
-func (a *asking) deliver(ctx context.Context, quit context.CancelCauseFunc) {
-	_, err := a.st.Move(a.prompt.ID, Routed, nil)
-	if err == nil {
-		_, err = a.ch.Ask(ctx, &a.prompt, &a.own)
-	}
-	if err == nil {
-		_, err = a.st.Move(a.prompt.ID, AwaitingReply, asIs)
-	}
-	if err != nil && ctx.Err() == nil {
-		trouble := a.tg.Trouble() // says what to do
-		if trouble != "" {
-			err = errors.New(trouble)
-		}
-		quit(err)
-	}
-}
-
 // handleInput does what the phone wants of the session: it can only be ended.
-func (a *asking) handleInput(ctx context.Context, quit context.CancelCauseFunc, r InputRecord) {
+func (a *asking) handleInput(quit context.CancelCauseFunc, r InputRecord) {
 	r.Status = "done"
 	if r.Kind != "cancel" {
 		r.Status = "refused"
@@ -6907,7 +6805,7 @@ func (a *asking) handleInput(ctx context.Context, quit context.CancelCauseFunc, 
 		return
 	}
 	n := Notice{SessionID: a.session, Text: "✗ " + r.Reason, ReplyTo: r.ReplyTo, ThreadID: r.ThreadID, Ring: true}
-	_, _ = a.ch.Notify(ctx, n) // where that fails, nothing else was done either
+	a.ch.Notify(n)
 }
 
 // conclude passes on what has become of the question, nil: cause came first. An error is why there is no answer.

@@ -1176,6 +1176,10 @@ type PromptRecord struct {
 	// Messages are those about the prompt in Chat, the oldest first. Only the newest is the prompt's own; the others are
 	// to lose their buttons. One whose sending was never answered is not among them, until one of its buttons is tapped.
 	Messages []Message `json:"messages"`
+	// Send is what of the open question is to be sent, "" nothing; Ticked are the choices that are ticked on its newest
+	// message.
+	Send   string   `json:"send,omitempty"`
+	Ticked []string `json:"ticked,omitempty"`
 	// Chat is whose numbers these are: the bot's and its chat's, "" until a message is about to leave.
 	Chat string `json:"telegram_chat,omitempty"`
 	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from
@@ -1196,7 +1200,18 @@ type Message struct {
 	// Shows is what an edit made of it last: a status and a print of the message, other buttons and theirs, or that it was
 	// replaced. "" it is as it was sent, or that is not certain.
 	Shows string `json:"shows"`
+	// Lost is what an edit of it would have made of it that had no answer, at LostAt, in Unix seconds: it may still be
+	// carried out. "" none.
+	Lost   string `json:"lost,omitempty"`
+	LostAt int64  `json:"lost_at,omitempty"`
 }
+
+// What of a question is to be sent, see Send.
+const (
+	sendQuestion = "question"
+	sendAll      = "all"    // all of it, then the question
+	sendRecent   = "recent" // the end of the screen, then the question
+)
 
 const (
 	replaced     = "replaced" // what a message shows that has lost its buttons to a newer one
@@ -2105,57 +2120,19 @@ func (p *PromptRecord) mayBeAsked() bool { return len(p.Messages) > 0 && p.expir
 // elsewhere reports whether the numbers of the prompt's messages are another bot's or chat's: here they say nothing.
 func (p *PromptRecord) elsewhere(here string) bool { return p.Chat != "" && p.Chat != here }
 
-// owes tells that a message of the prompt may show what is not so any more.
+// owes reports whether a message of the prompt may not show what it is to show.
 func (p *PromptRecord) owes() bool {
 	for i, m := range p.Messages {
 		own := i == len(p.Messages)-1
-		if own && !p.Open() && m.status() != p.Status || !own && m.mayHaveButtons() {
+		if m.Lost != "" || own && m.status() != p.Status || !own && m.mayHaveButtons() {
 			return true
 		}
 	}
-	return false
+	return p.Open()
 }
 
-// Sending records that a message with buttons of the prompt is about to leave; here: whose number it will have; all:
-// with it all of the prompt has been shown. Messages in another chat cannot be changed any more.
-func (s *Store) Sending(id, here string, all bool) error {
-	return s.changePrompt(id, func(p *PromptRecord) {
-		if p.elsewhere(here) {
-			p.Messages = nil
-		}
-		p.Chat = here
-		p.ShownAll = all
-	})
-}
-
-// Offered records that the message msg has been seen with buttons of the prompt, whatever was known of it. date is when
-// it was sent, by Telegram's clock, 0: that is not known.
-func (s *Store) Offered(id string, msg, date int64) error {
-	return s.changePrompt(id, func(p *PromptRecord) {
-		i, known := slices.BinarySearchFunc(p.Messages, msg, func(m Message, id int64) int { return cmp.Compare(m.ID, id) })
-		if !known {
-			p.Messages = slices.Insert(slices.Clone(p.Messages), i, Message{ID: msg, Date: date})
-			return
-		}
-		p.Messages = slices.Clone(p.Messages)
-		p.Messages[i].Shows = ""
-	})
-}
-
-// Edited records what an edit has made of the message msg.
-func (s *Store) Edited(id string, msg int64, shows string) error {
-	return s.changePrompt(id, func(p *PromptRecord) {
-		p.Messages = slices.Clone(p.Messages)
-		for i := range p.Messages {
-			if p.Messages[i].ID == msg {
-				p.Messages[i].Shows = shows
-			}
-		}
-	})
-}
-
-// changePrompt changes what is known of a prompt's messages; nothing is written where nothing changes.
-func (s *Store) changePrompt(id string, change func(*PromptRecord)) error {
+// Change changes what is known of a prompt's messages; nothing is written where nothing changes.
+func (s *Store) Change(id string, change func(*PromptRecord)) error {
 	return s.Update(func(v *View) ([]Record, error) {
 		old := v.Prompts[id]
 		if old == nil {
@@ -2163,7 +2140,7 @@ func (s *Store) changePrompt(id string, change func(*PromptRecord)) error {
 		}
 		p := *old
 		change(&p)
-		if slices.Equal(p.Messages, old.Messages) && p.Chat == old.Chat && p.ShownAll == old.ShownAll {
+		if reflect.DeepEqual(p, *old) {
 			return nil, nil
 		}
 		return []Record{&p}, nil
@@ -2254,19 +2231,27 @@ func (s *Store) SetTopic(session string, to Topic) error {
 	})
 }
 
-// Owed are the prompts that owe an edit, in the order in which that came about. changed is closed by the next change of
-// the state that this process reads. With the same changed as before nothing is new, and nothing is looked for.
-func (s *Store) Owed(before <-chan struct{}) (owed []*PromptRecord, changed <-chan struct{}, err error) {
+// Unsettled are the prompts of which messages may not show what they are to show, in the order in which that came about,
+// and their sessions, with this one and those whose topic has not ended with them. changed is closed by the next change
+// of the state that this process reads.
+func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[string]*SessionRecord, changed <-chan struct{}) {
 	defer s.log.release()
-	if err := s.begin(); err != nil {
-		return nil, before, err
+	_ = s.begin() // as it was, where it cannot be read
+	sessions = map[string]*SessionRecord{}
+	owed = s.view.which(func(p *PromptRecord) bool {
+		owes := p.owes()
+		if owes {
+			sessions[p.SessionID] = cmp.Or(s.view.Sessions[p.SessionID], &SessionRecord{Head: Head{ID: p.SessionID}})
+		}
+		return owes
+	})
+	for id, r := range s.view.Sessions {
+		if id == session || r.ThreadID > 0 && !r.ThreadEnded && r.Status != "active" {
+			sessions[id] = r
+		}
 	}
-	if s.wake == before {
-		return nil, before, nil
-	}
-	owed = s.view.which((*PromptRecord).owes)
 	sort.Slice(owed, func(i, j int) bool { return owed[i].At.Before(owed[j].At) })
-	return owed, s.wake, nil
+	return owed, sessions, s.wake
 }
 
 // ---- what is entered ----

@@ -37,14 +37,11 @@ import (
 // ---- the channel ----
 // What the rest of the program knows of Telegram.
 
-// Channel carries questions to the operator, and outcomes. Its methods block, are paced, and retry until ctx ends.
+// Channel carries to the operator what the state says of questions, and notices. Only Show blocks.
 type Channel interface {
-	// Ask sends a question and returns its message's id, 0 without one.
-	Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (msg int64, err error)
-	// Settle has the messages of the question with that id say what its record says.
-	Settle(ctx context.Context, id string) error
-	// Notify returns the id of the last message that it needed.
-	Notify(ctx context.Context, n Notice) (msg int64, err error)
+	// Show has all messages show what they are to show, until ctx ends, or end is closed and they do.
+	Show(ctx context.Context, end <-chan struct{})
+	Notify(n Notice)
 	Close() error
 }
 
@@ -57,15 +54,13 @@ type Notice struct {
 	ReplyTo   int64 // the message that it replies to, 0: none
 	ThreadID  int64 // with ReplyTo: the topic that one is in, 0: none
 	Done      bool  // nothing is said: the message ReplyTo is marked as done
-	Edit      int64 // with Late: the message to change instead of sending one, 0: none
 	Ring      bool  // with sound, silent otherwise
 	Urgent    bool  // before streams, as what rings or replies goes
 	Ours      bool  // all of Text is ours: a tap on a command in it may send it
 	First     bool  // worth saying only as the first message about the session
-	Last      bool  // the session has ended, and its topic does with it
+	Last      bool  // below all that the session's program wrote
 
-	// Late, where it is set, gives Mono and Edit when the message's turn has come, no Mono: nothing is to be said.
-	Late func() Notice
+	leftOut int // notices before it, which were too many
 }
 
 // transport carries requests.
@@ -82,19 +77,19 @@ type Telegram struct {
 	polling  atomic.Bool  // this process holds the poll lock
 	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
 	tell     func(string) // says that to the person at the terminal, where it is still possible; or nil
-	hasty    bool         // a question that is refused is not tried again
 
 	fresh atomic.Pointer[chan struct{}] // closed when other settings count
 
-	editsMu sync.Mutex
-	edits   map[string]*messageEdits // by prompt, while its messages are edited or may be by a lost edit
+	// Set before Show is called.
+	session string      // whose messages this process takes care of
+	stream  *stream     // of that session, nil: none
+	giveUp  func(error) // told why a question could not be sent; nil: that is tried again for as long as it is open
 
-	paying chan struct{} // full while debts are paid
+	noticesMu sync.Mutex
+	notices   []*Notice     // that wait, the oldest first
+	bell      chan struct{} // a value when there is something new to say
 
-	streamChat string // whose number the message has that the stream edits; owned by notifyLate
-
-	topicMu    turn // held while a topic is made, and while the state is read for that
-	topicTried bool // one was made, or may have been: this process makes no other
+	mailer mailer // belongs to Show
 }
 
 // newTelegram returns a channel with the settings; st and log may be nil where it only calls.
@@ -106,13 +101,11 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 	tr.Protocols = new(http.Protocols)
 	tr.Protocols.SetHTTP1(true) // a dead long poll takes no message with it
 	t := &Telegram{
-		store:   st,
-		log:     log,
-		http:    &http.Client{Transport: tr},
-		jitter:  rand.Float64,
-		paying:  make(chan struct{}, 1),
-		edits:   map[string]*messageEdits{},
-		topicMu: make(turn, 1),
+		store:  st,
+		log:    log,
+		http:   &http.Client{Transport: tr},
+		jitter: rand.Float64,
+		bell:   make(chan struct{}, 1),
 	}
 	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.fresh.Store(ref(make(chan struct{})))
@@ -180,10 +173,10 @@ func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
 		return
 	}
 	t.troubles.Store("told", text)
+	t.noteForOthers(way, text)
 	if t.tell != nil {
 		t.tell(text)
 	}
-	t.noteForOthers(way, text)
 }
 
 // works remembers that a way of working works, whatever kept it from that before, here or in another process.
@@ -265,6 +258,9 @@ func (e *apiError) retryAfter() time.Duration {
 func (e *apiError) mentions(words ...string) bool {
 	return e.Code > 0 && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(e.Text, w) })
 }
+
+// mayBeDone reports whether the request may have been carried out, or be carried out yet.
+func (e *apiError) mayBeDone() bool { return e.Code == 0 && !e.unsent || e.Code >= 500 }
 
 // refusesToken tells that the Bot API knows no bot with the token.
 func (e *apiError) refusesToken() bool { return e.Code == 401 || e.Code == 404 }
@@ -401,8 +397,8 @@ func (t *Telegram) post(ctx context.Context, method string, params any) (*http.R
 	return resp, data, nil
 }
 
-// ---- pacing and retries ----
-// A message leaves when its turn has come, as it is to be then, and is repeated until it is done or refused for good.
+// ---- pacing ----
+// Of all processes' messages the one that ranks first leaves when the turn of the chat has come.
 
 const (
 	// 1/s in a chat, 20/min in a group: https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
@@ -421,24 +417,141 @@ const (
 	rankRest
 )
 
-// outcomeLate is for how long an outcome waits behind questions: buttons of what is over are tapped again.
-const outcomeLate = 3 * time.Second
-
-// aged is the rank of what has waited so long.
-func (as rank) aged(waited time.Duration) rank {
-	if as == rankOutcome && waited > outcomeLate {
-		return rankQuestion
+// takeTurn takes the chat's next turn for a message of that rank, or returns how long to wait before the next attempt.
+func (t *Telegram) takeTurn(as rank) (wait time.Duration) {
+	every := paceChat
+	if t.cfg.Load().ChatID < 0 {
+		every = paceGroup
 	}
-	return as
+	t.updatePace(func(next time.Time) time.Time {
+		next, wait = reserve(next, time.Now(), every, as)
+		return next
+	})
+	if as != rankQuestion {
+		wait = min(wait, urgencyLook)
+	}
+	return wait
+}
+
+// postpone keeps all processes from sending for as long as Telegram has asked for; 0: it has not.
+func (t *Telegram) postpone(wait time.Duration) {
+	if wait > 0 {
+		t.updatePace(func(next time.Time) time.Time { return later(next, time.Now().Add(wait)) })
+	}
+}
+
+// reserve takes a turn and returns when the next one is, or, without changing that, how long to wait. Up to four turns
+// are saved up. A question may go one turn early; what ranks behind it waits a little longer than needed, so that one
+// can pass it.
+func reserve(next, now time.Time, every time.Duration, as rank) (time.Time, time.Duration) {
+	due := max(next.Sub(now), -3*every)
+	wait := due + every*time.Duration(as)/time.Duration(rankRest)
+	if wait > 0 {
+		return next, wait
+	}
+	return now.Add(due + every), 0
+}
+
+// updatePace changes when the next message of all processes may leave. The file holds that and when it was written, in
+// Unix nanoseconds. Where it cannot be used, change sees the zero time, and Telegram alone paces.
+func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
+	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		change(time.Unix(0, 0))
+		return
+	}
+	defer f.Close() // and with it the lock, which is held for microseconds
+	if err := awaitLock(f, paceChat); err != nil {
+		change(time.Unix(0, 0))
+		return
+	}
+	var next, written int64
+	_, _ = fmt.Fscanf(f, "%d %d", &next, &written) // zeros of one that is new, or damaged
+	if written > time.Now().UnixNano() {           // the clock has been set back
+		next = 0
+	}
+	next = change(time.Unix(0, next)).UnixNano()
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, time.Now().UnixNano()), 0) // if lost, Telegram paces
+}
+
+// here says whose numbers messages have: the bot's, in its chat.
+func (t *Telegram) here() string {
+	cfg := t.cfg.Load()
+	bot, _, _ := strings.Cut(cfg.Token, ":")
+	return fmt.Sprintf("%s/%d", bot, cfg.ChatID)
+}
+
+// backoff is the pause after failure n ≥ 0: 1 s doubling to 60 s, less r of a quarter.
+func backoff(n int, r float64) time.Duration {
+	d := min(time.Minute, time.Second<<min(n, 6))
+	return d - time.Duration(r*float64(d)/4)
+}
+
+// sleep returns after d, or with the error of ctx when that ends first.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	<-timer.Done()
+	return ctx.Err()
+}
+
+// rest returns after d, or when ctx ends, or other settings count.
+func rest(ctx context.Context, d time.Duration, fresh <-chan struct{}) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	case <-fresh:
+	}
+}
+
+// ---- the mailer ----
+// One goroutine per process sends and edits messages, one request at a time: whatever is most urgent of what the state,
+// the notices and the stream are not shown as yet. After each request it looks anew, so that what has been overtaken is
+// not sent, and what failed is tried again.
+
+const (
+	mailLook     = 5 * time.Second        // between looks, where nothing tells of a change
+	answerLinger = 2 * time.Second        // for an answer on its way, when the process ends: a message's id is worth that
+	lostLife     = time.Minute            // an edit without an answer is carried out by then, or never
+	outcomeLate  = 3 * time.Second        // an outcome waits so long behind questions: buttons of what is over are tapped
+	onItsWay     = 900 * time.Millisecond // the typing of an answer may take so long before its message says so
+	refusedPause = time.Minute            // after a question that Telegram does not take
+	maxNotices   = 50                     // that wait
+)
+
+// mailer is what Show remembers of what it did.
+type mailer struct {
+	failures int                     // in a row
+	pausedTo time.Time               // nothing is sent before that
+	refused  bool                    // Telegram takes nothing at all, until somebody mends that
+	notYet   map[string]time.Time    // by the key of a job: it is not tried again before that
+	undone   map[string]func() error // by the key of a job: the recording of what it did, which failed
+	parts    map[string]int          // by question: how many messages of the text that goes before it have been sent
+}
+
+// job is one request that is due.
+type job struct {
+	key     string    // tells what it is about
+	rank    rank      // what it may overtake
+	at      time.Time // not before that
+	free    bool      // it is no message: it takes no turn
+	method  string    // "" none: the message shows it already, which has only to be recorded
+	params  any       // *outgoing of a message
+	result  any
+	before  func() error          // records that it is about to leave; after an error it does not; nil: nothing
+	done    func() error          // records that it was done
+	lost    func() error          // records that no answer came: it may be carried out even later; nil: never mind
+	outside func()                // of a message: its topic is gone, which its session's record says already
+	refused func(*apiError) error // records that Telegram does not take it, now or later
+	limit   time.Duration         // for the answer, 0: as for any
 }
 
 // outgoing is a message to send, or an edit of one, as the Bot API takes it.
 type outgoing struct {
 	method string
-	sent   *sentMessage // for what has become of it, nil: never mind
 
-	ChatID   int64          `json:"chat_id"`                     // set by deliver
-	ThreadID int64          `json:"message_thread_id,omitempty"` // the topic it goes to, set by deliver
+	ChatID   int64          `json:"chat_id"`
+	ThreadID int64          `json:"message_thread_id,omitempty"` // the topic it goes to
 	EditID   int64          `json:"message_id,omitempty"`        // the message to edit
 	Text     string         `json:"text,omitempty"`
 	Entities []entity       `json:"entities,omitempty"`
@@ -470,85 +583,193 @@ type replyTo struct {
 	Optional  bool  `json:"allow_sending_without_reply"`
 }
 
-// delivery is a message that is written when it leaves: after its turn has come, and anew for every attempt.
-type delivery struct {
-	session  string           // that it is about, in whose topic it goes, "" in threadID
-	threadID int64            // the topic that it goes to, 0: none
-	rank     func() rank      // what it may overtake, which can change while it waits
-	write    func() *outgoing // nil: there is nothing to say any more
-	lost     func()           // an attempt had no answer: it may be carried out, even later; nil: never mind
-	patient  bool             // what refuses all messages is waited out, too
-	linger   time.Duration    // so long an answer on its way is waited for after ctx has ended
-}
-
-// send is call for messages: paced, repeated until done, refused for good or ctx ends. Id 0: the one to edit is gone.
-func (t *Telegram) send(ctx context.Context, out *outgoing, as rank) (int64, error) {
-	return t.deliver(ctx, delivery{
-		rank:  func() rank { return as },
-		write: func() *outgoing { return out },
-	})
-}
-
-// deliver sends what is written: paced, repeated until done, refused for good or ctx ends. Id 0 without an error: the
-// message to edit is gone, or there was nothing to say any more.
-func (t *Telegram) deliver(ctx context.Context, d delivery) (int64, error) {
-	plain := false   // without what an old Bot API refuses
-	hasTurn := false // what was refused has not used it
-	outside := false // the topic is gone: it goes to the plain chat
-	began := time.Now()
-	for failures := 0; ; failures++ {
+// Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
+func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
+	t.mailer = mailer{notYet: map[string]time.Time{}, undone: map[string]func() error{}, parts: map[string]int{}}
+	for ctx.Err() == nil {
+		t.warn(t.refresh())
 		fresh := *t.fresh.Load()
-		if !hasTurn {
-			if err := t.awaitTurn(ctx, d, began); err != nil {
-				return 0, err
+		j, changed := t.nextJob()
+		wait := mailLook
+		if j != nil {
+			wait = min(wait, time.Until(later(j.at, t.mailer.pausedTo)))
+		}
+		ended := end
+		if isClosed(end) {
+			if j == nil || time.Now().Before(j.at) || t.mailer.refused {
+				return
+			}
+			ended = nil
+		}
+		if wait <= 0 && !j.free {
+			wait = t.takeTurn(j.rank)
+		}
+		if wait <= 0 {
+			t.do(ctx, j)
+			continue
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		case <-t.bell:
+		case <-changed:
+		case <-ended:
+		case <-fresh:
+			t.mailer.pausedTo = time.Time{}
+		}
+	}
+}
+
+// isClosed reports whether the channel was closed; nil never is.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// nextJob is the most urgent job of those that may be done now, else the one that may be done first, nil: nothing is to
+// be done. changed is closed by the next change of the state.
+func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
+	now := time.Now()
+	jobs, ends, changed := t.recordJobs()
+	jobs = append(jobs, t.noticeJob(true), t.noticeJob(false), t.streamJob())
+	for _, j := range append(jobs, ends...) {
+		if j == nil {
+			continue
+		}
+		j.at = later(j.at, t.mailer.notYet[j.key])
+		ready := !j.at.After(now)
+		switch {
+		case next == nil:
+			next = j
+		case next.at.After(now):
+			if j.at.Before(next.at) {
+				next = j
+			}
+		case ready && j.rank < next.rank:
+			next = j
+		}
+	}
+	return next, changed
+}
+
+// recordJobs are the jobs about records: of this process's session, and, where this process polls, of those whose
+// process has ended. Topics are ended after all else.
+func (t *Telegram) recordJobs() (jobs, ends []*job, changed <-chan struct{}) {
+	prompts, sessions, changed := t.store.Unsettled(t.session)
+	ours := func(id string) bool { return id == t.session }
+	dead := func(id string) bool { return !ours(id) && t.polling.Load() && !t.store.Alive(id) }
+	for _, p := range prompts {
+		s := sessions[p.SessionID]
+		switch {
+		case ours(p.SessionID):
+			jobs = append(jobs, t.due(p, s)...)
+		case !p.Open() && dead(p.SessionID):
+			for _, j := range t.due(p, s) {
+				j.rank = rankRest
+				jobs = append(jobs, j)
 			}
 		}
-		hasTurn = false
-		out := d.write()
-		if out == nil {
-			return 0, nil
-		}
-		t.address(out, d, outside)
-		id, failed := t.attempt(ctx, d.linger, out.looking(plain))
-		if failed == nil {
-			t.works("send")
-			return id, nil
-		}
-		unanswered := failed.Code == 0 && !failed.unsent || failed.Code >= 500
-		if unanswered && d.lost != nil {
-			d.lost()
-		}
-		t.postpone(failed.retryAfter())
-		if ctx.Err() != nil {
-			return 0, ctx.Err()
-		}
-		t.noteFailure("send", failed, failures)
-		waits := failed.temporary() || d.patient && failed.trouble(0) != ""
+	}
+	for id, s := range sessions {
 		switch {
-		case failed.mentions("message is not modified"):
-			return out.EditID, nil
-		case failed.mentions("message to edit not found", "message can't be edited"):
-			return 0, nil
-		case out.ThreadID != 0 && failed.mentions(topicGone...):
-			t.leaveTopic(out.ThreadID, failed)
-			outside = true
-		case failed.refusesLooks(out) && !plain:
-			t.noteTrouble("looks", "messages are sent again without their looks: "+failed.Error())
-			plain = true // a question is never lost to its looks
-			hasTurn = true
-		case !waits:
-			return 0, failed
-		default:
-			rest(ctx, t.pause(failed, failures), fresh) // the next turn notices that ctx has ended
+		case ours(id) && s.Status == "active":
+			jobs = append(jobs, t.topicJob(s))
+		case ours(id) || s.Status != "active" && dead(id):
+			ends = append(ends, t.endOfTopic(s))
 		}
+	}
+	return jobs, ends, changed
+}
+
+// do makes the job's request, and records what has become of it.
+func (t *Telegram) do(ctx context.Context, j *job) {
+	m := &t.mailer
+	if record := m.undone[j.key]; record != nil {
+		t.record(j, record)
+		return
+	}
+	if j.before != nil {
+		if err := j.before(); err != nil {
+			t.warn(err)
+			m.notYet[j.key] = time.Now().Add(time.Second)
+			return
+		}
+	}
+	failed := t.request(ctx, j)
+	if failed == nil || failed.mentions("message is not modified", "message to edit not found", "message can't be edited") {
+		m.failures = 0
+		m.refused = false
+		t.works("send")
+		t.record(j, j.done)
+		return
+	}
+	if failed.mayBeDone() && j.lost != nil {
+		t.record(j, j.lost)
+	}
+	t.postpone(failed.retryAfter())
+	if ctx.Err() != nil {
+		return
+	}
+	t.noteFailure("send", failed, m.failures)
+	out, isMessage := j.params.(*outgoing)
+	switch {
+	case isMessage && out.ThreadID != 0 && failed.mentions(topicGone...):
+		j.outside()
+		t.record(j, func() error { return t.leaveTopic(out.ThreadID, failed) })
+	case failed.temporary() || failed.trouble(0) != "":
+		m.pausedTo = time.Now().Add(t.pause(failed, m.failures))
+		m.failures++
+		m.refused = !failed.temporary()
+		if m.refused && t.giveUp != nil {
+			t.giveUp(failed)
+		}
+	default:
+		t.noteTrouble("refused", "Telegram does not take it, now or later: "+failed.Error())
+		t.record(j, func() error { return j.refused(failed) })
 	}
 }
 
-// looking is the message, plain: without what a Bot API of 2020 may not know, as text and buttons.
-func (o *outgoing) looking(plain bool) *outgoing {
-	if !plain {
-		return o
+// record records what has become of a job, if not now then as soon as that can be: until then it is not done again.
+func (t *Telegram) record(j *job, what func() error) {
+	delete(t.mailer.undone, j.key)
+	err := what()
+	if err != nil {
+		t.warn(err)
+		t.mailer.undone[j.key] = what
+		t.mailer.notYet[j.key] = time.Now().Add(time.Second)
 	}
+}
+
+// request makes the job's request. A message that is not taken as it looks is sent plain: no question is lost to that.
+func (t *Telegram) request(ctx context.Context, j *job) *apiError {
+	if j.method == "" {
+		return nil
+	}
+	flying, cancel := lingering(ctx, answerLinger)
+	defer cancel()
+	if j.limit > 0 {
+		flying, cancel = context.WithTimeout(flying, j.limit)
+		defer cancel()
+	}
+	out, isMessage := j.params.(*outgoing)
+	if isMessage {
+		out.ChatID = t.cfg.Load().ChatID
+	}
+	failed, _ := t.call(flying, j.method, j.params, j.result).(*apiError)
+	if failed == nil || !isMessage || !failed.refusesLooks(out) {
+		return failed
+	}
+	t.noteTrouble("looks", "messages are sent again without their looks: "+failed.Error())
+	failed, _ = t.call(flying, j.method, out.plain(), j.result).(*apiError)
+	return failed
+}
+
+// plain is the message without what a Bot API of 2020 may not know, as text and buttons.
+func (o *outgoing) plain() *outgoing {
 	bare := *o
 	bare.Entities = nil
 	bare.Markup.Rows = [][]button{}
@@ -562,21 +783,6 @@ func (o *outgoing) looking(plain bool) *outgoing {
 	return &bare
 }
 
-// attempt makes one request for a message, whose id it returns. When ctx ends, the request is given up after linger.
-func (t *Telegram) attempt(ctx context.Context, linger time.Duration, out *outgoing) (int64, *apiError) {
-	inFlight, cancel := lingering(ctx, linger)
-	defer cancel()
-	var sent sentMessage
-	err := t.call(inFlight, out.method, out, &sent)
-	if err != nil {
-		return 0, err.(*apiError)
-	}
-	if out.sent != nil {
-		*out.sent = sent
-	}
-	return sent.ID, nil
-}
-
 // lingering is a context that ends so long after ctx: what is on its way may still arrive.
 func lingering(ctx context.Context, linger time.Duration) (_ context.Context, cancel func()) {
 	longer, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -584,13 +790,6 @@ func lingering(ctx context.Context, linger time.Duration) (_ context.Context, ca
 	return longer, func() {
 		stop()
 		end()
-	}
-}
-
-// postpone keeps all processes from sending for as long as Telegram has asked for; 0: it has not.
-func (t *Telegram) postpone(wait time.Duration) {
-	if wait > 0 {
-		t.updatePace(func(next time.Time) time.Time { return later(next, time.Now().Add(wait)) })
 	}
 }
 
@@ -602,95 +801,507 @@ func (t *Telegram) pause(e *apiError, failures int) time.Duration {
 	return backoff(failures, t.jitter())
 }
 
-// backoff is the pause after failure n ≥ 0: 1 s doubling to 60 s, less r of a quarter.
-func backoff(n int, r float64) time.Duration {
-	d := min(time.Minute, time.Second<<min(n, 6))
-	return d - time.Duration(r*float64(d)/4)
-}
+// ---- what is due ----
+// A question's messages show what its record says; this is the difference.
 
-// sleep returns after d, or with the error of ctx when that ends first.
-func sleep(ctx context.Context, d time.Duration) error {
-	timer, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	<-timer.Done()
-	return ctx.Err()
-}
-
-// rest returns after d, or when ctx ends, or other settings count.
-func rest(ctx context.Context, d time.Duration, fresh <-chan struct{}) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	case <-fresh:
+// due is what the messages of a question need next, none: they show what they are to show.
+func (t *Telegram) due(p *PromptRecord, s *SessionRecord) (jobs []*job) {
+	elsewhere := p.elsewhere(t.here())
+	switch {
+	case p.Open() && (p.Send != "" || elsewhere):
+		if time.Now().Before(p.ExpiresAt) {
+			jobs = append(jobs, t.dueMessage(p, s))
+		}
+		return jobs
+	case elsewhere: // nobody can change them from here
+		forget := func(p *PromptRecord) { p.Messages = nil }
+		return append(jobs, &job{key: p.ID, done: func() error { return t.store.Change(p.ID, forget) }})
 	}
+	for _, m := range p.Messages {
+		j := t.dueEdit(p, s, m)
+		if j != nil {
+			jobs = append(jobs, j)
+		}
+	}
+	return jobs
 }
 
-// pace waits until a message may leave, and returns how many turns it has taken, as turns said last. Its rank
-// may change meanwhile.
-func (t *Telegram) pace(ctx context.Context, as func() rank, turns func() int) (taken int, err error) {
-	every := paceChat
-	if t.cfg.Load().ChatID < 0 {
-		every = paceGroup
+// dueMessage is the next message of an open question: the question itself, behind all of the text that goes before it.
+func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
+	j := &job{key: p.ID + " " + p.Send, rank: rankQuestion, outside: func() {}}
+	if p.Idle {
+		j.rank = rankRest
 	}
-	for ctx.Err() == nil {
-		now := as()
-		taken = turns()
-		var wait time.Duration
-		t.updatePace(func(next time.Time) time.Time {
-			next, wait = reserve(next, time.Now(), every, taken, now)
-			return next
+	before := Notice{Mono: clean(p.before(), 1<<20), Lang: p.Lang}
+	for n := t.mailer.parts[j.key]; before.Mono != ""; n-- {
+		var r *richText
+		r, before = before.first(s)
+		if n == 0 {
+			j.done = func() error {
+				t.mailer.parts[j.key]++
+				return nil
+			}
+			j.refused = func(*apiError) error { return j.done() }
+			return t.message(j, s, r.outgoing(0, nil))
+		}
+	}
+	if own := p.newest(); p.before() != "" && own.ID != 0 && !p.elsewhere(t.here()) { // two with buttons would confuse
+		j := t.dueEdit(p, s, own)
+		if j != nil {
+			return j
+		}
+	}
+	q := *p
+	q.Ticked = nil
+	out := t.offer(&q, s)
+	out.Silent = p.Idle && p.Watched
+	j.before = func() error { // a tap can be faster than the answer
+		here := t.here()
+		return t.store.Change(p.ID, func(p *PromptRecord) {
+			if p.elsewhere(here) { // those cannot be changed any more
+				p.Messages = nil
+			}
+			p.Chat = here
+			p.ShownAll = q.ShownAll
 		})
-		if wait == 0 {
-			return taken, nil
-		}
-		if now != rankQuestion || taken > 1 {
-			wait = min(wait, urgencyLook)
-		}
-		_ = sleep(ctx, wait) // its error is that of ctx
 	}
-	return 0, ctx.Err()
+	sent := &sentMessage{}
+	j.result = sent
+	j.done = func() error {
+		delete(t.mailer.parts, j.key)
+		return t.store.Change(p.ID, func(p *PromptRecord) {
+			p.offered(Message{ID: sent.ID, Date: sent.date(), Shows: string(AwaitingReply) + " " + fingerprint(out)})
+			p.Send = ""
+			p.Ticked = nil
+			if p.Status == Routed {
+				p.Status = AwaitingReply
+			}
+		})
+	}
+	j.refused = func(why *apiError) error {
+		if t.giveUp != nil {
+			t.giveUp(why)
+		}
+		t.mailer.notYet[j.key] = time.Now().Add(refusedPause)
+		return nil
+	}
+	return t.message(j, s, out)
 }
 
-// reserve takes that many turns at once and returns when the next one is, or, without changing that, how long to wait.
-// Up to four turns are saved up, and one may be borrowed by a question; what ranks behind it leaves that one free, and
-// a part of the next, so that others overtake.
-func reserve(next, now time.Time, every time.Duration, turns int, as rank) (time.Time, time.Duration) {
-	due := max(next.Sub(now), -3*every)
-	cost := time.Duration(turns) * every
-	wait := due + cost*time.Duration(as)/time.Duration(rankRest)
-	if wait > 0 {
-		return next, wait
+// offer is the message of an open question with its buttons. What affirms is among them, and all of it counts as shown,
+// only where the message says every word that is asked, with what goes before it.
+func (t *Telegram) offer(p *PromptRecord, s *SessionRecord) *outgoing {
+	r := t.questionText(p, s)
+	message := p.before() + "\n" + r.text
+	was := p.ShownAll
+	p.ShownAll = true
+	for _, b := range slices.Concat(keyboard(p)...) {
+		if utf8.RuneCountInString(b.Text) <= wideLabel { // of what is longer the phone shows a part
+			message += "\n" + b.Text
+		}
 	}
-	return now.Add(due + cost), 0
+	p.ShownAll = !p.Cut && (was || len(p.unaccounted(message)) == 0)
+	return r.outgoing(0, keyboard(p))
 }
 
-// updatePace changes when the next message of all processes may leave. The file holds that and when it was written, in
-// Unix nanoseconds. Where it cannot be used, change sees the zero time, and Telegram alone paces.
-func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
-	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		change(time.Unix(0, 0))
+// message completes the job of a message about the session, nil none.
+func (t *Telegram) message(j *job, about *SessionRecord, out *outgoing) *job {
+	if out.EditID == 0 {
+		out.ThreadID = cmp.Or(out.ThreadID, t.topicOf(about))
+	}
+	if j.result == nil {
+		j.result = &sentMessage{}
+	}
+	j.method = out.method
+	j.params = out
+	return j
+}
+
+// dueEdit is what is to change about a message of a question, nil nothing. An edit whose answer was lost may be carried
+// out on top of a later one: when it no longer can be, that one is repeated.
+func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message) *job {
+	j := &job{key: fmt.Sprint(p.ID, " ", m.ID), rank: rankOutcome}
+	out := buttonsEdit(m.ID, nil)
+	shows := replaced
+	switch {
+	case m.ID != p.newest().ID, p.Open() && p.before() != "":
+		if m.Lost == "" && !m.mayHaveButtons() {
+			return nil
+		}
+	case p.Open():
+		if len(p.Ticked) == 0 && !strings.HasPrefix(m.Shows, otherButtons) { // as it was sent
+			return nil
+		}
+		out.Markup = markup(keyboard(p))
+		shows = otherButtons + " " + fingerprint(out)
+	case m.Lost == "" && m.status() == p.Status:
+		return nil
+	default:
+		out = t.questionText(p, s).outgoing(m.ID, keyboard(p))
+		shows = string(p.Status) + " " + fingerprint(out)
+		if p.onItsWay() {
+			j.at = p.At.Add(onItsWay)
+		}
+	}
+	switch {
+	case m.Shows == shows && m.Lost == "":
+		return nil
+	case m.Shows == shows:
+		j.at = time.Unix(m.LostAt+1, 0).Add(lostLife)
+	case time.Since(later(p.At, j.at)) > outcomeLate:
+		j.rank = rankQuestion
+	}
+	j.done = func() error {
+		return t.store.Change(p.ID, func(p *PromptRecord) { p.edited(m.ID, shows, time.Now()) })
+	}
+	j.refused = func(*apiError) error { return j.done() }
+	j.lost = func() error {
+		return t.store.Change(p.ID, func(p *PromptRecord) { p.lost(m.ID, shows, time.Now()) })
+	}
+	if m.Lost == "" && printOf(m.Shows) == printOf(shows) { // it says so already
+		return j
+	}
+	return t.message(j, s, out)
+}
+
+// before is what goes before the question, when it is sent the next time.
+func (p *PromptRecord) before() string {
+	switch p.Send {
+	case sendAll:
+		return strings.TrimLeft(p.Far+"\n"+p.region(), "\n")
+	case sendRecent:
+		return p.Recent
+	}
+	return ""
+}
+
+// onItsWay reports whether the answer was taken, and is on its way to the tool.
+func (p *PromptRecord) onItsWay() bool {
+	return p.Status == ReplyReceived || p.Status == Injected || p.Status == Expired && p.Value != nil
+}
+
+// offered notes that a message has been seen with buttons of the question, whatever was known of it.
+func (p *PromptRecord) offered(m Message) {
+	i, known := slices.BinarySearchFunc(p.Messages, m.ID, func(m Message, id int64) int { return cmp.Compare(m.ID, id) })
+	p.Messages = slices.Clone(p.Messages)
+	if !known {
+		p.Messages = slices.Insert(p.Messages, i, m)
+	}
+	p.Messages[i].Shows = m.Shows
+}
+
+// edited notes what an edit has made of a message.
+func (p *PromptRecord) edited(msg int64, shows string, now time.Time) {
+	p.Messages = slices.Clone(p.Messages)
+	for i := range p.Messages {
+		m := &p.Messages[i]
+		if m.ID != msg {
+			continue
+		}
+		m.Shows = shows
+		if m.Lost == shows || now.Sub(time.Unix(m.LostAt, 0)) >= lostLife {
+			m.Lost = ""
+			m.LostAt = 0
+		}
+	}
+}
+
+// lost notes that an edit of a message had no answer.
+func (p *PromptRecord) lost(msg int64, shows string, now time.Time) {
+	p.Messages = slices.Clone(p.Messages)
+	for i := range p.Messages {
+		m := &p.Messages[i]
+		if m.ID != msg {
+			continue
+		}
+		if m.Lost != "" && m.Lost != shows {
+			shows = "several"
+		}
+		m.Lost = shows
+		m.LostAt = now.Unix()
+	}
+}
+
+// printOf is the print of what a message shows.
+func printOf(shows string) string { return shows[strings.LastIndexByte(shows, ' ')+1:] }
+
+// fingerprint tells what a message says, or its buttons, from what another does.
+func fingerprint(out *outgoing) string {
+	b, _ := json.Marshal([]any{out.Text, out.Entities, out.Markup}) // plain values: cannot fail
+	return digest(b)[len("sha256:"):][:16]
+}
+
+// buttonsEdit gives a message these buttons and leaves its text as it is.
+func buttonsEdit(msg int64, rows [][]button) *outgoing {
+	return &outgoing{method: "editMessageReplyMarkup", EditID: msg, Markup: markup(rows)}
+}
+
+// ---- notices and streams ----
+// Messages that ask nothing.
+
+// Notify has the notice sent, in as many messages as it needs, behind those before: replies behind replies. Of more
+// than can wait the oldest are left out.
+func (t *Telegram) Notify(n Notice) {
+	n.Text = clean(n.Text, 1<<20)
+	n.Mono = clean(n.Mono, 1<<20)
+	t.noticesMu.Lock()
+	defer t.noticesMu.Unlock()
+	t.notices = append(t.notices, &n)
+	if len(t.notices) > maxNotices {
+		t.notices[2].leftOut += 1 + t.notices[1].leftOut // the first may be on its way
+		t.notices = slices.Delete(t.notices, 1, 2)
+	}
+	t.wake()
+}
+
+// wake has Show look at once.
+func (t *Telegram) wake() {
+	select {
+	case t.bell <- struct{}{}:
+	default: // it will anyway
+	}
+}
+
+// waiting is the notice that is to be sent next, among replies or all others, nil: none is.
+func (t *Telegram) waiting(replies bool) *Notice {
+	t.noticesMu.Lock()
+	defer t.noticesMu.Unlock()
+	for _, n := range t.notices {
+		if replies == (n.ReplyTo != 0) {
+			return n
+		}
+	}
+	return nil
+}
+
+// take takes the notice from those that wait.
+func (t *Telegram) take(n *Notice) {
+	t.noticesMu.Lock()
+	defer t.noticesMu.Unlock()
+	t.notices = slices.DeleteFunc(t.notices, func(other *Notice) bool { return other == n })
+}
+
+// doneMark is the reaction that says that what a message asked for was done. It is one of those that every chat has:
+// https://core.telegram.org/bots/api#reactiontypeemoji
+const doneMark = "👍"
+
+// noticeJob is the next message of the notices.
+func (t *Telegram) noticeJob(replies bool) *job {
+	n := t.waiting(replies)
+	for n != nil && (n.Text+n.Mono == "" && !n.Done || n.First && t.spoke(n.SessionID)) {
+		t.take(n)
+		n = t.waiting(replies)
+	}
+	if n == nil || n.Last && t.streamJob() != nil {
+		return nil
+	}
+	drop := func() error {
+		t.take(n)
+		return nil
+	}
+	j := &job{key: fmt.Sprintf("%p", n), rank: n.rank(), done: drop, refused: func(*apiError) error { return drop() }}
+	if n.Done {
+		j.free = true
+		j.method = "setMessageReaction"
+		j.params = map[string]any{
+			"chat_id":    t.cfg.Load().ChatID,
+			"message_id": n.ReplyTo,
+			"reaction":   []map[string]string{{"type": "emoji", "emoji": doneMark}},
+		}
+		return j
+	}
+	about, _ := t.store.Session(n.SessionID)
+	r, rest := n.first(about)
+	out := r.outgoing(0, nil)
+	out.Silent = !n.Ring
+	j.outside = func() {}
+	if n.ReplyTo != 0 {
+		out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
+		out.ThreadID = n.ThreadID
+		about = nil // it goes where that message is
+		j.outside = func() {
+			n.ReplyTo = 0
+			n.ThreadID = 0
+		}
+	}
+	j.done = func() error {
+		if rest.Text+rest.Mono == "" {
+			return drop()
+		}
+		*n = rest
+		return nil
+	}
+	return t.message(j, about, out)
+}
+
+// rank is what the notice may overtake.
+func (n *Notice) rank() rank {
+	switch {
+	case n.ReplyTo != 0:
+		return rankQuestion
+	case n.Ring || n.Urgent:
+		return rankNotice
+	}
+	return rankRest
+}
+
+// first is the text of the notice's first message, and what is left for others: where there is no Text or Mono, none.
+func (n Notice) first(about *SessionRecord) (r *richText, rest Notice) {
+	var text, mono string
+	text, n.Text = cutText(n.Text, partUnits)
+	if n.Text == "" {
+		mono, n.Mono = cutText(n.Mono, partUnits-units(text))
+	}
+	r = noticeText(about, text, mono, n.Lang, n.Ours)
+	if n.leftOut > 0 {
+		r.addLine("", fmt.Sprintf("(%d messages before this one were left out)", n.leftOut))
+	}
+	n.leftOut = 0
+	return r, n
+}
+
+// noticeText is a notice's message: the session that it is about, nil none, and what there is to say of it.
+func noticeText(about *SessionRecord, text, mono, lang string, ours bool) *richText {
+	r := &richText{ours: ours}
+	if about != nil {
+		r.addLine("bold", title(about))
+		text = " " + text
+	}
+	r.add("", strings.TrimRight(text, " "))
+	r.addPre(mono, lang)
+	if about != nil {
+		r.addLine("", sid(about))
+	}
+	return r
+}
+
+// spoke tells that a session has said more than that it began: a question was sent, or it has ended.
+func (t *Telegram) spoke(session string) bool {
+	s, _ := t.store.Session(session)
+	asked := slices.ContainsFunc(t.store.PromptsOf(session), func(p *PromptRecord) bool { return len(p.Messages) > 0 })
+	return asked || s == nil || s.Status != "active"
+}
+
+// stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
+// another when it is full; the live part stands at its end.
+type stream struct {
+	mu    sync.Mutex
+	text  string // finished lines, from the current message's first on
+	live  string // what may still change
+	key   string // how the key in PEM begins in which the text so far ends, "" in none
+	shown string // what the current message says
+	msg   int64  // the current message, 0 when the next text starts one
+	chat  string // whose number that is
+	cut   int    // bytes of text in the current message, which is full; 0 while it is not
+	until int    // bytes of text that belong into it at most: another message has come; 0 none has
+}
+
+// add adds lines that are finished, and what follows them now. Of more than the phone can keep up with the oldest is
+// left out.
+func (s *stream) add(lines []string, live string, limit int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text := strings.Join(append(lines, ""), "\n")
+	s.text += strings.TrimPrefix(redact(s.key+visible(text)), s.key)
+	s.key = openKey(s.key + text)
+	s.live = strings.TrimPrefix(redact(s.key+visible(live)), s.key)
+	if len(s.text) <= maxBacklog {
 		return
 	}
-	defer f.Close() // and with it the lock, which is held for microseconds
-	if err := awaitLock(f, paceChat); err != nil {
-		change(time.Unix(0, 0))
-		return
-	}
-	var next, written int64
-	_, _ = fmt.Fscanf(f, "%d %d", &next, &written) // zeros of one that is new, or damaged
-	if written > time.Now().UnixNano() {           // the clock has been set back
-		next = 0
-	}
-	next = change(time.Unix(0, next)).UnixNano()
-	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, time.Now().UnixNano()), 0) // if lost, Telegram paces
+	head, rest := cutText(s.text, limit)
+	half := len(rest) - maxBacklog/2
+	half += strings.IndexByte(rest[half:], '\n') + 1
+	lost := strings.Count(rest[:half], "\n")
+	s.text = fmt.Sprintf("%s\n… (%d lines left out)\n%s", head, lost, rest[half:])
+	s.until = 0
 }
 
-// here says whose numbers messages have: the bot's, in its chat.
-func (t *Telegram) here() string {
-	cfg := t.cfg.Load()
-	bot, _, _ := strings.Cut(cfg.Token, ":")
-	return fmt.Sprintf("%s/%d", bot, cfg.ChatID)
+// breakHere has what is added from now on go into a message of its own: another one is about to be sent.
+func (s *stream) breakHere() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.until = len(s.text)
+}
+
+// next is what the current message is to say next, "" nothing new, and whether another message waits to follow. Where it
+// says it all already, the next one begins.
+func (s *stream) next(limit int) (text string, hurry bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text = s.fill(limit)
+	for s.cut > 0 && text == s.shown {
+		s.turnPage()
+		text = s.fill(limit)
+	}
+	if text == s.shown {
+		return "", false
+	}
+	return text, s.until > 0
+}
+
+// fill returns what the current message is to say, of at most limit UTF-16 units, and notes whether that fills it.
+func (s *stream) fill(limit int) string {
+	text := s.text
+	if s.until > 0 {
+		text = s.text[:s.until]
+	}
+	part, rest := cutText(text, limit)
+	s.cut = 0
+	if rest != "" || s.until > 0 {
+		s.cut = len(text) - len(rest)
+	} else {
+		part, _ = cutText(part+s.live, limit)
+	}
+	return strings.TrimRight(strings.TrimLeft(part, "\n"), " \t\n")
+}
+
+// turnPage has the next message begin.
+func (s *stream) turnPage() {
+	s.text = s.text[s.cut:]
+	s.until = max(0, s.until-s.cut)
+	s.cut = 0
+	s.msg = 0
+	s.shown = ""
+}
+
+// streamLimit is how much a message of the stream holds, in UTF-16 units.
+func (t *Telegram) streamLimit() int { return min(t.cfg.Load().MaxChars, partUnits) }
+
+// streamJob brings the stream's current message up to date, or begins it. What is refused for good is not sent again.
+func (t *Telegram) streamJob() *job {
+	if t.stream == nil {
+		return nil
+	}
+	s := t.stream
+	text, hurry := s.next(t.streamLimit())
+	if text == "" {
+		return nil
+	}
+	here := t.here()
+	if s.chat != here { // another chat's message
+		s.msg = 0
+	}
+	about, _ := t.store.Session(t.session)
+	sent := &sentMessage{}
+	j := &job{key: "stream", rank: rankRest, result: sent, outside: func() {}}
+	if hurry {
+		j.rank = rankNotice
+	}
+	j.done = func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.msg = sent.ID
+		s.chat = here
+		s.shown = text
+		if s.cut > 0 {
+			s.turnPage()
+		}
+		return nil
+	}
+	j.refused = func(*apiError) error { return j.done() }
+	out := noticeText(about, "", text, "", false).outgoing(s.msg, nil)
+	out.Silent = s.msg == 0
+	return t.message(j, about, out)
 }
 
 // ---- text ----
@@ -1074,7 +1685,7 @@ func markup(rows [][]button) inlineKeyboard {
 // keyboard is a question's buttons: its answers, and what else can be seen of it. While not all of it has been shown,
 // nothing but what refuses it is offered; when it is over, at most to ask it again. ticked are the keys chosen so far
 // where several may be; they live in the buttons: what is seen is submitted.
-func keyboard(p *PromptRecord, ticked ...string) [][]button {
+func keyboard(p *PromptRecord) [][]button {
 	switch {
 	case p.expiredOpen():
 		return buttonRows(p, []button{{Text: "Ask again", Data: tapAgain}})
@@ -1087,11 +1698,11 @@ func keyboard(p *PromptRecord, ticked ...string) [][]button {
 	read := p.ShownAll && !p.Cut
 	for _, a := range p.Answers {
 		if read || a.Refuses {
-			all = append(all, answerButton(p, a, ticked))
+			all = append(all, answerButton(p, a))
 		}
 	}
 	if p.Multi && read {
-		all = append(all, button{"Submit", tapSubmit + strings.Join(ticked, ","), styleLasting})
+		all = append(all, button{"Submit", tapSubmit + strings.Join(p.Ticked, ","), styleLasting})
 	}
 	if p.ambiguous() {
 		all = append(all, button{Text: "Show last 500", Data: tapRecent})
@@ -1104,7 +1715,7 @@ func keyboard(p *PromptRecord, ticked ...string) [][]button {
 
 // answerButton gives the answer, in the colour of what it means. Where several may be ticked, it ticks the choice or
 // unticks it.
-func answerButton(p *PromptRecord, a Answer, ticked []string) button {
+func answerButton(p *PromptRecord, a Answer) button {
 	b := button{Text: buttonText(p, a), Data: a.Key}
 	switch {
 	case a.Key == enterAlone:
@@ -1119,12 +1730,12 @@ func answerButton(p *PromptRecord, a Answer, ticked []string) button {
 		b.Style = styleNo
 	case p.Multi && a.Keys == "":
 		mark := "▫️ "
-		if slices.Contains(ticked, a.Key) {
+		if slices.Contains(p.Ticked, a.Key) {
 			mark = "✓ "
 		}
 		var keys []string
 		for _, c := range p.Choices {
-			if slices.Contains(ticked, c.Key) != (c.Key == a.Key) {
+			if slices.Contains(p.Ticked, c.Key) != (c.Key == a.Key) {
 				keys = append(keys, c.Key)
 			}
 		}
@@ -1459,660 +2070,82 @@ func turnWords(p *PromptRecord) string {
 	return "waits for your next message"
 }
 
-// ---- ask and settle ----
-// A question's messages say what the state says of it: asked when they leave, edited until that is so.
-
-const (
-	answerLinger = 2 * time.Second // after a question is over: its message's id is still worth that
-	lostLife     = time.Minute     // a request without an answer is carried out by then, or never
-)
-
-// messageEdits is what this process knows of a question's messages beside the state.
-type messageEdits struct {
-	users   int            // who hold it; guarded by Telegram.editsMu, as is buttons
-	buttons *buttonsWanted // nil: those that it has
-
-	editing chan struct{} // taken while an edit is under way; whoever has it owns what follows
-	last    string        // the key of the edit that was carried out last, "" none was
-
-	// lost are the edits whose answer was lost, by message and print, and when that was: until lostLife is over each may
-	// still be carried out, also after one that said the same.
-	lost map[string]time.Time
-}
-
-// buttonsWanted are the buttons that the newest message of an open question is to have, other than it was sent with.
-type buttonsWanted struct {
-	ticked []string // the choices ticked last
-	in     int64    // the message in which they were
-	none   bool     // no buttons: a newer message is about to be sent
-}
-
-// edit is what one of a question's messages needs next.
-type edit struct {
-	*outgoing        // nil: the message shows it already, which has only to be recorded
-	msg       int64  // the message
-	shows     string // what it shows then, see Message
-}
-
-// key tells an edit from another of the same message.
-func (e *edit) key() string { return fmt.Sprint(e.msg, " ", printOf(e.shows)) }
-
-// printOf is the print of what a message shows.
-func printOf(shows string) string { return shows[strings.LastIndexByte(shows, ' ')+1:] }
-
-// Ask sends the question. Id 0 without an error: it was over before it left, nothing was sent.
-func (t *Telegram) Ask(ctx context.Context, p *PromptRecord, s *SessionRecord) (int64, error) {
-	return t.ask(ctx, p.ID, s, "")
-}
-
-// offer is the message of an open question with its buttons. What affirms is among them, and all of it counts as shown,
-// only where the message says every word that is asked, with what was shown before.
-func (t *Telegram) offer(p *PromptRecord, s *SessionRecord, before string) *outgoing {
-	r := t.questionText(p, s)
-	message := before + "\n" + r.text
-	was := p.ShownAll
-	p.ShownAll = true
-	for _, b := range slices.Concat(keyboard(p)...) {
-		if utf8.RuneCountInString(b.Text) <= wideLabel { // of what is longer the phone shows a part
-			message += "\n" + b.Text
-		}
-	}
-	p.ShownAll = !p.Cut && (was || len(p.unaccounted(message)) == 0)
-	return r.outgoing(0, keyboard(p))
-}
-
-// ask sends the question as the state has it when the message leaves, and only if it is open then. other is its session
-// where the state does not know it yet; before is what of the question has been shown. An error with an id: the message
-// could not be recorded.
-func (t *Telegram) ask(ctx context.Context, id string, other *SessionRecord, before string) (int64, error) {
-	t.warn(t.refresh())
-	var sent sentMessage
-	write := func() *outgoing {
-		stored, s, _ := t.store.Prompt(id) // as it was, where it cannot be read
-		if stored == nil || !stored.Open() {
-			return nil
-		}
-		if s == nil {
-			s = other
-		}
-		p := *stored
-		out := t.offer(&p, s, before)
-		out.Silent = p.Idle && p.Watched
-		out.sent = &sent
-		t.warn(t.store.Sending(id, t.here(), p.ShownAll)) // unknown buttons are better than no question
-		return out
-	}
-	as := func() rank {
-		p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
-		if p == nil || p.Idle {
-			return rankRest
-		}
-		return rankQuestion
-	}
-	msg, err := t.deliver(ctx, delivery{session: other.ID, rank: as, write: write, linger: answerLinger,
-		patient: !t.hasty})
-	if msg == 0 {
-		return 0, err
-	}
-	return msg, t.store.Offered(id, msg, sent.date())
-}
-
-// Settle has the question's messages say what the state says of it, as soon as edits that are under way are done.
-func (t *Telegram) Settle(ctx context.Context, id string) error {
-	return t.catchUp(ctx, id, rankOutcome)
-}
-
-// catchUp edits the messages of a question until they show what the state says of it; after an error they may not, and
-// what is over remains owed. Of the edits of one question one is under way at a time. Each is written when it leaves,
-// so that one which has become superfluous is dropped.
-func (t *Telegram) catchUp(ctx context.Context, id string, as rank) error {
-	m := t.acquireEdits(id)
-	defer t.releaseEdits(m)
-	select {
-	case m.editing <- struct{}{}:
-		defer func() { <-m.editing }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	for {
-		e := t.due(id, m)
-		if e != nil && e.outgoing != nil {
-			var err error
-			e, err = t.sendEdit(ctx, id, m, as)
-			if err != nil {
-				return err
-			}
-		}
-		if e == nil {
-			return nil
-		}
-		m.last = e.key()
-		shows, doubtful := e.shows, m.mayBeOvertaken(e)
-		if doubtful { // it stays owed, and a later edit makes sure
-			shows = ""
-		}
-		if err := t.store.Edited(id, e.msg, shows); err != nil || doubtful || as == rankRest {
-			return err // who pays for a session that may live leaves the next edit to it
-		}
-	}
-}
-
-// acquireEdits is what is known of a question's messages. releaseEdits follows.
-func (t *Telegram) acquireEdits(id string) *messageEdits {
-	t.editsMu.Lock()
-	defer t.editsMu.Unlock()
-	m := t.edits[id]
-	if m == nil {
-		m = &messageEdits{editing: make(chan struct{}, 1), lost: map[string]time.Time{}}
-		t.edits[id] = m
-	}
-	m.users++
-	return m
-}
-
-// releaseEdits gives it back. When nobody holds it any more and no edit of it can come late, the state alone tells
-// what is owed.
-func (t *Telegram) releaseEdits(m *messageEdits) {
-	t.editsMu.Lock()
-	defer t.editsMu.Unlock()
-	m.users--
-	for id, m := range t.edits {
-		if m.users == 0 && !m.mayBeOvertaken(nil) {
-			delete(t.edits, id)
-		}
-	}
-}
-
-// wantButtons has the newest message of an open question get those buttons.
-func (t *Telegram) wantButtons(m *messageEdits, buttons buttonsWanted) {
-	t.editsMu.Lock()
-	defer t.editsMu.Unlock()
-	m.buttons = &buttons
-}
-
-// due is what the messages of a question need next, by the state as it is now; nil: nothing. When it was done and
-// recorded, the same is due no more. Messages of another bot or chat stay as they are.
-func (t *Telegram) due(id string, m *messageEdits) *edit {
-	p, s, _ := t.store.Prompt(id) // as it was, where it cannot be read
-	if p == nil {
-		return nil
-	}
-	if s == nil {
-		s = &SessionRecord{Head: Head{ID: p.SessionID}}
-	}
-	if e := t.dueOf(p, s, m); e != nil {
-		if p.elsewhere(t.here()) {
-			e.outgoing = nil
-		}
-		return e
-	}
-	for _, old := range p.Messages[:max(0, len(p.Messages)-1)] {
-		if old.mayHaveButtons() {
-			e := &edit{buttonsEdit(old.ID, nil), old.ID, replaced}
-			if p.elsewhere(t.here()) || strings.HasSuffix(old.Shows, " "+noButtons) {
-				e.outgoing = nil
-			}
-			return e
-		}
-	}
-	return nil
-}
-
-// dueOf is what the newest message needs.
-func (t *Telegram) dueOf(p *PromptRecord, s *SessionRecord, m *messageEdits) *edit {
-	own := p.newest()
-	switch {
-	case own.ID == 0:
-		return nil
-	case p.Open():
-		return t.dueButtons(p, own, m)
-	}
-	render := func(status State) *edit {
-		shown := *p
-		shown.Status = status
-		out := t.questionText(&shown, s).outgoing(own.ID, keyboard(&shown))
-		return &edit{out, own.ID, string(status) + " " + fingerprint(out)}
-	}
-	e := render(p.Status)
-	doubtful := m.mayBeOvertaken(e)
-	if own.status() == p.Status && !doubtful || doubtful && m.last == e.key() { // it can be made sure of later
-		return nil
-	}
-	shows := own.Shows
-	if shows == "" && p.Idle { // it was sent like that
-		shows = render(AwaitingReply).shows
-	}
-	if !doubtful && printOf(shows) == printOf(e.shows) {
-		e.outgoing = nil
-	}
-	return e
-}
-
-// dueButtons are the buttons that an open question's newest message is to get.
-func (t *Telegram) dueButtons(p *PromptRecord, own Message, m *messageEdits) *edit {
-	t.editsMu.Lock()
-	want := m.buttons
-	t.editsMu.Unlock()
-	if want == nil || want.in != own.ID {
-		return nil
-	}
-	e := &edit{buttonsEdit(own.ID, nil), own.ID, otherButtons + " " + noButtons}
-	if !want.none {
-		e.outgoing = buttonsEdit(own.ID, keyboard(p, want.ticked...))
-		e.shows = otherButtons + " " + fingerprint(e.outgoing)
-	}
-	if e.shows == own.Shows {
-		return nil
-	}
-	return e
-}
-
-// noButtons is the print of no buttons at all.
-const noButtons = "none"
-
-// fingerprint tells what a message says from what another does.
-func fingerprint(out *outgoing) string {
-	b, _ := json.Marshal(out) // plain values: cannot fail
-	return digest(b)[len("sha256:"):][:16]
-}
-
-// buttonsEdit gives a message these buttons and leaves its text as it is.
-func buttonsEdit(msg int64, rows [][]button) *outgoing {
-	return &outgoing{method: "editMessageReplyMarkup", EditID: msg, Markup: markup(rows)}
-}
-
-// mayBeOvertaken tells that an edit of its message with another print than this one, nil: any, may still be carried out
-// after it.
-func (m *messageEdits) mayBeOvertaken(e *edit) bool {
-	for key, at := range m.lost {
-		other := e == nil || key != e.key() && strings.HasPrefix(key, fmt.Sprint(e.msg, " "))
-		if other && time.Since(at) < lostLife {
-			return true
-		}
-	}
-	return false
-}
-
-// sendEdit sends the edit that is due when its turn comes, and returns it; nil: none was any more. A message that is
-// gone, or takes no edit, counts as edited.
-func (t *Telegram) sendEdit(ctx context.Context, id string, m *messageEdits, as rank) (sent *edit, err error) {
-	began := time.Now()
-	_, err = t.deliver(ctx, delivery{
-		rank: func() rank {
-			p, _, _ := t.store.Prompt(id) // as it was, where it cannot be read
-			if p == nil || p.Open() {
-				return rankRest
-			}
-			return as.aged(time.Since(began))
-		},
-		write: func() *outgoing {
-			sent = t.due(id, m)
-			if sent == nil {
-				return nil
-			}
-			return sent.outgoing
-		},
-		lost: func() { m.lost[sent.key()] = time.Now() },
-	})
-	if refusedForGood(err) {
-		t.log.Warn("a message cannot be edited, now or later", "error", err.Error())
-		return sent, nil
-	}
-	return sent, err
-}
-
-// ---- notices and streams ----
-// Messages that ask nothing.
-
-// Notify sends the notice in as many messages as it needs and returns the id of the last, 0 where it says nothing.
-// After an error the rest of it was not sent.
-func (t *Telegram) Notify(ctx context.Context, n Notice) (int64, error) {
-	if n.Done {
-		t.markDone(ctx, n.ReplyTo)
-		return 0, nil
-	}
-	if n.Late != nil {
-		return t.notifyLate(ctx, &n)
-	}
-	text := clean(n.Text, 1<<20)
-	mono := clean(n.Mono, 1<<20)
-	about, _ := t.store.Session(n.SessionID)
-	var id int64
-	for text+mono != "" {
-		part, restText := cutText(text, partUnits)
-		room := 0
-		if restText == "" {
-			room = partUnits - units(part)
-		}
-		block, restMono := cutText(mono, room)
-		sent, err := t.sendNotice(ctx, &n, noticeText(about, part, block, n.Lang, n.Ours).outgoing(0, nil))
-		if err != nil {
-			return 0, err
-		}
-		id = sent
-		text = restText
-		mono = restMono
-	}
-	if n.Last {
-		return id, t.endTopic(ctx, n.SessionID)
-	}
-	return id, nil
-}
-
-// noticeText is a notice's message: the session that it is about, nil none, and what there is to say of it.
-func noticeText(about *SessionRecord, text, mono, lang string, ours bool) *richText {
-	r := &richText{ours: ours}
-	if about != nil {
-		r.addLine("bold", title(about))
-		text = " " + text
-	}
-	r.add("", strings.TrimRight(text, " "))
-	r.addPre(mono, lang)
-	if about != nil {
-		r.addLine("", sid(about))
-	}
-	return r
-}
-
-// sendNotice sends one message of a notice.
-func (t *Telegram) sendNotice(ctx context.Context, n *Notice, out *outgoing) (int64, error) {
-	out.Silent = !n.Ring
-	if n.ReplyTo != 0 {
-		out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
-	}
-	d := delivery{
-		rank:  n.rank,
-		write: func() *outgoing { return out },
-	}
-	if n.ReplyTo != 0 {
-		d.threadID = n.ThreadID
-	} else {
-		d.session = n.SessionID
-	}
-	if n.First {
-		d.write = func() *outgoing {
-			if t.spoke(n.SessionID) {
-				return nil
-			}
-			return out
-		}
-	}
-	return t.deliver(ctx, d)
-}
-
-// rank is what the notice may overtake.
-func (n *Notice) rank() rank {
-	switch {
-	case n.ReplyTo != 0:
-		return rankQuestion
-	case n.Ring || n.Urgent:
-		return rankNotice
-	}
-	return rankRest
-}
-
-// spoke tells that a session has said more than that it began: a question was sent, or it has ended.
-func (t *Telegram) spoke(session string) bool {
-	s, _ := t.store.Session(session)
-	asked := slices.ContainsFunc(t.store.PromptsOf(session), func(p *PromptRecord) bool { return len(p.Messages) > 0 })
-	return asked || s == nil || s.Status != "active"
-}
-
-// notifyLate sends a notice that is written when its turn has come, one at a time. Id 0: there was nothing to say, or
-// the message to edit is gone.
-func (t *Telegram) notifyLate(ctx context.Context, n *Notice) (int64, error) {
-	about, _ := t.store.Session(n.SessionID)
-	chat := ""
-	id, err := t.deliver(ctx, delivery{
-		session: n.SessionID,
-		rank:    n.rank,
-		write: func() *outgoing {
-			now := n.Late()
-			if now.Mono == "" {
-				return nil
-			}
-			chat = t.here()
-			if chat != t.streamChat {
-				now.Edit = 0 // another chat's message
-			}
-			out := noticeText(about, "", now.Mono, "", false).outgoing(now.Edit, nil)
-			out.Silent = now.Edit == 0
-			return out
-		},
-	})
-	if err == nil {
-		t.streamChat = chat
-	}
-	return id, err
-}
-
-// stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
-// another when it is full; the live part stands at its end. It belongs to the session's loop.
-type stream struct {
-	lookAt  time.Time // when an agent's window is looked at, zero: there is nothing new
-	flushAt time.Time // when what was gathered is looked at, zero: there is nothing
-	text    string    // finished lines, from the current message's first on
-	live    string    // what may still change
-	key     string    // how the key in PEM begins in which the text so far ends, "" in none
-	shown   string    // what the current message says
-	sent    string    // what it is about to say, "" nothing new
-	msg     int64     // the current message, 0 when the next text starts one
-	cut     int       // bytes of text in the current message, which is full; 0 while it is not
-	until   int       // bytes of text that belong into it at most: another message has come; 0 none has
-	busy    bool      // a job is with the sender
-}
-
-// fill returns what the current message is to say, of at most limit UTF-16 units, and notes whether that fills it.
-func (t *stream) fill(limit int) string {
-	text := t.text
-	if t.until > 0 {
-		text = t.text[:t.until]
-	}
-	part, rest := cutText(text, limit)
-	t.cut = 0
-	if rest != "" || t.until > 0 {
-		t.cut = len(text) - len(rest)
-	} else {
-		part, _ = cutText(part+t.live, limit)
-	}
-	return strings.TrimRight(strings.TrimLeft(part, "\n"), " \t\n") // as clean does: an edit must change something
-}
-
-// next is what there is to send, no Mono: nothing. Where the current message says it all already, the next one begins.
-func (t *stream) next(limit int) Notice {
-	text := t.fill(limit)
-	for t.cut > 0 && text == t.shown {
-		t.turnPage()
-		text = t.fill(limit)
-	}
-	if text == t.shown {
-		return Notice{}
-	}
-	return Notice{Mono: text, Edit: t.msg}
-}
-
-// delivered goes on after a message: the next text goes into the same, or starts another when it is full. What was
-// refused for good is not sent again; the sender has logged it.
-func (t *stream) delivered(msg int64, _ error) {
-	t.busy = false
-	if t.sent == "" {
-		return
-	}
-	t.msg = msg
-	t.shown = t.sent
-	t.sent = ""
-	if t.cut > 0 {
-		t.turnPage()
-	}
-}
-
-// turnPage has the next message begin.
-func (t *stream) turnPage() {
-	t.text = t.text[t.cut:]
-	t.until = max(0, t.until-t.cut)
-	t.cut = 0
-	t.msg = 0
-	t.shown = ""
-}
-
-// ---- reactions ----
-// What a message of the operator's asked for was done: that is no message of its own.
-
-// doneMark is the reaction that says that what a message asked for was done. It is one of those that every chat has:
-// https://core.telegram.org/bots/api#reactiontypeemoji
-const doneMark = "👍"
-
-// markDone marks a message of the operator's as done. It is for looks: where it cannot be, that is only logged, once.
-func (t *Telegram) markDone(ctx context.Context, msg int64) {
-	if msg == 0 {
-		return
-	}
-	params := map[string]any{
-		"chat_id":    t.cfg.Load().ChatID,
-		"message_id": msg,
-		"reaction":   []map[string]string{{"type": "emoji", "emoji": doneMark}},
-	}
-	err := t.call(ctx, "setMessageReaction", params, nil)
-	if err != nil && ctx.Err() == nil {
-		t.noteTrouble("react", "messages are not marked as done: "+err.Error())
-	}
-}
-
 // ---- topics ----
-// Where the chat has topics each session has one: made soon, or with its first message, and ended with it. What the
+// Where the chat has topics each session has one: made before its first notice, or soon, and ended with it. What the
 // operator wrote there is his: none is deleted. Whatever fails about it, the message goes to the plain chat.
 
 const (
-	topicAfter    = 5 * time.Second  // a session that lives so long has one, before it is needed
-	topicLimit    = 3 * time.Second  // that making one may take, while a message waits
-	topicPatience = 30 * time.Second // a message that has waited so long for two turns leaves with one, and without it
-	topicsEvery   = 5 * time.Minute  // topics are looked after so often
+	topicAfter  = 5 * time.Second // a session that lives so long gets a topic
+	topicLimit  = 3 * time.Second // that making one may take: a question may wait behind it
+	topicsEvery = 5 * time.Minute // whether there are any is asked so often
 )
 
 // topicGone are the words of an error that tells that a topic cannot be written to.
 var topicGone = []string{"message thread not found", "TOPIC_ID_INVALID", "TOPIC_DELETED", "TOPIC_CLOSED"}
 
-// turnsFor is how many turns a message about the session needs, which has waited that long: two where its topic is to
-// be made first.
-func (t *Telegram) turnsFor(session string, waited time.Duration) int {
-	if session != "" && waited < topicPatience && t.topicless(session) != nil {
-		return 2
-	}
-	return 1
-}
-
-// PrepareTopic makes the session's topic before its first message, so that none waits for it.
-func (t *Telegram) PrepareTopic(ctx context.Context, session string) {
-	if t.topicless(session) == nil {
-		return
-	}
-	_, err := t.pace(ctx, func() rank { return rankRest }, func() int { return 1 })
-	if err == nil {
-		t.openTopic(ctx, session)
-	}
-}
-
-// topicless is the session if a topic is to be made for it, nil otherwise. Only its own process makes one.
-func (t *Telegram) topicless(session string) *SessionRecord {
-	t.topicMu.Lock()
-	defer t.topicMu.Unlock()
-	return t.topiclessLocked(session)
-}
-
-// topiclessLocked is topicless with topicMu held.
-func (t *Telegram) topiclessLocked(session string) *SessionRecord {
-	s, topicsIn := t.store.Session(session)
-	ours := s != nil && s.Wrapper == os.Getpid() && s.Status == "active"
-	if !ours || t.topicTried || s.ThreadID != 0 || topicsIn != t.cfg.Load().ChatID {
-		return nil
-	}
-	return s
-}
-
-// awaitTurn waits until a message may leave, and makes the topic of its session where that comes first.
-func (t *Telegram) awaitTurn(ctx context.Context, d delivery, began time.Time) error {
-	turns := func() int { return t.turnsFor(d.session, time.Since(began)) }
-	for {
-		taken, err := t.pace(ctx, d.rank, turns)
-		if err != nil || taken == 1 || t.openTopic(ctx, d.session) {
-			return err
-		}
-	}
-}
-
-// address tells a message where it goes; outside: not into its topic, which is gone with what it replies to.
-func (t *Telegram) address(out *outgoing, d delivery, outside bool) {
-	out.ChatID = t.cfg.Load().ChatID
-	out.ThreadID = 0
-	switch {
-	case outside:
-		out.ReplyTo = nil
-	case out.EditID == 0:
-		out.ThreadID = t.threadOf(d)
-	}
-}
-
-// openTopic makes the session's topic, unless that was done. What may have been made is not made again. False: Telegram
-// asks to wait, with everything.
-func (t *Telegram) openTopic(ctx context.Context, session string) (goesOn bool) {
-	t.topicMu.Lock()
-	defer t.topicMu.Unlock()
-	s := t.topiclessLocked(session)
-	if s == nil {
-		return true
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), topicLimit)
-	defer cancel()
-	chat := t.cfg.Load().ChatID
-	v, _ := t.store.View() // as it was, where it cannot be read
-	var made struct {
-		ThreadID int64 `json:"message_thread_id"`
-	}
-	params := map[string]any{"chat_id": chat, "name": topicName(v, s)}
-	err := t.call(ctx, "createForumTopic", params, &made)
-	failed, ok := err.(*apiError)
-	if ok && (failed.unsent || failed.Code == http.StatusTooManyRequests) { // nothing was made
-		t.postpone(failed.retryAfter())
-		return failed.retryAfter() == 0
-	}
-	t.topicTried = true
-	switch {
-	case err == nil:
-		err = t.store.SetTopic(session, Topic{ThreadID: made.ThreadID, ThreadChat: chat})
-	case !failed.temporary(): // nor do others try, until the poller has asked again
-		err = errors.Join(err, t.store.NoteTopics(0))
-	}
-	if err != nil {
-		t.noteTrouble("topics", "the session has no topic, its messages go to the plain chat: "+err.Error())
-	}
-	return true
-}
-
-// threadOf is the topic that a message goes to, 0: none. It waits while one is being made.
-func (t *Telegram) threadOf(d delivery) int64 {
-	if d.session == "" {
-		return d.threadID
-	}
-	t.topicMu.Lock()
-	defer t.topicMu.Unlock()
-	s, _ := t.store.Session(d.session)
+// topicOf is the topic that messages about the session go to, nil: about none; 0: none.
+func (t *Telegram) topicOf(s *SessionRecord) int64 {
 	if s == nil || s.ThreadChat != t.cfg.Load().ChatID {
 		return 0
 	}
 	return max(0, s.ThreadID)
 }
 
-// leaveTopic has the session of a topic that is gone stay in the plain chat.
-func (t *Telegram) leaveTopic(thread int64, why *apiError) {
-	t.noteTrouble("topics", fmt.Sprintf("topic %d is gone, its messages go to the plain chat: %v", thread, why))
+// topicJob makes this process's session a topic, nil: not now. What may have been made is not made again.
+func (t *Telegram) topicJob(s *SessionRecord) *job {
+	chat := t.cfg.Load().ChatID
+	_, topicsIn := t.store.Session(s.ID)
+	if s.ThreadID != 0 || topicsIn != chat {
+		return nil
+	}
 	v, _ := t.store.View() // as it was, where it cannot be read
+	j := &job{key: "topic", rank: rankNotice, method: "createForumTopic", limit: topicLimit}
+	if t.waiting(false) == nil {
+		j.at = s.StartedAt.Add(topicAfter)
+	}
+	made := &struct {
+		ThreadID int64 `json:"message_thread_id"`
+	}{}
+	j.params = map[string]any{"chat_id": chat, "name": topicName(v, s)}
+	j.result = made
+	j.done = func() error { return t.store.SetTopic(s.ID, Topic{ThreadID: made.ThreadID, ThreadChat: chat}) }
+	j.lost = func() error { return t.store.SetTopic(s.ID, Topic{ThreadID: noTopic}) }
+	j.refused = func(*apiError) error { return errors.Join(j.lost(), t.store.NoteTopics(0)) } // nor do others try
+	return j
+}
+
+// endOfTopic ends the topic of a session that has ended, nil: it has none, or that was done. In a group nobody writes
+// there any more; in a private chat, where topics cannot be closed, its name tells how it ended.
+func (t *Telegram) endOfTopic(s *SessionRecord) *job {
+	if t.topicOf(s) == 0 || s.ThreadEnded {
+		return nil
+	}
+	j := &job{key: "topic " + s.ID, rank: rankRest, method: "closeForumTopic"}
+	params := map[string]any{"chat_id": s.ThreadChat, "message_thread_id": s.ThreadID}
+	if s.ThreadChat > 0 {
+		j.method = "editForumTopic"
+		params["name"] = "✓ " + title(s)
+		if s.ExitCode == nil || *s.ExitCode != 0 {
+			params["name"] = "✗ " + title(s)
+		}
+	}
+	j.params = params
+	ended := s.Topic
+	ended.ThreadEnded = true
+	j.done = func() error { return t.store.SetTopic(s.ID, ended) }
+	j.refused = func(*apiError) error { return j.done() }
+	return j
+}
+
+// leaveTopic has the session of a topic that is gone stay in the plain chat.
+func (t *Telegram) leaveTopic(thread int64, why *apiError) error {
+	t.noteTrouble("topics", fmt.Sprintf("topic %d is gone, its messages go to the plain chat: %v", thread, why))
+	v, err := t.store.View()
 	s := v.inTopic(t.cfg.Load().ChatID, thread)
-	if s == nil {
-		return
+	if err != nil || s == nil {
+		return err
 	}
-	if err := t.store.SetTopic(s.ID, Topic{ThreadID: noTopic}); err != nil {
-		t.log.Warn("recording that a topic is gone", "error", err)
-	}
+	return t.store.SetTopic(s.ID, Topic{ThreadID: noTopic})
 }
 
 // inTopic is the session whose topic that is, nil: none's.
@@ -2137,40 +2170,6 @@ func topicName(v *View, s *SessionRecord) string {
 	return strings.Join(strings.Fields(name), " ") // on one line
 }
 
-// endTopic ends the topic of a session that has ended: in a group nobody writes there any more, in a private chat,
-// where topics cannot be closed, its name tells how it ended. What is refused for good stays as it is.
-func (t *Telegram) endTopic(ctx context.Context, session string) error {
-	s, _ := t.store.Session(session)
-	if s == nil || s.ThreadID <= 0 || s.ThreadEnded {
-		return nil
-	}
-	method := "closeForumTopic"
-	params := map[string]any{"chat_id": s.ThreadChat, "message_thread_id": s.ThreadID}
-	if s.ThreadChat > 0 {
-		method = "editForumTopic"
-		params["name"] = "✓ " + title(s)
-		if s.ExitCode == nil || *s.ExitCode != 0 {
-			params["name"] = "✗ " + title(s)
-		}
-	}
-	_, err := t.pace(ctx, func() rank { return rankNotice }, func() int { return 1 })
-	if err != nil {
-		return err
-	}
-	err = t.call(ctx, method, params, nil)
-	failed, ok := err.(*apiError)
-	if ok && failed.temporary() {
-		t.postpone(failed.retryAfter())
-		return err
-	}
-	if ok && !failed.mentions("TOPIC_NOT_MODIFIED") {
-		t.noteTrouble("topics", "a topic stays as it is: "+failed.Error())
-	}
-	ended := s.Topic
-	ended.ThreadEnded = true
-	return t.store.SetTopic(session, ended)
-}
-
 // topicsHere tells whether the chat has topics. Whether the bot may make one shows when it does.
 func (t *Telegram) topicsHere(ctx context.Context) (bool, error) {
 	var me struct {
@@ -2179,8 +2178,6 @@ func (t *Telegram) topicsHere(ctx context.Context) (bool, error) {
 	}
 	if err := t.call(ctx, "getMe", struct{}{}, &me); err != nil {
 		return false, err
-	}
-	if me.Username != "" {
 	}
 	chatID := t.cfg.Load().ChatID
 	if chatID > 0 {
@@ -2217,51 +2214,24 @@ func (t *Telegram) webhook(ctx context.Context) (set bool, err error) {
 	return hook.URL != "", err
 }
 
-// keepTopics looks after topics until ctx ends: whether there are any, and what is to become of those of sessions that
-// have ended.
+// keepTopics looks, until ctx ends, whether the chat has topics.
 func (r *receiver) keepTopics() {
 	for r.ctx.Err() == nil {
+		chat := int64(0)
+		here, err := r.topicsHere(r.ctx)
+		if here {
+			chat = r.cfg.Load().ChatID
+		}
+		if err == nil {
+			err = r.store.NoteTopics(chat)
+		}
 		pause := topicsEvery
-		err := r.lookAfterTopics()
 		if err != nil && r.ctx.Err() == nil {
-			r.noteTrouble("topics", "topics are not looked after: "+err.Error())
-			pause = debtsPause
+			r.noteTrouble("topics", "whether there are topics is not known: "+err.Error())
+			pause = refusedPause
 		}
 		_ = sleep(r.ctx, pause) // the loop ends with it
 	}
-}
-
-// lookAfterTopics records whether the chat has topics, and tidies them.
-func (r *receiver) lookAfterTopics() error {
-	here, err := r.topicsHere(r.ctx)
-	if err != nil {
-		return err
-	}
-	if !here {
-		return r.store.NoteTopics(0)
-	}
-	if err := r.store.NoteTopics(r.cfg.Load().ChatID); err != nil {
-		return err
-	}
-	return r.tidyTopics()
-}
-
-// tidyTopics ends the topics of sessions that could not do it.
-func (r *receiver) tidyTopics() error {
-	v, err := r.store.View()
-	if err != nil {
-		return err
-	}
-	for id, s := range v.Sessions {
-		late := s.EndedAt != nil && time.Since(*s.EndedAt) > debtsPatience
-		if !late || s.ThreadChat != r.cfg.Load().ChatID {
-			continue
-		}
-		if err := r.endTopic(r.ctx, id); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // ---- files from the phone ----
@@ -2347,9 +2317,7 @@ const (
 	pollTimeout   = 50                     // seconds; more are clamped (source of telegram-bot-api)
 	tapLife       = 150 * time.Second      // an undelivered tap is forgotten then (same source)
 	tapCrosses    = 10 * time.Second       // a tap so soon after an edit was made before that was seen
-	debtsEvery    = 5 * time.Second        // messages that are owed an edit are looked for so often
-	debtsPatience = 30 * time.Second       // a living session has that long to edit its own messages
-	debtsPause    = time.Minute            // after an edit that failed for good
+	reapAfter     = 5 * time.Second        // sessions that have died are looked for so often
 	strangersMax  = 10                     // recorded in a minute: a flood must not fill the disk
 	pollLeast     = 500 * time.Millisecond // between polls that bring nothing new, whatever the server does
 	conflictPause = 5 * time.Second        // after another program's poll: two that take turns get half of it each
@@ -2428,7 +2396,6 @@ type receiver struct {
 	ctx       context.Context // ends with the polling
 	work      sync.WaitGroup  // goroutines beside the polling; each ends soon after ctx
 	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
-	replied   chan struct{}   // closed when the last reply has been sent; nil: there was none
 	bot       string          // the number of the bot whose updates these are
 	name      string          // its user name, "" while it was not needed
 	minute    int64           // since 1970, in which is counted:
@@ -2496,7 +2463,7 @@ func (t *Telegram) receive(ctx context.Context) {
 	r := &receiver{Telegram: t, ctx: ctx, lastOK: time.Now().Round(0)}
 	defer r.work.Wait()
 	defer stop()
-	r.beside(r.payDebts)
+	r.beside(r.reap)
 	r.beside(r.keepTopics)
 	r.background(r.setCommands)
 	r.poll()
@@ -2574,10 +2541,7 @@ func (r *receiver) refreshAndTell() {
 		return
 	}
 	r.warn(err)
-	r.background(func() error {
-		_, err := r.Notify(r.ctx, Notice{Text: "⚠ " + err.Error()})
-		return err
-	})
+	r.Notify(Notice{Text: "⚠ " + err.Error()})
 }
 
 // shrink asks for half as many updates after an answer that was too large to be read. A single one is skipped by its
@@ -2649,46 +2613,36 @@ func (r *receiver) resendAfterOutage() {
 		r.lastOK = now
 		return
 	}
-	v, err := r.store.View()
+	err := r.store.Update(func(v *View) (recs []Record, _ error) {
+		for _, p := range v.Prompts {
+			asked := p.Status == AwaitingReply && len(p.Messages) > 0
+			if asked && !p.Idle && old(p.At) && now.Before(p.ExpiresAt) {
+				again := *p
+				again.Send = sendQuestion
+				recs = append(recs, &again)
+			}
+		}
+		return recs, nil
+	})
 	if err != nil {
 		r.warn(err)
 		return
 	}
 	r.lastOK = now
-	waiting := v.which(func(p *PromptRecord) bool {
-		asked := p.Status == AwaitingReply && len(p.Messages) > 0
-		return asked && !p.Idle && old(p.At) && now.Before(p.ExpiresAt)
-	})
-	r.beside(func() {
-		for _, p := range waiting {
-			_, err := r.resend(*p, "")
-			r.warn(err)
-		}
-	})
 }
 
-// payDebts has messages catch up that no session takes care of: of what is over, while its session has ended or has not
-// done it in its time. It ends with the polling.
-func (r *receiver) payDebts() {
-	var owed []*PromptRecord
-	var looked <-chan struct{} // closed by the next change of the state since these were looked for
+// reap looks for sessions that have died, whose messages this process takes care of from then on, and tells who sent
+// something to one that it was not done. It ends with the polling.
+func (r *receiver) reap() {
 	for r.ctx.Err() == nil {
-		r.warn(r.store.Reap(time.Now())) // who has died owes
-		found, changed, err := r.store.Owed(looked)
-		if err == nil && changed != looked {
-			owed = found
-			looked = changed
-		}
-		if err == nil {
-			err = r.pay(r.ctx, owed)
-		}
+		err := r.store.Reap(time.Now())
 		if err == nil {
 			err = r.tellFailed()
 		}
-		pause := debtsEvery
+		pause := reapAfter
 		if err != nil {
 			r.warn(err)
-			pause = debtsPause
+			pause = refusedPause
 		}
 		_ = sleep(r.ctx, pause) // the loop ends with it
 	}
@@ -2701,69 +2655,13 @@ func (r *receiver) tellFailed() error {
 		if err != nil {
 			return err
 		}
-		ours := strings.HasPrefix(in.UpdateID, r.botID()+":")
-		if ours && fromPhone(in.By) {
-			_, err = r.Notify(r.ctx, Notice{Text: "✗ " + in.Reason, Ring: true, SessionID: in.SessionID,
-				ReplyTo: in.ReplyTo, ThreadID: in.ThreadID})
+		if strings.HasPrefix(in.UpdateID, r.botID()+":") && fromPhone(in.By) {
+			r.Notify(Notice{Text: "✗ " + in.Reason, Ring: true, SessionID: in.SessionID, ReplyTo: in.ReplyTo,
+				ThreadID: in.ThreadID})
 		}
-		if err == nil {
-			err = r.store.Told(*in)
-		}
+		err = r.store.Told(*in)
 	}
 	return err
-}
-
-// PayDebts does once what this process does while it polls, if it does: who polls next may come days later.
-func (t *Telegram) PayDebts(ctx context.Context) error {
-	if !t.polling.Load() {
-		return nil
-	}
-	owed, _, err := t.store.Owed(nil)
-	if err != nil {
-		return err
-	}
-	return t.pay(ctx, owed)
-}
-
-// pay edits the messages of those questions that are not left to their sessions. One that fails keeps no other from it,
-// unless all would.
-func (t *Telegram) pay(ctx context.Context, owed []*PromptRecord) error {
-	select {
-	case t.paying <- struct{}{}:
-		defer func() { <-t.paying }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	var unpaid error
-	for _, p := range owed {
-		if !t.mustPay(p) {
-			continue
-		}
-		err := t.catchUp(ctx, p.ID, rankRest)
-		failed, ok := err.(*apiError)
-		if err != nil && (!ok || failed.trouble(0) != "") {
-			return err
-		}
-		unpaid = cmp.Or(unpaid, err)
-	}
-	return unpaid
-}
-
-// refusedForGood tells that a message cannot be edited, now or later.
-func refusedForGood(err error) bool {
-	failed, ok := err.(*apiError)
-	return ok && failed.Code == http.StatusBadRequest && failed.trouble(0) == ""
-}
-
-// mustPay tells that a prompt's own session will not edit its message, and that replaced ones it never does. A dead
-// session's prompts are over once it is reaped.
-func (t *Telegram) mustPay(p *PromptRecord) bool {
-	own := p.newest()
-	replacedOnly := p.Open() || own.status() == p.Status
-	if replacedOnly || time.Since(p.At) > debtsPatience {
-		return true
-	}
-	return p.over() && !t.store.Alive(p.SessionID)
 }
 
 // beside does something beside the polling, which must end soon after ctx.
@@ -2776,20 +2674,6 @@ func (r *receiver) beside(do func()) {
 
 // background is beside for what may fail, and logs its error.
 func (r *receiver) background(do func() error) { r.beside(func() { r.warn(do()) }) }
-
-// inTurn is background for replies: they are sent in the order of what they reply to.
-func (r *receiver) inTurn(send func() error) {
-	before := r.replied
-	sent := make(chan struct{})
-	r.replied = sent
-	r.background(func() error {
-		defer close(sent)
-		if before != nil {
-			<-before // each ends soon after ctx
-		}
-		return send()
-	})
-}
 
 // warn logs an error of which nobody else learns.
 func (t *Telegram) warn(err error) {
@@ -2811,12 +2695,7 @@ func (r *receiver) tell(u *update, want intent) {
 	if want.reply == "" && !want.done {
 		return
 	}
-	m := u.Message
-	n := Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), Done: want.done, Ours: want.ours}
-	r.inTurn(func() error {
-		_, err := r.Notify(r.ctx, n)
-		return err
-	})
+	r.Notify(Notice{Text: want.reply, ReplyTo: u.Message.ID, ThreadID: u.Message.topic(), Done: want.done, Ours: want.ours})
 }
 
 // toast answers a tap, once, also where that was the last that this process waited for.
@@ -2851,14 +2730,14 @@ type incoming struct {
 // intent is what an update asks for: one thing to be done, and what to say of it.
 type intent struct {
 	decision *Decision
-	refused  Refusal // why the decision is none, "" that is for the state to say
-	record   Record  // an InputRecord, or the MetaRecord with the session that text goes to from now on
+	refused  Refusal             // why the decision is none, "" that is for the state to say
+	record   Record              // an InputRecord, or the MetaRecord with the session that text goes to from now on
+	change   func(*PromptRecord) // what its question's messages are to show from now on; of is that question
+	of       string
+	notice   *Notice // what else is to be sent
 	reply    string  // begins with ✗ where nothing is done
 	ours     bool    // all of reply
 	done     bool    // instead of a reply: the message is marked
-
-	// then has messages show what they are to show after that, nil: nothing else. It does not wait for them.
-	then func(*receiver)
 }
 
 // dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and it must come
@@ -2916,14 +2795,14 @@ func (r *receiver) act(u *update, from *user) error {
 	if want.decision != nil {
 		err = r.decide(in, &want)
 	} else {
-		err = r.record(in, want.record)
+		err = r.record(in, want)
 	}
 	if err != nil {
 		return err
 	}
 	r.tell(u, want)
-	if want.then != nil {
-		want.then(r)
+	if want.notice != nil {
+		r.Notify(*want.notice)
 	}
 	return nil
 }
@@ -2963,7 +2842,8 @@ func (r *receiver) seen(m *message, data string) (*View, error) {
 	if p == nil || !p.Open() || !p.hasNonce(d.Nonce) || m.ID <= p.newest().ID {
 		return v, nil
 	}
-	if err := r.store.Offered(p.ID, m.ID, m.Date); err != nil {
+	err = r.store.Change(p.ID, func(p *PromptRecord) { p.offered(Message{ID: m.ID, Date: m.Date}) })
+	if err != nil {
 		return nil, err
 	}
 	return r.store.View()
@@ -2981,19 +2861,23 @@ func (r *receiver) ownName() (string, error) {
 	return r.name, nil
 }
 
-// record records that an update has been acted on, together with what it led to, nil nothing.
-func (r *receiver) record(in *incoming, ledTo Record) error {
-	records := []Record{&UpdateRecord{Head: Head{ID: in.update}, Kind: "operator"}}
-	if ledTo != nil {
-		records = slices.Insert(records, 0, ledTo)
-	}
-	err := r.store.Update(func(v *View) ([]Record, error) {
+// record records what an update led to, together with that it has been acted on.
+func (r *receiver) record(in *incoming, want intent) error {
+	err := r.store.Update(func(v *View) (records []Record, _ error) {
 		if v.Updates[in.update] != nil { // by another process, while this one was stopped
 			return nil, nil
 		}
-		return records, nil
+		if p := v.Prompts[want.of]; p != nil && want.change != nil {
+			changed := *p
+			want.change(&changed)
+			records = append(records, &changed)
+		}
+		if want.record != nil {
+			records = append(records, want.record)
+		}
+		return append(records, &UpdateRecord{Head: Head{ID: in.update}, Kind: "operator"}), nil
 	})
-	input, ok := ledTo.(*InputRecord)
+	input, ok := want.record.(*InputRecord)
 	if err != nil || !ok || input.isText() {
 		return err
 	}
@@ -3025,14 +2909,13 @@ func (r *receiver) decide(in *incoming, want *intent) error {
 		return nil
 	}
 	want.reply = "✗ Nothing was done: " + string(why)
-	if in.tap != nil {
-		want.then = func(r *receiver) {
-			r.background(func() error { return r.removeStale(in.message, d) })
-		}
+	if in.tap != nil && in.isStale(d) {
+		want.of = d.PromptID
+		want.change = func(p *PromptRecord) { p.offered(Message{ID: in.ID}) }
 	}
 	fields := append([]Field{{"reason", string(why)}}, person(d.By, d.User)...)
 	r.audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields})
-	return r.record(in, nil)
+	return r.record(in, *want)
 }
 
 // ---- callback queries ----
@@ -3070,35 +2953,17 @@ func (in *incoming) askAgain(p *PromptRecord) intent {
 // showMore is what a button asks for that decides nothing: to tick a choice, or to show more.
 func (in *incoming) showMore(p *PromptRecord, value string) intent {
 	keys, ticks := strings.CutPrefix(value, tapTick)
-	text := p.Recent
 	switch {
 	case ticks:
-		wanted := buttonsWanted{ticked: strings.Fields(strings.ReplaceAll(keys, ",", " ")), in: in.ID}
-		return intent{then: func(r *receiver) {
-			m := r.acquireEdits(p.ID)
-			r.wantButtons(m, wanted)
-			r.background(func() error {
-				defer r.releaseEdits(m)
-				return r.catchUp(r.ctx, p.ID, rankOutcome)
-			})
-		}}
+		ticked := strings.Fields(strings.ReplaceAll(keys, ",", " "))
+		return intent{of: p.ID, change: func(p *PromptRecord) { p.Ticked = ticked }}
 	case p.Idle:
 		answer := Notice{Text: "the whole answer", Mono: p.Full, SessionID: p.SessionID, Urgent: true}
-		return intent{then: func(r *receiver) {
-			r.background(func() error {
-				_, err := r.Notify(r.ctx, answer)
-				return err
-			})
-		}}
+		return intent{notice: &answer}
 	case value == tapAll:
-		text = strings.TrimLeft(p.Far+"\n"+p.region(), "\n")
+		return intent{of: p.ID, change: func(p *PromptRecord) { p.Send = sendAll }}
 	}
-	return intent{then: func(r *receiver) {
-		r.background(func() error {
-			_, err := r.resend(*p, text)
-			return err
-		})
-	}}
+	return intent{of: p.ID, change: func(p *PromptRecord) { p.Send = sendRecent }}
 }
 
 // parseCallbackData is what a button says, and of which question: nil of none that is known.
@@ -3122,62 +2987,16 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 	return d, p
 }
 
-// removeStale has a message that was tapped in vain lose its buttons where it should have lost them already: its
-// question is over, or has a newer message.
-func (r *receiver) removeStale(m *message, d Decision) error {
-	p, _, err := r.store.Prompt(d.PromptID)
-	if err != nil || p == nil || !p.hasNonce(d.Nonce) { // another machine's, or forged
-		return err
+// isStale reports whether the message that was tapped should have lost its buttons already: its question is over, or has
+// a newer message.
+func (in *incoming) isStale(d Decision) bool {
+	p := in.view.Prompts[d.PromptID]
+	if p == nil || !p.hasNonce(d.Nonce) { // another machine's, or forged
+		return false
 	}
 	own := p.newest()
 	shown := own.status() != "" && !isOpen(own.status()) && time.Since(p.At) >= tapCrosses // the tap did not cross it
-	if m.ID >= own.ID && (p.Open() || m.ID == own.ID && !shown) {
-		return nil
-	}
-	return r.removeButtons(p, m.ID)
-}
-
-// removeButtons has a message lose its buttons: its question, nil where it is not known any more, is over, or has a
-// newer message.
-func (r *receiver) removeButtons(p *PromptRecord, msg int64) error {
-	if p == nil {
-		_, err := r.send(r.ctx, buttonsEdit(msg, nil), rankOutcome)
-		return err
-	}
-	if err := r.store.Offered(p.ID, msg, 0); err != nil {
-		return err
-	}
-	return r.catchUp(r.ctx, p.ID, rankOutcome)
-}
-
-// resend sends a question again, below the text, which may be what it asks, in full. The buttons of the new message
-// count from then on, those of the one before go.
-func (r *receiver) resend(p PromptRecord, text string) (msg int64, err error) {
-	ctx, cancel := context.WithDeadline(r.ctx, p.ExpiresAt)
-	defer cancel()
-	m := r.acquireEdits(p.ID) // what is cleared before the new message stays known behind it
-	defer r.releaseEdits(m)
-	if text != "" {
-		_, err := r.Notify(ctx, Notice{Mono: text, Lang: p.Lang, SessionID: p.SessionID, Urgent: true})
-		if err != nil {
-			return 0, err // not shown in full, so not to be allowed
-		}
-		if own := p.newest(); own.ID != 0 {
-			r.wantButtons(m, buttonsWanted{in: own.ID, none: true})
-		}
-		if err := r.catchUp(ctx, p.ID, rankOutcome); err != nil {
-			return 0, err
-		}
-	}
-	msg, err = r.ask(ctx, p.ID, &SessionRecord{Head: Head{ID: p.SessionID}}, text)
-	if msg == 0 {
-		return 0, err
-	}
-	if err != nil {
-		_ = r.removeButtons(nil, msg) // nobody would ever edit it; the error to tell is that of the state
-		return 0, err
-	}
-	return msg, r.catchUp(r.ctx, p.ID, rankOutcome)
+	return in.ID < own.ID || !p.Open() && (in.ID > own.ID || shown)
 }
 
 // ---- messages and commands ----
