@@ -7507,6 +7507,7 @@ type simPrompt struct {
 	Messages  []struct {
 		ID    int64
 		Shows string
+		Lost  string // an edit that may be carried out on top of that
 	}
 }
 
@@ -7523,7 +7524,7 @@ func (p *simPrompt) newest() (id int64, shows string) {
 // owes reports whether the message is an older one that is to lose its buttons.
 func (p *simPrompt) owes(id int64) bool {
 	for _, m := range p.Messages[:max(0, len(p.Messages)-1)] {
-		if shows, _, _ := strings.Cut(m.Shows, " "); m.ID == id && slices.Contains([]string{"", "buttons", "expired"}, shows) {
+		if shows, _, _ := strings.Cut(m.Shows, " "); m.ID == id && slices.Contains([]string{"", "awaiting_reply", "buttons", "expired"}, shows) {
 			return true
 		}
 	}
@@ -7730,7 +7731,7 @@ func (s *sim) payLater() {
 				return true
 			}
 			for _, m := range p.Messages {
-				if p.owes(m.ID) {
+				if m.Lost != "" || p.owes(m.ID) {
 					return true
 				}
 			}

@@ -666,12 +666,9 @@ func (t *Telegram) recordJobs() (jobs, ends []*job, changed <-chan struct{}) {
 		s := sessions[p.SessionID]
 		switch {
 		case ours(p.SessionID):
-			jobs = append(jobs, t.due(p, s)...)
+			jobs = append(jobs, t.due(p, s, true)...)
 		case !p.Open() && dead(p.SessionID):
-			for _, j := range t.due(p, s) {
-				j.rank = rankRest
-				jobs = append(jobs, j)
-			}
+			jobs = append(jobs, t.due(p, s, false)...)
 		}
 	}
 	for id, s := range sessions {
@@ -804,8 +801,9 @@ func (t *Telegram) pause(e *apiError, failures int) time.Duration {
 // ---- what is due ----
 // A question's messages show what its record says; this is the difference.
 
-// due is what the messages of a question need next, none: they show what they are to show.
-func (t *Telegram) due(p *PromptRecord, s *SessionRecord) (jobs []*job) {
+// due is what the messages of a question need next, none: they show what they are to show. ours: its session is that of
+// this process, else it is over.
+func (t *Telegram) due(p *PromptRecord, s *SessionRecord, ours bool) (jobs []*job) {
 	elsewhere := p.elsewhere(t.here())
 	switch {
 	case p.Open() && (p.Send != "" || elsewhere):
@@ -818,7 +816,7 @@ func (t *Telegram) due(p *PromptRecord, s *SessionRecord) (jobs []*job) {
 		return append(jobs, &job{key: p.ID, done: func() error { return t.store.Change(p.ID, forget) }})
 	}
 	for _, m := range p.Messages {
-		j := t.dueEdit(p, s, m)
+		j := t.dueEdit(p, s, m, ours)
 		if j != nil {
 			jobs = append(jobs, j)
 		}
@@ -846,7 +844,7 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 		}
 	}
 	if own := p.newest(); p.before() != "" && own.ID != 0 && !p.elsewhere(t.here()) { // two with buttons would confuse
-		j := t.dueEdit(p, s, own)
+		j := t.dueEdit(p, s, own, true)
 		if j != nil {
 			return j
 		}
@@ -918,8 +916,8 @@ func (t *Telegram) message(j *job, about *SessionRecord, out *outgoing) *job {
 }
 
 // dueEdit is what is to change about a message of a question, nil nothing. An edit whose answer was lost may be carried
-// out on top of a later one: when it no longer can be, that one is repeated.
-func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message) *job {
+// out on top of a later one: when it no longer can be, or whoever made it has died, that one is repeated.
+func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bool) *job {
 	j := &job{key: fmt.Sprint(p.ID, " ", m.ID), rank: rankOutcome}
 	out := buttonsEdit(m.ID, nil)
 	shows := replaced
@@ -946,19 +944,23 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message) *job {
 	switch {
 	case m.Shows == shows && m.Lost == "":
 		return nil
+	case !ours:
+		j.rank = rankRest
 	case m.Shows == shows:
 		j.at = time.Unix(m.LostAt+1, 0).Add(lostLife)
 	case time.Since(later(p.At, j.at)) > outcomeLate:
 		j.rank = rankQuestion
 	}
 	j.done = func() error {
-		return t.store.Change(p.ID, func(p *PromptRecord) { p.edited(m.ID, shows, time.Now()) })
+		return t.store.Change(p.ID, func(p *PromptRecord) {
+			p.edited(m.ID, shows, !ours || time.Since(time.Unix(m.LostAt, 0)) >= lostLife)
+		})
 	}
 	j.refused = func(*apiError) error { return j.done() }
 	j.lost = func() error {
 		return t.store.Change(p.ID, func(p *PromptRecord) { p.lost(m.ID, shows, time.Now()) })
 	}
-	if m.Lost == "" && printOf(m.Shows) == printOf(shows) { // it says so already
+	if printOf(m.Shows) == printOf(shows) && (m.Lost == "" || m.Lost == shows) { // it says so already
 		return j
 	}
 	return t.message(j, s, out)
@@ -990,8 +992,8 @@ func (p *PromptRecord) offered(m Message) {
 	p.Messages[i].Shows = m.Shows
 }
 
-// edited notes what an edit has made of a message.
-func (p *PromptRecord) edited(msg int64, shows string, now time.Time) {
+// edited notes what an edit has made of a message; surely: no edit before it can be carried out any more.
+func (p *PromptRecord) edited(msg int64, shows string, surely bool) {
 	p.Messages = slices.Clone(p.Messages)
 	for i := range p.Messages {
 		m := &p.Messages[i]
@@ -999,7 +1001,7 @@ func (p *PromptRecord) edited(msg int64, shows string, now time.Time) {
 			continue
 		}
 		m.Shows = shows
-		if m.Lost == shows || now.Sub(time.Unix(m.LostAt, 0)) >= lostLife {
+		if surely {
 			m.Lost = ""
 			m.LostAt = 0
 		}
