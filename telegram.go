@@ -519,14 +519,13 @@ const (
 	maxNotices   = 50                     // that wait
 )
 
-// mailer is what Show remembers of what it did.
+// mailer is what Show remembers of what it did, by the keys of jobs.
 type mailer struct {
-	failures int                     // in a row
-	pausedTo time.Time               // nothing is sent before that
+	failures map[string]int          // in a row
+	notYet   map[string]time.Time    // when the next attempt may be made
+	undone   map[string]func() error // the recording of what was done, which failed
+	parts    map[string]int          // how many messages of the text that goes before a question have been sent
 	refused  bool                    // Telegram takes nothing at all, until somebody mends that
-	notYet   map[string]time.Time    // by the key of a job: it is not tried again before that
-	undone   map[string]func() error // by the key of a job: the recording of what it did, which failed
-	parts    map[string]int          // by question: how many messages of the text that goes before it have been sent
 }
 
 // job is one request that is due.
@@ -585,14 +584,15 @@ type replyTo struct {
 
 // Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
 func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
-	t.mailer = mailer{notYet: map[string]time.Time{}, undone: map[string]func() error{}, parts: map[string]int{}}
+	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, undone: map[string]func() error{},
+		parts: map[string]int{}}
 	for ctx.Err() == nil {
 		t.warn(t.refresh())
 		fresh := *t.fresh.Load()
 		j, changed := t.nextJob()
 		wait := mailLook
 		if j != nil {
-			wait = min(wait, time.Until(later(j.at, t.mailer.pausedTo)))
+			wait = min(wait, time.Until(t.mailer.when(j)))
 		}
 		ended := end
 		if isClosed(end) {
@@ -615,10 +615,13 @@ func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 		case <-changed:
 		case <-ended:
 		case <-fresh:
-			t.mailer.pausedTo = time.Time{}
+			clear(t.mailer.notYet)
 		}
 	}
 }
+
+// when is when a job may be done.
+func (m *mailer) when(j *job) time.Time { return later(j.at, m.notYet[j.key]) }
 
 // isClosed reports whether the channel was closed; nil never is.
 func isClosed(c <-chan struct{}) bool {
@@ -640,16 +643,15 @@ func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
 		if j == nil {
 			continue
 		}
-		j.at = later(j.at, t.mailer.notYet[j.key])
-		ready := !j.at.After(now)
+		at := t.mailer.when(j)
 		switch {
 		case next == nil:
 			next = j
-		case next.at.After(now):
-			if j.at.Before(next.at) {
+		case t.mailer.when(next).After(now):
+			if at.Before(t.mailer.when(next)) {
 				next = j
 			}
-		case ready && j.rank < next.rank:
+		case !at.After(now) && j.rank < next.rank:
 			next = j
 		}
 	}
@@ -698,7 +700,7 @@ func (t *Telegram) do(ctx context.Context, j *job) {
 	}
 	failed := t.request(ctx, j)
 	if failed == nil || failed.mentions("message is not modified", "message to edit not found", "message can't be edited") {
-		m.failures = 0
+		delete(m.failures, j.key)
 		m.refused = false
 		t.works("send")
 		t.record(j, j.done)
@@ -711,15 +713,15 @@ func (t *Telegram) do(ctx context.Context, j *job) {
 	if ctx.Err() != nil {
 		return
 	}
-	t.noteFailure("send", failed, m.failures)
+	t.noteFailure("send", failed, m.failures[j.key])
 	out, isMessage := j.params.(*outgoing)
 	switch {
 	case isMessage && out.ThreadID != 0 && failed.mentions(topicGone...):
 		j.outside()
 		t.record(j, func() error { return t.leaveTopic(out.ThreadID, failed) })
 	case failed.temporary() || failed.trouble(0) != "":
-		m.pausedTo = time.Now().Add(t.pause(failed, m.failures))
-		m.failures++
+		m.notYet[j.key] = time.Now().Add(t.pause(failed, m.failures[j.key]))
+		m.failures[j.key]++
 		m.refused = !failed.temporary()
 		if m.refused && t.giveUp != nil {
 			t.giveUp(failed)
