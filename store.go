@@ -40,7 +40,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"runtime"
 	"slices"
@@ -875,72 +874,28 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// stamp is a time as the files have it: in UTC, with six decimals.
-type stamp time.Time
-
-func (t stamp) MarshalJSON() ([]byte, error) {
-	return time.Time(t).UTC().AppendFormat(nil, `"`+stampLayout+`"`), nil
-}
-
-// member is how a field of a struct is written.
-type member struct {
-	index []int // of the field
-	name  string
-	omit  bool // where it is empty
-}
-
-// membersOf are the members of a struct; what is in an embedded one stands where that does.
-func membersOf(t reflect.Type) (members []member) {
-	for _, f := range reflect.VisibleFields(t) {
-		name, option, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if !f.Anonymous && f.IsExported() && name != "-" {
-			members = append(members, member{f.Index, name, option == "omitempty"})
-		}
-	}
-	return members
-}
-
-// recordMembers are the members of the records, by type: finding them takes longer than writing them.
-var recordMembers = sync.OnceValue(func() map[reflect.Type][]member {
-	all := map[reflect.Type][]member{}
-	for _, empty := range kinds {
-		t := reflect.TypeOf(empty()).Elem()
-		all[t] = membersOf(t)
-	}
-	return all
-})
-
-// stamped is the JSON of a record, or another struct, with times as stamps.
+// stamped is the JSON of a record, or another struct. Its times are in UTC, with six decimals: their members end in "at",
+// and no text has a quotation mark behind that which is not escaped.
 func stamped(record any) (json.RawMessage, error) {
-	from := reflect.Indirect(reflect.ValueOf(record))
-	members := recordMembers()[from.Type()]
-	if members == nil {
-		members = membersOf(from.Type())
+	text, err := marshal(record)
+	if err != nil {
+		return nil, err
 	}
-	text := []byte("{")
-	for _, m := range members {
-		field := from.FieldByIndex(m.index)
-		if m.omit && field.IsZero() {
-			continue
+	const member = `at":"`
+	var out []byte
+	for {
+		before, after, found := bytes.Cut(text, []byte(member))
+		out = append(out, before...)
+		if !found {
+			return out, nil
 		}
-		value := field.Interface()
-		switch at := value.(type) {
-		case time.Time:
-			value = stamp(at)
-		case *time.Time:
-			value = (*stamp)(at)
+		value, rest, _ := bytes.Cut(after, []byte(`"`))
+		if at, err := time.Parse(time.RFC3339Nano, string(value)); err == nil {
+			value = []byte(at.UTC().Format(stampLayout))
 		}
-		json, err := marshal(value)
-		if err != nil {
-			return nil, err
-		}
-		if len(text) > 1 {
-			text = append(text, ',')
-		}
-		text = append(text, `"`+m.name+`":`...)
-		text = append(text, json...)
+		out = append(append(append(out, member...), value...), '"')
+		text = rest
 	}
-	return append(text, '}'), nil
 }
 
 // marshal is JSON on one line in which <, > and & stand for themselves.
@@ -952,26 +907,137 @@ func marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// encode is the line of a record.
-func encode(r Record) ([]byte, error) {
-	b, err := stamped(r)
-	if err != nil {
-		return nil, err
-	}
-	b = bytes.TrimSuffix(b, []byte("}"))
-	return append(b, seal(b)...), nil
-}
-
-// encodeAll is the lines of records.
-func encodeAll(records []Record) (lines []byte, err error) {
+// encode is the lines of records. That of a prompt comes behind the texts that it names and there does not have yet; it
+// has them after that.
+func encode(records []Record, there map[string]bool) (lines []byte, err error) {
 	for _, r := range records {
-		line, err := encode(r)
+		var line any = r
+		if p, ok := r.(*PromptRecord); ok {
+			texts, short := p.split()
+			for _, t := range texts {
+				if there[t.ID] {
+					continue
+				}
+				there[t.ID] = true
+				lines, err = appendLine(lines, t)
+				if err != nil {
+					return nil, err
+				}
+			}
+			line = short
+		}
+		lines, err = appendLine(lines, line)
 		if err != nil {
 			return nil, err
 		}
-		lines = append(lines, line...)
 	}
 	return lines, nil
+}
+
+// appendLine adds the line of what has a record's members.
+func appendLine(lines []byte, record any) ([]byte, error) {
+	b, err := stamped(record)
+	b = bytes.TrimSuffix(b, []byte("}"))
+	return append(append(lines, b...), seal(b)...), err
+}
+
+// long are the texts of the prompt that may be long and never change, by their members in the text "about".
+func (p *PromptRecord) long() map[string]*string {
+	return map[string]*string{
+		"question": &p.Question,
+		"full":     &p.Full,
+		"above":    &p.Above,
+		"far":      &p.Far,
+		"recent":   &p.Recent,
+		"subject":  &p.Subject,
+		"lasting":  &p.Lasting,
+		"cwd":      &p.Cwd,
+	}
+}
+
+// promptLine is a prompt as its line has it: the members below, which are nil, hide those of Prompt.
+type promptLine struct {
+	PromptRecord
+	Choices  *Choice `json:"choices,omitempty"` // they are among the answers
+	Question *string `json:"question,omitempty"`
+	Shown    *string `json:"shown,omitempty"`
+}
+
+// split is the prompt as its line has it, and the texts that it names; of the names the prompt takes note.
+func (p *PromptRecord) split() (texts []*TextRecord, _ *promptLine) {
+	about := map[string]string{}
+	line := promptLine{PromptRecord: *p}
+	for name, text := range line.long() {
+		if *text != "" {
+			about[name] = *text
+		}
+		*text = ""
+	}
+	name := func(text string) string {
+		head := Head{schemaVersion, "text", digest([]byte(text)), p.At}
+		texts = append(texts, &TextRecord{head, text})
+		return head.ID
+	}
+	p.AboutSHA = ""
+	if len(about) > 0 {
+		p.AboutSHA = name(inJSON(about))
+	}
+	p.ShownSHA = ""
+	if p.Shown != "" {
+		p.ShownSHA = name(p.Shown)
+	}
+	line.AboutSHA = p.AboutSHA
+	line.ShownSHA = p.ShownSHA
+	return texts, &line
+}
+
+// join gives the prompt, as its line has it, the texts that it names: those of texts, by id, or that its record had
+// before, nil none. Where one is missing the question fails, as with a damaged line.
+func (p *PromptRecord) join(texts map[string]string, was *PromptRecord) {
+	find := func(id string) (text string) {
+		text, found := texts[id]
+		if found || was == nil {
+			return text
+		}
+		old := *was
+		had, _ := old.split()
+		for _, t := range had {
+			if t.ID == id {
+				return t.Text
+			}
+		}
+		return ""
+	}
+	whole := true
+	if p.ShownSHA != "" {
+		p.Shown = find(p.ShownSHA)
+		whole = p.Shown != ""
+	}
+	if p.AboutSHA != "" {
+		err := json.Unmarshal([]byte(find(p.AboutSHA)), p)
+		whole = whole && err == nil
+	}
+	if !whole && !p.settled() {
+		p.damage()
+	}
+	if p.Answers == nil { // an older atlasbridge wrote it
+		p.listAnswers()
+	}
+	if p.Choices == nil {
+		for _, a := range p.Answers {
+			if a.Keys == "" && a.Key != leaveIt {
+				p.Choices = append(p.Choices, Choice{Key: a.Key, Label: a.Label, Grants: a.Grants})
+			}
+		}
+	}
+}
+
+// damage fails a question of whose record a part is lost: it may have been answered.
+func (p *PromptRecord) damage() {
+	p.Status = Failed
+	p.NonceUsed = true
+	p.Reason = damaged
+	p.At = time.Now().UTC()
 }
 
 // seal is the end of a line, with its checksum; open is what comes before.
@@ -1016,9 +1082,6 @@ func (l *stateLine) decode(text []byte) {
 		p.Messages = messagesOf(text)
 	}
 	*r.head() = Head{schemaVersion, l.Rec, l.ID, r.head().At}
-	if p, ok := r.(*PromptRecord); ok && p.Answers == nil { // an older atlasbridge wrote it
-		p.listAnswers()
-	}
 	l.record = r
 }
 
@@ -1099,6 +1162,7 @@ var kinds = map[string]func() Record{
 	"input":   func() Record { return new(InputRecord) },
 	"update":  func() Record { return new(UpdateRecord) },
 	"meta":    func() Record { return new(MetaRecord) },
+	"text":    func() Record { return new(TextRecord) },
 }
 
 // kindOf is the value of rec for a record.
@@ -1153,13 +1217,13 @@ type PromptRecord struct {
 	Prompt             // as the screen, or the hook, asked
 	SessionID   string `json:"session_id"`
 	Confidence  string `json:"confidence"`
-	Constraints Limits `json:"constraints"`
-	Source      string `json:"source"`  // "screen", "hook" or "ask"
-	Tool        string `json:"tool"`    // hook: the tool's name for what it wants to use ("Bash"); else ""
-	Subject     string `json:"subject"` // hook: what the tool's dialog shows of it: the command, file, address
-	Lasting     string `json:"lasting"` // hook: what the lasting permission allows, and for how long
-	Lang        string `json:"lang"`    // not of a screen: what Full is written in: bash, diff, markdown; else ""
-	Cwd         string `json:"cwd"`     // hook: as it is seen from the session's folder, "" the same
+	Constraints Limits `json:"constraints,omitzero"`
+	Source      string `json:"source"`            // "screen", "hook" or "ask"
+	Tool        string `json:"tool,omitempty"`    // hook: the tool's name for what it wants to use ("Bash"); else ""
+	Subject     string `json:"subject,omitempty"` // hook: what the tool's dialog shows: the command, file, address
+	Lasting     string `json:"lasting,omitempty"` // hook: what the lasting permission allows, and for how long
+	Lang        string `json:"lang,omitempty"`    // not of a screen: what Full is in: bash, diff, markdown; else ""
+	Cwd         string `json:"cwd,omitempty"`     // hook: as it is seen from the session's folder, "" the same
 	// Answers are those that it takes: the choices in their order, then what else can be said to it.
 	Answers []Answer `json:"answers"`
 	// Call is, of several questions that a hook asks about one call, the id of the first.
@@ -1180,13 +1244,16 @@ type PromptRecord struct {
 	Chat string `json:"telegram_chat,omitempty"`
 	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from
 	// there.
-	ShownAll bool `json:"shown_all"`
+	ShownAll bool `json:"shown_all,omitempty"`
 	Watched  bool `json:"watched,omitempty"` // Idle: somebody was at the keyboard when it came
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed, with what
 	// was seen moving as it was shown.
-	ScreenSHA string `json:"screen_sha256"`
-	Reason    string `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
-	Note      string `json:"note,omitempty"` // what else became of the answer
+	ScreenSHA string `json:"screen_sha256,omitempty"`
+	// ShownSHA names the text Shown, AboutSHA that of the long members, a JSON object; "" what is empty.
+	ShownSHA string `json:"shown_sha256"`
+	AboutSHA string `json:"about_sha256,omitempty"`
+	Reason   string `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
+	Note     string `json:"note,omitempty"` // what else became of the answer
 }
 
 // Message is a message about a prompt, as it stands in the chat.
@@ -1312,8 +1379,11 @@ func (p *PromptRecord) sameCall(q *PromptRecord) bool {
 	return cmp.Or(p.Call, p.ID) == cmp.Or(q.Call, q.ID)
 }
 
+// settled tells that nothing can happen to the prompt any more.
+func (p *PromptRecord) settled() bool { return next[p.Status] == nil }
+
 // over tells that nothing has to happen to the prompt any more.
-func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
+func (p *PromptRecord) over() bool { return p.settled() || p.Status == Expired }
 
 // ReplyRecord is an answer that was typed, or passed on by a hook.
 type ReplyRecord struct {
@@ -1365,7 +1435,14 @@ type MetaRecord struct {
 	chainHead
 	Begins  int64             `json:"begins,omitempty"`  // the entry that the first of the audit log follows; −1 unknown
 	Entries []json.RawMessage `json:"entries,omitempty"` // the last ones, which a crash may have kept out of it
-	Values  map[string]string `json:"values"`
+	Values  map[string]string `json:"values,omitempty"`
+}
+
+// TextRecord is a long text of a prompt, whose record names it by its id: "sha256:…", the text's SHA-256. It is written
+// once, with the first record of the prompt, and stays as long as the prompt's record does.
+type TextRecord struct {
+	Head
+	Text string `json:"text"`
 }
 
 // View is the state as read: the last record of every id. Read only: a change is a changed copy, given to Update.
@@ -1395,6 +1472,9 @@ func viewOf(records map[string]Record) *View {
 
 // apply makes r the truth about its id.
 func (v *View) apply(r Record) {
+	if _, ok := r.(*TextRecord); ok { // its prompt has it
+		return
+	}
 	v.records[r.head().key()] = r
 	switch r := r.(type) {
 	case *SessionRecord:
@@ -1724,7 +1804,19 @@ func (s *Store) replay(b []byte) error {
 		}
 		newest[lines[i].key()] = i
 	}
-	s.decodeAll(lines, texts, slices.Collect(maps.Values(newest)))
+	sound := slices.Collect(maps.Values(newest))
+	s.onAll(sound, func(i int) { lines[i].decode(texts[i]) })
+	said := map[string]string{}
+	for _, i := range sound {
+		if t, ok := lines[i].record.(*TextRecord); ok {
+			said[t.ID] = t.Text
+		}
+	}
+	s.onAll(sound, func(i int) {
+		if p, ok := lines[i].record.(*PromptRecord); ok {
+			p.join(said, s.view.Prompts[p.ID])
+		}
+	})
 	first := s.read == 0
 	live := 0 // bytes of lines that are the last of their ids
 	for i, l := range lines {
@@ -1757,19 +1849,19 @@ func (s *Store) replay(b []byte) error {
 	return nil
 }
 
-// decodeAll decodes those lines, many of them on all processors.
-func (s *Store) decodeAll(lines []stateLine, texts [][]byte, which []int) {
-	var all sync.WaitGroup
-	enough := len(which)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
-	for share := range slices.Chunk(which, enough) {
-		all.Go(func() {
+// onAll calls do with each of all, of many on all processors.
+func (s *Store) onAll(all []int, do func(int)) {
+	var shares sync.WaitGroup
+	enough := len(all)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
+	for share := range slices.Chunk(all, enough) {
+		shares.Go(func() {
 			defer s.catchPanic()
 			for _, i := range share {
-				lines[i].decode(texts[i])
+				do(i)
 			}
 		})
 	}
-	all.Wait()
+	shares.Wait()
 }
 
 // recordOf is what a line says, nil for nothing. A question whose newest line is damaged has failed: what it said is
@@ -1781,15 +1873,14 @@ func (s *Store) recordOf(l stateLine) Record {
 			return nil
 		}
 		p := *was
-		p.Status = Failed
-		p.NonceUsed = true
-		p.Reason = damaged
-		p.At = s.now().UTC()
+		p.damage()
 		return &p
 	}
 	p, ok := l.record.(*PromptRecord)
 	if ok && p.over() && s.now().Sub(p.At) > updateLife {
 		p.Full = "" // nobody asks for them any more; the next compaction leaves them out
+		p.Above = ""
+		p.Far = ""
 		p.Recent = ""
 	}
 	return l.record
@@ -1929,7 +2020,14 @@ func (s *Store) record(recs []Record) error {
 	if len(recs) == 0 {
 		return nil
 	}
-	lines, err := encodeAll(recs)
+	there := map[string]bool{}
+	for _, r := range recs {
+		if was := s.view.Prompts[r.head().ID]; was != nil {
+			there[was.AboutSHA] = true
+			there[was.ShownSHA] = true
+		}
+	}
+	lines, err := encode(recs, there)
 	if err == nil {
 		err = s.log.append(lines)
 	}
@@ -2963,7 +3061,7 @@ func (s *Store) rewrite() error {
 		}
 	}
 	sortByTime(kept)
-	lines, err := encodeAll(kept)
+	lines, err := encode(kept, map[string]bool{})
 	if err != nil {
 		return err
 	}
