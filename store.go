@@ -912,33 +912,36 @@ func marshal(v any) ([]byte, error) {
 func encode(records []Record, there map[string]bool) (lines []byte, err error) {
 	for _, r := range records {
 		var line any = r
-		if p, ok := r.(*PromptRecord); ok {
-			texts, short := p.split()
-			for _, t := range texts {
-				if there[t.ID] {
-					continue
-				}
-				there[t.ID] = true
-				lines, err = appendLine(lines, t)
-				if err != nil {
-					return nil, err
-				}
+		switch r := r.(type) {
+		case *unread:
+			lines = append(lines, r.line...)
+			continue
+		case *PromptRecord:
+			texts, short := r.split()
+			texts = slices.DeleteFunc(texts, func(t Record) bool { return there[t.head().ID] })
+			text, err := encode(texts, nil)
+			if err != nil {
+				return nil, err
 			}
+			lines = append(lines, text...)
+			there[r.ShownSHA] = true
+			there[r.AboutSHA] = true
 			line = short
 		}
-		lines, err = appendLine(lines, line)
+		b, err := stamped(line)
 		if err != nil {
 			return nil, err
 		}
+		b = bytes.TrimSuffix(b, []byte("}"))
+		lines = append(append(lines, b...), seal(b)...)
 	}
 	return lines, nil
 }
 
-// appendLine adds the line of what has a record's members.
-func appendLine(lines []byte, record any) ([]byte, error) {
-	b, err := stamped(record)
-	b = bytes.TrimSuffix(b, []byte("}"))
-	return append(append(lines, b...), seal(b)...), err
+// unread is a reply or a text as its line, which is kept and copied: reading all of a history takes long.
+type unread struct {
+	Head
+	line []byte
 }
 
 // long are the texts of the prompt that may be long and never change, by their members in the text "about".
@@ -964,7 +967,7 @@ type promptLine struct {
 }
 
 // split is the prompt as its line has it, and the texts that it names; of the names the prompt takes note.
-func (p *PromptRecord) split() (texts []*TextRecord, _ *promptLine) {
+func (p *PromptRecord) split() (texts []Record, _ *promptLine) {
 	about := map[string]string{}
 	line := promptLine{PromptRecord: *p}
 	for name, text := range line.long() {
@@ -982,9 +985,13 @@ func (p *PromptRecord) split() (texts []*TextRecord, _ *promptLine) {
 	if len(about) > 0 {
 		p.AboutSHA = name(inJSON(about))
 	}
-	p.ShownSHA = ""
-	if p.Shown != "" {
+	switch {
+	case p.Shown != "":
 		p.ShownSHA = name(p.Shown)
+	case p.past != nil:
+		texts = append(texts, p.past)
+	default:
+		p.ShownSHA = ""
 	}
 	line.AboutSHA = p.AboutSHA
 	line.ShownSHA = p.ShownSHA
@@ -992,30 +999,47 @@ func (p *PromptRecord) split() (texts []*TextRecord, _ *promptLine) {
 }
 
 // join gives the prompt, as its line has it, the texts that it names: those of texts, by id, or that its record had
-// before, nil none. Where one is missing the question fails, as with a damaged line.
-func (p *PromptRecord) join(texts map[string]string, was *PromptRecord) {
-	find := func(id string) (text string) {
-		text, found := texts[id]
-		if found || was == nil {
-			return text
-		}
-		old := *was
-		had, _ := old.split()
-		for _, t := range had {
-			if t.ID == id {
-				return t.Text
-			}
-		}
-		return ""
+// before, nil none. Where one is missing the question fails, as with a damaged line. What has long been over is not
+// asked for what it was about any more, and what was shown stays a line.
+func (p *PromptRecord) join(texts map[string]*unread, was *PromptRecord) {
+	if was == nil {
+		was = &PromptRecord{}
 	}
+	text := func(id string) []byte {
+		var t TextRecord
+		if texts[id] != nil {
+			_ = json.Unmarshal(texts[id].line, &t) // of what is none no question is whole
+		}
+		return []byte(t.Text)
+	}
+	past := p.over() && !p.owes() && time.Since(p.At) > updateLife
 	whole := true
-	if p.ShownSHA != "" {
-		p.Shown = find(p.ShownSHA)
-		whole = p.Shown != ""
+	switch p.ShownSHA {
+	case "":
+	case was.ShownSHA:
+		p.Shown = was.Shown
+		p.past = was.past
+	default:
+		p.past = texts[p.ShownSHA]
+		if !past {
+			p.past = nil
+			p.Shown = string(text(p.ShownSHA))
+			whole = p.Shown != ""
+		}
 	}
-	if p.AboutSHA != "" {
-		err := json.Unmarshal([]byte(find(p.AboutSHA)), p)
-		whole = whole && err == nil
+	switch p.AboutSHA {
+	case "":
+	case was.AboutSHA:
+		had := *was
+		all := had.long()
+		for name, text := range p.long() {
+			*text = *all[name]
+		}
+	default:
+		if !past {
+			err := json.Unmarshal(text(p.AboutSHA), p)
+			whole = whole && err == nil
+		}
 	}
 	if !whole && !p.settled() {
 		p.damage()
@@ -1048,7 +1072,7 @@ func seal(open []byte) string {
 
 // stateLine is a line of the file, as far as it is known.
 type stateLine struct {
-	Head          // as it can be read, even of a damaged line; without At
+	Head          // as it can be read, even of a damaged line
 	record Record // once decoded
 	err    error  // what is wrong with it
 }
@@ -1056,13 +1080,14 @@ type stateLine struct {
 // parseLine checks a line and reads its beginning: {"v":2,"rec":"prompt","id":"…"
 func parseLine(text []byte) stateLine {
 	var l stateLine
-	parts := strings.SplitN(string(text[:min(len(text), lineHead)]), `"`, 11)
-	for len(parts) < 10 {
+	parts := strings.SplitN(string(text[:min(len(text), lineHead)]), `"`, 15)
+	for len(parts) < 14 {
 		parts = append(parts, "")
 	}
 	l.V, _ = strconv.Atoi(strings.Trim(parts[2], ":,")) // 0 of a damaged line
 	l.Rec = parts[5]
 	l.ID = parts[9]
+	l.At, _ = time.Parse(stampLayout, parts[13]) // long ago, where there is none
 	open := text[:max(0, len(text)-crcMember)]
 	known := l.V > schemaVersion || kinds[l.Rec] != nil
 	if string(text[len(open):]) != seal(open) || !known {
@@ -1073,6 +1098,10 @@ func parseLine(text []byte) stateLine {
 
 // decode reads the whole line, which parseLine found sound.
 func (l *stateLine) decode(text []byte) {
+	if l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text") {
+		l.record = &unread{l.Head, bytes.Clone(text)}
+		return
+	}
 	r := kinds[l.Rec]()
 	l.err = json.Unmarshal(text, r)
 	if l.err != nil {
@@ -1250,10 +1279,11 @@ type PromptRecord struct {
 	// was seen moving as it was shown.
 	ScreenSHA string `json:"screen_sha256,omitempty"`
 	// ShownSHA names the text Shown, AboutSHA that of the long members, a JSON object; "" what is empty.
-	ShownSHA string `json:"shown_sha256"`
-	AboutSHA string `json:"about_sha256,omitempty"`
-	Reason   string `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
-	Note     string `json:"note,omitempty"` // what else became of the answer
+	ShownSHA string  `json:"shown_sha256"`
+	AboutSHA string  `json:"about_sha256,omitempty"`
+	past     *unread // what was shown, in place of Shown: it has long been over
+	Reason   string  `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
+	Note     string  `json:"note,omitempty"` // what else became of the answer
 }
 
 // Message is a message about a prompt, as it stands in the chat.
@@ -1472,7 +1502,7 @@ func viewOf(records map[string]Record) *View {
 
 // apply makes r the truth about its id.
 func (v *View) apply(r Record) {
-	if _, ok := r.(*TextRecord); ok { // its prompt has it
+	if r.head().Rec == "text" { // its prompt has it
 		return
 	}
 	v.records[r.head().key()] = r
@@ -1806,10 +1836,10 @@ func (s *Store) replay(b []byte) error {
 	}
 	sound := slices.Collect(maps.Values(newest))
 	s.onAll(sound, func(i int) { lines[i].decode(texts[i]) })
-	said := map[string]string{}
+	said := map[string]*unread{}
 	for _, i := range sound {
-		if t, ok := lines[i].record.(*TextRecord); ok {
-			said[t.ID] = t.Text
+		if t, ok := lines[i].record.(*unread); ok {
+			said[t.ID] = t // replies have other ids
 		}
 	}
 	s.onAll(sound, func(i int) {
