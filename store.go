@@ -110,19 +110,11 @@ func readPrivate(path string) ([]byte, error) {
 // replacePrivate gives the file other contents, durably. After an error it has the old ones, and no copy of the new
 // ones is left beside it.
 func replacePrivate(path string, b []byte) error {
-	f, err := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
-	if err != nil {
+	beside := journal{stateLock: &stateLock{do: directly}, path: path}
+	if err := beside.create(path+".new", b); err != nil {
 		return err
 	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = syncFile(f)
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = replaceFile(path+".new", path)
-	}
-	if err != nil {
+	if err := replaceFile(path+".new", path); err != nil {
 		_ = os.Remove(path + ".new") // why it failed is what matters
 		return err
 	}
@@ -163,7 +155,7 @@ type Config struct {
 
 	inForce []setting // all of them, with value and origin
 	ignored []string  // what the environment says that is not used, and why
-	stamp   string    // of the file that was read, see configStamp
+	stamp   time.Time // when the file that was read had been written
 	getenv  func(string) string
 	flags   map[string]string // of the command line, by setting
 
@@ -268,7 +260,7 @@ func newConfig(dir string) *Config { return &Config{Dir: dir, SafeDefaults: map[
 func (c *Config) load(getenv func(string) string, flags map[string]string) error {
 	c.getenv = getenv
 	c.flags = flags
-	c.stamp = configStamp(c.Dir)
+	c.stamp = configTime(c.Dir)
 	rows := settings(c)
 	file, err := readConfig(filepath.Join(c.Dir, "config.toml"), rows)
 	if err != nil {
@@ -285,35 +277,27 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 			if source.Origin == "" {
 				continue
 			}
-			before := s
-			s.Value, s.Origin = source.Value, source.Origin
-			err := s.assign(c)
+			next := s
+			next.Value = source.Value
+			next.Origin = source.Origin
+			err := next.assign(c)
 			fromFile := source.Origin == file[s.Key].Origin
-			mended := err != nil && fromFile && c.mend != nil && c.mend(s.Key, err)
-			if err != nil && !mended && !s.shared() {
+			switch {
+			case err == nil:
+				s = next
+				continue
+			case fromFile && c.mend != nil && c.mend(s.Key, err):
+			case next.shared():
+				c.ignored = append(c.ignored, err.Error()+"; it is not used")
+			default:
 				return err
 			}
-			if err != nil && !mended {
-				c.ignored = append(c.ignored, err.Error()+"; it is not used")
-			}
-			if err != nil {
-				s = before
-				_ = s.assign(c) // which was right
-			}
+			_ = s.assign(c) // which was right
 		}
 		c.inForce = append(c.inForce, s)
 	}
 	c.maskToken()
 	return c.chooseChannel()
-}
-
-// configStamp tells a config.toml from what it was before, "": there is none.
-func configStamp(dir string) string {
-	info, err := os.Stat(filepath.Join(dir, "config.toml"))
-	if err != nil {
-		return ""
-	}
-	return fmt.Sprint(info.ModTime().UnixNano(), " ", info.Size())
 }
 
 // configTime is when config.toml was last written, the zero time without one.
@@ -911,31 +895,28 @@ func marshal(v any) ([]byte, error) {
 // has them after that.
 func encode(records []Record, there map[string]bool) (lines []byte, err error) {
 	for _, r := range records {
-		var line any = r
+		line := []byte{}
 		switch r := r.(type) {
 		case *unread:
-			lines = append(lines, r.line...)
-			continue
+			line = r.line
 		case *PromptRecord:
-			texts, short := r.split()
-			texts = slices.DeleteFunc(texts, func(t Record) bool { return there[t.head().ID] })
-			text, err := encode(texts, nil)
-			if err != nil {
-				return nil, err
-			}
-			lines = append(lines, text...)
-			there[r.ShownSHA] = true
-			there[r.AboutSHA] = true
-			line = short
+			line, err = r.line(there)
+		default:
+			line, err = sealed(r)
 		}
-		b, err := stamped(line)
 		if err != nil {
 			return nil, err
 		}
-		b = bytes.TrimSuffix(b, []byte("}"))
-		lines = append(append(lines, b...), seal(b)...)
+		lines = append(lines, line...)
 	}
 	return lines, nil
+}
+
+// sealed is the line of what has the members of a record.
+func sealed(record any) ([]byte, error) {
+	b, err := stamped(record)
+	b = bytes.TrimSuffix(b, []byte("}"))
+	return append(b, seal(b)...), err
 }
 
 // unread is a reply or a text as its line, which is kept and copied: reading all of a history takes long.
@@ -966,80 +947,88 @@ type promptLine struct {
 	Shown    *string `json:"shown,omitempty"`
 }
 
-// split is the prompt as its line has it, and the texts that it names; of the names the prompt takes note.
-func (p *PromptRecord) split() (texts []Record, _ *promptLine) {
-	about := map[string]string{}
-	line := promptLine{PromptRecord: *p}
-	for name, text := range line.long() {
-		if *text != "" {
-			about[name] = *text
+// line is the prompt's line, behind those of its texts that are not there.
+func (p *PromptRecord) line(there map[string]bool) (lines []byte, err error) {
+	if p.texts == nil {
+		if err := p.name(); err != nil {
+			return nil, err
 		}
+	}
+	for _, t := range p.texts {
+		if !there[t.ID] {
+			lines = append(lines, t.line...)
+		}
+		there[t.ID] = true
+	}
+	short := promptLine{PromptRecord: *p}
+	for _, text := range short.long() {
 		*text = ""
 	}
-	name := func(text string) string {
-		head := Head{schemaVersion, "text", digest([]byte(text)), p.At}
-		texts = append(texts, &TextRecord{head, text})
-		return head.ID
+	line, err := sealed(short)
+	return append(lines, line...), err
+}
+
+// name makes the prompt's texts, which never change, and names them.
+func (p *PromptRecord) name() error {
+	about := map[string]string{}
+	for name, text := range p.long() {
+		about[name] = *text
 	}
-	p.AboutSHA = ""
-	if len(about) > 0 {
-		p.AboutSHA = name(inJSON(about))
+	add := func(text string) (id string, err error) {
+		t := TextRecord{Head{schemaVersion, "text", digest([]byte(text)), p.At}, text}
+		line, err := sealed(t)
+		p.texts = append(p.texts, &unread{t.Head, line})
+		return t.ID, err
 	}
-	switch {
-	case p.Shown != "":
-		p.ShownSHA = name(p.Shown)
-	case p.past != nil:
-		texts = append(texts, p.past)
-	default:
-		p.ShownSHA = ""
+	var aboutErr, shownErr error
+	p.AboutSHA, aboutErr = add(inJSON(about))
+	if p.Shown != "" {
+		p.ShownSHA, shownErr = add(p.Shown)
 	}
-	line.AboutSHA = p.AboutSHA
-	line.ShownSHA = p.ShownSHA
-	return texts, &line
+	return errors.Join(aboutErr, shownErr)
 }
 
 // join gives the prompt, as its line has it, the texts that it names: those of texts, by id, or that its record had
-// before, nil none. Where one is missing the question fails, as with a damaged line. What has long been over is not
-// asked for what it was about any more, and what was shown stays a line.
+// before, nil none. Where one is missing the question fails, as with a damaged line. What has long been over is asked
+// for nothing but what was shown, which stays a line.
 func (p *PromptRecord) join(texts map[string]*unread, was *PromptRecord) {
-	if was == nil {
-		was = &PromptRecord{}
-	}
-	text := func(id string) []byte {
-		var t TextRecord
-		if texts[id] != nil {
-			_ = json.Unmarshal(texts[id].line, &t) // of what is none no question is whole
+	past := p.over() && time.Since(p.At) > updateLife
+	if past {
+		p.AboutSHA = ""
+		for _, text := range p.long() {
+			*text = ""
 		}
-		return []byte(t.Text)
+		p.Question = p.Excerpt
 	}
-	past := p.over() && !p.owes() && time.Since(p.At) > updateLife
 	whole := true
-	switch p.ShownSHA {
-	case "":
-	case was.ShownSHA:
-		p.Shown = was.Shown
-		p.past = was.past
-	default:
-		p.past = texts[p.ShownSHA]
-		if !past {
-			p.past = nil
-			p.Shown = string(text(p.ShownSHA))
-			whole = p.Shown != ""
+	for _, id := range []string{p.AboutSHA, p.ShownSHA} {
+		if id == "" {
+			continue
 		}
-	}
-	switch p.AboutSHA {
-	case "":
-	case was.AboutSHA:
-		had := *was
-		all := had.long()
-		for name, text := range p.long() {
-			*text = *all[name]
+		line := texts[id]
+		if line == nil && was != nil {
+			for _, t := range was.texts {
+				if t.ID == id {
+					line = t
+				}
+			}
 		}
-	default:
-		if !past {
-			err := json.Unmarshal(text(p.AboutSHA), p)
-			whole = whole && err == nil
+		if line == nil {
+			whole = false
+			continue
 		}
+		p.texts = append(p.texts, line)
+		if past {
+			continue
+		}
+		var t TextRecord
+		err := json.Unmarshal(line.line, &t)
+		if id == p.ShownSHA {
+			p.Shown = t.Text
+		} else if err == nil {
+			err = json.Unmarshal([]byte(t.Text), p)
+		}
+		whole = whole && err == nil
 	}
 	if !whole && !p.settled() {
 		p.damage()
@@ -1279,11 +1268,11 @@ type PromptRecord struct {
 	// was seen moving as it was shown.
 	ScreenSHA string `json:"screen_sha256,omitempty"`
 	// ShownSHA names the text Shown, AboutSHA that of the long members, a JSON object; "" what is empty.
-	ShownSHA string  `json:"shown_sha256"`
-	AboutSHA string  `json:"about_sha256,omitempty"`
-	past     *unread // what was shown, in place of Shown: it has long been over
-	Reason   string  `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
-	Note     string  `json:"note,omitempty"` // what else became of the answer
+	ShownSHA string    `json:"shown_sha256"`
+	AboutSHA string    `json:"about_sha256,omitempty"`
+	texts    []*unread // these, nil until they are made
+	Reason   string    `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
+	Note     string    `json:"note,omitempty"` // what else became of the answer
 }
 
 // Message is a message about a prompt, as it stands in the chat.
@@ -1482,23 +1471,12 @@ type View struct {
 	Inputs   map[string]*InputRecord
 	Updates  map[string]*UpdateRecord
 	Meta     map[string]*MetaRecord
-	records  map[string]Record // all of them, by kind and id
+	records  map[string]Record // all of them, by kind and id: the Store's
+	own      map[string]bool   // the kinds whose map nobody else reads
 }
 
-func viewOf(records map[string]Record) *View {
-	v := &View{
-		Sessions: map[string]*SessionRecord{},
-		Prompts:  map[string]*PromptRecord{},
-		Inputs:   map[string]*InputRecord{},
-		Updates:  map[string]*UpdateRecord{},
-		Meta:     map[string]*MetaRecord{},
-		records:  map[string]Record{},
-	}
-	for _, r := range records {
-		v.apply(r)
-	}
-	return v
-}
+// emptyView is the view of an empty file.
+func emptyView() *View { return &View{records: map[string]Record{}, own: map[string]bool{}} }
 
 // apply makes r the truth about its id.
 func (v *View) apply(r Record) {
@@ -1508,16 +1486,29 @@ func (v *View) apply(r Record) {
 	v.records[r.head().key()] = r
 	switch r := r.(type) {
 	case *SessionRecord:
-		v.Sessions[r.ID] = r
+		v.Sessions = with(v, v.Sessions, r)
 	case *PromptRecord:
-		v.Prompts[r.ID] = r
+		v.Prompts = with(v, v.Prompts, r)
 	case *InputRecord:
-		v.Inputs[r.ID] = r
+		v.Inputs = with(v, v.Inputs, r)
 	case *UpdateRecord:
-		v.Updates[r.ID] = r
+		v.Updates = with(v, v.Updates, r)
 	case *MetaRecord:
-		v.Meta[r.ID] = r
+		v.Meta = with(v, v.Meta, r)
 	}
+}
+
+// with returns v's map of records with r: another map where others read that one.
+func with[R Record](v *View, all map[string]R, r R) map[string]R {
+	h := r.head()
+	if !v.own[h.Rec] {
+		fresh := map[string]R{}
+		maps.Copy(fresh, all)
+		all = fresh
+		v.own[h.Rec] = true
+	}
+	all[h.ID] = r
+	return all
 }
 
 func (v *View) active(id string) bool {
@@ -1654,7 +1645,7 @@ func newStore(dir string, do files) (*Store, error) {
 		now:       time.Now,
 		log:       &journal{stateLock: lock, path: filepath.Join(dir, "state.jsonl")},
 		audit:     &journal{stateLock: lock, path: filepath.Join(dir, "audit.log")},
-		view:      viewOf(nil),
+		view:      emptyView(),
 		wake:      make(chan struct{}),
 	}
 	for _, folder := range []string{dir, filepath.Join(dir, "sessions")} {
@@ -1734,7 +1725,9 @@ func (s *Store) Trouble() error {
 func (s *Store) View() (*View, error) {
 	defer s.log.release()
 	err := s.begin()
-	return viewOf(s.view.records), err
+	seen := *s.view
+	s.view.own = map[string]bool{}
+	return &seen, err
 }
 
 // Close gives back files and locks.
@@ -1810,7 +1803,7 @@ func (s *Store) catchUp() error {
 
 // forget is for a file that is another than was read: it was compacted, by us or by another process.
 func (s *Store) forget() {
-	s.view = viewOf(nil)
+	s.view = emptyView()
 	s.read = 0
 	s.compactAt = compactMin
 	s.older = false
@@ -1905,13 +1898,6 @@ func (s *Store) recordOf(l stateLine) Record {
 		p := *was
 		p.damage()
 		return &p
-	}
-	p, ok := l.record.(*PromptRecord)
-	if ok && p.over() && s.now().Sub(p.At) > updateLife {
-		p.Full = "" // nobody asks for them any more; the next compaction leaves them out
-		p.Above = ""
-		p.Far = ""
-		p.Recent = ""
 	}
 	return l.record
 }
