@@ -10,6 +10,11 @@
 // newline, and its rec is a kind that is known. It carries the whole record as it is after a change: the last valid
 // line with a rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
 //
+// What is long of a question never changes. It is written once, before the first line of the question, in records of
+// kind "text" whose ids are their SHA-256: shown_sha256 names what was shown, about_sha256 a JSON object of the question,
+// its context and the rest that its message is made of. Every line of the question names them, and a compaction keeps
+// them with it.
+//
 // Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
 // from it, in the audit log too. One Update is one write to each: to state.jsonl the records and, in the record
 // "audit", the audit entries that they mean; then to audit.log these entries. When a write fails the file is cut back;
@@ -18,7 +23,7 @@
 // What a crash can leave is the beginning of a write. Its whole lines do no harm: an update of Telegram is written
 // after what it led to, and what comes again is done once. Its torn line is moved to state.jsonl.torn-TIME. Entries
 // that the audit log lacks, for a crash or because it could not be written, are entered from the state before the next.
-// A damaged line before the end stays, is reported, and fails its question.
+// A damaged line before the end stays, is reported, and fails its question; so does a text that is missing.
 //
 // Compaction keeps the last line of every record that is alive or not old, in a new file that is renamed into place;
 // other processes follow. A file with damage, or of an earlier schema, is first copied to state.jsonl.backup-TIME.
@@ -900,7 +905,8 @@ func encode(records []Record, there map[string]bool) (lines []byte, err error) {
 		case *unread:
 			line = r.line
 		case *PromptRecord:
-			line, err = r.line(there)
+			own := *r // others may be reading r
+			line, err = own.line(there)
 		default:
 			line, err = sealed(r)
 		}
@@ -2013,6 +2019,11 @@ func (s *Store) check(recs []Record) (events []Event, err error) {
 		}
 		s.date(h, old)
 		keepTopic(old, r)
+		if p, ok := r.(*PromptRecord); ok && p.texts == nil {
+			if err := p.name(); err != nil {
+				return nil, err
+			}
+		}
 		if err := s.view.transition(old, r); err != nil {
 			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
 		}
