@@ -355,12 +355,14 @@ well:
     select($e.screen_sha256 and $e.screen_sha256 != .[$e.prompt_id]) | $e
     )' ~/.atlasbridge/audit.log
 
-What was shown is in state.jsonl. Both of these print its hash, for the question
-with this id (in full):
+What was shown is in state.jsonl, a text that the question names by its hash.
+Both of these print that hash, for the question with this id (in full):
 
   id=…
-  jq -js --arg id "$id" 'map(select(.rec == "prompt" and .id == $id)) | last
-    | .shown' ~/.atlasbridge/state.jsonl | sha256sum
+  jq -nj --arg id "$id" 'reduce inputs as $r ({};
+    if $r.rec == "text" then .text[$r.id] = $r.text
+    elif $r.rec == "prompt" and $r.id == $id then .sha = $r.shown_sha256
+    else . end) | .text[.sha]' ~/.atlasbridge/state.jsonl | sha256sum
   jq -nr --arg id "$id" '[inputs | select(.prompt_id == $id).shown_sha256 //
     empty] | last' ~/.atlasbridge/audit.log
 

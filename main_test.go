@@ -6684,7 +6684,7 @@ func TestCutAnywhere(t *testing.T) {
 }
 
 // TestDamage: a damaged line is told by all commands and by doctor, and kept; its question takes no answer, as it may have
-// got one; all others do. A compaction leaves it in a backup.
+// got one, nor does one that lacks a text; all others do. A compaction leaves it in a backup.
 func TestDamage(t *testing.T) {
 	t.Parallel()
 	dir := home(t, "")
@@ -6692,6 +6692,7 @@ func TestDamage(t *testing.T) {
 	makeFile(t, "not a record\n", path)
 	good, p := poses(t, dir, "Good?")
 	bad, q := poses(t, dir, "Bad?")
+	mute, m := poses(t, dir, "Mute?")
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -6700,19 +6701,23 @@ func TestDamage(t *testing.T) {
 	text, _ := io.ReadAll(f)
 	at := bytes.LastIndex(text, []byte(`"id":"`+q.str("id")))
 	f.WriteAt([]byte("X"), int64(at+bytes.Index(text[at:], []byte("Bad?"))))
+	at = bytes.Index(text, []byte(`"id":"`+m.str("shown_sha256")))
+	f.WriteAt([]byte("X"), int64(at+bytes.Index(text[at:], []byte("Mute?"))))
 	_, out, _ := cli(t, dir, "doctor")
-	if !matches(`FAIL +state .*damaged line.*not a record.*damaged line`, out) {
-		t.Errorf("doctor does not tell of two damaged lines: %s", out)
+	if !matches(`FAIL +state .*damaged line.*not a record.*damaged line.*damaged line`, out) {
+		t.Errorf("doctor does not tell of three damaged lines: %s", out)
 	}
-	for id, want := range map[string]string{p.str("id"): "", q.str("id"): "damaged"} {
+	for id, want := range map[string]string{p.str("id"): "", q.str("id"): "damaged", m.str("id"): "damaged"} {
 		code, _, says := cli(t, dir, "answer", id, "yes")
 		if (code == 0) != (want == "") || !strings.Contains(says, "damaged line") || !strings.Contains(says, want) {
 			t.Errorf("answer: exit %d, %s", code, says)
 		}
 	}
 	good.gets(0, "yes\n", "answer")
-	bad.Process.Kill()
-	bad.Wait()
+	for _, s := range []*script{bad, mute} {
+		s.Process.Kill()
+		s.Wait()
+	}
 	plant(t, dir, `"rec":"session","id":"old","status":"completed",`+ago(40*24*time.Hour)) // the next who writes compacts
 	cli(t, dir, "answer", "nobody", "y")
 	now := textOf(t, path)
@@ -6720,15 +6725,59 @@ func TestDamage(t *testing.T) {
 	if len(backups) != 1 || strings.Contains(now, "not a record") {
 		t.Fatalf("backups %q of a file that was compacted: %s", backups, now)
 	}
-	if kept := textOf(t, backups[0]); !strings.Contains(kept, "not a record") || !strings.Contains(kept, "Xad?") {
+	if kept := textOf(t, backups[0]); !matches("(?s)not a record.*Xad[?].*Xute[?]", kept) {
 		t.Errorf("the backup lacks what was damaged: %s", kept)
 	}
-	r := awaitPrompt(t, dir, "Bad?", "failed")
-	if r["nonce_used"] != true || !strings.Contains(r.str("reason"), "damaged") {
-		t.Errorf("the question with a damaged record is %v", r)
+	for _, id := range []string{q.str("id"), m.str("id")} {
+		r := promptBy(t, dir, id)
+		if r.str("status") != "failed" || r["nonce_used"] != true || !strings.Contains(r.str("reason"), "damaged") {
+			t.Errorf("the question with a damaged record is %v", r)
+		}
 	}
 	if _, out, _ := cli(t, dir, "doctor"); !matches(`ok +state`, out) {
 		t.Errorf("doctor after the compaction: %s", out)
+	}
+}
+
+// TestTexts: what is long is written once, in a record that the question names by its hash, and stays as long as that one;
+// the state of before, with the texts in each line of the question, is read, and kept so.
+func TestTexts(t *testing.T) {
+	t.Parallel()
+	dir := home(t, "")
+	rows := strings.Repeat("a row of forty\n", 40)
+	s := asks(t, dir, rows, "Which?", "-")
+	p := awaitPrompt(t, dir, "Which?", "awaiting_reply")
+	cli(t, dir, "answer", p.str("id"), "yes")
+	s.gets(0, "yes\n", "answer")
+	plant(t, dir, `"rec":"session","id":"s","status":"active",`+ago(0),
+		`"rec":"prompt","id":"before","session_id":"s","status":"created","type":"yes_no","shown":"was shown","full":"was full",`+
+			`"above":"was above","choices":[{"key":"y","label":"Yes"},{"key":"n","label":"No"}],`+ago(0))
+	for _, compacts := range []bool{false, true} {
+		if compacts {
+			plant(t, dir, `"rec":"session","id":"old","status":"completed",`+ago(40*24*time.Hour))
+		}
+		cli(t, dir, "answer", "nobody", "y")
+		cli(t, dir, "ask", "--timeout", "1s", fmt.Sprint("The next? ", compacts)) // it finds the dead
+		texts := map[string]int{}
+		beside := 0
+		for line := range strings.Lines(textOf(t, dir, "state.jsonl")) {
+			var r record
+			if json.Unmarshal([]byte(line), &r); r.str("rec") != "text" {
+				beside += len(line)
+				continue
+			}
+			texts[r.str("id")]++
+			if sum := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(r.str("text")))); r.str("id") != sum || texts[sum] > 1 {
+				t.Errorf("a text has the id %s and the hash %s; it comes for the %d. time", r.str("id"), sum, texts[sum])
+			}
+		}
+		now := promptBy(t, dir, p.str("id"))
+		was := promptBy(t, dir, "before")
+		named := texts[was.str("shown_sha256")]+texts[was.str("about_sha256")] == 2 && was["choices"] == nil
+		if now.str("full") != "Which?\n"+strings.TrimSuffix(rows, "\n") || !strings.Contains(now.str("shown"), rows) || beside > 32<<10 ||
+			was.str("shown")+was.str("full")+was.str("above") != "was shownwas fullwas above" || was.str("status") != "failed" || !named {
+			t.Errorf("compacted: %v; %d bytes beside texts; the question is %v, that of before %v", compacts, beside, now, was)
+		}
 	}
 }
 
@@ -6785,8 +6834,10 @@ func TestRetention(t *testing.T) {
 	lines := jsonLines(t, dir, "state.jsonl")
 	for _, r := range lines {
 		there[r.str("id")] = "kept"
-		if r.str("status") == "resolved" || r.str("status") == "failed" {
-			there[r.str("id")] += map[bool]string{true: ", without full"}[r.str("full") == ""]
+	}
+	for _, r := range records(t, dir, "prompt") {
+		if r.str("status") != "awaiting_reply" && r.str("full") == "" {
+			there[r.str("id")] += ", without full"
 		}
 	}
 	for _, r := range rows {
@@ -7474,7 +7525,8 @@ type sim struct {
 	log     []string
 	faults  []string
 	prompts map[string]*simPrompt
-	read    int // bytes of state.jsonl
+	read    int               // bytes of state.jsonl
+	texts   map[string]string // of it, by id
 
 	away        time.Duration
 	asks, moves []row // of testdata
@@ -7498,7 +7550,10 @@ type simPrompt struct {
 	Rec, ID, Type, Source, Status, Question, Shown, Full, Reason string
 	Idle, Permission                                             bool
 
-	Choices   []simAnswer
+	Text      string // of a record of that kind
+	ShownSHA  string `json:"shown_sha256"`
+	AboutSHA  string `json:"about_sha256"`
+	Answers   []simAnswer
 	Value     *string
 	By        string     `json:"decided_by"`
 	CreatedAt time.Time  `json:"created_at"`
@@ -7532,12 +7587,12 @@ func (p *simPrompt) owes(id int64) bool {
 }
 
 // simAnswer is one of its answers.
-type simAnswer struct{ Key, Label string }
+type simAnswer struct{ Key, Label, Keys string }
 
 // simulate plays a seed and returns what happened.
 func simulate(t *testing.T, seed uint64) *sim {
 	t.Helper()
-	s := &sim{seed: seed, count: map[string]int{}, prompts: map[string]*simPrompt{}}
+	s := &sim{seed: seed, count: map[string]int{}, prompts: map[string]*simPrompt{}, texts: map[string]string{}}
 	tell := func(why any) {
 		s.telling.Lock()
 		panic(fmt.Sprintf("seed %d: %v\n%s", seed, why, strings.Join(s.log, "\n")))
@@ -7613,7 +7668,13 @@ func (s *sim) questions() map[string]*simPrompt {
 	end := bytes.LastIndexByte(text, '\n') + 1
 	for line := range bytes.Lines(text[s.read:max(end, s.read)]) {
 		p := &simPrompt{simFate: &simFate{}}
-		if err := json.Unmarshal(line, p); err == nil && p.Rec == "prompt" {
+		err := json.Unmarshal(line, p)
+		if err == nil && p.Rec == "text" {
+			s.texts[p.ID] = p.Text
+		}
+		if err == nil && p.Rec == "prompt" {
+			p.Shown = s.texts[p.ShownSHA]
+			_ = json.Unmarshal([]byte(s.texts[p.AboutSHA]), p) // a prompt has some
 			if was := s.prompts[p.ID]; was != nil {
 				p.simFate = was.simFate
 			}
@@ -8582,8 +8643,8 @@ func (s *sim) shown(d *simDialog, p *simPrompt) {
 	}
 	if len(d.choices) > 2 && p.Type != "unknown" {
 		for i, c := range d.choices {
-			if len(p.Choices) != len(d.choices) || p.Choices[i].Label != clip(c, 60) {
-				s.fault("typed at %v with the choices %q, shown were %q", d, d.choices, p.Choices)
+			if len(p.choices()) != len(d.choices) || p.choices()[i].Label != clip(c, 60) {
+				s.fault("typed at %v with the choices %q, shown were %q", d, d.choices, p.choices())
 				return
 			}
 		}
@@ -8606,7 +8667,7 @@ func (s *sim) means(d *simDialog, meaning string, p *simPrompt) {
 	d.decidedAt = *p.DecidedAt
 	want := s.meaningOf(p)
 	s.note("%v: %q by %s", d, meaning, p.By)
-	if p.Type == "unknown" && len(p.Choices) > 0 { // the person saw the screen's end and pressed a key at it
+	if p.Type == "unknown" && len(p.choices()) > 0 { // the person saw the screen's end and pressed a key at it
 		p.took = append(p.took, meaning)
 		if !slices.ContainsFunc(s.chosen, func(c simChoice) bool { return c.prompt == p.ID[:8] }) {
 			s.fault("a key was pressed at %q, but nobody pressed one", p.Question)
@@ -9520,12 +9581,9 @@ func (p *simPrompt) refuses() bool {
 // byPhone reports whether it was decided there.
 func (p *simPrompt) byPhone() bool { return strings.HasPrefix(p.By, "telegram:") }
 
-// choices are the answers that it names.
+// choices are the answers that it names; the others have keys, or leave it.
 func (p *simPrompt) choices() []simAnswer {
-	if p.Type == "yes_no" && len(p.Choices) == 0 {
-		return []simAnswer{{"y", "Yes"}, {"n", "No"}}
-	}
-	return p.Choices
+	return slices.DeleteFunc(slices.Clone(p.Answers), func(a simAnswer) bool { return a.Keys != "" || a.Key == "\x1b" })
 }
 
 // judgeAll holds the end of the scenario against what was promised.
@@ -12348,10 +12406,12 @@ func jsonLines(t testing.TB, dir, name string) (lines []record) {
 	return lines
 }
 
-// records returns the last line of each id of a kind (session, prompt, input …), in the order in which they first came.
+// records returns the last line of each id of a kind (session, prompt, input …), in the order in which they first came. A
+// prompt has its texts, too.
 func records(t testing.TB, dir, kind string) (all []record) {
 	t.Helper()
 	at := map[string]int{}
+	texts := map[string]string{}
 	for _, r := range jsonLines(t, dir, "state.jsonl") {
 		i, known := at[r.str("id")]
 		switch {
@@ -12361,6 +12421,15 @@ func records(t testing.TB, dir, kind string) (all []record) {
 		default:
 			at[r.str("id")] = len(all)
 			all = append(all, r)
+		}
+		if r.str("rec") == "text" {
+			texts[r.str("id")] = r.str("text")
+		}
+	}
+	for _, r := range all {
+		_ = json.Unmarshal([]byte(texts[r.str("about_sha256")]), &r) // "" of other kinds
+		if text := texts[r.str("shown_sha256")]; text != "" {
+			r["shown"] = text
 		}
 	}
 	return all

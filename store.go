@@ -10,6 +10,11 @@
 // newline, and its rec is a kind that is known. It carries the whole record as it is after a change: the last valid
 // line with a rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
 //
+// What is long of a question never changes. It is written once, before the first line of the question, in records of
+// kind "text" whose ids are their SHA-256: shown_sha256 names what was shown, about_sha256 a JSON object of the question,
+// its context and the rest that its message is made of. Every line of the question names them, and a compaction keeps
+// them with it.
+//
 // Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
 // from it, in the audit log too. One Update is one write to each: to state.jsonl the records and, in the record
 // "audit", the audit entries that they mean; then to audit.log these entries. When a write fails the file is cut back;
@@ -18,7 +23,7 @@
 // What a crash can leave is the beginning of a write. Its whole lines do no harm: an update of Telegram is written
 // after what it led to, and what comes again is done once. Its torn line is moved to state.jsonl.torn-TIME. Entries
 // that the audit log lacks, for a crash or because it could not be written, are entered from the state before the next.
-// A damaged line before the end stays, is reported, and fails its question.
+// A damaged line before the end stays, is reported, and fails its question; so does a text that is missing.
 //
 // Compaction keeps the last line of every record that is alive or not old, in a new file that is renamed into place;
 // other processes follow. A file with damage, or of an earlier schema, is first copied to state.jsonl.backup-TIME.
@@ -40,7 +45,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"runtime"
 	"slices"
@@ -111,19 +115,11 @@ func readPrivate(path string) ([]byte, error) {
 // replacePrivate gives the file other contents, durably. After an error it has the old ones, and no copy of the new
 // ones is left beside it.
 func replacePrivate(path string, b []byte) error {
-	f, err := openPrivate(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
-	if err != nil {
+	beside := journal{stateLock: &stateLock{do: directly}, path: path}
+	if err := beside.create(path+".new", b); err != nil {
 		return err
 	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = syncFile(f)
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = replaceFile(path+".new", path)
-	}
-	if err != nil {
+	if err := replaceFile(path+".new", path); err != nil {
 		_ = os.Remove(path + ".new") // why it failed is what matters
 		return err
 	}
@@ -164,7 +160,7 @@ type Config struct {
 
 	inForce []setting // all of them, with value and origin
 	ignored []string  // what the environment says that is not used, and why
-	stamp   string    // of the file that was read, see configStamp
+	stamp   time.Time // when the file that was read had been written
 	getenv  func(string) string
 	flags   map[string]string // of the command line, by setting
 
@@ -269,7 +265,7 @@ func newConfig(dir string) *Config { return &Config{Dir: dir, SafeDefaults: map[
 func (c *Config) load(getenv func(string) string, flags map[string]string) error {
 	c.getenv = getenv
 	c.flags = flags
-	c.stamp = configStamp(c.Dir)
+	c.stamp = configTime(c.Dir)
 	rows := settings(c)
 	file, err := readConfig(filepath.Join(c.Dir, "config.toml"), rows)
 	if err != nil {
@@ -286,35 +282,27 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 			if source.Origin == "" {
 				continue
 			}
-			before := s
-			s.Value, s.Origin = source.Value, source.Origin
-			err := s.assign(c)
+			next := s
+			next.Value = source.Value
+			next.Origin = source.Origin
+			err := next.assign(c)
 			fromFile := source.Origin == file[s.Key].Origin
-			mended := err != nil && fromFile && c.mend != nil && c.mend(s.Key, err)
-			if err != nil && !mended && !s.shared() {
+			switch {
+			case err == nil:
+				s = next
+				continue
+			case fromFile && c.mend != nil && c.mend(s.Key, err):
+			case next.shared():
+				c.ignored = append(c.ignored, err.Error()+"; it is not used")
+			default:
 				return err
 			}
-			if err != nil && !mended {
-				c.ignored = append(c.ignored, err.Error()+"; it is not used")
-			}
-			if err != nil {
-				s = before
-				_ = s.assign(c) // which was right
-			}
+			_ = s.assign(c) // which was right
 		}
 		c.inForce = append(c.inForce, s)
 	}
 	c.maskToken()
 	return c.chooseChannel()
-}
-
-// configStamp tells a config.toml from what it was before, "": there is none.
-func configStamp(dir string) string {
-	info, err := os.Stat(filepath.Join(dir, "config.toml"))
-	if err != nil {
-		return ""
-	}
-	return fmt.Sprint(info.ModTime().UnixNano(), " ", info.Size())
 }
 
 // configTime is when config.toml was last written, the zero time without one.
@@ -875,72 +863,28 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// stamp is a time as the files have it: in UTC, with six decimals.
-type stamp time.Time
-
-func (t stamp) MarshalJSON() ([]byte, error) {
-	return time.Time(t).UTC().AppendFormat(nil, `"`+stampLayout+`"`), nil
-}
-
-// member is how a field of a struct is written.
-type member struct {
-	index []int // of the field
-	name  string
-	omit  bool // where it is empty
-}
-
-// membersOf are the members of a struct; what is in an embedded one stands where that does.
-func membersOf(t reflect.Type) (members []member) {
-	for _, f := range reflect.VisibleFields(t) {
-		name, option, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if !f.Anonymous && f.IsExported() && name != "-" {
-			members = append(members, member{f.Index, name, option == "omitempty"})
-		}
-	}
-	return members
-}
-
-// recordMembers are the members of the records, by type: finding them takes longer than writing them.
-var recordMembers = sync.OnceValue(func() map[reflect.Type][]member {
-	all := map[reflect.Type][]member{}
-	for _, empty := range kinds {
-		t := reflect.TypeOf(empty()).Elem()
-		all[t] = membersOf(t)
-	}
-	return all
-})
-
-// stamped is the JSON of a record, or another struct, with times as stamps.
+// stamped is the JSON of a record, or another struct. Its times are in UTC, with six decimals: their members end in "at",
+// and no text has a quotation mark behind that which is not escaped.
 func stamped(record any) (json.RawMessage, error) {
-	from := reflect.Indirect(reflect.ValueOf(record))
-	members := recordMembers()[from.Type()]
-	if members == nil {
-		members = membersOf(from.Type())
+	text, err := marshal(record)
+	if err != nil {
+		return nil, err
 	}
-	text := []byte("{")
-	for _, m := range members {
-		field := from.FieldByIndex(m.index)
-		if m.omit && field.IsZero() {
-			continue
+	const member = `at":"`
+	var out []byte
+	for {
+		before, after, found := bytes.Cut(text, []byte(member))
+		out = append(out, before...)
+		if !found {
+			return out, nil
 		}
-		value := field.Interface()
-		switch at := value.(type) {
-		case time.Time:
-			value = stamp(at)
-		case *time.Time:
-			value = (*stamp)(at)
+		value, rest, _ := bytes.Cut(after, []byte(`"`))
+		if at, err := time.Parse(time.RFC3339Nano, string(value)); err == nil {
+			value = []byte(at.UTC().Format(stampLayout))
 		}
-		json, err := marshal(value)
-		if err != nil {
-			return nil, err
-		}
-		if len(text) > 1 {
-			text = append(text, ',')
-		}
-		text = append(text, `"`+m.name+`":`...)
-		text = append(text, json...)
+		out = append(append(append(out, member...), value...), '"')
+		text = rest
 	}
-	return append(text, '}'), nil
 }
 
 // marshal is JSON on one line in which <, > and & stand for themselves.
@@ -952,26 +896,167 @@ func marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// encode is the line of a record.
-func encode(r Record) ([]byte, error) {
-	b, err := stamped(r)
-	if err != nil {
-		return nil, err
-	}
-	b = bytes.TrimSuffix(b, []byte("}"))
-	return append(b, seal(b)...), nil
-}
-
-// encodeAll is the lines of records.
-func encodeAll(records []Record) (lines []byte, err error) {
+// encode is the lines of records. That of a prompt comes behind the texts that it names and there does not have yet; it
+// has them after that.
+func encode(records []Record, there map[string]bool) (lines []byte, err error) {
 	for _, r := range records {
-		line, err := encode(r)
+		line := []byte{}
+		switch r := r.(type) {
+		case *unread:
+			line = r.line
+		case *PromptRecord:
+			own := *r // others may be reading r
+			line, err = own.line(there)
+		default:
+			line, err = sealed(r)
+		}
 		if err != nil {
 			return nil, err
 		}
 		lines = append(lines, line...)
 	}
 	return lines, nil
+}
+
+// sealed is the line of what has the members of a record.
+func sealed(record any) ([]byte, error) {
+	b, err := stamped(record)
+	b = bytes.TrimSuffix(b, []byte("}"))
+	return append(b, seal(b)...), err
+}
+
+// unread is a reply or a text as its line, which is kept and copied: reading all of a history takes long.
+type unread struct {
+	Head
+	line []byte
+}
+
+// long are the texts of the prompt that may be long and never change, by their members in the text "about".
+func (p *PromptRecord) long() map[string]*string {
+	return map[string]*string{
+		"question": &p.Question,
+		"full":     &p.Full,
+		"above":    &p.Above,
+		"far":      &p.Far,
+		"recent":   &p.Recent,
+		"subject":  &p.Subject,
+		"lasting":  &p.Lasting,
+		"cwd":      &p.Cwd,
+	}
+}
+
+// promptLine is a prompt as its line has it: the members below, which are nil, hide those of Prompt.
+type promptLine struct {
+	PromptRecord
+	Choices  *Choice `json:"choices,omitempty"` // they are among the answers
+	Question *string `json:"question,omitempty"`
+	Shown    *string `json:"shown,omitempty"`
+}
+
+// line is the prompt's line, behind those of its texts that are not there.
+func (p *PromptRecord) line(there map[string]bool) (lines []byte, err error) {
+	if p.texts == nil {
+		if err := p.name(); err != nil {
+			return nil, err
+		}
+	}
+	for _, t := range p.texts {
+		if !there[t.ID] {
+			lines = append(lines, t.line...)
+		}
+		there[t.ID] = true
+	}
+	short := promptLine{PromptRecord: *p}
+	for _, text := range short.long() {
+		*text = ""
+	}
+	line, err := sealed(short)
+	return append(lines, line...), err
+}
+
+// name makes the prompt's texts, which never change, and names them.
+func (p *PromptRecord) name() error {
+	about := map[string]string{}
+	for name, text := range p.long() {
+		about[name] = *text
+	}
+	add := func(text string) (id string, err error) {
+		t := TextRecord{Head{schemaVersion, "text", digest([]byte(text)), p.At}, text}
+		line, err := sealed(t)
+		p.texts = append(p.texts, &unread{t.Head, line})
+		return t.ID, err
+	}
+	var aboutErr, shownErr error
+	p.AboutSHA, aboutErr = add(inJSON(about))
+	if p.Shown != "" {
+		p.ShownSHA, shownErr = add(p.Shown)
+	}
+	return errors.Join(aboutErr, shownErr)
+}
+
+// join gives the prompt, as its line has it, the texts that it names: those of texts, by id, or that its record had
+// before, nil none. Where one is missing the question fails, as with a damaged line. What has long been over is asked
+// for nothing but what was shown, which stays a line.
+func (p *PromptRecord) join(texts map[string]*unread, was *PromptRecord) {
+	past := p.over() && time.Since(p.At) > updateLife
+	if past {
+		p.AboutSHA = ""
+		for _, text := range p.long() {
+			*text = ""
+		}
+		p.Question = p.Excerpt
+	}
+	whole := true
+	for _, id := range []string{p.AboutSHA, p.ShownSHA} {
+		if id == "" {
+			continue
+		}
+		line := texts[id]
+		if line == nil && was != nil {
+			for _, t := range was.texts {
+				if t.ID == id {
+					line = t
+				}
+			}
+		}
+		if line == nil {
+			whole = false
+			continue
+		}
+		p.texts = append(p.texts, line)
+		if past {
+			continue
+		}
+		var t TextRecord
+		err := json.Unmarshal(line.line, &t)
+		if id == p.ShownSHA {
+			p.Shown = t.Text
+		} else if err == nil {
+			err = json.Unmarshal([]byte(t.Text), p)
+		}
+		whole = whole && err == nil
+	}
+	if !whole && !p.settled() {
+		p.damage()
+	}
+	if p.Answers == nil { // an older atlasbridge wrote it
+		p.listAnswers()
+	}
+	if p.Choices == nil {
+		for _, a := range p.Answers {
+			if a.Keys == "" && a.Key != leaveIt {
+				p.Choices = append(p.Choices, Choice{Key: a.Key, Label: a.Label, Grants: a.Grants})
+			}
+		}
+	}
+}
+
+// damage fails a question of whose record a part is lost: it may have been answered.
+func (p *PromptRecord) damage() {
+	p.Status = Failed
+	p.NonceUsed = true
+	p.Reason = damaged
+	p.At = time.Now().UTC()
 }
 
 // seal is the end of a line, with its checksum; open is what comes before.
@@ -982,7 +1067,7 @@ func seal(open []byte) string {
 
 // stateLine is a line of the file, as far as it is known.
 type stateLine struct {
-	Head          // as it can be read, even of a damaged line; without At
+	Head          // as it can be read, even of a damaged line
 	record Record // once decoded
 	err    error  // what is wrong with it
 }
@@ -990,13 +1075,14 @@ type stateLine struct {
 // parseLine checks a line and reads its beginning: {"v":2,"rec":"prompt","id":"…"
 func parseLine(text []byte) stateLine {
 	var l stateLine
-	parts := strings.SplitN(string(text[:min(len(text), lineHead)]), `"`, 11)
-	for len(parts) < 10 {
+	parts := strings.SplitN(string(text[:min(len(text), lineHead)]), `"`, 15)
+	for len(parts) < 14 {
 		parts = append(parts, "")
 	}
 	l.V, _ = strconv.Atoi(strings.Trim(parts[2], ":,")) // 0 of a damaged line
 	l.Rec = parts[5]
 	l.ID = parts[9]
+	l.At, _ = time.Parse(stampLayout, parts[13]) // long ago, where there is none
 	open := text[:max(0, len(text)-crcMember)]
 	known := l.V > schemaVersion || kinds[l.Rec] != nil
 	if string(text[len(open):]) != seal(open) || !known {
@@ -1007,6 +1093,10 @@ func parseLine(text []byte) stateLine {
 
 // decode reads the whole line, which parseLine found sound.
 func (l *stateLine) decode(text []byte) {
+	if l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text") {
+		l.record = &unread{l.Head, bytes.Clone(text)}
+		return
+	}
 	r := kinds[l.Rec]()
 	l.err = json.Unmarshal(text, r)
 	if l.err != nil {
@@ -1016,9 +1106,6 @@ func (l *stateLine) decode(text []byte) {
 		p.Messages = messagesOf(text)
 	}
 	*r.head() = Head{schemaVersion, l.Rec, l.ID, r.head().At}
-	if p, ok := r.(*PromptRecord); ok && p.Answers == nil { // an older atlasbridge wrote it
-		p.listAnswers()
-	}
 	l.record = r
 }
 
@@ -1099,6 +1186,7 @@ var kinds = map[string]func() Record{
 	"input":   func() Record { return new(InputRecord) },
 	"update":  func() Record { return new(UpdateRecord) },
 	"meta":    func() Record { return new(MetaRecord) },
+	"text":    func() Record { return new(TextRecord) },
 }
 
 // kindOf is the value of rec for a record.
@@ -1153,13 +1241,13 @@ type PromptRecord struct {
 	Prompt             // as the screen, or the hook, asked
 	SessionID   string `json:"session_id"`
 	Confidence  string `json:"confidence"`
-	Constraints Limits `json:"constraints"`
-	Source      string `json:"source"`  // "screen", "hook" or "ask"
-	Tool        string `json:"tool"`    // hook: the tool's name for what it wants to use ("Bash"); else ""
-	Subject     string `json:"subject"` // hook: what the tool's dialog shows of it: the command, file, address
-	Lasting     string `json:"lasting"` // hook: what the lasting permission allows, and for how long
-	Lang        string `json:"lang"`    // not of a screen: what Full is written in: bash, diff, markdown; else ""
-	Cwd         string `json:"cwd"`     // hook: as it is seen from the session's folder, "" the same
+	Constraints Limits `json:"constraints,omitzero"`
+	Source      string `json:"source"`            // "screen", "hook" or "ask"
+	Tool        string `json:"tool,omitempty"`    // hook: the tool's name for what it wants to use ("Bash"); else ""
+	Subject     string `json:"subject,omitempty"` // hook: what the tool's dialog shows: the command, file, address
+	Lasting     string `json:"lasting,omitempty"` // hook: what the lasting permission allows, and for how long
+	Lang        string `json:"lang,omitempty"`    // not of a screen: what Full is in: bash, diff, markdown; else ""
+	Cwd         string `json:"cwd,omitempty"`     // hook: as it is seen from the session's folder, "" the same
 	// Answers are those that it takes: the choices in their order, then what else can be said to it.
 	Answers []Answer `json:"answers"`
 	// Call is, of several questions that a hook asks about one call, the id of the first.
@@ -1184,13 +1272,17 @@ type PromptRecord struct {
 	Chat string `json:"telegram_chat,omitempty"`
 	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from
 	// there.
-	ShownAll bool `json:"shown_all"`
+	ShownAll bool `json:"shown_all,omitempty"`
 	Watched  bool `json:"watched,omitempty"` // Idle: somebody was at the keyboard when it came
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed, with what
 	// was seen moving as it was shown.
-	ScreenSHA string `json:"screen_sha256"`
-	Reason    string `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
-	Note      string `json:"note,omitempty"` // what else became of the answer
+	ScreenSHA string `json:"screen_sha256,omitempty"`
+	// ShownSHA names the text Shown, AboutSHA that of the long members, a JSON object; "" what is empty.
+	ShownSHA string    `json:"shown_sha256"`
+	AboutSHA string    `json:"about_sha256,omitempty"`
+	texts    []*unread // these, nil until they are made
+	Reason   string    `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
+	Note     string    `json:"note,omitempty"` // what else became of the answer
 }
 
 // Message is a message about a prompt, as it stands in the chat.
@@ -1327,8 +1419,11 @@ func (p *PromptRecord) sameCall(q *PromptRecord) bool {
 	return cmp.Or(p.Call, p.ID) == cmp.Or(q.Call, q.ID)
 }
 
+// settled tells that nothing can happen to the prompt any more.
+func (p *PromptRecord) settled() bool { return next[p.Status] == nil }
+
 // over tells that nothing has to happen to the prompt any more.
-func (p *PromptRecord) over() bool { return next[p.Status] == nil || p.Status == Expired }
+func (p *PromptRecord) over() bool { return p.settled() || p.Status == Expired }
 
 // ReplyRecord is an answer that was typed, or passed on by a hook.
 type ReplyRecord struct {
@@ -1380,7 +1475,14 @@ type MetaRecord struct {
 	chainHead
 	Begins  int64             `json:"begins,omitempty"`  // the entry that the first of the audit log follows; −1 unknown
 	Entries []json.RawMessage `json:"entries,omitempty"` // the last ones, which a crash may have kept out of it
-	Values  map[string]string `json:"values"`
+	Values  map[string]string `json:"values,omitempty"`
+}
+
+// TextRecord is a long text of a prompt, whose record names it by its id: "sha256:…", the text's SHA-256. It is written
+// once, with the first record of the prompt, and stays as long as the prompt's record does.
+type TextRecord struct {
+	Head
+	Text string `json:"text"`
 }
 
 // View is the state as read: the last record of every id. Read only: a change is a changed copy, given to Update.
@@ -1390,39 +1492,44 @@ type View struct {
 	Inputs   map[string]*InputRecord
 	Updates  map[string]*UpdateRecord
 	Meta     map[string]*MetaRecord
-	records  map[string]Record // all of them, by kind and id
+	records  map[string]Record // all of them, by kind and id: the Store's
+	own      map[string]bool   // the kinds whose map nobody else reads
 }
 
-func viewOf(records map[string]Record) *View {
-	v := &View{
-		Sessions: map[string]*SessionRecord{},
-		Prompts:  map[string]*PromptRecord{},
-		Inputs:   map[string]*InputRecord{},
-		Updates:  map[string]*UpdateRecord{},
-		Meta:     map[string]*MetaRecord{},
-		records:  map[string]Record{},
-	}
-	for _, r := range records {
-		v.apply(r)
-	}
-	return v
-}
+// emptyView is the view of an empty file.
+func emptyView() *View { return &View{records: map[string]Record{}, own: map[string]bool{}} }
 
 // apply makes r the truth about its id.
 func (v *View) apply(r Record) {
+	if r.head().Rec == "text" { // its prompt has it
+		return
+	}
 	v.records[r.head().key()] = r
 	switch r := r.(type) {
 	case *SessionRecord:
-		v.Sessions[r.ID] = r
+		v.Sessions = with(v, v.Sessions, r)
 	case *PromptRecord:
-		v.Prompts[r.ID] = r
+		v.Prompts = with(v, v.Prompts, r)
 	case *InputRecord:
-		v.Inputs[r.ID] = r
+		v.Inputs = with(v, v.Inputs, r)
 	case *UpdateRecord:
-		v.Updates[r.ID] = r
+		v.Updates = with(v, v.Updates, r)
 	case *MetaRecord:
-		v.Meta[r.ID] = r
+		v.Meta = with(v, v.Meta, r)
 	}
+}
+
+// with returns v's map of records with r: another map where others read that one.
+func with[R Record](v *View, all map[string]R, r R) map[string]R {
+	h := r.head()
+	if !v.own[h.Rec] {
+		fresh := map[string]R{}
+		maps.Copy(fresh, all)
+		all = fresh
+		v.own[h.Rec] = true
+	}
+	all[h.ID] = r
+	return all
 }
 
 func (v *View) active(id string) bool {
@@ -1559,7 +1666,7 @@ func newStore(dir string, do files) (*Store, error) {
 		now:       time.Now,
 		log:       &journal{stateLock: lock, path: filepath.Join(dir, "state.jsonl")},
 		audit:     &journal{stateLock: lock, path: filepath.Join(dir, "audit.log")},
-		view:      viewOf(nil),
+		view:      emptyView(),
 		wake:      make(chan struct{}),
 	}
 	for _, folder := range []string{dir, filepath.Join(dir, "sessions")} {
@@ -1639,7 +1746,9 @@ func (s *Store) Trouble() error {
 func (s *Store) View() (*View, error) {
 	defer s.log.release()
 	err := s.begin()
-	return viewOf(s.view.records), err
+	seen := *s.view
+	s.view.own = map[string]bool{}
+	return &seen, err
 }
 
 // Close gives back files and locks.
@@ -1715,7 +1824,7 @@ func (s *Store) catchUp() error {
 
 // forget is for a file that is another than was read: it was compacted, by us or by another process.
 func (s *Store) forget() {
-	s.view = viewOf(nil)
+	s.view = emptyView()
 	s.read = 0
 	s.compactAt = compactMin
 	s.older = false
@@ -1739,7 +1848,19 @@ func (s *Store) replay(b []byte) error {
 		}
 		newest[lines[i].key()] = i
 	}
-	s.decodeAll(lines, texts, slices.Collect(maps.Values(newest)))
+	sound := slices.Collect(maps.Values(newest))
+	s.onAll(sound, func(i int) { lines[i].decode(texts[i]) })
+	said := map[string]*unread{}
+	for _, i := range sound {
+		if t, ok := lines[i].record.(*unread); ok {
+			said[t.ID] = t // replies have other ids
+		}
+	}
+	s.onAll(sound, func(i int) {
+		if p, ok := lines[i].record.(*PromptRecord); ok {
+			p.join(said, s.view.Prompts[p.ID])
+		}
+	})
 	first := s.read == 0
 	live := 0 // bytes of lines that are the last of their ids
 	for i, l := range lines {
@@ -1772,19 +1893,19 @@ func (s *Store) replay(b []byte) error {
 	return nil
 }
 
-// decodeAll decodes those lines, many of them on all processors.
-func (s *Store) decodeAll(lines []stateLine, texts [][]byte, which []int) {
-	var all sync.WaitGroup
-	enough := len(which)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
-	for share := range slices.Chunk(which, enough) {
-		all.Go(func() {
+// onAll calls do with each of all, of many on all processors.
+func (s *Store) onAll(all []int, do func(int)) {
+	var shares sync.WaitGroup
+	enough := len(all)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
+	for share := range slices.Chunk(all, enough) {
+		shares.Go(func() {
 			defer s.catchPanic()
 			for _, i := range share {
-				lines[i].decode(texts[i])
+				do(i)
 			}
 		})
 	}
-	all.Wait()
+	shares.Wait()
 }
 
 // recordOf is what a line says, nil for nothing. A question whose newest line is damaged has failed: what it said is
@@ -1796,16 +1917,8 @@ func (s *Store) recordOf(l stateLine) Record {
 			return nil
 		}
 		p := *was
-		p.Status = Failed
-		p.NonceUsed = true
-		p.Reason = damaged
-		p.At = s.now().UTC()
+		p.damage()
 		return &p
-	}
-	p, ok := l.record.(*PromptRecord)
-	if ok && p.over() && s.now().Sub(p.At) > updateLife {
-		p.Full = "" // nobody asks for them any more; the next compaction leaves them out
-		p.Recent = ""
 	}
 	return l.record
 }
@@ -1921,6 +2034,11 @@ func (s *Store) check(recs []Record) (events []Event, err error) {
 		}
 		s.date(h, old)
 		keepTopic(old, r)
+		if p, ok := r.(*PromptRecord); ok && p.texts == nil {
+			if err := p.name(); err != nil {
+				return nil, err
+			}
+		}
 		if err := s.view.transition(old, r); err != nil {
 			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
 		}
@@ -1944,7 +2062,14 @@ func (s *Store) record(recs []Record) error {
 	if len(recs) == 0 {
 		return nil
 	}
-	lines, err := encodeAll(recs)
+	there := map[string]bool{}
+	for _, r := range recs {
+		if was := s.view.Prompts[r.head().ID]; was != nil {
+			there[was.AboutSHA] = true
+			there[was.ShownSHA] = true
+		}
+	}
+	lines, err := encode(recs, there)
 	if err == nil {
 		err = s.log.append(lines)
 	}
@@ -2948,7 +3073,7 @@ func (s *Store) rewrite() error {
 		}
 	}
 	sortByTime(kept)
-	lines, err := encodeAll(kept)
+	lines, err := encode(kept, map[string]bool{})
 	if err != nil {
 		return err
 	}

@@ -123,7 +123,7 @@ func (t *Telegram) configure(cfg *Config) {
 // that they are wrong; then nothing changes.
 func (t *Telegram) refresh() error {
 	old := t.cfg.Load()
-	if configStamp(old.Dir) == old.stamp {
+	if configTime(old.Dir) == old.stamp {
 		return nil
 	}
 	fresh, err := old.reloaded()
