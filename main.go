@@ -130,31 +130,9 @@ type PTY interface {
 	Came() int64                   // bytes of output so far: those that Read took, and those that wait for it
 	Waiting() int                  // bytes of input that nobody has read, −1 unknown; of whole lines alone in line mode
 	TakeBack(n int) bool           // drops those where they are n; false: it has dropped nothing
-	Signal(os.Signal) error        // to the child's foreground process group
+	Signal(os.Signal) error        // to the child's foreground process group; SIGHUP and SIGCONT to its own too
 	Stopped() <-chan struct{}      // a value when the child was stopped, as by ^Z
-	Continue() error               // lets the child go on
 	Terminate(grace time.Duration) // if it has not ended by then: SIGTERM, 3 s, SIGKILL to its process group
-}
-
-// Host is what a child has of ours.
-type Host struct {
-	TTY     *os.File    // a terminal whose modes its own gets, nil: the defaults
-	Streams [3]*os.File // standard input, output and error that it gets as they are; nil: its terminal
-	Plain   bool        // its terminal adds no carriage return to a line feed
-	Resumes bool        // a shell stops and resumes us: the child is to stop with us, and we with it
-}
-
-// Modes are of a terminal's modes those that are asked for with every key, or every piece of output.
-type Modes struct {
-	Processed bool // a line feed begins a line
-	Canonical bool // nobody has set it to be drawn on
-	Echo      bool // it shows what is typed
-}
-
-// Size is that of a terminal, laid out as struct winsize of the system.
-type Size struct {
-	Rows, Cols     uint16 // in cells
-	XPixel, YPixel uint16
 }
 
 // ---- the command table ----
@@ -2799,7 +2777,7 @@ func (s *session) resume() {
 		s.log.Warn("going on", "error", err.Error())
 	}
 	s.resize()
-	if err := s.pty.Continue(); err != nil {
+	if err := s.pty.Signal(resumeSignal); err != nil {
 		s.log.Info("going on", "error", err.Error())
 	}
 	s.listen()

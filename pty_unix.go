@@ -82,17 +82,39 @@ const (
 // ---- the child's terminal ----
 // A pseudo-terminal whose slave is the child's controlling terminal.
 
+// Host is what a child has of ours.
+type Host struct {
+	TTY     *os.File    // a terminal whose modes its own gets, nil: the defaults
+	Streams [3]*os.File // standard input, output and error that it gets as they are; nil: its terminal
+	Plain   bool        // its terminal adds no carriage return to a line feed
+	Resumes bool        // a shell stops and resumes us: the child is to stop with us, and we with it
+}
+
+// Modes are of a terminal's modes those that are asked for with every key, or every piece of output.
+type Modes struct {
+	Processed bool // a line feed begins a line
+	Canonical bool // nobody has set it to be drawn on
+	Echo      bool // it shows what is typed
+}
+
+// Size is that of a terminal, laid out as struct winsize of the system.
+type Size struct {
+	Rows, Cols     uint16 // in cells
+	XPixel, YPixel uint16
+}
+
 // unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any.
 type unixPTY struct {
-	master   *os.File // by SyscallConn, never Fd: that makes it blocking, and neither Close nor a deadline ends a Read
-	proc     *os.Process
-	slave    *os.File      // macOS: open until Read ends, see start; else nil
+	master   *os.File      // by SyscallConn, never Fd: that makes it blocking, and neither Close nor a deadline ends a Read
+	slave    *os.File      // macOS: open until Read ends, see closeSlave
+	proc     *os.Process   // the child, or its leader
+	report   *os.File      // of the leader, nil without one
+	pid      int           // the child's
 	stopped  chan struct{} // a value when the child was stopped
 	exited   chan struct{} // closed when the child has been reaped
 	code     int           // valid then
 	signaled bool          // the same
 	patience time.Duration // Read's: what is left of drainWait
-	lease    *os.File      // of the keeper, which ends when that is closed; nil without one
 
 	crumbs   int       // Read's: how often in a row it brought little
 	crumbsAt time.Time // since when
@@ -109,80 +131,83 @@ type unixPTY struct {
 
 // startPTY starts argv in dir on a new terminal of that size. Its errors wrap errNoTool or fs.ErrPermission.
 func startPTY(argv, env []string, dir string, size Size, host Host) (PTY, error) {
-	p := &unixPTY{stopped: make(chan struct{}, 1), exited: make(chan struct{}), patience: drainWait}
-	if err := p.start(argv, env, dir, size, host); err != nil {
+	path, err := findTool(argv[0])
+	if err != nil {
+		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
+	}
+	p, err := newPTY(size, host)
+	if err != nil {
+		return nil, fmt.Errorf("starting %s: a terminal for it: %w", argv[0], err)
+	}
+	err = p.start(path, argv, &os.ProcAttr{Dir: dir, Env: env}, host)
+	if linux || err != nil {
+		p.slave.Close() // the child has its own
+	}
+	if err != nil {
+		p.master.Close() // nobody has written to it
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
 	return p, nil
 }
 
-// start makes the terminal and the child on it; after an error neither is there. macOS throws away what the master has
-// not read 0.6 s after the last close of the slave (ptsclose and ttyclose of xnu/bsd/kern/tty.c): there it stays open.
-func (p *unixPTY) start(argv, env []string, dir string, size Size, host Host) error {
-	path, err := findTool(argv[0])
+// newPTY makes the terminal, with its size and modes as the child is to find them.
+func newPTY(size Size, host Host) (*unixPTY, error) {
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	p.master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
+	p := &unixPTY{master: master, stopped: make(chan struct{}, 1), exited: make(chan struct{}), patience: drainWait}
+	p.raw, err = master.SyscallConn()
+	if err == nil {
+		p.slave, err = p.openSlave()
+	}
+	if err == nil {
+		err = prepare(p.slave, host)
+	}
+	if err == nil {
+		err = p.Resize(size)
+	}
 	if err != nil {
-		return err
+		master.Close() // nobody has written to it
+		return nil, err
 	}
-	p.raw, err = p.master.SyscallConn()
-	if err != nil {
-		p.master.Close() // nobody has written to it
-		return err
-	}
-	slave, err := p.openSlave(size, host)
-	if err != nil {
-		p.master.Close() // nobody has written to it
-		return err
-	}
-	if linux {
-		defer slave.Close() // the child has its own
-	} else {
-		p.slave = slave
-	}
-	files := slices.Clone(host.Streams[:])
-	for i := range files {
-		if files[i] == nil {
-			files[i] = slave
+	return p, nil
+}
+
+// start starts the child: by itself where it leads its session, else see leader. A child that has no stream on its
+// terminal, and no leader, has no controlling terminal: there was none for it.
+func (p *unixPTY) start(path string, argv []string, attr *os.ProcAttr, host Host) error {
+	attr.Files = slices.Clone(host.Streams[:])
+	for i, f := range attr.Files {
+		if f == nil {
+			attr.Files[i] = p.slave
 		}
 	}
-	c := child{
-		path: path,
-		argv: argv,
-		attr: &os.ProcAttr{
-			Dir:   dir,
-			Env:   env,
-			Files: append(files, slave),
-			Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: slaveFD},
-		},
-	}
-	if !host.Resumes && slices.Contains(files, slave) {
-		c.attr.Files = files
-		c.attr.Sys.Ctty = slices.Index(files, slave)
-		err = p.launch(c)
-	} else {
-		err = p.launchStaged(c, host.Resumes)
-	}
-	if err != nil {
-		p.Close() // nobody has written to it
-	}
-	return err
-}
-
-// child is what is to be started.
-type child struct {
-	path string
-	argv []string
-	attr *os.ProcAttr
-}
-
-// launch starts the child.
-func (p *unixPTY) launch(c child) error {
+	ctty := slices.Index(attr.Files, p.slave)
+	attr.Sys = &syscall.SysProcAttr{Setsid: true, Setctty: ctty >= 0, Ctty: max(0, ctty)}
 	started := make(chan error)
-	go p.live(c, started)
+	go func() {
+		start := p.startAlone
+		if host.Resumes {
+			start = p.startLed
+		}
+		err := start(path, argv, attr)
+		started <- err
+		if err == nil {
+			p.live()
+		}
+	}()
 	return <-started
+}
+
+// startAlone starts the child as the leader of its session.
+func (p *unixPTY) startAlone(path string, argv []string, attr *os.ProcAttr) (err error) {
+	p.proc, err = begin(path, argv, attr)
+	if err != nil {
+		return err
+	}
+	p.pid = p.proc.Pid
+	return nil
 }
 
 // findTool is the path of the program that name runs, as a shell finds it: "." in PATH counts. The error is
@@ -198,8 +223,8 @@ func findTool(name string) (string, error) {
 	return "", errNoTool
 }
 
-// otherSide opens the slave as it is.
-func (p *unixPTY) otherSide() (*os.File, error) {
+// openSlave opens the other side of the master, as it is.
+func (p *unixPTY) openSlave() (*os.File, error) {
 	path, err := p.slavePath()
 	if err != nil {
 		return nil, err
@@ -209,23 +234,6 @@ func (p *unixPTY) otherSide() (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), path), nil
-}
-
-// openSlave opens the other side of the master, with its size and modes as the child is to find them.
-func (p *unixPTY) openSlave(size Size, host Host) (*os.File, error) {
-	slave, err := p.otherSide()
-	if err != nil {
-		return nil, err
-	}
-	err = prepare(slave, host)
-	if err == nil {
-		err = p.Resize(size)
-	}
-	if err != nil {
-		slave.Close() // nobody has written to it
-		return nil, err
-	}
-	return slave, nil
 }
 
 // slavePath is the path of the slave, which can be opened from then on.
@@ -276,60 +284,67 @@ func setModes(f *os.File, modes unix.Termios) error {
 	return ioctl(f, request(linuxTCSETS, darwinTIOCSETA), &modes)
 }
 
-// live starts the child, tells started whether that worked, and waits for it. Linux's Pdeathsig ends even one that
-// ignores SIGHUP after kill -9 of ours; it is sent when the thread that forked ends (prctl(2)), so that thread is
-// kept.
-func (p *unixPTY) live(c child, started chan<- error) {
+// begin starts a program, which ends with the calling thread: Linux's Pdeathsig ends even one that ignores SIGHUP after
+// kill -9 of ours, and is sent when the thread that forked ends (prctl(2)). So the caller keeps that thread.
+func begin(path string, argv []string, attr *os.ProcAttr) (*os.Process, error) {
 	runtime.LockOSThread()
-	deathSignal := reflect.ValueOf(c.attr.Sys).Elem().FieldByName("Pdeathsig")
+	deathSignal := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig")
 	if deathSignal.IsValid() {
 		deathSignal.SetInt(int64(syscall.SIGTERM))
 	}
-	proc, err := os.StartProcess(c.path, c.argv, c.attr)
+	proc, err := os.StartProcess(path, argv, attr)
 	if errors.Is(err, syscall.ENOEXEC) { // no #!: every shell runs it
-		proc, err = os.StartProcess("/bin/sh", append([]string{"sh", c.path}, c.argv[1:]...), c.attr)
+		proc, err = os.StartProcess("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
 	}
-	p.proc = proc
-	started <- err
-	if err != nil {
-		return
+	return proc, err
+}
+
+// live tells stopped of each stop of the child, until it has ended.
+func (p *unixPTY) live() {
+	status := p.change()
+	for status.Stopped() {
+		select {
+		case p.stopped <- struct{}{}:
+		default: // the last stop has not been heard of yet
+		}
+		status = p.change()
 	}
-	p.code = p.await()
+	p.code = status.ExitStatus()
+	p.signaled = status.Signaled()
+	if p.signaled {
+		p.code = 128 + int(status.Signal())
+	}
+	if p.report != nil {
+		changeOf(p.proc.Pid) // the leader ends with the child
+		p.report.Close()     // nothing more comes
+	}
 	close(p.exited)
 	p.master.SetReadDeadline(time.Unix(1, 0)) // wakes Read; fails after Close, which has woken it
 }
 
-// await tells stopped of each stop of the child, reaps it, and gives its exit status.
-func (p *unixPTY) await() int {
-	for {
-		var status unix.WaitStatus
-		_, err := unix.Wait4(p.proc.Pid, &status, unix.WUNTRACED, nil)
-		switch {
-		case err == unix.EINTR:
-		case err != nil: // cannot happen: nobody else reaps it
-			return exitInternal
-		case status.Stopped():
-			select {
-			case p.stopped <- struct{}{}:
-			default: // the last stop has not been heard of yet
-			}
-		case status.Signaled():
-			p.signaled = true
-			return 128 + int(status.Signal())
-		default:
-			return status.ExitStatus()
-		}
+// change waits until the child was stopped, or has ended and was reaped.
+func (p *unixPTY) change() unix.WaitStatus {
+	if p.report != nil {
+		status, err := p.heard()
+		if err == nil {
+			return unix.WaitStatus(status)
+		} // else the leader was killed, and the child with it
 	}
+	return changeOf(p.proc.Pid)
+}
+
+// changeOf waits until a child of this process was stopped, or has ended: then it reaps it.
+func changeOf(pid int) (status unix.WaitStatus) {
+	_, err := unix.Wait4(pid, &status, unix.WUNTRACED, nil)
+	for err == unix.EINTR {
+		_, err = unix.Wait4(pid, &status, unix.WUNTRACED, nil)
+	}
+	return status
 }
 
 // Stopped gives a value when the child was stopped, as by ^Z.
 func (p *unixPTY) Stopped() <-chan struct{} {
 	return p.stopped
-}
-
-// Continue has the child, when it was stopped, go on.
-func (p *unixPTY) Continue() error {
-	return p.kill(syscall.SIGCONT, p.PID())
 }
 
 // Read gives io.EOF when nobody holds the terminal any more, or when the child is gone and what it wrote has been
@@ -346,7 +361,7 @@ func (p *unixPTY) Read(b []byte) (int, error) {
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, syscall.EIO) { // EIO: Linux, the last slave was closed
 		err = io.EOF
-		p.closeSlave()
+		p.slave.Close() // nobody has written to it
 	}
 	return n, err
 }
@@ -378,13 +393,6 @@ func (p *unixPTY) take(b []byte, late bool) (n int, err error) {
 		return 0, io.EOF
 	}
 	return n, nil
-}
-
-// closeSlave closes our hold on the slave, if we have one. Twice is fine.
-func (p *unixPTY) closeSlave() {
-	if p.slave != nil {
-		p.slave.Close() // nobody has written to it
-	}
 }
 
 // pausePays tells, after a read of n bytes, whether to pause before the next.
@@ -425,10 +433,7 @@ func (p *unixPTY) Write(b []byte) (int, error) {
 // Close closes our side: the foreground group gets SIGHUP, a Read that waits ends. Twice is fine.
 func (p *unixPTY) Close() error {
 	p.master.Close() // fails the second time alone
-	p.closeSlave()
-	if p.lease != nil {
-		p.lease.Close() // the same
-	}
+	p.slave.Close()  // the same
 	return nil
 }
 
@@ -445,7 +450,7 @@ func (p *unixPTY) Signaled() bool {
 
 // PID is the child's.
 func (p *unixPTY) PID() int {
-	return p.proc.Pid
+	return p.pid
 }
 
 // Came is how many bytes of output there were so far: those that Read took, and those that wait for it, where that is
@@ -481,10 +486,10 @@ func (p *unixPTY) TakeBack(n int) bool {
 
 // withSlave calls do with the slave. Linux alone does not keep it open: Read ends when nobody else has it.
 func (p *unixPTY) withSlave(do func(slave *os.File) error) error {
-	if p.slave != nil {
+	if !linux {
 		return do(p.slave)
 	}
-	slave, err := p.otherSide()
+	slave, err := p.openSlave()
 	if err != nil {
 		return err
 	}
@@ -497,14 +502,14 @@ func (p *unixPTY) Resize(s Size) error {
 	return ioctl(p.master, unix.TIOCSWINSZ, &s)
 }
 
-// Signal sends sig to the foreground group, and SIGHUP to the child's too, as the end of a terminal does: a shell
-// passes that on to its jobs. os.ErrProcessDone: the child is gone.
+// Signal sends sig to the foreground group, and SIGHUP and SIGCONT to the child's too: the end of a terminal does that,
+// for a shell to pass it on to its jobs, and it is the child that was stopped. os.ErrProcessDone: the child is gone.
 func (p *unixPTY) Signal(sig os.Signal) error {
 	group := p.foreground()
-	if sig == syscall.SIGHUP && group != p.PID() {
-		return p.kill(sig, group, p.PID())
+	if sig != syscall.SIGHUP && sig != syscall.SIGCONT || group == p.pid {
+		return p.kill(sig, group)
 	}
-	return p.kill(sig, group)
+	return p.kill(sig, group, p.pid)
 }
 
 // kill sends sig to process groups until the child has been reaped, then it gives os.ErrProcessDone: its number may be
@@ -530,7 +535,7 @@ func (p *unixPTY) Terminate(grace time.Duration) {
 	p.kill(syscall.SIGTERM, p.foreground(), p.PID()) // fails when it has ended
 	p.kill(syscall.SIGCONT, p.foreground(), p.PID()) // the same
 	if !p.ends(killWait) {
-		p.kill(syscall.SIGKILL, p.foreground(), p.PID()) // the same
+		p.kill(syscall.SIGKILL, p.foreground(), p.PID(), p.proc.Pid) // the same
 	}
 }
 
@@ -599,7 +604,7 @@ func (p *unixPTY) reading() Reading {
 	family, all := descendants(p.PID())
 	reading := foregroundReading(tty, append(family, p.strays...), 0)
 	if reading != ReadingYes && time.Since(p.straysAt) >= strayEvery {
-		p.strays = strays(p.PID(), family)
+		p.strays = strays(p.proc.Pid, family)
 		p.straysAt = time.Now()
 		reading = foregroundReading(tty, append(family, p.strays...), 0)
 	}
@@ -639,32 +644,23 @@ func request(onLinux, onDarwin uint) uint {
 	return onDarwin
 }
 
-// ---- stages ----
-// A child that a shell is to stop and resume, or that has none of its streams on its terminal, is not executed at once:
-// a process of ours becomes it, see becomeTool. It stays the leader of its session, and our own child.
-//
-// A leader's process group is orphaned: its parent is in another session, and the kernel drops a SIGTSTP for such a
-// group (POSIX, "Orphaned Process Group"; linux/kernel/signal.c), which froze claude for good on ^Z. It is not orphaned
-// while any process in it has a parent in the same session and another group. A keeper, which is in the tool's group,
-// and a shell in a group of its own, which waits for it, see to that. The keeper ignores every signal, has no terminal
-// open, and ends when we close its lease or end.
+// ---- leader ----
+// A child that a shell is to stop and resume is started as the shell would start it: by a process of ours that leads its
+// session and gives it a group of its own, and the terminal. A child that leads its session itself is in an orphaned
+// group (POSIX, "Orphaned Process Group": none in it has a parent in the same session and another group), for which the
+// kernel drops SIGTSTP (linux/kernel/signal.c): that froze claude for good on ^Z.
 
-// What argv[1] is when a process of ours is no command.
-const (
-	stageRole  = "(stage)"  // what follows: the tool's path, its argv
-	keptRole   = "(kept)"   // the same, of a tool that is to have a keeper
-	keeperRole = "(keeper)" // what follows: the group that it is to join
-)
+// leaderRole is argv[1] of a leader; what follows: the tool's path, its argv.
+const leaderRole = "(leader)"
 
-// Descriptors of a stage.
+// Descriptors of a leader, beside the child's streams.
 const (
 	slaveFD  = 3 // of the terminal
-	reportFD = 4 // of the pipe for what went wrong
-	leaseFD  = 5 // of the pipe that is closed when the keeper is to end
+	reportFD = 4 // of the pipe for its reports: the child's pid, or −errno; then each of its wait statuses
 )
 
-// launchStaged has a process of ours become the child, kept where a shell resumes us.
-func (p *unixPTY) launchStaged(c child, kept bool) error {
+// startLed starts the child by a leader.
+func (p *unixPTY) startLed(path string, argv []string, attr *os.ProcAttr) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
@@ -673,134 +669,89 @@ func (p *unixPTY) launchStaged(c child, kept bool) error {
 	if err != nil {
 		return err
 	}
-	defer report.Close() // read to its end
-	c.attr.Files = append(c.attr.Files, reportEnd)
-	role := stageRole
-	if kept {
-		role = keptRole
-		leaseEnd, lease, err := os.Pipe()
-		if err != nil {
-			reportEnd.Close() // nobody has written to it
-			return err
-		}
-		defer leaseEnd.Close() // the keeper has its own
-		p.lease = lease
-		c.attr.Files = append(c.attr.Files, leaseEnd)
-	}
-	c.argv = append([]string{os.Args[0], role, c.path}, c.argv...)
-	c.path = exe
-	err = p.launch(c)
-	reportEnd.Close() // the stage has its own
-	if err == nil {
-		err = stageError(report)
-	}
-	return err
-}
-
-// stageError waits until the stage has become the child, and is what kept it from that.
-func stageError(report io.Reader) error {
-	text, err := io.ReadAll(report)
+	p.report = report
+	attr.Files = append(attr.Files, p.slave, reportEnd)
+	attr.Sys.Setctty = true
+	attr.Sys.Ctty = slaveFD
+	p.proc, err = begin(exe, append([]string{os.Args[0], leaderRole, path}, argv...), attr)
+	reportEnd.Close() // the leader has its own
 	if err != nil {
+		report.Close() // nothing comes
 		return err
 	}
-	number, _ := strconv.Atoi(string(text)) // "": nothing went wrong
-	if number == 0 {
-		return nil
+	pid, err := p.heard()
+	if err == nil && pid < 0 {
+		err = syscall.Errno(-pid)
 	}
-	return syscall.Errno(number)
+	if err != nil {
+		changeOf(p.proc.Pid) // the leader ends
+		report.Close()       // nothing more comes
+		return err
+	}
+	p.pid = int(pid)
+	return nil
+}
+
+// heard is the leader's next report; an error: it has ended.
+func (p *unixPTY) heard() (report int32, err error) {
+	err = binary.Read(p.report, binary.NativeEndian, &report)
+	return report, err
 }
 
 // actAs does what this process is to do when it is no command, and gives its exit status; is false: it is one.
 func actAs(args []string) (code int, is bool) {
-	switch {
-	case len(args) > 3 && (args[1] == stageRole || args[1] == keptRole):
-		return becomeTool(args[2], args[3:], args[1] == keptRole), true
-	case len(args) == 3 && args[1] == keeperRole:
-		return keep(args[2]), true
+	if len(args) < 4 || args[1] != leaderRole {
+		return 0, false
 	}
-	return 0, false
+	report := os.NewFile(reportFD, "report")
+	if err := lead(args[2], args[3:], report); err != nil {
+		number := syscall.EIO
+		errors.As(err, &number)
+		tell(report, -int32(number))
+	}
+	return 0, true
 }
 
-// becomeTool becomes the tool, or reports why not. Its descriptors above 2 are none of the tool's.
-func becomeTool(path string, argv []string, kept bool) int {
-	renewDeathSignal()
+// lead is a leader's life: it starts the tool, and reports how that stops and ends. An error means that it did not run.
+func lead(path string, argv []string, report *os.File) error {
+	streams := []*os.File{os.Stdin, os.Stdout, os.Stderr}
+	terminal := os.NewFile(slaveFD, "terminal")
 	unix.CloseOnExec(slaveFD)
 	unix.CloseOnExec(reportFD)
-	if kept {
-		unix.CloseOnExec(leaseFD)
-		_ = startKeeper() // without one the tool runs all the same, and ^Z does not stop it
-	}
-	err := syscall.Exec(path, argv, os.Environ())
-	if errors.Is(err, syscall.ENOEXEC) { // as in live
-		err = syscall.Exec("/bin/sh", append([]string{"sh", path}, argv[1:]...), os.Environ())
-	}
-	var number syscall.Errno
-	if !errors.As(err, &number) {
-		number = syscall.ECHILD
-	}
-	fmt.Fprint(os.NewFile(reportFD, "report"), int(number))
-	return exitInternal
-}
-
-// renewDeathSignal gives Linux's Pdeathsig, see live, to the thread that becomes the tool: it is of one thread alone,
-// and was given to the first.
-func renewDeathSignal() {
-	const (
-		prctlAMD64 = 157 // linux/arch/x86/entry/syscalls/syscall_64.tbl
-		prctlARM64 = 167 // linux/include/uapi/asm-generic/unistd.h
-		pdeathsig  = 1   // PR_SET_PDEATHSIG: linux/include/uapi/linux/prctl.h
-	)
-	runtime.LockOSThread()
-	number := uintptr(prctlARM64)
-	if amd64 {
-		number = prctlAMD64
-	}
-	if linux {
-		_, _, _ = unix.RawSyscall(number, pdeathsig, uintptr(syscall.SIGTERM), 0) // without it the tool runs all the same
-	}
-}
-
-// startKeeper starts a keeper below a shell in a group of its own, and waits until it keeps. That shell is nobody's
-// child in this session: the tool does not have it to wait for.
-func startKeeper() error {
-	exe, err := os.Executable()
+	tool, err := begin(path, argv, &os.ProcAttr{Files: streams, Sys: &syscall.SysProcAttr{Setpgid: true}})
 	if err != nil {
 		return err
 	}
-	ready, readyEnd, err := os.Pipe()
-	if err != nil {
+	group := int32(tool.Pid)
+	if err := ioctl(terminal, unix.TIOCSPGRP, &group); err != nil {
 		return err
 	}
-	const script = `{ "$0" "$1" "$2" <&3 >&4 2>/dev/null 3<&- 4>&- & exec 3<&- 4>&-; wait; } &`
-	shell := exec.Command("/bin/sh", "-c", script, exe, keeperRole, strconv.Itoa(os.Getpid()))
-	shell.Env = []string{} // nothing of the tool's stays with a keeper
-	shell.ExtraFiles = []*os.File{os.NewFile(leaseFD, "lease"), readyEnd}
-	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	err = shell.Run()
-	readyEnd.Close() // the keeper has its own
-	if err != nil {
-		return err
+	tell(report, group)
+	for _, f := range streams {
+		f.Close() // who reads or writes the other end is to see what the tool does
 	}
-	_, err = io.Copy(io.Discard, ready) // nothing comes but its end: see keep
-	return err
+	status := changeOf(tool.Pid)
+	for status.Stopped() {
+		if asksEarly(terminal, group, status.StopSignal()) {
+			_ = unix.Kill(-tool.Pid, unix.SIGCONT) // it is there: it is stopped
+		} else {
+			tell(report, int32(status))
+		}
+		status = changeOf(tool.Pid)
+	}
+	tell(report, int32(status))
+	return nil
 }
 
-// keep is a keeper's life in the group of the tool, which it tells by closing its output that it has joined.
-func keep(group string) int {
-	signal.Ignore()
-	pgid, err := strconv.Atoi(group)
-	if err != nil {
-		return exitInternal
-	}
-	if err := unix.Setpgid(0, pgid); err != nil {
-		return exitInternal
-	}
-	os.Stdout.Close()                                        // nothing was written
-	if _, err := io.Copy(io.Discard, os.Stdin); err != nil { // nothing comes but its end
-		return exitInternal
-	}
-	return 0
+// asksEarly reports whether the tool was stopped for it used the terminal in the moment before it was given that.
+func asksEarly(terminal *os.File, group int32, stop syscall.Signal) bool {
+	var has int32
+	err := ioctl(terminal, unix.TIOCGPGRP, &has)
+	return (stop == unix.SIGTTIN || stop == unix.SIGTTOU) && err == nil && has == group
 }
+
+// tell reports to who has started the leader. Where nobody hears it the leader is about to be ended.
+func tell(report io.Writer, number int32) { _ = binary.Write(report, binary.NativeEndian, number) }
 
 // ---- what the child waits for ----
 // Linux says in /proc which call a thread is blocked in. macOS does not: of a thread it tells whether it runs
@@ -1276,16 +1227,32 @@ func endSignals() []os.Signal {
 	return slices.DeleteFunc(all, signal.Ignored)
 }
 
-// stopSelf stops this process, and whoever else is in its job, until a shell lets it go on: see resumes. For itself it
-// takes SIGSTOP, as Go never lets go of SIGTSTP, which the caller must ignore meanwhile.
+// stopSelf stops this process, and whoever else is in its job, until a shell lets it go on: see resumes. The caller must
+// ignore SIGTSTP meanwhile; what that does by itself Go never gives back: Linux is asked for it, elsewhere SIGSTOP does.
 func stopSelf() {
+	const (
+		sigactionAMD64 = 13  // linux/arch/x86/entry/syscalls/syscall_64.tbl
+		sigactionARM64 = 134 // linux/include/uapi/asm-generic/unistd.h
+		maskBytes      = 8
+	)
 	resumed := make(chan os.Signal, 1)
 	signal.Notify(resumed, resumeSignal)
 	defer signal.Stop(resumed)
 	_ = unix.Kill(0, suspendSignal) // cannot fail: we are in that group
-	if err := unix.Kill(unix.Getpid(), unix.SIGSTOP); err != nil {
-		return
+	sig := syscall.SIGSTOP
+	if linux {
+		sigaction := uintptr(sigactionARM64)
+		if amd64 {
+			sigaction = sigactionAMD64
+		}
+		byItself := [4]uintptr{} // SIG_DFL, no flags, no mask
+		act := uintptr(unsafe.Pointer(&byItself))
+		_, _, errno := unix.RawSyscall6(sigaction, uintptr(suspendSignal), act, 0, maskBytes, 0, 0)
+		if errno == 0 {
+			sig = suspendSignal
+		}
 	}
+	_ = unix.Kill(unix.Getpid(), sig) // cannot fail: it is us
 	<-resumed
 }
 

@@ -49,6 +49,27 @@ var me, _ = windows.GetCurrentProcessToken().GetTokenUser() // cannot fail
 // ---- the child's terminal ----
 // A pseudo-console, whose host paints its screen into a pipe as escape codes.
 
+// Host is what a child has of ours.
+type Host struct {
+	TTY     *os.File    // a terminal whose modes its own gets, nil: the defaults
+	Streams [3]*os.File // standard input, output and error that it gets as they are; nil: its terminal
+	Plain   bool        // its terminal adds no carriage return to a line feed
+	Resumes bool        // a shell stops and resumes us: the child is to stop with us, and we with it
+}
+
+// Modes are of a terminal's modes those that are asked for with every key, or every piece of output.
+type Modes struct {
+	Processed bool // a line feed begins a line
+	Canonical bool // nobody has set it to be drawn on
+	Echo      bool // it shows what is typed
+}
+
+// Size is that of a terminal, laid out as struct winsize of the system.
+type Size struct {
+	Rows, Cols     uint16 // in cells
+	XPixel, YPixel uint16
+}
+
 // winPTY is the pseudo-console and the child. Read belongs to one goroutine; all else may be called from any.
 type winPTY struct {
 	in     *os.File      // our end of the pipe that the console reads
@@ -272,9 +293,6 @@ func (p *winPTY) Terminate(time.Duration) {
 
 // Stopped gives nothing: there is no job control.
 func (p *winPTY) Stopped() <-chan struct{} { return nil }
-
-// Continue is not needed here: see Stopped.
-func (p *winPTY) Continue() error { return errors.ErrUnsupported }
 
 // State is what the system says about the terminal; ReadingUnknown where it cannot tell. The console host does not
 // tell.
