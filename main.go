@@ -1677,7 +1677,7 @@ const (
 	lookTime     = time.Second            // for the gate to see its question
 	frameTime    = 30 * time.Millisecond  // for a frame to be painted, with --stream: pieces ≤ 30 ms apart
 	gatePoll     = time.Second / 40       // between looks of the gate
-	keyboardLook = time.Second / 4        // between looks whether the tool reads its terminal
+	keyboardLook = time.Second / 4        // between looks whether the keyboard is ours, and the tool reads it
 	tapQuiet     = 100 * time.Millisecond // of silence after the child's end, then a tap ends
 	busyTime     = 3 * time.Second        // beyond its time: the gate waits for a pause of the output
 	followTime   = time.Second            // for a program that may take one key to show it
@@ -2395,20 +2395,22 @@ func (s *session) makeRaw() error {
 	return nil
 }
 
-// keyboardStep reads the keyboard as soon as the tool reads its terminal, where its output goes to another program:
-// that may read the keyboard itself, as less does, and writes to a terminal that is not raw.
+// keyboardStep reads the keyboard as soon as that is ours and the tool's. Who is let go on in the background and brought
+// to the foreground later gets no signal of that from bash. And where the tool's output goes to another program that one
+// may read the keyboard itself, as less does, and writes to a terminal that is not raw: until the tool reads its own.
 func (s *session) keyboardStep() {
-	if s.keys == nil || s.wanted.Load() || !s.turnAt(s.keyboardAt) {
+	if s.keys == nil || s.raw.Load() || !s.turnAt(s.keyboardAt) {
 		return
 	}
 	s.keyboardAt = time.Now().Add(keyboardLook)
-	if s.pty.State().Reading == ReadingBusy {
+	if !s.wanted.Load() && s.pty.State().Reading == ReadingBusy || !inForeground(s.keys) {
 		return
 	}
 	s.wanted.Store(true)
 	if err := s.makeRaw(); err != nil {
 		s.log.Warn("reading the keyboard", "error", err.Error())
 	}
+	s.resize()
 	s.listen()
 }
 
@@ -2528,6 +2530,8 @@ func (s *session) loop() {
 			s.takeOutput() // and keys: they were first
 			s.handleRecord(rec)
 		case <-s.resized:
+			s.keyboardAt = time.Time{} // we are in the foreground: no other gets that signal
+			s.keyboardStep()
 			s.resize()
 		case sig := <-s.signals:
 			s.handleSignal(sig)
