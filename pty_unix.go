@@ -325,7 +325,7 @@ func (p *unixPTY) live() {
 // change waits until the child was stopped, or has ended and was reaped.
 func (p *unixPTY) change() unix.WaitStatus {
 	if p.report != nil {
-		status, err := p.heard()
+		status, err := heard(p.report)
 		if err == nil {
 			return unix.WaitStatus(status)
 		} // else the leader was killed, and the child with it
@@ -645,66 +645,84 @@ func request(onLinux, onDarwin uint) uint {
 }
 
 // ---- leader ----
-// A child that a shell is to stop and resume is started as the shell would start it: by a process of ours that leads its
-// session and gives it a group of its own, and the terminal. A child that leads its session itself is in an orphaned
-// group (POSIX, "Orphaned Process Group": none in it has a parent in the same session and another group), for which the
-// kernel drops SIGTSTP (linux/kernel/signal.c): that froze claude for good on ^Z.
+// A child that a shell is to stop and resume is started as the shell would start it: by a leader, a process of ours that
+// leads the session, in a group of its own that takes the terminal before it becomes the tool. A child that leads its
+// session itself is in an orphaned group (POSIX, "Orphaned Process Group": none in it has a parent in the same session
+// and another group), for which the kernel drops SIGTSTP (linux/kernel/signal.c): that froze claude for good on ^Z.
 
-// leaderRole is argv[1] of a leader; what follows: the tool's path, its argv.
-const leaderRole = "(leader)"
-
-// Descriptors of a leader, beside the child's streams.
+// What argv[1] is when a process of ours is no command; what follows: the tool's path, its argv.
 const (
-	slaveFD  = 3 // of the terminal
-	reportFD = 4 // of the pipe for its reports: the child's pid, or −errno; then each of its wait statuses
+	leaderRole = "(leader)"
+	toolRole   = "(tool)"
 )
 
-// startLed starts the child by a leader.
-func (p *unixPTY) startLed(path string, argv []string, attr *os.ProcAttr) error {
-	exe, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	report, reportEnd, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	p.report = report
-	attr.Files = append(attr.Files, p.slave, reportEnd)
+// Descriptors of both, beside the child's streams.
+const (
+	slaveFD  = 3 // of the terminal
+	reportFD = 4 // of the pipe for reports, which are numbers; −errno: the tool cannot be executed
+)
+
+// startLed starts the child by a leader, which reports the child's pid, then each of its wait statuses.
+func (p *unixPTY) startLed(path string, argv []string, attr *os.ProcAttr) (err error) {
 	attr.Sys.Setctty = true
 	attr.Sys.Ctty = slaveFD
-	p.proc, err = begin(exe, append([]string{os.Args[0], leaderRole, path}, argv...), attr)
-	reportEnd.Close() // the leader has its own
+	p.proc, p.report, err = startRole(leaderRole, path, argv, attr, p.slave)
 	if err != nil {
-		report.Close() // nothing comes
 		return err
 	}
-	pid, err := p.heard()
+	pid, err := heard(p.report)
 	if err == nil && pid < 0 {
 		err = syscall.Errno(-pid)
 	}
 	if err != nil {
-		changeOf(p.proc.Pid) // the leader ends
-		report.Close()       // nothing more comes
+		changeOf(p.proc.Pid) // it ends
+		p.report.Close()     // nothing more comes
 		return err
 	}
 	p.pid = int(pid)
 	return nil
 }
 
-// heard is the leader's next report; an error: it has ended.
-func (p *unixPTY) heard() (report int32, err error) {
-	err = binary.Read(p.report, binary.NativeEndian, &report)
-	return report, err
+// startRole starts a process of ours for a tool; reports is where its reports come.
+func startRole(role, path string, argv []string, attr *os.ProcAttr, terminal *os.File) (
+	proc *os.Process, reports *os.File, err error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, nil, err
+	}
+	reports, end, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	attr.Files = append(attr.Files, terminal, end)
+	proc, err = begin(exe, append([]string{os.Args[0], role, path}, argv...), attr)
+	end.Close() // it has its own
+	if err != nil {
+		reports.Close() // nothing comes
+		return nil, nil, err
+	}
+	return proc, reports, nil
+}
+
+// heard is the next report; an error: none comes any more.
+func heard(reports *os.File) (number int32, err error) {
+	err = binary.Read(reports, binary.NativeEndian, &number)
+	return number, err
 }
 
 // actAs does what this process is to do when it is no command, and gives its exit status; is false: it is one.
 func actAs(args []string) (code int, is bool) {
-	if len(args) < 4 || args[1] != leaderRole {
+	if len(args) < 4 || args[1] != leaderRole && args[1] != toolRole {
 		return 0, false
 	}
-	report := os.NewFile(reportFD, "report")
-	if err := lead(args[2], args[3:], report); err != nil {
+	terminal, report := os.NewFile(slaveFD, "terminal"), os.NewFile(reportFD, "report")
+	unix.CloseOnExec(slaveFD)
+	unix.CloseOnExec(reportFD)
+	act := lead
+	if args[1] == toolRole {
+		act = becomeTool
+	}
+	if err := act(args[2], args[3:], terminal, report); err != nil {
 		number := syscall.EIO
 		errors.As(err, &number)
 		tell(report, -int32(number))
@@ -712,46 +730,71 @@ func actAs(args []string) (code int, is bool) {
 	return 0, true
 }
 
-// lead is a leader's life: it starts the tool, and reports how that stops and ends. An error means that it did not run.
-func lead(path string, argv []string, report *os.File) error {
+// tell reports a number. Where nobody hears it this process is about to be ended.
+func tell(report io.Writer, number int32) { _ = binary.Write(report, binary.NativeEndian, number) }
+
+// lead is a leader's life. An error means that the tool did not run.
+func lead(path string, argv []string, terminal, report *os.File) error {
 	streams := []*os.File{os.Stdin, os.Stdout, os.Stderr}
-	terminal := os.NewFile(slaveFD, "terminal")
-	unix.CloseOnExec(slaveFD)
-	unix.CloseOnExec(reportFD)
-	tool, err := begin(path, argv, &os.ProcAttr{Files: streams, Sys: &syscall.SysProcAttr{Setpgid: true}})
+	attr := &os.ProcAttr{Files: slices.Clone(streams), Sys: &syscall.SysProcAttr{Setpgid: true}}
+	tool, reports, err := startRole(toolRole, path, argv, attr, terminal)
 	if err != nil {
 		return err
 	}
-	group := int32(tool.Pid)
-	if err := ioctl(terminal, unix.TIOCSPGRP, &group); err != nil {
-		return err
+	number, err := heard(reports)
+	if err == nil {
+		return syscall.Errno(-number)
 	}
-	tell(report, group)
-	for _, f := range streams {
-		f.Close() // who reads or writes the other end is to see what the tool does
+	tell(report, int32(tool.Pid))
+	for _, f := range append(streams, terminal) {
+		f.Close() // who has the other end is to see what the tool does, not us
 	}
 	status := changeOf(tool.Pid)
-	for status.Stopped() {
-		if asksEarly(terminal, group, status.StopSignal()) {
-			_ = unix.Kill(-tool.Pid, unix.SIGCONT) // it is there: it is stopped
-		} else {
-			tell(report, int32(status))
-		}
-		status = changeOf(tool.Pid)
-	}
 	tell(report, int32(status))
+	for status.Stopped() {
+		status = changeOf(tool.Pid)
+		tell(report, int32(status))
+	}
 	return nil
 }
 
-// asksEarly reports whether the tool was stopped for it used the terminal in the moment before it was given that.
-func asksEarly(terminal *os.File, group int32, stop syscall.Signal) bool {
-	var has int32
-	err := ioctl(terminal, unix.TIOCGPGRP, &has)
-	return (stop == unix.SIGTTIN || stop == unix.SIGTTOU) && err == nil && has == group
+// becomeTool takes the terminal and becomes the tool.
+func becomeTool(path string, argv []string, terminal, _ *os.File) error {
+	signal.Ignore(syscall.SIGTTOU) // it is in the background
+	group := int32(unix.Getpid())
+	if err := ioctl(terminal, unix.TIOCSPGRP, &group); err != nil {
+		return err
+	}
+	signal.Notify(make(chan os.Signal), syscall.SIGTTOU) // what is caught gets its default when the tool is executed
+	renewDeathSignal()
+	err := syscall.Exec(path, argv, os.Environ())
+	if errors.Is(err, syscall.ENOEXEC) { // as in begin
+		err = syscall.Exec("/bin/sh", append([]string{"sh", path}, argv[1:]...), os.Environ())
+	}
+	return err
 }
 
-// tell reports to who has started the leader. Where nobody hears it the leader is about to be ended.
-func tell(report io.Writer, number int32) { _ = binary.Write(report, binary.NativeEndian, number) }
+// renewDeathSignal gives Pdeathsig, see begin, to the thread that becomes the tool: it is of one thread alone, and was
+// given to the first.
+func renewDeathSignal() {
+	const (
+		prctlAMD64 = 157 // linux/arch/x86/entry/syscalls/syscall_64.tbl
+		prctlARM64 = 167 // linux/include/uapi/asm-generic/unistd.h
+		pdeathsig  = 1   // PR_SET_PDEATHSIG: linux/include/uapi/linux/prctl.h
+	)
+	runtime.LockOSThread()
+	if linux { // where it fails the tool runs all the same
+		_, _, _ = unix.RawSyscall(onMachine(prctlAMD64, prctlARM64), pdeathsig, uintptr(syscall.SIGTERM), 0)
+	}
+}
+
+// onMachine is the number of a system call of Linux on the machine that we run on.
+func onMachine(onAMD64, onARM64 uintptr) uintptr {
+	if amd64 {
+		return onAMD64
+	}
+	return onARM64
+}
 
 // ---- what the child waits for ----
 // Linux says in /proc which call a thread is blocked in. macOS does not: of a thread it tells whether it runs
@@ -1241,13 +1284,9 @@ func stopSelf() {
 	_ = unix.Kill(0, suspendSignal) // cannot fail: we are in that group
 	sig := syscall.SIGSTOP
 	if linux {
-		sigaction := uintptr(sigactionARM64)
-		if amd64 {
-			sigaction = sigactionAMD64
-		}
 		byItself := [4]uintptr{} // SIG_DFL, no flags, no mask
-		act := uintptr(unsafe.Pointer(&byItself))
-		_, _, errno := unix.RawSyscall6(sigaction, uintptr(suspendSignal), act, 0, maskBytes, 0, 0)
+		_, _, errno := unix.RawSyscall6(onMachine(sigactionAMD64, sigactionARM64), uintptr(suspendSignal),
+			uintptr(unsafe.Pointer(&byItself)), 0, maskBytes, 0, 0)
 		if errno == 0 {
 			sig = suspendSignal
 		}
