@@ -2399,7 +2399,7 @@ func (s *session) makeRaw() error {
 // to the foreground later gets no signal of that from bash. And where the tool's output goes to another program that one
 // may read the keyboard itself, as less does, and writes to a terminal that is not raw: until the tool reads its own.
 func (s *session) keyboardStep() {
-	if s.keys == nil || s.raw.Load() || !s.turnAt(s.keyboardAt) {
+	if s.keys == nil || s.raw.Load() || s.ctx.Err() != nil || !s.turnAt(s.keyboardAt) {
 		return
 	}
 	s.keyboardAt = time.Now().Add(keyboardLook)
@@ -2482,10 +2482,12 @@ func (s *session) spawn(f func()) {
 	}()
 }
 
-// crashing puts the host's terminal back and ends the child: a goroutine of ours panics.
+// crashing puts the host's terminal back and ends the child: a goroutine of ours panics. The loop still turns.
 func (s *session) crashing() {
+	s.stop()
 	s.restore()
 	s.pty.Terminate(0)
+	s.restore() // it may just have been at keyboardStep
 }
 
 // ---- loop ----

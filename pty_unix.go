@@ -36,6 +36,7 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 )
 
 const (
@@ -48,14 +49,6 @@ const (
 	drainQuiet    = 100 * time.Millisecond // of silence after the child's end, then Read ends
 	drainWait     = 500 * time.Millisecond // that Read waits after the child's end, in all
 	killWait      = 3 * time.Second        // for the child to end well
-
-	// Of a child that writes byte by byte more is read at once after a pause: for each piece the kernel wakes three.
-	crumbPause = 30 * time.Microsecond   // Linux adds 50 (prctl(2), PR_SET_TIMERSLACK)
-	crumbTime  = 2500 * time.Microsecond // in which come
-	crumbReads = 64                      // of less than crumbBytes in a row: an echo takes longer than 39 µs
-	crumbBytes = 32
-	crumbGain  = 8   // bytes that a pause must bring
-	crumbEnd   = 512 // bytes that are no crumbs any more
 )
 
 // Requests to a terminal's driver.
@@ -107,7 +100,7 @@ type Size struct {
 type unixPTY struct {
 	master   *os.File      // by SyscallConn, never Fd: that makes it blocking, and neither Close nor a deadline ends a Read
 	slave    *os.File      // macOS: open until Read ends, see closeSlave
-	proc     *os.Process   // the child, or its leader
+	leader   int           // pid of the leader of its session: of the child, or of its leader
 	report   *os.File      // of the leader, nil without one
 	pid      int           // the child's
 	stopped  chan struct{} // a value when the child was stopped
@@ -115,10 +108,6 @@ type unixPTY struct {
 	code     int           // valid then
 	signaled bool          // the same
 	patience time.Duration // Read's: what is left of drainWait
-
-	crumbs   int       // Read's: how often in a row it brought little
-	crumbsAt time.Time // since when
-	pauses   bool      // before it reads on
 
 	raw    syscall.RawConn // the master's
 	taking sync.Mutex      // guards what follows
@@ -139,7 +128,7 @@ func startPTY(argv, env []string, dir string, size Size, host Host) (PTY, error)
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: a terminal for it: %w", argv[0], err)
 	}
-	err = p.start(path, argv, &os.ProcAttr{Dir: dir, Env: env}, host)
+	err = p.start(path, argv, &syscall.ProcAttr{Dir: dir, Env: env}, host)
 	if linux || err != nil {
 		p.slave.Close() // the child has its own
 	}
@@ -176,14 +165,15 @@ func newPTY(size Size, host Host) (*unixPTY, error) {
 
 // start starts the child: by itself where it leads its session, else see leader. A child that has no stream on its
 // terminal, and no leader, has no controlling terminal: there was none for it.
-func (p *unixPTY) start(path string, argv []string, attr *os.ProcAttr, host Host) error {
-	attr.Files = slices.Clone(host.Streams[:])
-	for i, f := range attr.Files {
+func (p *unixPTY) start(path string, argv []string, attr *syscall.ProcAttr, host Host) error {
+	ctty := -1
+	for i, f := range host.Streams {
 		if f == nil {
-			attr.Files[i] = p.slave
+			f = p.slave
+			ctty = i
 		}
+		attr.Files = append(attr.Files, f.Fd())
 	}
-	ctty := slices.Index(attr.Files, p.slave)
 	attr.Sys = &syscall.SysProcAttr{Setsid: true, Setctty: ctty >= 0, Ctty: max(0, ctty)}
 	started := make(chan error)
 	go func() {
@@ -201,13 +191,10 @@ func (p *unixPTY) start(path string, argv []string, attr *os.ProcAttr, host Host
 }
 
 // startAlone starts the child as the leader of its session.
-func (p *unixPTY) startAlone(path string, argv []string, attr *os.ProcAttr) (err error) {
-	p.proc, err = begin(path, argv, attr)
-	if err != nil {
-		return err
-	}
-	p.pid = p.proc.Pid
-	return nil
+func (p *unixPTY) startAlone(path string, argv []string, attr *syscall.ProcAttr) (err error) {
+	p.leader, err = begin(path, argv, attr)
+	p.pid = p.leader
+	return err
 }
 
 // findTool is the path of the program that name runs, as a shell finds it: "." in PATH counts. The error is
@@ -286,17 +273,17 @@ func setModes(f *os.File, modes unix.Termios) error {
 
 // begin starts a program, which ends with the calling thread: Linux's Pdeathsig ends even one that ignores SIGHUP after
 // kill -9 of ours, and is sent when the thread that forked ends (prctl(2)). So the caller keeps that thread.
-func begin(path string, argv []string, attr *os.ProcAttr) (*os.Process, error) {
+func begin(path string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
 	runtime.LockOSThread()
 	deathSignal := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig")
 	if deathSignal.IsValid() {
 		deathSignal.SetInt(int64(syscall.SIGTERM))
 	}
-	proc, err := os.StartProcess(path, argv, attr)
-	if errors.Is(err, syscall.ENOEXEC) { // no #!: every shell runs it
-		proc, err = os.StartProcess("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
+	pid, err = syscall.ForkExec(path, argv, attr) // os.StartProcess forks once more, to see whether it can
+	if errors.Is(err, syscall.ENOEXEC) {          // no #!: every shell runs it
+		pid, err = syscall.ForkExec("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
 	}
-	return proc, err
+	return pid, err
 }
 
 // live tells stopped of each stop of the child, until it has ended.
@@ -315,8 +302,8 @@ func (p *unixPTY) live() {
 		p.code = 128 + int(status.Signal())
 	}
 	if p.report != nil {
-		changeOf(p.proc.Pid) // the leader ends with the child
-		p.report.Close()     // nothing more comes
+		changeOf(p.leader) // the leader ends with the child
+		p.report.Close()   // nothing more comes
 	}
 	close(p.exited)
 	p.master.SetReadDeadline(time.Unix(1, 0)) // wakes Read; fails after Close, which has woken it
@@ -330,7 +317,7 @@ func (p *unixPTY) change() unix.WaitStatus {
 			return unix.WaitStatus(status)
 		} // else the leader was killed, and the child with it
 	}
-	return changeOf(p.proc.Pid)
+	return changeOf(p.leader)
 }
 
 // changeOf waits until a child of this process was stopped, or has ended: then it reaps it.
@@ -349,79 +336,33 @@ func (p *unixPTY) Stopped() <-chan struct{} {
 
 // Read gives io.EOF when nobody holds the terminal any more, or when the child is gone and what it wrote has been
 // read. The bounds on that count waiting and reads, not passing time: a host slow to take the output loses nothing.
-func (p *unixPTY) Read(b []byte) (int, error) {
-	if p.pauses {
-		pause := unix.NsecToTimeval(int64(crumbPause))
-		_, _ = unix.Select(0, nil, nil, nil, &pause) // a signal cuts it short
-	}
-	n, err := p.take(b, false)
-	p.pauses = p.pausePays(n)
-	if errors.Is(err, os.ErrDeadlineExceeded) && p.patience > 0 { // the child is gone, see live
-		n, err = p.drain(b)
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, syscall.EIO) { // EIO: Linux, the last slave was closed
-		err = io.EOF
-		p.slave.Close() // nobody has written to it
-	}
-	return n, err
-}
-
-// take reads what is there, or waits for it; late, also what is there when the deadline has passed. What it takes is
-// counted in the same step, so that Came misses none.
-func (p *unixPTY) take(b []byte, late bool) (n int, err error) {
-	read := func(fd uintptr) (done bool) {
-		p.taking.Lock()
-		defer p.taking.Unlock()
-		for n, err = unix.Read(int(fd), b); err == unix.EINTR; n, err = unix.Read(int(fd), b) {
-		}
-		p.taken += int64(max(n, 0))
+func (p *unixPTY) Read(b []byte) (n int, err error) {
+	waited := p.raw.Read(func(fd uintptr) (done bool) {
+		n, err = p.take(fd, b)
 		return err != unix.EAGAIN
+	})
+	if errors.Is(waited, os.ErrDeadlineExceeded) && p.patience > 0 { // the child is gone, see live
+		begun := time.Now()
+		waited = p.raw.Control(func(fd uintptr) {
+			_ = waitFor(fd, false, drainQuiet) // what has come is taken
+			n, err = p.take(fd, b)
+		})
+		p.patience -= max(time.Since(begun), drainWait/1000) // Linux holds up to 640 KiB (tty_buffer.c): 2 KiB a read
 	}
-	waited := p.raw.Read(read)
-	if late && errors.Is(waited, os.ErrDeadlineExceeded) { // on a busy machine the deadline can pass before the first try
-		taken := false
-		if err := p.raw.Control(func(fd uintptr) { taken = read(fd) }); err == nil && taken {
-			waited = nil
-		}
+	if waited == nil && err == nil && n > 0 {
+		return n, nil
 	}
-	switch {
-	case waited != nil:
-		return 0, waited
-	case err != nil:
-		return 0, err
-	case n == 0:
-		return 0, io.EOF
-	}
-	return n, nil
+	p.slave.Close() // nobody has written to it
+	return 0, io.EOF
 }
 
-// pausePays tells, after a read of n bytes, whether to pause before the next.
-func (p *unixPTY) pausePays(n int) bool {
-	if p.pauses {
-		return n >= crumbGain && n < crumbEnd
+// take reads what is there. It is counted in the same step, so that Came misses none.
+func (p *unixPTY) take(fd uintptr, b []byte) (n int, err error) {
+	p.taking.Lock()
+	defer p.taking.Unlock()
+	for n, err = unix.Read(int(fd), b); err == unix.EINTR; n, err = unix.Read(int(fd), b) {
 	}
-	if n >= crumbBytes {
-		p.crumbs = 0
-		return false
-	}
-	if p.crumbs == 0 {
-		p.crumbsAt = time.Now()
-	}
-	p.crumbs++
-	if p.crumbs < crumbReads {
-		return false
-	}
-	p.crumbs = 0
-	return time.Since(p.crumbsAt) < crumbTime
-}
-
-// drain reads what the child has left behind, and waits for it no longer than drainQuiet.
-func (p *unixPTY) drain(b []byte) (int, error) {
-	begun := time.Now()
-	p.master.SetReadDeadline(begun.Add(drainQuiet)) // where it fails Read does, too
-	n, err := p.take(b, true)
-	p.master.SetReadDeadline(begun)                      // where it fails the next Read does, too
-	p.patience -= max(time.Since(begun), drainWait/1000) // Linux holds up to 640 KiB (tty_buffer.c): 2 KiB a read
+	p.taken += int64(max(n, 0))
 	return n, err
 }
 
@@ -535,7 +476,7 @@ func (p *unixPTY) Terminate(grace time.Duration) {
 	p.kill(syscall.SIGTERM, p.foreground(), p.PID()) // fails when it has ended
 	p.kill(syscall.SIGCONT, p.foreground(), p.PID()) // the same
 	if !p.ends(killWait) {
-		p.kill(syscall.SIGKILL, p.foreground(), p.PID(), p.proc.Pid) // the same
+		p.kill(syscall.SIGKILL, p.foreground(), p.PID(), p.leader) // the same
 	}
 }
 
@@ -604,7 +545,7 @@ func (p *unixPTY) reading() Reading {
 	family, all := descendants(p.PID())
 	reading := foregroundReading(tty, append(family, p.strays...), 0)
 	if reading != ReadingYes && time.Since(p.straysAt) >= strayEvery {
-		p.strays = strays(p.proc.Pid, family)
+		p.strays = strays(p.leader, family)
 		p.straysAt = time.Now()
 		reading = foregroundReading(tty, append(family, p.strays...), 0)
 	}
@@ -663,10 +604,10 @@ const (
 )
 
 // startLed starts the child by a leader, which reports the child's pid, then each of its wait statuses.
-func (p *unixPTY) startLed(path string, argv []string, attr *os.ProcAttr) (err error) {
+func (p *unixPTY) startLed(path string, argv []string, attr *syscall.ProcAttr) (err error) {
 	attr.Sys.Setctty = true
 	attr.Sys.Ctty = slaveFD
-	p.proc, p.report, err = startRole(leaderRole, path, argv, attr, p.slave)
+	p.leader, p.report, err = startRole(leaderRole, path, argv, attr, p.slave)
 	if err != nil {
 		return err
 	}
@@ -675,8 +616,8 @@ func (p *unixPTY) startLed(path string, argv []string, attr *os.ProcAttr) (err e
 		err = syscall.Errno(-pid)
 	}
 	if err != nil {
-		changeOf(p.proc.Pid) // it ends
-		p.report.Close()     // nothing more comes
+		changeOf(p.leader) // it ends
+		p.report.Close()   // nothing more comes
 		return err
 	}
 	p.pid = int(pid)
@@ -684,24 +625,24 @@ func (p *unixPTY) startLed(path string, argv []string, attr *os.ProcAttr) (err e
 }
 
 // startRole starts a process of ours for a tool; reports is where its reports come.
-func startRole(role, path string, argv []string, attr *os.ProcAttr, terminal *os.File) (
-	proc *os.Process, reports *os.File, err error) {
+func startRole(role, path string, argv []string, attr *syscall.ProcAttr, terminal *os.File) (
+	pid int, reports *os.File, err error) {
 	exe, err := os.Executable()
 	if err != nil {
-		return nil, nil, err
+		return 0, nil, err
 	}
 	reports, end, err := os.Pipe()
 	if err != nil {
-		return nil, nil, err
+		return 0, nil, err
 	}
-	attr.Files = append(attr.Files, terminal, end)
-	proc, err = begin(exe, append([]string{os.Args[0], role, path}, argv...), attr)
+	attr.Files = append(attr.Files, terminal.Fd(), end.Fd())
+	pid, err = begin(exe, append([]string{os.Args[0], role, path}, argv...), attr)
 	end.Close() // it has its own
 	if err != nil {
 		reports.Close() // nothing comes
-		return nil, nil, err
+		return 0, nil, err
 	}
-	return proc, reports, nil
+	return pid, reports, nil
 }
 
 // heard is the next report; an error: none comes any more.
@@ -735,8 +676,7 @@ func tell(report io.Writer, number int32) { _ = binary.Write(report, binary.Nati
 
 // lead is a leader's life. An error means that the tool did not run.
 func lead(path string, argv []string, terminal, report *os.File) error {
-	streams := []*os.File{os.Stdin, os.Stdout, os.Stderr}
-	attr := &os.ProcAttr{Files: slices.Clone(streams), Sys: &syscall.SysProcAttr{Setpgid: true}}
+	attr := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setpgid: true}}
 	tool, reports, err := startRole(toolRole, path, argv, attr, terminal)
 	if err != nil {
 		return err
@@ -745,14 +685,14 @@ func lead(path string, argv []string, terminal, report *os.File) error {
 	if err == nil {
 		return syscall.Errno(-number)
 	}
-	tell(report, int32(tool.Pid))
-	for _, f := range append(streams, terminal) {
-		f.Close() // who has the other end is to see what the tool does, not us
+	tell(report, int32(tool))
+	for fd := range reportFD {
+		unix.Close(fd) // who has the other end is to see what the tool does, not us
 	}
-	status := changeOf(tool.Pid)
+	status := changeOf(tool)
 	tell(report, int32(status))
 	for status.Stopped() {
-		status = changeOf(tool.Pid)
+		status = changeOf(tool)
 		tell(report, int32(status))
 	}
 	return nil
@@ -1167,16 +1107,11 @@ func rawMode(f *os.File, processed bool) (restore func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	raw := before // as cfmakeraw of termios(3) has it
-	raw.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
-	raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
-	raw.Cflag &^= unix.CSIZE | unix.PARENB
-	raw.Cflag |= unix.CS8
-	raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
-	if !processed {
-		raw.Oflag &^= unix.OPOST
+	_, err = term.MakeRaw(int(f.Fd()))
+	if err == nil && processed {
+		err = processOutput(f, true)
 	}
-	if err := setModes(f, raw); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return func() error {
@@ -1231,28 +1166,38 @@ func processOutput(f *os.File, on bool) error {
 }
 
 // waitReady waits until a standard stream of ours, which does not block, can be read or written.
-// It uses select: poll of macOS knows no terminals (poll(2), BUGS).
 func waitReady(f *os.File, write bool) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return err
 	}
-	waited := error(unix.EINTR)
-	err = raw.Control(func(fd uintptr) {
-		for waited == unix.EINTR {
-			set := &unix.FdSet{}
-			set.Set(int(fd))
-			if write {
-				_, waited = unix.Select(int(fd)+1, nil, set, nil, nil)
-			} else {
-				_, waited = unix.Select(int(fd)+1, set, nil, nil, nil)
-			}
-		}
-	})
+	var waited error
+	err = raw.Control(func(fd uintptr) { waited = waitFor(fd, write, 0) })
 	if err != nil {
 		return err
 	}
 	return waited
+}
+
+// waitFor waits until a descriptor can be read or written, where a limit is given no longer than that. It uses select:
+// poll of macOS knows no terminals (poll(2), BUGS).
+func waitFor(fd uintptr, write bool, limit time.Duration) error {
+	var wait *unix.Timeval
+	if limit > 0 {
+		until := unix.NsecToTimeval(int64(limit))
+		wait = &until
+	}
+	err := error(unix.EINTR)
+	for err == unix.EINTR {
+		set, none := &unix.FdSet{}, (*unix.FdSet)(nil)
+		set.Set(int(fd))
+		if write {
+			_, err = unix.Select(int(fd)+1, none, set, nil, wait)
+		} else {
+			_, err = unix.Select(int(fd)+1, set, none, nil, wait)
+		}
+	}
+	return err
 }
 
 // resizeSignals gives a value for each change of the host terminal's size, until stop.
@@ -1300,53 +1245,24 @@ func stopSelf() {
 
 // processStopped tells whether a process is there and stopped, as by ^Z.
 func processStopped(pid int) bool {
-	if !linux {
-		return darwinProcess(pid).halted
-	}
-	return statFields(fmt.Sprint("/proc/", pid))[statState] == "T"
+	return strings.HasPrefix(processFacts(pid)[statState], "T")
 }
 
 // parentOf is the pid of the process's parent; 0: it has none, there is no such process, or the system does not tell
 // (Linux without /proc). A process whose parent has ended gets another, on Linux process 1 or a subreaper.
 func parentOf(pid int) int {
-	if !linux {
-		return darwinProcess(pid).parent
-	}
-	parent, _ := strconv.Atoi(statFields(fmt.Sprint("/proc/", pid))[statParent]) // "" is 0
+	parent, _ := strconv.Atoi(processFacts(pid)[statParent]) // "" is 0
 	return parent
 }
 
-// process is what macOS tells of one.
-type process struct {
-	parent int
-	halted bool // as by ^Z
-}
-
-// darwinProcess asks the kernel, not ps, which a program could replace by one of its own. It is zero when there is no
-// such process.
-func darwinProcess(pid int) process {
-	const (
-		darwinSysctl = 202 // xnu bsd/kern/syscalls.master
-		ctlKern      = 1   // CTL_KERN: macOS <sys/sysctl.h>
-		kernProc     = 14  // KERN_PROC
-		kernProcPID  = 1   // KERN_PROC_PID
-		kinfoSize    = 648 // struct kinfo_proc, macOS <sys/sysctl.h>: unix.KinfoProc; offsets in it:
-		stateAt      = 36  // kp_proc.p_stat
-		parentAt     = 560 // kp_eproc.e_ppid
-		stopped      = 4   // SSTOP: macOS <sys/proc.h>
-	)
-	mib := [4]int32{ctlKern, kernProc, kernProcPID, int32(pid)}
-	var info [kinfoSize]byte
-	size := uintptr(len(info))
-	_, _, errno := unix.Syscall6(darwinSysctl, uintptr(unsafe.Pointer(&mib[0])), uintptr(len(mib)),
-		uintptr(unsafe.Pointer(&info[0])), uintptr(unsafe.Pointer(&size)), 0, 0)
-	if errno != 0 || size != kinfoSize {
-		return process{}
+// processFacts are the first of statFields. macOS has its own ps tell them, which no program can replace.
+func processFacts(pid int) (facts [statStart + 1]string) {
+	if linux {
+		return statFields(procDir(pid))
 	}
-	return process{
-		parent: int(binary.LittleEndian.Uint32(info[parentAt:])),
-		halted: info[stateAt] == stopped,
-	}
+	line, _ := exec.Command("/bin/ps", "-o", "stat=,ppid=", "-p", strconv.Itoa(pid)).Output() // "" is gone
+	copy(facts[:], strings.Fields(string(line)))
+	return facts
 }
 
 // ---- files ----
@@ -1461,25 +1377,9 @@ func replaceFile(from, to string) error {
 	return os.Rename(from, to)
 }
 
-// syncFile makes what was written to a file durable: it outlives the system's crash, and on Linux the loss of power.
-// On macOS that would take F_FULLFSYNC, as Go's Sync does, some 20 ms of an Apple SSD for each record. A barrier keeps
-// as much but for the last moments: nothing that is written later is there without it, so that neither the records nor
-// the links of the audit log have gaps. What the lost ones were about, programs that wait in terminals, has ended with
-// the power too, so that nothing is answered twice.
+// syncFile makes what was written to a file durable.
 func syncFile(f *os.File) error {
-	const barrier = 85 // F_BARRIERFSYNC: macOS <sys/fcntl.h>
-	if linux {
-		return f.Sync()
-	}
-	for {
-		_, err := unix.FcntlInt(f.Fd(), barrier, 0)
-		if cannotSync(err) {
-			err = unix.Fsync(int(f.Fd()))
-		}
-		if err != unix.EINTR {
-			return err
-		}
-	}
+	return f.Sync()
 }
 
 // cannotSync tells a file system that cannot do what it was asked for from one that failed. They say that in many ways:
