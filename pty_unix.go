@@ -3,7 +3,7 @@
 // pty_unix.go is all that differs between operating systems, for Linux and macOS (amd64, arm64). pty_windows.go has
 // the same functions in the same order, but for those that are called in one of the two files alone:
 //
-//	the child's terminal     startPTY, actAs, findTool, the methods of PTY
+//	the child's terminal     startPTY, findTool, the methods of PTY, actAs
 //	what the child waits for foregroundReading (Linux alone tells)
 //	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                         dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
@@ -360,7 +360,9 @@ func (p *unixPTY) Read(b []byte) (n int, err error) {
 func (p *unixPTY) take(fd uintptr, b []byte) (n int, err error) {
 	p.taking.Lock()
 	defer p.taking.Unlock()
-	for n, err = unix.Read(int(fd), b); err == unix.EINTR; n, err = unix.Read(int(fd), b) {
+	n, err = unix.Read(int(fd), b)
+	for err == unix.EINTR {
+		n, err = unix.Read(int(fd), b)
 	}
 	p.taken += int64(max(n, 0))
 	return n, err
@@ -504,13 +506,8 @@ func (p *unixPTY) foreground() int {
 // State is what the system says about the terminal; ReadingUnknown where it cannot tell. What it costs goes by the
 // child's processes and their threads: BenchmarkPTYState.
 func (p *unixPTY) State() TTYState {
-	modes, _ := getModes(p.master) // none after Close
-	return TTYState{
-		Reading:   p.reading(),
-		Canonical: modes.Lflag&unix.ICANON != 0,
-		Echo:      modes.Lflag&unix.ECHO != 0,
-		Waiting:   -1,
-	}
+	modes := p.Modes()
+	return TTYState{Reading: p.reading(), Canonical: modes.Canonical, Echo: modes.Echo, Waiting: -1}
 }
 
 // Modes are those of the terminal now.
@@ -1129,8 +1126,7 @@ func muteEcho(f *os.File) (undo func() error, err error) {
 		return nil, err
 	}
 	mute := before
-	mute.Lflag &^= unix.ECHO
-	mute.Lflag |= unix.ICANON | unix.ISIG
+	mute.Lflag = mute.Lflag&^unix.ECHO | unix.ICANON | unix.ISIG
 	mute.Iflag |= unix.ICRNL
 	return func() error { return setModes(f, before) }, setModes(f, mute)
 }
@@ -1189,13 +1185,13 @@ func waitFor(fd uintptr, write bool, limit time.Duration) error {
 	}
 	err := error(unix.EINTR)
 	for err == unix.EINTR {
-		set, none := &unix.FdSet{}, (*unix.FdSet)(nil)
-		set.Set(int(fd))
+		var reads, writes unix.FdSet
 		if write {
-			_, err = unix.Select(int(fd)+1, none, set, nil, wait)
+			writes.Set(int(fd))
 		} else {
-			_, err = unix.Select(int(fd)+1, set, none, nil, wait)
+			reads.Set(int(fd))
 		}
+		_, err = unix.Select(int(fd)+1, &reads, &writes, nil, wait)
 	}
 	return err
 }
