@@ -96,11 +96,13 @@ type Size struct {
 	XPixel, YPixel uint16
 }
 
-// unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any.
+// unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any. macOS throws
+// away what the master has not read 0.6 s after the last close of the slave (ptsclose and ttyclose of
+// xnu/bsd/kern/tty.c): there the slave stays open until Read ends.
 type unixPTY struct {
-	master   *os.File      // by SyscallConn, never Fd: that makes it blocking, and neither Close nor a deadline ends a Read
-	slave    *os.File      // macOS: open until Read ends, see closeSlave
-	leader   int           // pid of the leader of its session: of the child, or of its leader
+	master   *os.File      // never by Fd: that makes it blocking, and neither Close nor a deadline ends a Read
+	slave    *os.File      // closed on Linux, once the child has its own
+	leader   int           // pid of what leads the session: the child, or the leader of ours
 	report   *os.File      // of the leader, nil without one
 	pid      int           // the child's
 	stopped  chan struct{} // a value when the child was stopped
@@ -130,7 +132,7 @@ func startPTY(argv, env []string, dir string, size Size, host Host) (PTY, error)
 	}
 	err = p.start(path, argv, &syscall.ProcAttr{Dir: dir, Env: env}, host)
 	if linux || err != nil {
-		p.slave.Close() // the child has its own
+		p.slave.Close() // the child has its own; macOS: see unixPTY
 	}
 	if err != nil {
 		p.master.Close() // nobody has written to it
@@ -158,6 +160,9 @@ func newPTY(size Size, host Host) (*unixPTY, error) {
 	}
 	if err != nil {
 		master.Close() // nobody has written to it
+		if p.slave != nil {
+			p.slave.Close() // the same
+		}
 		return nil, err
 	}
 	return p, nil
