@@ -100,7 +100,7 @@ type Size struct {
 // away what the master has not read 0.6 s after the last close of the slave (ptsclose and ttyclose of
 // xnu/bsd/kern/tty.c): there the slave stays open until Read ends.
 type unixPTY struct {
-	master   *os.File      // never by Fd: that makes it blocking, and neither Close nor a deadline ends a Read
+	master   *os.File      // never by Fd: it would block, and neither Close nor a deadline ends a Read
 	slave    *os.File      // closed on Linux, once the child has its own
 	leader   int           // pid of what leads the session: the child, or the leader of ours
 	report   *os.File      // of the leader, nil without one
