@@ -2395,9 +2395,10 @@ func (s *session) makeRaw() error {
 	return nil
 }
 
-// keyboardStep reads the keyboard as soon as that is ours and the tool's. Who is let go on in the background and brought
-// to the foreground later gets no signal of that from bash. And where the tool's output goes to another program that one
-// may read the keyboard itself, as less does, and writes to a terminal that is not raw: until the tool reads its own.
+// keyboardStep reads the keyboard as soon as that is ours and the tool's. Who is let go on in the background and
+// brought to the foreground later gets no signal of that from bash. And where the tool's output goes to another program
+// that one may read the keyboard itself, as less does, and writes to a terminal that is not raw: until the tool reads
+// its own.
 func (s *session) keyboardStep() {
 	if s.keys == nil || s.raw.Load() || s.ctx.Err() != nil || !s.turnAt(s.keyboardAt) {
 		return

@@ -96,8 +96,8 @@ type Size struct {
 	XPixel, YPixel uint16
 }
 
-// unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any. macOS throws
-// away what the master has not read 0.6 s after the last close of the slave (ptsclose and ttyclose of
+// unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any. macOS
+// throws away what the master has not read 0.6 s after the last close of the slave (ptsclose and ttyclose of
 // xnu/bsd/kern/tty.c): there the slave stays open until Read ends.
 type unixPTY struct {
 	master   *os.File      // never by Fd: it would block, and neither Close nor a deadline ends a Read
@@ -588,10 +588,11 @@ func request(onLinux, onDarwin uint) uint {
 }
 
 // ---- leader ----
-// A child that a shell is to stop and resume is started as the shell would start it: by a leader, a process of ours that
-// leads the session, in a group of its own that takes the terminal before it becomes the tool. A child that leads its
-// session itself is in an orphaned group (POSIX, "Orphaned Process Group": none in it has a parent in the same session
-// and another group), for which the kernel drops SIGTSTP (linux/kernel/signal.c): that froze claude for good on ^Z.
+// A child that a shell is to stop and resume is started as the shell would start it: by a leader, a process of ours
+// that leads the session, in a group of its own that takes the terminal before it becomes the tool. A child that leads
+// its session itself is in an orphaned group (POSIX, "Orphaned Process Group": none in it has a parent in the same
+// session and another group), for which the kernel drops SIGTSTP (linux/kernel/signal.c): that froze claude for good on
+// ^Z.
 
 // What argv[1] is when a process of ours is no command; what follows: the tool's path, its argv.
 const (
@@ -1216,8 +1217,9 @@ func endSignals() []os.Signal {
 	return slices.DeleteFunc(all, signal.Ignored)
 }
 
-// stopSelf stops this process, and whoever else is in its job, until a shell lets it go on: see resumes. The caller must
-// ignore SIGTSTP meanwhile; what that does by itself Go never gives back: Linux is asked for it, elsewhere SIGSTOP does.
+// stopSelf stops this process, and whoever else is in its job, until a shell lets it go on: see resumes. The caller
+// must ignore SIGTSTP meanwhile; what that does by itself Go never gives back: Linux is asked for it, elsewhere SIGSTOP
+// does.
 func stopSelf() {
 	const (
 		sigactionAMD64 = 13  // linux/arch/x86/entry/syscalls/syscall_64.tbl
