@@ -130,31 +130,9 @@ type PTY interface {
 	Came() int64                   // bytes of output so far: those that Read took, and those that wait for it
 	Waiting() int                  // bytes of input that nobody has read, −1 unknown; of whole lines alone in line mode
 	TakeBack(n int) bool           // drops those where they are n; false: it has dropped nothing
-	Signal(os.Signal) error        // to the child's foreground process group
+	Signal(os.Signal) error        // to the child's foreground process group; SIGHUP and SIGCONT to its own too
 	Stopped() <-chan struct{}      // a value when the child was stopped, as by ^Z
-	Continue() error               // lets the child go on
 	Terminate(grace time.Duration) // if it has not ended by then: SIGTERM, 3 s, SIGKILL to its process group
-}
-
-// Host is what a child has of ours.
-type Host struct {
-	TTY     *os.File    // a terminal whose modes its own gets, nil: the defaults
-	Streams [3]*os.File // standard input, output and error that it gets as they are; nil: its terminal
-	Plain   bool        // its terminal adds no carriage return to a line feed
-	Resumes bool        // a shell stops and resumes us: the child is to stop with us, and we with it
-}
-
-// Modes are of a terminal's modes those that are asked for with every key, or every piece of output.
-type Modes struct {
-	Processed bool // a line feed begins a line
-	Canonical bool // nobody has set it to be drawn on
-	Echo      bool // it shows what is typed
-}
-
-// Size is that of a terminal, laid out as struct winsize of the system.
-type Size struct {
-	Rows, Cols     uint16 // in cells
-	XPixel, YPixel uint16
 }
 
 // ---- the command table ----
@@ -1701,7 +1679,7 @@ const (
 	lookTime     = time.Second            // for the gate to see its question
 	frameTime    = 30 * time.Millisecond  // for a frame to be painted, with --stream: pieces ≤ 30 ms apart
 	gatePoll     = time.Second / 40       // between looks of the gate
-	keyboardLook = time.Second / 4        // between looks whether the tool reads its terminal
+	keyboardLook = time.Second / 4        // between looks whether the keyboard is ours, and the tool reads it
 	tapQuiet     = 100 * time.Millisecond // of silence after the child's end, then a tap ends
 	busyTime     = 3 * time.Second        // beyond its time: the gate waits for a pause of the output
 	followTime   = time.Second            // for a program that may take one key to show it
@@ -2423,20 +2401,23 @@ func (s *session) makeRaw() error {
 	return nil
 }
 
-// keyboardStep reads the keyboard as soon as the tool reads its terminal, where its output goes to another program:
-// that may read the keyboard itself, as less does, and writes to a terminal that is not raw.
+// keyboardStep reads the keyboard as soon as that is ours and the tool's. Who is let go on in the background and
+// brought to the foreground later gets no signal of that from bash. And where the tool's output goes to another program
+// that one may read the keyboard itself, as less does, and writes to a terminal that is not raw: until the tool reads
+// its own.
 func (s *session) keyboardStep() {
-	if s.keys == nil || s.wanted.Load() || !s.turnAt(s.keyboardAt) {
+	if s.keys == nil || s.raw.Load() || s.ctx.Err() != nil || !s.turnAt(s.keyboardAt) {
 		return
 	}
 	s.keyboardAt = time.Now().Add(keyboardLook)
-	if s.pty.State().Reading == ReadingBusy {
+	if !s.wanted.Load() && s.pty.State().Reading == ReadingBusy || !inForeground(s.keys) {
 		return
 	}
 	s.wanted.Store(true)
 	if err := s.makeRaw(); err != nil {
 		s.log.Warn("reading the keyboard", "error", err.Error())
 	}
+	s.resize()
 	s.listen()
 }
 
@@ -2508,10 +2489,12 @@ func (s *session) spawn(f func()) {
 	}()
 }
 
-// crashing puts the host's terminal back and ends the child: a goroutine of ours panics.
+// crashing puts the host's terminal back and ends the child: a goroutine of ours panics. The loop still turns.
 func (s *session) crashing() {
+	s.stop()
 	s.restore()
 	s.pty.Terminate(0)
+	s.restore() // it may just have been at keyboardStep
 }
 
 // ---- loop ----
@@ -2556,6 +2539,8 @@ func (s *session) loop() {
 			s.takeOutput() // and keys: they were first
 			s.handleRecord(rec)
 		case <-s.resized:
+			s.keyboardAt = time.Time{} // we are in the foreground: no other gets that signal
+			s.keyboardStep()
 			s.resize()
 		case sig := <-s.signals:
 			s.handleSignal(sig)
@@ -2804,7 +2789,7 @@ func (s *session) resume() {
 		s.log.Warn("going on", "error", err.Error())
 	}
 	s.resize()
-	if err := s.pty.Continue(); err != nil {
+	if err := s.pty.Signal(resumeSignal); err != nil {
 		s.log.Info("going on", "error", err.Error())
 	}
 	s.listen()

@@ -3,7 +3,7 @@
 // pty_unix.go is all that differs between operating systems, for Linux and macOS (amd64, arm64). pty_windows.go has
 // the same functions in the same order, but for those that are called in one of the two files alone:
 //
-//	the child's terminal     startPTY, actAs, findTool, the methods of PTY
+//	the child's terminal     startPTY, findTool, the methods of PTY, actAs
 //	what the child waits for foregroundReading (Linux alone tells)
 //	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                         dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
@@ -36,6 +36,7 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 )
 
 const (
@@ -48,14 +49,6 @@ const (
 	drainQuiet    = 100 * time.Millisecond // of silence after the child's end, then Read ends
 	drainWait     = 500 * time.Millisecond // that Read waits after the child's end, in all
 	killWait      = 3 * time.Second        // for the child to end well
-
-	// Of a child that writes byte by byte more is read at once after a pause: for each piece the kernel wakes three.
-	crumbPause = 30 * time.Microsecond   // Linux adds 50 (prctl(2), PR_SET_TIMERSLACK)
-	crumbTime  = 2500 * time.Microsecond // in which come
-	crumbReads = 64                      // of less than crumbBytes in a row: an echo takes longer than 39 µs
-	crumbBytes = 32
-	crumbGain  = 8   // bytes that a pause must bring
-	crumbEnd   = 512 // bytes that are no crumbs any more
 )
 
 // Requests to a terminal's driver.
@@ -82,21 +75,41 @@ const (
 // ---- the child's terminal ----
 // A pseudo-terminal whose slave is the child's controlling terminal.
 
-// unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any.
+// Host is what a child has of ours.
+type Host struct {
+	TTY     *os.File    // a terminal whose modes its own gets, nil: the defaults
+	Streams [3]*os.File // standard input, output and error that it gets as they are; nil: its terminal
+	Plain   bool        // its terminal adds no carriage return to a line feed
+	Resumes bool        // a shell stops and resumes us: the child is to stop with us, and we with it
+}
+
+// Modes are of a terminal's modes those that are asked for with every key, or every piece of output.
+type Modes struct {
+	Processed bool // a line feed begins a line
+	Canonical bool // nobody has set it to be drawn on
+	Echo      bool // it shows what is typed
+}
+
+// Size is that of a terminal, laid out as struct winsize of the system.
+type Size struct {
+	Rows, Cols     uint16 // in cells
+	XPixel, YPixel uint16
+}
+
+// unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any. macOS
+// throws away what the master has not read 0.6 s after the last close of the slave (ptsclose and ttyclose of
+// xnu/bsd/kern/tty.c): there the slave stays open until Read ends.
 type unixPTY struct {
-	master   *os.File // by SyscallConn, never Fd: that makes it blocking, and neither Close nor a deadline ends a Read
-	proc     *os.Process
-	slave    *os.File      // macOS: open until Read ends, see start; else nil
+	master   *os.File      // never by Fd: it would block, and neither Close nor a deadline ends a Read
+	slave    *os.File      // closed on Linux, once the child has its own
+	leader   int           // pid of what leads the session: the child, or the leader of ours
+	report   *os.File      // of the leader, nil without one
+	pid      int           // the child's
 	stopped  chan struct{} // a value when the child was stopped
 	exited   chan struct{} // closed when the child has been reaped
 	code     int           // valid then
 	signaled bool          // the same
 	patience time.Duration // Read's: what is left of drainWait
-	lease    *os.File      // of the keeper, which ends when that is closed; nil without one
-
-	crumbs   int       // Read's: how often in a row it brought little
-	crumbsAt time.Time // since when
-	pauses   bool      // before it reads on
 
 	raw    syscall.RawConn // the master's
 	taking sync.Mutex      // guards what follows
@@ -109,80 +122,84 @@ type unixPTY struct {
 
 // startPTY starts argv in dir on a new terminal of that size. Its errors wrap errNoTool or fs.ErrPermission.
 func startPTY(argv, env []string, dir string, size Size, host Host) (PTY, error) {
-	p := &unixPTY{stopped: make(chan struct{}, 1), exited: make(chan struct{}), patience: drainWait}
-	if err := p.start(argv, env, dir, size, host); err != nil {
+	path, err := findTool(argv[0])
+	if err != nil {
+		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
+	}
+	p, err := newPTY(size, host)
+	if err != nil {
+		return nil, fmt.Errorf("starting %s: a terminal for it: %w", argv[0], err)
+	}
+	err = p.start(path, argv, &syscall.ProcAttr{Dir: dir, Env: env}, host)
+	if linux || err != nil {
+		p.slave.Close() // the child has its own; macOS: see unixPTY
+	}
+	if err != nil {
+		p.master.Close() // nobody has written to it
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
 	return p, nil
 }
 
-// start makes the terminal and the child on it; after an error neither is there. macOS throws away what the master has
-// not read 0.6 s after the last close of the slave (ptsclose and ttyclose of xnu/bsd/kern/tty.c): there it stays open.
-func (p *unixPTY) start(argv, env []string, dir string, size Size, host Host) error {
-	path, err := findTool(argv[0])
+// newPTY makes the terminal, with its size and modes as the child is to find them.
+func newPTY(size Size, host Host) (*unixPTY, error) {
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	p.master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
+	p := &unixPTY{master: master, stopped: make(chan struct{}, 1), exited: make(chan struct{}), patience: drainWait}
+	p.raw, err = master.SyscallConn()
+	if err == nil {
+		p.slave, err = p.openSlave()
+	}
+	if err == nil {
+		err = prepare(p.slave, host)
+	}
+	if err == nil {
+		err = p.Resize(size)
+	}
 	if err != nil {
-		return err
-	}
-	p.raw, err = p.master.SyscallConn()
-	if err != nil {
-		p.master.Close() // nobody has written to it
-		return err
-	}
-	slave, err := p.openSlave(size, host)
-	if err != nil {
-		p.master.Close() // nobody has written to it
-		return err
-	}
-	if linux {
-		defer slave.Close() // the child has its own
-	} else {
-		p.slave = slave
-	}
-	files := slices.Clone(host.Streams[:])
-	for i := range files {
-		if files[i] == nil {
-			files[i] = slave
+		master.Close() // nobody has written to it
+		if p.slave != nil {
+			p.slave.Close() // the same
 		}
+		return nil, err
 	}
-	c := child{
-		path: path,
-		argv: argv,
-		attr: &os.ProcAttr{
-			Dir:   dir,
-			Env:   env,
-			Files: append(files, slave),
-			Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: slaveFD},
-		},
-	}
-	if !host.Resumes && slices.Contains(files, slave) {
-		c.attr.Files = files
-		c.attr.Sys.Ctty = slices.Index(files, slave)
-		err = p.launch(c)
-	} else {
-		err = p.launchStaged(c, host.Resumes)
-	}
-	if err != nil {
-		p.Close() // nobody has written to it
-	}
-	return err
+	return p, nil
 }
 
-// child is what is to be started.
-type child struct {
-	path string
-	argv []string
-	attr *os.ProcAttr
-}
-
-// launch starts the child.
-func (p *unixPTY) launch(c child) error {
+// start starts the child: by itself where it leads its session, else see leader. A child that has no stream on its
+// terminal, and no leader, has no controlling terminal: there was none for it.
+func (p *unixPTY) start(path string, argv []string, attr *syscall.ProcAttr, host Host) error {
+	ctty := -1
+	for i, f := range host.Streams {
+		if f == nil {
+			f = p.slave
+			ctty = i
+		}
+		attr.Files = append(attr.Files, f.Fd())
+	}
+	attr.Sys = &syscall.SysProcAttr{Setsid: true, Setctty: ctty >= 0, Ctty: max(0, ctty)}
 	started := make(chan error)
-	go p.live(c, started)
+	go func() {
+		start := p.startAlone
+		if host.Resumes {
+			start = p.startLed
+		}
+		err := start(path, argv, attr)
+		started <- err
+		if err == nil {
+			p.live()
+		}
+	}()
 	return <-started
+}
+
+// startAlone starts the child as the leader of its session.
+func (p *unixPTY) startAlone(path string, argv []string, attr *syscall.ProcAttr) (err error) {
+	p.leader, err = begin(path, argv, attr)
+	p.pid = p.leader
+	return err
 }
 
 // findTool is the path of the program that name runs, as a shell finds it: "." in PATH counts. The error is
@@ -198,8 +215,8 @@ func findTool(name string) (string, error) {
 	return "", errNoTool
 }
 
-// otherSide opens the slave as it is.
-func (p *unixPTY) otherSide() (*os.File, error) {
+// openSlave opens the other side of the master, as it is.
+func (p *unixPTY) openSlave() (*os.File, error) {
 	path, err := p.slavePath()
 	if err != nil {
 		return nil, err
@@ -209,23 +226,6 @@ func (p *unixPTY) otherSide() (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), path), nil
-}
-
-// openSlave opens the other side of the master, with its size and modes as the child is to find them.
-func (p *unixPTY) openSlave(size Size, host Host) (*os.File, error) {
-	slave, err := p.otherSide()
-	if err != nil {
-		return nil, err
-	}
-	err = prepare(slave, host)
-	if err == nil {
-		err = p.Resize(size)
-	}
-	if err != nil {
-		slave.Close() // nobody has written to it
-		return nil, err
-	}
-	return slave, nil
 }
 
 // slavePath is the path of the slave, which can be opened from then on.
@@ -276,50 +276,62 @@ func setModes(f *os.File, modes unix.Termios) error {
 	return ioctl(f, request(linuxTCSETS, darwinTIOCSETA), &modes)
 }
 
-// live starts the child, tells started whether that worked, and waits for it. Linux's Pdeathsig ends even one that
-// ignores SIGHUP after kill -9 of ours; it is sent when the thread that forked ends (prctl(2)), so that thread is
-// kept.
-func (p *unixPTY) live(c child, started chan<- error) {
+// begin starts a program, which ends with the calling thread: Linux's Pdeathsig ends even one that ignores SIGHUP after
+// kill -9 of ours, and is sent when the thread that forked ends (prctl(2)). So the caller keeps that thread.
+func begin(path string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
 	runtime.LockOSThread()
-	deathSignal := reflect.ValueOf(c.attr.Sys).Elem().FieldByName("Pdeathsig")
+	deathSignal := reflect.ValueOf(attr.Sys).Elem().FieldByName("Pdeathsig")
 	if deathSignal.IsValid() {
 		deathSignal.SetInt(int64(syscall.SIGTERM))
 	}
-	proc, err := os.StartProcess(c.path, c.argv, c.attr)
-	if errors.Is(err, syscall.ENOEXEC) { // no #!: every shell runs it
-		proc, err = os.StartProcess("/bin/sh", append([]string{"sh", c.path}, c.argv[1:]...), c.attr)
+	pid, err = syscall.ForkExec(path, argv, attr) // os.StartProcess forks once more, to see whether it can
+	if errors.Is(err, syscall.ENOEXEC) {          // no #!: every shell runs it
+		pid, err = syscall.ForkExec("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
 	}
-	p.proc = proc
-	started <- err
-	if err != nil {
-		return
+	return pid, err
+}
+
+// live tells stopped of each stop of the child, until it has ended.
+func (p *unixPTY) live() {
+	status := p.change()
+	for status.Stopped() {
+		select {
+		case p.stopped <- struct{}{}:
+		default: // the last stop has not been heard of yet
+		}
+		status = p.change()
 	}
-	p.code = p.await()
+	p.code = status.ExitStatus()
+	p.signaled = status.Signaled()
+	if p.signaled {
+		p.code = 128 + int(status.Signal())
+	}
+	if p.report != nil {
+		changeOf(p.leader) // the leader ends with the child
+		p.report.Close()   // nothing more comes
+	}
 	close(p.exited)
 	p.master.SetReadDeadline(time.Unix(1, 0)) // wakes Read; fails after Close, which has woken it
 }
 
-// await tells stopped of each stop of the child, reaps it, and gives its exit status.
-func (p *unixPTY) await() int {
-	for {
-		var status unix.WaitStatus
-		_, err := unix.Wait4(p.proc.Pid, &status, unix.WUNTRACED, nil)
-		switch {
-		case err == unix.EINTR:
-		case err != nil: // cannot happen: nobody else reaps it
-			return exitInternal
-		case status.Stopped():
-			select {
-			case p.stopped <- struct{}{}:
-			default: // the last stop has not been heard of yet
-			}
-		case status.Signaled():
-			p.signaled = true
-			return 128 + int(status.Signal())
-		default:
-			return status.ExitStatus()
-		}
+// change waits until the child was stopped, or has ended and was reaped.
+func (p *unixPTY) change() unix.WaitStatus {
+	if p.report != nil {
+		status, err := heard(p.report)
+		if err == nil {
+			return unix.WaitStatus(status)
+		} // else the leader was killed, and the child with it
 	}
+	return changeOf(p.leader)
+}
+
+// changeOf waits until a child of this process was stopped, or has ended: then it reaps it.
+func changeOf(pid int) (status unix.WaitStatus) {
+	_, err := unix.Wait4(pid, &status, unix.WUNTRACED, nil)
+	for err == unix.EINTR {
+		_, err = unix.Wait4(pid, &status, unix.WUNTRACED, nil)
+	}
+	return status
 }
 
 // Stopped gives a value when the child was stopped, as by ^Z.
@@ -327,93 +339,37 @@ func (p *unixPTY) Stopped() <-chan struct{} {
 	return p.stopped
 }
 
-// Continue has the child, when it was stopped, go on.
-func (p *unixPTY) Continue() error {
-	return p.kill(syscall.SIGCONT, p.PID())
-}
-
 // Read gives io.EOF when nobody holds the terminal any more, or when the child is gone and what it wrote has been
 // read. The bounds on that count waiting and reads, not passing time: a host slow to take the output loses nothing.
-func (p *unixPTY) Read(b []byte) (int, error) {
-	if p.pauses {
-		pause := unix.NsecToTimeval(int64(crumbPause))
-		_, _ = unix.Select(0, nil, nil, nil, &pause) // a signal cuts it short
-	}
-	n, err := p.take(b, false)
-	p.pauses = p.pausePays(n)
-	if errors.Is(err, os.ErrDeadlineExceeded) && p.patience > 0 { // the child is gone, see live
-		n, err = p.drain(b)
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, syscall.EIO) { // EIO: Linux, the last slave was closed
-		err = io.EOF
-		p.closeSlave()
-	}
-	return n, err
-}
-
-// take reads what is there, or waits for it; late, also what is there when the deadline has passed. What it takes is
-// counted in the same step, so that Came misses none.
-func (p *unixPTY) take(b []byte, late bool) (n int, err error) {
-	read := func(fd uintptr) (done bool) {
-		p.taking.Lock()
-		defer p.taking.Unlock()
-		for n, err = unix.Read(int(fd), b); err == unix.EINTR; n, err = unix.Read(int(fd), b) {
-		}
-		p.taken += int64(max(n, 0))
+func (p *unixPTY) Read(b []byte) (n int, err error) {
+	waited := p.raw.Read(func(fd uintptr) (done bool) {
+		n, err = p.take(fd, b)
 		return err != unix.EAGAIN
+	})
+	if errors.Is(waited, os.ErrDeadlineExceeded) && p.patience > 0 { // the child is gone, see live
+		begun := time.Now()
+		waited = p.raw.Control(func(fd uintptr) {
+			_ = waitFor(fd, false, drainQuiet) // what has come is taken
+			n, err = p.take(fd, b)
+		})
+		p.patience -= max(time.Since(begun), drainWait/1000) // Linux holds up to 640 KiB (tty_buffer.c): 2 KiB a read
 	}
-	waited := p.raw.Read(read)
-	if late && errors.Is(waited, os.ErrDeadlineExceeded) { // on a busy machine the deadline can pass before the first try
-		taken := false
-		if err := p.raw.Control(func(fd uintptr) { taken = read(fd) }); err == nil && taken {
-			waited = nil
-		}
+	if waited == nil && err == nil && n > 0 {
+		return n, nil
 	}
-	switch {
-	case waited != nil:
-		return 0, waited
-	case err != nil:
-		return 0, err
-	case n == 0:
-		return 0, io.EOF
-	}
-	return n, nil
+	p.slave.Close() // nobody has written to it
+	return 0, io.EOF
 }
 
-// closeSlave closes our hold on the slave, if we have one. Twice is fine.
-func (p *unixPTY) closeSlave() {
-	if p.slave != nil {
-		p.slave.Close() // nobody has written to it
+// take reads what is there. It is counted in the same step, so that Came misses none.
+func (p *unixPTY) take(fd uintptr, b []byte) (n int, err error) {
+	p.taking.Lock()
+	defer p.taking.Unlock()
+	n, err = unix.Read(int(fd), b)
+	for err == unix.EINTR {
+		n, err = unix.Read(int(fd), b)
 	}
-}
-
-// pausePays tells, after a read of n bytes, whether to pause before the next.
-func (p *unixPTY) pausePays(n int) bool {
-	if p.pauses {
-		return n >= crumbGain && n < crumbEnd
-	}
-	if n >= crumbBytes {
-		p.crumbs = 0
-		return false
-	}
-	if p.crumbs == 0 {
-		p.crumbsAt = time.Now()
-	}
-	p.crumbs++
-	if p.crumbs < crumbReads {
-		return false
-	}
-	p.crumbs = 0
-	return time.Since(p.crumbsAt) < crumbTime
-}
-
-// drain reads what the child has left behind, and waits for it no longer than drainQuiet.
-func (p *unixPTY) drain(b []byte) (int, error) {
-	begun := time.Now()
-	p.master.SetReadDeadline(begun.Add(drainQuiet)) // where it fails Read does, too
-	n, err := p.take(b, true)
-	p.master.SetReadDeadline(begun)                      // where it fails the next Read does, too
-	p.patience -= max(time.Since(begun), drainWait/1000) // Linux holds up to 640 KiB (tty_buffer.c): 2 KiB a read
+	p.taken += int64(max(n, 0))
 	return n, err
 }
 
@@ -425,10 +381,7 @@ func (p *unixPTY) Write(b []byte) (int, error) {
 // Close closes our side: the foreground group gets SIGHUP, a Read that waits ends. Twice is fine.
 func (p *unixPTY) Close() error {
 	p.master.Close() // fails the second time alone
-	p.closeSlave()
-	if p.lease != nil {
-		p.lease.Close() // the same
-	}
+	p.slave.Close()  // the same
 	return nil
 }
 
@@ -445,7 +398,7 @@ func (p *unixPTY) Signaled() bool {
 
 // PID is the child's.
 func (p *unixPTY) PID() int {
-	return p.proc.Pid
+	return p.pid
 }
 
 // Came is how many bytes of output there were so far: those that Read took, and those that wait for it, where that is
@@ -481,10 +434,10 @@ func (p *unixPTY) TakeBack(n int) bool {
 
 // withSlave calls do with the slave. Linux alone does not keep it open: Read ends when nobody else has it.
 func (p *unixPTY) withSlave(do func(slave *os.File) error) error {
-	if p.slave != nil {
+	if !linux {
 		return do(p.slave)
 	}
-	slave, err := p.otherSide()
+	slave, err := p.openSlave()
 	if err != nil {
 		return err
 	}
@@ -497,14 +450,14 @@ func (p *unixPTY) Resize(s Size) error {
 	return ioctl(p.master, unix.TIOCSWINSZ, &s)
 }
 
-// Signal sends sig to the foreground group, and SIGHUP to the child's too, as the end of a terminal does: a shell
-// passes that on to its jobs. os.ErrProcessDone: the child is gone.
+// Signal sends sig to the foreground group, and SIGHUP and SIGCONT to the child's too: the end of a terminal does that,
+// for a shell to pass it on to its jobs, and it is the child that was stopped. os.ErrProcessDone: the child is gone.
 func (p *unixPTY) Signal(sig os.Signal) error {
 	group := p.foreground()
-	if sig == syscall.SIGHUP && group != p.PID() {
-		return p.kill(sig, group, p.PID())
+	if sig != syscall.SIGHUP && sig != syscall.SIGCONT || group == p.pid {
+		return p.kill(sig, group)
 	}
-	return p.kill(sig, group)
+	return p.kill(sig, group, p.pid)
 }
 
 // kill sends sig to process groups until the child has been reaped, then it gives os.ErrProcessDone: its number may be
@@ -530,7 +483,7 @@ func (p *unixPTY) Terminate(grace time.Duration) {
 	p.kill(syscall.SIGTERM, p.foreground(), p.PID()) // fails when it has ended
 	p.kill(syscall.SIGCONT, p.foreground(), p.PID()) // the same
 	if !p.ends(killWait) {
-		p.kill(syscall.SIGKILL, p.foreground(), p.PID()) // the same
+		p.kill(syscall.SIGKILL, p.foreground(), p.PID(), p.leader) // the same
 	}
 }
 
@@ -558,13 +511,8 @@ func (p *unixPTY) foreground() int {
 // State is what the system says about the terminal; ReadingUnknown where it cannot tell. What it costs goes by the
 // child's processes and their threads: BenchmarkPTYState.
 func (p *unixPTY) State() TTYState {
-	modes, _ := getModes(p.master) // none after Close
-	return TTYState{
-		Reading:   p.reading(),
-		Canonical: modes.Lflag&unix.ICANON != 0,
-		Echo:      modes.Lflag&unix.ECHO != 0,
-		Waiting:   -1,
-	}
+	modes := p.Modes()
+	return TTYState{Reading: p.reading(), Canonical: modes.Canonical, Echo: modes.Echo, Waiting: -1}
 }
 
 // Modes are those of the terminal now.
@@ -599,7 +547,7 @@ func (p *unixPTY) reading() Reading {
 	family, all := descendants(p.PID())
 	reading := foregroundReading(tty, append(family, p.strays...), 0)
 	if reading != ReadingYes && time.Since(p.straysAt) >= strayEvery {
-		p.strays = strays(p.PID(), family)
+		p.strays = strays(p.leader, family)
 		p.straysAt = time.Now()
 		reading = foregroundReading(tty, append(family, p.strays...), 0)
 	}
@@ -639,111 +587,138 @@ func request(onLinux, onDarwin uint) uint {
 	return onDarwin
 }
 
-// ---- stages ----
-// A child that a shell is to stop and resume, or that has none of its streams on its terminal, is not executed at once:
-// a process of ours becomes it, see becomeTool. It stays the leader of its session, and our own child.
-//
-// A leader's process group is orphaned: its parent is in another session, and the kernel drops a SIGTSTP for such a
-// group (POSIX, "Orphaned Process Group"; linux/kernel/signal.c), which froze claude for good on ^Z. It is not orphaned
-// while any process in it has a parent in the same session and another group. A keeper, which is in the tool's group,
-// and a shell in a group of its own, which waits for it, see to that. The keeper ignores every signal, has no terminal
-// open, and ends when we close its lease or end.
+// ---- leader ----
+// A child that a shell is to stop and resume is started as the shell would start it: by a leader, a process of ours
+// that leads the session, in a group of its own that takes the terminal before it becomes the tool. A child that leads
+// its session itself is in an orphaned group (POSIX, "Orphaned Process Group": none in it has a parent in the same
+// session and another group), for which the kernel drops SIGTSTP (linux/kernel/signal.c): that froze claude for good on
+// ^Z.
 
-// What argv[1] is when a process of ours is no command.
+// What argv[1] is when a process of ours is no command; what follows: the tool's path, its argv.
 const (
-	stageRole  = "(stage)"  // what follows: the tool's path, its argv
-	keptRole   = "(kept)"   // the same, of a tool that is to have a keeper
-	keeperRole = "(keeper)" // what follows: the group that it is to join
+	leaderRole = "(leader)"
+	toolRole   = "(tool)"
 )
 
-// Descriptors of a stage.
+// Descriptors of both, beside the child's streams.
 const (
 	slaveFD  = 3 // of the terminal
-	reportFD = 4 // of the pipe for what went wrong
-	leaseFD  = 5 // of the pipe that is closed when the keeper is to end
+	reportFD = 4 // of the pipe for reports, which are numbers; −errno: the tool cannot be executed
 )
 
-// launchStaged has a process of ours become the child, kept where a shell resumes us.
-func (p *unixPTY) launchStaged(c child, kept bool) error {
-	exe, err := os.Executable()
+// startLed starts the child by a leader, which reports the child's pid, then each of its wait statuses.
+func (p *unixPTY) startLed(path string, argv []string, attr *syscall.ProcAttr) (err error) {
+	attr.Sys.Setctty = true
+	attr.Sys.Ctty = slaveFD
+	p.leader, p.report, err = startRole(leaderRole, path, argv, attr, p.slave)
 	if err != nil {
 		return err
 	}
-	report, reportEnd, err := os.Pipe()
+	pid, err := heard(p.report)
+	if err == nil && pid < 0 {
+		err = syscall.Errno(-pid)
+	}
 	if err != nil {
+		changeOf(p.leader) // it ends
+		p.report.Close()   // nothing more comes
 		return err
 	}
-	defer report.Close() // read to its end
-	c.attr.Files = append(c.attr.Files, reportEnd)
-	role := stageRole
-	if kept {
-		role = keptRole
-		leaseEnd, lease, err := os.Pipe()
-		if err != nil {
-			reportEnd.Close() // nobody has written to it
-			return err
-		}
-		defer leaseEnd.Close() // the keeper has its own
-		p.lease = lease
-		c.attr.Files = append(c.attr.Files, leaseEnd)
-	}
-	c.argv = append([]string{os.Args[0], role, c.path}, c.argv...)
-	c.path = exe
-	err = p.launch(c)
-	reportEnd.Close() // the stage has its own
-	if err == nil {
-		err = stageError(report)
-	}
-	return err
+	p.pid = int(pid)
+	return nil
 }
 
-// stageError waits until the stage has become the child, and is what kept it from that.
-func stageError(report io.Reader) error {
-	text, err := io.ReadAll(report)
+// startRole starts a process of ours for a tool; reports is where its reports come.
+func startRole(role, path string, argv []string, attr *syscall.ProcAttr, terminal *os.File) (
+	pid int, reports *os.File, err error) {
+	exe, err := os.Executable()
 	if err != nil {
-		return err
+		return 0, nil, err
 	}
-	number, _ := strconv.Atoi(string(text)) // "": nothing went wrong
-	if number == 0 {
-		return nil
+	reports, end, err := os.Pipe()
+	if err != nil {
+		return 0, nil, err
 	}
-	return syscall.Errno(number)
+	attr.Files = append(attr.Files, terminal.Fd(), end.Fd())
+	pid, err = begin(exe, append([]string{os.Args[0], role, path}, argv...), attr)
+	end.Close() // it has its own
+	if err != nil {
+		reports.Close() // nothing comes
+		return 0, nil, err
+	}
+	return pid, reports, nil
+}
+
+// heard is the next report; an error: none comes any more.
+func heard(reports *os.File) (number int32, err error) {
+	err = binary.Read(reports, binary.NativeEndian, &number)
+	return number, err
 }
 
 // actAs does what this process is to do when it is no command, and gives its exit status; is false: it is one.
 func actAs(args []string) (code int, is bool) {
-	switch {
-	case len(args) > 3 && (args[1] == stageRole || args[1] == keptRole):
-		return becomeTool(args[2], args[3:], args[1] == keptRole), true
-	case len(args) == 3 && args[1] == keeperRole:
-		return keep(args[2]), true
+	if len(args) < 4 || args[1] != leaderRole && args[1] != toolRole {
+		return 0, false
 	}
-	return 0, false
-}
-
-// becomeTool becomes the tool, or reports why not. Its descriptors above 2 are none of the tool's.
-func becomeTool(path string, argv []string, kept bool) int {
-	renewDeathSignal()
+	terminal, report := os.NewFile(slaveFD, "terminal"), os.NewFile(reportFD, "report")
 	unix.CloseOnExec(slaveFD)
 	unix.CloseOnExec(reportFD)
-	if kept {
-		unix.CloseOnExec(leaseFD)
-		_ = startKeeper() // without one the tool runs all the same, and ^Z does not stop it
+	act := lead
+	if args[1] == toolRole {
+		act = becomeTool
 	}
-	err := syscall.Exec(path, argv, os.Environ())
-	if errors.Is(err, syscall.ENOEXEC) { // as in live
-		err = syscall.Exec("/bin/sh", append([]string{"sh", path}, argv[1:]...), os.Environ())
+	if err := act(args[2], args[3:], terminal, report); err != nil {
+		number := syscall.EIO
+		errors.As(err, &number)
+		tell(report, -int32(number))
 	}
-	var number syscall.Errno
-	if !errors.As(err, &number) {
-		number = syscall.ECHILD
-	}
-	fmt.Fprint(os.NewFile(reportFD, "report"), int(number))
-	return exitInternal
+	return 0, true
 }
 
-// renewDeathSignal gives Linux's Pdeathsig, see live, to the thread that becomes the tool: it is of one thread alone,
-// and was given to the first.
+// tell reports a number. Where nobody hears it this process is about to be ended.
+func tell(report io.Writer, number int32) { _ = binary.Write(report, binary.NativeEndian, number) }
+
+// lead is a leader's life. An error means that the tool did not run.
+func lead(path string, argv []string, terminal, report *os.File) error {
+	attr := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setpgid: true}}
+	tool, reports, err := startRole(toolRole, path, argv, attr, terminal)
+	if err != nil {
+		return err
+	}
+	number, err := heard(reports)
+	if err == nil {
+		return syscall.Errno(-number)
+	}
+	tell(report, int32(tool))
+	for fd := range reportFD {
+		unix.Close(fd) // who has the other end is to see what the tool does, not us
+	}
+	status := changeOf(tool)
+	tell(report, int32(status))
+	for status.Stopped() {
+		status = changeOf(tool)
+		tell(report, int32(status))
+	}
+	return nil
+}
+
+// becomeTool takes the terminal and becomes the tool.
+func becomeTool(path string, argv []string, terminal, _ *os.File) error {
+	signal.Ignore(syscall.SIGTTOU) // it is in the background
+	group := int32(unix.Getpid())
+	if err := ioctl(terminal, unix.TIOCSPGRP, &group); err != nil {
+		return err
+	}
+	signal.Notify(make(chan os.Signal), syscall.SIGTTOU) // what is caught gets its default when the tool is executed
+	renewDeathSignal()
+	err := syscall.Exec(path, argv, os.Environ())
+	if errors.Is(err, syscall.ENOEXEC) { // as in begin
+		err = syscall.Exec("/bin/sh", append([]string{"sh", path}, argv[1:]...), os.Environ())
+	}
+	return err
+}
+
+// renewDeathSignal gives Pdeathsig, see begin, to the thread that becomes the tool: it is of one thread alone, and was
+// given to the first.
 func renewDeathSignal() {
 	const (
 		prctlAMD64 = 157 // linux/arch/x86/entry/syscalls/syscall_64.tbl
@@ -751,55 +726,17 @@ func renewDeathSignal() {
 		pdeathsig  = 1   // PR_SET_PDEATHSIG: linux/include/uapi/linux/prctl.h
 	)
 	runtime.LockOSThread()
-	number := uintptr(prctlARM64)
+	if linux { // where it fails the tool runs all the same
+		_, _, _ = unix.RawSyscall(onMachine(prctlAMD64, prctlARM64), pdeathsig, uintptr(syscall.SIGTERM), 0)
+	}
+}
+
+// onMachine is the number of a system call of Linux on the machine that we run on.
+func onMachine(onAMD64, onARM64 uintptr) uintptr {
 	if amd64 {
-		number = prctlAMD64
+		return onAMD64
 	}
-	if linux {
-		_, _, _ = unix.RawSyscall(number, pdeathsig, uintptr(syscall.SIGTERM), 0) // without it the tool runs all the same
-	}
-}
-
-// startKeeper starts a keeper below a shell in a group of its own, and waits until it keeps. That shell is nobody's
-// child in this session: the tool does not have it to wait for.
-func startKeeper() error {
-	exe, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	ready, readyEnd, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	const script = `{ "$0" "$1" "$2" <&3 >&4 2>/dev/null 3<&- 4>&- & exec 3<&- 4>&-; wait; } &`
-	shell := exec.Command("/bin/sh", "-c", script, exe, keeperRole, strconv.Itoa(os.Getpid()))
-	shell.Env = []string{} // nothing of the tool's stays with a keeper
-	shell.ExtraFiles = []*os.File{os.NewFile(leaseFD, "lease"), readyEnd}
-	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	err = shell.Run()
-	readyEnd.Close() // the keeper has its own
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(io.Discard, ready) // nothing comes but its end: see keep
-	return err
-}
-
-// keep is a keeper's life in the group of the tool, which it tells by closing its output that it has joined.
-func keep(group string) int {
-	signal.Ignore()
-	pgid, err := strconv.Atoi(group)
-	if err != nil {
-		return exitInternal
-	}
-	if err := unix.Setpgid(0, pgid); err != nil {
-		return exitInternal
-	}
-	os.Stdout.Close()                                        // nothing was written
-	if _, err := io.Copy(io.Discard, os.Stdin); err != nil { // nothing comes but its end
-		return exitInternal
-	}
-	return 0
+	return onARM64
 }
 
 // ---- what the child waits for ----
@@ -1173,16 +1110,11 @@ func rawMode(f *os.File, processed bool) (restore func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	raw := before // as cfmakeraw of termios(3) has it
-	raw.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
-	raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
-	raw.Cflag &^= unix.CSIZE | unix.PARENB
-	raw.Cflag |= unix.CS8
-	raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
-	if !processed {
-		raw.Oflag &^= unix.OPOST
+	_, err = term.MakeRaw(int(f.Fd()))
+	if err == nil && processed {
+		err = processOutput(f, true)
 	}
-	if err := setModes(f, raw); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return func() error {
@@ -1200,8 +1132,7 @@ func muteEcho(f *os.File) (undo func() error, err error) {
 		return nil, err
 	}
 	mute := before
-	mute.Lflag &^= unix.ECHO
-	mute.Lflag |= unix.ICANON | unix.ISIG
+	mute.Lflag = mute.Lflag&^unix.ECHO | unix.ICANON | unix.ISIG
 	mute.Iflag |= unix.ICRNL
 	return func() error { return setModes(f, before) }, setModes(f, mute)
 }
@@ -1237,28 +1168,38 @@ func processOutput(f *os.File, on bool) error {
 }
 
 // waitReady waits until a standard stream of ours, which does not block, can be read or written.
-// It uses select: poll of macOS knows no terminals (poll(2), BUGS).
 func waitReady(f *os.File, write bool) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return err
 	}
-	waited := error(unix.EINTR)
-	err = raw.Control(func(fd uintptr) {
-		for waited == unix.EINTR {
-			set := &unix.FdSet{}
-			set.Set(int(fd))
-			if write {
-				_, waited = unix.Select(int(fd)+1, nil, set, nil, nil)
-			} else {
-				_, waited = unix.Select(int(fd)+1, set, nil, nil, nil)
-			}
-		}
-	})
+	var waited error
+	err = raw.Control(func(fd uintptr) { waited = waitFor(fd, write, 0) })
 	if err != nil {
 		return err
 	}
 	return waited
+}
+
+// waitFor waits until a descriptor can be read or written, where a limit is given no longer than that. It uses select:
+// poll of macOS knows no terminals (poll(2), BUGS).
+func waitFor(fd uintptr, write bool, limit time.Duration) error {
+	var wait *unix.Timeval
+	if limit > 0 {
+		until := unix.NsecToTimeval(int64(limit))
+		wait = &until
+	}
+	err := error(unix.EINTR)
+	for err == unix.EINTR {
+		var reads, writes unix.FdSet
+		if write {
+			writes.Set(int(fd))
+		} else {
+			reads.Set(int(fd))
+		}
+		_, err = unix.Select(int(fd)+1, &reads, &writes, nil, wait)
+	}
+	return err
 }
 
 // resizeSignals gives a value for each change of the host terminal's size, until stop.
@@ -1276,16 +1217,29 @@ func endSignals() []os.Signal {
 	return slices.DeleteFunc(all, signal.Ignored)
 }
 
-// stopSelf stops this process, and whoever else is in its job, until a shell lets it go on: see resumes. For itself it
-// takes SIGSTOP, as Go never lets go of SIGTSTP, which the caller must ignore meanwhile.
+// stopSelf stops this process, and whoever else is in its job, until a shell lets it go on: see resumes. The caller
+// must ignore SIGTSTP meanwhile; what that does by itself Go never gives back: Linux is asked for it, elsewhere SIGSTOP
+// does.
 func stopSelf() {
+	const (
+		sigactionAMD64 = 13  // linux/arch/x86/entry/syscalls/syscall_64.tbl
+		sigactionARM64 = 134 // linux/include/uapi/asm-generic/unistd.h
+		maskBytes      = 8
+	)
 	resumed := make(chan os.Signal, 1)
 	signal.Notify(resumed, resumeSignal)
 	defer signal.Stop(resumed)
 	_ = unix.Kill(0, suspendSignal) // cannot fail: we are in that group
-	if err := unix.Kill(unix.Getpid(), unix.SIGSTOP); err != nil {
-		return
+	sig := syscall.SIGSTOP
+	if linux {
+		byItself := [4]uintptr{} // SIG_DFL, no flags, no mask
+		_, _, errno := unix.RawSyscall6(onMachine(sigactionAMD64, sigactionARM64), uintptr(suspendSignal),
+			uintptr(unsafe.Pointer(&byItself)), 0, maskBytes, 0, 0)
+		if errno == 0 {
+			sig = suspendSignal
+		}
 	}
+	_ = unix.Kill(unix.Getpid(), sig) // cannot fail: it is us
 	<-resumed
 }
 
@@ -1294,53 +1248,24 @@ func stopSelf() {
 
 // processStopped tells whether a process is there and stopped, as by ^Z.
 func processStopped(pid int) bool {
-	if !linux {
-		return darwinProcess(pid).halted
-	}
-	return statFields(fmt.Sprint("/proc/", pid))[statState] == "T"
+	return strings.HasPrefix(processFacts(pid)[statState], "T")
 }
 
 // parentOf is the pid of the process's parent; 0: it has none, there is no such process, or the system does not tell
 // (Linux without /proc). A process whose parent has ended gets another, on Linux process 1 or a subreaper.
 func parentOf(pid int) int {
-	if !linux {
-		return darwinProcess(pid).parent
-	}
-	parent, _ := strconv.Atoi(statFields(fmt.Sprint("/proc/", pid))[statParent]) // "" is 0
+	parent, _ := strconv.Atoi(processFacts(pid)[statParent]) // "" is 0
 	return parent
 }
 
-// process is what macOS tells of one.
-type process struct {
-	parent int
-	halted bool // as by ^Z
-}
-
-// darwinProcess asks the kernel, not ps, which a program could replace by one of its own. It is zero when there is no
-// such process.
-func darwinProcess(pid int) process {
-	const (
-		darwinSysctl = 202 // xnu bsd/kern/syscalls.master
-		ctlKern      = 1   // CTL_KERN: macOS <sys/sysctl.h>
-		kernProc     = 14  // KERN_PROC
-		kernProcPID  = 1   // KERN_PROC_PID
-		kinfoSize    = 648 // struct kinfo_proc, macOS <sys/sysctl.h>: unix.KinfoProc; offsets in it:
-		stateAt      = 36  // kp_proc.p_stat
-		parentAt     = 560 // kp_eproc.e_ppid
-		stopped      = 4   // SSTOP: macOS <sys/proc.h>
-	)
-	mib := [4]int32{ctlKern, kernProc, kernProcPID, int32(pid)}
-	var info [kinfoSize]byte
-	size := uintptr(len(info))
-	_, _, errno := unix.Syscall6(darwinSysctl, uintptr(unsafe.Pointer(&mib[0])), uintptr(len(mib)),
-		uintptr(unsafe.Pointer(&info[0])), uintptr(unsafe.Pointer(&size)), 0, 0)
-	if errno != 0 || size != kinfoSize {
-		return process{}
+// processFacts are the first of statFields. macOS has its own ps tell them, which no program can replace.
+func processFacts(pid int) (facts [statStart + 1]string) {
+	if linux {
+		return statFields(procDir(pid))
 	}
-	return process{
-		parent: int(binary.LittleEndian.Uint32(info[parentAt:])),
-		halted: info[stateAt] == stopped,
-	}
+	line, _ := exec.Command("/bin/ps", "-o", "stat=,ppid=", "-p", strconv.Itoa(pid)).Output() // "" is gone
+	copy(facts[:], strings.Fields(string(line)))
+	return facts
 }
 
 // ---- files ----
@@ -1455,25 +1380,9 @@ func replaceFile(from, to string) error {
 	return os.Rename(from, to)
 }
 
-// syncFile makes what was written to a file durable: it outlives the system's crash, and on Linux the loss of power.
-// On macOS that would take F_FULLFSYNC, as Go's Sync does, some 20 ms of an Apple SSD for each record. A barrier keeps
-// as much but for the last moments: nothing that is written later is there without it, so that neither the records nor
-// the links of the audit log have gaps. What the lost ones were about, programs that wait in terminals, has ended with
-// the power too, so that nothing is answered twice.
+// syncFile makes what was written to a file durable.
 func syncFile(f *os.File) error {
-	const barrier = 85 // F_BARRIERFSYNC: macOS <sys/fcntl.h>
-	if linux {
-		return f.Sync()
-	}
-	for {
-		_, err := unix.FcntlInt(f.Fd(), barrier, 0)
-		if cannotSync(err) {
-			err = unix.Fsync(int(f.Fd()))
-		}
-		if err != unix.EINTR {
-			return err
-		}
-	}
+	return f.Sync()
 }
 
 // cannotSync tells a file system that cannot do what it was asked for from one that failed. They say that in many ways:

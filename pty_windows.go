@@ -1,7 +1,7 @@
 // pty_windows.go is all that differs between operating systems, for Windows (10 1809 and later, which has ConPTY).
 // pty_unix.go has the same functions in the same order, but for those that are called in one of the two files alone:
 //
-//	the child's terminal startPTY, actAs, findTool, the methods of PTY
+//	the child's terminal startPTY, findTool, the methods of PTY, actAs
 //	the host's terminal  terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                     dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
 //	processes            processStopped, parentOf
@@ -48,6 +48,27 @@ var me, _ = windows.GetCurrentProcessToken().GetTokenUser() // cannot fail
 
 // ---- the child's terminal ----
 // A pseudo-console, whose host paints its screen into a pipe as escape codes.
+
+// Host is what a child has of ours.
+type Host struct {
+	TTY     *os.File    // a terminal whose modes its own gets, nil: the defaults
+	Streams [3]*os.File // standard input, output and error that it gets as they are; nil: its terminal
+	Plain   bool        // its terminal adds no carriage return to a line feed
+	Resumes bool        // a shell stops and resumes us: the child is to stop with us, and we with it
+}
+
+// Modes are of a terminal's modes those that are asked for with every key, or every piece of output.
+type Modes struct {
+	Processed bool // a line feed begins a line
+	Canonical bool // nobody has set it to be drawn on
+	Echo      bool // it shows what is typed
+}
+
+// Size is that of a terminal, laid out as struct winsize of the system.
+type Size struct {
+	Rows, Cols     uint16 // in cells
+	XPixel, YPixel uint16
+}
 
 // winPTY is the pseudo-console and the child. Read belongs to one goroutine; all else may be called from any.
 type winPTY struct {
@@ -101,9 +122,6 @@ func (p *winPTY) start(argv, env []string, dir string, size Size) error {
 	}
 	return nil
 }
-
-// actAs is false: here no process of ours is anything but a command.
-func actAs([]string) (code int, is bool) { return 0, false }
 
 // findTool is the path of the program that name runs, as cmd.exe finds it: the current folder counts. The error is
 // errNoTool.
@@ -181,6 +199,9 @@ func (p *winPTY) hangUp() {
 		windows.ClosePseudoConsole(console)
 	}
 }
+
+// Stopped gives nothing: there is no job control.
+func (p *winPTY) Stopped() <-chan struct{} { return nil }
 
 // Read gives io.EOF when the console is closed and all it has painted has been read.
 func (p *winPTY) Read(b []byte) (int, error) {
@@ -270,12 +291,6 @@ func (p *winPTY) Terminate(time.Duration) {
 	}
 }
 
-// Stopped gives nothing: there is no job control.
-func (p *winPTY) Stopped() <-chan struct{} { return nil }
-
-// Continue is not needed here: see Stopped.
-func (p *winPTY) Continue() error { return errors.ErrUnsupported }
-
 // State is what the system says about the terminal; ReadingUnknown where it cannot tell. The console host does not
 // tell.
 func (p *winPTY) State() TTYState {
@@ -284,6 +299,9 @@ func (p *winPTY) State() TTYState {
 
 // Modes are those of every console.
 func (p *winPTY) Modes() Modes { return Modes{Processed: true, Canonical: true, Echo: true} }
+
+// actAs is false: here no process of ours is anything but a command.
+func actAs([]string) (code int, is bool) { return 0, false }
 
 // ---- the host's terminal ----
 // The console that we run in ourselves.
@@ -396,32 +414,13 @@ func endSignals() []os.Signal {
 func stopSelf() {}
 
 // ---- processes ----
-// A pid alone is nobody's for ever: with the start of its process it is.
-
-// startOf tells two processes of the same pid apart; 0: there is no such process, or it has ended.
-func startOf(pid int) int64 {
-	const access = windows.PROCESS_QUERY_LIMITED_INFORMATION | windows.SYNCHRONIZE
-	h, err := windows.OpenProcess(access, false, uint32(pid))
-	if err != nil {
-		return 0
-	}
-	defer windows.CloseHandle(h)
-	ended, _ := windows.WaitForSingleObject(h, 0) // cannot fail: the handle is ours
-	if ended == windows.WAIT_OBJECT_0 {
-		return 0
-	}
-	var created, exit, kernel, user windows.Filetime
-	if err := windows.GetProcessTimes(h, &created, &exit, &kernel, &user); err != nil {
-		return 0
-	}
-	return created.Nanoseconds()
-}
+// What the system tells of others.
 
 // processStopped tells nothing: no shell here stops a process.
 func processStopped(int) bool { return false }
 
 // parentOf is the pid of the process's parent; 0: it has none, there is no such process, or the system does not tell.
-// Windows keeps the pid of a parent that has ended, which another process may have by now: a parent is older.
+// Windows keeps the pid of a parent that has ended, which another process may have by now.
 func parentOf(pid int) int {
 	snapshot, err := windows.CreateToolhelp32Snapshot(windows.TH32CS_SNAPPROCESS, 0)
 	if err != nil {
@@ -437,12 +436,7 @@ func parentOf(pid int) int {
 	if err != nil {
 		return 0
 	}
-	parent := int(entry.ParentProcessID)
-	began := startOf(parent)
-	if began == 0 || began > startOf(pid) {
-		return 0
-	}
-	return parent
+	return int(entry.ParentProcessID)
 }
 
 // ---- files ----
