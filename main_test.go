@@ -4368,7 +4368,9 @@ func (c *inquiry) isTroubled(x *troubledRequest) {
 				_ = c.session.Process.Kill()
 			}
 			<-x.struck
-			_ = c.session.Process.Signal(syscall.SIGCONT) // in vain where it was killed
+			if c.session.Process.Signal(syscall.Signal(0)) == nil {
+				c.session.signal("CONT")
+			}
 		}()
 	}
 	switch {
@@ -6173,6 +6175,29 @@ func TestRepliesOutlastAnOutage(t *testing.T) {
 	mended.Store(true)
 	p.terms["api"].signal("HUP") // ends the pause
 	p.w.shows("(the screen is empty)", "")
+}
+
+// TestNoticesAreBounded: of what the operator is told in an outage at most fifty messages come when the network is back, and one
+// says how many were left out.
+func TestNoticesAreBounded(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api")
+	p.w.slack = 1000
+	var mended atomic.Bool
+	p.w.fault = func(method string, _ http.ResponseWriter) bool {
+		if method == "sendMessage" && !mended.Load() {
+			panic(http.ErrAbortHandler)
+		}
+		return false
+	}
+	for range 60 {
+		p.w.writes("/status nowhere", 0)
+	}
+	comesTrue(t, "all are acted on", func() bool { return len(records(t, p.dir, "update")) >= 60 })
+	mended.Store(true)
+	p.terms["api"].signal("HUP") // ends the pause
+	p.unpaced()
+	p.w.shows("(10 messages before this one were left out)", "")
 }
 
 // TestTopics: a session has a topic of its own, made once, which ends with it; whatever is refused, its messages come
