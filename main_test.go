@@ -4365,6 +4365,7 @@ func (c *inquiry) isTroubled(x *troubledRequest) {
 		freezes(c.t, c.dir, c.session.Process.Pid)
 		defer func() {
 			if asked && x.row["request"] == "editMessageText" { // the listener's, for a session that has died
+				awaitPrompt(c.t, c.dir, "", "reply_received")
 				_ = c.session.Process.Kill()
 			}
 			<-x.struck

@@ -1192,12 +1192,16 @@ func waitFor(fd uintptr, write bool, limit time.Duration) error {
 	err := error(unix.EINTR)
 	for err == unix.EINTR {
 		var reads, writes unix.FdSet
+		set := &reads
 		if write {
-			writes.Set(int(fd))
-		} else {
-			reads.Set(int(fd))
+			set = &writes
 		}
-		_, err = unix.Select(int(fd)+1, &reads, &writes, nil, wait)
+		known := 0 // none of those that select does not know: then it waits as long as it may
+		if fd < unix.FD_SETSIZE {
+			set.Set(int(fd))
+			known = int(fd) + 1
+		}
+		_, err = unix.Select(known, &reads, &writes, nil, wait)
 	}
 	return err
 }

@@ -3100,7 +3100,7 @@ func (s *Store) retained(r Record) bool {
 	case *SessionRecord:
 		alive = s.view.active(r.ID)
 	case *PromptRecord:
-		alive = r.owes() || !r.over() && s.view.active(r.SessionID)
+		alive = !r.Open() && r.owes() || !r.over() && s.view.active(r.SessionID)
 	case *UpdateRecord, *InputRecord:
 		life = updateLife
 	}
