@@ -5082,8 +5082,8 @@ func TestNamesOfSessions(t *testing.T) {
 	}
 }
 
-// TestNumbersOfAnotherChat: when the bot's chat has been changed, a reply to a message there, or a text, answers no
-// question of the chat before, though that had the same number, and no outcome is written over it.
+// TestNumbersOfAnotherChat: when the bot's chat has been changed, the open question is asked there, too; a reply to a
+// message there that has the number of the question's before answers nothing, and no outcome is written over that.
 func TestNumbersOfAnotherChat(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
@@ -5101,13 +5101,15 @@ func TestNumbersOfAnotherChat(t *testing.T) {
 	w.update(map[string]any{"message": map[string]any{"message_id": 7000, "date": time.Now().Unix() + 3, "text": "y",
 		"from": map[string]any{"id": 1002}, "chat": chat, "reply_to_message": list}})
 	w.until(t, "sendMessage", `"chat_id":1002.*"message_id":7000.*Which session`)
-	w.update(map[string]any{"message": map[string]any{"message_id": 7001, "date": time.Now().Unix() + 3, "text": "y",
-		"from": map[string]any{"id": 1002}, "chat": chat}})
-	w.until(t, "sendMessage", `"chat_id":1002.*"message_id":7001.*Nothing was done`)
+	w.until(t, "sendMessage", `"chat_id":1002.*Delete production`) // where it can be answered now
 	if keys := c.keys(); keys != "" {
 		t.Errorf("%q was typed", keys)
 	}
-	x.types("n\r")
+	awaitRecord(t, dir, "prompt", "it waits there", func(r record) bool {
+		return r.str("status") == "awaiting_reply" && strings.HasSuffix(r.str("telegram_chat"), "/1002") && r.str("send") == ""
+	})
+	w.update(map[string]any{"message": map[string]any{"message_id": 7001, "date": time.Now().Unix() + 5, "text": "n",
+		"from": map[string]any{"id": 1002}, "chat": chat}})
 	c.reads("ask", "n\n")
 	c.order(order{Exit: true})
 	x.exits(0)
