@@ -4668,6 +4668,7 @@ type gate struct {
 	menu    *Prompt // as it was before the last key
 	stood   string  // SHA-256 of what stood on the screen when the first key went
 	wrote   bool    // bytes of the answer have reached the child
+	partly  bool    // some had before the last were written
 	done    bool    // all of it has
 	stopped bool    // at the keyboard
 	unsure  bool    // what changed in the question may be seen moving: that is waited for
@@ -4828,7 +4829,9 @@ func (s *session) echoStep(look *Prompt, tty TTYState, late bool) {
 		tty.Reading = ReadingYes
 		look = s.det.Look(tty, time.Now())
 	}
-	gone := unread && !tty.Canonical && g.q.screen.compare(look) == another
+	typed, stands := s.det.Behind(g.first)
+	echoed := stands && typed != "" && strings.HasPrefix(strings.ToLower(g.first+g.rest), strings.ToLower(typed))
+	gone := unread && !tty.Canonical && !echoed && g.q.screen.compare(look) == another
 	if !gone || g.goneAt.IsZero() { // half painted it seems to be gone
 		g.goneAt = time.Now()
 	}
@@ -4872,6 +4875,7 @@ func (s *session) gateWrote(w write, err error) {
 	}
 	g.sent = len(w.p)
 	g.sentAt = w.at
+	g.partly = g.wrote
 	g.wrote = g.wrote || g.after.to != gateMenu
 	unread := s.pty.Waiting() != 0
 	for i := range s.held {
@@ -5289,7 +5293,7 @@ func (s *session) gateStop() {
 func (s *session) takeBack() {
 	g := s.gate
 	if g.q != nil && g.sent > 0 && s.pty.TakeBack(g.sent) {
-		g.wrote = false
+		g.wrote = g.partly
 		g.done = false
 	}
 }
