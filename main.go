@@ -5482,8 +5482,8 @@ func (s *session) finish() {
 	}
 	s.restore()
 	s.endQuestions()
-	s.endInputs()
 	s.recordExit()
+	s.endInputs()
 	if s.cfg.Stream && s.tg.Trouble() == "" {
 		s.gatherStream(true)
 		s.drain(drainStream)
@@ -5532,11 +5532,19 @@ func (s *session) endQuestions() {
 	s.endExpired("the program has ended")
 }
 
-// endInputs refuses what the phone wanted and what was still to be done.
+// endInputs refuses what the phone wanted and what was still to be done, also what this process has not heard of yet. The
+// end of the session is recorded: no more come.
 func (s *session) endInputs() {
 	if s.halt != nil {
 		s.inputDone(s.halt.input, "", Notice{})
 	}
+	view, _ := s.st.View() // as it was, where it cannot be read
+	for _, r := range view.Inputs {
+		if r.SessionID == s.rec.ID && r.Status == "queued" && !slices.Contains(s.heard, r.ID) {
+			s.inputs = append(s.inputs, r)
+		}
+	}
+	slices.SortStableFunc(s.inputs, func(a, b *InputRecord) int { return a.At.Compare(b.At) })
 	for _, r := range s.inputs {
 		s.inputDone(r, endedFirst, Notice{})
 	}

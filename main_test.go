@@ -2669,39 +2669,46 @@ func TestResizedAtStart(t *testing.T) {
 	})
 }
 
-// TestInputsOfTheKilled: what was sent to a session that was killed before it could do that is refused, and whoever
-// listens then says so, once.
-func TestInputsOfTheKilled(t *testing.T) {
+// TestInputsOfTheEnded: what was sent to a session that was killed, or whose program ended, before it could do that is
+// refused; whoever listens then, or the session itself, says so, once.
+func TestInputsOfTheEnded(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
-	p := newBotAPI(t)
-	dir := home(t, p.config("free_text_enabled = true"))
-	bridge(t, dir, "run", "--name", "other", "sleep", "1000")
-	p.shows("other · sleep started", "")
-	x := bridge(t, dir, "run", "--name", "lost", "bash", "-c", "read a; read b")
-	p.shows("lost · bash started", "")
-	if err := exec.Command("kill", "-STOP", fmt.Sprint(x.pty.PID())).Run(); err != nil {
-		t.Fatal(err)
-	}
-	to := p.writes("/send lost hello", 0)
-	becomes := func(status string) {
-		awaitRecord(t, dir, "input", status, func(r record) bool { return r.str("status") == status })
-	}
-	becomes("queued")
-	x.kill(x.pty.PID(), syscall.SIGKILL)
-	p.await(t, "the operator is told", func() bool {
-		for _, call := range p.calls {
-			reply, _ := call.p["reply_parameters"].(map[string]any)
-			if numberOf(reply, "message_id") == to && strings.Contains(fmt.Sprint(call.p["text"]), "the program ended first") {
-				return true
-			}
+	beside(t, []string{"the wrapper", "the program"}, func(t *testing.T, killed string) {
+		p := newBotAPI(t)
+		dir := home(t, p.config("free_text_enabled = true"))
+		other := bridge(t, dir, "run", "--name", "other", "sleep", "1000")
+		p.shows("other · sleep started", "")
+		x := bridge(t, dir, "run", "--name", "lost", "bash", "-c", "read a; read b")
+		p.shows("lost · bash started", "")
+		lost := awaitRecord(t, dir, "session", "it runs", func(r record) bool { return r.str("label") == "lost" && r.str("pid") != "0" })
+		freezes(t, dir, x.pty.PID())
+		to := p.writes("/send lost hello", 0)
+		becomes := func(status string) {
+			awaitRecord(t, dir, "input", status, func(r record) bool { return r.str("status") == status })
 		}
-		return false
+		becomes("queued")
+		if killed == "the program" { // nobody else is there to say so
+			other.kill(other.pty.PID(), syscall.SIGKILL)
+			x.kill(int(numberOf(lost, "pid")), syscall.SIGKILL)
+			x.signal("CONT")
+		} else {
+			x.kill(x.pty.PID(), syscall.SIGKILL)
+		}
+		p.await(t, "the operator is told", func() bool {
+			for _, call := range p.calls {
+				reply, _ := call.p["reply_parameters"].(map[string]any)
+				if numberOf(reply, "message_id") == to && strings.Contains(fmt.Sprint(call.p["text"]), "the program ended first") {
+					return true
+				}
+			}
+			return false
+		})
+		becomes("refused")
+		if n := p.came("the program ended first"); n != 1 {
+			t.Errorf("it is told %d times", n)
+		}
 	})
-	becomes("refused")
-	if n := p.came("the program ended first"); n != 1 {
-		t.Errorf("it is told %d times", n)
-	}
 }
 
 // TestStreamOfAnAgent: with --stream what an agent says reaches the phone when its turn ends, each word once, though
