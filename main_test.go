@@ -6136,11 +6136,11 @@ func trouble(t *testing.T, r row) {
 	}
 	if r["told"] != "" {
 		comesTrue(t, "the terminal tells: "+r["told"], func() bool { return said(r["told"]) == 1 })
-		_, out, _ := cli(t, p.dir, "status")
-		_, _, errs := cli(t, p.dir, "status", "--json")
-		if !strings.Contains(out, r["told"]) || !strings.Contains(errs, r["told"]) {
-			t.Errorf("status says %q, with --json %q", out, errs)
-		}
+		comesTrue(t, "status tells: "+r["told"], func() bool {
+			_, out, _ := cli(t, p.dir, "status")
+			_, _, errs := cli(t, p.dir, "status", "--json")
+			return strings.Contains(out, r["told"]) && strings.Contains(errs, r["told"])
+		})
 	}
 	p.tools["api"].show("ask", "\r\nContinue? (y/n) ")
 	awaitPrompt(t, p.dir, "Continue?", "")
