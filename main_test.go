@@ -4267,14 +4267,24 @@ func TestTroubledRequest(t *testing.T) {
 // troubledRequest is what becomes of one request.
 type troubledRequest struct {
 	row
+	api     *botAPI
 	struck  chan struct{} // closed when it has come
 	release chan struct{} // closed when what is held goes on
 	victim  *script       // whose request it is; nil: it has come
+	crosses bool          // the other process's last edit has come, and was carried out before what is held
+	crossed chan struct{} // closed then
+	known   chan struct{} // closed when that process may know
 }
 
 // meet is the fate of a request.
 func (x *troubledRequest) meet(method string, params map[string]any) fate {
 	text := fmt.Sprint(params["text"])
+	last := strings.Contains(text, "Yes · phone") && !strings.Contains(text, "on its way")
+	if x.row["fate"] == "cross" && last && x.victim == nil && !x.crosses {
+		x.crosses = true
+		close(x.crossed)
+		return fate{hold: x.known, answer: x.api.carryOut(method, params)}
+	}
 	if x.victim == nil || method != x.row["request"] || method == "sendMessage" && !strings.Contains(text, "Continue?") {
 		return fate{}
 	}
@@ -4282,7 +4292,7 @@ func (x *troubledRequest) meet(method string, params map[string]any) fate {
 	x.victim = nil
 	close(x.struck)
 	switch x.row["fate"] {
-	case "hold":
+	case "hold", "cross":
 		return fate{hold: x.release}
 	case "cut":
 		return fate{cut: true}
@@ -4303,7 +4313,8 @@ func (x *troubledRequest) meet(method string, params map[string]any) fate {
 // playTrouble plays a row of requests.txt.
 func playTrouble(t *testing.T, r row) {
 	several := r["asks"] == "several"
-	x := &troubledRequest{row: r, struck: make(chan struct{}), release: make(chan struct{})}
+	x := &troubledRequest{row: r, struck: make(chan struct{}), release: make(chan struct{}),
+		crossed: make(chan struct{}), known: make(chan struct{})}
 	var c *inquiry
 	if several {
 		c = newInquiry(t, block{parts: map[string]string{"call": `AskUserQuestion {"questions":[{"question":"Continue?",` +
@@ -4312,6 +4323,7 @@ func playTrouble(t *testing.T, r row) {
 		w := newBotAPI(t)
 		c = &inquiry{botAPI: w, t: t, dir: home(t, w.config(""))}
 	}
+	x.api = c.botAPI
 	c.decides(x.meet)
 	var listener *script
 	if r["asks"] == "beside" {
@@ -4330,7 +4342,16 @@ func playTrouble(t *testing.T, r row) {
 	if !killed {
 		awaitOver(t, c.dir)
 	}
+	if r["fate"] == "cross" {
+		<-x.crossed
+	}
 	close(x.release)
+	if r["fate"] == "cross" {
+		awaitRecord(t, c.dir, "prompt", "what is held is recorded", func(p record) bool {
+			return strings.Contains(fmt.Sprint(p["messages"]), "reply_received")
+		})
+	}
+	close(x.known)
 	if killed || !several {
 		c.session.wait()
 	}
@@ -10291,6 +10312,7 @@ type botAPI struct {
 	lastUp   int64
 	topics   map[int64]string       // their names, nil: the chat has none
 	flying   map[int64]int          // edits under way by message
+	crossed  map[int64]bool         // two of them were at a time: nobody knows which was carried out last
 	turns    []time.Time            // when messages and edits came
 	level    float64                // how many have come, less one a second
 	quiet    [2]time.Time           // between these no message may come: a 429 said so
@@ -10346,6 +10368,7 @@ func bareBotAPI(t *testing.T) *botAPI {
 		dates:    3,
 		lastUp:   9000,
 		flying:   map[int64]int{},
+		crossed:  map[int64]bool{},
 		answers:  map[string]func(map[string]any) string{},
 	}
 	t.Cleanup(func() {
@@ -10560,6 +10583,7 @@ func (s *botAPI) serveCall(w http.ResponseWriter, r *http.Request, method string
 	s.change(func() {
 		s.calls = append(s.calls, apiCall{method, p, time.Now()})
 		if edit {
+			s.crossed[id] = s.flying[id] > 0
 			s.flying[id]++
 			s.maxFly = max(s.maxFly, s.flying[id])
 		}
@@ -10596,7 +10620,7 @@ func (s *botAPI) serveCall(w http.ResponseWriter, r *http.Request, method string
 		}
 		if message {
 			s.lastBy[cmp.Or(id, s.lastID)] = r.RemoteAddr
-			s.unsure[cmp.Or(id, s.lastID)] = todo.cut || todo.late != nil || r.Context().Err() != nil
+			s.unsure[cmp.Or(id, s.lastID)] = todo.cut || todo.late != nil || r.Context().Err() != nil || s.crossed[id]
 		}
 		if wait := reRetryAfter.FindStringSubmatch(answer); message && wait != nil {
 			seconds, _ := strconv.Atoi(wait[1])

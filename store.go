@@ -2142,13 +2142,19 @@ func (s *Store) Offered(id string, msg, date int64) error {
 	})
 }
 
-// Edited records what an edit has made of the message msg.
-func (s *Store) Edited(id string, msg int64, shows string) error {
+// Edited records what a message shows that was, when its edit left, recorded to show was. Where another process has
+// edited it since, nobody knows which edit was carried out last: it shows "", and remains owed one.
+func (s *Store) Edited(id string, msg int64, was, shows string) error {
 	return s.changePrompt(id, func(p *PromptRecord) {
 		p.Messages = slices.Clone(p.Messages)
 		for i := range p.Messages {
-			if p.Messages[i].ID == msg {
-				p.Messages[i].Shows = shows
+			m := &p.Messages[i]
+			switch {
+			case m.ID != msg:
+			case m.Shows == was:
+				m.Shows = shows
+			case m.Shows != shows:
+				m.Shows = ""
 			}
 		}
 	})

@@ -1491,7 +1491,8 @@ type buttonsWanted struct {
 type edit struct {
 	*outgoing        // nil: the message shows it already, which has only to be recorded
 	msg       int64  // the message
-	shows     string // what it shows then, see Message
+	was       string // what it shows by the state, see Message
+	shows     string // what it shows then
 }
 
 // key tells an edit from another of the same message.
@@ -1591,7 +1592,7 @@ func (t *Telegram) catchUp(ctx context.Context, id string, as rank) error {
 		if doubtful { // it stays owed, and a later edit makes sure
 			shows = ""
 		}
-		if err := t.store.Edited(id, e.msg, shows); err != nil || doubtful || as == rankRest {
+		if err := t.store.Edited(id, e.msg, e.was, shows); err != nil || doubtful || as == rankRest {
 			return err // who pays for a session that may live leaves the next edit to it
 		}
 	}
@@ -1641,6 +1642,7 @@ func (t *Telegram) due(id string, m *messageEdits) *edit {
 		s = &SessionRecord{Head: Head{ID: p.SessionID}}
 	}
 	if e := t.dueOf(p, s, m); e != nil {
+		e.was = p.newest().Shows
 		if p.elsewhere(t.here()) {
 			e.outgoing = nil
 		}
@@ -1648,7 +1650,7 @@ func (t *Telegram) due(id string, m *messageEdits) *edit {
 	}
 	for _, old := range p.Messages[:max(0, len(p.Messages)-1)] {
 		if old.mayHaveButtons() {
-			e := &edit{buttonsEdit(old.ID, nil), old.ID, replaced}
+			e := &edit{buttonsEdit(old.ID, nil), old.ID, old.Shows, replaced}
 			if p.elsewhere(t.here()) || strings.HasSuffix(old.Shows, " "+noButtons) {
 				e.outgoing = nil
 			}
@@ -1671,7 +1673,7 @@ func (t *Telegram) dueOf(p *PromptRecord, s *SessionRecord, m *messageEdits) *ed
 		shown := *p
 		shown.Status = status
 		out := t.questionText(&shown, s).outgoing(own.ID, keyboard(&shown))
-		return &edit{out, own.ID, string(status) + " " + fingerprint(out)}
+		return &edit{outgoing: out, msg: own.ID, shows: string(status) + " " + fingerprint(out)}
 	}
 	e := render(p.Status)
 	doubtful := m.mayBeOvertaken(e)
@@ -1696,7 +1698,7 @@ func (t *Telegram) dueButtons(p *PromptRecord, own Message, m *messageEdits) *ed
 	if want == nil || want.in != own.ID {
 		return nil
 	}
-	e := &edit{buttonsEdit(own.ID, nil), own.ID, otherButtons + " " + noButtons}
+	e := &edit{outgoing: buttonsEdit(own.ID, nil), msg: own.ID, shows: otherButtons + " " + noButtons}
 	if !want.none {
 		e.outgoing = buttonsEdit(own.ID, keyboard(p, want.ticked...))
 		e.shows = otherButtons + " " + fingerprint(e.outgoing)
