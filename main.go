@@ -5532,8 +5532,8 @@ func (s *session) endQuestions() {
 	s.endExpired("the program has ended")
 }
 
-// endInputs refuses what the phone wanted and what was still to be done, also what this process has not heard of yet. The
-// end of the session is recorded: no more come.
+// endInputs refuses what the phone wanted and what was still to be done, also what this process has not heard of yet.
+// The end of the session is recorded: no more come.
 func (s *session) endInputs() {
 	if s.halt != nil {
 		s.inputDone(s.halt.input, "", Notice{})

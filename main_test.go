@@ -3562,7 +3562,7 @@ func newInquiry(t *testing.T, b block, way string) *inquiry {
 			t.Fatal(err)
 		}
 	} else {
-		c.session = runs(t, c.dir, "--name", "box", "sleep", "60")
+		c.session = runs(t, c.dir, "--name", "box", "sleep", "1000")
 		id := awaitRecord(t, c.dir, "session", "it runs", func(r record) bool { return r.str("pid") != "0" }).str("id")
 		c.script = newScript(t, c.dir, c.input(), "hook")
 		if way == "nowhere" {
@@ -4176,7 +4176,7 @@ func TestAsksBeside(t *testing.T) {
 	needUnix(t)
 	p := newBotAPI(t)
 	dir := home(t, p.config(""))
-	run := runs(t, dir, "sleep", "60")
+	run := runs(t, dir, "sleep", "1000")
 	p.await(t, "the session listens", func() bool { return len(p.polls) > 0 })
 	first, second := asks(t, dir, "", "First?"), asks(t, dir, "", "--choices", "a,b", "Second?")
 	p.press(p.shows("First?", "Yes"), "Yes")
@@ -4327,7 +4327,7 @@ func playTrouble(t *testing.T, r row) {
 	c.decides(x.meet)
 	var listener *script
 	if r["asks"] == "beside" {
-		listener = runs(t, c.dir, "sleep", "60")
+		listener = runs(t, c.dir, "sleep", "1000")
 		c.await(t, "it listens", func() bool { return len(c.polls) > 0 })
 	}
 	c.change(func() {
@@ -4355,7 +4355,7 @@ func playTrouble(t *testing.T, r row) {
 	if killed || !several {
 		c.session.wait()
 	}
-	next := runs(t, c.dir, "sleep", "60")      // whoever runs next pays
+	next := runs(t, c.dir, "sleep", "1000")      // whoever runs next pays
 	defer func() { _ = next.Process.Kill() }() // it is not needed any more
 	awaitOver(t, c.dir)
 	if r["dead"] == "1" {
@@ -5090,7 +5090,7 @@ func TestNamesOfSessions(t *testing.T) {
 	for range 2 {
 		bridge(t, dir, "run", "--name", "deploy", "true").exits(0)
 	}
-	x := bridge(t, dir, "run", "--name", "deploy", "sh", "-c", "echo it runs; sleep 60")
+	x := bridge(t, dir, "run", "--name", "deploy", "sh", "-c", "echo it runs; sleep 1000")
 	x.sees("it runs")
 	comesTrue(t, "it is recorded", func() bool { return len(records(t, dir, "session")) == 3 })
 	replies := func(id int64) string { return fmt.Sprintf(`"message_id":%d\}`, id) }
@@ -5173,7 +5173,7 @@ func TestTakenOutOfTheAllowlist(t *testing.T) {
 		return strings.Replace(config, "[1001]", users, 1)
 	}
 	dir := home(t, group("[1001, 1002]"))
-	bridge(t, dir, "run", "sleep", "60")
+	bridge(t, dir, "run", "sleep", "1000")
 	p.await(t, "the session listens", func() bool { return len(p.polls) > 0 })
 	taps := func(m seen, by int, label string) {
 		data, _ := m.ending(label)
