@@ -4373,8 +4373,9 @@ func (s *session) stopTurn(r *InputRecord) {
 	s.halt = &halt{input: r, until: time.Now().Add(stopTime)}
 }
 
-// inTurn tells whether the tool works, or asks something meanwhile.
+// inTurn looks, and tells whether the tool works, or asks something meanwhile.
 func (s *session) inTurn() bool {
+	s.det.Look(s.pty.State(), time.Now())
 	return s.det.Working() || s.q != nil && !s.q.rec.Idle
 }
 

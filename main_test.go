@@ -3199,12 +3199,13 @@ func playScenes(t *testing.T, file string) {
 }
 
 // playScene starts what the scene wraps and plays its steps. Lines that begin it say with what: "config", "flags", and
-// "bash" for a script instead of a puppet. At the end it presses "%": what a puppet read before that is all there was.
+// "bash" for a script instead of a puppet; "beside" is a session before it, which polls. At the end it presses "%": what a puppet read before that is all there was.
 func playScene(t *testing.T, parts map[string]string) {
 	t.Helper()
 	lines := strings.Split(strings.TrimRight(parts[""], "\n"), "\n")
 	begin := map[string]string{}
-	for verb, arg, _ := strings.Cut(lines[0], " "); verb == "config" || verb == "flags" || verb == "bash"; verb, arg, _ = strings.Cut(lines[0], " ") {
+	beginnings := []string{"config", "flags", "bash", "beside"}
+	for verb, arg, _ := strings.Cut(lines[0], " "); slices.Contains(beginnings, verb); verb, arg, _ = strings.Cut(lines[0], " ") {
 		begin[verb] += arg + "\n"
 		lines = lines[1:]
 	}
@@ -3216,6 +3217,10 @@ func playScene(t *testing.T, parts map[string]string) {
 	}
 	s := &staged{t: t, w: newBotAPI(t), parts: parts}
 	s.dir = home(t, s.w.config(begin["config"]))
+	if begin["beside"] != "" {
+		bridge(t, s.dir, "run", "sleep", "1000")
+		s.w.shows("sleep started", "")
+	}
 	args := append([]string{"run"}, strings.Fields(begin["flags"])...)
 	if script := begin["bash"]; script != "" {
 		needTool(t, "bash")
