@@ -3281,15 +3281,6 @@ func (s *staged) step(verb, arg string) {
 		s.c.order(order{Name: "box", Write: s.screen(strings.Replace(s.part("box"), "▮", arg+"▮", 1))})
 	case "adds": // it writes on
 		s.c.order(order{Write: arg})
-	case "moves": // it writes what shows nothing, again and again until the question is over
-		over := func() bool {
-			return slices.ContainsFunc(records(s.t, s.dir, "prompt"), func(r record) bool {
-				return r.str("id") == s.prompt && slices.Contains(ends, r.str("status"))
-			})
-		}
-		for end := time.Now().Add(patience()); !over() && time.Now().Before(end); {
-			s.c.order(order{Write: "\x1b[m"})
-		}
 	case "exit": // it ends
 		s.c.order(order{Exit: true})
 		s.c.until("gone", -1)
@@ -4360,7 +4351,7 @@ func playTrouble(t *testing.T, r row) {
 	if killed || !several {
 		c.session.wait()
 	}
-	next := runs(t, c.dir, "sleep", "1000")      // whoever runs next pays
+	next := runs(t, c.dir, "sleep", "1000")    // whoever runs next pays
 	defer func() { _ = next.Process.Kill() }() // it is not needed any more
 	awaitOver(t, c.dir)
 	if r["dead"] == "1" {
