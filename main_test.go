@@ -5237,8 +5237,8 @@ func TestAskAgainIsOver(t *testing.T) {
 	})
 }
 
-// TestInboxFullOfLargeUpdates: however much strangers send at once, the operator's tap arrives.
-func TestInboxFullOfLargeUpdates(t *testing.T) {
+// TestInboxFull: however much strangers send at once, the operator's tap arrives.
+func TestInboxFull(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
 	w, c, dir, _ := stageSession(t, "")
@@ -5247,11 +5247,11 @@ func TestInboxFullOfLargeUpdates(t *testing.T) {
 	awaitPrompt(t, dir, "", "awaiting_reply")
 	var flood []string
 	for i := range 101 {
-		size := 200_000
+		size := 1000
 		if i == 50 {
-			size = 17 << 20
+			size = 17 << 20 // more than is read of an answer
 		}
-		flood = append(flood, fmt.Sprintf(`{"update_id":%d,"message":{"message_id":1,"text":%q,"from":{"id":666},`+
+		flood = append(flood, fmt.Sprintf(`{"update_id":%d,"message":{"message_id":1,"text":"%s","from":{"id":666},`+
 			`"chat":{"id":666,"type":"private"}}}`, 8000+i, strings.Repeat("x", size)))
 	}
 	w.change(func() { w.updates = append(w.updates, flood...) })
@@ -10743,7 +10743,9 @@ func (s *botAPI) serveUpdates(w http.ResponseWriter, r *http.Request, p map[stri
 		limit := cmp.Or(numberOf(p, "limit"), 100)
 		given := s.updates[:min(int(limit), len(s.updates))]
 		for _, u := range given {
-			s.note(u)
+			if id := updateID(u); id == 0 || id > s.given {
+				s.note(u)
+			}
 		}
 		replaced = number != len(s.polls)
 		if len(given) > 0 {
