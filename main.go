@@ -4230,7 +4230,11 @@ func (r *InputRecord) isText() bool { return r.Kind == "text" || r.Kind == "file
 
 // inputWaits tells what the input cannot be done for yet although it soon may be, "" nothing.
 func (s *session) inputWaits(r *InputRecord) (why string) {
-	if !r.types() {
+	unseen := s.adapter.Box != nil && s.came() > s.taken
+	switch {
+	case r.Kind == "stop" && unseen && !s.inTurn(): // the output may say that it works
+		return s.rec.Tool + " keeps writing"
+	case !r.types():
 		return ""
 	}
 	asked := s.q != nil && !s.q.rec.Idle && s.q.rec.Status != ""
