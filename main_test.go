@@ -6371,6 +6371,7 @@ func TestUpdatesByBot(t *testing.T) {
 	p.starts("api")
 	p.w.writes("one", 0)
 	p.tools["api"].reads("start", "one\n")
+	p.w.confirmed(t, p.w.lastUp) // from now on the old bot's polls are no first ones
 	config := strings.Replace(p.w.config(""), fakeToken, "987654321"+fakeToken[9:], 1)
 	if err := os.WriteFile(filepath.Join(p.dir, "config.toml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
