@@ -3591,14 +3591,15 @@ func (d *Detector) leave(now time.Time) {
 // that is being typed behind it, or in an idle input box, does not count.
 func (d *Detector) compare() sameness {
 	c := d.cur
+	left := c.onLine() && d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty") // what asked reads no more
 	switch {
-	case c.onLine() && d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty"):
-		return another // what asked reads no more
+	case left && d.found == nil:
+		return another
 	case d.found == nil && c.Idle && d.enterAt.IsZero() && d.view.known && !d.view.working():
 		return theSame
 	}
 	verdict := another
-	if c.onLine() && d.typed {
+	if c.onLine() && d.typed && !left {
 		verdict = d.lineStands()
 	}
 	if verdict == another && d.found != nil {

@@ -4208,7 +4208,11 @@ func (r *InputRecord) isText() bool { return r.Kind == "text" || r.Kind == "file
 
 // inputWaits tells what the input cannot be done for yet although it soon may be, "" nothing.
 func (s *session) inputWaits(r *InputRecord) (why string) {
-	if !r.types() {
+	unseen := s.adapter.Box != nil && s.came() > s.taken
+	switch {
+	case r.Kind == "stop" && unseen && !s.inTurn(): // the output may say that it works
+		return s.rec.Tool + " keeps writing"
+	case !r.types():
 		return ""
 	}
 	asked := s.q != nil && !s.q.rec.Idle && s.q.rec.Status != ""
@@ -4351,8 +4355,9 @@ func (s *session) stopTurn(r *InputRecord) {
 	s.halt = &halt{input: r, until: time.Now().Add(stopTime)}
 }
 
-// inTurn tells whether the tool works, or asks something meanwhile.
+// inTurn looks, and tells whether the tool works, or asks something meanwhile.
 func (s *session) inTurn() bool {
+	s.det.Look(s.pty.State(), time.Now())
 	return s.det.Working() || s.q != nil && !s.q.rec.Idle
 }
 
@@ -4555,6 +4560,7 @@ type gate struct {
 	menu    *Prompt // as it was before the last key
 	stood   string  // SHA-256 of what stood on the screen when the first key went
 	wrote   bool    // bytes of the answer have reached the child
+	partly  bool    // some had before the last were written
 	done    bool    // all of it has
 	stopped bool    // at the keyboard
 	unsure  bool    // what changed in the question may be seen moving: that is waited for
@@ -4715,7 +4721,9 @@ func (s *session) echoStep(look *Prompt, tty TTYState, late bool) {
 		tty.Reading = ReadingYes
 		look = s.det.Look(tty, time.Now())
 	}
-	gone := unread && !tty.Canonical && g.q.screen.compare(look) == another
+	typed, stands := s.det.Behind(g.first)
+	echoed := stands && typed != "" && strings.HasPrefix(strings.ToLower(g.first+g.rest), strings.ToLower(typed))
+	gone := unread && !tty.Canonical && !echoed && g.q.screen.compare(look) == another
 	if !gone || g.goneAt.IsZero() { // half painted it seems to be gone
 		g.goneAt = time.Now()
 	}
@@ -4759,6 +4767,7 @@ func (s *session) gateWrote(w write, err error) {
 	}
 	g.sent = len(w.p)
 	g.sentAt = w.at
+	g.partly = g.wrote
 	g.wrote = g.wrote || g.after.to != gateMenu
 	unread := s.pty.Waiting() != 0
 	for i := range s.held {
@@ -5176,7 +5185,7 @@ func (s *session) gateStop() {
 func (s *session) takeBack() {
 	g := s.gate
 	if g.q != nil && g.sent > 0 && s.pty.TakeBack(g.sent) {
-		g.wrote = false
+		g.wrote = g.partly
 		g.done = false
 	}
 }
@@ -5365,8 +5374,8 @@ func (s *session) finish() {
 	}
 	s.restore()
 	s.endQuestions()
-	s.endInputs()
 	s.recordExit()
+	s.endInputs()
 	s.gatherStream(true)
 	s.tellEnd()
 	close(s.lastWords)
@@ -5413,11 +5422,19 @@ func (s *session) endQuestions() {
 	s.endExpired("the program has ended")
 }
 
-// endInputs refuses what the phone wanted and what was still to be done.
+// endInputs refuses what the phone wanted and what was still to be done, also what this process has not heard of yet.
+// The end of the session is recorded: no more come.
 func (s *session) endInputs() {
 	if s.halt != nil {
 		s.inputDone(s.halt.input, "", Notice{})
 	}
+	view, _ := s.st.View() // as it was, where it cannot be read
+	for _, r := range view.Inputs {
+		if r.SessionID == s.rec.ID && r.Status == "queued" && !slices.Contains(s.heard, r.ID) {
+			s.inputs = append(s.inputs, r)
+		}
+	}
+	slices.SortStableFunc(s.inputs, func(a, b *InputRecord) int { return a.At.Compare(b.At) })
 	for _, r := range s.inputs {
 		s.inputDone(r, endedFirst, Notice{})
 	}
