@@ -1989,405 +1989,266 @@ func (p *pattern) ReplaceAllString(text, replacement string) string {
 // ---- words ----
 // What decides in a question, in the languages that programs were seen to ask in.
 
-// tongue is one language's words for what a question asks, a button does or a key is: whole words
-// in lower case, "|" between them; keep, press, secret and choose are the beginnings of words.
-// They stand in the catalogues (glibc, gettext) of coreutils, apt, dpkg, debconf, gnupg, git,
-// shadow, PAM, sudo, newt, dialog, nano, mc.
-type tongue struct {
-	name    string
-	yes     string
-	no      string
-	letters string // typed for yes and for no, as yesexpr and noexpr of glibc have them
-	cancel  string
-	deny    string
-	allow   string
-	quit    string // leaves or goes back, which may lose something
-	keep    string // to which "no" means that something goes on, or is lost
-	press   string
-	key     string
-	enter   string // what the Enter key is called
-	secret  string
-	choose  string
-	what    string // begins a question that yes and no do not answer
-}
+// wordTable is the words by which a question is understood, in every language: the language, what its words mean, and
+// whole words in lower case. They stand in the catalogues (glibc, gettext) of coreutils, apt, dpkg, debconf, gnupg, git,
+// shadow, PAM, sudo, newt, dialog, nano, mc. What is not here is neither a refusal nor harmless.
+//
+//	letters  what is typed for yes and for no: yesexpr and noexpr of glibc
+//	deny     refuses, and does nothing else
+//	quit     leaves or goes back, which may lose something
+//	keep     "no" to it means that something goes on, or is lost
+//	what     begins a question that yes and no do not answer
+//
+// Of keep, press, secret and choose the beginning of a word is enough, if it has four bytes.
+const wordTable = `
+en yes     yes
+en no      no|nope
+en letters yn
+en deny    cancel|abort|deny|reject|refuse|decline|disallow
+en allow   allow|always|approve|accept|confirm|trust|grant|run|proceed|authorize|permit|agree|i trust|i agree
+en allow   i accept|i understand
+en quit    exit|quit|back|skip|never|go back|close
+en keep    keep|skip|save|ignore|leave|preserve|retain|prevent|disable|exclude|block|stop|terminate|interrupt
+en press   press|hit|strike|push
+en key     any key|a key|the any key|space|space bar|enter|return
+en secret  password|passphrase|pass phrase|passcode|pin|secret|secret value|token|access token|api key|api-key
+en secret  api_key|apikey|otp|verification code|2fa code
+en choose  choice|choose|select|selection|option|number|which|pick|what|your
+en what    what|which|where|who|how|why|when|name|enter|in which
+de yes     ja
+de no      nein
+de letters jn
+de deny    abbrechen|abbruch|verweigern|ablehnen|verwerfen|zurückweisen|nicht vertrauen|verbieten
+de allow   immer|erlauben|zulassen|akzeptieren|annehmen|genehmigen|vertrauen|bestätigen|gestatten|zustimmen
+de allow   immer erlauben
+de quit    beenden|verlassen|ende|schließen|aufhören|zurück
+de keep    behalt|beibehalt|überspring|speicher|ignorier|lassen
+de press   drücke|betätigen
+de key     taste|eingabetaste
+de secret  passwort|passwörter|kennwort|mantra|paßwort
+de choose  auswahl|auswählen|wähle|wahl|ihre wahl|nummer|zahl
+de what    welche|welcher|welches|welchen|wo|wohin|wer|wie|wieviel|warum|wann
+fr yes     oui
+fr no      non
+fr letters on
+fr deny    annuler|abandonner|abandon|interrompre|refuser|rejeter|rejet|interdire
+fr allow   toujours|autoriser|accepter|permettre|approuver|confirmer|faire confiance|toujours autoriser|confiance
+fr quit    quitter|sortir|fermer|terminer|retour|précédent
+fr keep    garder|conserv|ignor|enregistr|sauvegard|laisser
+fr press   appuyez|appuyer|pressez|tapez|enfoncez
+fr key     touche|entrée|retour chariot
+fr secret  mot de passe|phrase de passe|phrase secrète|mots de passe|code personnel
+fr choose  choisir|choisissez|sélection|choix|votre choix|numéro|nombre
+fr what    quel|quelle|quels|quelles|quoi|où|qui|comment|combien|pourquoi|quand
+es yes     sí|si
+es no      no
+es letters sn
+es deny    cancelar|cancela|abortar|interrumpir|denegar|rechazar|rechazo|negar|prohibir|no confiar
+es allow   siempre|permitir|aceptar|confiar|confirmar|confirme|confianza
+es quit    salir|abandonar|finalizar|terminar|cerrar|fin|atrás|anterior|volver
+es keep    manten|conserv|omitir|guardar|ignorar|dejar
+es press   pulse|presione|pulsar|teclee
+es key     tecla|intro
+es secret  contraseña|clave|frase de paso
+es choose  elegir|elija|seleccionar|seleccione|selección|elección|su elección|escoja|número|opción
+es what    qué|cuál|cuáles|dónde|quién|cómo|cuánto|cuántos|cuándo
+it yes     sì|si
+it no      no
+it letters sn
+it deny    annulla|annullare|interrompere|interrompi|rifiuta|rifiutare|negare|nega
+it allow   sempre|consentire|consenti|permettere|permetti|accetta|accettare|approva|autorizza|autorizzare|confermare
+it allow   conferma|fidarsi|fiducia
+it quit    uscire|esci|uscita|chiudere|abbandona|chiudi|indietro
+it keep    manten|conserv|ignor|salva|lasci
+it press   premere|premi|premete
+it key     tasto|invio
+it choose  scegli|seleziona|selezione|scelta|numero|opzione
+it what    quale|quali|qual|dove|chi|quanto|quanti|perché|quando|che cosa
+pt yes     sim
+pt no      não
+pt letters sn
+pt deny    cancelar|abortar|interromper|negar|rejeitar|recusar|não confiar
+pt allow   sempre|permitir|aceitar|aprovar|autorizar|confiar|confirmar|confiança|conceder
+pt quit    sair|sai|fechar|terminar|encerrar|voltar|recuar|anterior|atrás
+pt keep    manter|conserv|ignor|salvar|guardar|deixar
+pt press   pressione|prima|carregue|tecle|pressionar|aperte
+pt key     tecla
+pt secret  senha|palavra-passe|palavra-chave|frase secreta|palavra passe
+pt choose  escolher|escolha|selecionar|selecione|seleccione|seleção|selecção|sua escolha|número|opção
+pt what    qual|quais|onde|quem|como|quanto|quantos|quando
+nl yes     ja
+nl no      nee
+nl letters jn
+nl deny    annuleren|annuleer|afbreken|breek af|weigeren|verbieden|verwerpen|verwerp
+nl allow   altijd|toestaan|accepteer|accepteren|vertrouwen|vertrouw|bevestigen|bevestig|toelaten|sta toe
+nl quit    afsluiten|stoppen|verlaten|einde|stop|sluiten|beëindigen|terug|vorige
+nl keep    behoud|bewaar|bewaren|overslaan|opslaan|negeer
+nl press   druk|toets|typ
+nl key     toets
+nl secret  wachtwoord|paswoord
+nl choose  kies|kiezen|selecteer|selecteren|keuze|nummer|getal|optie
+nl what    wat|welk|welke|waar|wie|hoe|hoeveel|waarom|wanneer
+pl yes     tak
+pl no      nie
+pl letters tn
+pl deny    anuluj|przerwij|poniechaj|przerwać|anulować|odmów|odmowa|odrzuć|odrzucić|odrzucenie|zabroń
+pl allow   zawsze|zezwól|pozwól|zgoda|akceptuj|zaakceptować|akceptacja|zatwierdź|zaufaj|potwierdź|zezwolić
+pl quit    wyjdź|wyjście|zakończ|koniec|zamknij|opuść|wstecz|powrót|wróć
+pl keep    zachowa|pomiń|pominąć|zapisa|zostaw
+pl press   naciśnij|nacisnąć|wciśnij|wcisnąć|wciśnięcie
+pl key     klawisz|klawisza
+pl secret  hasło|hasła|frazę
+pl choose  wybierz|wybrać|wybór|wyboru|numer|liczba|opcja|liczbę
+pl what    jaki|jaka|jakie|jaką|który|która|które|którą|gdzie|kto|jak|ile|dlaczego|kiedy
+ru yes     да
+ru no      нет
+ru letters дн
+ru deny    отмена|отменить|прервать|прерывание|запретить|отказать|отклонить|отвергнуть|отказаться|не доверять|отказ
+ru allow   всегда|разрешить|позволить|принять|одобрить|доверять|подтвердить|доверие|принимать|подтвердите
+ru quit    выход|выйти|закрыть|завершить|покинуть|назад|вернуться
+ru keep    сохран|остав|пропуст
+ru press   нажмите|нажать|нажатие
+ru key     клавишу|клавиша|ввод
+ru secret  пароль|пароля
+ru choose  выберите|выбрать|выбор|ваш выбор|номер|число|вариант|введите номер
+ru what    что|какой|какая|какое|какие|какую|который|где|куда|кто|как|сколько|почему|когда
+uk yes     так
+uk no      ні
+uk letters тн
+uk deny    скасувати|відміна|перервати|відмінити|скасування|заборонити|відхилити|відмовити|відкинути|відмова
+uk allow   завжди|дозволити|надати|прийняти|довіряти|підтвердити|погодитися|довіра
+uk quit    вийти|вихід|закрити|завершити|закінчити|назад|повернутися
+uk keep    зберег|залиш|пропуст
+uk press   натисніть|натиснути|натискання
+uk key     клавішу|клавіша
+uk secret  пароль|пароля|кодову фразу|ключову фразу|пінкод
+uk choose  виберіть|вибрати|вибір|ваш вибір|оберіть|номер|число|варіант|веберіть
+uk what    що|який|яка|яке|які|яку|котрий|де|куди|хто|як|скільки|чому|коли
+tr yes     evet
+tr no      hayır
+tr letters eh
+tr deny    iptal|vazgeç|durdur|reddet|reddedildi|reddetme|izin verme
+tr allow   her zaman|izin ver|onayla|kabul et|güven|kabul
+tr quit    çık|çıkış|kapat|çıkmak|sonlandır|bitir|geri|önceki
+tr keep    kaydet|koru|atla|sakla
+tr press   basın|bas
+tr key     tuşa|tuş|düğmeye|düğme
+tr secret  parola|şifre
+tr choose  seç|numara|sayı
+tr what    hangi|hangisi|nerede|nereye|nasıl|kaç|neden|niçin
+ja yes     はい|ハイ
+ja no      いいえ|イイエ
+ja letters yn
+ja deny    キャンセル|取消|中止|取り消し|中断|拒否|拒否する|拒絶|信頼しない|禁止|拒否します
+ja allow   常に|許可|承認|受け入れる|許可する|信頼|同意|受諾|常に許可|確認|受入|信用
+ja quit    終了|閉じる|抜ける|戻る|前へ
+ja keep    保存|保持|残|スキップ|維持
+ja press   押す|押して|押せば
+ja key     キー|リターン|エンター|改行|リターンキー
+ja secret  パスワード|パスフレーズ
+ja choose  選択|選んでください|選ぶ|番号
+ja what    何|どの|どれ|どこ|誰|いくつ|いつ|なぜ|どちら
+zh yes     是|是的
+zh no      否|不是|不
+zh letters yn
+zh deny    取消|放弃|放棄|中止|中断|中斷|拒绝|拒絕|不信任|禁止|否决|不接受|不允许
+zh allow   总是|總是|允许|允許|接受|同意|批准|信任|确认|確認|总是允许|授权|許可
+zh quit    退出|离开|離開|结束|結束|关闭|關閉|返回|后退|上一步|向后
+zh keep    保存|保留|跳过|跳過|儲存|储存
+zh press   按|请按|請按|敲
+zh key     任意键|任意鍵|一个键|任何鍵|按键|任何键|回车|回车键|確認鍵|輸入鍵|回車
+zh secret  密码|密碼|口令|密語
+zh choose  选择|選擇|请选择|請選擇|编号|編號|选项|選項|您的选择|数字
+zh what    什么|什麼|哪|谁|誰|多少|几个|为何|如何|怎么|多久
+ko yes     예|네
+ko no      아니요|아니오|아니
+ko letters yn
+ko deny    취소|중단|중지|거부|거절|금지
+ko allow   항상|허용|승인|수락|신뢰|동의|확인|허가
+ko quit    종료|끝내기|나가기|닫기|끝냄|마침|뒤로|이전
+ko keep    저장|유지|건너|보존
+ko press   누르십시오|누르세요|치세요|누르면|누르기|눌러
+ko key     아무 키|아무키나|엔터|리턴
+ko secret  암호|비밀번호|패스워드
+ko choose  선택|번호|숫자
+ko what    무엇|어느|어디|누구|어떻게|몇|언제|왜|어떤
+`
 
-// tongues is the word table. A word that is not in it is neither a refusal nor harmless.
-var tongues = []tongue{
-	{
-		name:    "en",
-		yes:     "yes",
-		no:      "no|nope",
-		letters: "yn",
-		cancel:  "cancel|abort",
-		deny:    "deny|reject|refuse|decline|disallow",
-		allow: "allow|always|approve|accept|confirm|trust|grant|run|proceed|authorize|permit|" +
-			"agree|i trust|i agree|i accept|i understand",
-		quit: "exit|quit|back|skip|never|go back|close",
-		keep: "keep|skip|save|ignore|leave|preserve|retain|prevent|disable|exclude|block|stop|" +
-			"terminate|interrupt",
-		press: "press|hit|strike|push",
-		key:   "any key|a key|the any key|space|space bar",
-		enter: "enter|return",
-		secret: "password|passphrase|pass phrase|passcode|pin|secret|secret value|token|" +
-			"access token|api key|api-key|api_key|apikey|otp|verification code|2fa code",
-		choose: "choice|choose|select|selection|option|number|which|pick|what|your",
-		what:   "what|which|where|who|how|why|when|name|enter|in which",
-	},
-	{
-		name:    "de",
-		yes:     "ja",
-		no:      "nein",
-		letters: "jn",
-		cancel:  "abbrechen|abbruch",
-		deny:    "verweigern|ablehnen|verwerfen|zurückweisen|nicht vertrauen|verbieten",
-		allow: "immer|erlauben|zulassen|akzeptieren|annehmen|genehmigen|vertrauen|bestätigen|" +
-			"gestatten|zustimmen|immer erlauben",
-		quit:   "beenden|verlassen|ende|schließen|aufhören|zurück",
-		keep:   "behalt|beibehalt|überspring|speicher|ignorier|lassen",
-		press:  "drücke|betätigen",
-		key:    "taste",
-		enter:  "eingabetaste",
-		secret: "passwort|passwörter|kennwort|mantra|paßwort",
-		choose: "auswahl|auswählen|wähle|wahl|ihre wahl|nummer|zahl",
-		what:   "welche|welcher|welches|welchen|wo|wohin|wer|wie|wieviel|warum|wann",
-	},
-	{
-		name:    "fr",
-		yes:     "oui",
-		no:      "non",
-		letters: "on",
-		cancel:  "annuler|abandonner|abandon|interrompre",
-		deny:    "refuser|rejeter|rejet|interdire",
-		allow: "toujours|autoriser|accepter|permettre|approuver|confirmer|faire confiance|" +
-			"toujours autoriser|confiance",
-		quit:   "quitter|sortir|fermer|terminer|retour|précédent",
-		keep:   "garder|conserv|ignor|enregistr|sauvegard|laisser",
-		press:  "appuyez|appuyer|pressez|tapez|enfoncez",
-		key:    "touche",
-		enter:  "entrée|retour chariot",
-		secret: "mot de passe|phrase de passe|phrase secrète|mots de passe|code personnel",
-		choose: "choisir|choisissez|sélection|choix|votre choix|numéro|nombre",
-		what:   "quel|quelle|quels|quelles|quoi|où|qui|comment|combien|pourquoi|quand",
-	},
-	{
-		name:    "es",
-		yes:     "sí|si",
-		no:      "no",
-		letters: "sn",
-		cancel:  "cancelar|cancela|abortar|interrumpir",
-		deny:    "denegar|rechazar|rechazo|negar|prohibir|no confiar",
-		allow:   "siempre|permitir|aceptar|confiar|confirmar|confirme|confianza",
-		quit:    "salir|abandonar|finalizar|terminar|cerrar|fin|atrás|anterior|volver",
-		keep:    "manten|conserv|omitir|guardar|ignorar|dejar",
-		press:   "pulse|presione|pulsar|teclee",
-		key:     "tecla",
-		enter:   "intro",
-		secret:  "contraseña|clave|frase de paso",
-		choose: "elegir|elija|seleccionar|seleccione|selección|elección|su elección|escoja|" +
-			"número|opción",
-		what: "qué|cuál|cuáles|dónde|quién|cómo|cuánto|cuántos|cuándo",
-	},
-	{
-		name:    "it",
-		yes:     "sì|si",
-		no:      "no",
-		letters: "sn",
-		cancel:  "annulla|annullare|interrompere|interrompi",
-		deny:    "rifiuta|rifiutare|negare|nega",
-		allow: "sempre|consentire|consenti|permettere|permetti|accetta|accettare|approva|autorizza|" +
-			"autorizzare|confermare|conferma|fidarsi|fiducia",
-		quit:   "uscire|esci|uscita|chiudere|abbandona|chiudi|indietro",
-		keep:   "manten|conserv|ignor|salva|lasci",
-		press:  "premere|premi|premete",
-		key:    "tasto",
-		enter:  "invio",
-		choose: "scegli|seleziona|selezione|scelta|numero|opzione",
-		what:   "quale|quali|qual|dove|chi|quanto|quanti|perché|quando|che cosa",
-	},
-	{
-		name:    "pt",
-		yes:     "sim",
-		no:      "não",
-		letters: "sn",
-		cancel:  "cancelar|abortar|interromper",
-		deny:    "negar|rejeitar|recusar|não confiar",
-		allow:   "sempre|permitir|aceitar|aprovar|autorizar|confiar|confirmar|confiança|conceder",
-		quit:    "sair|sai|fechar|terminar|encerrar|voltar|recuar|anterior|atrás",
-		keep:    "manter|conserv|ignor|salvar|guardar|deixar",
-		press:   "pressione|prima|carregue|tecle|pressionar|aperte",
-		key:     "tecla",
-		secret:  "senha|palavra-passe|palavra-chave|frase secreta|palavra passe",
-		choose: "escolher|escolha|selecionar|selecione|seleccione|seleção|selecção|sua escolha|" +
-			"número|opção",
-		what: "qual|quais|onde|quem|como|quanto|quantos|quando",
-	},
-	{
-		name:    "nl",
-		yes:     "ja",
-		no:      "nee",
-		letters: "jn",
-		cancel:  "annuleren|annuleer|afbreken|breek af",
-		deny:    "weigeren|verbieden|verwerpen|verwerp",
-		allow: "altijd|toestaan|accepteer|accepteren|vertrouwen|vertrouw|bevestigen|bevestig|toelaten|" +
-			"sta toe",
-		quit:   "afsluiten|stoppen|verlaten|einde|stop|sluiten|beëindigen|terug|vorige",
-		keep:   "behoud|bewaar|bewaren|overslaan|opslaan|negeer",
-		press:  "druk|toets|typ",
-		key:    "toets",
-		secret: "wachtwoord|paswoord",
-		choose: "kies|kiezen|selecteer|selecteren|keuze|nummer|getal|optie",
-		what:   "wat|welk|welke|waar|wie|hoe|hoeveel|waarom|wanneer",
-	},
-	{
-		name:    "pl",
-		yes:     "tak",
-		no:      "nie",
-		letters: "tn",
-		cancel:  "anuluj|przerwij|poniechaj|przerwać|anulować",
-		deny:    "odmów|odmowa|odrzuć|odrzucić|odrzucenie|zabroń",
-		allow: "zawsze|zezwól|pozwól|zgoda|akceptuj|zaakceptować|akceptacja|zatwierdź|zaufaj|" +
-			"potwierdź|zezwolić",
-		quit:   "wyjdź|wyjście|zakończ|koniec|zamknij|opuść|wstecz|powrót|wróć",
-		keep:   "zachowa|pomiń|pominąć|zapisa|zostaw",
-		press:  "naciśnij|nacisnąć|wciśnij|wcisnąć|wciśnięcie",
-		key:    "klawisz|klawisza",
-		secret: "hasło|hasła|frazę",
-		choose: "wybierz|wybrać|wybór|wyboru|numer|liczba|opcja|liczbę",
-		what:   "jaki|jaka|jakie|jaką|który|która|które|którą|gdzie|kto|jak|ile|dlaczego|kiedy",
-	},
-	{
-		name:    "ru",
-		yes:     "да",
-		no:      "нет",
-		letters: "дн",
-		cancel:  "отмена|отменить|прервать|прерывание",
-		deny:    "запретить|отказать|отклонить|отвергнуть|отказаться|не доверять|отказ",
-		allow: "всегда|разрешить|позволить|принять|одобрить|доверять|подтвердить|доверие|принимать|" +
-			"подтвердите",
-		quit:   "выход|выйти|закрыть|завершить|покинуть|назад|вернуться",
-		keep:   "сохран|остав|пропуст",
-		press:  "нажмите|нажать|нажатие",
-		key:    "клавишу|клавиша",
-		enter:  "ввод",
-		secret: "пароль|пароля",
-		choose: "выберите|выбрать|выбор|ваш выбор|номер|число|вариант|введите номер",
-		what: "что|какой|какая|какое|какие|какую|который|где|куда|кто|как|сколько|почему|" +
-			"когда",
-	},
-	{
-		name:    "uk",
-		yes:     "так",
-		no:      "ні",
-		letters: "тн",
-		cancel:  "скасувати|відміна|перервати|відмінити|скасування",
-		deny:    "заборонити|відхилити|відмовити|відкинути|відмова",
-		allow:   "завжди|дозволити|надати|прийняти|довіряти|підтвердити|погодитися|довіра",
-		quit:    "вийти|вихід|закрити|завершити|закінчити|назад|повернутися",
-		keep:    "зберег|залиш|пропуст",
-		press:   "натисніть|натиснути|натискання",
-		key:     "клавішу|клавіша",
-		secret:  "пароль|пароля|кодову фразу|ключову фразу|пінкод",
-		choose:  "виберіть|вибрати|вибір|ваш вибір|оберіть|номер|число|варіант|веберіть",
-		what:    "що|який|яка|яке|які|яку|котрий|де|куди|хто|як|скільки|чому|коли",
-	},
-	{
-		name:    "tr",
-		yes:     "evet",
-		no:      "hayır",
-		letters: "eh",
-		cancel:  "iptal|vazgeç|durdur",
-		deny:    "reddet|reddedildi|reddetme|izin verme",
-		allow:   "her zaman|izin ver|onayla|kabul et|güven|kabul",
-		quit:    "çık|çıkış|kapat|çıkmak|sonlandır|bitir|geri|önceki",
-		keep:    "kaydet|koru|atla|sakla",
-		press:   "basın|bas",
-		key:     "tuşa|tuş|düğmeye|düğme",
-		secret:  "parola|şifre",
-		choose:  "seç|numara|sayı",
-		what:    "hangi|hangisi|nerede|nereye|nasıl|kaç|neden|niçin",
-	},
-	{
-		name:    "ja",
-		yes:     "はい|ハイ",
-		no:      "いいえ|イイエ",
-		letters: "yn",
-		cancel:  "キャンセル|取消|中止|取り消し|中断",
-		deny:    "拒否|拒否する|拒絶|信頼しない|禁止|拒否します",
-		allow:   "常に|許可|承認|受け入れる|許可する|信頼|同意|受諾|常に許可|確認|受入|信用",
-		quit:    "終了|閉じる|抜ける|戻る|前へ",
-		keep:    "保存|保持|残|スキップ|維持",
-		press:   "押す|押して|押せば",
-		key:     "キー",
-		enter:   "リターン|エンター|改行|リターンキー",
-		secret:  "パスワード|パスフレーズ",
-		choose:  "選択|選んでください|選ぶ|番号",
-		what:    "何|どの|どれ|どこ|誰|いくつ|いつ|なぜ|どちら",
-	},
-	{
-		name:    "zh",
-		yes:     "是|是的",
-		no:      "否|不是|不",
-		letters: "yn",
-		cancel:  "取消|放弃|放棄|中止|中断|中斷",
-		deny:    "拒绝|拒絕|不信任|禁止|否决|不接受|不允许",
-		allow:   "总是|總是|允许|允許|接受|同意|批准|信任|确认|確認|总是允许|授权|許可",
-		quit:    "退出|离开|離開|结束|結束|关闭|關閉|返回|后退|上一步|向后",
-		keep:    "保存|保留|跳过|跳過|儲存|储存",
-		press:   "按|请按|請按|敲",
-		key:     "任意键|任意鍵|一个键|任何鍵|按键|任何键",
-		enter:   "回车|回车键|確認鍵|輸入鍵|回車",
-		secret:  "密码|密碼|口令|密語",
-		choose:  "选择|選擇|请选择|請選擇|编号|編號|选项|選項|您的选择|数字",
-		what:    "什么|什麼|哪|谁|誰|多少|几个|为何|如何|怎么|多久",
-	},
-	{
-		name:    "ko",
-		yes:     "예|네",
-		no:      "아니요|아니오|아니",
-		letters: "yn",
-		cancel:  "취소|중단|중지",
-		deny:    "거부|거절|금지",
-		allow:   "항상|허용|승인|수락|신뢰|동의|확인|허가",
-		quit:    "종료|끝내기|나가기|닫기|끝냄|마침|뒤로|이전",
-		keep:    "저장|유지|건너|보존",
-		press:   "누르십시오|누르세요|치세요|누르면|누르기|눌러",
-		key:     "아무 키|아무키나",
-		enter:   "엔터|리턴",
-		secret:  "암호|비밀번호|패스워드",
-		choose:  "선택|번호|숫자",
-		what:    "무엇|어느|어디|누구|어떻게|몇|언제|왜|어떤",
-	},
-}
-
-// words are all words for one thing, by the byte that they begin with.
-type words struct {
-	whole  bool              // else the beginnings of words
-	spaced map[byte][]string // between blanks or marks
-	joined map[byte][]string // anywhere: Chinese, Japanese and Korean have no blanks
-}
-
-// newWords are the words that pick gives of each language. One Han character alone is a word only
-// where it stands alone, as 是 does on a button.
-func newWords(whole bool, pick func(t tongue) string) words {
-	w := words{whole: whole, spaced: map[byte][]string{}, joined: map[byte][]string{}}
-	for _, t := range tongues {
-		for _, word := range strings.Split(pick(t), "|") {
+// lexicon is the word table as it is used: for each meaning the expression that finds one of its words, and the words
+// for yes and for no, and their letters, of each language in turn. It is made when the first question is read.
+var lexicon = sync.OnceValues(func() (find map[string]*regexp.Regexp, of map[string][]string) {
+	spaced, joined := map[string][]string{}, map[string][]string{}
+	of = map[string][]string{}
+	for line := range strings.Lines(strings.TrimSpace(wordTable)) {
+		meaning := strings.Fields(line)[1]
+		list := strings.Split(strings.TrimSpace(line[11:]), "|")
+		of[meaning] = append(of[meaning], list[0])
+		stem := strings.Contains("keep press secret choose", meaning)
+		for _, word := range list {
 			first, size := utf8.DecodeRuneInString(word)
-			eastern := unicode.In(first, unicode.Han, unicode.Hiragana, unicode.Katakana,
-				unicode.Hangul)
+			eastern := unicode.In(first, unicode.Han, unicode.Hiragana, unicode.Katakana, unicode.Hangul)
 			switch {
-			case word == "":
-			case eastern && (!whole || size < len(word)):
-				w.joined[word[0]] = append(w.joined[word[0]], word)
+			case eastern && (stem || size < len(word)): // one character alone is a word where it stands alone
+				joined[meaning] = append(joined[meaning], word)
+			case stem && len(word) >= 4:
+				spaced[meaning] = append(spaced[meaning], word)
 			default:
-				w.spaced[word[0]] = append(w.spaced[word[0]], word)
+				spaced[meaning] = append(spaced[meaning], word+`(?:[^\pL\pN]|$)`)
 			}
 		}
 	}
-	return w
-}
-
-// lexicon are the words by what they mean, over all languages.
-type lexicon struct {
-	yes, no, deny, allow, quit, keep, press, key, secret, choose, what words
-}
-
-// lexis is the word table as it is used. It is made when the first question is read.
-var lexis = sync.OnceValue(func() *lexicon {
-	return &lexicon{
-		yes:    newWords(true, func(t tongue) string { return t.yes }),
-		no:     newWords(true, func(t tongue) string { return t.no }),
-		deny:   newWords(true, func(t tongue) string { return t.cancel + "|" + t.deny }),
-		allow:  newWords(true, func(t tongue) string { return t.allow }),
-		quit:   newWords(true, func(t tongue) string { return t.quit }),
-		keep:   newWords(false, func(t tongue) string { return t.keep }),
-		press:  newWords(false, func(t tongue) string { return t.press }),
-		key:    newWords(true, func(t tongue) string { return t.key + "|" + t.enter }),
-		secret: newWords(false, func(t tongue) string { return t.secret }),
-		choose: newWords(false, func(t tongue) string { return t.choose }),
-		what:   newWords(true, func(t tongue) string { return t.what }),
+	find = map[string]*regexp.Regexp{}
+	for meaning, words := range spaced {
+		eastern := strings.Join(append(joined[meaning], "\x00"), "|")
+		find[meaning] = regexp.MustCompile(`(?:^|[^\pL\pN])(` + strings.Join(words, "|") + `)|(` + eastern + `)`)
+		find[meaning].Longest()
 	}
+	return find, of
 })
 
-// leastStem is how many bytes the beginning of a word must have to stand for all words that begin
-// so: not "pin".
-const leastStem = 4
-
-// at is the length of the word that text, in lower case, begins with; 0 none.
-func (w words) at(text string) int {
-	if text == "" {
-		return 0
+// findWord is where the first word of that meaning stands in a text that is plain and in lower case, −1 none.
+func findWord(meaning, text string) (from, to int) {
+	find, _ := lexicon()
+	at := find[meaning].FindStringSubmatchIndex(text)
+	if at == nil {
+		return -1, -1
 	}
-	longest := 0
-	for _, word := range w.joined[text[0]] {
-		if len(word) > longest && strings.HasPrefix(text, word) {
-			longest = len(word)
-		}
-	}
-	for _, word := range w.spaced[text[0]] {
-		if len(word) <= longest || !strings.HasPrefix(text, word) {
-			continue
-		}
-		next, _ := utf8.DecodeRuneInString(text[len(word):])
-		if !isWordRune(next) || !w.whole && len(word) >= leastStem {
-			longest = len(word)
-		}
-	}
-	return longest
+	from, to = max(at[2], at[4]), max(at[3], at[5])
+	return from, from + len(strings.TrimRightFunc(text[from:to], func(r rune) bool { return !isWordRune(r) }))
 }
 
-// begin is the length of the word that a label begins with, and what follows it; 0 none. A mark
-// before the word does not count.
-func (w words) begin(label string) (n int, rest string) {
-	text := strings.TrimLeftFunc(strings.ToLower(plain(label)), func(r rune) bool {
-		return !isWordRune(r)
-	})
-	n = w.at(text)
-	return n, text[n:]
+// afterWord returns what follows the word of that meaning that a label begins with, a mark before it left out.
+func afterWord(meaning, label string) (rest string, ok bool) {
+	text := strings.TrimLeftFunc(strings.ToLower(plain(label)), func(r rune) bool { return !isWordRune(r) })
+	from, to := findWord(meaning, text)
+	return text[max(to, 0):], from == 0
 }
 
-// begins tells whether a label begins with one of the words.
-func (w words) begins(label string) bool {
-	n, _ := w.begin(label)
-	return n > 0
+// startsWith reports whether a label begins with a word of that meaning.
+func startsWith(meaning, label string) bool {
+	_, ok := afterWord(meaning, label)
+	return ok
 }
 
-// find is where the first of the words stands in a text that is plain and in lower case, −1 none.
-func (w words) find(text string) (from, to int) {
-	before := ' '
-	for i, r := range text {
-		n := 0
-		if !isWordRune(before) {
-			n = w.at(text[i:])
-		}
-		for _, word := range w.joined[text[i]] {
-			if n == 0 && strings.HasPrefix(text[i:], word) {
-				n = len(word)
-			}
-		}
-		if n > 0 {
-			return i, i + n
-		}
-		before = r
-	}
-	return -1, -1
+// isAll reports whether a label is a word of that meaning and nothing else.
+func isAll(meaning, label string) bool {
+	rest, ok := afterWord(meaning, label)
+	return ok && rest == ""
 }
 
-// in tells whether one of the words stands in the text.
-func (w words) in(text string) bool {
-	from, _ := w.find(strings.ToLower(plain(text)))
+// hasWord reports whether a word of that meaning stands in the text.
+func hasWord(meaning, text string) bool {
+	from, _ := findWord(meaning, strings.ToLower(plain(text)))
 	return from >= 0
 }
 
-// isWordRune tells whether r is part of a word.
+// isWordRune reports whether r is part of a word.
 func isWordRune(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }
 
-// pairOf tells whether two letters are the ones that are typed for yes and for no in some language,
-// in this order.
+// pairOf reports whether two letters are typed for yes and for no in some language, in this order.
 func pairOf(yes, no string) bool {
-	return slices.ContainsFunc(tongues, func(t tongue) bool {
-		return strings.EqualFold(t.letters, yes+no)
-	})
+	_, of := lexicon()
+	return slices.Contains(of["letters"], strings.ToLower(yes+no))
 }
 
 // plain is text as the patterns read it: full-width forms as their ASCII ones, every blank a space,
@@ -4762,12 +4623,11 @@ var (
 // neither ends, skips nor changes anything, as "Quit", "Skip", "Cancel the order", "Don't ask again" and "No, install
 // anyway" do.
 func isRefusal(label string) bool {
-	l := lexis()
 	refuses := false
 	between := func(r rune) bool { return strings.ContainsRune(",;:()-–—", r) }
 	for part := range strings.FieldsFuncSeq(strings.ToLower(plain(label)), between) {
 		part = strings.TrimFunc(part, func(r rune) bool { return !isWordRune(r) && r != '…' }) // what is cut may go on
-		all := part != "" && (l.no.at(part) == len(part) || l.deny.at(part) == len(part) || reDont.MatchString(part))
+		all := part != "" && (isAll("no", part) || isAll("deny", part) || reDont.MatchString(part))
 		if part != "" && !all && !(refuses && reAfterNo.MatchString(part)) {
 			return false
 		}
@@ -4785,13 +4645,12 @@ var reNegated = re(`(?i)^[^\pL\pN]*(n|don't|dont|do not|continue without)\b`)
 
 // grantsIt reports whether the choice lets the agent do something.
 func grantsIt(c Choice) bool {
-	return lexis().yes.begins(c.Label) || lexis().allow.begins(c.Label) || strings.EqualFold(c.Label, "y")
+	return startsWith("yes", c.Label) || startsWith("allow", c.Label) || strings.EqualFold(c.Label, "y")
 }
 
 // declines reports whether a label begins as one that refuses, ends or leaves something: nothing is granted with that.
 func declines(label string) bool {
-	l := lexis()
-	return l.no.begins(label) || l.deny.begins(label) || l.quit.begins(label) ||
+	return startsWith("no", label) || startsWith("deny", label) || startsWith("quit", label) ||
 		reNegated.MatchString(plain(label))
 }
 
@@ -4901,8 +4760,7 @@ func (v *view) safeDefault(f *candidate) *string {
 
 // turns tells whether "no" to a question means that something goes on, or is lost.
 func turns(question string) bool {
-	l := lexis()
-	return l.keep.in(question) || l.deny.in(question) || l.quit.in(question)
+	return hasWord("keep", question) || hasWord("deny", question) || hasWord("quit", question)
 }
 
 // configuredDefault is what the configuration names for lists and texts, if f has that; else nil.
@@ -5699,12 +5557,12 @@ var reKeyBehind = re(`^\s*(\(\w\))?\s*$`)
 func asYesNo(f *candidate) {
 	yes, no := -1, -1
 	for i, c := range f.Choices {
-		n, rest := lexis().yes.begin(c.Label)
-		if n > 0 && reKeyBehind.MatchString(rest) {
+		rest, ok := afterWord("yes", c.Label)
+		if ok && reKeyBehind.MatchString(rest) {
 			yes = i
 		}
-		n, rest = lexis().no.begin(c.Label)
-		if n > 0 && reKeyBehind.MatchString(rest) {
+		rest, ok = afterWord("no", c.Label)
+		if ok && reKeyBehind.MatchString(rest) {
 			no = i
 		}
 	}
@@ -6106,7 +5964,7 @@ func (v *view) readFrame() *candidate {
 func (v *view) field(end int) *candidate {
 	f := newCandidate(FreeText, 0.90)
 	v.describe(f, end, end, nil)
-	f.Secret = lexis().secret.in(f.Question)
+	f.Secret = hasWord("secret", f.Question)
 	return f
 }
 
@@ -6189,7 +6047,7 @@ func (v *view) readField() *candidate {
 	if f.Idle {
 		return f
 	}
-	f.Secret = lexis().secret.in(f.Question)
+	f.Secret = hasWord("secret", f.Question)
 	question := f.Question
 	v.describe(f, v.row, v.row, map[int]string{v.row: ""})
 	f.Question = question
@@ -6246,14 +6104,14 @@ func (v *view) asksText(r, fence int) bool {
 	text := v.marked(r)
 	if fence >= 0 {
 		_, rest, _ := strings.Cut(text, " ")
-		ends := reEnds.MatchString(rest) || lexis().secret.in(text)
+		ends := reEnds.MatchString(rest) || hasWord("secret", text)
 		return reOrder.MatchString(text) && ends
 	}
 	hint := v.after() != "" && v.hinted()
 	if !v.drawn && !hint && v.rows[v.row].depth == 0 {
 		return false // readLine's
 	}
-	return reOrder.MatchString(text) || reHeading.MatchString(text) || lexis().secret.in(text)
+	return reOrder.MatchString(text) || reHeading.MatchString(text) || hasWord("secret", text)
 }
 
 // submits tells whether a row below the cursor says which key ends a text.
@@ -6545,13 +6403,13 @@ func presses(text string) bool {
 	if rePress.MatchString(text) {
 		return true
 	}
-	from, to := lexis().press.find(text)
+	from, to := findWord("press", text)
 	if from < 0 {
 		return false
 	}
-	key, end := lexis().key.find(text[to:])
+	key, end := findWord("key", text[to:])
 	if key < 0 {
-		key, end = lexis().key.find(text[:from])
+		key, end = findWord("key", text[:from])
 		return key >= 0 && from-end < nearKey
 	}
 	return key < nearKey
@@ -6591,7 +6449,7 @@ func (v *view) readWorded(f *candidate, text string, top int) bool {
 // does, or asks what it is.
 func asksSecret(text string) bool {
 	text = strings.ToLower(strings.TrimRight(plain(text), " :›‣>…»"))
-	_, to := lexis().secret.find(text)
+	_, to := findWord("secret", text)
 	if to < 0 {
 		return false
 	}
@@ -6607,10 +6465,10 @@ func asksWhat(text string) bool {
 		text = after
 	}
 	if isASCII(text) {
-		return lexis().what.begins(text)
+		return startsWith("what", text)
 	}
 	fields := strings.Fields(strings.TrimLeftFunc(text, func(r rune) bool { return !isWordRune(r) }))
-	return lexis().what.in(strings.Join(fields[:min(3, len(fields))], " "))
+	return hasWord("what", strings.Join(fields[:min(3, len(fields))], " "))
 }
 
 // ordered tells whether the line above orders what the text names: "Enter name for new remote.",
@@ -6663,17 +6521,11 @@ func (v *view) readMarked(f *candidate, text string) bool {
 	return true
 }
 
-// saysYes tells whether an answer is "y" or a word for yes.
-func saysYes(answer string) bool {
-	n, rest := lexis().yes.begin(answer)
-	return strings.EqualFold(answer, "y") || n > 0 && rest == ""
-}
+// saysYes reports whether an answer is "y" or a word for yes.
+func saysYes(answer string) bool { return strings.EqualFold(answer, "y") || isAll("yes", answer) }
 
-// saysNo tells whether an answer is "n" or a word for no.
-func saysNo(answer string) bool {
-	n, rest := lexis().no.begin(answer)
-	return strings.EqualFold(answer, "n") || n > 0 && rest == ""
-}
+// saysNo reports whether an answer is "n" or a word for no.
+func saysNo(answer string) bool { return strings.EqualFold(answer, "n") || isAll("no", answer) }
 
 // pairIn are the places of the letters for yes and for no, −1 where the two are none in any
 // language.
@@ -6759,9 +6611,9 @@ func followed(rest string, answers []string) bool {
 
 // withOther are the two answers of a marker that names one: a word, or a letter.
 func withOther(answer string) []string {
-	for _, t := range tongues {
-		yes, no := strings.Split(t.yes, "|")[0], strings.Split(t.no, "|")[0]
-		letters := []rune(t.letters)
+	_, of := lexicon()
+	for i, yes := range of["yes"] {
+		no, letters := of["no"][i], []rune(of["letters"][i])
 		switch {
 		case strings.EqualFold(answer, yes):
 			return []string{answer, no}
@@ -6915,11 +6767,10 @@ func typed(key, label string) Choice {
 	return c
 }
 
-// isLetterOfYesNo tells whether a letter is typed for yes or for no in some language.
+// isLetterOfYesNo reports whether a letter is typed for yes or for no in some language.
 func isLetterOfYesNo(letter string) bool {
-	return slices.ContainsFunc(tongues, func(t tongue) bool {
-		return strings.Contains(t.letters, strings.ToLower(letter))
-	})
+	_, of := lexicon()
+	return strings.Contains(strings.Join(of["letters"], ""), strings.ToLower(letter))
 }
 
 // readPrinted finds the list printed over a line that asks for one of it; if that says nothing, its
@@ -6961,7 +6812,7 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 // readUnder finds the numbered list under a line that asks for one of it, where the program reads
 // keys and nothing else stands below: Inquirer's rawlist.
 func (v *view) readUnder(f *candidate, text string) bool {
-	asks := lexis().choose.in(plain(text))
+	asks := hasWord("choose", plain(text))
 	if !asks || v.tty.Canonical || v.hidden || v.known || v.s.AltScreen() || v.last-v.row < 2 {
 		return false
 	}
@@ -6983,7 +6834,7 @@ func (v *view) readUnder(f *candidate, text string) bool {
 // A line that asks for a choice may stand a remark below them.
 func (v *view) listOver(text string, top int) (list []Choice, heading int) {
 	text = plain(text)
-	asks := reChoose.MatchString(text) && (len(text) == 2 || reCounts.MatchString(text) || lexis().choose.in(text))
+	asks := reChoose.MatchString(text) && (len(text) == 2 || reCounts.MatchString(text) || hasWord("choose", text))
 	r := top - 1
 	if !asks && !reListed.MatchString(text) {
 		return nil, r
