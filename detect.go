@@ -4344,24 +4344,6 @@ func (v *view) faint(a Attr) bool {
 	return brightest-min(red, green, blue) <= 32 && brightest < 0xc0
 }
 
-// pointed is the index of the option with a pointer, else of the only one whose background is not
-// base; −1 when none.
-func (v *view) pointed(opts []viewRow, base Attr) int {
-	pointer := slices.IndexFunc(opts, func(o viewRow) bool { return o.pointer != "" })
-	if pointer >= 0 {
-		return pointer
-	}
-	differs := func(o viewRow) bool {
-		a := v.s.attr(o.row, o.labelAt)
-		return a.Reverse != base.Reverse || a.BG != base.BG
-	}
-	first := slices.IndexFunc(opts, differs)
-	if first >= 0 && slices.ContainsFunc(opts[first+1:], differs) {
-		return -1
-	}
-	return first
-}
-
 // working tells that a known tool is at work: its screen or its title shows it, and the protocol,
 // where it speaks that, does not say otherwise. What it says of itself comes from the same bytes as
 // a file that is shown, so that alone silences nothing; of a program that is not known it does not
@@ -4423,9 +4405,8 @@ func (v *view) readFirst() *candidate {
 		of   string
 		read func() *candidate
 	}{
-		{"framed dialogs", v.readFrame},
 		{"input boxes", v.readIdle},
-		{"lists and buttons", v.readChoices},
+		{"lists and buttons", v.readGroup},
 		{"empty fields", v.readField},
 		{"questions on a line", v.readLine},
 		{"screens that keep still", v.readStill},
@@ -4854,7 +4835,7 @@ var (
 	reShort   = re(`\s\((\w|esc)\)$`)
 	reCount   = re(`^\(?\d+/\d+\b`)
 	reSegment = re(`(\S+(?: \S+)*)`)
-	reApart   = re(`\[ ?\pL[^\[\]]* ?\]|[^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*`)
+	reGap     = re(` {3,}`)
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
 		`continue|next|accept)`)
 	reAsked = re(`^[^:]*\?\W*$`)
@@ -4862,201 +4843,327 @@ var (
 	reAside = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer, a list
 )
 
-// column is what may be a list of choices: options in one column, one of them unlike the others.
-type column struct {
-	opts []viewRow
-	at   int    // the option pointed at, −1 unknown
-	rest bool   // it is believed once nothing on the screen moves
-	why  string // the reason for which it is believed
-	weak bool   // no more than a colour or bold print
+// group is what may be a menu: options in one column, or side by side in one row.
+type group struct {
+	opts   []viewRow
+	at     int    // the option pointed at, −1 unknown
+	marked bool   // by a mark, or by the cursor
+	weak   bool   // by no more than a colour or bold print
+	across bool   // side by side
+	shape  string // across: see sides
+	why    string // the reason for which it is believed
 }
 
-// readList finds a list of choices, the lowest on the screen: options in one column, exactly one of
-// them unlike the others. That is not enough: it needs numbers, boxes to tick, a row that says how
-// to choose, or nothing else on the screen below the cursor.
-func (v *view) readList() (f *candidate, end int) {
-	var second *column // one option alone, or one drawn in another colour only
+// first is the group's first row.
+func (g *group) first() int { return g.opts[0].row }
+
+// end is the row of its last option.
+func (g *group) end() int { return g.opts[len(g.opts)-1].row }
+
+// numbered reports whether its options have numbers.
+func (g *group) numbered() bool { return g.opts[0].num != "" }
+
+// ticked reports whether its options have boxes to tick.
+func (g *group) ticked() bool { return g.opts[0].tick >= 0 }
+
+// reasons are what makes a group one to choose from, each with the recordings that need it, of 688.
+var reasons = []struct {
+	why   string
+	holds func(v *view, g *group) bool
+}{
+	{"a row says how to choose", func(v *view, g *group) bool { // 93
+		drawn := g.at >= 0 && v.inside(g) && v.reads()
+		return v.choosingRow(g) >= 0 && (g.marked || g.at >= 0 && !g.weak || g.ticked() && len(g.opts) > 1 || drawn) &&
+			(!v.typing(g) || g.numbered() || v.reported)
+	}},
+	{"its options are numbered", func(v *view, g *group) bool { // 31
+		return g.numbered() && v.inside(g) && g.at >= 0 && !g.weak && !v.typing(g)
+	}},
+	{"it is a dialog drawn over other text", func(v *view, g *group) bool { // 9
+		return v.modal && g.at >= 0 && !g.weak && len(g.opts) > 1
+	}},
+	{"it stands in a frame", func(v *view, g *group) bool { // 20
+		framed := v.rows[g.first()].depth > 0 && (v.hidden || v.drawn && v.row < g.first())
+		return framed && v.reads() && g.at >= 0 && !g.weak
+	}},
+	{"its buttons stand below it in a frame", func(v *view, g *group) bool { // 12
+		r := v.buttonRow()
+		return r > g.end() && v.rows[g.first()].depth > 0 && v.textRows(g.end()+1, r-1) == 0 && (g.ticked() || g.at >= 0)
+	}},
+	{"the program reads keys at it", func(v *view, g *group) bool { // 25
+		below := v.col == 0 && v.row > g.end() && v.row <= g.end()+2 // as where it was printed
+		open := (v.inside(g) || below) && v.reads() && !v.typing(g)
+		whole := v.textRows(g.first(), g.end()) > g.end()-g.first() // no blank rows in it
+		return open && whole && g.at >= 0 && !g.weak && v.last-g.end() <= 2
+	}},
+}
+
+// sideReasons are the same for what stands side by side.
+var sideReasons = []struct {
+	why   string
+	holds func(v *view, g *group) bool
+}{
+	{"each stands behind its key", func(v *view, g *group) bool { // 1
+		grants := slices.ContainsFunc(g.opts, func(o viewRow) bool { return grantsIt(Choice{Label: o.label}) })
+		refuses := slices.ContainsFunc(g.opts, func(o viewRow) bool { return declines(o.label) })
+		return g.shape == keyed && grants && refuses && g.end() >= v.last-8 && (g.end() != v.row || v.hidden)
+	}},
+	{"they are drawn as buttons", func(v *view, g *group) bool { // 20
+		bare := g.shape == keyed || g.shape == apart || g.shape == slash && g.at < 0
+		return !bare && (g.end() >= v.last-4 || g.shape == angles && v.rows[g.end()].depth > 0)
+	}},
+	{"one is lit, and all of them decide", func(v *view, g *group) bool { // 14
+		return g.shape == apart && g.at >= 0 && (decide(g.opts) || !g.weak && strings.Count(v.rows[g.end()].text, "[") == len(g.opts))
+	}},
+	{"one is lit, and a row says how to choose", func(v *view, g *group) bool { // 5
+		wordless := func(o viewRow) bool { return !strings.ContainsFunc(o.label, unicode.IsLetter) }
+		near := g.end() >= v.last-8 && !slices.ContainsFunc(g.opts, wordless)
+		return g.shape == apart && near && g.at >= 0 && !g.weak && v.choosingRow(g) >= 0
+	}},
+}
+
+// maxNear is how far above the last row a group is looked for: all of any usual screen.
+const maxNear = 200
+
+// maxBelow is how many rows of text may stand below a group: a status line, a footer.
+const maxBelow = 12
+
+// asked reports whether a group is one to choose from, and notes why. One option alone needs a row below it that says
+// how the pointer moves, or what Enter takes.
+func (v *view) asked(g *group) bool {
+	table := reasons
+	if g.across {
+		table = sideReasons
+	} else if len(g.opts) == 1 && !g.ticked() {
+		hint := v.choosingRow(g)
+		if hint < g.end() || !v.rows[hint].fits(reMoving) {
+			return false
+		}
+	}
+	if v.textRows(g.end()+1, v.last) > maxBelow {
+		return false
+	}
+	for _, reason := range table {
+		if reason.holds(v, g) {
+			g.why = reason.why
+			return true
+		}
+	}
+	return false
+}
+
+// readGroup finds what single keys choose, the lowest on the screen: what stands above may have been answered before. A
+// pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it.
+func (v *view) readGroup() *candidate {
+	buttons := v.buttonRow()
+	if v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known && buttons < 0 { // gpg does not read: its pinentry does
+		return nil
+	}
+	if v.inFrame() {
+		return v.field(buttons)
+	}
+	var second *group
 	for r := v.last; r >= max(0, v.last-maxNear); r-- {
-		for _, l := range []*column{v.pointedList(r), v.drawnList(r)} {
-			if l == nil {
+		for _, g := range []*group{v.sideBySide(r), v.column(r)} {
+			if g == nil || !v.asked(g) {
 				continue
 			}
-			l.why = v.offers(l)
-			if l.why == "" {
-				continue
+			if !g.weak && g.shape != angles && (len(g.opts) > 1 || g.ticked()) {
+				return v.menu(g)
 			}
-			if !l.weak && (len(l.opts) > 1 || l.ticked()) {
-				return v.menu(l), l.end()
-			}
-			if second == nil || second.weak && !l.weak {
-				second = l
+			if second == nil || second.weak && !g.weak {
+				second = g
 			}
 		}
 	}
 	if second == nil {
-		return nil, -1
+		return nil
 	}
-	return v.menu(second), second.end()
+	return v.menu(second)
 }
 
-// first is the list's first row.
-func (l *column) first() int { return l.opts[0].row }
+// buttonRow is the row of the buttons of a framed dialog, in angle brackets as whiptail, dialog and pinentry have them;
+// −1 without one.
+func (v *view) buttonRow() int {
+	return v.up(v.last+1, func(w viewRow) bool { return w.depth > 0 && w.fits(sides[0].row) })
+}
 
-// end is the row of its last option.
-func (l *column) end() int { return l.opts[len(l.opts)-1].row }
+// inFrame reports whether the cursor is in a field of a framed dialog.
+func (v *view) inFrame() bool {
+	w := v.rows[v.row]
+	return !v.hidden && v.row < v.buttonRow() && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_"))
+}
 
-// numbered tells whether its options have numbers.
-func (l *column) numbered() bool { return l.opts[0].num != "" }
-
-// ticked tells whether its options have boxes to tick.
-func (l *column) ticked() bool { return l.opts[0].tick >= 0 }
-
-// pointedList is the list whose pointer stands in row r, nil none.
-func (v *view) pointedList(r int) *column {
+// column is the group of options in one column around the one in row r: marked with a pointer, with boxes to tick, or
+// drawn unlike the others; nil where there is none.
+func (v *view) column(r int) *group {
 	head := v.rows[r]
-	boxes := head.tick >= 0 && (v.hidden || v.row <= r && r-v.row < 12)
-	if head.label == "" || head.pointer == "" && !boxes || v.known && v.inBox(head) {
+	boxes := head.tick >= 0 && (v.hidden || v.row <= r && r-v.row < 12 || v.buttonRow() > r)
+	lit := head.tick < 0 && v.sample(head) != Attr{FG: -1, BG: -1}
+	if head.label == "" || head.pointer == "" && !boxes && !lit || v.known && v.inBox(head) {
 		return nil
 	}
-	opts := v.optionsAround(head)
-	if len(opts) == 0 {
-		return nil
-	}
-	l := &column{opts: opts, at: -1}
+	opts := v.grow(head, -1)
+	here := len(opts)
+	slices.Reverse(opts)
+	opts = append(append(opts, head), v.grow(head, 1)...)
+	g := &group{opts: opts, at: -1}
 	for i, o := range opts {
 		if o.pointer == "" {
 			continue
 		}
-		if l.at >= 0 {
-			return nil // marks of a list that is only printed
+		if g.marked || head.pointer == "" && !boxes {
+			return nil // marks of a list that is only printed; what is explained, not chosen
 		}
-		l.at = i
+		g.at, g.marked = i, true
 	}
-	return l
-}
-
-// drawnList is the list whose option in row r is drawn unlike the others, nil none. A row that asks
-// stands above it.
-func (v *view) drawnList(r int) *column {
-	head := v.rows[r]
-	if head.label == "" || v.sample(head) == (Attr{FG: -1, BG: -1}) {
-		return nil
+	if g.marked {
+		v.joinLabels(g)
+		return g
 	}
-	below := v.siblings(r, 1)
-	above := v.siblings(r, -1)
-	from := v.alike(head, above, below)
-	if from < 0 {
-		return nil
-	}
-	above = above[:from]
-	slices.Reverse(above)
-	opts := append(append(above, head), below...)
-	for here := len(above); here >= 0 && len(opts) > 1; here-- {
-		at, weak := v.unlike(opts)
-		if at == here && (opts[0].num == "" || numbersFollow(opts)) {
-			return &column{opts: opts, at: at, weak: weak}
+	for ; here >= 0 && len(g.opts) > 0; here-- { // rows above may be drawn as no option is
+		g.at, g.weak = v.unlike(g.opts)
+		if g.at == here || boxes {
+			return g
 		}
-		opts = opts[1:]
+		g.opts = g.opts[1:]
 	}
 	return nil
 }
 
-// siblings are the rows above (step −1) or below (1) row r that begin in its column as it does, up
-// to one that neither does nor stands deeper, as what explains an option.
-func (v *view) siblings(r, step int) []viewRow {
-	head := v.rows[r]
+// grow finds the options above (step −1) or below (1) the one in row head, the nearest first. Between them may stand
+// blank rows, where a pointer or numbers show that they belong together, and what explains an option.
+func (v *view) grow(head viewRow, step int) []viewRow {
+	most := 1
+	switch {
+	case head.num != "":
+		most = 3
+	case head.pointer != "" && head.pointer != "●" || head.tick >= 0: // bullets have no blank rows
+		most = 2
+	}
+	num, _ := strconv.Atoi(head.num) // it has two digits at most, or there is none
 	var found []viewRow
-	for r += step; r >= 0 && r <= v.last; r += step {
+	gap := 0
+	for r := head.row + step; r >= 0 && r <= v.last && gap < most && len(found) < 40; r += step {
 		o := v.rows[r]
-		if o.text == "" || o.depth != head.depth {
-			break
-		}
-		asks := o.heads()
-		sameKind := (o.num == "") == (head.num == "") && o.tick == -1
-		under := o.at > head.labelAt || head.num != "" && o.num == "" && o.at == head.labelAt
 		switch {
-		case o.label != "" && o.labelAt == head.labelAt && sameKind && !asks:
+		case o.text == "" && (head.num != "" || !o.rule):
+			gap++
+		case o.text == "" || gap > 0 && head.num == "" && v.dimmer(o, head):
+			return found // a hint
+		case v.isOption(o, head, strconv.Itoa(num+step)):
 			found = append(found, o)
-		case !under:
+			gap = 0
+			if o.num != "" {
+				num += step
+			}
+		case gap > 0 || !v.explains(o, head):
 			return found
 		}
 	}
 	return found
 }
 
-// numbersFollow tells whether the options' numbers follow each other.
-func numbersFollow(opts []viewRow) bool {
-	first, _ := strconv.Atoi(opts[0].num) // one or two digits, else no number follows
-	for i, o := range opts {
-		if o.num != strconv.Itoa(first+i) {
-			return false
+// isOption reports whether row o is an option beside the one in row head, with the number num where those have numbers.
+func (v *view) isOption(o, head viewRow, num string) bool {
+	if head.num != "" {
+		last := o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
+		return o.num == num || last && v.rows[min(o.row+1, v.s.rows-1)].num != num
+	}
+	asks := head.pointer == "" && head.tick < 0 && o.heads()
+	like := o.num == "" && o.label != "" && o.depth == head.depth && (o.tick < 0) == (head.tick < 0) && !asks
+	if !like || o.optionAt != head.optionAt || reCount.MatchString(o.label) {
+		return false
+	}
+	next := v.rows[min(head.row+1, v.s.rows-1)]
+	described := next.text != "" && next.optionAt == head.optionAt && v.dimmer(next, head)
+	return !described || !v.dimmer(o, head)
+}
+
+// dimmer reports whether row o is faint and the pointer's row is not.
+func (v *view) dimmer(o, head viewRow) bool {
+	return o.tick < 0 && !strings.HasPrefix(o.text, "○") && v.faint(v.sample(o)) && !v.faint(v.sample(head))
+}
+
+// explains reports whether row o belongs to an option above it.
+func (v *view) explains(o, head viewRow) bool {
+	if o.optionAt > head.optionAt || v.dimmer(o, head) {
+		return true
+	}
+	above := v.rows[max(0, o.row-1)]
+	long := above.at+widthOf(above.text) > v.s.cols-20 || v.s.grid[above.row].wrapped
+	return long && (head.pointer != "" || head.tick >= 0)
+}
+
+// joinLabels adds to each label what it goes on with in the rows below it: only all of it refuses.
+func (v *view) joinLabels(g *group) {
+	for i, o := range g.opts {
+		for r := o.row + 1; r <= v.last && (i+1 == len(g.opts) || r < g.opts[i+1].row); r++ {
+			w := v.rows[r]
+			under := w.optionAt == o.labelAt || w.optionAt < o.optionAt
+			alike := v.faintAt(r, w.optionAt) == v.faintAt(o.row, o.labelAt)
+			if w.text == "" || !under || !alike || !v.explains(w, g.opts[g.at]) {
+				break
+			}
+			g.opts[i].label += " " + w.text
 		}
 	}
-	return true
 }
 
-// aspects are in what an option may be drawn unlike the others.
-var aspects = []func(a Attr) int32{
-	func(a Attr) int32 { return number(a.Reverse) },
-	func(a Attr) int32 { return a.BG },
-	func(a Attr) int32 { return number(a.Underline) },
-	func(a Attr) int32 { return number(a.Bold) },
-	func(a Attr) int32 { return a.FG },
+// aspects are in what an option may be drawn unlike the others. A colour or bold print alone may be something else.
+var aspects = []struct {
+	weak bool
+	of   func(a Attr) int32
+}{
+	{false, func(a Attr) int32 { return number(a.Reverse) }},
+	{false, func(a Attr) int32 { return a.BG }},
+	{false, func(a Attr) int32 { return number(a.Underline) }},
+	{true, func(a Attr) int32 { return number(a.Bold) }},
+	{true, func(a Attr) int32 { return a.FG }},
 }
 
-// alike is how many of the rows above head, the nearest first, are drawn alike, as all below are, and head is not: only
-// among these can it be the odd one. −1: it is not the odd one anywhere.
-func (v *view) alike(head viewRow, above, below []viewRow) int {
-	n := -1
-	drawn := v.sample(head)
-	up, down := v.samples(above), v.samples(below)
-	for _, aspect := range aspects {
-		own := aspect(drawn)
-		if len(down) > 0 && (aspect(down[0]) == own || alikeIn(down, aspect) < len(down)) {
-			continue
-		}
-		others := 0
-		if len(up) > 0 && aspect(up[0]) != own {
-			others = alikeIn(up, aspect)
-		}
-		n = max(n, others)
-	}
-	return n
-}
-
-// alikeIn is how many of them, from the first on, are alike in one aspect.
-func alikeIn(drawn []Attr, of func(a Attr) int32) int {
-	n := 0
-	for n < len(drawn) && of(drawn[n]) == of(drawn[0]) {
-		n++
-	}
-	return n
-}
-
-// samples are how the ends of the options' first words are drawn.
-func (v *view) samples(opts []viewRow) []Attr {
-	drawn := make([]Attr, len(opts))
-	for i := range opts {
-		drawn[i] = v.sample(opts[i])
-	}
-	return drawn
-}
-
-// unlike is the only option that is drawn unlike all others, −1 none; weak: by no more than a colour or bold print. Of
-// two it is the one that is not drawn as the blank cell before it.
+// unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two it is the one that is not
+// drawn as the end of its row, and of two with a background the one that is not grey. Side by
+// side the cell before them counts for the end of the row.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
 	}
-	drawn := v.samples(opts)
+	drawn := make([]Attr, len(opts))
+	for i := range opts {
+		drawn[i] = v.sample(opts[i])
+	}
+	if first, second := drawn[0].BG, drawn[1].BG; len(opts) == 2 && first >= 0 && second >= 0 && isGrey(first) != isGrey(second) {
+		return int(number(isGrey(first))), false
+	}
 	rest := v.s.attr(opts[0].row, v.s.cols-1)
-	for i, aspect := range aspects {
-		at := oddOne(drawn, rest, aspect)
-		if at >= 0 {
-			return at, i >= 3
+	if opts[0].row == opts[1].row {
+		rest = v.s.attr(opts[0].row, opts[0].at-1)
+	}
+	for _, aspect := range aspects {
+		common := aspect.of(drawn[0])
+		switch {
+		case len(drawn) == 2:
+			common = aspect.of(rest)
+		case aspect.of(drawn[1]) == aspect.of(drawn[2]):
+			common = aspect.of(drawn[1])
+		}
+		odd := func(a Attr) bool { return aspect.of(a) != common }
+		at := slices.IndexFunc(drawn, odd)
+		if at >= 0 && !slices.ContainsFunc(drawn[at+1:], odd) {
+			return at, aspect.weak
 		}
 	}
 	return -1, false
+}
+
+// isGrey reports whether a colour is a shade of grey, as a button not pointed at has.
+func isGrey(colour int32) bool {
+	if colour < 1<<24 {
+		return colour >= 232 || colour == 7 || colour == 8 || colour == 0
+	}
+	red, green, blue := colour>>16&0xff, colour>>8&0xff, colour&0xff
+	return max(red, green, blue)-min(red, green, blue) <= 32
 }
 
 // number is 1 for true.
@@ -5067,29 +5174,6 @@ func number(b bool) int32 {
 	return 0
 }
 
-// oddOne is the index of the only option that differs from all others, which are alike; rest is how the end of the
-// first one's row is drawn.
-func oddOne(drawn []Attr, rest Attr, of func(a Attr) int32) int {
-	common := of(drawn[0])
-	switch {
-	case len(drawn) == 2:
-		common = of(rest)
-	case of(drawn[1]) == of(drawn[2]):
-		common = of(drawn[1])
-	}
-	odd := -1
-	for i, a := range drawn {
-		if of(a) == common {
-			continue
-		}
-		if odd >= 0 {
-			return -1
-		}
-		odd = i
-	}
-	return odd
-}
-
 // sample is how the end of an option's first words is drawn: before them may be a mark of its own.
 func (v *view) sample(o viewRow) Attr {
 	words, _, _ := strings.Cut(o.label, "  ")
@@ -5097,140 +5181,24 @@ func (v *view) sample(o viewRow) Attr {
 	return v.s.attr(o.row, o.labelAt+max(0, widthOf(words)-runeWidth(last)))
 }
 
-// signs are what is seen in and around a list.
-type signs struct {
-	hint     int  // the row that says how to choose, −1 none
-	moving   bool // that row names arrows, or what Enter takes
-	numbered bool
-	ticked   bool // two boxes to tick, at least
-	pointed  bool // by a mark, not by how it is drawn
-	strong   bool // drawn unlike the others by more than a colour or bold print
-	inside   bool // the cursor is hidden or in the list
-	reads    bool // the program is seen to read
-	framed   bool
-	last     bool // nothing stands below
-	ending   bool // at most two rows stand below
-	known    bool // the tool
-	reported bool // it says that it asks
-	modal    bool // the list stands in a dialog drawn over other text
-	open     bool // no lines fence it in as an input box, and the cursor is in it or right below
-}
-
-// listRules are the reasons for which a list is one to choose from, the surest first. Of a tool
-// that is known only the first six count: it has an input box, in which a draft may look like one.
-// The recordings that stand behind each: numbered and hinted lists never stood in a busy agent (0 of
-// 106); see testdata.
-var listRules = []struct {
-	why   string
-	rest  bool // it is believed once nothing on the screen moves
-	holds func(s signs) bool
-}{
-	{why: "a row says how to choose", holds: func(s signs) bool {
-		drawn := s.inside && s.reads
-		return s.hint >= 0 && (s.pointed || s.strong || s.ticked || drawn)
-	}},
-	{why: "its options are numbered", holds: func(s signs) bool {
-		return s.numbered && s.inside && (s.pointed || s.strong)
-	}},
-	{why: "it stands in a dialog drawn over other text", holds: func(s signs) bool {
-		return s.modal && (s.pointed || s.strong)
-	}},
-	{why: "it stands in a frame of a known tool, without a cursor", holds: func(s signs) bool {
-		return s.known && s.framed && s.inside && (s.pointed || s.strong)
-	}},
-	{why: "the program reads keys with the cursor at it", holds: func(s signs) bool {
-		return s.open && s.pointed && s.ending
-	}},
-	{why: "the program reads keys below it, and nothing moves", rest: true,
-		holds: func(s signs) bool { return s.open && s.strong && s.last }},
-}
-
-// rulesOfKnown is how many of listRules count for a tool that is known.
-const rulesOfKnown = 4
-
-// maxNear is how far above the last row a list is looked for: all of any usual screen.
-const maxNear = 200
-
-// maxBelow is how many rows of text may stand below a list: a status line, a footer.
-const maxBelow = 12
-
-// offers tells why a list is one to choose from, "" when it is not known to be. One option alone
-// needs a row below it that says how the pointer moves, or what Enter takes.
-func (v *view) offers(l *column) string {
-	s := v.signsOf(l)
-	alone := len(l.opts) == 1 && !l.ticked()
-	if v.textRows(l.end()+1, v.last) > maxBelow || alone && (s.hint < l.end() || !s.moving) {
-		return ""
-	}
-	for i, rule := range listRules {
-		draft := v.typing(l) && (i > 0 || !l.numbered() && !s.reported)
-		if draft || s.known && i >= rulesOfKnown || !rule.holds(s) {
-			continue
-		}
-		l.rest = rule.rest
-		return rule.why
-	}
-	return ""
-}
-
-// signsOf looks around a list.
-func (v *view) signsOf(l *column) signs {
-	away := v.hidden || v.drawn && v.row < l.first() // what is drawn above may be left over
-	inside := away || v.row >= l.first()-2 && v.row <= l.end()
-	below := v.col == 0 && v.row > l.end() && v.row <= l.end()+2 // as where it was printed
-	reads := v.reads()
-	s := signs{
-		hint:     v.choosingRow(l),
-		numbered: l.numbered(),
-		ticked:   l.ticked() && len(l.opts) > 1,
-		pointed:  l.at >= 0 && l.opts[l.at].pointer != "",
-		inside:   inside,
-		reads:    reads,
-		framed:   away && v.rows[l.first()].depth > 0,
-		last:     v.last == l.end(),
-		ending:   v.last-l.end() <= 2,
-		known:    v.known,
-		reported: v.reported,
-		modal:    v.modal && len(l.opts) > 1 && v.tty.Reading != ReadingBusy,
-	}
-	s.strong = !l.weak
-	s.open = (inside || below) && reads && !v.spaced(l)
-	s.moving = s.hint >= 0 && v.rows[s.hint].fits(reMoving)
-	return s
-}
-
-// rowsBelow are the rows below row r that show anything, n at most.
-func (v *view) rowsBelow(r, n int) []viewRow {
-	return v.rows[min(r+1, v.last+1):min(r+1+n, v.last+1)]
-}
-
 // textRows is how many of the rows show text.
 func (v *view) textRows(from, to int) int {
 	n := 0
 	for r := from; r <= to; r++ {
-		if v.rows[r].text != "" {
-			n++
-		}
+		n += int(number(v.rows[r].text != ""))
 	}
 	return n
 }
 
-// typing tells whether a text is being typed in the list's rows: then they are a draft.
-func (v *view) typing(l *column) bool {
-	if v.hidden || v.row < l.first() || v.row > l.end() {
-		return false
-	}
-	return v.col > v.rows[v.row].labelAt
+// inside reports whether the cursor is hidden, or in the group, or in the rows above it.
+func (v *view) inside(g *group) bool {
+	away := v.hidden || v.drawn && v.row < g.first() // what is drawn above may be left over
+	return away || v.row >= g.first()-2 && v.row <= g.end()
 }
 
-// spaced tells whether blank rows stand between the options.
-func (v *view) spaced(l *column) bool {
-	for r := l.first(); r < l.end(); r++ {
-		if v.rows[r].raw == "" {
-			return true
-		}
-	}
-	return false
+// typing reports whether a text is being typed in the group's rows: then they are a draft.
+func (v *view) typing(g *group) bool {
+	return !v.hidden && v.row >= g.first() && v.row <= g.end() && v.col > v.rows[v.row].labelAt
 }
 
 // marked is a row's text with the mark that a question may begin with.
@@ -5238,253 +5206,150 @@ func (v *view) marked(r int) string {
 	return plain(strings.TrimLeft(v.rows[r].raw, " "+uprights))
 }
 
-// choosingRow is the row near the list that says how to choose, −1 none: it is within six rows of
-// text below, or three above.
-func (v *view) choosingRow(l *column) int {
+// choosingRow is the row near the group that says how to choose, −1 none: it is within six rows of text below, or three
+// above, and names arrows, or a key and what that does to a choice. Escape as the way out counts where a pointer is
+// shown. A row that counts seconds tells what a program at work does.
+func (v *view) choosingRow(g *group) int {
+	says := func(w viewRow) bool {
+		return w.text != "" && !w.fits(reCounting) && (w.fits(reChoosing) || g.marked && !g.across && w.fits(reEscOut))
+	}
 	left := 6
-	for r := l.end() + 1; r <= v.last && left > 0; r++ {
-		if v.saysHow(r, l) {
+	for r := g.end() + 1; r <= v.last && left > 0; r++ {
+		if says(v.rows[r]) {
 			return r
 		}
-		if v.rows[r].text != "" {
-			left--
-		}
+		left -= int(number(v.rows[r].text != ""))
 	}
-	for r := max(0, l.first()-3); r < l.first(); r++ {
-		if v.saysHow(r, l) {
+	for r := max(0, g.first()-3); r < g.first(); r++ {
+		if says(v.rows[r]) {
 			return r
 		}
 	}
 	return -1
 }
 
-// saysHow tells whether a row says how to choose: it names arrows, or a key and what that does to
-// a choice. Escape as the way out counts where a pointer is shown. A row that counts seconds tells
-// what a program at work does.
-func (v *view) saysHow(r int, l *column) bool {
-	w := &v.rows[r]
-	if w.text == "" || w.fits(reCounting) {
-		return false
-	}
-	pointer := l.at >= 0 && l.opts[l.at].pointer != ""
-	return w.fits(reChoosing) || pointer && w.fits(reEscOut)
+// The shapes of choices side by side.
+const (
+	angles = "angle brackets"
+	slash  = "a slash"
+	keyed  = "keys in brackets"
+	apart  = "words apart"
+)
+
+// sides are these shapes: their row, with all of them in its group, and one of them.
+var sides = []struct {
+	shape  string
+	row    *pattern
+	choice *pattern
+}{
+	{angles, re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},                                        // whiptail, dialog
+	{"circles", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},                                  // clack
+	{slash, re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},                                                             // prompts, enquirer
+	{keyed, re(`^((?:[\[(]\pL[\])] [^\[\]()]+){2,})$`), re(`[\[(](\pL)[\])] ([^\[\]()]*[^\[\]() ])`)},               // cline
+	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},                                               // opencode
+	{apart, re(`^([^<]*(?:  |[\[\]|/])[^<]*)$`), re(`(\[ ?\pL[^\[\]]* ?\]|[^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*)`)}, // mc, gum
 }
 
-// optionsAround reads the menu that has its pointer in row head, from as far up as it goes.
-func (v *view) optionsAround(head viewRow) []viewRow {
-	for start := max(0, head.row-19); start <= head.row; start++ {
-		opts := v.options(head, start)
-		if len(opts) > 0 && opts[len(opts)-1].row >= head.row {
-			return opts
+// sideBySide is the group of choices side by side in row r, nil where there is none.
+func (v *view) sideBySide(r int) *group {
+	w := v.rows[r]
+	for _, s := range sides {
+		if !w.fits(s.row) {
+			continue
 		}
-	}
-	return nil
-}
-
-// blanksBetween is how many blank rows end a list whose first option that is.
-func blanksBetween(head viewRow) int {
-	switch {
-	case head.num != "":
-		return 3
-	case head.pointer == "●": // bullets
-		return 1
-	}
-	return 2
-}
-
-// options reads the menu from row start on, with what explains each.
-func (v *view) options(head viewRow, start int) []viewRow {
-	var opts []viewRow
-	described := v.describedBy(head)
-	num, err := strconv.Atoi(v.rows[start].num)
-	if err != nil {
-		num = 1 // it has no number
-	}
-	gap := 0
-	most := blanksBetween(head)
-	for r := start; r <= v.last && gap < most; r++ {
-		o := v.rows[r]
-		blank := o.text == "" && (head.num != "" || !o.rule)
-		switch {
-		case blank && len(opts) > 0:
-			gap++
-		case o.text == "":
-			return opts
-		case gap > 0 && head.num == "" && v.dimmer(o, head):
-			return opts // a hint
-		case v.isOption(o, head, num) && (described == nil || v.sample(o) != *described):
-			opts = append(opts, o)
-			gap = 0
-			if o.num != "" {
-				num++
+		part := s.row.expr().FindStringSubmatchIndex(w.text)
+		in := w.text[part[2]:part[3]]
+		g := &group{at: -1, across: true, shape: s.shape}
+		for i, m := range s.choice.expr().FindAllStringSubmatchIndex(in, 10) {
+			from := w.at + widthOf(w.text[:part[2]+m[0]])
+			o := viewRow{row: r, at: from, tick: -1, label: in[m[len(m)-2]:m[len(m)-1]]}
+			o.labelAt = from + widthOf(in[m[0]:m[len(m)-2]])
+			if s.shape == keyed {
+				o.num = in[m[2]:m[3]]
 			}
-		case gap == 0 && len(opts) > 0 && (v.explains(o, head) || described != nil):
-			v.describeOption(&opts[len(opts)-1], o)
-		default:
-			return opts
+			if strings.HasPrefix(o.label, "[") {
+				o.label = strings.Trim(o.label, "[] ")
+				o.labelAt++
+			}
+			g.opts = append(g.opts, o)
+			under := v.row == r && v.col >= from && v.col < from+widthOf(in[m[0]:m[1]]) && s.shape != apart
+			if under || strings.HasPrefix(in[m[0]:], "●") {
+				g.at, g.marked = i, true
+			}
 		}
-	}
-	return opts
-}
-
-// isOption tells whether row o is an option of the menu with the pointer in row head; num is the
-// number that comes next.
-func (v *view) isOption(o, head viewRow, num int) bool {
-	if head.num != "" {
-		follows := o.row+1 < v.s.rows && v.rows[o.row+1].num == strconv.Itoa(num)
-		unnumbered := o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt && !follows
-		return o.num == strconv.Itoa(num) || unnumbered
-	}
-	if o.num != "" || o.depth != head.depth || (o.tick < 0) != (head.tick < 0) {
-		return false
-	}
-	if o.optionAt != head.optionAt && !v.flushRight(o, head) {
-		return false
-	}
-	return !reCount.MatchString(o.label)
-}
-
-// describedBy is how rows in the options' own column are drawn that explain the option above, nil
-// where there are none: the row below the pointer is fainter; or it stands before a blank row, and
-// the next two rows are drawn as the second and the first are: an option and what explains it.
-func (v *view) describedBy(head viewRow) *Attr {
-	if head.num != "" || head.row+1 >= v.s.rows {
-		return nil
-	}
-	next := v.rows[head.row+1]
-	if next.text == "" || next.optionAt != head.optionAt {
-		return nil
-	}
-	drawn := v.sample(next)
-	if v.dimmer(next, head) {
-		return &drawn
-	}
-	if head.row+4 >= v.s.rows || v.rows[head.row+2].text != "" {
-		return nil
-	}
-	second, below := v.rows[head.row+3], v.rows[head.row+4]
-	aligned := second.optionAt == head.optionAt && below.optionAt == head.optionAt
-	if aligned && v.sample(second) != drawn && v.sample(below) == drawn {
-		return &drawn
+		long := slices.ContainsFunc(g.opts, func(o viewRow) bool { return len(o.label) > 40 })
+		if len(g.opts) > 9 || long || len(g.opts) < 2 && s.shape != angles || s.shape == apart && !v.reads() {
+			return nil
+		}
+		if g.at < 0 && s.shape != keyed {
+			g.at, g.weak = v.unlike(g.opts)
+		}
+		return g
 	}
 	return nil
 }
 
-// flushRight tells whether the first words of both rows end in the same column, well inside.
-func (v *view) flushRight(o, head viewRow) bool {
-	ends := func(w viewRow) int {
-		label, _, found := strings.Cut(w.label, "  ")
-		if !found {
-			label, _, found = strings.Cut(w.label, " ")
-		}
-		if !found {
-			return -1
-		}
-		return w.labelAt + widthOf(label)
-	}
-	return ends(o) > 0 && ends(o) == ends(head) && o.optionAt > head.at
+// decide reports whether every option has a word that decides something.
+func decide(opts []viewRow) bool {
+	return !slices.ContainsFunc(opts, func(o viewRow) bool {
+		return !grantsIt(Choice{Label: o.label}) && !declines(o.label)
+	})
 }
 
-// dimmer tells whether row o is faint and the pointer's row is not.
-func (v *view) dimmer(o, head viewRow) bool {
-	if o.tick >= 0 || strings.HasPrefix(o.text, "○") {
-		return false
-	}
-	return v.faint(v.sample(o)) && !v.faint(v.sample(head))
-}
-
-// explains tells whether row o belongs to the option above it.
-func (v *view) explains(o, head viewRow) bool {
-	if o.optionAt > head.optionAt || v.dimmer(o, head) {
-		return true
-	}
-	if o.row == 0 {
-		return false
-	}
-	long := utf8.RuneCountInString(v.rows[o.row-1].raw) > v.s.cols-20
-	return long || v.s.grid[o.row-1].wrapped
-}
-
-// describeOption adds row o to an option's label, if it goes on with that.
-func (v *view) describeOption(option *viewRow, o viewRow) {
-	under := o.optionAt == option.labelAt || o.optionAt < option.optionAt
-	if under && v.faintAt(o.row, o.optionAt) == v.faintAt(option.row, option.labelAt) {
-		option.label += " " + o.text
-	}
-}
-
-// reTickMark is a mark that tells by its colour whether the option behind it is ticked.
-var reTickMark = re(`^[✔✓•⬡⬢]\s+`)
-
-// menu makes the prompt of a list. Of more than nine options it has those around the pointer.
-func (v *view) menu(l *column) *candidate {
-	opts := l.opts
+// menu makes the prompt of a group. Of more than nine options it has those around the pointer.
+func (v *view) menu(g *group) *candidate {
 	f := newCandidate(MultipleChoice, 0.90)
+	f.why = g.why
 	f.Axis = "vertical"
 	f.Submit = v.a.Submit
-	f.why = l.why
-	if l.rest {
-		f.silent = true
-		f.wait = settle
+	if g.across {
+		f.Axis = "horizontal"
 	}
-	from := max(0, l.at-8)
-	f.Pointer = l.at - from
-	marked := !slices.ContainsFunc(opts, func(o viewRow) bool {
-		return !reTickMark.MatchString(o.label)
-	})
-	for i, o := range opts[from:min(len(opts), from+9)] {
-		c := v.choice(o, i, l.numbered())
-		ticked := o.tick == 1
-		if marked {
-			mark, _ := utf8.DecodeRuneInString(o.label)
-			ticked = mark != '•' && mark != '⬡' && !v.faintAt(o.row, o.labelAt)
-			c.Label = reTickMark.ReplaceAllString(c.Label, "")
+	from := max(0, g.at-8)
+	f.Pointer = g.at - from
+	named := !slices.ContainsFunc(g.opts, func(o viewRow) bool { return !reShort.MatchString(o.label) })
+	rows := map[int]string{}
+	for _, o := range g.opts {
+		rows[o.row] = strings.TrimSpace(rows[o.row] + " " + o.num + " " + o.label)
+	}
+	for i, o := range g.opts[from:min(len(g.opts), from+9)] {
+		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: reGap.ReplaceAllString(o.label, "  ")}
+		switch {
+		case named:
+			c.Keys = strings.Replace(strings.Trim(reShort.FindString(o.label), " ()"), "esc", "\x1b", 1)
+		case o.num != "" && (v.a.Digits || g.across):
+			c.Keys = o.num
+		case o.num == "" && g.numbered(): // it is named by its label, as Submit
+			c.Key = strings.ToLower(o.label)
 		}
 		f.Choices = append(f.Choices, c)
-		f.Ticked = append(f.Ticked, ticked)
-		if marked || o.tick >= 0 && !strings.Contains(o.text, "(") {
-			f.Multi = true
-		}
+		f.Ticked = append(f.Ticked, o.tick == 1)
+		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(o.text, "(")
 	}
-	rows := map[int]string{}
-	for _, o := range opts {
-		label := o.label
-		if marked {
-			label = reTickMark.ReplaceAllString(label, "")
-		}
-		rows[o.row] = strings.TrimSpace(o.num + " " + label)
+	if g.shape == angles && len(g.opts) == 1 {
+		f.Type = ConfirmEnter
+		f.Choices = nil
 	}
-	v.describe(f, l.first(), l.end(), rows)
-	for i, c := range f.Choices {
-		if f.esc && !v.known && declines(c.Label) && reReason.MatchString(c.Label) {
-			f.Choices[i].Keys = "\x1b" // the choice opens a field for the reason, Escape refuses at once
+	v.describe(f, g.first(), g.end(), rows)
+	buttons := v.buttonRow()
+	if !g.across && !f.Multi && v.rows[g.first()].depth > 0 && buttons > g.end() && len(f.Choices) < 9 {
+		for _, o := range v.sideBySide(buttons).opts {
+			if declines(o.label) { // Escape stands for it in whiptail and dialog
+				f.Choices = append(f.Choices, Choice{Key: "esc", Label: o.label, Keys: "\x1b"})
+				f.Ticked = append(f.Ticked, false)
+			}
 		}
 	}
 	return f
 }
 
-// reReason is a refusal that asks for its reason: copilot, letta.
-var reReason = re(`(?i)\btell\b.*\bwhat to do\b`)
-
-// choice is what option o offers, the i-th of those given; in a numbered menu one without a number
-// is named by its label, as Submit.
-func (v *view) choice(o viewRow, i int, numbered bool) Choice {
-	c := Choice{Key: o.num, Label: o.label}
-	if c.Key == "" {
-		c.Key = fmt.Sprint(i + 1)
-	}
-	if v.known { // behind the first words is a description
-		c.Label = reSegment.FindString(o.label)
-		key := strings.Trim(reShort.FindString(o.label), " ()")
-		c.Keys = strings.Replace(key, "esc", "\x1b", 1)
-	}
-	if o.num != "" && v.a.Digits {
-		c.Keys = o.num
-	}
-	if o.num == "" && numbered {
-		c.Key = strings.ToLower(o.label)
-	}
-	return c
+// field makes the prompt of a dialog with a field to fill in, down to row end.
+func (v *view) field(end int) *candidate {
+	f := newCandidate(FreeText, 0.90)
+	f.why = "the cursor is in a field of it"
+	v.describe(f, end, end, nil)
+	f.Secret = hasWord("secret", f.Question)
+	return f
 }
 
 // sentence is a line without its mark and without the keys it explains.
@@ -5704,309 +5569,6 @@ func (v *view) paragraphs(top, first int) []string {
 	return body
 }
 
-// sides are the shapes of choices side by side: their row, with all of them in its group, and one
-// of them.
-var sides = []struct {
-	name   string
-	row    *pattern
-	choice *pattern
-}{
-	// whiptail, dialog
-	{"angle brackets", re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
-	// clack
-	{"circles", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
-	// prompts, enquirer
-	{"a slash", re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},
-	// cline
-	{keyed, re(`^((?:[\[(]\pL[\])] [^\[\]()]+){2,})$`), re(`[\[(](\pL)[\])] ([^\[\]()]*[^\[\]() ])`)},
-	// opencode
-	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
-}
-
-// keyed is the shape of choices behind their keys: "[y] Approve   [n] Deny".
-const keyed = "keys in brackets"
-
-// sideChoice is one of several choices side by side.
-type sideChoice struct {
-	key     string // that chooses it, "" none
-	label   string
-	row     viewRow // where its label begins
-	pointed bool    // by a mark, or by the cursor
-}
-
-// buttonsOf are the choices side by side in row r that have one of the shapes in sides, and which.
-func (v *view) buttonsOf(r int) (all []sideChoice, shape string) {
-	w := &v.rows[r]
-	for _, s := range sides {
-		if !w.fits(s.row) {
-			continue
-		}
-		part := s.row.expr().FindStringSubmatchIndex(w.text)
-		in := w.text[part[2]:part[3]]
-		for _, m := range s.choice.expr().FindAllStringSubmatchIndex(in, 9) {
-			at := w.at + widthOf(w.text[:part[2]+m[0]])
-			width := widthOf(in[m[0]:m[1]])
-			under := v.row == r && v.col >= at && v.col < at+width
-			b := sideChoice{
-				label:   in[m[len(m)-2]:m[len(m)-1]],
-				row:     viewRow{row: r, labelAt: at + width/2},
-				pointed: under || strings.HasPrefix(in[m[0]:], "●"),
-			}
-			if s.name == keyed {
-				b.key = in[m[2]:m[3]]
-			}
-			all = append(all, b)
-		}
-		return all, s.name
-	}
-	return nil, ""
-}
-
-// wordsApart are the words in row r that stand apart from each other, two to nine of them.
-func (v *view) wordsApart(r int) []sideChoice {
-	w := &v.rows[r]
-	if strings.Contains(w.text, "<") {
-		return nil // readFrame's
-	}
-	if !strings.Contains(w.text, "  ") && !strings.ContainsAny(w.text, "[]|/") {
-		return nil // one stretch of words
-	}
-	var all []sideChoice
-	for _, m := range reApart.expr().FindAllStringIndex(w.text, 10) {
-		label := w.text[m[0]:m[1]]
-		if len(label) > 40 {
-			return nil
-		}
-		all = append(all, sideChoice{
-			label: strings.Trim(label, "[] "),
-			row:   viewRow{row: r, labelAt: w.at + widthOf(w.text[:m[0]]) + widthOf(label)/2},
-		})
-	}
-	if len(all) < 2 || len(all) > 9 {
-		return nil
-	}
-	return all
-}
-
-// readChoices reads what single keys choose: a list, or choices side by side, whichever stands lowest. What stands
-// above may have been answered before.
-func (v *view) readChoices() *candidate {
-	if v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known {
-		return nil // nothing is chosen with single keys
-	}
-	found, lowest := v.readList()
-	f, r := v.readButtons()
-	if f != nil && r > lowest {
-		found = f
-	}
-	return found
-}
-
-// readButtons finds choices side by side near the end of the screen: in one of the shapes in sides,
-// or words apart of which one is drawn unlike the others, below which a row says how to choose, or
-// which decide something.
-func (v *view) readButtons() (f *candidate, row int) {
-	for r := v.last; r >= max(0, v.last-20); r-- {
-		all, shape := v.buttonsOf(r)
-		if shape == "a slash" && !v.contrast(all) {
-			continue
-		}
-		if shape == keyed {
-			granted := slices.ContainsFunc(all, func(b sideChoice) bool { return grantsIt(Choice{Label: b.label}) })
-			refused := slices.ContainsFunc(all, func(b sideChoice) bool { return declines(b.label) })
-			if granted && refused && r >= v.last-8 && (r != v.row || v.hidden) {
-				return v.buttons(all), r
-			}
-			continue
-		}
-		if len(all) > 1 && shape != "angle brackets" && r >= v.last-4 {
-			return v.buttons(all), r
-		}
-		if !v.reads() || v.drawn && v.row < r {
-			continue
-		}
-		all = v.wordsApart(r)
-		if all != nil && v.areButtons(all, r) {
-			return v.buttons(all), r
-		}
-	}
-	return nil, -1
-}
-
-// areButtons tells whether words apart in row r are choices: one is drawn unlike the others, and
-// they decide something, or stand in brackets, or, near the end of the screen, a row says how to
-// choose or there is nothing below but the cursor.
-func (v *view) areButtons(all []sideChoice, r int) bool {
-	at, weak := v.unlike(rowsOf(all))
-	strong := at >= 0 && !weak
-	if !strong && !v.contrast(all) {
-		return false
-	}
-	boxed := strings.Count(v.rows[r].text, "[") == len(all)
-	if decide(all) || strong && boxed {
-		return true
-	}
-	worded := !slices.ContainsFunc(all, func(b sideChoice) bool {
-		return !strings.ContainsFunc(b.label, unicode.IsLetter)
-	})
-	if !worded || r < v.last-8 {
-		return false
-	}
-	hint := v.choosingRow(&column{opts: []viewRow{v.rows[r]}, at: -1})
-	return hint >= 0
-}
-
-// contrast tells whether the buttons are drawn so that one of them can be told from the others.
-func (v *view) contrast(all []sideChoice) bool {
-	at, weak := v.unlike(rowsOf(all))
-	if at >= 0 {
-		return !weak || decide(all)
-	}
-	first := v.s.attr(all[0].row.row, all[0].row.labelAt)
-	return first.BG != -1 && slices.ContainsFunc(all, func(b sideChoice) bool {
-		a := v.s.attr(b.row.row, b.row.labelAt)
-		return a.BG != -1 && a.BG != first.BG
-	})
-}
-
-// rowsOf are the places of the buttons.
-func rowsOf(all []sideChoice) []viewRow {
-	var rows []viewRow
-	for _, b := range all {
-		rows = append(rows, b.row)
-	}
-	return rows
-}
-
-// decide tells whether every button has a word that decides something.
-func decide(all []sideChoice) bool {
-	for _, b := range all {
-		if !grantsIt(Choice{Label: b.label}) && !declines(b.label) {
-			return false
-		}
-	}
-	return true
-}
-
-// buttons makes the prompt of choices side by side. The pointer is at the one filled or under the
-// cursor, else at the one that is drawn unlike the others, of two coloured ones the one not grey.
-func (v *view) buttons(all []sideChoice) *candidate {
-	f := newCandidate(MultipleChoice, 0.90)
-	f.Axis = "horizontal"
-	r := all[0].row.row
-	for i, b := range all {
-		c := Choice{Key: cmp.Or(b.key, fmt.Sprint(i+1)), Label: b.label, Keys: b.key}
-		f.Choices = append(f.Choices, c)
-		if b.pointed {
-			f.Pointer = i
-		}
-	}
-	keys := all[0].key != ""
-	if f.Pointer < 0 && !keys {
-		// The blank row above is drawn like no button.
-		f.Pointer = v.pointed(rowsOf(all), v.s.attr(max(0, r-1), v.rows[r].at-1))
-	}
-	if f.Pointer < 0 && !keys {
-		grey := func(b sideChoice) bool { return isGrey(v.s.attr(r, b.row.labelAt).BG) }
-		f.Pointer = slices.IndexFunc(all, func(b sideChoice) bool { return !grey(b) })
-		if slices.IndexFunc(all[f.Pointer+1:], func(b sideChoice) bool { return !grey(b) }) >= 0 {
-			f.Pointer = -1
-		}
-	}
-	return v.describe(f, r, r, map[int]string{r: strings.Join(labels(f.Choices), " ")})
-}
-
-// isGrey tells whether a colour is a shade of grey, as a button not pointed at has.
-func isGrey(colour int32) bool {
-	if colour < 1<<24 {
-		return colour >= 232 || colour == 7 || colour == 8 || colour == 0
-	}
-	red, green, blue := colour>>16&0xff, colour>>8&0xff, colour&0xff
-	return max(red, green, blue)-min(red, green, blue) <= 32
-}
-
-// readFrame finds framed dialogs with buttons in angle brackets below a field or a list, as
-// whiptail, dialog and pinentry draw them, and framed lists without buttons.
-func (v *view) readFrame() *candidate {
-	if v.tty.Canonical {
-		return nil
-	}
-	r, plain := v.boxEnd()
-	if r <= 0 {
-		return nil
-	}
-	w := v.rows[v.row]
-	field := w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")
-	if field && !plain && !v.hidden && v.row < r { // the cursor is in it
-		return v.field(r)
-	}
-	base := v.s.attr(r, v.rows[r].at-1)
-	opts := v.boxList(r)
-	ticks := len(opts) > 0 && opts[0].tick >= 0
-	at := v.pointed(opts, base)
-	if ticks || len(opts) > 1 && at >= 0 {
-		f := v.menu(&column{opts: opts, at: at})
-		v.addWayOut(f, r)
-		return f
-	}
-	if plain {
-		return nil
-	}
-	all, _ := v.buttonsOf(r)
-	if len(all) > 1 {
-		return v.buttons(all)
-	}
-	f := newCandidate(ConfirmEnter, 0.90)
-	return v.describe(f, r, r, map[int]string{r: strings.Join(labels(f.Choices), " ")})
-}
-
-// field makes the prompt of a dialog with a field to fill in, down to row end.
-func (v *view) field(end int) *candidate {
-	f := newCandidate(FreeText, 0.90)
-	v.describe(f, end, end, nil)
-	f.Secret = hasWord("secret", f.Question)
-	return f
-}
-
-// boxEnd is the last row of a framed dialog: that of its buttons, or, where a program that is not
-// known reads, of its lower edge. It is plain then (cfdisk): only a list will do. 0 or less: there
-// is none.
-func (v *view) boxEnd() (r int, plain bool) {
-	r = v.up(v.last+1, func(w viewRow) bool {
-		return w.depth > 0 && sides[0].row.MatchString(w.text)
-	})
-	if r <= 0 && v.reads() && !v.known {
-		r = v.up(v.last+1, func(w viewRow) bool {
-			return w.rule && strings.ContainsAny(w.raw, "┘╯╝")
-		})
-		return r, true
-	}
-	return r, r <= 0
-}
-
-// boxList are the rows above row r that look alike: with boxes to tick, or beginning in one column.
-func (v *view) boxList(r int) []viewRow {
-	last := v.rows[max(0, v.up(r, hasText))]
-	other := func(o viewRow) bool {
-		if o.depth == 0 || o.text == "" || (o.tick < 0) != (last.tick < 0) {
-			return true
-		}
-		return o.tick < 0 && o.optionAt != last.optionAt
-	}
-	return v.rows[v.up(last.row+1, other)+1 : last.row+1]
-}
-
-// addWayOut adds the button of a framed list that refuses, in row r, as a choice of its own: Escape
-// stands for it in whiptail and dialog.
-func (v *view) addWayOut(f *candidate, r int) {
-	all, _ := v.buttonsOf(r)
-	at := slices.IndexFunc(all, func(b sideChoice) bool { return declines(b.label) })
-	if at >= 0 && !f.Multi && len(f.Choices) < 9 {
-		f.Choices = append(f.Choices, Choice{Key: "esc", Label: all[at].label, Keys: "\x1b"})
-		f.Ticked = append(f.Ticked, false)
-	}
-}
-
 // readField finds a field to fill in with the cursor in it and nothing typed yet: fenced by lines,
 // or with a cursor that the program draws, below a question or above a row that says what Enter
 // does. In a fence that nothing asks for it is the input box of a program that waits for orders.
@@ -6116,12 +5678,8 @@ func (v *view) asksText(r, fence int) bool {
 
 // submits tells whether a row below the cursor says which key ends a text.
 func (v *view) submits() bool {
-	for _, w := range v.rowsBelow(v.row, 8) {
-		if w.fits(reSubmits) {
-			return true
-		}
-	}
-	return false
+	below := v.rows[min(v.row+1, v.last+1):min(v.row+9, v.last+1)]
+	return slices.ContainsFunc(below, func(w viewRow) bool { return w.fits(reSubmits) })
 }
 
 // The silence after which a screen that no rule reads may be a question. Programs that work paint
