@@ -3739,29 +3739,18 @@ func (d *Detector) ReadWindow() bool {
 	return true
 }
 
-// commonRows says of each row of was where it stands in is, -1 where it does not: in the same order, as many as can be.
+// commonRows says of each row of was where it stands in is, −1 where it does not: in the same order, the lowest first.
 func commonRows(was, is []windowRow) []int {
-	best := make([][]int, len(was)+1) // from there on
-	for i := range best {
-		best[i] = make([]int, len(is)+1)
-	}
-	for i := len(was) - 1; i >= 0; i-- {
-		for j := len(is) - 1; j >= 0; j-- {
-			best[i][j] = max(best[i+1][j], best[i][j+1])
-			if was[i].text == is[j].text {
-				best[i][j] = max(best[i][j], best[i+1][j+1]+1)
-			}
-		}
-	}
 	places := make([]int, len(was))
-	j := 0
-	for i := range was {
-		places[i] = -1
-		for k := j; k < len(is) && best[i][k] > best[i+1][k]; k++ {
-			if was[i].text == is[k].text && best[i][k] == best[i+1][k+1]+1 {
-				places[i], j = k, k+1
-				break
-			}
+	end := len(is)
+	for i, w := range slices.Backward(was) {
+		k := end - 1
+		for k >= 0 && is[k].text != w.text {
+			k--
+		}
+		places[i] = k
+		if k >= 0 {
+			end = k
 		}
 	}
 	return places
