@@ -1064,7 +1064,7 @@ func (s *Screen) scroll(top, n int) {
 			s.lost = s.lost || s.trimmed(s.grid[r]) != ""
 		}
 		if n > 0 && top == 0 && !s.AltScreen() {
-			s.tell(s.grid[r], false)
+			s.tell(s.grid[r])
 			s.grid[r] = s.keepRow(s.grid[r])
 		}
 		l := s.grid[r]
@@ -1426,7 +1426,7 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 // the cursor's paragraph is below it, unless the program has gone back to write in it: from there
 // on rows are final only by scrolling out or settling. Of lines told again (repainted, after a
 // clear, on the alternate screen) those are left out that have neither letter nor digit or were
-// told before, unless they stand below what was told last: those are new.
+// told before.
 type transcript struct {
 	on      bool
 	window  bool           // ReadWindow tells its rows
@@ -1438,7 +1438,6 @@ type transcript struct {
 	recent  []string       // lines told, the newest maxRecent of them
 	pushed  int            // how many were, in all
 	saidAt  map[string]int // which of all each of recent was last, from 1
-	at      int            // row of the line told last, counted from the first of the session
 }
 
 // tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
@@ -1451,16 +1450,11 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 	for row > 0 && s.grid[row-1].wrapped {
 		row--
 	}
-	newest := s.newest(row)
-	for i := range row {
-		l := s.grid[i]
-		changing := l.again && !l.told && !repainted
-		if changing && t.part == "" {
+	for _, l := range s.grid[:row] {
+		if l.again && !l.told && !repainted && t.part == "" {
 			return
 		}
-		if s.tell(l, i > newest) {
-			t.at = s.scrolled + i
-		}
+		s.tell(l)
 	}
 }
 
@@ -1478,51 +1472,25 @@ func (s *Screen) tellAll() {
 	}
 }
 
-// newest is the row above end with the newest told line that still shows: in what stands below it,
-// nothing is told yet. −1: all has scrolled out; end: nobody knows.
-func (s *Screen) newest(end int) int {
-	newest, said := -1, 0
-	for r := end - 1; r >= 0; r-- {
-		text := s.Row(r)
-		at := s.tr.saidAt[text]
-		if at > said && strings.ContainsFunc(text, unicode.IsLetter) {
-			newest, said = r, at
-		}
-	}
-	if newest >= 0 {
-		return newest
-	}
-	if s.tr.at < s.scrolled {
-		return -1
-	}
-	return end
-}
-
-// tell takes a row of the primary screen as final, and returns whether it was not yet. The rest of
-// a wrapped line that begins anew is told again.
-func (s *Screen) tell(l *line, fresh bool) bool {
+// tell takes a row of the primary screen as final. The rest of a wrapped line that begins anew is told again.
+func (s *Screen) tell(l *line) {
 	t := &s.tr
 	if !t.on || t.window || l.told && t.part == "" {
-		return false
+		return
 	}
 	again := l.again || l.told
 	l.told = true
 	t.part += s.text(l)
 	if !l.wrapped || len(t.part) >= maxLine {
-		t.add(strings.TrimRight(t.part, " "), again, fresh)
+		t.add(strings.TrimRight(t.part, " "), again)
 		t.part = ""
 	}
-	return true
 }
 
-// add tells a line, unless it is told again and not fresh, that is below what was told last. The
-// oldest lines are left out where too much waits.
-func (t *transcript) add(text string, again, fresh bool) {
-	if again && fresh && text == "" {
-		t.gap = true
-	}
-	says := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) }
-	if again && (!strings.ContainsFunc(text, says) || !fresh && t.saidAt[text] > 0) {
+// add tells a line, unless it is painted again and says nothing, or was told lately. The oldest lines are left out
+// where too much waits.
+func (t *transcript) add(text string, again bool) {
+	if again && (!strings.ContainsFunc(text, isWordRune) || t.saidAt[text] > 0) {
 		return
 	}
 	if t.gap && len(t.recent) > 0 {
@@ -1566,9 +1534,8 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 		s.tellAbove(s.row, settle)
 		live = s.live()
 	} else if settle {
-		newest := s.newest(s.rows)
 		for r := range s.rows {
-			t.add(s.Row(r), true, r > newest)
+			t.add(s.Row(r), true)
 		}
 	}
 	return s.takeLines(), live
@@ -3665,7 +3632,7 @@ type windowRow struct {
 func (d *Detector) leaves(w *windowRow) {
 	if !w.told {
 		d.Screen.tr.gap = w.blank
-		d.Screen.tr.add(w.text, false, true)
+		d.Screen.tr.add(w.text, false)
 	}
 	w.told = true
 }
