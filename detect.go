@@ -825,7 +825,7 @@ func setColour(colour *int32, params []int) int {
 // https://vt100.net/docs/vt220-rm/table2-4.html
 var decGraphics = []rune("◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·")
 
-// print writes the character that p begins with at the cursor, and what follows of ASCII and frames.
+// print writes the character that p begins with at the cursor, and what follows of ASCII.
 // It returns how many bytes that is, 0 for the beginning of a character. Marks, and what follows a
 // joiner, join the character before.
 func (s *Screen) print(p []byte) int {
@@ -852,9 +852,9 @@ func (s *Screen) print(p []byte) int {
 		l.cells[s.col].wide = true
 		l.cells[s.col+1].set(0, &s.pen)
 	} else if !graphics {
-		columns, size := printRun(l.cells[end:], p[n:], &s.pen)
-		end += columns
-		n += size
+		ascii := printASCII(l.cells[end:], p[n:], &s.pen)
+		end += ascii
+		n += ascii
 	}
 	s.base = &l.cells[end-width]
 	s.wrote(l, end)
@@ -918,23 +918,7 @@ func (s *Screen) makeRoom(width int) bool {
 	return s.col+width <= s.cols
 }
 
-// printRun is the fast path: it writes what the text begins with of ASCII and frames, as far as the cells go, and
-// returns how many columns and bytes that is.
-func printRun(cells []cell, text []byte, pen *Attr) (columns, size int) {
-	for {
-		n := printASCII(cells[columns:], text[size:], pen)
-		columns += n
-		size += n
-		n = printFrames(cells[columns:], text[size:], pen)
-		if n == 0 {
-			return columns, size
-		}
-		columns += n
-		size += 3 * n
-	}
-}
-
-// printASCII writes the ASCII that the text begins with, as far as the cells go, and returns how much that is.
+// printASCII is the fast path: it writes the ASCII that the text begins with, as far as the cells go, and returns how much that is.
 func printASCII(cells []cell, text []byte, pen *Attr) int {
 	n := min(len(cells), len(text))
 	cells = cells[:n]
@@ -943,22 +927,6 @@ func printASCII(cells []cell, text []byte, pen *Attr) int {
 			return i
 		}
 		cells[i].set(rune(b), pen)
-	}
-	return n
-}
-
-// printFrames writes the characters from U+2500 to U+25BF that the text begins with, as far as the cells go, and
-// returns how many those are. All of them have three bytes and one column.
-func printFrames(cells []cell, text []byte, pen *Attr) int {
-	n := 0
-	for n < len(cells) && len(text) > 2 && text[0] == 0xe2 {
-		second, third := text[1], text[2]
-		if second < 0x94 || second > 0x96 || third&0xc0 != 0x80 {
-			break
-		}
-		cells[n].set(0x2000|rune(second&0x3f)<<6|rune(third&0x3f), pen)
-		n++
-		text = text[3:]
 	}
 	return n
 }
@@ -1198,18 +1166,28 @@ func (s *Screen) moveBy(n, col int) {
 	s.moveTo(min(max(s.row+n, first), last), col)
 }
 
-// wideEdges are where characters of two columns (East Asian Wide and Fullwidth, emoji; unassigned
-// gaps joined) begin and, in turn, end; written as distances. From wcwidth of glibc 2.36
-// (Unicode 15), which tmux uses.
-var wideEdges = []rune{
-	4352, 96, 4538, 2, 13, 2, 190, 4, 3, 1, 2, 1, 521, 2, 21, 2, 50, 12, 43, 1, 19, 1, 13, 1, 8, 2,
-	17, 2, 5, 2, 8, 1, 5, 1, 21, 1, 7, 2, 1, 1, 4, 1, 2, 1, 7, 1, 4, 2, 28, 1, 35, 1, 1, 1, 4, 3, 1,
-	1, 61, 3, 24, 1, 14, 1, 859, 2, 51, 1, 4, 1, 810, 426, 4, 17, 2, 86, 4, 29740, 1177, 29, 643,
-	11172, 8540, 474, 822, 10, 22, 60, 149, 96, 127, 7, 28665, 4, 12, 17164, 15624, 1, 202, 1, 190,
-	1, 2, 10, 101, 289, 12, 9, 1, 70, 1, 22, 12, 43, 4, 5, 12, 17, 3, 1, 3, 71, 1, 1, 1, 187, 2, 63,
-	13, 4, 1, 24, 18, 1, 26, 2, 13, 1, 86, 85, 48, 70, 6, 1, 3, 3, 2, 11, 11, 2, 7, 9, 227, 17, 283,
-	47, 1, 10, 1, 185, 112, 135, 1289, 70475,
-}
+// wideRanges are the characters of two columns (East Asian Wide and Fullwidth, emoji; unassigned gaps joined): the first
+// and the one behind the last, in hexadecimal. From wcwidth of glibc 2.36 (Unicode 15), which tmux uses.
+const wideRanges = `
+1100-1160 231A-231C 2329-232B 23E9-23ED 23F0-23F1 23F3-23F4 25FD-25FF 2614-2616 2648-2654 267F-2680 2693-2694
+26A1-26A2 26AA-26AC 26BD-26BF 26C4-26C6 26CE-26CF 26D4-26D5 26EA-26EB 26F2-26F4 26F5-26F6 26FA-26FB 26FD-26FE
+2705-2706 270A-270C 2728-2729 274C-274D 274E-274F 2753-2756 2757-2758 2795-2798 27B0-27B1 27BF-27C0 2B1B-2B1D
+2B50-2B51 2B55-2B56 2E80-302A 302E-303F 3041-3097 309B-A4C7 A960-A97D AC00-D7A4 F900-FADA FE10-FE1A FE30-FE6C
+FF01-FF61 FFE0-FFE7 16FE0-16FE4 16FF0-1B2FC 1F004-1F005 1F0CF-1F0D0 1F18E-1F18F 1F191-1F19B 1F200-1F321 1F32D-1F336
+1F337-1F37D 1F37E-1F394 1F3A0-1F3CB 1F3CF-1F3D4 1F3E0-1F3F1 1F3F4-1F3F5 1F3F8-1F43F 1F440-1F441 1F442-1F4FD
+1F4FF-1F53E 1F54B-1F54F 1F550-1F568 1F57A-1F57B 1F595-1F597 1F5A4-1F5A5 1F5FB-1F650 1F680-1F6C6 1F6CC-1F6CD
+1F6D0-1F6D3 1F6D5-1F6E0 1F6EB-1F6ED 1F6F4-1F6FD 1F7E0-1F7F1 1F90C-1F93B 1F93C-1F946 1F947-1FA00 1FA70-1FAF7
+20000-3134B
+`
+
+// wideEdges are where these ranges begin and, in turn, end.
+var wideEdges = sync.OnceValue(func() (edges []rune) {
+	for _, edge := range strings.FieldsFunc(wideRanges, func(r rune) bool { return r == '-' || r <= ' ' }) {
+		r, _ := strconv.ParseInt(edge, 16, 32) // all are numbers
+		edges = append(edges, rune(r))
+	}
+	return edges
+})
 
 // columnsOf is runeWidth, which takes its time, for a character that is printed.
 func (s *Screen) columnsOf(r rune) int {
@@ -1235,13 +1213,11 @@ func runeWidth(r rune) int {
 	if marks && !unicode.Is(unicode.Prepended_Concatenation_Mark, r) {
 		return 0
 	}
-	for i, distance := range wideEdges {
-		r -= distance
-		if r < 0 {
-			return 1 + i%2
-		}
+	i, begins := slices.BinarySearch(wideEdges(), r)
+	if begins {
+		i++
 	}
-	return 1
+	return 1 + i%2
 }
 
 // ---- replies ----
@@ -2606,7 +2582,6 @@ func (v *view) turnText(end int) turnText {
 			part = partWords
 		}
 		w.text = v.words(w.text)
-		w.facts = nil
 		t.add(part, begins, w)
 	}
 	return t
@@ -2674,7 +2649,7 @@ func (t *turnText) add(part, begins textPart, w viewRow) {
 
 // said tells whether a message of the user's begins in that row.
 func (v *view) said(w viewRow) bool {
-	return v.a.Said != nil && w.fact(v.a.Said, w.raw) && !v.errorFrame(w)
+	return v.a.Said != nil && v.a.Said.MatchString(w.raw) && !v.errorFrame(w)
 }
 
 // errorFrame tells whether the row is framed as opencode frames errors: in grey words, with another
@@ -2990,7 +2965,6 @@ type Detector struct {
 	window   []windowRow // of a known tool, in the last look
 	windowAt int         // rows that had scrolled out by then
 	begun    bool        // the tool was given something to do
-	drawnAt  *drawnPlace // of the cursor that the program draws, as last seen
 
 	found  *candidate // of the last look, nil none
 	cur    *candidate // the question in force, the last one returned; nil none
@@ -3294,10 +3268,6 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	view := d.newView()
 	if view != d.view {
 		d.view = view
-		d.drawnAt = nil
-		if d.view.drawn {
-			d.drawnAt = d.view.here(d.view.row, d.view.col)
-		}
 		d.read = d.view.read()
 	}
 	d.found = d.read
@@ -3796,6 +3766,7 @@ type view struct {
 	last     int    // the last row that shows anything, −1 none
 	hidden   bool   // no cursor is to be seen
 	drawn    bool   // the program draws it itself
+	before   string // then: what stands left of it
 	modal    bool   // the rows are those of a dialog drawn over other text
 	reported bool   // the tool says that it asks
 	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
@@ -3822,37 +3793,13 @@ type viewRow struct {
 	tickAt   int // of the box
 	labelAt  int // of the words
 	tick     int // −1 no box, 0 empty, 1 ticked
-
-	facts *[]fact // what patterns have said of its text so far
 }
 
-// fact is whether a pattern matches a row's text.
-type fact struct {
-	of  *pattern
-	yes bool
-}
+// fits reports whether the pattern, if there is one, matches the row's text.
+func (w *viewRow) fits(p *pattern) bool { return fits(p, w.text) }
 
-// fits tells whether the pattern, if there is one, matches the row's text. It is tried once for as long as the row
-// shows that.
-func (w *viewRow) fits(p *pattern) bool { return p != nil && w.fact(p, w.text) }
-
-// heads tells whether the row asks, as one above a list does.
-func (w *viewRow) heads() bool { return w.fact(reHeading, plain(w.text)) }
-
-// fact tells whether the pattern matches the text, which is always the same one for that row and pattern.
-func (w *viewRow) fact(p *pattern, text string) bool {
-	if w.facts == nil {
-		return p.MatchString(text)
-	}
-	for _, f := range *w.facts {
-		if f.of == p {
-			return f.yes
-		}
-	}
-	yes := p.MatchString(text)
-	*w.facts = append(*w.facts, fact{p, yes})
-	return yes
-}
+// heads reports whether the row asks, as one above a list does.
+func (w *viewRow) heads() bool { return reHeading.MatchString(plain(w.text)) }
 
 const (
 	uprights = "│┃║▌▎▏┆╎"
@@ -3860,28 +3807,16 @@ const (
 	tickBox  = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
 )
 
-// drawnPlace is where a drawn cursor was, and what stood before and above it; nil is nowhere.
-type drawnPlace struct {
-	row, col int
-	before   string
-}
-
-// here is the place of the cursor.
-func (v *view) here(row, col int) *drawnPlace {
-	before := v.s.part(v.s.grid[row].cells[:col])
-	return &drawnPlace{row, col, v.rows[max(0, row-1)].raw + "\n" + before}
-}
-
 // newView looks at the screen, unless the last look still shows it.
 func (d *Detector) newView() *view {
 	if d.view != nil && d.view.shows(d.Screen, d.tty) {
 		return d.view
 	}
-	return newView(d.Screen, d.adapter, d.tty, d.o, d.drawnAt)
+	return newView(d.Screen, d.adapter, d.tty, d.o, d.view)
 }
 
-// newView reads the screen's rows. was is where a drawn cursor was last.
-func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *drawnPlace) *view {
+// newView reads the screen's rows. was is the last look, if any.
+func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *view) *view {
 	v := &view{s: s, a: a, tty: tty, o: o, changes: s.changes}
 	v.known = a.Box != nil && !v.readsLine()
 	v.row, v.col, v.hidden = s.Cursor()
@@ -4010,7 +3945,7 @@ func (b rectangle) covers(s *Screen) bool {
 
 // drawnCursor finds the cursor that a program draws itself while the terminal's is hidden: the
 // lowest cell that is drawn as one, alone, with nothing behind it but a hint. One that blinks is where it was.
-func (v *view) drawnCursor(was *drawnPlace) {
+func (v *view) drawnCursor(was *view) {
 	for r := v.last; r >= 0; r-- {
 		for c := 0; c < v.s.cols-2 && v.s.grid[r].lit; c++ {
 			if v.cursorLike(r, c) && v.hintFrom(r, c+1) {
@@ -4019,8 +3954,8 @@ func (v *view) drawnCursor(was *drawnPlace) {
 			}
 		}
 	}
-	fits := was != nil && was.row < v.s.rows && was.col < v.s.cols
-	if fits && *v.here(was.row, was.col) == *was && v.hintFrom(was.row, was.col) {
+	same := was != nil && was.drawn && was.row < v.s.rows && was.col < v.s.cols
+	if same && v.s.part(v.s.grid[was.row].cells[:was.col]) == was.before && v.hintFrom(was.row, was.col) {
 		v.putCursor(was.row, was.col)
 	}
 }
@@ -4030,6 +3965,7 @@ func (v *view) putCursor(row, col int) {
 	v.row, v.col = row, col
 	v.hidden = false
 	v.drawn = true
+	v.before = v.s.part(v.s.grid[row].cells[:col])
 }
 
 // cursorLike tells whether a cell is drawn as a cursor, and its neighbours are not: reversed, a
@@ -4081,12 +4017,11 @@ func readRow(raw string, r, cols int) viewRow {
 		frame = raw[:strings.Index(raw, "|")+len(inner)-len(text)]
 	}
 	w := viewRow{
-		row:   r,
-		raw:   raw,
-		text:  strings.TrimRight(text, " █▐"+uprights+lines),
-		at:    widthOf(frame),
-		tick:  -1,
-		facts: new([]fact),
+		row:  r,
+		raw:  raw,
+		text: strings.TrimRight(text, " █▐"+uprights+lines),
+		at:   widthOf(frame),
+		tick: -1,
 	}
 	for _, r := range frame {
 		w.depth += int(number(strings.ContainsRune(uprights, r)))
@@ -5747,7 +5682,7 @@ var (
 	rePairs   = re(`(?:^|[ (])(\pL)/(\pL)(?:$|[ )])`)
 	reHotkeys = re(`(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
-		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)`)
+		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)|(\pL{2,})\(([A-Z])\)`)
 	// reGoesOnBehind is more of a label, behind a comma or in brackets.
 	reGoesOnBehind = re(`^(?: ?[,:–-] *(?:\pL{4,}|\pL+ \pL)[\pL' -]*| \([^()]{2,}\))`)
 	reWord         = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
@@ -5856,9 +5791,9 @@ func hotKeys(line string) []Choice {
 	var keys []Choice
 	for _, m := range slices.Backward(reHotkeys.expr().FindAllStringSubmatchIndex(line, -1)) {
 		part := func(i int) string { return line[max(0, m[2*i]):max(0, m[2*i+1])] }
-		c := Choice{Key: part(2) + part(4) + part(6) + part(8), Label: part(1) + part(2) + part(3)}
+		c := Choice{Key: part(2) + part(4) + part(6) + part(8) + part(11), Label: part(1) + part(2) + part(3)}
 		if part(2) == "" {
-			c.Label = part(5) + part(6) + part(7) + part(9)
+			c.Label = part(5) + part(6) + part(7) + part(9) + part(10)
 		}
 		if part(7) != "" && part(7)[0] >= utf8.RuneSelf { // another alphabet: no letter of the word
 			c.Label = part(7)
@@ -5897,7 +5832,7 @@ func (v *view) readNamed(f *candidate, text string, top int) bool {
 	less := v.s.AltScreen() && v.row == v.last && v.reads()
 	less = less && v.s.attr(v.row, 0).Reverse // the name of the file
 	if !pager && !less {
-		if v.readPrinted(f, text, top) || v.readUnder(f, text) || v.readMarked(f, text) {
+		if v.readPrinted(f, text, top) || v.readMarked(f, text) {
 			return true
 		}
 		if !presses(text) {
@@ -5993,9 +5928,6 @@ func (v *view) ordered(text string, top int) bool {
 	return reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)
 }
 
-// reLetterKeys are labels with their key behind: "Name(N)", as in Japanese.
-var reLetterKeys = re(`(\pL+)\(([A-Za-z])\)`)
-
 // readMarked finds "[Y/n]" in its forms, letter menus and hot keys in text. Without them it leaves
 // neither type nor choices.
 func (v *view) readMarked(f *candidate, text string) bool {
@@ -6065,13 +5997,6 @@ func spelled(word, letter, answer string) string {
 // answersOf are the answers that text names: hot keys, or the last marker.
 func answersOf(text string) []Choice {
 	keys := hotKeys(text)
-	if len(keys) >= 2 {
-		return keys
-	}
-	keys = nil
-	for _, m := range reLetterKeys.expr().FindAllStringSubmatch(text, -1) {
-		keys = append(keys, Choice{Key: m[2], Label: m[1]})
-	}
 	if len(keys) >= 2 {
 		return keys
 	}
@@ -6292,12 +6217,19 @@ func isLetterOfYesNo(letter string) bool {
 func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	text = plain(text)
 	list, heading := v.listOver(text, top)
+	if len(list) == 0 && hasWord("choose", text) && !v.tty.Canonical && !v.hidden {
+		for _, w := range v.rows[v.row+1 : v.last+1] { // of Inquirer's rawlist it stands below, and nothing else
+			list = append(list, itemsOf(w.raw)...)
+		}
+		if len(list) != v.last-v.row || len(list) > 0 && list[0].Key != "1" {
+			return false
+		}
+	}
 	if len(list) < 2 {
 		return false
 	}
 	answers := answersOf(text)
-	decided := slices.ContainsFunc(answers, func(c Choice) bool { return saysNo(c.Label) })
-	if len(answers) > len(list) || decided && len(answers) > 1 { // the list was answered before
+	if len(answers) > len(list) || len(answers) > 1 && !reDigits.MatchString(answers[0].Label) { // the list was answered before
 		return false
 	}
 	f.Full = text
@@ -6320,27 +6252,6 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	for _, c := range list[:min(len(list), 9)] {
 		f.Choices = append(f.Choices, typed(c.Key, c.Label))
 	}
-	return true
-}
-
-// readUnder finds the numbered list under a line that asks for one of it, where the program reads
-// keys and nothing else stands below: Inquirer's rawlist.
-func (v *view) readUnder(f *candidate, text string) bool {
-	asks := hasWord("choose", plain(text))
-	if !asks || v.tty.Canonical || v.hidden || v.known || v.s.AltScreen() || v.last-v.row < 2 {
-		return false
-	}
-	var list []Choice
-	for r := v.row + 1; r <= v.last; r++ {
-		items := itemsOf(v.rows[r].raw)
-		if len(items) != 1 || items[0].Key != fmt.Sprint(r-v.row) || len(list) == 9 {
-			return false
-		}
-		list = append(list, typed(items[0].Key, items[0].Label))
-	}
-	f.Type = MultipleChoice
-	f.Choices = list
-	f.Full = text
 	return true
 }
 
@@ -6390,62 +6301,52 @@ func itemsOf(raw string) []Choice {
 	return items
 }
 
-// readAbove reads a cursor in column 0: a program that ended its question with a newline, that
-// never said anything, whose question has other output below it, or that hides the cursor.
+// readAbove reads a cursor in an empty line: of a program that ended its question with a newline, that never said
+// anything, whose question has other output below it, or that hides the cursor.
 func (v *view) readAbove(f *candidate) *candidate {
 	line, top := v.lineAbove(v.row)
 	text := strings.TrimSpace(line)
 	f.line = ""
 	f.place = v.place(max(top, 0))
 	f.Question = text
-	if presses(text) && len(text) < 80 && !v.tty.Canonical {
-		if v.known || (text[0] == '[' || reGoesOn.MatchString(text)) && v.row-top <= 2 {
-			f.Type = ConfirmEnter
-			return v.paragraph(f, top)
-		}
+	raw := !v.tty.Canonical
+	if raw && len(text) < 80 && v.row-top <= 2 && presses(text) &&
+		(v.known || text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads() && top == v.row-1) {
+		f.Type = ConfirmEnter
+		return v.paragraph(f, top)
 	}
 	if v.known || !v.reads() || v.s.AltScreen() {
 		return nil
 	}
-	if !v.tty.Canonical {
-		if v.hidden && top == v.row-1 && presses(text) && len(text) < 80 {
-			f.Type = ConfirmEnter
-			return v.paragraph(f, top)
-		}
-		return v.readFurtherUp(f, line, top)
-	}
-	if text != "" && v.readNamed(f, text, top) {
-		f.wait = settle
-		f.silent = false
+	if !raw && text != "" && v.readNamed(f, text, top) {
 		return v.paragraph(f, top)
 	}
 	asked := v.readMarkAbove(f, v.textOver(v.row))
 	if asked >= 0 {
-		f.wait = settle
-		f.silent = false
 		f.ended = true
 		f.place = v.place(v.row)
 		return v.paragraph(f, asked)
+	}
+	if raw {
+		return nil
 	}
 	v.bySilence(f)
 	f.Type = FreeText
 	f.Idle = text != ""
 	f.Secret = text == "" && !v.tty.Echo
-	if text == "" {
-		f.Question = "the program waits for input"
-	} else {
-		f.Question = text
-	}
+	f.Question = cmp.Or(text, "the program waits for input")
 	return v.paragraph(f, max(top, 0))
 }
 
-// readMarkAbove finds a question for yes or no that a program which reads lines has printed more below: it ends in its
-// mark, in one of the five lines above row end, all of one paragraph. It returns its row; −1: there is none.
+// readMarkAbove finds a question for yes or no that a program which reads has printed more below: it ends in its mark,
+// in one of the five lines above row end, all of one paragraph. In raw mode it is the line above alone. It returns its
+// row; −1: there is none.
 func (v *view) readMarkAbove(f *candidate, end int) int {
+	below := end
 	for range 5 {
 		text, first, answered, known := v.lineBefore(end)
-		over := answered || first < 0 || v.s.grid[first].over
-		if !v.readsLine() || !v.reads() || !known || over || isBlank(text) {
+		over := answered || first < 0 || v.s.grid[first].over || !v.tty.Canonical && end < below
+		if v.tty.Canonical && !v.readsLine() || !v.reads() || !known || over || isBlank(text) {
 			return -1
 		}
 		f.Question = strings.TrimSpace(text)
@@ -6461,32 +6362,6 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 // asksAbove reports whether a line that has ended ends as one that asks, with a mark behind its question.
 func asksAbove(text string) bool {
 	return reAskedAbove.MatchString(plain(text)) && strings.ContainsAny(text, "?:？：")
-}
-
-// readFurtherUp finds a question in one of the three lines above the cursor, line the lowest.
-func (v *view) readFurtherUp(f *candidate, line string, top int) *candidate {
-	for n := 0; n < 3 && top >= 0 && !v.s.grid[top].over; n++ {
-		f.Question = strings.TrimSpace(line)
-		ends := asksAbove(f.Question)
-		next := v.up(v.row, showsAny) == v.row-1 && strings.TrimSpace(line) == f.Question
-		asks := ends && (n == 0 || v.hidden) // else other output has followed it
-		if asks && v.readMarked(f, f.Question) && f.Type == YesNo {
-			if next && n == 0 && !v.hidden {
-				f.ended = true
-				f.place = v.place(v.row)
-			}
-			return v.paragraph(f, top)
-		}
-		if v.hidden && (strings.Contains(line+" ", "? ") || strings.Contains(line, "◆")) {
-			f.Type = FreeText
-			f.Score = 0.75
-			f.Choices = nil
-			f.Question = strings.Trim(line, uprights+lines+"? ") + "?"
-			return v.paragraph(f, top)
-		}
-		line, top = v.lineAbove(top)
-	}
-	return nil
 }
 
 // paragraph adds the region of a question on a line that begins in row top: the lines before it, what stands right of
