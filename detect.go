@@ -5290,7 +5290,13 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 	}
 	f.Question = v.question(head, first)
 	if f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) {
-		f.Excerpt = excerptOf(v.subject(top, first), f.Question)
+		about := ""
+		for _, w := range v.rows[top:first] {
+			if !strings.Contains(f.Question, sentence(w.text)) {
+				about += w.text + "\n"
+			}
+		}
+		f.Excerpt = headAndTail(redact(visible(about)), 118) + safely(f.Question, 80)
 	}
 	return f
 }
@@ -5338,8 +5344,7 @@ func (v *view) dialogTop(first int) (top int, above bool) {
 	headed := func(w viewRow) bool { return v.a.Head != nil && v.a.Head.MatchString(w.text) }
 	top = v.up(first, func(w viewRow) bool {
 		gap := w.raw == "" && v.rows[max(w.row-1, 0)].raw == ""
-		barred := v.known && v.rows[first].depth > 0 && w.depth == 0 && !w.rule // opencode has no edge
-		return w.top || headed(w) || barred || !v.known && gap
+		return w.top || headed(w) || !v.known && gap
 	})
 	if top >= 0 && headed(v.rows[top]) {
 		return top, false
@@ -5348,24 +5353,6 @@ func (v *view) dialogTop(first int) (top int, above bool) {
 		above = v.s.AltScreen() || v.forgotten(0)
 	}
 	return top + 1, above
-}
-
-// excerptOf is what a permission is about, with the question: of what is long its head and its
-// tail.
-func excerptOf(subject []string, question string) string {
-	subject = slices.DeleteFunc(subject, func(line string) bool {
-		return strings.Contains(question, sentence(line))
-	})
-	about := redact(visible(strings.Join(subject, "\n")))
-	ask := safely(question, 80)
-	excerpt := strings.TrimSpace(about + "\n" + ask)
-	if len(excerpt) <= 200 {
-		return excerpt
-	}
-	half := (200 - len(ask) - 10) / 2
-	head := strings.ToValidUTF8(about[:half], "")
-	tail := strings.ToValidUTF8(about[len(about)-half:], "")
-	return head + " … " + tail + "\n" + ask + "…"
 }
 
 // aboveDialog adds what stands above row top, where a dialog of a tool that is not known begins: a
@@ -5384,38 +5371,6 @@ func (v *view) aboveDialog(f *candidate, top int) {
 	}
 	f.parts.above = above
 	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
-}
-
-// subject is what a dialog from row top to its first choice is about: the lines between dashed
-// rules, else those in an inner frame, else those from "$ " on, else all.
-func (v *view) subject(top, first int) []string {
-	dashed := func(w viewRow) bool { return w.rule && strings.Contains(w.raw, "╌╌") }
-	from := top + slices.IndexFunc(v.rows[top:first], dashed)
-	to := v.up(first, dashed)
-	var about []string
-	best := 3 // the kind of the lines in about, the less the better
-	shell := false
-	for _, w := range v.rows[top:first] {
-		shell = shell || strings.HasPrefix(w.text, "$ ")
-		kind := 3
-		switch {
-		case w.row > from && w.row < to:
-			kind = 0
-		case w.depth > 1:
-			kind = 1
-		case shell:
-			kind = 2
-		}
-		if w.text == "" || kind > best {
-			continue
-		}
-		if kind < best {
-			about = nil
-			best = kind
-		}
-		about = append(about, w.text)
-	}
-	return about
 }
 
 // question picks what is asked from rows top to first of a dialog: the last paragraph that is a
@@ -5479,7 +5434,10 @@ func (v *view) readField() *candidate {
 	if fence >= 0 {
 		asked = fence
 	}
-	asked = v.askingRow(asked, fence)
+	asked = v.up(asked, hasText)
+	if v.row-asked > 6 {
+		asked = -1
+	}
 	f := newCandidate(FreeText, 0.80)
 	switch {
 	case asked >= 0 && v.asksText(asked, fence):
@@ -5523,16 +5481,6 @@ func (v *view) fence() int {
 		}
 	}
 	return -1
-}
-
-// askingRow is the row above row r that asks for the text of a field: the nearest with text, or one
-// of the two above that, with no blank row between; −1 none within six rows.
-func (v *view) askingRow(r, fence int) int {
-	nearest := v.up(r, hasText)
-	if nearest < 0 || v.row-nearest > 6 {
-		return -1
-	}
-	return nearest
 }
 
 // typedBefore is the text before the cursor, a hint that stands there left out: grok draws its
