@@ -31,6 +31,29 @@ import (
 	"unicode/utf8"
 )
 
+// A worked example: claude, which reads keys with its cursor hidden, has painted this.
+//
+//	6  ────────────────────────────────────────────
+//	7   Bash command
+//	8
+//	9     touch a
+//	10
+//	11  Do you want to proceed?
+//	12  ❯ 1. Yes
+//	13    2. No
+//	14
+//	15  Esc to cancel
+//
+// The parser has put the bytes into the cells of a Screen. readRow makes of each row a viewRow: 6 is a rule over all
+// of the width, where a dialog begins (top); 12 has the pointer "❯", the number "1", the label "Yes"; 13 no pointer.
+// The readers are asked in their order. readIdle: the cursor is in no empty input box. readGroup goes up from the last
+// row: column(13) is no group, for nothing marks that row; column(12) grows over 13, whose number is the next one, and
+// has its pointer at the first option. Of the reasons "a row says how to choose" holds: row 15 names Escape. menu makes
+// the two choices, whose keys are their digits, for claude's row in the table of adapters says that a digit chooses at
+// once. describe finds the dialog's top, takes rows 7 to 15 as the region, "Do you want to proceed?" as the question;
+// finish finds that "Yes" grants and "No" is all of a refusal: that may be chosen when nobody answers. Once the masked
+// screen has been still for settle, Tick returns the Prompt, and then looks only for its end.
+
 // ---- screen ----
 // What the terminal shows, in bounded memory: a parser over a grid of cells.
 
@@ -3519,7 +3542,7 @@ func (d *Detector) Explain() string {
 	if f == nil {
 		return "no reader finds anything"
 	}
-	return "found by the reader of " + f.why
+	return fmt.Sprintf("found by the reader of %s, in rows %d to %d", f.why, f.rows[0]+1, f.rows[1]+1)
 }
 
 // Raw is the last BufferBytes of the child.
@@ -5661,13 +5684,22 @@ func (v *view) readLine() *candidate {
 	if v.elsewhere(f, text) {
 		return nil
 	}
-	if v.readNamed(f, text, top) {
+	if v.holdsRule(f, text, top, false) {
 		return v.paragraph(f, top)
 	}
 	if busy || v.known {
 		return nil
 	}
-	if v.readWorded(f, text, top) {
+	f.Type = FreeText
+	f.Score = 0.75
+	if !v.reads() {
+		f.wait = v.o.Stuck
+		f.silent = true
+	}
+	if v.holdsRule(f, text, top, true) {
+		if f.Secret {
+			f.Score = 0.85
+		}
 	} else if asked := v.readMarkAbove(f, top); asked >= 0 {
 		top = asked
 	} else {
@@ -5739,23 +5771,61 @@ func (v *view) bySilence(f *candidate) {
 	f.Choices = nil
 }
 
-// readNamed finds a question that names its answers: a list, letters, a key to press.
-func (v *view) readNamed(f *candidate, text string, top int) bool {
-	atEnd := v.row >= v.last
-	pager := atEnd && !v.tty.Canonical && rePager.MatchString(v.rows[v.row].text)
-	less := v.s.AltScreen() && v.row == v.last && v.reads()
-	less = less && v.s.attr(v.row, 0).Reverse // the name of the file
-	if !pager && !less {
-		if v.readPrinted(f, text, top) || v.readMarked(f, text) {
-			return true
-		}
-		if !presses(text) {
+// lineRules are what makes a question of a line, the surest first, each with the recordings that need it, of 688. What
+// counts by its words alone needs a program that reads, or silence.
+var lineRules = []struct {
+	why   string
+	words bool
+	holds func(v *view, f *candidate, text string, top int) bool
+}{
+	{"it is the last line of a pager", false, func(v *view, f *candidate, text string, top int) bool { // 11
+		f.Type = ConfirmEnter
+		named := v.s.AltScreen() && v.row == v.last && v.reads() && v.s.attr(v.row, 0).Reverse // less shows the file's name
+		return named || v.row >= v.last && !v.tty.Canonical && rePager.MatchString(v.rows[v.row].text)
+	}},
+	{"a list is printed above it", false, (*view).readPrinted}, // 32
+	{"it names its answers", false, func(v *view, f *candidate, text string, top int) bool { // 74
+		return v.readMarked(f, text)
+	}},
+	{"it asks for a key", false, func(v *view, f *candidate, text string, top int) bool { // 14
+		f.Type = ConfirmEnter
+		return presses(text)
+	}},
+	{"it asks for a secret", true, func(v *view, f *candidate, text string, top int) bool { // 9
+		f.Secret = !v.tty.Echo && asksSecret(text)
+		return f.Secret
+	}},
+	{"it is a prompt for commands", true, func(v *view, f *candidate, text string, top int) bool { // 24
+		f.Idle = reREPL.MatchString(text) && !v.ordered(text, top) && !v.fieldOfDialog()
+		return f.Idle
+	}},
+	{"it is a question for yes or no", true, func(v *view, f *candidate, text string, top int) bool { // 6
+		if reOpen.MatchString(strings.TrimRight(plain(text), ".…")) || asksWhat(text) {
 			return false
 		}
-	}
-	f.Type = ConfirmEnter
-	return true
+		f.Type = YesNo
+		f.guess = true
+		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
+		return true
+	}},
+	{"it ends as a question does", true, func(v *view, f *candidate, text string, top int) bool { // 26
+		return reText.MatchString(plain(text)) && !(v.fieldOfDialog() && reREPL.MatchString(text))
+	}},
 }
+
+// holdsRule reports whether one of the rules of that kind holds, and notes which.
+func (v *view) holdsRule(f *candidate, text string, top int, words bool) bool {
+	for _, rule := range lineRules {
+		if rule.words == words && rule.holds(v, f, text, top) {
+			f.why = rule.why
+			return true
+		}
+	}
+	return false
+}
+
+// fieldOfDialog reports whether a program has drawn its cursor in a field, with text below that.
+func (v *view) fieldOfDialog() bool { return v.drawn && v.textRows(v.row+1, v.last) > 0 }
 
 // presses tells whether the text asks for a key to go on.
 func presses(text string) bool {
@@ -5780,33 +5850,6 @@ func presses(text string) bool {
 
 // nearKey is how many bytes a key may stand away from the word that says to press it.
 const nearKey = 40
-
-// readWorded finds a question by its words and how it ends. It needs a reader, or silence.
-func (v *view) readWorded(f *candidate, text string, top int) bool {
-	f.Type = FreeText
-	f.Score = 0.75
-	if !v.reads() {
-		f.wait = v.o.Stuck
-		f.silent = true
-	}
-	switch {
-	case !v.tty.Echo && asksSecret(text):
-		f.Secret = true
-		f.Score = 0.85
-	case reREPL.MatchString(text) && !v.ordered(text, top):
-		if v.drawn && v.textRows(v.row+1, v.last) > 0 {
-			return false // a field of a dialog
-		}
-		f.Idle = true
-	case !reOpen.MatchString(strings.TrimRight(plain(text), ".…")) && !asksWhat(text):
-		f.Type = YesNo
-		f.guess = true
-		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
-	default:
-		return reText.MatchString(plain(text))
-	}
-	return true
-}
 
 // asksSecret tells whether a line asks for a secret: it names one and ends in a colon or as that
 // does, or asks what it is.
@@ -6232,7 +6275,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 	if v.known || !v.reads() || v.s.AltScreen() {
 		return nil
 	}
-	if !raw && text != "" && v.readNamed(f, text, top) {
+	if !raw && text != "" && v.holdsRule(f, text, top, false) {
 		return v.paragraph(f, top)
 	}
 	asked := v.readMarkAbove(f, v.textOver(v.row))
