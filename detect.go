@@ -939,7 +939,8 @@ func (s *Screen) makeRoom(width int) bool {
 	return s.col+width <= s.cols
 }
 
-// printASCII is the fast path: it writes the ASCII that the text begins with, as far as the cells go, and returns how much that is.
+// printASCII is the fast path: it writes the ASCII that the text begins with, as far as the cells go, and returns how
+// much that is.
 func printASCII(cells []cell, text []byte, pen *Attr) int {
 	n := min(len(cells), len(text))
 	cells = cells[:n]
@@ -1187,8 +1188,8 @@ func (s *Screen) moveBy(n, col int) {
 	s.moveTo(min(max(s.row+n, first), last), col)
 }
 
-// wideRanges are the characters of two columns (East Asian Wide and Fullwidth, emoji; unassigned gaps joined): the first
-// and the one behind the last, in hexadecimal. From wcwidth of glibc 2.36 (Unicode 15), which tmux uses.
+// wideRanges are the characters of two columns (East Asian Wide and Fullwidth, emoji; unassigned gaps joined): the
+// first and the one behind the last, in hexadecimal. From wcwidth of glibc 2.36 (Unicode 15), which tmux uses.
 const wideRanges = `
 1100-1160 231A-231C 2329-232B 23E9-23ED 23F0-23F1 23F3-23F4 25FD-25FF 2614-2616 2648-2654 267F-2680 2693-2694
 26A1-26A2 26AA-26AC 26BD-26BF 26C4-26C6 26CE-26CF 26D4-26D5 26EA-26EB 26F2-26F4 26F5-26F6 26FA-26FB 26FD-26FE
@@ -1954,8 +1955,8 @@ func (p *pattern) ReplaceAllString(text, replacement string) string {
 // What decides in a question, in the languages that programs were seen to ask in.
 
 // wordTable is the words by which a question is understood, in every language: the language, what its words mean, and
-// whole words in lower case. They stand in the catalogues (glibc, gettext) of coreutils, apt, dpkg, debconf, gnupg, git,
-// shadow, PAM, sudo, newt, dialog, nano, mc. What is not here is neither a refusal nor harmless.
+// whole words in lower case. They stand in the catalogues (glibc, gettext) of coreutils, apt, dpkg, debconf, gnupg,
+// git, shadow, PAM, sudo, newt, dialog, nano, mc. What is not here is neither a refusal nor harmless.
 //
 //	letters  what is typed for yes and for no: yesexpr and noexpr of glibc
 //	deny     refuses, and does nothing else
@@ -3309,8 +3310,8 @@ func (d *Detector) boxStands() bool {
 	return d.view.known && d.found != nil && d.found.Idle
 }
 
-// foldOutput takes the output since the last look into the mask. What was known of the terminal holds no more where that
-// changes.
+// foldOutput takes the output since the last look into the mask. What was known of the terminal holds no more where
+// that changes.
 func (d *Detector) foldOutput(now time.Time) {
 	d.lookDue = time.Time{}
 	d.lookedAt = now
@@ -4768,7 +4769,8 @@ var reasons = []struct {
 	}},
 	{"its buttons stand below it in a frame", func(v *view, g *group) bool { // 12
 		r := v.buttonRow()
-		return r > g.end() && v.rows[g.first()].depth > 0 && v.textRows(g.end()+1, r-1) == 0 && (g.ticked() || g.at >= 0)
+		framed := r > g.end() && v.rows[g.first()].depth > 0 && v.textRows(g.end()+1, r-1) == 0
+		return framed && (g.ticked() || g.at >= 0)
 	}},
 	{"the program reads keys at it", func(v *view, g *group) bool { // 25
 		below := v.col == 0 && v.row > g.end() && v.row <= g.end()+2 // as where it was printed
@@ -4793,7 +4795,8 @@ var sideReasons = []struct {
 		return !bare && (g.end() >= v.last-4 || g.shape == angles && v.rows[g.end()].depth > 0)
 	}},
 	{"one is lit, and all of them decide", func(v *view, g *group) bool { // 14
-		return g.shape == apart && g.at >= 0 && (decide(g.opts) || !g.weak && strings.Count(v.rows[g.end()].text, "[") == len(g.opts))
+		boxed := !g.weak && strings.Count(v.rows[g.end()].text, "[") == len(g.opts)
+		return g.shape == apart && g.at >= 0 && (decide(g.opts) || boxed)
 	}},
 	{"one is lit, and a row says how to choose", func(v *view, g *group) bool { // 5
 		wordless := func(o viewRow) bool { return !strings.ContainsFunc(o.label, unicode.IsLetter) }
@@ -4836,8 +4839,8 @@ func (v *view) asked(g *group) bool {
 // pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it.
 func (v *view) readGroup() *candidate {
 	buttons := v.buttonRow()
-	if v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known && buttons < 0 { // gpg does not read: its pinentry does
-		return nil
+	if v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known && buttons < 0 {
+		return nil // nothing is chosen with single keys; gpg, whose pinentry reads, is busy
 	}
 	if v.inFrame() {
 		return v.field(buttons)
@@ -5013,7 +5016,8 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	for i := range opts {
 		drawn[i] = v.sample(opts[i])
 	}
-	if first, second := drawn[0].BG, drawn[1].BG; len(opts) == 2 && first >= 0 && second >= 0 && isGrey(first) != isGrey(second) {
+	first, second := drawn[0].BG, drawn[1].BG
+	if len(opts) == 2 && min(first, second) >= 0 && isGrey(first) != isGrey(second) {
 		return int(number(isGrey(first))), false
 	}
 	rest := v.s.attr(opts[0].row, v.s.cols-1)
@@ -5122,12 +5126,19 @@ var sides = []struct {
 	row    *pattern
 	choice *pattern
 }{
-	{angles, re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},                                        // whiptail, dialog
-	{"circles", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},                                  // clack
-	{slash, re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},                                                             // prompts, enquirer
-	{keyed, re(`^((?:[\[(]\pL[\])] [^\[\]()]+){2,})$`), re(`[\[(](\pL)[\])] ([^\[\]()]*[^\[\]() ])`)},               // cline
-	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},                                               // opencode
-	{apart, re(`^([^<]*(?:  |[\[\]|/])[^<]*)$`), re(`(\[ ?\pL[^\[\]]* ?\]|[^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*)`)}, // mc, gum
+	// whiptail, dialog
+	{angles, re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
+	// clack
+	{"circles", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
+	// prompts, enquirer
+	{slash, re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},
+	// cline
+	{keyed, re(`^((?:[\[(]\pL[\])] [^\[\]()]+){2,})$`), re(`[\[(](\pL)[\])] ([^\[\]()]*[^\[\]() ])`)},
+	// opencode
+	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
+	// mc, gum
+	{apart, re(`^([^<]*(?:  |[\[\]|/])[^<]*)$`),
+		re(`(\[ ?\pL[^\[\]]* ?\]|[^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*)`)},
 }
 
 // sideBySide is the group of choices side by side in row r, nil where there is none.
@@ -5540,7 +5551,8 @@ func (v *view) readStill() *candidate {
 	case v.reported:
 		f.wait = settleBlocked
 		f.Question = v.s.Status().Msg
-		leaves := slices.ContainsFunc(v.rows[max(0, v.last-3):v.last+1], func(w viewRow) bool { return w.fits(reEscOut) })
+		end := v.rows[max(0, v.last-3) : v.last+1]
+		leaves := slices.ContainsFunc(end, func(w viewRow) bool { return w.fits(reEscOut) })
 		f.Cut = v.s.Status().asks() && !leaves // the window is too small to show the end of the dialog
 	case !v.reads(), printed:
 		f.wait *= stillBlind
@@ -5780,7 +5792,7 @@ var lineRules = []struct {
 }{
 	{"it is the last line of a pager", false, func(v *view, f *candidate, text string, top int) bool { // 11
 		f.Type = ConfirmEnter
-		named := v.s.AltScreen() && v.row == v.last && v.reads() && v.s.attr(v.row, 0).Reverse // less shows the file's name
+		named := v.s.AltScreen() && v.row == v.last && v.reads() && v.s.attr(v.row, 0).Reverse // less: of the file
 		return named || v.row >= v.last && !v.tty.Canonical && rePager.MatchString(v.rows[v.row].text)
 	}},
 	{"a list is printed above it", false, (*view).readPrinted}, // 32
@@ -6186,8 +6198,8 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		return false
 	}
 	answers := answersOf(text)
-	if len(answers) > len(list) || len(answers) > 1 && !reDigits.MatchString(answers[0].Label) { // the list was answered before
-		return false
+	if len(answers) > len(list) || len(answers) > 1 && !reDigits.MatchString(answers[0].Label) {
+		return false // the list was answered before
 	}
 	f.Full = text
 	f.Type = MultipleChoice
