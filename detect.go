@@ -4006,11 +4006,6 @@ func widthOf(text string) int {
 func readRow(raw string, r, cols int) viewRow {
 	text := strings.TrimLeft(raw, " "+uprights+lines)
 	frame := strings.TrimSuffix(raw, text)
-	inner, ends := strings.CutSuffix(strings.TrimRight(text, " "), "|")
-	if ends && strings.HasPrefix(inner, "|") { // a frame of ASCII
-		text = strings.TrimLeft(inner[1:], " ")
-		frame = raw[:strings.Index(raw, "|")+len(inner)-len(text)]
-	}
 	w := viewRow{
 		row:  r,
 		raw:  raw,
@@ -5625,8 +5620,6 @@ var (
 	reGoesOn = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
 	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
 	reYn     = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
-	// reTwice is "Yy/Nn".
-	reTwice = re(`^([Yy])[Yy]?[/-]([Nn])[Nn]?$`)
 	// rePairs are the pairs in "y/N or t/H".
 	rePairs   = re(`(?:^|[ (])(\pL)/(\pL)(?:$|[ )])`)
 	reHotkeys = re(`(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
@@ -6092,14 +6085,10 @@ func numbersIn(inner string) (numbers []string) {
 }
 
 // lettersIn are the letters of a marker that has nothing between them ("Ynq", "yadxH"), or has them
-// in pairs: "Yy/Nn", or "y/N or t/H" in two alphabets, of which the first is typed everywhere.
+// in pairs: "y/N or t/H" in two alphabets, of which the first is typed everywhere.
 func lettersIn(inner string) []string {
 	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
 		return strings.Split(inner, "")
-	}
-	twice := reTwice.FindStringSubmatch(inner)
-	if twice != nil {
-		return twice[1:]
 	}
 	pairs := rePairs.expr().FindAllStringSubmatch(inner, -1)
 	if len(pairs) < 2 {
@@ -6203,8 +6192,7 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	}
 	f.Full = text
 	f.Type = MultipleChoice
-	headed := heading >= 0 && v.rows[heading].raw != "" && v.rows[heading+1].raw != ""
-	if headed && !reSays.MatchString(text) {
+	if heading >= 0 && v.rows[heading].raw != "" && !reSays.MatchString(text) {
 		f.Question = v.rows[heading].text
 	}
 	first := list[0].Key
