@@ -5182,6 +5182,9 @@ func decide(opts []viewRow) bool {
 	})
 }
 
+// reTickMark is a mark that tells by its colour whether the option behind it is ticked (enquirer, gum).
+var reTickMark = re(`^[✔✓•⬡⬢]\s+`)
+
 // menu makes the prompt of a group. Of more than nine options it has those around the pointer.
 func (v *view) menu(g *group) *candidate {
 	f := newCandidate(MultipleChoice, 0.90)
@@ -5195,7 +5198,15 @@ func (v *view) menu(g *group) *candidate {
 	f.Pointer = g.at - from
 	named := !slices.ContainsFunc(g.opts, func(o viewRow) bool { return !reShort.MatchString(o.label) })
 	rows := map[int]string{}
-	for _, o := range g.opts {
+	unmarked := func(o viewRow) bool { return !reTickMark.MatchString(o.label) }
+	marks := !slices.ContainsFunc(g.opts, unmarked)
+	for i, o := range g.opts {
+		if marks { // their colour tells what is ticked
+			mark, _ := utf8.DecodeRuneInString(o.label)
+			o.tick = int(number(mark != '•' && mark != '⬡' && !v.faintAt(o.row, o.labelAt)))
+			o.label = reTickMark.ReplaceAllString(o.label, "")
+			g.opts[i] = o
+		}
 		rows[o.row] = strings.TrimSpace(rows[o.row] + " " + o.num + " " + o.label)
 	}
 	for i, o := range g.opts[from:min(len(g.opts), from+9)] {
