@@ -2165,8 +2165,14 @@ var lexicon = sync.OnceValues(func() (find map[string]*regexp.Regexp, of map[str
 	find = map[string]*regexp.Regexp{}
 	for meaning, words := range spaced {
 		eastern := strings.Join(append(joined[meaning], "\x00"), "|")
-		find[meaning] = regexp.MustCompile(`(?:^|[^\pL\pN])(` + strings.Join(words, "|") + `)|(` + eastern + `)`)
-		find[meaning].Longest()
+		word := `(` + strings.Join(words, "|") + `)`
+		for name, expr := range map[string]string{
+			meaning:       `(?:^|[^\pL\pN])` + word + `|(` + eastern + `)`,
+			"^" + meaning: `^(?:` + word + `|(` + eastern + `))`, // at the beginning alone
+		} {
+			find[name] = regexp.MustCompile(expr)
+			find[name].Longest()
+		}
 	}
 	return find, of
 })
@@ -2185,7 +2191,7 @@ func findWord(meaning, text string) (from, to int) {
 // afterWord returns what follows the word of that meaning that a label begins with, a mark before it left out.
 func afterWord(meaning, label string) (rest string, ok bool) {
 	text := strings.TrimLeftFunc(strings.ToLower(plain(label)), func(r rune) bool { return !isWordRune(r) })
-	from, to := findWord(meaning, text)
+	from, to := findWord("^"+meaning, text)
 	return text[max(to, 0):], from == 0
 }
 
@@ -3539,7 +3545,10 @@ func (d *Detector) Behind(key string) (typed string, stands bool) {
 
 // Explain says in words which reader finds something on the screen this instant, and what tells it.
 func (d *Detector) Explain() string {
-	f := d.newView().read()
+	f, v := d.read, d.newView()
+	if v != d.view {
+		f = v.read()
+	}
 	if f == nil {
 		return "no reader finds anything"
 	}
