@@ -4751,32 +4751,32 @@ func (g *group) numbered() bool { return g.opts[0].num != "" }
 // ticked reports whether its options have boxes to tick.
 func (g *group) ticked() bool { return g.opts[0].tick >= 0 }
 
-// reasons are what makes a group one to choose from, each with the recordings that need it, of 688.
+// reasons are what makes a group one to choose from, each with the recordings, of 688, whose last question it finds.
 var reasons = []struct {
 	why   string
 	holds func(v *view, g *group) bool
 }{
-	{"a row says how to choose", func(v *view, g *group) bool { // 93
+	{"a row says how to choose", func(v *view, g *group) bool { // 71
 		drawn := g.at >= 0 && v.inside(g) && v.reads()
 		return v.choosingRow(g) >= 0 && (g.marked || g.at >= 0 && !g.weak || g.ticked() && len(g.opts) > 1 || drawn) &&
 			(!v.typing(g) || g.numbered() || v.reported)
 	}},
-	{"its options are numbered", func(v *view, g *group) bool { // 31
+	{"its options are numbered", func(v *view, g *group) bool { // 17
 		return g.numbered() && v.inside(g) && g.at >= 0 && !g.weak && !v.typing(g)
 	}},
-	{"it is a dialog drawn over other text", func(v *view, g *group) bool { // 9
+	{"it is a dialog drawn over other text", func(v *view, g *group) bool { // 1
 		return v.modal && g.at >= 0 && !g.weak && len(g.opts) > 1
 	}},
-	{"it stands in a frame", func(v *view, g *group) bool { // 20
+	{"it stands in a frame", func(v *view, g *group) bool { // 10
 		framed := v.rows[g.first()].depth > 0 && (v.hidden || v.drawn && v.row < g.first())
 		return framed && v.reads() && g.at >= 0 && !g.weak
 	}},
-	{"its buttons stand below it in a frame", func(v *view, g *group) bool { // 12
+	{"its buttons stand below it in a frame", func(v *view, g *group) bool { // 3
 		r := v.buttonRow()
 		framed := r > g.end() && v.rows[g.first()].depth > 0 && v.textRows(g.end()+1, r-1) == 0
 		return framed && (g.ticked() || g.at >= 0)
 	}},
-	{"the program reads keys at it", func(v *view, g *group) bool { // 25
+	{"the program reads keys at it", func(v *view, g *group) bool { // 11
 		below := v.col == 0 && v.row > g.end() && v.row <= g.end()+2 // as where it was printed
 		open := (v.inside(g) || below) && v.reads() && !v.typing(g)
 		whole := v.textRows(g.first(), g.end()) > g.end()-g.first() // no blank rows in it
@@ -4789,20 +4789,20 @@ var sideReasons = []struct {
 	why   string
 	holds func(v *view, g *group) bool
 }{
-	{"each stands behind its key", func(v *view, g *group) bool { // 1
+	{"each stands behind its key", func(v *view, g *group) bool { // 0
 		grants := slices.ContainsFunc(g.opts, func(o viewRow) bool { return grantsIt(Choice{Label: o.label}) })
 		refuses := slices.ContainsFunc(g.opts, func(o viewRow) bool { return declines(o.label) })
 		return g.shape == keyed && grants && refuses && g.end() >= v.last-8 && (g.end() != v.row || v.hidden)
 	}},
-	{"they are drawn as buttons", func(v *view, g *group) bool { // 20
+	{"they are drawn as buttons", func(v *view, g *group) bool { // 17
 		bare := g.shape == keyed || g.shape == apart || g.shape == slash && g.at < 0
 		return !bare && (g.end() >= v.last-4 || g.shape == angles && v.rows[g.end()].depth > 0)
 	}},
-	{"one is lit, and all of them decide", func(v *view, g *group) bool { // 14
+	{"one is lit, and all of them decide", func(v *view, g *group) bool { // 2
 		boxed := !g.weak && strings.Count(v.rows[g.end()].text, "[") == len(g.opts)
 		return g.shape == apart && g.at >= 0 && (decide(g.opts) || boxed)
 	}},
-	{"one is lit, and a row says how to choose", func(v *view, g *group) bool { // 5
+	{"one is lit, and a row says how to choose", func(v *view, g *group) bool { // 0
 		wordless := func(o viewRow) bool { return !strings.ContainsFunc(o.label, unicode.IsLetter) }
 		near := g.end() >= v.last-8 && !slices.ContainsFunc(g.opts, wordless)
 		return g.shape == apart && near && g.at >= 0 && !g.weak && v.choosingRow(g) >= 0
@@ -5796,35 +5796,35 @@ func (v *view) bySilence(f *candidate) {
 	f.Choices = nil
 }
 
-// lineRules are what makes a question of a line, the surest first, each with the recordings that need it, of 688. What
-// counts by its words alone needs a program that reads, or silence.
+// lineRules are what makes a question of a line, the surest first, each with the recordings, of 688, whose last question
+// it finds. What counts by its words alone needs a program that reads, or silence.
 var lineRules = []struct {
 	why   string
 	words bool
 	holds func(v *view, f *candidate, text string, top int) bool
 }{
-	{"it is the last line of a pager", false, func(v *view, f *candidate, text string, top int) bool { // 11
+	{"it is the last line of a pager", false, func(v *view, f *candidate, text string, top int) bool { // 5
 		f.Type = ConfirmEnter
 		named := v.s.AltScreen() && v.row == v.last && v.reads() && v.s.attr(v.row, 0).Reverse // less: of the file
 		return named || v.row >= v.last && !v.tty.Canonical && rePager.MatchString(v.rows[v.row].text)
 	}},
-	{"a list is printed above it", false, (*view).readPrinted}, // 32
-	{"it names its answers", false, func(v *view, f *candidate, text string, top int) bool { // 74
+	{"a list is printed above it", false, (*view).readPrinted}, // 22
+	{"it names its answers", false, func(v *view, f *candidate, text string, top int) bool { // 75
 		return v.readMarked(f, text)
 	}},
-	{"it asks for a key", false, func(v *view, f *candidate, text string, top int) bool { // 14
+	{"it asks for a key", false, func(v *view, f *candidate, text string, top int) bool { // 11
 		f.Type = ConfirmEnter
 		return presses(text)
 	}},
-	{"it asks for a secret", true, func(v *view, f *candidate, text string, top int) bool { // 9
+	{"it asks for a secret", true, func(v *view, f *candidate, text string, top int) bool { // 11
 		f.Secret = !v.tty.Echo && asksSecret(text)
 		return f.Secret
 	}},
-	{"it is a prompt for commands", true, func(v *view, f *candidate, text string, top int) bool { // 24
+	{"it is a prompt for commands", true, func(v *view, f *candidate, text string, top int) bool { // 31
 		f.Idle = reREPL.MatchString(text) && !v.ordered(text, top) && !v.fieldOfDialog()
 		return f.Idle
 	}},
-	{"it is a question for yes or no", true, func(v *view, f *candidate, text string, top int) bool { // 6
+	{"it is a question for yes or no", true, func(v *view, f *candidate, text string, top int) bool { // 18
 		if reOpen.MatchString(strings.TrimRight(plain(text), ".…")) || asksWhat(text) {
 			return false
 		}
@@ -5833,7 +5833,7 @@ var lineRules = []struct {
 		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
 		return true
 	}},
-	{"it ends as a question does", true, func(v *view, f *candidate, text string, top int) bool { // 26
+	{"it ends as a question does", true, func(v *view, f *candidate, text string, top int) bool { // 54
 		return reText.MatchString(plain(text)) && !(v.fieldOfDialog() && reREPL.MatchString(text))
 	}},
 }
