@@ -79,7 +79,8 @@ type Telegram struct {
 	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
 	tell     func(string) // says that to the person at the terminal, where it is still possible; or nil
 
-	fresh atomic.Pointer[chan struct{}] // closed when other settings count
+	fresh     atomic.Pointer[chan struct{}] // closed when other settings count
+	refreshMu sync.Mutex                    // held by refresh
 
 	// Set before Show is called.
 	session string      // whose messages this process takes care of
@@ -120,19 +121,26 @@ func (t *Telegram) configure(cfg *Config) {
 	close(*t.fresh.Swap(ref(make(chan struct{}))))
 }
 
-// refresh has the settings count that config.toml has now: who was taken out of it answers nothing more. Once it tells
-// that they are wrong; then nothing changes.
-func (t *Telegram) refresh() error {
+// refresh has the settings count that config.toml has now: who was taken out of it answers nothing more. That they are
+// wrong is told once, by who polls; then nothing changes.
+func (t *Telegram) refresh() {
+	t.refreshMu.Lock()
+	defer t.refreshMu.Unlock()
 	old := t.cfg.Load()
 	if configTime(old.Dir) == old.stamp {
-		return nil
+		return
 	}
 	fresh, err := old.reloaded()
 	t.configure(fresh)
-	if err != nil {
-		return err
+	switch {
+	case err == nil:
+		t.warn(t.store.Audit(Event{Name: "CONFIG_RELOADED"}))
+	case t.polling.Load():
+		t.Notify(Notice{Text: "⚠ " + err.Error()})
+		fallthrough
+	default:
+		t.warn(err)
 	}
-	return t.store.Audit(Event{Name: "CONFIG_RELOADED"})
 }
 
 // Close gives back connections that are not in use.
@@ -588,7 +596,7 @@ func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, undone: map[string]func() error{},
 		parts: map[string]int{}}
 	for ctx.Err() == nil {
-		t.warn(t.refresh())
+		t.refresh()
 		fresh := *t.fresh.Load()
 		j, changed := t.nextJob()
 		wait := mailLook
@@ -2514,7 +2522,7 @@ func (r *receiver) poll() {
 		if r.ctx.Err() != nil || !r.store.Polls() {
 			return
 		}
-		r.refreshAndTell()
+		r.refresh()
 		if r.botID() != bot { // they are another bot's
 			continue
 		}
@@ -2537,16 +2545,6 @@ func (r *receiver) poll() {
 			_ = sleep(r.ctx, pollLeast-time.Since(began)) // the loop ends with it
 		}
 	}
-}
-
-// refreshAndTell is refresh before updates are handled: what is wrong with the settings is told on the phone too.
-func (r *receiver) refreshAndTell() {
-	err := r.refresh()
-	if err == nil {
-		return
-	}
-	r.warn(err)
-	r.Notify(Notice{Text: "⚠ " + err.Error()})
 }
 
 // shrink asks for half as many updates after an answer that was too large to be read. A single one is skipped by its
