@@ -2142,7 +2142,7 @@ ko what    무엇|어느|어디|누구|어떻게|몇|언제|왜|어떤
 // lexicon is the word table as it is used: for each meaning the expression that finds one of its words, and the words
 // for yes and for no, and their letters, of each language in turn. It is made when the first question is read.
 var lexicon = sync.OnceValues(func() (find map[string]*regexp.Regexp, of map[string][]string) {
-	spaced, joined := map[string][]string{}, map[string][]string{}
+	whole, stems, joined := map[string][]string{}, map[string][]string{}, map[string][]string{}
 	of = map[string][]string{}
 	for line := range strings.Lines(strings.TrimSpace(wordTable)) {
 		meaning := strings.Fields(line)[1]
@@ -2156,16 +2156,18 @@ var lexicon = sync.OnceValues(func() (find map[string]*regexp.Regexp, of map[str
 			case eastern && (stem || size < len(word)): // one character alone is a word where it stands alone
 				joined[meaning] = append(joined[meaning], word)
 			case stem && len(word) >= 4:
-				spaced[meaning] = append(spaced[meaning], word)
+				stems[meaning] = append(stems[meaning], word)
 			default:
-				spaced[meaning] = append(spaced[meaning], word+`(?:[^\pL\pN]|$)`)
+				whole[meaning] = append(whole[meaning], word)
 			}
 		}
 	}
 	find = map[string]*regexp.Regexp{}
-	for meaning, words := range spaced {
-		eastern := strings.Join(append(joined[meaning], "\x00"), "|")
-		word := `(` + strings.Join(words, "|") + `)`
+	either := func(words []string) string { return strings.Join(append(words, "\x00"), "|") } // there may be none
+	for meaning := range of {
+		eastern := either(joined[meaning])
+		// Each class takes long to compile.
+		word := `((?:` + either(whole[meaning]) + `)(?:[^\pL\pN]|$)|` + either(stems[meaning]) + `)`
 		for name, expr := range map[string]string{
 			meaning:       `(?:^|[^\pL\pN])` + word + `|(` + eastern + `)`,
 			"^" + meaning: `^(?:` + word + `|(` + eastern + `))`, // at the beginning alone
@@ -5722,13 +5724,18 @@ func (v *view) readLine() *candidate {
 		f.wait = v.o.Stuck
 		f.silent = true
 	}
-	if v.holdsRule(f, text, top, true) {
-		if f.Secret {
-			f.Score = 0.85
-		}
-	} else if asked := v.readMarkAbove(f, top); asked >= 0 {
+	asked := -1
+	ruled := v.holdsRule(f, text, top, true)
+	if !ruled && reads { // where keys are read raw, what stands on the cursor's line has followed the question
+		asked = v.readMarkAbove(f, top)
+	}
+	switch {
+	case ruled && f.Secret:
+		f.Score = 0.85
+	case ruled:
+	case asked >= 0:
 		top = asked
-	} else {
+	default:
 		if alternate && !reads || v.hidden {
 			return nil
 		}

@@ -598,13 +598,14 @@ func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 	for ctx.Err() == nil {
 		t.refresh()
 		fresh := *t.fresh.Load()
+		ending := isClosed(end) // before it looks what there is to say
 		j, changed := t.nextJob()
 		wait := mailLook
 		if j != nil {
 			wait = min(wait, time.Until(t.mailer.when(j)))
 		}
 		ended := end
-		if isClosed(end) {
+		if ending {
 			if j == nil || time.Now().Before(j.at) || t.mailer.refused {
 				return
 			}
