@@ -5804,8 +5804,8 @@ func (v *view) bySilence(f *candidate) {
 	f.Choices = nil
 }
 
-// lineRules are what makes a question of a line, the surest first, each with the recordings, of 688, whose last question
-// it finds. What counts by its words alone needs a program that reads, or silence.
+// lineRules are what makes a question of a line, the surest first, each with the recordings, of 688, whose last
+// question it finds. What counts by its words alone needs a program that reads, or silence.
 var lineRules = []struct {
 	why   string
 	words bool

@@ -11,9 +11,9 @@
 // line with a rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
 //
 // What is long of a question never changes. It is written once, before the first line of the question, in records of
-// kind "text" whose ids are their SHA-256: shown_sha256 names what was shown, about_sha256 a JSON object of the question,
-// its context and the rest that its message is made of. Every line of the question names them, and a compaction keeps
-// them with it.
+// kind "text" whose ids are their SHA-256: shown_sha256 names what was shown, about_sha256 a JSON object of the
+// question, its context and the rest that its message is made of. Every line of the question names them, and a
+// compaction keeps them with it.
 //
 // Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
 // from it, in the audit log too. One Update is one write to each: to state.jsonl the records and, in the record
@@ -864,8 +864,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// stamped is the JSON of a record, or another struct. Its times are in UTC, with six decimals: their members end in "at",
-// and no text has a quotation mark behind that which is not escaped.
+// stamped is the JSON of a record, or another struct. Its times are in UTC, with six decimals: their members end in
+// "at", and no text has a quotation mark behind that which is not escaped.
 func stamped(record any) (json.RawMessage, error) {
 	text, err := marshal(record)
 	if err != nil {
@@ -2357,10 +2357,11 @@ func (s *Store) SetTopic(session string, to Topic) error {
 	})
 }
 
-// Unsettled are the prompts of which messages may not show what they are to show, in the order in which that came about,
-// and their sessions, with this one and those whose topic has not ended with them. changed is closed by the next change
-// of the state that this process reads.
-func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[string]*SessionRecord, changed <-chan struct{}) {
+// Unsettled are the prompts of which messages may not show what they are to show, in the order in which that came
+// about, and their sessions, with this one and those whose topic has not ended with them. changed is closed by the
+// next change of the state that this process reads.
+func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[string]*SessionRecord,
+	changed <-chan struct{}) {
 	defer s.log.release()
 	_ = s.begin() // as it was, where it cannot be read
 	sessions = map[string]*SessionRecord{}

@@ -1,9 +1,9 @@
 // telegram.go is the one file that reaches the network. Out: Show, one goroutine per process, makes messages equal to
 // what the state says, for its own session and, where it polls, for those whose process has ended. In: Poll, in the
 // process that holds the poll lock, for all sessions: an update becomes an intent, and that a Decision or records,
-// together with its number. Text is sent with entities, never with a parse_mode: what a program printed cannot become markup. A
-// reply is routed by its question's number or buttons, or by the [SID:…] that ends our messages, other text by its
-// topic. The token never leaves this file: no error carries a URL.
+// together with its number. Text is sent with entities, never with a parse_mode: what a program printed cannot become
+// markup. A reply is routed by its question's number or buttons, or by the [SID:…] that ends our messages, other text
+// by its topic. The token never leaves this file: no error carries a URL.
 package main
 
 import (
@@ -694,6 +694,9 @@ func (t *Telegram) recordJobs() (jobs, ends []*job, changed <-chan struct{}) {
 	return jobs, ends, changed
 }
 
+// editedAlready are the words of an error that tells that an edit has nothing to change.
+var editedAlready = []string{"message is not modified", "message to edit not found", "message can't be edited"}
+
 // do makes the job's request, and records what has become of it.
 func (t *Telegram) do(ctx context.Context, j *job) {
 	m := &t.mailer
@@ -709,7 +712,7 @@ func (t *Telegram) do(ctx context.Context, j *job) {
 		}
 	}
 	failed := t.request(ctx, j)
-	if failed == nil || failed.mentions("message is not modified", "message to edit not found", "message can't be edited") {
+	if failed == nil || failed.mentions(editedAlready...) {
 		delete(m.failures, j.key)
 		m.refused = false
 		t.works("send")
@@ -1237,8 +1240,8 @@ func (s *stream) breakHere() {
 	s.until = len(s.text)
 }
 
-// next is what the current message is to say next, "" nothing new, and whether another message waits to follow. Where it
-// says it all already, the next one begins.
+// next is what the current message is to say next, "" nothing new, and whether another message waits to follow. Where
+// it says it all already, the next one begins.
 func (s *stream) next(limit int) (text string, hurry bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -2699,7 +2702,8 @@ func (r *receiver) tell(u *update, want intent) {
 	if want.reply == "" && !want.done {
 		return
 	}
-	r.Notify(Notice{Text: want.reply, ReplyTo: u.Message.ID, ThreadID: u.Message.topic(), Done: want.done, Ours: want.ours})
+	m := u.Message
+	r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), Done: want.done, Ours: want.ours})
 }
 
 // toast answers a tap, once, also where that was the last that this process waited for.
@@ -2991,8 +2995,8 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 	return d, p
 }
 
-// isStale reports whether the message that was tapped should have lost its buttons already: its question is over, or has
-// a newer message.
+// isStale reports whether the message that was tapped should have lost its buttons already: its question is over, or
+// has a newer message.
 func (in *incoming) isStale(d Decision) bool {
 	p := in.view.Prompts[d.PromptID]
 	if p == nil || !p.hasNonce(d.Nonce) { // another machine's, or forged
