@@ -6296,9 +6296,11 @@ func TestTopicsOfTheDead(t *testing.T) {
 	p.starts("poller")
 	p.w.await(t, "the topic says it", func() bool { return p.w.topics[7] == "✗ api · tool" })
 	p.w.done(p.w.writes("/release", 0))
-	if p.w.topics[8] != "of another chat" {
-		t.Errorf("that of another chat is called %q", p.w.topics[8])
-	}
+	p.w.change(func() {
+		if p.w.topics[8] != "of another chat" {
+			t.Errorf("that of another chat is called %q", p.w.topics[8])
+		}
+	})
 }
 
 // TestCommandsFitAPhone: the menu of commands and /help fit a phone: the commands differ, and no line of /help is longer

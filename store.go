@@ -1493,12 +1493,15 @@ type View struct {
 	Inputs   map[string]*InputRecord
 	Updates  map[string]*UpdateRecord
 	Meta     map[string]*MetaRecord
-	records  map[string]Record // all of them, by kind and id: the Store's
-	own      map[string]bool   // the kinds whose map nobody else reads
+	records  map[string]Record        // all of them, by kind and id: the Store's
+	owing    map[string]*PromptRecord // those whose messages may not show what they are to show: the Store's
+	own      map[string]bool          // the kinds whose map nobody else reads
 }
 
 // emptyView is the view of an empty file.
-func emptyView() *View { return &View{records: map[string]Record{}, own: map[string]bool{}} }
+func emptyView() *View {
+	return &View{records: map[string]Record{}, owing: map[string]*PromptRecord{}, own: map[string]bool{}}
+}
 
 // apply makes r the truth about its id.
 func (v *View) apply(r Record) {
@@ -1511,6 +1514,10 @@ func (v *View) apply(r Record) {
 		v.Sessions = with(v, v.Sessions, r)
 	case *PromptRecord:
 		v.Prompts = with(v, v.Prompts, r)
+		delete(v.owing, r.ID)
+		if r.owes() {
+			v.owing[r.ID] = r
+		}
 	case *InputRecord:
 		v.Inputs = with(v, v.Inputs, r)
 	case *UpdateRecord:
@@ -2365,13 +2372,10 @@ func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[st
 	defer s.log.release()
 	_ = s.begin() // as it was, where it cannot be read
 	sessions = map[string]*SessionRecord{}
-	owed = s.view.which(func(p *PromptRecord) bool {
-		owes := p.owes()
-		if owes {
-			sessions[p.SessionID] = cmp.Or(s.view.Sessions[p.SessionID], &SessionRecord{Head: Head{ID: p.SessionID}})
-		}
-		return owes
-	})
+	for _, p := range s.view.owing {
+		owed = append(owed, p)
+		sessions[p.SessionID] = cmp.Or(s.view.Sessions[p.SessionID], &SessionRecord{Head: Head{ID: p.SessionID}})
+	}
 	for id, r := range s.view.Sessions {
 		if id == session || r.ThreadID > 0 && !r.ThreadEnded && r.Status != "active" {
 			sessions[id] = r

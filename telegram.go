@@ -919,8 +919,8 @@ func (t *Telegram) offer(p *PromptRecord, s *SessionRecord) *outgoing {
 
 // message completes the job of a message about the session, nil none.
 func (t *Telegram) message(j *job, about *SessionRecord, out *outgoing) *job {
-	if out.EditID == 0 {
-		out.ThreadID = cmp.Or(out.ThreadID, t.topicOf(about))
+	if out.EditID == 0 && about != nil {
+		out.ThreadID = t.topicOf(about)
 	}
 	if j.result == nil {
 		j.result = &sentMessage{}
