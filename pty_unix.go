@@ -36,7 +36,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-	"golang.org/x/term"
 )
 
 const (
@@ -1110,11 +1109,15 @@ func rawMode(f *os.File, processed bool) (restore func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = term.MakeRaw(int(f.Fd()))
-	if err == nil && processed {
-		err = processOutput(f, true)
+	raw := before // as cfmakeraw of termios(3) has it, in one step: others write there meanwhile
+	raw.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
+	raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
+	raw.Cflag = raw.Cflag&^(unix.CSIZE|unix.PARENB) | unix.CS8
+	raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
+	if !processed {
+		raw.Oflag &^= unix.OPOST
 	}
-	if err != nil {
+	if err := setModes(f, raw); err != nil {
 		return nil, err
 	}
 	return func() error {
