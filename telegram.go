@@ -132,15 +132,12 @@ func (t *Telegram) refresh() {
 	}
 	fresh, err := old.reloaded()
 	t.configure(fresh)
-	switch {
-	case err == nil:
-		t.warn(t.store.Audit(Event{Name: "CONFIG_RELOADED"}))
-	case t.polling.Load():
+	if err == nil {
+		err = t.store.Audit(Event{Name: "CONFIG_RELOADED"})
+	} else if t.polling.Load() {
 		t.Notify(Notice{Text: "⚠ " + err.Error()})
-		fallthrough
-	default:
-		t.warn(err)
 	}
+	t.warn(err)
 }
 
 // Close gives back connections that are not in use.
