@@ -644,8 +644,9 @@ func isClosed(c <-chan struct{}) bool {
 // be done. changed is closed by the next change of the state.
 func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
 	now := time.Now()
+	reply, notice := t.noticeJob(true), t.noticeJob(false) // before the topic, which waits for a notice
 	jobs, ends, changed := t.recordJobs()
-	jobs = append(jobs, t.noticeJob(true), t.noticeJob(false), t.streamJob())
+	jobs = append(jobs, reply, notice, t.streamJob())
 	for _, j := range append(jobs, ends...) {
 		if j == nil {
 			continue
@@ -873,6 +874,7 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 			}
 			p.Chat = here
 			p.ShownAll = q.ShownAll
+			p.Ticked = nil
 		})
 	}
 	sent := &sentMessage{}
@@ -881,8 +883,9 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 		delete(t.mailer.parts, j.key)
 		return t.store.Change(p.ID, func(p *PromptRecord) {
 			p.offered(Message{ID: sent.ID, Date: sent.date(), Shows: string(AwaitingReply) + " " + fingerprint(out)})
-			p.Send = ""
-			p.Ticked = nil
+			if p.Send == q.Send { // else more has been asked for meanwhile
+				p.Send = ""
+			}
 			if p.Status == Routed {
 				p.Status = AwaitingReply
 			}
@@ -1903,8 +1906,9 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 			above = ""
 			continue
 		}
-		longest := slices.MaxFunc([]*string{&asked, &body, &lasting}, func(a, b *string) int { return len(*a) - len(*b) })
-		*longest = abridge(*longest, units(*longest)-excess-len("\n… 1234567 more characters …\n"))
+		longest := slices.MaxFunc([]*string{&asked, &body, &lasting}, func(a, b *string) int { return units(*a) - units(*b) })
+		room := units(*longest) - excess - len("\n… 1234567 more characters …\n")
+		*longest = abridge(*longest, max(maxUnits/4, room)) // three of those fit: the next longest is cut then
 	}
 }
 
