@@ -3491,7 +3491,7 @@ func TestLongCall(t *testing.T) {
 		`Write {"file_path":"a","content":"` + lines("one") + `"}`,
 		`Edit {"file_path":"a","old_string":"` + lines(`a\nb`) + `","new_string":"` + lines(`a\nc`) + `"}`,
 		`Bash {"command":"` + strings.Repeat("x", 1<<20) + `"}`,
-		`Bash {"description":"` + strings.Repeat("Ω word ", 900) + `"}`, // it is the question, too
+		`Bash {"description":"` + strings.Repeat("Ω word ", 1<<17) + `"}`, // it is the question, too
 	}, func(t *testing.T, call string) {
 		c := newInquiry(t, block{parts: map[string]string{"call": call}}, "")
 		m := c.shows("", "No")
