@@ -2813,7 +2813,8 @@ func (s *session) reload() {
 		return
 	}
 	s.cfg = fresh
-	s.tg.configure(fresh)
+	s.tg.cfg.Store(fresh)
+	s.tg.wake()
 	s.audit("auditing the reload", Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID})
 }
 

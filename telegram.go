@@ -26,7 +26,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -74,13 +73,12 @@ type Telegram struct {
 	http     *http.Client
 	jitter   func() float64 // rand.Float64, or a test's own
 	cfg      atomic.Pointer[Config]
-	skew     atomic.Int64 // Telegram's clock minus ours, a time.Duration
+	skew     atomic.Int64 // Telegram's clock minus ours, by its last answer, a time.Duration
 	polling  atomic.Bool  // this process holds the poll lock
 	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
 	tell     func(string) // says that to the person at the terminal, where it is still possible; or nil
 
-	fresh     atomic.Pointer[chan struct{}] // closed when other settings count
-	refreshMu sync.Mutex                    // held by refresh
+	refreshMu sync.Mutex // held by refresh
 
 	// Set before Show is called.
 	session string      // whose messages this process takes care of
@@ -110,15 +108,8 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 		bell:   make(chan struct{}, 1),
 	}
 	t.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	t.fresh.Store(ref(make(chan struct{})))
 	t.cfg.Store(cfg)
 	return t
-}
-
-// configure has other settings count, and ends pauses.
-func (t *Telegram) configure(cfg *Config) {
-	t.cfg.Store(cfg)
-	close(*t.fresh.Swap(ref(make(chan struct{}))))
 }
 
 // refresh has the settings count that config.toml has now: who was taken out of it answers nothing more. That they are
@@ -131,7 +122,8 @@ func (t *Telegram) refresh() {
 		return
 	}
 	fresh, err := old.reloaded()
-	t.configure(fresh)
+	t.cfg.Store(fresh)
+	t.wake()
 	if err == nil {
 		err = t.store.Audit(Event{Name: "CONFIG_RELOADED"})
 	} else if t.polling.Load() {
@@ -145,9 +137,6 @@ func (t *Telegram) Close() error {
 	t.http.CloseIdleConnections()
 	return nil
 }
-
-// clockSkew is Telegram's clock minus ours, by its last answer.
-func (t *Telegram) clockSkew() time.Duration { return time.Duration(t.skew.Load()) }
 
 // Trouble is a sentence about what keeps Telegram from working, "" when it works.
 func (t *Telegram) Trouble() string {
@@ -209,12 +198,8 @@ func (t *Telegram) noteForOthers(way, text string) {
 
 const (
 	callLimit = 15 * time.Second // that any request may take, a poll on top of its timeout
-	maxAnswer = 16 << 20         // bytes that are read of an answer
-	maxBatch  = 100              // updates in one answer: https://core.telegram.org/bots/api#getupdates
+	maxAnswer = 64 << 20         // bytes that are read of an answer: 100 updates are far less
 )
-
-// firstUpdate is the number of the first update in an answer to getUpdates, of which only the beginning was read.
-var firstUpdate = re(`"update_id":\s*\d+`)
 
 // apiError is every way in which a call can fail. It never has the URL in it.
 type apiError struct {
@@ -224,9 +209,8 @@ type apiError struct {
 		RetryAfter int64 `json:"retry_after"` // seconds, 0: it was not said
 	}
 	method   string
-	unsent   bool   // there was no connection: nothing can have been done
-	answered bool   // by whom ever
-	large    string // firstUpdate in an answer that is larger than what is read of one, "" in all others
+	unsent   bool // there was no connection: nothing can have been done
+	answered bool // if only by a proxy
 }
 
 // apiAnswer is an answer of the Bot API.
@@ -240,7 +224,6 @@ type apiAnswer struct {
 type pollParams struct {
 	Offset  int64    `json:"offset,omitempty"`  // the first update wanted; those before are confirmed
 	Timeout int      `json:"timeout,omitempty"` // seconds that the server waits for one
-	Limit   int      `json:"limit,omitempty"`   // updates in one answer
 	Allowed []string `json:"allowed_updates,omitempty"`
 }
 
@@ -347,9 +330,6 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 	_ = json.Unmarshal(body, &a) // what is no answer of the Bot API leaves zeros
 	a.method = method
 	a.answered = true
-	if len(body) == maxAnswer {
-		a.large = string(firstUpdate.expr().Find(body))
-	}
 	date, err := http.ParseTime(resp.Header.Get("Date"))
 	if err == nil && (a.OK || a.Code != 0) {
 		t.skew.Store(int64(time.Until(date)))
@@ -501,12 +481,14 @@ func sleep(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// rest returns after d, or when ctx ends, or other settings count.
-func rest(ctx context.Context, d time.Duration, fresh <-chan struct{}) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	case <-fresh:
+// rest returns after d, or when ctx ends, or other settings count than these.
+func (t *Telegram) rest(ctx context.Context, d time.Duration, cfg *Config) {
+	for end := time.Now().Add(d); ctx.Err() == nil && t.cfg.Load() == cfg; t.refresh() {
+		left := time.Until(end)
+		if left <= 0 {
+			return
+		}
+		_ = sleep(ctx, min(left, time.Second)) // the loop ends with it
 	}
 }
 
@@ -532,6 +514,7 @@ type mailer struct {
 	undone   map[string]func() error // the recording of what was done, which failed
 	parts    map[string]int          // how many messages of the text that goes before a question have been sent
 	refused  bool                    // Telegram takes nothing at all, until somebody mends that
+	cfg      *Config                 // the settings with which that is so
 }
 
 // job is one request that is due.
@@ -546,7 +529,7 @@ type job struct {
 	before  func() error          // records that it is about to leave; after an error it does not; nil: nothing
 	done    func() error          // records that it was done
 	lost    func() error          // records that no answer came: it may be carried out even later; nil: never mind
-	outside func()                // of a message: its topic is gone, which its session's record says already
+	outside func()                // its topic is gone, which its session's record says already; nil: no more to do
 	refused func(*apiError) error // records that Telegram does not take it, now or later
 	limit   time.Duration         // for the answer, 0: as for any
 }
@@ -594,7 +577,10 @@ func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 		parts: map[string]int{}}
 	for ctx.Err() == nil {
 		t.refresh()
-		fresh := *t.fresh.Load()
+		if cfg := t.cfg.Load(); cfg != t.mailer.cfg {
+			t.mailer.cfg = cfg
+			clear(t.mailer.notYet)
+		}
 		ending := isClosed(end) // before it looks what there is to say
 		j, changed := t.nextJob()
 		wait := mailLook
@@ -621,8 +607,6 @@ func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 		case <-t.bell:
 		case <-changed:
 		case <-ended:
-		case <-fresh:
-			clear(t.mailer.notYet)
 		}
 	}
 }
@@ -728,7 +712,9 @@ func (t *Telegram) do(ctx context.Context, j *job) {
 	out, isMessage := j.params.(*outgoing)
 	switch {
 	case isMessage && out.ThreadID != 0 && failed.mentions(topicGone...):
-		j.outside()
+		if j.outside != nil {
+			j.outside()
+		}
 		t.record(j, func() error { return t.leaveTopic(out.ThreadID, failed) })
 	case failed.temporary() || failed.trouble(0) != "":
 		m.notYet[j.key] = time.Now().Add(t.pause(failed, m.failures[j.key]))
@@ -839,7 +825,7 @@ func (t *Telegram) due(p *PromptRecord, s *SessionRecord, ours bool) (jobs []*jo
 
 // dueMessage is the next message of an open question: the question itself, behind all of the text that goes before it.
 func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
-	j := &job{key: p.ID + " " + p.Send, rank: rankQuestion, outside: func() {}}
+	j := &job{key: p.ID + " " + p.Send, rank: rankQuestion}
 	if p.Idle {
 		j.rank = rankRest
 	}
@@ -1131,7 +1117,6 @@ func (t *Telegram) noticeJob(replies bool) *job {
 	r, rest := n.first(about)
 	out := r.outgoing(0, nil)
 	out.Silent = !n.Ring
-	j.outside = func() {}
 	if n.ReplyTo != 0 {
 		out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
 		out.ThreadID = n.ThreadID
@@ -1300,7 +1285,7 @@ func (t *Telegram) streamJob() *job {
 	}
 	about, _ := t.store.Session(t.session)
 	sent := &sentMessage{}
-	j := &job{key: "stream", rank: rankRest, result: sent, outside: func() {}}
+	j := &job{key: "stream", rank: rankRest, result: sent}
 	if hurry {
 		j.rank = rankNotice
 	}
@@ -2512,9 +2497,9 @@ func (r *receiver) setCommands() error {
 
 // poll asks for updates and handles them until ctx ends or this process is not the poller any more.
 func (r *receiver) poll() {
-	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1, Limit: maxBatch}
+	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1}
 	for failures := 0; r.ctx.Err() == nil; {
-		fresh := *r.fresh.Load()
+		cfg := r.cfg.Load()
 		bot := r.botID()
 		if bot != r.bot {
 			r.bot = bot
@@ -2532,40 +2517,19 @@ func (r *receiver) poll() {
 			continue
 		}
 		failed, ok := err.(*apiError)
-		if ok && failed.large != "" {
-			r.warn(params.shrink(failed.large))
-			continue
-		}
 		if ok {
-			r.waitOut(failed, failures, fresh)
+			r.waitOut(failed, failures, cfg)
 			failures++
 			params.Timeout = 1 // short: to know soon that all is well
 			continue
 		}
 		failures = 0
 		params.Timeout = pollTimeout
-		params.Limit = min(2*params.Limit, maxBatch)
 		r.handleUpdates(updates, params)
 		if params.Offset == offset {
 			_ = sleep(r.ctx, pollLeast-time.Since(began)) // the loop ends with it
 		}
 	}
-}
-
-// shrink asks for half as many updates after an answer that was too large to be read. A single one is skipped by its
-// number: a stranger's flood must not keep the operator's taps away. The error tells that. first: the apiError's large.
-func (p *pollParams) shrink(first string) error {
-	if p.Limit > 1 {
-		p.Limit /= 2
-		return nil
-	}
-	_, number, _ := strings.Cut(first, ":")
-	id, err := strconv.ParseInt(strings.TrimSpace(number), 10, 64)
-	if err != nil {
-		return err
-	}
-	p.Offset = id + 1
-	return fmt.Errorf("update %d is larger than %d MiB: it is skipped", id, maxAnswer>>20)
 }
 
 // botID is the number of the bot, which is the beginning of its token and no secret.
@@ -2576,7 +2540,7 @@ func (t *Telegram) botID() string {
 
 // waitOut waits until it is worth asking again, or other settings count. Whoever may mend what lasts, such as setup,
 // can poll meanwhile.
-func (r *receiver) waitOut(failed *apiError, failures int, fresh <-chan struct{}) {
+func (r *receiver) waitOut(failed *apiError, failures int, cfg *Config) {
 	r.noteFailure("poll", failed, failures)
 	pause := r.pause(failed, failures)
 	if failed.Code == http.StatusConflict && !failed.mentions("webhook") {
@@ -2584,11 +2548,11 @@ func (r *receiver) waitOut(failed *apiError, failures int, fresh <-chan struct{}
 		pause = conflictPause + time.Duration(r.jitter()*float64(time.Second))
 	}
 	if failed.temporary() {
-		rest(r.ctx, pause, fresh)
+		r.rest(r.ctx, pause, cfg)
 		return
 	}
 	r.store.LeavePoll()
-	rest(r.ctx, pause, fresh)
+	r.rest(r.ctx, pause, cfg)
 	r.lockPolling(r.ctx)
 }
 
@@ -2827,7 +2791,7 @@ func (r *receiver) incoming(u *update, from *user) (*incoming, error) {
 		return in, err
 	}
 	in.at = time.Unix(in.Date, 0).Add(time.Second)
-	if skew := r.clockSkew(); skew.Abs() > 3*time.Second { // less may be rounding and the network
+	if skew := time.Duration(r.skew.Load()); skew.Abs() > 3*time.Second { // less may be rounding and the network
 		in.at = in.at.Add(-skew)
 	}
 	if strings.Contains(in.Text, "@") {
