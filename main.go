@@ -1704,7 +1704,6 @@ const (
 
 // Sizes of a session, in bytes unless said otherwise.
 const (
-	maxBacklog  = 4 << 20   // of --stream text that waits
 	maxMessage  = 4096      // of an operator's text
 	maxHeld     = 64 << 10  // of keys that wait for the gate
 	maxUnread   = 512 << 10 // of output that the screen may lag behind the host

@@ -505,6 +505,7 @@ const (
 	onItsWay     = 900 * time.Millisecond // the typing of an answer may take so long before its message says so
 	refusedPause = time.Minute            // after a question that Telegram does not take
 	maxNotices   = 50                     // that wait
+	maxPages     = 1200                   // of a stream that wait: 20 minutes of messages
 )
 
 // mailer is what Show remembers of what it did, by the keys of jobs.
@@ -1184,18 +1185,16 @@ func (t *Telegram) spoke(session string) bool {
 	return asked || s == nil || s.Status != "active"
 }
 
-// stream turns the transcript into messages: finished text fills a message, which is edited as it grows and followed by
-// another when it is full; the live part stands at its end.
+// stream turns the transcript into messages, a page each. The first page is the current message's, which is edited as
+// that grows; the live part stands at the end of the last.
 type stream struct {
 	mu    sync.Mutex
-	text  string // finished lines, from the current message's first on
-	live  string // what may still change
-	key   string // how the key in PEM begins in which the text so far ends, "" in none
-	shown string // what the current message says
-	msg   int64  // the current message, 0 when the next text starts one
-	chat  string // whose number that is
-	cut   int    // bytes of text in the current message, which is full; 0 while it is not
-	until int    // bytes of text that belong into it at most: another message has come; 0 none has
+	pages []string // finished lines
+	live  string   // what may still change
+	key   string   // how the key in PEM begins in which the text so far ends, "" in none
+	shown string   // what the current message says
+	msg   int64    // the current message, 0: it has not begun
+	chat  string   // whose number that is
 }
 
 // add adds lines that are finished, and what follows them now. Of more than the phone can keep up with the oldest is
@@ -1204,66 +1203,56 @@ func (s *stream) add(lines []string, live string, limit int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	text := strings.Join(append(lines, ""), "\n")
-	s.text += strings.TrimPrefix(redact(s.key+visible(text)), s.key)
+	rest := strings.TrimPrefix(redact(s.key+visible(text)), s.key)
 	s.key = openKey(s.key + text)
 	s.live = strings.TrimPrefix(redact(s.key+visible(live)), s.key)
-	if len(s.text) <= maxBacklog {
-		return
+	if last := len(s.pages) - 1; last >= 0 {
+		rest = s.pages[last] + rest
+		s.pages = s.pages[:last]
 	}
-	head, rest := cutText(s.text, limit)
-	half := len(rest) - maxBacklog/2
-	half += strings.IndexByte(rest[half:], '\n') + 1
-	lost := strings.Count(rest[:half], "\n")
-	s.text = fmt.Sprintf("%s\n… (%d lines left out)\n%s", head, lost, rest[half:])
-	s.until = 0
+	page, rest := cutText(rest, limit)
+	s.pages = append(s.pages, page)
+	for rest != "" {
+		page, rest = cutText(rest, limit)
+		s.pages = append(s.pages, page)
+	}
+	if len(s.pages) > maxPages {
+		end := len(s.pages) - maxPages/2
+		lost := strings.Count(strings.Join(s.pages[1:end], "\n")+"\n", "\n")
+		s.pages = slices.Replace(s.pages, 1, end, fmt.Sprintf("… (%d lines left out)", lost))
+	}
 }
 
 // breakHere has what is added from now on go into a message of its own: another one is about to be sent.
 func (s *stream) breakHere() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.until = len(s.text)
+	s.pages = append(s.pages, "")
 }
 
-// next is what the current message is to say next, "" nothing new, and whether another message waits to follow. Where
-// it says it all already, the next one begins.
-func (s *stream) next(limit int) (text string, hurry bool) {
+// next is what the current message is to say next, "" nothing new, and whether other pages wait to follow. Where it says
+// it all already, the next one begins.
+func (s *stream) next(limit int) (text string, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	text = s.fill(limit)
-	for s.cut > 0 && text == s.shown {
-		s.turnPage()
-		text = s.fill(limit)
+	for len(s.pages) > 0 {
+		more = len(s.pages) > 1
+		text = s.pages[0]
+		if !more {
+			text, _ = cutText(text+s.live, limit)
+		}
+		text = strings.TrimRight(strings.TrimLeft(text, "\n"), " \t\n")
+		if text != s.shown {
+			return text, more
+		}
+		if !more {
+			break
+		}
+		s.pages = s.pages[1:]
+		s.msg = 0
+		s.shown = ""
 	}
-	if text == s.shown {
-		return "", false
-	}
-	return text, s.until > 0
-}
-
-// fill returns what the current message is to say, of at most limit UTF-16 units, and notes whether that fills it.
-func (s *stream) fill(limit int) string {
-	text := s.text
-	if s.until > 0 {
-		text = s.text[:s.until]
-	}
-	part, rest := cutText(text, limit)
-	s.cut = 0
-	if rest != "" || s.until > 0 {
-		s.cut = len(text) - len(rest)
-	} else {
-		part, _ = cutText(part+s.live, limit)
-	}
-	return strings.TrimRight(strings.TrimLeft(part, "\n"), " \t\n")
-}
-
-// turnPage has the next message begin.
-func (s *stream) turnPage() {
-	s.text = s.text[s.cut:]
-	s.until = max(0, s.until-s.cut)
-	s.cut = 0
-	s.msg = 0
-	s.shown = ""
+	return "", false
 }
 
 // streamLimit is how much a message of the stream holds, in UTF-16 units.
@@ -1275,7 +1264,7 @@ func (t *Telegram) streamJob() *job {
 		return nil
 	}
 	s := t.stream
-	text, hurry := s.next(t.streamLimit())
+	text, more := s.next(t.streamLimit())
 	if text == "" {
 		return nil
 	}
@@ -1286,7 +1275,7 @@ func (t *Telegram) streamJob() *job {
 	about, _ := t.store.Session(t.session)
 	sent := &sentMessage{}
 	j := &job{key: "stream", rank: rankRest, result: sent}
-	if hurry {
+	if more {
 		j.rank = rankNotice
 	}
 	j.done = func() error {
@@ -1295,9 +1284,6 @@ func (t *Telegram) streamJob() *job {
 		s.msg = sent.ID
 		s.chat = here
 		s.shown = text
-		if s.cut > 0 {
-			s.turnPage()
-		}
 		return nil
 	}
 	j.refused = func(*apiError) error { return j.done() }
