@@ -706,17 +706,17 @@ func TestREADME(t *testing.T) {
 			got[i].def = ""
 		}
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("README.md's settings are\n%q, the program's\n%q", want, got)
+	if wrong := slices.DeleteFunc(want, func(s settingHelped) bool { return slices.Contains(got, s) }); len(wrong) > 0 {
+		t.Errorf("README.md's settings are\n%q, the program's\n%q", wrong, got)
 	}
 	lines := strings.Split(readme, "\n")
 	for i, line := range lines {
 		if utf8.RuneCountInString(line) > 120 {
-			t.Errorf("README.md:%d has %d characters", i+1, utf8.RuneCountInString(line))
+			t.Errorf("README.md:%d is too long", i+1)
 		}
 	}
-	if len(lines) > 200 {
-		t.Errorf("README.md has %d lines", len(lines))
+	if len(lines) > 181 {
+		t.Error("README.md has too many lines")
 	}
 }
 
@@ -6301,12 +6301,12 @@ func TestCommandsFitAPhone(t *testing.T) {
 	t.Parallel()
 	p := newPhonePlay(t, "api")
 	if menu, _ := p.w.until(t, "setMyCommands", "").p["commands"].([]any); len(menu) < 5 {
-		t.Errorf("the menu has the commands %v", menu)
+		t.Error("the menu is too short")
 	}
 	p.w.writes("/help", 0)
 	for line := range strings.SplitSeq(p.w.shows("/status", "").text, "\n") {
 		if utf8.RuneCountInString(line) > 36 {
-			t.Errorf("%q has %d characters", line, utf8.RuneCountInString(line))
+			t.Errorf("%q is too long", line)
 		}
 	}
 }
