@@ -542,8 +542,8 @@ func (o *options) given(name string) bool {
 	return ok
 }
 
-// parse takes flags and arguments apart, nil: help is asked for. What follows -- is an argument, and where they are taken
-// verbatim all that follows the first one.
+// parse takes flags and arguments apart, nil: help is asked for. What follows -- is an argument, and where they are
+// taken verbatim all that follows the first one.
 func (s commandSpec) parse(args []string) (*options, error) {
 	o := &options{flags: map[string]string{}}
 	flags := s.flags()
@@ -743,10 +743,18 @@ func (c *command) folded(text string) string {
 	return fold(text, int(size.Cols))
 }
 
-// show prints v with --json, else a table of which the first row are the headings; a row of one cell is a sentence.
-func (c *command) show(v any, rows [][]string) int {
+// show prints v with --json, with the files' time format, else a table of which the first row are the headings; where it
+// has no other it prints none to standard error.
+func (c *command) show(v any, rows [][]string, none string) int {
 	if c.opts.on("json") {
-		return c.printJSON(v)
+		text, err := stamped(v)
+		if err != nil {
+			return c.fail(err)
+		}
+		return c.printJSON(text)
+	}
+	if len(rows) == 1 {
+		fmt.Fprintln(c.stderr, none)
 	}
 	oneLine := strings.NewReplacer("\n", " ", "\t", " ")
 	for _, row := range rows {
@@ -1116,7 +1124,7 @@ func cmdAdapters(c *command) int {
 		}
 		rows = append(rows, []string{t.Name, t.Version, t.Supported, path})
 	}
-	return c.show(list, rows)
+	return c.show(list, rows, "")
 }
 
 // knownTools asks each tool that has an adapter.
@@ -1187,7 +1195,7 @@ func cmdConfig(c *command) int {
 	for _, s := range cfg.inForce {
 		table = append(table, []string{s.Key, string(s.Value), s.Origin})
 	}
-	return c.show(cfg.inForce, table)
+	return c.show(cfg.inForce, table, "")
 }
 
 // openState opens the state for a command, and reports what is damaged.
@@ -1214,25 +1222,6 @@ func (c *command) withState(do func(*Store) int) int {
 	}
 	defer s.Close()
 	return do(s)
-}
-
-// list prints records as a table, or as one array with the files' time format; none says that there are none.
-func list[T any](c *command, records []T, table [][]string, none string) int {
-	if c.opts.on("json") {
-		array := []any{}
-		for _, r := range records {
-			text, err := stamped(r)
-			if err != nil {
-				return c.fail(err)
-			}
-			array = append(array, text)
-		}
-		return c.printJSON(array)
-	}
-	if len(table) == 1 {
-		fmt.Fprintln(c.stderr, none)
-	}
-	return c.show(nil, table)
 }
 
 // span is a time that has passed, or is left, without its seconds from a minute on.
@@ -1272,50 +1261,41 @@ func cmdStatus(c *command) int { return c.withState(c.status) }
 
 func (c *command) status(s *Store) int {
 	rows := []statusRow{}
-	var about [][]string
 	poller := s.holder("poll.lock")
-	if poller != 0 {
-		about = append(about, []string{fmt.Sprintf("process %d listens to Telegram", poller)})
-	}
 	for id, r := range s.view.Sessions {
-		q := *r
-		state := s.wrapperState(id)
-		if q.Status == "active" && state == "gone" {
-			q.Status = "crashed"
-			q.Activity = ""
+		row := statusRow{SessionRecord: ref(*r), WrapperState: s.wrapperState(id), Polls: poller > 0 && r.Wrapper == poller}
+		if r.Status == "active" && row.WrapperState == "gone" {
+			row.Status = "crashed"
+			row.Activity = ""
 		}
-		active := q.Status == "active"
-		if active || c.opts.on("all") {
-			asked := s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && !p.Idle })
-			open := 0
-			for _, p := range asked {
-				if s.waits(p) {
-					open++
-				}
+		if row.Status != "active" && !c.opts.on("all") {
+			continue
+		}
+		for _, p := range s.view.Prompts {
+			if p.SessionID != id || p.Idle {
+				continue
 			}
-			rows = append(rows, statusRow{&q, open, len(asked), poller > 0 && q.Wrapper == poller, state})
+			row.Asked++
+			if s.waits(p) {
+				row.Open++
+			}
 		}
+		rows = append(rows, row)
 	}
-	sort.Slice(rows, func(i, j int) bool {
-		a, b := rows[i], rows[j]
-		if a.Status != b.Status {
-			return a.Status < b.Status // "active" sorts first
-		}
-		return a.StartedAt.After(b.StartedAt)
+	slices.SortFunc(rows, func(a, b statusRow) int { // "active" sorts first
+		return cmp.Or(cmp.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt))
 	})
 	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
-	now := time.Now()
 	for _, r := range rows {
-		table = append(table, r.cells(now))
+		table = append(table, r.cells(time.Now()))
 	}
-	code := list(c, rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
+	code := c.show(rows, table, "no sessions; start one: atlasbridge run <tool>")
+	if poller != 0 && !c.opts.on("json") {
+		code = max(code, c.page(fmt.Sprintf("process %d listens to Telegram\n", poller)))
+	}
 	trouble := s.ChannelTrouble()
-	switch {
-	case trouble == "":
-	case c.opts.on("json"):
-		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", trouble)
-	default:
-		code = max(code, c.page(trouble+"\n"))
+	if trouble != "" {
+		c.warn(trouble)
 	}
 	return code
 }
@@ -1342,7 +1322,7 @@ func cmdApprovals(c *command) int { return c.withState(c.approvals) }
 
 func (c *command) approvals(s *Store) int {
 	open := s.view.which(s.waits)
-	sort.Slice(open, func(i, j int) bool { return open[i].ExpiresAt.Before(open[j].ExpiresAt) })
+	slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
 	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
 	for _, p := range open {
 		r := s.view.Sessions[p.SessionID]
@@ -1353,7 +1333,7 @@ func (c *command) approvals(s *Store) int {
 		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
 			clip(p.takes(), 24), about})
 	}
-	return list(c, open, table, "no open questions")
+	return c.show(open, table, "no open questions")
 }
 
 func cmdAnswer(c *command) int { return c.withState(c.answer) }
@@ -1362,19 +1342,21 @@ func cmdAnswer(c *command) int { return c.withState(c.answer) }
 // given is a success, also where the audit log could not be written: that is said.
 func (c *command) answer(s *Store) int {
 	d := Decision{PromptID: c.opts.args[0], Value: c.opts.args[1], By: "cli:answer", Trusted: true}
-	if s.inside() {
-		asked := cmp.Or(s.view.find(d), &PromptRecord{})
-		s.rejected(*asked, insideError().Error(), d.By)
-		return c.fail(insideError())
-	}
-	p, why, err := s.Decide(d, time.Now())
-	if err != nil {
-		return c.fail(err)
+	p := *cmp.Or(s.view.find(d), &PromptRecord{})
+	why := Refusal("this runs inside of a session: what runs there does not answer")
+	todo := "use a terminal that was not started there, the session's own keyboard, or the phone"
+	if !s.inside() {
+		var err error
+		todo = "atlasbridge approvals lists the open questions"
+		p, why, err = s.Decide(d, time.Now())
+		if err != nil {
+			return c.fail(err)
+		}
 	}
 	if why != "" {
-		s.rejected(p, string(why), d.By)
-		return c.fail(hinted(errors.New("nothing was typed: "+string(why)),
-			"atlasbridge approvals lists the open questions"))
+		fields := []Field{{"reason", string(why)}, {"by", d.By}}
+		_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields}) // else Trouble; it is not taken all the same
+		return c.fail(hinted(errors.New("nothing was typed: "+string(why)), todo))
 	}
 	said := "answered " + shortID(p.ID)
 	for _, more := range []string{p.labels(*p.Value), p.granted()} {
@@ -1390,18 +1372,6 @@ func (c *command) answer(s *Store) int {
 		c.fail(err) // says it: the answer counts all the same
 	}
 	return 0
-}
-
-// rejected audits an answer that was not taken; that this fails is Trouble, and the answer is not taken all the same.
-func (s *Store) rejected(p PromptRecord, why, by string) {
-	fields := []Field{{"reason", why}, {"by", by}}
-	_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields})
-}
-
-// insideError refuses what only a person may do.
-func insideError() error {
-	return hinted(errors.New("this runs inside of a session: what runs there does not answer"),
-		"use a terminal that was not started there, the session's own keyboard, or the phone")
 }
 
 // inside reports whether this process was started in a session, whichever: an agent that answers for another one is no
@@ -1473,83 +1443,50 @@ func (c *command) audit(s *Store) int {
 	return code
 }
 
-// cmdLogs prints the entries there are, and with --tail those that come, until it is interrupted.
+// cmdLogs prints the entries there are, and with --tail the last ten and those that come, until it is interrupted.
 func cmdLogs(c *command) int {
 	dir, err := c.stateDir()
 	if err != nil {
 		return c.fail(err)
 	}
-	path := filepath.Join(dir, "audit.log")
-	session, err := sessionIn(path, c.opts.text("session"))
+	session := c.opts.text("session")
+	tail := c.opts.on("tail")
+	found := session == "" || tail // it may come
+	at := int64(0)                 // bytes read
+	for first := true; err == nil; first = false {
+		var last []string
+		at, err = eachWhole(filepath.Join(dir, "audit.log"), at, func(line []byte) (more bool) {
+			text, ofSession := c.entry(line, session)
+			found = found || ofSession
+			if text == "" {
+				return true
+			}
+			last = append(last, text)
+			if tail && first {
+				last = last[max(0, len(last)-lastEntries):]
+				return true
+			}
+			c.print(text)
+			last = nil
+			return c.lost == nil
+		})
+		c.print(strings.Join(last, ""))
+		if err == nil && (!tail || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil) {
+			break
+		}
+	}
+	if err == nil && !found {
+		err = hinted(fmt.Errorf("no session in the log begins with %q", session),
+			"atlasbridge status --all lists the sessions")
+	}
 	if err != nil {
 		return c.fail(err)
 	}
-	at := int64(0) // bytes printed
-	if c.opts.on("tail") {
-		at, err = lastEntries(path, session)
-	}
-	for err == nil {
-		at, err = c.printEntries(path, at, session)
-		if err == nil && (!c.opts.on("tail") || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil) {
-			return 0
-		}
-	}
-	return c.fail(err)
+	return 0
 }
 
-// lastEntries is where the last ten entries of the session begin, or with "" of all.
-func lastEntries(path, session string) (at int64, err error) {
-	const tail = 10
-	var begins []int64
-	_, err = eachWhole(path, 0, func(line []byte) (more bool) {
-		if session == "" || bytes.Contains(line, []byte(session)) {
-			begins = append(begins, at)
-			begins = begins[max(0, len(begins)-tail):]
-		}
-		at += int64(len(line))
-		return true
-	})
-	if len(begins) > 0 {
-		at = begins[0]
-	}
-	return at, err
-}
-
-// sessionIn is the id of the one session in the log that begins so, "" any. None is an error, and so are two.
-func sessionIn(path, begins string) (id string, err error) {
-	if begins == "" {
-		return "", nil
-	}
-	var found []string
-	_, err = eachWhole(path, 0, func(line []byte) (more bool) {
-		fields, _ := parseEntry(line) // of a damaged one nothing is known
-		id, _ := valueOf(fields, "session_id").(string)
-		if strings.HasPrefix(id, begins) && !slices.Contains(found, id) {
-			found = append(found, id)
-		}
-		return true
-	})
-	if err != nil {
-		return "", err
-	}
-	switch len(found) {
-	case 0:
-		return "", hinted(fmt.Errorf("no session in the log begins with %q", begins),
-			"atlasbridge status --all lists the sessions")
-	case 1:
-		return found[0], nil
-	}
-	return "", fmt.Errorf("%q is not enough of an id: these begin with it: %s", begins, strings.Join(found, " "))
-}
-
-// printEntries prints the entries from that byte of the file on, those of the session, or with "" all, and gives where
-// those end that are whole.
-func (c *command) printEntries(path string, at int64, session string) (end int64, err error) {
-	return eachWhole(path, at, func(line []byte) (more bool) {
-		c.printEntry(line, session)
-		return c.lost == nil
-	})
-}
+// lastEntries is how many entries --tail begins with.
+const lastEntries = 10
 
 // eachWhole does something with each line from that byte of the file on, and gives where those end that are whole;
 // nothing where there is no file yet. A file shorter than that is another by now, and is read from its beginning.
@@ -1585,12 +1522,12 @@ var c1 = re(`[\x{80}-\x{9f}]`)
 // columned are the members of an entry that logs shows in front.
 var columned = strings.Fields("ts event session_id prompt_id")
 
-// printEntry prints an entry of the session, or with "" of any; whatever a terminal could obey is escaped, in JSON too.
-func (c *command) printEntry(line []byte, session string) {
+// entry is what logs prints of an entry, "" where that is of a session whose id begins otherwise; of a damaged one the
+// session is not known. Whatever a terminal could obey is escaped, in JSON too.
+func (c *command) entry(line []byte, session string) (text string, ofSession bool) {
 	fields, err := parseEntry(line)
 	if err != nil {
-		fmt.Fprintln(c, c.colour("31", fmt.Sprintf("damaged: %.300q", bytes.TrimSpace(line))))
-		return
+		return c.colour(sgrRed, fmt.Sprintf("damaged: %.300q", bytes.TrimSpace(line))) + "\n", false
 	}
 	member := map[string]string{}
 	var rest strings.Builder // what else it says
@@ -1605,20 +1542,19 @@ func (c *command) printEntry(line []byte, session string) {
 			rest.WriteString(" " + legibly(f.Name) + "=" + legibly(text))
 		}
 	}
-	if session != "" && member["session_id"] != session {
-		return
+	if !strings.HasPrefix(member["session_id"], session) {
+		return "", false
 	}
 	if c.opts.on("json") {
 		escape := func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) }
-		fmt.Fprint(c, c1.expr().ReplaceAllStringFunc(string(line), escape))
-		return
+		return c1.expr().ReplaceAllStringFunc(string(line), escape), true
 	}
 	when := member["ts"]
 	if at, err := time.Parse(stampLayout, when); err == nil {
 		when = at.Local().Format(time.DateTime)
 	}
-	fmt.Fprint(c, c.folded(fmt.Sprintf("%s %-8s %-17s %s%s\n", visible(when), legibly(shortID(member["session_id"])),
-		legibly(member["event"]), legibly(shortID(member["prompt_id"])), rest.String())))
+	return c.folded(fmt.Sprintf("%s %-8s %-17s %s%s\n", visible(when), legibly(shortID(member["session_id"])),
+		legibly(member["event"]), legibly(shortID(member["prompt_id"])), rest.String())), true
 }
 
 // reUnquoted is a value that logs shows without quotes.
@@ -5582,8 +5518,10 @@ const (
 	fromAsk  = "ask"
 )
 
-// askMoment is the pause between attempts to end a question whose time is over.
-const askMoment = 10 * time.Millisecond
+const (
+	askLook   = time.Second           // between looks at the clock, and whether the session lives
+	askMoment = 10 * time.Millisecond // between attempts to end a question whose time is over
+)
 
 // stopped is a cause that takes a question back: a signal, or the phone's /cancel, which counts as SIGTERM.
 type stopped struct {
@@ -5613,9 +5551,10 @@ func (p *PromptRecord) begin(source, session string, life time.Duration) {
 }
 
 // ask stores a prompt, calls stored, and returns the prompt when it is no longer open. Whoever asks ends the question,
-// too: it expires when its time is over; if it was never sent to anybody then, it is canceled. When ctx ends, it is
-// canceled where the cause is a stopped and fails with any other cause. An answer that came first counts. Where the
-// context has no cause this process is being ended: ask returns nil, and others find that nobody holds its lock.
+// too: it expires when its time is over, with its safe default as its value; if it was never sent to anybody then, it is
+// canceled. When ctx ends, it is canceled where the cause is a stopped and fails with any other cause. An answer that
+// came first counts. Where the context has no cause this process is being ended: ask returns nil, and others find that
+// nobody holds its lock. It returns nil, too, when the session has died.
 func (p *PromptRecord) ask(ctx context.Context, st *Store, stored func() error) (*PromptRecord, error) {
 	following, enough := context.WithCancel(context.WithoutCancel(ctx))
 	defer enough()
@@ -5632,14 +5571,16 @@ func (p *PromptRecord) ask(ctx context.Context, st *Store, stored func() error) 
 				continue
 			}
 		case <-ctx.Done():
-		case <-time.After(max(askMoment, min(left, reapEvery))):
+		case <-time.After(max(askMoment, min(left, askLook))):
 		}
 		now, _, unread := st.Prompt(p.ID)
-		if unread != nil || now == nil || !now.Open() {
-			return now, unread
-		}
 		cause := context.Cause(ctx)
-		switch _, back := errors.AsType[*stopped](cause); {
+		_, back := errors.AsType[*stopped](cause)
+		switch {
+		case unread != nil || now == nil || !st.Alive(p.SessionID): // a session that was killed tells nobody
+			return nil, unread
+		case !now.Open():
+			return now, nil
 		case cause != nil && cause == ctx.Err():
 			return nil, nil
 		case back:
@@ -5667,7 +5608,8 @@ func (s *Store) keep(recs ...Record) error {
 	return s.Update(func(*View) ([]Record, error) { return recs, nil })
 }
 
-// end moves a prompt to a status, with the reason unless that is "". It does nothing where that is not legal (any more).
+// end moves a prompt to a status, with the reason unless that is "". It does nothing where that is not legal, or not any
+// more.
 func (s *Store) end(id string, to State, why string) error {
 	_, err := s.Move(id, to, func(p *PromptRecord) { p.Reason = cmp.Or(why, p.Reason) })
 	return err
@@ -5833,11 +5775,9 @@ func (h *hook) conclude(to State, why string, ids []string) (err error) {
 	return err
 }
 
-// wait asks one question of the call and returns its value. It returns nil where there is none: with a decision the call
-// is refused, for the operator did so or nobody answered; without one the dialog has to ask.
+// wait asks one question of the call and returns its value. It returns nil where there is none: with a decision the
+// call is refused, for the operator did so or nobody answered; without one the dialog has to ask.
 func (h *hook) wait(ctx context.Context, p *PromptRecord) (value *string, decision map[string]any, err error) {
-	ctx, enough := context.WithCancel(ctx)
-	defer enough()
 	h.describe(p)
 	release, err := h.st.HoldSession(p.ID)
 	if err != nil {
@@ -5845,13 +5785,8 @@ func (h *hook) wait(ctx context.Context, p *PromptRecord) (value *string, decisi
 	}
 	h.locks = append(h.locks, release)
 	h.asked = append(h.asked, p.ID)
-	go func() { // a session that was killed tells nobody; ends with ctx
-		for h.st.Alive(h.session) && sleep(ctx, hookCheck) == nil {
-		}
-		enough()
-	}()
 	end, err := p.ask(ctx, h.st, func() error { return nil }) // the session has it sent
-	if end == nil || !h.st.Alive(h.session) {
+	if end == nil {
 		return nil, nil, err
 	}
 	refused := end.Status == Expired || end.Permission && end.Value != nil && *end.Value == hookDeny
@@ -5928,11 +5863,12 @@ type hookQuestion struct {
 
 // questions asks claude's own questions and returns the answers to all of them in one decision.
 func (h *hook) questions(ctx context.Context) (map[string]any, error) {
-	var input, updated object
+	var input object
 	var all []object
-	if err := errors.Join(json.Unmarshal(h.Input, &input), json.Unmarshal(h.Input, &updated)); err != nil {
+	if err := json.Unmarshal(h.Input, &input); err != nil {
 		return nil, fmt.Errorf("reading the questions: %w", err)
 	}
+	updated := maps.Clone(input)
 	if !input.take("questions", &all) || len(all) == 0 {
 		return nil, nil
 	}
@@ -6055,13 +5991,11 @@ const langMarkdown = "markdown"
 // call reads the tool's arguments. Of a tool that is not known all of them are told as they came.
 func (h *hook) call() hookCall {
 	var in object
-	if err := json.Unmarshal(h.Input, &in); err != nil {
-		return hookCall{question: "Allow " + h.Tool + "?", full: string(h.Input)}
-	}
+	_ = json.Unmarshal(h.Input, &in) // what is no object has no members
 	call := h.knownCall(in)
 	if call.full == "" {
 		var text bytes.Buffer
-		_ = json.Indent(&text, h.Input, "", "  ") // it has been parsed
+		_ = json.Indent(&text, h.Input, "", "  ") // it has been parsed, or is missing
 		call.full = text.String()
 		call.subject = cmp.Or(call.subject, h.Tool)
 		return call
@@ -6279,7 +6213,8 @@ func settingsArgument(args []string) (settings string, rest []string) {
 // quickHook is how many seconds the tool gives a hook that asks nobody.
 const quickHook = 10
 
-// withHooks is the tool's settings, given as JSON or as the name of a file, with hooks that call us beside the user's own.
+// withHooks is the tool's settings, given as JSON or as the name of a file, with hooks that call us beside the user's
+// own.
 func (s *session) withHooks(given string) (_ []byte, err error) {
 	text := []byte(given)
 	if !strings.HasPrefix(strings.TrimSpace(given), "{") {
@@ -6698,59 +6633,56 @@ func (a *asking) follow(ctx context.Context, session string, quit context.Cancel
 	}
 }
 
-// conclude passes on what has become of the question, which cause has ended, where it is no answer. An error is why there
-// is none.
+// conclude passes on what has become of the question, which cause has ended where it is no answer, and records that. An
+// error is why there is no answer. What could not be told was not answered.
 func (a *asking) conclude(end *PromptRecord, cause error) (code int, err error) {
 	stop, ended := errors.AsType[*stopped](cause)
-	left := end.Status == Canceled && end.Value != nil // as it is
+	var answer *string
+	status := "refused"
+	code = exitFailed
 	switch {
 	case end.Status == Expired:
-		why := strings.Replace(end.Reason, "no answer", "nobody answered", 1)
-		if trouble := a.tg.Trouble(); trouble != "" {
-			why += ": " + trouble
+		status = "expired"
+		code = exitUnanswered
+		err = errors.New(strings.Replace(end.Reason, "no answer", "nobody answered", 1) + before(": ", a.tg.Trouble()))
+	case end.Status == ReplyReceived:
+		answer = ref(cmp.Or(a.given[*end.Value], *end.Value))
+		if !end.refuses(*end.Value) {
+			status = "answered"
+			code = 0
 		}
-		if !a.tell(end, "expired", nil) {
-			return exitInternal, nil
-		}
-		return exitUnanswered, errors.New(why)
-	case left:
-		return a.pass(end, "refused", nil, exitFailed)
-	case end.Status != ReplyReceived && ended:
+	case end.Status == Canceled && end.Value != nil: // left as it is
+	case ended:
 		return 128 + int(stop.sig), nil
-	case end.Status != ReplyReceived && cause != nil:
-		return exitInternal, cause
-	case end.Status != ReplyReceived:
-		return exitInternal, fmt.Errorf("the question was not answered: %s", cmp.Or(end.Reason, string(end.Status)))
+	default:
+		return exitInternal, cmp.Or(cause, fmt.Errorf("the question was not answered: %s", end.Reason))
 	}
-	answer := cmp.Or(a.given[*end.Value], *end.Value)
-	if end.refuses(*end.Value) {
-		return a.pass(end, "refused", &answer, exitFailed)
-	}
-	return a.pass(end, "answered", &answer, 0)
-}
-
-// pass tells the answer, and records that. What could not be told was not answered.
-func (a *asking) pass(end *PromptRecord, status string, answer *string, code int) (int, error) {
-	if !a.tell(end, status, answer) {
+	told := a.tell(end, status, answer)
+	switch {
+	case !told && answer != nil:
 		return exitInternal, a.st.end(end.ID, Failed, "the script did not take the answer")
+	case !told:
+		return exitInternal, nil
+	case answer != nil:
+		err = errors.Join(a.st.end(end.ID, Injected, ""), a.st.end(end.ID, Resolved, ""))
 	}
 	if status == "refused" && end.Reason != "" {
 		fmt.Fprintln(a.stderr, "atlasbridge: refused:", visible(end.Reason))
 	}
-	return code, errors.Join(a.st.end(end.ID, Injected, ""), a.st.end(end.ID, Resolved, ""))
+	return code, err
 }
 
 // tell prints the answer, nil none, with --json as an object, and reports whether that could be done.
 func (a *asking) tell(end *PromptRecord, status string, answer *string) bool {
 	switch {
 	case a.opts.on("json"):
-		return 0 == a.printJSON(struct {
+		return a.printJSON(struct {
 			Answer *string `json:"answer"`
 			Status string  `json:"status"` // answered refused expired
 			By     string  `json:"by"`
 			ID     string  `json:"id"`
 			Reason string  `json:"reason"` // the operator's, for a refusal
-		}{answer, status, *cmp.Or(end.DecidedBy, ref("")), end.ID, end.Reason})
+		}{answer, status, *cmp.Or(end.DecidedBy, ref("")), end.ID, end.Reason}) == 0
 	case answer != nil:
 		return a.print(*answer+"\n") == 0
 	}
