@@ -27,6 +27,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -743,8 +744,8 @@ func (c *command) folded(text string) string {
 	return fold(text, int(size.Cols))
 }
 
-// show prints v with --json, with the files' time format, else a table of which the first row are the headings; where it
-// has no other it prints none to standard error.
+// show prints v with --json, in the files' time format, else a table, whose first row are the headings. Where it has no
+// other row it prints none to standard error.
 func (c *command) show(v any, rows [][]string, none string) int {
 	if c.opts.on("json") {
 		text, err := stamped(v)
@@ -762,8 +763,7 @@ func (c *command) show(v any, rows [][]string, none string) int {
 			row[i] = oneLine.Replace(visible(cell))
 		}
 	}
-	headings, table, _ := strings.Cut(c.folded(columns(rows)), "\n")
-	return c.print(c.colour(sgrBold, headings) + "\n" + table)
+	return c.page(columns(rows))
 }
 
 // columns are rows as lines. The last cell of a row may be long: nothing is behind it.
@@ -806,22 +806,6 @@ func fold(text string, width int) string {
 	return folded.String()
 }
 
-// Codes of SGR, ECMA-48 section 8.3.117.
-const (
-	sgrBold   = "1"
-	sgrRed    = "31"
-	sgrGreen  = "32"
-	sgrYellow = "33"
-)
-
-// colour is text in that code, where somebody can see it and wants to: https://no-color.org
-func (c *command) colour(code, text string) string {
-	if c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout) {
-		return text
-	}
-	return "\x1b[" + code + "m" + text + "\x1b[0m"
-}
-
 // onTerminal tells whether a person may be at the other end of f.
 func onTerminal(f *os.File) bool {
 	_, err := terminalSize(f)
@@ -858,7 +842,6 @@ may be meant for another program, it is told and left out.
 	text.WriteString(`
 With ATLASBRIDGE_CAPTURE_PROMPTS=1 a recording of each question is kept, in the
 folder's captured_scenarios: the last output, with all that the screen showed.
-NO_COLOR and TERM=dumb: no colours.
 
 A tool sees none of TELEGRAM_* and ATLASBRIDGE_*, but for ATLASBRIDGE_SESSION,
 the id of the session it runs in, and ATLASBRIDGE_HOME.`)
@@ -1004,25 +987,25 @@ func cmdDoctor(c *command) int {
 // tell adds a check: it failed with err, or passed with what was found and perhaps a warning.
 func (d *doctor) tell(name string, err error, found, warning string) {
 	k := check{Name: name, OK: err == nil, Detail: found, Remedy: warning}
-	mark, code := "ok  ", sgrGreen
-	if warning != "" {
-		mark, code = "warn", sgrYellow
-	}
-	if err != nil {
+	mark := "ok"
+	switch {
+	case err != nil:
 		d.code = exitFailed
-		k.Detail, k.Remedy = redact(err.Error()), hintOf(err)
-		mark, code = "FAIL", sgrRed
+		k.Detail = redact(err.Error())
+		k.Remedy = hintOf(err)
+		mark = "FAIL"
+	case warning != "":
+		mark = "warn"
 	}
 	d.checks = append(d.checks, k)
 	if d.opts.on("json") {
 		return
 	}
-	text := fmt.Sprintf("%s  %-11s  %s\n", mark, name, visible(k.Detail))
+	text := fmt.Sprintf("%-4s  %-11s  %s\n", mark, name, visible(k.Detail))
 	if k.Remedy != "" {
 		text += fmt.Sprintf("%17s  %s\n", "→", visible(k.Remedy))
 	}
-	text = strings.Replace(d.folded(text), mark, d.colour(code, mark), 1)
-	d.code = max(d.code, d.print(text))
+	d.code = max(d.code, d.page(text))
 }
 
 // checkState opens the state, nil where that cannot be done, and tries whether it can be written.
@@ -1118,11 +1101,7 @@ func cmdAdapters(c *command) int {
 	list := knownTools(c.ctx, cfg)
 	rows := [][]string{{"ADAPTER", "VERSION", "SUPPORTED", "FOUND"}}
 	for _, t := range list {
-		path := t.Path
-		if path == "" {
-			path = "not found"
-		}
-		rows = append(rows, []string{t.Name, t.Version, t.Supported, path})
+		rows = append(rows, []string{t.Name, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
 	}
 	return c.show(list, rows, "")
 }
@@ -1148,28 +1127,22 @@ func findAdapted(a *Adapter, command string) tool {
 // reVersion is a version among other words, as in "codex-cli 0.146.0".
 var reVersion = re(`[0-9]+(\.[0-9]+)+`)
 
-// probe asks a tool that was found for its version, in a terminal of its own as `run` has it, and warns of one that was
-// not tried. It ends with ctx, or after ten seconds: Node takes up to 4 s to start (measured).
+// probe asks a tool that was found for its version, and warns of one that was not tried. It ends with ctx, or after ten
+// seconds: Node takes up to 4 s to start (measured).
 func (t *tool) probe(ctx context.Context, env []string) {
 	if t.Path == "" {
 		return
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, Host{})
-	if err == nil {
-		defer p.Close()
-		defer context.AfterFunc(ctx, func() {
-			p.Terminate(0)
-			p.Close()
-		})()
-		output, _ := io.ReadAll(io.LimitReader(p, 4096)) // what it said before an error counts
-		t.Version = reVersion.FindString(string(output))
-	}
+	cmd := exec.CommandContext(ctx, t.Path, "--version")
+	cmd.Env = env
+	cmd.WaitDelay = time.Second // for a grandchild that keeps its output open
+	output, _ := cmd.Output()   // what it said before an error counts
+	t.Version = reVersion.FindString(string(output))
 	version := versionNumbers(t.Version)
-	oldest := versionNumbers(t.adapter.MinVer)
-	newest := versionNumbers(t.adapter.MaxVer)
-	if slices.Compare(version, oldest) < 0 || slices.Compare(version, newest) > 0 {
+	tooOld := slices.Compare(version, versionNumbers(t.adapter.MinVer)) < 0
+	if tooOld || slices.Compare(version, versionNumbers(t.adapter.MaxVer)) > 0 {
 		t.Warning = strings.TrimSpace(t.Name+" "+t.Version) +
 			": not a version that was tried: if questions are missed, use one of " + t.Supported
 	}
@@ -1527,7 +1500,7 @@ var columned = strings.Fields("ts event session_id prompt_id")
 func (c *command) entry(line []byte, session string) (text string, ofSession bool) {
 	fields, err := parseEntry(line)
 	if err != nil {
-		return c.colour(sgrRed, fmt.Sprintf("damaged: %.300q", bytes.TrimSpace(line))) + "\n", false
+		return fmt.Sprintf("damaged: %.300q\n", bytes.TrimSpace(line)), false
 	}
 	member := map[string]string{}
 	var rest strings.Builder // what else it says
@@ -5551,7 +5524,7 @@ func (p *PromptRecord) begin(source, session string, life time.Duration) {
 }
 
 // ask stores a prompt, calls stored, and returns the prompt when it is no longer open. Whoever asks ends the question,
-// too: it expires when its time is over, with its safe default as its value; if it was never sent to anybody then, it is
+// too. When its time is over it expires, with its safe default as its value; if it was never sent to anybody, it is
 // canceled. When ctx ends, it is canceled where the cause is a stopped and fails with any other cause. An answer that
 // came first counts. Where the context has no cause this process is being ended: ask returns nil, and others find that
 // nobody holds its lock. It returns nil, too, when the session has died.
@@ -5608,8 +5581,8 @@ func (s *Store) keep(recs ...Record) error {
 	return s.Update(func(*View) ([]Record, error) { return recs, nil })
 }
 
-// end moves a prompt to a status, with the reason unless that is "". It does nothing where that is not legal, or not any
-// more.
+// end moves a prompt to a status, with the reason unless that is "". It does nothing where that is not legal (any
+// more).
 func (s *Store) end(id string, to State, why string) error {
 	_, err := s.Move(id, to, func(p *PromptRecord) { p.Reason = cmp.Or(why, p.Reason) })
 	return err
@@ -6011,23 +5984,23 @@ func (h *hook) knownCall(in object) hookCall {
 	case "Bash":
 		command := in.text("command")
 		question := strings.TrimSpace("Run this? " + in.text("description"))
-		return hookCall{question: question, full: command, subject: command, lang: "bash"}
+		return hookCall{question, command, command, "bash"}
 	case "Edit":
 		path := in.text("file_path")
 		diff, plus, minus := lineDiff(in.text("old_string"), in.text("new_string"))
 		question := fmt.Sprintf("Edit %s? +%d −%d", shortPath(path, h.folder), plus, minus)
-		return hookCall{question: question, full: diff, subject: path, lang: "diff"}
+		return hookCall{question, diff, path, "diff"}
 	case "Write":
 		path := in.text("file_path")
 		diff, plus, _ := lineDiff("", in.text("content"))
 		question := fmt.Sprintf("Write %s? +%d", shortPath(path, h.folder), plus)
-		return hookCall{question: question, full: diff, subject: path, lang: "diff"}
+		return hookCall{question, diff, path, "diff"}
 	case "WebFetch":
 		url := in.text("url")
 		full := strings.TrimSpace(url + "\n" + in.text("prompt"))
-		return hookCall{question: "Fetch this address?", full: full, subject: url}
+		return hookCall{"Fetch this address?", full, url, ""}
 	case "ExitPlanMode":
-		return hookCall{question: "Carry out this plan?", full: in.text("plan"), lang: langMarkdown}
+		return hookCall{"Carry out this plan?", in.text("plan"), "", langMarkdown}
 	}
 	return hookCall{question: "Allow " + h.Tool + "?"}
 }
@@ -6518,10 +6491,7 @@ func (a *asking) bridge() (code int, err error) {
 	}
 	a.tg.session = own.ID
 	a.tg.giveUp = func(err error) {
-		if trouble := a.tg.Trouble(); trouble != "" { // says what to do
-			err = errors.New(trouble)
-		}
-		quit(err)
+		quit(errors.New(cmp.Or(a.tg.Trouble(), err.Error()))) // the first says what to do
 	}
 	online, disconnect := context.WithCancel(a.ctx)
 	defer disconnect()
