@@ -955,7 +955,11 @@ func cmdDoctor(c *command) int {
 	}
 	if st != nil {
 		defer st.Close()
-		d.checkAudit(st)
+		verdict, err := st.VerifyAudit()
+		if err == nil && !verdict.OK {
+			err = hinted(fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason), verdict.Remedy)
+		}
+		d.tell("audit", err, fmt.Sprintf("%d entries hold", verdict.Entries), "")
 	}
 	terminal := "none here: a tool gets 100x30"
 	size, err := terminalSize(d.stdout)
@@ -1024,15 +1028,6 @@ func (d *doctor) checkState(dir string) *Store {
 	}
 	d.tell("state", err, "can be used: a file was written for a test", notes)
 	return st
-}
-
-// checkAudit verifies the audit log.
-func (d *doctor) checkAudit(st *Store) {
-	verdict, err := st.VerifyAudit()
-	if err == nil && !verdict.OK {
-		err = hinted(fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason), verdict.Remedy)
-	}
-	d.tell("audit", err, fmt.Sprintf("%d entries hold", verdict.Entries), "")
 }
 
 // checkPrivacy looks who can read the state folder and what is in it.
@@ -6408,19 +6403,9 @@ func (a *asking) readAbout() (text string, err error) {
 	return text, nil
 }
 
-// legible is a script's text as a person may see it: what is no UTF-8 as \x{E9}, the rest as visible, redacted.
+// legible is a script's text as a person may see it: what is no UTF-8 as �, the rest as visible, redacted.
 func legible(text string) string {
-	var b strings.Builder
-	for len(text) > 0 {
-		r, n := utf8.DecodeRuneInString(text)
-		if r == utf8.RuneError && n == 1 {
-			fmt.Fprintf(&b, `\x{%02X}`, text[0])
-		} else {
-			b.WriteString(text[:n])
-		}
-		text = text[n:]
-	}
-	return redact(visible(strings.ReplaceAll(b.String(), "\r\n", "\n")))
+	return redact(visible(strings.ToValidUTF8(strings.ReplaceAll(text, "\r\n", "\n"), "\uFFFD")))
 }
 
 // run asks, and gives the exit status. An error is why there is no answer.
