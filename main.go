@@ -323,7 +323,12 @@ Examples:
   atlasbridge logs --json | jq -c 'select(.event == "PERMISSION_RESOLVE")'`},
 		{name: "audit", summary: "recompute the audit chain, name the first bad line",
 			do: cmdAudit, words: []string{"verify"},
-			text: `audit verify [--json]
+			text: auditHelp},
+	}
+}
+
+// auditHelp says how the log is read without us, too.
+const auditHelp = `audit verify [--json]
 
 Each line of audit.log has the hash of the one before: a line that was changed,
 put in, moved or taken out is found, and a tail that was cut by the head that
@@ -361,9 +366,7 @@ Flags:
 Examples:
   atlasbridge audit verify
 
-Exit status: 0 when it holds; 1 when it does not`},
-	}
-}
+Exit status: 0 when it holds; 1 when it does not`
 
 // otherCommands explain what is there, or belong to other programs.
 func otherCommands() []commandSpec {
@@ -486,11 +489,11 @@ func (f flagSpec) words() []string {
 func (f flagSpec) check(value string) error {
 	words := f.words()
 	if words != nil && !slices.Contains(words, value) {
-		return misuse(fmt.Sprintf("--%s cannot be %q", f.name, value))
+		return misuse("--%s cannot be %q", f.name, value)
 	}
 	life, err := time.ParseDuration(value)
 	if f.value == durationValue && (err != nil || life < time.Second || life > 24*time.Hour) {
-		return misuse("--" + f.name + " must be from 1s to 24h, such as 90s or 10m")
+		return misuse("--%s must be from 1s to 24h, such as 90s or 10m", f.name)
 	}
 	return nil
 }
@@ -565,13 +568,13 @@ func (s commandSpec) parse(args []string) (*options, error) {
 		case name == "h" || name == "help":
 			return nil, nil
 		case i < 0:
-			return nil, misuse("unknown flag --" + name)
+			return nil, misuse("unknown flag --%s", name)
 		case flags[i].value == "" && joined:
-			return nil, misuse("--" + name + " takes no value")
+			return nil, misuse("--%s takes no value", name)
 		case flags[i].value == "":
 			o.flags[name] = "true"
 		case !joined && len(args) == 0:
-			return nil, misuse("there is no value after --" + name)
+			return nil, misuse("there is no value after --%s", name)
 		default:
 			if !joined {
 				value, args = args[0], args[1:]
@@ -588,7 +591,7 @@ func (s commandSpec) parse(args []string) (*options, error) {
 	case len(o.args) == 0 || len(o.args) < s.min:
 		return nil, misuse("an argument is missing")
 	}
-	return nil, misuse(fmt.Sprintf("wrong arguments %q", o.args))
+	return nil, misuse("wrong arguments %q", o.args)
 }
 
 // usage says what is wrong with the command line, and what would be right.
@@ -656,14 +659,17 @@ func (c *command) warn(text string) {
 	}
 }
 
-// misuse is what is wrong with a command line.
-type misuse string
+// usageError is what is wrong with a command line.
+type usageError string
 
-func (m misuse) Error() string { return string(m) }
+func (e usageError) Error() string { return string(e) }
+
+// misuse is a usageError.
+func misuse(format string, args ...any) error { return usageError(fmt.Sprintf(format, args...)) }
 
 // fail tells an error, and what to do about it where that is known. Nobody can be told when that is not read either.
 func (c *command) fail(err error) int {
-	if wrong, ok := errors.AsType[misuse](err); ok {
+	if wrong, ok := errors.AsType[usageError](err); ok {
 		return c.usage(string(wrong))
 	}
 	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(err.Error())))
@@ -914,11 +920,13 @@ func cmdCompletion(c *command) int {
 		bash += fmt.Sprintf("  *:%s:*:-) list='%s' ;;\n", s.name, list)
 	}
 	bash = fmt.Sprintf(bashCompletion, strings.Join(commandNames(), " "), bash)
-	return c.print(map[string]string{
-		"bash": bash,
-		"zsh":  "autoload -Uz compinit bashcompinit\n(( $+functions[compdef] )) || compinit -i\nbashcompinit\n" + bash,
-		"fish": fish,
-	}[c.opts.args[0]])
+	switch c.opts.args[0] {
+	case "zsh":
+		bash = "autoload -Uz compinit bashcompinit\n(( $+functions[compdef] )) || compinit -i\nbashcompinit\n" + bash
+	case "fish":
+		return c.print(fish)
+	}
+	return c.print(bash)
 }
 
 // ---- doctor ----
@@ -1251,7 +1259,10 @@ func (c *command) status(s *Store) int {
 		rows = append(rows, row)
 	}
 	slices.SortFunc(rows, func(a, b statusRow) int { // "active" sorts first
-		return cmp.Or(cmp.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt))
+		if a.Status != b.Status {
+			return strings.Compare(a.Status, b.Status)
+		}
+		return b.StartedAt.Compare(a.StartedAt)
 	})
 	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
 	for _, r := range rows {
@@ -1388,7 +1399,7 @@ func cmdAudit(c *command) int {
 func (c *command) audit(s *Store) int {
 	head := strings.Replace(c.opts.text("head"), " ", ":", 1)
 	if !re(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
-		return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
+		return c.fail(misuse("--head is SEQ:sha256:HEX, as the session-ended message has it"))
 	}
 	v, err := s.VerifyAudit(strings.Fields(head)...)
 	if err != nil {
@@ -5760,7 +5771,10 @@ func (h *hook) wait(ctx context.Context, p *PromptRecord) (value *string, decisi
 	refused := end.Status == Expired || end.Permission && end.Value != nil && *end.Value == hookDeny
 	switch {
 	case refused:
-		message := cmp.Or(end.Reason, "The operator refused this.")
+		message := end.Reason
+		if message == "" {
+			message = "The operator refused this."
+		}
 		return nil, map[string]any{"behavior": "deny", "message": message}, nil
 	case end.Status == ReplyReceived:
 		return end.Value, nil, nil
@@ -5783,6 +5797,10 @@ func (h *hook) describe(p *PromptRecord) {
 		*text = visible(redact(*text))
 	}
 	p.Question = oneLine(p.Question)
+	p.Excerpt = headAndTail(p.Full, maxExcerpt)
+	if !p.Permission {
+		p.Excerpt = clip(p.Question, maxExcerpt)
+	}
 	p.Full = p.Question + "\n" + p.Full
 	if len(h.asked) > 0 { // of several questions
 		p.Call = h.asked[0]
@@ -5821,14 +5839,6 @@ func (o object) rows() (rows []string) {
 	return rows
 }
 
-// hookQuestion is a question of AskUserQuestion's input.
-type hookQuestion struct {
-	question string
-	several  bool
-	labels   []string // of the options
-	rows     []string // all else that is to be read
-}
-
 // questions asks claude's own questions and returns the answers to all of them in one decision.
 func (h *hook) questions(ctx context.Context) (map[string]any, error) {
 	var input object
@@ -5842,63 +5852,63 @@ func (h *hook) questions(ctx context.Context) (map[string]any, error) {
 	}
 	answers := map[string]string{}
 	for i, one := range all {
-		var q hookQuestion
-		if !q.read(one) {
+		words := one.text("question")
+		p, labels := ownQuestion(one, words, input.rows())
+		if p == nil {
 			return nil, nil
 		}
-		q.rows = append(q.rows, input.rows()...)
-		value, decision, err := h.wait(ctx, q.prompt(i+1, len(all)))
+		if len(all) > 1 {
+			p.Question = fmt.Sprintf("(%d of %d) %s", i+1, len(all), words)
+		}
+		value, decision, err := h.wait(ctx, p)
 		if value == nil {
 			return decision, err
 		}
-		answers[q.question] = q.answer(*value)
+		answers[words] = answerWords(*value, labels, p.Multi)
 	}
 	answered, err := json.Marshal(answers)
 	updated["answers"] = answered
 	return map[string]any{"behavior": "allow", "updatedInput": updated}, err
 }
 
-// read reads a question, and reports whether it has the shape of one.
-func (q *hookQuestion) read(o object) bool {
+// ownQuestion is the prompt of a question that claude asks in those words, with the labels of its options; nil where it
+// has not the shape of one. The others are rows of all questions.
+func ownQuestion(o object, words string, others []string) (p *PromptRecord, labels []string) {
 	var options []object
-	ok := o.take("question", &q.question) && o.take("options", &options)
-	o.take("multiSelect", &q.several) // else it is a row
+	if words == "" || !o.take("options", &options) {
+		return nil, nil
+	}
+	p = &PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: words}, Subject: safely(words, maxFull)}
+	o.take("multiSelect", &p.Multi) // what is no bool is a row
+	var rows []string
 	for i, option := range options {
 		label := ""
-		ok = ok && option.take("label", &label)
-		row := fmt.Sprintf("%d. %s%s", i+1, label, before(": ", option.text("description")))
-		q.labels = append(q.labels, label)
-		q.rows = append(append(q.rows, oneLine(row)), option.rows()...)
+		if !option.take("label", &label) {
+			return nil, nil
+		}
+		labels = append(labels, label)
+		key := strconv.Itoa(i + 1)
+		if i < maxChoices { // those beyond can be written
+			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(oneLine(visible(redact(label))), 60)})
+		}
+		row := key + ". " + label + before(": ", option.text("description"))
+		rows = append(append(rows, oneLine(row)), option.rows()...)
 	}
-	q.rows = append(q.rows, o.rows()...)
-	return ok
+	p.Full = strings.Join(slices.Concat(rows, o.rows(), others), "\n")
+	return p, labels
 }
 
-// prompt asks it, the i-th of n.
-func (q *hookQuestion) prompt(i, n int) *PromptRecord {
-	p := &PromptRecord{Prompt: Prompt{Type: MultipleChoice, Multi: q.several, Question: q.question},
-		Subject: safely(q.question, maxFull)}
-	if n > 1 {
-		p.Question = fmt.Sprintf("(%d of %d) ", i, n) + p.Question
-	}
-	p.Excerpt = safely(p.Question, maxExcerpt)
-	for k, label := range q.labels[:min(len(q.labels), maxChoices)] { // those beyond can be written
-		label = clip(oneLine(visible(redact(label))), 60)
-		p.Choices = append(p.Choices, Choice{Key: strconv.Itoa(k + 1), Label: label})
-	}
-	p.Full = strings.Join(q.rows, "\n")
-	return p
-}
-
-// answer returns the labels of the choices that were made by their numbers, or the operator's own words.
-func (q *hookQuestion) answer(value string) string {
+// answerWords returns the labels that were chosen by their numbers, of which there may be several, or the operator's own
+// words.
+func answerWords(value string, labels []string, several bool) string {
 	var chosen []string
 	for key := range strings.SplitSeq(strings.ReplaceAll(value, " ", ""), ",") {
 		n, err := strconv.Atoi(key)
-		if err != nil || n < 1 || n > len(q.labels) || len(chosen) > 0 && !q.several {
+		other := err != nil || n < 1 || n > len(labels)
+		if other || len(chosen) > 0 && !several {
 			return value
 		}
-		chosen = append(chosen, q.labels[n-1])
+		chosen = append(chosen, labels[n-1])
 	}
 	return strings.Join(chosen, ", ")
 }
@@ -5928,7 +5938,6 @@ func (h *hook) permissionPrompt() *PromptRecord {
 	call := h.call()
 	p := &PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: call.question, Full: call.full, Permission: true,
 		SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull), Lang: call.lang}
-	p.Excerpt = headAndTail(visible(redact(call.full)), maxExcerpt)
 	allow := "Yes"
 	if h.Tool == "ExitPlanMode" {
 		allow = "Yes, and manually approve edits" // the mode that claude is in then (measured)
@@ -6301,8 +6310,8 @@ func (a *asking) compose() error {
 	case n == 0:
 		return misuse("the question is missing")
 	case n > maxQuestion:
-		return misuse(fmt.Sprintf("the question has %d characters, %d are shown: give what it is about on standard "+
-			"input, with -", n, maxQuestion))
+		return misuse("the question has %d characters, %d are shown: give what it is about on standard "+
+			"input, with -", n, maxQuestion)
 	}
 	p.Excerpt = clip(p.Question, maxExcerpt)
 	p.Full = p.Question
@@ -6352,7 +6361,7 @@ func (a *asking) addAnswers() error {
 // called 2.
 func (a *asking) addChoices(words []string) error {
 	if len(words) > maxChoices {
-		return misuse(fmt.Sprintf("--choices has %d choices, %d are possible", len(words), maxChoices))
+		return misuse("--choices has %d choices, %d are possible", len(words), maxChoices)
 	}
 	for i, word := range words {
 		words[i] = strings.TrimSpace(word)
@@ -6375,7 +6384,7 @@ func (a *asking) addChoices(words []string) error {
 			wrong = "is there twice"
 		}
 		if wrong != "" {
-			return misuse(fmt.Sprintf("the choice %q %s", word, wrong))
+			return misuse("the choice %q %s", word, wrong)
 		}
 		key := word
 		if !slices.Contains(digits, word) {
@@ -6396,7 +6405,7 @@ func (a *asking) readAbout() (text string, err error) {
 	text = strings.Trim(legible(string(b)), "\n")
 	switch {
 	case max(len(b), len(text)) > maxHookFull:
-		return "", misuse(fmt.Sprintf("standard input has more than %d KiB as it is shown: give less of it", maxHookFull>>10))
+		return "", misuse("standard input has more than %d KiB as it is shown: give less of it", maxHookFull>>10)
 	case strings.TrimSpace(text) == "":
 		return "(nothing came on standard input)", nil
 	}
@@ -6476,7 +6485,10 @@ func (a *asking) bridge() (code int, err error) {
 	}
 	a.tg.session = own.ID
 	a.tg.giveUp = func(err error) {
-		quit(errors.New(cmp.Or(a.tg.Trouble(), err.Error()))) // the first says what to do
+		if trouble := a.tg.Trouble(); trouble != "" { // says what to do
+			err = errors.New(trouble)
+		}
+		quit(err)
 	}
 	online, disconnect := context.WithCancel(a.ctx)
 	defer disconnect()
@@ -6517,7 +6529,7 @@ func (a *asking) bridge() (code int, err error) {
 	late := time.AfterFunc(drainSend, disconnect) // the rest is owed
 	beside.Wait()
 	late.Stop()
-	return code, cmp.Or(err, unsaid)
+	return code, errors.Join(err, unsaid)
 }
 
 // labelAround is the label of the session that this was started in, "" none. Its record may come later than what it
@@ -6609,8 +6621,10 @@ func (a *asking) conclude(end *PromptRecord, cause error) (code int, err error) 
 	case end.Status == Canceled && end.Value != nil: // left as it is
 	case ended:
 		return 128 + int(stop.sig), nil
+	case cause != nil:
+		return exitInternal, cause
 	default:
-		return exitInternal, cmp.Or(cause, fmt.Errorf("the question was not answered: %s", end.Reason))
+		return exitInternal, fmt.Errorf("the question was not answered: %s", end.Reason)
 	}
 	told := a.tell(end, status, answer)
 	switch {
@@ -6619,7 +6633,10 @@ func (a *asking) conclude(end *PromptRecord, cause error) (code int, err error) 
 	case !told:
 		return exitInternal, nil
 	case answer != nil:
-		err = errors.Join(a.st.end(end.ID, Injected, ""), a.st.end(end.ID, Resolved, ""))
+		err = a.st.end(end.ID, Injected, "")
+		if err == nil {
+			err = a.st.end(end.ID, Resolved, "")
+		}
 	}
 	if status == "refused" && end.Reason != "" {
 		fmt.Fprintln(a.stderr, "atlasbridge: refused:", visible(end.Reason))
