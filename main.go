@@ -1269,12 +1269,18 @@ func (c *command) status(s *Store) int {
 		table = append(table, r.cells(time.Now()))
 	}
 	code := c.show(rows, table, "no sessions; start one: atlasbridge run <tool>")
-	if poller != 0 && !c.opts.on("json") {
+	trouble := s.ChannelTrouble()
+	if trouble != "" && c.opts.on("json") {
+		c.warn(trouble)
+	}
+	if c.opts.on("json") {
+		return code
+	}
+	if poller != 0 {
 		code = max(code, c.page(fmt.Sprintf("process %d listens to Telegram\n", poller)))
 	}
-	trouble := s.ChannelTrouble()
 	if trouble != "" {
-		c.warn(trouble)
+		code = max(code, c.page(trouble+"\n"))
 	}
 	return code
 }
