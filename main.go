@@ -1345,9 +1345,7 @@ func (c *command) answer(s *Store) int {
 	}
 	said := "answered " + shortID(p.ID)
 	for _, more := range []string{p.labels(*p.Value), p.granted()} {
-		if more != "" {
-			said += ": " + visible(more)
-		}
+		said += before(": ", visible(more))
 	}
 	fmt.Fprintln(c, said)
 	if s.wrapperState(p.SessionID) == "stopped" {
@@ -6050,8 +6048,9 @@ const maxWidest = 51
 // lastingWords say what the suggestions grant together, and for how long, and which grant is the widest, as its button
 // has it. Both are "" when there are no suggestions. One that is not understood is shown as it is.
 func lastingWords(suggestions []json.RawMessage, folder string) (words, widest string) {
+	var all []string
+	last := "" // how long the one before is kept
 	most := -1
-	before := "" // how long the one before is kept
 	for _, raw := range suggestions {
 		var s suggestion
 		err := json.Unmarshal(raw, &s)
@@ -6061,24 +6060,20 @@ func lastingWords(suggestions []json.RawMessage, folder string) (words, widest s
 			g = grant{string(raw), "what is listed as lasting", grantsAll}
 			long = ""
 		}
-		switch {
-		case words == "":
-		case long == before || before == "":
-			words += ", "
-		default:
-			words += ", " + before + ", "
+		if last != long && last != "" {
+			all = append(all, last)
 		}
-		before = long
-		words += g.words
+		last = long
+		all = append(all, g.words)
 		if g.width > most {
 			most = g.width
 			widest = strings.TrimSpace(clip(g.short, maxWidest-len(" "+long)) + " " + long)
 		}
 	}
-	if before != "" {
-		words += ", " + before
+	if last != "" {
+		all = append(all, last)
 	}
-	return words, widest
+	return strings.Join(all, ", "), widest
 }
 
 // destinations say how long what a suggestion grants is kept.
