@@ -1482,14 +1482,17 @@ func eachWhole(path string, at int64, do func(line []byte) (more bool)) (end int
 		return 0, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
+	size, err := f.Seek(0, io.SeekEnd)
+	if size < at {
+		at = 0
+	}
+	if err == nil {
+		_, err = f.Seek(at, io.SeekStart)
+	}
 	if err != nil {
 		return 0, err
 	}
-	if info.Size() < at {
-		at = 0
-	}
-	err = eachLine(io.NewSectionReader(f, at, info.Size()-at), func(line []byte) (more bool) {
+	err = eachLine(f, func(line []byte) (more bool) {
 		if line[len(line)-1] != '\n' && len(line) < maxRead { // it is just being written
 			return false
 		}
@@ -5533,20 +5536,19 @@ func (p *PromptRecord) begin(source, session string, life time.Duration) {
 	p.publish()
 }
 
-// ask stores a prompt, calls stored, and returns the prompt when it is no longer open. Whoever asks ends the question,
-// too. When its time is over it expires, with its safe default as its value; if it was never sent to anybody, it is
-// canceled. When ctx ends, it is canceled where the cause is a stopped and fails with any other cause. An answer that
+// ask stores a prompt and returns it when it is no longer open; who follows the session has it sent. Whoever asks ends
+// the question, too. When its time is over it expires, with its safe default as its value, or is canceled if it was never
+// sent to anybody. When ctx ends it is canceled if the cause is a stopped, and fails with any other cause. An answer that
 // came first counts. Where the context has no cause this process is being ended: ask returns nil, and others find that
 // nobody holds its lock. It returns nil, too, when the session has died.
-func (p *PromptRecord) ask(ctx context.Context, st *Store, stored func() error) (*PromptRecord, error) {
+func (p *PromptRecord) ask(ctx context.Context, st *Store) (*PromptRecord, error) {
 	following, enough := context.WithCancel(context.WithoutCancel(ctx))
 	defer enough()
 	if err := st.keep(p); err != nil {
 		return nil, err
 	}
 	changes := st.Follow(following, p.SessionID, func() bool { return true })
-	err := stored()
-	for err == nil {
+	for {
 		left := time.Until(p.ExpiresAt)
 		select {
 		case r := <-changes:
@@ -5556,31 +5558,41 @@ func (p *PromptRecord) ask(ctx context.Context, st *Store, stored func() error) 
 		case <-ctx.Done():
 		case <-time.After(max(askMoment, min(left, askLook))):
 		}
-		now, _, unread := st.Prompt(p.ID)
+		now, _, err := st.Prompt(p.ID)
 		cause := context.Cause(ctx)
 		_, back := errors.AsType[*stopped](cause)
+		to := Canceled
+		why := ""
 		switch {
-		case unread != nil || now == nil || !st.Alive(p.SessionID): // a session that was killed tells nobody
-			return nil, unread
+		case err != nil || now == nil || !st.Alive(p.SessionID): // a session that was killed tells nobody
+			return nil, err
 		case !now.Open():
 			return now, nil
 		case cause != nil && cause == ctx.Err():
 			return nil, nil
 		case back:
-			err = st.end(p.ID, Canceled, cause.Error())
+			why = cause.Error()
 		case cause != nil:
-			err = st.end(p.ID, Failed, redact(cause.Error()))
+			to = Failed
+			why = redact(cause.Error())
 		case time.Now().Before(p.ExpiresAt):
+			continue
 		case now.Status == Created:
-			err = st.end(p.ID, Canceled, "its time was over before it could be asked")
+			why = "its time was over before it could be asked"
 		default:
-			_, err = st.Move(p.ID, Expired, func(p *PromptRecord) {
-				p.Reason = fmt.Sprintf("no answer in %d s", inSeconds(p.ExpiresAt.Sub(p.CreatedAt)))
+			to = Expired
+			why = fmt.Sprintf("no answer in %d s", inSeconds(p.ExpiresAt.Sub(p.CreatedAt)))
+		}
+		_, err = st.Move(p.ID, to, func(p *PromptRecord) {
+			p.Reason = why
+			if to == Expired {
 				p.Value = p.SafeDefault
-			})
+			}
+		})
+		if err != nil {
+			return nil, err
 		}
 	}
-	return nil, err
 }
 
 // inSeconds is a time in whole seconds.
@@ -5768,7 +5780,7 @@ func (h *hook) wait(ctx context.Context, p *PromptRecord) (value *string, decisi
 	}
 	h.locks = append(h.locks, release)
 	h.asked = append(h.asked, p.ID)
-	end, err := p.ask(ctx, h.st, func() error { return nil }) // the session has it sent
+	end, err := p.ask(ctx, h.st)
 	if end == nil {
 		return nil, nil, err
 	}
@@ -5902,8 +5914,7 @@ func ownQuestion(o object, words string, others []string) (p *PromptRecord, labe
 	return p, labels
 }
 
-// answerWords returns the labels that were chosen by their numbers, of which there may be several, or the operator's own
-// words.
+// answerWords returns the labels that were chosen by their numbers, one or several, or the operator's own words.
 func answerWords(value string, labels []string, several bool) string {
 	var chosen []string
 	for key := range strings.SplitSeq(strings.ReplaceAll(value, " ", ""), ",") {
@@ -6505,7 +6516,7 @@ func (a *asking) bridge() (code int, err error) {
 	beside.Go(func() { a.follow(online, own.ID, quit) })
 	a.prompt.Cwd = own.Cwd
 	a.prompt.begin(fromAsk, own.ID, a.cfg.Timeout)
-	end, err := a.prompt.ask(ctx, a.st, a.sent)
+	end, err := a.prompt.ask(ctx, a.st)
 	code = exitInternal
 	if end != nil {
 		code, err = a.conclude(end, context.Cause(ctx))
@@ -6549,9 +6560,9 @@ func (a *asking) labelAround(ctx context.Context) string {
 	return ""
 }
 
-// sent has the question sent, and says at the terminal, and anywhere where there is no Telegram, how it is answered
+// send has the question sent, and says at the terminal, and anywhere where there is no Telegram, how it is answered
 // without a phone.
-func (a *asking) sent() error {
+func (a *asking) send() error {
 	how := "asked on the phone; from another terminal"
 	phone := a.cfg.Channel == "telegram"
 	_, err := a.st.Move(a.prompt.ID, Routed, func(p *PromptRecord) {
@@ -6578,24 +6589,32 @@ func (a *asking) sent() error {
 	return err
 }
 
-// follow does what the phone wants of the session until ctx ends: it can only be ended.
+// follow has the session's question sent, and does what the phone wants of it until ctx ends: it can only be ended.
 func (a *asking) follow(ctx context.Context, session string, quit context.CancelCauseFunc) {
 	for rec := range a.st.Follow(ctx, session, func() bool { return true }) {
-		in, ok := rec.(*InputRecord)
-		if !ok || in.Status != "queued" {
-			continue
+		var err error
+		switch r := rec.(type) {
+		case *PromptRecord:
+			if r.Status == Created {
+				err = a.send()
+			}
+		case *InputRecord:
+			in := *r
+			in.Status = "done"
+			switch {
+			case r.Status != "queued":
+				continue
+			case r.Kind == "cancel":
+				quit(&stopped{syscall.SIGTERM, "ended from the phone"})
+			default:
+				in.Status = "refused"
+				in.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
+				a.tg.Notify(Notice{SessionID: session, Text: "✗ " + in.Reason, ReplyTo: r.ReplyTo, ThreadID: r.ThreadID,
+					Ring: true})
+			}
+			err = a.st.keep(&in)
 		}
-		r := *in
-		r.Status = "done"
-		if r.Kind == "cancel" {
-			quit(&stopped{syscall.SIGTERM, "ended from the phone"})
-		} else {
-			r.Status = "refused"
-			r.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
-			a.tg.Notify(Notice{SessionID: session, Text: "✗ " + r.Reason, ReplyTo: r.ReplyTo, ThreadID: r.ThreadID,
-				Ring: true})
-		}
-		if err := a.st.keep(&r); err != nil {
+		if err != nil {
 			quit(err)
 		}
 	}
