@@ -5537,10 +5537,10 @@ func (p *PromptRecord) begin(source, session string, life time.Duration) {
 }
 
 // ask stores a prompt and returns it when it is no longer open; who follows the session has it sent. Whoever asks ends
-// the question, too. When its time is over it expires, with its safe default as its value, or is canceled if it was never
-// sent to anybody. When ctx ends it is canceled if the cause is a stopped, and fails with any other cause. An answer that
-// came first counts. Where the context has no cause this process is being ended: ask returns nil, and others find that
-// nobody holds its lock. It returns nil, too, when the session has died.
+// the question, too. When its time is over it expires, with its safe default as its value, or is canceled if it was
+// never sent to anybody. When ctx ends it is canceled if the cause is a stopped, and fails with any other cause. An
+// answer that came first counts. Where the context has no cause this process is being ended: ask returns nil, and
+// others find that nobody holds its lock. It returns nil, too, when the session has died.
 func (p *PromptRecord) ask(ctx context.Context, st *Store) (*PromptRecord, error) {
 	following, enough := context.WithCancel(context.WithoutCancel(ctx))
 	defer enough()
@@ -6181,22 +6181,23 @@ func (s *session) installHooks(argv []string) []string {
 // option.
 func settingsArgument(args []string) (settings string, rest []string) {
 	settings = "{}"
-	for i := 0; i < len(args); i++ {
-		value, joined := strings.CutPrefix(args[i], "--settings=")
-		hasNext := i+1 < len(args) && args[i+1] != "--"
+	end := slices.Index(args, "--")
+	if end < 0 {
+		end = len(args)
+	}
+	for i := 0; i < end; i++ {
+		name, value, joined := strings.Cut(args[i], "=")
 		switch {
-		case args[i] == "--":
-			return settings, append(rest, args[i:]...)
+		case name != "--settings", !joined && i+1 == end:
+			rest = append(rest, args[i])
 		case joined:
 			settings = value
-		case args[i] == "--settings" && hasNext:
+		default:
 			i++
 			settings = args[i]
-		default:
-			rest = append(rest, args[i])
 		}
 	}
-	return settings, rest
+	return settings, append(rest, args[end:]...)
 }
 
 // quickHook is how many seconds the tool gives a hook that asks nobody.
