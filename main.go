@@ -1270,17 +1270,15 @@ func (c *command) status(s *Store) int {
 	}
 	code := c.show(rows, table, "no sessions; start one: atlasbridge run <tool>")
 	trouble := s.ChannelTrouble()
-	if trouble != "" && c.opts.on("json") {
-		c.warn(trouble)
-	}
-	if c.opts.on("json") {
-		return code
-	}
+	about := before("\n", trouble)
 	if poller != 0 {
-		code = max(code, c.page(fmt.Sprintf("process %d listens to Telegram\n", poller)))
+		about = fmt.Sprintf("\nprocess %d listens to Telegram", poller) + about
 	}
-	if trouble != "" {
-		code = max(code, c.page(trouble+"\n"))
+	switch {
+	case about != "" && !c.opts.on("json"):
+		return max(code, c.page(about[1:]+"\n"))
+	case trouble != "":
+		c.warn(trouble)
 	}
 	return code
 }
@@ -6592,7 +6590,7 @@ func (a *asking) send() error {
 
 // follow has the session's question sent, and does what the phone wants of it until ctx ends: it can only be ended.
 func (a *asking) follow(ctx context.Context, session string, quit context.CancelCauseFunc) {
-	for rec := range a.st.Follow(ctx, session, func() bool { return true }) {
+	for rec := range a.st.Follow(ctx, session, func() bool { return false }) { // nobody waits for what others write
 		var err error
 		switch r := rec.(type) {
 		case *PromptRecord:
