@@ -6145,17 +6145,17 @@ func lineDiff(before, after string) (diff string, plus, minus int) {
 	}
 	gone := a[head : len(a)-tail]
 	came := b[head : len(b)-tail]
-	var out strings.Builder
-	write := func(mark string, lines []string) {
+	var rows []string
+	add := func(mark string, lines []string) {
 		for _, line := range lines {
-			out.WriteString(mark + strings.TrimSuffix(line, "\n") + "\n")
+			rows = append(rows, mark+strings.TrimSuffix(line, "\n"))
 		}
 	}
-	write(" ", a[:head])
-	write("-", gone)
-	write("+", came)
-	write(" ", a[len(a)-tail:])
-	return strings.TrimSuffix(out.String(), "\n"), len(came), len(gone)
+	add(" ", a[:head])
+	add("-", gone)
+	add("+", came)
+	add(" ", a[len(a)-tail:])
+	return strings.Join(rows, "\n"), len(came), len(gone)
 }
 
 // installHooks adds to the tool's command line what makes it call us, merged into the last --settings there, which
