@@ -21,13 +21,13 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -92,9 +92,19 @@ func (w world) run(args []string) (code int) {
 	if c.name == "help" && len(c.args) > 0 {
 		c.name, c.args = c.args[0], []string{"-h"}
 	}
-	c.opts, code = c.options()
-	if c.opts != nil {
-		code = c.spec().do(c)
+	s := c.spec()
+	var err error
+	if s.do == nil {
+		return c.usage(fmt.Sprintf("unknown command %q", c.name))
+	}
+	c.opts, err = s.parse(c.args)
+	switch {
+	case err != nil:
+		return c.fail(err)
+	case c.opts == nil:
+		code = c.page("atlasbridge " + s.text + "\n")
+	default:
+		code = s.do(c)
 	}
 	if c.lost != nil {
 		c.fail(&hintedError{fmt.Errorf("writing the output: %w", c.lost), "have standard output lead somewhere else"})
@@ -313,7 +323,12 @@ Examples:
   atlasbridge logs --json | jq -c 'select(.event == "PERMISSION_RESOLVE")'`},
 		{name: "audit", summary: "recompute the audit chain, name the first bad line",
 			do: cmdAudit, words: []string{"verify"},
-			text: `audit verify [--json]
+			text: auditHelp},
+	}
+}
+
+// auditHelp says how the log is read without us, too.
+const auditHelp = `audit verify [--json]
 
 Each line of audit.log has the hash of the one before: a line that was changed,
 put in, moved or taken out is found, and a tail that was cut by the head that
@@ -351,9 +366,7 @@ Flags:
 Examples:
   atlasbridge audit verify
 
-Exit status: 0 when it holds; 1 when it does not`},
-	}
-}
+Exit status: 0 when it holds; 1 when it does not`
 
 // otherCommands explain what is there, or belong to other programs.
 func otherCommands() []commandSpec {
@@ -472,21 +485,17 @@ func (f flagSpec) words() []string {
 	return words
 }
 
-// flagSet parses the flags of the command.
-func (s commandSpec) flagSet() *flag.FlagSet {
-	set := flag.NewFlagSet(s.name, flag.ContinueOnError)
-	set.SetOutput(io.Discard)
-	for _, f := range s.flags() {
-		switch f.value {
-		case "":
-			set.Bool(f.name, false, "")
-		case durationValue:
-			set.Duration(f.name, -1, "") // so that 0 counts as given
-		default:
-			set.String(f.name, "", "")
-		}
+// check is why the flag cannot have that value, nil: it can.
+func (f flagSpec) check(value string) error {
+	words := f.words()
+	if words != nil && !slices.Contains(words, value) {
+		return misuse("--%s cannot be %q", f.name, value)
 	}
-	return set
+	life, err := time.ParseDuration(value)
+	if f.value == durationValue && (err != nil || life < time.Second || life > 24*time.Hour) {
+		return misuse("--%s must be from 1s to 24h, such as 90s or 10m", f.name)
+	}
+	return nil
 }
 
 // takes tells whether these are arguments that the command has.
@@ -521,94 +530,72 @@ func (c *command) spec() commandSpec {
 
 // options are the arguments of a command, parsed.
 type options struct {
-	set  *flag.FlagSet
-	args []string // without flags
+	flags map[string]string // those that were given; a switch is "true"
+	args  []string          // without flags
 }
 
-// options parses the arguments. Where it gives no options it has said what is wrong, or helped: the command exits.
-func (c *command) options() (*options, int) {
-	s := c.spec()
-	if s.do == nil {
-		return nil, c.usage("unknown command %q", c.name)
-	}
-	o := &options{set: s.flagSet()}
-	err := o.parse(c.args, s.verbatim)
-	if err == flag.ErrHelp {
-		return nil, c.page("atlasbridge " + s.text + "\n")
-	}
-	if err == nil {
-		err = o.check(s)
-	}
-	if err != nil {
-		return nil, c.badFlag(err)
-	}
-	if !s.takes(o.args) {
-		if len(o.args) == 0 || len(o.args) < s.min {
-			return nil, c.usage("an argument is missing")
-		}
-		return nil, c.usage("wrong arguments %q", o.args)
-	}
-	return o, 0
-}
-
-// parse takes flags and arguments apart. What follows -- is an argument, and where they are taken verbatim all that
-// follows the first one.
-func (o *options) parse(args []string, verbatim bool) error {
-	var rest []string
-	end := slices.Index(args, "--")
-	if end >= 0 && !verbatim {
-		args, rest = args[:end], args[end+1:]
-	}
-	err := o.set.Parse(args)
-	for err == nil && o.set.NArg() > 0 && !verbatim {
-		o.args = append(o.args, o.set.Arg(0))
-		err = o.set.Parse(o.set.Args()[1:])
-	}
-	o.args = slices.Concat(o.args, o.set.Args(), rest)
-	return err
-}
-
-// check gives an error where a flag has a value that it cannot have.
-func (o *options) check(s commandSpec) error {
-	for _, f := range s.flags() {
-		words, value := f.words(), o.text(f.name)
-		switch {
-		case !o.given(f.name):
-		case words != nil && !slices.Contains(words, value):
-			return fmt.Errorf("--%s cannot be %q", f.name, value)
-		case f.value == durationValue:
-			life, err := time.ParseDuration(value)
-			if err != nil || life < time.Second || life > 24*time.Hour {
-				return fmt.Errorf("--%s must be from 1s to 24h", f.name)
-			}
-		}
-	}
-	return nil
-}
-
-// badFlag says what is wrong with a flag.
-func (c *command) badFlag(err error) int {
-	said := strings.NewReplacer("flag needs an argument: -", "there is no value after --",
-		"flag provided but not defined: -", "unknown flag --",
-		" for flag -", " for --", " for -", " for --").Replace(err.Error())
-	if strings.HasPrefix(said, "invalid value ") { // no other values are parsed
-		said = strings.TrimSuffix(said, "parse error") + "write a time such as 90s or 10m"
-	}
-	return c.usage("%s", said)
-}
-
-// text is the value of a flag as it was given, or its default.
-func (o *options) text(name string) string { return o.set.Lookup(name).Value.String() }
+// text is the value of a flag as it was given, "" where it was not.
+func (o *options) text(name string) string { return o.flags[name] }
 
 // on tells whether a switch was given.
-func (o *options) on(name string) bool { return o.text(name) == "true" }
+func (o *options) on(name string) bool { return o.flags[name] != "" }
 
-// given tells whether a flag has another value than its default.
-func (o *options) given(name string) bool { return o.text(name) != o.set.Lookup(name).DefValue }
+// given tells whether a flag was given, also as "".
+func (o *options) given(name string) bool {
+	_, ok := o.flags[name]
+	return ok
+}
+
+// parse takes flags and arguments apart, nil: help is asked for. What follows -- is an argument, and where they are
+// taken verbatim all that follows the first one.
+func (s commandSpec) parse(args []string) (*options, error) {
+	o := &options{flags: map[string]string{}}
+	flags := s.flags()
+	for len(args) > 0 {
+		word := args[0]
+		args = args[1:]
+		name, value, joined := strings.Cut(strings.TrimLeft(word, "-"), "=")
+		i := slices.IndexFunc(flags, func(f flagSpec) bool { return f.name == name })
+		plain := len(word) < 2 || word[0] != '-'
+		if plain {
+			o.args = append(o.args, word)
+		}
+		switch {
+		case word == "--", plain && s.verbatim:
+			o.args = append(o.args, args...)
+			args = nil
+		case plain:
+		case name == "h" || name == "help":
+			return nil, nil
+		case i < 0:
+			return nil, misuse("unknown flag --%s", name)
+		case flags[i].value == "" && joined:
+			return nil, misuse("--%s takes no value", name)
+		case flags[i].value == "":
+			o.flags[name] = "true"
+		case !joined && len(args) == 0:
+			return nil, misuse("there is no value after --%s", name)
+		default:
+			if !joined {
+				value, args = args[0], args[1:]
+			}
+			if err := flags[i].check(value); err != nil {
+				return nil, err
+			}
+			o.flags[name] = value
+		}
+	}
+	switch {
+	case s.takes(o.args):
+		return o, nil
+	case len(o.args) == 0 || len(o.args) < s.min:
+		return nil, misuse("an argument is missing")
+	}
+	return nil, misuse("wrong arguments %q", o.args)
+}
 
 // usage says what is wrong with the command line, and what would be right.
-func (c *command) usage(format string, args ...any) int {
-	said := fmt.Sprintf(format, args...)
+func (c *command) usage(said string) int {
 	near := nearest(c.name, commandNames())
 	s := c.spec()
 	switch {
@@ -625,53 +612,27 @@ func (c *command) usage(format string, args ...any) int {
 	return exitUsage
 }
 
-// nearest is the word with the least distance from s, "" when each differs in half the letters of s, or in three.
+// nearest is the word that differs least from s, "" when each differs in half the letters of s, or in three.
 func nearest(s string, words []string) string {
-	near, least := "", min(len(s)/2, 2)+1
-	for _, w := range words {
-		slips := distance(strings.ToLower(s), w)
-		if slips < least {
-			near, least = w, slips
-		}
-	}
-	return near
-}
-
-// distance is how many letters must be put in, left out or replaced to make b of a.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1) // from what was read of a to so much of b
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		corner := row[0]
-		row[0]++
-		for j := range len(b) {
-			if a[i] != b[j] {
-				corner = min(corner, row[j], row[j+1]) + 1
+	for slips := range min(len(s)/2, 2) + 1 {
+		for _, w := range words {
+			if within(slips, strings.ToLower(s), w) {
+				return w
 			}
-			corner, row[j+1] = row[j+1], corner
 		}
 	}
-	return row[len(b)]
+	return ""
 }
 
-// commonHead is how many elements a and b both begin with.
-func commonHead[E comparable](a, b []E) int {
-	n := 0
-	for n < min(len(a), len(b)) && a[n] == b[n] {
-		n++
+// within reports whether at most n letters must be put in, left out or replaced to make b of a.
+func within(n int, a, b string) bool {
+	for a != "" && b != "" && a[0] == b[0] {
+		a, b = a[1:], b[1:]
 	}
-	return n
-}
-
-// commonTail is how many elements a and b both end with.
-func commonTail[E comparable](a, b []E) int {
-	n := 0
-	for n < min(len(a), len(b)) && a[len(a)-1-n] == b[len(b)-1-n] {
-		n++
+	if n == 0 || a == "" || b == "" {
+		return len(a)+len(b) <= n
 	}
-	return n
+	return within(n-1, a[1:], b) || within(n-1, a, b[1:]) || within(n-1, a[1:], b[1:])
 }
 
 // config reads the settings; flags win over the file and the environment. With an error at most Dir is set.
@@ -698,8 +659,19 @@ func (c *command) warn(text string) {
 	}
 }
 
+// usageError is what is wrong with a command line.
+type usageError string
+
+func (e usageError) Error() string { return string(e) }
+
+// misuse is a usageError.
+func misuse(format string, args ...any) error { return usageError(fmt.Sprintf(format, args...)) }
+
 // fail tells an error, and what to do about it where that is known. Nobody can be told when that is not read either.
 func (c *command) fail(err error) int {
+	if wrong, ok := errors.AsType[usageError](err); ok {
+		return c.usage(string(wrong))
+	}
 	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(err.Error())))
 	todo := hintOf(err)
 	if todo != "" {
@@ -778,10 +750,18 @@ func (c *command) folded(text string) string {
 	return fold(text, int(size.Cols))
 }
 
-// show prints v with --json, else a table of which the first row are the headings; a row of one cell is a sentence.
-func (c *command) show(v any, rows [][]string) int {
+// show prints v with --json, in the files' time format, else a table, whose first row are the headings. Where it has no
+// other row it prints none to standard error.
+func (c *command) show(v any, rows [][]string, none string) int {
 	if c.opts.on("json") {
-		return c.printJSON(v)
+		text, err := stamped(v)
+		if err != nil {
+			return c.fail(err)
+		}
+		return c.printJSON(text)
+	}
+	if len(rows) == 1 {
+		fmt.Fprintln(c.stderr, none)
 	}
 	oneLine := strings.NewReplacer("\n", " ", "\t", " ")
 	for _, row := range rows {
@@ -789,8 +769,7 @@ func (c *command) show(v any, rows [][]string) int {
 			row[i] = oneLine.Replace(visible(cell))
 		}
 	}
-	headings, table, _ := strings.Cut(c.folded(columns(rows)), "\n")
-	return c.print(c.colour(sgrBold, headings) + "\n" + table)
+	return c.page(columns(rows))
 }
 
 // columns are rows as lines. The last cell of a row may be long: nothing is behind it.
@@ -833,22 +812,6 @@ func fold(text string, width int) string {
 	return folded.String()
 }
 
-// Codes of SGR, ECMA-48 section 8.3.117.
-const (
-	sgrBold   = "1"
-	sgrRed    = "31"
-	sgrGreen  = "32"
-	sgrYellow = "33"
-)
-
-// colour is text in that code, where somebody can see it and wants to: https://no-color.org
-func (c *command) colour(code, text string) string {
-	if c.getenv("NO_COLOR") != "" || c.getenv("TERM") == "dumb" || !onTerminal(c.stdout) {
-		return text
-	}
-	return "\x1b[" + code + "m" + text + "\x1b[0m"
-}
-
 // onTerminal tells whether a person may be at the other end of f.
 func onTerminal(f *os.File) bool {
 	_, err := terminalSize(f)
@@ -885,7 +848,6 @@ may be meant for another program, it is told and left out.
 	text.WriteString(`
 With ATLASBRIDGE_CAPTURE_PROMPTS=1 a recording of each question is kept, in the
 folder's captured_scenarios: the last output, with all that the screen showed.
-NO_COLOR and TERM=dumb: no colours.
 
 A tool sees none of TELEGRAM_* and ATLASBRIDGE_*, but for ATLASBRIDGE_SESSION,
 the id of the session it runs in, and ATLASBRIDGE_HOME.`)
@@ -958,11 +920,13 @@ func cmdCompletion(c *command) int {
 		bash += fmt.Sprintf("  *:%s:*:-) list='%s' ;;\n", s.name, list)
 	}
 	bash = fmt.Sprintf(bashCompletion, strings.Join(commandNames(), " "), bash)
-	return c.print(map[string]string{
-		"bash": bash,
-		"zsh":  "autoload -Uz compinit bashcompinit\n(( $+functions[compdef] )) || compinit -i\nbashcompinit\n" + bash,
-		"fish": fish,
-	}[c.opts.args[0]])
+	switch c.opts.args[0] {
+	case "zsh":
+		bash = "autoload -Uz compinit bashcompinit\n(( $+functions[compdef] )) || compinit -i\nbashcompinit\n" + bash
+	case "fish":
+		return c.print(fish)
+	}
+	return c.print(bash)
 }
 
 // ---- doctor ----
@@ -999,7 +963,11 @@ func cmdDoctor(c *command) int {
 	}
 	if st != nil {
 		defer st.Close()
-		d.checkAudit(st)
+		verdict, err := st.VerifyAudit()
+		if err == nil && !verdict.OK {
+			err = hinted(fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason), verdict.Remedy)
+		}
+		d.tell("audit", err, fmt.Sprintf("%d entries hold", verdict.Entries), "")
 	}
 	terminal := "none here: a tool gets 100x30"
 	size, err := terminalSize(d.stdout)
@@ -1031,25 +999,25 @@ func cmdDoctor(c *command) int {
 // tell adds a check: it failed with err, or passed with what was found and perhaps a warning.
 func (d *doctor) tell(name string, err error, found, warning string) {
 	k := check{Name: name, OK: err == nil, Detail: found, Remedy: warning}
-	mark, code := "ok  ", sgrGreen
-	if warning != "" {
-		mark, code = "warn", sgrYellow
-	}
-	if err != nil {
+	mark := "ok"
+	switch {
+	case err != nil:
 		d.code = exitFailed
-		k.Detail, k.Remedy = redact(err.Error()), hintOf(err)
-		mark, code = "FAIL", sgrRed
+		k.Detail = redact(err.Error())
+		k.Remedy = hintOf(err)
+		mark = "FAIL"
+	case warning != "":
+		mark = "warn"
 	}
 	d.checks = append(d.checks, k)
 	if d.opts.on("json") {
 		return
 	}
-	text := fmt.Sprintf("%s  %-11s  %s\n", mark, name, visible(k.Detail))
+	text := fmt.Sprintf("%-4s  %-11s  %s\n", mark, name, visible(k.Detail))
 	if k.Remedy != "" {
 		text += fmt.Sprintf("%17s  %s\n", "→", visible(k.Remedy))
 	}
-	text = strings.Replace(d.folded(text), mark, d.colour(code, mark), 1)
-	d.code = max(d.code, d.print(text))
+	d.code = max(d.code, d.page(text))
 }
 
 // checkState opens the state, nil where that cannot be done, and tries whether it can be written.
@@ -1068,15 +1036,6 @@ func (d *doctor) checkState(dir string) *Store {
 	}
 	d.tell("state", err, "can be used: a file was written for a test", notes)
 	return st
-}
-
-// checkAudit verifies the audit log.
-func (d *doctor) checkAudit(st *Store) {
-	verdict, err := st.VerifyAudit()
-	if err == nil && !verdict.OK {
-		err = hinted(fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason), verdict.Remedy)
-	}
-	d.tell("audit", err, fmt.Sprintf("%d entries hold", verdict.Entries), "")
 }
 
 // checkPrivacy looks who can read the state folder and what is in it.
@@ -1145,13 +1104,9 @@ func cmdAdapters(c *command) int {
 	list := knownTools(c.ctx, cfg)
 	rows := [][]string{{"ADAPTER", "VERSION", "SUPPORTED", "FOUND"}}
 	for _, t := range list {
-		path := t.Path
-		if path == "" {
-			path = "not found"
-		}
-		rows = append(rows, []string{t.Name, t.Version, t.Supported, path})
+		rows = append(rows, []string{t.Name, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
 	}
-	return c.show(list, rows)
+	return c.show(list, rows, "")
 }
 
 // knownTools asks each tool that has an adapter.
@@ -1175,28 +1130,22 @@ func findAdapted(a *Adapter, command string) tool {
 // reVersion is a version among other words, as in "codex-cli 0.146.0".
 var reVersion = re(`[0-9]+(\.[0-9]+)+`)
 
-// probe asks a tool that was found for its version, in a terminal of its own as `run` has it, and warns of one that was
-// not tried. It ends with ctx, or after ten seconds: Node takes up to 4 s to start (measured).
+// probe asks a tool that was found for its version, and warns of one that was not tried. It ends with ctx, or after ten
+// seconds: Node takes up to 4 s to start (measured).
 func (t *tool) probe(ctx context.Context, env []string) {
 	if t.Path == "" {
 		return
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, Host{})
-	if err == nil {
-		defer p.Close()
-		defer context.AfterFunc(ctx, func() {
-			p.Terminate(0)
-			p.Close()
-		})()
-		output, _ := io.ReadAll(io.LimitReader(p, 4096)) // what it said before an error counts
-		t.Version = reVersion.FindString(string(output))
-	}
+	cmd := exec.CommandContext(ctx, t.Path, "--version")
+	cmd.Env = env
+	cmd.WaitDelay = time.Second // for a grandchild that keeps its output open
+	output, _ := cmd.Output()   // what it said before an error counts
+	t.Version = reVersion.FindString(string(output))
 	version := versionNumbers(t.Version)
-	oldest := versionNumbers(t.adapter.MinVer)
-	newest := versionNumbers(t.adapter.MaxVer)
-	if slices.Compare(version, oldest) < 0 || slices.Compare(version, newest) > 0 {
+	tooOld := slices.Compare(version, versionNumbers(t.adapter.MinVer)) < 0
+	if tooOld || slices.Compare(version, versionNumbers(t.adapter.MaxVer)) > 0 {
 		t.Warning = strings.TrimSpace(t.Name+" "+t.Version) +
 			": not a version that was tried: if questions are missed, use one of " + t.Supported
 	}
@@ -1222,43 +1171,33 @@ func cmdConfig(c *command) int {
 	for _, s := range cfg.inForce {
 		table = append(table, []string{s.Key, string(s.Value), s.Origin})
 	}
-	return c.show(cfg.inForce, table)
+	return c.show(cfg.inForce, table, "")
 }
 
-// withState opens the state for a command, and reports what is damaged.
-func (c *command) withState(do func(*Store) int) int {
+// openState opens the state for a command, and reports what is damaged.
+func (c *command) openState() (*Store, error) {
 	dir, err := c.stateDir()
 	if err != nil {
-		return c.fail(err)
+		return nil, err
 	}
 	s, err := openState(dir, c.disk)
+	if err != nil {
+		return nil, err
+	}
+	for _, note := range s.notes {
+		fmt.Fprintf(c.stderr, "atlasbridge: %s (see `atlasbridge doctor`)\n", note)
+	}
+	return s, nil
+}
+
+// withState does something with the state, and closes it.
+func (c *command) withState(do func(*Store) int) int {
+	s, err := c.openState()
 	if err != nil {
 		return c.fail(err)
 	}
 	defer s.Close()
-	for _, note := range s.notes {
-		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", note)
-	}
 	return do(s)
-}
-
-// list prints records as a table, or as one array with the files' time format; none says that there are none.
-func list[T any](c *command, records []T, table [][]string, none string) int {
-	if c.opts.on("json") {
-		array := []any{}
-		for _, r := range records {
-			text, err := stamped(r)
-			if err != nil {
-				return c.fail(err)
-			}
-			array = append(array, text)
-		}
-		return c.printJSON(array)
-	}
-	if len(table) == 1 {
-		fmt.Fprintln(c.stderr, none)
-	}
-	return c.show(nil, table)
 }
 
 // span is a time that has passed, or is left, without its seconds from a minute on.
@@ -1298,50 +1237,48 @@ func cmdStatus(c *command) int { return c.withState(c.status) }
 
 func (c *command) status(s *Store) int {
 	rows := []statusRow{}
-	var about [][]string
 	poller := s.holder("poll.lock")
-	if poller != 0 {
-		about = append(about, []string{fmt.Sprintf("process %d listens to Telegram", poller)})
-	}
 	for id, r := range s.view.Sessions {
-		q := *r
-		state := s.wrapperState(id)
-		if q.Status == "active" && state == "gone" {
-			q.Status = "crashed"
-			q.Activity = ""
+		row := statusRow{SessionRecord: ref(*r), WrapperState: s.wrapperState(id), Polls: poller > 0 && r.Wrapper == poller}
+		if r.Status == "active" && row.WrapperState == "gone" {
+			row.Status = "crashed"
+			row.Activity = ""
 		}
-		active := q.Status == "active"
-		if active || c.opts.on("all") {
-			asked := s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && !p.Idle })
-			open := 0
-			for _, p := range asked {
-				if s.waits(p) {
-					open++
-				}
+		if row.Status != "active" && !c.opts.on("all") {
+			continue
+		}
+		for _, p := range s.view.Prompts {
+			if p.SessionID != id || p.Idle {
+				continue
 			}
-			rows = append(rows, statusRow{&q, open, len(asked), poller > 0 && q.Wrapper == poller, state})
+			row.Asked++
+			if s.waits(p) {
+				row.Open++
+			}
 		}
+		rows = append(rows, row)
 	}
-	sort.Slice(rows, func(i, j int) bool {
-		a, b := rows[i], rows[j]
+	slices.SortFunc(rows, func(a, b statusRow) int { // "active" sorts first
 		if a.Status != b.Status {
-			return a.Status < b.Status // "active" sorts first
+			return strings.Compare(a.Status, b.Status)
 		}
-		return a.StartedAt.After(b.StartedAt)
+		return b.StartedAt.Compare(a.StartedAt)
 	})
 	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
-	now := time.Now()
 	for _, r := range rows {
-		table = append(table, r.cells(now))
+		table = append(table, r.cells(time.Now()))
 	}
-	code := list(c, rows, append(table, about...), "no sessions; start one: atlasbridge run <tool>")
+	code := c.show(rows, table, "no sessions; start one: atlasbridge run <tool>")
 	trouble := s.ChannelTrouble()
+	about := before("\n", trouble)
+	if poller != 0 {
+		about = fmt.Sprintf("\nprocess %d listens to Telegram", poller) + about
+	}
 	switch {
-	case trouble == "":
-	case c.opts.on("json"):
-		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", trouble)
-	default:
-		code = max(code, c.page(trouble+"\n"))
+	case about != "" && !c.opts.on("json"):
+		return max(code, c.page(about[1:]+"\n"))
+	case trouble != "":
+		c.warn(trouble)
 	}
 	return code
 }
@@ -1368,7 +1305,7 @@ func cmdApprovals(c *command) int { return c.withState(c.approvals) }
 
 func (c *command) approvals(s *Store) int {
 	open := s.view.which(s.waits)
-	sort.Slice(open, func(i, j int) bool { return open[i].ExpiresAt.Before(open[j].ExpiresAt) })
+	slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
 	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
 	for _, p := range open {
 		r := s.view.Sessions[p.SessionID]
@@ -1379,7 +1316,7 @@ func (c *command) approvals(s *Store) int {
 		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
 			clip(p.takes(), 24), about})
 	}
-	return list(c, open, table, "no open questions")
+	return c.show(open, table, "no open questions")
 }
 
 func cmdAnswer(c *command) int { return c.withState(c.answer) }
@@ -1388,25 +1325,25 @@ func cmdAnswer(c *command) int { return c.withState(c.answer) }
 // given is a success, also where the audit log could not be written: that is said.
 func (c *command) answer(s *Store) int {
 	d := Decision{PromptID: c.opts.args[0], Value: c.opts.args[1], By: "cli:answer", Trusted: true}
-	if s.inside() {
-		asked := cmp.Or(s.view.find(d), &PromptRecord{})
-		s.rejected(*asked, insideError().Error(), d.By)
-		return c.fail(insideError())
-	}
-	p, why, err := s.Decide(d, time.Now())
-	if err != nil {
-		return c.fail(err)
+	p := *cmp.Or(s.view.find(d), &PromptRecord{})
+	why := Refusal("this runs inside of a session: what runs there does not answer")
+	todo := "use a terminal that was not started there, the session's own keyboard, or the phone"
+	if !s.inside() {
+		var err error
+		todo = "atlasbridge approvals lists the open questions"
+		p, why, err = s.Decide(d, time.Now())
+		if err != nil {
+			return c.fail(err)
+		}
 	}
 	if why != "" {
-		s.rejected(p, string(why), d.By)
-		return c.fail(hinted(errors.New("nothing was typed: "+string(why)),
-			"atlasbridge approvals lists the open questions"))
+		fields := []Field{{"reason", string(why)}, {"by", d.By}}
+		_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields}) // else Trouble; it is not taken all the same
+		return c.fail(hinted(errors.New("nothing was typed: "+string(why)), todo))
 	}
 	said := "answered " + shortID(p.ID)
 	for _, more := range []string{p.labels(*p.Value), p.granted()} {
-		if more != "" {
-			said += ": " + visible(more)
-		}
+		said += before(": ", visible(more))
 	}
 	fmt.Fprintln(c, said)
 	if s.wrapperState(p.SessionID) == "stopped" {
@@ -1416,18 +1353,6 @@ func (c *command) answer(s *Store) int {
 		c.fail(err) // says it: the answer counts all the same
 	}
 	return 0
-}
-
-// rejected audits an answer that was not taken; that this fails is Trouble, and the answer is not taken all the same.
-func (s *Store) rejected(p PromptRecord, why, by string) {
-	fields := []Field{{"reason", why}, {"by", by}}
-	_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields})
-}
-
-// insideError refuses what only a person may do.
-func insideError() error {
-	return hinted(errors.New("this runs inside of a session: what runs there does not answer"),
-		"use a terminal that was not started there, the session's own keyboard, or the phone")
 }
 
 // inside reports whether this process was started in a session, whichever: an agent that answers for another one is no
@@ -1476,7 +1401,7 @@ func cmdAudit(c *command) int {
 func (c *command) audit(s *Store) int {
 	head := strings.Replace(c.opts.text("head"), " ", ":", 1)
 	if !re(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
-		return c.usage("--head is SEQ:sha256:HEX, as the session-ended message has it")
+		return c.fail(misuse("--head is SEQ:sha256:HEX, as the session-ended message has it"))
 	}
 	v, err := s.VerifyAudit(strings.Fields(head)...)
 	if err != nil {
@@ -1499,83 +1424,50 @@ func (c *command) audit(s *Store) int {
 	return code
 }
 
-// cmdLogs prints the entries there are, and with --tail those that come, until it is interrupted.
+// cmdLogs prints the entries there are, and with --tail the last ten and those that come, until it is interrupted.
 func cmdLogs(c *command) int {
 	dir, err := c.stateDir()
 	if err != nil {
 		return c.fail(err)
 	}
-	path := filepath.Join(dir, "audit.log")
-	session, err := sessionIn(path, c.opts.text("session"))
+	session := c.opts.text("session")
+	tail := c.opts.on("tail")
+	found := session == "" || tail // it may come
+	at := int64(0)                 // bytes read
+	for first := true; err == nil; first = false {
+		var last []string
+		at, err = eachWhole(filepath.Join(dir, "audit.log"), at, func(line []byte) (more bool) {
+			text, ofSession := c.entry(line, session)
+			found = found || ofSession
+			if text == "" {
+				return true
+			}
+			last = append(last, text)
+			if tail && first {
+				last = last[max(0, len(last)-lastEntries):]
+				return true
+			}
+			c.print(text)
+			last = nil
+			return c.lost == nil
+		})
+		c.print(strings.Join(last, ""))
+		if err == nil && (!tail || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil) {
+			break
+		}
+	}
+	if err == nil && !found {
+		err = hinted(fmt.Errorf("no session in the log begins with %q", session),
+			"atlasbridge status --all lists the sessions")
+	}
 	if err != nil {
 		return c.fail(err)
 	}
-	at := int64(0) // bytes printed
-	if c.opts.on("tail") {
-		at, err = lastEntries(path, session)
-	}
-	for err == nil {
-		at, err = c.printEntries(path, at, session)
-		if err == nil && (!c.opts.on("tail") || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil) {
-			return 0
-		}
-	}
-	return c.fail(err)
+	return 0
 }
 
-// lastEntries is where the last ten entries of the session begin, or with "" of all.
-func lastEntries(path, session string) (at int64, err error) {
-	const tail = 10
-	var begins []int64
-	_, err = eachWhole(path, 0, func(line []byte) (more bool) {
-		if session == "" || bytes.Contains(line, []byte(session)) {
-			begins = append(begins, at)
-			begins = begins[max(0, len(begins)-tail):]
-		}
-		at += int64(len(line))
-		return true
-	})
-	if len(begins) > 0 {
-		at = begins[0]
-	}
-	return at, err
-}
-
-// sessionIn is the id of the one session in the log that begins so, "" any. None is an error, and so are two.
-func sessionIn(path, begins string) (id string, err error) {
-	if begins == "" {
-		return "", nil
-	}
-	var found []string
-	_, err = eachWhole(path, 0, func(line []byte) (more bool) {
-		fields, _ := parseEntry(line) // of a damaged one nothing is known
-		id, _ := valueOf(fields, "session_id").(string)
-		if strings.HasPrefix(id, begins) && !slices.Contains(found, id) {
-			found = append(found, id)
-		}
-		return true
-	})
-	if err != nil {
-		return "", err
-	}
-	switch len(found) {
-	case 0:
-		return "", hinted(fmt.Errorf("no session in the log begins with %q", begins),
-			"atlasbridge status --all lists the sessions")
-	case 1:
-		return found[0], nil
-	}
-	return "", fmt.Errorf("%q is not enough of an id: these begin with it: %s", begins, strings.Join(found, " "))
-}
-
-// printEntries prints the entries from that byte of the file on, those of the session, or with "" all, and gives where
-// those end that are whole.
-func (c *command) printEntries(path string, at int64, session string) (end int64, err error) {
-	return eachWhole(path, at, func(line []byte) (more bool) {
-		c.printEntry(line, session)
-		return c.lost == nil
-	})
-}
+// lastEntries is how many entries --tail begins with.
+const lastEntries = 10
 
 // eachWhole does something with each line from that byte of the file on, and gives where those end that are whole;
 // nothing where there is no file yet. A file shorter than that is another by now, and is read from its beginning.
@@ -1588,14 +1480,17 @@ func eachWhole(path string, at int64, do func(line []byte) (more bool)) (end int
 		return 0, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
+	size, err := f.Seek(0, io.SeekEnd)
+	if size < at {
+		at = 0
+	}
+	if err == nil {
+		_, err = f.Seek(at, io.SeekStart)
+	}
 	if err != nil {
 		return 0, err
 	}
-	if info.Size() < at {
-		at = 0
-	}
-	err = eachLine(io.NewSectionReader(f, at, info.Size()-at), func(line []byte) (more bool) {
+	err = eachLine(f, func(line []byte) (more bool) {
 		if line[len(line)-1] != '\n' && len(line) < maxRead { // it is just being written
 			return false
 		}
@@ -1611,12 +1506,12 @@ var c1 = re(`[\x{80}-\x{9f}]`)
 // columned are the members of an entry that logs shows in front.
 var columned = strings.Fields("ts event session_id prompt_id")
 
-// printEntry prints an entry of the session, or with "" of any; whatever a terminal could obey is escaped, in JSON too.
-func (c *command) printEntry(line []byte, session string) {
+// entry is what logs prints of an entry, "" where that is of a session whose id begins otherwise; of a damaged one the
+// session is not known. Whatever a terminal could obey is escaped, in JSON too.
+func (c *command) entry(line []byte, session string) (text string, ofSession bool) {
 	fields, err := parseEntry(line)
 	if err != nil {
-		fmt.Fprintln(c, c.colour("31", fmt.Sprintf("damaged: %.300q", bytes.TrimSpace(line))))
-		return
+		return fmt.Sprintf("damaged: %.300q\n", bytes.TrimSpace(line)), false
 	}
 	member := map[string]string{}
 	var rest strings.Builder // what else it says
@@ -1631,20 +1526,19 @@ func (c *command) printEntry(line []byte, session string) {
 			rest.WriteString(" " + legibly(f.Name) + "=" + legibly(text))
 		}
 	}
-	if session != "" && member["session_id"] != session {
-		return
+	if !strings.HasPrefix(member["session_id"], session) {
+		return "", false
 	}
 	if c.opts.on("json") {
 		escape := func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) }
-		fmt.Fprint(c, c1.expr().ReplaceAllStringFunc(string(line), escape))
-		return
+		return c1.expr().ReplaceAllStringFunc(string(line), escape), true
 	}
 	when := member["ts"]
 	if at, err := time.Parse(stampLayout, when); err == nil {
 		when = at.Local().Format(time.DateTime)
 	}
-	fmt.Fprint(c, c.folded(fmt.Sprintf("%s %-8s %-17s %s%s\n", visible(when), legibly(shortID(member["session_id"])),
-		legibly(member["event"]), legibly(shortID(member["prompt_id"])), rest.String())))
+	return c.folded(fmt.Sprintf("%s %-8s %-17s %s%s\n", visible(when), legibly(shortID(member["session_id"])),
+		legibly(member["event"]), legibly(shortID(member["prompt_id"])), rest.String())), true
 }
 
 // reUnquoted is a value that logs shows without quotes.
@@ -3632,7 +3526,7 @@ func (s *session) questionStep() {
 		}
 	case !q.rec.Open(): // its hook passes the answer on
 	case q.rec.Status == Created && s.waitsForKeyboard():
-	case s.turnAt(q.rec.ExpiresAt):
+	case q.screen != nil && s.turnAt(q.rec.ExpiresAt):
 		s.expire(q)
 	case q.rec.Status == Created:
 		s.route(q)
@@ -3722,16 +3616,14 @@ func (s *session) route(q *question) {
 	s.transition(q.rec.ID, Routed, func(r *PromptRecord) { r.Send = sendQuestion })
 }
 
-// expire ends a question that nobody answered. A hook refuses then. For any other, only what is
-// known to refuse is typed, and nothing at all while somebody may still feed standard input, or where
-// only the terminal was asked.
+// expire ends a question of the screen that nobody answered. Only what is known to refuse is typed, and nothing at all
+// while somebody may still feed standard input, or where only the terminal was asked.
 func (s *session) expire(q *question) {
-	byHook := q.screen == nil
 	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
 	expired := s.transition(q.rec.ID, Expired, func(r *PromptRecord) {
 		r.Reason = fmt.Sprintf("no answer in %d s", int(life.Round(time.Second).Seconds()))
 		r.Value = r.SafeDefault
-		if !byHook && (s.fed || s.cfg.Channel == "local") {
+		if s.fed || s.cfg.Channel == "local" {
 			r.Value = nil
 		}
 	})
@@ -3745,8 +3637,6 @@ func (s *session) expire(q *question) {
 		s.turnBy(q.askAt)
 	case !expired: // somebody decided in this very moment
 		s.next = time.Now().Add(detectEvery)
-	case byHook:
-		q.checkAt = time.Now()
 	case q.rec.Value == nil:
 		s.end(q, "", "")
 		s.lapsed = true
@@ -3826,7 +3716,7 @@ func (s *session) acceptDecision(q *question, why string) (goesOn bool) {
 	switch {
 	case stored == nil:
 		return false
-	case q.screen == nil && (stored.Status == ReplyReceived || stored.Status == Injected):
+	case q.screen == nil && slices.Contains([]State{ReplyReceived, Expired, Injected}, stored.Status):
 		s.apply(q, stored)
 		return true
 	case stored.Status != ReplyReceived:
@@ -3909,11 +3799,12 @@ func (s *session) apply(q *question, r *PromptRecord) {
 		if news && r.DecidedBy != nil && fromPhone(*r.DecidedBy) {
 			s.phoneAt = time.Now()
 		}
-	case Expired, Failed, Canceled, Resolved:
-		q.rec = *r
-		s.end(q, "", "")
 	default:
 		q.rec = *r
+		passedOn := r.Status == Expired && q.screen == nil // by its hook
+		if !r.Open() && !passedOn {
+			s.end(q, "", "")
+		}
 	}
 }
 
@@ -5602,6 +5493,121 @@ func (s *session) tellAtTerminal() {
 	fmt.Fprint(s.notes, words.String())
 }
 
+// ---- asking: a question that is no screen's ----
+// Hook and script ask in the same way: a prompt in, what became of it out.
+
+// Where a question comes from, in its record; else it is from the screen.
+const (
+	fromHook = "hook"
+	fromAsk  = "ask"
+)
+
+const (
+	askLook   = time.Second           // between looks at the clock, and whether the session lives
+	askMoment = 10 * time.Millisecond // between attempts to end a question whose time is over
+)
+
+// stopped is a cause that takes a question back: a signal, or the phone's /cancel, which counts as SIGTERM.
+type stopped struct {
+	sig syscall.Signal
+	why string
+}
+
+func (s *stopped) Error() string { return s.why }
+
+// begin completes a prompt that is to be asked now: Full is all that it is about.
+func (p *PromptRecord) begin(source, session string, life time.Duration) {
+	now := time.Now().UTC().Round(0) // the wall clock, which goes on while the machine sleeps
+	p.ID = newID()
+	p.SessionID = session
+	p.Source = source
+	p.Nonce = newNonce()
+	p.Status = Created
+	p.Score = 1
+	p.Confidence = p.Prompt.Confidence()
+	p.Signals = []string{source}
+	p.CreatedAt = now
+	p.ExpiresAt = now.Add(life)
+	p.listAnswers()
+	p.parts.body = strings.Split(p.Full, "\n")
+	p.seal()
+	p.publish()
+}
+
+// ask stores a prompt and returns it when it is no longer open; who follows the session has it sent. Whoever asks ends
+// the question, too. When its time is over it expires, with its safe default as its value, or is canceled if it was
+// never sent to anybody. When ctx ends it is canceled if the cause is a stopped, and fails with any other cause. An
+// answer that came first counts. Where the context has no cause this process is being ended: ask returns nil, and
+// others find that nobody holds its lock. It returns nil, too, when the session has died.
+func (p *PromptRecord) ask(ctx context.Context, st *Store) (*PromptRecord, error) {
+	following, enough := context.WithCancel(context.WithoutCancel(ctx))
+	defer enough()
+	if err := st.keep(p); err != nil {
+		return nil, err
+	}
+	changes := st.Follow(following, p.SessionID, func() bool { return true })
+	for {
+		left := time.Until(p.ExpiresAt)
+		select {
+		case r := <-changes:
+			if r.head().ID != p.ID {
+				continue
+			}
+		case <-ctx.Done():
+		case <-time.After(max(askMoment, min(left, askLook))):
+		}
+		now, _, err := st.Prompt(p.ID)
+		cause := context.Cause(ctx)
+		_, back := errors.AsType[*stopped](cause)
+		to := Canceled
+		why := ""
+		switch {
+		case err != nil || now == nil || !st.Alive(p.SessionID): // a session that was killed tells nobody
+			return nil, err
+		case !now.Open():
+			return now, nil
+		case cause != nil && cause == ctx.Err():
+			return nil, nil
+		case back:
+			why = cause.Error()
+		case cause != nil:
+			to = Failed
+			why = redact(cause.Error())
+		case time.Now().Before(p.ExpiresAt):
+			continue
+		case now.Status == Created:
+			why = "its time was over before it could be asked"
+		default:
+			to = Expired
+			why = fmt.Sprintf("no answer in %d s", inSeconds(p.ExpiresAt.Sub(p.CreatedAt)))
+		}
+		_, err = st.Move(p.ID, to, func(p *PromptRecord) {
+			p.Reason = why
+			if to == Expired {
+				p.Value = p.SafeDefault
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// inSeconds is a time in whole seconds.
+func inSeconds(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }
+
+// keep stores records as they are.
+func (s *Store) keep(recs ...Record) error {
+	return s.Update(func(*View) ([]Record, error) { return recs, nil })
+}
+
+// end moves a prompt to a status, with the reason unless that is "". It does nothing where that is not legal (any
+// more).
+func (s *Store) end(id string, to State, why string) error {
+	_, err := s.Move(id, to, func(p *PromptRecord) { p.Reason = cmp.Or(why, p.Reason) })
+	return err
+}
+
 // ---- hook: what a tool's own hook system asks ----
 // The second kind of session: it owns one prompt at a time, and holds a lock with its id for as long as it lives.
 
@@ -5618,17 +5624,12 @@ type hook struct {
 	Agent       string            `json:"agent_type"`
 	LastWords   string            `json:"last_assistant_message"`
 
-	asker
-	before []string // ids of the prompts that were asked before the last
-}
-
-// asker asks by a record of its own, and waits for what becomes of it. The lock of the record tells that it lives.
-type asker struct {
 	st      *Store
 	session string
-	last    string        // id of the prompt that was asked last
-	life    time.Duration // of a prompt
-	release func()        // of the locks of the prompts
+	folder  string    // where the session was started: paths are shown as they are seen from there; "" not known (yet)
+	ends    time.Time // when the call's questions expire
+	asked   []string  // ids of the prompts so far: of one call
+	locks   []func()  // each releases the lock of one
 }
 
 // maxHookFull is how much of a call's arguments is shown, in bytes: twenty messages. A longer one is not allowed from
@@ -5647,7 +5648,7 @@ const (
 
 // cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
 func cmdHook(c *command) int {
-	h := &hook{asker: asker{session: c.getenv("ATLASBRIDGE_SESSION"), release: func() {}}}
+	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION")}
 	var raw json.RawMessage
 	var all any
 	if err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(&raw); err != nil {
@@ -5660,7 +5661,9 @@ func cmdHook(c *command) int {
 	c.withState(func(s *Store) int {
 		h.st = s
 		if s.Alive(h.session) { // the session's record may come later than its tool's first hook
-			h.handle(c)
+			if err := h.handle(c); err != nil {
+				c.fail(err)
+			}
 		}
 		return 0
 	})
@@ -5687,32 +5690,27 @@ func namedTwice(v any) bool {
 }
 
 // handle does what the event asks for.
-func (h *hook) handle(c *command) {
+func (h *hook) handle(c *command) error {
 	switch h.Event {
 	case "PreToolUse":
-		if err := h.st.Audit(toolCall(h.session, h.Tool, h.UseID, h.Input)); err != nil {
-			c.fail(err)
-		}
+		return h.st.Audit(toolCall(h.session, h.Tool, h.UseID, h.Input))
 	case "PostToolUse", "PostToolUseFailure":
-		success := h.Event == "PostToolUse"
-		if err := h.st.Audit(toolResult(h.session, h.Tool, h.UseID, success)); err != nil {
-			c.fail(err)
-		}
+		return h.st.Audit(toolResult(h.session, h.Tool, h.UseID, h.Event == "PostToolUse"))
 	case "Stop": // the tool's answer, for the session's idle notice
-		words := &InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
-			Text: answerText(h.LastWords), Status: "queued"}
-		if err := h.st.Update(func(*View) ([]Record, error) { return []Record{words}, nil }); err != nil {
-			c.fail(err)
-		}
+		return h.st.keep(&InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
+			Text: answerText(h.LastWords), Status: "queued"})
 	case "PermissionRequest":
 		cfg, err := c.config(map[string]string{"permission_timeout_seconds": c.opts.text("timeout")})
 		if err != nil {
-			c.fail(err)
-			return
+			return err
 		}
-		h.life = cfg.PermissionTimeout
-		h.decide(c)
+		h.ends = time.Now().Add(cfg.PermissionTimeout)
+		if around, _ := h.st.Session(h.session); around != nil {
+			h.folder = around.Cwd
+		}
+		return h.decide(c)
 	}
+	return nil
 }
 
 // answerText is a tool's answer as it may leave the machine: of a long one the beginning and the end.
@@ -5734,18 +5732,24 @@ func toolResult(session, tool, id string, success bool) Event {
 }
 
 // decide asks, and passes the decision on to the tool. All answers are injected when it has been written.
-func (h *hook) decide(c *command) {
-	defer func() { h.release() }()
-	decision, err := h.ask(c.ctx)
-	if err != nil {
-		c.fail(err)
+func (h *hook) decide(c *command) error {
+	defer func() {
+		for _, release := range h.locks {
+			release()
+		}
+	}()
+	questions := h.questions
+	if h.Tool != "AskUserQuestion" {
+		questions = h.permission
 	}
+	decision, err := questions(c.ctx)
 	if decision == nil || decision["behavior"] == "deny" {
-		h.conclude(c, Failed, "not all of its questions were answered", h.before...)
-		h.before = nil
+		answered := max(len(h.asked)-1, 0)
+		err = errors.Join(err, h.conclude(Failed, "not all of its questions were answered", h.asked[:answered]))
+		h.asked = h.asked[answered:]
 	}
 	if decision == nil {
-		return
+		return err
 	}
 	to, why := Injected, ""
 	answer := map[string]any{"hookEventName": h.Event, "decision": decision}
@@ -5753,159 +5757,186 @@ func (h *hook) decide(c *command) {
 	if err != nil {
 		to, why = Failed, "the tool did not take the answer: "+err.Error()
 	}
-	h.conclude(c, to, why, append(h.before, h.last)...)
+	return h.conclude(to, why, h.asked)
 }
 
 // conclude records what became of the answers to these prompts, and why, where that is not "".
-func (h *hook) conclude(c *command, to State, why string, ids ...string) {
+func (h *hook) conclude(to State, why string, ids []string) (err error) {
 	for _, id := range ids {
-		_, err := h.st.Move(id, to, func(p *PromptRecord) { p.Reason = cmp.Or(why, p.Reason) })
-		if err != nil {
-			c.fail(err)
-		}
+		err = errors.Join(err, h.st.end(id, to, why))
 	}
+	return err
 }
 
-// hookQuestion is AskUserQuestion's input, one of its questions, or an option.
-type hookQuestion struct {
-	Question    string
-	Label       string
-	Description string
-	MultiSelect bool
-	Questions   []hookQuestion
-	Options     []hookQuestion
-
-	others []string // members besides these, a row each
-}
-
-// UnmarshalJSON decodes it, and keeps what is not known here.
-func (q *hookQuestion) UnmarshalJSON(data []byte) error {
-	type known hookQuestion
-	var all map[string]json.RawMessage
-	if err := errors.Join(json.Unmarshal(data, (*known)(q)), json.Unmarshal(data, &all)); err != nil {
-		return err
+// wait asks one question of the call and returns its value. It returns nil where there is none: with a decision the
+// call is refused, for the operator did so or nobody answered; without one the dialog has to ask.
+func (h *hook) wait(ctx context.Context, p *PromptRecord) (value *string, decision map[string]any, err error) {
+	h.describe(p)
+	release, err := h.st.HoldSession(p.ID)
+	if err != nil {
+		return nil, nil, err
 	}
-	q.others = otherMembers(all, "question", "label", "description", "multiSelect", "questions", "options")
-	return nil
+	h.locks = append(h.locks, release)
+	h.asked = append(h.asked, p.ID)
+	end, err := p.ask(ctx, h.st)
+	if end == nil {
+		return nil, nil, err
+	}
+	refused := end.Status == Expired || end.Permission && end.Value != nil && *end.Value == hookDeny
+	switch {
+	case refused:
+		message := end.Reason
+		if message == "" {
+			message = "The operator refused this."
+		}
+		return nil, map[string]any{"behavior": "deny", "message": message}, nil
+	case end.Status == ReplyReceived:
+		return end.Value, nil, nil
+	}
+	return nil, nil, nil
 }
 
-// otherMembers are the members of an object besides those that are told, a row each, in their order.
-func otherMembers(all map[string]json.RawMessage, told ...string) []string {
-	var rows []string
-	for _, name := range slices.Sorted(maps.Keys(all)) { // such as Bash's dangerouslyDisableSandbox
-		if !slices.Contains(told, name) {
-			rows = append(rows, name+": "+string(all[name]))
-		}
+// describe completes p with who asks and where, so that Full begins with the question. What is too long to be shown is
+// cut.
+func (h *hook) describe(p *PromptRecord) {
+	p.Tool = h.Tool
+	p.Cwd = shortPath(h.Cwd, h.folder)
+	if p.Cwd == "." {
+		p.Cwd = ""
+	}
+	if h.Agent != "" {
+		p.Question += " (from the " + h.Agent + " agent)"
+	}
+	for _, text := range []*string{&p.Question, &p.Full, &p.Cwd} {
+		*text = visible(redact(*text))
+	}
+	p.Question = oneLine(p.Question)
+	p.Excerpt = headAndTail(p.Full, maxExcerpt)
+	if !p.Permission {
+		p.Excerpt = clip(p.Question, maxExcerpt)
+	}
+	p.Full = p.Question + "\n" + p.Full
+	if len(h.asked) > 0 { // of several questions
+		p.Call = h.asked[0]
+	}
+	p.Constraints.MaxLength = maxMessage
+	p.Cut = len(p.region()) > maxHookFull
+	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
+		*text = clip(*text, maxHookFull)
+	}
+	p.begin(fromHook, h.session, time.Until(h.ends))
+}
+
+// object is a JSON object. What is read of it is taken out: what is left was not told yet.
+type object map[string]json.RawMessage
+
+// take reads a member where v can hold it.
+func (o object) take(name string, v any) bool {
+	err := json.Unmarshal(o[name], v)
+	if err == nil {
+		delete(o, name)
+	}
+	return err == nil
+}
+
+// text is a member that is a text, else "".
+func (o object) text(name string) (text string) {
+	o.take(name, &text)
+	return text
+}
+
+// rows are the members that are left, a row each, in their order, such as Bash's dangerouslyDisableSandbox.
+func (o object) rows() (rows []string) {
+	for _, name := range slices.Sorted(maps.Keys(o)) {
+		rows = append(rows, name+": "+string(o[name]))
 	}
 	return rows
 }
 
-// ask returns the decision in claude's form; nil, also with an error: the dialog has to make it. Claude's own questions
-// get one together.
-func (h *hook) ask(ctx context.Context) (map[string]any, error) {
-	if h.Tool != "AskUserQuestion" {
-		return h.permission(ctx)
-	}
-	var input hookQuestion
-	var updated map[string]any
+// questions asks claude's own questions and returns the answers to all of them in one decision.
+func (h *hook) questions(ctx context.Context) (map[string]any, error) {
+	var input object
+	var all []object
 	if err := json.Unmarshal(h.Input, &input); err != nil {
 		return nil, fmt.Errorf("reading the questions: %w", err)
 	}
-	if err := json.Unmarshal(h.Input, &updated); err != nil {
-		return nil, fmt.Errorf("reading the questions: %w", err)
-	}
-	if len(input.Questions) == 0 {
+	updated := maps.Clone(input)
+	if !input.take("questions", &all) || len(all) == 0 {
 		return nil, nil
 	}
 	answers := map[string]string{}
-	ends := time.Now().Add(h.life) // of them all: the tool soon ends the hook
-	for i, q := range input.Questions {
-		h.life = time.Until(ends)
-		q.others = append(q.others, input.others...)
-		p := questionPrompt(q, i+1, len(input.Questions))
-		end, err := h.wait(ctx, p)
-		if end == nil {
-			return nil, err
+	for i, one := range all {
+		words := one.text("question")
+		p, labels := ownQuestion(one, words, input.rows())
+		if p == nil {
+			return nil, nil
 		}
-		if refused(end) {
-			return denial(end), nil
+		if len(all) > 1 {
+			p.Question = fmt.Sprintf("(%d of %d) %s", i+1, len(all), words)
 		}
-		answers[q.Question] = answerWords(q, *end.Value)
+		value, decision, err := h.wait(ctx, p)
+		if value == nil {
+			return decision, err
+		}
+		answers[words] = answerWords(*value, labels, p.Multi)
 	}
-	updated["answers"] = answers
-	return map[string]any{"behavior": "allow", "updatedInput": updated}, nil
+	answered, err := json.Marshal(answers)
+	updated["answers"] = answered
+	return map[string]any{"behavior": "allow", "updatedInput": updated}, err
 }
 
-// questionPrompt is question i of n that claude asks with choices of its own.
-func questionPrompt(q hookQuestion, i, n int) PromptRecord {
-	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Multi: q.MultiSelect},
-		Constraints: Limits{MaxLength: maxMessage}, Subject: safely(q.Question, maxFull)}
-	p.Question = visible(redact(q.Question))
-	if n > 1 {
-		p.Question = fmt.Sprintf("(%d of %d) ", i, n) + p.Question
+// ownQuestion is the prompt of a question that claude asks in those words, with the labels of its options; nil where it
+// has not the shape of one. The others are rows of all questions.
+func ownQuestion(o object, words string, others []string) (p *PromptRecord, labels []string) {
+	var options []object
+	if words == "" || !o.take("options", &options) {
+		return nil, nil
 	}
-	p.Excerpt = clip(p.Question, maxExcerpt)
+	p = &PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: words}, Subject: safely(words, maxFull)}
+	o.take("multiSelect", &p.Multi) // what is no bool is a row
 	var rows []string
-	for k, o := range q.Options {
-		key := strconv.Itoa(k + 1)
-		label := oneLine(visible(redact(o.Label)))
-		if k < maxChoices { // those beyond can be written
-			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(label, 60)})
+	for i, option := range options {
+		label := ""
+		if !option.take("label", &label) {
+			return nil, nil
 		}
-		row := key + ". " + o.Label
-		if o.Description != "" {
-			row += ": " + o.Description
+		labels = append(labels, label)
+		key := strconv.Itoa(i + 1)
+		if i < maxChoices { // those beyond can be written
+			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(oneLine(visible(redact(label))), 60)})
 		}
-		rows = append(append(rows, oneLine(row)), o.others...)
+		row := key + ". " + label + before(": ", option.text("description"))
+		rows = append(append(rows, oneLine(row)), option.rows()...)
 	}
-	p.Full = visible(redact(strings.Join(append(rows, q.others...), "\n")))
-	p.parts.among = strings.Split(p.Full, "\n")
-	p.seal()
-	p.publish()
-	return p
+	p.Full = strings.Join(slices.Concat(rows, o.rows(), others), "\n")
+	return p, labels
 }
 
-// answerWords are the labels of the choices that were made by their numbers, or the operator's own words.
-func answerWords(q hookQuestion, value string) string {
+// answerWords returns the labels that were chosen by their numbers, one or several, or the operator's own words.
+func answerWords(value string, labels []string, several bool) string {
 	var chosen []string
 	for key := range strings.SplitSeq(strings.ReplaceAll(value, " ", ""), ",") {
 		n, err := strconv.Atoi(key)
-		if err != nil || n < 1 || n > len(q.Options) || len(chosen) > 0 && !q.MultiSelect {
+		other := err != nil || n < 1 || n > len(labels)
+		if other || len(chosen) > 0 && !several {
 			return value
 		}
-		chosen = append(chosen, q.Options[n-1].Label)
+		chosen = append(chosen, labels[n-1])
 	}
 	return strings.Join(chosen, ", ")
 }
 
-// refused tells whether the question ended in a refusal: by the operator, or because nobody answered.
-func refused(end *PromptRecord) bool {
-	return end.Status == Expired || end.Permission && *end.Value == hookDeny
-}
-
-// denial refuses with the operator's reason, or with why nobody answered.
-func denial(end *PromptRecord) map[string]any {
-	message := end.Reason
-	if message == "" {
-		message = "The operator refused this."
-	}
-	return map[string]any{"behavior": "deny", "message": message}
-}
-
 // permission asks whether a call is allowed, and for how long.
 func (h *hook) permission(ctx context.Context) (map[string]any, error) {
-	end, err := h.wait(ctx, h.permissionPrompt())
-	if end == nil {
-		return nil, err
+	value, decision, err := h.wait(ctx, h.permissionPrompt())
+	if value == nil {
+		return decision, err
 	}
-	if refused(end) {
-		return denial(end), nil
-	}
-	decision := map[string]any{"behavior": "allow"}
+	decision = map[string]any{"behavior": "allow"}
 	if h.Tool == "ExitPlanMode" { // a plain allow is ignored here (measured)
 		decision["updatedInput"] = map[string]any{}
 	}
-	switch *end.Value {
+	switch *value {
 	case hookAllow:
 		return decision, nil
 	case hookAlways: // all of them: one alone does not do what they do together (measured)
@@ -5915,224 +5946,80 @@ func (h *hook) permission(ctx context.Context) (map[string]any, error) {
 	return nil, nil
 }
 
-// wait stores p and returns it as it was decided, nil when it was not, or no longer matters: at a signal, when the
-// session has died or has ended it.
-func (h *hook) wait(ctx context.Context, p PromptRecord) (*PromptRecord, error) {
-	ctx, enough := context.WithTimeout(ctx, h.life+time.Minute)
-	defer enough()
-	ctx, stop := signal.NotifyContext(ctx, endSignals()...)
-	defer stop()
-	if h.last != "" { // of several questions, the one before
-		h.before = append(h.before, h.last)
-		p.Call = h.before[0]
-	}
-	h.describe(&p)
-	records, err := h.post(ctx, &p)
-	if err != nil {
-		return nil, err
-	}
-	go func() { // a session that was killed tells nobody; ends with ctx
-		for h.st.Alive(h.session) && sleep(ctx, hookCheck) == nil {
-		}
-		enough()
-	}()
-	r := h.await(records, func(Record) {})
-	answered := r != nil && (r.Status == Expired || r.Status == ReplyReceived && r.Value != nil)
-	if !answered || !h.st.Alive(h.session) {
-		return nil, nil // or our time is over: the session notices by the lock
-	}
-	return r, nil
-}
-
-// describe completes p with who asks and where, so that Full begins with the question. What is too long to be shown is
-// cut.
-func (h *hook) describe(p *PromptRecord) {
-	p.Tool = h.Tool
-	p.Cwd = visible(redact(shortPath(h.Cwd, h.folder())))
-	if p.Cwd == "." {
-		p.Cwd = ""
-	}
-	if h.Agent != "" {
-		p.Question += " (from the " + visible(redact(h.Agent)) + " agent)"
-	}
-	p.Question = oneLine(p.Question)
-	p.Full = p.Question + "\n" + p.Full
-	p.Constraints.MaxLength = maxMessage
-	h.complete(p, fromHook, time.Now())
-	p.Cut = len(p.region()) > maxHookFull
-	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
-		*text = clip(*text, maxHookFull)
-	}
-}
-
-// Where a question comes from, in its record; else it is from the screen.
-const (
-	fromHook = "hook"
-	fromAsk  = "ask"
-)
-
-// complete fills in what all prompts that are no screen's have in common.
-func (a *asker) complete(p *PromptRecord, source string, now time.Time) {
-	p.ID = newID()
-	p.SessionID = a.session
-	p.Source = source
-	p.Nonce = newNonce()
-	p.Status = Created
-	p.Confidence = "high"
-	p.Score = 1
-	p.Signals = []string{source}
-	p.CreatedAt = now.UTC()
-	p.ExpiresAt = now.Add(a.life).UTC()
-	p.listAnswers()
-}
-
-// post stores p, and gives what becomes of its session's records until ctx ends. The caller releases all prompts' locks
-// in the end, also after an error.
-func (a *asker) post(ctx context.Context, p *PromptRecord) (<-chan Record, error) {
-	release, err := a.st.HoldSession(p.ID)
-	if err != nil {
-		return nil, err
-	}
-	before := a.release
-	a.last = p.ID
-	a.release = func() {
-		release()
-		before()
-	}
-	records := a.st.Follow(ctx, a.session, func() bool { return true })
-	if err := a.st.Update(func(*View) ([]Record, error) { return []Record{p}, nil }); err != nil {
-		return nil, err
-	}
-	return records, nil
-}
-
-// await is the prompt that was posted last, when it waits no longer; nil where the records end before. Other records
-// are for other.
-func (a *asker) await(records <-chan Record, other func(Record)) *PromptRecord {
-	for rec := range records {
-		r, ok := rec.(*PromptRecord)
-		switch {
-		case !ok || r.ID != a.last:
-			other(rec)
-		case !r.Open():
-			return r
-		}
-	}
-	return nil
-}
-
 // permissionPrompt is what the operator is asked about the call: what it is, all of its arguments, and the answers.
-func (h *hook) permissionPrompt() PromptRecord {
-	folder := h.folder()
-	call := h.call(folder)
-	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: visible(redact(call.question)), Permission: true,
+func (h *hook) permissionPrompt() *PromptRecord {
+	call := h.call()
+	p := &PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: call.question, Full: call.full, Permission: true,
 		SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull), Lang: call.lang}
-	p.Full = visible(redact(call.full))
 	allow := "Yes"
 	if h.Tool == "ExitPlanMode" {
 		allow = "Yes, and manually approve edits" // the mode that claude is in then (measured)
 	}
 	p.Choices = []Choice{{Key: hookAllow, Label: allow, Grants: true}}
-	words, widest := lastingWords(h.Suggestions, folder)
+	words, widest := lastingWords(h.Suggestions, h.folder)
 	words = visible(words)
 	if words != "" && redact(words) == words { // what is granted for longer is known to its last letter
 		p.Choices = append(p.Choices, Choice{Key: hookAlways, Label: visible("Yes, and " + widest), Grants: true})
 		p.Lasting = words
+		p.parts.among = []string{"lasting: " + words}
 	}
 	p.Choices = append(p.Choices, Choice{Key: hookDeny, Label: "No"})
-	p.Excerpt = headAndTail(p.Full, maxExcerpt)
-	p.parts = shown{body: strings.Split(p.Full, "\n")}
-	if p.Lasting != "" {
-		p.parts.among = []string{"lasting: " + p.Lasting}
-	}
-	p.seal()
-	p.publish()
 	return p
-}
-
-// folder is where the session was started: paths are shown as they are seen from there. "": not known (yet).
-func (h *hook) folder() string {
-	v, err := h.st.View()
-	if err != nil || v.Sessions[h.session] == nil { // its record may come later than its tool's first hook
-		return ""
-	}
-	return v.Sessions[h.session].Cwd
 }
 
 // hookCall is what the tool wants to do.
 type hookCall struct {
-	question string   // in words
-	full     string   // all that it is about
-	subject  string   // what the tool's dialog shows of it
-	lang     string   // what full is written in
-	told     []string // names of the arguments that question and full show
+	question string // in words
+	full     string // all that it is about
+	subject  string // what the tool's dialog shows of it
+	lang     string // what full is written in
 }
 
 // langMarkdown is the Lang of a plan.
 const langMarkdown = "markdown"
 
 // call reads the tool's arguments. Of a tool that is not known all of them are told as they came.
-func (h *hook) call(folder string) hookCall {
-	var all map[string]json.RawMessage
-	if err := json.Unmarshal(h.Input, &all); err != nil {
-		return hookCall{question: "Allow " + h.Tool + "?", full: string(h.Input)}
-	}
-	texts := map[string]string{}
-	for name, raw := range all {
-		var text string
-		if err := json.Unmarshal(raw, &text); err == nil {
-			texts[name] = text
-		}
-	}
-	call := knownCall(h.Tool, texts, folder)
+func (h *hook) call() hookCall {
+	var in object
+	_ = json.Unmarshal(h.Input, &in) // what is no object has no members
+	call := h.knownCall(in)
 	if call.full == "" {
-		call.full = indented(h.Input)
-		if call.subject == "" {
-			call.subject = h.Tool
-		}
+		var text bytes.Buffer
+		_ = json.Indent(&text, h.Input, "", "  ") // it has been parsed, or is missing
+		call.full = text.String()
+		call.subject = cmp.Or(call.subject, h.Tool)
 		return call
 	}
-	told := slices.DeleteFunc(call.told, func(name string) bool {
-		_, isText := texts[name]
-		return !isText
-	})
-	call.full = strings.Join(append([]string{call.full}, otherMembers(all, told...)...), "\n")
+	call.full = strings.Join(append([]string{call.full}, in.rows()...), "\n")
 	return call
 }
 
 // knownCall is the call of a tool of claude's with these arguments; full is "" when the tool is another, or an argument
 // is missing.
-func knownCall(tool string, arg map[string]string, folder string) hookCall {
-	file := shortPath(arg["file_path"], folder)
-	switch tool {
+func (h *hook) knownCall(in object) hookCall {
+	switch h.Tool {
 	case "Bash":
-		return hookCall{question: strings.TrimSpace("Run this? " + arg["description"]), full: arg["command"],
-			subject: arg["command"], lang: "bash", told: []string{"command", "description"}}
+		command := in.text("command")
+		question := strings.TrimSpace("Run this? " + in.text("description"))
+		return hookCall{question, command, command, "bash"}
 	case "Edit":
-		diff, plus, minus := lineDiff(arg["old_string"], arg["new_string"])
-		return hookCall{question: fmt.Sprintf("Edit %s? +%d −%d", file, plus, minus), full: diff,
-			subject: arg["file_path"], lang: "diff", told: []string{"file_path", "old_string", "new_string"}}
+		path := in.text("file_path")
+		diff, plus, minus := lineDiff(in.text("old_string"), in.text("new_string"))
+		question := fmt.Sprintf("Edit %s? +%d −%d", shortPath(path, h.folder), plus, minus)
+		return hookCall{question, diff, path, "diff"}
 	case "Write":
-		diff, plus, _ := lineDiff("", arg["content"])
-		return hookCall{question: fmt.Sprintf("Write %s? +%d", file, plus), full: diff, subject: arg["file_path"],
-			lang: "diff", told: []string{"file_path", "content"}}
+		path := in.text("file_path")
+		diff, plus, _ := lineDiff("", in.text("content"))
+		question := fmt.Sprintf("Write %s? +%d", shortPath(path, h.folder), plus)
+		return hookCall{question, diff, path, "diff"}
 	case "WebFetch":
-		full := strings.TrimSpace(arg["url"] + "\n" + arg["prompt"])
-		return hookCall{question: "Fetch this address?", full: full, subject: arg["url"], told: []string{"url", "prompt"}}
+		url := in.text("url")
+		full := strings.TrimSpace(url + "\n" + in.text("prompt"))
+		return hookCall{"Fetch this address?", full, url, ""}
 	case "ExitPlanMode":
-		return hookCall{question: "Carry out this plan?", full: arg["plan"], lang: langMarkdown,
-			told: []string{"plan"}}
+		return hookCall{"Carry out this plan?", in.text("plan"), "", langMarkdown}
 	}
-	return hookCall{question: "Allow " + tool + "?"}
-}
-
-// indented is JSON to be read by people.
-func indented(input json.RawMessage) string {
-	var text bytes.Buffer
-	if err := json.Indent(&text, input, "", "  "); err != nil {
-		return string(input)
-	}
-	return text.String()
+	return hookCall{question: "Allow " + h.Tool + "?"}
 }
 
 // suggestion is one of claude's permission_suggestions.
@@ -6146,6 +6033,13 @@ type suggestion struct {
 		ToolName    string
 		RuleContent string
 	}
+}
+
+// grant is what a suggestion grants.
+type grant struct {
+	words string // in full, "" what is not known
+	short string // as its button has it
+	width int    // how much that is
 }
 
 // How much a suggestion grants, the least first.
@@ -6169,24 +6063,24 @@ func lastingWords(suggestions []json.RawMessage, folder string) (words, widest s
 	for _, raw := range suggestions {
 		var s suggestion
 		err := json.Unmarshal(raw, &s)
-		what, short, width := s.grant(folder)
-		how := " " + destinations[s.Destination]
-		if err != nil || what == "" || how == " " {
-			what, short, width = string(raw), "what is listed as lasting", grantsAll
-			how = ""
+		g := s.grant(folder)
+		long := destinations[s.Destination]
+		if err != nil || g.words == "" || long == "" {
+			g = grant{string(raw), "what is listed as lasting", grantsAll}
+			long = ""
 		}
-		if last != how && last != "" {
-			all = append(all, last[1:])
+		if last != long && last != "" {
+			all = append(all, last)
 		}
-		last = how
-		all = append(all, what)
-		if width > most {
-			most = width
-			widest = clip(short, maxWidest-len(how)) + how
+		last = long
+		all = append(all, g.words)
+		if g.width > most {
+			most = g.width
+			widest = strings.TrimSpace(clip(g.short, maxWidest-len(" "+long)) + " " + long)
 		}
 	}
 	if last != "" {
-		all = append(all, last[1:])
+		all = append(all, last)
 	}
 	return strings.Join(all, ", "), widest
 }
@@ -6199,16 +6093,16 @@ var destinations = map[string]string{
 	"userSettings":    "for all projects",
 }
 
-// grant is what s grants, in full and as a button has it, and how much that is; "" when that is not known.
-func (s suggestion) grant(folder string) (words, short string, width int) {
+// grant is what s grants.
+func (s suggestion) grant(folder string) grant {
 	var all []string
 	switch {
 	case s.Type == "setMode" && s.Mode == "acceptEdits": // in claude's words: file edits and common file commands
-		return "accept all edits and common file commands", "accept all edits", grantsMode
+		return grant{"accept all edits and common file commands", "accept all edits", grantsMode}
 	case s.Type == "setMode" && s.Mode == "bypassPermissions":
-		return "allow everything without asking", "allow everything", grantsAll
+		return grant{"allow everything without asking", "allow everything", grantsAll}
 	case s.Type == "setMode" && s.Mode != "":
-		return "switch to mode " + s.Mode, "switch to mode " + s.Mode, grantsMode
+		return grant{"switch to mode " + s.Mode, "switch to mode " + s.Mode, grantsMode}
 	case s.Type == "addDirectories" && len(s.Directories) > 0:
 		for _, directory := range s.Directories {
 			short := shortPath(directory, folder)
@@ -6217,10 +6111,10 @@ func (s suggestion) grant(folder string) (words, short string, width int) {
 			}
 			all = append(all, short)
 		}
-		words = "access to " + strings.Join(all, " and ")
-		return words, words, grantsFolder
+		words := "access to " + strings.Join(all, " and ")
+		return grant{words, words, grantsFolder}
 	case s.Type == "addRules" && s.Behavior == "allow" && len(s.Rules) > 0:
-		width = grantsCalls
+		width := grantsCalls
 		for _, r := range s.Rules {
 			rule := r.ToolName + "(" + r.RuleContent + ")"
 			if r.RuleContent == "" {
@@ -6229,10 +6123,10 @@ func (s suggestion) grant(folder string) (words, short string, width int) {
 			}
 			all = append(all, rule)
 		}
-		words = "allow " + strings.Join(all, " and ")
-		return words, words, width
+		words := "allow " + strings.Join(all, " and ")
+		return grant{words, words, width}
 	}
-	return "", "", 0
+	return grant{}
 }
 
 // lineDiff is a readable diff of two texts: what differs, between the lines that they have in common. The time it takes
@@ -6240,21 +6134,28 @@ func (s suggestion) grant(folder string) (words, short string, width int) {
 func lineDiff(before, after string) (diff string, plus, minus int) {
 	a := slices.Collect(strings.Lines(before))
 	b := slices.Collect(strings.Lines(after))
-	head := commonHead(a, b)
-	tail := commonTail(a[head:], b[head:])
+	most := min(len(a), len(b))
+	head := 0
+	for head < most && a[head] == b[head] {
+		head++
+	}
+	tail := 0
+	for tail < most-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
+		tail++
+	}
 	gone := a[head : len(a)-tail]
 	came := b[head : len(b)-tail]
-	var out strings.Builder
-	write := func(mark string, lines []string) {
+	var rows []string
+	add := func(mark string, lines []string) {
 		for _, line := range lines {
-			out.WriteString(mark + strings.TrimSuffix(line, "\n") + "\n")
+			rows = append(rows, mark+strings.TrimSuffix(line, "\n"))
 		}
 	}
-	write(" ", a[:head])
-	write("-", gone)
-	write("+", came)
-	write(" ", a[len(a)-tail:])
-	return strings.TrimSuffix(out.String(), "\n"), len(came), len(gone)
+	add(" ", a[:head])
+	add("-", gone)
+	add("+", came)
+	add(" ", a[len(a)-tail:])
+	return strings.Join(rows, "\n"), len(came), len(gone)
 }
 
 // installHooks adds to the tool's command line what makes it call us, merged into the last --settings there, which
@@ -6278,39 +6179,40 @@ func (s *session) installHooks(argv []string) []string {
 // option.
 func settingsArgument(args []string) (settings string, rest []string) {
 	settings = "{}"
-	for i := 0; i < len(args); i++ {
-		value, joined := strings.CutPrefix(args[i], "--settings=")
-		hasNext := i+1 < len(args) && args[i+1] != "--"
+	end := slices.Index(args, "--")
+	if end < 0 {
+		end = len(args)
+	}
+	for i := 0; i < end; i++ {
+		name, value, joined := strings.Cut(args[i], "=")
 		switch {
-		case args[i] == "--":
-			return settings, append(rest, args[i:]...)
+		case name != "--settings", !joined && i+1 == end:
+			rest = append(rest, args[i])
 		case joined:
 			settings = value
-		case args[i] == "--settings" && hasNext:
+		default:
 			i++
 			settings = args[i]
-		default:
-			rest = append(rest, args[i])
 		}
 	}
-	return settings, rest
+	return settings, append(rest, args[end:]...)
 }
 
 // quickHook is how many seconds the tool gives a hook that asks nobody.
 const quickHook = 10
 
-// withHooks is the tool's settings, given as JSON or as the name of a file, with hooks that call us.
-func (s *session) withHooks(given string) ([]byte, error) {
+// withHooks is the tool's settings, given as JSON or as the name of a file, with hooks that call us beside the user's
+// own.
+func (s *session) withHooks(given string) (_ []byte, err error) {
 	text := []byte(given)
 	if !strings.HasPrefix(strings.TrimSpace(given), "{") {
-		file, err := os.ReadFile(given)
-		if err != nil {
-			return nil, fmt.Errorf("reading --settings: %w", err)
-		}
-		text = file
+		text, err = os.ReadFile(given)
 	}
 	settings := map[string]any{"hooks": map[string]any{}}
-	if err := json.Unmarshal(text, &settings); err != nil {
+	if err == nil {
+		err = json.Unmarshal(text, &settings)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("reading --settings: %w", err)
 	}
 	hooks, ok := settings["hooks"].(map[string]any)
@@ -6321,15 +6223,23 @@ func (s *session) withHooks(given string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	patience := int((s.cfg.PermissionTimeout + time.Minute).Seconds()) // the tool waits longer than a question lives
+	events := []string{"Stop"}
 	if s.hooked {
-		addHook(hooks, "PermissionRequest", command, patience)
+		events = append(events, "PermissionRequest")
 	}
-	addHook(hooks, "Stop", command, quickHook)
 	if s.jsonLine == nil { // else its output tells of every call
-		addHook(hooks, "PreToolUse", command, quickHook)
-		addHook(hooks, "PostToolUse", command, quickHook)["async"] = true
-		addHook(hooks, "PostToolUseFailure", command, quickHook)["async"] = true
+		events = append(events, "PreToolUse", "PostToolUse", "PostToolUseFailure")
+	}
+	for _, event := range events {
+		run := map[string]any{"type": "command", "command": command, "timeout": quickHook}
+		switch event {
+		case "PermissionRequest": // the tool waits longer than a question lives
+			run["timeout"] = inSeconds(s.cfg.PermissionTimeout + time.Minute)
+		case "PostToolUse", "PostToolUseFailure":
+			run["async"] = true
+		}
+		theirs, _ := hooks[event].([]any) // what is no list is replaced
+		hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
 	}
 	return json.Marshal(settings)
 }
@@ -6344,19 +6254,7 @@ func (s *session) hookCommand() (string, error) {
 	if runtime.GOOS == "windows" {
 		line = `"` + exe + `" hook`
 	}
-	seconds := s.cfg.flags["permission_timeout_seconds"]
-	if seconds != "" {
-		line += " --timeout " + seconds
-	}
-	return line, nil
-}
-
-// addHook adds a command to those that the tool runs at an event, which it gives so many seconds, and returns it.
-func addHook(hooks map[string]any, event, command string, seconds int) map[string]any {
-	run := map[string]any{"type": "command", "command": command, "timeout": seconds}
-	theirs, _ := hooks[event].([]any) // what is no list is replaced
-	hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
-	return run
+	return line + before(" --timeout ", s.cfg.flags["permission_timeout_seconds"]), nil
 }
 
 // reOurs are the names of our settings in an environment, in any case, as Windows has them.
@@ -6376,10 +6274,9 @@ func childEnv(env []string, c *Config, sessionID string) []string {
 // waiting.
 
 const (
-	maxQuestion = 400                   // UTF-16 units of a question: what its message shows
-	maxChoices  = 9                     // each has a digit as its key
-	maxLabel    = 60                    // UTF-16 units of a choice: what its button shows
-	askMoment   = 10 * time.Millisecond // between attempts to end a question whose time is over
+	maxQuestion = 400 // UTF-16 units of a question: what its message shows
+	maxChoices  = 9   // each has a digit as its key
+	maxLabel    = 60  // UTF-16 units of a choice: what its button shows
 )
 
 // reHunk is the head of a hunk, which only a diff has.
@@ -6388,212 +6285,177 @@ var reHunk = re(`(?m)^@@ -\d+(,\d+)? \+\d+(,\d+)? @@`)
 // asking is one run of `atlasbridge ask`.
 type asking struct {
 	*command
-	asker
 	cfg    *Config
+	st     *Store
+	tg     *Telegram
 	prompt PromptRecord
 	given  map[string]string // what is printed for a choice, by its key
-	about  bool              // what it is about comes from standard input
-	own    SessionRecord
-	ch     Channel
-	tg     *Telegram // ch, unless that is local
 }
-
-// stopped is why there is no answer: a signal came, or the phone's /cancel, which counts as SIGTERM.
-type stopped struct {
-	sig syscall.Signal
-	why string
-}
-
-func (s *stopped) Error() string { return s.why }
 
 // cmdAsk exits with what the answer says, or with that there is none.
 func cmdAsk(c *command) int {
-	a := &asking{command: c, asker: asker{release: func() {}}}
-	problem, err := a.compose()
-	if problem != "" {
-		return c.usage("%s", problem)
-	}
-	code := exitInternal
-	if err == nil {
-		code, err = a.run()
-	}
-	if err != nil {
-		c.fail(err)
+	a := &asking{command: c}
+	code, err := a.run()
+	if err != nil && c.fail(err) == exitUsage {
+		return exitUsage
 	}
 	return code
 }
 
-// compose makes the prompt of the command line, and of standard input. A problem is one of usage.
-func (a *asking) compose() (problem string, err error) {
+// compose makes the prompt of the command line, and of standard input.
+func (a *asking) compose() error {
 	words := slices.DeleteFunc(slices.Clone(a.opts.args), func(arg string) bool { return arg == "-" })
-	a.about = len(words) < len(a.opts.args)
-	question := legible(strings.Join(strings.Fields(strings.Join(words, " ")), " "))
+	about := len(words) < len(a.opts.args)
 	if len(words) > 1 {
-		return "the question is one argument: put it in quotation marks", nil
+		return misuse("the question is one argument: put it in quotation marks")
 	}
-	problem = a.addAnswers()
-	if problem != "" {
-		return problem, nil
-	}
-	if question == "" && a.about && len(a.given) > 0 {
-		question = strings.Join(labels(a.prompt.Choices), " or ") + "?"
-	}
-	if question == "" {
-		return "the question is missing", nil
-	}
-	if units(question) > maxQuestion {
-		const todo = "give what it is about on standard input, with -"
-		return fmt.Sprintf("the question has %d characters, %d are shown: %s", units(question), maxQuestion, todo), nil
-	}
-	full := question
-	if a.about {
-		about := ""
-		about, problem, err = a.readAbout()
-		full += "\n" + about
+	if err := a.addAnswers(); err != nil {
+		return err
 	}
 	p := &a.prompt
-	p.Question = question
-	p.Excerpt = clip(question, maxExcerpt)
+	p.Question = legible(strings.Join(strings.Fields(strings.Join(words, " ")), " "))
+	if p.Question == "" && about && len(p.Choices) > 0 {
+		p.Question = strings.Join(labels(p.Choices), " or ") + "?"
+	}
+	switch n := units(p.Question); {
+	case n == 0:
+		return misuse("the question is missing")
+	case n > maxQuestion:
+		return misuse("the question has %d characters, %d are shown: give what it is about on standard "+
+			"input, with -", n, maxQuestion)
+	}
+	p.Excerpt = clip(p.Question, maxExcerpt)
+	p.Full = p.Question
+	if about {
+		text, err := a.readAbout()
+		if err != nil {
+			return err
+		}
+		p.Full += "\n" + text
+	}
 	for _, c := range p.Choices {
 		if utf8.RuneCountInString(c.Label) > wideLabel {
-			full += "\n" + c.Label
+			p.Full += "\n" + c.Label
 		}
 	}
-	p.Full = full
-	if reHunk.MatchString(full) {
+	if reHunk.MatchString(p.Full) {
 		p.Lang = "diff"
 	}
-	p.parts = shown{body: strings.Split(full, "\n")}
-	p.seal()
-	p.publish()
-	return problem, err
+	return nil
 }
 
 // addAnswers adds the kind of the question and its answers.
-func (a *asking) addAnswers() (problem string) {
-	var list *flag.Flag // also one that is given as ""
-	a.opts.set.Visit(func(f *flag.Flag) {
-		if f.Name == "choices" {
-			list = f
-		}
-	})
+func (a *asking) addAnswers() error {
 	p := &a.prompt
+	list := a.opts.text("choices")
+	listed := a.opts.given("choices")
+	text := a.opts.on("text")
 	switch {
-	case list != nil && a.opts.on("text"):
-		return "--choices and --text exclude each other"
-	case list != nil:
+	case listed && text:
+		return misuse("--choices and --text exclude each other")
+	case listed:
 		p.Type = MultipleChoice
-		p.Choices, a.given, problem = parseChoices(list.Value.String())
-	case a.opts.on("text"):
+		return a.addChoices(strings.Split(list, ","))
+	case text:
 		p.Type = FreeText
-		p.Constraints.MaxLength = maxMessage
 	default:
 		p.Type = YesNo
 		p.Permission = true
-		p.Constraints.MaxLength = maxMessage // of the reason for a refusal
 		p.Choices = yesNo()
 		a.given = map[string]string{"y": "yes", "n": "no"}
 	}
-	return problem
+	p.Constraints.MaxLength = maxMessage // of the text, or of the reason for a refusal
+	return nil
 }
 
-// parseChoices are the choices in a list with commas, and what is printed for each, by its key. One that is a digit has
-// it as its key, so that "2" is never the second one when another is called 2.
-func parseChoices(list string) (choices []Choice, given map[string]string, problem string) {
-	words := strings.Split(list, ",")
+// addChoices adds choices. One that is a digit has it as its key, so that "2" is never the second one when another is
+// called 2.
+func (a *asking) addChoices(words []string) error {
 	if len(words) > maxChoices {
-		return nil, nil, fmt.Sprintf("--choices has %d choices, %d are possible", len(words), maxChoices)
+		return misuse("--choices has %d choices, %d are possible", len(words), maxChoices)
 	}
-	var free []string // keys that no choice is called
 	for i, word := range words {
 		words[i] = strings.TrimSpace(word)
 	}
-	for key := range strings.SplitSeq("1 2 3 4 5 6 7 8 9", " ") {
-		if !slices.Contains(words, key) {
-			free = append(free, key)
-		}
-	}
-	given = map[string]string{}
+	digits := strings.Split("123456789", "")
+	free := slices.DeleteFunc(slices.Clone(digits), func(key string) bool { return slices.Contains(words, key) })
+	a.given = map[string]string{}
 	for _, word := range words {
 		label := redact(visible(word))
 		same := func(c Choice) bool { return strings.EqualFold(c.Label, label) }
+		wrong := ""
 		switch {
 		case word == "":
-			return nil, nil, "--choices has an empty choice"
+			return misuse("--choices has an empty choice")
 		case strings.ContainsFunc(word, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }):
-			return nil, nil, fmt.Sprintf("the choice %q has characters that cannot be shown", word)
+			wrong = "has characters that cannot be shown"
 		case units(label) > maxLabel:
-			return nil, nil, fmt.Sprintf("the choice %q has more than %d characters", word, maxLabel)
-		case slices.ContainsFunc(choices, same):
-			return nil, nil, fmt.Sprintf("the choice %q is there twice", word)
+			wrong = fmt.Sprintf("has more than %d characters", maxLabel)
+		case slices.ContainsFunc(a.prompt.Choices, same):
+			wrong = "is there twice"
+		}
+		if wrong != "" {
+			return misuse("the choice %q %s", word, wrong)
 		}
 		key := word
-		if len(word) != 1 || word < "1" || word > "9" {
+		if !slices.Contains(digits, word) {
 			key, free = free[0], free[1:]
 		}
-		choices = append(choices, Choice{Key: key, Label: label})
-		given[key] = word
+		a.prompt.Choices = append(a.prompt.Choices, Choice{Key: key, Label: label})
+		a.given[key] = word
 	}
-	return choices, given, ""
+	return nil
 }
 
-// readAbout is what standard input says, made safe. Too much of it is a problem of usage: nobody would read it.
-func (a *asking) readAbout() (text, problem string, err error) {
+// readAbout is what standard input says, made safe. Too much of it is refused: nobody would read it.
+func (a *asking) readAbout() (text string, err error) {
 	b, err := io.ReadAll(io.LimitReader(hostStream{a.stdin}, maxHookFull+1))
 	if err != nil {
-		return "", "", fmt.Errorf("reading standard input: %w", err)
+		return "", fmt.Errorf("reading standard input: %w", err)
 	}
 	text = strings.Trim(legible(string(b)), "\n")
-	if len(b) > maxHookFull || len(text) > maxHookFull {
-		problem = fmt.Sprintf("standard input has more than %d KiB as it is shown: give less of it", maxHookFull>>10)
+	switch {
+	case max(len(b), len(text)) > maxHookFull:
+		return "", misuse("standard input has more than %d KiB as it is shown: give less of it", maxHookFull>>10)
+	case strings.TrimSpace(text) == "":
+		return "(nothing came on standard input)", nil
 	}
-	if strings.TrimSpace(text) == "" {
-		text = "(nothing came on standard input)"
-	}
-	return text, problem, nil
+	return text, nil
 }
 
-// legible is a script's text as a person may see it: what is no UTF-8 as \x{E9}, the rest as visible, redacted.
+// legible is a script's text as a person may see it: what is no UTF-8 as �, the rest as visible, redacted.
 func legible(text string) string {
-	var b strings.Builder
-	for len(text) > 0 {
-		r, n := utf8.DecodeRuneInString(text)
-		if r == utf8.RuneError && n == 1 {
-			fmt.Fprintf(&b, `\x{%02X}`, text[0])
-		} else {
-			b.WriteString(text[:n])
-		}
-		text = text[n:]
-	}
-	return redact(visible(strings.ReplaceAll(b.String(), "\r\n", "\n")))
+	return redact(visible(strings.ToValidUTF8(strings.ReplaceAll(text, "\r\n", "\n"), "\uFFFD")))
 }
 
 // run asks, and gives the exit status. An error is why there is no answer.
 func (a *asking) run() (code int, err error) {
+	if err := a.compose(); err != nil {
+		return exitInternal, err
+	}
 	a.cfg, err = a.config(timeoutOf(a.opts))
 	if err != nil {
 		return exitInternal, err
 	}
-	a.life = a.cfg.Timeout
-	a.st, err = openState(a.cfg.Dir, a.disk)
+	if a.prompt.Type == FreeText && a.cfg.Channel == "telegram" && !a.cfg.FreeText {
+		err := errors.New("the phone cannot answer with a text: free_text_enabled is false")
+		return exitInternal, hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
+	}
+	a.st, err = a.openState()
 	if err != nil {
 		return exitInternal, err
 	}
 	defer a.st.Close()
 	a.st.Retention = time.Duration(a.cfg.RetentionDays) * 24 * time.Hour
-	for _, note := range a.st.notes {
-		fmt.Fprintf(a.stderr, "atlasbridge: %s (see `atlasbridge doctor`)\n", note)
+	if err := a.st.Reap(time.Now()); err != nil {
+		return exitInternal, err
 	}
-	debug.SetGCPercent(25)                                  // as a session's
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a reader that is gone makes the write fail, and no more
-	ctx, quit := context.WithCancelCause(a.ctx)
-	defer quit(nil)
-	defer catchSignals(quit)()
-	if a.prompt.Type == FreeText && a.cfg.Channel == "telegram" && !a.cfg.FreeText {
-		err := errors.New("the phone cannot answer with a text: free_text_enabled is false")
-		return exitInternal, hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
+	log, err := openLog(a.cfg.Dir, a.cfg.LogLevel)
+	if err != nil {
+		return exitInternal, err
 	}
-	return a.bridge(ctx, quit)
+	a.tg = newTelegram(a.cfg, a.st, log)
+	return a.bridge()
 }
 
 // catchSignals quits at the first signal that ends us; the next one kills, as ever. It is for the caller to let go.
@@ -6615,13 +6477,12 @@ func catchSignals(quit context.CancelCauseFunc) (release func()) {
 
 // bridge asks in a session of its own, with the label of the one that it was started in: it listens to Telegram while
 // nobody else does, and has the message say in the end what has become of the question.
-func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code int, err error) {
-	log, err := openLog(a.cfg.Dir, a.cfg.LogLevel)
-	if err != nil {
-		return exitInternal, err
-	}
-	own := sessionRecord("ask", []string{}, "")
-	own.Label = a.labelAround(ctx)
+func (a *asking) bridge() (code int, err error) {
+	a.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a reader that is gone makes the write fail, and no more
+	ctx, quit := context.WithCancelCause(a.ctx)
+	defer quit(nil)
+	defer catchSignals(quit)()
+	own := sessionRecord("ask", []string{}, a.labelAround(ctx))
 	own.PID = own.Wrapper
 	own.ThreadID = noTopic // for one question
 	own.Activity = "waiting"
@@ -6630,12 +6491,9 @@ func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code
 		return exitInternal, err
 	}
 	defer release()
-	if err := a.save(ref(own)); err != nil {
+	if err := a.st.keep(ref(own)); err != nil {
 		return exitInternal, err
 	}
-	a.own = own
-	a.session = own.ID
-	a.tg = newTelegram(a.cfg, a.st, log)
 	a.tg.session = own.ID
 	a.tg.giveUp = func(err error) {
 		if trouble := a.tg.Trouble(); trouble != "" { // says what to do
@@ -6643,32 +6501,46 @@ func (a *asking) bridge(ctx context.Context, quit context.CancelCauseFunc) (code
 		}
 		quit(err)
 	}
-	a.ch = localChannel{}
-	pollCtx, stopPolling := context.WithCancel(a.ctx)
-	defer stopPolling()
-	var polling sync.WaitGroup
-	if a.cfg.Channel == "telegram" {
-		a.ch = a.tg
-		polling.Go(func() { a.tg.Poll(pollCtx) })
-	}
+	online, disconnect := context.WithCancel(a.ctx)
+	defer disconnect()
 	lastWords := make(chan struct{})
-	said := make(chan struct{})
-	go func() {
-		defer close(said)
-		a.ch.Show(pollCtx, lastWords)
-	}()
-	code, err = a.wait(ctx, quit)
-	unsaid := a.end(code)
-	close(lastWords)
-	select {
-	case <-said:
-	case <-time.After(drainSend): // it is owed
+	var beside sync.WaitGroup
+	if a.cfg.Channel == "telegram" {
+		beside.Go(func() { a.tg.Poll(online) })
+		beside.Go(func() {
+			a.tg.Show(online, lastWords)
+			disconnect()
+		})
 	}
-	stopPolling()
-	<-said
-	polling.Wait()
-	_ = a.ch.Close() // nothing is to be sent any more
-	return code, cmp.Or(err, unsaid)
+	beside.Go(func() { a.follow(online, own.ID, quit) })
+	a.prompt.Cwd = own.Cwd
+	a.prompt.begin(fromAsk, own.ID, a.cfg.Timeout)
+	end, err := a.prompt.ask(ctx, a.st)
+	code = exitInternal
+	if end != nil {
+		code, err = a.conclude(end, context.Cause(ctx))
+	}
+	own.Status = "completed"
+	if code > 128 {
+		own.Status = "terminated"
+	}
+	own.Activity = ""
+	own.EndedAt = ref(time.Now().UTC())
+	own.ExitCode = &code
+	unsaid := a.st.keep(&own)
+	if end != nil && end.answeredByCommand() {
+		n := answeredNotice(end)
+		n.SessionID = own.ID
+		a.tg.Notify(n)
+	}
+	close(lastWords)
+	if a.cfg.Channel == "local" {
+		disconnect()
+	}
+	late := time.AfterFunc(drainSend, disconnect) // the rest is owed
+	beside.Wait()
+	late.Stop()
+	return code, errors.Join(err, unsaid)
 }
 
 // labelAround is the label of the session that this was started in, "" none. Its record may come later than what it
@@ -6687,210 +6559,123 @@ func (a *asking) labelAround(ctx context.Context) string {
 	return ""
 }
 
-// save stores records.
-func (a *asking) save(recs ...Record) error {
-	return a.st.Update(func(*View) ([]Record, error) { return recs, nil })
-}
-
-// end closes the session of its own, and then has the phone told, which may fail: what the message should say is owed.
-func (a *asking) end(code int) error {
-	last := a.own
-	last.Status = "completed"
-	if code > 128 {
-		last.Status = "terminated"
-	}
-	last.Activity = ""
-	last.EndedAt = ref(time.Now().UTC())
-	last.ExitCode = &code
-	if err := a.save(&last); err != nil {
-		return err
-	}
-	p, _, err := a.st.Prompt(a.last)
-	if p != nil && p.answeredByCommand() {
-		n := answeredNotice(p)
-		n.SessionID = a.session
-		a.ch.Notify(n)
-	}
-	return err
-}
-
-// wait asks, waits for what becomes of the question, and passes it on.
-func (a *asking) wait(ctx context.Context, quit context.CancelCauseFunc) (code int, err error) {
-	a.prompt.Cwd, _ = os.Getwd() // a folder that is gone has no name
-	a.complete(&a.prompt, fromAsk, time.Now())
-	defer func() { a.release() }()
-	records, err := a.post(ctx, &a.prompt)
-	if err != nil {
-		return exitInternal, err
-	}
-	var beside sync.WaitGroup
-	defer beside.Wait()
-	defer quit(nil)
-	beside.Go(func() { a.watch(ctx, quit) })
+// send has the question sent, and says at the terminal, and anywhere where there is no Telegram, how it is answered
+// without a phone.
+func (a *asking) send() error {
+	how := "asked on the phone; from another terminal"
 	phone := a.cfg.Channel == "telegram"
-	_, err = a.st.Move(a.prompt.ID, Routed, func(p *PromptRecord) {
+	_, err := a.st.Move(a.prompt.ID, Routed, func(p *PromptRecord) {
 		if phone {
 			p.Send = sendQuestion
 		}
 	})
-	if err == nil && !phone { // it waits for `atlasbridge answer`
-		_, err = a.st.Move(a.prompt.ID, AwaitingReply, nil)
-	}
-	if err != nil {
-		quit(err)
-	}
-	a.tellHow()
-	end := a.await(records, func(rec Record) {
-		r, ok := rec.(*InputRecord)
-		if ok && r.Status == "queued" {
-			beside.Go(func() { a.handleInput(quit, *r) })
-		}
-	})
-	return a.conclude(end, context.Cause(ctx))
-}
-
-// tellHow says at the terminal, and anywhere where there is no Telegram, how the question is answered without a phone.
-func (a *asking) tellHow() {
-	how := "asked on the phone; from another terminal"
-	switch {
-	case a.cfg.Channel == "local":
+	if !phone { // it waits for `atlasbridge answer`
 		how = a.cfg.whyLocal() + "; answer from another terminal"
-	case !onTerminal(a.stderr):
-		return
+		err = errors.Join(err, a.st.end(a.prompt.ID, AwaitingReply, ""))
 	}
-	var words []string
-	for _, c := range a.prompt.Choices {
-		words = append(words, a.given[c.Key])
+	if phone && !onTerminal(a.stderr) {
+		return err
 	}
-	values := strings.Join(words, "|")
-	if values == "" {
-		values = "TEXT"
+	values := "TEXT"
+	if a.prompt.Type != FreeText {
+		var words []string
+		for _, c := range a.prompt.Choices {
+			words = append(words, a.given[c.Key])
+		}
+		values = strings.Join(words, "|")
 	}
 	fmt.Fprintf(a.stderr, "atlasbridge: %s: atlasbridge answer %s %s\n", how, shortID(a.prompt.ID), values)
+	return err
 }
 
-// watch ends the question when its time is over, and sessions that have died. It ends with ctx.
-func (a *asking) watch(ctx context.Context, quit context.CancelCauseFunc) {
-	var reaped time.Time
-	expires := a.prompt.ExpiresAt.Round(0) // by the wall clock, which goes on while the machine sleeps
-	for ctx.Err() == nil {
+// follow has the session's question sent, and does what the phone wants of it until ctx ends: it can only be ended.
+func (a *asking) follow(ctx context.Context, session string, quit context.CancelCauseFunc) {
+	for rec := range a.st.Follow(ctx, session, func() bool { return false }) { // nobody waits for what others write
 		var err error
-		left := time.Until(expires)
-		switch {
-		case left <= 0: // in vain where somebody decides in this very moment
-			why := fmt.Sprintf("no answer in %d s", int(a.life.Seconds()))
-			_, err = a.st.Move(a.prompt.ID, Expired, func(p *PromptRecord) { p.Reason = why })
-			left = askMoment
-		case time.Since(reaped) >= reapEvery:
-			reaped = time.Now()
-			err = a.st.Reap(reaped)
+		switch r := rec.(type) {
+		case *PromptRecord:
+			if r.Status == Created {
+				err = a.send()
+			}
+		case *InputRecord:
+			in := *r
+			in.Status = "done"
+			switch {
+			case r.Status != "queued":
+				continue
+			case r.Kind == "cancel":
+				quit(&stopped{syscall.SIGTERM, "ended from the phone"})
+			default:
+				in.Status = "refused"
+				in.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
+				a.tg.Notify(Notice{SessionID: session, Text: "✗ " + in.Reason, ReplyTo: r.ReplyTo, ThreadID: r.ThreadID,
+					Ring: true})
+			}
+			err = a.st.keep(&in)
 		}
 		if err != nil {
 			quit(err)
-			return
 		}
-		_ = sleep(ctx, min(left, reapEvery)) // the loop ends with it
 	}
 }
 
-// handleInput does what the phone wants of the session: it can only be ended.
-func (a *asking) handleInput(quit context.CancelCauseFunc, r InputRecord) {
-	r.Status = "done"
-	if r.Kind != "cancel" {
-		r.Status = "refused"
-		r.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
-	}
-	if err := a.save(&r); err != nil {
-		quit(err)
-		return
-	}
-	if r.Kind == "cancel" {
-		quit(&stopped{syscall.SIGTERM, "ended from the phone"})
-		return
-	}
-	n := Notice{SessionID: a.session, Text: "✗ " + r.Reason, ReplyTo: r.ReplyTo, ThreadID: r.ThreadID, Ring: true}
-	a.ch.Notify(n)
-}
-
-// conclude passes on what has become of the question, nil: cause came first. An error is why there is no answer.
+// conclude passes on what has become of the question, which cause has ended where it is no answer, and records that. An
+// error is why there is no answer. What could not be told was not answered.
 func (a *asking) conclude(end *PromptRecord, cause error) (code int, err error) {
-	if end == nil {
-		return a.giveUp(cause)
-	}
-	left := end.Value != nil && *end.Value == leaveIt
+	stop, ended := errors.AsType[*stopped](cause)
+	var answer *string
+	status := "refused"
+	code = exitFailed
 	switch {
 	case end.Status == Expired:
-		why := fmt.Sprintf("nobody answered in %d s", int(a.life.Seconds()))
-		if a.tg.Trouble() != "" {
-			why += ": " + a.tg.Trouble()
+		status = "expired"
+		code = exitUnanswered
+		err = errors.New(strings.Replace(end.Reason, "no answer", "nobody answered", 1) + before(": ", a.tg.Trouble()))
+	case end.Status == ReplyReceived:
+		answer = ref(cmp.Or(a.given[*end.Value], *end.Value))
+		if !end.refuses(*end.Value) {
+			status = "answered"
+			code = 0
 		}
-		return max(exitUnanswered, a.tell(end, "expired", nil)), errors.New(why)
-	case end.Status == Canceled && left:
-		return a.pass(end, "refused", nil, exitFailed)
-	case end.Status != ReplyReceived || end.Value == nil:
-		return exitInternal, fmt.Errorf("the question was not answered: %s", cmp.Or(end.Reason, string(end.Status)))
+	case end.Status == Canceled && end.Value != nil: // left as it is
+	case ended:
+		return 128 + int(stop.sig), nil
+	case cause != nil:
+		return exitInternal, cause
+	default:
+		return exitInternal, fmt.Errorf("the question was not answered: %s", end.Reason)
 	}
-	answer := cmp.Or(a.given[*end.Value], *end.Value)
-	if end.refuses(*end.Value) {
-		return a.pass(end, "refused", &answer, exitFailed)
-	}
-	return a.pass(end, "answered", &answer, 0)
-}
-
-// giveUp ends the question without an answer, and says why unless that was a signal.
-func (a *asking) giveUp(cause error) (code int, err error) {
-	stop, ok := errors.AsType[*stopped](cause)
-	to := Failed
-	code = exitInternal
-	err = cause
-	if ok {
-		to = Canceled
-		code = 128 + int(stop.sig)
-		err = nil
-	}
-	why := redact(cause.Error())
-	moved, unsaid := a.st.Move(a.prompt.ID, to, func(p *PromptRecord) { p.Reason = why })
-	if !moved && unsaid == nil { // somebody decided in this very moment
-		why += " before the answer was passed on"
-		_, unsaid = a.st.Move(a.prompt.ID, Failed, func(p *PromptRecord) { p.Reason = why })
-	}
-	return code, cmp.Or(err, unsaid)
-}
-
-// pass tells the answer, and records that. What could not be told was not answered.
-func (a *asking) pass(end *PromptRecord, status string, answer *string, code int) (int, error) {
-	if a.tell(end, status, answer) != 0 {
-		why := "the script did not take the answer"
-		_, err := a.st.Move(end.ID, Failed, func(p *PromptRecord) { p.Reason = why })
-		return exitInternal, err
+	told := a.tell(end, status, answer)
+	switch {
+	case !told && answer != nil:
+		return exitInternal, a.st.end(end.ID, Failed, "the script did not take the answer")
+	case !told:
+		return exitInternal, nil
+	case answer != nil:
+		err = a.st.end(end.ID, Injected, "")
+		if err == nil {
+			err = a.st.end(end.ID, Resolved, "")
+		}
 	}
 	if status == "refused" && end.Reason != "" {
 		fmt.Fprintln(a.stderr, "atlasbridge: refused:", visible(end.Reason))
 	}
-	_, err := a.st.Move(end.ID, Injected, nil)
-	if err == nil {
-		_, err = a.st.Move(end.ID, Resolved, nil)
-	}
 	return code, err
 }
 
-// tell prints the answer, nil none, with --json as an object. It gives 0, or exitInternal when that failed.
-func (a *asking) tell(end *PromptRecord, status string, answer *string) int {
-	failed := 0
+// tell prints the answer, nil none, with --json as an object, and reports whether that could be done.
+func (a *asking) tell(end *PromptRecord, status string, answer *string) bool {
 	switch {
 	case a.opts.on("json"):
-		failed = a.printJSON(struct {
+		return a.printJSON(struct {
 			Answer *string `json:"answer"`
 			Status string  `json:"status"` // answered refused expired
 			By     string  `json:"by"`
 			ID     string  `json:"id"`
 			Reason string  `json:"reason"` // the operator's, for a refusal
-		}{answer, status, *cmp.Or(end.DecidedBy, ref("")), end.ID, end.Reason})
+		}{answer, status, *cmp.Or(end.DecidedBy, ref("")), end.ID, end.Reason}) == 0
 	case answer != nil:
-		failed = a.print(*answer + "\n")
+		return a.print(*answer+"\n") == 0
 	}
-	if failed != 0 {
-		return exitInternal
-	}
-	return 0
+	return true
 }

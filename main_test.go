@@ -7174,7 +7174,7 @@ func TestDeadAreFound(t *testing.T) {
 	}
 	locks := []string{"unknown.lock"}
 	for _, q := range []record{p, r} {
-		locks = append(locks, q.str("session_id")+".lock", q.str("id")+".lock")
+		locks = append(locks, q.str("session_id")+".lock")
 	}
 	slices.Sort(locks)
 	comesTrue(t, "old files and the dead's lock are gone", func() bool { return !strings.Contains(names("files"), "ended") })
