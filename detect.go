@@ -89,8 +89,8 @@ const (
 	modeAutowrap  = 7    // DECAWM
 	modeCursor    = 25   // DECTCEM: it shows
 	modePaste     = 2004 // a paste is bracketed
-	modeSync      = 2026 // a frame is being painted
-	modeOther     = 2027 // stands for all above
+
+	modeOther = 2027 // stands for all above
 )
 
 // anyRow is the row in which an answer is typed to a dialog: whichever the next line feed ends.
@@ -422,11 +422,10 @@ func (s *Screen) WriteFlood(p []byte) {
 }
 
 // scrollThrough scrolls out the lines at the beginning of p of which nothing is left when all of p is written, and
-// returns their length: all but as many as are kept, if p is text on the primary screen, perhaps in colours.
+// returns their length: all but as many as are kept, if p is plain text on the primary screen.
 func (s *Screen) scrollThrough(p []byte) int {
-	read := s.tr.on || s.state != inText
 	whole := !s.AltScreen() && s.top == 0 && s.bottom == s.rows-1
-	if read || !whole {
+	if s.tr.on || s.state != inText || !whole || bytes.ContainsAny(p, "\x0e\x0f\x1b") {
 		return 0
 	}
 	end := len(p)
@@ -436,49 +435,16 @@ func (s *Screen) scrollThrough(p []byte) int {
 	if end < 1 || p[end-1] != '\r' {
 		return 0
 	}
-	through := p[:end+1]
-	pen, isText := s.penAfter(through)
-	if !isText {
-		return 0
-	}
-	if _, isText := s.penAfter(p[len(through):]); !isText {
-		return 0
-	}
-	lines := bytes.Count(through, []byte("\n"))
+	lines := bytes.Count(p[:end+1], []byte("\n"))
 	if lines < s.rows {
 		return 0
 	}
 	s.scrolled += lines - (s.rows - 1 - s.row)
 	s.moveTo(s.rows-1, 0)
-	s.pen = pen
 	s.base = nil
 	s.input = s.input[:0]
 	s.changes++
-	return len(through)
-}
-
-// penAfter is the pen after the text; false where that has other sequences than SGR and EL, or another character set.
-// It writes over the parameters of the last sequence.
-func (s *Screen) penAfter(text []byte) (pen Attr, isText bool) {
-	pen = s.pen
-	rest := text
-	for from := bytes.IndexByte(rest, 0x1b); from >= 0; from = bytes.IndexByte(rest, 0x1b) {
-		rest = rest[from+1:]
-		if len(rest) == 0 || rest[0] != inSequence {
-			return pen, false
-		}
-		s.params = append(s.params[:0], 0)
-		n := 1 + s.parameters(rest[1:])
-		if n == len(rest) || rest[n] != 'm' && rest[n] != 'K' {
-			return pen, false
-		}
-		if rest[n] == 'm' {
-			pen.set(s.params)
-		}
-		rest = rest[n+1:]
-	}
-	shiftOut, shiftIn := bytes.IndexByte(text, 0x0e), bytes.IndexByte(text, 0x0f)
-	return pen, shiftOut < 0 && shiftIn < 0
+	return end + 1
 }
 
 // take takes bytes, and returns how many: not the beginning of a character that they end with.
@@ -634,75 +600,63 @@ func (s *Screen) escapeSequence(seq []byte) {
 // controlSequence acts on a control sequence, given without CSI and parameters.
 func (s *Screen) controlSequence(seq []byte) {
 	n := s.arg(0, 1)
-	if len(seq) > 1 {
-		s.markedSequence(string(seq), n)
-		return
-	}
-	switch seq[0] {
-	case 'A': // CUU
+	switch string(seq) {
+	case "A": // CUU
 		s.moveBy(-n, s.col)
-	case 'B': // CUD
+	case "B": // CUD
 		s.moveBy(n, s.col)
-	case 'C': // CUF
+	case "C": // CUF
 		s.moveTo(s.row, s.col+n)
-	case 'D': // CUB
+	case "D": // CUB
 		s.moveTo(s.row, s.col-n)
-	case 'E': // CNL
+	case "E": // CNL
 		s.moveBy(n, 0)
-	case 'F': // CPL
+	case "F": // CPL
 		s.moveBy(-n, 0)
-	case 'G': // CHA
+	case "G": // CHA
 		s.moveTo(s.row, n-1)
-	case 'd': // VPA
+	case "d": // VPA
 		s.moveTo(n-1, s.col)
-	case 'H', 'f': // CUP, HVP
+	case "H", "f": // CUP, HVP
 		s.moveTo(n-1, s.arg(1, 1)-1)
-	case 'I': // CHT
+	case "I": // CHT
 		s.moveTo(s.row, (s.col/8+n)*8)
-	case 'Z': // CBT
+	case "Z": // CBT
 		s.moveTo(s.row, ((s.col+7)/8-n)*8)
-	case '@': // ICH
+	case "@": // ICH
 		s.shiftCells(n)
-	case 'P': // DCH
+	case "P": // DCH
 		s.shiftCells(-n)
-	case 'J': // ED
+	case "J": // ED
 		s.eraseIn(0, s.rows)
-	case 'K': // EL
+	case "K": // EL
 		s.eraseIn(s.row, s.row+1)
-	case 'X': // ECH
+	case "X": // ECH
 		s.erase(s.offset(), min(s.offset()+n, (s.row+1)*s.cols))
-	case 'L': // IL
+	case "L": // IL
 		s.scroll(s.row, -n)
-	case 'M': // DL
+	case "M": // DL
 		s.scroll(s.row, n)
-	case 'S': // SU
+	case "S": // SU
 		s.scroll(s.top, n)
-	case 'T': // SD
+	case "T": // SD
 		s.scroll(s.top, -n)
-	case 'b': // REP
+	case "b": // REP
 		s.repeat(n)
-	case 'r': // DECSTBM
+	case "r": // DECSTBM
 		s.setRegion(n, min(s.arg(1, s.rows), s.rows))
-	case 's': // SCOSC
+	case "s": // SCOSC
 		s.saved = s.cursor
-	case 'u': // SCORC
+	case "u": // SCORC
 		s.cursor = s.saved
-	case 'm': // SGR
+	case "m": // SGR
 		s.pen.set(s.params)
-	default:
-		s.query(string(seq), n)
-	}
-}
-
-// markedSequence acts on a control sequence with a mark before or within it; n is its first parameter, 1 where absent.
-func (s *Screen) markedSequence(seq string, n int) {
-	switch seq {
 	case "?h": // DECSET
 		s.setModes(true)
 	case "?l": // DECRST
 		s.setModes(false)
 	default:
-		s.query(seq, n)
+		s.query(string(seq), n)
 	}
 }
 
@@ -719,24 +673,13 @@ func (s *Screen) repeat(n int) {
 	if s.base == nil || s.wrapNext {
 		return
 	}
-	c := cell{ch: s.base.ch, wide: s.base.wide, Attr: s.pen}
-	width := 1
-	if c.wide {
-		width = 2
+	again := []byte(string(s.base.ch))
+	width := s.columnsOf(s.base.ch)
+	s.base = nil
+	for room := (s.cols - s.col) / width; n > 0 && room > 0; room-- {
+		s.print(again)
+		n--
 	}
-	n = min(n, (s.cols-s.col)/width) * width
-	if n == 0 {
-		return
-	}
-	l := s.begin()
-	cells := l.cells[s.col : s.col+n]
-	for i := range cells {
-		cells[i] = cell{Attr: s.pen}
-		if i%width == 0 {
-			cells[i] = c
-		}
-	}
-	s.wrote(l, s.col+n)
 }
 
 // setRegion makes the rows from top to bottom, both from 1, those that scroll.
@@ -3004,8 +2947,8 @@ type Detector struct {
 	lookedAt  time.Time // when the screen was last looked at
 	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
 
-	lookDue  time.Time // zero, or when the output that has come is looked at
-	syncAt   time.Time // zero, or since when a frame is being painted
+	lookDue time.Time // zero, or when the output that has come is looked at
+
 	ttyDue   time.Time // when the terminal's state is worth a look
 	unsureAt time.Time // zero, or since when cur may have changed
 	askDue   time.Time // zero, or when found is asked
@@ -3065,11 +3008,6 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 	}
 	d.raw = append(d.raw, p...)
 	d.outAt = now
-	if !d.Screen.modes[modeSync] {
-		d.syncAt = time.Time{}
-	} else if d.syncAt.IsZero() {
-		d.syncAt = now
-	}
 	d.lookDue = now.Add(min(settleQuiet, max(0, lookEvery-now.Sub(d.lookedAt))))
 	d.takeReports(now)
 }
@@ -4088,19 +4026,11 @@ func (v *view) hinted() bool {
 
 // whole is the text of row r with that of the rows that run over into it, and the first of them.
 func (v *view) whole(text string, r int) (string, int) {
-	first, size := r, len(text)
-	for first > 0 && v.s.grid[first-1].wrapped && size <= maxFull {
-		first--
-		size += len(v.s.text(v.s.grid[first]))
+	for r > 0 && v.s.grid[r-1].wrapped && len(text) <= maxFull {
+		r--
+		text = v.s.text(v.s.grid[r]) + text
 	}
-	if first == r {
-		return text, r
-	}
-	var b strings.Builder
-	for _, l := range v.s.grid[first:r] {
-		b.WriteString(v.s.text(l))
-	}
-	return b.String() + text, first
+	return text, r
 }
 
 // up is the nearest row above row r that is such, −1 without one.
@@ -4182,26 +4112,18 @@ func (v *view) linesBelow(r int) (below []string) {
 // text, its first row, whether an answer was typed in it. Not known: there is none; first is then
 // negative where one has been forgotten.
 func (v *view) lineBefore(r int) (text string, first int, answered, known bool) {
-	var parts []string // the last one first
-	size := 0
-	for first = r; size <= maxFull; first-- {
-		l, ok := v.rowBefore(first)
-		if !ok && first == r {
-			first = 0
-			if v.forgotten(r) {
-				first = -1
-			}
-			return "", first, false, false
-		}
-		if !ok || first < r && !l.wrapped {
-			break
-		}
-		parts = append(parts, v.s.text(l))
-		size += len(v.s.text(l))
-		answered = answered || l.answered
+	l, known := v.rowBefore(r)
+	if !known {
+		return "", -int(number(v.forgotten(r))), false, false
 	}
-	slices.Reverse(parts)
-	return strings.TrimRight(strings.Join(parts, ""), " "), first, answered, true
+	first = r
+	for more := true; more && len(text) <= maxFull; more = more && l.wrapped {
+		text = v.s.text(l) + text
+		answered = answered || l.answered
+		first--
+		l, more = v.rowBefore(first)
+	}
+	return strings.TrimRight(text, " "), first, answered, true
 }
 
 // rowBefore is the row above row r, on the screen or above it.
