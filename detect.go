@@ -4146,18 +4146,7 @@ func (v *view) forgotten(r int) bool {
 func (v *view) faintAt(row, col int) bool { return v.faint(v.s.attr(row, col)) }
 
 // faint tells whether text drawn like that is dim or grey: it explains rather than offers.
-func (v *view) faint(a Attr) bool {
-	if a.Dim || a.FG == 8 {
-		return true
-	}
-	if a.FG < 1<<24 {
-		return a.FG >= 240 && a.FG <= 250
-	}
-	red, green := a.FG>>16&0xff, a.FG>>8&0xff
-	blue := a.FG & 0xff
-	brightest := max(red, green, blue)
-	return brightest-min(red, green, blue) <= 32 && brightest < 0xc0
-}
+func (v *view) faint(a Attr) bool { return a.Dim || isGrey(a.FG) }
 
 // working tells that a known tool is at work: its screen or its title shows it, and the protocol,
 // where it speaks that, does not say otherwise. What it says of itself comes from the same bytes as
@@ -4676,36 +4665,36 @@ func (g *group) numbered() bool { return g.opts[0].num != "" }
 // ticked reports whether its options have boxes to tick.
 func (g *group) ticked() bool { return g.opts[0].tick >= 0 }
 
+// sure reports whether an option is pointed at, by more than a colour or bold print.
+func (g *group) sure() bool { return g.at >= 0 && !g.weak }
+
 // reasons are what makes a group one to choose from, each with the recordings, of 688, whose last question it finds.
 var reasons = []struct {
 	why   string
 	holds func(v *view, g *group) bool
 }{
 	{"a row says how to choose", func(v *view, g *group) bool { // 71
-		drawn := g.at >= 0 && v.inside(g) && v.reads()
-		return v.choosingRow(g) >= 0 && (g.marked || g.at >= 0 && !g.weak || g.ticked() && len(g.opts) > 1 || drawn) &&
-			(!v.typing(g) || g.numbered() || v.reported)
+		said := v.choosingRow(g) >= 0 && (!v.typing(g) || g.numbered())
+		return said && (g.sure() || g.ticked() || g.at >= 0 && v.inside(g) && v.reads())
 	}},
 	{"its options are numbered", func(v *view, g *group) bool { // 17
-		return g.numbered() && v.inside(g) && g.at >= 0 && !g.weak && !v.typing(g)
+		return g.numbered() && g.sure() && v.inside(g) && !v.typing(g)
 	}},
 	{"it is a dialog drawn over other text", func(v *view, g *group) bool { // 1
-		return v.modal && g.at >= 0 && !g.weak && len(g.opts) > 1
+		return v.modal && g.sure()
 	}},
 	{"it stands in a frame", func(v *view, g *group) bool { // 10
-		framed := v.rows[g.first()].depth > 0 && (v.hidden || v.drawn && v.row < g.first())
-		return framed && v.reads() && g.at >= 0 && !g.weak
+		away := v.hidden || v.drawn && v.row < g.first()
+		return g.sure() && v.rows[g.first()].depth > 0 && away && v.reads()
 	}},
 	{"its buttons stand below it in a frame", func(v *view, g *group) bool { // 3
 		r := v.buttonRow()
-		framed := r > g.end() && v.rows[g.first()].depth > 0 && v.textRows(g.end()+1, r-1) == 0
-		return framed && (g.ticked() || g.at >= 0)
+		return r > g.end() && v.textRows(g.end()+1, r-1) == 0
 	}},
 	{"the program reads keys at it", func(v *view, g *group) bool { // 11
-		below := v.col == 0 && v.row > g.end() && v.row <= g.end()+2 // as where it was printed
-		open := (v.inside(g) || below) && v.reads() && !v.typing(g)
+		open := v.inside(g) || v.col == 0 && v.row <= g.end()+2     // as where it was printed
 		whole := v.textRows(g.first(), g.end()) > g.end()-g.first() // no blank rows in it
-		return open && whole && g.at >= 0 && !g.weak && v.last-g.end() <= 2
+		return g.sure() && open && whole && v.reads() && !v.typing(g) && v.last-g.end() <= 2
 	}},
 }
 
@@ -4714,23 +4703,13 @@ var sideReasons = []struct {
 	why   string
 	holds func(v *view, g *group) bool
 }{
-	{"each stands behind its key", func(v *view, g *group) bool { // 0
-		grants := slices.ContainsFunc(g.opts, func(o viewRow) bool { return grantsIt(Choice{Label: o.label}) })
-		refuses := slices.ContainsFunc(g.opts, func(o viewRow) bool { return declines(o.label) })
-		return g.shape == keyed && grants && refuses && g.end() >= v.last-8 && (g.end() != v.row || v.hidden)
-	}},
 	{"they are drawn as buttons", func(v *view, g *group) bool { // 17
-		bare := g.shape == keyed || g.shape == apart || g.shape == slash && g.at < 0
-		return !bare && (g.end() >= v.last-4 || g.shape == angles && v.rows[g.end()].depth > 0)
+		bare := g.shape == apart || g.shape == slash && g.at < 0
+		return !bare && (g.end() >= v.last-4 || v.rows[g.end()].depth > 0)
 	}},
 	{"one is lit, and all of them decide", func(v *view, g *group) bool { // 2
-		boxed := !g.weak && strings.Count(v.rows[g.end()].text, "[") == len(g.opts)
-		return g.shape == apart && g.at >= 0 && (decide(g.opts) || boxed)
-	}},
-	{"one is lit, and a row says how to choose", func(v *view, g *group) bool { // 0
-		wordless := func(o viewRow) bool { return !strings.ContainsFunc(o.label, unicode.IsLetter) }
-		near := g.end() >= v.last-8 && !slices.ContainsFunc(g.opts, wordless)
-		return g.shape == apart && near && g.at >= 0 && !g.weak && v.choosingRow(g) >= 0
+		boxed := g.sure() && strings.Count(v.rows[g.end()].text, "[") == len(g.opts)
+		return g.at >= 0 && (decide(g.opts) || boxed)
 	}},
 }
 
@@ -4810,7 +4789,7 @@ func (v *view) inFrame() bool {
 // drawn unlike the others; nil where there is none.
 func (v *view) column(r int) *group {
 	head := v.rows[r]
-	boxes := head.tick >= 0 && (v.hidden || v.row <= r && r-v.row < 12 || v.buttonRow() > r)
+	boxes := head.tick >= 0 && (v.hidden || v.row <= r || v.buttonRow() > r)
 	lit := head.tick < 0 && v.sample(head) != Attr{FG: -1, BG: -1}
 	if head.label == "" || head.pointer == "" && !boxes && !lit || v.known && v.inBox(head) {
 		return nil
@@ -4879,17 +4858,12 @@ func (v *view) grow(head viewRow, step int) []viewRow {
 // isOption reports whether row o is an option beside the one in row head, with the number num where those have numbers.
 func (v *view) isOption(o, head viewRow, num string) bool {
 	if head.num != "" {
-		last := o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
-		return o.num == num || last && v.rows[min(o.row+1, v.s.rows-1)].num != num
+		return o.num == num || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
 	}
-	asks := head.pointer == "" && head.tick < 0 && o.heads()
-	like := o.num == "" && o.label != "" && o.depth == head.depth && (o.tick < 0) == (head.tick < 0) && !asks
-	if !like || o.optionAt != head.optionAt || reCount.MatchString(o.label) {
-		return false
-	}
-	next := v.rows[min(head.row+1, v.s.rows-1)]
-	described := next.text != "" && next.optionAt == head.optionAt && v.dimmer(next, head)
-	return !described || !v.dimmer(o, head)
+	asks := head.pointer == "" && o.heads()
+	like := o.optionAt == head.optionAt && o.depth == head.depth && (o.tick < 0) == (head.tick < 0)
+	described := v.dimmer(v.rows[min(head.row+1, v.s.rows-1)], head)
+	return like && !asks && !reCount.MatchString(o.label) && !(described && v.dimmer(o, head))
 }
 
 // dimmer reports whether row o is faint and the pointer's row is not.
@@ -4899,12 +4873,9 @@ func (v *view) dimmer(o, head viewRow) bool {
 
 // explains reports whether row o belongs to an option above it.
 func (v *view) explains(o, head viewRow) bool {
-	if o.optionAt > head.optionAt || v.dimmer(o, head) {
-		return true
-	}
 	above := v.rows[max(0, o.row-1)]
-	long := above.at+widthOf(above.text) > v.s.cols-20 || v.s.grid[above.row].wrapped
-	return long && (head.pointer != "" || head.tick >= 0)
+	long := above.at+widthOf(above.text) > v.s.cols-20
+	return o.optionAt > head.optionAt || v.dimmer(o, head) || long && head.pointer != ""
 }
 
 // joinLabels adds to each label what it goes on with in the rows below it: only all of it refuses.
@@ -4945,9 +4916,9 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	for i := range opts {
 		drawn[i] = v.sample(opts[i])
 	}
-	first, second := drawn[0].BG, drawn[1].BG
-	if len(opts) == 2 && min(first, second) >= 0 && isGrey(first) != isGrey(second) {
-		return int(number(isGrey(first))), false
+	first, second := isGrey(drawn[0].BG), isGrey(drawn[1].BG)
+	if len(opts) == 2 && drawn[0].BG >= 0 && first != second {
+		return int(number(first)), false
 	}
 	rest := v.s.attr(opts[0].row, v.s.cols-1)
 	if opts[0].row == opts[1].row {
@@ -4970,13 +4941,14 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	return -1, false
 }
 
-// isGrey reports whether a colour is a shade of grey, as a button not pointed at has.
+// isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
 func isGrey(colour int32) bool {
 	if colour < 1<<24 {
-		return colour >= 232 || colour == 7 || colour == 8 || colour == 0
+		return colour == 8 || colour >= 240 && colour <= 250
 	}
 	red, green, blue := colour>>16&0xff, colour>>8&0xff, colour&0xff
-	return max(red, green, blue)-min(red, green, blue) <= 32
+	brightest := max(red, green, blue)
+	return brightest-min(red, green, blue) <= 32 && brightest < 0xc0
 }
 
 // number is 1 for true.
@@ -5003,11 +4975,8 @@ func (v *view) textRows(from, to int) int {
 	return n
 }
 
-// inside reports whether the cursor is hidden, or in the group, or in the rows above it.
-func (v *view) inside(g *group) bool {
-	away := v.hidden || v.drawn && v.row < g.first() // what is drawn above may be left over
-	return away || v.row >= g.first()-2 && v.row <= g.end()
-}
+// inside reports whether the cursor is hidden, or in the group, or above it.
+func (v *view) inside(g *group) bool { return v.hidden || v.row <= g.end() }
 
 // typing reports whether a text is being typed in the group's rows: then they are a draft.
 func (v *view) typing(g *group) bool {
@@ -5045,8 +5014,8 @@ func (v *view) choosingRow(g *group) int {
 const (
 	angles = "angle brackets"
 	slash  = "a slash"
-	keyed  = "keys in brackets"
-	apart  = "words apart"
+
+	apart = "words apart"
 )
 
 // sides are these shapes: their row, with all of them in its group, and one of them.
@@ -5061,8 +5030,7 @@ var sides = []struct {
 	{"circles", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
 	// prompts, enquirer
 	{slash, re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},
-	// cline
-	{keyed, re(`^((?:[\[(]\pL[\])] [^\[\]()]+){2,})$`), re(`[\[(](\pL)[\])] ([^\[\]()]*[^\[\]() ])`)},
+
 	// opencode
 	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
 	// mc, gum
@@ -5082,26 +5050,21 @@ func (v *view) sideBySide(r int) *group {
 		g := &group{at: -1, across: true, shape: s.shape}
 		for i, m := range s.choice.expr().FindAllStringSubmatchIndex(in, 10) {
 			from := w.at + widthOf(w.text[:part[2]+m[0]])
-			o := viewRow{row: r, at: from, tick: -1, label: in[m[len(m)-2]:m[len(m)-1]]}
-			o.labelAt = from + widthOf(in[m[0]:m[len(m)-2]])
-			if s.shape == keyed {
-				o.num = in[m[2]:m[3]]
-			}
+			o := viewRow{row: r, at: from, tick: -1, label: in[m[2]:m[3]]}
+			o.labelAt = from + widthOf(in[m[0]:m[2]])
 			if strings.HasPrefix(o.label, "[") {
 				o.label = strings.Trim(o.label, "[] ")
 				o.labelAt++
 			}
 			g.opts = append(g.opts, o)
-			under := v.row == r && v.col >= from && v.col < from+widthOf(in[m[0]:m[1]]) && s.shape != apart
-			if under || strings.HasPrefix(in[m[0]:], "●") {
+			if strings.HasPrefix(in[m[0]:], "●") {
 				g.at, g.marked = i, true
 			}
 		}
-		long := slices.ContainsFunc(g.opts, func(o viewRow) bool { return len(o.label) > 40 })
-		if len(g.opts) > 9 || long || len(g.opts) < 2 && s.shape != angles || s.shape == apart && !v.reads() {
+		if len(g.opts) < 2 && s.shape != angles || s.shape == apart && !v.reads() {
 			return nil
 		}
-		if g.at < 0 && s.shape != keyed {
+		if g.at < 0 {
 			g.at, g.weak = v.unlike(g.opts)
 		}
 		return g
@@ -5148,7 +5111,7 @@ func (v *view) menu(g *group) *candidate {
 		switch {
 		case named:
 			c.Keys = strings.Replace(strings.Trim(reShort.FindString(o.label), " ()"), "esc", "\x1b", 1)
-		case o.num != "" && (v.a.Digits || g.across):
+		case o.num != "" && v.a.Digits:
 			c.Keys = o.num
 		case o.num == "" && g.numbered(): // it is named by its label, as Submit
 			c.Key = strings.ToLower(o.label)
