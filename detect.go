@@ -5171,24 +5171,20 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		switch {
 		case ok:
 			f.parts.among = append(f.parts.among, option)
-		case w.row < first && f.Multi && reTabs.MatchString(w.text):
-			f.parts.body = append(f.parts.body, strings.Map(untick, w.text))
+		case w.row < first && f.Multi:
+			f.parts.body = append(f.parts.body, strings.Map(untick, w.indented()))
 		case w.row < first:
 			f.parts.body = append(f.parts.body, w.indented())
 		default:
 			f.parts.among = append(f.parts.among, w.indented())
 		}
 	}
+	leaves := func(w viewRow) bool { return w.fits(reEscOut) }
+	f.esc = slices.ContainsFunc(v.rows[top:max(end, v.last)+1], leaves)
+	head := top
 	if !v.known && !v.modal {
 		v.aboveDialog(f, top)
-	}
-	var hints strings.Builder
-	for _, w := range v.rows[top : max(end, v.last)+1] {
-		hints.WriteString(w.text + "\n")
-	}
-	f.esc = reEscOut.MatchString(hints.String())
-	head := top
-	if !v.known && !v.modal { // what stands above a blank row may be earlier output
+		// What stands above a blank row may be earlier output.
 		head = max(top, v.up(v.textOver(first), func(w viewRow) bool { return w.raw == "" })+1)
 	}
 	f.Question = v.question(head, first)
@@ -5203,9 +5199,6 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 	}
 	return f
 }
-
-// reTabs is a row of tabs, in which claude marks the question of which something is ticked.
-var reTabs = re(`^←.*→$`)
 
 // untick makes the marks of ticks blanks: as ticks they may change while their question stands.
 func untick(r rune) rune {
@@ -5322,22 +5315,20 @@ func (v *view) paragraphs(top, first int) []string {
 // or with a cursor that the program draws, below a question or above a row that says what Enter
 // does. In a fence that nothing asks for it is the input box of a program that waits for orders.
 func (v *view) readField() *candidate {
-	if v.hidden || v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known {
-		return nil
-	}
-	if !reMark.MatchString(v.typedBefore()) || v.after() != "" && !v.hinted() {
+	busy := v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known
+	if v.hidden || busy || v.after() != "" && !v.hinted() {
 		return nil
 	}
 	fence := v.fence()
-	row := v.s.part(v.s.grid[v.row].cells[:v.col])
-	if fence < 0 && !reMark.MatchString(row) {
-		return nil // a hint before the cursor, but no box
+	before := v.s.part(v.s.grid[v.row].cells[:v.col])
+	hint := fence >= 0 && v.faintAt(v.row, v.col-1) // behind which grok draws its cursor
+	if !hint && !reMark.MatchString(before) {
+		return nil
 	}
-	asked := v.row
+	asked := v.up(v.row, hasText)
 	if fence >= 0 {
-		asked = fence
+		asked = v.up(fence, hasText)
 	}
-	asked = v.up(asked, hasText)
 	if v.row-asked > 6 {
 		asked = -1
 	}
@@ -5350,6 +5341,7 @@ func (v *view) readField() *candidate {
 		f.Question = "the program waits for your next message"
 		f.silent = true // a box may stand there while the program works
 		f.wait = v.o.Stuck
+		return f
 	case fence < 0 && v.drawn && v.submits():
 		f.Question = strings.TrimSpace(v.after())
 		if f.Question == "" && asked >= 0 {
@@ -5357,9 +5349,6 @@ func (v *view) readField() *candidate {
 		}
 	default:
 		return nil
-	}
-	if f.Idle {
-		return f
 	}
 	f.Secret = hasWord("secret", f.Question)
 	question := f.Question
@@ -5386,18 +5375,6 @@ func (v *view) fence() int {
 	return -1
 }
 
-// typedBefore is the text before the cursor, a hint that stands there left out: grok draws its
-// cursor behind that.
-func (v *view) typedBefore() string {
-	var b strings.Builder
-	for c, cell := range v.s.grid[v.row].cells[:v.col] {
-		if !v.faintAt(v.row, c) {
-			b.WriteRune(max(cell.ch, ' '))
-		}
-	}
-	return b.String()
-}
-
 // reEnds are the keys that end a text, or leave it.
 var reEnds = re(`(?i)\b(enter|return|esc|escape)\b`)
 
@@ -5408,14 +5385,10 @@ func (v *view) asksText(r, fence int) bool {
 	text := v.marked(r)
 	if fence >= 0 {
 		_, rest, _ := strings.Cut(text, " ")
-		ends := reEnds.MatchString(rest) || hasWord("secret", text)
-		return reOrder.MatchString(text) && ends
+		return reOrder.MatchString(text) && reEnds.MatchString(rest)
 	}
-	hint := v.after() != "" && v.hinted()
-	if !v.drawn && !hint && v.rows[v.row].depth == 0 {
-		return false // readLine's
-	}
-	return reOrder.MatchString(text) || reHeading.MatchString(text) || hasWord("secret", text)
+	field := v.drawn || v.after() != "" || v.rows[v.row].depth > 0 // else it is readLine's
+	return field && (reHeading.MatchString(text) || hasWord("secret", text))
 }
 
 // submits tells whether a row below the cursor says which key ends a text.
@@ -5448,7 +5421,7 @@ func (v *view) readStill() *candidate {
 	f.silent = true
 	f.wait = v.o.Stuck
 	f.Full = v.s.Text()
-	f.Choices = v.pressable(f.Full)
+	f.Choices = v.pressable()
 	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
 	switch {
 	case v.reported:
@@ -5472,32 +5445,15 @@ func (v *view) readStill() *candidate {
 	return f
 }
 
-// reNamedKey is a key that a screen names and that is none of the usual ones: "shift+Tab", "ctrl-o".
-var reNamedKey = re(`(?i)\b(shift|ctrl)[+-](tab|[a-z])\b`)
-
-// pressable are the keys that can be pressed from afar at a screen that no rule reads, whose text that is: up to two
-// that it names, and the usual ones. Enter and Escape are offered with every screen that may ask.
-func (v *view) pressable(text string) []Choice {
+// pressable are the keys that can be pressed from afar at a screen that no rule reads. Enter and Escape are offered
+// with every screen that may ask.
+func (v *view) pressable() []Choice {
 	var keys []Choice
-	add := func(name, label string) {
-		sent, known := keyBytes(name, v.s.AppCursorKeys())
-		offered := slices.ContainsFunc(keys, func(c Choice) bool { return c.Keys == sent })
-		if known && !offered && len(keys) < 9 {
-			keys = append(keys, Choice{Key: strings.ToLower(name), Label: label, Keys: sent})
-		}
+	for _, name := range strings.Fields("1 2 3 y n ↑ ↓ Tab Space") {
+		key := strings.NewReplacer("↑", "up", "↓", "down").Replace(strings.ToLower(name))
+		sent, _ := keyBytes(key, v.s.AppCursorKeys()) // they have names
+		keys = append(keys, Choice{Key: key, Label: name, Keys: sent})
 	}
-	for _, m := range reNamedKey.expr().FindAllStringSubmatch(text, -1) {
-		if len(keys) < 2 {
-			add(m[1]+"_"+m[2], m[0])
-		}
-	}
-	for _, key := range []string{"1", "2", "3", "y", "n"} {
-		add(key, key)
-	}
-	add("up", "↑")
-	add("down", "↓")
-	add("tab", "Tab")
-	add("space", "Space")
 	return keys
 }
 
@@ -5594,7 +5550,7 @@ func (v *view) readLine() *candidate {
 		f.Secret = true
 		return v.paragraph(f, top)
 	}
-	if v.elsewhere(f, text) {
+	if v.elsewhere() {
 		return nil
 	}
 	if v.holdsRule(f, text, top, false) {
@@ -5659,9 +5615,7 @@ func hotKeys(line string) []Choice {
 		if part(2) == "" {
 			c.Label = part(5) + part(6) + part(7) + part(9) + part(10)
 		}
-		if part(7) != "" && part(7)[0] >= utf8.RuneSelf { // another alphabet: no letter of the word
-			c.Label = part(7)
-		}
+
 		c.Label = strings.TrimSpace(c.Label + reGoesOnBehind.FindString(line[m[1]:]))
 		keys = append(keys, c)
 		line = line[:m[0]]
@@ -5671,12 +5625,12 @@ func hotKeys(line string) []Choice {
 }
 
 // elsewhere reports whether the cursor's line is not the one that asks: there is more below it on the alternate screen,
-// or behind the cursor, which is no hint, and the line names no answers.
-func (v *view) elsewhere(f *candidate, text string) bool {
+// or behind the cursor, which is no hint.
+func (v *view) elsewhere() bool {
 	if v.s.AltScreen() {
 		return v.row < v.last-2
 	}
-	return v.after() != "" && !reLead.MatchString(text) && !v.hinted() && !v.readMarked(f, text)
+	return v.after() != "" && !v.hinted()
 }
 
 // bySilence makes it a guess, from silence alone.
@@ -5714,7 +5668,9 @@ var lineRules = []struct {
 		return f.Secret
 	}},
 	{"it is a prompt for commands", true, func(v *view, f *candidate, text string, top int) bool { // 31
-		f.Idle = reREPL.MatchString(text) && !v.ordered(text, top) && !v.fieldOfDialog()
+		above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
+		named := strings.Contains(above, strings.TrimRight(text, "> "))
+		f.Idle = reREPL.MatchString(text) && !(named && reOrder.MatchString(above)) && !v.fieldOfDialog()
 		return f.Idle
 	}},
 	{"it is a question for yes or no", true, func(v *view, f *candidate, text string, top int) bool { // 18
@@ -5784,23 +5740,11 @@ func asksSecret(text string) bool {
 // may mean that blanks do not tell where it begins, one of its first three words may be that.
 func asksWhat(text string) bool {
 	text = strings.ToLower(plain(text))
-	_, after, found := strings.Cut(text, ": ")
-	if found && strings.HasSuffix(after, "?") {
-		text = after
-	}
 	if isASCII(text) {
 		return startsWith("what", text)
 	}
 	fields := strings.Fields(strings.TrimLeftFunc(text, func(r rune) bool { return !isWordRune(r) }))
 	return hasWord("what", strings.Join(fields[:min(3, len(fields))], " "))
-}
-
-// ordered tells whether the line above orders what the text names: "Enter name for new remote.",
-// "name> ".
-func (v *view) ordered(text string, top int) bool {
-	above, _ := v.lineAbove(top)
-	name := strings.ToLower(strings.TrimRight(text, "> "))
-	return reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)
 }
 
 // readMarked finds "[Y/n]" in its forms, letter menus and hot keys in text. Without them it leaves
@@ -5882,22 +5826,14 @@ func answersOf(text string) []Choice {
 	return keys
 }
 
-// answersIn gives the answers that the last marker in text names. A default that follows it is one
-// of them.
+// answersIn gives the answers that the last marker in text names.
 func answersIn(text string) []string {
-	markers := reMarked.expr().FindAllStringIndex(text, -1)
-	preset := "" // what stands behind the marker
-	for i, at := range slices.Backward(markers) {
+	for _, at := range slices.Backward(reMarked.expr().FindAllStringIndex(text, -1)) {
 		marker := text[at[0]:at[1]]
-		inner := strings.Trim(marker, "[](){}<> ?:")
-		answers := readMarker(marker, preset)
+		answers := readMarker(marker)
 		if answers == nil {
-			if i == len(markers)-1 {
-				preset = inner
-			}
 			continue
 		}
-		alone := len(answers) == 1
 		rest := text[at[1]:]
 		if rePresent.MatchString(rest) {
 			rest = ""
@@ -5906,7 +5842,7 @@ func answersIn(text string) []string {
 		if followed(rest, answers) && !reQuoted.MatchString(marker) {
 			continue
 		}
-		if alone {
+		if len(answers) == 1 {
 			answers = withOther(answers[0])
 		}
 		return answers
@@ -5941,13 +5877,10 @@ func withOther(answer string) []string {
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'",
-// "<y>", "[Ynq]", "[red/green]" where preset, the default behind it, is one of them.
-func readMarker(marker, preset string) []string {
+// "<y>", "[Ynq]", "[red, green]".
+func readMarker(marker string) []string {
 	inner := strings.Trim(marker, "[](){}<> ")
-	switch {
-	case strings.Count(marker, "[") == 2:
-		inner = strings.Trim(marker, "(){}<> ?:") // "([yes]/no)"
-	case !strings.ContainsAny(marker, "[](){}<>"):
+	if inner == marker {
 		inner = strings.TrimRight(inner, " ?:")
 	}
 	quoted := reQuoted.FindStringSubmatch(inner)
@@ -5968,7 +5901,7 @@ func readMarker(marker, preset string) []string {
 		return answers
 	}
 	answers = splitMarker(inner)
-	if !areAnswers(answers, inner, preset) {
+	if !areAnswers(answers, inner) {
 		return nil
 	}
 	alone := len(answers) == 1
@@ -6000,28 +5933,23 @@ func numbersIn(inner string) (numbers []string) {
 // lettersIn are the letters of a marker that has nothing between them ("Ynq", "yadxH"), or has them
 // in pairs: "y/N or t/H" in two alphabets, of which the first is typed everywhere.
 func lettersIn(inner string) []string {
-	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
+	if reYn.MatchString(strings.ToLower(inner)) {
 		return strings.Split(inner, "")
 	}
 	pairs := rePairs.expr().FindAllStringSubmatch(inner, -1)
 	if len(pairs) < 2 {
 		return nil
 	}
-	for _, pair := range pairs {
-		if strings.EqualFold(pair[1], "y") && pairOf(pair[1], pair[2]) {
-			return pair[1:]
-		}
-	}
 	return pairs[0][1:]
 }
 
 // areAnswers tells whether the parts of a marker are answers: letters and words that are known for
 // such, or words to choose from. Two numbers are a count, as in "(1/2)".
-func areAnswers(parts []string, inner, preset string) bool {
+func areAnswers(parts []string, inner string) bool {
 	strange := slices.ContainsFunc(parts, func(p string) bool {
-		return !reWord.MatchString(p) && !saysYes(p) && !saysNo(p) && utf8.RuneCountInString(p) != 1
+		return !reWord.MatchString(p) && !saysYes(p) && !saysNo(p)
 	})
-	if strange && !choiceWords(parts, inner, preset) {
+	if strange && !choiceWords(parts, inner) {
 		return false
 	}
 	counts := !slices.ContainsFunc(parts, func(p string) bool { return !reDigits.MatchString(p) })
@@ -6038,28 +5966,19 @@ func splitMarker(inner string) []string {
 		}
 	}
 	for i, p := range parts {
-		letter, _, dashed := strings.Cut(p, " - ") // "y - да"
-		if dashed && utf8.RuneCountInString(letter) == 1 {
-			p = letter
-		}
-		parts[i] = strings.Trim(p, "[]'\" ")
+		letter, _, _ := strings.Cut(p, " - ") // "y - да"
+		parts[i] = strings.Trim(letter, "[]'\" ")
 	}
 	return parts
 }
 
-// choiceWords tells whether the parts of a marker are words to choose from: one of them is the
-// default behind it, or there are three, or two that are no path.
-func choiceWords(answers []string, inner, preset string) bool {
-	if rePathIn.MatchString(inner) {
+// choiceWords tells whether the parts of a marker are words to choose from: three, or two that are no path.
+func choiceWords(answers []string, inner string) bool {
+	strange := func(p string) bool { return !reChoiceWord.MatchString(p) }
+	if slices.ContainsFunc(answers, strange) || rePathIn.MatchString(inner) {
 		return false
 	}
-	for _, p := range answers {
-		if !reChoiceWord.MatchString(p) || p == "default" {
-			return false
-		}
-	}
-	return slices.Contains(answers, preset) || len(answers) > 2 ||
-		len(answers) == 2 && strings.ContainsAny(inner, ",|")
+	return len(answers) > 2 || strings.ContainsAny(inner, ",|")
 }
 
 // typed is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have changed.
