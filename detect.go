@@ -2578,17 +2578,25 @@ func fits(p *pattern, text string) bool {
 
 // closing is the part that begins in that row below the words of a turn; partWords: none does.
 func (v *view) closing(w viewRow) textPart {
-	switch {
-	case w.fits(v.a.Stopped):
-		return partStopped
-	case w.fits(v.a.Fails), v.errorFrame(w):
+	for i, begins := range []*pattern{v.a.Stopped, v.a.Fails, v.a.Closes, v.a.Hints} {
+		if w.fits(begins) {
+			return partStopped + textPart(i)
+		}
+	}
+	if v.errorFrame(w) {
 		return partError
-	case w.fits(v.a.Closes):
-		return partClosing
-	case w.fits(v.a.Hints):
-		return partHints
 	}
 	return partWords
+}
+
+// errorFrame tells whether the row is framed as opencode frames errors: in grey words, with another
+// colour at its edge than the input box has.
+func (v *view) errorFrame(w viewRow) bool {
+	if v.a.Mark != "" || w.depth == 0 || w.text == "" || !v.faintAt(w.row, w.at) {
+		return false
+	}
+	edge := strings.IndexAny(w.raw, uprights)
+	return v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
 }
 
 // add takes a row, which is of that part and in which begins may do so. Words below what closes a
@@ -2619,19 +2627,7 @@ func (t *turnText) add(part, begins textPart, w viewRow) {
 }
 
 // said tells whether a message of the user's begins in that row.
-func (v *view) said(w viewRow) bool {
-	return v.a.Said != nil && v.a.Said.MatchString(w.raw) && !v.errorFrame(w)
-}
-
-// errorFrame tells whether the row is framed as opencode frames errors: in grey words, with another
-// colour at its edge than the input box has.
-func (v *view) errorFrame(w viewRow) bool {
-	if v.a.Mark != "" || w.depth == 0 || w.text == "" || !v.faintAt(w.row, w.at) {
-		return false
-	}
-	edge := strings.IndexAny(w.raw, uprights)
-	return v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
-}
+func (v *view) said(w viewRow) bool { return fits(v.a.Said, w.raw) }
 
 // turn is what has become of the agent's turn that ended in those words, and the line that tells it. What the protocol
 // says of the end counts more than the screen. An end that it calls idle is an interruption where the
@@ -2658,7 +2654,7 @@ func (v *view) turn(t turnSigns, on turnText, words string) (state TurnState, li
 func (d *Detector) tellTurn(p *Prompt, drafted bool) {
 	end := d.view.textEnd()
 	if drafted {
-		end = d.view.textAbove(d.view.markedRow())
+		end = d.view.textAbove(d.view.box().row)
 	}
 	on := d.view.turnText(end)
 	if d.view.known && on.all == d.turn.told {
@@ -2701,7 +2697,7 @@ func turnSentence(name string, state TurnState, line string) string {
 // readLeft finds the input box of a known tool in which a text stands: somebody types there, or the
 // tool has put back the message of a turn that was interrupted.
 func (v *view) readLeft() *candidate {
-	if v.reported || v.working() || v.markedRow() < 0 {
+	if v.reported || v.a.Mark == "" || !v.box().found {
 		return nil
 	}
 	f := v.idle()
@@ -2709,19 +2705,6 @@ func (v *view) readLeft() *candidate {
 	v.finishScore(f)
 	v.finish(f)
 	return f
-}
-
-// markedRow is the row in which the tool's input box begins, the cursor in it; −1 none.
-func (v *view) markedRow() int {
-	if v.a.Mark == "" {
-		return -1
-	}
-	begins := func(w viewRow) bool { return w.rule || strings.HasPrefix(w.text, v.a.Mark) }
-	r := v.up(v.row+1, begins)
-	if r < 0 || v.rows[r].rule || r < v.row-maxBoxRows {
-		return -1
-	}
-	return r
 }
 
 // idle is the candidate of an input box.
@@ -2791,12 +2774,12 @@ func (v *view) message(on turnText) string {
 			}
 			lines = append(lines, "```")
 		} else {
-			line := &wrappedLine{cols: v.s.cols}
-			n = line.take(rows)
-			if line.text != "" {
-				line.text = strings.Repeat(" ", rows[0].at-margin) + line.text
+			var line string
+			line, n = v.wrappedLine(rows)
+			if line != "" {
+				line = strings.Repeat(" ", rows[0].at-margin) + line
 			}
-			lines = append(lines, line.text)
+			lines = append(lines, line)
 		}
 		rows = rows[n:]
 	}
@@ -2823,45 +2806,29 @@ func (v *view) lastMessage(on turnText) (rows []viewRow, headed bool) {
 	return on.rows, on.headed
 }
 
-// wrappedLine is a line that a tool has wrapped.
-type wrappedLine struct {
-	cols int // of the screen
-	text string
-	hang int // column where it goes on
-}
-
-// take takes the rows of the first line and returns how many they are.
-func (l *wrappedLine) take(rows []viewRow) int {
-	first := rows[0]
-	l.text = first.text
-	l.hang = first.at + widthOf(reListItem.FindString(first.text))
-	for n := 1; n < len(rows); n++ {
+// wrappedLine is the line that a tool has wrapped into the first of these rows, and how many they are: it goes on
+// where its words do, with one for which there was no room in the row before.
+func (v *view) wrappedLine(rows []viewRow) (text string, n int) {
+	text = rows[0].text
+	hang := rows[0].at + widthOf(reListItem.FindString(text))
+	for n = 1; n < len(rows); n++ {
 		before, w := rows[n-1], rows[n]
-		if !l.goesOn(before, w) {
-			return n
+		word, _, _ := strings.Cut(w.text, " ")
+		right, size := utf8.DecodeRuneInString(word)
+		if runeWidth(right) == 2 {
+			word = word[:size]
+		}
+		room := before.at+widthOf(before.text)+1+widthOf(word) <= v.s.cols-wrapMargin
+		if room || w.text == "" || w.at != hang || reListItem.MatchString(w.text) {
+			break
 		}
 		left, _ := utf8.DecodeLastRuneInString(before.text)
-		right, _ := utf8.DecodeRuneInString(w.text)
 		if runeWidth(left) == 1 || runeWidth(right) == 1 {
-			l.text += " "
+			text += " "
 		}
-		l.text += w.text
+		text += w.text
 	}
-	return len(rows)
-}
-
-// goesOn tells whether the line goes on in row w for certain: where its words continue, and with one for which there
-// was no room in the row before.
-func (l *wrappedLine) goesOn(before, w viewRow) bool {
-	if before.text == "" || w.text == "" || w.at != l.hang || reListItem.MatchString(w.text) {
-		return false
-	}
-	word, _, _ := strings.Cut(w.text, " ")
-	first, size := utf8.DecodeRuneInString(word)
-	if runeWidth(first) == 2 {
-		word = word[:size]
-	}
-	return before.at+widthOf(before.text)+1+widthOf(word) > l.cols-wrapMargin
+	return text, n
 }
 
 // drawnTable is how many rows a table takes that is drawn with lines and begins there; 0: there is none.
@@ -2936,9 +2903,6 @@ type Detector struct {
 	cur    *candidate // the question in force, the last one returned; nil none
 	motion motion     // in the text of found
 	typed  bool       // something was typed while it was in force
-
-	all   string    // of found
-	allAt time.Time // since when it has not changed but for what moves
 
 	outAt     time.Time // when output last came
 	changedAt time.Time // when it last changed the mask
@@ -3123,7 +3087,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 		d.ttyDue = now.Add(min(max(quiet, settleQuiet/2), pollTTY))
 	}
 	d.track(now)
-	f, due := d.schedule(now)
+	f, due := d.found, d.schedule(now)
 	d.askDue = due
 	if due.IsZero() || due.After(now) {
 		return nil
@@ -3222,11 +3186,7 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	if d.found == nil {
 		return
 	}
-	if d.found.all != d.all && !alike(d.found.all, d.all) {
-		d.allAt = now
-	}
-	d.all = d.found.all
-	d.motion.see(d.all, now)
+	d.motion.see(d.found.all, now)
 	d.found.motion = d.motion
 }
 
@@ -3378,22 +3338,41 @@ func (d *Detector) lineStands() sameness {
 	return d.motion.compare(c.all, now.all)
 }
 
-// schedule decides which question is to be asked, and when; the zero time where none is.
-func (d *Detector) schedule(now time.Time) (f *candidate, due time.Time) {
-	f = d.found
-	if now.Before(d.enterAt) {
-		return f, d.enterAt
+// schedule is when the question found is to be asked, zero where it is not: once it has been still. While nothing is
+// typed at most six are asked in a minute.
+func (d *Detector) schedule(now time.Time) time.Time {
+	f := d.found
+	switch {
+	case now.Before(d.enterAt):
+		return d.enterAt
+	case f == nil:
+		return time.Time{}
+	case d.cur != nil && d.compare() != another:
+		if d.enterAt.IsZero() || f.Idle {
+			return time.Time{}
+		}
+		return d.againAt(f)
 	}
-	if f == nil {
-		return nil, time.Time{}
+	due := d.changedAt.Add(f.wait)
+	if f.silent {
+		due = d.movedAt.Add(f.wait)
 	}
-	if d.cur == nil || d.compare() == another {
-		return d.scheduleNew(now)
+	if f.Idle && d.adapter.Box != nil {
+		due = later(due, d.turn.over())
 	}
-	if d.enterAt.IsZero() || f.Idle {
-		return f, time.Time{}
+	if f.silent && d.view.reported { // the report comes before the dialog is painted
+		due = later(due, d.motion.since.Add(f.wait))
 	}
-	return f, d.againAt(f)
+	if d.typed {
+		d.askedAt = nil
+	}
+	d.askedAt = slices.DeleteFunc(d.askedAt, func(at time.Time) bool {
+		return now.Sub(at) >= time.Minute
+	})
+	if len(d.askedAt) >= maxAsked {
+		due = later(due, d.askedAt[0].Add(time.Minute))
+	}
+	return due
 }
 
 // againAt is when what stands where a question was answered is another one, although it looks the same: once its rows
@@ -3411,32 +3390,6 @@ func (d *Detector) againAt(f *candidate) time.Time {
 		return answered.Add(againWait)
 	}
 	return time.Time{}
-}
-
-// scheduleNew decides when the question found is to be asked: once it has been still. While nothing is typed at most
-// six are asked in a minute.
-func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
-	f = d.found
-	due = d.changedAt.Add(f.wait)
-	if f.silent {
-		due = d.movedAt.Add(f.wait)
-	}
-	if f.Idle && d.adapter.Box != nil {
-		due = later(due, d.turn.over())
-	}
-	if f.silent && d.view.reported { // the report comes before the dialog is painted
-		due = later(due, d.allAt.Add(f.wait))
-	}
-	if d.typed {
-		d.askedAt = nil
-	}
-	d.askedAt = slices.DeleteFunc(d.askedAt, func(at time.Time) bool {
-		return now.Sub(at) >= time.Minute
-	})
-	if len(d.askedAt) >= maxAsked {
-		due = later(due, d.askedAt[0].Add(time.Minute))
-	}
-	return f, due
 }
 
 // Next is when Tick is next worth calling, now at the earliest.
@@ -3484,12 +3437,9 @@ func (d *Detector) Behind(key string) (typed string, stands bool) {
 	return typed, d.lineStands() == theSame && !other
 }
 
-// Explain says in words which reader finds something on the screen this instant, and what tells it.
+// Explain says in words which reader has found something at the last look, and what tells it.
 func (d *Detector) Explain() string {
-	f, v := d.read, d.newView()
-	if v != d.view {
-		f = v.read()
-	}
+	f := d.read
 	if f == nil {
 		return "no reader finds anything"
 	}
@@ -3654,7 +3604,7 @@ func (v *view) textEnd() int {
 // windowEnd is the row where the text in a known tool's window ends, whether or not something stands in its input box;
 // 0 while there is none.
 func (v *view) windowEnd() int {
-	box := v.markedRow()
+	box := v.box().row
 	_, _, hidden := v.s.Cursor()
 	if hidden && box > 0 && !v.rows[box-1].rule {
 		box = -1 // the pointer of a dialog
@@ -4232,6 +4182,7 @@ const maxBoxRows = 20
 // typed only where that is nothing.
 type inputBox struct {
 	found bool // there is one
+	row   int  // in which it begins, −1 none
 	draft string
 	whole bool // the draft is all that it holds, in one row
 }
@@ -4251,10 +4202,8 @@ func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
 	switch {
 	case d.found != nil && d.found.Idle && !d.found.drafted:
 		return inputBox{found: true, whole: true}
-	case v.known && v.a.Mark == "":
-		return v.framedBox()
 	case v.known:
-		return v.markedBox()
+		return v.box()
 	case v.hidden && v.tty.Reading != ReadingYes:
 		return inputBox{} // it may be a menu that is not taken for one: Enter would choose
 	}
@@ -4285,37 +4234,23 @@ func (d *Detector) Picks() string {
 	return ""
 }
 
-// framedBox is the input box of a tool that marks it with its frame alone (opencode).
-func (v *view) framedBox() inputBox {
-	w := v.rows[v.row]
-	box := inputBox{found: w.depth > 0, draft: w.text, whole: true}
-	if v.faintAt(v.row, w.at) {
-		box.draft = ""
+// box is the input box of a known tool around the cursor: the tool's mark begins it or, where it has none (opencode),
+// its frame.
+func (v *view) box() inputBox {
+	row := v.row
+	if v.a.Mark != "" {
+		row = v.up(row+1, func(w viewRow) bool { return w.rule || strings.HasPrefix(w.text, v.a.Mark) })
 	}
-	return box
-}
-
-// markedBox is the input box that begins with the tool's mark.
-func (v *view) markedBox() inputBox {
-	for r := v.row; r >= max(0, v.row-maxBoxRows); r-- {
-		w := v.rows[r]
-		if w.rule {
-			break
-		}
-		text, marked := strings.CutPrefix(w.text, v.a.Mark)
-		if !marked || w.text == "" {
-			continue
-		}
-		text = strings.Trim(text, " \u00a0")
-		at := w.at + utf8.RuneCountInString(w.text) - utf8.RuneCountInString(text)
-		if text != "" && v.hintAt(r, at) {
-			text = "" // a hint
-		}
-		alone := r == v.row && (r+1 >= len(v.rows) || v.rows[r+1].text == "")
-		whole := alone && !reFolded.MatchString(text)
-		return inputBox{found: true, draft: text, whole: whole}
+	if row < max(0, v.row-maxBoxRows) || v.rows[row].rule || v.a.Mark == "" && v.rows[row].depth == 0 {
+		return inputBox{row: -1}
 	}
-	return inputBox{}
+	w := v.rows[row]
+	text := strings.Trim(strings.TrimPrefix(w.text, v.a.Mark), " \u00a0")
+	if v.hintAt(row, w.at+widthOf(w.text)-widthOf(text)) {
+		text = ""
+	}
+	alone := row == v.row && v.textRows(row+1, min(row+1, v.last)) == 0
+	return inputBox{found: true, row: row, draft: text, whole: alone && !reFolded.MatchString(text)}
 }
 
 // reHidden are the places in a stored text that show something else than what was there: see redact
@@ -4373,10 +4308,7 @@ func showsRows(rows []string, text string) bool {
 // readIdle finds the empty input box of a known tool, the cursor in it.
 func (v *view) readIdle() *candidate {
 	w := v.rows[v.row]
-	if v.reported || !v.known || !v.inBox(w) {
-		return nil
-	}
-	if w.text == "" && v.hidden {
+	if !v.known || v.reported || v.hidden || !v.inBox(w) {
 		return nil
 	}
 	// Claude shows a hint there in grey, and what was typed in white.
@@ -4389,10 +4321,7 @@ func (v *view) readIdle() *candidate {
 
 // inBox tells whether the row is that of an empty input box. A frame may be part of it.
 func (v *view) inBox(w viewRow) bool {
-	if w.text != "" && w.fits(v.a.Box) {
-		return true
-	}
-	return w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
+	return w.fits(v.a.Box) || fits(v.a.Box, strings.TrimSpace(w.raw))
 }
 
 var (
@@ -5413,7 +5342,7 @@ func (v *view) readStill() *candidate {
 	case v.tty.Canonical || v.tty.Echo || v.tty.Reading == ReadingBusy && !v.known:
 		return nil
 	case v.reported:
-	case v.last < 0, v.known && v.inBoxRows():
+	case v.last < 0, v.known && v.box().found:
 		return nil
 	}
 	f := newCandidate(Unknown, 0.60)
@@ -5455,15 +5384,6 @@ func (v *view) pressable() []Choice {
 		keys = append(keys, Choice{Key: key, Label: name, Keys: sent})
 	}
 	return keys
-}
-
-// inBoxRows tells whether the cursor stands in the known tool's input box: what stands there is a
-// draft.
-func (v *view) inBoxRows() bool {
-	if v.a.Mark == "" {
-		return v.framedBox().found
-	}
-	return v.markedBox().found
 }
 
 // ---- questions on the cursor's line ----
@@ -5528,7 +5448,7 @@ func (v *view) readLine() *candidate {
 	busy := v.tty.Reading == ReadingBusy
 	cooked := v.tty.Canonical && v.tty.Echo
 	reads := v.readsLine()
-	if busy && cooked || v.known && (alternate || v.inBoxRows()) {
+	if busy && cooked || v.known && (alternate || v.box().found) {
 		return nil
 	}
 	line, top := v.cursorLine()
