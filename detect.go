@@ -4308,7 +4308,7 @@ func showsRows(rows []string, text string) bool {
 // readIdle finds the empty input box of a known tool, the cursor in it.
 func (v *view) readIdle() *candidate {
 	w := v.rows[v.row]
-	if !v.known || v.reported || v.hidden || !v.inBox(w) {
+	if !v.known || v.reported || w.text == "" && v.hidden || !v.inBox(w) {
 		return nil
 	}
 	// Claude shows a hint there in grey, and what was typed in white.
