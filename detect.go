@@ -980,18 +980,12 @@ func (s *Screen) scroll(top, n int) {
 	s.changes++
 	region := s.grid[top : s.bottom+1]
 	count := min(max(n, -n), len(region))
-	keep := len(region) - count
-	first := top + keep // of the rows that come back blank
+	at, first := len(region)-count, top // where the region is turned; the first of the rows that come back blank
 	if n > 0 {
-		s.moved = append(s.moved[:0], region[:count]...)
-		copy(region, region[count:])
-		copy(region[keep:], s.moved)
-	} else {
-		s.moved = append(s.moved[:0], region[keep:]...)
-		copy(region[count:], region)
-		copy(region, s.moved)
-		first = top
+		at, first = count, top+at
 	}
+	s.moved = append(append(s.moved[:0], region[at:]...), region[:at]...)
+	copy(region, s.moved)
 	for r := first; r < first+count; r++ {
 		if n > 0 && top == 0 && s.AltScreen() {
 			s.lost = s.lost || s.trimmed(s.grid[r]) != ""
@@ -3502,8 +3496,7 @@ func (d *Detector) leaves(w *windowRow) {
 	w.told = true
 }
 
-// ReadWindow tells the rows that have left a known tool's window since the last look: those above one that still stands
-// there. Where nothing of it stands there any more, what was told before is not told again. It reports whether there is
+// ReadWindow tells the rows that have left a known tool's window since the last look. It reports whether there is
 // a window; while a dialog stands in it nothing leaves. What it shows before it was given something to do is no text.
 func (d *Detector) ReadWindow() bool {
 	v := d.newView()
@@ -3524,18 +3517,34 @@ func (d *Detector) ReadWindow() bool {
 		}
 	}
 	d.windowAt = v.s.scrolled
-	var now []windowRow
-	before, blank := 0, false // rows of now that were told: at first those above what it was given to do
-	for i, w := range append(rows, v.rows[:end]...) {
+	given := 0 // rows above what it was given to do
+	if begins {
+		given = len(rows) + said
+	}
+	now, before := v.windowRows(append(rows, v.rows[:end]...), given)
+	d.tellLeaving(now, before, begins)
+	return true
+}
+
+// windowRows are those of the rows that show the tool's text, and how many of them stand in the first given rows.
+func (v *view) windowRows(rows []viewRow, given int) (now []windowRow, before int) {
+	blank := false
+	for i, w := range rows {
 		part := v.closing(w)
 		if w.text != "" && part != partClosing && part != partHints && !v.spins(w) {
 			now = append(now, windowRow{text: strings.TrimRight(w.raw, " "), blank: blank})
 		}
 		blank = w.text == ""
-		if begins && i < len(rows)+said {
+		if i < given {
 			before = len(now)
 		}
 	}
+	return now, before
+}
+
+// tellLeaving tells the rows of the last look that stand no more above one that still does: now are those that stand
+// there, the first ones told before. Where none stands there any more, what was told before is not told again.
+func (d *Detector) tellLeaving(now []windowRow, before int, begins bool) {
 	stands := commonRows(d.window, now)
 	last := len(stands) - 1
 	for last >= 0 && stands[last] < 0 {
@@ -3547,12 +3556,11 @@ func (d *Detector) ReadWindow() bool {
 		switch {
 		case to < 0:
 			leaves = leaves || !told
+			continue
 		case told || leaves:
 			before = max(before, to+1) // what has changed above it was told, too
 		}
-		if to >= 0 {
-			top = to
-		}
+		top = to
 	}
 	before = max(before, top) // it has scrolled back
 	none := last < 0
@@ -3565,10 +3573,9 @@ func (d *Detector) ReadWindow() bool {
 		d.leaves(w)
 	}
 	for i := range now {
-		now[i].told = i < before || none && t.saidAt[now[i].text] > 0
+		now[i].told = i < before || none && d.Screen.tr.saidAt[now[i].text] > 0
 	}
 	d.window = now
-	return true
 }
 
 // commonRows says of each row of was where it stands in is, −1 where it does not: in the same order, the lowest first.
@@ -3742,9 +3749,7 @@ func (v *view) readRows() {
 	}
 	box := modal(s)
 	v.modal = box.rows > 0
-	if v.modal && !box.has(v.row, v.col) {
-		v.hidden = true
-	}
+	v.hidden = v.hidden || v.modal
 	v.rows = make([]viewRow, s.rows)
 	for r, l := range s.grid {
 		if v.modal {
@@ -3762,11 +3767,6 @@ func (v *view) readRows() {
 
 // rectangle is a part of the screen.
 type rectangle struct{ row, col, rows, cols int }
-
-// has tells whether a cell is in the rectangle.
-func (b rectangle) has(row, col int) bool {
-	return row >= b.row && row < b.row+b.rows && col >= b.col && col < b.col+b.cols
-}
 
 // cut is what row r shows inside of the rectangle, in its place.
 func (b rectangle) cut(s *Screen, r int) string {
@@ -3822,20 +3822,15 @@ func (b *rectangle) grow(s *Screen) {
 	b.row, b.rows = top, end-top
 }
 
-// covers tells whether text stands in the rectangle, in two rows at least, and beside it.
+// covers tells whether text stands in the rectangle, and beside it.
 func (b rectangle) covers(s *Screen) bool {
-	inside, beside := 0, 0
+	var inside, beside strings.Builder
 	for r := b.row; r < b.row+b.rows; r++ {
 		cells := s.grid[r].cells
-		if strings.ContainsFunc(b.cut(s, r), isWordRune) {
-			inside++
-		}
-		around := s.part(cells[:b.col]) + s.part(cells[b.col+b.cols:])
-		if strings.ContainsFunc(around, isWordRune) {
-			beside++
-		}
+		inside.WriteString(b.cut(s, r))
+		beside.WriteString(s.part(cells[:b.col]) + s.part(cells[b.col+b.cols:]))
 	}
-	return inside > 1 && beside > 0
+	return strings.ContainsFunc(inside.String(), isWordRune) && strings.ContainsFunc(beside.String(), isWordRune)
 }
 
 // drawnCursor finds the cursor that a program draws itself while the terminal's is hidden: the
@@ -4411,16 +4406,11 @@ func (v *view) finish(f *candidate) {
 
 // finishScore adds what agreed, the score, and how long the screen must have been still.
 func (v *view) finishScore(f *candidate) {
-	f.Signals = []string{"structure"}
-	if f.by != "" {
-		f.Signals[0] = f.by
-	}
+	f.Signals = []string{cmp.Or(f.by, "structure")}
 	if v.tty.Reading == ReadingYes {
 		f.Signals = append(f.Signals, "tty")
 	}
-	if f.wait == 0 {
-		f.wait = settle
-	}
+	f.wait = cmp.Or(f.wait, settle)
 	score := f.Score*100 + 5*float64(len(f.Signals)-1)
 	f.Score = math.Round(min(score, 99)) / 100
 	state := v.s.Status().State
@@ -4432,11 +4422,11 @@ func (v *view) finishScore(f *candidate) {
 		return
 	}
 	f.Score = 1
+	signal := "title"
 	if f.Idle || state == "blocked" {
-		f.Signals = append(f.Signals, "protocol")
-	} else {
-		f.Signals = append(f.Signals, "title")
+		signal = "protocol"
 	}
+	f.Signals = append(f.Signals, signal)
 }
 
 // safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known
@@ -5142,17 +5132,13 @@ var reKeyBehind = re(`^\s*(\(\w\))?\s*$`)
 
 // asYesNo makes a choice of two labels that say no more than yes and no a question of these.
 func asYesNo(f *candidate) {
-	yes, no := -1, -1
-	for i, c := range f.Choices {
-		rest, ok := afterWord("yes", c.Label)
-		if ok && reKeyBehind.MatchString(rest) {
-			yes = i
-		}
-		rest, ok = afterWord("no", c.Label)
-		if ok && reKeyBehind.MatchString(rest) {
-			no = i
-		}
+	find := func(meaning string) int {
+		return slices.IndexFunc(f.Choices, func(c Choice) bool {
+			rest, ok := afterWord(meaning, c.Label)
+			return ok && reKeyBehind.MatchString(rest)
+		})
 	}
+	yes, no := find("yes"), find("no")
 	if yes >= 0 && no >= 0 && yes != no {
 		f.Type = YesNo
 		f.Choices[yes].Key = "y"
@@ -5350,7 +5336,7 @@ func (v *view) readStill() *candidate {
 	f.silent = true
 	f.wait = v.o.Stuck
 	f.Full = v.s.Text()
-	f.Choices = v.pressable()
+	f.Choices = v.pressable(f.Full)
 	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
 	switch {
 	case v.reported:
@@ -5374,15 +5360,32 @@ func (v *view) readStill() *candidate {
 	return f
 }
 
-// pressable are the keys that can be pressed from afar at a screen that no rule reads. Enter and Escape are offered
-// with every screen that may ask.
-func (v *view) pressable() []Choice {
+// reNamedKey is a key that a screen names and that is none of the usual ones: "shift+Tab", "ctrl-o".
+var reNamedKey = re(`(?i)\b(shift|ctrl)[+-](tab|[a-z])\b`)
+
+// pressable are the keys that can be pressed from afar at a screen that no rule reads, whose text that is: up to two
+// that it names, and the usual ones. Enter and Escape are offered with every screen that may ask.
+func (v *view) pressable(text string) []Choice {
 	var keys []Choice
-	for _, name := range strings.Fields("1 2 3 y n ↑ ↓ Tab Space") {
-		key := strings.NewReplacer("↑", "up", "↓", "down").Replace(strings.ToLower(name))
-		sent, _ := keyBytes(key, v.s.AppCursorKeys()) // they have names
-		keys = append(keys, Choice{Key: key, Label: name, Keys: sent})
+	add := func(name, label string) {
+		sent, known := keyBytes(name, v.s.AppCursorKeys())
+		offered := slices.ContainsFunc(keys, func(c Choice) bool { return c.Keys == sent })
+		if known && !offered && len(keys) < 9 {
+			keys = append(keys, Choice{Key: strings.ToLower(name), Label: label, Keys: sent})
+		}
 	}
+	for _, m := range reNamedKey.expr().FindAllStringSubmatch(text, -1) {
+		if len(keys) < 2 {
+			add(m[1]+"_"+m[2], m[0])
+		}
+	}
+	for _, key := range []string{"1", "2", "3", "y", "n"} {
+		add(key, key)
+	}
+	add("up", "↑")
+	add("down", "↓")
+	add("tab", "Tab")
+	add("space", "Space")
 	return keys
 }
 
@@ -5447,7 +5450,6 @@ func (v *view) readLine() *candidate {
 	alternate := v.s.AltScreen()
 	busy := v.tty.Reading == ReadingBusy
 	cooked := v.tty.Canonical && v.tty.Echo
-	reads := v.readsLine()
 	if busy && cooked || v.known && (alternate || v.box().found) {
 		return nil
 	}
@@ -5470,7 +5472,7 @@ func (v *view) readLine() *candidate {
 		f.Secret = true
 		return v.paragraph(f, top)
 	}
-	if v.elsewhere() {
+	if v.elsewhere(f, text) {
 		return nil
 	}
 	if v.holdsRule(f, text, top, false) {
@@ -5479,15 +5481,20 @@ func (v *view) readLine() *candidate {
 	if busy || v.known {
 		return nil
 	}
+	return v.readWorded(f, text, top)
+}
+
+// readWorded reads a line that asks by its words alone, a question above it in which it is answered, or silence.
+func (v *view) readWorded(f *candidate, text string, top int) *candidate {
 	f.Type = FreeText
 	f.Score = 0.75
 	if !v.reads() {
 		f.wait = v.o.Stuck
 		f.silent = true
 	}
-	asked := -1
+	question, asked := f.Question, -1
 	ruled := v.holdsRule(f, text, top, true)
-	if !ruled && reads { // where keys are read raw, what stands on the cursor's line has followed the question
+	if !ruled && v.readsLine() { // where keys are read raw, what stands on the cursor's line has followed the question
 		asked = v.readMarkAbove(f, top)
 	}
 	switch {
@@ -5496,12 +5503,11 @@ func (v *view) readLine() *candidate {
 	case ruled:
 	case asked >= 0:
 		top = asked
+	case v.s.AltScreen() && !v.readsLine() || v.hidden:
+		return nil
 	default:
-		if alternate && !reads || v.hidden {
-			return nil
-		}
 		v.bySilence(f)
-		f.Question = text + mark
+		f.Question = question
 		if v.tty.Reading == ReadingUnknown && !v.reads() {
 			f.wait *= stillBlind
 		}
@@ -5545,12 +5551,12 @@ func hotKeys(line string) []Choice {
 }
 
 // elsewhere reports whether the cursor's line is not the one that asks: there is more below it on the alternate screen,
-// or behind the cursor, which is no hint.
-func (v *view) elsewhere() bool {
+// or behind the cursor, which is no hint, and the line names no answers.
+func (v *view) elsewhere(f *candidate, text string) bool {
 	if v.s.AltScreen() {
 		return v.row < v.last-2
 	}
-	return v.after() != "" && !v.hinted()
+	return v.after() != "" && !reLead.MatchString(text) && !v.hinted() && !v.readMarked(f, text)
 }
 
 // bySilence makes it a guess, from silence alone.
@@ -6019,8 +6025,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 	f.place = v.place(max(top, 0))
 	f.Question = text
 	raw := !v.tty.Canonical
-	if raw && len(text) < 80 && v.row-top <= 2 && presses(text) &&
-		(v.known || text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads() && top == v.row-1) {
+	if raw && v.row-top <= 2 && presses(text) && (text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads()) {
 		f.Type = ConfirmEnter
 		return v.paragraph(f, top)
 	}
