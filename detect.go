@@ -89,8 +89,8 @@ const (
 	modeAutowrap  = 7    // DECAWM
 	modeCursor    = 25   // DECTCEM: it shows
 	modePaste     = 2004 // a paste is bracketed
-	modeSync      = 2026 // a frame is being painted
-	modeOther     = 2027 // stands for all above
+
+	modeOther = 2027 // stands for all above
 )
 
 // anyRow is the row in which an answer is typed to a dialog: whichever the next line feed ends.
@@ -422,11 +422,10 @@ func (s *Screen) WriteFlood(p []byte) {
 }
 
 // scrollThrough scrolls out the lines at the beginning of p of which nothing is left when all of p is written, and
-// returns their length: all but as many as are kept, if p is text on the primary screen, perhaps in colours.
+// returns their length: all but as many as are kept, if p is plain text on the primary screen.
 func (s *Screen) scrollThrough(p []byte) int {
-	read := s.tr.on || s.state != inText
 	whole := !s.AltScreen() && s.top == 0 && s.bottom == s.rows-1
-	if read || !whole {
+	if s.tr.on || s.state != inText || !whole || bytes.ContainsAny(p, "\x0e\x0f\x1b") {
 		return 0
 	}
 	end := len(p)
@@ -436,49 +435,16 @@ func (s *Screen) scrollThrough(p []byte) int {
 	if end < 1 || p[end-1] != '\r' {
 		return 0
 	}
-	through := p[:end+1]
-	pen, isText := s.penAfter(through)
-	if !isText {
-		return 0
-	}
-	if _, isText := s.penAfter(p[len(through):]); !isText {
-		return 0
-	}
-	lines := bytes.Count(through, []byte("\n"))
+	lines := bytes.Count(p[:end+1], []byte("\n"))
 	if lines < s.rows {
 		return 0
 	}
 	s.scrolled += lines - (s.rows - 1 - s.row)
 	s.moveTo(s.rows-1, 0)
-	s.pen = pen
 	s.base = nil
 	s.input = s.input[:0]
 	s.changes++
-	return len(through)
-}
-
-// penAfter is the pen after the text; false where that has other sequences than SGR and EL, or another character set.
-// It writes over the parameters of the last sequence.
-func (s *Screen) penAfter(text []byte) (pen Attr, isText bool) {
-	pen = s.pen
-	rest := text
-	for from := bytes.IndexByte(rest, 0x1b); from >= 0; from = bytes.IndexByte(rest, 0x1b) {
-		rest = rest[from+1:]
-		if len(rest) == 0 || rest[0] != inSequence {
-			return pen, false
-		}
-		s.params = append(s.params[:0], 0)
-		n := 1 + s.parameters(rest[1:])
-		if n == len(rest) || rest[n] != 'm' && rest[n] != 'K' {
-			return pen, false
-		}
-		if rest[n] == 'm' {
-			pen.set(s.params)
-		}
-		rest = rest[n+1:]
-	}
-	shiftOut, shiftIn := bytes.IndexByte(text, 0x0e), bytes.IndexByte(text, 0x0f)
-	return pen, shiftOut < 0 && shiftIn < 0
+	return end + 1
 }
 
 // take takes bytes, and returns how many: not the beginning of a character that they end with.
@@ -634,75 +600,63 @@ func (s *Screen) escapeSequence(seq []byte) {
 // controlSequence acts on a control sequence, given without CSI and parameters.
 func (s *Screen) controlSequence(seq []byte) {
 	n := s.arg(0, 1)
-	if len(seq) > 1 {
-		s.markedSequence(string(seq), n)
-		return
-	}
-	switch seq[0] {
-	case 'A': // CUU
+	switch string(seq) {
+	case "A": // CUU
 		s.moveBy(-n, s.col)
-	case 'B': // CUD
+	case "B": // CUD
 		s.moveBy(n, s.col)
-	case 'C': // CUF
+	case "C": // CUF
 		s.moveTo(s.row, s.col+n)
-	case 'D': // CUB
+	case "D": // CUB
 		s.moveTo(s.row, s.col-n)
-	case 'E': // CNL
+	case "E": // CNL
 		s.moveBy(n, 0)
-	case 'F': // CPL
+	case "F": // CPL
 		s.moveBy(-n, 0)
-	case 'G': // CHA
+	case "G": // CHA
 		s.moveTo(s.row, n-1)
-	case 'd': // VPA
+	case "d": // VPA
 		s.moveTo(n-1, s.col)
-	case 'H', 'f': // CUP, HVP
+	case "H", "f": // CUP, HVP
 		s.moveTo(n-1, s.arg(1, 1)-1)
-	case 'I': // CHT
+	case "I": // CHT
 		s.moveTo(s.row, (s.col/8+n)*8)
-	case 'Z': // CBT
+	case "Z": // CBT
 		s.moveTo(s.row, ((s.col+7)/8-n)*8)
-	case '@': // ICH
+	case "@": // ICH
 		s.shiftCells(n)
-	case 'P': // DCH
+	case "P": // DCH
 		s.shiftCells(-n)
-	case 'J': // ED
+	case "J": // ED
 		s.eraseIn(0, s.rows)
-	case 'K': // EL
+	case "K": // EL
 		s.eraseIn(s.row, s.row+1)
-	case 'X': // ECH
+	case "X": // ECH
 		s.erase(s.offset(), min(s.offset()+n, (s.row+1)*s.cols))
-	case 'L': // IL
+	case "L": // IL
 		s.scroll(s.row, -n)
-	case 'M': // DL
+	case "M": // DL
 		s.scroll(s.row, n)
-	case 'S': // SU
+	case "S": // SU
 		s.scroll(s.top, n)
-	case 'T': // SD
+	case "T": // SD
 		s.scroll(s.top, -n)
-	case 'b': // REP
+	case "b": // REP
 		s.repeat(n)
-	case 'r': // DECSTBM
+	case "r": // DECSTBM
 		s.setRegion(n, min(s.arg(1, s.rows), s.rows))
-	case 's': // SCOSC
+	case "s": // SCOSC
 		s.saved = s.cursor
-	case 'u': // SCORC
+	case "u": // SCORC
 		s.cursor = s.saved
-	case 'm': // SGR
+	case "m": // SGR
 		s.pen.set(s.params)
-	default:
-		s.query(string(seq), n)
-	}
-}
-
-// markedSequence acts on a control sequence with a mark before or within it; n is its first parameter, 1 where absent.
-func (s *Screen) markedSequence(seq string, n int) {
-	switch seq {
 	case "?h": // DECSET
 		s.setModes(true)
 	case "?l": // DECRST
 		s.setModes(false)
 	default:
-		s.query(seq, n)
+		s.query(string(seq), n)
 	}
 }
 
@@ -719,24 +673,13 @@ func (s *Screen) repeat(n int) {
 	if s.base == nil || s.wrapNext {
 		return
 	}
-	c := cell{ch: s.base.ch, wide: s.base.wide, Attr: s.pen}
-	width := 1
-	if c.wide {
-		width = 2
+	again := []byte(string(s.base.ch))
+	width := s.columnsOf(s.base.ch)
+	s.base = nil
+	for room := (s.cols - s.col) / width; n > 0 && room > 0; room-- {
+		s.print(again)
+		n--
 	}
-	n = min(n, (s.cols-s.col)/width) * width
-	if n == 0 {
-		return
-	}
-	l := s.begin()
-	cells := l.cells[s.col : s.col+n]
-	for i := range cells {
-		cells[i] = cell{Attr: s.pen}
-		if i%width == 0 {
-			cells[i] = c
-		}
-	}
-	s.wrote(l, s.col+n)
 }
 
 // setRegion makes the rows from top to bottom, both from 1, those that scroll.
@@ -1037,18 +980,12 @@ func (s *Screen) scroll(top, n int) {
 	s.changes++
 	region := s.grid[top : s.bottom+1]
 	count := min(max(n, -n), len(region))
-	keep := len(region) - count
-	first := top + keep // of the rows that come back blank
+	at, first := len(region)-count, top // where the region is turned; the first of the rows that come back blank
 	if n > 0 {
-		s.moved = append(s.moved[:0], region[:count]...)
-		copy(region, region[count:])
-		copy(region[keep:], s.moved)
-	} else {
-		s.moved = append(s.moved[:0], region[keep:]...)
-		copy(region[count:], region)
-		copy(region, s.moved)
-		first = top
+		at, first = count, top+at
 	}
+	s.moved = append(append(s.moved[:0], region[at:]...), region[:at]...)
+	copy(region, s.moved)
 	for r := first; r < first+count; r++ {
 		if n > 0 && top == 0 && s.AltScreen() {
 			s.lost = s.lost || s.trimmed(s.grid[r]) != ""
@@ -2635,17 +2572,25 @@ func fits(p *pattern, text string) bool {
 
 // closing is the part that begins in that row below the words of a turn; partWords: none does.
 func (v *view) closing(w viewRow) textPart {
-	switch {
-	case w.fits(v.a.Stopped):
-		return partStopped
-	case w.fits(v.a.Fails), v.errorFrame(w):
+	for i, begins := range []*pattern{v.a.Stopped, v.a.Fails, v.a.Closes, v.a.Hints} {
+		if w.fits(begins) {
+			return partStopped + textPart(i)
+		}
+	}
+	if v.errorFrame(w) {
 		return partError
-	case w.fits(v.a.Closes):
-		return partClosing
-	case w.fits(v.a.Hints):
-		return partHints
 	}
 	return partWords
+}
+
+// errorFrame tells whether the row is framed as opencode frames errors: in grey words, with another
+// colour at its edge than the input box has.
+func (v *view) errorFrame(w viewRow) bool {
+	if v.a.Mark != "" || w.depth == 0 || w.text == "" || !v.faintAt(w.row, w.at) {
+		return false
+	}
+	edge := strings.IndexAny(w.raw, uprights)
+	return v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
 }
 
 // add takes a row, which is of that part and in which begins may do so. Words below what closes a
@@ -2676,19 +2621,7 @@ func (t *turnText) add(part, begins textPart, w viewRow) {
 }
 
 // said tells whether a message of the user's begins in that row.
-func (v *view) said(w viewRow) bool {
-	return v.a.Said != nil && v.a.Said.MatchString(w.raw) && !v.errorFrame(w)
-}
-
-// errorFrame tells whether the row is framed as opencode frames errors: in grey words, with another
-// colour at its edge than the input box has.
-func (v *view) errorFrame(w viewRow) bool {
-	if v.a.Mark != "" || w.depth == 0 || w.text == "" || !v.faintAt(w.row, w.at) {
-		return false
-	}
-	edge := strings.IndexAny(w.raw, uprights)
-	return v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
-}
+func (v *view) said(w viewRow) bool { return fits(v.a.Said, w.raw) }
 
 // turn is what has become of the agent's turn that ended in those words, and the line that tells it. What the protocol
 // says of the end counts more than the screen. An end that it calls idle is an interruption where the
@@ -2715,7 +2648,7 @@ func (v *view) turn(t turnSigns, on turnText, words string) (state TurnState, li
 func (d *Detector) tellTurn(p *Prompt, drafted bool) {
 	end := d.view.textEnd()
 	if drafted {
-		end = d.view.textAbove(d.view.markedRow())
+		end = d.view.textAbove(d.view.box().row)
 	}
 	on := d.view.turnText(end)
 	if d.view.known && on.all == d.turn.told {
@@ -2758,7 +2691,7 @@ func turnSentence(name string, state TurnState, line string) string {
 // readLeft finds the input box of a known tool in which a text stands: somebody types there, or the
 // tool has put back the message of a turn that was interrupted.
 func (v *view) readLeft() *candidate {
-	if v.reported || v.working() || v.markedRow() < 0 {
+	if v.reported || v.a.Mark == "" || !v.box().found {
 		return nil
 	}
 	f := v.idle()
@@ -2766,19 +2699,6 @@ func (v *view) readLeft() *candidate {
 	v.finishScore(f)
 	v.finish(f)
 	return f
-}
-
-// markedRow is the row in which the tool's input box begins, the cursor in it; −1 none.
-func (v *view) markedRow() int {
-	if v.a.Mark == "" {
-		return -1
-	}
-	begins := func(w viewRow) bool { return w.rule || strings.HasPrefix(w.text, v.a.Mark) }
-	r := v.up(v.row+1, begins)
-	if r < 0 || v.rows[r].rule || r < v.row-maxBoxRows {
-		return -1
-	}
-	return r
 }
 
 // idle is the candidate of an input box.
@@ -2848,12 +2768,12 @@ func (v *view) message(on turnText) string {
 			}
 			lines = append(lines, "```")
 		} else {
-			line := &wrappedLine{cols: v.s.cols}
-			n = line.take(rows)
-			if line.text != "" {
-				line.text = strings.Repeat(" ", rows[0].at-margin) + line.text
+			var line string
+			line, n = v.wrappedLine(rows)
+			if line != "" {
+				line = strings.Repeat(" ", rows[0].at-margin) + line
 			}
-			lines = append(lines, line.text)
+			lines = append(lines, line)
 		}
 		rows = rows[n:]
 	}
@@ -2880,45 +2800,29 @@ func (v *view) lastMessage(on turnText) (rows []viewRow, headed bool) {
 	return on.rows, on.headed
 }
 
-// wrappedLine is a line that a tool has wrapped.
-type wrappedLine struct {
-	cols int // of the screen
-	text string
-	hang int // column where it goes on
-}
-
-// take takes the rows of the first line and returns how many they are.
-func (l *wrappedLine) take(rows []viewRow) int {
-	first := rows[0]
-	l.text = first.text
-	l.hang = first.at + widthOf(reListItem.FindString(first.text))
-	for n := 1; n < len(rows); n++ {
+// wrappedLine is the line that a tool has wrapped into the first of these rows, and how many they are: it goes on
+// where its words do, with one for which there was no room in the row before.
+func (v *view) wrappedLine(rows []viewRow) (text string, n int) {
+	text = rows[0].text
+	hang := rows[0].at + widthOf(reListItem.FindString(text))
+	for n = 1; n < len(rows); n++ {
 		before, w := rows[n-1], rows[n]
-		if !l.goesOn(before, w) {
-			return n
+		word, _, _ := strings.Cut(w.text, " ")
+		right, size := utf8.DecodeRuneInString(word)
+		if runeWidth(right) == 2 {
+			word = word[:size]
+		}
+		room := before.at+widthOf(before.text)+1+widthOf(word) <= v.s.cols-wrapMargin
+		if room || w.text == "" || w.at != hang || reListItem.MatchString(w.text) {
+			break
 		}
 		left, _ := utf8.DecodeLastRuneInString(before.text)
-		right, _ := utf8.DecodeRuneInString(w.text)
 		if runeWidth(left) == 1 || runeWidth(right) == 1 {
-			l.text += " "
+			text += " "
 		}
-		l.text += w.text
+		text += w.text
 	}
-	return len(rows)
-}
-
-// goesOn tells whether the line goes on in row w for certain: where its words continue, and with one for which there
-// was no room in the row before.
-func (l *wrappedLine) goesOn(before, w viewRow) bool {
-	if before.text == "" || w.text == "" || w.at != l.hang || reListItem.MatchString(w.text) {
-		return false
-	}
-	word, _, _ := strings.Cut(w.text, " ")
-	first, size := utf8.DecodeRuneInString(word)
-	if runeWidth(first) == 2 {
-		word = word[:size]
-	}
-	return before.at+widthOf(before.text)+1+widthOf(word) > l.cols-wrapMargin
+	return text, n
 }
 
 // drawnTable is how many rows a table takes that is drawn with lines and begins there; 0: there is none.
@@ -2994,9 +2898,6 @@ type Detector struct {
 	motion motion     // in the text of found
 	typed  bool       // something was typed while it was in force
 
-	all   string    // of found
-	allAt time.Time // since when it has not changed but for what moves
-
 	outAt     time.Time // when output last came
 	changedAt time.Time // when it last changed the mask
 	movedAt   time.Time // when it last showed something that the last two screens did not
@@ -3004,8 +2905,8 @@ type Detector struct {
 	lookedAt  time.Time // when the screen was last looked at
 	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
 
-	lookDue  time.Time // zero, or when the output that has come is looked at
-	syncAt   time.Time // zero, or since when a frame is being painted
+	lookDue time.Time // zero, or when the output that has come is looked at
+
 	ttyDue   time.Time // when the terminal's state is worth a look
 	unsureAt time.Time // zero, or since when cur may have changed
 	askDue   time.Time // zero, or when found is asked
@@ -3065,11 +2966,6 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 	}
 	d.raw = append(d.raw, p...)
 	d.outAt = now
-	if !d.Screen.modes[modeSync] {
-		d.syncAt = time.Time{}
-	} else if d.syncAt.IsZero() {
-		d.syncAt = now
-	}
 	d.lookDue = now.Add(min(settleQuiet, max(0, lookEvery-now.Sub(d.lookedAt))))
 	d.takeReports(now)
 }
@@ -3185,7 +3081,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 		d.ttyDue = now.Add(min(max(quiet, settleQuiet/2), pollTTY))
 	}
 	d.track(now)
-	f, due := d.schedule(now)
+	f, due := d.found, d.schedule(now)
 	d.askDue = due
 	if due.IsZero() || due.After(now) {
 		return nil
@@ -3284,11 +3180,7 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	if d.found == nil {
 		return
 	}
-	if d.found.all != d.all && !alike(d.found.all, d.all) {
-		d.allAt = now
-	}
-	d.all = d.found.all
-	d.motion.see(d.all, now)
+	d.motion.see(d.found.all, now)
 	d.found.motion = d.motion
 }
 
@@ -3440,22 +3332,41 @@ func (d *Detector) lineStands() sameness {
 	return d.motion.compare(c.all, now.all)
 }
 
-// schedule decides which question is to be asked, and when; the zero time where none is.
-func (d *Detector) schedule(now time.Time) (f *candidate, due time.Time) {
-	f = d.found
-	if now.Before(d.enterAt) {
-		return f, d.enterAt
+// schedule is when the question found is to be asked, zero where it is not: once it has been still. While nothing is
+// typed at most six are asked in a minute.
+func (d *Detector) schedule(now time.Time) time.Time {
+	f := d.found
+	switch {
+	case now.Before(d.enterAt):
+		return d.enterAt
+	case f == nil:
+		return time.Time{}
+	case d.cur != nil && d.compare() != another:
+		if d.enterAt.IsZero() || f.Idle {
+			return time.Time{}
+		}
+		return d.againAt(f)
 	}
-	if f == nil {
-		return nil, time.Time{}
+	due := d.changedAt.Add(f.wait)
+	if f.silent {
+		due = d.movedAt.Add(f.wait)
 	}
-	if d.cur == nil || d.compare() == another {
-		return d.scheduleNew(now)
+	if f.Idle && d.adapter.Box != nil {
+		due = later(due, d.turn.over())
 	}
-	if d.enterAt.IsZero() || f.Idle {
-		return f, time.Time{}
+	if f.silent && d.view.reported { // the report comes before the dialog is painted
+		due = later(due, d.motion.since.Add(f.wait))
 	}
-	return f, d.againAt(f)
+	if d.typed {
+		d.askedAt = nil
+	}
+	d.askedAt = slices.DeleteFunc(d.askedAt, func(at time.Time) bool {
+		return now.Sub(at) >= time.Minute
+	})
+	if len(d.askedAt) >= maxAsked {
+		due = later(due, d.askedAt[0].Add(time.Minute))
+	}
+	return due
 }
 
 // againAt is when what stands where a question was answered is another one, although it looks the same: once its rows
@@ -3473,32 +3384,6 @@ func (d *Detector) againAt(f *candidate) time.Time {
 		return answered.Add(againWait)
 	}
 	return time.Time{}
-}
-
-// scheduleNew decides when the question found is to be asked: once it has been still. While nothing is typed at most
-// six are asked in a minute.
-func (d *Detector) scheduleNew(now time.Time) (f *candidate, due time.Time) {
-	f = d.found
-	due = d.changedAt.Add(f.wait)
-	if f.silent {
-		due = d.movedAt.Add(f.wait)
-	}
-	if f.Idle && d.adapter.Box != nil {
-		due = later(due, d.turn.over())
-	}
-	if f.silent && d.view.reported { // the report comes before the dialog is painted
-		due = later(due, d.allAt.Add(f.wait))
-	}
-	if d.typed {
-		d.askedAt = nil
-	}
-	d.askedAt = slices.DeleteFunc(d.askedAt, func(at time.Time) bool {
-		return now.Sub(at) >= time.Minute
-	})
-	if len(d.askedAt) >= maxAsked {
-		due = later(due, d.askedAt[0].Add(time.Minute))
-	}
-	return f, due
 }
 
 // Next is when Tick is next worth calling, now at the earliest.
@@ -3546,12 +3431,9 @@ func (d *Detector) Behind(key string) (typed string, stands bool) {
 	return typed, d.lineStands() == theSame && !other
 }
 
-// Explain says in words which reader finds something on the screen this instant, and what tells it.
+// Explain says in words which reader has found something at the last look, and what tells it.
 func (d *Detector) Explain() string {
-	f, v := d.read, d.newView()
-	if v != d.view {
-		f = v.read()
-	}
+	f := d.read
 	if f == nil {
 		return "no reader finds anything"
 	}
@@ -3614,8 +3496,7 @@ func (d *Detector) leaves(w *windowRow) {
 	w.told = true
 }
 
-// ReadWindow tells the rows that have left a known tool's window since the last look: those above one that still stands
-// there. Where nothing of it stands there any more, what was told before is not told again. It reports whether there is
+// ReadWindow tells the rows that have left a known tool's window since the last look. It reports whether there is
 // a window; while a dialog stands in it nothing leaves. What it shows before it was given something to do is no text.
 func (d *Detector) ReadWindow() bool {
 	v := d.newView()
@@ -3636,18 +3517,34 @@ func (d *Detector) ReadWindow() bool {
 		}
 	}
 	d.windowAt = v.s.scrolled
-	var now []windowRow
-	before, blank := 0, false // rows of now that were told: at first those above what it was given to do
-	for i, w := range append(rows, v.rows[:end]...) {
+	given := 0 // rows above what it was given to do
+	if begins {
+		given = len(rows) + said
+	}
+	now, before := v.windowRows(append(rows, v.rows[:end]...), given)
+	d.tellLeaving(now, before, begins)
+	return true
+}
+
+// windowRows are those of the rows that show the tool's text, and how many of them stand in the first given rows.
+func (v *view) windowRows(rows []viewRow, given int) (now []windowRow, before int) {
+	blank := false
+	for i, w := range rows {
 		part := v.closing(w)
 		if w.text != "" && part != partClosing && part != partHints && !v.spins(w) {
 			now = append(now, windowRow{text: strings.TrimRight(w.raw, " "), blank: blank})
 		}
 		blank = w.text == ""
-		if begins && i < len(rows)+said {
+		if i < given {
 			before = len(now)
 		}
 	}
+	return now, before
+}
+
+// tellLeaving tells the rows of the last look that stand no more above one that still does: now are those that stand
+// there, the first ones told before. Where none stands there any more, what was told before is not told again.
+func (d *Detector) tellLeaving(now []windowRow, before int, begins bool) {
 	stands := commonRows(d.window, now)
 	last := len(stands) - 1
 	for last >= 0 && stands[last] < 0 {
@@ -3659,12 +3556,11 @@ func (d *Detector) ReadWindow() bool {
 		switch {
 		case to < 0:
 			leaves = leaves || !told
+			continue
 		case told || leaves:
 			before = max(before, to+1) // what has changed above it was told, too
 		}
-		if to >= 0 {
-			top = to
-		}
+		top = to
 	}
 	before = max(before, top) // it has scrolled back
 	none := last < 0
@@ -3677,10 +3573,9 @@ func (d *Detector) ReadWindow() bool {
 		d.leaves(w)
 	}
 	for i := range now {
-		now[i].told = i < before || none && t.saidAt[now[i].text] > 0
+		now[i].told = i < before || none && d.Screen.tr.saidAt[now[i].text] > 0
 	}
 	d.window = now
-	return true
 }
 
 // commonRows says of each row of was where it stands in is, −1 where it does not: in the same order, the lowest first.
@@ -3716,7 +3611,7 @@ func (v *view) textEnd() int {
 // windowEnd is the row where the text in a known tool's window ends, whether or not something stands in its input box;
 // 0 while there is none.
 func (v *view) windowEnd() int {
-	box := v.markedRow()
+	box := v.box().row
 	_, _, hidden := v.s.Cursor()
 	if hidden && box > 0 && !v.rows[box-1].rule {
 		box = -1 // the pointer of a dialog
@@ -3854,9 +3749,7 @@ func (v *view) readRows() {
 	}
 	box := modal(s)
 	v.modal = box.rows > 0
-	if v.modal && !box.has(v.row, v.col) {
-		v.hidden = true
-	}
+	v.hidden = v.hidden || v.modal
 	v.rows = make([]viewRow, s.rows)
 	for r, l := range s.grid {
 		if v.modal {
@@ -3874,11 +3767,6 @@ func (v *view) readRows() {
 
 // rectangle is a part of the screen.
 type rectangle struct{ row, col, rows, cols int }
-
-// has tells whether a cell is in the rectangle.
-func (b rectangle) has(row, col int) bool {
-	return row >= b.row && row < b.row+b.rows && col >= b.col && col < b.col+b.cols
-}
 
 // cut is what row r shows inside of the rectangle, in its place.
 func (b rectangle) cut(s *Screen, r int) string {
@@ -3934,20 +3822,15 @@ func (b *rectangle) grow(s *Screen) {
 	b.row, b.rows = top, end-top
 }
 
-// covers tells whether text stands in the rectangle, in two rows at least, and beside it.
+// covers tells whether text stands in the rectangle, and beside it.
 func (b rectangle) covers(s *Screen) bool {
-	inside, beside := 0, 0
+	var inside, beside strings.Builder
 	for r := b.row; r < b.row+b.rows; r++ {
 		cells := s.grid[r].cells
-		if strings.ContainsFunc(b.cut(s, r), isWordRune) {
-			inside++
-		}
-		around := s.part(cells[:b.col]) + s.part(cells[b.col+b.cols:])
-		if strings.ContainsFunc(around, isWordRune) {
-			beside++
-		}
+		inside.WriteString(b.cut(s, r))
+		beside.WriteString(s.part(cells[:b.col]) + s.part(cells[b.col+b.cols:]))
 	}
-	return inside > 1 && beside > 0
+	return strings.ContainsFunc(inside.String(), isWordRune) && strings.ContainsFunc(beside.String(), isWordRune)
 }
 
 // drawnCursor finds the cursor that a program draws itself while the terminal's is hidden: the
@@ -4088,19 +3971,11 @@ func (v *view) hinted() bool {
 
 // whole is the text of row r with that of the rows that run over into it, and the first of them.
 func (v *view) whole(text string, r int) (string, int) {
-	first, size := r, len(text)
-	for first > 0 && v.s.grid[first-1].wrapped && size <= maxFull {
-		first--
-		size += len(v.s.text(v.s.grid[first]))
+	for r > 0 && v.s.grid[r-1].wrapped && len(text) <= maxFull {
+		r--
+		text = v.s.text(v.s.grid[r]) + text
 	}
-	if first == r {
-		return text, r
-	}
-	var b strings.Builder
-	for _, l := range v.s.grid[first:r] {
-		b.WriteString(v.s.text(l))
-	}
-	return b.String() + text, first
+	return text, r
 }
 
 // up is the nearest row above row r that is such, −1 without one.
@@ -4182,26 +4057,18 @@ func (v *view) linesBelow(r int) (below []string) {
 // text, its first row, whether an answer was typed in it. Not known: there is none; first is then
 // negative where one has been forgotten.
 func (v *view) lineBefore(r int) (text string, first int, answered, known bool) {
-	var parts []string // the last one first
-	size := 0
-	for first = r; size <= maxFull; first-- {
-		l, ok := v.rowBefore(first)
-		if !ok && first == r {
-			first = 0
-			if v.forgotten(r) {
-				first = -1
-			}
-			return "", first, false, false
-		}
-		if !ok || first < r && !l.wrapped {
-			break
-		}
-		parts = append(parts, v.s.text(l))
-		size += len(v.s.text(l))
-		answered = answered || l.answered
+	l, known := v.rowBefore(r)
+	if !known {
+		return "", -int(number(v.forgotten(r))), false, false
 	}
-	slices.Reverse(parts)
-	return strings.TrimRight(strings.Join(parts, ""), " "), first, answered, true
+	first = r
+	for more := true; more && len(text) <= maxFull; more = more && l.wrapped {
+		text = v.s.text(l) + text
+		answered = answered || l.answered
+		first--
+		l, more = v.rowBefore(first)
+	}
+	return strings.TrimRight(text, " "), first, answered, true
 }
 
 // rowBefore is the row above row r, on the screen or above it.
@@ -4224,18 +4091,7 @@ func (v *view) forgotten(r int) bool {
 func (v *view) faintAt(row, col int) bool { return v.faint(v.s.attr(row, col)) }
 
 // faint tells whether text drawn like that is dim or grey: it explains rather than offers.
-func (v *view) faint(a Attr) bool {
-	if a.Dim || a.FG == 8 {
-		return true
-	}
-	if a.FG < 1<<24 {
-		return a.FG >= 240 && a.FG <= 250
-	}
-	red, green := a.FG>>16&0xff, a.FG>>8&0xff
-	blue := a.FG & 0xff
-	brightest := max(red, green, blue)
-	return brightest-min(red, green, blue) <= 32 && brightest < 0xc0
-}
+func (v *view) faint(a Attr) bool { return a.Dim || isGrey(a.FG) }
 
 // working tells that a known tool is at work: its screen or its title shows it, and the protocol,
 // where it speaks that, does not say otherwise. What it says of itself comes from the same bytes as
@@ -4321,6 +4177,7 @@ const maxBoxRows = 20
 // typed only where that is nothing.
 type inputBox struct {
 	found bool // there is one
+	row   int  // in which it begins, −1 none
 	draft string
 	whole bool // the draft is all that it holds, in one row
 }
@@ -4340,10 +4197,8 @@ func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
 	switch {
 	case d.found != nil && d.found.Idle && !d.found.drafted:
 		return inputBox{found: true, whole: true}
-	case v.known && v.a.Mark == "":
-		return v.framedBox()
 	case v.known:
-		return v.markedBox()
+		return v.box()
 	case v.hidden && v.tty.Reading != ReadingYes:
 		return inputBox{} // it may be a menu that is not taken for one: Enter would choose
 	}
@@ -4374,37 +4229,23 @@ func (d *Detector) Picks() string {
 	return ""
 }
 
-// framedBox is the input box of a tool that marks it with its frame alone (opencode).
-func (v *view) framedBox() inputBox {
-	w := v.rows[v.row]
-	box := inputBox{found: w.depth > 0, draft: w.text, whole: true}
-	if v.faintAt(v.row, w.at) {
-		box.draft = ""
+// box is the input box of a known tool around the cursor: the tool's mark begins it or, where it has none (opencode),
+// its frame.
+func (v *view) box() inputBox {
+	row := v.row
+	if v.a.Mark != "" {
+		row = v.up(row+1, func(w viewRow) bool { return w.rule || strings.HasPrefix(w.text, v.a.Mark) })
 	}
-	return box
-}
-
-// markedBox is the input box that begins with the tool's mark.
-func (v *view) markedBox() inputBox {
-	for r := v.row; r >= max(0, v.row-maxBoxRows); r-- {
-		w := v.rows[r]
-		if w.rule {
-			break
-		}
-		text, marked := strings.CutPrefix(w.text, v.a.Mark)
-		if !marked || w.text == "" {
-			continue
-		}
-		text = strings.Trim(text, " \u00a0")
-		at := w.at + utf8.RuneCountInString(w.text) - utf8.RuneCountInString(text)
-		if text != "" && v.hintAt(r, at) {
-			text = "" // a hint
-		}
-		alone := r == v.row && (r+1 >= len(v.rows) || v.rows[r+1].text == "")
-		whole := alone && !reFolded.MatchString(text)
-		return inputBox{found: true, draft: text, whole: whole}
+	if row < max(0, v.row-maxBoxRows) || v.rows[row].rule || v.a.Mark == "" && v.rows[row].depth == 0 {
+		return inputBox{row: -1}
 	}
-	return inputBox{}
+	w := v.rows[row]
+	text := strings.Trim(strings.TrimPrefix(w.text, v.a.Mark), " \u00a0")
+	if v.hintAt(row, w.at+widthOf(w.text)-widthOf(text)) {
+		text = ""
+	}
+	alone := row == v.row && v.textRows(row+1, min(row+1, v.last)) == 0
+	return inputBox{found: true, row: row, draft: text, whole: alone && !reFolded.MatchString(text)}
 }
 
 // reHidden are the places in a stored text that show something else than what was there: see redact
@@ -4462,10 +4303,7 @@ func showsRows(rows []string, text string) bool {
 // readIdle finds the empty input box of a known tool, the cursor in it.
 func (v *view) readIdle() *candidate {
 	w := v.rows[v.row]
-	if v.reported || !v.known || !v.inBox(w) {
-		return nil
-	}
-	if w.text == "" && v.hidden {
+	if !v.known || v.reported || w.text == "" && v.hidden || !v.inBox(w) {
 		return nil
 	}
 	// Claude shows a hint there in grey, and what was typed in white.
@@ -4478,10 +4316,7 @@ func (v *view) readIdle() *candidate {
 
 // inBox tells whether the row is that of an empty input box. A frame may be part of it.
 func (v *view) inBox(w viewRow) bool {
-	if w.text != "" && w.fits(v.a.Box) {
-		return true
-	}
-	return w.depth == 1 && v.a.Box.MatchString(strings.TrimSpace(w.raw))
+	return w.fits(v.a.Box) || fits(v.a.Box, strings.TrimSpace(w.raw))
 }
 
 var (
@@ -4571,16 +4406,11 @@ func (v *view) finish(f *candidate) {
 
 // finishScore adds what agreed, the score, and how long the screen must have been still.
 func (v *view) finishScore(f *candidate) {
-	f.Signals = []string{"structure"}
-	if f.by != "" {
-		f.Signals[0] = f.by
-	}
+	f.Signals = []string{cmp.Or(f.by, "structure")}
 	if v.tty.Reading == ReadingYes {
 		f.Signals = append(f.Signals, "tty")
 	}
-	if f.wait == 0 {
-		f.wait = settle
-	}
+	f.wait = cmp.Or(f.wait, settle)
 	score := f.Score*100 + 5*float64(len(f.Signals)-1)
 	f.Score = math.Round(min(score, 99)) / 100
 	state := v.s.Status().State
@@ -4592,11 +4422,11 @@ func (v *view) finishScore(f *candidate) {
 		return
 	}
 	f.Score = 1
+	signal := "title"
 	if f.Idle || state == "blocked" {
-		f.Signals = append(f.Signals, "protocol")
-	} else {
-		f.Signals = append(f.Signals, "title")
+		signal = "protocol"
 	}
+	f.Signals = append(f.Signals, signal)
 }
 
 // safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known
@@ -4754,36 +4584,36 @@ func (g *group) numbered() bool { return g.opts[0].num != "" }
 // ticked reports whether its options have boxes to tick.
 func (g *group) ticked() bool { return g.opts[0].tick >= 0 }
 
+// sure reports whether an option is pointed at, by more than a colour or bold print.
+func (g *group) sure() bool { return g.at >= 0 && !g.weak }
+
 // reasons are what makes a group one to choose from, each with the recordings, of 688, whose last question it finds.
 var reasons = []struct {
 	why   string
 	holds func(v *view, g *group) bool
 }{
 	{"a row says how to choose", func(v *view, g *group) bool { // 71
-		drawn := g.at >= 0 && v.inside(g) && v.reads()
-		return v.choosingRow(g) >= 0 && (g.marked || g.at >= 0 && !g.weak || g.ticked() && len(g.opts) > 1 || drawn) &&
-			(!v.typing(g) || g.numbered() || v.reported)
+		said := v.choosingRow(g) >= 0 && (!v.typing(g) || g.numbered())
+		return said && (g.sure() || g.ticked() || g.at >= 0 && v.inside(g) && v.reads())
 	}},
 	{"its options are numbered", func(v *view, g *group) bool { // 17
-		return g.numbered() && v.inside(g) && g.at >= 0 && !g.weak && !v.typing(g)
+		return g.numbered() && g.sure() && v.inside(g) && !v.typing(g)
 	}},
 	{"it is a dialog drawn over other text", func(v *view, g *group) bool { // 1
-		return v.modal && g.at >= 0 && !g.weak && len(g.opts) > 1
+		return v.modal && g.sure()
 	}},
 	{"it stands in a frame", func(v *view, g *group) bool { // 10
-		framed := v.rows[g.first()].depth > 0 && (v.hidden || v.drawn && v.row < g.first())
-		return framed && v.reads() && g.at >= 0 && !g.weak
+		away := v.hidden || v.drawn && v.row < g.first()
+		return g.sure() && v.rows[g.first()].depth > 0 && away && v.reads()
 	}},
 	{"its buttons stand below it in a frame", func(v *view, g *group) bool { // 3
 		r := v.buttonRow()
-		framed := r > g.end() && v.rows[g.first()].depth > 0 && v.textRows(g.end()+1, r-1) == 0
-		return framed && (g.ticked() || g.at >= 0)
+		return r > g.end() && v.textRows(g.end()+1, r-1) == 0
 	}},
 	{"the program reads keys at it", func(v *view, g *group) bool { // 11
-		below := v.col == 0 && v.row > g.end() && v.row <= g.end()+2 // as where it was printed
-		open := (v.inside(g) || below) && v.reads() && !v.typing(g)
+		open := v.inside(g) || v.col == 0 && v.row <= g.end()+2     // as where it was printed
 		whole := v.textRows(g.first(), g.end()) > g.end()-g.first() // no blank rows in it
-		return open && whole && g.at >= 0 && !g.weak && v.last-g.end() <= 2
+		return g.sure() && open && whole && v.reads() && !v.typing(g) && v.last-g.end() <= 2
 	}},
 }
 
@@ -4792,23 +4622,13 @@ var sideReasons = []struct {
 	why   string
 	holds func(v *view, g *group) bool
 }{
-	{"each stands behind its key", func(v *view, g *group) bool { // 0
-		grants := slices.ContainsFunc(g.opts, func(o viewRow) bool { return grantsIt(Choice{Label: o.label}) })
-		refuses := slices.ContainsFunc(g.opts, func(o viewRow) bool { return declines(o.label) })
-		return g.shape == keyed && grants && refuses && g.end() >= v.last-8 && (g.end() != v.row || v.hidden)
-	}},
 	{"they are drawn as buttons", func(v *view, g *group) bool { // 17
-		bare := g.shape == keyed || g.shape == apart || g.shape == slash && g.at < 0
-		return !bare && (g.end() >= v.last-4 || g.shape == angles && v.rows[g.end()].depth > 0)
+		bare := g.shape == apart || g.shape == slash && g.at < 0
+		return !bare && (g.end() >= v.last-4 || v.rows[g.end()].depth > 0)
 	}},
 	{"one is lit, and all of them decide", func(v *view, g *group) bool { // 2
-		boxed := !g.weak && strings.Count(v.rows[g.end()].text, "[") == len(g.opts)
-		return g.shape == apart && g.at >= 0 && (decide(g.opts) || boxed)
-	}},
-	{"one is lit, and a row says how to choose", func(v *view, g *group) bool { // 0
-		wordless := func(o viewRow) bool { return !strings.ContainsFunc(o.label, unicode.IsLetter) }
-		near := g.end() >= v.last-8 && !slices.ContainsFunc(g.opts, wordless)
-		return g.shape == apart && near && g.at >= 0 && !g.weak && v.choosingRow(g) >= 0
+		boxed := g.sure() && strings.Count(v.rows[g.end()].text, "[") == len(g.opts)
+		return g.at >= 0 && (decide(g.opts) || boxed)
 	}},
 }
 
@@ -4888,7 +4708,7 @@ func (v *view) inFrame() bool {
 // drawn unlike the others; nil where there is none.
 func (v *view) column(r int) *group {
 	head := v.rows[r]
-	boxes := head.tick >= 0 && (v.hidden || v.row <= r && r-v.row < 12 || v.buttonRow() > r)
+	boxes := head.tick >= 0 && (v.hidden || v.row <= r || v.buttonRow() > r)
 	lit := head.tick < 0 && v.sample(head) != Attr{FG: -1, BG: -1}
 	if head.label == "" || head.pointer == "" && !boxes && !lit || v.known && v.inBox(head) {
 		return nil
@@ -4957,17 +4777,12 @@ func (v *view) grow(head viewRow, step int) []viewRow {
 // isOption reports whether row o is an option beside the one in row head, with the number num where those have numbers.
 func (v *view) isOption(o, head viewRow, num string) bool {
 	if head.num != "" {
-		last := o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
-		return o.num == num || last && v.rows[min(o.row+1, v.s.rows-1)].num != num
+		return o.num == num || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
 	}
-	asks := head.pointer == "" && head.tick < 0 && o.heads()
-	like := o.num == "" && o.label != "" && o.depth == head.depth && (o.tick < 0) == (head.tick < 0) && !asks
-	if !like || o.optionAt != head.optionAt || reCount.MatchString(o.label) {
-		return false
-	}
-	next := v.rows[min(head.row+1, v.s.rows-1)]
-	described := next.text != "" && next.optionAt == head.optionAt && v.dimmer(next, head)
-	return !described || !v.dimmer(o, head)
+	asks := head.pointer == "" && o.heads()
+	like := o.optionAt == head.optionAt && o.depth == head.depth && (o.tick < 0) == (head.tick < 0)
+	described := v.dimmer(v.rows[min(head.row+1, v.s.rows-1)], head)
+	return like && !asks && !reCount.MatchString(o.label) && !(described && v.dimmer(o, head))
 }
 
 // dimmer reports whether row o is faint and the pointer's row is not.
@@ -4977,12 +4792,9 @@ func (v *view) dimmer(o, head viewRow) bool {
 
 // explains reports whether row o belongs to an option above it.
 func (v *view) explains(o, head viewRow) bool {
-	if o.optionAt > head.optionAt || v.dimmer(o, head) {
-		return true
-	}
 	above := v.rows[max(0, o.row-1)]
-	long := above.at+widthOf(above.text) > v.s.cols-20 || v.s.grid[above.row].wrapped
-	return long && (head.pointer != "" || head.tick >= 0)
+	long := above.at+widthOf(above.text) > v.s.cols-20
+	return o.optionAt > head.optionAt || v.dimmer(o, head) || long && head.pointer != ""
 }
 
 // joinLabels adds to each label what it goes on with in the rows below it: only all of it refuses.
@@ -5023,9 +4835,9 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	for i := range opts {
 		drawn[i] = v.sample(opts[i])
 	}
-	first, second := drawn[0].BG, drawn[1].BG
-	if len(opts) == 2 && min(first, second) >= 0 && isGrey(first) != isGrey(second) {
-		return int(number(isGrey(first))), false
+	first, second := isGrey(drawn[0].BG), isGrey(drawn[1].BG)
+	if len(opts) == 2 && drawn[0].BG >= 0 && first != second {
+		return int(number(first)), false
 	}
 	rest := v.s.attr(opts[0].row, v.s.cols-1)
 	if opts[0].row == opts[1].row {
@@ -5048,13 +4860,14 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	return -1, false
 }
 
-// isGrey reports whether a colour is a shade of grey, as a button not pointed at has.
+// isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
 func isGrey(colour int32) bool {
 	if colour < 1<<24 {
-		return colour >= 232 || colour == 7 || colour == 8 || colour == 0
+		return colour == 8 || colour >= 240 && colour <= 250
 	}
 	red, green, blue := colour>>16&0xff, colour>>8&0xff, colour&0xff
-	return max(red, green, blue)-min(red, green, blue) <= 32
+	brightest := max(red, green, blue)
+	return brightest-min(red, green, blue) <= 32 && brightest < 0xc0
 }
 
 // number is 1 for true.
@@ -5081,11 +4894,8 @@ func (v *view) textRows(from, to int) int {
 	return n
 }
 
-// inside reports whether the cursor is hidden, or in the group, or in the rows above it.
-func (v *view) inside(g *group) bool {
-	away := v.hidden || v.drawn && v.row < g.first() // what is drawn above may be left over
-	return away || v.row >= g.first()-2 && v.row <= g.end()
-}
+// inside reports whether the cursor is hidden, or in the group, or above it.
+func (v *view) inside(g *group) bool { return v.hidden || v.row <= g.end() }
 
 // typing reports whether a text is being typed in the group's rows: then they are a draft.
 func (v *view) typing(g *group) bool {
@@ -5123,8 +4933,8 @@ func (v *view) choosingRow(g *group) int {
 const (
 	angles = "angle brackets"
 	slash  = "a slash"
-	keyed  = "keys in brackets"
-	apart  = "words apart"
+
+	apart = "words apart"
 )
 
 // sides are these shapes: their row, with all of them in its group, and one of them.
@@ -5139,8 +4949,7 @@ var sides = []struct {
 	{"circles", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
 	// prompts, enquirer
 	{slash, re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},
-	// cline
-	{keyed, re(`^((?:[\[(]\pL[\])] [^\[\]()]+){2,})$`), re(`[\[(](\pL)[\])] ([^\[\]()]*[^\[\]() ])`)},
+
 	// opencode
 	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
 	// mc, gum
@@ -5160,26 +4969,21 @@ func (v *view) sideBySide(r int) *group {
 		g := &group{at: -1, across: true, shape: s.shape}
 		for i, m := range s.choice.expr().FindAllStringSubmatchIndex(in, 10) {
 			from := w.at + widthOf(w.text[:part[2]+m[0]])
-			o := viewRow{row: r, at: from, tick: -1, label: in[m[len(m)-2]:m[len(m)-1]]}
-			o.labelAt = from + widthOf(in[m[0]:m[len(m)-2]])
-			if s.shape == keyed {
-				o.num = in[m[2]:m[3]]
-			}
+			o := viewRow{row: r, at: from, tick: -1, label: in[m[2]:m[3]]}
+			o.labelAt = from + widthOf(in[m[0]:m[2]])
 			if strings.HasPrefix(o.label, "[") {
 				o.label = strings.Trim(o.label, "[] ")
 				o.labelAt++
 			}
 			g.opts = append(g.opts, o)
-			under := v.row == r && v.col >= from && v.col < from+widthOf(in[m[0]:m[1]]) && s.shape != apart
-			if under || strings.HasPrefix(in[m[0]:], "●") {
+			if strings.HasPrefix(in[m[0]:], "●") {
 				g.at, g.marked = i, true
 			}
 		}
-		long := slices.ContainsFunc(g.opts, func(o viewRow) bool { return len(o.label) > 40 })
-		if len(g.opts) > 9 || long || len(g.opts) < 2 && s.shape != angles || s.shape == apart && !v.reads() {
+		if len(g.opts) < 2 && s.shape != angles || s.shape == apart && !v.reads() {
 			return nil
 		}
-		if g.at < 0 && s.shape != keyed {
+		if g.at < 0 {
 			g.at, g.weak = v.unlike(g.opts)
 		}
 		return g
@@ -5226,7 +5030,7 @@ func (v *view) menu(g *group) *candidate {
 		switch {
 		case named:
 			c.Keys = strings.Replace(strings.Trim(reShort.FindString(o.label), " ()"), "esc", "\x1b", 1)
-		case o.num != "" && (v.a.Digits || g.across):
+		case o.num != "" && v.a.Digits:
 			c.Keys = o.num
 		case o.num == "" && g.numbered(): // it is named by its label, as Submit
 			c.Key = strings.ToLower(o.label)
@@ -5286,24 +5090,20 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		switch {
 		case ok:
 			f.parts.among = append(f.parts.among, option)
-		case w.row < first && f.Multi && reTabs.MatchString(w.text):
-			f.parts.body = append(f.parts.body, strings.Map(untick, w.text))
+		case w.row < first && f.Multi:
+			f.parts.body = append(f.parts.body, strings.Map(untick, w.indented()))
 		case w.row < first:
 			f.parts.body = append(f.parts.body, w.indented())
 		default:
 			f.parts.among = append(f.parts.among, w.indented())
 		}
 	}
+	leaves := func(w viewRow) bool { return w.fits(reEscOut) }
+	f.esc = slices.ContainsFunc(v.rows[top:max(end, v.last)+1], leaves)
+	head := top
 	if !v.known && !v.modal {
 		v.aboveDialog(f, top)
-	}
-	var hints strings.Builder
-	for _, w := range v.rows[top : max(end, v.last)+1] {
-		hints.WriteString(w.text + "\n")
-	}
-	f.esc = reEscOut.MatchString(hints.String())
-	head := top
-	if !v.known && !v.modal { // what stands above a blank row may be earlier output
+		// What stands above a blank row may be earlier output.
 		head = max(top, v.up(v.textOver(first), func(w viewRow) bool { return w.raw == "" })+1)
 	}
 	f.Question = v.question(head, first)
@@ -5319,9 +5119,6 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 	return f
 }
 
-// reTabs is a row of tabs, in which claude marks the question of which something is ticked.
-var reTabs = re(`^←.*→$`)
-
 // untick makes the marks of ticks blanks: as ticks they may change while their question stands.
 func untick(r rune) rune {
 	if strings.ContainsRune(tickMarks, r) {
@@ -5335,17 +5132,13 @@ var reKeyBehind = re(`^\s*(\(\w\))?\s*$`)
 
 // asYesNo makes a choice of two labels that say no more than yes and no a question of these.
 func asYesNo(f *candidate) {
-	yes, no := -1, -1
-	for i, c := range f.Choices {
-		rest, ok := afterWord("yes", c.Label)
-		if ok && reKeyBehind.MatchString(rest) {
-			yes = i
-		}
-		rest, ok = afterWord("no", c.Label)
-		if ok && reKeyBehind.MatchString(rest) {
-			no = i
-		}
+	find := func(meaning string) int {
+		return slices.IndexFunc(f.Choices, func(c Choice) bool {
+			rest, ok := afterWord(meaning, c.Label)
+			return ok && reKeyBehind.MatchString(rest)
+		})
 	}
+	yes, no := find("yes"), find("no")
 	if yes >= 0 && no >= 0 && yes != no {
 		f.Type = YesNo
 		f.Choices[yes].Key = "y"
@@ -5437,22 +5230,20 @@ func (v *view) paragraphs(top, first int) []string {
 // or with a cursor that the program draws, below a question or above a row that says what Enter
 // does. In a fence that nothing asks for it is the input box of a program that waits for orders.
 func (v *view) readField() *candidate {
-	if v.hidden || v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known {
-		return nil
-	}
-	if !reMark.MatchString(v.typedBefore()) || v.after() != "" && !v.hinted() {
+	busy := v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known
+	if v.hidden || busy || v.after() != "" && !v.hinted() {
 		return nil
 	}
 	fence := v.fence()
-	row := v.s.part(v.s.grid[v.row].cells[:v.col])
-	if fence < 0 && !reMark.MatchString(row) {
-		return nil // a hint before the cursor, but no box
+	before := v.s.part(v.s.grid[v.row].cells[:v.col])
+	hint := fence >= 0 && v.faintAt(v.row, v.col-1) // behind which grok draws its cursor
+	if !hint && !reMark.MatchString(before) {
+		return nil
 	}
-	asked := v.row
+	asked := v.up(v.row, hasText)
 	if fence >= 0 {
-		asked = fence
+		asked = v.up(fence, hasText)
 	}
-	asked = v.up(asked, hasText)
 	if v.row-asked > 6 {
 		asked = -1
 	}
@@ -5465,6 +5256,7 @@ func (v *view) readField() *candidate {
 		f.Question = "the program waits for your next message"
 		f.silent = true // a box may stand there while the program works
 		f.wait = v.o.Stuck
+		return f
 	case fence < 0 && v.drawn && v.submits():
 		f.Question = strings.TrimSpace(v.after())
 		if f.Question == "" && asked >= 0 {
@@ -5472,9 +5264,6 @@ func (v *view) readField() *candidate {
 		}
 	default:
 		return nil
-	}
-	if f.Idle {
-		return f
 	}
 	f.Secret = hasWord("secret", f.Question)
 	question := f.Question
@@ -5501,18 +5290,6 @@ func (v *view) fence() int {
 	return -1
 }
 
-// typedBefore is the text before the cursor, a hint that stands there left out: grok draws its
-// cursor behind that.
-func (v *view) typedBefore() string {
-	var b strings.Builder
-	for c, cell := range v.s.grid[v.row].cells[:v.col] {
-		if !v.faintAt(v.row, c) {
-			b.WriteRune(max(cell.ch, ' '))
-		}
-	}
-	return b.String()
-}
-
 // reEnds are the keys that end a text, or leave it.
 var reEnds = re(`(?i)\b(enter|return|esc|escape)\b`)
 
@@ -5523,14 +5300,10 @@ func (v *view) asksText(r, fence int) bool {
 	text := v.marked(r)
 	if fence >= 0 {
 		_, rest, _ := strings.Cut(text, " ")
-		ends := reEnds.MatchString(rest) || hasWord("secret", text)
-		return reOrder.MatchString(text) && ends
+		return reOrder.MatchString(text) && reEnds.MatchString(rest)
 	}
-	hint := v.after() != "" && v.hinted()
-	if !v.drawn && !hint && v.rows[v.row].depth == 0 {
-		return false // readLine's
-	}
-	return reOrder.MatchString(text) || reHeading.MatchString(text) || hasWord("secret", text)
+	field := v.drawn || v.after() != "" || v.rows[v.row].depth > 0 // else it is readLine's
+	return field && (reHeading.MatchString(text) || hasWord("secret", text))
 }
 
 // submits tells whether a row below the cursor says which key ends a text.
@@ -5555,7 +5328,7 @@ func (v *view) readStill() *candidate {
 	case v.tty.Canonical || v.tty.Echo || v.tty.Reading == ReadingBusy && !v.known:
 		return nil
 	case v.reported:
-	case v.last < 0, v.known && v.inBoxRows():
+	case v.last < 0, v.known && v.box().found:
 		return nil
 	}
 	f := newCandidate(Unknown, 0.60)
@@ -5614,15 +5387,6 @@ func (v *view) pressable(text string) []Choice {
 	add("tab", "Tab")
 	add("space", "Space")
 	return keys
-}
-
-// inBoxRows tells whether the cursor stands in the known tool's input box: what stands there is a
-// draft.
-func (v *view) inBoxRows() bool {
-	if v.a.Mark == "" {
-		return v.framedBox().found
-	}
-	return v.markedBox().found
 }
 
 // ---- questions on the cursor's line ----
@@ -5686,8 +5450,7 @@ func (v *view) readLine() *candidate {
 	alternate := v.s.AltScreen()
 	busy := v.tty.Reading == ReadingBusy
 	cooked := v.tty.Canonical && v.tty.Echo
-	reads := v.readsLine()
-	if busy && cooked || v.known && (alternate || v.inBoxRows()) {
+	if busy && cooked || v.known && (alternate || v.box().found) {
 		return nil
 	}
 	line, top := v.cursorLine()
@@ -5718,15 +5481,20 @@ func (v *view) readLine() *candidate {
 	if busy || v.known {
 		return nil
 	}
+	return v.readWorded(f, text, top)
+}
+
+// readWorded reads a line that asks by its words alone, a question above it in which it is answered, or silence.
+func (v *view) readWorded(f *candidate, text string, top int) *candidate {
 	f.Type = FreeText
 	f.Score = 0.75
 	if !v.reads() {
 		f.wait = v.o.Stuck
 		f.silent = true
 	}
-	asked := -1
+	question, asked := f.Question, -1
 	ruled := v.holdsRule(f, text, top, true)
-	if !ruled && reads { // where keys are read raw, what stands on the cursor's line has followed the question
+	if !ruled && v.readsLine() { // where keys are read raw, what stands on the cursor's line has followed the question
 		asked = v.readMarkAbove(f, top)
 	}
 	switch {
@@ -5735,12 +5503,11 @@ func (v *view) readLine() *candidate {
 	case ruled:
 	case asked >= 0:
 		top = asked
+	case v.s.AltScreen() && !v.readsLine() || v.hidden:
+		return nil
 	default:
-		if alternate && !reads || v.hidden {
-			return nil
-		}
 		v.bySilence(f)
-		f.Question = text + mark
+		f.Question = question
 		if v.tty.Reading == ReadingUnknown && !v.reads() {
 			f.wait *= stillBlind
 		}
@@ -5774,9 +5541,7 @@ func hotKeys(line string) []Choice {
 		if part(2) == "" {
 			c.Label = part(5) + part(6) + part(7) + part(9) + part(10)
 		}
-		if part(7) != "" && part(7)[0] >= utf8.RuneSelf { // another alphabet: no letter of the word
-			c.Label = part(7)
-		}
+
 		c.Label = strings.TrimSpace(c.Label + reGoesOnBehind.FindString(line[m[1]:]))
 		keys = append(keys, c)
 		line = line[:m[0]]
@@ -5829,7 +5594,9 @@ var lineRules = []struct {
 		return f.Secret
 	}},
 	{"it is a prompt for commands", true, func(v *view, f *candidate, text string, top int) bool { // 31
-		f.Idle = reREPL.MatchString(text) && !v.ordered(text, top) && !v.fieldOfDialog()
+		above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
+		named := strings.Contains(above, strings.TrimRight(text, "> "))
+		f.Idle = reREPL.MatchString(text) && !(named && reOrder.MatchString(above)) && !v.fieldOfDialog()
 		return f.Idle
 	}},
 	{"it is a question for yes or no", true, func(v *view, f *candidate, text string, top int) bool { // 18
@@ -5899,23 +5666,11 @@ func asksSecret(text string) bool {
 // may mean that blanks do not tell where it begins, one of its first three words may be that.
 func asksWhat(text string) bool {
 	text = strings.ToLower(plain(text))
-	_, after, found := strings.Cut(text, ": ")
-	if found && strings.HasSuffix(after, "?") {
-		text = after
-	}
 	if isASCII(text) {
 		return startsWith("what", text)
 	}
 	fields := strings.Fields(strings.TrimLeftFunc(text, func(r rune) bool { return !isWordRune(r) }))
 	return hasWord("what", strings.Join(fields[:min(3, len(fields))], " "))
-}
-
-// ordered tells whether the line above orders what the text names: "Enter name for new remote.",
-// "name> ".
-func (v *view) ordered(text string, top int) bool {
-	above, _ := v.lineAbove(top)
-	name := strings.ToLower(strings.TrimRight(text, "> "))
-	return reOrder.MatchString(above) && strings.Contains(strings.ToLower(above), name)
 }
 
 // readMarked finds "[Y/n]" in its forms, letter menus and hot keys in text. Without them it leaves
@@ -5997,22 +5752,14 @@ func answersOf(text string) []Choice {
 	return keys
 }
 
-// answersIn gives the answers that the last marker in text names. A default that follows it is one
-// of them.
+// answersIn gives the answers that the last marker in text names.
 func answersIn(text string) []string {
-	markers := reMarked.expr().FindAllStringIndex(text, -1)
-	preset := "" // what stands behind the marker
-	for i, at := range slices.Backward(markers) {
+	for _, at := range slices.Backward(reMarked.expr().FindAllStringIndex(text, -1)) {
 		marker := text[at[0]:at[1]]
-		inner := strings.Trim(marker, "[](){}<> ?:")
-		answers := readMarker(marker, preset)
+		answers := readMarker(marker)
 		if answers == nil {
-			if i == len(markers)-1 {
-				preset = inner
-			}
 			continue
 		}
-		alone := len(answers) == 1
 		rest := text[at[1]:]
 		if rePresent.MatchString(rest) {
 			rest = ""
@@ -6021,7 +5768,7 @@ func answersIn(text string) []string {
 		if followed(rest, answers) && !reQuoted.MatchString(marker) {
 			continue
 		}
-		if alone {
+		if len(answers) == 1 {
 			answers = withOther(answers[0])
 		}
 		return answers
@@ -6056,13 +5803,10 @@ func withOther(answer string) []string {
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'",
-// "<y>", "[Ynq]", "[red/green]" where preset, the default behind it, is one of them.
-func readMarker(marker, preset string) []string {
+// "<y>", "[Ynq]", "[red, green]".
+func readMarker(marker string) []string {
 	inner := strings.Trim(marker, "[](){}<> ")
-	switch {
-	case strings.Count(marker, "[") == 2:
-		inner = strings.Trim(marker, "(){}<> ?:") // "([yes]/no)"
-	case !strings.ContainsAny(marker, "[](){}<>"):
+	if inner == marker {
 		inner = strings.TrimRight(inner, " ?:")
 	}
 	quoted := reQuoted.FindStringSubmatch(inner)
@@ -6083,7 +5827,7 @@ func readMarker(marker, preset string) []string {
 		return answers
 	}
 	answers = splitMarker(inner)
-	if !areAnswers(answers, inner, preset) {
+	if !areAnswers(answers, inner) {
 		return nil
 	}
 	alone := len(answers) == 1
@@ -6115,28 +5859,23 @@ func numbersIn(inner string) (numbers []string) {
 // lettersIn are the letters of a marker that has nothing between them ("Ynq", "yadxH"), or has them
 // in pairs: "y/N or t/H" in two alphabets, of which the first is typed everywhere.
 func lettersIn(inner string) []string {
-	if reYn.MatchString(strings.ToLower(inner)) && len(inner) <= 9 {
+	if reYn.MatchString(strings.ToLower(inner)) {
 		return strings.Split(inner, "")
 	}
 	pairs := rePairs.expr().FindAllStringSubmatch(inner, -1)
 	if len(pairs) < 2 {
 		return nil
 	}
-	for _, pair := range pairs {
-		if strings.EqualFold(pair[1], "y") && pairOf(pair[1], pair[2]) {
-			return pair[1:]
-		}
-	}
 	return pairs[0][1:]
 }
 
 // areAnswers tells whether the parts of a marker are answers: letters and words that are known for
 // such, or words to choose from. Two numbers are a count, as in "(1/2)".
-func areAnswers(parts []string, inner, preset string) bool {
+func areAnswers(parts []string, inner string) bool {
 	strange := slices.ContainsFunc(parts, func(p string) bool {
-		return !reWord.MatchString(p) && !saysYes(p) && !saysNo(p) && utf8.RuneCountInString(p) != 1
+		return !reWord.MatchString(p) && !saysYes(p) && !saysNo(p)
 	})
-	if strange && !choiceWords(parts, inner, preset) {
+	if strange && !choiceWords(parts, inner) {
 		return false
 	}
 	counts := !slices.ContainsFunc(parts, func(p string) bool { return !reDigits.MatchString(p) })
@@ -6153,28 +5892,19 @@ func splitMarker(inner string) []string {
 		}
 	}
 	for i, p := range parts {
-		letter, _, dashed := strings.Cut(p, " - ") // "y - да"
-		if dashed && utf8.RuneCountInString(letter) == 1 {
-			p = letter
-		}
-		parts[i] = strings.Trim(p, "[]'\" ")
+		letter, _, _ := strings.Cut(p, " - ") // "y - да"
+		parts[i] = strings.Trim(letter, "[]'\" ")
 	}
 	return parts
 }
 
-// choiceWords tells whether the parts of a marker are words to choose from: one of them is the
-// default behind it, or there are three, or two that are no path.
-func choiceWords(answers []string, inner, preset string) bool {
-	if rePathIn.MatchString(inner) {
+// choiceWords tells whether the parts of a marker are words to choose from: three, or two that are no path.
+func choiceWords(answers []string, inner string) bool {
+	strange := func(p string) bool { return !reChoiceWord.MatchString(p) }
+	if slices.ContainsFunc(answers, strange) || rePathIn.MatchString(inner) {
 		return false
 	}
-	for _, p := range answers {
-		if !reChoiceWord.MatchString(p) || p == "default" {
-			return false
-		}
-	}
-	return slices.Contains(answers, preset) || len(answers) > 2 ||
-		len(answers) == 2 && strings.ContainsAny(inner, ",|")
+	return len(answers) > 2 || strings.ContainsAny(inner, ",|")
 }
 
 // typed is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have changed.
@@ -6295,8 +6025,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 	f.place = v.place(max(top, 0))
 	f.Question = text
 	raw := !v.tty.Canonical
-	if raw && len(text) < 80 && v.row-top <= 2 && presses(text) &&
-		(v.known || text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads() && top == v.row-1) {
+	if raw && v.row-top <= 2 && presses(text) && (text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads()) {
 		f.Type = ConfirmEnter
 		return v.paragraph(f, top)
 	}
