@@ -3659,16 +3659,15 @@ func (s *session) create(q *question) bool {
 		life = s.cfg.PermissionTimeout
 	}
 	q.rec = PromptRecord{
-		Head:       Head{ID: newID()},
-		Prompt:     *p,
-		SessionID:  s.rec.ID,
-		Confidence: p.Confidence(),
-		Source:     "screen",
-		Cwd:        s.rec.Cwd,
-		Status:     Created,
-		Nonce:      newNonce(),
-		CreatedAt:  now.UTC(),
-		ExpiresAt:  now.Add(life).UTC(),
+		Head:  Head{ID: newID()},
+		Asked: Asked{Prompt: *p, Confidence: p.Confidence(), Source: "screen", Cwd: s.rec.Cwd},
+		Life: Life{
+			SessionID: s.rec.ID,
+			Status:    Created,
+			Nonce:     newNonce(),
+			CreatedAt: now.UTC(),
+			ExpiresAt: now.Add(life).UTC(),
+		},
 	}
 	if p.Idle {
 		q.rec.Constraints.MaxLength = maxMessage
@@ -5838,8 +5837,8 @@ func (h *hook) ask(ctx context.Context) (map[string]any, error) {
 
 // questionPrompt is question i of n that claude asks with choices of its own.
 func questionPrompt(q hookQuestion, i, n int) PromptRecord {
-	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Multi: q.MultiSelect},
-		Constraints: Limits{MaxLength: maxMessage}, Subject: safely(q.Question, maxFull)}
+	p := PromptRecord{Asked: Asked{Prompt: Prompt{Type: MultipleChoice, Multi: q.MultiSelect},
+		Constraints: Limits{MaxLength: maxMessage}, Subject: safely(q.Question, maxFull)}}
 	p.Question = visible(redact(q.Question))
 	if n > 1 {
 		p.Question = fmt.Sprintf("(%d of %d) ", i, n) + p.Question
@@ -6025,8 +6024,8 @@ func (a *asker) await(records <-chan Record, other func(Record)) *PromptRecord {
 func (h *hook) permissionPrompt() PromptRecord {
 	folder := h.folder()
 	call := h.call(folder)
-	p := PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: visible(redact(call.question)), Permission: true,
-		SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull), Lang: call.lang}
+	p := PromptRecord{Asked: Asked{Prompt: Prompt{Type: MultipleChoice, Question: visible(redact(call.question)),
+		Permission: true, SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull), Lang: call.lang}}
 	p.Full = visible(redact(call.full))
 	allow := "Yes"
 	if h.Tool == "ExitPlanMode" {

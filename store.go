@@ -10,10 +10,10 @@
 // newline, and its rec is a kind that is known. It carries the whole record as it is after a change: the last valid
 // line with a rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
 //
-// What is long of a question never changes. It is written once, before the first line of the question, in records of
-// kind "text" whose ids are their SHA-256: shown_sha256 names what was shown, about_sha256 a JSON object of the
-// question, its context and the rest that its message is made of. Every line of the question names them, and a
-// compaction keeps them with it.
+// What a question asks never changes. It is written once, before the first line of the question, in records of kind
+// "text" whose ids are their SHA-256: shown_sha256 names what was shown, about_sha256 a JSON object of all else: the
+// question, its context, its answers. Every line of the question names them and says what became of it; a compaction
+// keeps them with it.
 //
 // Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
 // from it, in the audit log too. One Update is one write to each: to state.jsonl the records and, in the record
@@ -763,9 +763,9 @@ func isNamed(f *os.File, path string) bool {
 	return err == nil && os.SameFile(named, open)
 }
 
-// from reads the bytes from at on.
-func (j *journal) from(at int64) ([]byte, error) {
-	b := make([]byte, j.end-at)
+// read reads size bytes that begin at at.
+func (j *journal) read(at int64, size int) ([]byte, error) {
+	b := make([]byte, size)
 	_, err := j.f.ReadAt(b, at)
 	return b, err
 }
@@ -830,7 +830,7 @@ func (j *journal) create(path string, b []byte) error {
 
 // aside copies the bytes from at on to a new file, and gives its name.
 func (j *journal) aside(why string, at int64) (path string, err error) {
-	b, err := j.from(at)
+	b, err := j.read(at, int(j.end-at))
 	if err != nil {
 		return "", err
 	}
@@ -897,18 +897,42 @@ func marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// encode is the lines of records. That of a prompt comes behind the texts that it names and there does not have yet; it
-// has them after that.
-func encode(records []Record, there map[string]bool) (lines []byte, err error) {
+// sealed is the line of a record: of a prompt what may change of it, for the rest is in the texts that it names.
+func sealed(r Record) ([]byte, error) {
+	var members any = r
+	if p, ok := r.(*PromptRecord); ok {
+		members = promptLine{p.Head, p.Excerpt, p.Idle, p.Life}
+	}
+	b, err := stamped(members)
+	if err != nil {
+		return nil, err
+	}
+	b = bytes.TrimSuffix(b, []byte("}"))
+	return append(b, seal(b)...), nil
+}
+
+// promptLine is the line of a prompt. Its first words are in it for whoever reads the file.
+type promptLine struct {
+	Head
+	Excerpt string `json:"excerpt"`
+	Idle    bool   `json:"idle,omitempty"`
+	Life
+}
+
+// stored is a reply or a text: where its line stands in the file, for hardly anybody reads it.
+type stored struct {
+	Head
+	at   int64
+	size int
+}
+
+// encode returns the lines of records; one that is stored is copied.
+func (s *Store) encode(records []Record) (lines []byte, err error) {
 	for _, r := range records {
-		line := []byte{}
-		switch r := r.(type) {
-		case *unread:
-			line = r.line
-		case *PromptRecord:
-			own := *r // others may be reading r
-			line, err = own.line(there)
-		default:
+		var line []byte
+		if old, ok := r.(*stored); ok {
+			line, err = s.log.read(old.at, old.size)
+		} else {
 			line, err = sealed(r)
 		}
 		if err != nil {
@@ -919,125 +943,45 @@ func encode(records []Record, there map[string]bool) (lines []byte, err error) {
 	return lines, nil
 }
 
-// sealed is the line of what has the members of a record.
-func sealed(record any) ([]byte, error) {
-	b, err := stamped(record)
-	b = bytes.TrimSuffix(b, []byte("}"))
-	return append(b, seal(b)...), err
-}
-
-// unread is a reply or a text as its line, which is kept and copied: reading all of a history takes long.
-type unread struct {
-	Head
-	line []byte
-}
-
-// long are the texts of the prompt that may be long and never change, by their members in the text "about".
-func (p *PromptRecord) long() map[string]*string {
-	return map[string]*string{
-		"question": &p.Question,
-		"full":     &p.Full,
-		"above":    &p.Above,
-		"far":      &p.Far,
-		"recent":   &p.Recent,
-		"subject":  &p.Subject,
-		"lasting":  &p.Lasting,
-		"cwd":      &p.Cwd,
+// name names the texts of the prompt, which must have its head, and returns those that the state does not have. Those of
+// a prompt without answers were not read, for it has long been over, and stay as they are.
+func (s *Store) name(p *PromptRecord) (missing []Record) {
+	if p.Answers == nil {
+		return nil
 	}
-}
-
-// promptLine is a prompt as its line has it: the members below, which are nil, hide those of Prompt.
-type promptLine struct {
-	PromptRecord
-	Choices  *Choice `json:"choices,omitempty"` // they are among the answers
-	Question *string `json:"question,omitempty"`
-	Shown    *string `json:"shown,omitempty"`
-}
-
-// line is the prompt's line, behind those of its texts that are not there.
-func (p *PromptRecord) line(there map[string]bool) (lines []byte, err error) {
-	if p.texts == nil {
-		if err := p.name(); err != nil {
-			return nil, err
+	add := func(text string) (id string) {
+		t := &TextRecord{Head{schemaVersion, "text", digest([]byte(text)), p.At}, text}
+		if s.view.records[t.key()] == nil {
+			missing = append(missing, t)
 		}
+		return t.ID
 	}
-	for _, t := range p.texts {
-		if !there[t.ID] {
-			lines = append(lines, t.line...)
-		}
-		there[t.ID] = true
-	}
-	short := promptLine{PromptRecord: *p}
-	for _, text := range short.long() {
-		*text = ""
-	}
-	line, err := sealed(short)
-	return append(lines, line...), err
-}
-
-// name makes the prompt's texts, which never change, and names them.
-func (p *PromptRecord) name() error {
-	about := map[string]string{}
-	for name, text := range p.long() {
-		about[name] = *text
-	}
-	add := func(text string) (id string, err error) {
-		t := TextRecord{Head{schemaVersion, "text", digest([]byte(text)), p.At}, text}
-		line, err := sealed(t)
-		p.texts = append(p.texts, &unread{t.Head, line})
-		return t.ID, err
-	}
-	var aboutErr, shownErr error
-	p.AboutSHA, aboutErr = add(inJSON(about))
+	about := p.Asked
+	about.Choices = nil // they are among the answers
+	about.Shown = ""
+	p.AboutSHA = add(inJSON(about))
 	if p.Shown != "" {
-		p.ShownSHA, shownErr = add(p.Shown)
+		p.ShownSHA = add(p.Shown)
 	}
-	return errors.Join(aboutErr, shownErr)
+	return missing
 }
 
-// join gives the prompt, as its line has it, the texts that it names: those of texts, by id, or that its record had
-// before, nil none. Where one is missing the question fails, as with a damaged line. What has long been over is asked
-// for nothing but what was shown, which stays a line.
-func (p *PromptRecord) join(texts map[string]*unread, was *PromptRecord) {
-	past := p.over() && time.Since(p.At) > updateLife
-	if past {
-		p.AboutSHA = ""
-		for _, text := range p.long() {
-			*text = ""
-		}
-		p.Question = p.Excerpt
+// join gives the prompt the texts that its line names. Where one is missing the question fails, as with a damaged line.
+// One that has long been over is asked for nothing but what became of it.
+func (s *Store) join(p *PromptRecord) {
+	if p.settled() && !p.owes() && s.now().Sub(p.At) > updateLife {
+		p.Answers = nil
+		return
 	}
-	whole := true
-	for _, id := range []string{p.AboutSHA, p.ShownSHA} {
-		if id == "" {
-			continue
-		}
-		line := texts[id]
-		if line == nil && was != nil {
-			for _, t := range was.texts {
-				if t.ID == id {
-					line = t
-				}
-			}
-		}
-		if line == nil {
-			whole = false
-			continue
-		}
-		p.texts = append(p.texts, line)
-		if past {
-			continue
-		}
-		var t TextRecord
-		err := json.Unmarshal(line.line, &t)
-		if id == p.ShownSHA {
-			p.Shown = t.Text
-		} else if err == nil {
-			err = json.Unmarshal([]byte(t.Text), p)
-		}
-		whole = whole && err == nil
+	about, err := s.text(p.AboutSHA)
+	if about != "" {
+		err = json.Unmarshal([]byte(about), &p.Asked)
 	}
-	if !whole && !p.settled() {
+	shown, shownErr := s.text(p.ShownSHA)
+	if p.ShownSHA != "" {
+		p.Shown = shown
+	}
+	if (err != nil || shownErr != nil) && !p.settled() {
 		p.damage()
 	}
 	if p.Answers == nil { // an older atlasbridge wrote it
@@ -1050,6 +994,24 @@ func (p *PromptRecord) join(texts map[string]*unread, was *PromptRecord) {
 			}
 		}
 	}
+}
+
+// text reads the text of that id from the file, "" of "".
+func (s *Store) text(id string) (string, error) {
+	if id == "" {
+		return "", nil
+	}
+	line, ok := s.view.records["text "+id].(*stored)
+	if !ok {
+		return "", fs.ErrNotExist
+	}
+	b, err := s.log.read(line.at, line.size)
+	if err != nil {
+		return "", err
+	}
+	var t TextRecord
+	err = json.Unmarshal(b, &t)
+	return t.Text, err
 }
 
 // damage fails a question of whose record a part is lost: it may have been answered.
@@ -1092,10 +1054,10 @@ func parseLine(text []byte) stateLine {
 	return l
 }
 
-// decode reads the whole line, which parseLine found sound.
-func (l *stateLine) decode(text []byte) {
+// decode reads the whole line, which parseLine found sound and which stands at that place in the file.
+func (l *stateLine) decode(text []byte, at int64) {
 	if l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text") {
-		l.record = &unread{l.Head, bytes.Clone(text)}
+		l.record = &stored{l.Head, at, len(text)}
 		return
 	}
 	r := kinds[l.Rec]()
@@ -1239,8 +1201,13 @@ const noTopic = -1
 // PromptRecord is a question, with all that became of it.
 type PromptRecord struct {
 	Head
+	Asked
+	Life
+}
+
+// Asked is what was asked, and never changes. It is written once, in the text that AboutSHA names.
+type Asked struct {
 	Prompt             // as the screen, or the hook, asked
-	SessionID   string `json:"session_id"`
 	Confidence  string `json:"confidence"`
 	Constraints Limits `json:"constraints,omitzero"`
 	Source      string `json:"source"`            // "screen", "hook" or "ask"
@@ -1249,22 +1216,28 @@ type PromptRecord struct {
 	Lasting     string `json:"lasting,omitempty"` // hook: what the lasting permission allows, and for how long
 	Lang        string `json:"lang,omitempty"`    // not of a screen: what Full is in: bash, diff, markdown; else ""
 	Cwd         string `json:"cwd,omitempty"`     // hook: as it is seen from the session's folder, "" the same
+	Watched     bool   `json:"watched,omitempty"` // Idle: somebody was at the keyboard when it came
 	// Answers are those that it takes: the choices in their order, then what else can be said to it.
 	Answers []Answer `json:"answers"`
 	// Call is, of several questions that a hook asks about one call, the id of the first.
-	Call        string     `json:"call,omitempty"`
+	Call string `json:"call,omitempty"`
+}
+
+// Life is what a prompt's line has: of what session it is, and what became of it.
+type Life struct {
+	SessionID   string     `json:"session_id"`
 	Status      State      `json:"status"`
 	Nonce       string     `json:"nonce"` // 32 hex
 	NonceUsed   bool       `json:"nonce_used"`
 	CreatedAt   time.Time  `json:"created_at"`
 	ExpiresAt   time.Time  `json:"expires_at"`
-	DecidedAt   *time.Time `json:"decided_at"`
-	DecidedBy   *string    `json:"decided_by"`
+	DecidedAt   *time.Time `json:"decided_at,omitempty"`
+	DecidedBy   *string    `json:"decided_by,omitempty"`
 	DecidedUser string     `json:"decided_user,omitempty"` // by phone: the name, which anyone can take
-	Value       *string    `json:"value"`
+	Value       *string    `json:"value,omitempty"`
 	// Messages are those about the prompt in Chat, the oldest first. Only the newest is the prompt's own; the others are
 	// to lose their buttons. One whose sending was never answered is not among them, until one of its buttons is tapped.
-	Messages []Message `json:"messages"`
+	Messages []Message `json:"messages,omitempty"`
 	// Send is what of the open question is to be sent, "" nothing; Ticked are the choices that are ticked on its newest
 	// message.
 	Send   string   `json:"send,omitempty"`
@@ -1274,16 +1247,13 @@ type PromptRecord struct {
 	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from
 	// there.
 	ShownAll bool `json:"shown_all,omitempty"`
-	Watched  bool `json:"watched,omitempty"` // Idle: somebody was at the keyboard when it came
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed, with what
 	// was seen moving as it was shown.
 	ScreenSHA string `json:"screen_sha256,omitempty"`
-	// ShownSHA names the text Shown, AboutSHA that of the long members, a JSON object; "" what is empty.
-	ShownSHA string    `json:"shown_sha256"`
-	AboutSHA string    `json:"about_sha256,omitempty"`
-	texts    []*unread // these, nil until they are made
-	Reason   string    `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
-	Note     string    `json:"note,omitempty"` // what else became of the answer
+	ShownSHA  string `json:"shown_sha256,omitempty"` // names the text Shown
+	AboutSHA  string `json:"about_sha256,omitempty"` // names the text Asked, a JSON object
+	Reason    string `json:"reason,omitempty"`       // why failed or canceled; the operator's reason for a refusal
+	Note      string `json:"note,omitempty"`         // what else became of the answer
 }
 
 // Message is a message about a prompt, as it stands in the chat.
@@ -1505,9 +1475,6 @@ func emptyView() *View {
 
 // apply makes r the truth about its id.
 func (v *View) apply(r Record) {
-	if r.head().Rec == "text" { // its prompt has it
-		return
-	}
 	v.records[r.head().key()] = r
 	switch r := r.(type) {
 	case *SessionRecord:
@@ -1819,7 +1786,7 @@ func (s *Store) catchUp() error {
 	if other {
 		from = 0
 	}
-	b, err := s.log.from(from)
+	b, err := s.log.read(from, int(s.log.end-from))
 	if err != nil {
 		s.log.drop() // else it would pass for the file that was read
 		return err
@@ -1845,8 +1812,11 @@ func (s *Store) forget() {
 func (s *Store) replay(b []byte) error {
 	texts := bytes.SplitAfter(b, []byte("\n"))
 	lines := make([]stateLine, len(texts)-1)
+	at := make([]int64, len(texts))
+	at[0] = s.read
 	newest := map[string]int{}
 	for i := range lines {
+		at[i+1] = at[i] + int64(len(texts[i]))
 		lines[i] = parseLine(texts[i])
 		if lines[i].err != nil {
 			continue
@@ -1856,23 +1826,11 @@ func (s *Store) replay(b []byte) error {
 		}
 		newest[lines[i].key()] = i
 	}
-	sound := slices.Collect(maps.Values(newest))
-	s.onAll(sound, func(i int) { lines[i].decode(texts[i]) })
-	said := map[string]*unread{}
-	for _, i := range sound {
-		if t, ok := lines[i].record.(*unread); ok {
-			said[t.ID] = t // replies have other ids
-		}
-	}
-	s.onAll(sound, func(i int) {
-		if p, ok := lines[i].record.(*PromptRecord); ok {
-			p.join(said, s.view.Prompts[p.ID])
-		}
-	})
+	s.onAll(slices.Collect(maps.Values(newest)), func(i int) { lines[i].decode(texts[i], at[i]) })
 	first := s.read == 0
+	s.read = at[len(lines)]
 	live := 0 // bytes of lines that are the last of their ids
 	for i, l := range lines {
-		s.read += int64(len(texts[i]))
 		if l.err != nil {
 			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, texts[i]))
 		}
@@ -1917,8 +1875,11 @@ func (s *Store) onAll(all []int, do func(int)) {
 }
 
 // recordOf is what a line says, nil for nothing. A question whose newest line is damaged has failed: what it said is
-// unknown.
+// unknown. Its texts stand before it.
 func (s *Store) recordOf(l stateLine) Record {
+	if p, ok := l.record.(*PromptRecord); ok {
+		s.join(p)
+	}
 	if l.err != nil {
 		was := s.view.Prompts[l.ID]
 		if l.Rec != "prompt" || was == nil {
@@ -1992,7 +1953,7 @@ func (s *Store) Audit(events ...Event) error {
 // crash between the two costs none, for whoever enters the next finds them there. An error is that of the state, where
 // nothing was recorded. unread is why that can be neither read nor written, nil: it can.
 func (s *Store) write(recs []Record, unread error) error {
-	meant, err := s.check(recs)
+	recs, meant, err := s.check(recs)
 	if err != nil {
 		return err
 	}
@@ -2030,8 +1991,9 @@ func (s *Store) lack(why error) {
 	}
 }
 
-// check gives records their heads, and says what they mean for the audit log. An error is why one cannot be.
-func (s *Store) check(recs []Record) (events []Event, err error) {
+// check gives records their heads, and says what they mean for the audit log. With the texts that they name and the state
+// does not have they are whole. An error is why one cannot be.
+func (s *Store) check(recs []Record) (whole []Record, events []Event, err error) {
 	newest := map[string]Record{}
 	for _, r := range recs {
 		h := r.head()
@@ -2042,18 +2004,17 @@ func (s *Store) check(recs []Record) (events []Event, err error) {
 		}
 		s.date(h, old)
 		keepTopic(old, r)
-		if p, ok := r.(*PromptRecord); ok && p.texts == nil {
-			if err := p.name(); err != nil {
-				return nil, err
-			}
+		if p, ok := r.(*PromptRecord); ok {
+			whole = append(whole, s.name(p)...)
 		}
 		if err := s.view.transition(old, r); err != nil {
-			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
+			return nil, nil, fmt.Errorf("recording %s: %w", h.key(), err)
 		}
 		newest[h.key()] = r
+		whole = append(whole, r)
 		events = append(events, auditEvents(old, r)...)
 	}
-	return events, nil
+	return whole, events, nil
 }
 
 // date completes the head of a record that follows old, nil none.
@@ -2070,14 +2031,7 @@ func (s *Store) record(recs []Record) error {
 	if len(recs) == 0 {
 		return nil
 	}
-	there := map[string]bool{}
-	for _, r := range recs {
-		if was := s.view.Prompts[r.head().ID]; was != nil {
-			there[was.AboutSHA] = true
-			there[was.ShownSHA] = true
-		}
-	}
-	lines, err := encode(recs, there)
+	lines, err := s.encode(recs)
 	if err == nil {
 		err = s.log.append(lines)
 	}
@@ -2086,11 +2040,9 @@ func (s *Store) record(recs []Record) error {
 		s.writeTrouble = fmt.Errorf("recording: %w", err)
 		return s.writeTrouble
 	}
-	for _, r := range recs {
-		s.view.apply(r)
+	if err := s.replay(lines); err != nil {
+		return err
 	}
-	s.read = s.log.end
-	s.changed()
 	s.touch(recs)
 	if s.read >= s.compactAt {
 		_ = s.compact() // what fails of it is Trouble
@@ -2126,7 +2078,8 @@ func (s *Store) auditTail() ([]byte, error) {
 	if err := log.look(); err != nil {
 		return nil, err
 	}
-	tail, err := log.from(max(0, log.end-maxEntry))
+	size := min(log.end, maxEntry)
+	tail, err := log.read(log.end-size, int(size))
 	if err != nil {
 		return nil, err
 	}
@@ -2437,9 +2390,9 @@ func promptFields(p *PromptRecord) (fields []Field) {
 			{"tool", p.Tool},
 		}
 		fields = append(fields, said("words", p.words(maxExcerpt))...)
-		fields = append(fields, shownField(p)...) // some are answered before they go out
+		fields = append(fields, said("shown_sha256", p.ShownSHA)...) // some are answered before they go out
 	case AwaitingReply:
-		fields = shownField(p)
+		fields = said("shown_sha256", p.ShownSHA)
 	case Failed:
 		fields = []Field{{"reason", p.Reason}}
 	case ReplyReceived:
@@ -2469,14 +2422,6 @@ func resolveFields(p *PromptRecord) []Field {
 	}
 	fields = append(fields, said("grants", p.granted())...)
 	return append(fields, said("words", p.words(maxExcerpt))...)
-}
-
-// shownField is the hash of all that a person can base the answer on.
-func shownField(p *PromptRecord) []Field {
-	if p.Shown == "" {
-		return nil
-	}
-	return []Field{{"shown_sha256", digest([]byte(p.Shown))}}
 }
 
 // answerFields is the answer: as it is, with its label, when it is one of those offered, else its length and hash.
@@ -3070,16 +3015,30 @@ func (s *Store) compact() error {
 	return s.compactTrouble
 }
 
-// rewrite puts a file with the last lines of the records that are retained in the place of the old one.
+// rewrite puts a file with the last lines of the records that are retained in the place of the old one, the texts first.
 func (s *Store) rewrite() error {
-	var kept []Record
+	var kept, texts []Record
+	named := map[string]bool{}
 	for _, r := range s.view.records {
-		if s.retained(r) {
-			kept = append(kept, r)
+		switch p, ok := r.(*PromptRecord); {
+		case !s.retained(r) || r.head().Rec == "text":
+			continue
+		case ok:
+			own := *p // others may be reading p
+			texts = append(texts, s.name(&own)...)
+			named["text "+own.AboutSHA] = true
+			named["text "+own.ShownSHA] = true
+			r = &own
+		}
+		kept = append(kept, r)
+	}
+	for key := range named {
+		if t := s.view.records[key]; t != nil {
+			texts = append(texts, t)
 		}
 	}
 	sortByTime(kept)
-	lines, err := encode(kept, map[string]bool{})
+	lines, err := s.encode(slices.Concat(texts, kept))
 	if err != nil {
 		return err
 	}
@@ -3108,6 +3067,8 @@ func (s *Store) retained(r Record) bool {
 		alive = !r.Open() && r.owes() || !r.over() && s.view.active(r.SessionID)
 	case *UpdateRecord, *InputRecord:
 		life = updateLife
+	case *stored: // a text lives as long as its prompt
+		alive = r.Rec == "text"
 	}
 	return alive || s.now().Sub(r.head().At) < life
 }
