@@ -877,7 +877,7 @@ may be meant for another program, it is told and left out.
 
 `)
 	for _, s := range settings(&Config{}) {
-		fmt.Fprintf(&text, "%s = %s\n    %s\n", s.Key, s.asJSON(s.def), s.does)
+		fmt.Fprintf(&text, "%s = %s\n    %s\n", s.Key, s.def, s.does)
 		if s.env != "" {
 			fmt.Fprintf(&text, "    environment: %s\n", s.env)
 		}

@@ -131,33 +131,33 @@ func replacePrivate(path string, b []byte) error {
 //
 // A setting has a value from each of four sources at most, of which the last wins: default, file, environment, flag.
 
-// Config is everything a person can set, validated; settings names the key of each field.
+// Config is everything a person can set, validated, each with its key in settingsText.
 type Config struct {
 	Dir      string // the state folder
-	Channel  string
-	LogLevel string
+	Channel  string `key:"channel"`
+	LogLevel string `key:"log_level"`
 
-	Timeout           time.Duration
-	PermissionTimeout time.Duration
-	Stuck             time.Duration
-	EchoWindow        time.Duration
-	Away              time.Duration
-	Context           int // characters
-	Threshold         float64
-	BufferBytes       int
-	FreeText          bool
-	NotifyIdle        bool
+	Timeout           time.Duration `key:"timeout_seconds"`
+	PermissionTimeout time.Duration `key:"permission_timeout_seconds"`
+	Stuck             time.Duration `key:"stuck_timeout_seconds"`
+	EchoWindow        time.Duration `key:"echo_suppression_ms"`
+	Away              time.Duration `key:"away_after_seconds"`
+	Context           int           `key:"context_chars"` // characters
+	Threshold         float64       `key:"detection_threshold"`
+	BufferBytes       int           `key:"buffer_size_bytes"`
+	FreeText          bool          `key:"free_text_enabled"`
+	NotifyIdle        bool          `key:"notify_idle"`
 	SafeDefaults      map[PromptType]string
-	RetentionDays     int
+	RetentionDays     int `key:"retention_days"`
 
-	Token   string
-	APIBase string
-	ChatID  int64
-	Users   []int64
+	Token   string  `key:"telegram.bot_token"`
+	APIBase string  `key:"telegram.api_base"`
+	ChatID  int64   `key:"telegram.chat_id"`
+	Users   []int64 `key:"telegram.allowed_users"`
 
-	Stream   bool
-	MaxChars int
-	Flush    time.Duration
+	Stream   bool          `key:"stream.enabled"`
+	MaxChars int           `key:"stream.max_chars"`
+	Flush    time.Duration `key:"stream.flush_ms"`
 
 	inForce []setting // all of them, with value and origin
 	ignored []string  // what the environment says that is not used, and why
@@ -174,78 +174,139 @@ type setting struct {
 	Value  json.RawMessage `json:"value"`
 	Origin string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
 
-	does  string  // what the help says of it, on one line
-	to    any     // a field of Config; its type decides what a value must look like
-	min   float64 // of numbers, in the unit of the key; no bounds where max is not above it
-	max   float64
+	def   string // the default, as it would stand in config.toml
+	does  string // what the help says of it, on one line
 	env   string // name of the variable in the environment, "" none
-	def   string // the default, as it would stand in the environment
+	min   string // of numbers, in the unit of the key
+	max   string // "": there are no bounds
 	shape string // regular expression of a text
 	must  string // said of a text that does not match
+	to    any    // a field of Config; its type decides what a value must look like
 }
 
-// settings is every key there is, in the order `config` shows them, bound to the fields of c. The bounds keep a slip of
-// the finger from disabling a guard; 4096: length of a message, 2^52: of an id, https://core.telegram.org/bots/api.
-func settings(c *Config) []setting {
-	return []setting{
-		{Key: "channel", does: "telegram or local; \"\": telegram once a bot is set up",
-			to: &c.Channel, shape: "telegram|local|", must: "must be telegram or local"},
-		{Key: "timeout_seconds", does: "seconds that a question waits for its answer",
-			def: "600", to: &c.Timeout, min: 1, max: 86400},
-		{Key: "permission_timeout_seconds", does: "the same where claude's hook asks for a permission",
-			env: "PERMISSION_TIMEOUT_SEC", def: "300",
-			to: &c.PermissionTimeout, min: 1, max: 86400},
-		{Key: "detection_threshold", does: "how sure known words must be, 0.60 to 0.99; else \"possibly a question\"",
-			def: "0.65", to: &c.Threshold, min: 0.60, max: 0.99},
-		{Key: "stuck_timeout_seconds", does: "seconds of silence that make an unfinished line a question",
-			def: "2.0", to: &c.Stuck, min: 0.2, max: 600},
-		{Key: "buffer_size_bytes", does: "output kept for ATLASBRIDGE_CAPTURE_PROMPTS",
-			def: "4096", to: &c.BufferBytes, min: 512, max: 1 << 20},
-		{Key: "echo_suppression_ms", does: "time after an answer in which its echo is no question",
-			def: "150", to: &c.EchoWindow, max: 10000},
-		{Key: "free_text_enabled", does: "a text that is asked for can come by phone",
-			def: "false", to: &c.FreeText},
-		{Key: "notify_idle", does: "tell the phone when a turn is over",
-			def: "true", to: &c.NotifyIdle},
-		{Key: "away_after_seconds", does: "seconds without your keys before a question goes out",
-			def: "20", to: &c.Away, max: 86400},
-		{Key: "context_chars", does: "characters above a question that are sent with it, whole rows",
-			def: "600", to: &c.Context, max: 3000},
-		{Key: "telegram.bot_token", does: "the bot, as @BotFather gave it; a secret",
-			env: "TELEGRAM_BOT_TOKEN", to: &c.Token,
-			shape: `([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?`, must: "must be a bot token as BotFather gives it"},
-		{Key: "telegram.chat_id", does: "the chat where it asks",
-			env: "TELEGRAM_CHAT_ID", def: "0", to: &c.ChatID, min: -1 << 52, max: 1 << 52},
-		{Key: "telegram.allowed_users", does: "who may answer: user ids, as [1001, 1002]",
-			env: "ALLOWED_USER_IDS", to: &c.Users, min: 1, max: 1 << 52},
-		{Key: "telegram.api_base", does: "the Bot API server that gets the token",
-			env: "TELEGRAM_API_BASE", def: "https://api.telegram.org", to: &c.APIBase,
-			shape: `(https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?`,
-			must:  "must be a URL that begins with https:// (http only for this machine itself)"}, // it gets the token
-		{Key: "stream.enabled", does: "send the text of the screen as it comes, as --stream does",
-			def: "false", to: &c.Stream},
-		{Key: "stream.max_chars", does: "longest message of the stream",
-			env: "OUTPUT_MAX_CHARS", def: "3500", to: &c.MaxChars, min: 100, max: 4096},
-		{Key: "stream.flush_ms", does: "time that output is gathered for the stream",
-			env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000},
-		{Key: "safe_defaults.yes_no", does: "nobody answered a plain yes/no: only n is possible",
-			def: "n", to: new(string), shape: "n",
-			must: `can only be "n": nothing is approved by waiting`},
-		{Key: "safe_defaults.confirm_enter", does: `nobody answered a bare "Press Enter": enter, esc or ""`,
-			def: "enter", to: new(string), shape: "enter|esc|",
-			must: `must be "enter", "esc" or "" for nothing`},
-		{Key: "safe_defaults.multiple_choice", does: "nobody chose: a choice, where none refuses or grants",
-			to: new(string), shape: `[^\pC\p{Zl}\p{Zp}]{0,60}`,
-			must: "must be a choice's number or its words, at most 60 characters on one line"},
-		{Key: "safe_defaults.free_text", does: "nobody gave the text asked for: this, if it is no secret",
-			to: new(string), shape: `[^\pC\p{Zl}\p{Zp}]{0,200}`,
-			must: "must be one line of at most 200 characters, none of them a control character"},
-		{Key: "retention_days", does: "days that ended sessions stay in state.jsonl",
-			def: "30", to: &c.RetentionDays, min: 1, max: 36500},
-		{Key: "log_level", does: "of atlasbridge.log: debug, info, warn, error",
-			env: "LOG_LEVEL", def: "info", to: &c.LogLevel, shape: "(?i:debug|info|warn|error)",
-			must: "must be debug, info, warn or error"},
+// settingsText is every key there is, in the order `config` shows them, with its default as it would stand in
+// config.toml. Then: what it does; what a number is within, or what a text matches. The bounds keep a slip of the finger
+// from disabling a guard. Those of Telegram: https://core.telegram.org/bots/api (a message's length, 2^52 for ids). No
+// server gets the token but by https.
+const settingsText = `
+channel = ""
+    telegram or local; "": telegram once a bot is set up
+    is telegram|local|
+    must be telegram or local
+timeout_seconds = 600
+    seconds that a question waits for its answer
+    from 1 to 86400
+permission_timeout_seconds = 300
+    the same where claude's hook asks for a permission
+    environment: PERMISSION_TIMEOUT_SEC
+    from 1 to 86400
+detection_threshold = 0.65
+    how sure known words must be, 0.60 to 0.99; else "possibly a question"
+    from 0.6 to 0.99
+stuck_timeout_seconds = 2.0
+    seconds of silence that make an unfinished line a question
+    from 0.2 to 600
+buffer_size_bytes = 4096
+    output kept for ATLASBRIDGE_CAPTURE_PROMPTS
+    from 512 to 1048576
+echo_suppression_ms = 150
+    time after an answer in which its echo is no question
+    from 0 to 10000
+free_text_enabled = false
+    a text that is asked for can come by phone
+notify_idle = true
+    tell the phone when a turn is over
+away_after_seconds = 20
+    seconds without your keys before a question goes out
+    from 0 to 86400
+context_chars = 600
+    characters above a question that are sent with it, whole rows
+    from 0 to 3000
+telegram.bot_token = ""
+    the bot, as @BotFather gave it; a secret
+    environment: TELEGRAM_BOT_TOKEN
+    is ([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?
+    must be a bot token as BotFather gives it
+telegram.chat_id = 0
+    the chat where it asks
+    environment: TELEGRAM_CHAT_ID
+    from -4503599627370496 to 4503599627370496
+telegram.allowed_users = []
+    who may answer: user ids, as [1001, 1002]
+    environment: ALLOWED_USER_IDS
+    from 1 to 4503599627370496
+telegram.api_base = "https://api.telegram.org"
+    the Bot API server that gets the token
+    environment: TELEGRAM_API_BASE
+    is (https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?
+    must be a URL that begins with https:// (http only for this machine itself)
+stream.enabled = false
+    send the text of the screen as it comes, as --stream does
+stream.max_chars = 3500
+    longest message of the stream
+    environment: OUTPUT_MAX_CHARS
+    from 100 to 4096
+stream.flush_ms = 200
+    time that output is gathered for the stream
+    environment: OUTPUT_FLUSH_MS
+    from 50 to 10000
+safe_defaults.yes_no = "n"
+    nobody answered a plain yes/no: only n is possible
+    is n
+    must be "n": nothing is approved by waiting
+safe_defaults.confirm_enter = "enter"
+    nobody answered a bare "Press Enter": enter, esc or ""
+    is enter|esc|
+    must be "enter", "esc" or "" for nothing
+safe_defaults.multiple_choice = ""
+    nobody chose: a choice, where none refuses or grants
+    is [^\pC\p{Zl}\p{Zp}]{0,60}
+    must be a choice's number or its words, at most 60 characters on one line
+safe_defaults.free_text = ""
+    nobody gave the text asked for: this, if it is no secret
+    is [^\pC\p{Zl}\p{Zp}]{0,200}
+    must be one line of at most 200 characters, none of them a control character
+retention_days = 30
+    days that ended sessions stay in state.jsonl
+    from 1 to 36500
+log_level = "info"
+    of atlasbridge.log: debug, info, warn, error
+    environment: LOG_LEVEL
+    is (?i:debug|info|warn|error)
+    must be debug, info, warn or error
+`
+
+// reSetting is a key in settingsText, with all that is said of it.
+var reSetting = re(`(?m)^([a-z_.]+) = (.*)\n    (.*)(?:\n    environment: (.*))?` +
+	`(?:\n    from (.*) to (.*))?(?:\n    is (.*)\n    (must .*))?$`)
+
+// settings is the rows of settingsText, bound to the fields of c.
+func settings(c *Config) (rows []setting) {
+	fields := map[string]any{}
+	all := reflect.ValueOf(c).Elem()
+	for i := range all.NumField() {
+		if key, ok := all.Type().Field(i).Tag.Lookup("key"); ok {
+			fields[key] = all.Field(i).Addr().Interface()
+		}
 	}
+	for _, m := range reSetting.expr().FindAllStringSubmatch(settingsText, -1) {
+		s := setting{
+			Key:   m[1],
+			def:   m[2],
+			does:  m[3],
+			env:   m[4],
+			min:   m[5],
+			max:   m[6],
+			shape: m[7],
+			must:  m[8],
+			to:    fields[m[1]],
+		}
+		if s.to == nil { // a safe default
+			s.to = new(string)
+		}
+		rows = append(rows, s)
+	}
+	return rows
 }
 
 // loadConfig reads dir/config.toml (absent: all defaults), the environment (getenv) and the flags: key → text as it
@@ -274,7 +335,7 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 	}
 	for _, s := range rows {
 		sources := []setting{
-			{Value: s.asJSON(s.def), Origin: "default"},
+			{Value: json.RawMessage(s.def), Origin: "default"},
 			file[s.Key],
 			s.given(getenv(s.env), "environment "+s.env),
 			s.given(flags[s.Key], "flag"),
@@ -359,28 +420,21 @@ func readConfig(path string, rows []setting) (map[string]setting, error) {
 	return parseTOML(string(text), known)
 }
 
-// given is the setting with this text as its value, the zero one where no text is given.
+// given is the setting with the value that a text stands for; a list needs no brackets. It is the zero one where no text
+// is given. What is no value of the setting becomes a string, which assign refuses.
 func (s setting) given(text, origin string) setting {
 	if text == "" {
 		return setting{}
 	}
-	return setting{Value: s.asJSON(text), Origin: origin}
-}
-
-// asJSON is the value that a text stands for; a list needs no brackets. What is no value of the setting becomes a
-// string, which assign refuses.
-func (s setting) asJSON(text string) json.RawMessage {
 	text = strings.TrimSpace(text)
-	switch s.to.(type) {
-	case *string:
-		return quoted(text)
-	case *[]int64:
+	_, isText := s.to.(*string)
+	if _, ok := s.to.(*[]int64); ok {
 		text = "[" + strings.Trim(text, ", ") + "]"
 	}
-	if !tomlLine.MatchString("k=" + text) {
-		return quoted(text)
+	if isText || !tomlLine.MatchString("k="+text) {
+		return setting{Value: quoted(text), Origin: origin}
 	}
-	return json.RawMessage(text)
+	return setting{Value: json.RawMessage(text), Origin: origin}
 }
 
 // quoted is the text as a JSON string.
@@ -391,83 +445,58 @@ func quoted(text string) json.RawMessage {
 
 // assign sets the field of c to the value. The error never shows the value: it may be the bot's token.
 func (s setting) assign(c *Config) error {
-	problem := ""
+	to := s.to
+	must := "must be a number, and a whole one where a fraction makes no sense"
+	var amount float64
+	switch s.to.(type) {
+	case *string:
+		must = "must be a string in quotes"
+	case *bool:
+		must = "must be true or false"
+	case *[]int64:
+		must = "must be a list of numeric ids like [1001, 1002], without names and quotes"
+	case *time.Duration:
+		to = &amount
+	}
+	if json.Unmarshal(s.Value, to) == nil {
+		must = s.outside()
+	}
+	if must != "" {
+		return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, must), "correct or remove it; default: "+s.def)
+	}
 	switch to := s.to.(type) {
 	case *string:
-		problem = s.assignText(to)
 		if kind, ok := strings.CutPrefix(s.Key, "safe_defaults."); ok {
 			c.SafeDefaults[PromptType(kind)] = *to
 		}
-	case *bool:
-		if json.Unmarshal(s.Value, to) != nil {
-			problem = "must be true or false"
-		}
-	case *[]int64:
-		problem = s.assignList(to)
 	case *time.Duration:
 		unit := time.Second
 		if strings.HasSuffix(s.Key, "_ms") {
 			unit = time.Millisecond
 		}
-		var n float64
-		problem = s.assignNumber(&n)
-		*to = time.Duration(n * float64(unit))
-	default: // *int, *int64, *float64
-		problem = s.assignNumber(to)
+		*to = time.Duration(amount * float64(unit))
 	}
-	if problem == "" {
-		return nil
-	}
-	def := s.def
-	if def == "" {
-		def = "none"
-	}
-	return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem), "correct or remove it; default: "+def)
+	return nil
 }
 
-// assignText, assignList and assignNumber say what the value must be when it is something else; then what they have set
-// is not to be used.
-func (s setting) assignText(to *string) (problem string) {
-	if json.Unmarshal(s.Value, to) != nil {
-		return "must be a string in quotes"
-	}
-	if *to != s.def && !regexp.MustCompile("^("+s.shape+")$").MatchString(*to) {
+// outside says what the value must be, where it is of the right type and something else; "" it is right.
+func (s setting) outside() (must string) {
+	if text, ok := s.to.(*string); ok && !regexp.MustCompile("^("+s.shape+")$").MatchString(*text) {
 		return s.must
 	}
-	return ""
-}
-
-func (s setting) assignList(to *[]int64) (problem string) {
-	if json.Unmarshal(s.Value, to) != nil {
-		return "must be a list of numeric ids like [1001, 1002], without names and quotes"
+	if s.max == "" {
+		return ""
 	}
-	for _, n := range *to {
-		if problem := s.outside(float64(n)); problem != "" {
-			return problem
+	least, _ := strconv.ParseFloat(s.min, 64) // it is ours
+	most, _ := strconv.ParseFloat(s.max, 64)  // it is ours
+	for number := range strings.FieldsFuncSeq(string(s.Value), func(r rune) bool { return strings.ContainsRune("[, \t]", r) }) {
+		n, err := strconv.ParseFloat(number, 64)
+		if err != nil || n < least || n > most {
+			return fmt.Sprintf("must be between %s and %s", s.min, s.max)
 		}
 	}
 	return ""
 }
-
-// assignNumber is for an *int, *int64 or *float64.
-func (s setting) assignNumber(to any) (problem string) {
-	var n float64
-	if json.Unmarshal(s.Value, to) != nil || json.Unmarshal(s.Value, &n) != nil {
-		return "must be a number, and a whole one where a fraction makes no sense"
-	}
-	return s.outside(n)
-}
-
-// outside says what the bounds are, when n is not within them.
-func (s setting) outside(n float64) (problem string) {
-	if s.max > s.min && (n < s.min || n > s.max) {
-		return fmt.Sprintf("must be between %s and %s", decimal(s.min), decimal(s.max))
-	}
-	return ""
-}
-
-// decimal is a number without an exponent.
-func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 
 // row is the row of inForce with that key.
 func (c *Config) row(key string) *setting {
@@ -573,9 +602,6 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 			}
 			if known != nil && !slices.Contains(known, s.Key) {
 				problem = "unknown key " + s.Key
-				if s.Key == "stream.strip_ansi" {
-					problem = "unknown key: stream.strip_ansi was removed, delete the line"
-				}
 			}
 		}
 		if problem == "" && entries[s.Key].Key != "" {
