@@ -1178,21 +1178,9 @@ var kinds = map[string]func() Record{
 	"text":    func() Record { return new(TextRecord) },
 }
 
-// kindOf is the value of rec for a record.
+// kindOf is the value of rec for a record: the name of its type.
 func kindOf(r Record) string {
-	switch r.(type) {
-	case *SessionRecord:
-		return "session"
-	case *PromptRecord:
-		return "prompt"
-	case *ReplyRecord:
-		return "reply"
-	case *InputRecord:
-		return "input"
-	case *UpdateRecord:
-		return "update"
-	}
-	return "meta"
+	return strings.ToLower(strings.TrimSuffix(reflect.TypeOf(r).Elem().Name(), "Record"))
 }
 
 // SessionRecord is one run of a tool.
@@ -1491,46 +1479,41 @@ type View struct {
 	Meta     map[string]*MetaRecord
 	records  map[string]Record        // all of them, by kind and id: the Store's
 	owing    map[string]*PromptRecord // those whose messages may not show what they are to show: the Store's
-	own      map[string]bool          // the kinds whose map nobody else reads
 }
 
 // emptyView is the view of an empty file.
 func emptyView() *View {
-	return &View{records: map[string]Record{}, owing: map[string]*PromptRecord{}, own: map[string]bool{}}
+	return &View{
+		Sessions: map[string]*SessionRecord{},
+		Prompts:  map[string]*PromptRecord{},
+		Inputs:   map[string]*InputRecord{},
+		Updates:  map[string]*UpdateRecord{},
+		Meta:     map[string]*MetaRecord{},
+		records:  map[string]Record{},
+		owing:    map[string]*PromptRecord{},
+	}
 }
 
 // apply makes r the truth about its id.
 func (v *View) apply(r Record) {
-	v.records[r.head().key()] = r
+	h := r.head()
+	v.records[h.key()] = r
 	switch r := r.(type) {
 	case *SessionRecord:
-		v.Sessions = with(v, v.Sessions, r)
+		v.Sessions[h.ID] = r
 	case *PromptRecord:
-		v.Prompts = with(v, v.Prompts, r)
-		delete(v.owing, r.ID)
+		v.Prompts[h.ID] = r
+		delete(v.owing, h.ID)
 		if r.owes() {
-			v.owing[r.ID] = r
+			v.owing[h.ID] = r
 		}
 	case *InputRecord:
-		v.Inputs = with(v, v.Inputs, r)
+		v.Inputs[h.ID] = r
 	case *UpdateRecord:
-		v.Updates = with(v, v.Updates, r)
+		v.Updates[h.ID] = r
 	case *MetaRecord:
-		v.Meta = with(v, v.Meta, r)
+		v.Meta[h.ID] = r
 	}
-}
-
-// with returns v's map of records with r: another map where others read that one.
-func with[R Record](v *View, all map[string]R, r R) map[string]R {
-	h := r.head()
-	if !v.own[h.Rec] {
-		fresh := map[string]R{}
-		maps.Copy(fresh, all)
-		all = fresh
-		v.own[h.Rec] = true
-	}
-	all[h.ID] = r
-	return all
 }
 
 func (v *View) active(id string) bool {
@@ -1747,9 +1730,13 @@ func (s *Store) Trouble() error {
 func (s *Store) View() (*View, error) {
 	defer s.log.release()
 	err := s.begin()
-	seen := *s.view
-	s.view.own = map[string]bool{}
-	return &seen, err
+	return &View{
+		Sessions: maps.Clone(s.view.Sessions),
+		Prompts:  maps.Clone(s.view.Prompts),
+		Inputs:   maps.Clone(s.view.Inputs),
+		Updates:  maps.Clone(s.view.Updates),
+		Meta:     maps.Clone(s.view.Meta),
+	}, err
 }
 
 // Close gives back files and locks.
@@ -2908,16 +2895,6 @@ const (
 	lookOften  = 50 * time.Millisecond  // the same, while a question is open
 )
 
-// follower is a call of Follow.
-type follower struct {
-	*Store
-	session string
-	fast    func() bool
-	seen    map[string]time.Time // the newest change that was sent, by key
-	out     chan Record
-	wake    <-chan struct{} // closed by the next change that this process reads since the last look
-}
-
 // concerns is the session that a record may wake, "" none.
 func concerns(r Record) string {
 	switch r := r.(type) {
@@ -2942,10 +2919,10 @@ func (s *Store) touch(recs []Record) {
 	}
 }
 
-// touched is when the session was last concerned.
-func (f *follower) touched() time.Time {
-	info, err := os.Stat(f.lockPath(f.session))
-	if err != nil { // it has ended
+// touched is when the session was last concerned, the zero time once it has ended.
+func (s *Store) touched(session string) time.Time {
+	info, err := os.Stat(s.lockPath(session))
+	if err != nil {
 		return time.Time{}
 	}
 	return info.ModTime()
@@ -2954,76 +2931,65 @@ func (f *follower) touched() time.Time {
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
 // change: at once when this process writes them, else within 50 ms where fast() says that a question is
 // open, or 500 ms. The channel is closed after ctx has ended.
-func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
-	f := &follower{
-		Store:   s,
-		session: sessionID,
-		fast:    fast,
-		seen:    map[string]time.Time{},
-		out:     make(chan Record),
-	}
-	go f.run(ctx)
-	return f.out
-}
-
-// run looks and sends until ctx ends.
-func (f *follower) run(ctx context.Context) {
-	defer f.catchPanic()
-	defer close(f.out)
-	for ctx.Err() == nil {
-		touched := f.touched()
-		recs, err := f.look()
-		for _, r := range recs {
-			select {
-			case f.out <- r:
-			case <-ctx.Done():
+func (s *Store) Follow(ctx context.Context, session string, fast func() bool) <-chan Record {
+	out := make(chan Record)
+	go func() {
+		defer s.catchPanic()
+		defer close(out)
+		seen := map[string]time.Time{} // the newest change that was sent, by key
+		for ctx.Err() == nil {
+			touched := s.touched(session)
+			recs, wake, err := s.news(session, seen)
+			for _, r := range recs {
+				select {
+				case out <- r:
+				case <-ctx.Done():
+				}
 			}
+			if err != nil { // not at once again
+				_ = sleep(ctx, lookSlowly) // the loop ends with it
+				continue
+			}
+			s.await(ctx, wake, fast, func() bool { return !s.touched(session).Equal(touched) })
 		}
-		if err != nil { // not at once again
-			_ = sleep(ctx, lookSlowly) // the loop ends with it
-			continue
-		}
-		f.await(ctx, touched)
-	}
+	}()
+	return out
 }
 
-// await returns when the session was concerned since it was touched, or might have been.
-func (f *follower) await(ctx context.Context, touched time.Time) {
+// await returns when this process reads a change, or concerned tells that another one made one, or might have.
+func (s *Store) await(ctx context.Context, wake <-chan struct{}, fast, concerned func() bool) {
 	for late := time.Now().Add(lookAnyway); time.Now().Before(late); {
 		pause := lookSlowly
-		if f.fast() {
+		if fast() {
 			pause = lookOften
 		}
 		select {
-		case <-f.wake:
+		case <-wake:
 			return
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
-			if !f.touched().Equal(touched) {
+			if concerned() {
 				return
 			}
 		}
 	}
 }
 
-// look gives what is new, in its order. An error is not told: it fails for everybody, and others tell of it.
-func (f *follower) look() (recs []Record, err error) {
-	defer f.log.release()
-	err = f.begin()
-	if f.wake == f.Store.wake {
-		return nil, err
-	}
-	f.wake = f.Store.wake
-	for key, r := range f.view.records {
+// news gives what has changed of the session, in its order, and what is closed by the next change that this process
+// reads. An error is not told: it fails for everybody, and others tell of it.
+func (s *Store) news(session string, seen map[string]time.Time) (recs []Record, wake <-chan struct{}, err error) {
+	defer s.log.release()
+	err = s.begin()
+	for key, r := range s.view.records {
 		at := r.head().At
-		if concerns(r) == f.session && at.After(f.seen[key]) {
-			f.seen[key] = at
+		if concerns(r) == session && at.After(seen[key]) {
+			seen[key] = at
 			recs = append(recs, r)
 		}
 	}
 	sortByTime(recs)
-	return recs, err
+	return recs, s.wake, err
 }
 
 // ---- compaction ----
