@@ -68,9 +68,10 @@ const (
 
 // stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else a folder in the user's home.
 func stateDir(getenv func(string) string) (dir string, err error) {
-	dir = cmp.Or(getenv("ATLASBRIDGE_HOME"), getenv("STORAGE_PATH"))
-	if dir != "" {
-		return filepath.Abs(dir)
+	for _, name := range []string{"ATLASBRIDGE_HOME", "STORAGE_PATH"} {
+		if dir := getenv(name); dir != "" {
+			return filepath.Abs(dir)
+		}
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
@@ -79,28 +80,20 @@ func stateDir(getenv func(string) string) (dir string, err error) {
 	return filepath.Join(home, ".atlasbridge"), nil
 }
 
-// secureDir makes the folder when it is missing. It refuses one that is not the user's alone, and a link.
+// secureDir makes the folder, private, and those above it, where they are missing. It refuses one that is not the user's
+// alone, and a link.
 func secureDir(dir string) error {
-	err := makeDir(dir)
+	err := os.MkdirAll(filepath.Dir(dir), 0o700)
 	if err == nil {
+		err = mkdirPrivate(dir)
+	}
+	if err == nil || errors.Is(err, fs.ErrExist) {
 		err = ownedPrivate(dir)
 	}
 	if err != nil {
 		return hinted(err, "see whose it is, and what it stands in; or set ATLASBRIDGE_HOME to another folder")
 	}
 	return nil
-}
-
-// makeDir makes the folder, private, and those above it; what is there stays as it is.
-func makeDir(dir string) error {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
-		return err
-	}
-	err := mkdirPrivate(dir)
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	return err
 }
 
 // readPrivate reads a file that must be the user's alone.
@@ -1540,42 +1533,35 @@ func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 	return found
 }
 
-// transition tells why r cannot follow old, which is now the truth about its id, nil without one.
+// transition tells why r cannot follow old, which is now the truth about its id, nil without one. No session has two
+// prompts that await a reply, and only an active one has any that does or got one.
 func (v *View) transition(old, r Record) error {
 	switch r := r.(type) {
 	case *SessionRecord:
 		was, ok := old.(*SessionRecord)
 		if ok && was.Status != "active" && r.Status == "active" {
-			return errors.New("an ended session stays ended, a used nonce used")
+			return errors.New("an ended session stays ended")
 		}
 	case *PromptRecord:
 		was, ok := old.(*PromptRecord)
 		if !ok {
 			was = &PromptRecord{}
 		}
-		return v.promptTransition(was, r)
-	}
-	return nil
-}
-
-// promptTransition is transition for a prompt. No session has two that await a reply, and only an active one has any
-// that does or got one.
-func (v *View) promptTransition(was, p *PromptRecord) error {
-	if was.NonceUsed && (!p.NonceUsed || p.Nonce != was.Nonce) {
-		return errors.New("an ended session stays ended, a used nonce used")
-	}
-	if p.Status == was.Status {
-		return nil
-	}
-	legal := slices.Contains(next[was.Status], p.Status)
-	switch p.Status {
-	case AwaitingReply:
-		legal = legal && v.active(p.SessionID) && !v.awaits(p.SessionID)
-	case Routed, ReplyReceived:
-		legal = legal && v.active(p.SessionID)
-	}
-	if !legal {
-		return fmt.Errorf("%q cannot become %q", was.Status, p.Status)
+		if was.NonceUsed && (!r.NonceUsed || r.Nonce != was.Nonce) {
+			return errors.New("a used nonce stays used")
+		}
+		legal := slices.Contains(next[was.Status], r.Status)
+		switch r.Status {
+		case was.Status:
+			return nil
+		case AwaitingReply:
+			legal = legal && v.active(r.SessionID) && !v.awaits(r.SessionID)
+		case Routed, ReplyReceived:
+			legal = legal && v.active(r.SessionID)
+		}
+		if !legal {
+			return fmt.Errorf("%q cannot become %q", was.Status, r.Status)
+		}
 	}
 	return nil
 }
@@ -1640,8 +1626,8 @@ func openState(dir string, do files) (*Store, error) {
 	return s, nil
 }
 
-// newStore is the state in dir, not read yet: whoever first needs it reads it. What can be told without that is: a
-// folder or a file that is not the user's alone, and what a newer atlasbridge wrote.
+// newStore is the state in dir, not read yet: whoever first needs it reads it. A folder that is not the user's alone is an
+// error.
 func newStore(dir string, do files) (*Store, error) {
 	lock := &stateLock{do: do, name: filepath.Join(dir, "state.lock"), mu: make(turn, 1), wait: lockWait}
 	s := &Store{
@@ -1658,25 +1644,7 @@ func newStore(dir string, do files) (*Store, error) {
 			return nil, err
 		}
 	}
-	return s, s.peek()
-}
-
-// peek looks at the beginning of the file: a later schema writes all of it anew.
-func (s *Store) peek() error {
-	f, err := openPrivate(s.log.path, os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	begin := make([]byte, lineHead)
-	n, err := f.Read(begin)
-	if err != nil && err != io.EOF {
-		return err
-	}
-	return schemaKnown(parseLine(begin[:n]).V)
+	return s, nil
 }
 
 // schemaKnown is an error where a later atlasbridge has written the line.
@@ -1847,8 +1815,7 @@ func (s *Store) replay(b []byte) error {
 		if l.err != nil {
 			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, texts[i]))
 		}
-		r := s.recordOf(l)
-		if r != nil {
+		if r := s.recordOf(l); r != nil {
 			s.view.apply(r)
 			s.older = s.older || l.V < schemaVersion
 			live += len(texts[i])
