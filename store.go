@@ -69,7 +69,8 @@ const (
 // stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else a folder in the user's home.
 func stateDir(getenv func(string) string) (dir string, err error) {
 	for _, name := range []string{"ATLASBRIDGE_HOME", "STORAGE_PATH"} {
-		if dir := getenv(name); dir != "" {
+		dir = getenv(name)
+		if dir != "" {
 			return filepath.Abs(dir)
 		}
 	}
@@ -1815,7 +1816,8 @@ func (s *Store) replay(b []byte) error {
 		if l.err != nil {
 			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, texts[i]))
 		}
-		if r := s.recordOf(l); r != nil {
+		r := s.recordOf(l)
+		if r != nil {
 			s.view.apply(r)
 			s.older = s.older || l.V < schemaVersion
 			live += len(texts[i])
@@ -3191,24 +3193,22 @@ func (s *Store) waits(p *PromptRecord) bool {
 // Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes old files of sessions, and
 // locks of sessions and questions that are over.
 func (s *Store) Reap(now time.Time) error {
-	var ended []string // whose locks nobody takes any more
 	living := map[string]bool{}
-	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are none
+	dead := map[string]bool{} // sessions and questions whose locks nobody takes any more
 	err := s.Update(func(v *View) (recs []Record, _ error) {
-		dead := map[string]bool{}
 		for id, r := range v.Sessions {
 			living[id] = r.Status == "active"
 			dead[id] = r.Status != "active" || !s.Alive(id)
-			if !dead[id] || r.Status != "active" {
-				continue
+			if dead[id] && living[id] {
+				q := *r
+				q.Status = "crashed"
+				q.Activity = ""
+				q.EndedAt = ref(now.UTC())
+				recs = append(recs, &q)
 			}
-			q := *r
-			q.Status = "crashed"
-			q.Activity = ""
-			q.EndedAt = ref(now.UTC())
-			recs = append(recs, &q)
 		}
-		for _, p := range v.Prompts {
+		for id, p := range v.Prompts {
+			dead[id] = p.over() || dead[p.SessionID]
 			if dead[p.SessionID] && (!p.over() || p.mayBeAsked()) {
 				recs = append(recs, p.orphaned())
 			}
@@ -3221,20 +3221,15 @@ func (s *Store) Reap(now time.Time) error {
 				recs = append(recs, &failed)
 			}
 		}
-		for _, lock := range locks {
-			id := strings.TrimSuffix(lock.Name(), ".lock")
-			p := v.Prompts[id]
-			if dead[id] || p != nil && (p.over() || dead[p.SessionID]) {
-				ended = append(ended, id)
-			}
-		}
 		return recs, nil
 	})
 	if err != nil {
 		return err
 	}
-	for _, id := range ended {
-		if !s.Alive(id) {
+	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are none
+	for _, lock := range locks {
+		id := strings.TrimSuffix(lock.Name(), ".lock")
+		if dead[id] && !s.Alive(id) {
 			_ = os.Remove(s.lockPath(id)) // a free lock says the same
 		}
 	}
