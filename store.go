@@ -1051,14 +1051,15 @@ func seal(open []byte) string {
 // stateLine is a line of the file, as far as it is known.
 type stateLine struct {
 	Head          // as it can be read, even of a damaged line
+	text   []byte // with its newline
+	at     int64  // where it stands
 	record Record // once decoded
 	err    error  // what is wrong with it
 }
 
-// parseLine checks a line and reads its beginning: {"v":2,"rec":"prompt","id":"…"
-func parseLine(text []byte) stateLine {
-	var l stateLine
-	parts := strings.SplitN(string(text[:min(len(text), lineHead)]), `"`, 15)
+// check reads the beginning of a line, {"v":2,"rec":"prompt","id":"…", and notes where its checksum does not match.
+func (l *stateLine) check() {
+	parts := strings.SplitN(string(l.text[:min(len(l.text), lineHead)]), `"`, 15)
 	for len(parts) < 14 {
 		parts = append(parts, "")
 	}
@@ -1066,27 +1067,26 @@ func parseLine(text []byte) stateLine {
 	l.Rec = parts[5]
 	l.ID = parts[9]
 	l.At, _ = time.Parse(stampLayout, parts[13]) // long ago, where there is none
-	open := text[:max(0, len(text)-crcMember)]
+	open := l.text[:max(0, len(l.text)-crcMember)]
 	known := l.V > schemaVersion || kinds[l.Rec] != nil
-	if string(text[len(open):]) != seal(open) || !known {
+	if string(l.text[len(open):]) != seal(open) || !known {
 		l.err = errors.New("its checksum does not match")
 	}
-	return l
 }
 
-// decode reads the whole line, which parseLine found sound and which stands at that place in the file.
-func (l *stateLine) decode(text []byte, at int64) {
+// decode reads the whole line, which check found sound.
+func (l *stateLine) decode() {
 	if l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text") {
-		l.record = &stored{l.Head, at, len(text)}
+		l.record = &stored{l.Head, l.at, len(l.text)}
 		return
 	}
 	r := kinds[l.Rec]()
-	l.err = json.Unmarshal(text, r)
+	l.err = json.Unmarshal(l.text, r)
 	if l.err != nil {
 		return
 	}
 	if p, ok := r.(*PromptRecord); ok && l.V < 2 {
-		p.Messages = messagesOf(text)
+		p.Messages = messagesOf(l.text)
 	}
 	*r.head() = Head{schemaVersion, l.Rec, l.ID, r.head().At}
 	l.record = r
@@ -1103,10 +1103,10 @@ func messagesOf(text []byte) (all []Message) {
 	if err := json.Unmarshal(text, &old); err != nil || old.MsgID == 0 {
 		return nil
 	}
+	slices.Sort(old.Before)
 	for _, id := range old.Before {
 		all = append(all, Message{ID: id})
 	}
-	slices.SortFunc(all, func(a, b Message) int { return cmp.Compare(a.ID, b.ID) })
 	return append(all, Message{ID: old.MsgID, Date: old.Date, Shows: old.Status})
 }
 
@@ -1648,14 +1648,6 @@ func newStore(dir string, do files) (*Store, error) {
 	return s, nil
 }
 
-// schemaKnown is an error where a later atlasbridge has written the line.
-func schemaKnown(v int) error {
-	if v <= schemaVersion {
-		return nil
-	}
-	return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", v)
-}
-
 // open reads the state, and writes it anew when it has records of an earlier schema.
 func (s *Store) open() error {
 	defer s.log.release()
@@ -1790,37 +1782,39 @@ func (s *Store) forget() {
 }
 
 // replay brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
-// one of an id decoded. A torn end is moved aside: an error is that of moving it.
+// one of an id decoded. A torn end is moved aside: an error is that of moving it, or that a later atlasbridge wrote.
 func (s *Store) replay(b []byte) error {
-	texts := bytes.SplitAfter(b, []byte("\n"))
-	lines := make([]stateLine, len(texts)-1)
-	at := make([]int64, len(texts))
-	at[0] = s.read
-	newest := map[string]int{}
-	for i := range lines {
-		at[i+1] = at[i] + int64(len(texts[i]))
-		lines[i] = parseLine(texts[i])
-		if lines[i].err != nil {
-			continue
+	var lines []*stateLine
+	newest := map[string]*stateLine{}
+	at := s.read
+	for text := range bytes.Lines(b) {
+		if text[len(text)-1] != '\n' {
+			break
 		}
-		if err := schemaKnown(lines[i].V); err != nil {
-			return err
+		l := &stateLine{text: text, at: at}
+		l.check()
+		if l.err == nil && l.V > schemaVersion {
+			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", l.V)
 		}
-		newest[lines[i].key()] = i
+		if l.err == nil {
+			newest[l.key()] = l
+		}
+		lines = append(lines, l)
+		at += int64(len(text))
 	}
-	s.onAll(slices.Collect(maps.Values(newest)), func(i int) { lines[i].decode(texts[i], at[i]) })
+	s.decode(slices.Collect(maps.Values(newest)))
 	first := s.read == 0
-	s.read = at[len(lines)]
+	s.read = at
 	live := 0 // bytes of lines that are the last of their ids
-	for i, l := range lines {
+	for _, l := range lines {
 		if l.err != nil {
-			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, texts[i]))
+			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, l.text))
 		}
 		r := s.recordOf(l)
 		if r != nil {
 			s.view.apply(r)
 			s.older = s.older || l.V < schemaVersion
-			live += len(texts[i])
+			live += len(l.text)
 		}
 	}
 	s.changed()
@@ -1841,15 +1835,15 @@ func (s *Store) replay(b []byte) error {
 	return nil
 }
 
-// onAll calls do with each of all, of many on all processors.
-func (s *Store) onAll(all []int, do func(int)) {
+// decode decodes lines, many on all processors.
+func (s *Store) decode(lines []*stateLine) {
 	var shares sync.WaitGroup
-	enough := len(all)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
-	for share := range slices.Chunk(all, enough) {
+	enough := len(lines)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
+	for share := range slices.Chunk(lines, enough) {
 		shares.Go(func() {
 			defer s.catchPanic()
-			for _, i := range share {
-				do(i)
+			for _, l := range share {
+				l.decode()
 			}
 		})
 	}
@@ -1858,7 +1852,7 @@ func (s *Store) onAll(all []int, do func(int)) {
 
 // recordOf is what a line says, nil for nothing. A question whose newest line is damaged has failed: what it said is
 // unknown. Its texts stand before it.
-func (s *Store) recordOf(l stateLine) Record {
+func (s *Store) recordOf(l *stateLine) Record {
 	if p, ok := l.record.(*PromptRecord); ok {
 		s.join(p)
 	}
@@ -2122,7 +2116,7 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 	now := s.now().UTC()
 	err = s.Update(func(v *View) ([]Record, error) {
 		old := v.Prompts[id]
-		if old == nil {
+		if old == nil || old.Status == to || to == Expired && now.Before(old.ExpiresAt) {
 			return nil, nil
 		}
 		p := *old
@@ -2130,21 +2124,18 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 			change(&p)
 		}
 		p.Status = to
-		early := to == Expired && now.Before(old.ExpiresAt)
-		moved = old.Status != to && !early && v.transition(old, &p) == nil
-		if !moved {
-			return nil, nil
-		}
 		if to == Expired {
 			p.DecidedBy = ref("auto:timeout")
 		}
 		if old.Open() && !p.Open() {
 			p.NonceUsed = true
-			if p.DecidedAt == nil {
-				p.DecidedAt = &now
-			}
+			p.DecidedAt = cmp.Or(p.DecidedAt, &now)
 		}
-		if to == Injected {
+		moved = v.transition(old, &p) == nil
+		switch {
+		case !moved:
+			return nil, nil
+		case to == Injected:
 			return []Record{p.reply(now), &p}, nil
 		}
 		return []Record{&p}, nil
