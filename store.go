@@ -407,11 +407,7 @@ func readConfig(path string, rows []setting) (map[string]setting, error) {
 	if err != nil {
 		return nil, hinted(fmt.Errorf("config.toml: %w", err), "it must be a file of your own that you can read: "+path)
 	}
-	var known []string
-	for _, s := range rows {
-		known = append(known, s.Key)
-	}
-	return parseTOML(string(text), known)
+	return parseTOML(string(text), rows)
 }
 
 // given is the setting with the value that a text stands for; a list needs no brackets. It is the zero one where no text
@@ -432,10 +428,7 @@ func (s setting) given(text, origin string) setting {
 }
 
 // quoted is the text as a JSON string.
-func quoted(text string) json.RawMessage {
-	b, _ := json.Marshal(text) // a text cannot fail
-	return b
-}
+func quoted(text string) json.RawMessage { return json.RawMessage(inJSON(text)) }
 
 // assign sets the field of c to the value. The error never shows the value: it may be the bot's token.
 func (s setting) assign(c *Config) error {
@@ -573,7 +566,7 @@ var tomlLine = re(`^` + tomlBlank + `(?:` + tomlHeader + `|` + tomlPair + `)?` +
 	tomlComment + `$`)
 
 // parseTOML returns the settings by full name, and tables, without a value, in brackets; known nil: any key will do.
-func parseTOML(text string, known []string) (map[string]setting, error) {
+func parseTOML(text string, known []setting) (map[string]setting, error) {
 	entries := map[string]setting{}
 	table := "" // that the next keys are in, with a point behind it
 	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
@@ -594,7 +587,8 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 			if m[3][0] == '\'' {
 				s.Value = quoted(strings.Trim(m[3], "'"))
 			}
-			if known != nil && !slices.Contains(known, s.Key) {
+			listed := slices.ContainsFunc(known, func(row setting) bool { return row.Key == s.Key })
+			if known != nil && !listed {
 				problem = "unknown key " + s.Key
 			}
 		}
@@ -1534,20 +1528,17 @@ func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 	return found
 }
 
-// transition tells why r cannot follow old, which is now the truth about its id, nil without one. No session has two
+// transition tells why r cannot follow old, which is now the truth about its id, empty without one. No session has two
 // prompts that await a reply, and only an active one has any that does or got one.
 func (v *View) transition(old, r Record) error {
 	switch r := r.(type) {
 	case *SessionRecord:
-		was, ok := old.(*SessionRecord)
-		if ok && was.Status != "active" && r.Status == "active" {
+		was := old.(*SessionRecord).Status
+		if was != "" && was != "active" && r.Status == "active" {
 			return errors.New("an ended session stays ended")
 		}
 	case *PromptRecord:
-		was, ok := old.(*PromptRecord)
-		if !ok {
-			was = &PromptRecord{}
-		}
+		was := old.(*PromptRecord)
 		if was.NonceUsed && (!r.NonceUsed || r.Nonce != was.Nonce) {
 			return errors.New("a used nonce stays used")
 		}
@@ -1978,8 +1969,13 @@ func (s *Store) check(recs []Record) (whole []Record, events []Event, err error)
 		if old == nil {
 			old = s.view.records[h.key()]
 		}
+		if old == nil {
+			old = kinds[h.Rec]()
+		}
 		s.date(h, old)
-		keepTopic(old, r)
+		if own, ok := r.(*SessionRecord); ok && own.Topic == (Topic{}) {
+			own.Topic = old.(*SessionRecord).Topic // a session's own record says nothing of it
+		}
 		if p, ok := r.(*PromptRecord); ok {
 			whole = append(whole, s.name(p)...)
 		}
@@ -2085,15 +2081,6 @@ func (s *Store) VerifyAudit(heads ...string) (Verdict, error) {
 		heads = append(heads, noted.String())
 	}
 	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), begins, heads...)
-}
-
-// keepTopic gives a session's record its topic, where it says nothing of it.
-func keepTopic(old, r Record) {
-	was, known := old.(*SessionRecord)
-	s, ok := r.(*SessionRecord)
-	if ok && known && s.Topic == (Topic{}) {
-		s.Topic = was.Topic
-	}
 }
 
 // comesAgain tells that the record is an input which an update asks for again: a power cut lost only that the update
@@ -2327,25 +2314,25 @@ var promptEvents = map[State]string{
 	Failed:        "PROMPT_FAILED",
 }
 
-// auditEvents is what the change from old (nil: none) to r, any that the store appends, means for the audit log.
+// auditEvents is what the change from old (empty: none) to r, any that the store appends, means for the audit log.
 func auditEvents(old, r Record) (events []Event) {
 	switch r := r.(type) {
 	case *SessionRecord:
-		before, known := old.(*SessionRecord)
-		if !known {
+		was := old.(*SessionRecord).Status
+		if was == "" {
 			return []Event{{"SESSION_START", r.ID, "", []Field{{"tool", r.Tool}, {"pid", r.PID}}}}
 		}
-		if before.Status == "active" && r.Status != "active" {
+		if was == "active" && r.Status != "active" {
 			return []Event{{"SESSION_END", r.ID, "", []Field{{"status", r.Status}, {"exit_code", r.ExitCode}}}}
 		}
 	case *PromptRecord:
-		before, known := old.(*PromptRecord)
+		was := old.(*PromptRecord)
 		name := promptEvents[r.Status]
-		if name == "" || known && before.Status == r.Status {
+		if name == "" || was.Status == r.Status {
 			return nil
 		}
 		events = []Event{{name, r.SessionID, r.ID, promptFields(r)}}
-		if r.Permission && r.DecidedBy != nil && (!known || before.DecidedBy == nil) {
+		if r.Permission && r.DecidedBy != nil && was.DecidedBy == nil {
 			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, resolveFields(r)})
 		}
 	}
