@@ -1034,6 +1034,7 @@ func (p *PromptRecord) damage() {
 	p.NonceUsed = true
 	p.Reason = damaged
 	p.At = time.Now().UTC()
+	p.unsaid = true
 }
 
 // seal is the end of a line, with its checksum; open is what comes before.
@@ -1205,6 +1206,7 @@ type PromptRecord struct {
 	Head
 	Asked
 	Life
+	unsaid bool // a part of its record is, and no line says yet that it failed
 }
 
 // Asked is what was asked, and never changes. It is written once, in the text that AboutSHA names.
@@ -3187,7 +3189,7 @@ func (s *Store) Reap(now time.Time) error {
 		}
 		for id, p := range v.Prompts {
 			dead[id] = p.over() || dead[p.SessionID]
-			if dead[p.SessionID] && (!p.over() || p.mayBeAsked()) {
+			if dead[p.SessionID] && (!p.over() || p.mayBeAsked() || p.unsaid) {
 				recs = append(recs, p.orphaned())
 			}
 		}
@@ -3241,6 +3243,7 @@ func (p *PromptRecord) orphaned() *PromptRecord {
 	q.Status = Failed
 	q.NonceUsed = true
 	switch {
+	case p.unsaid: // its reason stays
 	case p.Open():
 		q.Reason = "the session ended"
 	case p.Status == Injected:
