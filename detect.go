@@ -1573,7 +1573,7 @@ type Prompt struct {
 	// Shown is all that a person can base an answer on, as one canonical text: the kind of
 	// question, the rows of its region as they stand on the screen, the question, the answers in their
 	// order, whether a part is left out. Where the pointer stands and what is ticked is not in it.
-	Shown string `json:"shown"`
+	Shown string `json:"shown,omitempty"`
 
 	Ticked  []bool `json:"-"` // Multi: which are ticked now
 	Submit  string `json:"-"` // Multi: the bytes that end the choosing

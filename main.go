@@ -27,7 +27,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -840,7 +839,7 @@ may be meant for another program, it is told and left out.
 
 `)
 	for _, s := range settings(&Config{}) {
-		fmt.Fprintf(&text, "%s = %s\n    %s\n", s.Key, s.asJSON(s.def), s.does)
+		fmt.Fprintf(&text, "%s = %s\n    %s\n", s.Key, s.def, s.does)
 		if s.env != "" {
 			fmt.Fprintf(&text, "    environment: %s\n", s.env)
 		}
@@ -1138,11 +1137,7 @@ func (t *tool) probe(ctx context.Context, env []string) {
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	cmd := exec.CommandContext(ctx, t.Path, "--version")
-	cmd.Env = env
-	cmd.WaitDelay = time.Second // for a grandchild that keeps its output open
-	output, _ := cmd.Output()   // what it said before an error counts
-	t.Version = reVersion.FindString(string(output))
+	t.Version = reVersion.FindString(commandOutput(ctx, env, t.Path, "--version"))
 	version := versionNumbers(t.Version)
 	tooOld := slices.Compare(version, versionNumbers(t.adapter.MinVer)) < 0
 	if tooOld || slices.Compare(version, versionNumbers(t.adapter.MaxVer)) > 0 {
@@ -3553,16 +3548,15 @@ func (s *session) create(q *question) bool {
 		life = s.cfg.PermissionTimeout
 	}
 	q.rec = PromptRecord{
-		Head:       Head{ID: newID()},
-		Prompt:     *p,
-		SessionID:  s.rec.ID,
-		Confidence: p.Confidence(),
-		Source:     "screen",
-		Cwd:        s.rec.Cwd,
-		Status:     Created,
-		Nonce:      newNonce(),
-		CreatedAt:  now.UTC(),
-		ExpiresAt:  now.Add(life).UTC(),
+		Head:  Head{ID: newID()},
+		Asked: Asked{Prompt: *p, Confidence: p.Confidence(), Source: "screen", Cwd: s.rec.Cwd},
+		Life: Life{
+			SessionID: s.rec.ID,
+			Status:    Created,
+			Nonce:     newNonce(),
+			CreatedAt: now.UTC(),
+			ExpiresAt: now.Add(life).UTC(),
+		},
 	}
 	if p.Idle {
 		q.rec.Constraints.MaxLength = maxMessage
@@ -5892,7 +5886,8 @@ func ownQuestion(o object, words string, others []string) (p *PromptRecord, labe
 	if words == "" || !o.take("options", &options) {
 		return nil, nil
 	}
-	p = &PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: words}, Subject: safely(words, maxFull)}
+	asked := Prompt{Type: MultipleChoice, Question: words}
+	p = &PromptRecord{Asked: Asked{Prompt: asked, Subject: safely(words, maxFull)}}
 	o.take("multiSelect", &p.Multi) // what is no bool is a row
 	var rows []string
 	for i, option := range options {
@@ -5949,8 +5944,8 @@ func (h *hook) permission(ctx context.Context) (map[string]any, error) {
 // permissionPrompt is what the operator is asked about the call: what it is, all of its arguments, and the answers.
 func (h *hook) permissionPrompt() *PromptRecord {
 	call := h.call()
-	p := &PromptRecord{Prompt: Prompt{Type: MultipleChoice, Question: call.question, Full: call.full, Permission: true,
-		SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull), Lang: call.lang}
+	p := &PromptRecord{Asked: Asked{Prompt: Prompt{Type: MultipleChoice, Question: call.question, Full: call.full,
+		Permission: true, SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull), Lang: call.lang}}
 	allow := "Yes"
 	if h.Tool == "ExitPlanMode" {
 		allow = "Yes, and manually approve edits" // the mode that claude is in then (measured)

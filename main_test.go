@@ -6748,6 +6748,12 @@ func TestDamage(t *testing.T) {
 		s.Process.Kill()
 		s.Wait()
 	}
+	cli(t, dir, "ask", "--timeout", "1s", "The last?") // it finds the dead
+	for _, id := range []string{q.str("id"), m.str("id")} {
+		if now := textOf(t, path); !matches(`"id":"`+id+`".*"status":"failed".*"reason":"[^"]*damaged`, now) {
+			t.Errorf("no line says that the question with a damaged record has failed: %s", now)
+		}
+	}
 	plant(t, dir, `"rec":"session","id":"old","status":"completed",`+ago(40*24*time.Hour)) // the next who writes compacts
 	cli(t, dir, "answer", "nobody", "y")
 	now := textOf(t, path)

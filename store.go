@@ -10,10 +10,10 @@
 // newline, and its rec is a kind that is known. It carries the whole record as it is after a change: the last valid
 // line with a rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
 //
-// What is long of a question never changes. It is written once, before the first line of the question, in records of
-// kind "text" whose ids are their SHA-256: shown_sha256 names what was shown, about_sha256 a JSON object of the
-// question, its context and the rest that its message is made of. Every line of the question names them, and a
-// compaction keeps them with it.
+// What a question asks never changes. It is written once, before the first line of the question, in records of kind
+// "text" whose ids are their SHA-256: shown_sha256 names what was shown, about_sha256 a JSON object of all else: the
+// question, its context, its answers. Every line of the question names them and says what became of it; a compaction
+// keeps them with it.
 //
 // Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
 // from it, in the audit log too. One Update is one write to each: to state.jsonl the records and, in the record
@@ -68,9 +68,11 @@ const (
 
 // stateDir is where everything is kept: ATLASBRIDGE_HOME, else STORAGE_PATH, else a folder in the user's home.
 func stateDir(getenv func(string) string) (dir string, err error) {
-	dir = cmp.Or(getenv("ATLASBRIDGE_HOME"), getenv("STORAGE_PATH"))
-	if dir != "" {
-		return filepath.Abs(dir)
+	for _, name := range []string{"ATLASBRIDGE_HOME", "STORAGE_PATH"} {
+		dir = getenv(name)
+		if dir != "" {
+			return filepath.Abs(dir)
+		}
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
@@ -79,28 +81,20 @@ func stateDir(getenv func(string) string) (dir string, err error) {
 	return filepath.Join(home, ".atlasbridge"), nil
 }
 
-// secureDir makes the folder when it is missing. It refuses one that is not the user's alone, and a link.
+// secureDir makes the folder, private, and those above it, where they are missing. It refuses one that is not the
+// user's alone, and a link.
 func secureDir(dir string) error {
-	err := makeDir(dir)
+	err := os.MkdirAll(filepath.Dir(dir), 0o700)
 	if err == nil {
+		err = mkdirPrivate(dir)
+	}
+	if err == nil || errors.Is(err, fs.ErrExist) {
 		err = ownedPrivate(dir)
 	}
 	if err != nil {
 		return hinted(err, "see whose it is, and what it stands in; or set ATLASBRIDGE_HOME to another folder")
 	}
 	return nil
-}
-
-// makeDir makes the folder, private, and those above it; what is there stays as it is.
-func makeDir(dir string) error {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
-		return err
-	}
-	err := mkdirPrivate(dir)
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	return err
 }
 
 // readPrivate reads a file that must be the user's alone.
@@ -131,33 +125,33 @@ func replacePrivate(path string, b []byte) error {
 //
 // A setting has a value from each of four sources at most, of which the last wins: default, file, environment, flag.
 
-// Config is everything a person can set, validated; settings names the key of each field.
+// Config is everything a person can set, validated, each with its key in settingsText.
 type Config struct {
 	Dir      string // the state folder
-	Channel  string
-	LogLevel string
+	Channel  string `key:"channel"`
+	LogLevel string `key:"log_level"`
 
-	Timeout           time.Duration
-	PermissionTimeout time.Duration
-	Stuck             time.Duration
-	EchoWindow        time.Duration
-	Away              time.Duration
-	Context           int // characters
-	Threshold         float64
-	BufferBytes       int
-	FreeText          bool
-	NotifyIdle        bool
+	Timeout           time.Duration `key:"timeout_seconds"`
+	PermissionTimeout time.Duration `key:"permission_timeout_seconds"`
+	Stuck             time.Duration `key:"stuck_timeout_seconds"`
+	EchoWindow        time.Duration `key:"echo_suppression_ms"`
+	Away              time.Duration `key:"away_after_seconds"`
+	Context           int           `key:"context_chars"` // characters
+	Threshold         float64       `key:"detection_threshold"`
+	BufferBytes       int           `key:"buffer_size_bytes"`
+	FreeText          bool          `key:"free_text_enabled"`
+	NotifyIdle        bool          `key:"notify_idle"`
 	SafeDefaults      map[PromptType]string
-	RetentionDays     int
+	RetentionDays     int `key:"retention_days"`
 
-	Token   string
-	APIBase string
-	ChatID  int64
-	Users   []int64
+	Token   string  `key:"telegram.bot_token"`
+	APIBase string  `key:"telegram.api_base"`
+	ChatID  int64   `key:"telegram.chat_id"`
+	Users   []int64 `key:"telegram.allowed_users"`
 
-	Stream   bool
-	MaxChars int
-	Flush    time.Duration
+	Stream   bool          `key:"stream.enabled"`
+	MaxChars int           `key:"stream.max_chars"`
+	Flush    time.Duration `key:"stream.flush_ms"`
 
 	inForce []setting // all of them, with value and origin
 	ignored []string  // what the environment says that is not used, and why
@@ -174,78 +168,139 @@ type setting struct {
 	Value  json.RawMessage `json:"value"`
 	Origin string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
 
-	does  string  // what the help says of it, on one line
-	to    any     // a field of Config; its type decides what a value must look like
-	min   float64 // of numbers, in the unit of the key; no bounds where max is not above it
-	max   float64
+	def   string // the default, as it would stand in config.toml
+	does  string // what the help says of it, on one line
 	env   string // name of the variable in the environment, "" none
-	def   string // the default, as it would stand in the environment
+	min   string // of numbers, in the unit of the key
+	max   string // "": there are no bounds
 	shape string // regular expression of a text
 	must  string // said of a text that does not match
+	to    any    // a field of Config; its type decides what a value must look like
 }
 
-// settings is every key there is, in the order `config` shows them, bound to the fields of c. The bounds keep a slip of
-// the finger from disabling a guard; 4096: length of a message, 2^52: of an id, https://core.telegram.org/bots/api.
-func settings(c *Config) []setting {
-	return []setting{
-		{Key: "channel", does: "telegram or local; \"\": telegram once a bot is set up",
-			to: &c.Channel, shape: "telegram|local|", must: "must be telegram or local"},
-		{Key: "timeout_seconds", does: "seconds that a question waits for its answer",
-			def: "600", to: &c.Timeout, min: 1, max: 86400},
-		{Key: "permission_timeout_seconds", does: "the same where claude's hook asks for a permission",
-			env: "PERMISSION_TIMEOUT_SEC", def: "300",
-			to: &c.PermissionTimeout, min: 1, max: 86400},
-		{Key: "detection_threshold", does: "how sure known words must be, 0.60 to 0.99; else \"possibly a question\"",
-			def: "0.65", to: &c.Threshold, min: 0.60, max: 0.99},
-		{Key: "stuck_timeout_seconds", does: "seconds of silence that make an unfinished line a question",
-			def: "2.0", to: &c.Stuck, min: 0.2, max: 600},
-		{Key: "buffer_size_bytes", does: "output kept for ATLASBRIDGE_CAPTURE_PROMPTS",
-			def: "4096", to: &c.BufferBytes, min: 512, max: 1 << 20},
-		{Key: "echo_suppression_ms", does: "time after an answer in which its echo is no question",
-			def: "150", to: &c.EchoWindow, max: 10000},
-		{Key: "free_text_enabled", does: "a text that is asked for can come by phone",
-			def: "false", to: &c.FreeText},
-		{Key: "notify_idle", does: "tell the phone when a turn is over",
-			def: "true", to: &c.NotifyIdle},
-		{Key: "away_after_seconds", does: "seconds without your keys before a question goes out",
-			def: "20", to: &c.Away, max: 86400},
-		{Key: "context_chars", does: "characters above a question that are sent with it, whole rows",
-			def: "600", to: &c.Context, max: 3000},
-		{Key: "telegram.bot_token", does: "the bot, as @BotFather gave it; a secret",
-			env: "TELEGRAM_BOT_TOKEN", to: &c.Token,
-			shape: `([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?`, must: "must be a bot token as BotFather gives it"},
-		{Key: "telegram.chat_id", does: "the chat where it asks",
-			env: "TELEGRAM_CHAT_ID", def: "0", to: &c.ChatID, min: -1 << 52, max: 1 << 52},
-		{Key: "telegram.allowed_users", does: "who may answer: user ids, as [1001, 1002]",
-			env: "ALLOWED_USER_IDS", to: &c.Users, min: 1, max: 1 << 52},
-		{Key: "telegram.api_base", does: "the Bot API server that gets the token",
-			env: "TELEGRAM_API_BASE", def: "https://api.telegram.org", to: &c.APIBase,
-			shape: `(https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?`,
-			must:  "must be a URL that begins with https:// (http only for this machine itself)"}, // it gets the token
-		{Key: "stream.enabled", does: "send the text of the screen as it comes, as --stream does",
-			def: "false", to: &c.Stream},
-		{Key: "stream.max_chars", does: "longest message of the stream",
-			env: "OUTPUT_MAX_CHARS", def: "3500", to: &c.MaxChars, min: 100, max: 4096},
-		{Key: "stream.flush_ms", does: "time that output is gathered for the stream",
-			env: "OUTPUT_FLUSH_MS", def: "200", to: &c.Flush, min: 50, max: 10000},
-		{Key: "safe_defaults.yes_no", does: "nobody answered a plain yes/no: only n is possible",
-			def: "n", to: new(string), shape: "n",
-			must: `can only be "n": nothing is approved by waiting`},
-		{Key: "safe_defaults.confirm_enter", does: `nobody answered a bare "Press Enter": enter, esc or ""`,
-			def: "enter", to: new(string), shape: "enter|esc|",
-			must: `must be "enter", "esc" or "" for nothing`},
-		{Key: "safe_defaults.multiple_choice", does: "nobody chose: a choice, where none refuses or grants",
-			to: new(string), shape: `[^\pC\p{Zl}\p{Zp}]{0,60}`,
-			must: "must be a choice's number or its words, at most 60 characters on one line"},
-		{Key: "safe_defaults.free_text", does: "nobody gave the text asked for: this, if it is no secret",
-			to: new(string), shape: `[^\pC\p{Zl}\p{Zp}]{0,200}`,
-			must: "must be one line of at most 200 characters, none of them a control character"},
-		{Key: "retention_days", does: "days that ended sessions stay in state.jsonl",
-			def: "30", to: &c.RetentionDays, min: 1, max: 36500},
-		{Key: "log_level", does: "of atlasbridge.log: debug, info, warn, error",
-			env: "LOG_LEVEL", def: "info", to: &c.LogLevel, shape: "(?i:debug|info|warn|error)",
-			must: "must be debug, info, warn or error"},
+// settingsText is every key there is, in the order `config` shows them, with its default as it would stand in
+// config.toml. Then: what it does; what a number is within, or what a text matches. The bounds keep a slip of the
+// finger from disabling a guard. Those of Telegram: https://core.telegram.org/bots/api (a message's length, 2^52 for
+// ids). No server gets the token but by https.
+const settingsText = `
+channel = ""
+    telegram or local; "": telegram once a bot is set up
+    is telegram|local|
+    must be telegram or local
+timeout_seconds = 600
+    seconds that a question waits for its answer
+    from 1 to 86400
+permission_timeout_seconds = 300
+    the same where claude's hook asks for a permission
+    environment: PERMISSION_TIMEOUT_SEC
+    from 1 to 86400
+detection_threshold = 0.65
+    how sure known words must be, 0.60 to 0.99; else "possibly a question"
+    from 0.6 to 0.99
+stuck_timeout_seconds = 2.0
+    seconds of silence that make an unfinished line a question
+    from 0.2 to 600
+buffer_size_bytes = 4096
+    output kept for ATLASBRIDGE_CAPTURE_PROMPTS
+    from 512 to 1048576
+echo_suppression_ms = 150
+    time after an answer in which its echo is no question
+    from 0 to 10000
+free_text_enabled = false
+    a text that is asked for can come by phone
+notify_idle = true
+    tell the phone when a turn is over
+away_after_seconds = 20
+    seconds without your keys before a question goes out
+    from 0 to 86400
+context_chars = 600
+    characters above a question that are sent with it, whole rows
+    from 0 to 3000
+telegram.bot_token = ""
+    the bot, as @BotFather gave it; a secret
+    environment: TELEGRAM_BOT_TOKEN
+    is ([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?
+    must be a bot token as BotFather gives it
+telegram.chat_id = 0
+    the chat where it asks
+    environment: TELEGRAM_CHAT_ID
+    from -4503599627370496 to 4503599627370496
+telegram.allowed_users = []
+    who may answer: user ids, as [1001, 1002]
+    environment: ALLOWED_USER_IDS
+    from 1 to 4503599627370496
+telegram.api_base = "https://api.telegram.org"
+    the Bot API server that gets the token
+    environment: TELEGRAM_API_BASE
+    is (https://[^/@?#\s]+|http://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?)(/[^@?#\s]*)?
+    must be a URL that begins with https:// (http only for this machine itself)
+stream.enabled = false
+    send the text of the screen as it comes, as --stream does
+stream.max_chars = 3500
+    longest message of the stream
+    environment: OUTPUT_MAX_CHARS
+    from 100 to 4096
+stream.flush_ms = 200
+    time that output is gathered for the stream
+    environment: OUTPUT_FLUSH_MS
+    from 50 to 10000
+safe_defaults.yes_no = "n"
+    nobody answered a plain yes/no: only n is possible
+    is n
+    must be "n": nothing is approved by waiting
+safe_defaults.confirm_enter = "enter"
+    nobody answered a bare "Press Enter": enter, esc or ""
+    is enter|esc|
+    must be "enter", "esc" or "" for nothing
+safe_defaults.multiple_choice = ""
+    nobody chose: a choice, where none refuses or grants
+    is [^\pC\p{Zl}\p{Zp}]{0,60}
+    must be a choice's number or its words, at most 60 characters on one line
+safe_defaults.free_text = ""
+    nobody gave the text asked for: this, if it is no secret
+    is [^\pC\p{Zl}\p{Zp}]{0,200}
+    must be one line of at most 200 characters, none of them a control character
+retention_days = 30
+    days that ended sessions stay in state.jsonl
+    from 1 to 36500
+log_level = "info"
+    of atlasbridge.log: debug, info, warn, error
+    environment: LOG_LEVEL
+    is (?i:debug|info|warn|error)
+    must be debug, info, warn or error
+`
+
+// reSetting is a key in settingsText, with all that is said of it.
+var reSetting = re(`(?m)^([a-z_.]+) = (.*)\n    (.*)(?:\n    environment: (.*))?` +
+	`(?:\n    from (.*) to (.*))?(?:\n    is (.*)\n    (must .*))?$`)
+
+// settings is the rows of settingsText, bound to the fields of c.
+func settings(c *Config) (rows []setting) {
+	fields := map[string]any{}
+	all := reflect.ValueOf(c).Elem()
+	for i := range all.NumField() {
+		if key, ok := all.Type().Field(i).Tag.Lookup("key"); ok {
+			fields[key] = all.Field(i).Addr().Interface()
+		}
 	}
+	for _, m := range reSetting.expr().FindAllStringSubmatch(settingsText, -1) {
+		s := setting{
+			Key:   m[1],
+			def:   m[2],
+			does:  m[3],
+			env:   m[4],
+			min:   m[5],
+			max:   m[6],
+			shape: m[7],
+			must:  m[8],
+			to:    fields[m[1]],
+		}
+		if s.to == nil { // a safe default
+			s.to = new(string)
+		}
+		rows = append(rows, s)
+	}
+	return rows
 }
 
 // loadConfig reads dir/config.toml (absent: all defaults), the environment (getenv) and the flags: key → text as it
@@ -274,7 +329,7 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 	}
 	for _, s := range rows {
 		sources := []setting{
-			{Value: s.asJSON(s.def), Origin: "default"},
+			{Value: json.RawMessage(s.def), Origin: "default"},
 			file[s.Key],
 			s.given(getenv(s.env), "environment "+s.env),
 			s.given(flags[s.Key], "flag"),
@@ -352,122 +407,84 @@ func readConfig(path string, rows []setting) (map[string]setting, error) {
 	if err != nil {
 		return nil, hinted(fmt.Errorf("config.toml: %w", err), "it must be a file of your own that you can read: "+path)
 	}
-	var known []string
-	for _, s := range rows {
-		known = append(known, s.Key)
-	}
-	return parseTOML(string(text), known)
+	return parseTOML(string(text), rows)
 }
 
-// given is the setting with this text as its value, the zero one where no text is given.
+// given is the setting with the value that a text stands for; a list needs no brackets. It is the zero one where no
+// text is given. What is no value of the setting becomes a string, which assign refuses.
 func (s setting) given(text, origin string) setting {
 	if text == "" {
 		return setting{}
 	}
-	return setting{Value: s.asJSON(text), Origin: origin}
-}
-
-// asJSON is the value that a text stands for; a list needs no brackets. What is no value of the setting becomes a
-// string, which assign refuses.
-func (s setting) asJSON(text string) json.RawMessage {
 	text = strings.TrimSpace(text)
-	switch s.to.(type) {
-	case *string:
-		return quoted(text)
-	case *[]int64:
+	_, isText := s.to.(*string)
+	if _, ok := s.to.(*[]int64); ok {
 		text = "[" + strings.Trim(text, ", ") + "]"
 	}
-	if !tomlLine.MatchString("k=" + text) {
-		return quoted(text)
+	if isText || !tomlLine.MatchString("k="+text) {
+		return setting{Value: quoted(text), Origin: origin}
 	}
-	return json.RawMessage(text)
+	return setting{Value: json.RawMessage(text), Origin: origin}
 }
 
 // quoted is the text as a JSON string.
-func quoted(text string) json.RawMessage {
-	b, _ := json.Marshal(text) // a text cannot fail
-	return b
-}
+func quoted(text string) json.RawMessage { return json.RawMessage(inJSON(text)) }
 
 // assign sets the field of c to the value. The error never shows the value: it may be the bot's token.
 func (s setting) assign(c *Config) error {
-	problem := ""
+	to := s.to
+	must := "must be a number, and a whole one where a fraction makes no sense"
+	var amount float64
+	switch s.to.(type) {
+	case *string:
+		must = "must be a string in quotes"
+	case *bool:
+		must = "must be true or false"
+	case *[]int64:
+		must = "must be a list of numeric ids like [1001, 1002], without names and quotes"
+	case *time.Duration:
+		to = &amount
+	}
+	if json.Unmarshal(s.Value, to) == nil {
+		must = s.outside()
+	}
+	if must != "" {
+		return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, must), "correct or remove it; default: "+s.def)
+	}
 	switch to := s.to.(type) {
 	case *string:
-		problem = s.assignText(to)
 		if kind, ok := strings.CutPrefix(s.Key, "safe_defaults."); ok {
 			c.SafeDefaults[PromptType(kind)] = *to
 		}
-	case *bool:
-		if json.Unmarshal(s.Value, to) != nil {
-			problem = "must be true or false"
-		}
-	case *[]int64:
-		problem = s.assignList(to)
 	case *time.Duration:
 		unit := time.Second
 		if strings.HasSuffix(s.Key, "_ms") {
 			unit = time.Millisecond
 		}
-		var n float64
-		problem = s.assignNumber(&n)
-		*to = time.Duration(n * float64(unit))
-	default: // *int, *int64, *float64
-		problem = s.assignNumber(to)
+		*to = time.Duration(amount * float64(unit))
 	}
-	if problem == "" {
-		return nil
-	}
-	def := s.def
-	if def == "" {
-		def = "none"
-	}
-	return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, problem), "correct or remove it; default: "+def)
+	return nil
 }
 
-// assignText, assignList and assignNumber say what the value must be when it is something else; then what they have set
-// is not to be used.
-func (s setting) assignText(to *string) (problem string) {
-	if json.Unmarshal(s.Value, to) != nil {
-		return "must be a string in quotes"
-	}
-	if *to != s.def && !regexp.MustCompile("^("+s.shape+")$").MatchString(*to) {
+// outside says what the value must be, where it is of the right type and something else; "" it is right.
+func (s setting) outside() (must string) {
+	if text, ok := s.to.(*string); ok && !regexp.MustCompile("^("+s.shape+")$").MatchString(*text) {
 		return s.must
 	}
-	return ""
-}
-
-func (s setting) assignList(to *[]int64) (problem string) {
-	if json.Unmarshal(s.Value, to) != nil {
-		return "must be a list of numeric ids like [1001, 1002], without names and quotes"
+	if s.max == "" {
+		return ""
 	}
-	for _, n := range *to {
-		if problem := s.outside(float64(n)); problem != "" {
-			return problem
+	least, _ := strconv.ParseFloat(s.min, 64) // it is ours
+	most, _ := strconv.ParseFloat(s.max, 64)  // it is ours
+	between := func(r rune) bool { return strings.ContainsRune("[, \t]", r) }
+	for number := range strings.FieldsFuncSeq(string(s.Value), between) {
+		n, err := strconv.ParseFloat(number, 64)
+		if err != nil || n < least || n > most {
+			return fmt.Sprintf("must be between %s and %s", s.min, s.max)
 		}
 	}
 	return ""
 }
-
-// assignNumber is for an *int, *int64 or *float64.
-func (s setting) assignNumber(to any) (problem string) {
-	var n float64
-	if json.Unmarshal(s.Value, to) != nil || json.Unmarshal(s.Value, &n) != nil {
-		return "must be a number, and a whole one where a fraction makes no sense"
-	}
-	return s.outside(n)
-}
-
-// outside says what the bounds are, when n is not within them.
-func (s setting) outside(n float64) (problem string) {
-	if s.max > s.min && (n < s.min || n > s.max) {
-		return fmt.Sprintf("must be between %s and %s", decimal(s.min), decimal(s.max))
-	}
-	return ""
-}
-
-// decimal is a number without an exponent.
-func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 
 // row is the row of inForce with that key.
 func (c *Config) row(key string) *setting {
@@ -550,7 +567,7 @@ var tomlLine = re(`^` + tomlBlank + `(?:` + tomlHeader + `|` + tomlPair + `)?` +
 	tomlComment + `$`)
 
 // parseTOML returns the settings by full name, and tables, without a value, in brackets; known nil: any key will do.
-func parseTOML(text string, known []string) (map[string]setting, error) {
+func parseTOML(text string, known []setting) (map[string]setting, error) {
 	entries := map[string]setting{}
 	table := "" // that the next keys are in, with a point behind it
 	for i, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
@@ -571,11 +588,9 @@ func parseTOML(text string, known []string) (map[string]setting, error) {
 			if m[3][0] == '\'' {
 				s.Value = quoted(strings.Trim(m[3], "'"))
 			}
-			if known != nil && !slices.Contains(known, s.Key) {
+			listed := slices.ContainsFunc(known, func(row setting) bool { return row.Key == s.Key })
+			if known != nil && !listed {
 				problem = "unknown key " + s.Key
-				if s.Key == "stream.strip_ansi" {
-					problem = "unknown key: stream.strip_ansi was removed, delete the line"
-				}
 			}
 		}
 		if problem == "" && entries[s.Key].Key != "" {
@@ -763,9 +778,9 @@ func isNamed(f *os.File, path string) bool {
 	return err == nil && os.SameFile(named, open)
 }
 
-// from reads the bytes from at on.
-func (j *journal) from(at int64) ([]byte, error) {
-	b := make([]byte, j.end-at)
+// read reads size bytes that begin at at.
+func (j *journal) read(at int64, size int) ([]byte, error) {
+	b := make([]byte, size)
 	_, err := j.f.ReadAt(b, at)
 	return b, err
 }
@@ -830,7 +845,7 @@ func (j *journal) create(path string, b []byte) error {
 
 // aside copies the bytes from at on to a new file, and gives its name.
 func (j *journal) aside(why string, at int64) (path string, err error) {
-	b, err := j.from(at)
+	b, err := j.read(at, int(j.end-at))
 	if err != nil {
 		return "", err
 	}
@@ -897,18 +912,42 @@ func marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// encode is the lines of records. That of a prompt comes behind the texts that it names and there does not have yet; it
-// has them after that.
-func encode(records []Record, there map[string]bool) (lines []byte, err error) {
+// sealed is the line of a record: of a prompt what may change of it, for the rest is in the texts that it names.
+func sealed(r Record) ([]byte, error) {
+	var members any = r
+	if p, ok := r.(*PromptRecord); ok {
+		members = promptLine{p.Head, p.Excerpt, p.Idle, p.Life}
+	}
+	b, err := stamped(members)
+	if err != nil {
+		return nil, err
+	}
+	b = bytes.TrimSuffix(b, []byte("}"))
+	return append(b, seal(b)...), nil
+}
+
+// promptLine is the line of a prompt. Its first words are in it for whoever reads the file.
+type promptLine struct {
+	Head
+	Excerpt string `json:"excerpt"`
+	Idle    bool   `json:"idle,omitempty"`
+	Life
+}
+
+// stored is a reply or a text: where its line stands in the file, for hardly anybody reads it.
+type stored struct {
+	Head
+	at   int64
+	size int
+}
+
+// encode returns the lines of records; one that is stored is copied.
+func (s *Store) encode(records []Record) (lines []byte, err error) {
 	for _, r := range records {
-		line := []byte{}
-		switch r := r.(type) {
-		case *unread:
-			line = r.line
-		case *PromptRecord:
-			own := *r // others may be reading r
-			line, err = own.line(there)
-		default:
+		var line []byte
+		if old, ok := r.(*stored); ok {
+			line, err = s.log.read(old.at, old.size)
+		} else {
 			line, err = sealed(r)
 		}
 		if err != nil {
@@ -919,125 +958,45 @@ func encode(records []Record, there map[string]bool) (lines []byte, err error) {
 	return lines, nil
 }
 
-// sealed is the line of what has the members of a record.
-func sealed(record any) ([]byte, error) {
-	b, err := stamped(record)
-	b = bytes.TrimSuffix(b, []byte("}"))
-	return append(b, seal(b)...), err
-}
-
-// unread is a reply or a text as its line, which is kept and copied: reading all of a history takes long.
-type unread struct {
-	Head
-	line []byte
-}
-
-// long are the texts of the prompt that may be long and never change, by their members in the text "about".
-func (p *PromptRecord) long() map[string]*string {
-	return map[string]*string{
-		"question": &p.Question,
-		"full":     &p.Full,
-		"above":    &p.Above,
-		"far":      &p.Far,
-		"recent":   &p.Recent,
-		"subject":  &p.Subject,
-		"lasting":  &p.Lasting,
-		"cwd":      &p.Cwd,
+// name names the texts of the prompt, which must have its head, and returns those that the state does not have. Those
+// of a prompt without answers were not read, for it has long been over, and stay as they are.
+func (s *Store) name(p *PromptRecord) (missing []Record) {
+	if p.Answers == nil {
+		return nil
 	}
-}
-
-// promptLine is a prompt as its line has it: the members below, which are nil, hide those of Prompt.
-type promptLine struct {
-	PromptRecord
-	Choices  *Choice `json:"choices,omitempty"` // they are among the answers
-	Question *string `json:"question,omitempty"`
-	Shown    *string `json:"shown,omitempty"`
-}
-
-// line is the prompt's line, behind those of its texts that are not there.
-func (p *PromptRecord) line(there map[string]bool) (lines []byte, err error) {
-	if p.texts == nil {
-		if err := p.name(); err != nil {
-			return nil, err
+	add := func(text string) (id string) {
+		t := &TextRecord{Head{schemaVersion, "text", digest([]byte(text)), p.At}, text}
+		if s.view.records[t.key()] == nil {
+			missing = append(missing, t)
 		}
+		return t.ID
 	}
-	for _, t := range p.texts {
-		if !there[t.ID] {
-			lines = append(lines, t.line...)
-		}
-		there[t.ID] = true
-	}
-	short := promptLine{PromptRecord: *p}
-	for _, text := range short.long() {
-		*text = ""
-	}
-	line, err := sealed(short)
-	return append(lines, line...), err
-}
-
-// name makes the prompt's texts, which never change, and names them.
-func (p *PromptRecord) name() error {
-	about := map[string]string{}
-	for name, text := range p.long() {
-		about[name] = *text
-	}
-	add := func(text string) (id string, err error) {
-		t := TextRecord{Head{schemaVersion, "text", digest([]byte(text)), p.At}, text}
-		line, err := sealed(t)
-		p.texts = append(p.texts, &unread{t.Head, line})
-		return t.ID, err
-	}
-	var aboutErr, shownErr error
-	p.AboutSHA, aboutErr = add(inJSON(about))
+	about := p.Asked
+	about.Choices = nil // they are among the answers
+	about.Shown = ""
+	p.AboutSHA = add(inJSON(about))
 	if p.Shown != "" {
-		p.ShownSHA, shownErr = add(p.Shown)
+		p.ShownSHA = add(p.Shown)
 	}
-	return errors.Join(aboutErr, shownErr)
+	return missing
 }
 
-// join gives the prompt, as its line has it, the texts that it names: those of texts, by id, or that its record had
-// before, nil none. Where one is missing the question fails, as with a damaged line. What has long been over is asked
-// for nothing but what was shown, which stays a line.
-func (p *PromptRecord) join(texts map[string]*unread, was *PromptRecord) {
-	past := p.over() && time.Since(p.At) > updateLife
-	if past {
-		p.AboutSHA = ""
-		for _, text := range p.long() {
-			*text = ""
-		}
-		p.Question = p.Excerpt
+// join gives the prompt the texts that its line names. Where one is missing the question fails, as with a damaged line.
+// One that has long been over is asked for nothing but what became of it.
+func (s *Store) join(p *PromptRecord) {
+	if p.settled() && !p.owes() && s.now().Sub(p.At) > updateLife {
+		p.Answers = nil
+		return
 	}
-	whole := true
-	for _, id := range []string{p.AboutSHA, p.ShownSHA} {
-		if id == "" {
-			continue
-		}
-		line := texts[id]
-		if line == nil && was != nil {
-			for _, t := range was.texts {
-				if t.ID == id {
-					line = t
-				}
-			}
-		}
-		if line == nil {
-			whole = false
-			continue
-		}
-		p.texts = append(p.texts, line)
-		if past {
-			continue
-		}
-		var t TextRecord
-		err := json.Unmarshal(line.line, &t)
-		if id == p.ShownSHA {
-			p.Shown = t.Text
-		} else if err == nil {
-			err = json.Unmarshal([]byte(t.Text), p)
-		}
-		whole = whole && err == nil
+	about, err := s.text(p.AboutSHA)
+	if about != "" {
+		err = json.Unmarshal([]byte(about), &p.Asked)
 	}
-	if !whole && !p.settled() {
+	shown, shownErr := s.text(p.ShownSHA)
+	if p.ShownSHA != "" {
+		p.Shown = shown
+	}
+	if (err != nil || shownErr != nil) && !p.settled() {
 		p.damage()
 	}
 	if p.Answers == nil { // an older atlasbridge wrote it
@@ -1052,12 +1011,31 @@ func (p *PromptRecord) join(texts map[string]*unread, was *PromptRecord) {
 	}
 }
 
+// text reads the text of that id from the file, "" of "".
+func (s *Store) text(id string) (string, error) {
+	if id == "" {
+		return "", nil
+	}
+	line, ok := s.view.records["text "+id].(*stored)
+	if !ok {
+		return "", fs.ErrNotExist
+	}
+	b, err := s.log.read(line.at, line.size)
+	if err != nil {
+		return "", err
+	}
+	var t TextRecord
+	err = json.Unmarshal(b, &t)
+	return t.Text, err
+}
+
 // damage fails a question of whose record a part is lost: it may have been answered.
 func (p *PromptRecord) damage() {
 	p.Status = Failed
 	p.NonceUsed = true
 	p.Reason = damaged
 	p.At = time.Now().UTC()
+	p.unsaid = true
 }
 
 // seal is the end of a line, with its checksum; open is what comes before.
@@ -1069,14 +1047,15 @@ func seal(open []byte) string {
 // stateLine is a line of the file, as far as it is known.
 type stateLine struct {
 	Head          // as it can be read, even of a damaged line
+	text   []byte // with its newline
+	at     int64  // where it stands
 	record Record // once decoded
 	err    error  // what is wrong with it
 }
 
-// parseLine checks a line and reads its beginning: {"v":2,"rec":"prompt","id":"…"
-func parseLine(text []byte) stateLine {
-	var l stateLine
-	parts := strings.SplitN(string(text[:min(len(text), lineHead)]), `"`, 15)
+// check reads the beginning of a line, {"v":2,"rec":"prompt","id":"…", and notes where its checksum does not match.
+func (l *stateLine) check() {
+	parts := strings.SplitN(string(l.text[:min(len(l.text), lineHead)]), `"`, 15)
 	for len(parts) < 14 {
 		parts = append(parts, "")
 	}
@@ -1084,27 +1063,26 @@ func parseLine(text []byte) stateLine {
 	l.Rec = parts[5]
 	l.ID = parts[9]
 	l.At, _ = time.Parse(stampLayout, parts[13]) // long ago, where there is none
-	open := text[:max(0, len(text)-crcMember)]
+	open := l.text[:max(0, len(l.text)-crcMember)]
 	known := l.V > schemaVersion || kinds[l.Rec] != nil
-	if string(text[len(open):]) != seal(open) || !known {
+	if string(l.text[len(open):]) != seal(open) || !known {
 		l.err = errors.New("its checksum does not match")
 	}
-	return l
 }
 
-// decode reads the whole line, which parseLine found sound.
-func (l *stateLine) decode(text []byte) {
+// decode reads the whole line, which check found sound.
+func (l *stateLine) decode() {
 	if l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text") {
-		l.record = &unread{l.Head, bytes.Clone(text)}
+		l.record = &stored{l.Head, l.at, len(l.text)}
 		return
 	}
 	r := kinds[l.Rec]()
-	l.err = json.Unmarshal(text, r)
+	l.err = json.Unmarshal(l.text, r)
 	if l.err != nil {
 		return
 	}
 	if p, ok := r.(*PromptRecord); ok && l.V < 2 {
-		p.Messages = messagesOf(text)
+		p.Messages = messagesOf(l.text)
 	}
 	*r.head() = Head{schemaVersion, l.Rec, l.ID, r.head().At}
 	l.record = r
@@ -1121,10 +1099,10 @@ func messagesOf(text []byte) (all []Message) {
 	if err := json.Unmarshal(text, &old); err != nil || old.MsgID == 0 {
 		return nil
 	}
+	slices.Sort(old.Before)
 	for _, id := range old.Before {
 		all = append(all, Message{ID: id})
 	}
-	slices.SortFunc(all, func(a, b Message) int { return cmp.Compare(a.ID, b.ID) })
 	return append(all, Message{ID: old.MsgID, Date: old.Date, Shows: old.Status})
 }
 
@@ -1190,21 +1168,9 @@ var kinds = map[string]func() Record{
 	"text":    func() Record { return new(TextRecord) },
 }
 
-// kindOf is the value of rec for a record.
+// kindOf is the value of rec for a record: the name of its type.
 func kindOf(r Record) string {
-	switch r.(type) {
-	case *SessionRecord:
-		return "session"
-	case *PromptRecord:
-		return "prompt"
-	case *ReplyRecord:
-		return "reply"
-	case *InputRecord:
-		return "input"
-	case *UpdateRecord:
-		return "update"
-	}
-	return "meta"
+	return strings.ToLower(strings.TrimSuffix(reflect.TypeOf(r).Elem().Name(), "Record"))
 }
 
 // SessionRecord is one run of a tool.
@@ -1239,8 +1205,14 @@ const noTopic = -1
 // PromptRecord is a question, with all that became of it.
 type PromptRecord struct {
 	Head
+	Asked
+	Life
+	unsaid bool // a part of its record is, and no line says yet that it failed
+}
+
+// Asked is what was asked, and never changes. It is written once, in the text that AboutSHA names.
+type Asked struct {
 	Prompt             // as the screen, or the hook, asked
-	SessionID   string `json:"session_id"`
 	Confidence  string `json:"confidence"`
 	Constraints Limits `json:"constraints,omitzero"`
 	Source      string `json:"source"`            // "screen", "hook" or "ask"
@@ -1249,22 +1221,28 @@ type PromptRecord struct {
 	Lasting     string `json:"lasting,omitempty"` // hook: what the lasting permission allows, and for how long
 	Lang        string `json:"lang,omitempty"`    // not of a screen: what Full is in: bash, diff, markdown; else ""
 	Cwd         string `json:"cwd,omitempty"`     // hook: as it is seen from the session's folder, "" the same
+	Watched     bool   `json:"watched,omitempty"` // Idle: somebody was at the keyboard when it came
 	// Answers are those that it takes: the choices in their order, then what else can be said to it.
 	Answers []Answer `json:"answers"`
 	// Call is, of several questions that a hook asks about one call, the id of the first.
-	Call        string     `json:"call,omitempty"`
+	Call string `json:"call,omitempty"`
+}
+
+// Life is what a prompt's line has: of what session it is, and what became of it.
+type Life struct {
+	SessionID   string     `json:"session_id"`
 	Status      State      `json:"status"`
 	Nonce       string     `json:"nonce"` // 32 hex
 	NonceUsed   bool       `json:"nonce_used"`
 	CreatedAt   time.Time  `json:"created_at"`
 	ExpiresAt   time.Time  `json:"expires_at"`
-	DecidedAt   *time.Time `json:"decided_at"`
-	DecidedBy   *string    `json:"decided_by"`
+	DecidedAt   *time.Time `json:"decided_at,omitempty"`
+	DecidedBy   *string    `json:"decided_by,omitempty"`
 	DecidedUser string     `json:"decided_user,omitempty"` // by phone: the name, which anyone can take
-	Value       *string    `json:"value"`
+	Value       *string    `json:"value,omitempty"`
 	// Messages are those about the prompt in Chat, the oldest first. Only the newest is the prompt's own; the others are
 	// to lose their buttons. One whose sending was never answered is not among them, until one of its buttons is tapped.
-	Messages []Message `json:"messages"`
+	Messages []Message `json:"messages,omitempty"`
 	// Send is what of the open question is to be sent, "" nothing; Ticked are the choices that are ticked on its newest
 	// message.
 	Send   string   `json:"send,omitempty"`
@@ -1274,16 +1252,13 @@ type PromptRecord struct {
 	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from
 	// there.
 	ShownAll bool `json:"shown_all,omitempty"`
-	Watched  bool `json:"watched,omitempty"` // Idle: somebody was at the keyboard when it came
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed, with what
 	// was seen moving as it was shown.
 	ScreenSHA string `json:"screen_sha256,omitempty"`
-	// ShownSHA names the text Shown, AboutSHA that of the long members, a JSON object; "" what is empty.
-	ShownSHA string    `json:"shown_sha256"`
-	AboutSHA string    `json:"about_sha256,omitempty"`
-	texts    []*unread // these, nil until they are made
-	Reason   string    `json:"reason"`         // why failed or canceled; the operator's reason for a refusal
-	Note     string    `json:"note,omitempty"` // what else became of the answer
+	ShownSHA  string `json:"shown_sha256,omitempty"` // names the text Shown
+	AboutSHA  string `json:"about_sha256,omitempty"` // names the text Asked, a JSON object
+	Reason    string `json:"reason,omitempty"`       // why failed or canceled; the operator's reason for a refusal
+	Note      string `json:"note,omitempty"`         // what else became of the answer
 }
 
 // Message is a message about a prompt, as it stands in the chat.
@@ -1495,49 +1470,41 @@ type View struct {
 	Meta     map[string]*MetaRecord
 	records  map[string]Record        // all of them, by kind and id: the Store's
 	owing    map[string]*PromptRecord // those whose messages may not show what they are to show: the Store's
-	own      map[string]bool          // the kinds whose map nobody else reads
 }
 
 // emptyView is the view of an empty file.
 func emptyView() *View {
-	return &View{records: map[string]Record{}, owing: map[string]*PromptRecord{}, own: map[string]bool{}}
+	return &View{
+		Sessions: map[string]*SessionRecord{},
+		Prompts:  map[string]*PromptRecord{},
+		Inputs:   map[string]*InputRecord{},
+		Updates:  map[string]*UpdateRecord{},
+		Meta:     map[string]*MetaRecord{},
+		records:  map[string]Record{},
+		owing:    map[string]*PromptRecord{},
+	}
 }
 
 // apply makes r the truth about its id.
 func (v *View) apply(r Record) {
-	if r.head().Rec == "text" { // its prompt has it
-		return
-	}
-	v.records[r.head().key()] = r
+	h := r.head()
+	v.records[h.key()] = r
 	switch r := r.(type) {
 	case *SessionRecord:
-		v.Sessions = with(v, v.Sessions, r)
+		v.Sessions[h.ID] = r
 	case *PromptRecord:
-		v.Prompts = with(v, v.Prompts, r)
-		delete(v.owing, r.ID)
+		v.Prompts[h.ID] = r
+		delete(v.owing, h.ID)
 		if r.owes() {
-			v.owing[r.ID] = r
+			v.owing[h.ID] = r
 		}
 	case *InputRecord:
-		v.Inputs = with(v, v.Inputs, r)
+		v.Inputs[h.ID] = r
 	case *UpdateRecord:
-		v.Updates = with(v, v.Updates, r)
+		v.Updates[h.ID] = r
 	case *MetaRecord:
-		v.Meta = with(v, v.Meta, r)
+		v.Meta[h.ID] = r
 	}
-}
-
-// with returns v's map of records with r: another map where others read that one.
-func with[R Record](v *View, all map[string]R, r R) map[string]R {
-	h := r.head()
-	if !v.own[h.Rec] {
-		fresh := map[string]R{}
-		maps.Copy(fresh, all)
-		all = fresh
-		v.own[h.Rec] = true
-	}
-	all[h.ID] = r
-	return all
 }
 
 func (v *View) active(id string) bool {
@@ -1564,42 +1531,32 @@ func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 	return found
 }
 
-// transition tells why r cannot follow old, which is now the truth about its id, nil without one.
+// transition tells why r cannot follow old, which is now the truth about its id, empty without one. No session has two
+// prompts that await a reply, and only an active one has any that does or got one.
 func (v *View) transition(old, r Record) error {
 	switch r := r.(type) {
 	case *SessionRecord:
-		was, ok := old.(*SessionRecord)
-		if ok && was.Status != "active" && r.Status == "active" {
-			return errors.New("an ended session stays ended, a used nonce used")
+		was := old.(*SessionRecord).Status
+		if was != "" && was != "active" && r.Status == "active" {
+			return errors.New("an ended session stays ended")
 		}
 	case *PromptRecord:
-		was, ok := old.(*PromptRecord)
-		if !ok {
-			was = &PromptRecord{}
+		was := old.(*PromptRecord)
+		if was.NonceUsed && (!r.NonceUsed || r.Nonce != was.Nonce) {
+			return errors.New("a used nonce stays used")
 		}
-		return v.promptTransition(was, r)
-	}
-	return nil
-}
-
-// promptTransition is transition for a prompt. No session has two that await a reply, and only an active one has any
-// that does or got one.
-func (v *View) promptTransition(was, p *PromptRecord) error {
-	if was.NonceUsed && (!p.NonceUsed || p.Nonce != was.Nonce) {
-		return errors.New("an ended session stays ended, a used nonce used")
-	}
-	if p.Status == was.Status {
-		return nil
-	}
-	legal := slices.Contains(next[was.Status], p.Status)
-	switch p.Status {
-	case AwaitingReply:
-		legal = legal && v.active(p.SessionID) && !v.awaits(p.SessionID)
-	case Routed, ReplyReceived:
-		legal = legal && v.active(p.SessionID)
-	}
-	if !legal {
-		return fmt.Errorf("%q cannot become %q", was.Status, p.Status)
+		legal := slices.Contains(next[was.Status], r.Status)
+		switch r.Status {
+		case was.Status:
+			return nil
+		case AwaitingReply:
+			legal = legal && v.active(r.SessionID) && !v.awaits(r.SessionID)
+		case Routed, ReplyReceived:
+			legal = legal && v.active(r.SessionID)
+		}
+		if !legal {
+			return fmt.Errorf("%q cannot become %q", was.Status, r.Status)
+		}
 	}
 	return nil
 }
@@ -1664,8 +1621,8 @@ func openState(dir string, do files) (*Store, error) {
 	return s, nil
 }
 
-// newStore is the state in dir, not read yet: whoever first needs it reads it. What can be told without that is: a
-// folder or a file that is not the user's alone, and what a newer atlasbridge wrote.
+// newStore is the state in dir, not read yet: whoever first needs it reads it. A folder that is not the user's alone
+// is an error.
 func newStore(dir string, do files) (*Store, error) {
 	lock := &stateLock{do: do, name: filepath.Join(dir, "state.lock"), mu: make(turn, 1), wait: lockWait}
 	s := &Store{
@@ -1682,33 +1639,7 @@ func newStore(dir string, do files) (*Store, error) {
 			return nil, err
 		}
 	}
-	return s, s.peek()
-}
-
-// peek looks at the beginning of the file: a later schema writes all of it anew.
-func (s *Store) peek() error {
-	f, err := openPrivate(s.log.path, os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	begin := make([]byte, lineHead)
-	n, err := f.Read(begin)
-	if err != nil && err != io.EOF {
-		return err
-	}
-	return schemaKnown(parseLine(begin[:n]).V)
-}
-
-// schemaKnown is an error where a later atlasbridge has written the line.
-func schemaKnown(v int) error {
-	if v <= schemaVersion {
-		return nil
-	}
-	return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", v)
+	return s, nil
 }
 
 // open reads the state, and writes it anew when it has records of an earlier schema.
@@ -1754,9 +1685,13 @@ func (s *Store) Trouble() error {
 func (s *Store) View() (*View, error) {
 	defer s.log.release()
 	err := s.begin()
-	seen := *s.view
-	s.view.own = map[string]bool{}
-	return &seen, err
+	return &View{
+		Sessions: maps.Clone(s.view.Sessions),
+		Prompts:  maps.Clone(s.view.Prompts),
+		Inputs:   maps.Clone(s.view.Inputs),
+		Updates:  maps.Clone(s.view.Updates),
+		Meta:     maps.Clone(s.view.Meta),
+	}, err
 }
 
 // Close gives back files and locks.
@@ -1819,7 +1754,7 @@ func (s *Store) catchUp() error {
 	if other {
 		from = 0
 	}
-	b, err := s.log.from(from)
+	b, err := s.log.read(from, int(s.log.end-from))
 	if err != nil {
 		s.log.drop() // else it would pass for the file that was read
 		return err
@@ -1841,46 +1776,39 @@ func (s *Store) forget() {
 }
 
 // replay brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
-// one of an id decoded. A torn end is moved aside: an error is that of moving it.
+// one of an id decoded. A torn end is moved aside: an error is that of moving it, or that a later atlasbridge wrote.
 func (s *Store) replay(b []byte) error {
-	texts := bytes.SplitAfter(b, []byte("\n"))
-	lines := make([]stateLine, len(texts)-1)
-	newest := map[string]int{}
-	for i := range lines {
-		lines[i] = parseLine(texts[i])
-		if lines[i].err != nil {
-			continue
+	var lines []*stateLine
+	newest := map[string]*stateLine{}
+	at := s.read
+	for text := range bytes.Lines(b) {
+		if text[len(text)-1] != '\n' {
+			break
 		}
-		if err := schemaKnown(lines[i].V); err != nil {
-			return err
+		l := &stateLine{text: text, at: at}
+		l.check()
+		if l.err == nil && l.V > schemaVersion {
+			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", l.V)
 		}
-		newest[lines[i].key()] = i
+		if l.err == nil {
+			newest[l.key()] = l
+		}
+		lines = append(lines, l)
+		at += int64(len(text))
 	}
-	sound := slices.Collect(maps.Values(newest))
-	s.onAll(sound, func(i int) { lines[i].decode(texts[i]) })
-	said := map[string]*unread{}
-	for _, i := range sound {
-		if t, ok := lines[i].record.(*unread); ok {
-			said[t.ID] = t // replies have other ids
-		}
-	}
-	s.onAll(sound, func(i int) {
-		if p, ok := lines[i].record.(*PromptRecord); ok {
-			p.join(said, s.view.Prompts[p.ID])
-		}
-	})
+	s.decode(slices.Collect(maps.Values(newest)))
 	first := s.read == 0
+	s.read = at
 	live := 0 // bytes of lines that are the last of their ids
-	for i, l := range lines {
-		s.read += int64(len(texts[i]))
+	for _, l := range lines {
 		if l.err != nil {
-			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, texts[i]))
+			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, l.text))
 		}
 		r := s.recordOf(l)
 		if r != nil {
 			s.view.apply(r)
 			s.older = s.older || l.V < schemaVersion
-			live += len(texts[i])
+			live += len(l.text)
 		}
 	}
 	s.changed()
@@ -1901,15 +1829,15 @@ func (s *Store) replay(b []byte) error {
 	return nil
 }
 
-// onAll calls do with each of all, of many on all processors.
-func (s *Store) onAll(all []int, do func(int)) {
+// decode decodes lines, many on all processors.
+func (s *Store) decode(lines []*stateLine) {
 	var shares sync.WaitGroup
-	enough := len(all)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
-	for share := range slices.Chunk(all, enough) {
+	enough := len(lines)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
+	for share := range slices.Chunk(lines, enough) {
 		shares.Go(func() {
 			defer s.catchPanic()
-			for _, i := range share {
-				do(i)
+			for _, l := range share {
+				l.decode()
 			}
 		})
 	}
@@ -1917,8 +1845,11 @@ func (s *Store) onAll(all []int, do func(int)) {
 }
 
 // recordOf is what a line says, nil for nothing. A question whose newest line is damaged has failed: what it said is
-// unknown.
-func (s *Store) recordOf(l stateLine) Record {
+// unknown. Its texts stand before it.
+func (s *Store) recordOf(l *stateLine) Record {
+	if p, ok := l.record.(*PromptRecord); ok {
+		s.join(p)
+	}
 	if l.err != nil {
 		was := s.view.Prompts[l.ID]
 		if l.Rec != "prompt" || was == nil {
@@ -1992,7 +1923,7 @@ func (s *Store) Audit(events ...Event) error {
 // crash between the two costs none, for whoever enters the next finds them there. An error is that of the state, where
 // nothing was recorded. unread is why that can be neither read nor written, nil: it can.
 func (s *Store) write(recs []Record, unread error) error {
-	meant, err := s.check(recs)
+	recs, meant, err := s.check(recs)
 	if err != nil {
 		return err
 	}
@@ -2030,8 +1961,9 @@ func (s *Store) lack(why error) {
 	}
 }
 
-// check gives records their heads, and says what they mean for the audit log. An error is why one cannot be.
-func (s *Store) check(recs []Record) (events []Event, err error) {
+// check gives records their heads, and says what they mean for the audit log. With the texts that they name and the
+// state does not have they are whole. An error is why one cannot be.
+func (s *Store) check(recs []Record) (whole []Record, events []Event, err error) {
 	newest := map[string]Record{}
 	for _, r := range recs {
 		h := r.head()
@@ -2040,20 +1972,24 @@ func (s *Store) check(recs []Record) (events []Event, err error) {
 		if old == nil {
 			old = s.view.records[h.key()]
 		}
+		if old == nil {
+			old = kinds[h.Rec]()
+		}
 		s.date(h, old)
-		keepTopic(old, r)
-		if p, ok := r.(*PromptRecord); ok && p.texts == nil {
-			if err := p.name(); err != nil {
-				return nil, err
-			}
+		if own, ok := r.(*SessionRecord); ok && own.Topic == (Topic{}) {
+			own.Topic = old.(*SessionRecord).Topic // a session's own record says nothing of it
+		}
+		if p, ok := r.(*PromptRecord); ok {
+			whole = append(whole, s.name(p)...)
 		}
 		if err := s.view.transition(old, r); err != nil {
-			return nil, fmt.Errorf("recording %s: %w", h.key(), err)
+			return nil, nil, fmt.Errorf("recording %s: %w", h.key(), err)
 		}
 		newest[h.key()] = r
+		whole = append(whole, r)
 		events = append(events, auditEvents(old, r)...)
 	}
-	return events, nil
+	return whole, events, nil
 }
 
 // date completes the head of a record that follows old, nil none.
@@ -2070,14 +2006,7 @@ func (s *Store) record(recs []Record) error {
 	if len(recs) == 0 {
 		return nil
 	}
-	there := map[string]bool{}
-	for _, r := range recs {
-		if was := s.view.Prompts[r.head().ID]; was != nil {
-			there[was.AboutSHA] = true
-			there[was.ShownSHA] = true
-		}
-	}
-	lines, err := encode(recs, there)
+	lines, err := s.encode(recs)
 	if err == nil {
 		err = s.log.append(lines)
 	}
@@ -2086,11 +2015,9 @@ func (s *Store) record(recs []Record) error {
 		s.writeTrouble = fmt.Errorf("recording: %w", err)
 		return s.writeTrouble
 	}
-	for _, r := range recs {
-		s.view.apply(r)
+	if err := s.replay(lines); err != nil {
+		return err
 	}
-	s.read = s.log.end
-	s.changed()
 	s.touch(recs)
 	if s.read >= s.compactAt {
 		_ = s.compact() // what fails of it is Trouble
@@ -2126,7 +2053,8 @@ func (s *Store) auditTail() ([]byte, error) {
 	if err := log.look(); err != nil {
 		return nil, err
 	}
-	tail, err := log.from(max(0, log.end-maxEntry))
+	size := min(log.end, maxEntry)
+	tail, err := log.read(log.end-size, int(size))
 	if err != nil {
 		return nil, err
 	}
@@ -2158,15 +2086,6 @@ func (s *Store) VerifyAudit(heads ...string) (Verdict, error) {
 	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), begins, heads...)
 }
 
-// keepTopic gives a session's record its topic, where it says nothing of it.
-func keepTopic(old, r Record) {
-	was, known := old.(*SessionRecord)
-	s, ok := r.(*SessionRecord)
-	if ok && known && s.Topic == (Topic{}) {
-		s.Topic = was.Topic
-	}
-}
-
 // comesAgain tells that the record is an input which an update asks for again: a power cut lost only that the update
 // was acted on.
 func (s *Store) comesAgain(r Record) bool {
@@ -2187,7 +2106,7 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 	now := s.now().UTC()
 	err = s.Update(func(v *View) ([]Record, error) {
 		old := v.Prompts[id]
-		if old == nil {
+		if old == nil || old.Status == to || to == Expired && now.Before(old.ExpiresAt) {
 			return nil, nil
 		}
 		p := *old
@@ -2195,21 +2114,18 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 			change(&p)
 		}
 		p.Status = to
-		early := to == Expired && now.Before(old.ExpiresAt)
-		moved = old.Status != to && !early && v.transition(old, &p) == nil
-		if !moved {
-			return nil, nil
-		}
 		if to == Expired {
 			p.DecidedBy = ref("auto:timeout")
 		}
 		if old.Open() && !p.Open() {
 			p.NonceUsed = true
-			if p.DecidedAt == nil {
-				p.DecidedAt = &now
-			}
+			p.DecidedAt = cmp.Or(p.DecidedAt, &now)
 		}
-		if to == Injected {
+		moved = v.transition(old, &p) == nil
+		switch {
+		case !moved:
+			return nil, nil
+		case to == Injected:
 			return []Record{p.reply(now), &p}, nil
 		}
 		return []Record{&p}, nil
@@ -2401,25 +2317,25 @@ var promptEvents = map[State]string{
 	Failed:        "PROMPT_FAILED",
 }
 
-// auditEvents is what the change from old (nil: none) to r, any that the store appends, means for the audit log.
+// auditEvents is what the change from old (empty: none) to r, any that the store appends, means for the audit log.
 func auditEvents(old, r Record) (events []Event) {
 	switch r := r.(type) {
 	case *SessionRecord:
-		before, known := old.(*SessionRecord)
-		if !known {
+		was := old.(*SessionRecord).Status
+		if was == "" {
 			return []Event{{"SESSION_START", r.ID, "", []Field{{"tool", r.Tool}, {"pid", r.PID}}}}
 		}
-		if before.Status == "active" && r.Status != "active" {
+		if was == "active" && r.Status != "active" {
 			return []Event{{"SESSION_END", r.ID, "", []Field{{"status", r.Status}, {"exit_code", r.ExitCode}}}}
 		}
 	case *PromptRecord:
-		before, known := old.(*PromptRecord)
+		was := old.(*PromptRecord)
 		name := promptEvents[r.Status]
-		if name == "" || known && before.Status == r.Status {
+		if name == "" || was.Status == r.Status {
 			return nil
 		}
 		events = []Event{{name, r.SessionID, r.ID, promptFields(r)}}
-		if r.Permission && r.DecidedBy != nil && (!known || before.DecidedBy == nil) {
+		if r.Permission && r.DecidedBy != nil && was.DecidedBy == nil {
 			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, resolveFields(r)})
 		}
 	}
@@ -2437,9 +2353,9 @@ func promptFields(p *PromptRecord) (fields []Field) {
 			{"tool", p.Tool},
 		}
 		fields = append(fields, said("words", p.words(maxExcerpt))...)
-		fields = append(fields, shownField(p)...) // some are answered before they go out
+		fields = append(fields, said("shown_sha256", p.ShownSHA)...) // some are answered before they go out
 	case AwaitingReply:
-		fields = shownField(p)
+		fields = said("shown_sha256", p.ShownSHA)
 	case Failed:
 		fields = []Field{{"reason", p.Reason}}
 	case ReplyReceived:
@@ -2469,14 +2385,6 @@ func resolveFields(p *PromptRecord) []Field {
 	}
 	fields = append(fields, said("grants", p.granted())...)
 	return append(fields, said("words", p.words(maxExcerpt))...)
-}
-
-// shownField is the hash of all that a person can base the answer on.
-func shownField(p *PromptRecord) []Field {
-	if p.Shown == "" {
-		return nil
-	}
-	return []Field{{"shown_sha256", digest([]byte(p.Shown))}}
 }
 
 // answerFields is the answer: as it is, with its label, when it is one of those offered, else its length and hash.
@@ -2937,16 +2845,6 @@ const (
 	lookOften  = 50 * time.Millisecond  // the same, while a question is open
 )
 
-// follower is a call of Follow.
-type follower struct {
-	*Store
-	session string
-	fast    func() bool
-	seen    map[string]time.Time // the newest change that was sent, by key
-	out     chan Record
-	wake    <-chan struct{} // closed by the next change that this process reads since the last look
-}
-
 // concerns is the session that a record may wake, "" none.
 func concerns(r Record) string {
 	switch r := r.(type) {
@@ -2971,10 +2869,10 @@ func (s *Store) touch(recs []Record) {
 	}
 }
 
-// touched is when the session was last concerned.
-func (f *follower) touched() time.Time {
-	info, err := os.Stat(f.lockPath(f.session))
-	if err != nil { // it has ended
+// touched is when the session was last concerned, the zero time once it has ended.
+func (s *Store) touched(session string) time.Time {
+	info, err := os.Stat(s.lockPath(session))
+	if err != nil {
 		return time.Time{}
 	}
 	return info.ModTime()
@@ -2983,76 +2881,65 @@ func (f *follower) touched() time.Time {
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
 // change: at once when this process writes them, else within 50 ms where fast() says that a question is
 // open, or 500 ms. The channel is closed after ctx has ended.
-func (s *Store) Follow(ctx context.Context, sessionID string, fast func() bool) <-chan Record {
-	f := &follower{
-		Store:   s,
-		session: sessionID,
-		fast:    fast,
-		seen:    map[string]time.Time{},
-		out:     make(chan Record),
-	}
-	go f.run(ctx)
-	return f.out
-}
-
-// run looks and sends until ctx ends.
-func (f *follower) run(ctx context.Context) {
-	defer f.catchPanic()
-	defer close(f.out)
-	for ctx.Err() == nil {
-		touched := f.touched()
-		recs, err := f.look()
-		for _, r := range recs {
-			select {
-			case f.out <- r:
-			case <-ctx.Done():
+func (s *Store) Follow(ctx context.Context, session string, fast func() bool) <-chan Record {
+	out := make(chan Record)
+	go func() {
+		defer s.catchPanic()
+		defer close(out)
+		seen := map[string]time.Time{} // the newest change that was sent, by key
+		for ctx.Err() == nil {
+			touched := s.touched(session)
+			recs, wake, err := s.news(session, seen)
+			for _, r := range recs {
+				select {
+				case out <- r:
+				case <-ctx.Done():
+				}
 			}
+			if err != nil { // not at once again
+				_ = sleep(ctx, lookSlowly) // the loop ends with it
+				continue
+			}
+			s.await(ctx, wake, fast, func() bool { return !s.touched(session).Equal(touched) })
 		}
-		if err != nil { // not at once again
-			_ = sleep(ctx, lookSlowly) // the loop ends with it
-			continue
-		}
-		f.await(ctx, touched)
-	}
+	}()
+	return out
 }
 
-// await returns when the session was concerned since it was touched, or might have been.
-func (f *follower) await(ctx context.Context, touched time.Time) {
+// await returns when this process reads a change, or concerned tells that another one made one, or might have.
+func (s *Store) await(ctx context.Context, wake <-chan struct{}, fast, concerned func() bool) {
 	for late := time.Now().Add(lookAnyway); time.Now().Before(late); {
 		pause := lookSlowly
-		if f.fast() {
+		if fast() {
 			pause = lookOften
 		}
 		select {
-		case <-f.wake:
+		case <-wake:
 			return
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
-			if !f.touched().Equal(touched) {
+			if concerned() {
 				return
 			}
 		}
 	}
 }
 
-// look gives what is new, in its order. An error is not told: it fails for everybody, and others tell of it.
-func (f *follower) look() (recs []Record, err error) {
-	defer f.log.release()
-	err = f.begin()
-	if f.wake == f.Store.wake {
-		return nil, err
-	}
-	f.wake = f.Store.wake
-	for key, r := range f.view.records {
+// news gives what has changed of the session, in its order, and what is closed by the next change that this process
+// reads. An error is not told: it fails for everybody, and others tell of it.
+func (s *Store) news(session string, seen map[string]time.Time) (recs []Record, wake <-chan struct{}, err error) {
+	defer s.log.release()
+	err = s.begin()
+	for key, r := range s.view.records {
 		at := r.head().At
-		if concerns(r) == f.session && at.After(f.seen[key]) {
-			f.seen[key] = at
+		if concerns(r) == session && at.After(seen[key]) {
+			seen[key] = at
 			recs = append(recs, r)
 		}
 	}
 	sortByTime(recs)
-	return recs, err
+	return recs, s.wake, err
 }
 
 // ---- compaction ----
@@ -3070,16 +2957,31 @@ func (s *Store) compact() error {
 	return s.compactTrouble
 }
 
-// rewrite puts a file with the last lines of the records that are retained in the place of the old one.
+// rewrite puts a file with the last lines of the records that are retained in the place of the old one, the texts
+// first.
 func (s *Store) rewrite() error {
-	var kept []Record
+	var kept, texts []Record
+	named := map[string]bool{}
 	for _, r := range s.view.records {
-		if s.retained(r) {
-			kept = append(kept, r)
+		switch p, ok := r.(*PromptRecord); {
+		case !s.retained(r) || r.head().Rec == "text":
+			continue
+		case ok:
+			own := *p // others may be reading p
+			texts = append(texts, s.name(&own)...)
+			named["text "+own.AboutSHA] = true
+			named["text "+own.ShownSHA] = true
+			r = &own
+		}
+		kept = append(kept, r)
+	}
+	for key := range named {
+		if t := s.view.records[key]; t != nil {
+			texts = append(texts, t)
 		}
 	}
 	sortByTime(kept)
-	lines, err := encode(kept, map[string]bool{})
+	lines, err := s.encode(slices.Concat(texts, kept))
 	if err != nil {
 		return err
 	}
@@ -3108,6 +3010,8 @@ func (s *Store) retained(r Record) bool {
 		alive = !r.Open() && r.owes() || !r.over() && s.view.active(r.SessionID)
 	case *UpdateRecord, *InputRecord:
 		life = updateLife
+	case *stored: // a text lives as long as its prompt
+		alive = r.Rec == "text"
 	}
 	return alive || s.now().Sub(r.head().At) < life
 }
@@ -3271,25 +3175,23 @@ func (s *Store) waits(p *PromptRecord) bool {
 // Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes old files of sessions, and
 // locks of sessions and questions that are over.
 func (s *Store) Reap(now time.Time) error {
-	var ended []string // whose locks nobody takes any more
 	living := map[string]bool{}
-	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are none
+	dead := map[string]bool{} // sessions and questions whose locks nobody takes any more
 	err := s.Update(func(v *View) (recs []Record, _ error) {
-		dead := map[string]bool{}
 		for id, r := range v.Sessions {
 			living[id] = r.Status == "active"
 			dead[id] = r.Status != "active" || !s.Alive(id)
-			if !dead[id] || r.Status != "active" {
-				continue
+			if dead[id] && living[id] {
+				q := *r
+				q.Status = "crashed"
+				q.Activity = ""
+				q.EndedAt = ref(now.UTC())
+				recs = append(recs, &q)
 			}
-			q := *r
-			q.Status = "crashed"
-			q.Activity = ""
-			q.EndedAt = ref(now.UTC())
-			recs = append(recs, &q)
 		}
-		for _, p := range v.Prompts {
-			if dead[p.SessionID] && (!p.over() || p.mayBeAsked()) {
+		for id, p := range v.Prompts {
+			dead[id] = p.over() || dead[p.SessionID]
+			if dead[p.SessionID] && (!p.over() || p.mayBeAsked() || p.unsaid) {
 				recs = append(recs, p.orphaned())
 			}
 		}
@@ -3301,20 +3203,15 @@ func (s *Store) Reap(now time.Time) error {
 				recs = append(recs, &failed)
 			}
 		}
-		for _, lock := range locks {
-			id := strings.TrimSuffix(lock.Name(), ".lock")
-			p := v.Prompts[id]
-			if dead[id] || p != nil && (p.over() || dead[p.SessionID]) {
-				ended = append(ended, id)
-			}
-		}
 		return recs, nil
 	})
 	if err != nil {
 		return err
 	}
-	for _, id := range ended {
-		if !s.Alive(id) {
+	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are none
+	for _, lock := range locks {
+		id := strings.TrimSuffix(lock.Name(), ".lock")
+		if dead[id] && !s.Alive(id) {
 			_ = os.Remove(s.lockPath(id)) // a free lock says the same
 		}
 	}
@@ -3348,6 +3245,7 @@ func (p *PromptRecord) orphaned() *PromptRecord {
 	q.Status = Failed
 	q.NonceUsed = true
 	switch {
+	case p.unsaid: // its reason stays
 	case p.Open():
 		q.Reason = "the session ended"
 	case p.Status == Injected:

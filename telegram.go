@@ -1230,8 +1230,8 @@ func (s *stream) breakHere() {
 	s.pages = append(s.pages, "")
 }
 
-// next is what the current message is to say next, "" nothing new, and whether other pages wait to follow. Where it says
-// it all already, the next one begins.
+// next is what the current message is to say next, "" nothing new, and whether other pages wait to follow. Where it
+// says it all already, the next one begins.
 func (s *stream) next(limit int) (text string, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
