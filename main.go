@@ -1856,9 +1856,9 @@ type question struct {
 // that the child has. It gathers for settleQuiet, unless it is wanted at once.
 type backlog struct {
 	wake chan struct{} // the detector is to take it now
-	room chan struct{} // output was taken
 	look *time.Timer   // or when this fires
 	mu   sync.Mutex    // guards what follows
+	room *sync.Cond    // of mu: output was taken
 
 	bytes []byte
 	spare []byte    // what was taken last, to be used again
@@ -2840,33 +2840,16 @@ func (k hostKeys) Read(p []byte) (int, error) {
 
 // newBacklog is an empty one.
 func newBacklog() *backlog {
-	return &backlog{
+	b := &backlog{
 		wake: make(chan struct{}, 1),
-		room: make(chan struct{}, 1),
 		look: time.NewTimer(settleQuiet), // it finds nothing at first
 	}
+	b.room = sync.NewCond(&b.mu)
+	return b
 }
 
 // add appends output, and then waits for the detector where too much is there. hurry: it is wanted at once.
 func (b *backlog) add(p []byte, hurry, end bool) {
-	if !b.put(p, hurry, end) {
-		return
-	}
-	for b.crowded() {
-		<-b.room
-	}
-	ring(b.room) // another tap may wait, too
-}
-
-// crowded tells whether too much output is there.
-func (b *backlog) crowded() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.bytes) > maxUnread
-}
-
-// put appends output, wakes the detector where that is to take it at once, and tells whether too much is there.
-func (b *backlog) put(p []byte, hurry, end bool) (full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.bytes)+len(p) > cap(b.bytes) {
@@ -2876,7 +2859,9 @@ func (b *backlog) put(p []byte, hurry, end bool) (full bool) {
 	b.at = time.Now()
 	b.ended = b.ended || end
 	b.arm(hurry || end || len(b.bytes) > wakeUnread)
-	return len(b.bytes) > maxUnread
+	for len(b.bytes) > maxUnread {
+		b.room.Wait()
+	}
 }
 
 // arm has the detector take what is there, now or when more may have gathered. The lock is held.
@@ -2908,7 +2893,7 @@ func (b *backlog) take() (p []byte, keys []typedKeys, at time.Time, drained bool
 	b.armed = false
 	keys = b.keys
 	b.keys = nil
-	ring(b.room)
+	b.room.Broadcast()
 	return p, keys, b.at, b.ended
 }
 
@@ -3653,9 +3638,8 @@ func (s *session) tryEnd(q *question) (done bool) {
 	if stored == nil {
 		return true
 	}
-	was := q.rec.Status
 	q.rec = *stored
-	if q.screen != nil && open && was != stored.Status && stored.Status == ReplyReceived { // in this very moment
+	if q.screen != nil && stored.Status == ReplyReceived { // in this very moment
 		why := q.why + " before the answer was typed"
 		s.transition(q, Failed, func(r *PromptRecord) { r.Reason = why })
 	}
@@ -4339,6 +4323,9 @@ func (t *typist) work(do func() (why string)) (why string) {
 	t.output.takeEach(true)
 	t.began = time.Now()
 	why = do()
+	if why == "" {
+		why = t.echo()
+	}
 	if why != "" && t.q != nil && t.sent > 0 && t.pty.TakeBack(t.sent) { // it must not answer the next question
 		t.given = t.partly
 	}
@@ -4379,7 +4366,6 @@ func (t *typist) press(within time.Duration, find func(v sight) (keys, why strin
 			why = t.mayBegin(v, until)
 		}
 		if why == "" {
-			t.steer = false
 			keys, why = find(v)
 		}
 		if why == "" && keys != "" {
@@ -4390,18 +4376,6 @@ func (t *typist) press(within time.Duration, find func(v sight) (keys, why strin
 			return why
 		}
 	}
-}
-
-// mayBegin tells why the first key is not to be typed, "" it is. A program that does not read may be busy for a moment.
-func (t *typist) mayBegin(v sight, until time.Time) (why string) {
-	why = t.unreadable(v.tty)
-	if why != "" && time.Since(until) < followTime {
-		return whyWait
-	}
-	if why != "" {
-		return why
-	}
-	return t.guard(v)
 }
 
 // write writes keys, unless output is waiting to be read, which may take the question away: then it tells to wait.
@@ -4442,17 +4416,23 @@ func (t *typist) write(keys string) (why string) {
 	return ""
 }
 
-// unreadable tells why what is typed now would not be read, or not by itself, nil it would.
-func (t *typist) unreadable(tty TTYState) (why string) {
+// mayBegin tells why the first key is not to be typed, "" it is: what is typed now would not be read, or not by itself,
+// or guard does not let it. A program that does not read may be busy for a moment beyond that time.
+func (t *typist) mayBegin(v sight, until time.Time) (why string) {
 	switch {
-	case t.q != nil && tty.Reading == ReadingBusy:
-		return "the program does not read its keyboard; look at the terminal"
-	case tty.Waiting > 0:
-		return "keys were typed that the program has not read; look at the terminal"
+	case t.q != nil && v.tty.Reading == ReadingBusy:
+		why = "the program does not read its keyboard; look at the terminal"
+	case v.tty.Waiting > 0:
+		why = "keys were typed that the program has not read; look at the terminal"
 	case t.begun > 0:
-		return "a line was begun at the keyboard: end it there, or empty it"
+		why = "a line was begun at the keyboard: end it there, or empty it"
+	default:
+		return t.guard(v)
 	}
-	return ""
+	if time.Since(until) < followTime {
+		return whyWait
+	}
+	return why
 }
 
 // stands tells whether nobody has read the answer; where that is not known, whether its question stands.
@@ -4586,13 +4566,10 @@ func (t *typist) reply() (why string) {
 		}
 		return keys, ""
 	})
-	if why != "" {
-		return why
-	}
-	if alone {
+	if why == "" && alone {
 		return t.spell(first, rest, t.q.rec.takesKeys())
 	}
-	return t.echo()
+	return why
 }
 
 // stillAsked tells why the answer is not to be typed: the question does not stand as it was shown, or somebody else may
@@ -4668,13 +4645,10 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 		}
 		return "", whyWait
 	})
-	if why != "" {
-		return why
-	}
-	if boxed {
+	if why == "" && boxed {
 		return t.enter()
 	}
-	return t.echo()
+	return why
 }
 
 // choose makes these choices of a menu: each by its own key, or by arrows towards it and a key once the pointer stands
@@ -4688,30 +4662,34 @@ func (t *typist) choose(want []int) (why string) {
 			if !t.q.screen.follows(now) || menu != nil && now.unmoved(menu) {
 				return "", "the menu did not follow the keys; look at the terminal"
 			}
-			target, key, ends := t.locate(now, want[0]), "\r", t.echo
-			if t.adapter.Box != nil && now.Pointer >= 0 {
-				ends = t.leaves
-			}
-			if now.Multi {
-				ticked := false
-				target, ticked = t.nextTick(now, want)
-				if ticked {
+			t.steer = now.Multi
+			then = nil
+			target := t.locate(now, want[0])
+			key := "\r"
+			known := t.adapter.Box != nil && now.Pointer >= 0
+			switch {
+			case now.Multi:
+				key = " "
+				target = t.nextTick(now, want)
+				if target < 0 { // all are as wanted
+					t.steer = false
 					then = t.review
 					return cmp.Or(now.Submit, "\r"), ""
 				}
-				key, ends = " ", nil
+			case known:
+				then = t.leaves
+			default:
+				then = func() string { return "" }
 			}
 			if target < 0 {
 				return "", "the choice is no longer on the screen"
 			}
 			menu = now
 			own := now.Choices[target].Keys
-			t.steer = now.Multi
-			then = ends
 			switch {
 			case own != "" && !now.Multi:
 				_, size := utf8.DecodeRuneInString(own)
-				keys, alone := t.opening(own[:size], own[size:], t.adapter.Box == nil || now.Pointer < 0)
+				keys, alone := t.opening(own[:size], own[size:], !known)
 				if alone {
 					then = func() (why string) { return t.spell(own[:size], own[size:], false) }
 				}
@@ -4762,15 +4740,15 @@ func (p *Prompt) unmoved(before *Prompt) bool {
 	return p.Pointer == before.Pointer && slices.Equal(p.Ticked, before.Ticked) && p.all == before.all
 }
 
-// nextTick is the first choice in now whose tick is not as wanted; done: all are.
-func (t *typist) nextTick(now *Prompt, want []int) (target int, done bool) {
+// nextTick is the first choice in now whose tick is not as wanted, −1: all are.
+func (t *typist) nextTick(now *Prompt, want []int) int {
 	for i, ticked := range now.Ticked {
 		wanted := slices.ContainsFunc(want, func(w int) bool { return t.locate(now, w) == i })
 		if ticked != wanted {
-			return i, false
+			return i
 		}
 	}
-	return -1, true
+	return -1
 }
 
 // arrow is the key that moves the pointer of a menu one step towards target.
@@ -4791,21 +4769,17 @@ func (s *session) arrow(now *Prompt, target int) string {
 
 // leaves waits until a known tool's dialog has gone: what still stands did not take the key.
 func (t *typist) leaves() (why string) {
-	why = t.press(sendTime, func(v sight) (keys, why string) {
+	return t.press(sendTime, func(v sight) (keys, why string) {
 		if t.q.screen.same(v.look) {
 			return "", "the dialog did not take the answer; look at the terminal"
 		}
 		return "", ""
 	})
-	if why != "" {
-		return why
-	}
-	return t.echo()
 }
 
 // review confirms the review page that some menus with ticks show before they are done.
 func (t *typist) review() (why string) {
-	why = t.press(sendTime, func(v sight) (keys, why string) {
+	return t.press(sendTime, func(v sight) (keys, why string) {
 		switch {
 		case t.q.screen.follows(v.look):
 			return "", "the menu did not take the answer; look at the terminal"
@@ -4816,10 +4790,6 @@ func (t *typist) review() (why string) {
 		}
 		return "", ""
 	})
-	if why != "" {
-		return why
-	}
-	return t.echo()
 }
 
 // submits are the keys of the last choice of a review page that submits, "" without one.
@@ -4893,14 +4863,17 @@ func (t *typist) send() (why string) {
 	if t.adapter.EscapeBang && !t.command {
 		text = plainText(text)
 	}
-	why = t.press(submitTime, func(sight) (keys, why string) {
-		t.steer = t.q == nil
-		return t.pasted(text), ""
-	})
+	t.steer = t.q == nil
+	why = t.press(submitTime, just(t.pasted(text)))
 	if why != "" {
 		return why
 	}
 	return t.enter()
+}
+
+// just finds keys whatever stands on the screen.
+func just(keys string) func(sight) (keys, why string) {
+	return func(sight) (string, string) { return keys, "" }
 }
 
 // plainText is the text so that the known tools take it for nothing else (measured on all of them): ! runs a command,
@@ -4924,6 +4897,7 @@ func plainText(text string) string {
 func (t *typist) enter() (why string) {
 	plain := t.adapter.Box == nil
 	other := "" // the command that Enter would take instead
+	t.steer = false
 	began := time.Now()
 	why = t.press(t.adapter.SubmitDelay, func(v sight) (keys, why string) {
 		held := t.holdsText()
@@ -4952,7 +4926,7 @@ func (t *typist) enter() (why string) {
 		why = t.left()
 	}
 	if why == textStays {
-		why = t.press(submitTime, func(sight) (keys, why string) { return "\r", "" })
+		why = t.press(submitTime, just("\r"))
 		if why == "" {
 			why = t.left()
 		}
@@ -4960,10 +4934,7 @@ func (t *typist) enter() (why string) {
 			return t.withdraw(t.rec.Tool + " does not take " + t.text + ": nothing was sent")
 		}
 	}
-	if why != "" {
-		return why
-	}
-	return t.echo()
+	return why
 }
 
 // left waits until the text has left the box. Of a command that a tool does not
@@ -4986,10 +4957,8 @@ func (t *typist) left() (why string) {
 // withdraw takes the text out of the box again: it is not sent, for this reason.
 func (t *typist) withdraw(reason string) (why string) {
 	t.given = false
-	why = t.press(submitTime, func(sight) (keys, why string) {
-		t.steer = true
-		return t.adapter.Clear, ""
-	})
+	t.steer = true
+	why = t.press(submitTime, just(t.adapter.Clear))
 	if why != "" {
 		return why
 	}
@@ -5139,6 +5108,7 @@ func (s *session) finish() {
 	s.stop() // cuts requests short
 	<-s.said
 	s.lock()
+	defer s.unlock()
 	s.await(time.Time{}, func() bool { return s.fetching == 0 })
 	signal.Stop(s.signals)    // the books are closed: a signal ends us as it does any program
 	var late <-chan time.Time // nil: what we say is waited for
