@@ -1669,8 +1669,8 @@ func legibly(text string) string {
 //	keepBooks: records of others ─► carryHook, one for each hook's; doInputs: what the phone wants, in order ─► typist
 //	watchdog: what is due by the clock;  watchSignals;  sendStream
 //
-// A sequence waits in await, which gives the turn away meanwhile. So between two awaits nothing changes but by its own
-// hand. Output reaches the host before anything looks at it, and keys the child.
+// A sequence gives the turn away in await, and while it writes to the child. So in between nothing changes but by its
+// own hand. Output reaches the host before anything looks at it, and keys the child.
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
@@ -1962,7 +1962,7 @@ func (s *session) await(until time.Time, holds func() bool) bool {
 	return true
 }
 
-// beside starts a goroutine that has the turn, but while it awaits something. Its panic does not leave the terminal raw.
+// beside starts a goroutine that has the turn, but while it awaits something. Its panic leaves no raw terminal behind.
 func (s *session) beside(f func()) {
 	s.spawn(func() {
 		s.lock()
@@ -2316,14 +2316,14 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	s.startDetector(size)
 	s.rec.PID = s.pty.PID()
 	s.lock()
-	s.work()
+	s.attend()
 	s.finish()
 	return nil
 }
 
-// work starts all that goes on beside the child, and returns when that is gone and its output drained, or not read by
+// attend starts all that goes on beside the child, and returns when that is gone and its output drained, or not read by
 // anybody though we are told to end.
-func (s *session) work() {
+func (s *session) attend() {
 	s.tapped = len(s.taps)
 	s.hostAt = time.Now().Add(reapEvery)
 	s.keyboardAt = time.Now()
@@ -3002,7 +3002,7 @@ func (s *session) copyTap(t tap) {
 	for patience := maxTapReads; err == nil; {
 		var n int
 		n, err = t.r.Read(buf)
-		if errors.Is(err, os.ErrDeadlineExceeded) && patience > 0 { // the child is gone, see work
+		if errors.Is(err, os.ErrDeadlineExceeded) && patience > 0 { // the child is gone, see attend
 			patience--
 			t.r.SetReadDeadline(time.Now().Add(tapQuiet)) // where it fails Read does, too
 			n, err = t.r.Read(buf)
@@ -3100,7 +3100,10 @@ func (s *session) auditToolUse(use toolUse) {
 	id := cmp.Or(use.ID, use.UseID, use.ToolID)
 	switch use.Type {
 	case "tool_use":
-		name := cmp.Or(use.Name, use.ToolName)
+		name := use.Name
+		if name == "" {
+			name = use.ToolName
+		}
 		s.calls[id] = name
 		input := use.Input
 		if input == nil {
@@ -3417,8 +3420,9 @@ func (s *session) takeUp() {
 	for _, h := range hooks {
 		h.stoodAt = time.Now()
 	}
-	if len(hooks) > 0 || s.asked != nil || p.Idle && (p.Turn == TurnReady || !s.cfg.NotifyIdle) {
-		return // an idle box is news at the end of a turn
+	news := !p.Idle || p.Turn != TurnReady && s.cfg.NotifyIdle // an idle box is at the end of a turn
+	if len(hooks) > 0 || s.asked != nil || !news {
+		return
 	}
 	q := &question{screen: p, seenAt: time.Now()}
 	s.asked = q
@@ -3822,8 +3826,8 @@ func (s *session) addHook(rec PromptRecord) {
 	s.beside(func() { s.watchHook(h) })
 }
 
-// carryHook takes a hook's question to its end. The hook gives the tool its answer; whether the dialog was answered here
-// or the hook has ended watchHook notices.
+// carryHook takes a hook's question to its end. The hook gives the tool its answer; watchHook notices that the dialog
+// was answered here, or the hook ended.
 func (s *session) carryHook(h *question) {
 	turn := func() bool { return h.over() || s.inForce() == h }
 	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)
@@ -3846,11 +3850,11 @@ func (s *session) carryHook(h *question) {
 	s.carryNext(h)
 }
 
-// watchHook notices that a hook's question is over without us: its dialog is gone, or the hook itself, which lives until
-// it has passed its answer on.
+// watchHook notices that a hook's question is over without us: its dialog is gone, or the hook itself, which lives
+// until it has passed its answer on.
 func (s *session) watchHook(h *question) {
-	done := func() bool { return h.to != "" || h.rec.settled() || !slices.Contains(s.hooks, h) }
-	gone := func() bool { return done() || h.rec.Open() && s.dialogLeft(h) }
+	done := func() bool { return !slices.Contains(s.hooks, h) }
+	gone := func() bool { return done() || !h.over() && s.dialogLeft(h) }
 	for !done() {
 		next := time.Now().Add(hookCheck)
 		left := h.stoodAt.Add(dialogGone)
@@ -4017,7 +4021,10 @@ func (s *session) handleInput(r *InputRecord) {
 		s.inputDone(&taken, "", Notice{})
 	case "screen":
 		screen := dense(visible(redact(s.det.Screen.Text())))
-		s.inputDone(r, "", Notice{Mono: cmp.Or(screen, "(the screen is empty)")})
+		if screen == "" {
+			screen = "(the screen is empty)"
+		}
+		s.inputDone(r, "", Notice{Mono: screen})
 	case "cancel":
 		s.phoneEnds = true
 		s.terminate(0)
@@ -4086,8 +4093,8 @@ func (s *session) askAgain(r *InputRecord) {
 	s.inputDone(r, "", Notice{})
 }
 
-// stopTurn presses the key that interrupts a turn, again where the tool asks for it, and waits for the turn's end. Texts
-// that still wait are not typed any more.
+// stopTurn presses the key that interrupts a turn, again where the tool asks for it, and waits for the turn's end.
+// Texts that still wait are not typed any more.
 func (s *session) stopTurn(r *InputRecord) {
 	for _, text := range slices.Clone(s.inputs) {
 		if text.types() && text.At.Before(r.At) {
@@ -4287,18 +4294,19 @@ type typist struct {
 	note    string // what else is to be told of the answer, "" nothing
 
 	guard   func(v sight) (why string) // tells why the first key is not to be typed
-	began   time.Time
-	allowed bool      // the first key may be typed, or was
-	unsure  time.Time // since when what changed in the question may be seen moving, zero: nothing may
-	steer   bool      // the keys that are pressed next choose nothing: they move a pointer, or write into a box
-	given   bool      // bytes of the answer have reached the child, or a text's Enter
-	partly  bool      // some had before the last were written
-	writing bool      // some are being written
-	sent    int       // bytes that were written last
-	sentAt  time.Time
-	stood   string // SHA-256 of what stood on the screen when the first key went
-	stopped bool   // at the keyboard
-	word    string // an answer of which the first key was typed alone
+	began   time.Time                  // the work
+	allowed bool                       // the first key may be typed, or was
+	unsure  time.Time                  // since when what changed in the question may be seen moving, zero: nothing may
+	steer   bool                       // the next keys choose nothing: they move a pointer, or write into a box
+	given   bool                       // bytes of the answer have reached the child, or a text's Enter
+	partly  bool                       // some had before the last were written
+	done    bool                       // all is typed
+	writing bool                       // some are being written
+	sent    int                        // bytes that were written last
+	sentAt  time.Time                  // when
+	stood   string                     // SHA-256 of what stood on the screen when the first key went
+	stopped bool                       // at the keyboard
+	word    string                     // an answer of which the first key was typed alone
 }
 
 // sight is what stands on the screen this instant.
@@ -4324,6 +4332,7 @@ func (t *typist) work(do func() (why string)) (why string) {
 	t.began = time.Now()
 	why = do()
 	if why == "" {
+		t.done = true
 		why = t.echo()
 	}
 	if why != "" && t.q != nil && t.sent > 0 && t.pty.TakeBack(t.sent) { // it must not answer the next question
@@ -4353,7 +4362,7 @@ func (t *typist) press(within time.Duration, find func(v sight) (keys, why strin
 		case t.writes():
 			continue
 		case t.came() > t.taken: // it may take the question away
-			if now.After(until.Add(busyTime)) {
+			if !t.done && now.After(until.Add(busyTime)) {
 				return "the program keeps writing"
 			}
 			t.takeOutput()
@@ -4463,6 +4472,7 @@ func (s *session) typeAnswer(q *question) {
 		t.guard = t.boxIsEmpty
 		do = t.send
 	}
+	expired := q.rec.Status == Expired
 	why := t.work(do)
 	if why == "" || t.given {
 		s.transition(q, Injected, func(r *PromptRecord) {
@@ -4475,8 +4485,7 @@ func (s *session) typeAnswer(q *question) {
 		s.typeReason(&q.rec)
 	} else {
 		s.log.Warn("an answer was not typed", "why", why)
-		expired := q.rec.Status == Expired
-		if expired {
+		if expired && !t.given {
 			why = q.rec.Reason + "; nothing was typed: " + why
 		}
 		q.to, q.why = Failed, why
@@ -4545,6 +4554,7 @@ func (t *typist) reply() (why string) {
 	}
 	kind := t.q.rec.Type
 	first, rest := "", ""
+	spelt := false
 	switch {
 	case len(want) > 0:
 		return t.choose(want)
@@ -4553,6 +4563,7 @@ func (t *typist) reply() (why string) {
 	case kind == FreeText || kind == Unknown:
 		text := strings.TrimLeft(t.text, "\n")
 		_, size := utf8.DecodeRuneInString(text)
+		spelt = true
 		first = text[:size]
 		rest = t.pasted(text[size:]) + "\r"
 	default:
@@ -4561,7 +4572,7 @@ func (t *typist) reply() (why string) {
 	alone := false
 	why = t.press(keyGrace+lookTime, func(sight) (keys, why string) {
 		keys = rest
-		if named == nil {
+		if spelt {
 			keys, alone = t.opening(first, rest, true)
 		}
 		return keys, ""
@@ -4596,9 +4607,9 @@ func (t *typist) stillAsked(v sight) (why string) {
 	return ""
 }
 
-// opening is what goes first of an answer. Whether Enter ends it is for the terminal as it is now, not as it was when it
-// was asked: where it takes lines it does. In raw mode the program may take one key, and what follows would answer the
-// next question (e2fsck, mutt): the first key goes alone there, the rest when the program has shown that.
+// opening is what goes first of an answer. Whether Enter ends it is for the terminal as it is now, not as it was when
+// it was asked: where it takes lines it does. In raw mode the program may take one key, and what follows would answer
+// the next question (e2fsck, mutt): the first key goes alone there, the rest when the program has shown that.
 func (t *typist) opening(first, rest string, ends bool) (keys string, alone bool) {
 	key, _ := utf8.DecodeRuneInString(first)
 	switch {
@@ -4623,6 +4634,7 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 		typed, stands := t.det.Behind(first)
 		shown := strings.HasPrefix(strings.ToLower(typed), strings.ToLower(first))
 		reads := v.tty.Reading != ReadingBusy && v.tty.Waiting <= 0
+		boxed = false
 		if text {
 			stands = v.look != nil && v.look.Type == Unknown
 			shown = slices.ContainsFunc([]string{first, "*", "•"}, func(mark string) bool {
@@ -4654,14 +4666,15 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 // choose makes these choices of a menu: each by its own key, or by arrows towards it and a key once the pointer stands
 // there. Each key must show in the menu before the next.
 func (t *typist) choose(want []int) (why string) {
-	var menu *Prompt // as it was before the last key
+	var menu, before *Prompt // as it is, and as it was before the last key
 	for within := keyGrace + lookTime; ; within = sendTime {
 		var then func() (why string) // nil: the menu goes on
 		why := t.press(within, func(v sight) (keys, why string) {
 			now := v.look
-			if !t.q.screen.follows(now) || menu != nil && now.unmoved(menu) {
+			if !t.q.screen.follows(now) || before != nil && now.unmoved(before) {
 				return "", "the menu did not follow the keys; look at the terminal"
 			}
+			menu = now
 			t.steer = now.Multi
 			then = nil
 			target := t.locate(now, want[0])
@@ -4684,7 +4697,6 @@ func (t *typist) choose(want []int) (why string) {
 			if target < 0 {
 				return "", "the choice is no longer on the screen"
 			}
-			menu = now
 			own := now.Choices[target].Keys
 			switch {
 			case own != "" && !now.Multi:
@@ -4711,6 +4723,7 @@ func (t *typist) choose(want []int) (why string) {
 		if then != nil {
 			return then()
 		}
+		before = menu
 	}
 }
 
@@ -4813,7 +4826,7 @@ func (t *typist) echo() (why string) {
 	first, _ := utf8.DecodeRuneInString(t.word)
 	why = t.press(t.cfg.EchoWindow, func(v sight) (keys, why string) {
 		unread := t.q != nil && !t.q.rec.Idle && v.tty.Waiting > 0
-		if unread && v.tty.Reading == ReadingBusy { // a key woke it: whether it reads yet says nothing about what stands
+		if unread && v.tty.Reading == ReadingBusy { // a key woke it: that it is busy says nothing of what stands
 			v.tty.Reading = ReadingYes
 			v.look = t.det.Look(v.tty, time.Now())
 		}
@@ -4969,7 +4982,10 @@ func (t *typist) withdraw(reason string) (why string) {
 		}
 		return "", reason + ". It still stands in the input box"
 	})
-	return cmp.Or(why, reason)
+	if why != "" {
+		return why
+	}
+	return reason
 }
 
 // picksAnother tells whether Enter would take another command than the one typed, without arguments, from the tool's
@@ -5128,12 +5144,12 @@ func (s *session) finish() {
 	}
 }
 
-// endQuestions ends what is still asked, and what is being typed: a write to a closed terminal returns, and what it says
-// decides whether an answer was typed.
+// endQuestions ends what is still asked, and what is being typed: a write to a closed terminal returns, and what it
+// says decides whether an answer was typed.
 func (s *session) endQuestions() {
 	s.await(time.Time{}, func() bool { return s.opened && !s.inFlight })
 	for _, h := range slices.Clone(s.hooks) {
-		stored := s.promptInState(h.rec.ID) // what the hook has passed on was answered, though we may not have heard of it
+		stored := s.promptInState(h.rec.ID) // what it has passed on was answered, though we may not have heard of it
 		if stored != nil {
 			h.rec = *stored
 		}
