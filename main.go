@@ -1549,10 +1549,17 @@ func legibly(text string) string {
 
 // ---- the session: one run of a tool ----
 //
-// All data has one owner, the loop: Screen, Detector, questions, gate, queues. It only selects, and appends to the
-// store. Beside it run copyOutput, a copyTap for each pipe that is read along, readKeys, a writer and a waiter of the
-// PTY, the store's follower, the poller, and one sender per call of the channel; they end with the PTY, the context or
-// the process. Output reaches the host before anything looks at it, and keys the child.
+// Each goroutine is a short story, and whoever looks or decides has the turn:
+//
+//	child ─► copyOutput ─► host terminal        readKeys ─► child, or, while a typist works, held
+//	             └────► backlog ◄───────────────────┘
+//	                       ▼
+//	                    detector: screen, what is asked ─► carry, one for each question ─► typist ─► child
+//	keepBooks: records of others ─► carryHook, one for each hook's; doInputs: what the phone wants, in order ─► typist
+//	watchdog: what is due by the clock;  watchSignals;  sendStream
+//
+// A sequence gives the turn away in await, and while it writes to the child. So in between nothing changes but by its
+// own hand. Output reaches the host before anything looks at it, and keys the child.
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
@@ -1565,19 +1572,19 @@ const (
 	sameMoment   = time.Second            // before a decision: a key and a tap may cross
 	recordAfter  = time.Second / 50       // the start of the tool: before that only its end is recorded
 	retryEvery   = time.Second            // between attempts to record a question
-	lookTime     = time.Second            // for the gate to see its question
+	lookTime     = time.Second            // for a typist to see its question
 	frameTime    = 30 * time.Millisecond  // for a frame to be painted, with --stream: pieces ≤ 30 ms apart
-	gatePoll     = time.Second / 40       // between looks of the gate
+	typistLook   = time.Second / 40       // between looks of a typist
 	keyboardLook = time.Second / 4        // between looks whether the keyboard is ours, and the tool reads it
 	tapQuiet     = 100 * time.Millisecond // of silence after the child's end, then a tap ends
-	busyTime     = 3 * time.Second        // beyond its time: the gate waits for a pause of the output
+	busyTime     = 3 * time.Second        // beyond its time: a typist waits for a pause of the output
 	followTime   = time.Second            // for a program that may take one key to show it
 	readTime     = 5 * time.Second        // to read it: until then it is only busy
 	submitTime   = 3 * time.Second        // for a text to be taken
 	inputTime    = time.Minute            // that what the phone wants waits for what is under way
 	inputLook    = time.Second / 20       // between looks whether that is over
 	stopTime     = 5 * time.Second        // for a turn to end: up to 1.6 s (qwen 0.24)
-	sendTime     = 3 * time.Second        // for a tool to show a key, typed here or by the gate: busy 2.2 (claude 2.1)
+	sendTime     = 3 * time.Second        // for a tool to show a key, typed here or by us: busy 2.2 (claude 2.1)
 	detectEvery  = time.Second / 100      // between looks of the detector
 	reapEvery    = time.Minute            // between looks for sessions that died, and at the host's terminal
 	hostLook     = time.Second            // after a SIGHUP: a shell that dies of one passes it on first
@@ -1588,17 +1595,14 @@ const (
 	drainStream  = 10 * time.Minute       // for all output, with --stream
 	doingEvery   = time.Second            // between records of what is done
 	outputEvery  = 30 * time.Second       // between records of the last output
-	flowEvery    = 260 * time.Millisecond // between looks at output that flows: one is due then, see lookEvery
 )
 
 // Sizes of a session, in bytes unless said otherwise.
 const (
 	maxMessage  = 4096      // of an operator's text
-	maxHeld     = 64 << 10  // of keys that wait for the gate
+	maxHeld     = 64 << 10  // of keys that wait for the typist
 	maxUnread   = 512 << 10 // of output that the screen may lag behind the host
 	wakeUnread  = 256 << 10 // of it are not left to gather
-	maxKeys     = 512       // pieces of keys that the loop may lag behind the child
-	wakeKeys    = 128       // of them are not left to gather
 	maxArrow    = 32        // of a key that moves
 	maxTapReads = 1000      // of a tap after the child's end
 	tapBytes    = 64 << 10  // of one read of a tap: a pipe holds as much
@@ -1608,16 +1612,16 @@ const (
 // suspendKey is ^Z: where a shell resumes us it stops the tool, and answers nothing.
 const suspendKey = "\x1a"
 
-// questionOpen refuses text while something else is asked.
-const questionOpen = "a question is open: answer it, or press ESC with /keys"
-
-// waitsHere says where questions go without a phone.
-const waitsHere = ": questions wait for the keyboard or `atlasbridge answer`"
-
-// bothAnswered is the reason of a question that was answered here and on the phone in the same
-// moment.
-const bothAnswered = "a key was pressed at the keyboard in the same moment: " +
-	"the terminal shows which of the two counted"
+// Reasons that are given in several places.
+const (
+	questionOpen = "a question is open: answer it, or press ESC with /keys" // refuses text
+	programEnded = "the program ended"
+	leftScreen   = "the question left the screen"
+	worksAgain   = "the tool works again"
+	waitsHere    = ": questions wait for the keyboard or `atlasbridge answer`"
+	bothAnswered = "a key was pressed at the keyboard in the same moment: " +
+		"the terminal shows which of the two counted"
+)
 
 var (
 	// reReport is what terminals send by themselves (ctlseqs).
@@ -1633,7 +1637,7 @@ var (
 // session is one run of a tool.
 type session struct {
 	world
-	// Set before the loop runs; any goroutine may read them.
+	// Set before the goroutines start; any of them may read them.
 	st          *Store
 	ch          Channel
 	tg          *Telegram // ch, unless that is local
@@ -1652,9 +1656,8 @@ type session struct {
 	hooked      bool      // the tool's hooks ask
 	signals     chan os.Signal
 	resized     <-chan os.Signal
-	events      chan func()     // of the goroutines, for the loop to run
 	back        chan struct{}   // a value when listens has become true
-	ctx         context.Context // of what goes on beside the loop, until stop
+	ctx         context.Context // of what goes on beside the child, until stop
 	stop        func()
 	polling     sync.WaitGroup
 	lastWords   chan struct{} // closed when the channel is to end with what there is to say
@@ -1670,31 +1673,30 @@ type session struct {
 	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil: it is not raw
 	first   sync.Once                    // what is written to the terminal first: the child's output, or a line of ours
 
-	// All that follows is the loop's. First what the program is and does.
+	// Who has the turn owns all that follows. First what the program is and does.
+	turn      turn
+	news      chan struct{} // closed, and made anew, when something may have changed
+	over      bool          // the child has ended: nothing is begun any more
 	cfg       *Config
 	rec       SessionRecord
 	det       *Detector
 	cast      *recording        // nil without --record
 	jsonLine  []byte            // unfinished line of stream-json, nil for other tools
 	calls     map[string]string // in stream-json without a result so far: the tools, by the calls' ids
-	lookAt    time.Time         // with --stream: when an agent's window is looked at, zero: there is nothing new
-	flushAt   time.Time         // with --stream: when what was gathered is sent, zero: there is nothing
 	answer    string            // the tool's last, by its hook; "" none came
 	fed       bool              // standard input is a pipe that has not ended: who feeds it answers
 	phoneEnds bool              // by the phone
 	unshown   error             // why output could not be written to the host, nil: all was
-	fetching  int               // files that have not come
 	taken     int64             // bytes of output that the screen has got
+	drained   bool              // that is all from the terminal
 	tapped    int               // taps that have not ended
 	trouble   string            // of the state file
-	opened    bool              // the state was read, or could not be: until then nothing is recorded
+	opened    bool              // the state was read, or could not be
+	recorded  bool              // the session is in it, as far as it can be written
 	warning   string            // of the tool's version, to be told at the end
 
 	answeredAt time.Time // when answer came
-	recordAt   time.Time // when the session is recorded
-	next       time.Time // when the loop turns at the latest
 	detectedAt time.Time // when the detector last looked
-	outputAt   time.Time // when output last came that was taken
 	lastKey    time.Time // when somebody last typed here
 	phoneAt    time.Time // when the phone last answered or sent something
 	doingAt    time.Time // when what is done was last recorded
@@ -1702,78 +1704,74 @@ type session struct {
 	hostAt     time.Time // when to look whether the host's terminal is there
 	toldToEnd  time.Time // when it was told to end, or saw that the terminal has gone; zero: neither
 	keyboardAt time.Time // when to look whether the keyboard is wanted
-	stoppedAt  time.Time // when the tool was stopped, and we are to stop with it; zero: neither
 
 	// What is asked.
-	seen    *Prompt      // what the detector last found, until it is gone
-	seenAs  string       // named, when it was found
-	spent   *Prompt      // seen, when the tool has said that it is over
-	spentAt time.Time    // when that was
-	lapsed  bool         // what stands on the screen expired: it may be asked again
-	q       *question    // in force
-	hooks   []*question  // of hooks, in the order they came; q may be one of them
-	named   string       // what a known tool says that it asks: the protocol's words, "" nothing
-	namedBy string       // who pressed keys since, "" nobody
-	over    []overDialog // dialogs that the tool has named, and that are over
-	calm    time.Time    // since when a known tool says that it asks nothing; zero: it asks
+	seen    *Prompt     // what the detector last found, until it is gone
+	seenAs  string      // named, when it was found
+	lapsed  bool        // what stands on the screen expired: it may be asked again
+	asked   *question   // of the screen
+	hooks   []*question // of hooks, in the order they came
+	carried int         // goroutines that carry one of these, or an input
+	named   string      // what a known tool says that it asks: the protocol's words, "" nothing
+	calm    time.Time   // since when a known tool says that it asks nothing; zero: it asks
 
 	// What is typed.
 	inputs   []*InputRecord     // what the phone wants of us, in order
 	heard    []string           // ids of all that came: a record may change, and comes again
 	files    map[string]fetched // of those inputs that have come
-	records  <-chan Record      // of others, about this session
-	halt     *halt              // a turn that is being interrupted, nil none
-	gate     *gate
-	unended  []func()    // ends that could not be recorded
-	endAt    time.Time   // when that is tried again
-	held     []typedKeys // at the keyboard while the gate types
-	begun    int         // characters of a line that was begun and not ended, in line mode
-	typing   []byte      // for the writer, but for the gate's keys
-	inFlight bool        // a write is under way
+	fetching int                // files that have not come
+	typist   *typist            // who types, nil nobody
+	held     []typedKeys        // at the keyboard meanwhile
+	begun    int                // characters of a line that was begun and not ended, in line mode
+	typing   []byte             // for the writer
+	inFlight bool               // it writes
 }
 
 // question is a prompt that waits for an answer, and what is known of it beyond its record.
 type question struct {
 	rec     PromptRecord // Status "" until it is stored
 	screen  *Prompt      // as the detector saw it; nil: a hook asks
-	askAt   time.Time    // nothing of it is recorded before: a hook may ask the same, or the state is in trouble
-	shownAt time.Time    // when the dialog of a known tool was seen
-	decided bool         // the gate is to type what the record says
+	seenAt  time.Time    // when that was
 	typedBy string       // who pressed a key that may have answered it, "" nobody
 	typedAt time.Time    // when that was
+	to      State        // it is to end so, "" it stands
+	why     string       // for this reason
 
-	// Of a hook's.
-	dialog  *Prompt   // its dialog as it stands on the screen, nil when it does not
-	goneAt  time.Time // when its dialog left the screen
-	checkAt time.Time // when to look whether the hook still lives
-	passed  time.Time // when the hook had given its answer to the tool
+	stoodAt time.Time // a hook's: when its dialog last appeared or left; zero: it was not seen
 }
 
-// overDialog is a dialog that the tool has named by the protocol and that is over.
-type overDialog struct {
-	named string
-	at    time.Time
-	by    string // who pressed keys while it stood, "" nobody
+// backlog is what has happened at the child's terminal and the screen has not got: output that the host has, and keys
+// that the child has. It gathers for settleQuiet, unless it is wanted at once.
+type backlog struct {
+	wake chan struct{} // the detector is to take it now
+	look *time.Timer   // or when this fires
+	mu   sync.Mutex    // guards what follows
+	room *sync.Cond    // of mu: output was taken
+
+	bytes []byte
+	spare []byte    // what was taken last, to be used again
+	at    time.Time // when the last output came
+	armed bool      // look will fire
+	hurry bool      // each piece is wanted at once
+	ended bool      // no more comes
+
+	modes   func() Modes // of the child's terminal; set before the first key
+	keys    []typedKeys  // those that the child has got
+	held    bool         // no more go straight to the child: somebody else types
+	passing bool         // some are being written to it
 }
 
-// halt is the interruption of a turn: its key was pressed.
-type halt struct {
-	input *InputRecord // that asked for it
-	until time.Time    // the turn must have ended by then
-	twice bool         // the tool has asked for the key again, and got it
+// typedKeys are keys that were typed here, or what a pipe brought: nil at its end.
+type typedKeys struct {
+	keys   []byte
+	at     time.Time
+	behind int   // bytes of output that were there before
+	modes  Modes // of the child's terminal before it got them
+	stood  bool  // nobody had read the answer that was being typed: they belong to its question
 }
 
-// write is what the writer writes, in one piece. An answer of ours is not written when output is
-// waiting to be read: it may take the question away.
-type write struct {
-	p      []byte
-	answer bool
-	taken  int64     // what the screen had got when the answer was chosen
-	at     time.Time // when the writer wrote it
-}
-
-// errUnread is a write that was not made because output was waiting.
-var errUnread = errors.New("output is waiting")
+// hidden tells whether the terminal did not show the keys, as when a password is read: no recording has them.
+func (k typedKeys) hidden() bool { return k.modes.Canonical && !k.modes.Echo }
 
 // toolUse is a call of a tool in stream-json output, or its result: among the content of a message (claude, qwen), or
 // on a line of its own, with other names for the same (gemini).
@@ -1790,43 +1788,6 @@ type toolUse struct {
 	Parameters json.RawMessage `json:"parameters"`
 	Status     string          `json:"status"`
 }
-
-// backlog is what has happened at the child's terminal and the loop has not seen: output that the host has got, and
-// keys. It gathers until no more output comes for a while: to wake the loop for each piece costs more than to read it.
-type backlog struct {
-	wake chan struct{} // the loop is to take it at once
-	room chan struct{} // output was taken
-	more chan struct{} // keys were
-	look *time.Timer   // or when this comes
-	mu   sync.Mutex    // guards what follows
-
-	bytes []byte
-	spare []byte    // what was taken last, to be used again
-	at    time.Time // when the last output came
-	armed bool      // look will come
-	since time.Time // since when
-	flows bool      // output has not settled for long: look comes seldom
-	hurry bool      // the loop takes each piece at once
-	ended bool      // no more comes
-
-	modes   func() Modes // of the child's terminal; set before the first key
-	keys    []typedKeys  // those that have gone past the loop first
-	held    bool         // no more go past it: it types, or is to pass some on
-	passing bool         // some are being written to the child past it
-}
-
-// typedKeys are keys that were typed here, or what a pipe brought: nil at its end.
-type typedKeys struct {
-	keys   []byte
-	at     time.Time
-	behind int   // bytes of output that were there before; of those that passed
-	passed bool  // they go to the child past the loop; else the loop is to pass them on
-	modes  Modes // of the child's terminal before it got them
-	stood  bool  // nobody had read the answer that the gate was typing: they belong to its question
-}
-
-// hidden tells whether the terminal did not show the keys, as when a password is read: no recording has them.
-func (k typedKeys) hidden() bool { return k.modes.Canonical && !k.modes.Echo }
 
 // hostStream is a standard stream of ours. Another process that has the same terminal may set it to
 // O_NONBLOCK at any time: Read and Write wait all the same.
@@ -1848,6 +1809,54 @@ type tap struct {
 	w    *os.File // the child's
 	out  io.Writer
 	seen func(p []byte) // is told of all of it
+}
+
+// lock waits for the turn.
+func (s *session) lock() { s.turn.Lock() }
+
+// unlock ends the turn. Who awaits something looks whether it has come.
+func (s *session) unlock() {
+	s.tellNews()
+	s.turn.Unlock()
+}
+
+// tellNews has all who await something look whether it has come, when the turn is free.
+func (s *session) tellNews() {
+	close(s.news)
+	s.news = make(chan struct{})
+}
+
+// await gives the turn away until holds is true, at most until that time; the zero time never comes. It tells whether
+// holds is true.
+func (s *session) await(until time.Time, holds func() bool) bool {
+	s.tellNews()
+	for !holds() {
+		var late <-chan time.Time
+		if !until.IsZero() {
+			left := time.Until(until)
+			if left <= 0 {
+				return false
+			}
+			late = time.After(left)
+		}
+		news := s.news
+		s.turn.Unlock()
+		select {
+		case <-news:
+		case <-late:
+		}
+		s.turn.Lock()
+	}
+	return true
+}
+
+// beside starts a goroutine that has the turn, but while it awaits something. Its panic leaves no raw terminal behind.
+func (s *session) beside(f func()) {
+	s.spawn(func() {
+		s.lock()
+		defer s.unlock()
+		f()
+	})
 }
 
 // ---- start ----
@@ -1932,9 +1941,12 @@ func newSession(c *command) (*session, error) {
 		adapter: adapterFor(cmp.Or(c.opts.text("adapter"), tool)),
 		notes:   hostStream{c.stderr},
 		signals: make(chan os.Signal, 8),
-		events:  make(chan func()),
 		back:    make(chan struct{}, 1),
 		output:  newBacklog(),
+		turn:    make(turn, 1),
+		news:    make(chan struct{}),
+		files:   map[string]fetched{},
+		calls:   map[string]string{},
 		rec:     sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
 	}
 	s.tg.session = s.rec.ID
@@ -2177,7 +2189,6 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	}
 	defer s.restore()
 	s.listen()
-	s.begin()
 	if s.cfg.Channel == "telegram" {
 		s.polling.Go(func() {
 			defer s.st.catchPanic()
@@ -2192,50 +2203,80 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	})
 	s.startDetector(size)
 	s.rec.PID = s.pty.PID()
-	s.loop()
+	s.lock()
+	s.attend()
 	s.finish()
 	return nil
 }
 
-// begin copies the child's output from now on and reads the state beside that: how much history there is delays
-// nothing that the child does.
-func (s *session) begin() {
+// attend starts all that goes on beside the child, and returns when that is gone and its output drained, or not read by
+// anybody though we are told to end.
+func (s *session) attend() {
+	s.tapped = len(s.taps)
+	s.hostAt = time.Now().Add(reapEvery)
+	s.keyboardAt = time.Now()
 	s.detectedAt = time.Now() // nothing to look at yet
 	s.spawn(s.copyOutput)
 	for _, t := range s.taps {
-		s.tapped++
 		s.spawn(func() { s.copyTap(t) })
 	}
+	if s.in != nil {
+		s.output.modes = s.pty.Modes
+		s.spawn(s.readKeys)
+	}
 	s.spawn(func() {
-		err := s.st.open()
-		s.events <- func() { s.stateOpened(err) }
+		code := s.pty.Wait()
+		for _, t := range s.taps {
+			t.r.SetReadDeadline(time.Unix(1, 0)) // wakes copyTap; fails after its end
+		}
+		s.lock()
+		s.rec.ExitCode = &code
+		s.unlock()
 	})
+	s.spawn(s.detector)
+	s.spawn(s.keepBooks)
+	s.spawn(s.watchSignals)
+	s.beside(s.watchdog)
+	s.beside(s.writeTyping)
+	s.beside(s.doInputs)
+	if s.cfg.Stream {
+		s.beside(s.sendStream)
+	}
+	told := func() bool { return !s.toldToEnd.IsZero() }
+	ended := func() bool { return s.rec.ExitCode != nil && s.drained && s.tapped == 0 }
+	s.await(time.Time{}, func() bool { return ended() || told() && s.rec.ExitCode != nil })
+	if told() { // nobody may read our output, or a grandchild write on and on
+		s.await(s.toldToEnd.Add(endWait), ended)
+	}
 }
 
-// stateOpened notes that the state was read, or could not be.
-func (s *session) stateOpened(err error) {
+// keepBooks reads the state beside the child: how much history there is delays nothing that that does. It records the
+// session, and follows what others record of it. A child that ends before is recorded once, with its end.
+func (s *session) keepBooks() {
+	err := s.st.open()
+	s.lock()
 	s.opened = true
-	s.recordAt = s.rec.StartedAt.Add(recordAfter)
 	s.reapAt = time.Now().Add(firstReap)
 	if err != nil {
 		s.tellTrouble("opening the state", err)
 	}
-}
-
-// recordStart records the session, and follows what others record of it. A child that ends before is recorded once,
-// with its end. It tells whether that is done.
-func (s *session) recordStart() (done bool) {
-	if s.records != nil {
-		return true
-	}
-	if s.rec.ExitCode != nil || !s.turnAt(s.recordAt) {
-		return false
+	if s.await(s.rec.StartedAt.Add(recordAfter), func() bool { return s.over || s.rec.ExitCode != nil }) {
+		s.unlock()
+		return
 	}
 	debug.SetGCPercent(25) // 12 MB instead of 16, less than 1 % more time at full output (measured); not while reading
 	s.save("recording the session", ref(s.rec))
 	s.notify(Notice{First: true, Text: "started\nin " + s.rec.Cwd})
-	s.records = s.st.Follow(s.ctx, s.rec.ID, s.open.Load)
-	return true
+	s.recorded = true
+	s.unlock()
+	for r := range s.st.Follow(s.ctx, s.rec.ID, s.open.Load) {
+		s.lock()
+		s.takeOutput() // and keys: they were first
+		if !s.over {
+			s.handleRecord(r)
+		}
+		s.unlock()
+	}
 }
 
 // tellDestination tells the person at the terminal where questions go, before anything of the child's is copied.
@@ -2289,12 +2330,12 @@ func (s *session) makeRaw() error {
 	return nil
 }
 
-// keyboardStep reads the keyboard as soon as that is ours and the tool's. Who is let go on in the background and
+// readKeyboard reads the keyboard as soon as that is ours and the tool's. Who is let go on in the background and
 // brought to the foreground later gets no signal of that from bash. And where the tool's output goes to another program
 // that one may read the keyboard itself, as less does, and writes to a terminal that is not raw: until the tool reads
 // its own.
-func (s *session) keyboardStep() {
-	if s.keys == nil || s.raw.Load() || s.ctx.Err() != nil || !s.turnAt(s.keyboardAt) {
+func (s *session) readKeyboard() {
+	if !s.mayListen() {
 		return
 	}
 	s.keyboardAt = time.Now().Add(keyboardLook)
@@ -2308,6 +2349,9 @@ func (s *session) keyboardStep() {
 	s.resize()
 	s.listen()
 }
+
+// mayListen tells whether the keyboard is not read although it may be one day.
+func (s *session) mayListen() bool { return s.keys != nil && !s.raw.Load() && s.ctx.Err() == nil }
 
 // listen has the keys of the host's terminal read, if it is raw.
 func (s *session) listen() {
@@ -2327,7 +2371,7 @@ func (s *session) restore() {
 	}
 }
 
-// checkVersion asks the tool, which argv0 runs, for its version beside the loop, and warns of one that was not tried.
+// checkVersion asks the tool, which argv0 runs, for its version beside the child, and warns of one that was not tried.
 func (s *session) checkVersion(argv0 string) {
 	name := s.adapter.Name
 	if adapterFor(argv0) == s.adapter { // --adapter may be another's
@@ -2337,21 +2381,15 @@ func (s *session) checkVersion(argv0 string) {
 	env := childEnv(os.Environ(), s.cfg, "")
 	s.spawn(func() {
 		t.probe(s.ctx, env)
-		if s.ctx.Err() != nil { // it was not let finish
+		if s.ctx.Err() != nil || t.Warning == "" { // it was not let finish
 			return
 		}
-		warning := ""
-		if t.Warning != "" {
-			warning = t.Warning
-			defer s.log.Warn(warning)
-			if s.tellFirst(warning) {
-				warning = ""
-			}
+		if !s.tellFirst(t.Warning) {
+			s.lock()
+			s.warning = t.Warning
+			s.unlock()
 		}
-		select {
-		case s.events <- func() { s.warning = warning }:
-		case <-s.ctx.Done(): // nobody tells it any more
-		}
+		s.log.Warn(t.Warning)
 	})
 }
 
@@ -2377,143 +2415,78 @@ func (s *session) spawn(f func()) {
 	}()
 }
 
-// crashing puts the host's terminal back and ends the child: a goroutine of ours panics. The loop still turns.
+// crashing puts the host's terminal back and ends the child: a goroutine of ours panics. The others still run.
 func (s *session) crashing() {
 	s.stop()
 	s.restore()
 	s.pty.Terminate(0)
-	s.restore() // it may just have been at keyboardStep
+	s.restore() // it may just have been at readKeyboard
 }
 
-// ---- loop ----
+// ---- clock and signals ----
 //
-// One goroutine owns the session: it takes what comes, then does what is due.
+// What is due by the clock, and what the system tells us.
 
-// loop runs until the child is gone and its output drained, or not read by anybody though we are told to end.
-func (s *session) loop() {
-	writes := make(chan write)
-	defer close(writes)
-	if s.in != nil {
-		s.output.modes = s.pty.Modes
-		s.spawn(s.readKeys)
-	}
-	s.spawn(func() { s.writePTY(writes) })
-	s.spawn(func() {
-		code := s.pty.Wait()
-		for _, t := range s.taps {
-			t.r.SetReadDeadline(time.Unix(1, 0)) // wakes copyTap; fails after its end
+// watchdog does what is due: dead sessions are closed, what the tool does is recorded, the host's terminal is watched
+// for its end, and the keyboard for the time when it is ours.
+func (s *session) watchdog() {
+	for {
+		due := s.nextDuty()
+		s.await(due, func() bool { return s.over || !s.nextDuty().Equal(due) })
+		now := time.Now()
+		if s.over {
+			return
 		}
-		s.events <- func() { s.rec.ExitCode = &code }
-	})
-	turn := time.NewTimer(0)
-	for drained := false; !s.unheard() && (s.rec.ExitCode == nil || !drained || s.tapped > 0); {
-		turn.Reset(time.Until(s.next))
-		w, ready := s.nextWrite()
-		var toWriter chan<- write // a nil channel never becomes ready
-		if ready {
-			toWriter = writes
+		if s.mayListen() && !s.keyboardAt.After(now) {
+			s.readKeyboard()
 		}
-		select {
-		case <-s.output.wake:
-		case <-s.output.look.C:
-			if !s.output.due() {
-				continue
+		if !s.hostAt.After(now) {
+			s.hostAt = now.Add(reapEvery)
+			if s.toldToEnd.IsZero() && s.hostGone() {
+				s.hangUp()
 			}
-		case toWriter <- w:
-			s.handedOver(w)
-		case happened := <-s.events:
-			happened()
-		case rec := <-s.records:
-			s.takeOutput() // and keys: they were first
-			s.handleRecord(rec)
-		case <-s.resized:
-			s.keyboardAt = time.Time{} // we are in the foreground: no other gets that signal
-			s.keyboardStep()
-			s.resize()
-		case sig := <-s.signals:
-			s.handleSignal(sig)
-		case <-s.pty.Stopped():
-			s.toolStopped()
-		case <-turn.C:
 		}
-		drained = s.takeOutput()
-		s.tick()
+		if s.recorded && !s.reapAt.After(now) {
+			s.reapAt = now.Add(reapEvery)
+			err := s.st.Reap(now) // whoever polls edits their messages
+			s.tellTrouble("closing dead sessions", err)
+		}
+		if at := s.activityDue(); !at.IsZero() && !at.After(now) {
+			s.doingAt = now
+			s.rec.Activity = s.det.Activity()
+			s.rec.LastSeen = ref(s.det.LastOutput().UTC())
+			s.save("recording the session", ref(s.rec))
+		}
 	}
 }
 
-// tick looks at the screen and does what waits for a time.
-func (s *session) tick() {
-	s.next = time.Now().Add(reapEvery)
-	s.suspendStep()
-	s.keyboardStep()
-	s.detect()
-	if !s.opened || !s.recordStart() {
-		return
+// nextDuty is when the watchdog has something to do next.
+func (s *session) nextDuty() time.Time {
+	next := s.hostAt
+	for _, at := range []time.Time{s.reapAt, s.activityDue()} {
+		if s.recorded && !at.IsZero() && at.Before(next) {
+			next = at
+		}
 	}
-	s.hookStep()
-	s.spentStep()
-	s.questionStep()
-	s.endStep()
-	s.inputStep()
-	s.gateStep()
-	s.streamStep()
-	s.activityStep()
-	s.reap()
-	s.watchHost()
-	s.open.Store(s.q != nil)
-	s.output.takeEach(!s.gathers())
-	if s.gate == nil && len(s.typing)+len(s.held) == 0 && !s.inFlight {
-		s.output.letPass()
+	if s.mayListen() && s.keyboardAt.Before(next) {
+		next = s.keyboardAt
 	}
+	return next
 }
 
-// turnAt has the loop turn at that time at the latest. It tells whether the time has come already.
-func (s *session) turnAt(at time.Time) (come bool) {
-	now := time.Now()
-	if at.After(now) && at.Before(s.next) {
-		s.next = at
+// activityDue is when to record what the tool does, as that has changed, or when its output last came; zero: neither is
+// news.
+func (s *session) activityDue() time.Time {
+	last := s.rec.LastSeen
+	switch {
+	case !s.recorded:
+		return time.Time{}
+	case s.det.Activity() != s.rec.Activity:
+		return s.doingAt.Add(doingEvery)
+	case last == nil || s.det.LastOutput().UTC().After(*last):
+		return s.doingAt.Add(outputEvery)
 	}
-	return !at.After(now)
-}
-
-// turnBy has the loop turn at that time, at once where it has come: this process may not have run for a while.
-func (s *session) turnBy(at time.Time) {
-	if s.turnAt(at) {
-		s.next = time.Now()
-	}
-}
-
-// activityStep records what is done when that has changed, and now and then when output last came.
-func (s *session) activityStep() {
-	doing := s.det.Activity()
-	last := s.det.LastOutput().UTC()
-	var recorded time.Time
-	if s.rec.LastSeen != nil {
-		recorded = *s.rec.LastSeen
-	}
-	wait := outputEvery
-	if doing != s.rec.Activity {
-		wait = doingEvery
-	} else if !last.After(recorded) {
-		return
-	}
-	if !s.turnAt(s.doingAt.Add(wait)) {
-		return
-	}
-	s.doingAt = time.Now()
-	s.rec.Activity = doing
-	s.rec.LastSeen = &last
-	s.save("recording the session", ref(s.rec))
-}
-
-// reap fails the prompts of sessions whose process is gone; whoever polls edits their messages.
-func (s *session) reap() {
-	if !s.turnAt(s.reapAt) {
-		return
-	}
-	s.reapAt = time.Now().Add(reapEvery)
-	err := s.st.Reap(time.Now())
-	s.tellTrouble("closing dead sessions", err)
+	return time.Time{}
 }
 
 // save stores records. False: it could not, which the operator is told. What is not in the state is
@@ -2560,11 +2533,41 @@ func (s *session) promptInState(id string) *PromptRecord {
 	return p
 }
 
+// watchSignals does what signals want, follows the size of the host's terminal, and stops with the tool.
+func (s *session) watchSignals() {
+	for {
+		var act func()
+		select {
+		case <-s.resized:
+			act = func() {
+				s.readKeyboard() // we are in the foreground: no other gets that signal
+				s.resize()
+			}
+		case sig := <-s.signals:
+			act = func() { s.handleSignal(sig) }
+		case <-s.pty.Stopped():
+			act = s.stopWithTool
+		case <-s.ctx.Done():
+			return
+		}
+		s.lock()
+		act()
+		s.unlock()
+	}
+}
+
 // handleSignal stops the tool, or lets it go on, or reloads the configuration on SIGHUP. A SIGHUP that came because the
 // terminal is lost, or at a terminal where there is nothing to reload, ends the session, as every other signal does;
-// but ^C and ^\ at a terminal that is not raw are for the tool.
+// but ^C and ^\ at a terminal that is not raw are for the tool. Once the child has ended a signal cuts short what is
+// left to send.
 func (s *session) handleSignal(sig os.Signal) {
 	switch {
+	case s.over && sig != resumeSignal && sig != suspendSignal:
+		s.stop()
+	case s.over:
+		if sig == suspendSignal && s.host.Resumes { // else nobody would resume us
+			s.suspend()
+		}
 	case sig == suspendSignal:
 		if s.host.Resumes {
 			_ = s.pty.Signal(sig) // a child that is gone needs none; when it stops, so do we
@@ -2603,50 +2606,20 @@ func (s *session) hostGone() bool {
 	return err != nil || s.ttyOurs && !ownTerminal(s.tty)
 }
 
-// watchHost ends the session when its terminal has gone and no signal has told.
-func (s *session) watchHost() {
-	if !s.turnAt(s.hostAt) {
-		return
-	}
-	s.hostAt = time.Now().Add(reapEvery)
-	if s.toldToEnd.IsZero() && s.hostGone() {
-		s.hangUp()
-	}
-}
-
 // hangUp ends the child as the end of its own terminal would, which ends the session.
 func (s *session) hangUp() {
 	_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
 	s.terminate(0)
 }
 
-// unheard reports whether the child has ended as we were told to, and what it left has not been read within endWait:
-// nobody reads our output, or a grandchild writes on and on.
-func (s *session) unheard() bool {
-	return !s.toldToEnd.IsZero() && s.rec.ExitCode != nil && s.turnAt(s.toldToEnd.Add(endWait))
-}
-
-// toolStopped has us stop with the tool where a shell resumes us.
-func (s *session) toolStopped() {
-	if s.host.Resumes {
-		s.stoppedAt = time.Now()
-	}
-}
-
-// suspendStep stops us when the tool has stopped and what it wrote before that is on the host's terminal.
-func (s *session) suspendStep() {
-	if s.stoppedAt.IsZero() {
+// stopWithTool stops us with the tool, where a shell resumes us, when what it wrote before is on the host's terminal.
+func (s *session) stopWithTool() {
+	if !s.host.Resumes {
 		return
 	}
-	due := s.stoppedAt.Add(2 * gatePoll) // what is on its way through the terminal is counted by then
-	if s.came() > s.taken {
-		due = s.stoppedAt.Add(lookTime)
-	}
-	if !s.turnAt(due) {
-		s.turnBy(time.Now().Add(gatePoll))
-		return
-	}
-	s.stoppedAt = time.Time{}
+	s.await(time.Now().Add(2*typistLook), func() bool { return false }) // what is on its way through is counted by then
+	ring(s.output.wake)
+	s.await(time.Now().Add(lookTime), func() bool { return s.came() <= s.taken })
 	s.suspend()
 }
 
@@ -2706,9 +2679,10 @@ func (s *session) reload() {
 	s.audit("auditing the reload", Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID})
 }
 
-// ---- bytes ----
+// ---- relay ----
 //
-// What the child writes goes to the host first. What we type goes through one writer, keys past it (see keyboard).
+// What the child writes goes to the host first, and what somebody types here to the child. While a typist works the
+// keyboard waits.
 
 // Read waits for input.
 func (h hostStream) Read(p []byte) (int, error) {
@@ -2755,34 +2729,16 @@ func (k hostKeys) Read(p []byte) (int, error) {
 
 // newBacklog is an empty one.
 func newBacklog() *backlog {
-	return &backlog{
+	b := &backlog{
 		wake: make(chan struct{}, 1),
-		room: make(chan struct{}, 1),
-		more: make(chan struct{}, 1),
 		look: time.NewTimer(settleQuiet), // it finds nothing at first
 	}
+	b.room = sync.NewCond(&b.mu)
+	return b
 }
 
-// add appends output, and then waits for the loop where too much is there. hurry: the loop takes it at once.
+// add appends output, and then waits for the detector where too much is there. hurry: it is wanted at once.
 func (b *backlog) add(p []byte, hurry, end bool) {
-	if !b.put(p, hurry, end) {
-		return
-	}
-	for b.crowded() {
-		<-b.room
-	}
-	ring(b.room) // another tap may wait, too
-}
-
-// crowded tells whether too much output is there.
-func (b *backlog) crowded() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.bytes) > maxUnread
-}
-
-// put appends output, wakes the loop when it is to take that, and tells whether too much is there.
-func (b *backlog) put(p []byte, hurry, end bool) (full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.bytes)+len(p) > cap(b.bytes) {
@@ -2791,19 +2747,19 @@ func (b *backlog) put(p []byte, hurry, end bool) (full bool) {
 	b.bytes = append(b.bytes, p...)
 	b.at = time.Now()
 	b.ended = b.ended || end
-	b.arm(b.at)
-	if hurry || end || len(b.bytes) > wakeUnread || b.hurry {
-		ring(b.wake)
+	b.arm(hurry || end || len(b.bytes) > wakeUnread)
+	for len(b.bytes) > maxUnread {
+		b.room.Wait()
 	}
-	return len(b.bytes) > maxUnread
 }
 
-// arm has look come when output may have settled. The lock is held.
-func (b *backlog) arm(now time.Time) {
-	if !b.armed {
+// arm has the detector take what is there, now or when more may have gathered. The lock is held.
+func (b *backlog) arm(now bool) {
+	if now || b.hurry {
+		ring(b.wake)
+	} else if !b.armed {
 		b.look.Reset(settleQuiet)
 		b.armed = true
-		b.since = now
 	}
 }
 
@@ -2815,127 +2771,74 @@ func ring(bell chan struct{}) {
 	}
 }
 
-// due tells, when look has come, whether the loop is to take what is there: it has settled, or flows. Else that comes
-// again when it can have settled. Where output flows on and on that is found out late: each time wakes a thread.
-func (b *backlog) due() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	wait := settleQuiet - time.Since(b.at)
-	b.armed = wait > 0
-	b.flows = b.armed && (b.flows || time.Since(b.since) >= lookEvery)
-	switch {
-	case b.flows:
-		b.look.Reset(flowEvery)
-	case b.armed:
-		b.look.Reset(wait)
-	}
-	return b.flows || !b.armed
-}
-
 // take gives what is there, and when the last output came; drained: no more of that comes. The output is valid until
-// the next call. Without room keys that the loop is to pass on stay.
-func (b *backlog) take(room bool) (p []byte, keys []typedKeys, at time.Time, drained bool) {
+// the next call.
+func (b *backlog) take() (p []byte, keys []typedKeys, at time.Time, drained bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p = b.bytes
 	b.bytes = b.spare[:0]
 	b.spare = p
-	ring(b.room)
-	n := len(b.keys)
-	if !room {
-		n = b.countPassed()
-	}
-	if n > 0 {
-		keys = slices.Clone(b.keys[:n])
-		b.keys = slices.Delete(b.keys, 0, n)
-		ring(b.more)
-	}
+	b.armed = false
+	keys = b.keys
+	b.keys = nil
+	b.room.Broadcast()
 	return p, keys, b.at, b.ended
 }
 
-// countPassed is how many of the keys have gone past the loop: the first. The lock is held.
-func (b *backlog) countPassed() int {
-	waits := func(k typedKeys) bool { return !k.passed }
-	if n := slices.IndexFunc(b.keys, waits); n >= 0 {
-		return n
-	}
-	return len(b.keys)
-}
-
-// takeEach tells whether the loop takes each piece at once.
+// takeEach has each piece be taken at once, or not.
 func (b *backlog) takeEach(hurry bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.hurry = hurry
-	if hurry && len(b.bytes) > 0 {
-		ring(b.wake)
+	if len(b.bytes) > 0 {
+		b.arm(false)
 	}
 }
 
-// typed notes keys before they go to the child. pass: who has read them is to write them, and to tell; else the loop
-// does.
+// typed notes keys that are about to go to the child. False: they must not, for somebody else types.
 func (b *backlog) typed(p []byte) (pass bool) {
 	modes := b.modes() // before the program has the keys: it may change them then
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now := time.Now()
-	b.held = b.held || len(p) == 0
 	b.passing = !b.held
-	b.keys = append(b.keys, typedKeys{bytes.Clone(p), now, len(b.bytes), b.passing, modes, false})
-	if b.held || b.hurry {
-		ring(b.wake)
+	if b.passing {
+		b.keys = append(b.keys, typedKeys{keys: bytes.Clone(p), at: time.Now(), behind: len(b.bytes), modes: modes})
+		b.arm(false)
 	}
-	b.arm(now)
 	return b.passing
 }
 
-// wrote notes that keys have gone past the loop.
+// wrote notes that those keys are written.
 func (b *backlog) wrote() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.passing = false
 	if b.held {
-		ring(b.wake) // it waits for that
+		ring(b.wake) // who holds them waits for that
 	}
 }
 
-// full tells whether so many keys wait for the loop that no more are to be read, and wakes it before.
-func (b *backlog) full() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.keys) >= wakeKeys {
-		ring(b.wake)
-	}
-	return len(b.keys) >= maxKeys
-}
-
-// hold has no more keys pass, and tells whether all that have are written and known to the loop; else it turns again
-// when they are.
+// hold has no more keys pass, and tells whether all that have are written and known; else the detector turns when they
+// are.
 func (b *backlog) hold() (alone bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.held = true
-	if b.countPassed() > 0 {
+	if len(b.keys) > 0 {
 		ring(b.wake)
 	}
-	return !b.passing && b.countPassed() == 0
+	return !b.passing && len(b.keys) == 0
 }
 
-// letPass lets keys pass again, once the loop has got those that it is to pass on, and none are passing: who holds them
-// waits for that.
+// letPass lets keys pass again, unless some are passing: who holds them waits for that.
 func (b *backlog) letPass() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.held = b.held && (b.passing || len(b.keys) > 0)
+	b.held = b.held && b.passing
 }
 
-// gathers tells whether output may gather: nothing needs it at once. A dialog that the tool reports does.
-func (s *session) gathers() bool {
-	reported := s.det.Screen.Status().State == "blocked"
-	return s.gate == nil && s.cast == nil && !s.cfg.Stream && !reported
-}
-
-// copyOutput copies the child's output to the host, then hands it to the loop, until the end of
+// copyOutput copies the child's output to the host, then hands it to the detector, until the end of
 // both. What asks the terminal, or reports a dialog, is not left to gather.
 func (s *session) copyOutput() {
 	asks := []byte("\x1b]7501")
@@ -2950,10 +2853,10 @@ func (s *session) copyOutput() {
 		_, lost := s.out.Write(s.forHost(p))
 		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
 			_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
-			s.events <- func() {
-				s.unshown = lost
-				s.hostAt = time.Time{}
-			}
+			s.lock()
+			s.unshown = lost
+			s.hostAt = time.Now()
+			s.unlock()
 		}
 		s.output.add(p, bytes.Contains(p, asks), err != nil)
 		if err != nil {
@@ -2988,7 +2891,7 @@ func (s *session) copyTap(t tap) {
 	for patience := maxTapReads; err == nil; {
 		var n int
 		n, err = t.r.Read(buf)
-		if errors.Is(err, os.ErrDeadlineExceeded) && patience > 0 { // the child is gone, see loop
+		if errors.Is(err, os.ErrDeadlineExceeded) && patience > 0 { // the child is gone, see attend
 			patience--
 			t.r.SetReadDeadline(time.Now().Add(tapQuiet)) // where it fails Read does, too
 			n, err = t.r.Read(buf)
@@ -3001,7 +2904,9 @@ func (s *session) copyTap(t tap) {
 		}
 	}
 	t.r.Close() // nobody has written to it
-	s.events <- func() { s.tapped-- }
+	s.lock()
+	s.tapped--
+	s.unlock()
 }
 
 // showTapped hands the screen what the child wrote into a pipe, as a terminal shows it.
@@ -3013,8 +2918,9 @@ func (s *session) showTapped(p []byte) {
 
 // auditTapped audits the tool calls in it.
 func (s *session) auditTapped(p []byte) {
-	p = bytes.Clone(p)
-	s.events <- func() { s.auditToolCalls(p) }
+	s.lock()
+	defer s.unlock()
+	s.auditToolCalls(p)
 }
 
 // newlines is p as a terminal shows it: a line feed begins a line.
@@ -3022,24 +2928,18 @@ func newlines(p []byte) []byte {
 	return bytes.ReplaceAll(p, []byte("\n"), []byte("\r\n"))
 }
 
-// takeOutput hands the screen what the host has got, and takes the keys that came meanwhile. It tells whether that was
-// all of the child's output.
-func (s *session) takeOutput() (drained bool) {
-	room := len(s.typing) == 0 && s.heldBytes() < maxHeld
-	p, keys, at, drained := s.output.take(room)
+// takeOutput hands the screen what the host has got, and notes the keys that the child got meanwhile, each where it
+// came.
+func (s *session) takeOutput() {
+	p, keys, at, drained := s.output.take()
 	seen := 0
-	for len(keys) > 0 && keys[0].passed {
-		k := keys[0]
-		keys = keys[1:]
+	for _, k := range keys {
 		s.handleOutput(p[seen:k.behind], k.at)
 		s.noteKeys(k)
 		seen = k.behind
 	}
 	s.handleOutput(p[seen:], at)
-	for _, k := range keys {
-		s.handleKeys(k)
-	}
-	return drained
+	s.drained = drained
 }
 
 // handleOutput takes what the child has written, now, and the host has already.
@@ -3047,11 +2947,7 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	if len(p) == 0 {
 		return
 	}
-	s.outputAt = now
 	s.taken += int64(len(p))
-	if s.gate != nil && !s.inFlight {
-		s.gate.keys = nil // it looks again, at what this brings
-	}
 	if s.host.Plain {
 		modes := s.pty.Modes()
 		if modes.Canonical && !modes.Processed {
@@ -3068,9 +2964,6 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	}
 	if len(s.typing) < maxHeld { // else the child asks and does not read
 		s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
-	}
-	if s.cfg.Stream {
-		s.streamOutput(now)
 	}
 }
 
@@ -3096,10 +2989,10 @@ func (s *session) auditToolUse(use toolUse) {
 	id := cmp.Or(use.ID, use.UseID, use.ToolID)
 	switch use.Type {
 	case "tool_use":
-		if s.calls == nil {
-			s.calls = map[string]string{}
+		name := use.Name
+		if name == "" {
+			name = use.ToolName
 		}
-		name := cmp.Or(use.Name, use.ToolName)
 		s.calls[id] = name
 		input := use.Input
 		if input == nil {
@@ -3119,50 +3012,27 @@ func (s *session) came() int64 {
 	return s.pty.Came() + s.piped.Load()
 }
 
-// nextWrite is what the writer is to write now, if anything: the gate's keys go alone.
-func (s *session) nextWrite() (w write, ready bool) {
-	switch {
-	case s.inFlight:
-		return write{}, false
-	case len(s.typing) > 0:
-		return write{p: s.typing}, true
-	case s.gate != nil && len(s.gate.keys) > 0:
-		return write{p: s.gate.keys, answer: true, taken: s.taken}, true
-	}
-	return write{}, false
-}
-
-// handedOver notes that the writer has taken w: it reports later.
-func (s *session) handedOver(w write) {
-	s.inFlight = true
-	if !w.answer {
-		s.typing = nil
-	}
-}
-
-// writePTY writes what the loop hands over, and reports each write.
-func (s *session) writePTY(writes <-chan write) {
-	for w := range writes {
-		w.at = time.Now()
-		var err error
-		if w.answer && s.came() > w.taken {
-			err = errUnread
-		} else {
-			_, err = s.pty.Write(w.p)
+// writeTyping writes what is to be typed and is no typist's.
+func (s *session) writeTyping() {
+	for {
+		s.await(time.Time{}, func() bool { return s.over || len(s.typing) > 0 })
+		if s.over {
+			return
 		}
-		s.events <- func() { s.written(w, err) }
+		keys := s.typing
+		s.typing = nil
+		s.inFlight = true
+		s.turn.Unlock()
+		_, err := s.pty.Write(keys)
+		s.lock()
+		s.inFlight = false
+		s.unwritten(err)
+		ring(s.output.wake) // the keyboard may pass again
 	}
 }
 
-// written takes the writer's report.
-func (s *session) written(w write, err error) {
-	s.inFlight = false
-	if w.answer {
-		s.gateWrote(w, err)
-	} else {
-		s.unwritten(err)
-	}
-}
+// writes tells whether something is to be typed that is no typist's.
+func (s *session) writes() bool { return s.inFlight || len(s.typing) > 0 }
 
 // unwritten tells what kept keys from the child, if anything. Any goroutine may call it.
 func (s *session) unwritten(err error) {
@@ -3182,53 +3052,42 @@ func (s *session) resize() {
 	s.record(func(c *castWriter) { c.event("r", changed, time.Now()) })
 }
 
-// ---- keyboard ----
-//
-// What somebody types here goes to the child as it is, past the loop, which learns of it first. While the gate types it
-// waits.
-
 // readKeys passes on what is typed. An empty chunk is the end of a pipe that brought something: one without a byte
 // (systemd, ssh without a terminal) must not answer the first question with an end of file.
 func (s *session) readKeys() {
 	buf := make([]byte, 4096)
 	some := false
-	for {
-		for s.output.full() {
-			select {
-			case <-s.output.more:
-			case <-s.ctx.Done():
-				return
-			}
-		}
-		n, _ := s.in.Read(buf) // whatever ends it, no more is typed
-		if n <= 0 {
-			break
-		}
+	n, err := s.in.Read(buf)
+	for ; n > 0; n, err = s.in.Read(buf) { // whatever ends it, no more is typed
 		some = true
 		if s.output.typed(buf[:n]) {
-			_, err := s.pty.Write(buf[:n])
+			_, err = s.pty.Write(buf[:n])
 			s.output.wrote()
 			s.unwritten(err)
+			continue
 		}
+		s.lock()
+		s.takeOutput()
+		s.handleKeys(typedKeys{keys: bytes.Clone(buf[:n]), at: time.Now()})
+		s.await(time.Time{}, func() bool { return s.over || s.heldBytes()+len(s.typing) < maxHeld })
+		s.unlock()
 	}
+	s.lock()
+	defer s.unlock()
 	if some && !s.interactive {
-		s.output.typed(nil)
+		s.takeOutput()
+		s.handleKeys(typedKeys{at: time.Now()})
 	}
-	select {
-	case s.events <- func() {
-		s.fed = false
-		s.hostAt = time.Time{} // a terminal may have gone
-	}:
-	case <-s.ctx.Done():
-	}
+	s.fed = false
+	s.hostAt = time.Now() // a terminal may have gone
 }
 
-// handleKeys passes on what could not pass by itself. While the gate types it is held.
+// handleKeys passes on what could not pass by itself. While a typist works it is held.
 func (s *session) handleKeys(k typedKeys) {
-	if s.gate != nil {
-		k.stood = s.gateStands()
+	if s.typist != nil {
+		k.stood = s.typist.stands()
 		s.held = append(s.held, k)
-		s.gate.stopped = s.gate.stopped || stops(k.keys)
+		s.typist.stopped = s.typist.stopped || stops(k.keys)
 		return
 	}
 	keys := string(k.keys)
@@ -3238,6 +3097,7 @@ func (s *session) handleKeys(k typedKeys) {
 		}
 		keys = "\x04\x04" // the line discipline makes the end from ^D; the first may only end a line
 	}
+	s.output.hold() // until these are written
 	s.typing = append(s.typing, keys...)
 	s.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), modes: s.pty.Modes()})
 }
@@ -3299,34 +3159,23 @@ func (s *session) notePressed(keys, by string, at time.Time) {
 	s.det.Typed([]byte(keys), at)
 }
 
-// noteTyped notes who pressed a key that may answer what stands on the screen.
+// noteTyped notes who pressed a key that may answer what stands on the screen, which may not have settled yet.
 func (s *session) noteTyped(by string, at time.Time) {
-	s.namedBy = by
-	if s.q != nil {
-		s.q.noteTyped(by, at)
+	if s.asked != nil {
+		s.asked.noteTyped(by, at)
 	}
-	for _, h := range s.hooks {
-		if h.dialog != nil {
-			h.noteTyped(by, at)
-		}
-	}
-	if h := s.unseenHook(); h != nil {
-		h.noteTyped(by, at)
-	}
-}
-
-// unseenHook is the waiting hook's question whose dialog stands on the screen, but has not been seen yet: a key can
-// come before output has settled. nil: there is none.
-func (s *session) unseenHook() *question {
-	unseen := func(h *question) bool { return h.dialog == nil }
-	if !slices.ContainsFunc(s.hooks, unseen) {
-		return nil
+	if len(s.hooks) == 0 {
+		return
 	}
 	p := s.det.Look(s.pty.State(), time.Now())
 	if p == nil {
-		return nil
+		p = s.seen
 	}
-	return s.hookOf(p)
+	if p != nil {
+		for _, h := range s.hooksOf(p) {
+			h.noteTyped(by, at)
+		}
+	}
 }
 
 // noteTyped notes who pressed a key that may answer the question, and when.
@@ -3344,30 +3193,55 @@ func (s *session) heldBytes() int {
 	return n
 }
 
-// takeHeld takes what was typed while the gate g was typing: the keys to pass on, in their order, and how many bytes
-// belong to the question that it answered. Where the next one stands already none pass: nobody answers that so soon.
-func (s *session) takeHeld(g *gate, answered bool) (pass []typedKeys, dropped int) {
-	asked := answered && len(s.held) > 0 && g.overtaken(s.det.Look(s.pty.State(), time.Now()))
-	for _, k := range s.held {
-		meant := answered && (k.stood || asked)
-		if meant && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys) {
-			dropped += len(k.keys)
-		} else {
-			pass = append(pass, k)
+// ---- desk ----
+//
+// What the screen asks is carried to its end by a goroutine of its own, and so is what a hook asks. One question is in
+// force at a time: what was asked from the screen already, then the hooks', in the order they came.
+
+// detector has the screen take what has gathered, and looks for questions, until the child has ended.
+func (s *session) detector() {
+	turn := time.NewTimer(0)
+	for {
+		select {
+		case <-s.output.wake:
+		case <-s.output.look.C:
+		case <-turn.C:
 		}
+		s.lock()
+		if s.over {
+			s.unlock()
+			return
+		}
+		s.takeOutput()
+		s.detect()
+		s.output.takeEach(!s.gathers())
+		if s.typist == nil && !s.writes() {
+			s.output.letPass()
+		}
+		next := s.detectAt(time.Now())
+		turn.Reset(time.Until(next))
+		s.unlock()
 	}
-	s.held = nil
-	return pass, dropped
 }
 
-// ---- questions ----
-//
-// One question is in force at a time: a hook's, in the order they came, or what the screen asks.
+// gathers tells whether output may gather: nothing needs it at once. A dialog that the tool reports does.
+func (s *session) gathers() bool {
+	reported := s.det.Screen.Status().State == "blocked"
+	return s.typist == nil && s.cast == nil && !s.cfg.Stream && !reported
+}
 
-// detect asks the detector whether a question has come or gone.
+// detectAt is when the detector has something to do. While a typist works nothing is looked for.
+func (s *session) detectAt(now time.Time) time.Time {
+	if s.typist != nil {
+		return now.Add(reapEvery)
+	}
+	return later(s.detectedAt.Add(detectEvery), s.det.Next(now))
+}
+
+// detect looks whether a question has come or gone.
 func (s *session) detect() {
 	now := time.Now()
-	if s.gate != nil || !s.detectDue(now) {
+	if s.detectAt(now).After(now) {
 		return
 	}
 	s.detectedAt = now
@@ -3383,10 +3257,7 @@ func (s *session) detect() {
 	if p != nil {
 		s.seen = p
 		s.seenAs = s.named
-		s.takeUp(p)
-	}
-	if s.detectDue(time.Now()) { // it took that long
-		s.next = time.Now()
+		s.takeUp()
 	}
 }
 
@@ -3394,7 +3265,7 @@ func (s *session) detect() {
 // begun: the system counts all that was typed.
 func (s *session) terminalState(now time.Time) TTYState {
 	tty := s.pty.State()
-	if s.gate != nil {
+	if s.typist != nil {
 		tty.Waiting = s.pty.Waiting()
 	}
 	if !tty.Canonical {
@@ -3404,77 +3275,99 @@ func (s *session) terminalState(now time.Time) TTYState {
 	return tty
 }
 
-// detectDue tells whether the detector has something to do, and has the loop turn when it has. After output that is
-// when it has settled, when the loop turns anyway, where it may gather.
-func (s *session) detectDue(now time.Time) bool {
-	due := later(s.detectedAt.Add(detectEvery), s.det.Next(now))
-	asks := !s.det.askDue.IsZero()
-	if s.gathers() && !asks && due.After(now) && !due.After(s.outputAt.Add(settleQuiet)) {
-		return false
-	}
-	return s.turnAt(due)
-}
-
 // endSeen ends what was seen and has left the screen; p stands there instead, nil nothing that asks.
 func (s *session) endSeen(p *Prompt) {
-	s.seen = nil
-	s.spent = nil
-	if s.lapsed {
-		s.endExpired("the question left the screen")
-	}
 	for _, h := range s.hooks {
-		if h.dialog != nil {
-			h.dialog = nil
-			h.goneAt = time.Now()
+		if s.standsSeen(h) {
+			h.stoodAt = time.Now()
 		}
 	}
-	if s.q == nil || s.q.screen == nil || s.q.decided {
-		return
+	s.seen = nil
+	if s.lapsed {
+		s.endExpired(leftScreen)
 	}
-	why := "the question left the screen"
-	if s.q.rec.Idle {
-		why = "the tool works again"
+	q := s.asked
+	switch {
+	case q == nil:
+	case q.rec.Idle:
+		q.leave(Canceled, worksAgain)
+	case p != nil && !p.Idle:
+		q.leave(Canceled, "replaced: the question changed")
+	default:
+		q.leave(Canceled, leftScreen)
 	}
-	if p != nil && !p.Idle && !s.q.rec.Idle {
-		why = "replaced: the question changed"
-	}
-	s.end(s.q, Canceled, why)
 }
 
 // takeUp takes up what the screen asks: the dialog of a hook's question tells only that it stands;
-// anything else becomes the question in force, or waits until that is over.
-func (s *session) takeUp(p *Prompt) {
-	h := s.hookOf(p)
-	if h != nil {
-		s.stands(h, p)
+// anything else is carried, or waits until what is carried is over.
+func (s *session) takeUp() {
+	p := s.seen
+	if p == nil || s.over {
 		return
 	}
-	if s.q != nil || p.Idle && !s.tellsIdle(p) {
+	hooks := s.hooksOf(p)
+	for _, h := range hooks {
+		h.stoodAt = time.Now()
+	}
+	news := !p.Idle || p.Turn != TurnReady && s.cfg.NotifyIdle // an idle box is at the end of a turn
+	if len(hooks) > 0 || s.asked != nil || !news {
 		return
 	}
-	q := &question{screen: p}
-	if s.expectsHook(p) {
-		q.askAt = time.Now().Add(hookWait)
-	}
-	if s.adapter.Box != nil {
-		q.shownAt = time.Now()
-	}
-	s.q = q
+	q := &question{screen: p, seenAt: time.Now()}
+	s.asked = q
 	s.capture(p)
+	s.carried++
+	s.beside(func() { s.carry(q) })
 }
 
-// stands notes that the dialog p of h's call stands on the screen.
-func (s *session) stands(h *question, p *Prompt) {
-	for _, of := range s.hooks {
-		if of.rec.sameCall(&h.rec) {
-			of.dialog = p
-			of.goneAt = time.Time{}
-		}
+// leave has q end so, for this reason, unless it is to end already, or was decided.
+func (q *question) leave(to State, why string) {
+	if q.to == "" && (q.rec.Status == "" || q.rec.Open()) {
+		q.to = to
+		q.why = why
 	}
 }
 
-// tellsIdle tells whether an idle input box is news: the end of a turn.
-func (s *session) tellsIdle(p *Prompt) bool { return p.Turn != TurnReady && s.cfg.NotifyIdle }
+// over tells whether nobody can answer q any more, or somebody has.
+func (q *question) over() bool { return q.to != "" || !q.rec.Open() }
+
+// carry takes one question of the screen to its end: it waits for a hook that may ask the same, has the question
+// stored, sent and answered, and types the answer.
+func (s *session) carry(q *question) {
+	gone := func() bool { return q.to != "" }
+	if s.expectsHook(q.screen) {
+		s.await(q.seenAt.Add(hookWait), gone)
+	}
+	s.await(time.Time{}, func() bool { return gone() || s.recorded && len(s.hooks) == 0 && s.typist == nil })
+	for !gone() && !s.create(q) {
+		s.await(time.Now().Add(retryEvery), gone)
+	}
+	if q.rec.Status != "" {
+		s.ask(q)
+		expired := q.rec.Status == Expired
+		if q.rec.Status == ReplyReceived || expired && q.rec.Value != nil {
+			s.typeAnswer(q)
+		} else if expired {
+			s.lapsed = true
+		}
+		s.recordEnd(q)
+	}
+	s.asked = nil
+	if s.seen == q.screen && q.rec.Status != "" {
+		s.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
+	}
+	s.carryNext(q)
+}
+
+// carryNext ends the carrying of q.
+func (s *session) carryNext(q *question) {
+	if q.rec.Status == Resolved && q.rec.answeredByCommand() { // one that was not typed was not answered
+		s.notify(answeredNotice(&q.rec))
+	}
+	s.carried--
+	s.open.Store(s.inForce() != nil)
+	s.takeUp()
+}
 
 // expectsHook tells whether a hook may still call about the dialog p: of a tool that speaks the
 // protocol only where it says that it asks for an approval or an answer (measured on claude 2.1).
@@ -3488,66 +3381,28 @@ func (s *session) expectsHook(p *Prompt) bool {
 	return strings.HasPrefix(s.named, "approve") || strings.HasPrefix(s.named, "answer:")
 }
 
-// advance puts the next question in force: the hooks' in the order they came, then what the screen
-// asks.
-func (s *session) advance() {
-	if s.q != nil || s.rec.ExitCode != nil {
-		return
-	}
-	if len(s.hooks) > 0 {
-		i := slices.IndexFunc(s.hooks, func(h *question) bool { return h.rec.Open() })
-		s.q = s.hooks[max(i, 0)]
-		return
-	}
-	if s.seen != nil && s.seen != s.spent && s.hookOf(s.seen) == nil {
-		s.takeUp(s.seen)
-	}
-}
-
-// questionStep stores the question in force, sends it, lets it be typed, or expires it, when it is
-// time.
-func (s *session) questionStep() {
-	q := s.q
-	if s.gate != nil || q == nil || !s.turnAt(q.askAt) {
-		return
-	}
-	if q.rec.Status == "" && !s.create(q) {
-		return
-	}
+// inForce is the question that is asked now, nil none.
+func (s *session) inForce() *question {
+	open := func(h *question) bool { return h.rec.Open() }
+	i := slices.IndexFunc(s.hooks, open)
 	switch {
-	case q.decided:
-		if s.turnAt(q.shownAt.Add(dialogGrace)) && s.output.hold() {
-			s.gate = newGate(q)
-		}
-	case !q.rec.Open(): // its hook passes the answer on
-	case q.rec.Status == Created && s.waitsForKeyboard():
-	case q.screen != nil && s.turnAt(q.rec.ExpiresAt):
-		s.expire(q)
-	case q.rec.Status == Created:
-		s.route(q)
+	case s.asked != nil && s.asked.rec.Status != "" || len(s.hooks) == 0:
+		return s.asked
+	case i >= 0:
+		return s.hooks[i]
 	}
-}
-
-// waitsForKeyboard tells whether somebody types here, and may answer it here. The loop turns when
-// they are away.
-func (s *session) waitsForKeyboard() bool {
-	return s.interactive && !s.turnAt(s.lastKey.Add(s.cfg.Away))
+	return s.hooks[0]
 }
 
 // create stores what the screen asks. False: it could not, and is to try again later.
 func (s *session) create(q *question) bool {
-	if len(s.unended) > 0 { // one that has ended is open there still
-		q.askAt = s.endAt
-		s.turnBy(q.askAt)
-		return false
-	}
 	p := q.screen
 	now := time.Now()
 	life := s.cfg.Timeout
 	if p.Permission {
 		life = s.cfg.PermissionTimeout
 	}
-	q.rec = PromptRecord{
+	rec := PromptRecord{
 		Head:  Head{ID: newID()},
 		Asked: Asked{Prompt: *p, Confidence: p.Confidence(), Source: "screen", Cwd: s.rec.Cwd},
 		Life: Life{
@@ -3559,34 +3414,33 @@ func (s *session) create(q *question) bool {
 		},
 	}
 	if p.Idle {
-		q.rec.Constraints.MaxLength = maxMessage
-		s.dressNotice(q)
+		rec.Constraints.MaxLength = maxMessage
+		s.dressNotice(&rec)
 	}
-	q.rec.listAnswers()
-	if s.save("recording a question", ref(q.rec)) {
-		return true
+	rec.listAnswers()
+	if !s.save("recording a question", ref(rec)) {
+		return false
 	}
-	q.rec = PromptRecord{}
-	q.askAt = now.Add(retryEvery)
-	s.turnBy(q.askAt)
-	return false
+	q.rec = rec
+	s.open.Store(true)
+	return true
 }
 
 // dressNotice gives a turn's end the tool's own answer, if its hook gave one in this turn, and notes whether somebody
 // was at the keyboard.
-func (s *session) dressNotice(q *question) {
-	ended := q.rec.Turn == TurnFinished || q.rec.Turn == TurnAsks
-	if ended && s.answer != "" && s.answeredAt.After(q.screen.since) {
-		q.rec.Full = s.answer
-		q.rec.Turn = TurnFinished
+func (s *session) dressNotice(r *PromptRecord) {
+	ended := r.Turn == TurnFinished || r.Turn == TurnAsks
+	if ended && s.answer != "" && s.answeredAt.After(r.since) {
+		r.Full = s.answer
+		r.Turn = TurnFinished
 		if asksInWords(s.answer) {
-			q.rec.Turn = TurnAsks
+			r.Turn = TurnAsks
 		}
 	}
-	if s.cfg.Stream && q.rec.Turn == TurnFinished {
-		q.rec.Full = "" // it has been sent
+	if s.cfg.Stream && r.Turn == TurnFinished {
+		r.Full = "" // it has been sent
 	}
-	q.rec.Watched = s.watched(s.lastKey)
+	r.Watched = s.watched(s.lastKey)
 }
 
 // watched tells whether somebody is at the keyboard, and not at the phone. They did something here last at that time.
@@ -3599,140 +3453,105 @@ func (s *session) endRings() bool {
 	return s.toldToEnd.IsZero() && !s.watched(later(s.lastKey, s.rec.StartedAt))
 }
 
-// route has the question sent.
-func (s *session) route(q *question) {
-	if s.cfg.Channel == "local" { // it waits for `atlasbridge answer`
-		s.transition(q.rec.ID, Routed, asIs)
-		s.transition(q.rec.ID, AwaitingReply, asIs)
+// ask has q, which is stored and in force, sent once nobody types here any more, who may answer it here. It returns
+// when q is answered, expired or over.
+func (s *session) ask(q *question) {
+	for s.interactive && !q.over() {
+		away := s.lastKey.Add(s.cfg.Away)
+		if !away.After(time.Now()) {
+			break
+		}
+		s.await(away, q.over)
+	}
+	for !q.over() && q.rec.Status == Created && time.Now().Before(q.rec.ExpiresAt) && !s.route(q) {
+		s.await(time.Now().Add(retryEvery), q.over)
+	}
+	if q.screen == nil { // its hook expires it
+		s.await(time.Time{}, q.over)
 		return
 	}
+	for s.await(q.rec.ExpiresAt, q.over); !q.over() && !s.expire(q); {
+		s.await(time.Now().Add(retryEvery), q.over)
+	}
+}
+
+// route has the question sent.
+func (s *session) route(q *question) bool {
+	if s.cfg.Channel == "local" { // it waits for `atlasbridge answer`
+		return s.transition(q, Routed, asIs) && s.transition(q, AwaitingReply, asIs)
+	}
 	s.breakStream()
-	s.transition(q.rec.ID, Routed, func(r *PromptRecord) { r.Send = sendQuestion })
+	return s.transition(q, Routed, func(r *PromptRecord) { r.Send = sendQuestion })
 }
 
 // expire ends a question of the screen that nobody answered. Only what is known to refuse is typed, and nothing at all
-// while somebody may still feed standard input, or where only the terminal was asked.
-func (s *session) expire(q *question) {
+// while somebody may still feed standard input, or where only the terminal was asked. False: it could not be recorded,
+// or somebody decided in this very moment.
+func (s *session) expire(q *question) bool {
 	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
-	expired := s.transition(q.rec.ID, Expired, func(r *PromptRecord) {
+	expired := s.transition(q, Expired, func(r *PromptRecord) {
 		r.Reason = fmt.Sprintf("no answer in %d s", int(life.Round(time.Second).Seconds()))
 		r.Value = r.SafeDefault
 		if s.fed || s.cfg.Channel == "local" {
 			r.Value = nil
 		}
 	})
+	if expired {
+		return true
+	}
 	p, _, err := s.st.Prompt(q.rec.ID)
-	vanished := err == nil && p == nil // from the state
-	switch {
-	case !expired && vanished:
-		s.end(q, "", "")
-	case !expired && s.trouble != "": // it could not be recorded
-		q.askAt = time.Now().Add(retryEvery)
-		s.turnBy(q.askAt)
-	case !expired: // somebody decided in this very moment
-		s.next = time.Now().Add(detectEvery)
-	case q.rec.Value == nil:
-		s.end(q, "", "")
-		s.lapsed = true
-	default:
-		q.decided = true
-		s.next = time.Now()
+	if err == nil && p == nil { // from the state
+		q.leave(Failed, "it vanished")
 	}
-}
-
-// end takes a question out, and the next one comes. Its record gets to as its status and says why;
-// where it was Canceled or Failed and somebody pressed keys for it, it is answered by them. to is
-// "" when the record says it already.
-func (s *session) end(q *question, to State, why string) {
-	if s.recordEnd(q, to, why) {
-		return
-	}
-	s.hooks = slices.DeleteFunc(s.hooks, func(h *question) bool { return h == q })
-	if s.q == q {
-		s.q = nil
-	}
-	if q.screen != nil && s.seen == q.screen {
-		s.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
-	}
-	if q.rec.Status == Resolved && q.rec.answeredByCommand() { // one that was not typed was not answered
-		s.notify(answeredNotice(&q.rec))
-	}
-	s.advance()
-}
-
-// recordEnd records how the question ends. It goes on where a hook passes on what was decided in
-// this very moment.
-func (s *session) recordEnd(q *question, to State, why string) (goesOn bool) {
-	if to == Canceled && s.acceptDecision(q, why) {
-		return true
-	}
-	if to == "" || q.rec.Status == "" {
-		return false
-	}
-	byKeys := q.typedBy != "" && q.rec.Open()
-	moved := false
-	switch {
-	case byKeys:
-		moved = s.transition(q.rec.ID, Resolved, func(r *PromptRecord) {
-			r.DecidedBy = ref(q.typedBy)
-			r.Value = nil
-		})
-	case to == Canceled && !q.rec.Open():
-		return false
-	default:
-		moved = s.transition(q.rec.ID, to, func(r *PromptRecord) { r.Reason = why })
-	}
-	if !moved && s.trouble != "" {
-		s.unended = append(s.unended, func() { s.end(q, to, why) })
-		s.endAt = time.Now().Add(retryEvery)
-		s.turnBy(s.endAt)
-		return false
-	}
-	return !moved && !byKeys && to == Canceled && s.acceptDecision(q, why)
-}
-
-// endStep records what ended while the state could not be written: as long as it is open there, no other is asked.
-func (s *session) endStep() {
-	if len(s.unended) == 0 || !s.turnAt(s.endAt) {
-		return
-	}
-	again := s.unended
-	s.unended = nil
-	for _, end := range again {
-		end()
-	}
-}
-
-// acceptDecision takes over a decision that came in the moment in which q was to be canceled. A
-// hook goes on and passes it on; what would have to be typed fails, for the question is gone.
-func (s *session) acceptDecision(q *question, why string) (goesOn bool) {
-	stored := s.promptInState(q.rec.ID)
-	switch {
-	case stored == nil:
-		return false
-	case q.screen == nil && slices.Contains([]State{ReplyReceived, Expired, Injected}, stored.Status):
-		s.apply(q, stored)
-		return true
-	case stored.Status != ReplyReceived:
-		return false
-	}
-	q.rec = *stored
-	why += " before the answer was typed"
-	s.transition(q.rec.ID, Failed, func(r *PromptRecord) { r.Reason = why })
 	return false
 }
 
-// transition moves a prompt to a status, and keeps our copy true. False: that was not allowed, or
+// recordEnd records that q ended as it is to. Where somebody pressed keys for it, it is answered by them. As long as
+// that cannot be recorded no other is asked.
+func (s *session) recordEnd(q *question) {
+	for q.to != "" && !s.tryEnd(q) && !s.over {
+		s.await(time.Now().Add(retryEvery), func() bool { return s.over })
+	}
+}
+
+// tryEnd is recordEnd, once; false: it is to be tried again.
+func (s *session) tryEnd(q *question) (done bool) {
+	open := q.rec.Open()
+	moved := false
+	switch {
+	case open && q.typedBy != "":
+		moved = s.transition(q, Resolved, func(r *PromptRecord) {
+			r.DecidedBy = ref(q.typedBy)
+			r.Value = nil
+		})
+	case open || q.to != Canceled:
+		moved = s.transition(q, q.to, func(r *PromptRecord) { r.Reason = q.why })
+	}
+	if moved || s.trouble != "" {
+		return moved
+	}
+	stored := s.promptInState(q.rec.ID)
+	if stored == nil {
+		return true
+	}
+	q.rec = *stored
+	if q.screen != nil && stored.Status == ReplyReceived { // in this very moment
+		why := q.why + " before the answer was typed"
+		s.transition(q, Failed, func(r *PromptRecord) { r.Reason = why })
+	}
+	return true
+}
+
+// transition moves the prompt of q to a status, and keeps our copy true. False: that was not allowed, or
 // not stored.
-func (s *session) transition(id string, to State, change func(*PromptRecord)) bool {
+func (s *session) transition(q *question, to State, change func(*PromptRecord)) bool {
 	var after PromptRecord
-	moved, err := s.st.Move(id, to, func(r *PromptRecord) {
+	moved, err := s.st.Move(q.rec.ID, to, func(r *PromptRecord) {
 		change(r)
 		after = *r
 	})
 	after.Status = to
-	q := s.byID(id)
-	if moved && q != nil {
+	if moved {
 		q.rec = after
 	}
 	s.tellTrouble("recording a prompt", err)
@@ -3741,19 +3560,6 @@ func (s *session) transition(id string, to State, change func(*PromptRecord)) bo
 
 // asIs changes nothing.
 func asIs(*PromptRecord) {}
-
-// byID is the question with this id, nil when we have none.
-func (s *session) byID(id string) *question {
-	if s.q != nil && s.q.rec.ID == id {
-		return s.q
-	}
-	for _, h := range s.hooks {
-		if h.rec.ID == id {
-			return h
-		}
-	}
-	return nil
-}
 
 // handleRecord takes a record as somebody else changed it: a decision, a hook's question, the
 // phone's wish.
@@ -3773,33 +3579,25 @@ func (s *session) handleRecord(rec Record) {
 		switch {
 		case q == nil && r.Source == fromHook && r.Status == Created:
 			s.addHook(*r)
-		case q == nil || r.Status == q.rec.Status:
-		case s.gate != nil && s.gate.q == q: // it is being typed
+		case q == nil || r.Status == q.rec.Status || s.typist != nil && s.typist.q == q:
 		default:
-			s.apply(q, r)
+			news := q.rec.Open()
+			q.rec = *r
+			if news && !r.Open() && r.DecidedBy != nil && fromPhone(*r.DecidedBy) {
+				s.phoneAt = time.Now()
+			}
 		}
 	}
 }
 
-// apply takes over what has become of a question.
-func (s *session) apply(q *question, r *PromptRecord) {
-	switch r.Status {
-	case ReplyReceived, Injected: // by its hook, which may have been faster than the news of the answer
-		news := q.rec.Open()
-		q.rec = *r
-		q.decided = q.screen != nil
-		q.passed = time.Now()
-		s.makeRoom()
-		if news && r.DecidedBy != nil && fromPhone(*r.DecidedBy) {
-			s.phoneAt = time.Now()
-		}
-	default:
-		q.rec = *r
-		passedOn := r.Status == Expired && q.screen == nil // by its hook
-		if !r.Open() && !passedOn {
-			s.end(q, "", "")
+// byID is the question with this id, nil when we have none.
+func (s *session) byID(id string) *question {
+	for _, q := range append(s.hooks, s.asked) {
+		if q != nil && q.rec.ID == id {
+			return q
 		}
 	}
+	return nil
 }
 
 // answeredByCommand tells whether `atlasbridge answer` has given the answer.
@@ -3817,27 +3615,74 @@ func answeredNotice(p *PromptRecord) Notice {
 // A tool's hook asks in a process of its own, which gives the tool the answer. The dialog stands on
 // the screen meanwhile, and may be answered there.
 
-// hookOf is the waiting hook's question whose dialog p is, which was seen last; nil when it is
-// none's: it shows that tool and those arguments, or the tool names them. A name that is told while
-// the dialog named before still stands means the next one.
-func (s *session) hookOf(p *Prompt) *question {
+// hooksOf are the waiting hooks' questions whose dialog p is: all of the first call that it shows with its arguments,
+// or that the tool names. A name that is told while the dialog named before still stands means the next one.
+func (s *session) hooksOf(p *Prompt) (all []*question) {
+	shown := func(h *question) bool { return p.showsCall(h.rec.Tool, h.rec.Subject) }
+	named := func(h *question) bool {
+		return p != nil && !p.Idle && (s.seenAs == "" || s.seenAs == s.named) && h.namedIn(s.named)
+	}
+	i := slices.IndexFunc(s.hooks, shown)
+	if i < 0 {
+		i = slices.IndexFunc(s.hooks, named)
+	}
+	if i < 0 {
+		return nil
+	}
 	for _, h := range s.hooks {
-		if p.showsCall(h.rec.Tool, h.rec.Subject) {
-			return h
+		if h.rec.sameCall(&s.hooks[i].rec) {
+			all = append(all, h)
 		}
 	}
-	named := s.seenAs == "" || s.seenAs == s.named
-	for _, h := range s.hooks {
-		if !p.Idle && named && h.namedIn(s.named) {
-			return h
-		}
-	}
-	return nil
+	return all
 }
 
 // namedIn tells whether the tool's words name the call that h asks about.
 func (h *question) namedIn(words string) bool {
 	return h.rec.Subject != "" && strings.HasSuffix(words, ":"+squeezed(h.rec.Subject))
+}
+
+// standsSeen tells whether the dialog of h stands on the screen.
+func (s *session) standsSeen(h *question) bool {
+	return s.seen != nil && slices.Contains(s.hooksOf(s.seen), h)
+}
+
+// dialogStands tells whether the dialog of h stands on the screen, or the tool says that it does.
+func (s *session) dialogStands(h *question) bool { return s.standsSeen(h) || h.namedIn(s.named) }
+
+// dialogLeft tells whether the dialog of h stood and has left for good, or the tool has said for long that it asks
+// nothing.
+func (s *session) dialogLeft(h *question) bool {
+	switch {
+	case s.dialogStands(h):
+		return false
+	case !s.calm.IsZero() && time.Since(later(s.calm, h.rec.CreatedAt)) >= hookUnasked:
+		return true
+	}
+	return !h.stoodAt.IsZero() && time.Since(h.stoodAt) >= dialogGone
+}
+
+// handleStatus takes what a known tool says of itself, and so whether a hook's dialog stands.
+func (s *session) handleStatus(status ProgramStatus) {
+	if s.adapter.Box == nil {
+		return
+	}
+	named := ""
+	switch {
+	case status.State == "blocked":
+		named = squeezed(safely(status.Msg, maxFull))
+		s.calm = time.Time{}
+	case status.State == "":
+		s.calm = time.Time{}
+	case s.calm.IsZero():
+		s.calm = time.Now()
+	}
+	for _, h := range s.hooks {
+		if h.namedIn(s.named) != h.namedIn(named) {
+			h.stoodAt = time.Now()
+		}
+	}
+	s.named = named
 }
 
 // addHook takes a question that `atlasbridge hook` has stored. What the screen asked of the same,
@@ -3848,193 +3693,99 @@ func (s *session) addHook(rec PromptRecord) {
 	if stored == nil || stored.Status != Created {
 		return // it was over before we heard of it
 	}
-	fromScreen := s.q != nil && s.q.screen != nil && !s.q.rec.Idle
-	if fromScreen && s.q.screen.showsCall(rec.Tool, rec.Subject) {
-		if s.q.rec.Status != "" {
-			s.transition(rec.ID, Canceled, func(r *PromptRecord) {
-				r.Reason = "asked from the screen already"
-			})
+	h := &question{rec: rec}
+	q := s.asked
+	if q != nil && q.rec.Idle {
+		q.leave(Canceled, worksAgain)
+	}
+	if q != nil && !q.screen.Idle && q.screen.showsCall(rec.Tool, rec.Subject) {
+		if q.rec.Status != "" {
+			s.transition(h, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
 			return
 		}
-		s.q = nil
+		q.leave(Canceled, "")
 	}
-	h := &question{rec: rec, checkAt: time.Now().Add(hookCheck)}
 	s.hooks = append(s.hooks, h)
 	sort.SliceStable(s.hooks, func(i, j int) bool {
 		return s.hooks[i].rec.CreatedAt.Before(s.hooks[j].rec.CreatedAt)
 	})
-	if s.seen != nil && !s.seen.Idle {
-		of := s.hookOf(s.seen)
-		if of != nil && of.rec.sameCall(&h.rec) {
-			s.stands(h, s.seen)
-		}
+	if s.dialogStands(h) {
+		h.stoodAt = time.Now()
 	}
-	s.makeRoom()
+	s.open.Store(true)
+	s.carried++
+	s.beside(func() { s.carryHook(h) })
+	s.beside(func() { s.watchHook(h) })
 }
 
-// makeRoom lets a hook's question come into force, unless another has been told that is not over. Of several of one
-// call, one that is answered waits for the others, whose answers go to the tool with its own.
-func (s *session) makeRoom() {
-	another := func(h *question) bool { return h.rec.Open() && h.rec.sameCall(&s.q.rec) }
-	switch {
-	case s.q == nil:
-		s.advance()
-	case s.q.screen == nil && s.q.rec.Status == ReplyReceived && slices.ContainsFunc(s.hooks, another):
-		s.q = nil
-		s.advance()
-	case s.q.rec.Idle && !s.q.decided:
-		s.end(s.q, Canceled, "the tool works again")
-	case s.q.screen != nil && s.q.rec.Status == "":
-		s.q = nil // it comes back when the hooks' questions are over, if it stands then
-		s.advance()
-	}
-}
-
-// handleStatus takes what a known tool says of itself: a dialog that it has named is over when it
-// says something else.
-func (s *session) handleStatus(status ProgramStatus) {
-	if s.adapter.Box == nil {
-		return
-	}
-	named := ""
-	if status.State == "blocked" {
-		named = squeezed(safely(status.Msg, maxFull))
-	}
-	if s.named == named {
-		return
-	}
-	if s.named != "" {
-		s.over = s.over[max(0, len(s.over)-maxStatuses):]
-		s.over = append(s.over, overDialog{named: s.named, at: time.Now(), by: s.namedBy})
-	}
-	s.named = named
-	s.namedBy = ""
-}
-
-// hookStep ends hooks' questions that are over without us.
-func (s *session) hookStep() {
-	if len(s.hooks) == 0 {
-		return
-	}
-	s.watchCalm()
-	s.endOver()
-	for _, h := range slices.Clone(s.hooks) {
-		s.checkHook(h)
-		s.turnAt(h.checkAt)
-	}
-}
-
-// watchCalm keeps since when a tool that speaks the protocol says that it does not ask.
-func (s *session) watchCalm() {
-	state := s.det.Screen.Status().State
-	if s.adapter.Box == nil || state == "" || state == "blocked" {
-		s.calm = time.Time{}
-	} else if s.calm.IsZero() {
-		s.calm = time.Now()
-	}
-}
-
-// endOver marks the hooks' questions whose dialogs the tool has named and which are over: each ends
-// the first of the same words. What names nobody is forgotten in time.
-func (s *session) endOver() {
-	var kept []overDialog
-	for _, o := range s.over {
-		h := s.hookNamedBy(o)
-		switch {
-		case h != nil:
-			s.dialogOver(h, o)
-		case time.Since(o.at) <= hookUnasked:
-			kept = append(kept, o)
-		}
-	}
-	s.over = kept
-}
-
-// hookNamedBy is the first hook's question that o names, was asked before o was over, and still
-// stands; nil: none.
-func (s *session) hookNamedBy(o overDialog) *question {
-	for _, h := range s.hooks {
-		if h.goneAt.IsZero() && h.namedIn(o.named) && o.at.After(h.rec.CreatedAt) {
-			return h
-		}
-	}
-	return nil
-}
-
-// dialogOver notes that the dialog of h is over, as the tool says, and who pressed a key for it.
-func (s *session) dialogOver(h *question, o overDialog) {
-	if h.dialog != nil && h.dialog == s.seen {
-		s.spent = s.seen
-		s.spentAt = time.Now()
-	}
-	h.dialog = nil
-	h.goneAt = o.at.Add(-dialogGone) // no repaint
-	if o.by != "" {
-		h.noteTyped(o.by, o.at)
-	}
-}
-
-// spentStep asks about a dialog that the tool has said is over, and that stands all the same.
-func (s *session) spentStep() {
-	if s.spent != nil && s.turnAt(s.spentAt.Add(dialogGone)) {
-		s.spent = nil
-		s.advance()
-	}
-}
-
-// checkHook ends a hook's question that is over without us: its dialog is gone, the tool says that
-// it asks nothing any more, the hook itself is gone, or it still waits behind others in the last
-// quarter of its time: nobody could answer it then.
-func (s *session) checkHook(h *question) {
-	gone := !h.goneAt.IsZero() && s.turnAt(h.goneAt.Add(dialogGone))
-	quiet := !s.calm.IsZero() && s.turnAt(later(s.calm, h.rec.CreatedAt).Add(hookUnasked))
+// carryHook takes a hook's question to its end. The hook gives the tool its answer; watchHook notices that the dialog
+// was answered here, or the hook ended.
+func (s *session) carryHook(h *question) {
+	turn := func() bool { return h.over() || s.inForce() == h }
 	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)
-	switch {
-	case h.rec.Status == Injected:
-		if s.answerTaken(h) {
+	if s.await(h.rec.ExpiresAt.Add(-life/4), turn) {
+		s.ask(h)
+	} else {
+		h.leave(Canceled, "its time was over before it could be asked: the dialog asks")
+	}
+	for over := false; !over; {
+		s.await(time.Time{}, func() bool { return h.to != "" || h.rec.settled() || h.rec.Status == Injected })
+		if h.rec.Status == Injected {
 			s.resolveHook(h)
+			break
 		}
-	case h.rec.Open() && (gone || quiet && h.dialog == nil):
-		s.end(h, Canceled, "answered in the terminal, or given up by the tool")
-	case h.rec.Status == Created && h != s.q && s.turnAt(h.rec.ExpiresAt.Add(-life/4)):
-		s.end(h, Canceled, "its time was over before it could be asked: the dialog asks")
-	case s.turnAt(h.checkAt):
-		h.checkAt = time.Now().Add(hookCheck)
-		s.checkAlive(h)
+		s.recordEnd(h)
+		over = h.rec.settled() || s.over
+		h.to = "" // its hook passes on what was decided in this very moment
+	}
+	s.hooks = slices.DeleteFunc(s.hooks, func(other *question) bool { return other == h })
+	s.carryNext(h)
+}
+
+// watchHook notices that a hook's question is over without us: its dialog is gone, or the hook itself, which lives
+// until it has passed its answer on.
+func (s *session) watchHook(h *question) {
+	done := func() bool { return !slices.Contains(s.hooks, h) }
+	gone := func() bool { return done() || !h.over() && s.dialogLeft(h) }
+	for !done() {
+		next := time.Now().Add(hookCheck)
+		left := h.stoodAt.Add(dialogGone)
+		if left.Before(next) && left.After(time.Now()) {
+			next = left
+		}
+		switch {
+		case s.await(next, gone) && !done():
+			h.leave(Canceled, "answered in the terminal, or given up by the tool")
+		case s.st.Alive(h.rec.ID) || done():
+		default:
+			s.hookEnded(h)
+		}
 	}
 }
 
-// checkAlive ends a question whose hook does not live any more. It lives until it has passed its
-// answer on.
-func (s *session) checkAlive(h *question) {
-	if s.st.Alive(h.rec.ID) {
-		return
-	}
+// hookEnded ends a question whose hook does not live any more.
+func (s *session) hookEnded(h *question) {
 	stored := s.promptInState(h.rec.ID)
 	switch {
-	case stored == nil:
+	case stored == nil || stored.settled() || stored.Status == Injected:
 	case stored.Open():
-		s.end(h, Canceled, "who asked has ended")
-	case stored.Status == ReplyReceived || stored.Status == Expired:
-		s.end(h, Failed, "who asked ended before the answer was passed on")
+		h.leave(Canceled, "who asked has ended")
+	default:
+		h.rec = *stored
+		h.to = Failed
+		h.why = "who asked ended before the answer was passed on"
 	}
 }
 
-// answerTaken tells whether the tool has taken the answer that its hook gave it: the dialog is
-// gone, or there was none. If not, the loop turns when it may have.
-func (s *session) answerTaken(h *question) bool {
-	if !s.turnAt(h.passed.Add(s.cfg.EchoWindow)) {
-		return false // a key on its way may be there first
-	}
-	none := h.dialog == nil && !h.namedIn(s.named)
-	return none || !h.goneAt.IsZero() || s.turnAt(h.passed.Add(dialogGone))
-}
-
-// resolveHook ends a question whose hook has given its answer to the tool. A key that was pressed
-// here in the same moment may have been faster: that is said.
+// resolveHook ends a question whose hook has given its answer to the tool, once that has taken it: the dialog is
+// gone, or there was none. A key that was pressed here in the same moment may have been faster: that is said.
 func (s *session) resolveHook(h *question) {
-	s.transition(h.rec.ID, Resolved, func(r *PromptRecord) {
-		since := h.passed
+	passed := time.Now()
+	over := func() bool { return s.over }
+	s.await(passed.Add(s.cfg.EchoWindow), over) // a key on its way may be there first
+	s.await(passed.Add(dialogGone), func() bool { return s.over || !s.dialogStands(h) })
+	s.transition(h, Resolved, func(r *PromptRecord) {
+		since := passed
 		if r.DecidedAt != nil {
 			since = *r.DecidedAt
 		}
@@ -4042,11 +3793,10 @@ func (s *session) resolveHook(h *question) {
 			r.Reason = bothAnswered
 		}
 	})
-	if h.dialog != nil {
+	if s.standsSeen(h) {
 		s.det.Sleep(time.Now().Add(s.cfg.EchoWindow))
 		s.seen = nil
 	}
-	s.end(h, "", "")
 }
 
 // ---- inputs from the phone ----
@@ -4054,26 +3804,16 @@ func (s *session) resolveHook(h *question) {
 // What the phone wants of a session is done in order, one thing after the other. Nothing is refused because of
 // something that is under way: it waits, for a while.
 
-// inputStep does what the phone asked for, until the gate has to type. What has to wait keeps its place; only what
-// types nothing goes first.
-func (s *session) inputStep() {
-	s.haltStep()
-	waits := false
-	for _, r := range slices.Clone(s.inputs) {
-		if s.gate != nil || s.halt != nil {
+// doInputs does what the phone asks for. What has to wait keeps its place; only what types nothing goes first.
+func (s *session) doInputs() {
+	for {
+		s.await(time.Time{}, func() bool { return s.over || s.recorded && len(s.inputs) > 0 && s.typist == nil })
+		if s.over {
 			return
 		}
-		if waits && r.types() {
-			continue
-		}
-		why := s.inputWaits(r)
-		if why == "" && r.isText() && !s.output.hold() {
-			why = "somebody types at the keyboard"
-		}
-		late := !time.Now().Before(r.At.Add(inputTime))
-		if why != "" && !late {
-			waits = true
-			s.turnBy(time.Now().Add(inputLook))
+		r, why := s.nextInput()
+		if r == nil {
+			s.await(time.Now().Add(inputLook), func() bool { return s.over })
 			continue
 		}
 		s.inputs = slices.DeleteFunc(s.inputs, func(other *InputRecord) bool { return other == r })
@@ -4081,8 +3821,29 @@ func (s *session) inputStep() {
 			s.inputDone(r, fmt.Sprintf("it waited %s, and %s", span(inputTime), why), Notice{})
 			continue
 		}
+		s.carried++ // the end of the session waits for it
 		s.handleInput(r)
+		s.carried--
 	}
+}
+
+// nextInput is the first input that can be done, or has waited too long, which why says; nil: all wait.
+func (s *session) nextInput() (r *InputRecord, why string) {
+	waits := false
+	for _, r := range s.inputs {
+		if waits && r.types() {
+			continue
+		}
+		why := s.inputWaits(r)
+		if why == "" && r.isText() && !s.output.hold() {
+			why = "somebody types at the keyboard"
+		}
+		if why == "" || !time.Now().Before(r.At.Add(inputTime)) {
+			return r, why
+		}
+		waits = true
+	}
+	return nil, ""
 }
 
 // types tells whether something is typed for the input: that has to wait its turn.
@@ -4100,10 +3861,11 @@ func (s *session) inputWaits(r *InputRecord) (why string) {
 	case !r.types():
 		return ""
 	}
-	asked := s.q != nil && !s.q.rec.Idle && s.q.rec.Status != ""
+	q := s.inForce()
+	asked := q != nil && !q.rec.Idle && q.rec.Status != ""
 	_, came := s.files[r.ID]
 	switch {
-	case s.q != nil && s.q.decided || asked && !s.q.rec.Open():
+	case q != nil && q.rec.Status != "" && !q.rec.Open():
 		return "an answer is still on its way to the tool"
 	case asked || !r.isText():
 		return ""
@@ -4114,7 +3876,7 @@ func (s *session) inputWaits(r *InputRecord) (why string) {
 	now := time.Now()
 	look := s.det.Look(tty, now)
 	switch {
-	case look.isQuestion() && now.After(r.At.Add(submitTime)): // nobody asks it: the gate tells
+	case look.isQuestion() && now.After(r.At.Add(submitTime)): // nobody asks it: the typist tells
 		return ""
 	case s.adapter.Name == "generic" && tty.Reading == ReadingBusy:
 		return "the program does not read its keyboard"
@@ -4151,7 +3913,10 @@ func (s *session) handleInput(r *InputRecord) {
 		s.inputDone(&taken, "", Notice{})
 	case "screen":
 		screen := dense(visible(redact(s.det.Screen.Text())))
-		s.inputDone(r, "", Notice{Mono: cmp.Or(screen, "(the screen is empty)")})
+		if screen == "" {
+			screen = "(the screen is empty)"
+		}
+		s.inputDone(r, "", Notice{Mono: screen})
 	case "cancel":
 		s.phoneEnds = true
 		s.terminate(0)
@@ -4185,7 +3950,8 @@ func (s *session) handleInput(r *InputRecord) {
 // askedSince tells whether the open question came after that time, or so shortly before that nobody can have read it:
 // what was wanted then is not meant for it.
 func (s *session) askedSince(at time.Time) bool {
-	return s.q != nil && s.q.rec.Open() && !s.q.rec.Idle && at.Before(s.q.rec.CreatedAt.Add(textAfter*time.Second))
+	q := s.inForce()
+	return q != nil && q.rec.Open() && !q.rec.Idle && at.Before(q.rec.CreatedAt.Add(textAfter*time.Second))
 }
 
 // dense is a screen's text without what is blank at the ends of its rows and of itself, and with single blank rows.
@@ -4203,7 +3969,7 @@ func dense(text string) string {
 // askAgain makes a new prompt of what stands on the screen, after one that expired or could not be
 // answered.
 func (s *session) askAgain(r *InputRecord) {
-	if s.q != nil {
+	if s.inForce() != nil {
 		s.inputDone(r, "a question is open already", Notice{})
 		return
 	}
@@ -4215,10 +3981,12 @@ func (s *session) askAgain(r *InputRecord) {
 	s.seen = nil
 	s.endExpired("it was asked again")
 	s.det.Again()
+	ring(s.output.wake)
 	s.inputDone(r, "", Notice{})
 }
 
-// stopTurn presses the key that interrupts a turn. Texts that still wait are not typed any more.
+// stopTurn presses the key that interrupts a turn, again where the tool asks for it, and waits for the turn's end.
+// Texts that still wait are not typed any more.
 func (s *session) stopTurn(r *InputRecord) {
 	for _, text := range slices.Clone(s.inputs) {
 		if text.types() && text.At.Before(r.At) {
@@ -4233,68 +4001,61 @@ func (s *session) stopTurn(r *InputRecord) {
 	}
 	s.inject(s.adapter.Stop, r.By)
 	s.auditInput(r, Field{"command", r.Kind}, Field{"bytes_len", len(s.adapter.Stop)})
-	if !known {
-		s.inputDone(r, "", Notice{})
-		return
+	why := ""
+	twice := false
+	for late := time.Now().Add(stopTime); known && s.inTurn() && !s.over && why == ""; {
+		if again := fits(s.adapter.StopAgain, s.det.Screen.Text()); again && !twice {
+			twice = true
+			s.inject(s.adapter.Stop, r.By)
+		}
+		if !time.Now().Before(late) {
+			why = "the key was pressed, but " + s.rec.Tool + " still works: look at /screen"
+		}
+		s.await(time.Now().Add(inputLook), func() bool { return s.over })
 	}
-	s.halt = &halt{input: r, until: time.Now().Add(stopTime)}
+	s.inputDone(r, why, Notice{})
 }
 
 // inTurn looks, and tells whether the tool works, or asks something meanwhile.
 func (s *session) inTurn() bool {
 	s.det.Look(s.pty.State(), time.Now())
-	return s.det.Working() || s.q != nil && !s.q.rec.Idle
+	q := s.inForce()
+	return s.det.Working() || q != nil && !q.rec.Idle
 }
 
-// haltStep waits for the end of a turn that is being interrupted, and presses the key again where the tool asks for it.
-func (s *session) haltStep() {
-	h := s.halt
-	if h == nil {
-		return
-	}
-	again := !h.twice && fits(s.adapter.StopAgain, s.det.Screen.Text())
-	late := s.turnAt(h.until)
-	s.turnBy(time.Now().Add(inputLook))
-	switch {
-	case !s.inTurn():
-		s.halt = nil
-		s.inputDone(h.input, "", Notice{})
-	case again:
-		h.twice = true
-		s.inject(s.adapter.Stop, h.input.By)
-	case late:
-		s.halt = nil
-		s.inputDone(h.input, "the key was pressed, but "+s.rec.Tool+" still works: look at /screen", Notice{})
-	}
-}
-
-// inputText lets the gate type into an input box or a REPL; it answers when it has typed.
+// inputText types into an input box or a REPL.
 func (s *session) inputText(r *InputRecord) {
-	if s.q != nil && !s.q.rec.Idle && s.q.rec.Status != "" {
+	q := s.inForce()
+	if q != nil && !q.rec.Idle && q.rec.Status != "" {
 		why := questionOpen
-		if s.q.rec.Secret {
+		if q.rec.Secret {
 			why = "a password is typed at the keyboard." + deleteIt
 		}
 		s.inputDone(r, why, Notice{})
 		return
 	}
-	s.gate = newInputGate(r)
+	t := &typist{session: s, text: cleanText(r.Text)}
+	t.command = reOwnCommand.MatchString(t.text)
+	if t.command {
+		t.text = t.text[1:]
+	}
+	t.guard = t.boxIsEmpty
+	why := t.work(t.send)
+	s.inputDone(r, why, Notice{Text: t.note})
+	t.passHeld()
 }
 
 // fetch gets the file of an input.
 func (s *session) fetch(r *InputRecord) {
-	if s.files == nil {
-		s.files = map[string]fetched{}
-	}
 	ctx, cancel := context.WithDeadline(s.ctx, r.At.Add(inputTime))
 	s.fetching++
 	s.spawn(func() {
 		defer cancel()
 		got := s.tg.fetch(ctx, s.rec.ID, r.File)
-		s.events <- func() {
-			s.fetching--
-			s.files[r.ID] = got
-		}
+		s.lock()
+		defer s.unlock()
+		s.fetching--
+		s.files[r.ID] = got
 	})
 }
 
@@ -4335,9 +4096,9 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 	if r.Kind != "answer" {
 		s.notify(reply)
 	}
-	if typed && s.q != nil && s.q.rec.Idle {
-		s.q.typedBy = r.By
-		s.end(s.q, Canceled, "")
+	if typed && s.asked != nil && s.asked.rec.Idle {
+		s.asked.noteTyped(r.By, time.Now())
+		s.asked.leave(Canceled, "")
 	}
 }
 
@@ -4374,24 +4135,20 @@ func (s *session) notify(n Notice) {
 //
 // With --stream the phone gets all output, in messages that grow.
 
-// streamOutput notes that there is output to send.
-func (s *session) streamOutput(now time.Time) {
-	if s.flushAt.IsZero() {
-		s.flushAt = now.Add(s.cfg.Flush)
-	}
-	if s.lookAt.IsZero() {
-		s.lookAt = now.Add(frameTime)
-	}
-}
-
-// streamStep gathers output for flush_ms.
-func (s *session) streamStep() {
-	if !s.lookAt.IsZero() && s.turnAt(s.lookAt) {
-		s.lookAt = time.Time{}
-		s.det.ReadWindow()
-	}
-	if !s.flushAt.IsZero() && s.turnAt(s.flushAt) {
-		s.flushAt = time.Time{}
+// sendStream looks at each frame of output, and gathers it for flush_ms.
+func (s *session) sendStream() {
+	sent := int64(0)
+	for {
+		s.await(time.Time{}, func() bool { return s.over || s.taken > sent })
+		flush := time.Now().Add(s.cfg.Flush)
+		for time.Now().Before(flush) && !s.over {
+			s.await(time.Now().Add(min(frameTime, time.Until(flush))), func() bool { return s.over })
+			s.det.ReadWindow()
+		}
+		if s.over {
+			return
+		}
+		sent = s.taken
 		s.gatherStream(false)
 	}
 }
@@ -4413,331 +4170,459 @@ func (s *session) breakStream() {
 	}
 }
 
-// ---- the gate ----
+// ---- the typist ----
 // It is the only way for an answer, or a text from the phone, to become bytes that the child reads.
 
-// gate types one answer, or one text, closed loop. While it exists the keyboard is held back and no question is looked
+// typist types one answer, or one text, closed loop. While it works the keyboard is held back and no question is looked
 // for. Before its first key the question must stand on the screen as it was shown, all of it; before Enter is pressed
 // in a menu the choice under the pointer must be the one that was chosen, by its label. A text goes into an empty input
 // box alone. If the screen does not follow in time it stops and tells the operator. It never types at what it has not
-// just seen, and counts nothing as typed that was not written. A step is one look, and one key or the reason why there
-// is none.
-type gate struct {
-	q       *question    // nil: free input
-	input   *InputRecord // then this
-	text    string       // what is typed into an input box
-	command bool         // that is a command of the tool's own
-	note    string       // what else is to be told of the answer, "" nothing
-	refused string       // why the text is taken out of the box again and not sent, "" it is not
+// just seen, and counts nothing as typed that was not written.
+type typist struct {
+	*session
+	q       *question // whose answer it is; nil: the phone's text
+	text    string
+	command bool   // that is a command of the tool's own
+	note    string // what else is to be told of the answer, "" nothing
 
-	phase  gatePhase
-	until  time.Time // the screen must have followed by then
-	keys   []byte    // for the writer, until it reports
-	after  gateMove  // what follows when they are written
-	first  string    // key of an answer, typed alone
-	rest   string    // of that answer
-	sent   int       // bytes that were written last
-	sentAt time.Time // when
-	goneAt time.Time // when the question that was answered was last seen, once it has been answered
-
-	value   string  // what was decided
-	want    []int   // the choices to make, as indexes into those that were shown; several only in a Multi menu
-	menu    *Prompt // as it was before the last key
-	stood   string  // SHA-256 of what stood on the screen when the first key went
-	wrote   bool    // bytes of the answer have reached the child
-	partly  bool    // some had before the last were written
-	done    bool    // all of it has
-	stopped bool    // at the keyboard
-	unsure  bool    // what changed in the question may be seen moving: that is waited for
+	guard   func(v sight) (why string) // tells why the first key is not to be typed
+	began   time.Time                  // the work
+	allowed bool                       // the first key may be typed, or was
+	unsure  time.Time                  // since when what changed in the question may be seen moving, zero: nothing may
+	steer   bool                       // the next keys choose nothing: they move a pointer, or write into a box
+	given   bool                       // bytes of the answer have reached the child, or a text's Enter
+	partly  bool                       // some had before the last were written
+	done    bool                       // all is typed
+	writing bool                       // some are being written
+	sent    int                        // bytes that were written last
+	sentAt  time.Time                  // when
+	stood   string                     // SHA-256 of what stood on the screen when the first key went
+	stopped bool                       // at the keyboard
+	word    string                     // an answer of which the first key was typed alone
 }
 
-// gateMove is where the gate goes when its keys are written, and how long the screen has then to follow.
-type gateMove struct {
-	to     gatePhase
-	within time.Duration
-	done   bool    // these keys are the last
-	menu   *Prompt // as it was before these keys
+// sight is what stands on the screen this instant.
+type sight struct {
+	look *Prompt // what it asks, nil nothing
+	tty  TTYState
+	late bool // the time is over
 }
 
-// gatePhase is how far the gate is.
-type gatePhase int
-
+// Reasons of a typist: it looks again, however late it is; or the rest is not typed.
 const (
-	gateLook    gatePhase = iota // nothing is typed
-	gateMenu                     // a key moved the pointer or a tick of a menu
-	gateKey                      // the first key of an answer is typed
-	gateTaken                    // the choice is typed: the dialog must go
-	gateReview                   // the ticks are made: the review page must come, or the menu go
-	gateCleared                  // the keys that empty the input box are typed
-	gateText                     // the text is typed: it must stand in the box, then Enter follows
-	gateSent                     // Enter is typed: the text must leave the box
-	gateAgain                    // Enter is typed a second time
-	gateEcho                     // all is typed: the child is to read it, and its echo passes
+	whyWait    = "not yet"
+	textStays  = "the text is in the input box but was not taken; look at the terminal"
+	whyStopped = "it was stopped at the keyboard"
+	whyEnded   = "the program ended before the answer was typed"
 )
 
-// newGate types the decision about q.
-func newGate(q *question) *gate {
-	g := &gate{q: q, until: time.Now().Add(keyGrace + lookTime)}
-	if q.rec.Value != nil {
-		g.value = *q.rec.Value
-		g.text = cleanText(g.value)
+// work types, by do, when nobody else does and the keyboard is held, and tells why not all is typed, "" it is.
+func (t *typist) work(do func() (why string)) (why string) {
+	t.await(time.Time{}, func() bool { return t.over || t.session.typist == nil && t.output.hold() })
+	t.session.typist = t
+	t.output.takeEach(true)
+	t.began = time.Now()
+	why = do()
+	if why == "" {
+		t.done = true
+		why = t.echo()
 	}
-	return g
+	if why != "" && t.q != nil && t.sent > 0 && t.pty.TakeBack(t.sent) { // it must not answer the next question
+		t.given = t.partly
+	}
+	if t.given && (why == whyStopped || why == whyEnded) {
+		why = ""
+	}
+	if why == "" {
+		t.dropHeld()
+	}
+	return why
 }
 
-// newInputGate types an operator's text into the input box, and what begins with // as a command of the tool's own.
-func newInputGate(r *InputRecord) *gate {
-	g := &gate{input: r, text: cleanText(r.Text), until: time.Now().Add(submitTime)}
-	g.command = reOwnCommand.MatchString(g.text)
-	if g.command {
-		g.text = g.text[1:]
-	}
-	return g
-}
-
-// gateStep looks once, and types one key or finds why it may not. Past its time that ends the gate.
-func (s *session) gateStep() {
-	g := s.gate
-	if g == nil || s.inFlight {
-		return // the writer reports first
-	}
-	if g.stopped {
-		s.gateStop()
-		return
-	}
-	first := s.lastKey.Add(keyGrace)
-	if g.input != nil { // what the program asks may be on its way, although it reads already
-		first = later(first, g.until.Add(inputLook-submitTime))
-	}
-	if len(s.typing) > 0 || len(g.keys) > 0 || g.phase == gateLook && !s.turnAt(first) {
-		return
-	}
-	now := time.Now()
-	tty := s.terminalState(now)
-	s.turnBy(now.Add(gatePoll)) // a repaint may be half done
-	late := !now.Before(g.until)
-	if s.came() > s.taken { // what comes may take the question away
-		if g.phase != gateEcho && now.After(g.until.Add(busyTime)) {
-			s.gateFail("the program keeps writing")
-		}
-		return
-	}
-	look := s.det.Look(tty, now)
-	why := s.gatePhaseStep(look, tty, late)
-	if why != "" && late && s.gate == g {
-		s.gateFail(why)
-	}
-}
-
-// gatePhaseStep does the step of the phase the gate is in.
-func (s *session) gatePhaseStep(look *Prompt, tty TTYState, late bool) (why string) {
-	g := s.gate
-	switch g.phase {
-	case gateLook:
-		why := s.unreadable(tty)
+// press types the keys that find gives for what stands on the screen this instant. It looks again while find tells why
+// there are none, which is why once the time is over, and when output came before they were written. Before the first
+// key guard looks, too.
+func (t *typist) press(within time.Duration, find func(v sight) (keys, why string)) (why string) {
+	until := time.Now().Add(within)
+	for ; ; t.await(time.Now().Add(typistLook), func() bool { return t.over || t.stopped }) {
+		now := time.Now()
 		switch {
-		case why != "" && time.Since(g.until) < followTime: // it may be busy for a moment
-			return ""
-		case why != "":
+		case t.stopped:
+			return whyStopped
+		case t.over:
+			return whyEnded
+		case t.writes():
+			continue
+		case t.came() > t.taken: // it may take the question away
+			if !t.done && now.After(until.Add(busyTime)) {
+				return "the program keeps writing"
+			}
+			t.takeOutput()
+			continue
+		}
+		tty := t.terminalState(now)
+		v := sight{t.det.Look(tty, now), tty, !now.Before(until)}
+		keys, why := "", ""
+		if !t.allowed {
+			why = t.mayBegin(v, until)
+		}
+		if why == "" {
+			keys, why = find(v)
+		}
+		if why == "" && keys != "" {
+			why = t.write(keys)
+		}
+		if why == "" || v.late && why != whyWait {
+			t.allowed = t.allowed || why == ""
 			return why
 		}
-		if g.input != nil || g.q.rec.Idle {
-			return s.boxStep(look)
-		}
-		return s.firstStep(look)
-	case gateMenu:
-		return s.menuStep(look)
-	case gateKey:
-		return s.keyStep(look, tty, late)
-	case gateTaken:
-		return s.takenStep(look)
-	case gateReview:
-		return s.reviewStep(look)
-	case gateCleared:
-		return s.clearedStep()
-	case gateText:
-		return s.enterStep(look, late)
-	case gateSent, gateAgain:
-		return s.sentStep(look, late)
-	case gateEcho:
-		s.echoStep(look, tty, late)
-	}
-	return ""
-}
-
-// unreadable tells why what is typed now would not be read, or not by itself, "" it would.
-func (s *session) unreadable(tty TTYState) (why string) {
-	switch {
-	case s.gate.q != nil && tty.Reading == ReadingBusy:
-		return "the program does not read its keyboard; look at the terminal"
-	case tty.Waiting > 0:
-		return "keys were typed that the program has not read; look at the terminal"
-	case s.begun > 0:
-		return "a line was begun at the keyboard: end it there, or empty it"
-	}
-	return ""
-}
-
-// gateStands tells whether nobody has read the answer; where that is not known, whether its question stands.
-func (s *session) gateStands() bool {
-	g := s.gate
-	waiting := s.pty.Waiting()
-	switch {
-	case g.q == nil || g.q.screen == nil:
-		return false
-	case !g.wrote || s.inFlight || len(g.keys) > 0 || waiting > 0:
-		return true
-	}
-	return waiting < 0 && g.q.screen.same(s.det.Look(s.pty.State(), time.Now()))
-}
-
-// overtaken tells whether look is another question than the one that g answers; a text answers none.
-func (g *gate) overtaken(look *Prompt) bool {
-	asks := look != nil && !look.Idle && look.Type != Unknown
-	return asks && (g.q == nil || g.q.screen != nil && !g.q.screen.same(look))
-}
-
-// echoStep ends the gate when its time is over and the program has read the answer, or when nobody has and the question
-// has gone.
-func (s *session) echoStep(look *Prompt, tty TTYState, late bool) {
-	g := s.gate
-	unread := g.q != nil && g.q.screen != nil && !g.q.rec.Idle && tty.Waiting > 0
-	if unread && tty.Reading == ReadingBusy { // a key woke it: whether it reads yet says nothing about what stands
-		tty.Reading = ReadingYes
-		look = s.det.Look(tty, time.Now())
-	}
-	typed, stands := s.det.Behind(g.first)
-	echoed := stands && typed != "" && strings.HasPrefix(strings.ToLower(g.first+g.rest), strings.ToLower(typed))
-	gone := unread && !tty.Canonical && !echoed && g.q.screen.compare(look) == another
-	if !gone || g.goneAt.IsZero() { // half painted it seems to be gone
-		g.goneAt = time.Now()
-	}
-	switch {
-	case unread && (gone && time.Since(g.goneAt) >= gatePoll || time.Since(g.until) > readTime):
-		s.gateFail("the program did not read it in time; look at the terminal")
-	case late && !unread:
-		s.gateOver()
 	}
 }
 
-// press hands keys to the writer; when they are written the gate moves on. Without keys it moves at once. The reason it
-// gives is none: a key was found.
-func (s *session) press(keys string, then gateMove) (why string) {
-	g := s.gate
-	if g.q != nil && then.to != gateMenu {
-		s.det.Answering()
+// write writes keys, unless output is waiting to be read, which may take the question away: then it tells to wait.
+func (t *typist) write(keys string) (why string) {
+	if t.q != nil && !t.steer {
+		t.det.Answering()
 	}
-	g.keys = []byte(keys)
-	g.after = then
-	if keys == "" {
-		s.gateMoves()
+	t.writing = true
+	taken := t.taken
+	at := time.Now()
+	unseen := true
+	var err error
+	t.turn.Unlock()
+	if t.came() <= taken {
+		unseen = false
+		_, err = t.pty.Write([]byte(keys))
 	}
-	return ""
-}
-
-// gateWrote takes the writer's report. Keys that were held back because output was waiting are not lost: the gate looks
-// again. An error ends it: what was not written was not typed.
-func (s *session) gateWrote(w write, err error) {
-	g := s.gate
-	if g == nil {
-		return
-	}
-	g.keys = nil
-	if errors.Is(err, errUnread) {
-		return
+	t.lock()
+	t.writing = false
+	if unseen {
+		return whyWait
 	}
 	if err != nil {
-		s.gateFail("it could not be typed: " + err.Error())
-		return
+		t.stopped = true
+		return "it could not be typed: " + err.Error()
 	}
-	g.sent = len(w.p)
-	g.sentAt = w.at
-	g.partly = g.wrote
-	g.wrote = g.wrote || g.after.to != gateMenu
-	unread := s.pty.Waiting() != 0
-	for i := range s.held {
-		s.held[i].stood = g.q != nil && (unread || s.held[i].at.Before(w.at))
+	t.sent = len(keys)
+	t.sentAt = at
+	t.partly = t.given
+	t.given = t.given || !t.steer
+	unread := t.pty.Waiting() != 0
+	for i := range t.held {
+		t.held[i].stood = t.q != nil && (unread || t.held[i].at.Before(at))
 	}
-	keys := string(w.p)
-	s.noteLine(keys, s.pty.Modes())
-	s.det.Typed(w.p, time.Now())
-	s.recordKeys(keys, false, time.Now())
-	s.gateMoves()
+	t.noteLine(keys, t.pty.Modes())
+	t.det.Typed([]byte(keys), time.Now())
+	t.recordKeys(keys, false, time.Now())
+	return ""
 }
 
-// gateMoves goes where the keys that are written lead.
-func (s *session) gateMoves() {
-	g := s.gate
-	g.phase = g.after.to
-	g.until = time.Now().Add(g.after.within)
-	g.done = g.done || g.after.done
-	g.menu = g.after.menu
-	if g.phase == gateEcho {
-		s.det.Sleep(g.until)
-		s.seen = nil
+// mayBegin tells why the first key is not to be typed, "" it is: what is typed now would not be read, or not by itself,
+// or guard does not let it. A program that does not read may be busy for a moment beyond that time.
+func (t *typist) mayBegin(v sight, until time.Time) (why string) {
+	switch {
+	case t.q != nil && v.tty.Reading == ReadingBusy:
+		why = "the program does not read its keyboard; look at the terminal"
+	case v.tty.Waiting > 0:
+		why = "keys were typed that the program has not read; look at the terminal"
+	case t.begun > 0:
+		why = "a line was begun at the keyboard: end it there, or empty it"
+	default:
+		return t.guard(v)
 	}
+	if time.Since(until) < followTime {
+		return whyWait
+	}
+	return why
 }
 
-// echo is the last move of the gate.
-func (s *session) echo() gateMove {
-	return gateMove{to: gateEcho, within: s.cfg.EchoWindow, done: true}
+// stands tells whether nobody has read the answer; where that is not known, whether its question stands.
+func (t *typist) stands() bool {
+	if t.q == nil {
+		return false
+	}
+	waiting := t.pty.Waiting()
+	if !t.given || t.writing || waiting > 0 {
+		return true
+	}
+	return waiting < 0 && t.q.screen.same(t.det.Look(t.pty.State(), time.Now()))
 }
 
-// firstStep types the answer only where the question stands as it was shown and nobody else may have answered it.
-func (s *session) firstStep(now *Prompt) (why string) {
-	g := s.gate
-	shown := g.q.screen
-	if shown == nil {
-		return "a question of the tool's hook is answered by the hook alone"
-	}
-	verdict := shown.compare(now)
-	if verdict == unsure && !g.unsure {
-		g.unsure = true
-		g.until = time.Now().Add(moveTime)
-	}
-	if verdict != theSame {
-		return "the question is no longer on the screen as it was shown"
-	}
-	if g.q.typedBy != "" {
-		return "somebody pressed a key for it since: look at the terminal"
-	}
-	now.publish()
-	g.stood = digest([]byte(now.Shown))
-	if alike(shown.Shown, now.Shown) { // what moves stands in it as it was shown
-		g.stood = digest([]byte(shown.Shown))
-	}
-	return s.answerStep(now)
+// overtaken tells whether look is another question than the one that is answered; a text answers none.
+func (t *typist) overtaken(look *Prompt) bool {
+	asks := look != nil && !look.Idle && look.Type != Unknown
+	return asks && (t.q == nil || !t.q.screen.same(look))
 }
 
-// answerStep types what was decided: choices of a menu, a key alone, or a text and Enter.
-func (s *session) answerStep(now *Prompt) (why string) {
-	g := s.gate
-	named := g.q.rec.answers(g.value) // none: it is a text
-	g.want = nil
-	for _, a := range named {
-		i := slices.IndexFunc(g.q.screen.Choices, func(c Choice) bool { return c.Key == a.Key })
-		if i >= 0 {
-			g.want = append(g.want, i)
+// typeAnswer types the decision about q, and records that, or why it could not be.
+func (s *session) typeAnswer(q *question) {
+	s.await(q.seenAt.Add(dialogGrace), func() bool { return s.over || s.adapter.Box == nil })
+	t := &typist{session: s, q: q, text: cleanText(*q.rec.Value)}
+	t.guard = t.stillAsked
+	do := t.reply
+	if q.rec.Idle {
+		t.guard = t.boxIsEmpty
+		do = t.send
+	}
+	expired := q.rec.Status == Expired
+	why := t.work(do)
+	if why == "" || t.given {
+		s.transition(q, Injected, func(r *PromptRecord) {
+			r.ScreenSHA = t.stood
+			r.Note = t.note
+		})
+	}
+	if why == "" {
+		s.transition(q, Resolved, asIs)
+		s.typeReason(&q.rec)
+	} else {
+		s.log.Warn("an answer was not typed", "why", why)
+		if expired && !t.given {
+			why = q.rec.Reason + "; nothing was typed: " + why
+		}
+		q.to, q.why = Failed, why
+		s.recordEnd(q)
+		if !expired && !q.rec.Idle && !s.over && q.screen.same(s.det.Look(s.pty.State(), time.Now())) {
+			s.det.Again() // it is asked anew
 		}
 	}
-	kind := g.q.rec.Type
-	switch {
-	case len(g.want) > 0:
-		return s.menuStep(now)
-	case named != nil && named[0].Keys != "":
-		return s.press(named[0].Keys, s.echo())
-	case kind == FreeText || kind == Unknown:
-		text := strings.TrimLeft(g.text, "\n")
-		_, size := utf8.DecodeRuneInString(text)
-		return s.pressAnswer(text[:size], s.pasted(text[size:])+"\r", s.echo())
+	q.to = "" // it has ended
+	s.seen = nil
+	t.passHeld()
+}
+
+// typeReason types the words of a refusal that no hook took: they are the tool's next message.
+func (s *session) typeReason(p *PromptRecord) {
+	if p.DecidedBy == nil || *p.DecidedBy == "auto:timeout" || !p.Permission || p.Reason == "" || s.adapter.Box == nil {
+		return
 	}
-	return "there is no choice " + g.value
+	s.save("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text",
+		By: *p.DecidedBy, User: p.DecidedUser, Text: p.Reason, PromptID: p.ID, Status: "queued"})
+}
+
+// dropHeld drops the keys that were typed while the question stood that is answered now. Where the next one stands
+// already all are: nobody answers that so soon.
+func (t *typist) dropHeld() {
+	if len(t.held) == 0 || t.q != nil && t.q.rec.Idle {
+		return
+	}
+	asked := t.overtaken(t.det.Look(t.pty.State(), time.Now()))
+	dropped := 0
+	t.held = slices.DeleteFunc(t.held, func(k typedKeys) bool {
+		drop := (k.stood || asked) && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys)
+		if drop {
+			dropped += len(k.keys)
+		}
+		return drop
+	})
+	if dropped > 0 {
+		t.log.Warn("keys typed while the phone's were being typed are not passed on", "bytes", dropped)
+		t.note = "keys typed at the keyboard meanwhile were dropped"
+	}
+}
+
+// passHeld lets the keyboard in again.
+func (t *typist) passHeld() {
+	held := t.held
+	t.held = nil
+	t.session.typist = nil
+	for _, k := range held {
+		t.handleKeys(k)
+	}
+	t.detect()
+	ring(t.output.wake)
+}
+
+// reply types what was decided about a question of the screen: choices of a menu, a key alone, or a text and Enter.
+func (t *typist) reply() (why string) {
+	value := *t.q.rec.Value
+	named := t.q.rec.answers(value) // none: it is a text
+	var want []int
+	for _, a := range named {
+		i := slices.IndexFunc(t.q.screen.Choices, func(c Choice) bool { return c.Key == a.Key })
+		if i >= 0 {
+			want = append(want, i)
+		}
+	}
+	kind := t.q.rec.Type
+	first, rest := "", ""
+	spelt := false
+	switch {
+	case len(want) > 0:
+		return t.choose(want)
+	case named != nil && named[0].Keys != "":
+		rest = named[0].Keys
+	case kind == FreeText || kind == Unknown:
+		text := strings.TrimLeft(t.text, "\n")
+		_, size := utf8.DecodeRuneInString(text)
+		spelt = true
+		first = text[:size]
+		rest = t.pasted(text[size:]) + "\r"
+	default:
+		return "there is no choice " + value
+	}
+	alone := false
+	why = t.press(keyGrace+lookTime, func(sight) (keys, why string) {
+		keys = rest
+		if spelt {
+			keys, alone = t.opening(first, rest, true)
+		}
+		return keys, ""
+	})
+	if why == "" && alone {
+		return t.spell(first, rest, t.q.rec.takesKeys())
+	}
+	return why
+}
+
+// stillAsked tells why the answer is not to be typed: the question does not stand as it was shown, or somebody else may
+// have answered it.
+func (t *typist) stillAsked(v sight) (why string) {
+	shown := t.q.screen
+	verdict := shown.compare(v.look)
+	if verdict == unsure && t.unsure.IsZero() {
+		t.unsure = time.Now()
+	}
+	switch {
+	case time.Since(t.lastKey) < keyGrace, verdict == unsure && time.Since(t.unsure) < moveTime:
+		return whyWait
+	case verdict != theSame:
+		return "the question is no longer on the screen as it was shown"
+	case t.q.typedBy != "":
+		return "somebody pressed a key for it since: look at the terminal"
+	}
+	v.look.publish()
+	t.stood = digest([]byte(v.look.Shown))
+	if alike(shown.Shown, v.look.Shown) { // what moves stands in it as it was shown
+		t.stood = digest([]byte(shown.Shown))
+	}
+	return ""
+}
+
+// opening is what goes first of an answer. Whether Enter ends it is for the terminal as it is now, not as it was when
+// it was asked: where it takes lines it does. In raw mode the program may take one key, and what follows would answer
+// the next question (e2fsck, mutt): the first key goes alone there, the rest when the program has shown that.
+func (t *typist) opening(first, rest string, ends bool) (keys string, alone bool) {
+	key, _ := utf8.DecodeRuneInString(first)
+	switch {
+	case !unicode.IsPrint(key):
+	case t.pty.Modes().Canonical:
+		rest = strings.TrimSuffix(rest, "\r") + "\r"
+	case rest != "" || ends:
+		return first, true
+	}
+	return first + rest, false
+}
+
+// spell types the rest of an answer while the question stands, and the program reads and has shown the first key
+// behind it: it edits a line, and Enter ends that. Else the key was all it took. What the terminal itself shows tells
+// that of no program; but one that takes words takes more than the first key. A screen that no rule reads (text) stands
+// while it is still one, with the key, or a mark that hides it, at the cursor.
+func (t *typist) spell(first, rest string, text bool) (why string) {
+	t.word = first + rest
+	more := strings.TrimSuffix(rest, "\r")
+	boxed := false
+	why = t.press(followTime, func(v sight) (keys, why string) {
+		typed, stands := t.det.Behind(first)
+		shown := strings.HasPrefix(strings.ToLower(typed), strings.ToLower(first))
+		reads := v.tty.Reading != ReadingBusy && v.tty.Waiting <= 0
+		boxed = false
+		if text {
+			stands = v.look != nil && v.look.Type == Unknown
+			shown = slices.ContainsFunc([]string{first, "*", "•"}, func(mark string) bool {
+				typed, _ := t.det.Behind(mark)
+				return typed == mark
+			})
+		}
+		word := more != "" || text
+		edits := stands && shown && reads
+		switch {
+		case edits && text && t.adapter.Box != nil:
+			boxed = true
+			return more, ""
+		case edits && (word || !v.tty.Echo):
+			return more + "\r", ""
+		case stands && v.late && word:
+			return "", "only its first key was typed: the program did not show that; look at the terminal"
+		case v.late || !stands && t.overtaken(v.look): // else it may only be painted anew
+			return "", ""
+		}
+		return "", whyWait
+	})
+	if why == "" && boxed {
+		return t.enter()
+	}
+	return why
+}
+
+// choose makes these choices of a menu: each by its own key, or by arrows towards it and a key once the pointer stands
+// there. Each key must show in the menu before the next.
+func (t *typist) choose(want []int) (why string) {
+	var menu, before *Prompt // as it is, and as it was before the last key
+	for within := keyGrace + lookTime; ; within = sendTime {
+		var then func() (why string) // nil: the menu goes on
+		why := t.press(within, func(v sight) (keys, why string) {
+			now := v.look
+			if !t.q.screen.follows(now) || before != nil && now.unmoved(before) {
+				return "", "the menu did not follow the keys; look at the terminal"
+			}
+			menu = now
+			t.steer = now.Multi
+			then = nil
+			target := t.locate(now, want[0])
+			key := "\r"
+			known := t.adapter.Box != nil && now.Pointer >= 0
+			switch {
+			case now.Multi:
+				key = " "
+				target = t.nextTick(now, want)
+				if target < 0 { // all are as wanted
+					t.steer = false
+					then = t.review
+					return cmp.Or(now.Submit, "\r"), ""
+				}
+			case known:
+				then = t.leaves
+			default:
+				then = func() string { return "" }
+			}
+			if target < 0 {
+				return "", "the choice is no longer on the screen"
+			}
+			own := now.Choices[target].Keys
+			switch {
+			case own != "" && !now.Multi:
+				_, size := utf8.DecodeRuneInString(own)
+				keys, alone := t.opening(own[:size], own[size:], !known)
+				if alone {
+					then = func() (why string) { return t.spell(own[:size], own[size:], false) }
+				}
+				return keys, ""
+			case own != "":
+				return own, ""
+			case now.Pointer < 0:
+				return "", "the menu shows no pointer to move"
+			case now.Pointer == target:
+				return key, ""
+			}
+			t.steer = true
+			then = nil
+			return t.arrow(now, target), ""
+		})
+		if why != "" {
+			return why
+		}
+		if then != nil {
+			return then()
+		}
+		before = menu
+	}
 }
 
 // locate is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not
 // alone.
-func (g *gate) locate(now *Prompt, i int) int {
-	shown := g.q.screen.Choices
+func (t *typist) locate(now *Prompt, i int) int {
+	shown := t.q.screen.Choices
 	at := -1
 	found := 0
 	for k, c := range now.Choices {
@@ -4755,118 +4640,20 @@ func (g *gate) locate(now *Prompt, i int) int {
 	return at
 }
 
-// menuStep presses the next key once the last one shows in the menu: the choice's own, an arrow towards it, a tick,
-// Enter.
-func (s *session) menuStep(now *Prompt) (why string) {
-	g := s.gate
-	if !g.q.screen.follows(now) || g.menu != nil && now.unmoved(g.menu) {
-		return "the menu did not follow the keys; look at the terminal"
-	}
-	if now.Multi {
-		return s.tickStep(now)
-	}
-	target := g.locate(now, g.want[0])
-	if target < 0 {
-		return "the choice is no longer on the screen"
-	}
-	then := s.echo()
-	if s.adapter.Box != nil && now.Pointer >= 0 {
-		then = gateMove{to: gateTaken, within: sendTime, done: true}
-	}
-	return s.choose(now, target, "\r", then)
-}
-
 // unmoved tells whether the menu stands as it did before: pointer, ticks, words.
 func (p *Prompt) unmoved(before *Prompt) bool {
 	return p.Pointer == before.Pointer && slices.Equal(p.Ticked, before.Ticked) && p.all == before.all
 }
 
-// tickStep changes the next tick that is not as wanted, and submits the menu when all are.
-func (s *session) tickStep(now *Prompt) (why string) {
-	target, done := s.gate.nextTick(now)
-	if !done {
-		return s.choose(now, target, " ", gateMove{to: gateMenu, within: sendTime, menu: now})
-	}
-	submit := now.Submit
-	if submit == "" {
-		submit = "\r"
-	}
-	return s.press(submit, gateMove{to: gateReview, within: sendTime, done: true, menu: now})
-}
-
-// choose presses the choice's own key; where it has none, an arrow towards it, and key once the pointer stands there.
-func (s *session) choose(now *Prompt, target int, key string, then gateMove) (why string) {
-	own := now.Choices[target].Keys
-	switch {
-	case own != "":
-		_, size := utf8.DecodeRuneInString(own)
-		return s.pressAnswer(own[:size], own[size:], then)
-	case now.Pointer < 0:
-		return "the menu shows no pointer to move"
-	case now.Pointer == target:
-		return s.press(key, then)
-	}
-	return s.press(s.arrow(now, target), gateMove{to: gateMenu, within: sendTime, menu: now})
-}
-
-// pressAnswer types an answer. Whether Enter ends it is for the terminal as it is now, not as it was when it was asked:
-// where it takes lines it does. In raw mode the program may take one key, and what follows would answer the next
-// question (e2fsck, mutt): the first key goes alone there, the rest when the program has shown that.
-func (s *session) pressAnswer(first, rest string, then gateMove) (why string) {
-	key, _ := utf8.DecodeRuneInString(first)
-	more := rest != "" || then.to == gateEcho
-	switch {
-	case !unicode.IsPrint(key):
-	case s.pty.Modes().Canonical:
-		rest = strings.TrimSuffix(rest, "\r") + "\r"
-	case more:
-		s.gate.first = first
-		s.gate.rest = rest
-		return s.press(first, gateMove{to: gateKey, within: followTime})
-	}
-	return s.press(first+rest, then)
-}
-
-// keyStep types the rest of an answer while the question stands, and the program reads and has shown the first key
-// behind it: it edits a line, and Enter ends that. Else the key was all it took. What the terminal itself shows tells
-// that of no program; but one that takes words takes more than the first key. A screen that no rule reads stands while
-// it is still one, with the key, or a mark that hides it, at the cursor.
-func (s *session) keyStep(look *Prompt, tty TTYState, late bool) (why string) {
-	g := s.gate
-	typed, stands := s.det.Behind(g.first)
-	shown := strings.HasPrefix(strings.ToLower(typed), strings.ToLower(g.first))
-	word := strings.TrimSuffix(g.rest, "\r") != ""
-	reads := tty.Reading != ReadingBusy && tty.Waiting <= 0
-	text := len(g.want) == 0 && g.q.rec.takesKeys()
-	if text {
-		stands = look != nil && look.Type == Unknown
-		shown = slices.ContainsFunc([]string{g.first, "*", "•"}, func(mark string) bool {
-			typed, _ := s.det.Behind(mark)
-			return typed == mark
-		})
-	}
-	switch {
-	case stands && shown && reads && text && s.adapter.Box != nil:
-		return s.press(strings.TrimSuffix(g.rest, "\r"), gateMove{to: gateText, within: s.adapter.SubmitDelay})
-	case stands && shown && reads && (word || text || !tty.Echo):
-		return s.press(strings.TrimSuffix(g.rest, "\r")+"\r", s.echo())
-	case stands && late && (word || text):
-		return "only its first key was typed: the program did not show that; look at the terminal"
-	case late || !stands && g.overtaken(look): // else it may only be painted anew
-		return s.press("", s.echo())
-	}
-	return ""
-}
-
-// nextTick is the first choice in now whose tick is not as wanted; done: all are.
-func (g *gate) nextTick(now *Prompt) (target int, done bool) {
+// nextTick is the first choice in now whose tick is not as wanted, −1: all are.
+func (t *typist) nextTick(now *Prompt, want []int) int {
 	for i, ticked := range now.Ticked {
-		wanted := slices.ContainsFunc(g.want, func(w int) bool { return g.locate(now, w) == i })
+		wanted := slices.ContainsFunc(want, func(w int) bool { return t.locate(now, w) == i })
 		if ticked != wanted {
-			return i, false
+			return i
 		}
 	}
-	return -1, true
+	return -1
 }
 
 // arrow is the key that moves the pointer of a menu one step towards target.
@@ -4885,29 +4672,29 @@ func (s *session) arrow(now *Prompt, target int) string {
 	return keys
 }
 
-// takenStep waits until a known tool's dialog has gone: what still stands did not take the key.
-func (s *session) takenStep(now *Prompt) (why string) {
-	if s.gate.q.screen.same(now) {
-		s.gate.done = false
-		return "the dialog did not take the answer; look at the terminal"
-	}
-	return s.press("", s.echo())
+// leaves waits until a known tool's dialog has gone: what still stands did not take the key.
+func (t *typist) leaves() (why string) {
+	return t.press(sendTime, func(v sight) (keys, why string) {
+		if t.q.screen.same(v.look) {
+			return "", "the dialog did not take the answer; look at the terminal"
+		}
+		return "", ""
+	})
 }
 
-// reviewStep confirms the review page that some menus with ticks show before they are done.
-func (s *session) reviewStep(now *Prompt) (why string) {
-	g := s.gate
-	if g.q.screen.follows(now) {
-		g.done = false
-		return "the menu did not take the answer; look at the terminal"
-	}
-	if now != nil {
-		return s.press(now.submits(), s.echo())
-	}
-	if time.Since(g.sentAt) < followTime { // its review page may come yet
-		return ""
-	}
-	return s.press("", s.echo())
+// review confirms the review page that some menus with ticks show before they are done.
+func (t *typist) review() (why string) {
+	return t.press(sendTime, func(v sight) (keys, why string) {
+		switch {
+		case t.q.screen.follows(v.look):
+			return "", "the menu did not take the answer; look at the terminal"
+		case v.look != nil:
+			return v.look.submits(), ""
+		case time.Since(t.sentAt) < followTime: // its review page may come yet
+			return "", whyWait
+		}
+		return "", ""
+	})
 }
 
 // submits are the keys of the last choice of a review page that submits, "" without one.
@@ -4920,6 +4707,39 @@ func (p *Prompt) submits() (keys string) {
 	return keys
 }
 
+// echo lets the echo of what is typed pass, and returns when the program has read the answer. The error is that it did
+// not, or that nobody has read it and the question has gone.
+func (t *typist) echo() (why string) {
+	until := time.Now().Add(t.cfg.EchoWindow)
+	t.det.Sleep(until)
+	t.seen = nil
+	goneAt := time.Time{} // since when the question has gone: half painted it seems to be
+	lost := false
+	first, _ := utf8.DecodeRuneInString(t.word)
+	why = t.press(t.cfg.EchoWindow, func(v sight) (keys, why string) {
+		unread := t.q != nil && !t.q.rec.Idle && v.tty.Waiting > 0
+		if unread && v.tty.Reading == ReadingBusy { // a key woke it: that it is busy says nothing of what stands
+			v.tty.Reading = ReadingYes
+			v.look = t.det.Look(v.tty, time.Now())
+		}
+		typed, stands := t.det.Behind(string(first))
+		echoed := stands && typed != "" && strings.HasPrefix(strings.ToLower(t.word), strings.ToLower(typed))
+		gone := unread && !v.tty.Canonical && !echoed && t.q.screen.compare(v.look) == another
+		if !gone || goneAt.IsZero() {
+			goneAt = time.Now()
+		}
+		lost = unread && (gone && time.Since(goneAt) >= typistLook || time.Since(until) > readTime)
+		if lost || v.late && !unread {
+			return "", ""
+		}
+		return "", whyWait
+	})
+	if lost {
+		return "the program did not read it in time; look at the terminal"
+	}
+	return why
+}
+
 // pasted is text as it is typed: no line end in it presses Enter.
 func (s *session) pasted(text string) string {
 	if s.det.Screen.BracketedPaste() {
@@ -4928,42 +4748,37 @@ func (s *session) pasted(text string) string {
 	return strings.ReplaceAll(text, "\n", " ")
 }
 
-// boxStep types the text into an input box that is empty. A draft is left alone, and the operator is told.
-func (s *session) boxStep(look *Prompt) (why string) {
-	box := s.det.Box(s.pty.State(), time.Now())
-	why = s.boxWaits(look, box)
+// boxIsEmpty tells why the text is not typed into the input box, "" it may be. A draft is left alone.
+func (t *typist) boxIsEmpty(v sight) (why string) {
+	box := t.det.Box(t.pty.State(), time.Now())
+	why = t.boxWaits(v.look, box)
 	switch {
-	case why != "":
+	case time.Since(t.began) < inputLook, time.Since(t.lastKey) < keyGrace:
+		return whyWait // what the program asks may be on its way, although it reads already
+	case why != "" || box.draft == "" || t.adapter.Box == nil && box.whole:
 		return why
-	case box.draft == "" || s.adapter.Box == nil && box.whole:
-		return s.typeText()
 	}
 	return "there is a draft in the input box, nothing was typed: “" + safely(box.draft, 200) +
 		"”. Send it, or empty the box (/keys CTRL_U), then send yours again"
 }
 
-// clearedStep waits until the text that is not sent has left the box.
-func (s *session) clearedStep() (why string) {
-	box := s.det.Box(s.pty.State(), time.Now())
-	if box.found && box.draft == "" {
-		return s.press("", s.echo())
-	}
-	return s.gate.refused + ". It still stands in the input box"
-}
-
-// withdraw takes the text out of the box again: it is not sent, for this reason.
-func (s *session) withdraw(why string) string {
-	s.gate.refused = why
-	return s.press(s.adapter.Clear, gateMove{to: gateCleared, within: submitTime})
-}
-
-// typeText types the text without Enter.
-func (s *session) typeText() (why string) {
-	text := s.gate.text
-	if s.adapter.EscapeBang && !s.gate.command {
+// send types the text into the input box, and Enter.
+func (t *typist) send() (why string) {
+	text := t.text
+	if t.adapter.EscapeBang && !t.command {
 		text = plainText(text)
 	}
-	return s.press(s.pasted(text), gateMove{to: gateText, within: s.adapter.SubmitDelay})
+	t.steer = t.q == nil
+	why = t.press(submitTime, just(t.pasted(text)))
+	if why != "" {
+		return why
+	}
+	return t.enter()
+}
+
+// just finds keys whatever stands on the screen.
+func just(keys string) func(sight) (keys, why string) {
+	return func(sight) (string, string) { return keys, "" }
 }
 
 // plainText is the text so that the known tools take it for nothing else (measured on all of them): ! runs a command,
@@ -4982,61 +4797,95 @@ func plainText(text string) string {
 	return text
 }
 
-// enterStep presses Enter once the text stands in the box. A question that has come meanwhile would be answered by it;
-// a line that ends in the text, and may look like one for that, is none.
-func (s *session) enterStep(look *Prompt, late bool) (why string) {
-	held := s.holdsText()
-	if look.isQuestion() {
-		takesText := look.Type == FreeText || look.Type == Unknown
-		if !takesText || !held {
-			return questionOpen
+// enter presses Enter once the text stands in the box, and waits until it has left it. A question that has come
+// meanwhile would be answered by it; a line that ends in the text, and may look like one for that, is none.
+func (t *typist) enter() (why string) {
+	plain := t.adapter.Box == nil
+	other := "" // the command that Enter would take instead
+	t.steer = false
+	began := time.Now()
+	why = t.press(t.adapter.SubmitDelay, func(v sight) (keys, why string) {
+		held := t.holdsText()
+		takesText := v.look != nil && (v.look.Type == FreeText || v.look.Type == Unknown)
+		switch {
+		case v.look.isQuestion() && (!takesText || !held):
+			return "", questionOpen
+		case plain && !held && !t.det.Box(t.pty.State(), time.Now()).found: // it may be a menu
+			return "", "the input line has gone from the screen before Enter: look at the terminal"
+		case !v.late:
+			return "", whyWait
+		case held && t.picksAnother(t.det.Picks()):
+			other, _, _ = strings.Cut(t.det.Picks(), " ")
+			return "", ""
+		case held || plain && t.pty.Modes().Canonical: // in raw mode it may not be a line that is edited
+			return "\r", ""
+		case time.Since(began) < t.adapter.SubmitDelay+submitTime:
+			return "", whyWait
+		}
+		return "", "the text does not show in the input box: look at the terminal"
+	})
+	if why == "" && other != "" {
+		return t.withdraw("nothing was sent: for " + t.text + " " + t.rec.Tool + " would take /" + other)
+	}
+	if why == "" {
+		why = t.left()
+	}
+	if why == textStays {
+		why = t.press(submitTime, just("\r"))
+		if why == "" {
+			why = t.left()
+		}
+		if why == textStays && t.command {
+			return t.withdraw(t.rec.Tool + " does not take " + t.text + ": nothing was sent")
 		}
 	}
-	plain := s.adapter.Box == nil
-	switch {
-	case plain && !held && !s.det.Box(s.pty.State(), time.Now()).found: // it may be a menu
-		return "the input line has gone from the screen before Enter: look at the terminal"
-	case !late:
-		return ""
-	case held && s.gate.picksAnother(s.det.Picks()):
-		name, _, _ := strings.Cut(s.det.Picks(), " ")
-		return s.withdraw("nothing was sent: for " + s.gate.text + " " + s.rec.Tool + " would take /" + name)
-	case held || plain && s.pty.Modes().Canonical: // in raw mode it may not be a line that is edited
-		return s.press("\r", gateMove{to: gateSent, within: submitTime, done: true})
-	case time.Now().Before(s.gate.until.Add(submitTime)):
-		return ""
+	return why
+}
+
+// left waits until the text has left the box. Of a command that a tool does not
+// know it may have made another one (opencode).
+func (t *typist) left() (why string) {
+	return t.press(submitTime, func(v sight) (keys, why string) {
+		held := t.holdsText()
+		box := t.det.Box(t.pty.State(), time.Now())
+		asks := t.command && v.look.isQuestion() // what the command is for
+		switch {
+		case t.command && !asks && !held && box.found && box.draft != "":
+			return "", "the tool made “" + safely(box.draft, 200) + "” of it, which stands in its input box now"
+		case t.adapter.Box == nil || !held || asks:
+			return "", ""
+		}
+		return "", textStays
+	})
+}
+
+// withdraw takes the text out of the box again: it is not sent, for this reason.
+func (t *typist) withdraw(reason string) (why string) {
+	t.given = false
+	t.steer = true
+	why = t.press(submitTime, just(t.adapter.Clear))
+	if why != "" {
+		return why
 	}
-	return "the text does not show in the input box: look at the terminal"
+	why = t.press(submitTime, func(sight) (keys, why string) {
+		box := t.det.Box(t.pty.State(), time.Now())
+		if box.found && box.draft == "" {
+			return "", ""
+		}
+		return "", reason + ". It still stands in the input box"
+	})
+	if why != "" {
+		return why
+	}
+	return reason
 }
 
 // picksAnother tells whether Enter would take another command than the one typed, without arguments, from the tool's
 // list of commands: a longer one, of which only the beginning was typed.
-func (g *gate) picksAnother(picks string) bool {
+func (t *typist) picksAnother(picks string) bool {
 	names := strings.FieldsFunc(picks, func(r rune) bool { return strings.ContainsRune(" (),", r) })
-	own := strings.TrimPrefix(g.text, "/")
-	return g.command && picks != "" && !strings.Contains(own, " ") && !slices.Contains(names, own)
-}
-
-// sentStep waits until the text has left the box, and presses Enter a second time where it does not in time. Of a
-// command that a tool does not know it may have made another one (opencode).
-func (s *session) sentStep(look *Prompt, late bool) (why string) {
-	g := s.gate
-	held := s.holdsText()
-	box := s.det.Box(s.pty.State(), time.Now())
-	asks := g.command && look.isQuestion() // what the command is for
-	switch {
-	case g.command && !asks && !held && box.found && box.draft != "":
-		return "the tool made “" + safely(box.draft, 200) + "” of it, which stands in its input box now"
-	case s.adapter.Box == nil || !held || asks:
-		return s.press("", s.echo())
-	case g.phase == gateAgain && g.command && late:
-		return s.withdraw(s.rec.Tool + " does not take " + g.text + ": nothing was sent")
-	case g.phase == gateAgain:
-		return "the text is in the input box but was not taken; look at the terminal"
-	case late:
-		return s.press("\r", gateMove{to: gateAgain, within: submitTime})
-	}
-	return ""
+	own := strings.TrimPrefix(t.text, "/")
+	return t.command && picks != "" && !strings.Contains(own, " ") && !slices.Contains(names, own)
 }
 
 // boxFrame is what may stand at the ends of an input box's rows.
@@ -5044,123 +4893,16 @@ const boxFrame = " " + uprights
 
 // holdsText tells whether the end of the text stands where the cursor is, or a tool shows it folded as a paste, or the
 // path of a picture as that. A tool without a box of its own shows nothing behind it.
-func (s *session) holdsText() bool {
-	end := s.gate.text[strings.LastIndex(s.gate.text, "\n")+1:]
+func (t *typist) holdsText() bool {
+	end := t.text[strings.LastIndex(t.text, "\n")+1:]
 	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))
-	row, _, _ := s.det.Screen.Cursor()
-	above := strings.Trim(s.det.Screen.Row(max(0, row-1)), boxFrame)
-	box := above + strings.Trim(s.det.Screen.Row(row), boxFrame)
-	if s.adapter.Box == nil {
+	row, _, _ := t.det.Screen.Cursor()
+	above := strings.Trim(t.det.Screen.Row(max(0, row-1)), boxFrame)
+	box := above + strings.Trim(t.det.Screen.Row(row), boxFrame)
+	if t.adapter.Box == nil {
 		return strings.HasSuffix(squeezed(box), squeezed(end))
 	}
 	return strings.Contains(squeezed(box), squeezed(end)) || reFolded.MatchString(box)
-}
-
-// gateStop ends the gate for a key at the keyboard.
-func (s *session) gateStop() {
-	s.takeBack()
-	if s.gate.done || s.gate.wrote && s.gate.q != nil {
-		s.gateOver()
-	} else {
-		s.gateFail("it was stopped at the keyboard")
-	}
-}
-
-// takeBack takes back what nobody has read of an answer: it must not answer the next question.
-func (s *session) takeBack() {
-	g := s.gate
-	if g.q != nil && g.sent > 0 && s.pty.TakeBack(g.sent) {
-		g.wrote = g.partly
-		g.done = false
-	}
-}
-
-// gateFail ends the gate before all was typed, or read.
-func (s *session) gateFail(why string) {
-	s.takeBack()
-	s.gate.done = false
-	s.gateEnds(why)
-}
-
-// gateOver ends the gate when its answer was read, or when the program has ended: it may have ended by the first key.
-func (s *session) gateOver() {
-	why := s.gate.refused
-	answered := s.gate.done || s.gate.q != nil && s.gate.wrote
-	if why == "" && !answered {
-		why = "the program ended before the answer was typed"
-	}
-	s.gateEnds(why)
-}
-
-// gateEnds lets the keyboard in again and records that everything was typed, or why not.
-func (s *session) gateEnds(why string) {
-	g := s.gate
-	s.gate = nil
-	s.next = time.Now()
-	pass, dropped := s.takeHeld(g, why == "" && (g.q == nil || !g.q.rec.Idle))
-	if dropped > 0 {
-		s.log.Warn("keys typed while the phone's were being typed are not passed on", "bytes", dropped)
-		g.note = "keys typed at the keyboard meanwhile were dropped"
-	}
-	switch {
-	case g.input != nil:
-		s.inputDone(g.input, why, Notice{Text: g.note})
-	case why != "":
-		s.log.Warn("an answer was not typed", "why", why)
-		s.answerRefused(g, why)
-	default:
-		s.answerTyped(g)
-	}
-	for _, k := range pass {
-		s.handleKeys(k)
-	}
-	unasked := s.q != nil && s.q.screen != nil && s.q.rec.Status == ""
-	if unasked && !s.det.Stands(s.pty.State(), time.Now()) { // it left while nobody looked
-		s.q = nil
-		s.seen = nil
-	}
-}
-
-// answerRefused records why an answer was not typed, and asks anew where that can be answered.
-func (s *session) answerRefused(g *gate, why string) {
-	rec := g.q.rec
-	if g.wrote {
-		s.transition(rec.ID, Injected, func(r *PromptRecord) { r.ScreenSHA = g.stood })
-	} else if rec.Status == Expired {
-		why = rec.Reason + "; nothing was typed: " + why
-	}
-	s.end(g.q, Failed, why)
-	if rec.Status != Expired && !rec.Idle {
-		s.askAnew(g.q.screen)
-	}
-}
-
-// answerTyped records that an answer was typed. The words of a refusal that no hook took are the tool's next message.
-func (s *session) answerTyped(g *gate) {
-	rec := g.q.rec
-	s.transition(rec.ID, Injected, func(r *PromptRecord) {
-		r.ScreenSHA = g.stood
-		r.Note = g.note
-	})
-	s.transition(rec.ID, Resolved, asIs)
-	refused := rec.Status == ReplyReceived && rec.Permission && rec.Reason != ""
-	if refused && s.adapter.Box != nil {
-		s.save("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text",
-			By: *rec.DecidedBy, User: rec.DecidedUser, Text: rec.Reason, PromptID: rec.ID, Status: "queued"})
-	}
-	s.end(g.q, "", "")
-}
-
-// askAnew asks again what could not be answered, if it still stands.
-func (s *session) askAnew(shown *Prompt) {
-	if shown == nil || s.q != nil || s.rec.ExitCode != nil {
-		return
-	}
-	if !shown.same(s.det.Look(s.pty.State(), time.Now())) {
-		return
-	}
-	s.seen = nil
-	s.det.Again()
 }
 
 // ---- recordings ----
@@ -5205,7 +4947,7 @@ func (s *session) record(add func(c *castWriter)) {
 
 // recordKeys records keys that went to the child, but none of a secret. hidden: the terminal did not show them.
 func (s *session) recordKeys(keys string, hidden bool, at time.Time) {
-	if !hidden && (s.q == nil || s.q.screen == nil || !s.q.screen.Secret) {
+	if !hidden && (s.asked == nil || !s.asked.screen.Secret) {
 		s.record(func(c *castWriter) { c.event("i", keys, at) })
 	}
 }
@@ -5249,14 +4991,11 @@ func (s *session) captureScenario(p *Prompt, now time.Time) error {
 //
 // The books are closed, and the phone is told.
 
-// finish closes the books and sends the last messages, and all of the output with --stream.
+// finish closes the books and sends the last messages, and all of the output with --stream. It begins with the turn.
 func (s *session) finish() {
 	s.pty.Close() // the child is gone
-	// A write to a closed terminal returns: what it says decides whether an answer was typed.
-	for s.inFlight || !s.opened {
-		happened := <-s.events
-		happened()
-	}
+	s.over = true
+	ring(s.output.wake)
 	s.restore()
 	s.endQuestions()
 	s.recordExit()
@@ -5268,14 +5007,22 @@ func (s *session) finish() {
 	if s.cfg.Stream && s.tg.Trouble() == "" {
 		limit = drainStream
 	}
-	s.drain(limit)
+	s.unlock()
+	select { // until the channel has sent everything, or a signal ends us: see handleSignal
+	case <-s.said:
+	case <-s.ctx.Done():
+	case <-time.After(limit):
+	}
 	s.stop() // cuts requests short
 	<-s.said
-	for s.fetching > 0 {
-		happened := <-s.events
-		happened()
+	s.lock()
+	defer s.unlock()
+	s.await(time.Time{}, func() bool { return s.fetching == 0 })
+	signal.Stop(s.signals)    // the books are closed: a signal ends us as it does any program
+	var late <-chan time.Time // nil: what we say is waited for
+	if !s.toldToEnd.IsZero() {
+		late = time.After(endWait)
 	}
-	signal.Stop(s.signals) // the books are closed: a signal ends us as it does any program
 	told := make(chan struct{})
 	s.spawn(func() {
 		s.polling.Wait()
@@ -5283,36 +5030,35 @@ func (s *session) finish() {
 		s.tellAtTerminal()
 		close(told)
 	})
-	var late <-chan time.Time // nil: what we say is waited for
-	if !s.toldToEnd.IsZero() {
-		late = time.After(endWait)
-	}
 	select {
 	case <-told:
 	case <-late: // nobody reads what we say
 	}
 }
 
-// endQuestions ends what is still asked.
+// endQuestions ends what is still asked, and what is being typed: a write to a closed terminal returns, and what it
+// says decides whether an answer was typed.
 func (s *session) endQuestions() {
-	if s.gate != nil {
-		s.gateOver()
+	s.await(time.Time{}, func() bool { return s.opened && !s.inFlight })
+	for _, h := range slices.Clone(s.hooks) {
+		stored := s.promptInState(h.rec.ID) // what it has passed on was answered, though we may not have heard of it
+		if stored != nil {
+			h.rec = *stored
+		}
+		if h.rec.Open() || h.rec.Status == ReplyReceived || h.rec.Status == Expired {
+			h.to, h.why = Failed, programEnded
+		}
 	}
-	for len(s.hooks) > 0 {
-		s.endHook(s.hooks[0])
+	if s.asked != nil {
+		s.asked.leave(Failed, programEnded)
 	}
-	if s.q != nil {
-		s.end(s.q, Failed, "the program ended")
-	}
+	s.await(time.Time{}, func() bool { return s.carried == 0 && s.typist == nil })
 	s.endExpired("the program has ended")
 }
 
 // endInputs refuses what the phone wanted and what was still to be done, also what this process has not heard of yet.
 // The end of the session is recorded: no more come.
 func (s *session) endInputs() {
-	if s.halt != nil {
-		s.inputDone(s.halt.input, "", Notice{})
-	}
 	view, _ := s.st.View() // as it was, where it cannot be read
 	for _, r := range view.Inputs {
 		if r.SessionID == s.rec.ID && r.Status == "queued" && !slices.Contains(s.heard, r.ID) {
@@ -5325,32 +5071,14 @@ func (s *session) endInputs() {
 	}
 }
 
-// endHook ends a hook's question with the program: what the hook has passed on was answered, though
-// we may not have heard of it yet.
-func (s *session) endHook(h *question) {
-	stored := s.promptInState(h.rec.ID)
-	if stored != nil {
-		h.rec = *stored
-	}
-	switch h.rec.Status {
-	case Injected:
-		s.resolveHook(h)
-	case Resolved, Failed, Canceled:
-		s.end(h, "", "")
-	default:
-		s.end(h, Failed, "the program ended")
-	}
-}
-
 // endExpired takes back the offer to ask again what expired, the oldest first: there is nothing to
 // ask any more, for this reason.
 func (s *session) endExpired(why string) {
 	s.lapsed = false
 	for _, p := range s.st.PromptsOf(s.rec.ID) {
-		if !p.mayBeAsked() {
-			continue
+		if p.mayBeAsked() {
+			s.transition(&question{rec: *p}, Failed, func(r *PromptRecord) { r.Reason += ", and " + why })
 		}
-		s.transition(p.ID, Failed, func(r *PromptRecord) { r.Reason += ", and " + why })
 	}
 }
 
@@ -5424,31 +5152,6 @@ func howEnded(r *SessionRecord, byPhone bool) string {
 		return fmt.Sprintf("ended with exit %d", code)
 	}
 	return "ended"
-}
-
-// drain waits until the channel has sent everything, but not for ever; a signal that ends us cuts it short, a stop of
-// the job does not.
-func (s *session) drain(limit time.Duration) {
-	late := time.After(limit)
-	for {
-		select {
-		case <-s.said:
-			return
-		case happened := <-s.events:
-			happened()
-		case sig := <-s.signals:
-			switch {
-			case sig == resumeSignal:
-			case sig == suspendSignal && s.host.Resumes:
-				s.suspend()
-			case sig == suspendSignal: // nobody would resume us
-			default:
-				return
-			}
-		case <-late:
-			return
-		}
-	}
 }
 
 // tellAtTerminal tells the person at the terminal what they should know of this session.
