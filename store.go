@@ -1778,14 +1778,15 @@ func (s *Store) forget() {
 // replay brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
 // one of an id decoded. A torn end is moved aside: an error is that of moving it, or that a later atlasbridge wrote.
 func (s *Store) replay(b []byte) error {
-	var lines []*stateLine
+	lines := make([]stateLine, 0, bytes.Count(b, []byte("\n")))
 	newest := map[string]*stateLine{}
 	at := s.read
 	for text := range bytes.Lines(b) {
 		if text[len(text)-1] != '\n' {
 			break
 		}
-		l := &stateLine{text: text, at: at}
+		lines = append(lines, stateLine{text: text, at: at})
+		l := &lines[len(lines)-1]
 		l.check()
 		if l.err == nil && l.V > schemaVersion {
 			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", l.V)
@@ -1793,7 +1794,6 @@ func (s *Store) replay(b []byte) error {
 		if l.err == nil {
 			newest[l.key()] = l
 		}
-		lines = append(lines, l)
 		at += int64(len(text))
 	}
 	s.decode(slices.Collect(maps.Values(newest)))
@@ -1804,7 +1804,7 @@ func (s *Store) replay(b []byte) error {
 		if l.err != nil {
 			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, l.text))
 		}
-		r := s.recordOf(l)
+		r := s.recordOf(&l)
 		if r != nil {
 			s.view.apply(r)
 			s.older = s.older || l.V < schemaVersion
@@ -2119,7 +2119,9 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 		}
 		if old.Open() && !p.Open() {
 			p.NonceUsed = true
-			p.DecidedAt = cmp.Or(p.DecidedAt, &now)
+			if p.DecidedAt == nil {
+				p.DecidedAt = &now
+			}
 		}
 		moved = v.transition(old, &p) == nil
 		switch {
