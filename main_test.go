@@ -1540,15 +1540,6 @@ func FuzzRedact(f *testing.F) {
 	})
 }
 
-// BenchmarkRedact is what a screen costs that is full of the names of secrets.
-func BenchmarkRedact(b *testing.B) {
-	text := strings.Repeat("the token: it is, if password == \"\" then /etc/passwd; --fast key=value\n", 50)
-	b.SetBytes(int64(len(text)))
-	for b.Loop() {
-		redact(text)
-	}
-}
-
 // ---- detect.go: recordings and lab ----
 // Recordings and scenarios are written, played again and judged.
 
@@ -2536,7 +2527,7 @@ func TestTerminated(t *testing.T) {
 	_, tool := sessionRuns(t, dir)
 	p.Signal(syscall.SIGTERM)
 	if code := p.Wait(); code != 137 || running(tool) {
-		t.Errorf("exit %d, want 137; the tool runs: %v", code, running(tool))
+		t.Errorf("exit %d, or the tool runs", code)
 	}
 }
 
@@ -5224,10 +5215,9 @@ func TestAskAgainIsOver(t *testing.T) {
 func TestInboxFull(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	w, c, dir, _ := stageSession(t, "")
+	w, c, _, _ := stageSession(t, "")
 	c.show("ask", "Continue? (y/n) ")
 	m := w.find("Continue?", yesButton)
-	awaitPrompt(t, dir, "", "awaiting_reply")
 	var flood []string
 	for i := range 101 {
 		flood = append(flood, fmt.Sprintf(`{"update_id":%d,"message":{"message_id":1,"text":"%s","from":{"id":666},`+
