@@ -4265,6 +4265,9 @@ func (t *typist) press(within time.Duration, find func(v sight) (keys, why strin
 		keys, why := "", ""
 		if !t.allowed {
 			why = t.mayBegin(v, until)
+			if why == questionOpen { // it is to be asked, which waits for us
+				return why
+			}
 		}
 		if why == "" {
 			keys, why = find(v)
