@@ -4385,10 +4385,8 @@ func (s *session) typeAnswer(q *question) {
 		}
 		q.to, q.why = Failed, why
 		s.recordEnd(q)
-		look := s.det.Look(s.pty.State(), time.Now())
-		another := look.isQuestion() && !q.screen.same(look)
-		if !q.rec.Idle && !s.over && (!expired || another) {
-			s.det.Again() // what stands there now is asked, also where it was seen already
+		if !expired && !q.rec.Idle && !s.over && q.screen.same(s.det.Look(s.pty.State(), time.Now())) {
+			s.det.Again() // it is asked anew
 		}
 	}
 	q.to = "" // it has ended
