@@ -4390,7 +4390,9 @@ func (s *session) typeAnswer(q *question) {
 		}
 	}
 	q.to = "" // it has ended
-	s.seen = nil
+	if why == "" || s.seen == q.screen { // else another was seen before the answer came, and is asked now
+		s.seen = nil
+	}
 	t.passHeld()
 }
 
