@@ -4389,7 +4389,7 @@ func (s *session) typeAnswer(q *question) {
 			s.det.Again() // it is asked anew
 		}
 	}
-	q.to = "" // it has ended
+	q.to = ""                            // it has ended
 	if why == "" || s.seen == q.screen { // else another was seen before the answer came, and is asked now
 		s.seen = nil
 	}
