@@ -1137,7 +1137,16 @@ func (t *tool) probe(ctx context.Context, env []string) {
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	t.Version = reVersion.FindString(commandOutput(ctx, env, t.Path, "--version"))
+	p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, Host{})
+	if err == nil {
+		defer p.Close()
+		defer context.AfterFunc(ctx, func() {
+			p.Terminate(0)
+			p.Close()
+		})()
+		output, _ := io.ReadAll(io.LimitReader(p, 4096)) // what it said before an error counts
+		t.Version = reVersion.FindString(string(output))
+	}
 	version := versionNumbers(t.Version)
 	tooOld := slices.Compare(version, versionNumbers(t.adapter.MinVer)) < 0
 	if tooOld || slices.Compare(version, versionNumbers(t.adapter.MaxVer)) > 0 {

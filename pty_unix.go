@@ -7,7 +7,7 @@
 //	what the child waits for foregroundReading (Linux alone tells)
 //	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                         dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
-//	processes                commandOutput, processStopped, parentOf
+//	processes                processStopped, parentOf
 //	files                    mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy,
 //	                         lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir
 //
@@ -16,7 +16,6 @@
 package main
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -1253,15 +1252,6 @@ func stopSelf() {
 
 // ---- processes ----
 // What the system tells of others.
-
-// commandOutput runs a program without a terminal, until ctx ends, and returns what it wrote to its standard output.
-func commandOutput(ctx context.Context, env []string, argv ...string) string {
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Env = env
-	cmd.WaitDelay = time.Second // for a grandchild that keeps its output open
-	output, _ := cmd.Output()   // what it said before an error counts
-	return string(output)
-}
 
 // processStopped tells whether a process is there and stopped, as by ^Z.
 func processStopped(pid int) bool {

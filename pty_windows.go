@@ -12,7 +12,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -416,15 +415,6 @@ func stopSelf() {}
 
 // ---- processes ----
 // What the system tells of others.
-
-// commandOutput runs a program without a terminal, until ctx ends, and returns what it wrote to its standard output.
-func commandOutput(ctx context.Context, env []string, argv ...string) string {
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Env = env
-	cmd.WaitDelay = time.Second // for a grandchild that keeps its output open
-	output, _ := cmd.Output()   // what it said before an error counts
-	return string(output)
-}
 
 // processStopped tells nothing: no shell here stops a process.
 func processStopped(int) bool { return false }
