@@ -4253,7 +4253,7 @@ func (v *view) box() inputBox {
 var reHidden = re(`\\\[redacted\\\]|\\\\u\\\{[0-9A-F]+\\\}`)
 
 // showsCall tells whether the dialog shows a call of this tool with these arguments: a command or
-// an address stands in rows of its own, in all of its length; of a file its name, of a question its
+// an address stands in rows of its own, in all of its length or cut; of a file its name, of a question its
 // words. Blanks and wrapping do not count. subject is as it is stored, made safe.
 func (p *Prompt) showsCall(tool, subject string) bool {
 	rows := slices.Concat(p.parts.body, p.parts.among)
@@ -4275,7 +4275,8 @@ func (p *Prompt) showsCall(tool, subject string) bool {
 // squeezed is a text without its blanks.
 func squeezed(text string) string { return strings.Join(strings.Fields(text), "") }
 
-// showsRows tells whether some rows, one after the other and nothing left over, are the text.
+// showsRows tells whether some rows, one after the other and nothing left over, are the text, or its beginning, which
+// the tool has cut.
 func showsRows(rows []string, text string) bool {
 	if text == "" {
 		return false
@@ -4292,7 +4293,9 @@ func showsRows(rows []string, text string) bool {
 			if len(run) > 2*len(text)+maxString {
 				break
 			}
-			if row != "" && exact.MatchString(run) {
+			beginning, cut := strings.CutSuffix(run, "…")
+			cut = cut && beginning != "" && strings.HasPrefix(text, beginning)
+			if row != "" && (cut || exact.MatchString(run)) {
 				return true
 			}
 		}
