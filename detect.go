@@ -4281,10 +4281,15 @@ func showsRows(rows []string, text string) bool {
 	if text == "" {
 		return false
 	}
-	pattern := reHidden.ReplaceAllString(regexp.QuoteMeta(text), ".*")
-	exact, err := regexp.Compile("^(?:" + pattern + ")$")
-	if err != nil { // longer than a pattern may be
-		return false
+	is := func(run string) bool { return run == text }
+	quoted := regexp.QuoteMeta(text)
+	pattern := reHidden.ReplaceAllString(quoted, ".*")
+	if pattern != quoted {
+		exact, err := regexp.Compile("^(?:" + pattern + ")$")
+		if err != nil { // longer than a pattern may be
+			return false
+		}
+		is = exact.MatchString
 	}
 	for from := range rows {
 		run := ""
@@ -4295,7 +4300,7 @@ func showsRows(rows []string, text string) bool {
 			}
 			beginning, cut := strings.CutSuffix(run, "…")
 			cut = cut && beginning != "" && strings.HasPrefix(text, beginning)
-			if row != "" && (cut || exact.MatchString(run)) {
+			if row != "" && (cut || is(run)) {
 				return true
 			}
 		}

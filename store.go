@@ -468,6 +468,9 @@ func (s setting) assign(c *Config) error {
 
 // outside says what the value must be, where it is of the right type and something else; "" it is right.
 func (s setting) outside() (must string) {
+	if s.Origin == "default" { // it is ours
+		return ""
+	}
 	if text, ok := s.to.(*string); ok && !regexp.MustCompile("^("+s.shape+")$").MatchString(*text) {
 		return s.must
 	}
