@@ -3109,12 +3109,6 @@ func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 	return d.copied(&d.found.Prompt)
 }
 
-// Stands looks, and reports whether the question in force stands on the screen, or may.
-func (d *Detector) Stands(tty TTYState, now time.Time) bool {
-	d.look(tty, now)
-	return d.cur != nil && d.compare() != another
-}
-
 // Gone looks, and tells whether what Tick last returned has left for good.
 func (d *Detector) Gone(tty TTYState, now time.Time) bool {
 	d.look(tty, now)
