@@ -3,8 +3,8 @@
 //
 // Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. Sessions share
 // files in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each line with the
-// hash of the one before; atlasbridge.log. Who holds the bot token and an allowed account can type into
-// your terminal. Nothing is ever approved by waiting.
+// hash of the one before; atlasbridge.log. Who controls an allowed account can type into your terminal.
+// Nothing is ever approved by waiting.
 //
 // Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed, or ask was refused; 2
 // usage; 124 nobody answered ask in time; 125 atlasbridge failed before the child ran, or could not ask; 126 the tool
@@ -3124,7 +3124,7 @@ func (s *session) noteKeys(k typedKeys) {
 	s.recordKeys(keys, k.hidden(), k.at)
 }
 
-// stops tells whether keys end what the gate does: ^C or Esc.
+// stops tells whether keys end what a typist does: ^C or Esc.
 func stops(keys []byte) bool {
 	return bytes.ContainsRune(keys, 0x03) || string(keys) == "\x1b"
 }
@@ -3193,7 +3193,7 @@ func (q *question) noteTyped(by string, at time.Time) {
 	q.typedAt = at
 }
 
-// heldBytes is how much waits for the gate to end.
+// heldBytes is how much waits for the typist to end.
 func (s *session) heldBytes() int {
 	n := 0
 	for _, h := range s.held {
@@ -4068,7 +4068,7 @@ func (s *session) fetch(r *InputRecord) {
 	})
 }
 
-// inputFile lets the gate type where the file of r was put, and what was written below it.
+// inputFile types where the file of r was put, and what was written below it.
 func (s *session) inputFile(r *InputRecord) {
 	got := s.files[r.ID]
 	delete(s.files, r.ID)
