@@ -3251,6 +3251,9 @@ func (d *Detector) track(now time.Time) {
 	}
 	if d.goneDue.IsZero() {
 		d.goneDue = now.Add(goneAfter)
+		if d.ttyDue.After(d.goneDue) { // it may have been between two calls
+			d.ttyDue = d.goneDue
+		}
 	}
 	gone := !now.Before(d.goneDue)
 	if gone || d.tty.Reading != ReadingUnasked {
