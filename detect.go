@@ -3099,8 +3099,8 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	return p
 }
 
-// Look returns what the screen asks this instant, nil nothing: the typist's eye. It is compared, and nothing of it leaves
-// the process: it is not redacted, and has no Shown before publish.
+// Look returns what the screen asks this instant, nil nothing: the typist's eye. It is compared, and nothing of it
+// leaves the process: it is not redacted, and has no Shown before publish.
 func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 	d.look(tty, now)
 	if d.found == nil {
