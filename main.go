@@ -1595,6 +1595,8 @@ const (
 	stopTime     = 5 * time.Second        // for a turn to end: up to 1.6 s (qwen 0.24)
 	sendTime     = 3 * time.Second        // for a tool to show a key, typed here or by us: busy 2.2 (claude 2.1)
 	detectEvery  = time.Second / 100      // between looks of the detector
+	lookNotice   = time.Second            // between looks for what others record, at a tool's empty box
+	lookIdle     = 5 * time.Second        // the same, where nothing is asked: each wakes the Go runtime six times
 	reapEvery    = time.Minute            // between looks for sessions that died, and at the host's terminal
 	hostLook     = time.Second            // after a SIGHUP: a shell that dies of one passes it on first
 	ownSignal    = time.Second / 10       // for a signal that dumps core to be acted on: Linux has a SIGTERM overtake it
@@ -1666,6 +1668,7 @@ type session struct {
 	signals     chan os.Signal
 	resized     <-chan os.Signal
 	back        chan struct{}   // a value when listens has become true
+	looks       chan time.Time  // a value when others may have recorded something: see keepBooks
 	ctx         context.Context // of what goes on beside the child, until stop
 	stop        func()
 	polling     sync.WaitGroup
@@ -1676,7 +1679,6 @@ type session struct {
 	wanted  atomic.Bool                  // the keyboard is to be read
 	raw     atomic.Bool                  // the host's terminal is raw, or is being changed
 	listens atomic.Bool                  // its keys are read
-	open    atomic.Bool                  // a question is open: the follower looks more often
 	output  *backlog                     // what the host has got and the screen has not
 	piped   atomic.Int64                 // bytes of output so far from the child's pipes, as the screen gets them
 	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil: it is not raw
@@ -1684,8 +1686,8 @@ type session struct {
 
 	// Who has the turn owns all that follows. First what the program is and does.
 	turn      turn
-	news      chan struct{} // closed, and made anew, when something may have changed
-	over      bool          // the child has ended: nothing is begun any more
+	waiting   []waiter // who gave the turn away in await
+	over      bool     // the child has ended: nothing is begun any more
 	cfg       *Config
 	rec       SessionRecord
 	det       *Detector
@@ -1709,6 +1711,7 @@ type session struct {
 	lastKey    time.Time // when somebody last typed here
 	phoneAt    time.Time // when the phone last answered or sent something
 	doingAt    time.Time // when what is done was last recorded
+	lookedAt   time.Time // when keepBooks was last to look
 	reapAt     time.Time // when to look for dead sessions
 	hostAt     time.Time // when to look whether the host's terminal is there
 	toldToEnd  time.Time // when it was told to end, or saw that the terminal has gone; zero: neither
@@ -1798,6 +1801,12 @@ type toolUse struct {
 	Status     string          `json:"status"`
 }
 
+// waiter is somebody in await.
+type waiter struct {
+	holds func() bool
+	woken chan struct{} // closed when it holds
+}
+
 // hostStream is a standard stream of ours. Another process that has the same terminal may set it to
 // O_NONBLOCK at any time: Read and Write wait all the same.
 type hostStream struct {
@@ -1823,22 +1832,28 @@ type tap struct {
 // lock waits for the turn.
 func (s *session) lock() { s.turn.Lock() }
 
-// unlock ends the turn. Who awaits something looks whether it has come.
+// unlock ends the turn, after those who await what holds now have been woken.
 func (s *session) unlock() {
-	s.tellNews()
+	s.wakeWaiting()
 	s.turn.Unlock()
 }
 
-// tellNews has all who await something look whether it has come, when the turn is free.
-func (s *session) tellNews() {
-	close(s.news)
-	s.news = make(chan struct{})
+// wakeWaiting wakes who awaits what holds now, for when the turn is free. Each look costs less than to wake in vain: a
+// spinner's frame would wake them all.
+func (s *session) wakeWaiting() {
+	s.waiting = slices.DeleteFunc(s.waiting, func(w waiter) bool {
+		woken := w.holds()
+		if woken {
+			close(w.woken)
+		}
+		return woken
+	})
 }
 
 // await gives the turn away until holds is true, at most until that time; the zero time never comes. It tells whether
-// holds is true.
+// holds is true. Who has the turn calls holds, too: it only looks.
 func (s *session) await(until time.Time, holds func() bool) bool {
-	s.tellNews()
+	s.wakeWaiting()
 	for !holds() {
 		var late <-chan time.Time
 		if !until.IsZero() {
@@ -1848,13 +1863,16 @@ func (s *session) await(until time.Time, holds func() bool) bool {
 			}
 			late = time.After(left)
 		}
-		news := s.news
+		w := waiter{holds, make(chan struct{})}
+		s.waiting = append(s.waiting, w)
 		s.turn.Unlock()
 		select {
-		case <-news:
+		case <-w.woken:
+			s.turn.Lock()
 		case <-late:
+			s.turn.Lock()
+			s.waiting = slices.DeleteFunc(s.waiting, func(other waiter) bool { return other.woken == w.woken })
 		}
-		s.turn.Lock()
 	}
 	return true
 }
@@ -1951,9 +1969,9 @@ func newSession(c *command) (*session, error) {
 		notes:   hostStream{c.stderr},
 		signals: make(chan os.Signal, 8),
 		back:    make(chan struct{}, 1),
+		looks:   make(chan time.Time, 1),
 		output:  newBacklog(),
 		turn:    make(turn, 1),
-		news:    make(chan struct{}),
 		files:   map[string]fetched{},
 		calls:   map[string]string{},
 		rec:     sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
@@ -2278,7 +2296,7 @@ func (s *session) keepBooks() {
 	s.notify(Notice{First: true, Text: "started\nin " + s.rec.Cwd})
 	s.recorded = true
 	s.unlock()
-	for r := range s.st.Follow(s.ctx, s.rec.ID, s.open.Load) {
+	for r := range s.st.Follow(s.ctx, s.rec.ID, s.looks) {
 		s.lock()
 		s.takeOutput() // and keys: they were first
 		if !s.over {
@@ -2441,10 +2459,13 @@ func (s *session) crashing() {
 func (s *session) watchdog() {
 	for {
 		due := s.nextDuty()
-		s.await(due, func() bool { return s.over || !s.nextDuty().Equal(due) })
+		s.await(due, func() bool { return s.over || s.nextDuty().Before(due) })
 		now := time.Now()
 		if s.over {
 			return
+		}
+		if !s.lookAt().After(now) {
+			s.lookForRecords(now)
 		}
 		if s.mayListen() && !s.keyboardAt.After(now) {
 			s.readKeyboard()
@@ -2480,7 +2501,34 @@ func (s *session) nextDuty() time.Time {
 	if s.mayListen() && s.keyboardAt.Before(next) {
 		next = s.keyboardAt
 	}
+	if at := s.lookAt(); at.Before(next) {
+		next = at
+	}
 	return next
+}
+
+// lookAt is when to look again whether others have recorded something, such as an answer, where the screen shows
+// nothing new until then.
+func (s *session) lookAt() time.Time {
+	pause := lookIdle
+	q := s.inForce()
+	switch {
+	case q == nil:
+	case q.screen != nil && q.screen.Idle:
+		pause = lookNotice
+	default:
+		pause = lookOften
+	}
+	return s.lookedAt.Add(pause)
+}
+
+// lookForRecords has keepBooks look whether others have recorded something.
+func (s *session) lookForRecords(now time.Time) {
+	s.lookedAt = now
+	select {
+	case s.looks <- now:
+	default:
+	}
 }
 
 // activityDue is when to record what the tool does, as that has changed, or when its output last came; zero: neither is
@@ -3223,6 +3271,7 @@ func (s *session) detector() {
 		}
 		s.takeOutput()
 		s.detect()
+		s.lookForRecords(time.Now()) // a hook may call when its dialog is painted
 		s.output.takeEach(!s.gathers())
 		if s.typist == nil && !s.writes() {
 			s.output.letPass()
@@ -3374,7 +3423,6 @@ func (s *session) carryNext(q *question) {
 		s.notify(answeredNotice(&q.rec))
 	}
 	s.carried--
-	s.open.Store(s.inForce() != nil)
 	s.takeUp()
 }
 
@@ -3431,7 +3479,6 @@ func (s *session) create(q *question) bool {
 		return false
 	}
 	q.rec = rec
-	s.open.Store(true)
 	return true
 }
 
@@ -3721,7 +3768,6 @@ func (s *session) addHook(rec PromptRecord) {
 	if s.dialogStands(h) {
 		h.stoodAt = time.Now()
 	}
-	s.open.Store(true)
 	s.carried++
 	s.beside(func() { s.carryHook(h) })
 	s.beside(func() { s.watchHook(h) })
@@ -5256,7 +5302,7 @@ func (p *PromptRecord) ask(ctx context.Context, st *Store) (*PromptRecord, error
 	if err := st.keep(p); err != nil {
 		return nil, err
 	}
-	changes := st.Follow(following, p.SessionID, func() bool { return true })
+	changes := st.Follow(following, p.SessionID, time.Tick(lookOften))
 	for {
 		left := time.Until(p.ExpiresAt)
 		select {
@@ -6302,7 +6348,7 @@ func (a *asking) send() error {
 
 // follow has the session's question sent, and does what the phone wants of it until ctx ends: it can only be ended.
 func (a *asking) follow(ctx context.Context, session string, quit context.CancelCauseFunc) {
-	for rec := range a.st.Follow(ctx, session, func() bool { return false }) { // nobody waits for what others write
+	for rec := range a.st.Follow(ctx, session, time.Tick(lookSlowly)) { // nobody waits for what others write
 		var err error
 		switch r := rec.(type) {
 		case *PromptRecord:

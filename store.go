@@ -2841,7 +2841,7 @@ func (p *PromptRecord) ambiguous() bool {
 //
 // A session learns of its answers, and a hook of its own, from the state.
 
-// A record that concerns a session changes the time of its lock's file. Who waits for it waits for that: what concerns
+// A record that concerns a session changes the time of its lock's file. Who waits for it looks at that: what concerns
 // others costs nothing.
 
 const (
@@ -2884,9 +2884,9 @@ func (s *Store) touched(session string) time.Time {
 }
 
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
-// change: at once when this process writes them, else within 50 ms where fast() says that a question is
-// open, or 500 ms. The channel is closed after ctx has ended.
-func (s *Store) Follow(ctx context.Context, session string, fast func() bool) <-chan Record {
+// change: at once when this process writes them, else when the caller has it look. The channel is closed after ctx has
+// ended.
+func (s *Store) Follow(ctx context.Context, session string, look <-chan time.Time) <-chan Record {
 	out := make(chan Record)
 	go func() {
 		defer s.catchPanic()
@@ -2905,30 +2905,21 @@ func (s *Store) Follow(ctx context.Context, session string, fast func() bool) <-
 				_ = sleep(ctx, lookSlowly) // the loop ends with it
 				continue
 			}
-			s.await(ctx, wake, fast, func() bool { return !s.touched(session).Equal(touched) })
+			late := time.After(lookAnyway)
+			for same := true; same; {
+				select {
+				case <-look:
+					same = s.touched(session).Equal(touched)
+					continue
+				case <-wake:
+				case <-ctx.Done():
+				case <-late:
+				}
+				same = false
+			}
 		}
 	}()
 	return out
-}
-
-// await returns when this process reads a change, or concerned tells that another one made one, or might have.
-func (s *Store) await(ctx context.Context, wake <-chan struct{}, fast, concerned func() bool) {
-	for late := time.Now().Add(lookAnyway); time.Now().Before(late); {
-		pause := lookSlowly
-		if fast() {
-			pause = lookOften
-		}
-		select {
-		case <-wake:
-			return
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-			if concerned() {
-				return
-			}
-		}
-	}
 }
 
 // news gives what has changed of the session, in its order, and what is closed by the next change that this process
