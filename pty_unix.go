@@ -339,19 +339,23 @@ func (p *unixPTY) Stopped() <-chan struct{} {
 }
 
 // Read gives io.EOF when nobody holds the terminal any more, or when the child is gone and what it wrote has been
-// read. The bounds on that count waiting and reads, not passing time: a host slow to take the output loses nothing.
+// read. The bounds on that count reads, and waiting for nothing: a host slow to take the output loses nothing, nor do we
+// when we are stopped, or get no processor.
 func (p *unixPTY) Read(b []byte) (n int, err error) {
-	waited := p.raw.Read(func(fd uintptr) (done bool) {
+	read := func(fd uintptr) (done bool) {
 		n, err = p.take(fd, b)
 		return err != unix.EAGAIN
-	})
+	}
+	waited := p.raw.Read(read)
 	if errors.Is(waited, os.ErrDeadlineExceeded) && p.patience > 0 { // the child is gone, see live
-		begun := time.Now()
+		p.patience -= drainWait / 1000 // Linux holds up to 640 KiB (tty_buffer.c): 2 KiB a read
 		waited = p.raw.Control(func(fd uintptr) {
-			_ = waitFor(fd, false, drainQuiet) // what has come is taken
-			n, err = p.take(fd, b)
+			if !read(fd) {
+				_ = waitFor(fd, false, drainQuiet) // what has come is taken
+				p.patience -= drainQuiet / 2
+				read(fd)
+			}
 		})
-		p.patience -= max(time.Since(begun), drainWait/1000) // Linux holds up to 640 KiB (tty_buffer.c): 2 KiB a read
 	}
 	if waited == nil && err == nil && n > 0 {
 		return n, nil
