@@ -1649,40 +1649,27 @@ var (
 type session struct {
 	world
 	// Set before the goroutines start; any of them may read them.
-	st          *Store
-	ch          Channel
-	tg          *Telegram // ch, unless that is local
-	log         *slog.Logger
-	adapter     *Adapter
-	pty         PTY
-	in          io.Reader // what is typed to the child, nil: nothing
-	out         io.Writer
-	notes       io.Writer // for our own words to the person at the terminal
-	host        Host      // what the child has of ours
-	taps        []tap     // streams of the child that are read along
-	tty         *os.File  // the host's terminal, nil without one
-	ttyOurs     bool      // it is that of our session, see ownTerminal
-	keys        *os.File  // the terminal that somebody may type at, nil none
-	interactive bool      // there is one
-	hooked      bool      // the tool's hooks ask
-	signals     chan os.Signal
-	resized     <-chan os.Signal
-	back        chan struct{}   // a value when listens has become true
-	looks       chan time.Time  // a value when others may have recorded something: see keepBooks
-	ctx         context.Context // of what goes on beside the child, until stop
-	stop        func()
-	polling     sync.WaitGroup
-	lastWords   chan struct{} // closed when the channel is to end with what there is to say
-	said        chan struct{} // closed when it has
+	st        *Store
+	ch        Channel
+	tg        *Telegram // ch, unless that is local
+	log       *slog.Logger
+	adapter   *Adapter
+	pty       PTY
+	notes     io.Writer // for our own words to the person at the terminal
+	hooked    bool      // the tool's hooks ask
+	signals   chan os.Signal
+	looks     chan time.Time  // a value when others may have recorded something: see keepBooks
+	ctx       context.Context // of what goes on beside the child, until stop
+	stop      func()
+	polling   sync.WaitGroup
+	lastWords chan struct{} // closed when the channel is to end with what there is to say
+	said      chan struct{} // closed when it has
 
 	// For every goroutine.
-	wanted  atomic.Bool                  // the keyboard is to be read
-	raw     atomic.Bool                  // the host's terminal is raw, or is being changed
-	listens atomic.Bool                  // its keys are read
-	output  *backlog                     // what the host has got and the screen has not
-	piped   atomic.Int64                 // bytes of output so far from the child's pipes, as the screen gets them
-	undoRaw atomic.Pointer[func() error] // puts the host's terminal back, nil: it is not raw
-	first   sync.Once                    // what is written to the terminal first: the child's output, or a line of ours
+	hostTerminal
+	output *backlog     // what the host has got and the screen has not
+	piped  atomic.Int64 // bytes of output so far from the child's pipes, as the screen gets them
+	first  sync.Once    // what is written to the terminal first: the child's output, or a line of ours
 
 	// Who has the turn owns all that follows. First what the program is and does.
 	turn      turn
@@ -1691,20 +1678,19 @@ type session struct {
 	cfg       *Config
 	rec       SessionRecord
 	det       *Detector
-	cast      *recording        // nil without --record
-	jsonLine  []byte            // unfinished line of stream-json, nil for other tools
-	calls     map[string]string // in stream-json without a result so far: the tools, by the calls' ids
-	answer    string            // the tool's last, by its hook; "" none came
-	fed       bool              // standard input is a pipe that has not ended: who feeds it answers
-	phoneEnds bool              // by the phone
-	unshown   error             // why output could not be written to the host, nil: all was
-	taken     int64             // bytes of output that the screen has got
-	drained   bool              // that is all from the terminal
-	tapped    int               // taps that have not ended
-	trouble   string            // of the state file
-	opened    bool              // the state was read, or could not be
-	recorded  bool              // the session is in it, as far as it can be written
-	warning   string            // of the tool's version, to be told at the end
+	cast      *recording  // nil without --record
+	calls     *callReader // nil for a tool that does not write stream-json
+	answer    string      // the tool's last, by its hook; "" none came
+	fed       bool        // standard input is a pipe that has not ended: who feeds it answers
+	phoneEnds bool        // by the phone
+	unshown   error       // why output could not be written to the host, nil: all was
+	taken     int64       // bytes of output that the screen has got
+	drained   bool        // that is all from the terminal
+	tapped    int         // taps that have not ended
+	trouble   string      // of the state file
+	opened    bool        // the state was read, or could not be
+	recorded  bool        // the session is in it, as far as it can be written
+	warning   string      // of the tool's version, to be told at the end
 
 	answeredAt time.Time // when answer came
 	detectedAt time.Time // when the detector last looked
@@ -1717,15 +1703,8 @@ type session struct {
 	toldToEnd  time.Time // when it was told to end, or saw that the terminal has gone; zero: neither
 	keyboardAt time.Time // when to look whether the keyboard is wanted
 
-	// What is asked.
-	seen    *Prompt     // what the detector last found, until it is gone
-	seenAs  string      // named, when it was found
-	lapsed  bool        // what stands on the screen expired: it may be asked again
-	asked   *question   // of the screen
-	hooks   []*question // of hooks, in the order they came
-	carried int         // goroutines that carry one of these, or an input
-	named   string      // what a known tool says that it asks: the protocol's words, "" nothing
-	calm    time.Time   // since when a known tool says that it asks nothing; zero: it asks
+	desk
+	carried int // goroutines that carry what is asked, or an input
 
 	// What is typed.
 	inputs   []*InputRecord     // what the phone wants of us, in order
@@ -1737,6 +1716,37 @@ type session struct {
 	begun    int                // characters of a line that was begun and not ended, in line mode
 	typing   []byte             // for the writer
 	inFlight bool               // it writes
+}
+
+// hostTerminal is the terminal, or the streams, that we were started with. All but its marks is set before the child
+// starts.
+type hostTerminal struct {
+	in          io.Reader // what is typed to the child, nil: nothing
+	out         io.Writer
+	given       Host     // what the child has of it
+	taps        []tap    // streams of the child that are read along
+	tty         *os.File // the terminal, nil without one
+	ttyOurs     bool     // it is that of our session, see ownTerminal
+	keys        *os.File // the terminal that somebody may type at, nil none
+	interactive bool     // there is one
+	resized     <-chan os.Signal
+	back        chan struct{} // a value when listens has become true
+
+	wanted  atomic.Bool                  // the keyboard is to be read
+	raw     atomic.Bool                  // the terminal is raw, or is being changed
+	listens atomic.Bool                  // its keys are read
+	undoRaw atomic.Pointer[func() error] // puts the terminal back, nil: it is not raw
+}
+
+// desk is what is asked: of the screen, and of hooks, whose dialogs the screen may show. Who has the turn owns it.
+type desk struct {
+	seen   *Prompt     // what the detector last found, until it is gone
+	seenAs string      // named, when it was found
+	lapsed bool        // what stands on the screen expired: it may be asked again
+	asked  *question   // of the screen
+	hooks  []*question // of hooks, in the order they came
+	named  string      // what a known tool says that it asks: the protocol's words, "" nothing
+	calm   time.Time   // since when a known tool says that it asks nothing; zero: it asks
 }
 
 // question is a prompt that waits for an answer, and what is known of it beyond its record.
@@ -1784,6 +1794,13 @@ type typedKeys struct {
 
 // hidden tells whether the terminal did not show the keys, as when a password is read: no recording has them.
 func (k typedKeys) hidden() bool { return k.modes.Canonical && !k.modes.Echo }
+
+// callReader reads the calls of tools in stream-json output.
+type callReader struct {
+	session string
+	line    []byte            // unfinished
+	names   map[string]string // of the tools, by the ids of calls without a result so far
+}
 
 // toolUse is a call of a tool in stream-json output, or its result: among the content of a message (claude, qwen), or
 // on a line of its own, with other names for the same (gemini).
@@ -1968,14 +1985,13 @@ func newSession(c *command) (*session, error) {
 		adapter: adapterFor(cmp.Or(c.opts.text("adapter"), tool)),
 		notes:   hostStream{c.stderr},
 		signals: make(chan os.Signal, 8),
-		back:    make(chan struct{}, 1),
 		looks:   make(chan time.Time, 1),
 		output:  newBacklog(),
 		turn:    make(turn, 1),
 		files:   map[string]fetched{},
-		calls:   map[string]string{},
 		rec:     sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
 	}
+	s.back = make(chan struct{}, 1)
 	s.tg.session = s.rec.ID
 	s.tg.tell = func(trouble string) { s.tellFirst(trouble) }
 	if c.network != nil {
@@ -1992,7 +2008,7 @@ func newSession(c *command) (*session, error) {
 		s.notes = io.Discard
 	}
 	if s.adapter.streamsJSON(c.opts.args[1:]) {
-		s.jsonLine = []byte{}
+		s.calls = &callReader{session: s.rec.ID, names: map[string]string{}}
 	}
 	if err := s.findTerminal(c); err != nil {
 		return nil, err
@@ -2056,7 +2072,7 @@ func (s *session) findTerminal(c *command) error {
 		}
 	}
 	s.ttyOurs = ownTerminal(s.tty)
-	s.host = Host{TTY: s.tty, Resumes: resumes()}
+	s.given = Host{TTY: s.tty, Resumes: resumes()}
 	s.in = hostStream{c.stdin}
 	s.out = hostStream{c.stdout}
 	if handsStreams {
@@ -2076,32 +2092,32 @@ func (s *session) findTerminal(c *command) error {
 
 // handOver is findTerminal for streams that a child can be given; batch is a tool that needs no terminal.
 func (s *session) handOver(ours [3]*os.File, batch bool) error {
-	given := s.tty == nil && !batch // a terminal that we have not
-	s.host.Plain = given
-	if !onTerminal(ours[0]) && (!given || isFed(ours[0])) {
-		s.host.Streams[0] = ours[0]
+	made := s.tty == nil && !batch // a terminal that we have not
+	s.given.Plain = made
+	if !onTerminal(ours[0]) && (!made || isFed(ours[0])) {
+		s.given.Streams[0] = ours[0]
 		s.in = nil
 	}
 	for i := 1; i <= 2; i++ {
 		var err error
 		switch {
-		case onTerminal(ours[i]) || given && i == 1: // it gets its terminal
+		case onTerminal(ours[i]) || made && i == 1: // it gets its terminal
 		case i == 2 && sameFile(ours[1], ours[2]):
-			s.host.Streams[2] = s.host.Streams[1]
-		case batch && i == 1 && s.jsonLine != nil:
+			s.given.Streams[2] = s.given.Streams[1]
+		case batch && i == 1 && s.calls != nil:
 			err = s.tapStream(i, ours[i], s.auditTapped)
-		case given || !batch && isPipe(ours[i]):
+		case made || !batch && isPipe(ours[i]):
 			err = s.tapStream(i, ours[i], s.showTapped)
 		default:
-			s.host.Streams[i] = ours[i]
+			s.given.Streams[i] = ours[i]
 		}
 		if err != nil {
 			return err
 		}
 	}
 	switch {
-	case s.host.Streams[1] == nil:
-	case s.host.Streams[2] == nil:
+	case s.given.Streams[1] == nil:
+	case s.given.Streams[2] == nil:
 		s.out = hostStream{ours[2]}
 	case s.tty != nil:
 		s.out = hostStream{s.tty}
@@ -2113,18 +2129,18 @@ func (s *session) handOver(ours [3]*os.File, batch bool) error {
 
 // findKeyboard finds where somebody types. A tool that is the last of a pipeline reads its keys from the terminal, not
 // from its input: less, fzf. One that is followed by others may share it with them: see keyboardStep.
-func (s *session) findKeyboard(ours [3]*os.File) {
-	handed := s.host.Streams
+func (h *hostTerminal) findKeyboard(ours [3]*os.File) {
+	handed := h.given.Streams
 	switch {
-	case s.tty != nil && s.tty == ours[0]:
-		s.keys = s.tty
-	case handed[0] != nil && handed[1] == nil && s.ttyOurs:
-		s.keys, _ = openTerminal() // without one nobody can type
+	case h.tty != nil && h.tty == ours[0]:
+		h.keys = h.tty
+	case handed[0] != nil && handed[1] == nil && h.ttyOurs:
+		h.keys, _ = openTerminal() // without one nobody can type
 	}
-	s.interactive = s.keys != nil
-	s.wanted.Store(handed[1] == nil)
-	if handsStreams && s.interactive {
-		s.in = hostKeys{f: s.keys, listens: &s.listens, back: s.back}
+	h.interactive = h.keys != nil
+	h.wanted.Store(handed[1] == nil)
+	if handsStreams && h.interactive {
+		h.in = hostKeys{f: h.keys, listens: &h.listens, back: h.back}
 	}
 }
 
@@ -2157,15 +2173,15 @@ func (s *session) tapStream(i int, out *os.File, seen func(p []byte)) error {
 	if err != nil {
 		return fmt.Errorf("a pipe for the tool: %w", err)
 	}
-	s.host.Streams[i] = w
+	s.given.Streams[i] = w
 	s.taps = append(s.taps, tap{r: r, w: w, out: hostStream{out}, seen: seen})
 	return nil
 }
 
 // size is that of the host's terminal, or 30 × 100 without one.
-func (s *session) size() Size {
-	if s.tty != nil {
-		size, err := terminalSize(s.tty)
+func (h *hostTerminal) size() Size {
+	if h.tty != nil {
+		size, err := terminalSize(h.tty)
 		if err == nil && size.Rows > 0 && size.Cols > 0 {
 			return size
 		}
@@ -2194,7 +2210,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		s.resized = resized
 	}
 	size := s.size()
-	s.pty, err = s.start(s.installHooks(argv), env, s.rec.Cwd, size, s.host)
+	s.pty, err = s.start(s.installHooks(argv), env, s.rec.Cwd, size, s.given)
 	for _, t := range s.taps {
 		t.w.Close() // the child has its own
 	}
@@ -2209,7 +2225,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	} else {
 		s.checkVersion(argv[0])
 	}
-	if err := s.makeRaw(); err != nil { // the terminal has gone
+	if err := s.makeRaw(s.pty); err != nil { // the terminal has gone
 		s.pty.Terminate(0)
 		s.pty.Close() // what counts is why
 		return err
@@ -2343,17 +2359,17 @@ func (s *session) tellFirst(trouble string) (told bool) {
 }
 
 // makeRaw sets the host's terminal to raw mode, where somebody types there and it is ours to set.
-func (s *session) makeRaw() error {
-	if s.keys == nil || !s.wanted.Load() || !inForeground(s.keys) {
+func (h *hostTerminal) makeRaw(child PTY) error {
+	if h.keys == nil || !h.wanted.Load() || !inForeground(h.keys) {
 		return nil
 	}
-	s.raw.Store(true)
-	undo, err := rawMode(s.keys, s.host.Streams[1] != nil && s.pty.Modes().Processed)
+	h.raw.Store(true)
+	undo, err := rawMode(h.keys, h.given.Streams[1] != nil && child.Modes().Processed)
 	if err != nil {
-		s.raw.Store(false)
+		h.raw.Store(false)
 		return fmt.Errorf("setting the terminal to raw mode: %w", err)
 	}
-	s.undoRaw.CompareAndSwap(nil, &undo) // while it is raw, what it was at first counts
+	h.undoRaw.CompareAndSwap(nil, &undo) // while it is raw, what it was at first counts
 	return nil
 }
 
@@ -2370,7 +2386,7 @@ func (s *session) readKeyboard() {
 		return
 	}
 	s.wanted.Store(true)
-	if err := s.makeRaw(); err != nil {
+	if err := s.makeRaw(s.pty); err != nil {
 		s.log.Warn("reading the keyboard", "error", err.Error())
 	}
 	s.resize()
@@ -2381,20 +2397,20 @@ func (s *session) readKeyboard() {
 func (s *session) mayListen() bool { return s.keys != nil && !s.raw.Load() && s.ctx.Err() == nil }
 
 // listen has the keys of the host's terminal read, if it is raw.
-func (s *session) listen() {
-	if s.raw.Load() {
-		s.listens.Store(true)
-		ring(s.back)
+func (h *hostTerminal) listen() {
+	if h.raw.Load() {
+		h.listens.Store(true)
+		ring(h.back)
 	}
 }
 
 // restore puts the host's terminal back as it was. Any goroutine may call it, more than once.
-func (s *session) restore() {
-	s.listens.Store(false)
-	undo := s.undoRaw.Swap(nil)
+func (h *hostTerminal) restore() {
+	h.listens.Store(false)
+	undo := h.undoRaw.Swap(nil)
 	if undo != nil {
 		_ = (*undo)() // whoever has the terminal next sees it; there is nothing else to try
-		s.raw.Store(false)
+		h.raw.Store(false)
 	}
 }
 
@@ -2622,11 +2638,11 @@ func (s *session) handleSignal(sig os.Signal) {
 	case s.over && sig != resumeSignal && sig != suspendSignal:
 		s.stop()
 	case s.over:
-		if sig == suspendSignal && s.host.Resumes { // else nobody would resume us
+		if sig == suspendSignal && s.given.Resumes { // else nobody would resume us
 			s.suspend()
 		}
 	case sig == suspendSignal:
-		if s.host.Resumes {
+		if s.given.Resumes {
 			_ = s.pty.Signal(sig) // a child that is gone needs none; when it stops, so do we
 		}
 	case sig == resumeSignal:
@@ -2655,12 +2671,12 @@ func (s *session) reloads() bool {
 }
 
 // hostGone tells that the host's terminal has been closed, or belongs to nobody since the leader of our session ended.
-func (s *session) hostGone() bool {
-	if s.tty == nil || signal.Ignored(syscall.SIGHUP) { // nohup
+func (h *hostTerminal) hostGone() bool {
+	if h.tty == nil || signal.Ignored(syscall.SIGHUP) { // nohup
 		return false
 	}
-	_, err := terminalSize(s.tty)
-	return err != nil || s.ttyOurs && !ownTerminal(s.tty)
+	_, err := terminalSize(h.tty)
+	return err != nil || h.ttyOurs && !ownTerminal(h.tty)
 }
 
 // hangUp ends the child as the end of its own terminal would, which ends the session.
@@ -2671,7 +2687,7 @@ func (s *session) hangUp() {
 
 // stopWithTool stops us with the tool, where a shell resumes us, when what it wrote before is on the host's terminal.
 func (s *session) stopWithTool() {
-	if !s.host.Resumes {
+	if !s.given.Resumes {
 		return
 	}
 	s.await(time.Now().Add(2*typistLook), func() bool { return false }) // what is on its way through is counted by then
@@ -2703,7 +2719,7 @@ func (s *session) resume() {
 	if s.keys != nil && !inForeground(s.keys) {
 		s.raw.Store(false) // whatever it was when we were stopped
 	}
-	if err := s.makeRaw(); err != nil {
+	if err := s.makeRaw(s.pty); err != nil {
 		s.log.Warn("going on", "error", err.Error())
 	}
 	s.resize()
@@ -2907,7 +2923,7 @@ func (s *session) copyOutput() {
 		n, err := s.pty.Read(buf)
 		p := buf[:n]
 		s.first.Do(func() {})
-		_, lost := s.out.Write(s.forHost(p))
+		_, lost := s.out.Write(s.forHost(p, s.pty))
 		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
 			_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
 			s.lock()
@@ -2924,15 +2940,15 @@ func (s *session) copyOutput() {
 
 // forHost is output as the host's terminal is to get it. While that is not raw, in the background or for others of a
 // pipeline, its own driver has a line feed begin a line.
-func (s *session) forHost(p []byte) []byte {
-	raw := s.raw.Load()
-	shared := s.host.Streams[1] != nil
-	if !handsStreams || s.tty == nil || raw && !shared {
+func (h *hostTerminal) forHost(p []byte, child PTY) []byte {
+	raw := h.raw.Load()
+	shared := h.given.Streams[1] != nil
+	if !handsStreams || h.tty == nil || raw && !shared {
 		return p
 	}
 	if raw {
-		processed := s.pty.Modes().Processed
-		_ = processOutput(s.keys, processed) // where it fails nobody sees the output
+		processed := child.Modes().Processed
+		_ = processOutput(h.keys, processed) // where it fails nobody sees the output
 		if !processed {
 			return p
 		}
@@ -3005,7 +3021,7 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 		return
 	}
 	s.taken += int64(len(p))
-	if s.host.Plain {
+	if s.given.Plain {
 		modes := s.pty.Modes()
 		if modes.Canonical && !modes.Processed {
 			p = newlines(p)
@@ -3016,7 +3032,7 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	for _, status := range s.det.TakeStatuses() {
 		s.handleStatus(status)
 	}
-	if s.jsonLine != nil {
+	if s.calls != nil {
 		s.auditToolCalls(p)
 	}
 	if len(s.typing) < maxHeld { // else the child asks and does not read
@@ -3024,9 +3040,17 @@ func (s *session) handleOutput(p []byte, now time.Time) {
 	}
 }
 
-// auditToolCalls audits the tool calls in stream-json output and their results, a message a line.
+// auditToolCalls audits the tool calls in stream-json output, and their results.
 func (s *session) auditToolCalls(p []byte) {
-	lines := bytes.Split(append(s.jsonLine, p...), []byte("\n"))
+	events := s.calls.take(p)
+	if len(events) > 0 {
+		s.audit("auditing tool calls", events...)
+	}
+}
+
+// take reads more of the output, a message a line, and returns what it tells of calls.
+func (r *callReader) take(p []byte) (events []Event) {
+	lines := bytes.Split(append(r.line, p...), []byte("\n"))
 	last := len(lines) - 1
 	for _, line := range lines[:last] {
 		var m struct {
@@ -3035,33 +3059,24 @@ func (s *session) auditToolCalls(p []byte) {
 		}
 		_ = json.Unmarshal(line, &m) // what is of another shape holds no calls
 		for _, use := range append(m.Message.Content, m.toolUse) {
-			s.auditToolUse(use)
+			id := cmp.Or(use.ID, use.UseID, use.ToolID)
+			switch use.Type {
+			case "tool_use":
+				r.names[id] = cmp.Or(use.Name, use.ToolName)
+				input := use.Input
+				if input == nil {
+					input = use.Parameters
+				}
+				events = append(events, toolCall(r.session, r.names[id], id, input))
+			case "tool_result":
+				failed := use.IsError || use.Status == "error"
+				events = append(events, toolResult(r.session, r.names[id], id, !failed))
+				delete(r.names, id)
+			}
 		}
 	}
-	s.jsonLine = bytes.Clone(lines[last][:min(len(lines[last]), maxHookInput)])
-}
-
-// auditToolUse audits a call or a result.
-func (s *session) auditToolUse(use toolUse) {
-	id := cmp.Or(use.ID, use.UseID, use.ToolID)
-	switch use.Type {
-	case "tool_use":
-		name := use.Name
-		if name == "" {
-			name = use.ToolName
-		}
-		s.calls[id] = name
-		input := use.Input
-		if input == nil {
-			input = use.Parameters
-		}
-		s.audit("auditing a tool call", toolCall(s.rec.ID, name, id, input))
-	case "tool_result":
-		name := s.calls[id]
-		delete(s.calls, id)
-		failed := use.IsError || use.Status == "error"
-		s.audit("auditing a tool's result", toolResult(s.rec.ID, name, id, !failed))
-	}
+	r.line = bytes.Clone(lines[last][:min(len(lines[last]), maxHookInput)])
+	return events
 }
 
 // came are the bytes of output so far, from the child's terminal and its pipes.
@@ -3209,7 +3224,7 @@ func (s *session) inject(keys, by string) {
 // screen, else "".
 func (s *session) notePressed(keys, by string, at time.Time) {
 	paste := len(keys) > maxArrow // to match one takes long
-	stops := keys == suspendKey && s.host.Resumes
+	stops := keys == suspendKey && s.given.Resumes
 	if by != "" && !stops && (paste || !reArrow.MatchString(keys)) {
 		s.noteTyped(by, at)
 	}
@@ -3439,16 +3454,16 @@ func (s *session) expectsHook(p *Prompt) bool {
 }
 
 // inForce is the question that is asked now, nil none.
-func (s *session) inForce() *question {
+func (d *desk) inForce() *question {
 	open := func(h *question) bool { return h.rec.Open() }
-	i := slices.IndexFunc(s.hooks, open)
+	i := slices.IndexFunc(d.hooks, open)
 	switch {
-	case s.asked != nil && s.asked.rec.Status != "" || len(s.hooks) == 0:
-		return s.asked
+	case d.asked != nil && d.asked.rec.Status != "" || len(d.hooks) == 0:
+		return d.asked
 	case i >= 0:
-		return s.hooks[i]
+		return d.hooks[i]
 	}
-	return s.hooks[0]
+	return d.hooks[0]
 }
 
 // create stores what the screen asks. False: it could not, and is to try again later.
@@ -3647,8 +3662,8 @@ func (s *session) handleRecord(rec Record) {
 }
 
 // byID is the question with this id, nil when we have none.
-func (s *session) byID(id string) *question {
-	for _, q := range append(s.hooks, s.asked) {
+func (d *desk) byID(id string) *question {
+	for _, q := range append(d.hooks, d.asked) {
 		if q != nil && q.rec.ID == id {
 			return q
 		}
@@ -3673,20 +3688,20 @@ func answeredNotice(p *PromptRecord) Notice {
 
 // hooksOf are the waiting hooks' questions whose dialog p is: all of the first call that it shows with its arguments,
 // or that the tool names. A name that is told while the dialog named before still stands means the next one.
-func (s *session) hooksOf(p *Prompt) (all []*question) {
+func (d *desk) hooksOf(p *Prompt) (all []*question) {
 	shown := func(h *question) bool { return p.showsCall(h.rec.Tool, h.rec.Subject) }
 	named := func(h *question) bool {
-		return p != nil && !p.Idle && (s.seenAs == "" || s.seenAs == s.named) && h.namedIn(s.named)
+		return p != nil && !p.Idle && (d.seenAs == "" || d.seenAs == d.named) && h.namedIn(d.named)
 	}
-	i := slices.IndexFunc(s.hooks, shown)
+	i := slices.IndexFunc(d.hooks, shown)
 	if i < 0 {
-		i = slices.IndexFunc(s.hooks, named)
+		i = slices.IndexFunc(d.hooks, named)
 	}
 	if i < 0 {
 		return nil
 	}
-	for _, h := range s.hooks {
-		if h.rec.sameCall(&s.hooks[i].rec) {
+	for _, h := range d.hooks {
+		if h.rec.sameCall(&d.hooks[i].rec) {
 			all = append(all, h)
 		}
 	}
@@ -3699,20 +3714,20 @@ func (h *question) namedIn(words string) bool {
 }
 
 // standsSeen tells whether the dialog of h stands on the screen.
-func (s *session) standsSeen(h *question) bool {
-	return s.seen != nil && slices.Contains(s.hooksOf(s.seen), h)
+func (d *desk) standsSeen(h *question) bool {
+	return d.seen != nil && slices.Contains(d.hooksOf(d.seen), h)
 }
 
 // dialogStands tells whether the dialog of h stands on the screen, or the tool says that it does.
-func (s *session) dialogStands(h *question) bool { return s.standsSeen(h) || h.namedIn(s.named) }
+func (d *desk) dialogStands(h *question) bool { return d.standsSeen(h) || h.namedIn(d.named) }
 
 // dialogLeft tells whether the dialog of h stood and has left for good, or the tool has said for long that it asks
 // nothing.
-func (s *session) dialogLeft(h *question) bool {
+func (d *desk) dialogLeft(h *question) bool {
 	switch {
-	case s.dialogStands(h):
+	case d.dialogStands(h):
 		return false
-	case !s.calm.IsZero() && time.Since(later(s.calm, h.rec.CreatedAt)) >= hookUnasked:
+	case !d.calm.IsZero() && time.Since(later(d.calm, h.rec.CreatedAt)) >= hookUnasked:
 		return true
 	}
 	return !h.stoodAt.IsZero() && time.Since(h.stoodAt) >= dialogGone
@@ -4004,8 +4019,8 @@ func (s *session) handleInput(r *InputRecord) {
 
 // askedSince tells whether the open question came after that time, or so shortly before that nobody can have read it:
 // what was wanted then is not meant for it.
-func (s *session) askedSince(at time.Time) bool {
-	q := s.inForce()
+func (d *desk) askedSince(at time.Time) bool {
+	q := d.inForce()
 	return q != nil && q.rec.Open() && !q.rec.Idle && at.Before(q.rec.CreatedAt.Add(textAfter*time.Second))
 }
 
@@ -5985,7 +6000,7 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 	if s.hooked {
 		events = append(events, "PermissionRequest")
 	}
-	if s.jsonLine == nil { // else its output tells of every call
+	if s.calls == nil { // else its output tells of every call
 		events = append(events, "PreToolUse", "PostToolUse", "PostToolUseFailure")
 	}
 	for _, event := range events {
