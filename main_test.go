@@ -755,7 +755,7 @@ func TestREADMETranscripts(t *testing.T) {
 // find an answer that was typed at something else than was shown, and the text whose hash the log has.
 func TestShellVerifiesTheLog(t *testing.T) {
 	needUnix(t)
-	needTool(t, "bash", "jq", "sha256sum")
+	needTool(t, "bash", "jq", "awk", "sha256sum")
 	s := newScene(t, "README.md")
 	_, text, _ := cli(t, s.dir, "help", "audit")
 	lines := regexp.MustCompile(`(?m)(?:^ .*\n)*^  jq -.*\n(?:^ .*\n)*`).FindAllString(text, -1)
@@ -773,14 +773,13 @@ $ atlasbridge answer ID y
 > answered ID: Yes
 ends 0
 $ bash sh0; bash sh1
-> up to here: sha256:…
+> it holds up to sha256:…
 $ atlasbridge audit verify | head -n 1
 > audit.log holds: …
 $ full=$(grep -o '"ID-[^"]*"' state/audit.log | head -n 1 | tr -d '"'); bash sh2 $full | tr -d ' -' | sed 's/^sha256://' | sort -u | wc -l | tr -d ' '
 > 1
 $ sed -i.was 's/"screen_sha256":"sha256:./&0/' state/audit.log; bash sh0; bash sh1 | grep -c '"prompt_id":"ID'
-> BAD: …
-> up to here: sha256:…
+> BAD: line …
 > 1
 `)
 }
