@@ -950,10 +950,17 @@ type doctor struct {
 	code   int
 }
 
-// cmdDoctor tells each check as soon as it is made, with --json all of them at the end.
+// cmdDoctor tells each check as soon as it is made, with --json all of them at the end: first that there is no bot.
 func cmdDoctor(c *command) int {
 	d := &doctor{command: c, checks: []check{}}
 	cfg, err := d.config(nil)
+	if cfg.Channel == "local" {
+		todo := "atlasbridge setup connects your phone"
+		if cfg.choseChannel() {
+			todo = ""
+		}
+		d.tell("token", nil, cfg.whyLocal()+waitsHere, todo)
+	}
 	d.tell("config", err, "settings and defaults are valid", "")
 	var st *Store // nil where it cannot be opened
 	if cfg.Dir != "" {
@@ -979,15 +986,8 @@ func cmdDoctor(c *command) int {
 			d.tell(t.Name, nil, strings.TrimSpace(t.Version+" "+t.Path), t.Warning)
 		}
 	}
-	switch cfg.Channel {
-	case "telegram":
+	if cfg.Channel == "telegram" {
 		d.checkTelegram(newTelegram(cfg, st, nil))
-	case "local":
-		todo := "atlasbridge setup connects your phone"
-		if cfg.choseChannel() {
-			todo = ""
-		}
-		d.tell("token", nil, cfg.whyLocal()+waitsHere, todo)
 	}
 	if c.opts.on("json") {
 		return max(d.code, c.printJSON(map[string]any{"checks": d.checks, "ok": d.code == 0}))
