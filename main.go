@@ -2817,10 +2817,12 @@ func (b *backlog) add(p []byte, hurry, end bool) {
 	if len(b.bytes)+len(p) > cap(b.bytes) {
 		b.bytes = slices.Grow(b.bytes, max(len(p), min(4*len(b.bytes)+readBytes, maxUnread+readBytes-len(b.bytes))))
 	}
+	now := time.Now()
+	frame := len(b.bytes) > 0 && now.Sub(b.at) > settleQuiet/2 // of an animation: to wake once for two costs less
 	b.bytes = append(b.bytes, p...)
-	b.at = time.Now()
+	b.at = now
 	b.ended = b.ended || end
-	b.arm(hurry || end || len(b.bytes) > wakeUnread)
+	b.arm(hurry || end || frame || len(b.bytes) > wakeUnread)
 	for len(b.bytes) > maxUnread {
 		b.room.Wait()
 	}
@@ -2853,6 +2855,7 @@ func (b *backlog) take() (p []byte, keys []typedKeys, at time.Time, drained bool
 	b.bytes = b.spare[:0]
 	b.spare = p
 	b.armed = false
+	b.look.Stop()
 	keys = b.keys
 	b.keys = nil
 	b.room.Broadcast()
