@@ -12732,7 +12732,7 @@ func TestMutants(t *testing.T) {
 			t.Parallel()
 			for _, switched := range []string{"", m.name} {
 				cmd := exec.Command(suite, "-test.run", m.test, "-test.timeout=3m")
-				cmd.Env = append(os.Environ(), "ATLAS_MUTANT="+switched, "ATLASBRIDGE_MUTANTS=")
+				cmd.Env = append(os.Environ(), "TEST_MUTANT="+switched, "ATLASBRIDGE_MUTANTS=")
 				out, err := cmd.CombinedOutput()
 				wantFail := switched != ""
 				if (err != nil) != wantFail || strings.Contains(string(out), "no tests to run") || strings.Contains(string(out), "--- SKIP") {
@@ -12752,7 +12752,7 @@ func buildMutants(t *testing.T, program map[string]string) (suite string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	program["mutants.go"] = "package main\n\nimport \"os\"\n\nvar switchedOn = os.Getenv(\"ATLAS_MUTANT\")\n\n" +
+	program["mutants.go"] = "package main\n\nimport \"os\"\n\nvar switchedOn = os.Getenv(\"TEST_MUTANT\")\n\n" +
 		"func mutant(name string) bool { return name == switchedOn }\n"
 	replace := map[string]string{}
 	for file, text := range program {
