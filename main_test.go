@@ -2669,9 +2669,8 @@ func TestInputsOfTheEnded(t *testing.T) {
 		p := newBotAPI(t)
 		dir := home(t, p.config("free_text_enabled = true"))
 		other := bridge(t, dir, "run", "--name", "other", "sleep", "1000")
-		p.shows("other · sleep started", "")
+		awaitRecord(t, dir, "session", "it runs", func(r record) bool { return r.str("label") == "other" })
 		x := bridge(t, dir, "run", "--name", "lost", "sleep", "1000") // it reads nothing: what is sent waits
-		p.shows("lost · sleep started", "")
 		lost := awaitRecord(t, dir, "session", "it runs", func(r record) bool { return r.str("label") == "lost" && r.str("pid") != "0" })
 		freezes(t, dir, x.pty.PID())
 		to := p.writes("/send lost hello", 0)
@@ -3210,7 +3209,7 @@ func playScene(t *testing.T, parts map[string]string) {
 	s.dir = home(t, s.w.config(begin["config"]))
 	if begin["beside"] != "" {
 		bridge(t, s.dir, "run", "sleep", "1000")
-		s.w.shows("sleep started", "")
+		awaitRecord(t, s.dir, "session", "it runs", func(r record) bool { return r["pid"] != nil && r.str("pid") != "0" })
 	}
 	args := append([]string{"run"}, strings.Fields(begin["flags"])...)
 	if script := begin["bash"]; script != "" {
@@ -3294,7 +3293,7 @@ func (s *staged) step(verb, arg string) {
 		s.x.exits(code)
 		s.exited = true
 	case "reload": // the configuration becomes this
-		s.w.shows(" started", "")
+		awaitRecord(s.t, s.dir, "session", "it runs", func(record) bool { return true })
 		config := strings.ReplaceAll(s.parts[arg], "API\n", s.w.config(""))
 		if err := os.WriteFile(filepath.Join(s.dir, "config.toml"), []byte(config), 0o600); err != nil {
 			s.t.Fatal(err)
@@ -3337,7 +3336,7 @@ func (s *staged) step(verb, arg string) {
 		}
 		s.w.change(func() { s.w.dates = seconds })
 	case "writes", "replies": // the operator does
-		s.w.shows(" started", "") // before, nobody knows of the session
+		awaitRecord(s.t, s.dir, "session", "somebody knows of it", func(record) bool { return true })
 		to := int64(0)
 		if verb == "replies" {
 			to = s.m.id
@@ -3352,6 +3351,10 @@ func (s *staged) step(verb, arg string) {
 		}
 	case "tells": // the phone gets an answer to what was written
 		s.w.until(s.t, "sendMessage", `"message_id":`+s.input+`\}.*`+arg)
+	case "about": // the message is one about the session with that tool
+		of := awaitRecord(s.t, s.dir, "session", arg, func(r record) bool { return strings.HasSuffix(r.str("tool"), arg) })
+		s.w.put(60, "something\n[SID:"+of.str("id")[:8]+"]")
+		s.m = s.w.message(60)
 	case "phone": // it has such a message; the buttons stand below its text, in brackets
 		s.m = s.w.where("a message that is "+arg, func(m seen) bool { return matches("(?s)"+arg, m.words()) })
 	case "outcome": // the message has no buttons any more, and says
@@ -4960,7 +4963,7 @@ func TestTextForABusyProgram(t *testing.T) {
 		dir := home(t, w.config("away_after_seconds = 0\nfree_text_enabled = true\n"))
 		x := bridge(t, dir, "run", "--name", "w", "bash", "-c", row.before+`
 			until [ -e "$0/go" ]; do sleep 0.02; done; `+row.reads+`; echo "got [$a]"`, folder)
-		w.where("that it started", func(m seen) bool { return strings.Contains(m.text, "started") })
+		awaitRecord(t, dir, "session", "it has started", func(record) bool { return true })
 		w.change(func() { w.dates = 0 })
 		id := w.writes(row.text, 0)
 		w.confirmed(t, id-5000+1)
@@ -5046,7 +5049,7 @@ func TestRepliesToElsewhere(t *testing.T) {
 		chat := map[string]any{"id": 1001, "type": "private"}
 		w.update(map[string]any{"message": map[string]any{"message_id": 4999, "date": time.Now().Unix() + 3, "text": "y",
 			"from": map[string]any{"id": 1001}, "chat": chat, member: map[string]any{"text": "Delete the cache?"}}})
-		w.until(t, "sendMessage", `"message_id":4999.*Nothing was done: `)
+		w.until(t, "sendMessage", `"message_id":4999.*Which session`)
 		if keys := c.keys(); keys != "" {
 			t.Errorf("%q was typed", keys)
 		}
@@ -5276,7 +5279,7 @@ func TestPages(t *testing.T) {
 }
 
 // reUntil finds the last line of an open question.
-var reUntil = regexp.MustCompile(`until \d\d:\d\d`)
+var reUntil = regexp.MustCompile(`No answer by \d\d:\d\d`)
 
 // pageOf has a question asked, by a program on a screen, a hook or a script.
 func pageOf(t *testing.T, b block) (*inquiry, *terminal) {
@@ -5601,7 +5604,8 @@ func TestPhone(t *testing.T) {
 			for _, r := range rows {
 				p.plays(r)
 			}
-			p.w.done(p.w.writes("/release", 0)) // replies are sent in order: all others have come
+			p.w.writes("/last", 0)
+			p.w.shows("There is no /last here", "") // replies are sent in order: all others have come
 			files, _ := filepath.Glob(filepath.Join(p.dir, "files", "*", "*"))
 			for _, file := range files {
 				info, err := os.Stat(file)
@@ -5630,6 +5634,7 @@ type phonePlay struct {
 	terms   map[string]*terminal // the same
 	screens map[string]string    // what each shows, by its row
 	asked   seen                 // the newest question
+	about   map[string]int64     // a message about each session
 	silent  map[int64]string     // messages that nothing may answer, and the row
 }
 
@@ -5643,6 +5648,7 @@ func newPhonePlay(t *testing.T, sessions string, flags ...string) *phonePlay {
 		terms:   map[string]*terminal{},
 		screens: map[string]string{},
 		silent:  map[int64]string{},
+		about:   map[string]int64{},
 	}
 	p.w.dates = 10 // he reads first what he answers
 	p.w.answers["getFile"] = func(params map[string]any) string {
@@ -5681,7 +5687,11 @@ func newPhonePlay(t *testing.T, sessions string, flags ...string) *phonePlay {
 			bridge(t, p.dir, "run", "--name", name, "true").exits(0)
 		default:
 			p.starts(name, flags...)
-			p.w.shows(name+" · tool started", "")
+			about := awaitRecord(t, p.dir, "session", name, func(r record) bool {
+				return r.str("label") == name && (p.w.topics == nil || r.str("thread_id") != "0")
+			})
+			p.about[name] = int64(60 + len(p.about))
+			p.w.put(p.about[name], name+" · tool says something\n[SID:"+about.str("id")[:8]+"]")
 		}
 	}
 	return p
@@ -5755,7 +5765,7 @@ func (p *phonePlay) plays(r row) {
 	slices.Sort(did)
 	silent := !tapped
 	for what := range strings.SplitSeq(r["happens"], "; ") {
-		if !regexp.MustCompile("^(-$|says|marked$|told|types|clears)").MatchString(what) {
+		if !regexp.MustCompile("^(-$|says|told|types|clears)").MatchString(what) {
 			want = append(want, what)
 		}
 	}
@@ -5775,9 +5785,6 @@ func (p *phonePlay) plays(r row) {
 		case "clears":
 			number, _ := strconv.ParseInt(rest, 10, 64) // digits
 			p.w.ended(number)
-		case "marked":
-			silent = false
-			p.w.done(id)
 		case "told":
 			if said := p.w.answer(fmt.Sprint(m["id"])); !strings.Contains(said, rest) {
 				p.t.Fatalf("%s: the tap is told %q, not %q", r["at"], said, rest)
@@ -5870,8 +5877,8 @@ func (p *phonePlay) letter(text, arrives string) map[string]any {
 			early = true
 		case how == "to status":
 			to = 50
-		case strings.HasPrefix(how, "to start of "):
-			to = p.w.shows(strings.TrimPrefix(how, "to start of ")+" · tool started", "").id
+		case strings.HasPrefix(how, "to one of "):
+			to = p.about[strings.TrimPrefix(how, "to one of ")]
 		case place == "to":
 			to = p.asked.id
 		}
@@ -5916,9 +5923,9 @@ func (p *phonePlay) state() map[string]string {
 			found[key] = fmt.Sprintf("%s %s %q", r.str("kind"), name, r.str("text"))
 		case r.str("rec") == "prompt" && r.str("decided_by") == "telegram:1001":
 			found[key] = fmt.Sprintf("answers %s %s", name, r.str("value"))
-		case key == "metatelegram":
+		case key == "metaclaim telegram:1001":
 			values, _ := r["values"].(map[string]any)
-			if now := fmt.Sprint(values["claim telegram:1001"]); now != claimed {
+			if now := fmt.Sprint(values["value"]); now != claimed {
 				claimed = now
 				found[r.str("at")] = "claims " + cmp.Or(label[now], "nobody")
 			}
@@ -5950,7 +5957,6 @@ func TestPollerIsReplaced(t *testing.T) {
 			}
 			p.w.await(t, "it polls", func() bool { return p.w.waiting == 1 })
 			p.starts("web")
-			p.w.shows("web · tool started", "")
 			var lost atomic.Bool
 			p.w.fault = func(method string, _ http.ResponseWriter) bool {
 				if method == "getUpdates" && lost.Load() {
@@ -6068,7 +6074,7 @@ func TestMessagesArePaced(t *testing.T) {
 		p.w.writes("/screen api", 0)
 		p.w.writes("/screen web", 0)
 	}
-	p.w.await(t, "seven screens", func() bool { return len(p.w.past) >= 2+7 })
+	p.w.await(t, "seven screens", func() bool { return len(p.w.past) >= 7 })
 }
 
 // TestRetryAfterIsObeyed: after a 429 no process sends anything before the time that it tells; then all comes.
@@ -6086,8 +6092,8 @@ func TestRetryAfterIsObeyed(t *testing.T) {
 	p.w.writes("/screen api", 0)
 	p.w.await(t, "the 429", func() bool { return !refused.IsZero() })
 	p.w.writes("/screen web", 0)
-	p.w.await(t, "both screens", func() bool { return len(p.w.past) == 2+2 })
-	for _, m := range p.w.history()[2:] {
+	p.w.await(t, "both screens", func() bool { return len(p.w.past) == 2 })
+	for _, m := range p.w.history() {
 		if wait := m.at.Sub(refused); wait < 2*time.Second {
 			t.Errorf("%q came %v after the 429", m.text, wait)
 		}
@@ -6192,7 +6198,7 @@ func TestNoticesAreBounded(t *testing.T) {
 		return false
 	}
 	for range 60 {
-		p.w.writes("/status nowhere", 0)
+		p.w.writes("/sessions nowhere", 0)
 	}
 	comesTrue(t, "all are acted on", func() bool { return len(records(t, p.dir, "update")) >= 60 })
 	mended.Store(true)
@@ -6212,7 +6218,7 @@ func TestTopics(t *testing.T) {
 			p.w.slack = 1000
 			p.w.answers["getChat"] = func(map[string]any) string { return `{"type":"supergroup","is_forum":true}` }
 			p.w.decides(func(method string, params map[string]any) (todo fate) {
-				into := method == "createForumTopic" && params["name"] != "poller · tool" || params["message_thread_id"] != nil
+				into := method == "createForumTopic" && !strings.HasPrefix(fmt.Sprint(params["name"]), "poller") || params["message_thread_id"] != nil
 				if method == r["method"] && into && r["answer"] == "cut" {
 					todo.cut = true
 				} else if method == r["method"] && into {
@@ -6220,12 +6226,11 @@ func TestTopics(t *testing.T) {
 				}
 				return todo
 			})
-			p.starts("poller") // it finds out that there are topics
-			awaitRecord(t, p.dir, "meta", "topics", func(m record) bool { return m.str("id") == "topics" })
+			p.starts("poller")
 			p.starts(r["name"])
-			p.w.await(t, "it is given a topic before its first notice", func() bool {
+			p.w.await(t, "it is given a topic", func() bool {
 				return slices.ContainsFunc(p.w.calls, func(c apiCall) bool {
-					return c.method == "createForumTopic" && c.p["name"] != "poller · tool"
+					return c.method == "createForumTopic" && !strings.HasPrefix(fmt.Sprint(c.p["name"]), "poller")
 				})
 			})
 			p.tools[r["name"]].show("ask", "Continue? (y/n) ")
@@ -6244,13 +6249,13 @@ func TestTopics(t *testing.T) {
 				closed := p.w.count("closeForumTopic") == 1
 				p.w.mu.Lock()
 				defer p.w.mu.Unlock()
-				return r["in a topic"] == "no" || r["group"] != "" && closed || p.w.topics[m.thread] == "✓ "+r["called"]
+				return r["in a topic"] == "no" || r["group"] != "" && closed || strings.HasPrefix(p.w.topics[m.thread], "✓ "+r["called"]+" ")
 			})
 			made := 0
 			for _, c := range p.w.requests() {
-				if name := fmt.Sprint(c.p["name"]); c.method == "createForumTopic" && name != "poller · tool" {
+				if name := fmt.Sprint(c.p["name"]); c.method == "createForumTopic" && !strings.HasPrefix(name, "poller") {
 					made++
-					if r["called"] != "" && name != r["called"] {
+					if r["called"] != "" && !strings.HasPrefix(name, r["called"]+" ") {
 						t.Errorf("%s: the topic is called %q", r["at"], name)
 					}
 				}
@@ -6277,8 +6282,9 @@ func TestTopicsOfTheDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.starts("poller")
-	p.w.await(t, "the topic says it", func() bool { return p.w.topics[7] == "✗ api · tool" })
-	p.w.done(p.w.writes("/release", 0))
+	p.w.await(t, "the topic says it", func() bool { return p.w.topics[7] == "✗ api · tool 71111111" })
+	p.w.writes("/last", 0)
+	p.w.shows("There is no /last here", "")
 	p.w.change(func() {
 		if p.w.topics[8] != "of another chat" {
 			t.Errorf("that of another chat is called %q", p.w.topics[8])
@@ -6294,7 +6300,7 @@ func TestCommandsFitAPhone(t *testing.T) {
 		t.Error("the menu is too short")
 	}
 	p.w.writes("/help", 0)
-	for line := range strings.SplitSeq(p.w.shows("/status", "").text, "\n") {
+	for line := range strings.SplitSeq(p.w.shows("/sessions", "").text, "\n") {
 		if utf8.RuneCountInString(line) > 36 {
 			t.Errorf("%q is too long", line)
 		}
@@ -6333,18 +6339,18 @@ func TestRepliesInOrder(t *testing.T) {
 		}
 		return todo
 	})
-	for _, text := range []string{"/help", "/status", "/nonsense", "/release"} {
+	for _, text := range []string{"/help", "/sessions", "/nonsense", "/release"} {
 		p.w.writes(text, 0)
 	}
 	p.w.until(t, "sendMessage", "Questions come")
 	p.w.confirmed(t, p.w.lastUp)
 	close(held)
-	p.w.until(t, "setMessageReaction", "")
+	p.w.shows("Your text goes to", "")
 	var got []string
-	for _, m := range p.w.history()[1:] {
+	for _, m := range p.w.history() {
 		got = append(got, strings.Fields(m.text)[0])
 	}
-	if want := []string{"Questions", "Running:", "✗"}; !slices.Equal(got, want) {
+	if want := []string{"Questions", "Running:", "✗", "✓"}; !slices.Equal(got, want) {
 		t.Errorf("the answers begin with %q", got)
 	}
 }
@@ -6387,6 +6393,29 @@ func TestPlainerLooks(t *testing.T) {
 			t.Errorf("the question came %d times: %q %v", p.w.came("Continue?"), m.text, m.buttons)
 		}
 	})
+}
+
+// TestOlderBotAPI: where the Bot API does not know a method that no question needs, that is no trouble of the bot's.
+func TestOlderBotAPI(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api free")
+	p.w.decides(func(method string, _ map[string]any) (todo fate) {
+		if method == "setMessageReaction" || method == "setMyCommands" || method == "createForumTopic" {
+			todo.answer = `{"ok":false,"error_code":404,"description":"Not Found"}`
+		}
+		return todo
+	})
+	p.tools["api"].show("ask", "Your name: ")
+	p.w.find("Your name:", regexp.MustCompile("Leave it"))
+	p.w.writes("Ada", 0)
+	p.tools["api"].reads("ask", "Ada\n")
+	p.w.writes("/keys y", 0)
+	p.w.until(t, "setMessageReaction", "")
+	p.tools["api"].show("again", "Continue? (y/n) ")
+	p.w.find("Continue?", yesButton)
+	if _, out, _ := cli(t, p.dir, "status"); strings.Contains(out, "refuses") {
+		t.Errorf("status says %s", out)
+	}
 }
 
 // A call succeeds, is tried again or says why, within the rate.
@@ -7355,7 +7384,7 @@ func TestHeadOnThePhone(t *testing.T) {
 	t.Parallel()
 	bot := newBotAPI(t)
 	dir := home(t, bot.config(""))
-	s := begins(t, dir, "", "run", "true")
+	s := begins(t, dir, "", "run", "false")
 	m := bot.shows("audit ", "")
 	s.Wait()
 	head := regexp.MustCompile(`audit (\d+ sha256:[0-9a-f]{64})`).FindStringSubmatch(m.text)
@@ -7588,7 +7617,7 @@ type simPrompt struct {
 	Messages  []struct {
 		ID    int64
 		Shows string
-		Lost  string // an edit that may be carried out on top of that
+		Lost  int64 `json:"lost_at"` // when an edit was made that may be carried out on top of that
 	}
 }
 
@@ -7818,7 +7847,7 @@ func (s *sim) payLater() {
 				return true
 			}
 			for _, m := range p.Messages {
-				if m.Lost != "" || p.owes(m.ID) {
+				if m.Lost != 0 || p.owes(m.ID) {
 					return true
 				}
 			}
@@ -10675,7 +10704,7 @@ func (s *botAPI) serveCall(w http.ResponseWriter, r *http.Request, method string
 		}
 		if message {
 			s.lastBy[cmp.Or(id, s.lastID)] = r.RemoteAddr
-			s.unsure[cmp.Or(id, s.lastID)] = todo.cut || todo.late != nil || r.Context().Err() != nil
+			s.unsure[cmp.Or(id, s.lastID)] = s.unsure[id] || todo.cut || todo.late != nil || r.Context().Err() != nil
 		}
 		if wait := reRetryAfter.FindStringSubmatch(answer); message && wait != nil {
 			seconds, _ := strconv.Atoi(wait[1])
