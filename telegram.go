@@ -1413,7 +1413,8 @@ var reToken = re(`\S*\d(?:[ ().-]*\d){6,}\S*|\S+`)
 var reActive = re(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
 	`[\pL\pN_-]\.\pL{2}|\.xn--|\d\.\d+\.\d+\.\d|\+\d|\d([ ().-]*\d){6}|:[\da-fA-F]{0,4}:`)
 
-// disarm draws every word that Telegram would act on as code, which it leaves alone and copies well. What stands beside code is a word by itself, too.
+// disarm draws every word that Telegram would act on as code, which it leaves alone and copies well. What stands beside
+// code is a word by itself, too.
 func (r *richText) disarm() {
 	for _, text := range []string{r.text, r.withoutCode()} {
 		for _, at := range reToken.expr().FindAllStringIndex(text, -1) {
@@ -1491,7 +1492,7 @@ func markup(rows [][]button) inlineKeyboard {
 }
 
 // keyboard is a question's buttons: its answers, and what else can be seen of it. While not all of it has been shown,
-// nothing but what refuses it is offered; when it is over, at most to ask it again. ticked are the keys chosen so far
+// nothing but what refuses it is offered; when it is over, at most to ask it again. Ticked are the keys chosen so far
 // where several may be; they live in the buttons: what is seen is submitted.
 func keyboard(p *PromptRecord) [][]button {
 	switch {
@@ -1836,8 +1837,8 @@ func turnWords(p *PromptRecord) string {
 }
 
 // ---- topics ----
-// Where the chat has topics each session has one: made before its first notice, or soon, and ended with it. What the
-// operator wrote there is his: none is deleted. Whatever fails about it, the message goes to the plain chat.
+// Where the chat has topics a session that has lived for some seconds has one, which ends with it. What the operator
+// wrote there is his: none is deleted. Whatever fails about it, the message goes to the plain chat.
 
 const topicAfter = 5 * time.Second // a session that lives so long gets a topic
 
