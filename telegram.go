@@ -1702,8 +1702,8 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	return r
 }
 
-// addDeadline adds until when a question is open and what happens then, above what can be done besides tapping, and that
-// a part is missing.
+// addDeadline adds until when a question is open, what happens then and what can be done besides tapping, and that a
+// part is missing.
 func (t *Telegram) addDeadline(r *richText, p *PromptRecord) {
 	if p.Cut {
 		r.addLine("", "⚠️ Part of it is not known here: look at the terminal. From here it can only be refused.")
