@@ -2568,7 +2568,7 @@ func TestPanics(t *testing.T) {
 			t.Parallel()
 			dir := home(t, newBotAPI(t).config(""))
 			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=panic "+where, "ATLASBRIDGE_HOME="+dir)
-			x := inTerminal(t, env, os.Args[0], "run", "bash", "-c", `trap "" TERM HUP; while :; do sleep 1; echo x; done`)
+			x := inTerminal(t, env, os.Args[0], "run", "--stream", "bash", "-c", `trap "" TERM HUP; while :; do sleep 1; echo x; done`)
 			x.exits(2) // Go's, of a panic
 			if shown := x.shown(); !strings.Contains(shown, ".go:") {
 				t.Errorf("it shows %s", shown)

@@ -3300,6 +3300,7 @@ func (s *setup) agreed(question string) (bool, error) {
 func (s *setup) withBot(text string) string {
 	c := s.cfg
 	lines := ""
+	text = strings.TrimRight(text, "\n") + "\n"
 	for _, set := range []struct{ key, value string }{
 		{tokenKey, fmt.Sprintf("%q", c.Token)},
 		{chatKey, fmt.Sprint(c.ChatID)},
@@ -3319,6 +3320,6 @@ func (s *setup) withBot(text string) string {
 	if lines != "" && !table.MatchString(text) {
 		text += "\n[telegram]\n"
 	}
-	head := table.FindString(text)
-	return strings.TrimLeft(strings.Replace(text, head, head+lines, 1), "\n")
+	text = table.ReplaceAllStringFunc(text, func(head string) string { return head + lines })
+	return strings.TrimLeft(text, "\n")
 }
