@@ -1780,10 +1780,12 @@ func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 			": the terminal shows which counted"
 	case p.Status == Failed && p.Value == nil:
 		return "not answered", nobody, before(": ", reason)
-	case p.Status == Failed && p.ScreenSHA != "":
-		return "typed: " + what, nobody, before(" · ", reason)
 	case p.Status == Failed:
-		return "not delivered: " + what, nobody, before(" · ", reason)
+		fate := "not delivered: "
+		if p.ScreenSHA != "" {
+			fate = "typed: "
+		}
+		return fate + what, nobody, before(" · ", reason)
 	case p.Status == Canceled:
 		return cmp.Or(reason, "canceled"), at, ""
 	case p.expiredOpen():
@@ -2325,8 +2327,11 @@ func (r *receiver) tell(u *update, want intent) {
 // toast answers a tap, once, also where that was the last that this process waited for.
 func (r *receiver) toast(tap, text string) {
 	text, refused := strings.CutPrefix(text, "✗ ")
-	params := map[string]any{"callback_query_id": tap, "show_alert": refused}
-	params["text"] = clean(text, 200) // UTF-16 units: https://core.telegram.org/bots/api#answercallbackquery
+	params := map[string]any{
+		"callback_query_id": tap,
+		"text":              clean(text, 200), // https://core.telegram.org/bots/api#answercallbackquery
+		"show_alert":        refused,
+	}
 	r.beside(func() {
 		ctx, cancel := lingering(r.ctx, answerLinger)
 		defer cancel()
