@@ -6384,7 +6384,7 @@ func TestPlainerLooks(t *testing.T) {
 			t.Errorf("the question came %d times: %q %v", p.w.came("Continue?"), m.text, m.buttons)
 		}
 		if _, out, _ := cli(t, p.dir, "status"); strings.Contains(out, "refuses") {
-			t.Errorf("status says %s", out)
+			t.Error(out)
 		}
 	})
 }
@@ -7351,7 +7351,7 @@ func TestCanonical(t *testing.T) {
 
 // TestHeadOnThePhone: the message of a session's end has the log's head, which convicts one who wrote log and state anew.
 func TestHeadOnThePhone(t *testing.T) {
-	needTool(t, "true")
+	needTool(t, "false")
 	t.Parallel()
 	bot := newBotAPI(t)
 	dir := home(t, bot.config(""))
