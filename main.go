@@ -1063,8 +1063,8 @@ func (d *doctor) checkTelegram(bot *Telegram) {
 	if err != nil {
 		return
 	}
-	chat, err := bot.reach(d.ctx)
-	d.tell("chat", explained(err), chat+", where the bot can write", "")
+	err = bot.reach(d.ctx)
+	d.tell("chat", explained(err), fmt.Sprintf("the bot can write to chat %d", bot.cfg.Load().ChatID), "")
 	if bot.store == nil {
 		return
 	}
@@ -2309,7 +2309,6 @@ func (s *session) keepBooks() {
 	}
 	debug.SetGCPercent(25) // 12 MB instead of 16, less than 1 % more time at full output (measured); not while reading
 	s.save("recording the session", ref(s.rec))
-	s.notify(Notice{First: true, Text: "started\nin " + s.rec.Cwd})
 	s.recorded = true
 	s.unlock()
 	for r := range s.st.Follow(s.ctx, s.rec.ID, s.looks) {
@@ -4230,7 +4229,7 @@ func (s *session) sendStream() {
 func (s *session) gatherStream(end bool) {
 	if s.tg.stream != nil {
 		lines, live := s.det.Transcript(end)
-		s.tg.stream.add(lines, live, s.tg.streamLimit())
+		s.tg.stream.add(lines, live)
 		s.tg.wake()
 	}
 }
@@ -5177,7 +5176,7 @@ func (s *session) recordExit() {
 	s.rec.EndedAt = ref(time.Now().UTC())
 	s.rec.Activity = ""
 	recs := []Record{ref(s.rec)}
-	known, _ := s.st.Session(s.rec.ID)
+	known := s.st.Session(s.rec.ID)
 	if known == nil { // it ended before it could be recorded
 		began := s.rec
 		began.Status = "active"
@@ -5194,9 +5193,13 @@ func (s *session) tellEnd() {
 	view, _ := s.st.View() // as it was, where it cannot be read
 	head := view.audit()
 	lived := span(s.rec.EndedAt.Sub(s.rec.StartedAt))
-	text := fmt.Sprintf("%s · %s", howEnded(&s.rec, s.phoneEnds), lived)
+	how := howEnded(&s.rec, s.phoneEnds)
+	text := fmt.Sprintf("%s · %s", how, lived)
 	switch n := s.questionsAsked(); n {
 	case 0:
+		if how == "ended" { // nothing that a person needs to know
+			return
+		}
 	case 1:
 		text += " · 1 question"
 	default:
@@ -5480,7 +5483,7 @@ func (h *hook) handle(c *command) error {
 			return err
 		}
 		h.ends = time.Now().Add(cfg.PermissionTimeout)
-		if around, _ := h.st.Session(h.session); around != nil {
+		if around := h.st.Session(h.session); around != nil {
 			h.folder = around.Cwd
 		}
 		return h.decide(c)
@@ -5600,6 +5603,15 @@ func (h *hook) describe(p *PromptRecord) {
 		*text = clip(*text, maxHookFull)
 	}
 	p.begin(fromHook, h.session, time.Until(h.ends))
+}
+
+// shortPath is a path as it is seen from the folder, where it lies in there.
+func shortPath(path, folder string) string {
+	short, err := filepath.Rel(folder, path)
+	if err != nil || !filepath.IsAbs(path) || !filepath.IsLocal(short) {
+		return path
+	}
+	return short
 }
 
 // object is a JSON object. What is read of it is taken out: what is left was not told yet.
@@ -6324,7 +6336,7 @@ func (a *asking) bridge() (code int, err error) {
 func (a *asking) labelAround(ctx context.Context) string {
 	around := a.getenv("ATLASBRIDGE_SESSION")
 	for range 50 {
-		r, _ := a.st.Session(around)
+		r := a.st.Session(around)
 		if r != nil {
 			return r.Label
 		}

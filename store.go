@@ -1271,10 +1271,8 @@ type Message struct {
 	// Shows is what an edit made of it last: a status and a print of the message, other buttons and theirs, or that it was
 	// replaced. "" it is as it was sent, or that is not certain.
 	Shows string `json:"shows"`
-	// Lost is what an edit of it would have made of it that had no answer, at LostAt, in Unix seconds: it may still be
-	// carried out. "" none.
-	Lost   string `json:"lost,omitempty"`
-	LostAt int64  `json:"lost_at,omitempty"`
+	// LostAt is when an edit of it had no answer, in Unix seconds: it may still be carried out. 0: none.
+	LostAt int64 `json:"lost_at,omitempty"`
 }
 
 // What of a question is to be sent, see Send.
@@ -1447,8 +1445,8 @@ type UpdateRecord struct {
 	Kind string `json:"kind"`
 }
 
-// MetaRecord is a single fact by id: "audit" (how far the chain goes), "telegram" (claims, poller), "topics" (the chat
-// that has them), "trouble poll" and "trouble send" (what keeps Telegram from working).
+// MetaRecord is a single fact by id: "audit" (how far the chain goes), "claim telegram:USER" (the session that
+// text of that operator goes to), "trouble poll" and "trouble send" (what keeps Telegram from working).
 type MetaRecord struct {
 	Head
 	chainHead
@@ -2178,7 +2176,7 @@ func (p *PromptRecord) elsewhere(here string) bool { return p.Chat != "" && p.Ch
 func (p *PromptRecord) owes() bool {
 	for i, m := range p.Messages {
 		own := i == len(p.Messages)-1
-		if m.Lost != "" || own && m.status() != p.Status || !own && m.mayHaveButtons() {
+		if m.LostAt != 0 || own && m.status() != p.Status || !own && m.mayHaveButtons() {
 			return true
 		}
 	}
@@ -2222,17 +2220,11 @@ func (s *Store) PromptsOf(session string) []*PromptRecord {
 	return s.view.which(func(p *PromptRecord) bool { return p.SessionID == session })
 }
 
-// Session is one session as it is now, nil where there is none, and the chat that has topics, 0 none. It is read only.
-func (s *Store) Session(id string) (r *SessionRecord, topicsIn int64) {
+// Session is one session as it is now, nil where there is none. It is read only.
+func (s *Store) Session(id string) *SessionRecord {
 	defer s.log.release()
 	_ = s.begin() // as it was, where it cannot be read
-	return s.view.Sessions[id], s.view.topicsIn()
-}
-
-// topicsIn is the chat that has topics, 0 none.
-func (v *View) topicsIn() int64 {
-	chat, _ := strconv.ParseInt(v.fact("topics"), 10, 64) // 0 without one, or of a damaged one
-	return chat
+	return s.view.Sessions[id]
 }
 
 // fact is what was noted last under that name, "" nothing.
@@ -2243,9 +2235,6 @@ func (v *View) fact(name string) string {
 	}
 	return m.Values["value"]
 }
-
-// NoteTopics records which chat has topics, 0 none.
-func (s *Store) NoteTopics(chat int64) error { return s.NoteFact("topics", fmt.Sprint(chat)) }
 
 // NoteFact records a value under a name, unless it is there.
 func (s *Store) NoteFact(name, value string) error {

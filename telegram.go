@@ -18,7 +18,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -56,8 +55,6 @@ type Notice struct {
 	Done      bool  // nothing is said: the message ReplyTo is marked as done
 	Ring      bool  // with sound, silent otherwise
 	Urgent    bool  // before streams, as what rings or replies goes
-	Ours      bool  // all of Text is ours: a tap on a command in it may send it
-	First     bool  // worth saying only as the first message about the session
 	Last      bool  // below all that the session's program wrote
 
 	leftOut int // notices before it, which were too many
@@ -168,28 +165,17 @@ func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
 		return
 	}
 	t.troubles.Store("told", text)
-	t.noteForOthers(way, text)
+	t.warn(t.store.NoteFact("trouble "+way, text))
 	if t.tell != nil {
 		t.tell(text)
 	}
 }
 
-// works remembers that a way of working works, whatever kept it from that before, here or in another process.
+// works records that a way of working works, whatever kept it from that before, here or in another process.
 func (t *Telegram) works(way string) {
-	old, known := t.troubles.Swap(way, "")
-	if known && old == "" && t.store.ChannelTrouble() == "" {
-		return
-	}
-	if known && old != "" {
-		t.log.Info("Telegram works again", "before", old)
-	}
-	t.noteForOthers(way, "")
-}
-
-// noteForOthers has other processes know what keeps a way of working from that, "" nothing.
-func (t *Telegram) noteForOthers(way, text string) {
-	if err := t.store.NoteFact("trouble "+way, text); err != nil {
-		t.log.Warn("noting trouble for others", "error", err)
+	t.noteTrouble(way, "")
+	if t.store.ChannelTrouble() != "" {
+		t.warn(t.store.NoteFact("trouble "+way, ""))
 	}
 }
 
@@ -208,9 +194,8 @@ type apiError struct {
 	Parameters struct {
 		RetryAfter int64 `json:"retry_after"` // seconds, 0: it was not said
 	}
-	method   string
-	unsent   bool // there was no connection: nothing can have been done
-	answered bool // if only by a proxy
+	method string
+	unsent bool // there was no connection: nothing can have been done
 }
 
 // apiAnswer is an answer of the Bot API.
@@ -268,8 +253,7 @@ func (e *apiError) cause() (what, todo string) {
 	case e.Code == 403 || e.mentions("chat not found", "upgraded to a supergroup"):
 		return "the bot may not write to its chat (" + e.Text + ")", "press Start there, or run atlasbridge setup"
 	case e.mentions("webhook"):
-		return "a webhook is set for this bot, so it cannot be polled", "run atlasbridge setup, which can remove it, " +
-			"or give AtlasBridge a bot of its own"
+		return "a webhook is set for this bot, so it cannot be polled", "give AtlasBridge a bot of its own"
 	case e.Code == 409:
 		return "another program polls this bot, and each gets only some of the answers", "stop it; or give each " +
 			"machine a bot of its own, and share ATLASBRIDGE_HOME on one"
@@ -296,21 +280,15 @@ func explained(err error) error {
 		return err
 	}
 	what, todo := e.cause()
-	if what == "" {
-		what = e.Error()
-	}
 	switch {
-	case todo != "":
-	case e.Code == 429:
-		todo = "wait that long, then try again"
-	case strings.Contains(e.Text, "certificate has expired or is not yet valid"):
-		todo = "set this machine's clock, best by the network"
-	case e.Code == 0 && !e.answered:
+	case what != "":
+		return hinted(errors.New(what), todo)
+	case e.Code == 0:
 		todo = "check the network, a proxy (HTTPS_PROXY), and telegram.api_base where it is set; then try again"
 	case e.temporary():
 		todo = "that is Telegram's own trouble, or that of a proxy: try again later"
 	}
-	return hinted(errors.New(what), todo)
+	return hinted(e, todo)
 }
 
 // call makes one request and decodes its result into what result points to, unless that is nil. Its errors are all
@@ -322,14 +300,18 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	resp, body, err := t.post(ctx, method, params)
+	resp, err := t.open(ctx, "/bot", method, params)
+	if err != nil {
+		return t.noAnswer(method, err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
 		return t.noAnswer(method, err)
 	}
 	var a apiAnswer
 	_ = json.Unmarshal(body, &a) // what is no answer of the Bot API leaves zeros
 	a.method = method
-	a.answered = true
 	date, err := http.ParseTime(resp.Header.Get("Date"))
 	if err == nil && (a.OK || a.Code != 0) {
 		t.skew.Store(int64(time.Until(date)))
@@ -347,6 +329,27 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 	return &a.apiError
 }
 
+// open begins one request: to post params, or, where they are nil, to get a file. The token is in its address.
+func (t *Telegram) open(ctx context.Context, kind, path string, params any) (*http.Response, error) {
+	cfg := t.cfg.Load()
+	method := http.MethodPost
+	body, err := json.Marshal(params)
+	if err != nil {
+		return nil, err
+	}
+	if params == nil {
+		method = http.MethodGet
+		body = nil
+	}
+	url := strings.TrimRight(cfg.APIBase, "/") + kind + cfg.Token + "/" + path
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	return t.http.Do(req)
+}
+
 // noAnswer is what went wrong with a request that got no answer. It has neither the URL nor the token in it.
 func (t *Telegram) noAnswer(method string, err error) *apiError {
 	if inner := errors.Unwrap(err); inner != nil { // what url.Error wraps is without the URL
@@ -358,39 +361,13 @@ func (t *Telegram) noAnswer(method string, err error) *apiError {
 	return &apiError{method: method, Text: text, unsent: unsent}
 }
 
-// post sends one request and returns the answer and as much of its body as came.
-func (t *Telegram) post(ctx context.Context, method string, params any) (*http.Response, []byte, error) {
-	cfg := t.cfg.Load()
-	body, err := json.Marshal(params)
-	if err != nil {
-		return nil, nil, err
-	}
-	url := strings.TrimRight(cfg.APIBase, "/") + "/bot" + cfg.Token + "/" + method
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
-	if err != nil {
-		return nil, nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := t.http.Do(req)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if err != nil && len(data) == 0 {
-		return nil, nil, err
-	}
-	return resp, data, nil
-}
-
 // ---- pacing ----
 // Of all processes' messages the one that ranks first leaves when the turn of the chat has come.
 
 const (
 	// 1/s in a chat, 20/min in a group: https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
-	paceChat    = 1050 * time.Millisecond
-	paceGroup   = 3900 * time.Millisecond // 4 + 60/3.9 < 20
-	urgencyLook = time.Second             // what waits its turn looks so often whether its rank has changed
+	paceChat  = 1050 * time.Millisecond
+	paceGroup = 3900 * time.Millisecond // 4 + 60/3.9 < 20
 )
 
 // rank is what a message may overtake: what has a later one.
@@ -413,9 +390,6 @@ func (t *Telegram) takeTurn(as rank) (wait time.Duration) {
 		next, wait = reserve(next, time.Now(), every, as)
 		return next
 	})
-	if as != rankQuestion {
-		wait = min(wait, urgencyLook)
-	}
 	return wait
 }
 
@@ -442,12 +416,11 @@ func reserve(next, now time.Time, every time.Duration, as rank) (time.Time, time
 // Unix nanoseconds. Where it cannot be used, change sees the zero time, and Telegram alone paces.
 func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
 	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		change(time.Unix(0, 0))
-		return
+	if err == nil {
+		defer f.Close() // and with it the lock, which is held for microseconds
+		err = awaitLock(f, paceChat)
 	}
-	defer f.Close() // and with it the lock, which is held for microseconds
-	if err := awaitLock(f, paceChat); err != nil {
+	if err != nil {
 		change(time.Unix(0, 0))
 		return
 	}
@@ -461,11 +434,7 @@ func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
 }
 
 // here says whose numbers messages have: the bot's, in its chat.
-func (t *Telegram) here() string {
-	cfg := t.cfg.Load()
-	bot, _, _ := strings.Cut(cfg.Token, ":")
-	return fmt.Sprintf("%s/%d", bot, cfg.ChatID)
-}
+func (t *Telegram) here() string { return fmt.Sprintf("%s/%d", t.botID(), t.cfg.Load().ChatID) }
 
 // backoff is the pause after failure n ≥ 0: 1 s doubling to 60 s, less r of a quarter.
 func backoff(n int, r float64) time.Duration {
@@ -481,17 +450,6 @@ func sleep(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// rest returns after d, or when ctx ends, or other settings count than these.
-func (t *Telegram) rest(ctx context.Context, d time.Duration, cfg *Config) {
-	for end := time.Now().Add(d); ctx.Err() == nil && t.cfg.Load() == cfg; t.refresh() {
-		left := time.Until(end)
-		if left <= 0 {
-			return
-		}
-		_ = sleep(ctx, min(left, time.Second)) // the loop ends with it
-	}
-}
-
 // ---- the mailer ----
 // One goroutine per process sends and edits messages, one request at a time: whatever is most urgent of what the state,
 // the notices and the stream are not shown as yet. After each request it looks anew, so that what has been overtaken is
@@ -501,11 +459,11 @@ const (
 	mailLook     = 5 * time.Second        // between looks, where nothing tells of a change
 	answerLinger = 2 * time.Second        // for an answer on its way, when the process ends: a message's id is worth that
 	lostLife     = time.Minute            // an edit without an answer is carried out by then, or never
-	outcomeLate  = 3 * time.Second        // an outcome waits so long behind questions: buttons of what is over are tapped
 	onItsWay     = 900 * time.Millisecond // the typing of an answer may take so long before its message says so
+	sideLimit    = 3 * time.Second        // that a request may take which is no message: a question may wait behind it
 	refusedPause = time.Minute            // after a question that Telegram does not take
 	maxNotices   = 50                     // that wait
-	maxPages     = 1200                   // of a stream that wait: 20 minutes of messages
+	maxRun       = 2 << 20                // bytes of a stream between two other messages
 )
 
 // mailer is what Show remembers of what it did, by the keys of jobs.
@@ -514,6 +472,7 @@ type mailer struct {
 	notYet   map[string]time.Time    // when the next attempt may be made
 	undone   map[string]func() error // the recording of what was done, which failed
 	parts    map[string]int          // how many messages of the text that goes before a question have been sent
+	gone     map[int64]bool          // topics that cannot be written to: what belongs there goes to the plain chat
 	refused  bool                    // Telegram takes nothing at all, until somebody mends that
 	cfg      *Config                 // the settings with which that is so
 }
@@ -524,15 +483,12 @@ type job struct {
 	rank    rank      // what it may overtake
 	at      time.Time // not before that
 	free    bool      // it is no message: it takes no turn
-	method  string    // "" none: the message shows it already, which has only to be recorded
+	insists bool      // where it is refused for good it is tried again, all others count as done
+	method  string    // "" none: there is only something to be recorded
 	params  any       // *outgoing of a message
 	result  any
-	before  func() error          // records that it is about to leave; after an error it does not; nil: nothing
-	done    func() error          // records that it was done
-	lost    func() error          // records that no answer came: it may be carried out even later; nil: never mind
-	outside func()                // its topic is gone, which its session's record says already; nil: no more to do
-	refused func(*apiError) error // records that Telegram does not take it, now or later
-	limit   time.Duration         // for the answer, 0: as for any
+	done    func() error // records that it was done
+	lost    func() error // records that no answer came: it may be carried out even later; nil: never mind
 }
 
 // outgoing is a message to send, or an edit of one, as the Bot API takes it.
@@ -575,7 +531,7 @@ type replyTo struct {
 // Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
 func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, undone: map[string]func() error{},
-		parts: map[string]int{}}
+		parts: map[string]int{}, gone: map[int64]bool{}}
 	for ctx.Err() == nil {
 		t.refresh()
 		if cfg := t.cfg.Load(); cfg != t.mailer.cfg {
@@ -628,156 +584,134 @@ func isClosed(c <-chan struct{}) bool {
 // nextJob is the most urgent job of those that may be done now, else the one that may be done first, nil: nothing is to
 // be done. changed is closed by the next change of the state.
 func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
-	now := time.Now()
-	reply, notice := t.noticeJob(true), t.noticeJob(false) // before the topic, which waits for a notice
-	jobs, ends, changed := t.recordJobs()
-	jobs = append(jobs, reply, notice, t.streamJob())
-	for _, j := range append(jobs, ends...) {
-		if j == nil {
-			continue
-		}
-		at := t.mailer.when(j)
-		switch {
-		case next == nil:
-			next = j
-		case t.mailer.when(next).After(now):
-			if at.Before(t.mailer.when(next)) {
-				next = j
-			}
-		case !at.After(now) && j.rank < next.rank:
-			next = j
-		}
+	jobs, changed := t.recordJobs()
+	jobs = slices.DeleteFunc(append([]*job{t.noticeJob(), t.streamJob()}, jobs...), func(j *job) bool { return j == nil })
+	if len(jobs) == 0 {
+		return nil, changed
 	}
-	return next, changed
+	now := time.Now()
+	return slices.MinFunc(jobs, func(a, b *job) int {
+		order := later(t.mailer.when(a), now).Compare(later(t.mailer.when(b), now))
+		if order == 0 {
+			order = cmp.Compare(a.rank, b.rank)
+		}
+		return order
+	}), changed
 }
 
 // recordJobs are the jobs about records: of this process's session, and, where this process polls, of those whose
-// process has ended. Topics are ended after all else.
-func (t *Telegram) recordJobs() (jobs, ends []*job, changed <-chan struct{}) {
+// process has ended.
+func (t *Telegram) recordJobs() (jobs []*job, changed <-chan struct{}) {
 	prompts, sessions, changed := t.store.Unsettled(t.session)
-	ours := func(id string) bool { return id == t.session }
-	dead := func(id string) bool { return !ours(id) && t.polling.Load() && !t.store.Alive(id) }
+	dead := func(id string) bool { return t.polling.Load() && !t.store.Alive(id) }
 	for _, p := range prompts {
-		s := sessions[p.SessionID]
-		switch {
-		case ours(p.SessionID):
-			jobs = append(jobs, t.due(p, s, true)...)
-		case !p.Open() && dead(p.SessionID):
-			jobs = append(jobs, t.due(p, s, false)...)
+		ours := p.SessionID == t.session
+		if ours || !p.Open() && dead(p.SessionID) {
+			jobs = append(jobs, t.due(p, sessions[p.SessionID], ours)...)
 		}
 	}
 	for id, s := range sessions {
-		switch {
-		case ours(id) && s.Status == "active":
-			jobs = append(jobs, t.topicJob(s))
-		case ours(id) || s.Status != "active" && dead(id):
-			ends = append(ends, t.endOfTopic(s))
+		if id == t.session || s.Status != "active" && dead(id) {
+			jobs = append(jobs, t.dueTopic(s))
 		}
 	}
-	return jobs, ends, changed
+	return jobs, changed
 }
 
 // editedAlready are the words of an error that tells that an edit has nothing to change.
 var editedAlready = []string{"message is not modified", "message to edit not found", "message can't be edited"}
 
-// do makes the job's request, and records what has become of it.
+// do makes the job's request, and records what has become of it: if not now then as soon as that can be; until then it
+// is not made again.
 func (t *Telegram) do(ctx context.Context, j *job) {
 	m := &t.mailer
-	if record := m.undone[j.key]; record != nil {
-		t.record(j, record)
+	record := m.undone[j.key]
+	if record == nil {
+		record = t.carryOut(ctx, j)
+	}
+	delete(m.undone, j.key)
+	if record == nil {
 		return
 	}
-	if j.before != nil {
-		if err := j.before(); err != nil {
-			t.warn(err)
-			m.notYet[j.key] = time.Now().Add(time.Second)
-			return
-		}
+	if err := record(); err != nil {
+		t.warn(err)
+		m.undone[j.key] = record
+		m.notYet[j.key] = time.Now().Add(time.Second)
 	}
+}
+
+// carryOut makes the job's request and returns what is to be recorded, nil nothing.
+func (t *Telegram) carryOut(ctx context.Context, j *job) (record func() error) {
+	m := &t.mailer
 	failed := t.request(ctx, j)
 	if failed == nil || failed.mentions(editedAlready...) {
 		delete(m.failures, j.key)
-		m.refused = false
-		t.works("send")
-		t.record(j, j.done)
-		return
-	}
-	if failed.mayBeDone() && j.lost != nil {
-		t.record(j, j.lost)
+		if j.method != "" {
+			m.refused = false
+			t.works("send")
+		}
+		return j.done
 	}
 	t.postpone(failed.retryAfter())
-	if ctx.Err() != nil {
-		return
+	if failed.mayBeDone() {
+		record = j.lost
 	}
-	t.noteFailure("send", failed, m.failures[j.key])
+	if ctx.Err() != nil {
+		return record
+	}
 	out, isMessage := j.params.(*outgoing)
+	lasting := isMessage && failed.trouble(0) != "" // else a Bot API that is older may not know the method
+	pause := t.pause(failed, m.failures[j.key])
 	switch {
 	case isMessage && out.ThreadID != 0 && failed.mentions(topicGone...):
-		if j.outside != nil {
-			j.outside()
-		}
-		t.record(j, func() error { return t.leaveTopic(out.ThreadID, failed) })
-	case failed.temporary() || failed.trouble(0) != "":
-		m.notYet[j.key] = time.Now().Add(t.pause(failed, m.failures[j.key]))
-		m.failures[j.key]++
-		m.refused = !failed.temporary()
-		if m.refused && t.giveUp != nil {
-			t.giveUp(failed)
-		}
+		m.gone[out.ThreadID] = true
+		return record
+	case failed.temporary() || lasting:
+		t.noteFailure("send", failed, m.failures[j.key])
 	default:
 		t.noteTrouble("refused", "Telegram does not take it, now or later: "+failed.Error())
-		t.record(j, func() error { return j.refused(failed) })
+		if !j.insists {
+			return j.done
+		}
+		pause = refusedPause
 	}
+	m.notYet[j.key] = time.Now().Add(pause)
+	m.failures[j.key]++
+	m.refused = lasting
+	if !failed.temporary() && t.giveUp != nil {
+		t.giveUp(failed)
+	}
+	return record
 }
 
-// record records what has become of a job, if not now then as soon as that can be: until then it is not done again.
-func (t *Telegram) record(j *job, what func() error) {
-	delete(t.mailer.undone, j.key)
-	err := what()
-	if err != nil {
-		t.warn(err)
-		t.mailer.undone[j.key] = what
-		t.mailer.notYet[j.key] = time.Now().Add(time.Second)
-	}
-}
-
-// request makes the job's request. A message that is not taken as it looks is sent plain: no question is lost to that.
+// request makes the job's request. A message that is not taken as it looks is sent without what a Bot API of 2020 may
+// not know, as text and buttons: no question is lost to that.
 func (t *Telegram) request(ctx context.Context, j *job) *apiError {
 	if j.method == "" {
 		return nil
 	}
 	flying, cancel := lingering(ctx, answerLinger)
 	defer cancel()
-	if j.limit > 0 {
-		flying, cancel = context.WithTimeout(flying, j.limit)
-		defer cancel()
-	}
 	out, isMessage := j.params.(*outgoing)
 	if isMessage {
 		out.ChatID = t.cfg.Load().ChatID
+	} else {
+		flying, cancel = context.WithTimeout(flying, sideLimit)
+		defer cancel()
 	}
 	failed, _ := t.call(flying, j.method, j.params, j.result).(*apiError)
 	if failed == nil || !isMessage || !failed.refusesLooks(out) {
 		return failed
 	}
 	t.noteTrouble("looks", "messages are sent again without their looks: "+failed.Error())
-	failed, _ = t.call(flying, j.method, out.plain(), j.result).(*apiError)
-	return failed
-}
-
-// plain is the message without what a Bot API of 2020 may not know, as text and buttons.
-func (o *outgoing) plain() *outgoing {
-	bare := *o
-	bare.Entities = nil
-	bare.Markup.Rows = [][]button{}
-	for _, row := range o.Markup.Rows {
-		row = slices.Clone(row)
+	out.Entities = nil
+	for _, row := range out.Markup.Rows {
 		for i := range row {
 			row[i].Style = ""
 		}
-		bare.Markup.Rows = append(bare.Markup.Rows, row)
 	}
-	return &bare
+	failed, _ = t.call(flying, j.method, out, j.result).(*apiError)
+	return failed
 }
 
 // lingering is a context that ends so long after ctx: what is on its way may still arrive.
@@ -802,7 +736,7 @@ func (t *Telegram) pause(e *apiError, failures int) time.Duration {
 // A question's messages show what its record says; this is the difference.
 
 // due is what the messages of a question need next, none: they show what they are to show. ours: its session is that of
-// this process, else it is over.
+// this process, else it is over. Those of another bot or chat cannot be changed from here.
 func (t *Telegram) due(p *PromptRecord, s *SessionRecord, ours bool) (jobs []*job) {
 	elsewhere := p.elsewhere(t.here())
 	switch {
@@ -810,15 +744,9 @@ func (t *Telegram) due(p *PromptRecord, s *SessionRecord, ours bool) (jobs []*jo
 		if time.Now().Before(p.ExpiresAt) {
 			jobs = append(jobs, t.dueMessage(p, s))
 		}
-		return jobs
-	case elsewhere: // nobody can change them from here
-		forget := func(p *PromptRecord) { p.Messages = nil }
-		return append(jobs, &job{key: p.ID, done: func() error { return t.store.Change(p.ID, forget) }})
-	}
-	for _, m := range p.Messages {
-		j := t.dueEdit(p, s, m, ours)
-		if j != nil {
-			jobs = append(jobs, j)
+	case !elsewhere:
+		for _, m := range p.Messages {
+			jobs = append(jobs, t.dueEdit(p, s, m, ours))
 		}
 	}
 	return jobs
@@ -826,50 +754,55 @@ func (t *Telegram) due(p *PromptRecord, s *SessionRecord, ours bool) (jobs []*jo
 
 // dueMessage is the next message of an open question: the question itself, behind all of the text that goes before it.
 func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
-	j := &job{key: p.ID + " " + p.Send, rank: rankQuestion}
+	key := p.ID + " " + p.Send
+	here := t.here()
+	sent := &sentMessage{}
+	j := &job{key: key, insists: true, result: sent}
 	if p.Idle {
 		j.rank = rankRest
 	}
 	before := Notice{Mono: clean(p.before(), 1<<20), Lang: p.Lang}
-	for n := t.mailer.parts[j.key]; before.Mono != ""; n-- {
+	for n := t.mailer.parts[key]; before.Mono != ""; n-- {
 		var r *richText
 		r, before = before.first(s)
 		if n == 0 {
+			j.insists = false
 			j.done = func() error {
-				t.mailer.parts[j.key]++
+				t.mailer.parts[key]++
 				return nil
 			}
-			j.refused = func(*apiError) error { return j.done() }
 			return t.message(j, s, r.outgoing(0, nil))
-		}
-	}
-	if own := p.newest(); p.before() != "" && own.ID != 0 && !p.elsewhere(t.here()) { // two with buttons would confuse
-		j := t.dueEdit(p, s, own, true)
-		if j != nil {
-			return j
 		}
 	}
 	q := *p
 	q.Ticked = nil
 	out := t.offer(&q, s)
-	out.Silent = p.Idle && p.Watched
-	j.before = func() error { // a tap can be faster than the answer
-		here := t.here()
-		return t.store.Change(p.ID, func(p *PromptRecord) {
+	if p.Chat != here || p.ShownAll != q.ShownAll || p.Ticked != nil { // a tap can be faster than the answer
+		change := func(p *PromptRecord) {
 			if p.elsewhere(here) { // those cannot be changed any more
 				p.Messages = nil
+				p.Send = sendQuestion
 			}
 			p.Chat = here
 			p.ShownAll = q.ShownAll
 			p.Ticked = nil
-		})
+		}
+		return &job{key: key, free: true, done: func() error { return t.store.Change(p.ID, change) }}
 	}
-	sent := &sentMessage{}
-	j.result = sent
+	if own := p.newest(); p.before() != "" && own.ID != 0 { // two with buttons would confuse
+		edit := t.dueEdit(p, s, own, true)
+		if edit != nil {
+			return edit
+		}
+	}
+	out.Silent = p.Idle && p.Watched
+	shows := string(AwaitingReply) + " " + fingerprint(out)
 	j.done = func() error {
-		delete(t.mailer.parts, j.key)
+		delete(t.mailer.parts, key)
 		return t.store.Change(p.ID, func(p *PromptRecord) {
-			p.offered(Message{ID: sent.ID, Date: sent.date(), Shows: string(AwaitingReply) + " " + fingerprint(out)})
+			m := p.message(sent.ID)
+			m.Date = sent.date()
+			m.Shows = shows
 			if p.Send == q.Send { // else more has been asked for meanwhile
 				p.Send = ""
 			}
@@ -877,13 +810,6 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 				p.Status = AwaitingReply
 			}
 		})
-	}
-	j.refused = func(why *apiError) error {
-		if t.giveUp != nil {
-			t.giveUp(why)
-		}
-		t.mailer.notYet[j.key] = time.Now().Add(refusedPause)
-		return nil
 	}
 	return t.message(j, s, out)
 }
@@ -921,20 +847,20 @@ func (t *Telegram) message(j *job, about *SessionRecord, out *outgoing) *job {
 // out on top of a later one: when it no longer can be, or whoever made it has died, that one is repeated.
 func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bool) *job {
 	j := &job{key: fmt.Sprint(p.ID, " ", m.ID), rank: rankOutcome}
-	out := buttonsEdit(m.ID, nil)
+	out := &outgoing{method: "editMessageReplyMarkup", EditID: m.ID, Markup: markup(nil)}
 	shows := replaced
 	switch {
 	case m.ID != p.newest().ID, p.Open() && p.before() != "":
-		if m.Lost == "" && !m.mayHaveButtons() {
+		if m.LostAt == 0 && !m.mayHaveButtons() {
 			return nil
 		}
 	case p.Open():
-		if len(p.Ticked) == 0 && !strings.HasPrefix(m.Shows, otherButtons) { // as it was sent
+		if len(p.Ticked) == 0 && !strings.HasPrefix(m.Shows, otherButtons) && m.LostAt == 0 { // as it was sent
 			return nil
 		}
 		out.Markup = markup(keyboard(p))
 		shows = otherButtons + " " + fingerprint(out)
-	case m.Lost == "" && m.status() == p.Status:
+	case m.LostAt == 0 && m.status() == p.Status:
 		return nil
 	default:
 		out = t.questionText(p, s).outgoing(m.ID, keyboard(p))
@@ -943,29 +869,43 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bo
 			j.at = p.At.Add(onItsWay)
 		}
 	}
+	again := m.Shows == shows
 	switch {
-	case m.Shows == shows && m.Lost == "":
+	case again && m.LostAt == 0:
 		return nil
 	case !ours:
 		j.rank = rankRest
-	case m.Shows == shows:
+	case again:
 		j.at = time.Unix(m.LostAt+1, 0).Add(lostLife)
-	case time.Since(later(p.At, j.at)) > outcomeLate:
-		j.rank = rankQuestion
 	}
-	j.done = func() error {
-		return t.store.Change(p.ID, func(p *PromptRecord) {
-			p.edited(m.ID, shows, !ours || time.Since(time.Unix(m.LostAt, 0)) >= lostLife)
-		})
+	record := func(change func(*Message)) func() error {
+		return func() error {
+			return t.store.Change(p.ID, func(p *PromptRecord) { change(p.message(m.ID)) })
+		}
 	}
-	j.refused = func(*apiError) error { return j.done() }
-	j.lost = func() error {
-		return t.store.Change(p.ID, func(p *PromptRecord) { p.lost(m.ID, shows, time.Now()) })
-	}
-	if printOf(m.Shows) == printOf(shows) && (m.Lost == "" || m.Lost == shows) { // it says so already
+	if !again && printOf(m.Shows) == printOf(shows) { // it says so already
+		j.free = true
+		j.done = record(func(m *Message) { m.Shows = shows })
 		return j
 	}
+	j.done = record(func(m *Message) {
+		m.Shows = shows
+		if !ours || time.Since(time.Unix(m.LostAt, 0)) >= lostLife {
+			m.LostAt = 0
+		}
+	})
+	j.lost = record(func(m *Message) { m.LostAt = time.Now().Unix() })
 	return t.message(j, s, out)
+}
+
+// message returns the prompt's message with that number, to be changed; one that was not known is new.
+func (p *PromptRecord) message(id int64) *Message {
+	i, known := slices.BinarySearchFunc(p.Messages, id, func(m Message, id int64) int { return cmp.Compare(m.ID, id) })
+	p.Messages = slices.Clone(p.Messages)
+	if !known {
+		p.Messages = slices.Insert(p.Messages, i, Message{ID: id})
+	}
+	return &p.Messages[i]
 }
 
 // before is what goes before the question, when it is sent the next time.
@@ -984,48 +924,6 @@ func (p *PromptRecord) onItsWay() bool {
 	return p.Status == ReplyReceived || p.Status == Injected || p.Status == Expired && p.Value != nil
 }
 
-// offered notes that a message has been seen with buttons of the question, whatever was known of it.
-func (p *PromptRecord) offered(m Message) {
-	i, known := slices.BinarySearchFunc(p.Messages, m.ID, func(m Message, id int64) int { return cmp.Compare(m.ID, id) })
-	p.Messages = slices.Clone(p.Messages)
-	if !known {
-		p.Messages = slices.Insert(p.Messages, i, m)
-	}
-	p.Messages[i].Shows = m.Shows
-}
-
-// edited notes what an edit has made of a message; surely: no edit before it can be carried out any more.
-func (p *PromptRecord) edited(msg int64, shows string, surely bool) {
-	p.Messages = slices.Clone(p.Messages)
-	for i := range p.Messages {
-		m := &p.Messages[i]
-		if m.ID != msg {
-			continue
-		}
-		m.Shows = shows
-		if surely {
-			m.Lost = ""
-			m.LostAt = 0
-		}
-	}
-}
-
-// lost notes that an edit of a message had no answer.
-func (p *PromptRecord) lost(msg int64, shows string, now time.Time) {
-	p.Messages = slices.Clone(p.Messages)
-	for i := range p.Messages {
-		m := &p.Messages[i]
-		if m.ID != msg {
-			continue
-		}
-		if m.Lost != "" && m.Lost != shows {
-			shows = "several"
-		}
-		m.Lost = shows
-		m.LostAt = now.Unix()
-	}
-}
-
 // printOf is the print of what a message shows.
 func printOf(shows string) string { return shows[strings.LastIndexByte(shows, ' ')+1:] }
 
@@ -1033,11 +931,6 @@ func printOf(shows string) string { return shows[strings.LastIndexByte(shows, ' 
 func fingerprint(out *outgoing) string {
 	b, _ := json.Marshal([]any{out.Text, out.Entities, out.Markup}) // plain values: cannot fail
 	return digest(b)[len("sha256:"):][:16]
-}
-
-// buttonsEdit gives a message these buttons and leaves its text as it is.
-func buttonsEdit(msg int64, rows [][]button) *outgoing {
-	return &outgoing{method: "editMessageReplyMarkup", EditID: msg, Markup: markup(rows)}
 }
 
 // ---- notices and streams ----
@@ -1048,6 +941,9 @@ func buttonsEdit(msg int64, rows [][]button) *outgoing {
 func (t *Telegram) Notify(n Notice) {
 	n.Text = clean(n.Text, 1<<20)
 	n.Mono = clean(n.Mono, 1<<20)
+	if n.Text+n.Mono == "" && !n.Done {
+		return
+	}
 	t.noticesMu.Lock()
 	defer t.noticesMu.Unlock()
 	t.notices = append(t.notices, &n)
@@ -1066,16 +962,14 @@ func (t *Telegram) wake() {
 	}
 }
 
-// waiting is the notice that is to be sent next, among replies or all others, nil: none is.
-func (t *Telegram) waiting(replies bool) *Notice {
+// waiting is the notice that is to be sent next, replies first, nil: none is.
+func (t *Telegram) waiting() *Notice {
 	t.noticesMu.Lock()
 	defer t.noticesMu.Unlock()
-	for _, n := range t.notices {
-		if replies == (n.ReplyTo != 0) {
-			return n
-		}
+	if len(t.notices) == 0 {
+		return nil
 	}
-	return nil
+	return t.notices[max(0, slices.IndexFunc(t.notices, func(n *Notice) bool { return n.ReplyTo != 0 }))]
 }
 
 // take takes the notice from those that wait.
@@ -1085,56 +979,39 @@ func (t *Telegram) take(n *Notice) {
 	t.notices = slices.DeleteFunc(t.notices, func(other *Notice) bool { return other == n })
 }
 
-// doneMark is the reaction that says that what a message asked for was done. It is one of those that every chat has:
-// https://core.telegram.org/bots/api#reactiontypeemoji
-const doneMark = "👍"
-
 // noticeJob is the next message of the notices.
-func (t *Telegram) noticeJob(replies bool) *job {
-	n := t.waiting(replies)
-	for n != nil && (n.Text+n.Mono == "" && !n.Done || n.First && t.spoke(n.SessionID)) {
-		t.take(n)
-		n = t.waiting(replies)
-	}
+func (t *Telegram) noticeJob() *job {
+	n := t.waiting()
 	if n == nil || n.Last && t.streamJob() != nil {
 		return nil
 	}
-	drop := func() error {
-		t.take(n)
-		return nil
-	}
-	j := &job{key: fmt.Sprintf("%p", n), rank: n.rank(), done: drop, refused: func(*apiError) error { return drop() }}
-	if n.Done {
-		j.free = true
-		j.method = "setMessageReaction"
-		j.params = map[string]any{
-			"chat_id":    t.cfg.Load().ChatID,
-			"message_id": n.ReplyTo,
-			"reaction":   []map[string]string{{"type": "emoji", "emoji": doneMark}},
-		}
-		return j
-	}
-	about, _ := t.store.Session(n.SessionID)
+	about := t.store.Session(n.SessionID)
 	r, rest := n.first(about)
-	out := r.outgoing(0, nil)
-	out.Silent = !n.Ring
-	if n.ReplyTo != 0 {
-		out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
-		out.ThreadID = n.ThreadID
-		about = nil // it goes where that message is
-		j.outside = func() {
-			n.ReplyTo = 0
-			n.ThreadID = 0
-		}
-	}
+	j := &job{key: fmt.Sprintf("%p", n), rank: n.rank(), free: n.Done}
 	j.done = func() error {
 		if rest.Text+rest.Mono == "" {
-			return drop()
+			t.take(n)
 		}
 		*n = rest
 		return nil
 	}
-	return t.message(j, about, out)
+	if n.Done {
+		j.method = "setMessageReaction"
+		j.params = map[string]any{
+			"chat_id":    t.cfg.Load().ChatID,
+			"message_id": n.ReplyTo,
+			"reaction":   []map[string]string{{"type": "emoji", "emoji": "👍"}}, // every chat has that one
+		}
+		return j
+	}
+	out := r.outgoing(0, nil)
+	out.Silent = !n.Ring
+	if n.ReplyTo == 0 || t.mailer.gone[n.ThreadID] {
+		return t.message(j, about, out)
+	}
+	out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
+	out.ThreadID = n.ThreadID // it goes where that message is
+	return t.message(j, nil, out)
 }
 
 // rank is what the notice may overtake.
@@ -1148,48 +1025,36 @@ func (n *Notice) rank() rank {
 	return rankRest
 }
 
-// first is the text of the notice's first message, and what is left for others: where there is no Text or Mono, none.
+// first is the notice's first message, which session it is about, nil none, and what is left for others: where there is
+// no Text or Mono, none.
 func (n Notice) first(about *SessionRecord) (r *richText, rest Notice) {
 	var text, mono string
 	text, n.Text = cutText(n.Text, partUnits)
 	if n.Text == "" {
 		mono, n.Mono = cutText(n.Mono, partUnits-units(text))
 	}
-	r = noticeText(about, text, mono, n.Lang, n.Ours)
-	if n.leftOut > 0 {
-		r.addLine("", fmt.Sprintf("(%d messages before this one were left out)", n.leftOut))
-	}
-	n.leftOut = 0
-	return r, n
-}
-
-// noticeText is a notice's message: the session that it is about, nil none, and what there is to say of it.
-func noticeText(about *SessionRecord, text, mono, lang string, ours bool) *richText {
-	r := &richText{ours: ours}
+	r = &richText{}
 	if about != nil {
 		r.addLine("bold", title(about))
 		text = " " + text
 	}
 	r.add("", strings.TrimRight(text, " "))
-	r.addPre(mono, lang)
+	r.addLine("pre "+n.Lang, mono)
+	if n.leftOut > 0 {
+		r.addLine("", fmt.Sprintf("(%d messages before this one were left out)", n.leftOut))
+		n.leftOut = 0
+	}
 	if about != nil {
 		r.addLine("", sid(about))
 	}
-	return r
+	return r, n
 }
 
-// spoke tells that a session has said more than that it began: a question was sent, or it has ended.
-func (t *Telegram) spoke(session string) bool {
-	s, _ := t.store.Session(session)
-	asked := slices.ContainsFunc(t.store.PromptsOf(session), func(p *PromptRecord) bool { return len(p.Messages) > 0 })
-	return asked || s == nil || s.Status != "active"
-}
-
-// stream turns the transcript into messages, a page each. The first page is the current message's, which is edited as
-// that grows; the live part stands at the end of the last.
+// stream turns the transcript into messages. The first of its runs goes into the current message, which is edited as
+// that grows, and into the next ones where it is longer; the live part stands at the end of the last run.
 type stream struct {
 	mu    sync.Mutex
-	pages []string // finished lines
+	runs  []string // finished lines, in runs between which another message was sent; none where it has not begun
 	live  string   // what may still change
 	key   string   // how the key in PEM begins in which the text so far ends, "" in none
 	shown string   // what the current message says
@@ -1197,29 +1062,22 @@ type stream struct {
 	chat  string   // whose number that is
 }
 
-// add adds lines that are finished, and what follows them now. Of more than the phone can keep up with the oldest is
+// add adds lines that are finished, and what follows them now. Of more than the phone can keep up with the middle is
 // left out.
-func (s *stream) add(lines []string, live string, limit int) {
+func (s *stream) add(lines []string, live string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	text := strings.Join(append(lines, ""), "\n")
-	rest := strings.TrimPrefix(redact(s.key+visible(text)), s.key)
+	safe := strings.TrimPrefix(redact(s.key+visible(text)), s.key)
 	s.key = openKey(s.key + text)
 	s.live = strings.TrimPrefix(redact(s.key+visible(live)), s.key)
-	if last := len(s.pages) - 1; last >= 0 {
-		rest = s.pages[last] + rest
-		s.pages = s.pages[:last]
+	if len(s.runs) == 0 {
+		s.runs = []string{""}
 	}
-	page, rest := cutText(rest, limit)
-	s.pages = append(s.pages, page)
-	for rest != "" {
-		page, rest = cutText(rest, limit)
-		s.pages = append(s.pages, page)
-	}
-	if len(s.pages) > maxPages {
-		end := len(s.pages) - maxPages/2
-		lost := strings.Count(strings.Join(s.pages[1:end], "\n")+"\n", "\n")
-		s.pages = slices.Replace(s.pages, 1, end, fmt.Sprintf("… (%d lines left out)", lost))
+	last := &s.runs[len(s.runs)-1]
+	*last += safe
+	if len(*last) > maxRun {
+		*last = abridge(*last, maxRun/2)
 	}
 }
 
@@ -1227,36 +1085,36 @@ func (s *stream) add(lines []string, live string, limit int) {
 func (s *stream) breakHere() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pages = append(s.pages, "")
+	s.runs = append(s.runs, "")
 }
 
-// next is what the current message is to say next, "" nothing new, and whether other pages wait to follow. Where it
-// says it all already, the next one begins.
+// next is what the current message is to say next, "" nothing new, and whether more waits to follow. Where it says it
+// all already, the next one begins.
 func (s *stream) next(limit int) (text string, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.pages) > 0 {
-		more = len(s.pages) > 1
-		text = s.pages[0]
+	for len(s.runs) > 0 {
+		page, rest := cutText(s.runs[0], limit)
+		more = rest != "" || len(s.runs) > 1
 		if !more {
-			text, _ = cutText(text+s.live, limit)
+			page, _ = cutText(page+s.live, limit)
 		}
-		text = strings.TrimRight(strings.TrimLeft(text, "\n"), " \t\n")
-		if text != s.shown {
-			return text, more
+		page = strings.TrimRight(strings.TrimLeft(page, "\n"), " \t\n")
+		if page != s.shown {
+			return page, more
 		}
 		if !more {
 			break
 		}
-		s.pages = s.pages[1:]
+		s.runs[0] = rest
+		if rest == "" {
+			s.runs = s.runs[1:]
+		}
 		s.msg = 0
 		s.shown = ""
 	}
 	return "", false
 }
-
-// streamLimit is how much a message of the stream holds, in UTF-16 units.
-func (t *Telegram) streamLimit() int { return min(t.cfg.Load().MaxChars, partUnits) }
 
 // streamJob brings the stream's current message up to date, or begins it. What is refused for good is not sent again.
 func (t *Telegram) streamJob() *job {
@@ -1264,7 +1122,7 @@ func (t *Telegram) streamJob() *job {
 		return nil
 	}
 	s := t.stream
-	text, more := s.next(t.streamLimit())
+	text, more := s.next(min(t.cfg.Load().MaxChars, partUnits))
 	if text == "" {
 		return nil
 	}
@@ -1272,7 +1130,7 @@ func (t *Telegram) streamJob() *job {
 	if s.chat != here { // another chat's message
 		s.msg = 0
 	}
-	about, _ := t.store.Session(t.session)
+	about := t.store.Session(t.session)
 	sent := &sentMessage{}
 	j := &job{key: "stream", rank: rankRest, result: sent}
 	if more {
@@ -1286,8 +1144,8 @@ func (t *Telegram) streamJob() *job {
 		s.shown = text
 		return nil
 	}
-	j.refused = func(*apiError) error { return j.done() }
-	out := noticeText(about, "", text, "", false).outgoing(s.msg, nil)
+	r, _ := Notice{Mono: text}.first(about)
+	out := r.outgoing(s.msg, nil)
 	out.Silent = s.msg == 0
 	return t.message(j, about, out)
 }
@@ -1309,35 +1167,21 @@ type entity struct {
 	Offset   int    `json:"offset"` // in UTF-16 units, as is the length
 	Length   int    `json:"length"`
 	Language string `json:"language,omitempty"` // of a pre
-
-	from int // the byte of the text at which it begins
 }
 
-// look is how a part of a text is drawn.
-type look struct {
-	kind string // an entity's type: bold, code or pre; "" plain
-	lang string // of a pre: what it is written in, "" unknown
-}
-
-// richText is a message's text with its looks. Each byte has one, so that none can overlap with another.
+// richText is a message's text with its looks: each byte has one, so that none can overlap with another. A look is an
+// entity's type: bold, code or pre, that with a blank and what it is written in; "" is plain.
 type richText struct {
 	text  string
-	looks []*look // of the bytes: one entity where they are the same; what is missing is plain
-	quote [2]int  // from which byte up to which it is a quotation, whatever stands in there
-	ours  bool    // all of it: a tap on a command in it may send it
+	looks []string // of the bytes; what is missing is plain
+	quote [2]int   // from which byte up to which it is a quotation, whatever stands in there
 }
 
-// addLine adds s, unless it is empty, as lines of their own; kind is a look's, "" for plain text.
-func (r *richText) addLine(kind, s string) { r.addLook(&look{kind: kind}, s) }
-
-// addPre adds s as addLine does, in monospace; lang is what it is written in, "" unknown.
-func (r *richText) addPre(s, lang string) { r.addLook(&look{"pre", lang}, s) }
-
-// addLook adds s as addLine does, with that look.
-func (r *richText) addLook(l *look, s string) {
+// addLine adds s, unless it is empty, as lines of their own with that look.
+func (r *richText) addLine(look, s string) {
 	if s != "" {
 		r.breakLine()
-		r.draw(l, s)
+		r.add(look, s)
 	}
 }
 
@@ -1348,12 +1192,9 @@ func (r *richText) breakLine() {
 	}
 }
 
-// add adds s to the last line; kind is a look's, "" for plain text.
-func (r *richText) add(kind, s string) { r.draw(&look{kind: kind}, s) }
-
-// draw adds s to the last line, with that look.
-func (r *richText) draw(l *look, s string) {
-	r.looks = append(r.looks, slices.Repeat([]*look{l}, len(s))...)
+// add adds s to the last line, with that look.
+func (r *richText) add(look, s string) {
+	r.looks = append(r.looks, slices.Repeat([]string{look}, len(s))...)
 	r.text += s
 }
 
@@ -1376,23 +1217,27 @@ func (r *richText) addQuote(s string) {
 // entities are the looks as the Bot API takes them, the quotation before what stands in it.
 func (r *richText) entities() []entity {
 	var all []entity
-	before := &look{}
+	before := ""
 	at := 0
 	for i, c := range r.text {
 		if i == r.quote[0] && i < r.quote[1] {
 			quoted := units(r.text[i:r.quote[1]])
-			all = append(all, entity{Type: "expandable_blockquote", Offset: at, Length: quoted, from: i})
+			all = append(all, entity{Type: "expandable_blockquote", Offset: at, Length: quoted})
 		}
 		size := utf16.RuneLen(c)
-		l := r.looks[i]
-		if l.kind != "" && l != before {
-			all = append(all, entity{Type: l.kind, Language: l.lang, Offset: at, from: i})
+		look := r.looks[i]
+		if look != "" && look != before {
+			kind, lang, _ := strings.Cut(look, " ")
+			all = append(all, entity{Type: kind, Language: lang, Offset: at})
 		}
-		if l.kind != "" {
+		if look != "" {
 			all[len(all)-1].Length += size
 		}
-		before = l
+		before = look
 		at += size
+	}
+	if len(all) > maxEntities {
+		return []entity{{Type: "pre", Length: at}}
 	}
 	return all
 }
@@ -1400,9 +1245,8 @@ func (r *richText) entities() []entity {
 // outgoing is a message with the text and these buttons, or, if edit is not 0, the change of that message into it.
 // Nothing in it is a link, a mention or a command.
 func (r *richText) outgoing(edit int64, rows [][]button) *outgoing {
-	r.looks = append(r.looks, slices.Repeat([]*look{{}}, len(r.text)-len(r.looks))...)
+	r.looks = append(r.looks, make([]string, len(r.text)-len(r.looks))...)
 	r.disarm()
-	r.limit()
 	method := "sendMessage"
 	if edit != 0 {
 		method = "editMessageText"
@@ -1518,30 +1362,30 @@ func (r *richText) addBlock(lines []string) int {
 		for ; taken < len(lines) && strings.Trim(lines[taken], " ") != fence[2]; taken++ {
 			code = append(code, strings.TrimPrefix(lines[taken], fence[1]))
 		}
-		r.addPre(strings.Trim(strings.Join(code, "\n"), "\n"), fence[3])
+		r.addLine("pre "+fence[3], strings.Trim(strings.Join(code, "\n"), "\n"))
 		return min(taken+1, len(lines))
 	}
 	if len(lines) > 1 && strings.Contains(line, "|") && reTableRow.MatchString(lines[1]) {
 		for taken < len(lines) && strings.Contains(lines[taken], "|") {
 			taken++
 		}
-		r.addPre(strings.Join(lines[:taken], "\n"), "")
+		r.addLine("pre", strings.Join(lines[:taken], "\n"))
 		return taken
 	}
 	r.breakLine()
 	if heading := reTitle.FindStringSubmatch(line); heading != nil {
-		r.addInline(&look{kind: "bold"}, strings.ReplaceAll(heading[1], "**", ""))
+		r.addInline("bold", strings.ReplaceAll(heading[1], "**", ""))
 		return taken
 	}
-	r.addInline(&look{}, reBullet.ReplaceAllString(line, "$1• "))
+	r.addInline("", reBullet.ReplaceAllString(line, "$1• "))
 	return taken
 }
 
 // addInline adds text to the last line, with its code and bold words, else with that look.
-func (r *richText) addInline(l *look, line string) {
+func (r *richText) addInline(look, line string) {
 	at := 0
 	for _, m := range reInline.expr().FindAllStringSubmatchIndex(line, -1) {
-		r.draw(l, line[at:m[0]])
+		r.add(look, line[at:m[0]])
 		at = m[1]
 		switch {
 		case m[2] >= 0:
@@ -1549,10 +1393,10 @@ func (r *richText) addInline(l *look, line string) {
 		case m[4] >= 0:
 			r.add("code", line[m[4]:m[5]])
 		default:
-			r.addInline(&look{kind: "bold"}, line[m[6]:m[7]])
+			r.addInline("bold", line[m[6]:m[7]])
 		}
 	}
-	r.draw(l, line[at:])
+	r.add(look, line[at:])
 }
 
 // ---- what Telegram must not act on ----
@@ -1569,12 +1413,9 @@ var reToken = re(`\S*\d(?:[ ().-]*\d){6,}\S*|\S+`)
 var reActive = re(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
 	`[\pL\pN_-]\.\pL{2}|\.xn--|\d\.\d+\.\d+\.\d|\+\d|\d([ ().-]*\d){6}|:[\da-fA-F]{0,4}:`)
 
-// disarm draws every word that Telegram would act on as code, which it leaves alone and copies well, unless all of the
-// text is ours. What stands beside code is a word by itself, too.
+// disarm draws every word that Telegram would act on as code, which it leaves alone and copies well. What stands beside
+// code is a word by itself, too.
 func (r *richText) disarm() {
-	if r.ours {
-		return
-	}
 	for _, text := range []string{r.text, r.withoutCode()} {
 		for _, at := range reToken.expr().FindAllStringIndex(text, -1) {
 			word := strings.TrimLeft(text[at[0]:at[1]], "([{<\"'“‘«")
@@ -1583,10 +1424,9 @@ func (r *richText) disarm() {
 			}
 			from := at[1] - len(word)
 			end := from + len(strings.TrimRight(word, ".,;:!?…\"'”’»)]}>"))
-			code := &look{kind: "code"}
 			for i := from; i < end; i++ {
-				if !r.looks[i].isCode() {
-					r.looks[i] = code
+				if !isCode(r.looks[i]) {
+					r.looks[i] = "code"
 				}
 			}
 		}
@@ -1597,7 +1437,7 @@ func (r *richText) disarm() {
 func (r *richText) withoutCode() string {
 	text := []byte(r.text)
 	for i := range text {
-		if r.looks[i].isCode() {
+		if isCode(r.looks[i]) {
 			text[i] = ' '
 		}
 	}
@@ -1605,39 +1445,20 @@ func (r *richText) withoutCode() string {
 }
 
 // isCode tells whether Telegram acts on nothing that is drawn so.
-func (l *look) isCode() bool { return l.kind == "code" || l.kind == "pre" }
-
-// limit leaves out emphasis where there are too many entities; where that is not enough, the rest of the text is one.
-func (r *richText) limit() {
-	if len(r.entities()) <= maxEntities {
-		return
-	}
-	for i, l := range r.looks {
-		if !l.isCode() {
-			r.looks[i] = &look{}
-		}
-	}
-	all := r.entities()
-	if len(all) <= maxEntities {
-		return
-	}
-	from := all[maxEntities-1].from
-	r.quote[1] = min(r.quote[1], from)
-	copy(r.looks[from:], slices.Repeat([]*look{{kind: "pre"}}, len(r.text)-from))
-}
+func isCode(look string) bool { return look == "code" || strings.HasPrefix(look, "pre") }
 
 // ---- keyboards ----
 // The buttons below a question, and what its choices are called.
 
 // Values of buttons that no choice has as its key.
 const (
-	tapAll    = "~all"    // show all of the question
-	tapRecent = "~recent" // show the end of the screen
-	tapAgain  = "~again"  // ask what stands there anew
-	tapEnter  = "~enter"  // press Enter at a question for text
-	tapLeave  = "~leave"  // leave the question to the terminal
-	tapTick   = "~t:"     // and keys: these are ticked
-	tapSubmit = "~s:"     // and keys: these are chosen
+	tapAll    = "~" + sendAll    // show all of the question
+	tapRecent = "~" + sendRecent // show the end of the screen
+	tapAgain  = "~again"         // ask what stands there anew
+	tapEnter  = "~enter"         // press Enter at a question for text
+	tapLeave  = "~leave"         // leave the question to the terminal
+	tapTick   = "~t:"            // and keys: these are ticked
+	tapSubmit = "~s:"            // and keys: these are chosen
 
 	maxCallbackData = 64 // bytes: https://core.telegram.org/bots/api#inlinekeyboardbutton
 )
@@ -1671,7 +1492,7 @@ func markup(rows [][]button) inlineKeyboard {
 }
 
 // keyboard is a question's buttons: its answers, and what else can be seen of it. While not all of it has been shown,
-// nothing but what refuses it is offered; when it is over, at most to ask it again. ticked are the keys chosen so far
+// nothing but what refuses it is offered; when it is over, at most to ask it again. Ticked are the keys chosen so far
 // where several may be; they live in the buttons: what is seen is submitted.
 func keyboard(p *PromptRecord) [][]button {
 	switch {
@@ -1839,124 +1660,80 @@ func without(lines, words []string, read func(line string) []string) []string {
 	return lines
 }
 
-// questionText is a question's message: whose it is, what is asked, what about, and at last until when and what happens
-// then, or what became of it. What there is no room for is left out: of what stands above it first, then in the middle
-// of what is longest.
+// questionText is a question's message: whose it is, what it is about, what is asked and in which folder, where that is
+// not its session's, and at last until when and what happens then, or what became of it. What there is no room for is
+// left out: of what stands above it all, of all else the middle.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	if p.Idle {
 		return t.turnText(p, s)
 	}
-	asked := askedText(p, s)
+	asked := oneLine(p.Question)
+	lasting := before("Blue also allows: ", oneLine(p.Lasting))
 	above := p.Above
-	body := bodyOf(p)
-	lasting := p.Lasting
-	if !p.Open() {
+	room := partUnits
+	switch {
+	case !p.Open():
+		lasting = before("Allowed from now on: ", oneLine(p.granted()))
 		above = ""
-		body = abridge(body, 700)
-		lasting = p.granted()
+		room = 1200
+	case p.ambiguous():
+		asked = "Possibly a question: it stands still and waits for keys"
+	case p.Cwd != "" && p.Cwd != s.Cwd:
+		asked += "\nin " + oneLine(p.Cwd)
 	}
-	lasting = before("Lasting: ", oneLine(lasting))
-	for {
-		r := &richText{}
-		r.addLine("bold", title(s))
-		r.addLine("", asked)
-		r.addPre(body, p.Lang)
-		r.addQuote(above)
-		r.addLine("", lasting)
-		if p.Open() {
-			t.addDeadline(r, p)
-		} else {
-			t.addOutcome(r, p)
-		}
-		r.add("", sid(s))
-		excess := units(r.text) - maxUnits
-		if excess <= 0 {
-			return r
-		}
-		if above != "" {
-			above = ""
-			continue
-		}
-		longest := slices.MaxFunc([]*string{&asked, &body, &lasting}, func(a, b *string) int { return units(*a) - units(*b) })
-		room := units(*longest) - excess - len("\n… 1234567 more characters …\n")
-		*longest = abridge(*longest, max(maxUnits/4, room)) // three of those fit: the next longest is cut then
+	asked = abridge(asked, maxUnits/4)
+	lasting = abridge(lasting, maxUnits/4)
+	body := abridge(bodyOf(p), max(0, room-units(asked+lasting)))
+	if units(above+body+asked+lasting) > room {
+		above = ""
 	}
+	r := &richText{}
+	r.addLine("bold", title(s))
+	r.addQuote(above)
+	r.addLine("pre "+p.Lang, body)
+	r.addLine("", asked)
+	r.addLine("", lasting)
+	if p.Open() {
+		t.addDeadline(r, p)
+	} else {
+		t.addOutcome(r, p)
+	}
+	r.add("", sid(s))
+	return r
 }
 
-// askedText says what a question asks, and in which folder, where that is not its session's.
-func askedText(p *PromptRecord, s *SessionRecord) string {
-	words := oneLine(p.Question)
-	if p.Open() && p.ambiguous() {
-		words = "Possibly a question: it stands still and waits for keys"
-	}
-	if p.Open() && p.Cwd != "" && p.Cwd != s.Cwd {
-		words += "\nin " + oneLine(p.Cwd)
-	}
-	return words
-}
-
-// addDeadline adds until when a question is open and what happens then, below what can be done about it, and that a
+// addDeadline adds until when a question is open, what happens then and what can be done besides tapping, and that a
 // part is missing.
 func (t *Telegram) addDeadline(r *richText, p *PromptRecord) {
 	if p.Cut {
 		r.addLine("", "⚠️ Part of it is not known here: look at the terminal. From here it can only be refused.")
 	}
-	r.addLine("", t.hint(p)+"until "+clock(p.ExpiresAt)+", then "+afterwards(p)+" · ")
-}
-
-// shortPath is a path as it is seen from the folder, where it lies in there.
-func shortPath(path, folder string) string {
-	short, err := filepath.Rel(folder, path)
-	if err != nil || !filepath.IsAbs(path) || !filepath.IsLocal(short) {
-		return path
+	then := "left unanswered"
+	if p.SafeDefault != nil && !p.Secret && p.Source != fromAsk {
+		then = clean(valueName(p, *p.SafeDefault), 80)
 	}
-	return short
+	r.addLine("", "No answer by "+clock(p.ExpiresAt)+" = "+then+". "+t.hint(p))
 }
 
-// hint tells what can be done about an open question besides tapping, before until when.
+// hint tells what can be done about an open question besides tapping.
 func (t *Telegram) hint(p *PromptRecord) string {
-	freeText := t.cfg.Load().FreeText
 	switch {
 	case p.Secret:
-		return "It is not asked for here: type it at the keyboard.\n"
+		return "Passwords never go through Telegram: type it at the keyboard. "
 	case p.Permission:
-		return "or reply why not · "
+		return "Reply = No, with your reason. "
 	case p.takesReply():
-		return "or reply with a text · "
-	case p.Type == FreeText && freeText:
-		return "reply with the text · "
+		return "Reply = the text to type. "
+	case p.Type == FreeText && t.cfg.Load().FreeText:
+		return "Reply with the text. "
 	case p.Type == FreeText:
-		return "Text from here is switched off (free_text_enabled): type it at the keyboard.\n"
+		return "Text from here is off (free_text_enabled): type it at the keyboard. "
 	case p.Multi:
-		return "tick, then Submit · "
-	case len(p.Choices) == maxChoices && p.takesText():
-		return "or reply with a number, or your own words · "
+		return "Tap to tick, then Submit. "
 	case p.takesText():
-		return "or reply with your own words · "
+		return "Or reply in your own words. "
 	}
 	return ""
-}
-
-// afterwards tells what happens to an open question when its time is over.
-func afterwards(p *PromptRecord) string {
-	switch {
-	case p.Source == fromAsk, p.Source == fromHook && p.SafeDefault == nil:
-		return "no answer"
-	case p.SafeDefault == nil, p.Secret:
-		return "nothing is typed"
-	}
-	return clean(valueName(p, *p.SafeDefault), 80)
-}
-
-// silence tells what became of a question to which nobody gave an answer.
-func silence(p *PromptRecord) string {
-	switch p.Source {
-	case fromAsk:
-		return "; the script was told so"
-	case fromHook:
-		return "; the tool was told so"
-	}
-	return "; it still waits"
 }
 
 // addOutcome adds what became of a question: what was answered, by whom and when, or why nothing was.
@@ -2001,21 +1778,23 @@ func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 	case p.Reason == bothAnswered:
 		return "answered on the phone and at the keyboard in the same moment", nobody,
 			": the terminal shows which counted"
-	case p.Status == Failed && p.ScreenSHA != "":
-		return "typed: " + what, nobody, before(" · ", reason)
-	case p.Status == Failed && p.Value != nil:
-		return "not delivered: " + what, nobody, before(" · ", reason)
-	case p.Status == Failed:
+	case p.Status == Failed && p.Value == nil:
 		return "not answered", nobody, before(": ", reason)
+	case p.Status == Failed:
+		fate := "not delivered: "
+		if p.ScreenSHA != "" {
+			fate = "typed: "
+		}
+		return fate + what, nobody, before(" · ", reason)
 	case p.Status == Canceled:
 		return cmp.Or(reason, "canceled"), at, ""
+	case p.expiredOpen():
+		return "nobody answered", nobody, "; it still waits"
 	case late && (p.Value == nil || p.Source == fromAsk):
-		return "nobody answered", nobody, silence(p)
+		return "nobody answered", nobody, ""
 	case p.Status == Expired, p.Status == ReplyReceived:
 		why = " · on its way"
-	case late:
-	case late:
-	case reason != "":
+	case !late && reason != "":
 		why = ": “" + reason + "”"
 	}
 	return what, at, why
@@ -2060,81 +1839,57 @@ func turnWords(p *PromptRecord) string {
 }
 
 // ---- topics ----
-// Where the chat has topics each session has one: made before its first notice, or soon, and ended with it. What the
-// operator wrote there is his: none is deleted. Whatever fails about it, the message goes to the plain chat.
+// Where the chat has topics a session that has lived for some seconds has one, which ends with it. What the operator
+// wrote there is his: none is deleted. Whatever fails about it, the message goes to the plain chat.
 
-const (
-	topicAfter  = 5 * time.Second // a session that lives so long gets a topic
-	topicLimit  = 3 * time.Second // that making one may take: a question may wait behind it
-	topicsEvery = 5 * time.Minute // whether there are any is asked so often
-)
+const topicAfter = 5 * time.Second // a session that lives so long gets a topic
 
 // topicGone are the words of an error that tells that a topic cannot be written to.
 var topicGone = []string{"message thread not found", "TOPIC_ID_INVALID", "TOPIC_DELETED", "TOPIC_CLOSED"}
 
-// topicOf is the topic that messages about the session go to, nil: about none; 0: none.
+// topicOf is the topic that messages about the session go to, 0: none.
 func (t *Telegram) topicOf(s *SessionRecord) int64 {
-	if s == nil || s.ThreadChat != t.cfg.Load().ChatID {
+	if s.ThreadChat != t.cfg.Load().ChatID || t.mailer.gone[s.ThreadID] {
 		return 0
 	}
 	return max(0, s.ThreadID)
 }
 
-// topicJob makes this process's session a topic, nil: not now. What may have been made is not made again.
-func (t *Telegram) topicJob(s *SessionRecord) *job {
+// dueTopic makes the session a topic, or ends that of one that has ended, nil: neither. What may have been made is not
+// made again. A group's topic is closed; in a private chat, where that cannot be, its name tells how the session ended.
+func (t *Telegram) dueTopic(s *SessionRecord) *job {
 	chat := t.cfg.Load().ChatID
-	_, topicsIn := t.store.Session(s.ID)
-	if s.ThreadID != 0 || topicsIn != chat {
-		return nil
+	active := s.Status == "active"
+	mark := "✗ "
+	switch {
+	case active:
+		mark = ""
+	case s.ExitCode != nil && *s.ExitCode == 0:
+		mark = "✓ "
 	}
-	v, _ := t.store.View() // as it was, where it cannot be read
-	j := &job{key: "topic", rank: rankNotice, method: "createForumTopic", limit: topicLimit}
-	if t.waiting(false) == nil {
-		j.at = s.StartedAt.Add(topicAfter)
-	}
-	made := &struct {
+	j := &job{key: "topic " + s.ID, rank: rankRest}
+	j.params = map[string]any{"chat_id": chat, "message_thread_id": s.ThreadID,
+		"name": mark + title(s) + " " + shortID(s.ID)}
+	var made struct {
 		ThreadID int64 `json:"message_thread_id"`
-	}{}
-	j.params = map[string]any{"chat_id": chat, "name": topicName(v, s)}
-	j.result = made
-	j.done = func() error { return t.store.SetTopic(s.ID, Topic{ThreadID: made.ThreadID, ThreadChat: chat}) }
-	j.lost = func() error { return t.store.SetTopic(s.ID, Topic{ThreadID: noTopic}) }
-	j.refused = func(*apiError) error { return errors.Join(j.lost(), t.store.NoteTopics(0)) } // nor do others try
-	return j
-}
-
-// endOfTopic ends the topic of a session that has ended, nil: it has none, or that was done. In a group nobody writes
-// there any more; in a private chat, where topics cannot be closed, its name tells how it ended.
-func (t *Telegram) endOfTopic(s *SessionRecord) *job {
-	if t.topicOf(s) == 0 || s.ThreadEnded {
+	}
+	j.done = func() error {
+		return t.store.SetTopic(s.ID, Topic{cmp.Or(s.ThreadID, made.ThreadID, noTopic), chat, !active})
+	}
+	switch {
+	case active && s.ThreadID == 0:
+		j.method = "createForumTopic"
+		j.at = s.StartedAt.Add(topicAfter)
+		j.result = &made
+		j.lost = j.done
+	case active, s.ThreadEnded, t.topicOf(s) == 0:
 		return nil
-	}
-	j := &job{key: "topic " + s.ID, rank: rankRest, method: "closeForumTopic"}
-	params := map[string]any{"chat_id": s.ThreadChat, "message_thread_id": s.ThreadID}
-	if s.ThreadChat > 0 {
+	case chat > 0:
 		j.method = "editForumTopic"
-		params["name"] = "✓ " + title(s)
-		if s.ExitCode == nil || *s.ExitCode != 0 {
-			params["name"] = "✗ " + title(s)
-		}
+	default:
+		j.method = "closeForumTopic"
 	}
-	j.params = params
-	ended := s.Topic
-	ended.ThreadEnded = true
-	j.done = func() error { return t.store.SetTopic(s.ID, ended) }
-	j.refused = func(*apiError) error { return j.done() }
 	return j
-}
-
-// leaveTopic has the session of a topic that is gone stay in the plain chat.
-func (t *Telegram) leaveTopic(thread int64, why *apiError) error {
-	t.noteTrouble("topics", fmt.Sprintf("topic %d is gone, its messages go to the plain chat: %v", thread, why))
-	v, err := t.store.View()
-	s := v.inTopic(t.cfg.Load().ChatID, thread)
-	if err != nil || s == nil {
-		return err
-	}
-	return t.store.SetTopic(s.ID, Topic{ThreadID: noTopic})
 }
 
 // inTopic is the session whose topic that is, nil: none's.
@@ -2147,80 +1902,9 @@ func (v *View) inTopic(chat, thread int64) *SessionRecord {
 	return nil
 }
 
-// topicName is what the topic of a session is called: as no other that lives.
-func topicName(v *View, s *SessionRecord) string {
-	name := title(s)
-	for id, other := range v.Sessions {
-		if id != s.ID && other.Status == "active" && title(other) == name {
-			name += " " + shortID(s.ID)
-			break
-		}
-	}
-	return strings.Join(strings.Fields(name), " ") // on one line
-}
-
-// topicsHere tells whether the chat has topics. Whether the bot may make one shows when it does.
-func (t *Telegram) topicsHere(ctx context.Context) (bool, error) {
-	var me struct {
-		user
-		Topics bool `json:"has_topics_enabled"`
-	}
-	if err := t.call(ctx, "getMe", struct{}{}, &me); err != nil {
-		return false, err
-	}
-	chatID := t.cfg.Load().ChatID
-	if chatID > 0 {
-		return me.Topics, nil
-	}
-	var group struct {
-		Forum bool `json:"is_forum"`
-	}
-	err := t.call(ctx, "getChat", map[string]any{"chat_id": chatID}, &group)
-	return group.Forum, err
-}
-
-// reach makes sure that the bot may write to its chat, where it shows for some seconds that it types, and tells which
-// chat that is.
-func (t *Telegram) reach(ctx context.Context) (chat string, err error) {
-	here := map[string]any{"chat_id": t.cfg.Load().ChatID}
-	var found struct {
-		Type     string
-		Title    string
-		Username string
-	}
-	if err := t.call(ctx, "getChat", here, &found); err != nil {
-		return "", err
-	}
-	chat = strings.TrimSpace(found.Type + " " + cmp.Or(found.Title, found.Username))
-	here["action"] = "typing"
-	return chat, t.call(ctx, "sendChatAction", here, nil)
-}
-
-// webhook tells whether the bot's messages go elsewhere: then a poll would be refused.
-func (t *Telegram) webhook(ctx context.Context) (set bool, err error) {
-	var hook struct{ URL string }
-	err = t.call(ctx, "getWebhookInfo", struct{}{}, &hook)
-	return hook.URL != "", err
-}
-
-// keepTopics looks, until ctx ends, whether the chat has topics.
-func (r *receiver) keepTopics() {
-	for r.ctx.Err() == nil {
-		chat := int64(0)
-		here, err := r.topicsHere(r.ctx)
-		if here {
-			chat = r.cfg.Load().ChatID
-		}
-		if err == nil {
-			err = r.store.NoteTopics(chat)
-		}
-		pause := topicsEvery
-		if err != nil && r.ctx.Err() == nil {
-			r.noteTrouble("topics", "whether there are topics is not known: "+err.Error())
-			pause = refusedPause
-		}
-		_ = sleep(r.ctx, pause) // the loop ends with it
-	}
+// reach makes sure that the bot may write to its chat, where it shows for some seconds that it types.
+func (t *Telegram) reach(ctx context.Context) error {
+	return t.call(ctx, "sendChatAction", map[string]any{"chat_id": t.cfg.Load().ChatID, "action": "typing"}, nil)
 }
 
 // ---- files from the phone ----
@@ -2245,12 +1929,20 @@ type fileRef struct {
 }
 
 // fetch gets a file into the session's folder; what came of one that did not come whole is removed.
-func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) fetched {
+func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) (got fetched) {
 	var there struct {
 		Path string `json:"file_path"`
 	}
-	if err := t.call(ctx, "getFile", map[string]string{"file_id": file.ID}, &there); err != nil {
-		return fetched{err: err}
+	if got.err = t.call(ctx, "getFile", map[string]string{"file_id": file.ID}, &there); got.err != nil {
+		return got
+	}
+	resp, err := t.open(ctx, "/file/bot", there.Path, nil)
+	if err != nil {
+		return fetched{err: t.noAnswer("getFile", err)}
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK { // a redirection too
+		return fetched{err: errors.New(resp.Status)}
 	}
 	name := file.Name
 	if name == "" {
@@ -2261,42 +1953,21 @@ func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) fet
 		return fetched{err: err}
 	}
 	sum := sha256.New()
-	size, err := t.download(ctx, there.Path, io.MultiWriter(f, sum))
+	size, err := io.Copy(io.MultiWriter(f, sum), io.LimitReader(resp.Body, maxFile+1))
 	closed := f.Close()
-	if err == nil {
+	switch {
+	case err != nil:
+		err = t.noAnswer("getFile", err)
+	case closed != nil:
 		err = closed
+	case size > maxFile:
+		err = errors.New("the file is too big")
 	}
 	if err != nil {
 		_ = os.Remove(f.Name()) // what it is about is the error before
 		return fetched{err: err}
 	}
 	return fetched{path: f.Name(), size: size, sha: fmt.Sprintf("sha256:%x", sum.Sum(nil))}
-}
-
-// download gets what getFile names. The token is in the address: that is in no error.
-func (t *Telegram) download(ctx context.Context, path string, to io.Writer) (int64, error) {
-	cfg := t.cfg.Load()
-	url := strings.TrimRight(cfg.APIBase, "/") + "/file/bot" + cfg.Token + "/" + path
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return 0, t.noAnswer("getFile", err)
-	}
-	resp, err := t.http.Do(req)
-	if err != nil {
-		return 0, t.noAnswer("getFile", err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK { // a redirection too
-		return 0, &apiError{method: "getFile", Code: resp.StatusCode, Text: resp.Status}
-	}
-	n, err := io.Copy(to, io.LimitReader(resp.Body, maxFile+1))
-	switch {
-	case err != nil:
-		return n, t.noAnswer("getFile", err)
-	case n > maxFile:
-		return n, &apiError{method: "getFile", Code: http.StatusRequestEntityTooLarge, Text: "the file is too big"}
-	}
-	return n, nil
 }
 
 // ---- polling ----
@@ -2328,42 +1999,49 @@ type callbackQuery struct {
 }
 
 type message struct {
-	ID            int64 `json:"message_id"`
-	From          *user
-	Chat          chat
-	Date          int64 // Unix seconds by the server's clock
-	Text          string
-	ThreadID      int64     `json:"message_thread_id"`
-	InTopic       bool      `json:"is_topic_message"` // else ThreadID is no topic's
-	Photo         []fileRef // in several sizes, the largest last
-	Document      *fileRef
-	Caption       string          // of either
-	ReplyTo       *message        `json:"reply_to_message"`
-	Markup        inlineKeyboard  `json:"reply_markup"`   // of a message of ours
-	ExternalReply json.RawMessage `json:"external_reply"` // to a message of another chat or topic
-	Quote         json.RawMessage `json:"quote"`          // what it quotes of the message replied to
-	ReplyToStory  json.RawMessage `json:"reply_to_story"`
-	SenderChat    json.RawMessage `json:"sender_chat"` // a channel, or an anonymous administrator
-	ForwardOrigin json.RawMessage `json:"forward_origin"`
-	ViaBot        json.RawMessage `json:"via_bot"`
-	EditDate      int64           `json:"edit_date"`
+	ID       int64 `json:"message_id"`
+	From     *user
+	Chat     chat
+	Date     int64 // Unix seconds by the server's clock
+	Text     string
+	ThreadID int64     `json:"message_thread_id"`
+	InTopic  bool      `json:"is_topic_message"` // else ThreadID is no topic's
+	Photo    []fileRef // in several sizes, the largest last
+	Document *fileRef
+	Caption  string         // of either
+	ReplyTo  *message       `json:"reply_to_message"`
+	Markup   inlineKeyboard `json:"reply_markup"` // of a message of ours
+	abroad
+	changed
 	service
+}
+
+// there is a member of a message of which only counts whether it is there.
+type there = *struct{}
+
+// abroad are the members of a message that replies to what is no message of its chat.
+type abroad struct {
+	ExternalReply there `json:"external_reply"` // to a message of another chat or topic
+	Quote         there `json:"quote"`          // what it quotes of the message replied to
+	ReplyToStory  there `json:"reply_to_story"`
+}
+
+// changed are the members of a message that its sender did not write as it is, in his own name.
+type changed struct {
+	SenderChat    there `json:"sender_chat"` // a channel, or an anonymous administrator
+	ForwardOrigin there `json:"forward_origin"`
+	ViaBot        there `json:"via_bot"`
+	EditDate      int64 `json:"edit_date"`
 }
 
 // service are the members of a message that nobody wrote: something happened in the chat.
 type service struct {
-	TopicCreated  json.RawMessage `json:"forum_topic_created"`
-	TopicEdited   json.RawMessage `json:"forum_topic_edited"`
-	TopicClosed   json.RawMessage `json:"forum_topic_closed"`
-	TopicReopened json.RawMessage `json:"forum_topic_reopened"`
-	Pinned        json.RawMessage `json:"pinned_message"`
-	AutoDelete    json.RawMessage `json:"message_auto_delete_timer_changed"`
-}
-
-// isService tells whether the message has one of these.
-func (s *service) isService() bool {
-	return len(s.TopicCreated)+len(s.TopicEdited)+len(s.TopicClosed)+len(s.TopicReopened)+len(s.Pinned)+
-		len(s.AutoDelete) > 0
+	TopicCreated  there `json:"forum_topic_created"`
+	TopicEdited   there `json:"forum_topic_edited"`
+	TopicClosed   there `json:"forum_topic_closed"`
+	TopicReopened there `json:"forum_topic_reopened"`
+	Pinned        there `json:"pinned_message"`
+	AutoDelete    there `json:"message_auto_delete_timer_changed"`
 }
 
 // user is a person or a bot; the names are for display only: anyone can take them.
@@ -2384,6 +2062,7 @@ type receiver struct {
 	*Telegram
 	ctx       context.Context // ends with the polling
 	work      sync.WaitGroup  // goroutines beside the polling; each ends soon after ctx
+	failures  int             // of getUpdates in a row
 	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
 	bot       string          // the number of the bot whose updates these are
 	name      string          // its user name, "" while it was not needed
@@ -2421,9 +2100,7 @@ func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
 }
 
 // original tells that its sender wrote the message as it is: in his own name, not forwarded, not changed.
-func (m *message) original() bool {
-	return len(m.SenderChat)+len(m.ViaBot)+len(m.ForwardOrigin) == 0 && m.EditDate == 0
-}
+func (m *message) original() bool { return m.changed == changed{} }
 
 // configured tells that it is the chat of the settings, 0 none: that person's private chat, or a group.
 func (c *chat) configured(chatID, person int64) bool {
@@ -2437,25 +2114,41 @@ func (c *chat) configured(chatID, person int64) bool {
 }
 
 // Poll handles updates for all sessions whenever it has the lock. It ends with ctx, and with it all that it has begun.
+// Whoever may mend what keeps it from polling, such as setup, can poll meanwhile.
 func (t *Telegram) Poll(ctx context.Context) {
+	var r *receiver
 	for t.lockPolling(ctx) {
+		if r == nil {
+			r = &receiver{Telegram: t, lastOK: time.Now().Round(0)}
+		}
 		t.polling.Store(true)
-		t.receive(ctx)
+		inner, stop := context.WithCancel(ctx)
+		r.ctx = inner
+		r.beside(r.reap)
+		r.beside(r.greet)
+		pause := r.poll()
+		stop()
+		r.work.Wait()
 		t.polling.Store(false)
 		t.store.LeavePoll()
+		if pause == 0 { // another process polls
+			r = nil
+		}
+		_ = sleep(ctx, pause) // the loop ends with it
 	}
 }
 
-// receive polls until ctx ends, or this process is not the poller any more, and with it all that it has begun.
-func (t *Telegram) receive(ctx context.Context) {
-	ctx, stop := context.WithCancel(ctx)
-	r := &receiver{Telegram: t, ctx: ctx, lastOK: time.Now().Round(0)}
-	defer r.work.Wait()
-	defer stop()
-	r.beside(r.reap)
-	r.beside(r.keepTopics)
-	r.background(r.setCommands)
-	r.poll()
+// greet gives the chat its menu of commands. Whether the bot may write there shows before there is something to say.
+func (r *receiver) greet() {
+	failed, ok := r.reach(r.ctx).(*apiError)
+	switch {
+	case !ok:
+		r.works("send")
+	case !failed.temporary():
+		r.noteFailure("send", failed, 0)
+	}
+	scope := map[string]any{"type": "chat", "chat_id": r.cfg.Load().ChatID}
+	r.warn(r.call(r.ctx, "setMyCommands", map[string]any{"commands": botCommands, "scope": scope}, nil))
 }
 
 // lockPolling waits until this process is the poller, or ctx ends.
@@ -2475,20 +2168,15 @@ func (t *Telegram) lockPolling(ctx context.Context) (held bool) {
 	return false
 }
 
-// setCommands gives the chat its menu of commands.
-func (r *receiver) setCommands() error {
-	here := map[string]any{"type": "chat", "chat_id": r.cfg.Load().ChatID}
-	return r.call(r.ctx, "setMyCommands", map[string]any{"commands": botCommands, "scope": here}, nil)
-}
-
-// poll asks for updates and handles them until ctx ends or this process is not the poller any more.
-func (r *receiver) poll() {
+// poll asks for updates and handles them until ctx ends or this process is not the poller any more, or it is kept from
+// that by what does not pass: then it is to wait that long.
+func (r *receiver) poll() (pause time.Duration) {
 	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1}
-	for failures := 0; r.ctx.Err() == nil; {
-		cfg := r.cfg.Load()
+	for r.ctx.Err() == nil {
 		bot := r.botID()
 		if bot != r.bot {
 			r.bot = bot
+			r.name = ""
 			params.Offset = 0 // those of another bot say nothing
 		}
 		began := time.Now()
@@ -2496,50 +2184,42 @@ func (r *receiver) poll() {
 		var updates []json.RawMessage
 		err := r.call(r.ctx, "getUpdates", params, &updates)
 		if r.ctx.Err() != nil || !r.store.Polls() {
-			return
+			return 0
 		}
 		r.refresh()
 		if r.botID() != bot { // they are another bot's
 			continue
 		}
 		failed, ok := err.(*apiError)
-		if ok {
-			r.waitOut(failed, failures, cfg)
-			failures++
-			params.Timeout = 1 // short: to know soon that all is well
+		if !ok {
+			r.failures = 0
+			params.Timeout = pollTimeout
+			r.handleUpdates(updates, params)
+			if params.Offset == offset {
+				_ = sleep(r.ctx, pollLeast-time.Since(began)) // the loop ends with it
+			}
 			continue
 		}
-		failures = 0
-		params.Timeout = pollTimeout
-		r.handleUpdates(updates, params)
-		if params.Offset == offset {
-			_ = sleep(r.ctx, pollLeast-time.Since(began)) // the loop ends with it
+		r.noteFailure("poll", failed, r.failures)
+		pause := r.pause(failed, r.failures)
+		if failed.Code == http.StatusConflict && !failed.mentions("webhook") {
+			r.clashedAt = time.Now()
+			pause = conflictPause
 		}
+		r.failures++
+		if !failed.temporary() {
+			return pause
+		}
+		params.Timeout = 1      // short: to know soon that all is well
+		_ = sleep(r.ctx, pause) // the loop ends with it
 	}
+	return 0
 }
 
 // botID is the number of the bot, which is the beginning of its token and no secret.
 func (t *Telegram) botID() string {
 	bot, _, _ := strings.Cut(t.cfg.Load().Token, ":")
 	return bot
-}
-
-// waitOut waits until it is worth asking again, or other settings count. Whoever may mend what lasts, such as setup,
-// can poll meanwhile.
-func (r *receiver) waitOut(failed *apiError, failures int, cfg *Config) {
-	r.noteFailure("poll", failed, failures)
-	pause := r.pause(failed, failures)
-	if failed.Code == http.StatusConflict && !failed.mentions("webhook") {
-		r.clashedAt = time.Now()
-		pause = conflictPause + time.Duration(r.jitter()*float64(time.Second))
-	}
-	if failed.temporary() {
-		r.rest(r.ctx, pause, cfg)
-		return
-	}
-	r.store.LeavePoll()
-	r.rest(r.ctx, pause, cfg)
-	r.lockPolling(r.ctx)
 }
 
 // handleUpdates handles updates in their order. The next poll confirms those that are done. Where one cannot be
@@ -2566,25 +2246,21 @@ func (r *receiver) handleUpdates(updates []json.RawMessage, params *pollParams) 
 // tap lives. While the state cannot be read, it is not over.
 func (r *receiver) resendAfterOutage() {
 	now := time.Now().Round(0)
-	old := func(t time.Time) bool { return now.Sub(t) > tapLife }
-	if !old(r.lastOK) {
-		r.lastOK = now
-		return
-	}
-	err := r.store.Update(func(v *View) (recs []Record, _ error) {
-		for _, p := range v.Prompts {
-			asked := p.Status == AwaitingReply && len(p.Messages) > 0
-			if asked && !p.Idle && old(p.At) && now.Before(p.ExpiresAt) {
-				again := *p
-				again.Send = sendQuestion
-				recs = append(recs, &again)
+	if now.Sub(r.lastOK) > tapLife {
+		err := r.store.Update(func(v *View) (recs []Record, _ error) {
+			for _, p := range v.Prompts {
+				if p.Status == AwaitingReply && len(p.Messages) > 0 && !p.Idle && now.Sub(p.At) > tapLife {
+					again := *p
+					again.Send = sendQuestion
+					recs = append(recs, &again)
+				}
 			}
+			return recs, nil
+		})
+		if err != nil {
+			r.warn(err)
+			return
 		}
-		return recs, nil
-	})
-	if err != nil {
-		r.warn(err)
-		return
 	}
 	r.lastOK = now
 }
@@ -2630,18 +2306,12 @@ func (r *receiver) beside(do func()) {
 	})
 }
 
-// background is beside for what may fail, and logs its error.
-func (r *receiver) background(do func() error) { r.beside(func() { r.warn(do()) }) }
-
 // warn logs an error of which nobody else learns.
 func (t *Telegram) warn(err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		t.log.Warn("left undone", "error", err)
 	}
 }
-
-// audit records what happened; where that fails, the store tells.
-func (r *receiver) audit(e Event) { r.warn(r.store.Audit(e)) }
 
 // tell says what came of an update: of a message in replies, in the order of what they reply to; of a tap at once,
 // where nothing was done in a box that must be closed.
@@ -2650,22 +2320,22 @@ func (r *receiver) tell(u *update, want intent) {
 		r.toast(u.Callback.ID, want.reply)
 		return
 	}
-	if want.reply == "" && !want.done {
-		return
-	}
 	m := u.Message
-	r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), Done: want.done, Ours: want.ours})
+	r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic()})
 }
 
 // toast answers a tap, once, also where that was the last that this process waited for.
 func (r *receiver) toast(tap, text string) {
 	text, refused := strings.CutPrefix(text, "✗ ")
-	short := clean(text, 200) // UTF-16 units: https://core.telegram.org/bots/api#answercallbackquery
-	params := map[string]any{"callback_query_id": tap, "text": short, "show_alert": refused}
-	r.background(func() error {
+	params := map[string]any{
+		"callback_query_id": tap,
+		"text":              clean(text, 200), // https://core.telegram.org/bots/api#answercallbackquery
+		"show_alert":        refused,
+	}
+	r.beside(func() {
 		ctx, cancel := lingering(r.ctx, answerLinger)
 		defer cancel()
-		return r.call(ctx, "answerCallbackQuery", params, nil)
+		r.warn(r.call(ctx, "answerCallbackQuery", params, nil))
 	})
 }
 
@@ -2693,10 +2363,7 @@ type intent struct {
 	record   Record              // an InputRecord, or the MetaRecord with the session that text goes to from now on
 	change   func(*PromptRecord) // what its question's messages are to show from now on; of is that question
 	of       string
-	notice   *Notice // what else is to be sent
-	reply    string  // begins with ✗ where nothing is done
-	ours     bool    // all of reply
-	done     bool    // instead of a reply: the message is marked
+	reply    string // begins with ✗ where nothing is done
 }
 
 // dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and it must come
@@ -2727,20 +2394,17 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 }
 
 // auditStranger records that somebody else wrote, or pressed a button; from may be nil. Of those in one minute it
-// records the first, then how many more there were.
+// records the first.
 func (r *receiver) auditStranger(u *update, from *user) {
 	minute := time.Now().Unix() / 60
-	if minute != r.minute && r.strangers > strangersMax {
-		r.audit(Event{Name: "UNAUTHORIZED", Fields: []Field{{"more", r.strangers - strangersMax}}})
-	}
 	if minute != r.minute {
+		r.minute = minute
 		r.strangers = 0
 	}
-	r.minute = minute
 	r.strangers++
 	if r.strangers <= strangersMax && from != nil {
 		fields := append([]Field{{"update_id", u.ID}}, person(from.who(), from.name())...)
-		r.audit(Event{Name: "UNAUTHORIZED", Fields: fields})
+		r.warn(r.store.Audit(Event{Name: "UNAUTHORIZED", Fields: fields}))
 	}
 }
 
@@ -2756,14 +2420,10 @@ func (r *receiver) act(u *update, from *user) error {
 	} else {
 		err = r.record(in, want)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		r.tell(u, want)
 	}
-	r.tell(u, want)
-	if want.notice != nil {
-		r.Notify(*want.notice)
-	}
-	return nil
+	return err
 }
 
 // incoming gathers what decides what an update means.
@@ -2773,7 +2433,7 @@ func (r *receiver) incoming(u *update, from *user) (*incoming, error) {
 	var err error
 	if in.tap != nil {
 		in.message = in.tap.Message
-		in.view, err = r.seen(in.message, in.tap.Data)
+		in.view, err = r.store.View()
 		return in, err
 	}
 	in.at = time.Unix(in.Date, 0).Add(time.Second)
@@ -2790,34 +2450,15 @@ func (r *receiver) incoming(u *update, from *user) (*incoming, error) {
 	return in, err
 }
 
-// seen is the state, in which a tapped message is known as one of its question's: its sending may not have been
-// answered.
-func (r *receiver) seen(m *message, data string) (*View, error) {
-	v, err := r.store.View()
-	if err != nil {
-		return nil, err
-	}
-	d, p := parseCallbackData(data, v)
-	if p == nil || !p.Open() || !p.hasNonce(d.Nonce) || m.ID <= p.newest().ID {
-		return v, nil
-	}
-	err = r.store.Change(p.ID, func(p *PromptRecord) { p.offered(Message{ID: m.ID, Date: m.Date}) })
-	if err != nil {
-		return nil, err
-	}
-	return r.store.View()
-}
-
 // ownName is the bot's name, by which a command for it is told from one for another bot.
 func (r *receiver) ownName() (string, error) {
-	if r.name == "" {
-		var me user
-		if err := r.call(r.ctx, "getMe", struct{}{}, &me); err != nil {
-			return "", err
-		}
-		r.name = me.Username
+	if r.name != "" {
+		return r.name, nil
 	}
-	return r.name, nil
+	var me user
+	err := r.call(r.ctx, "getMe", struct{}{}, &me)
+	r.name = me.Username
+	return r.name, err
 }
 
 // record records what an update led to, together with that it has been acted on.
@@ -2841,17 +2482,28 @@ func (r *receiver) record(in *incoming, want intent) error {
 		return err
 	}
 	fields := append([]Field{{"command", input.Kind}}, said("keys", input.Text)...)
-	r.audit(Event{"SESSION_COMMAND", input.SessionID, "", append(fields, person(input.By, input.User)...)})
+	fields = append(fields, person(input.By, input.User)...)
+	r.warn(r.store.Audit(Event{"SESSION_COMMAND", input.SessionID, "", fields}))
 	return nil
 }
 
-// decide gives the store the decision, unless it is refused already, records the update in any case, and adds what is
-// to be said of it.
+// decide notes that the tapped message has buttons, gives the store the decision, unless it is refused already, records
+// the update in any case, and adds what is to be said of it.
 func (r *receiver) decide(in *incoming, want *intent) error {
 	d := *want.decision
 	d.By = in.from.who()
 	d.User = in.from.name()
 	d.UpdateID = in.update
+	if in.tap != nil && in.isUnknown(d) {
+		err := r.store.Change(d.PromptID, func(p *PromptRecord) {
+			m := p.message(in.ID)
+			m.Date = in.Date
+			m.Shows = ""
+		})
+		if err != nil {
+			return err
+		}
+	}
 	why := want.refused
 	var now PromptRecord
 	if why == "" {
@@ -2868,12 +2520,8 @@ func (r *receiver) decide(in *incoming, want *intent) error {
 		return nil
 	}
 	want.reply = "✗ Nothing was done: " + string(why)
-	if in.tap != nil && in.isStale(d) {
-		want.of = d.PromptID
-		want.change = func(p *PromptRecord) { p.offered(Message{ID: in.ID}) }
-	}
 	fields := append([]Field{{"reason", string(why)}}, person(d.By, d.User)...)
-	r.audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields})
+	r.warn(r.store.Audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields}))
 	return r.record(in, *want)
 }
 
@@ -2893,7 +2541,7 @@ func (in *incoming) tapped() intent {
 	case !strings.HasPrefix(d.Value, "~") || !p.hasNonce(d.Nonce):
 	case d.Value == tapAgain:
 		return in.askAgain(p)
-	case p.Open() || p.Idle:
+	case p.Open():
 		return in.showMore(p, d.Value)
 	}
 	return want
@@ -2912,17 +2560,24 @@ func (in *incoming) askAgain(p *PromptRecord) intent {
 // showMore is what a button asks for that decides nothing: to tick a choice, or to show more.
 func (in *incoming) showMore(p *PromptRecord, value string) intent {
 	keys, ticks := strings.CutPrefix(value, tapTick)
-	switch {
-	case ticks:
-		ticked := strings.Fields(strings.ReplaceAll(keys, ",", " "))
-		return intent{of: p.ID, change: func(p *PromptRecord) { p.Ticked = ticked }}
-	case p.Idle:
-		answer := Notice{Text: "the whole answer", Mono: p.Full, SessionID: p.SessionID, Urgent: true}
-		return intent{notice: &answer}
-	case value == tapAll:
-		return intent{of: p.ID, change: func(p *PromptRecord) { p.Send = sendAll }}
+	return intent{of: p.ID, change: func(p *PromptRecord) {
+		p.message(in.ID).Date = in.Date // its sending may not have been answered
+		if ticks {
+			p.Ticked = strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
+		} else {
+			p.Send = value[1:]
+		}
+	}}
+}
+
+// isUnknown reports whether the tap proves that the message has buttons of its question of which the state knows
+// nothing: its sending was never answered, or they should be gone, for the question is over, or has a newer message.
+func (in *incoming) isUnknown(d Decision) bool {
+	p := in.view.Prompts[d.PromptID]
+	if p == nil || !p.hasNonce(d.Nonce) { // another machine's, or forged
+		return false
 	}
-	return intent{of: p.ID, change: func(p *PromptRecord) { p.Send = sendRecent }}
+	return in.ID != p.newest().ID || !p.Open() && time.Since(p.At) >= tapCrosses // the tap did not cross its edit
 }
 
 // parseCallbackData is what a button says, and of which question: nil of none that is known.
@@ -2946,18 +2601,6 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 	return d, p
 }
 
-// isStale reports whether the message that was tapped should have lost its buttons already: its question is over, or
-// has a newer message.
-func (in *incoming) isStale(d Decision) bool {
-	p := in.view.Prompts[d.PromptID]
-	if p == nil || !p.hasNonce(d.Nonce) { // another machine's, or forged
-		return false
-	}
-	own := p.newest()
-	shown := own.status() != "" && !isOpen(own.status()) && time.Since(p.At) >= tapCrosses // the tap did not cross it
-	return in.ID < own.ID || !p.Open() && (in.ID > own.ID || shown)
-}
-
 // ---- messages and commands ----
 // What the operator writes: an answer, text for a session, or a command.
 
@@ -2966,8 +2609,8 @@ var reCommand = re(`(?i)^/([a-z][\w:.-]*)(@\w+)?(\s|$)`)
 
 // botCommands are what the operator can type, as setMyCommands takes it: what is used most comes first.
 var botCommands = []botCommand{
-	{"status", "sessions and questions", "sessions"},
-	{"screen", "show the screen", "last"},
+	{"sessions", "what runs", ""},
+	{"screen", "show the screen", ""},
 	{"stop", "interrupt the turn", ""},
 	{"keys", "press keys", ""},
 	{"send", "text to one session", ""},
@@ -2983,26 +2626,12 @@ type botCommand struct {
 	also  string // another name for the same
 }
 
-// deleteIt is added where a message is refused that may have a password in it.
-const deleteIt = " If your message has a password in it, delete it."
-
-// understand is what the update asks for. Who may have typed a password that is not taken is asked to delete it.
+// understand is what the update asks for. Text that came damaged or too long counts as none.
 func (in *incoming) understand() intent {
-	if in.tap != nil {
+	switch {
+	case in.tap != nil:
 		return in.tapped()
-	}
-	want := in.meaning()
-	replied := in.repliedQuestion()
-	asked := in.view.which(func(p *PromptRecord) bool { return p.Secret && (p == replied || p.Open()) })
-	if strings.HasPrefix(want.reply, "✗") && len(asked) > 0 {
-		want.reply += deleteIt
-	}
-	return want
-}
-
-// meaning is what the message asks for. Text that came damaged or too long counts as none.
-func (in *incoming) meaning() intent {
-	if in.isService() {
+	case in.service != service{}:
 		return intent{}
 	}
 	file := in.file()
@@ -3051,8 +2680,7 @@ func (in *incoming) sendFile(s *SessionRecord, p *PromptRecord, file *fileRef, c
 	case p != nil && p.asks():
 		return intent{reply: "✗ Nothing was done: a file answers no question. " + questionOpen}
 	case file.Size > maxFile:
-		size := fmt.Sprintf("the file has %d MB, %d MB are allowed.", file.Size>>20, maxFile>>20)
-		return intent{reply: "✗ Nothing was done: " + size}
+		return intent{reply: "✗ Nothing was done: the file is too big: 20 MB are allowed."}
 	}
 	record := in.input(s, "file", caption)
 	record.File = &FileRef{ID: file.ID, Name: clip(file.Name, 100)}
@@ -3069,11 +2697,11 @@ func (in *incoming) command(name, line string) intent {
 	name = botCommands[i].Name
 	switch name {
 	case "help":
-		return intent{reply: helpText(), ours: true}
-	case "status":
-		return intent{reply: in.list(true)}
+		return intent{reply: helpText()}
+	case "sessions":
+		return intent{reply: in.list()}
 	case "release":
-		return in.claim("")
+		return in.claim("", "✓ Your text goes to the only session, or to what it replies to.")
 	}
 	word, rest, _ := strings.Cut(line, " ")
 	if name == "keys" && isKey(word) {
@@ -3083,15 +2711,15 @@ func (in *incoming) command(name, line string) intent {
 	s, _, refusal := in.target(word)
 	switch {
 	case name == "cancel" && word == "" && in.repliedTo() == nil && in.view.inTopic(in.Chat.ID, in.topic()) == nil:
-		return intent{reply: "✗ End which program? Example: /cancel 1a2b3c4d. " + in.list(false)}
+		return intent{reply: "✗ End which program? Example: /cancel 1a2b3c4d. " + in.list()}
 	case s == nil && name == "keys" && (word != "" || line == ""):
-		return noKey(word)
+		return in.keys(nil, "")
 	case s == nil && refusal == "":
-		return intent{reply: "✗ Which session? " + in.list(false)}
+		return intent{reply: "✗ Which session? " + in.list()}
 	case s == nil:
 		return intent{reply: refusal}
 	case name == "switch":
-		return in.claim(s.ID)
+		return in.claim(s.ID, "✓ Your text goes to "+origin(s))
 	case name == "send":
 		return in.send(s, strings.TrimSpace(rest))
 	case name == "keys":
@@ -3126,24 +2754,11 @@ func (in *incoming) send(s *SessionRecord, text string) intent {
 // keys are those to press.
 func (in *incoming) keys(s *SessionRecord, line string) intent {
 	words := strings.Fields(line)
-	bad := slices.IndexFunc(words, func(word string) bool { return !isKey(word) })
-	switch {
-	case len(words) == 0:
-		return noKey("")
-	case bad >= 0:
-		return noKey(words[bad])
+	if s == nil || len(words) == 0 || slices.ContainsFunc(words, func(word string) bool { return !isKey(word) }) {
+		return intent{reply: "✗ Press what? Example: /keys ESC UP. Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
+			"SHIFT_TAB Y N 1 2 3 SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 	}
 	return intent{record: in.input(s, "keys", line)}
-}
-
-// noKey says which keys there are, where a word names none, or where there is no word.
-func noKey(word string) intent {
-	why := "✗ There is no key " + word
-	if word == "" {
-		why = "✗ Press what? Example: /keys ESC UP"
-	}
-	return intent{reply: why + ". Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
-		"SHIFT_TAB Y N 1 2 3 SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 }
 
 func isKey(word string) bool {
@@ -3152,14 +2767,12 @@ func isKey(word string) bool {
 }
 
 // claim makes text that is no reply go to this session from now on, "" to none.
-func (in *incoming) claim(sid string) intent {
-	values := map[string]string{}
-	if old := in.view.Meta["telegram"]; old != nil {
-		maps.Copy(values, old.Values)
-	}
-	values["claim "+in.from.who()] = sid
-	return intent{done: true, record: &MetaRecord{Head: Head{ID: "telegram"}, Values: values}}
+func (in *incoming) claim(sid, reply string) intent {
+	return intent{reply: reply, record: &MetaRecord{Head: Head{ID: in.claimed()}, Values: map[string]string{"value": sid}}}
 }
+
+// claimed is the name of the fact which session text of the operator's goes to.
+func (in *incoming) claimed() string { return "claim " + in.from.who() }
 
 // input is something for a session to do.
 func (in *incoming) input(s *SessionRecord, kind, text string) *InputRecord {
@@ -3167,19 +2780,14 @@ func (in *incoming) input(s *SessionRecord, kind, text string) *InputRecord {
 		Text: text, ReplyTo: in.ID, ThreadID: in.topic(), UpdateID: in.update, WrittenAt: in.at.UTC(), Status: "queued"}
 }
 
-// named are the live sessions that a word names, by the beginning of the id or by the label, and the last such one that
-// has ended, nil: none has.
-func (v *View) named(word string) (live []*SessionRecord, ended *SessionRecord) {
+// named are the live sessions that a word names, by the beginning of the id or by the label.
+func (v *View) named(word string) (live []*SessionRecord) {
 	for _, s := range v.Sessions {
-		switch {
-		case !strings.HasPrefix(s.ID, strings.ToLower(word)) && s.Label != word:
-		case s.Status == "active":
+		if s.Status == "active" && (strings.HasPrefix(s.ID, strings.ToLower(word)) || s.Label == word) {
 			live = append(live, s)
-		case ended == nil || s.StartedAt.After(ended.StartedAt):
-			ended = s
 		}
 	}
-	return live, ended
+	return live
 }
 
 // target finds the live session meant, by the first of: the word in a command; the message replied to (then also the
@@ -3192,26 +2800,18 @@ func (in *incoming) target(word string) (s *SessionRecord, p *PromptRecord, refu
 		name = in.impliedSession(p)
 	}
 	private := in.Chat.ID > 0
-	live, ended := in.view.named(name)
-	if name == "" && (in.repliedTo() != nil || !private) { // the only one is not meant
+	elsewhere := in.ReplyTo == nil && in.abroad != abroad{} // such as to a story
+	live := in.view.named(name)
+	if word == "" && elsewhere || name == "" && (in.repliedTo() != nil || !private) { // the only one is not meant
 		live = nil
-		ended = nil
 	}
 	switch {
-	case word == "" && in.repliesElsewhere():
-		refusal = "✗ Nothing was done: you replied to something that is no message of this chat."
 	case len(live) == 1 && in.at.Before(live[0].StartedAt):
 		refusal = "✗ Nothing was sent: you wrote that before " + origin(live[0]) + " began."
 	case len(live) == 1:
 		return live[0], p, ""
-	case len(live) == 0 && name != "" && ended != nil:
-		refusal = "✗ Nothing was sent: " + origin(ended) + " has ended. " + in.list(false)
-	case len(live) > 0 && word != "":
-		refusal = "✗ " + word + " names several sessions. " + in.list(false)
-	case word != "":
-		refusal = "✗ There is no session " + word + ". " + in.list(false)
-	case private:
-		refusal = "✗ Which session? Reply to one of its messages, or /switch SID. " + in.list(false)
+	case name != "", private:
+		refusal = "✗ Which session? Reply to a message of one that runs, or /switch SID. " + in.list()
 	}
 	return nil, nil, refusal
 }
@@ -3254,12 +2854,12 @@ func (in *incoming) impliedSession(p *PromptRecord) string {
 		}
 	}
 	s := in.view.inTopic(in.Chat.ID, in.topic())
-	m := in.view.Meta["telegram"]
+	claimed := in.view.fact(in.claimed())
 	switch {
 	case s != nil:
 		return s.ID
-	case to == nil && m != nil && in.view.active(m.Values["claim "+in.from.who()]):
-		return m.Values["claim "+in.from.who()]
+	case to == nil && in.view.active(claimed):
+		return claimed
 	}
 	return ""
 }
@@ -3281,11 +2881,6 @@ func (m *message) repliedTo() *message {
 	return m.ReplyTo
 }
 
-// repliesElsewhere reports whether the message replies to what is no message of this chat, such as a story.
-func (m *message) repliesElsewhere() bool {
-	return m.ReplyTo == nil && len(m.ExternalReply)+len(m.Quote)+len(m.ReplyToStory) > 0
-}
-
 // repliesToBot tells whether it replies to a message of ours: only a bot in the chat can be that.
 func (m *message) repliesToBot() bool {
 	to := m.repliedTo()
@@ -3298,7 +2893,8 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 	replied := p != nil
 	if !replied {
 		p = in.waitingQuestion(s)
-		if in.doubtful(s, p, text) {
+		secret := p != nil && p.Secret
+		if !secret && in.doubtful(s, p, text) {
 			return intent{reply: "✗ Nothing was done: it is not sure which question you mean. " +
 				"Reply to the question's own message, or send it again."}
 		}
@@ -3363,14 +2959,17 @@ func (in *incoming) waitingQuestion(s *SessionRecord) (found *PromptRecord) {
 	return found
 }
 
+// deleteIt is said of a message that may have a password in it.
+const deleteIt = " If your message has a password in it, delete it."
+
 // refusal tells why text cannot answer the question, "" where it can. keys are the answers that it names; replied: it
 // is a reply to the question's own message.
 func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 	switch {
+	case p.Secret:
+		return "✗ Nothing was typed: a password is typed at the keyboard." + deleteIt
 	case !replied && in.repliesToBot(): // it may be about another question
 		return "✗ Nothing was done: you replied to another message. Reply to the open question's own."
-	case p.Secret:
-		return "✗ Nothing was typed: a password is typed at the keyboard."
 	case keys != "", p.takesReply() && replied:
 		return ""
 	case p.takesKeys(), p.takesReply() && !in.freeText:
@@ -3383,25 +2982,17 @@ func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 	return ""
 }
 
-// list names what runs; more: also what waits, two lines each, and the audit log's head to witness.
-func (in *incoming) list(more bool) string {
-	live, _ := in.view.named("")
-	slices.SortFunc(live, func(a, b *SessionRecord) int { return strings.Compare(origin(a), origin(b)) })
-	var b strings.Builder
-	for _, s := range live {
-		b.WriteString("\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " "))
-		for _, p := range in.view.which(func(p *PromptRecord) bool { return more && p.SessionID == s.ID && p.asks() }) {
-			until := clock(p.ExpiresAt)
-			fmt.Fprintf(&b, "\n   ❓ %s\n   until %s, then %s", oneLine(clean(p.Question, 100)), until, afterwards(p))
-		}
+// list names what runs.
+func (in *incoming) list() string {
+	var lines []string
+	for _, s := range in.view.named("") {
+		lines = append(lines, "\n• "+origin(s)+" "+strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " "))
 	}
-	if a := in.view.Meta["audit"]; more && a != nil {
-		fmt.Fprintf(&b, "\nAudit log: %d %s\nListening: process %d", a.Seq, a.Hash, os.Getpid())
-	}
-	if b.Len() == 0 {
+	slices.Sort(lines)
+	if len(lines) == 0 {
 		return "Running: nothing"
 	}
-	return "Running:" + b.String()
+	return "Running:" + strings.Join(lines, "")
 }
 
 // asks reports whether the prompt is an open question.
@@ -3461,17 +3052,8 @@ func (s *setup) converse() error {
 	if err != nil {
 		return err
 	}
-	if err := s.removeWebhook(); err != nil {
-		return err
-	}
 	if err := s.pair(name); err != nil {
 		return err
-	}
-	if !s.opts.on("no-test") {
-		test := map[string]any{"chat_id": s.cfg.ChatID, "text": "✅ AtlasBridge is connected: its questions come here."}
-		if err := s.bot.call(s.ctx, "sendMessage", test, nil); err != nil {
-			return explained(err)
-		}
 	}
 	path := filepath.Join(s.cfg.Dir, "config.toml")
 	old, err := os.ReadFile(path)
@@ -3479,13 +3061,22 @@ func (s *setup) converse() error {
 		return err
 	}
 	text := s.withBot(string(old))
-	if text != "" {
+	if text != string(old) {
 		if err := replacePrivate(path, []byte(text)); err != nil { // a session that runs reads it anew
 			return err
 		}
 	}
 	s.say("It works. Now: atlasbridge run claude")
 	return nil
+}
+
+// test sends a test message to the chat, or, where none is wanted, only sees whether that can be done.
+func (s *setup) test() error {
+	if s.opts.on("no-test") {
+		return s.bot.reach(s.ctx)
+	}
+	test := map[string]any{"chat_id": s.cfg.ChatID, "text": "✅ AtlasBridge is connected: its questions come here."}
+	return s.bot.call(s.ctx, "sendMessage", test, nil)
 }
 
 // configure reads the file, the environment and the flags. What is wrong in the file, and can be found anew, counts as
@@ -3572,42 +3163,26 @@ func (s *setup) connect() (bot string, err error) {
 	}
 }
 
-// removeWebhook makes sure that the bot's messages come here.
-func (s *setup) removeWebhook() error {
-	set, err := s.bot.webhook(s.ctx)
-	if !set || err != nil {
-		return explained(err)
-	}
-	yes, err := s.agreed("A webhook is set: the bot's messages go elsewhere. Remove it?")
-	if err == nil && !yes {
-		err = hinted(errors.New("a webhook is set for this bot, so it cannot be polled"),
-			"run atlasbridge setup in a terminal and say y; or give AtlasBridge a bot of its own")
-	}
-	if err != nil {
-		return err
-	}
-	return s.bot.call(s.ctx, "deleteWebhook", struct{}{}, nil)
-}
-
 // pair finds a chat that the bot reaches, and users who can answer there: those that are configured, else those of the
 // person who sends the code.
 func (s *setup) pair(bot string) error {
 	c := s.cfg
+	group := c.ChatID < 0
 	switch { // a private chat has the number of its user
-	case c.ChatID < 0 || slices.Contains(c.Users, c.ChatID): // they go together
-	case len(c.Users) == 0 && c.ChatID > 0:
+	case len(c.Users) == 0 && !group && c.ChatID != 0:
 		c.Users = []int64{c.ChatID}
-	case len(c.Users) > 0 && !s.given(chatKey):
-		c.ChatID = c.Users[0]
-	case len(c.Users) > 0:
+	case len(c.Users) == 0, group, slices.Contains(c.Users, c.ChatID): // they go together, or nobody is known
+	case s.given(chatKey):
 		return fmt.Errorf("chat %d is the private chat of none of the users %v", c.ChatID, c.Users)
+	default:
+		c.ChatID = c.Users[0]
 	}
 	for {
 		if c.ChatID != 0 && len(c.Users) > 0 {
-			chat, err := s.bot.reach(s.ctx)
+			err := s.test()
 			failed, ok := err.(*apiError)
 			if !ok {
-				s.say("Chat %d (%s), allowed users %v", c.ChatID, chat, c.Users)
+				s.say("Chat %d, allowed users %v", c.ChatID, c.Users)
 				return nil
 			}
 			if failed.temporary() {
@@ -3668,8 +3243,7 @@ func (s *setup) awaitCode(codes ...string) (*message, error) {
 			if !failed.temporary() {
 				return nil, explained(failed)
 			}
-			_ = sleep(ctx, max(time.Second, failed.retryAfter())) // the loop ends with it
-			continue
+			_ = sleep(ctx, s.bot.pause(failed, 0)) // the loop ends with it
 		}
 		for _, u := range updates {
 			params.Offset = u.ID + 1
@@ -3726,37 +3300,31 @@ func (s *setup) agreed(question string) (bool, error) {
 	return answer == "y" || answer == "yes", err
 }
 
-// withBot returns config.toml's text with the bot's settings as they are now, without those of the environment. All
-// else stays, comments behind these settings too.
+// withBot returns config.toml's text with the bot's settings as they are now, first in their table, without those of
+// the environment. All else stays.
 func (s *setup) withBot(text string) string {
 	c := s.cfg
-	base := ""
-	if c.row(baseKey).Origin != "default" {
-		base = fmt.Sprintf("%q", c.APIBase)
+	lines := ""
+	text = strings.TrimRight(text, "\n") + "\n"
+	for _, set := range []struct{ key, value string }{
+		{tokenKey, fmt.Sprintf("%q", c.Token)},
+		{chatKey, fmt.Sprint(c.ChatID)},
+		{usersKey, strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")},
+		{baseKey, fmt.Sprintf("%q", c.APIBase)},
+	} {
+		origin := c.row(set.key).Origin
+		if strings.HasPrefix(origin, "environment ") || origin == "default" && set.key == baseKey {
+			continue
+		}
+		_, name, _ := strings.Cut(set.key, ".")
+		old := regexp.MustCompile(`(?m)^[ \t]*` + name + `[ \t]*=[ \t]*` + tomlValue + `.*\n`)
+		text = old.ReplaceAllString(text, "")
+		lines += name + " = " + set.value + "\n"
 	}
 	table := regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`) // the only one with these keys
-	text = strings.TrimRight(text, "\n") + "\n"
-	for _, set := range []struct{ key, value string }{ // from the last to the first in a new table
-		{baseKey, base},
-		{usersKey, strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")},
-		{chatKey, fmt.Sprint(c.ChatID)},
-		{tokenKey, fmt.Sprintf("%q", c.Token)},
-	} {
-		_, name, _ := strings.Cut(set.key, ".")
-		line := regexp.MustCompile(`(?m)^[ \t]*` + name + `[ \t]*=[ \t]*` + tomlValue + `.*\n`)
-		at := line.FindStringSubmatchIndex(text)
-		switch {
-		case strings.HasPrefix(c.row(set.key).Origin, "environment "):
-		case at != nil:
-			text = text[:at[2]] + set.value + text[at[3]:]
-		case set.value != "":
-			at = table.FindStringIndex(text)
-			if at == nil {
-				text += "\n[telegram]\n"
-				at = []int{0, len(text)}
-			}
-			text = text[:at[1]] + name + " = " + set.value + "\n" + text[at[1]:]
-		}
+	if lines != "" && !table.MatchString(text) {
+		text += "\n[telegram]\n"
 	}
+	text = table.ReplaceAllStringFunc(text, func(head string) string { return head + lines })
 	return strings.TrimLeft(text, "\n")
 }
