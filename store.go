@@ -10,10 +10,9 @@
 // newline, and its rec is a kind that is known. It carries the whole record as it is after a change: the last valid
 // line with a rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
 //
-// What a question asks never changes. It is written once, before the first line of the question, in records of kind
-// "text" whose ids are their SHA-256: shown_sha256 names what was shown, about_sha256 a JSON object of all else: the
-// question, its context, its answers. Every line of the question names them and says what became of it; a compaction
-// keeps them with it.
+// What a question asks never changes. It is written once, before the first line of the question, in a record of kind
+// "text" whose id is its SHA-256: a JSON object of what was shown, the question, its context, its answers. Every line of
+// the question names it in about_sha256 and says what became of the question; a compaction keeps it with that.
 //
 // Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
 // from it, in the audit log too. One Update is one write to each: to state.jsonl the records and, in the record
@@ -961,75 +960,50 @@ func (s *Store) encode(records []Record) (lines []byte, err error) {
 	return lines, nil
 }
 
-// name names the texts of the prompt, which must have its head, and returns those that the state does not have. Those
-// of a prompt without answers were not read, for it has long been over, and stay as they are.
+// name names the text of the prompt, which must have its head, and returns that, if the state does not have it. One that
+// was not read stays as it is.
 func (s *Store) name(p *PromptRecord) (missing []Record) {
-	if p.Answers == nil {
+	if p.AboutSHA != "" && p.Answers == nil {
 		return nil
 	}
-	add := func(text string) (id string) {
-		t := &TextRecord{Head{schemaVersion, "text", digest([]byte(text)), p.At}, text}
-		if s.view.records[t.key()] == nil {
-			missing = append(missing, t)
-		}
-		return t.ID
-	}
-	about := p.Asked
-	about.Choices = nil // they are among the answers
-	about.Shown = ""
-	p.AboutSHA = add(inJSON(about))
-	if p.Shown != "" {
-		p.ShownSHA = add(p.Shown)
+	text := inJSON(p.Asked)
+	p.AboutSHA = digest([]byte(text))
+	t := &TextRecord{Head{schemaVersion, "text", p.AboutSHA, p.At}, text}
+	if s.view.records[t.key()] == nil {
+		missing = append(missing, t)
 	}
 	return missing
 }
 
-// join gives the prompt the texts that its line names. Where one is missing the question fails, as with a damaged line.
-// One that has long been over is asked for nothing but what became of it.
+// join gives the prompt the text that its line names. Where that is missing the question fails, as with a damaged line.
+// One that has long been over is asked for nothing but what became of it, and has no answers.
 func (s *Store) join(p *PromptRecord) {
-	if p.settled() && !p.owes() && s.now().Sub(p.At) > updateLife {
-		p.Answers = nil
+	over := p.settled() && !p.owes()
+	switch {
+	case over && (p.AboutSHA == "" || s.now().Sub(p.At) > updateLife):
 		return
-	}
-	about, err := s.text(p.AboutSHA)
-	if about != "" {
-		err = json.Unmarshal([]byte(about), &p.Asked)
-	}
-	shown, shownErr := s.text(p.ShownSHA)
-	if p.ShownSHA != "" {
-		p.Shown = shown
-	}
-	if (err != nil || shownErr != nil) && !p.settled() {
-		p.damage()
-	}
-	if p.Answers == nil { // an older atlasbridge wrote it
+	case p.AboutSHA == "": // an older atlasbridge wrote it
 		p.listAnswers()
-	}
-	if p.Choices == nil {
-		for _, a := range p.Answers {
-			if a.Keys == "" && a.Key != leaveIt {
-				p.Choices = append(p.Choices, Choice{Key: a.Key, Label: a.Label, Grants: a.Grants})
-			}
-		}
+	case s.readText(p.AboutSHA, &p.Asked) != nil && !p.settled():
+		p.damage()
 	}
 }
 
-// text reads the text of that id from the file, "" of "".
-func (s *Store) text(id string) (string, error) {
-	if id == "" {
-		return "", nil
-	}
+// readText reads the text of that id, which is JSON, into a value.
+func (s *Store) readText(id string, into any) error {
 	line, ok := s.view.records["text "+id].(*stored)
 	if !ok {
-		return "", fs.ErrNotExist
+		return fs.ErrNotExist
 	}
 	b, err := s.log.read(line.at, line.size)
 	if err != nil {
-		return "", err
+		return err
 	}
 	var t TextRecord
-	err = json.Unmarshal(b, &t)
-	return t.Text, err
+	if err := json.Unmarshal(b, &t); err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(t.Text), into)
 }
 
 // damage fails a question of whose record a part is lost: it may have been answered.
@@ -1073,12 +1047,13 @@ func (l *stateLine) check() {
 	}
 }
 
+// isStored reports whether the line is read by hardly anybody: it stays where it is.
+func (l *stateLine) isStored() bool {
+	return l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text")
+}
+
 // decode reads the whole line, which check found sound.
 func (l *stateLine) decode() {
-	if l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text") {
-		l.record = &stored{l.Head, l.at, len(l.text)}
-		return
-	}
 	r := kinds[l.Rec]()
 	l.err = json.Unmarshal(l.text, r)
 	if l.err != nil {
@@ -1258,7 +1233,6 @@ type Life struct {
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed, with what
 	// was seen moving as it was shown.
 	ScreenSHA string `json:"screen_sha256,omitempty"`
-	ShownSHA  string `json:"shown_sha256,omitempty"` // names the text Shown
 	AboutSHA  string `json:"about_sha256,omitempty"` // names the text Asked, a JSON object
 	Reason    string `json:"reason,omitempty"`       // why failed or canceled; the operator's reason for a refusal
 	Note      string `json:"note,omitempty"`         // what else became of the answer
@@ -1779,41 +1753,56 @@ func (s *Store) forget() {
 }
 
 // replay brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
-// one of an id decoded. A torn end is moved aside: an error is that of moving it, or that a later atlasbridge wrote.
+// one of an id decoded. A question whose newest line is damaged has failed: what that said is unknown. A torn end is
+// moved aside: an error is that of moving it, or that a later atlasbridge wrote.
 func (s *Store) replay(b []byte) error {
-	lines := make([]stateLine, 0, bytes.Count(b, []byte("\n")))
 	newest := map[string]*stateLine{}
+	lost := map[string]bool{} // keys of which the newest line is damaged
+	damaged := func(l *stateLine) {
+		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, l.text))
+		lost[l.key()] = true
+	}
+	first := s.read == 0
 	at := s.read
+	live := 0 // bytes of lines that are the last of their ids
 	for text := range bytes.Lines(b) {
 		if text[len(text)-1] != '\n' {
 			break
 		}
-		lines = append(lines, stateLine{text: text, at: at})
-		l := &lines[len(lines)-1]
-		l.check()
-		if l.err == nil && l.V > schemaVersion {
-			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", l.V)
-		}
-		if l.err == nil {
-			newest[l.key()] = l
-		}
+		l := &stateLine{text: text, at: at}
 		at += int64(len(text))
+		l.check()
+		switch {
+		case l.err != nil:
+			damaged(l)
+		case l.V > schemaVersion:
+			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", l.V)
+		case l.isStored():
+			s.view.apply(&stored{l.Head, l.at, len(text)})
+			live += len(text)
+		default:
+			newest[l.key()] = l
+			delete(lost, l.key())
+		}
 	}
 	s.decode(slices.Collect(maps.Values(newest)))
-	first := s.read == 0
-	s.read = at
-	live := 0 // bytes of lines that are the last of their ids
-	for _, l := range lines {
+	for _, l := range newest {
 		if l.err != nil {
-			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, l.text))
+			damaged(l)
+			continue
 		}
-		r := s.recordOf(&l)
-		if r != nil {
-			s.view.apply(r)
-			s.older = s.older || l.V < schemaVersion
-			live += len(l.text)
+		s.view.apply(l.record)
+		s.older = s.older || l.V < schemaVersion
+		live += len(l.text)
+	}
+	for key := range lost {
+		if p, ok := s.view.records[key].(*PromptRecord); ok {
+			failed := *p
+			failed.damage()
+			s.view.apply(&failed)
 		}
 	}
+	s.read = at
 	s.changed()
 	if first {
 		s.compactAt = max(compactMin, int64(compactFactor*live))
@@ -1832,7 +1821,7 @@ func (s *Store) replay(b []byte) error {
 	return nil
 }
 
-// decode decodes lines, many on all processors.
+// decode decodes lines, many on all processors. What is stored is in the view.
 func (s *Store) decode(lines []*stateLine) {
 	var shares sync.WaitGroup
 	enough := len(lines)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
@@ -1841,28 +1830,13 @@ func (s *Store) decode(lines []*stateLine) {
 			defer s.catchPanic()
 			for _, l := range share {
 				l.decode()
+				if p, ok := l.record.(*PromptRecord); ok {
+					s.join(p)
+				}
 			}
 		})
 	}
 	shares.Wait()
-}
-
-// recordOf is what a line says, nil for nothing. A question whose newest line is damaged has failed: what it said is
-// unknown. Its texts stand before it.
-func (s *Store) recordOf(l *stateLine) Record {
-	if p, ok := l.record.(*PromptRecord); ok {
-		s.join(p)
-	}
-	if l.err != nil {
-		was := s.view.Prompts[l.ID]
-		if l.Rec != "prompt" || was == nil {
-			return nil
-		}
-		p := *was
-		p.damage()
-		return &p
-	}
-	return l.record
 }
 
 // changed wakes who waits for a change of the view.
@@ -2358,9 +2332,9 @@ func promptFields(p *PromptRecord) (fields []Field) {
 			{"tool", p.Tool},
 		}
 		fields = append(fields, said("words", p.words(maxExcerpt))...)
-		fields = append(fields, said("shown_sha256", p.ShownSHA)...) // some are answered before they go out
+		fields = append(fields, p.shownSHA()...) // some are answered before they go out
 	case AwaitingReply:
-		fields = said("shown_sha256", p.ShownSHA)
+		fields = p.shownSHA()
 	case Failed:
 		fields = []Field{{"reason", p.Reason}}
 	case ReplyReceived:
@@ -2377,6 +2351,14 @@ func promptFields(p *PromptRecord) (fields []Field) {
 		fields = append(fields, said("username", p.DecidedUser)...)
 	}
 	return fields
+}
+
+// shownSHA is the hash of what a person is shown, that with which the screen is compared when the answer is typed.
+func (p *PromptRecord) shownSHA() []Field {
+	if p.Shown == "" {
+		return nil
+	}
+	return said("shown_sha256", digest([]byte(p.Shown)))
 }
 
 // resolveFields is who decided about a permission, and what: nil where only the tool knows, or nobody answered.
@@ -2975,7 +2957,6 @@ func (s *Store) rewrite() error {
 			own := *p // others may be reading p
 			texts = append(texts, s.name(&own)...)
 			named["text "+own.AboutSHA] = true
-			named["text "+own.ShownSHA] = true
 			r = &own
 		}
 		kept = append(kept, r)
