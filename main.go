@@ -2541,7 +2541,7 @@ func (s *session) tellTrouble(doing string, err error) {
 // promptInState is the prompt as the state has it, nil when it has none of this id or cannot be
 // read.
 func (s *session) promptInState(id string) *PromptRecord {
-	p, _, err := s.st.Prompt(id)
+	p, err := s.st.Prompt(id)
 	if err != nil {
 		return nil
 	}
@@ -3514,7 +3514,7 @@ func (s *session) expire(q *question) bool {
 	if expired {
 		return true
 	}
-	p, _, err := s.st.Prompt(q.rec.ID)
+	p, err := s.st.Prompt(q.rec.ID)
 	if err == nil && p == nil { // from the state
 		q.leave(Failed, "it vanished")
 	}
@@ -5273,7 +5273,7 @@ func (p *PromptRecord) ask(ctx context.Context, st *Store) (*PromptRecord, error
 		case <-ctx.Done():
 		case <-time.After(max(askMoment, min(left, askLook))):
 		}
-		now, _, err := st.Prompt(p.ID)
+		now, err := st.Prompt(p.ID)
 		cause := context.Cause(ctx)
 		_, back := errors.AsType[*stopped](cause)
 		to := Canceled

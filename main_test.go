@@ -7042,8 +7042,9 @@ func TestUpdateComesAgain(t *testing.T) {
 	asks(t, dir, "", "Hello?")
 	bot.shows("Hello?", "Yes")
 	bot.writes("/send alive-session hello", 0)
-	awaitRecord(t, dir, "update", "9001", func(r record) bool { return r.str("id") == bot9+":9001" })
-	if in := records(t, dir, "input"); len(in) != 1 || in[0].str("status") != "done" {
+	bot.writes("/send alive-session the next", 0)
+	awaitRecord(t, dir, "input", "the next", func(r record) bool { return r.str("text") == "the next" })
+	if in := records(t, dir, "input"); len(in) != 2 || in[0].str("status") != "done" {
 		t.Errorf("it was asked for once, and now there are %v", in)
 	}
 }

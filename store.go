@@ -48,10 +48,10 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode"
 )
@@ -170,16 +170,16 @@ type setting struct {
 	def   string // the default, as it would stand in config.toml
 	does  string // what the help says of it, on one line
 	env   string // name of the variable in the environment, "" none
-	min   string // of numbers, in the unit of the key
-	max   string // "": there are no bounds
 	shape string // regular expression of a text
-	must  string // said of a text that does not match
+	must  string // said of a value that does not fit
+	min   string // of numbers, in the unit of the key
+	max   string // "": it has no numbers
 	to    any    // a field of Config; its type decides what a value must look like
 }
 
 // settingsText is every key there is, in the order `config` shows them, with its default as it would stand in
-// config.toml. Then: what it does; what a number is within, or what a text matches. The bounds keep a slip of the
-// finger from disabling a guard. Those of Telegram: https://core.telegram.org/bots/api (a message's length, 2^52 for
+// config.toml. Then: what it does; what a text matches; what is said where a value does not fit, with the bounds of
+// numbers. These keep a slip of the finger from disabling a guard. Those of Telegram: https://core.telegram.org/bots/api (a message's length, 2^52 for
 // ids). No server gets the token but by https.
 const settingsText = `
 channel = ""
@@ -188,33 +188,35 @@ channel = ""
     must be telegram or local
 timeout_seconds = 600
     seconds that a question waits for its answer
-    from 1 to 86400
+    must be a number from 1 to 86400
 permission_timeout_seconds = 300
     the same where claude's hook asks for a permission
     environment: PERMISSION_TIMEOUT_SEC
-    from 1 to 86400
+    must be a number from 1 to 86400
 detection_threshold = 0.65
     how sure known words must be, 0.60 to 0.99; else "possibly a question"
-    from 0.6 to 0.99
+    must be a number from 0.6 to 0.99
 stuck_timeout_seconds = 2.0
     seconds of silence that make an unfinished line a question
-    from 0.2 to 600
+    must be a number from 0.2 to 600
 buffer_size_bytes = 4096
     output kept for ATLASBRIDGE_CAPTURE_PROMPTS
-    from 512 to 1048576
+    must be a whole number from 512 to 1048576
 echo_suppression_ms = 150
     time after an answer in which its echo is no question
-    from 0 to 10000
+    must be a number from 0 to 10000
 free_text_enabled = false
     a text that is asked for can come by phone
+    must be true or false
 notify_idle = true
     tell the phone when a turn is over
+    must be true or false
 away_after_seconds = 20
     seconds without your keys before a question goes out
-    from 0 to 86400
+    must be a number from 0 to 86400
 context_chars = 600
     characters above a question that are sent with it, whole rows
-    from 0 to 3000
+    must be a whole number from 0 to 3000
 telegram.bot_token = ""
     the bot, as @BotFather gave it; a secret
     environment: TELEGRAM_BOT_TOKEN
@@ -223,11 +225,11 @@ telegram.bot_token = ""
 telegram.chat_id = 0
     the chat where it asks
     environment: TELEGRAM_CHAT_ID
-    from -4503599627370496 to 4503599627370496
+    must be a whole number from -4503599627370496 to 4503599627370496
 telegram.allowed_users = []
     who may answer: user ids, as [1001, 1002]
     environment: ALLOWED_USER_IDS
-    from 1 to 4503599627370496
+    must be a list of numeric ids from 1 to 4503599627370496, like [1001, 1002], without names and quotes
 telegram.api_base = "https://api.telegram.org"
     the Bot API server that gets the token
     environment: TELEGRAM_API_BASE
@@ -235,14 +237,15 @@ telegram.api_base = "https://api.telegram.org"
     must be a URL that begins with https:// (http only for this machine itself)
 stream.enabled = false
     send the text of the screen as it comes, as --stream does
+    must be true or false
 stream.max_chars = 3500
     longest message of the stream
     environment: OUTPUT_MAX_CHARS
-    from 100 to 4096
+    must be a whole number from 100 to 4096
 stream.flush_ms = 200
     time that output is gathered for the stream
     environment: OUTPUT_FLUSH_MS
-    from 50 to 10000
+    must be a number from 50 to 10000
 safe_defaults.yes_no = "n"
     nobody answered a plain yes/no: only n is possible
     is n
@@ -261,7 +264,7 @@ safe_defaults.free_text = ""
     must be one line of at most 200 characters, none of them a control character
 retention_days = 30
     days that ended sessions stay in state.jsonl
-    from 1 to 36500
+    must be a whole number from 1 to 36500
 log_level = "info"
     of atlasbridge.log: debug, info, warn, error
     environment: LOG_LEVEL
@@ -271,7 +274,7 @@ log_level = "info"
 
 // reSetting is a key in settingsText, with all that is said of it.
 var reSetting = re(`(?m)^([a-z_.]+) = (.*)\n    (.*)(?:\n    environment: (.*))?` +
-	`(?:\n    from (.*) to (.*))?(?:\n    is (.*)\n    (must .*))?$`)
+	`(?:\n    is (.*))?\n    (must (?:.* from (\S+) to ([^\s,]+))?.*)$`)
 
 // settings is the rows of settingsText, bound to the fields of c.
 func settings(c *Config) (rows []setting) {
@@ -288,10 +291,10 @@ func settings(c *Config) (rows []setting) {
 			def:   m[2],
 			does:  m[3],
 			env:   m[4],
-			min:   m[5],
-			max:   m[6],
-			shape: m[7],
-			must:  m[8],
+			shape: m[5],
+			must:  m[6],
+			min:   m[7],
+			max:   m[8],
 			to:    fields[m[1]],
 		}
 		if s.to == nil { // a safe default
@@ -320,7 +323,7 @@ func newConfig(dir string) *Config { return &Config{Dir: dir, SafeDefaults: map[
 func (c *Config) load(getenv func(string) string, flags map[string]string) error {
 	c.getenv = getenv
 	c.flags = flags
-	c.stamp = configTime(c.Dir)
+	c.stamp = modTime(filepath.Join(c.Dir, "config.toml"))
 	rows := settings(c)
 	file, err := readConfig(filepath.Join(c.Dir, "config.toml"), rows)
 	if err != nil {
@@ -345,14 +348,12 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 			switch {
 			case err == nil:
 				s = next
-				continue
 			case fromFile && c.mend != nil && c.mend(s.Key, err):
 			case next.shared():
 				c.ignored = append(c.ignored, err.Error()+"; it is not used")
 			default:
 				return err
 			}
-			_ = s.assign(c) // which was right
 		}
 		c.inForce = append(c.inForce, s)
 	}
@@ -360,14 +361,17 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 	return c.chooseChannel()
 }
 
-// configTime is when config.toml was last written, the zero time without one.
-func configTime(dir string) time.Time {
-	info, err := os.Stat(filepath.Join(dir, "config.toml"))
+// modTime is when a file was last written, the zero time of none.
+func modTime(path string) time.Time {
+	info, err := os.Stat(path)
 	if err != nil {
 		return time.Time{}
 	}
 	return info.ModTime()
 }
+
+// configTime is when config.toml was last written, the zero time without one.
+func configTime(dir string) time.Time { return modTime(filepath.Join(dir, "config.toml")) }
 
 // reloaded is c, which others may be reading, with what can change while a session runs as it is set now. After an
 // error nothing but the stamp has changed.
@@ -410,45 +414,33 @@ func readConfig(path string, rows []setting) (map[string]setting, error) {
 }
 
 // given is the setting with the value that a text stands for; a list needs no brackets. It is the zero one where no
-// text is given. What is no value of the setting becomes a string, which assign refuses.
+// text is given. What is no value of the setting assign refuses.
 func (s setting) given(text, origin string) setting {
 	if text == "" {
 		return setting{}
 	}
-	text = strings.TrimSpace(text)
-	_, isText := s.to.(*string)
-	if _, ok := s.to.(*[]int64); ok {
-		text = "[" + strings.Trim(text, ", ") + "]"
+	value := json.RawMessage(strings.TrimSpace(text))
+	switch s.to.(type) {
+	case *string:
+		value = quoted(string(value))
+	case *[]int64:
+		value = json.RawMessage("[" + strings.Trim(string(value), ", ") + "]")
 	}
-	if isText || !tomlLine.MatchString("k="+text) {
-		return setting{Value: quoted(text), Origin: origin}
-	}
-	return setting{Value: json.RawMessage(text), Origin: origin}
+	return setting{Value: value, Origin: origin}
 }
 
 // quoted is the text as a JSON string.
 func quoted(text string) json.RawMessage { return json.RawMessage(inJSON(text)) }
 
-// assign sets the field of c to the value. The error never shows the value: it may be the bot's token.
+// assign sets the field of c to the value, if that fits. The error never shows the value: it may be the bot's token.
 func (s setting) assign(c *Config) error {
 	to := s.to
-	must := "must be a number, and a whole one where a fraction makes no sense"
 	var amount float64
-	switch s.to.(type) {
-	case *string:
-		must = "must be a string in quotes"
-	case *bool:
-		must = "must be true or false"
-	case *[]int64:
-		must = "must be a list of numeric ids like [1001, 1002], without names and quotes"
-	case *time.Duration:
+	if _, ok := to.(*time.Duration); ok {
 		to = &amount
 	}
-	if json.Unmarshal(s.Value, to) == nil {
-		must = s.outside()
-	}
-	if must != "" {
-		return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, must), "correct or remove it; default: "+s.def)
+	if !s.fits() || json.Unmarshal(s.Value, to) != nil {
+		return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, s.must), "correct or remove it; default: "+s.def)
 	}
 	switch to := s.to.(type) {
 	case *string:
@@ -465,16 +457,15 @@ func (s setting) assign(c *Config) error {
 	return nil
 }
 
-// outside says what the value must be, where it is of the right type and something else; "" it is right.
-func (s setting) outside() (must string) {
-	if s.Origin == "default" { // it is ours
-		return ""
+// fits reports whether a text has the setting's shape, and numbers are within its bounds. The default does.
+func (s setting) fits() bool {
+	if string(s.Value) == s.def || s.shape+s.max == "" {
+		return true
 	}
-	if text, ok := s.to.(*string); ok && !regexp.MustCompile("^("+s.shape+")$").MatchString(*text) {
-		return s.must
-	}
-	if s.max == "" {
-		return ""
+	if s.shape != "" {
+		var text string
+		err := json.Unmarshal(s.Value, &text)
+		return err == nil && regexp.MustCompile("^("+s.shape+")$").MatchString(text)
 	}
 	least, _ := strconv.ParseFloat(s.min, 64) // it is ours
 	most, _ := strconv.ParseFloat(s.max, 64)  // it is ours
@@ -482,10 +473,10 @@ func (s setting) outside() (must string) {
 	for number := range strings.FieldsFuncSeq(string(s.Value), between) {
 		n, err := strconv.ParseFloat(number, 64)
 		if err != nil || n < least || n > most {
-			return fmt.Sprintf("must be between %s and %s", s.min, s.max)
+			return false
 		}
 	}
-	return ""
+	return true
 }
 
 // row is the row of inForce with that key.
@@ -881,28 +872,21 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// stamped is the JSON of a record, or another struct. Its times are in UTC, with six decimals: their members end in
-// "at", and no text has a quotation mark behind that which is not escaped.
+// reStamp finds times in JSON: their members end in "at", and no text has a quotation mark behind that which is not
+// escaped.
+var reStamp = re(`at":"[0-9][^"]*`)
+
+// stamped is the JSON of a record, or another struct. Its times are in UTC, with six decimals.
 func stamped(record any) (json.RawMessage, error) {
 	text, err := marshal(record)
-	if err != nil {
-		return nil, err
-	}
-	const member = `at":"`
-	var out []byte
-	for {
-		before, after, found := bytes.Cut(text, []byte(member))
-		out = append(out, before...)
-		if !found {
-			return out, nil
+	return reStamp.expr().ReplaceAllFunc(text, func(found []byte) []byte {
+		member, value, _ := strings.Cut(string(found), `:"`)
+		at, err := time.Parse(time.RFC3339Nano, value)
+		if err != nil {
+			return found
 		}
-		value, rest, _ := bytes.Cut(after, []byte(`"`))
-		if at, err := time.Parse(time.RFC3339Nano, string(value)); err == nil {
-			value = []byte(at.UTC().Format(stampLayout))
-		}
-		out = append(append(append(out, member...), value...), '"')
-		text = rest
-	}
+		return []byte(member + `:"` + at.UTC().Format(stampLayout))
+	}), err
 }
 
 // marshal is JSON on one line in which <, > and & stand for themselves.
@@ -980,12 +964,14 @@ func (s *Store) name(p *PromptRecord) (missing []Record) {
 func (s *Store) join(p *PromptRecord) {
 	over := p.settled() && !p.owes()
 	switch {
-	case over && (p.AboutSHA == "" || s.now().Sub(p.At) > updateLife):
+	case over && (p.AboutSHA == "" || time.Now().Sub(p.At) > updateLife):
 		return
-	case p.AboutSHA == "": // an older atlasbridge wrote it
+	case p.AboutSHA != "":
+		if s.readText(p.AboutSHA, &p.Asked) != nil && !p.settled() {
+			p.damage()
+		}
+	case p.Answers == nil: // an older atlasbridge wrote it
 		p.listAnswers()
-	case s.readText(p.AboutSHA, &p.Asked) != nil && !p.settled():
-		p.damage()
 	}
 }
 
@@ -1009,7 +995,6 @@ func (s *Store) readText(id string, into any) error {
 // damage fails a question of whose record a part is lost: it may have been answered.
 func (p *PromptRecord) damage() {
 	p.Status = Failed
-	p.NonceUsed = true
 	p.Reason = damaged
 	p.At = time.Now().UTC()
 	p.unsaid = true
@@ -1054,7 +1039,7 @@ func (l *stateLine) isStored() bool {
 
 // decode reads the whole line, which check found sound.
 func (l *stateLine) decode() {
-	r := kinds[l.Rec]()
+	r := newRecord(l.Rec)
 	l.err = json.Unmarshal(l.text, r)
 	if l.err != nil {
 		return
@@ -1132,18 +1117,23 @@ func (h *Head) key() string { return h.Rec + " " + h.ID }
 
 // sortByTime puts records in the order in which they were written.
 func sortByTime(records []Record) {
-	sort.Slice(records, func(i, j int) bool { return records[i].head().At.Before(records[j].head().At) })
+	slices.SortFunc(records, func(a, b Record) int { return a.head().At.Compare(b.head().At) })
 }
 
-// kinds makes an empty record for each value of rec.
-var kinds = map[string]func() Record{
-	"session": func() Record { return new(SessionRecord) },
-	"prompt":  func() Record { return new(PromptRecord) },
-	"reply":   func() Record { return new(ReplyRecord) },
-	"input":   func() Record { return new(InputRecord) },
-	"update":  func() Record { return new(UpdateRecord) },
-	"meta":    func() Record { return new(MetaRecord) },
-	"text":    func() Record { return new(TextRecord) },
+// kinds has a record, of which nobody takes more than the type, for each value of rec.
+var kinds = map[string]Record{
+	"session": new(SessionRecord),
+	"prompt":  new(PromptRecord),
+	"reply":   new(ReplyRecord),
+	"input":   new(InputRecord),
+	"update":  new(UpdateRecord),
+	"meta":    new(MetaRecord),
+	"text":    new(TextRecord),
+}
+
+// newRecord is an empty record of that kind.
+func newRecord(kind string) Record {
+	return reflect.New(reflect.TypeOf(kinds[kind]).Elem()).Interface().(Record)
 }
 
 // kindOf is the value of rec for a record: the name of its type.
@@ -1210,8 +1200,8 @@ type Asked struct {
 type Life struct {
 	SessionID   string     `json:"session_id"`
 	Status      State      `json:"status"`
-	Nonce       string     `json:"nonce"` // 32 hex
-	NonceUsed   bool       `json:"nonce_used"`
+	Nonce       string     `json:"nonce"`      // 32 hex
+	NonceUsed   bool       `json:"nonce_used"` // it is open no more: Update sees to that
 	CreatedAt   time.Time  `json:"created_at"`
 	ExpiresAt   time.Time  `json:"expires_at"`
 	DecidedAt   *time.Time `json:"decided_at,omitempty"`
@@ -1445,8 +1435,7 @@ type View struct {
 	Inputs   map[string]*InputRecord
 	Updates  map[string]*UpdateRecord
 	Meta     map[string]*MetaRecord
-	records  map[string]Record        // all of them, by kind and id: the Store's
-	owing    map[string]*PromptRecord // those whose messages may not show what they are to show: the Store's
+	records  map[string]Record // all of them, by kind and id: the Store's
 }
 
 // emptyView is the view of an empty file.
@@ -1458,7 +1447,6 @@ func emptyView() *View {
 		Updates:  map[string]*UpdateRecord{},
 		Meta:     map[string]*MetaRecord{},
 		records:  map[string]Record{},
-		owing:    map[string]*PromptRecord{},
 	}
 }
 
@@ -1471,12 +1459,11 @@ func (v *View) apply(r Record) {
 		v.Sessions[h.ID] = r
 	case *PromptRecord:
 		v.Prompts[h.ID] = r
-		delete(v.owing, h.ID)
-		if r.owes() {
-			v.owing[h.ID] = r
-		}
 	case *InputRecord:
 		v.Inputs[h.ID] = r
+		if r.UpdateID != "" { // a power cut may have lost the record of that
+			v.Updates[r.UpdateID] = &UpdateRecord{Head{ID: r.UpdateID}, r.Kind}
+		}
 	case *UpdateRecord:
 		v.Updates[h.ID] = r
 	case *MetaRecord:
@@ -1504,7 +1491,7 @@ func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 			found = append(found, p)
 		}
 	}
-	sort.Slice(found, func(i, j int) bool { return found[i].CreatedAt.Before(found[j].CreatedAt) })
+	slices.SortFunc(found, func(a, b *PromptRecord) int { return a.CreatedAt.Compare(b.CreatedAt) })
 	return found
 }
 
@@ -1519,15 +1506,13 @@ func (v *View) transition(old, r Record) error {
 		}
 	case *PromptRecord:
 		was := old.(*PromptRecord)
-		if was.NonceUsed && (!r.NonceUsed || r.Nonce != was.Nonce) {
-			return errors.New("a used nonce stays used")
-		}
 		legal := slices.Contains(next[was.Status], r.Status)
 		switch r.Status {
 		case was.Status:
 			return nil
 		case AwaitingReply:
-			legal = legal && v.active(r.SessionID) && !v.awaits(r.SessionID)
+			other := v.which(func(p *PromptRecord) bool { return p.Status == AwaitingReply && p.SessionID == r.SessionID })
+			legal = legal && v.active(r.SessionID) && len(other) == 0
 		case Routed, ReplyReceived:
 			legal = legal && v.active(r.SessionID)
 		}
@@ -1536,16 +1521,6 @@ func (v *View) transition(old, r Record) error {
 		}
 	}
 	return nil
-}
-
-// awaits tells whether a question of the session awaits its reply.
-func (v *View) awaits(session string) bool {
-	for _, p := range v.Prompts {
-		if p.Status == AwaitingReply && p.SessionID == session {
-			return true
-		}
-	}
-	return false
 }
 
 // ---- open and replay ----
@@ -1566,10 +1541,9 @@ const (
 type Store struct {
 	Dir       string
 	Retention time.Duration // how long ended sessions and their questions are kept
-	now       func() time.Time
-	crashing  func()   // before a panic of ours ends the process; nil: nothing is
-	log       *journal // state.jsonl; its mutex guards what follows
-	audit     *journal // audit.log, under the same lock
+	crashing  func()        // before a panic of ours ends the process; nil: nothing is
+	log       *journal      // state.jsonl; its mutex guards what follows
+	audit     *journal      // audit.log, under the same lock
 
 	view           *View
 	read           int64         // bytes of the file that view holds
@@ -1582,7 +1556,7 @@ type Store struct {
 	auditTrouble   error         // why the audit log lacks an entry
 	compactTrouble error         // why the last compaction failed
 
-	held sync.Map // our locks by name: *os.File
+	poll atomic.Pointer[os.File] // the lock of the polling; nil: another process has it
 }
 
 // openState opens the state in dir, which it makes when it is missing, and reads it.
@@ -1605,7 +1579,6 @@ func newStore(dir string, do files) (*Store, error) {
 	s := &Store{
 		Dir:       dir,
 		Retention: retention,
-		now:       time.Now,
 		log:       &journal{stateLock: lock, path: filepath.Join(dir, "state.jsonl")},
 		audit:     &journal{stateLock: lock, path: filepath.Join(dir, "audit.log")},
 		view:      emptyView(),
@@ -1650,12 +1623,7 @@ func (s *Store) Notes() []string {
 func (s *Store) Trouble() error {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
-	for _, err := range []error{s.writeTrouble, s.auditTrouble} {
-		if err != nil {
-			return err
-		}
-	}
-	return s.compactTrouble
+	return cmp.Or(s.writeTrouble, s.auditTrouble, s.compactTrouble)
 }
 
 // View is the state as it is now. Where it cannot be read any more it is as it was, with an error.
@@ -1682,10 +1650,7 @@ func (s *Store) Close() {
 		_ = s.log.lock.Close() // nothing was written to it
 		s.log.lock = nil
 	}
-	s.held.Range(func(_, lock any) bool {
-		_ = lock.(*os.File).Close() // of what is in it nobody depends
-		return true
-	})
+	s.LeavePoll()
 }
 
 // catchPanic is deferred by every goroutine that works beside a session's terminal: it calls crashing when that panics.
@@ -1848,7 +1813,7 @@ func (s *Store) changed() {
 // isStale tells whether some record is to be forgotten.
 func (s *Store) isStale() bool {
 	for _, r := range s.view.records {
-		if s.now().Sub(r.head().At) > s.Retention && !s.retained(r) {
+		if time.Now().Sub(r.head().At) > s.Retention && !s.retained(r) {
 			return true
 		}
 	}
@@ -1874,7 +1839,7 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 	if err != nil {
 		return err
 	}
-	return s.write(slices.DeleteFunc(recs, s.comesAgain), nil)
+	return s.write(recs, nil)
 }
 
 // Audit enters events that are no change of the state, though that cannot be written, and whatever the audit log lacks.
@@ -1945,18 +1910,16 @@ func (s *Store) check(recs []Record) (whole []Record, events []Event, err error)
 	for _, r := range recs {
 		h := r.head()
 		h.Rec = kindOf(r)
-		old := newest[h.key()]
+		old := cmp.Or(newest[h.key()], s.view.records[h.key()])
 		if old == nil {
-			old = s.view.records[h.key()]
-		}
-		if old == nil {
-			old = kinds[h.Rec]()
+			old = newRecord(h.Rec)
 		}
 		s.date(h, old)
 		if own, ok := r.(*SessionRecord); ok && own.Topic == (Topic{}) {
 			own.Topic = old.(*SessionRecord).Topic // a session's own record says nothing of it
 		}
 		if p, ok := r.(*PromptRecord); ok {
+			p.NonceUsed = !p.Open()
 			whole = append(whole, s.name(p)...)
 		}
 		if err := s.view.transition(old, r); err != nil {
@@ -1972,7 +1935,7 @@ func (s *Store) check(recs []Record) (whole []Record, events []Event, err error)
 // date completes the head of a record that follows old, nil none.
 func (s *Store) date(h *Head, old Record) {
 	h.V = schemaVersion
-	h.At = s.now().UTC().Truncate(time.Microsecond)
+	h.At = time.Now().UTC().Truncate(time.Microsecond)
 	if old != nil && !h.At.After(old.head().At) {
 		h.At = old.head().At.Add(time.Microsecond)
 	}
@@ -2063,24 +2026,9 @@ func (s *Store) VerifyAudit(heads ...string) (Verdict, error) {
 	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), begins, heads...)
 }
 
-// comesAgain tells that the record is an input which an update asks for again: a power cut lost only that the update
-// was acted on.
-func (s *Store) comesAgain(r Record) bool {
-	in, ok := r.(*InputRecord)
-	if !ok || in.UpdateID == "" {
-		return false
-	}
-	for _, was := range s.view.Inputs {
-		if was.UpdateID == in.UpdateID && was.ID != in.ID {
-			return true
-		}
-	}
-	return false
-}
-
 // Move takes a prompt along one legal transition; change may fill in more.
 func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
-	now := s.now().UTC()
+	now := time.Now().UTC()
 	err = s.Update(func(v *View) ([]Record, error) {
 		old := v.Prompts[id]
 		if old == nil || old.Status == to || to == Expired && now.Before(old.ExpiresAt) {
@@ -2094,11 +2042,8 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 		if to == Expired {
 			p.DecidedBy = ref("auto:timeout")
 		}
-		if old.Open() && !p.Open() {
-			p.NonceUsed = true
-			if p.DecidedAt == nil {
-				p.DecidedAt = &now
-			}
+		if old.Open() && !p.Open() && p.DecidedAt == nil {
+			p.DecidedAt = &now
 		}
 		moved = v.transition(old, &p) == nil
 		switch {
@@ -2175,16 +2120,12 @@ func (s *Store) Change(id string, change func(*PromptRecord)) error {
 	})
 }
 
-// Prompt is one prompt with its session, as they are now; nil where there is none. Both are read only. Where the state
-// cannot be read any more they are as they were, with an error.
-func (s *Store) Prompt(id string) (*PromptRecord, *SessionRecord, error) {
+// Prompt is one prompt as it is now, nil where there is none. It is read only. Where the state cannot be read any more it
+// is as it was, with an error.
+func (s *Store) Prompt(id string) (*PromptRecord, error) {
 	defer s.log.release()
 	err := s.begin()
-	p := s.view.Prompts[id]
-	if p == nil {
-		return nil, nil, err
-	}
-	return p, s.view.Sessions[p.SessionID], err
+	return s.view.Prompts[id], err
 }
 
 // PromptsOf are a session's prompts, the oldest first; none where the state cannot be read. They are read only.
@@ -2217,9 +2158,6 @@ func (v *View) fact(name string) string {
 	}
 	return m.Values["value"]
 }
-
-// NoteTopics records which chat has topics, 0 none.
-func (s *Store) NoteTopics(chat int64) error { return s.NoteFact("topics", fmt.Sprint(chat)) }
 
 // NoteFact records a value under a name, unless it is there.
 func (s *Store) NoteFact(name, value string) error {
@@ -2259,16 +2197,15 @@ func (s *Store) SetTopic(session string, to Topic) error {
 	})
 }
 
-// Unsettled are the prompts of which messages may not show what they are to show, in the order in which that came
-// about, and their sessions, with this one and those whose topic has not ended with them. changed is closed by the
+// Unsettled are the prompts of which messages may not show what they are to show, the oldest first, and their sessions, with this one and those whose topic has not ended with them. changed is closed by the
 // next change of the state that this process reads.
 func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[string]*SessionRecord,
 	changed <-chan struct{}) {
 	defer s.log.release()
 	_ = s.begin() // as it was, where it cannot be read
 	sessions = map[string]*SessionRecord{}
-	for _, p := range s.view.owing {
-		owed = append(owed, p)
+	owed = s.view.which((*PromptRecord).owes)
+	for _, p := range owed {
 		sessions[p.SessionID] = cmp.Or(s.view.Sessions[p.SessionID], &SessionRecord{Head: Head{ID: p.SessionID}})
 	}
 	for id, r := range s.view.Sessions {
@@ -2276,7 +2213,6 @@ func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[st
 			sessions[id] = r
 		}
 	}
-	sort.Slice(owed, func(i, j int) bool { return owed[i].At.Before(owed[j].At) })
 	return owed, sessions, s.wake
 }
 
@@ -2437,16 +2373,14 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 		if found := v.find(d); found != nil {
 			p = *found
 		}
+		value := ""
 		why = s.guard(v, &p, d, now)
-		if why != "" {
-			return nil, nil
+		if why == "" {
+			value, why = p.interpret(d.Value)
 		}
-		value, bad := p.interpret(d.Value)
-		if bad != "" {
-			why = bad
-			return nil, nil
+		if why == "" {
+			why = p.unread(value, d.By)
 		}
-		why = p.unread(value, d.By)
 		if why != "" {
 			return nil, nil
 		}
@@ -2455,7 +2389,6 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 			p.Status = Canceled
 			p.Reason = "left as it is"
 		}
-		p.NonceUsed = true
 		p.DecidedAt = ref(now.UTC())
 		p.DecidedBy = &d.By
 		p.DecidedUser = d.User
@@ -2845,24 +2778,12 @@ func concerns(r Record) string {
 
 // touch tells the other processes that follow the sessions of those records. One without a file has ended.
 func (s *Store) touch(recs []Record) {
-	done := ""
+	now := time.Now()
 	for _, r := range recs {
-		session := concerns(r)
-		if session != "" && session != done {
-			now := time.Now()
+		if session := concerns(r); session != "" {
 			_ = os.Chtimes(s.lockPath(session), now, now) // if it fails they look anyway
-			done = session
 		}
 	}
-}
-
-// touched is when the session was last concerned, the zero time once it has ended.
-func (s *Store) touched(session string) time.Time {
-	info, err := os.Stat(s.lockPath(session))
-	if err != nil {
-		return time.Time{}
-	}
-	return info.ModTime()
 }
 
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
@@ -2875,7 +2796,7 @@ func (s *Store) Follow(ctx context.Context, session string, fast func() bool) <-
 		defer close(out)
 		seen := map[string]time.Time{} // the newest change that was sent, by key
 		for ctx.Err() == nil {
-			touched := s.touched(session)
+			touched := modTime(s.lockPath(session))
 			recs, wake, err := s.news(session, seen)
 			for _, r := range recs {
 				select {
@@ -2887,7 +2808,7 @@ func (s *Store) Follow(ctx context.Context, session string, fast func() bool) <-
 				_ = sleep(ctx, lookSlowly) // the loop ends with it
 				continue
 			}
-			s.await(ctx, wake, fast, func() bool { return !s.touched(session).Equal(touched) })
+			s.await(ctx, wake, fast, func() bool { return !modTime(s.lockPath(session)).Equal(touched) })
 		}
 	}()
 	return out
@@ -2944,30 +2865,26 @@ func (s *Store) compact() error {
 	return s.compactTrouble
 }
 
-// rewrite puts a file with the last lines of the records that are retained in the place of the old one, the texts
-// first.
+// rewrite puts a file with the last lines of the records that are retained in the place of the old one.
 func (s *Store) rewrite() error {
-	var kept, texts []Record
+	var kept []Record
 	named := map[string]bool{}
 	for _, r := range s.view.records {
-		switch p, ok := r.(*PromptRecord); {
-		case !s.retained(r) || r.head().Rec == "text":
+		p, ok := r.(*PromptRecord)
+		if !s.retained(r) {
 			continue
-		case ok:
+		}
+		if ok {
 			own := *p // others may be reading p
-			texts = append(texts, s.name(&own)...)
-			named["text "+own.AboutSHA] = true
 			r = &own
+			kept = append(kept, s.name(&own)...)
+			named[own.AboutSHA] = true
 		}
 		kept = append(kept, r)
 	}
-	for key := range named {
-		if t := s.view.records[key]; t != nil {
-			texts = append(texts, t)
-		}
-	}
+	kept = slices.DeleteFunc(kept, func(r Record) bool { return r.head().Rec == "text" && !named[r.head().ID] })
 	sortByTime(kept)
-	lines, err := s.encode(slices.Concat(texts, kept))
+	lines, err := s.encode(kept)
 	if err != nil {
 		return err
 	}
@@ -2999,7 +2916,7 @@ func (s *Store) retained(r Record) bool {
 	case *stored: // a text lives as long as its prompt
 		alive = r.Rec == "text"
 	}
-	return alive || s.now().Sub(r.head().At) < life
+	return alive || time.Now().Sub(r.head().At) < life
 }
 
 // ---- files of sessions ----
@@ -3060,7 +2977,7 @@ func (s *Store) dropFiles(living map[string]bool) error {
 	for _, folder := range there {
 		info, infoErr := folder.Info()
 		err = errors.Join(err, infoErr)
-		if infoErr == nil && s.now().Sub(info.ModTime()) > s.Retention && !living[folder.Name()] {
+		if infoErr == nil && time.Now().Sub(info.ModTime()) > s.Retention && !living[folder.Name()] {
 			err = errors.Join(err, os.RemoveAll(s.filesDir(folder.Name())))
 		}
 	}
@@ -3077,35 +2994,40 @@ func lockName(session string) string { return "sessions/" + session + ".lock" }
 func (s *Store) lockPath(session string) string { return filepath.Join(s.Dir, lockName(session)) }
 
 // HoldSession comes before the session's record: an active one whose lock is free is dead.
+// release removes its file: nobody takes the lock of a session that has ended.
 func (s *Store) HoldSession(id string) (release func(), err error) {
-	return s.holdLock(lockName(id), lockVain)
+	f, err := s.holdLock(lockName(id), lockVain)
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = errors.Join(f.Close(), os.Remove(f.Name())) }, nil // a free lock says the same
 }
 
 // TryPoll makes this process the poller, unless another is.
 func (s *Store) TryPoll() (held bool, err error) {
-	_, err = s.holdLock("poll.lock", 0)
+	f, err := s.holdLock("poll.lock", 0)
 	if errors.Is(err, errLocked) {
 		return false, nil
+	}
+	if err == nil {
+		s.poll.Store(f)
 	}
 	return err == nil, err
 }
 
 // Polls tells whether this process is the poller.
-func (s *Store) Polls() bool {
-	_, ok := s.held.Load("poll.lock")
-	return ok
-}
+func (s *Store) Polls() bool { return s.poll.Load() != nil }
 
 // LeavePoll lets another process be the poller, where this one is.
 func (s *Store) LeavePoll() {
-	if f, ok := s.held.LoadAndDelete("poll.lock"); ok {
-		_ = f.(*os.File).Close() // of what is in it nobody depends
+	if f := s.poll.Swap(nil); f != nil {
+		_ = f.Close() // of what is in it nobody depends
 	}
 }
 
 // holdLock takes a lock, unless another process has it for longer than wait, or the file has been taken away meanwhile
 // (errLocked), and writes our pid into its file. Who only looks whether it is free has it for a moment.
-func (s *Store) holdLock(name string, wait time.Duration) (release func(), err error) {
+func (s *Store) holdLock(name string, wait time.Duration) (*os.File, error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, fmt.Errorf("locking %s: %w", name, err)
@@ -3119,12 +3041,7 @@ func (s *Store) holdLock(name string, wait time.Duration) (release func(), err e
 		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
 	_, _ = f.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0) // for people: the lock is what counts
-	s.held.Store(name, f)
-	return func() {
-		s.held.Delete(name)
-		_ = f.Close()           // of what is in it nobody depends
-		_ = os.Remove(f.Name()) // nobody takes the lock of a session that has ended
-	}, nil
+	return f, nil
 }
 
 // holder is the pid in a lock file, −1 when it cannot be read; 0 only when the lock is surely free.
@@ -3150,12 +3067,7 @@ func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
 // waits tells that an answer to the prompt can still be taken, and who asked it lives.
 func (s *Store) waits(p *PromptRecord) bool {
-	asker := p.SessionID
-	if p.Source == fromHook {
-		asker = p.ID
-	}
-	inTime := p.Open() && s.now().Before(p.ExpiresAt) && s.view.active(p.SessionID)
-	return inTime && s.Alive(asker) && (asker == p.SessionID || s.Alive(p.SessionID))
+	return s.guard(s.view, p, Decision{Trusted: true}, time.Now()) == ""
 }
 
 // Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes old files of sessions, and
@@ -3229,7 +3141,6 @@ func (s *Store) Told(in InputRecord) error {
 func (p *PromptRecord) orphaned() *PromptRecord {
 	q := *p
 	q.Status = Failed
-	q.NonceUsed = true
 	switch {
 	case p.unsaid: // its reason stays
 	case p.Open():

@@ -2099,7 +2099,7 @@ func (t *Telegram) topicJob(s *SessionRecord) *job {
 	j.result = made
 	j.done = func() error { return t.store.SetTopic(s.ID, Topic{ThreadID: made.ThreadID, ThreadChat: chat}) }
 	j.lost = func() error { return t.store.SetTopic(s.ID, Topic{ThreadID: noTopic}) }
-	j.refused = func(*apiError) error { return errors.Join(j.lost(), t.store.NoteTopics(0)) } // nor do others try
+	j.refused = func(*apiError) error { return errors.Join(j.lost(), t.store.NoteFact("topics", "0")) } // nor do others try
 	return j
 }
 
@@ -2212,7 +2212,7 @@ func (r *receiver) keepTopics() {
 			chat = r.cfg.Load().ChatID
 		}
 		if err == nil {
-			err = r.store.NoteTopics(chat)
+			err = r.store.NoteFact("topics", fmt.Sprint(chat))
 		}
 		pause := topicsEvery
 		if err != nil && r.ctx.Err() == nil {
