@@ -7197,6 +7197,29 @@ func TestDeadAreFound(t *testing.T) {
 	}
 }
 
+// TestLockRemoved: whoever removes the file of the lock between processes parts nobody: each takes the one that is there.
+func TestLockRemoved(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("/proc tells which file a process has open")
+	}
+	t.Parallel()
+	dir := home(t, "")
+	s, p := poses(t, dir, "Go on?")
+	path := filepath.Join(dir, "state.lock")
+	os.Remove(path)
+	cli(t, dir, "answer", "nobody", "y") // makes another
+	comesTrue(t, "who waits has opened the new one", func() bool {
+		now := time.Now()
+		os.Chtimes(filepath.Join(dir, "sessions", p.str("session_id")+".lock"), now, now) // as who answers does
+		return slices.ContainsFunc(inFolder(fmt.Sprintf("/proc/%d/fd", s.Process.Pid), "*"), func(fd string) bool {
+			to, _ := os.Readlink(fd)
+			return to == path
+		})
+	})
+	cli(t, dir, "answer", p.str("id"), "yes")
+	s.gets(0, "yes\n", "answer")
+}
+
 // TestDiskFull: while the disk is full no answer is taken that cannot be recorded, the program runs on and can be answered at
 // the keyboard, the phone is told, and doctor tells; then all works again, and the audit log holds.
 func TestDiskFull(t *testing.T) {
@@ -7283,6 +7306,20 @@ more() { "$TEST_BINARY" answer nobody y 2> x; rm x; }
 			}
 		}
 	})
+}
+
+// TestStatePutBack: a state that was put back from a copy, and notes an entry of long ago, breaks no chain.
+func TestStatePutBack(t *testing.T) {
+	t.Parallel()
+	dir := home(t, "")
+	log := chained(strings.Repeat("\"event\":\"UNAUTHORIZED\"\n", 1000))
+	makeFile(t, log, dir, "audit.log")
+	hash := regexp.MustCompile(`"hash":("sha256:[0-9a-f]+")`).FindStringSubmatch(log)[1]
+	plant(t, dir, `"rec":"meta","id":"audit",`+ago(0)+`,"seq":1,"hash":`+hash)
+	cli(t, dir, "answer", "nobody", "y")
+	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 || !strings.Contains(out, "1001 entries") {
+		t.Errorf("exit %d, %s", code, out)
+	}
 }
 
 // TestEveryBit: a bit that was changed anywhere in the log is noticed, in its line or the next.

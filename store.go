@@ -373,27 +373,24 @@ func modTime(path string) time.Time {
 // configTime is when config.toml was last written, the zero time without one.
 func configTime(dir string) time.Time { return modTime(filepath.Join(dir, "config.toml")) }
 
-// reloaded is c, which others may be reading, with what can change while a session runs as it is set now. After an
-// error nothing but the stamp has changed.
+// reloaded is the settings as they are now, but for the channel and what belongs to it, and whether there is a stream:
+// these a session has begun with. c, which others may be reading, stays as it is. After an error nothing but the stamp
+// has changed.
 func (c *Config) reloaded() (*Config, error) {
-	fresh := *c
 	now, err := loadConfig(c.Dir, c.getenv, c.flags)
-	fresh.stamp = now.stamp
 	if err != nil {
-		return &fresh, fmt.Errorf("the settings stay as they were: %w", err)
+		same := *c
+		same.stamp = now.stamp
+		return &same, fmt.Errorf("the settings stay as they were: %w", err)
 	}
-	fresh.Timeout = now.Timeout
-	fresh.PermissionTimeout = now.PermissionTimeout
-	fresh.Away = now.Away
-	fresh.FreeText = now.FreeText
-	fresh.NotifyIdle = now.NotifyIdle
-	fresh.Users = now.Users
-	if now.Channel == "telegram" && c.Channel == "telegram" {
-		fresh.Token = now.Token
-		fresh.ChatID = now.ChatID
-		fresh.APIBase = now.APIBase
+	if now.Channel != c.Channel {
+		now.Channel = c.Channel
+		now.Token = c.Token
+		now.ChatID = c.ChatID
+		now.APIBase = c.APIBase
 	}
-	return &fresh, nil
+	now.Stream = c.Stream
+	return now, nil
 }
 
 // shared tells that the value is from a variable that other programs read too, such as LOG_LEVEL.
@@ -693,16 +690,30 @@ func (l *stateLock) acquire() error {
 	return nil
 }
 
-// take opens the lock's file, unless it is open, and waits for the lock.
+// take waits for the lock of the file that has its name: who removes that file must not part us from other processes.
 func (l *stateLock) take() error {
-	if l.lock == nil {
-		f, err := openPrivate(l.name, os.O_RDWR|os.O_CREATE)
-		if err != nil {
+	for {
+		if l.lock == nil || !isNamed(l.lock, l.name) {
+			f, err := openPrivate(l.name, os.O_RDWR|os.O_CREATE)
+			if err != nil {
+				return err
+			}
+			l.drop()
+			l.lock = f
+		}
+		err := awaitLock(l.lock, l.wait)
+		if err != nil || isNamed(l.lock, l.name) {
 			return err
 		}
-		l.lock = f
 	}
-	return awaitLock(l.lock, l.wait)
+}
+
+// drop gives back the lock and its file.
+func (l *stateLock) drop() {
+	if l.lock != nil {
+		_ = l.lock.Close() // nothing was written to it
+		l.lock = nil
+	}
 }
 
 // awaitLock takes the lock of a file. It tries again and again, with pauses that grow, until limit has passed.
@@ -1646,10 +1657,7 @@ func (s *Store) Close() {
 	s.log.closed = true
 	s.log.drop()
 	s.audit.drop()
-	if s.log.lock != nil {
-		_ = s.log.lock.Close() // nothing was written to it
-		s.log.lock = nil
-	}
+	s.log.stateLock.drop()
 	s.LeavePoll()
 }
 
@@ -1723,8 +1731,9 @@ func (s *Store) forget() {
 func (s *Store) replay(b []byte) error {
 	newest := map[string]*stateLine{}
 	lost := map[string]bool{} // keys of which the newest line is damaged
+	var notes []string
 	damaged := func(l *stateLine) {
-		s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, l.text))
+		notes = append(notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, l.text))
 		lost[l.key()] = true
 	}
 	first := s.read == 0
@@ -1768,6 +1777,7 @@ func (s *Store) replay(b []byte) error {
 		}
 	}
 	s.read = at
+	s.notes = append(s.notes, notes...)
 	s.changed()
 	if first {
 		s.compactAt = max(compactMin, int64(compactFactor*live))
@@ -1968,7 +1978,7 @@ func (s *Store) record(recs []Record) error {
 // enter chains events to the audit log, whose head is noted, and returns the record of the new one, with all entries
 // that the log lacks. After an error, why the log cannot be read, these are all that it may lack.
 func (s *Store) enter(noted MetaRecord, events []Event) (*MetaRecord, error) {
-	tail, err := s.auditTail()
+	tail, err := s.auditTail(noted.chainHead)
 	last, lacking := goOn(tail, noted.chainHead, noted.Entries)
 	events = events[:min(len(events), max(0, maxOwed-len(lacking)))]
 	entries, last := chain(last, events)
@@ -1986,15 +1996,19 @@ func (s *Store) enter(noted MetaRecord, events []Event) (*MetaRecord, error) {
 	return &head, err
 }
 
-// auditTail reads the end of the audit log. Bytes after the last newline are a write that a crash cut short: they are
-// moved aside.
-func (s *Store) auditTail() ([]byte, error) {
+// auditTail reads the end of the audit log, and all of it where only that has the entry that the state notes: one that
+// was put back from a copy knows less. Bytes after the last newline are a write that a crash cut short: they are moved
+// aside.
+func (s *Store) auditTail(noted chainHead) ([]byte, error) {
 	log := s.audit
 	if err := log.look(); err != nil {
 		return nil, err
 	}
 	size := min(log.end, maxEntry)
 	tail, err := log.read(log.end-size, int(size))
+	if err == nil && !noted.isIn(tail) {
+		tail, err = log.read(0, int(log.end))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -2059,16 +2073,20 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 
 // reply is the record that the prompt's answer has been typed, or passed on.
 func (p *PromptRecord) reply(now time.Time) *ReplyRecord {
-	value := "" // nobody gave one
-	if p.Value != nil {
-		value = *p.Value
+	return &ReplyRecord{Head{ID: p.ID}, p.ID, p.SessionID, maybe(p.Value), replySource(p), now}
+}
+
+// maybe is the text, "" of none.
+func maybe(text *string) string {
+	if text == nil {
+		return ""
 	}
-	return &ReplyRecord{Head{ID: p.ID}, p.ID, p.SessionID, value, replySource(p), now}
+	return *text
 }
 
 // replySource says whose answer was typed, in a record.
 func replySource(p *PromptRecord) string {
-	if p.DecidedBy != nil && strings.HasPrefix(*p.DecidedBy, "auto:") {
+	if strings.HasPrefix(maybe(p.DecidedBy), "auto:") {
 		return "timeout_default"
 	}
 	return "operator"
@@ -2282,11 +2300,8 @@ func promptFields(p *PromptRecord) (fields []Field) {
 		fields = append(answerFields(p), Field{"source", replySource(p)})
 		fields = append(fields, said("screen_sha256", p.ScreenSHA)...)
 	}
-	if p.DecidedBy != nil && *p.DecidedBy != "" {
-		fields = append(fields, Field{"decided_by", *p.DecidedBy})
-		fields = append(fields, said("username", p.DecidedUser)...)
-	}
-	return fields
+	fields = append(fields, said("decided_by", maybe(p.DecidedBy))...)
+	return append(fields, said("username", p.DecidedUser)...)
 }
 
 // shownSHA is the hash of what a person is shown, that with which the screen is compared when the answer is typed.
@@ -2299,13 +2314,12 @@ func (p *PromptRecord) shownSHA() []Field {
 
 // resolveFields is who decided about a permission, and what: nil where only the tool knows, or nobody answered.
 func resolveFields(p *PromptRecord) []Field {
-	fields := person(*p.DecidedBy, p.DecidedUser)
-	if p.Value == nil {
-		fields = append(fields, Field{"decision", nil})
-	} else {
-		fields = append(fields, Field{"decision", *p.Value})
-		fields = append(fields, said("label", p.labels(*p.Value))...)
+	var decision any
+	if p.Value != nil {
+		decision = *p.Value
 	}
+	fields := append(person(*p.DecidedBy, p.DecidedUser), Field{"decision", decision})
+	fields = append(fields, said("label", p.labels(maybe(p.Value)))...)
 	fields = append(fields, said("grants", p.granted())...)
 	return append(fields, said("words", p.words(maxExcerpt))...)
 }
@@ -2445,10 +2459,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 
 // became refuses an answer to a question that is over, or whose time is, with what became of it.
 func (p *PromptRecord) became() Refusal {
-	by := ""
-	if p.DecidedBy != nil {
-		by = *p.DecidedBy
-	}
+	by := maybe(p.DecidedBy)
 	switch {
 	case p.Open(), p.Status == Expired, by == "auto:timeout":
 		return Refusal("the question is over: nobody answered by " + clock(p.ExpiresAt))
@@ -2486,10 +2497,7 @@ func fromPhone(by string) bool { return strings.HasPrefix(by, "telegram:") }
 
 // byWhom says who decided, in a message.
 func byWhom(by *string) string {
-	who := ""
-	if by != nil {
-		who = *by
-	}
+	who := maybe(by)
 	switch who {
 	case "":
 		return "terminal"
@@ -2663,7 +2671,7 @@ func (p *PromptRecord) labels(value string) string {
 
 // granted is what the answer allows for longer than once, "" nothing.
 func (p *PromptRecord) granted() string {
-	if p.Value == nil || *p.Value != hookAlways || p.Status == Failed {
+	if maybe(p.Value) != hookAlways || p.Status == Failed {
 		return ""
 	}
 	return p.Lasting
@@ -2690,12 +2698,9 @@ func (p *PromptRecord) checkText(s string) Refusal {
 	if len(s) > limit {
 		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
 	}
-	for _, r := range s {
-		c0 := r < 0x20 && r != '\n' && r != '\t'
-		c1 := 0x7f <= r && r < 0xa0
-		if c0 || c1 || r == '\uFFFD' {
-			return "the answer has control characters in it"
-		}
+	odd := func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' || r == '\uFFFD' }
+	if strings.ContainsFunc(s, odd) {
+		return "the answer has control characters in it"
 	}
 	return ""
 }
