@@ -11,8 +11,8 @@
 // line with a rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
 //
 // What a question asks never changes. It is written once, before the first line of the question, in a record of kind
-// "text" whose id is its SHA-256: a JSON object of what was shown, the question, its context, its answers. Every line of
-// the question names it in about_sha256 and says what became of the question; a compaction keeps it with that.
+// "text" whose id is its SHA-256: a JSON object of what was shown, the question, its context, its answers. Every line
+// of the question names it in about_sha256 and says what became of the question; a compaction keeps it with that.
 //
 // Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
 // from it, in the audit log too. One Update is one write to each: to state.jsonl the records and, in the record
@@ -179,8 +179,8 @@ type setting struct {
 
 // settingsText is every key there is, in the order `config` shows them, with its default as it would stand in
 // config.toml. Then: what it does; what a text matches; what is said where a value does not fit, with the bounds of
-// numbers. These keep a slip of the finger from disabling a guard. Those of Telegram: https://core.telegram.org/bots/api (a message's length, 2^52 for
-// ids). No server gets the token but by https.
+// numbers. These keep a slip of the finger from disabling a guard. Those of Telegram:
+// https://core.telegram.org/bots/api (a message's length, 2^52 for ids). No server gets the token but by https.
 const settingsText = `
 channel = ""
     telegram or local; "": telegram once a bot is set up
@@ -955,8 +955,8 @@ func (s *Store) encode(records []Record) (lines []byte, err error) {
 	return lines, nil
 }
 
-// name names the text of the prompt, which must have its head, and returns that, if the state does not have it. One that
-// was not read stays as it is.
+// name names the text of the prompt, which must have its head, and returns that, if the state does not have it. One
+// that was not read stays as it is.
 func (s *Store) name(p *PromptRecord) (missing []Record) {
 	if p.AboutSHA != "" && p.Answers == nil {
 		return nil
@@ -1029,9 +1029,7 @@ type stateLine struct {
 // check reads the beginning of a line, {"v":2,"rec":"prompt","id":"…", and notes where its checksum does not match.
 func (l *stateLine) check() {
 	parts := strings.SplitN(string(l.text[:min(len(l.text), lineHead)]), `"`, 15)
-	for len(parts) < 14 {
-		parts = append(parts, "")
-	}
+	parts = append(parts, make([]string, 14)...)
 	l.V, _ = strconv.Atoi(strings.Trim(parts[2], ":,")) // 0 of a damaged line
 	l.Rec = parts[5]
 	l.ID = parts[9]
@@ -1522,8 +1520,8 @@ func (v *View) transition(old, r Record) error {
 		case was.Status:
 			return nil
 		case AwaitingReply:
-			other := v.which(func(p *PromptRecord) bool { return p.Status == AwaitingReply && p.SessionID == r.SessionID })
-			legal = legal && v.active(r.SessionID) && len(other) == 0
+			waits := v.which(func(p *PromptRecord) bool { return p.Status == r.Status && p.SessionID == r.SessionID })
+			legal = legal && v.active(r.SessionID) && len(waits) == 0
 		case Routed, ReplyReceived:
 			legal = legal && v.active(r.SessionID)
 		}
@@ -1634,7 +1632,12 @@ func (s *Store) Notes() []string {
 func (s *Store) Trouble() error {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
-	return cmp.Or(s.writeTrouble, s.auditTrouble, s.compactTrouble)
+	for _, err := range []error{s.writeTrouble, s.auditTrouble} {
+		if err != nil {
+			return err
+		}
+	}
+	return s.compactTrouble
 }
 
 // View is the state as it is now. Where it cannot be read any more it is as it was, with an error.
@@ -1920,7 +1923,10 @@ func (s *Store) check(recs []Record) (whole []Record, events []Event, err error)
 	for _, r := range recs {
 		h := r.head()
 		h.Rec = kindOf(r)
-		old := cmp.Or(newest[h.key()], s.view.records[h.key()])
+		old := newest[h.key()]
+		if old == nil {
+			old = s.view.records[h.key()]
+		}
 		if old == nil {
 			old = newRecord(h.Rec)
 		}
@@ -2138,8 +2144,8 @@ func (s *Store) Change(id string, change func(*PromptRecord)) error {
 	})
 }
 
-// Prompt is one prompt as it is now, nil where there is none. It is read only. Where the state cannot be read any more it
-// is as it was, with an error.
+// Prompt is one prompt as it is now, nil where there is none. It is read only. Where the state cannot be read any more
+// it is as it was, with an error.
 func (s *Store) Prompt(id string) (*PromptRecord, error) {
 	defer s.log.release()
 	err := s.begin()
@@ -2215,8 +2221,9 @@ func (s *Store) SetTopic(session string, to Topic) error {
 	})
 }
 
-// Unsettled are the prompts of which messages may not show what they are to show, the oldest first, and their sessions, with this one and those whose topic has not ended with them. changed is closed by the
-// next change of the state that this process reads.
+// Unsettled are the prompts of which messages may not show what they are to show, the oldest first, and their
+// sessions, with this one and those whose topic has not ended with them. changed is closed by the next change of the
+// state that this process reads.
 func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[string]*SessionRecord,
 	changed <-chan struct{}) {
 	defer s.log.release()
@@ -2943,10 +2950,8 @@ func (s *Store) filesDir(session string) string { return filepath.Join(s.Dir, "f
 
 // newFile makes a file in the folder of a session's files; its name is a number and what is harmless of the name given.
 func (s *Store) newFile(session, name string) (*os.File, error) {
-	for _, dir := range []string{s.filesDir(""), s.filesDir(session)} {
-		if err := secureDir(dir); err != nil {
-			return nil, err
-		}
+	if err := secureDir(s.filesDir(session)); err != nil {
+		return nil, err
 	}
 	there, err := os.ReadDir(s.filesDir(session))
 	if err != nil {

@@ -2099,7 +2099,9 @@ func (t *Telegram) topicJob(s *SessionRecord) *job {
 	j.result = made
 	j.done = func() error { return t.store.SetTopic(s.ID, Topic{ThreadID: made.ThreadID, ThreadChat: chat}) }
 	j.lost = func() error { return t.store.SetTopic(s.ID, Topic{ThreadID: noTopic}) }
-	j.refused = func(*apiError) error { return errors.Join(j.lost(), t.store.NoteFact("topics", "0")) } // nor do others try
+	j.refused = func(*apiError) error { // nor do others try
+		return errors.Join(j.lost(), t.store.NoteFact("topics", "0"))
+	}
 	return j
 }
 
