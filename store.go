@@ -323,7 +323,7 @@ func newConfig(dir string) *Config { return &Config{Dir: dir, SafeDefaults: map[
 func (c *Config) load(getenv func(string) string, flags map[string]string) error {
 	c.getenv = getenv
 	c.flags = flags
-	c.stamp = modTime(filepath.Join(c.Dir, "config.toml"))
+	c.stamp = configTime(c.Dir)
 	rows := settings(c)
 	file, err := readConfig(filepath.Join(c.Dir, "config.toml"), rows)
 	if err != nil {
@@ -961,7 +961,9 @@ func (s *Store) name(p *PromptRecord) (missing []Record) {
 	if p.AboutSHA != "" && p.Answers == nil {
 		return nil
 	}
-	text := inJSON(p.Asked)
+	about := p.Asked
+	about.Choices = nil // they are among the answers, without secrets
+	text := inJSON(about)
 	p.AboutSHA = digest([]byte(text))
 	t := &TextRecord{Head{schemaVersion, "text", p.AboutSHA, p.At}, text}
 	if s.view.records[t.key()] == nil {
@@ -975,7 +977,7 @@ func (s *Store) name(p *PromptRecord) (missing []Record) {
 func (s *Store) join(p *PromptRecord) {
 	over := p.settled() && !p.owes()
 	switch {
-	case over && (p.AboutSHA == "" || time.Now().Sub(p.At) > updateLife):
+	case over && (p.AboutSHA == "" || time.Since(p.At) > updateLife):
 		return
 	case p.AboutSHA != "":
 		if s.readText(p.AboutSHA, &p.Asked) != nil && !p.settled() {
@@ -983,6 +985,13 @@ func (s *Store) join(p *PromptRecord) {
 		}
 	case p.Answers == nil: // an older atlasbridge wrote it
 		p.listAnswers()
+	}
+	if p.Choices == nil {
+		for _, a := range p.Answers {
+			if a.Keys == "" && a.Key != leaveIt {
+				p.Choices = append(p.Choices, Choice{Key: a.Key, Label: a.Label, Grants: a.Grants})
+			}
+		}
 	}
 }
 
@@ -1826,7 +1835,7 @@ func (s *Store) changed() {
 // isStale tells whether some record is to be forgotten.
 func (s *Store) isStale() bool {
 	for _, r := range s.view.records {
-		if time.Now().Sub(r.head().At) > s.Retention && !s.retained(r) {
+		if time.Since(r.head().At) > s.Retention && !s.retained(r) {
 			return true
 		}
 	}
@@ -2928,7 +2937,7 @@ func (s *Store) retained(r Record) bool {
 	case *stored: // a text lives as long as its prompt
 		alive = r.Rec == "text"
 	}
-	return alive || time.Now().Sub(r.head().At) < life
+	return alive || time.Since(r.head().At) < life
 }
 
 // ---- files of sessions ----
@@ -2987,7 +2996,7 @@ func (s *Store) dropFiles(living map[string]bool) error {
 	for _, folder := range there {
 		info, infoErr := folder.Info()
 		err = errors.Join(err, infoErr)
-		if infoErr == nil && time.Now().Sub(info.ModTime()) > s.Retention && !living[folder.Name()] {
+		if infoErr == nil && time.Since(info.ModTime()) > s.Retention && !living[folder.Name()] {
 			err = errors.Join(err, os.RemoveAll(s.filesDir(folder.Name())))
 		}
 	}
