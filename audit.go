@@ -54,6 +54,11 @@ type chainHead struct {
 
 func (h chainHead) String() string { return fmt.Sprintf("%d:%s", h.Seq, h.Hash) }
 
+// isIn reports whether the last entry is among these lines, or there is none.
+func (h chainHead) isIn(lines []byte) bool {
+	return h.Seq == 0 || bytes.Contains(lines, fmt.Appendf(nil, `,"hash":"%s"}`, h.Hash))
+}
+
 // Event is one entry before it is chained; values are string, bool, nil or integer.
 type Event struct {
 	Name, SessionID, PromptID string
@@ -70,7 +75,7 @@ type Field struct {
 // the state notes goes on behind that one, so that what is missing between them is missing for ever. Of the entries
 // that the state has, the last of the chain, those that the log lacks are returned, too: they come first.
 func goOn(tail []byte, noted chainHead, entries []json.RawMessage) (chainHead, []json.RawMessage) {
-	if noted.Seq > 0 && !bytes.Contains(tail, fmt.Appendf(nil, `,"hash":"%s"}`, noted.Hash)) {
+	if !noted.isIn(tail) {
 		there := func(entry json.RawMessage) bool { return bytes.Contains(tail, entry) }
 		for len(entries) > 0 && slices.ContainsFunc(entries, there) {
 			entries = entries[1:]

@@ -101,7 +101,11 @@ func (w world) run(args []string) (code int) {
 	case err != nil:
 		return c.fail(err)
 	case c.opts == nil:
-		code = c.page("atlasbridge " + s.text + "\n")
+		text := s.text
+		if s.more != nil {
+			text += s.more()
+		}
+		code = c.page("atlasbridge " + text + "\n")
 	default:
 		code = s.do(c)
 	}
@@ -151,11 +155,12 @@ type PTY interface {
 type commandSpec struct {
 	name     string
 	summary  string
-	words    []string // the command takes one argument, one of these; nil: min to max of any kind
-	min      int      // arguments, flags apart
-	max      int      // may be anyNumber
-	verbatim bool     // nothing after the first argument is a flag
-	text     string   // its help: how it is written, what it does, its flags, one a line
+	words    []string      // the command takes one argument, one of these; nil: min to max of any kind
+	min      int           // arguments, flags apart
+	max      int           // may be anyNumber
+	verbatim bool          // nothing after the first argument is a flag
+	text     string        // its help: how it is written, what it does, its flags, one a line
+	more     func() string // what follows in its help, made when it is asked for; nil: nothing
 	do       func(*command) int
 }
 
@@ -347,14 +352,15 @@ well:
     select($e.screen_sha256 and $e.screen_sha256 != .[$e.prompt_id]) | $e
     )' ~/.atlasbridge/audit.log
 
-What was shown is in state.jsonl, a text that the question names by its hash.
-Both of these print that hash, for the question with this id (in full):
+What was shown is in state.jsonl, in a text that the question names by its hash.
+Both of these print the hash of it, for the question with this id (in full):
 
   id=…
   jq -nj --arg id "$id" 'reduce inputs as $r ({};
     if $r.rec == "text" then .text[$r.id] = $r.text
-    elif $r.rec == "prompt" and $r.id == $id then .sha = $r.shown_sha256
-    else . end) | .text[.sha]' ~/.atlasbridge/state.jsonl | sha256sum
+    elif $r.rec == "prompt" and $r.id == $id then .sha = $r.about_sha256
+    else . end) | .text[.sha] | fromjson.shown
+    ' ~/.atlasbridge/state.jsonl | sha256sum
   jq -nr --arg id "$id" '[inputs | select(.prompt_id == $id).shown_sha256 //
     empty] | last' ~/.atlasbridge/audit.log
 
@@ -423,7 +429,14 @@ run all the same.
 Flags:
   --json  print one array
 `},
-		{name: "config", summary: "settings in force and where each came from", do: cmdConfig, text: configHelp()},
+		{name: "config", summary: "settings in force and where each came from", do: cmdConfig, text: `config [--json]
+
+Shows each setting, and which of these it is from; the first that has it wins:
+a flag, the environment, config.toml, the default. The token is masked.
+
+Flags:
+  --json  print one array
+`, more: configHelp},
 		{name: "version", summary: "this program's version", do: cmdVersion,
 			text: `version
 
@@ -820,17 +833,10 @@ func onTerminal(f *os.File) bool {
 // ---- help, version, completion ----
 // What the program says of itself.
 
-// configHelp is the help of the command config: it explains each setting, as it would stand in config.toml.
+// configHelp explains each setting, as it would stand in config.toml.
 func configHelp() string {
 	var text strings.Builder
-	text.WriteString(`config [--json]
-
-Shows each setting, and which of these it is from; the first that has it wins:
-a flag, the environment, config.toml, the default. The token is masked.
-
-Flags:
-  --json  print one array
-
+	text.WriteString(`
 config.toml is in ~/.atlasbridge, or where ATLASBRIDGE_HOME says, else
 STORAGE_PATH. Names with a dot stand in a table: [telegram], then bot_token =
 "…". kill -HUP PID, with the PID of atlasbridge, has a session read it anew. A
@@ -2598,7 +2604,7 @@ func (s *session) tellTrouble(doing string, err error) {
 // promptInState is the prompt as the state has it, nil when it has none of this id or cannot be
 // read.
 func (s *session) promptInState(id string) *PromptRecord {
-	p, _, err := s.st.Prompt(id)
+	p, err := s.st.Prompt(id)
 	if err != nil {
 		return nil
 	}
@@ -3572,7 +3578,7 @@ func (s *session) expire(q *question) bool {
 	if expired {
 		return true
 	}
-	p, _, err := s.st.Prompt(q.rec.ID)
+	p, err := s.st.Prompt(q.rec.ID)
 	if err == nil && p == nil { // from the state
 		q.leave(Failed, "it vanished")
 	}
@@ -5334,7 +5340,7 @@ func (p *PromptRecord) ask(ctx context.Context, st *Store) (*PromptRecord, error
 		case <-ctx.Done():
 		case <-time.After(max(askMoment, min(left, askLook))):
 		}
-		now, _, err := st.Prompt(p.ID)
+		now, err := st.Prompt(p.ID)
 		cause := context.Cause(ctx)
 		_, back := errors.AsType[*stopped](cause)
 		to := Canceled

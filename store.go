@@ -10,10 +10,9 @@
 // newline, and its rec is a kind that is known. It carries the whole record as it is after a change: the last valid
 // line with a rec and id is the truth. A line whose v is later than schemaVersion stops the reader.
 //
-// What a question asks never changes. It is written once, before the first line of the question, in records of kind
-// "text" whose ids are their SHA-256: shown_sha256 names what was shown, about_sha256 a JSON object of all else: the
-// question, its context, its answers. Every line of the question names them and says what became of it; a compaction
-// keeps them with it.
+// What a question asks never changes. It is written once, before the first line of the question, in a record of kind
+// "text" whose id is its SHA-256: a JSON object of what was shown, the question, its context, its answers. Every line
+// of the question names it in about_sha256 and says what became of the question; a compaction keeps it with that.
 //
 // Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
 // from it, in the audit log too. One Update is one write to each: to state.jsonl the records and, in the record
@@ -49,10 +48,10 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode"
 )
@@ -171,17 +170,17 @@ type setting struct {
 	def   string // the default, as it would stand in config.toml
 	does  string // what the help says of it, on one line
 	env   string // name of the variable in the environment, "" none
-	min   string // of numbers, in the unit of the key
-	max   string // "": there are no bounds
 	shape string // regular expression of a text
-	must  string // said of a text that does not match
+	must  string // said of a value that does not fit
+	min   string // of numbers, in the unit of the key
+	max   string // "": it has no numbers
 	to    any    // a field of Config; its type decides what a value must look like
 }
 
 // settingsText is every key there is, in the order `config` shows them, with its default as it would stand in
-// config.toml. Then: what it does; what a number is within, or what a text matches. The bounds keep a slip of the
-// finger from disabling a guard. Those of Telegram: https://core.telegram.org/bots/api (a message's length, 2^52 for
-// ids). No server gets the token but by https.
+// config.toml. Then: what it does; what a text matches; what is said where a value does not fit, with the bounds of
+// numbers. These keep a slip of the finger from disabling a guard. Those of Telegram:
+// https://core.telegram.org/bots/api (a message's length, 2^52 for ids). No server gets the token but by https.
 const settingsText = `
 channel = ""
     telegram or local; "": telegram once a bot is set up
@@ -189,33 +188,35 @@ channel = ""
     must be telegram or local
 timeout_seconds = 600
     seconds that a question waits for its answer
-    from 1 to 86400
+    must be a number from 1 to 86400
 permission_timeout_seconds = 300
     the same where claude's hook asks for a permission
     environment: PERMISSION_TIMEOUT_SEC
-    from 1 to 86400
+    must be a number from 1 to 86400
 detection_threshold = 0.65
     how sure known words must be, 0.60 to 0.99; else "possibly a question"
-    from 0.6 to 0.99
+    must be a number from 0.6 to 0.99
 stuck_timeout_seconds = 2.0
     seconds of silence that make an unfinished line a question
-    from 0.2 to 600
+    must be a number from 0.2 to 600
 buffer_size_bytes = 4096
     output kept for ATLASBRIDGE_CAPTURE_PROMPTS
-    from 512 to 1048576
+    must be a whole number from 512 to 1048576
 echo_suppression_ms = 150
     time after an answer in which its echo is no question
-    from 0 to 10000
+    must be a number from 0 to 10000
 free_text_enabled = false
     a text that is asked for can come by phone
+    must be true or false
 notify_idle = true
     tell the phone when a turn is over
+    must be true or false
 away_after_seconds = 20
     seconds without your keys before a question goes out
-    from 0 to 86400
+    must be a number from 0 to 86400
 context_chars = 600
     characters above a question that are sent with it, whole rows
-    from 0 to 3000
+    must be a whole number from 0 to 3000
 telegram.bot_token = ""
     the bot, as @BotFather gave it; a secret
     environment: TELEGRAM_BOT_TOKEN
@@ -224,11 +225,11 @@ telegram.bot_token = ""
 telegram.chat_id = 0
     the chat where it asks
     environment: TELEGRAM_CHAT_ID
-    from -4503599627370496 to 4503599627370496
+    must be a whole number from -4503599627370496 to 4503599627370496
 telegram.allowed_users = []
     who may answer: user ids, as [1001, 1002]
     environment: ALLOWED_USER_IDS
-    from 1 to 4503599627370496
+    must be a list of numeric ids from 1 to 4503599627370496, like [1001, 1002], without names and quotes
 telegram.api_base = "https://api.telegram.org"
     the Bot API server that gets the token
     environment: TELEGRAM_API_BASE
@@ -236,14 +237,15 @@ telegram.api_base = "https://api.telegram.org"
     must be a URL that begins with https:// (http only for this machine itself)
 stream.enabled = false
     send the text of the screen as it comes, as --stream does
+    must be true or false
 stream.max_chars = 3500
     longest message of the stream
     environment: OUTPUT_MAX_CHARS
-    from 100 to 4096
+    must be a whole number from 100 to 4096
 stream.flush_ms = 200
     time that output is gathered for the stream
     environment: OUTPUT_FLUSH_MS
-    from 50 to 10000
+    must be a number from 50 to 10000
 safe_defaults.yes_no = "n"
     nobody answered a plain yes/no: only n is possible
     is n
@@ -262,7 +264,7 @@ safe_defaults.free_text = ""
     must be one line of at most 200 characters, none of them a control character
 retention_days = 30
     days that ended sessions stay in state.jsonl
-    from 1 to 36500
+    must be a whole number from 1 to 36500
 log_level = "info"
     of atlasbridge.log: debug, info, warn, error
     environment: LOG_LEVEL
@@ -272,7 +274,7 @@ log_level = "info"
 
 // reSetting is a key in settingsText, with all that is said of it.
 var reSetting = re(`(?m)^([a-z_.]+) = (.*)\n    (.*)(?:\n    environment: (.*))?` +
-	`(?:\n    from (.*) to (.*))?(?:\n    is (.*)\n    (must .*))?$`)
+	`(?:\n    is (.*))?\n    (must (?:.* from (\S+) to ([^\s,]+))?.*)$`)
 
 // settings is the rows of settingsText, bound to the fields of c.
 func settings(c *Config) (rows []setting) {
@@ -289,10 +291,10 @@ func settings(c *Config) (rows []setting) {
 			def:   m[2],
 			does:  m[3],
 			env:   m[4],
-			min:   m[5],
-			max:   m[6],
-			shape: m[7],
-			must:  m[8],
+			shape: m[5],
+			must:  m[6],
+			min:   m[7],
+			max:   m[8],
 			to:    fields[m[1]],
 		}
 		if s.to == nil { // a safe default
@@ -346,14 +348,12 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 			switch {
 			case err == nil:
 				s = next
-				continue
 			case fromFile && c.mend != nil && c.mend(s.Key, err):
 			case next.shared():
 				c.ignored = append(c.ignored, err.Error()+"; it is not used")
 			default:
 				return err
 			}
-			_ = s.assign(c) // which was right
 		}
 		c.inForce = append(c.inForce, s)
 	}
@@ -361,36 +361,36 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 	return c.chooseChannel()
 }
 
-// configTime is when config.toml was last written, the zero time without one.
-func configTime(dir string) time.Time {
-	info, err := os.Stat(filepath.Join(dir, "config.toml"))
+// modTime is when a file was last written, the zero time of none.
+func modTime(path string) time.Time {
+	info, err := os.Stat(path)
 	if err != nil {
 		return time.Time{}
 	}
 	return info.ModTime()
 }
 
-// reloaded is c, which others may be reading, with what can change while a session runs as it is set now. After an
-// error nothing but the stamp has changed.
+// configTime is when config.toml was last written, the zero time without one.
+func configTime(dir string) time.Time { return modTime(filepath.Join(dir, "config.toml")) }
+
+// reloaded is the settings as they are now, but for the channel and what belongs to it, and whether there is a stream:
+// these a session has begun with. c, which others may be reading, stays as it is. After an error nothing but the stamp
+// has changed.
 func (c *Config) reloaded() (*Config, error) {
-	fresh := *c
 	now, err := loadConfig(c.Dir, c.getenv, c.flags)
-	fresh.stamp = now.stamp
 	if err != nil {
-		return &fresh, fmt.Errorf("the settings stay as they were: %w", err)
+		same := *c
+		same.stamp = now.stamp
+		return &same, fmt.Errorf("the settings stay as they were: %w", err)
 	}
-	fresh.Timeout = now.Timeout
-	fresh.PermissionTimeout = now.PermissionTimeout
-	fresh.Away = now.Away
-	fresh.FreeText = now.FreeText
-	fresh.NotifyIdle = now.NotifyIdle
-	fresh.Users = now.Users
-	if now.Channel == "telegram" && c.Channel == "telegram" {
-		fresh.Token = now.Token
-		fresh.ChatID = now.ChatID
-		fresh.APIBase = now.APIBase
+	if now.Channel != c.Channel {
+		now.Channel = c.Channel
+		now.Token = c.Token
+		now.ChatID = c.ChatID
+		now.APIBase = c.APIBase
 	}
-	return &fresh, nil
+	now.Stream = c.Stream
+	return now, nil
 }
 
 // shared tells that the value is from a variable that other programs read too, such as LOG_LEVEL.
@@ -411,45 +411,33 @@ func readConfig(path string, rows []setting) (map[string]setting, error) {
 }
 
 // given is the setting with the value that a text stands for; a list needs no brackets. It is the zero one where no
-// text is given. What is no value of the setting becomes a string, which assign refuses.
+// text is given. What is no value of the setting assign refuses.
 func (s setting) given(text, origin string) setting {
 	if text == "" {
 		return setting{}
 	}
-	text = strings.TrimSpace(text)
-	_, isText := s.to.(*string)
-	if _, ok := s.to.(*[]int64); ok {
-		text = "[" + strings.Trim(text, ", ") + "]"
+	value := json.RawMessage(strings.TrimSpace(text))
+	switch s.to.(type) {
+	case *string:
+		value = quoted(string(value))
+	case *[]int64:
+		value = json.RawMessage("[" + strings.Trim(string(value), ", ") + "]")
 	}
-	if isText || !tomlLine.MatchString("k="+text) {
-		return setting{Value: quoted(text), Origin: origin}
-	}
-	return setting{Value: json.RawMessage(text), Origin: origin}
+	return setting{Value: value, Origin: origin}
 }
 
 // quoted is the text as a JSON string.
 func quoted(text string) json.RawMessage { return json.RawMessage(inJSON(text)) }
 
-// assign sets the field of c to the value. The error never shows the value: it may be the bot's token.
+// assign sets the field of c to the value, if that fits. The error never shows the value: it may be the bot's token.
 func (s setting) assign(c *Config) error {
 	to := s.to
-	must := "must be a number, and a whole one where a fraction makes no sense"
 	var amount float64
-	switch s.to.(type) {
-	case *string:
-		must = "must be a string in quotes"
-	case *bool:
-		must = "must be true or false"
-	case *[]int64:
-		must = "must be a list of numeric ids like [1001, 1002], without names and quotes"
-	case *time.Duration:
+	if _, ok := to.(*time.Duration); ok {
 		to = &amount
 	}
-	if json.Unmarshal(s.Value, to) == nil {
-		must = s.outside()
-	}
-	if must != "" {
-		return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, must), "correct or remove it; default: "+s.def)
+	if !s.fits() || json.Unmarshal(s.Value, to) != nil {
+		return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, s.must), "correct or remove it; default: "+s.def)
 	}
 	switch to := s.to.(type) {
 	case *string:
@@ -466,16 +454,15 @@ func (s setting) assign(c *Config) error {
 	return nil
 }
 
-// outside says what the value must be, where it is of the right type and something else; "" it is right.
-func (s setting) outside() (must string) {
-	if s.Origin == "default" { // it is ours
-		return ""
+// fits reports whether a text has the setting's shape, and numbers are within its bounds. The default does.
+func (s setting) fits() bool {
+	if string(s.Value) == s.def || s.shape+s.max == "" {
+		return true
 	}
-	if text, ok := s.to.(*string); ok && !regexp.MustCompile("^("+s.shape+")$").MatchString(*text) {
-		return s.must
-	}
-	if s.max == "" {
-		return ""
+	if s.shape != "" {
+		var text string
+		err := json.Unmarshal(s.Value, &text)
+		return err == nil && regexp.MustCompile("^("+s.shape+")$").MatchString(text)
 	}
 	least, _ := strconv.ParseFloat(s.min, 64) // it is ours
 	most, _ := strconv.ParseFloat(s.max, 64)  // it is ours
@@ -483,10 +470,10 @@ func (s setting) outside() (must string) {
 	for number := range strings.FieldsFuncSeq(string(s.Value), between) {
 		n, err := strconv.ParseFloat(number, 64)
 		if err != nil || n < least || n > most {
-			return fmt.Sprintf("must be between %s and %s", s.min, s.max)
+			return false
 		}
 	}
-	return ""
+	return true
 }
 
 // row is the row of inForce with that key.
@@ -703,16 +690,30 @@ func (l *stateLock) acquire() error {
 	return nil
 }
 
-// take opens the lock's file, unless it is open, and waits for the lock.
+// take waits for the lock of the file that has its name: who removes that file must not part us from other processes.
 func (l *stateLock) take() error {
-	if l.lock == nil {
-		f, err := openPrivate(l.name, os.O_RDWR|os.O_CREATE)
-		if err != nil {
+	for {
+		if l.lock == nil || !isNamed(l.lock, l.name) {
+			f, err := openPrivate(l.name, os.O_RDWR|os.O_CREATE)
+			if err != nil {
+				return err
+			}
+			l.drop()
+			l.lock = f
+		}
+		err := awaitLock(l.lock, l.wait)
+		if err != nil || isNamed(l.lock, l.name) {
 			return err
 		}
-		l.lock = f
 	}
-	return awaitLock(l.lock, l.wait)
+}
+
+// drop gives back the lock and its file.
+func (l *stateLock) drop() {
+	if l.lock != nil {
+		_ = l.lock.Close() // nothing was written to it
+		l.lock = nil
+	}
 }
 
 // awaitLock takes the lock of a file. It tries again and again, with pauses that grow, until limit has passed.
@@ -882,28 +883,21 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// stamped is the JSON of a record, or another struct. Its times are in UTC, with six decimals: their members end in
-// "at", and no text has a quotation mark behind that which is not escaped.
+// reStamp finds times in JSON: their members end in "at", and no text has a quotation mark behind that which is not
+// escaped.
+var reStamp = re(`at":"[0-9][^"]*`)
+
+// stamped is the JSON of a record, or another struct. Its times are in UTC, with six decimals.
 func stamped(record any) (json.RawMessage, error) {
 	text, err := marshal(record)
-	if err != nil {
-		return nil, err
-	}
-	const member = `at":"`
-	var out []byte
-	for {
-		before, after, found := bytes.Cut(text, []byte(member))
-		out = append(out, before...)
-		if !found {
-			return out, nil
+	return reStamp.expr().ReplaceAllFunc(text, func(found []byte) []byte {
+		member, value, _ := strings.Cut(string(found), `:"`)
+		at, err := time.Parse(time.RFC3339Nano, value)
+		if err != nil {
+			return found
 		}
-		value, rest, _ := bytes.Cut(after, []byte(`"`))
-		if at, err := time.Parse(time.RFC3339Nano, string(value)); err == nil {
-			value = []byte(at.UTC().Format(stampLayout))
-		}
-		out = append(append(append(out, member...), value...), '"')
-		text = rest
-	}
+		return []byte(member + `:"` + at.UTC().Format(stampLayout))
+	}), err
 }
 
 // marshal is JSON on one line in which <, > and & stand for themselves.
@@ -961,48 +955,35 @@ func (s *Store) encode(records []Record) (lines []byte, err error) {
 	return lines, nil
 }
 
-// name names the texts of the prompt, which must have its head, and returns those that the state does not have. Those
-// of a prompt without answers were not read, for it has long been over, and stay as they are.
+// name names the text of the prompt, which must have its head, and returns that, if the state does not have it. One
+// that was not read stays as it is.
 func (s *Store) name(p *PromptRecord) (missing []Record) {
-	if p.Answers == nil {
+	if p.AboutSHA != "" && p.Answers == nil {
 		return nil
 	}
-	add := func(text string) (id string) {
-		t := &TextRecord{Head{schemaVersion, "text", digest([]byte(text)), p.At}, text}
-		if s.view.records[t.key()] == nil {
-			missing = append(missing, t)
-		}
-		return t.ID
-	}
 	about := p.Asked
-	about.Choices = nil // they are among the answers
-	about.Shown = ""
-	p.AboutSHA = add(inJSON(about))
-	if p.Shown != "" {
-		p.ShownSHA = add(p.Shown)
+	about.Choices = nil // they are among the answers, without secrets
+	text := inJSON(about)
+	p.AboutSHA = digest([]byte(text))
+	t := &TextRecord{Head{schemaVersion, "text", p.AboutSHA, p.At}, text}
+	if s.view.records[t.key()] == nil {
+		missing = append(missing, t)
 	}
 	return missing
 }
 
-// join gives the prompt the texts that its line names. Where one is missing the question fails, as with a damaged line.
-// One that has long been over is asked for nothing but what became of it.
+// join gives the prompt the text that its line names. Where that is missing the question fails, as with a damaged line.
+// One that has long been over is asked for nothing but what became of it, and has no answers.
 func (s *Store) join(p *PromptRecord) {
-	if p.settled() && !p.owes() && s.now().Sub(p.At) > updateLife {
-		p.Answers = nil
+	over := p.settled() && !p.owes()
+	switch {
+	case over && (p.AboutSHA == "" || time.Since(p.At) > updateLife):
 		return
-	}
-	about, err := s.text(p.AboutSHA)
-	if about != "" {
-		err = json.Unmarshal([]byte(about), &p.Asked)
-	}
-	shown, shownErr := s.text(p.ShownSHA)
-	if p.ShownSHA != "" {
-		p.Shown = shown
-	}
-	if (err != nil || shownErr != nil) && !p.settled() {
-		p.damage()
-	}
-	if p.Answers == nil { // an older atlasbridge wrote it
+	case p.AboutSHA != "":
+		if s.readText(p.AboutSHA, &p.Asked) != nil && !p.settled() {
+			p.damage()
+		}
+	case p.Answers == nil: // an older atlasbridge wrote it
 		p.listAnswers()
 	}
 	if p.Choices == nil {
@@ -1014,28 +995,26 @@ func (s *Store) join(p *PromptRecord) {
 	}
 }
 
-// text reads the text of that id from the file, "" of "".
-func (s *Store) text(id string) (string, error) {
-	if id == "" {
-		return "", nil
-	}
+// readText reads the text of that id, which is JSON, into a value.
+func (s *Store) readText(id string, into any) error {
 	line, ok := s.view.records["text "+id].(*stored)
 	if !ok {
-		return "", fs.ErrNotExist
+		return fs.ErrNotExist
 	}
 	b, err := s.log.read(line.at, line.size)
 	if err != nil {
-		return "", err
+		return err
 	}
 	var t TextRecord
-	err = json.Unmarshal(b, &t)
-	return t.Text, err
+	if err := json.Unmarshal(b, &t); err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(t.Text), into)
 }
 
 // damage fails a question of whose record a part is lost: it may have been answered.
 func (p *PromptRecord) damage() {
 	p.Status = Failed
-	p.NonceUsed = true
 	p.Reason = damaged
 	p.At = time.Now().UTC()
 	p.unsaid = true
@@ -1059,9 +1038,7 @@ type stateLine struct {
 // check reads the beginning of a line, {"v":2,"rec":"prompt","id":"…", and notes where its checksum does not match.
 func (l *stateLine) check() {
 	parts := strings.SplitN(string(l.text[:min(len(l.text), lineHead)]), `"`, 15)
-	for len(parts) < 14 {
-		parts = append(parts, "")
-	}
+	parts = append(parts, make([]string, 14)...)
 	l.V, _ = strconv.Atoi(strings.Trim(parts[2], ":,")) // 0 of a damaged line
 	l.Rec = parts[5]
 	l.ID = parts[9]
@@ -1073,13 +1050,14 @@ func (l *stateLine) check() {
 	}
 }
 
+// isStored reports whether the line is read by hardly anybody: it stays where it is.
+func (l *stateLine) isStored() bool {
+	return l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text")
+}
+
 // decode reads the whole line, which check found sound.
 func (l *stateLine) decode() {
-	if l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text") {
-		l.record = &stored{l.Head, l.at, len(l.text)}
-		return
-	}
-	r := kinds[l.Rec]()
+	r := newRecord(l.Rec)
 	l.err = json.Unmarshal(l.text, r)
 	if l.err != nil {
 		return
@@ -1157,18 +1135,23 @@ func (h *Head) key() string { return h.Rec + " " + h.ID }
 
 // sortByTime puts records in the order in which they were written.
 func sortByTime(records []Record) {
-	sort.Slice(records, func(i, j int) bool { return records[i].head().At.Before(records[j].head().At) })
+	slices.SortFunc(records, func(a, b Record) int { return a.head().At.Compare(b.head().At) })
 }
 
-// kinds makes an empty record for each value of rec.
-var kinds = map[string]func() Record{
-	"session": func() Record { return new(SessionRecord) },
-	"prompt":  func() Record { return new(PromptRecord) },
-	"reply":   func() Record { return new(ReplyRecord) },
-	"input":   func() Record { return new(InputRecord) },
-	"update":  func() Record { return new(UpdateRecord) },
-	"meta":    func() Record { return new(MetaRecord) },
-	"text":    func() Record { return new(TextRecord) },
+// kinds has a record, of which nobody takes more than the type, for each value of rec.
+var kinds = map[string]Record{
+	"session": new(SessionRecord),
+	"prompt":  new(PromptRecord),
+	"reply":   new(ReplyRecord),
+	"input":   new(InputRecord),
+	"update":  new(UpdateRecord),
+	"meta":    new(MetaRecord),
+	"text":    new(TextRecord),
+}
+
+// newRecord is an empty record of that kind.
+func newRecord(kind string) Record {
+	return reflect.New(reflect.TypeOf(kinds[kind]).Elem()).Interface().(Record)
 }
 
 // kindOf is the value of rec for a record: the name of its type.
@@ -1235,8 +1218,8 @@ type Asked struct {
 type Life struct {
 	SessionID   string     `json:"session_id"`
 	Status      State      `json:"status"`
-	Nonce       string     `json:"nonce"` // 32 hex
-	NonceUsed   bool       `json:"nonce_used"`
+	Nonce       string     `json:"nonce"`      // 32 hex
+	NonceUsed   bool       `json:"nonce_used"` // it is open no more: Update sees to that
 	CreatedAt   time.Time  `json:"created_at"`
 	ExpiresAt   time.Time  `json:"expires_at"`
 	DecidedAt   *time.Time `json:"decided_at,omitempty"`
@@ -1258,7 +1241,6 @@ type Life struct {
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed, with what
 	// was seen moving as it was shown.
 	ScreenSHA string `json:"screen_sha256,omitempty"`
-	ShownSHA  string `json:"shown_sha256,omitempty"` // names the text Shown
 	AboutSHA  string `json:"about_sha256,omitempty"` // names the text Asked, a JSON object
 	Reason    string `json:"reason,omitempty"`       // why failed or canceled; the operator's reason for a refusal
 	Note      string `json:"note,omitempty"`         // what else became of the answer
@@ -1469,8 +1451,7 @@ type View struct {
 	Inputs   map[string]*InputRecord
 	Updates  map[string]*UpdateRecord
 	Meta     map[string]*MetaRecord
-	records  map[string]Record        // all of them, by kind and id: the Store's
-	owing    map[string]*PromptRecord // those whose messages may not show what they are to show: the Store's
+	records  map[string]Record // all of them, by kind and id: the Store's
 }
 
 // emptyView is the view of an empty file.
@@ -1482,7 +1463,6 @@ func emptyView() *View {
 		Updates:  map[string]*UpdateRecord{},
 		Meta:     map[string]*MetaRecord{},
 		records:  map[string]Record{},
-		owing:    map[string]*PromptRecord{},
 	}
 }
 
@@ -1495,12 +1475,11 @@ func (v *View) apply(r Record) {
 		v.Sessions[h.ID] = r
 	case *PromptRecord:
 		v.Prompts[h.ID] = r
-		delete(v.owing, h.ID)
-		if r.owes() {
-			v.owing[h.ID] = r
-		}
 	case *InputRecord:
 		v.Inputs[h.ID] = r
+		if r.UpdateID != "" { // a power cut may have lost the record of that
+			v.Updates[r.UpdateID] = &UpdateRecord{Head{ID: r.UpdateID}, r.Kind}
+		}
 	case *UpdateRecord:
 		v.Updates[h.ID] = r
 	case *MetaRecord:
@@ -1528,7 +1507,7 @@ func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 			found = append(found, p)
 		}
 	}
-	sort.Slice(found, func(i, j int) bool { return found[i].CreatedAt.Before(found[j].CreatedAt) })
+	slices.SortFunc(found, func(a, b *PromptRecord) int { return a.CreatedAt.Compare(b.CreatedAt) })
 	return found
 }
 
@@ -1543,15 +1522,13 @@ func (v *View) transition(old, r Record) error {
 		}
 	case *PromptRecord:
 		was := old.(*PromptRecord)
-		if was.NonceUsed && (!r.NonceUsed || r.Nonce != was.Nonce) {
-			return errors.New("a used nonce stays used")
-		}
 		legal := slices.Contains(next[was.Status], r.Status)
 		switch r.Status {
 		case was.Status:
 			return nil
 		case AwaitingReply:
-			legal = legal && v.active(r.SessionID) && !v.awaits(r.SessionID)
+			waits := v.which(func(p *PromptRecord) bool { return p.Status == r.Status && p.SessionID == r.SessionID })
+			legal = legal && v.active(r.SessionID) && len(waits) == 0
 		case Routed, ReplyReceived:
 			legal = legal && v.active(r.SessionID)
 		}
@@ -1560,16 +1537,6 @@ func (v *View) transition(old, r Record) error {
 		}
 	}
 	return nil
-}
-
-// awaits tells whether a question of the session awaits its reply.
-func (v *View) awaits(session string) bool {
-	for _, p := range v.Prompts {
-		if p.Status == AwaitingReply && p.SessionID == session {
-			return true
-		}
-	}
-	return false
 }
 
 // ---- open and replay ----
@@ -1590,10 +1557,9 @@ const (
 type Store struct {
 	Dir       string
 	Retention time.Duration // how long ended sessions and their questions are kept
-	now       func() time.Time
-	crashing  func()   // before a panic of ours ends the process; nil: nothing is
-	log       *journal // state.jsonl; its mutex guards what follows
-	audit     *journal // audit.log, under the same lock
+	crashing  func()        // before a panic of ours ends the process; nil: nothing is
+	log       *journal      // state.jsonl; its mutex guards what follows
+	audit     *journal      // audit.log, under the same lock
 
 	view           *View
 	read           int64         // bytes of the file that view holds
@@ -1606,7 +1572,7 @@ type Store struct {
 	auditTrouble   error         // why the audit log lacks an entry
 	compactTrouble error         // why the last compaction failed
 
-	held sync.Map // our locks by name: *os.File
+	poll atomic.Pointer[os.File] // the lock of the polling; nil: another process has it
 }
 
 // openState opens the state in dir, which it makes when it is missing, and reads it.
@@ -1629,7 +1595,6 @@ func newStore(dir string, do files) (*Store, error) {
 	s := &Store{
 		Dir:       dir,
 		Retention: retention,
-		now:       time.Now,
 		log:       &journal{stateLock: lock, path: filepath.Join(dir, "state.jsonl")},
 		audit:     &journal{stateLock: lock, path: filepath.Join(dir, "audit.log")},
 		view:      emptyView(),
@@ -1702,14 +1667,8 @@ func (s *Store) Close() {
 	s.log.closed = true
 	s.log.drop()
 	s.audit.drop()
-	if s.log.lock != nil {
-		_ = s.log.lock.Close() // nothing was written to it
-		s.log.lock = nil
-	}
-	s.held.Range(func(_, lock any) bool {
-		_ = lock.(*os.File).Close() // of what is in it nobody depends
-		return true
-	})
+	s.log.stateLock.drop()
+	s.LeavePoll()
 }
 
 // catchPanic is deferred by every goroutine that works beside a session's terminal: it calls crashing when that panics.
@@ -1777,41 +1736,58 @@ func (s *Store) forget() {
 }
 
 // replay brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
-// one of an id decoded. A torn end is moved aside: an error is that of moving it, or that a later atlasbridge wrote.
+// one of an id decoded. A question whose newest line is damaged has failed: what that said is unknown. A torn end is
+// moved aside: an error is that of moving it, or that a later atlasbridge wrote.
 func (s *Store) replay(b []byte) error {
-	lines := make([]stateLine, 0, bytes.Count(b, []byte("\n")))
 	newest := map[string]*stateLine{}
+	lost := map[string]bool{} // keys of which the newest line is damaged
+	var notes []string
+	damaged := func(l *stateLine) {
+		notes = append(notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, l.text))
+		lost[l.key()] = true
+	}
+	first := s.read == 0
 	at := s.read
+	live := 0 // bytes of lines that are the last of their ids
 	for text := range bytes.Lines(b) {
 		if text[len(text)-1] != '\n' {
 			break
 		}
-		lines = append(lines, stateLine{text: text, at: at})
-		l := &lines[len(lines)-1]
-		l.check()
-		if l.err == nil && l.V > schemaVersion {
-			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", l.V)
-		}
-		if l.err == nil {
-			newest[l.key()] = l
-		}
+		l := &stateLine{text: text, at: at}
 		at += int64(len(text))
+		l.check()
+		switch {
+		case l.err != nil:
+			damaged(l)
+		case l.V > schemaVersion:
+			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", l.V)
+		case l.isStored():
+			s.view.apply(&stored{l.Head, l.at, len(text)})
+			live += len(text)
+		default:
+			newest[l.key()] = l
+			delete(lost, l.key())
+		}
 	}
 	s.decode(slices.Collect(maps.Values(newest)))
-	first := s.read == 0
-	s.read = at
-	live := 0 // bytes of lines that are the last of their ids
-	for _, l := range lines {
+	for _, l := range newest {
 		if l.err != nil {
-			s.notes = append(s.notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, l.text))
+			damaged(l)
+			continue
 		}
-		r := s.recordOf(&l)
-		if r != nil {
-			s.view.apply(r)
-			s.older = s.older || l.V < schemaVersion
-			live += len(l.text)
+		s.view.apply(l.record)
+		s.older = s.older || l.V < schemaVersion
+		live += len(l.text)
+	}
+	for key := range lost {
+		if p, ok := s.view.records[key].(*PromptRecord); ok {
+			failed := *p
+			failed.damage()
+			s.view.apply(&failed)
 		}
 	}
+	s.read = at
+	s.notes = append(s.notes, notes...)
 	s.changed()
 	if first {
 		s.compactAt = max(compactMin, int64(compactFactor*live))
@@ -1830,7 +1806,7 @@ func (s *Store) replay(b []byte) error {
 	return nil
 }
 
-// decode decodes lines, many on all processors.
+// decode decodes lines, many on all processors. What is stored is in the view.
 func (s *Store) decode(lines []*stateLine) {
 	var shares sync.WaitGroup
 	enough := len(lines)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
@@ -1839,28 +1815,13 @@ func (s *Store) decode(lines []*stateLine) {
 			defer s.catchPanic()
 			for _, l := range share {
 				l.decode()
+				if p, ok := l.record.(*PromptRecord); ok {
+					s.join(p)
+				}
 			}
 		})
 	}
 	shares.Wait()
-}
-
-// recordOf is what a line says, nil for nothing. A question whose newest line is damaged has failed: what it said is
-// unknown. Its texts stand before it.
-func (s *Store) recordOf(l *stateLine) Record {
-	if p, ok := l.record.(*PromptRecord); ok {
-		s.join(p)
-	}
-	if l.err != nil {
-		was := s.view.Prompts[l.ID]
-		if l.Rec != "prompt" || was == nil {
-			return nil
-		}
-		p := *was
-		p.damage()
-		return &p
-	}
-	return l.record
 }
 
 // changed wakes who waits for a change of the view.
@@ -1872,7 +1833,7 @@ func (s *Store) changed() {
 // isStale tells whether some record is to be forgotten.
 func (s *Store) isStale() bool {
 	for _, r := range s.view.records {
-		if s.now().Sub(r.head().At) > s.Retention && !s.retained(r) {
+		if time.Since(r.head().At) > s.Retention && !s.retained(r) {
 			return true
 		}
 	}
@@ -1898,7 +1859,7 @@ func (s *Store) Update(fn func(*View) ([]Record, error)) error {
 	if err != nil {
 		return err
 	}
-	return s.write(slices.DeleteFunc(recs, s.comesAgain), nil)
+	return s.write(recs, nil)
 }
 
 // Audit enters events that are no change of the state, though that cannot be written, and whatever the audit log lacks.
@@ -1974,13 +1935,14 @@ func (s *Store) check(recs []Record) (whole []Record, events []Event, err error)
 			old = s.view.records[h.key()]
 		}
 		if old == nil {
-			old = kinds[h.Rec]()
+			old = newRecord(h.Rec)
 		}
 		s.date(h, old)
 		if own, ok := r.(*SessionRecord); ok && own.Topic == (Topic{}) {
 			own.Topic = old.(*SessionRecord).Topic // a session's own record says nothing of it
 		}
 		if p, ok := r.(*PromptRecord); ok {
+			p.NonceUsed = !p.Open()
 			whole = append(whole, s.name(p)...)
 		}
 		if err := s.view.transition(old, r); err != nil {
@@ -1996,7 +1958,7 @@ func (s *Store) check(recs []Record) (whole []Record, events []Event, err error)
 // date completes the head of a record that follows old, nil none.
 func (s *Store) date(h *Head, old Record) {
 	h.V = schemaVersion
-	h.At = s.now().UTC().Truncate(time.Microsecond)
+	h.At = time.Now().UTC().Truncate(time.Microsecond)
 	if old != nil && !h.At.After(old.head().At) {
 		h.At = old.head().At.Add(time.Microsecond)
 	}
@@ -2029,7 +1991,7 @@ func (s *Store) record(recs []Record) error {
 // enter chains events to the audit log, whose head is noted, and returns the record of the new one, with all entries
 // that the log lacks. After an error, why the log cannot be read, these are all that it may lack.
 func (s *Store) enter(noted MetaRecord, events []Event) (*MetaRecord, error) {
-	tail, err := s.auditTail()
+	tail, err := s.auditTail(noted.chainHead)
 	last, lacking := goOn(tail, noted.chainHead, noted.Entries)
 	events = events[:min(len(events), max(0, maxOwed-len(lacking)))]
 	entries, last := chain(last, events)
@@ -2047,15 +2009,19 @@ func (s *Store) enter(noted MetaRecord, events []Event) (*MetaRecord, error) {
 	return &head, err
 }
 
-// auditTail reads the end of the audit log. Bytes after the last newline are a write that a crash cut short: they are
-// moved aside.
-func (s *Store) auditTail() ([]byte, error) {
+// auditTail reads the end of the audit log, and all of it where only that has the entry that the state notes: one that
+// was put back from a copy knows less. Bytes after the last newline are a write that a crash cut short: they are moved
+// aside.
+func (s *Store) auditTail(noted chainHead) ([]byte, error) {
 	log := s.audit
 	if err := log.look(); err != nil {
 		return nil, err
 	}
 	size := min(log.end, maxEntry)
 	tail, err := log.read(log.end-size, int(size))
+	if err == nil && !noted.isIn(tail) {
+		tail, err = log.read(0, int(log.end))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -2087,24 +2053,9 @@ func (s *Store) VerifyAudit(heads ...string) (Verdict, error) {
 	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), begins, heads...)
 }
 
-// comesAgain tells that the record is an input which an update asks for again: a power cut lost only that the update
-// was acted on.
-func (s *Store) comesAgain(r Record) bool {
-	in, ok := r.(*InputRecord)
-	if !ok || in.UpdateID == "" {
-		return false
-	}
-	for _, was := range s.view.Inputs {
-		if was.UpdateID == in.UpdateID && was.ID != in.ID {
-			return true
-		}
-	}
-	return false
-}
-
 // Move takes a prompt along one legal transition; change may fill in more.
 func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
-	now := s.now().UTC()
+	now := time.Now().UTC()
 	err = s.Update(func(v *View) ([]Record, error) {
 		old := v.Prompts[id]
 		if old == nil || old.Status == to || to == Expired && now.Before(old.ExpiresAt) {
@@ -2118,11 +2069,8 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 		if to == Expired {
 			p.DecidedBy = ref("auto:timeout")
 		}
-		if old.Open() && !p.Open() {
-			p.NonceUsed = true
-			if p.DecidedAt == nil {
-				p.DecidedAt = &now
-			}
+		if old.Open() && !p.Open() && p.DecidedAt == nil {
+			p.DecidedAt = &now
 		}
 		moved = v.transition(old, &p) == nil
 		switch {
@@ -2138,16 +2086,20 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 
 // reply is the record that the prompt's answer has been typed, or passed on.
 func (p *PromptRecord) reply(now time.Time) *ReplyRecord {
-	value := "" // nobody gave one
-	if p.Value != nil {
-		value = *p.Value
+	return &ReplyRecord{Head{ID: p.ID}, p.ID, p.SessionID, maybe(p.Value), replySource(p), now}
+}
+
+// maybe is the text, "" of none.
+func maybe(text *string) string {
+	if text == nil {
+		return ""
 	}
-	return &ReplyRecord{Head{ID: p.ID}, p.ID, p.SessionID, value, replySource(p), now}
+	return *text
 }
 
 // replySource says whose answer was typed, in a record.
 func replySource(p *PromptRecord) string {
-	if p.DecidedBy != nil && strings.HasPrefix(*p.DecidedBy, "auto:") {
+	if strings.HasPrefix(maybe(p.DecidedBy), "auto:") {
 		return "timeout_default"
 	}
 	return "operator"
@@ -2199,16 +2151,12 @@ func (s *Store) Change(id string, change func(*PromptRecord)) error {
 	})
 }
 
-// Prompt is one prompt with its session, as they are now; nil where there is none. Both are read only. Where the state
-// cannot be read any more they are as they were, with an error.
-func (s *Store) Prompt(id string) (*PromptRecord, *SessionRecord, error) {
+// Prompt is one prompt as it is now, nil where there is none. It is read only. Where the state cannot be read any more
+// it is as it was, with an error.
+func (s *Store) Prompt(id string) (*PromptRecord, error) {
 	defer s.log.release()
 	err := s.begin()
-	p := s.view.Prompts[id]
-	if p == nil {
-		return nil, nil, err
-	}
-	return p, s.view.Sessions[p.SessionID], err
+	return s.view.Prompts[id], err
 }
 
 // PromptsOf are a session's prompts, the oldest first; none where the state cannot be read. They are read only.
@@ -2274,16 +2222,16 @@ func (s *Store) SetTopic(session string, to Topic) error {
 	})
 }
 
-// Unsettled are the prompts of which messages may not show what they are to show, in the order in which that came
-// about, and their sessions, with this one and those whose topic has not ended with them. changed is closed by the
-// next change of the state that this process reads.
+// Unsettled are the prompts of which messages may not show what they are to show, the oldest first, and their
+// sessions, with this one and those whose topic has not ended with them. changed is closed by the next change of the
+// state that this process reads.
 func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[string]*SessionRecord,
 	changed <-chan struct{}) {
 	defer s.log.release()
 	_ = s.begin() // as it was, where it cannot be read
 	sessions = map[string]*SessionRecord{}
-	for _, p := range s.view.owing {
-		owed = append(owed, p)
+	owed = s.view.which((*PromptRecord).owes)
+	for _, p := range owed {
 		sessions[p.SessionID] = cmp.Or(s.view.Sessions[p.SessionID], &SessionRecord{Head: Head{ID: p.SessionID}})
 	}
 	for id, r := range s.view.Sessions {
@@ -2291,7 +2239,6 @@ func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[st
 			sessions[id] = r
 		}
 	}
-	sort.Slice(owed, func(i, j int) bool { return owed[i].At.Before(owed[j].At) })
 	return owed, sessions, s.wake
 }
 
@@ -2347,9 +2294,9 @@ func promptFields(p *PromptRecord) (fields []Field) {
 			{"tool", p.Tool},
 		}
 		fields = append(fields, said("words", p.words(maxExcerpt))...)
-		fields = append(fields, said("shown_sha256", p.ShownSHA)...) // some are answered before they go out
+		fields = append(fields, p.shownSHA()...) // some are answered before they go out
 	case AwaitingReply:
-		fields = said("shown_sha256", p.ShownSHA)
+		fields = p.shownSHA()
 	case Failed:
 		fields = []Field{{"reason", p.Reason}}
 	case ReplyReceived:
@@ -2361,22 +2308,26 @@ func promptFields(p *PromptRecord) (fields []Field) {
 		fields = append(answerFields(p), Field{"source", replySource(p)})
 		fields = append(fields, said("screen_sha256", p.ScreenSHA)...)
 	}
-	if p.DecidedBy != nil && *p.DecidedBy != "" {
-		fields = append(fields, Field{"decided_by", *p.DecidedBy})
-		fields = append(fields, said("username", p.DecidedUser)...)
+	fields = append(fields, said("decided_by", maybe(p.DecidedBy))...)
+	return append(fields, said("username", p.DecidedUser)...)
+}
+
+// shownSHA is the hash of what a person is shown, that with which the screen is compared when the answer is typed.
+func (p *PromptRecord) shownSHA() []Field {
+	if p.Shown == "" {
+		return nil
 	}
-	return fields
+	return said("shown_sha256", digest([]byte(p.Shown)))
 }
 
 // resolveFields is who decided about a permission, and what: nil where only the tool knows, or nobody answered.
 func resolveFields(p *PromptRecord) []Field {
-	fields := person(*p.DecidedBy, p.DecidedUser)
-	if p.Value == nil {
-		fields = append(fields, Field{"decision", nil})
-	} else {
-		fields = append(fields, Field{"decision", *p.Value})
-		fields = append(fields, said("label", p.labels(*p.Value))...)
+	var decision any
+	if p.Value != nil {
+		decision = *p.Value
 	}
+	fields := append(person(*p.DecidedBy, p.DecidedUser), Field{"decision", decision})
+	fields = append(fields, said("label", p.labels(maybe(p.Value)))...)
 	fields = append(fields, said("grants", p.granted())...)
 	return append(fields, said("words", p.words(maxExcerpt))...)
 }
@@ -2444,16 +2395,14 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 		if found := v.find(d); found != nil {
 			p = *found
 		}
+		value := ""
 		why = s.guard(v, &p, d, now)
-		if why != "" {
-			return nil, nil
+		if why == "" {
+			value, why = p.interpret(d.Value)
 		}
-		value, bad := p.interpret(d.Value)
-		if bad != "" {
-			why = bad
-			return nil, nil
+		if why == "" {
+			why = p.unread(value, d.By)
 		}
-		why = p.unread(value, d.By)
 		if why != "" {
 			return nil, nil
 		}
@@ -2462,7 +2411,6 @@ func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, 
 			p.Status = Canceled
 			p.Reason = "left as it is"
 		}
-		p.NonceUsed = true
 		p.DecidedAt = ref(now.UTC())
 		p.DecidedBy = &d.By
 		p.DecidedUser = d.User
@@ -2519,10 +2467,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 
 // became refuses an answer to a question that is over, or whose time is, with what became of it.
 func (p *PromptRecord) became() Refusal {
-	by := ""
-	if p.DecidedBy != nil {
-		by = *p.DecidedBy
-	}
+	by := maybe(p.DecidedBy)
 	switch {
 	case p.Open(), p.Status == Expired, by == "auto:timeout":
 		return Refusal("the question is over: nobody answered by " + clock(p.ExpiresAt))
@@ -2560,10 +2505,7 @@ func fromPhone(by string) bool { return strings.HasPrefix(by, "telegram:") }
 
 // byWhom says who decided, in a message.
 func byWhom(by *string) string {
-	who := ""
-	if by != nil {
-		who = *by
-	}
+	who := maybe(by)
 	switch who {
 	case "":
 		return "terminal"
@@ -2737,7 +2679,7 @@ func (p *PromptRecord) labels(value string) string {
 
 // granted is what the answer allows for longer than once, "" nothing.
 func (p *PromptRecord) granted() string {
-	if p.Value == nil || *p.Value != hookAlways || p.Status == Failed {
+	if maybe(p.Value) != hookAlways || p.Status == Failed {
 		return ""
 	}
 	return p.Lasting
@@ -2764,12 +2706,9 @@ func (p *PromptRecord) checkText(s string) Refusal {
 	if len(s) > limit {
 		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
 	}
-	for _, r := range s {
-		c0 := r < 0x20 && r != '\n' && r != '\t'
-		c1 := 0x7f <= r && r < 0xa0
-		if c0 || c1 || r == '\uFFFD' {
-			return "the answer has control characters in it"
-		}
+	odd := func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' || r == '\uFFFD' }
+	if strings.ContainsFunc(s, odd) {
+		return "the answer has control characters in it"
 	}
 	return ""
 }
@@ -2852,24 +2791,12 @@ func concerns(r Record) string {
 
 // touch tells the other processes that follow the sessions of those records. One without a file has ended.
 func (s *Store) touch(recs []Record) {
-	done := ""
+	now := time.Now()
 	for _, r := range recs {
-		session := concerns(r)
-		if session != "" && session != done {
-			now := time.Now()
+		if session := concerns(r); session != "" {
 			_ = os.Chtimes(s.lockPath(session), now, now) // if it fails they look anyway
-			done = session
 		}
 	}
-}
-
-// touched is when the session was last concerned, the zero time once it has ended.
-func (s *Store) touched(session string) time.Time {
-	info, err := os.Stat(s.lockPath(session))
-	if err != nil {
-		return time.Time{}
-	}
-	return info.ModTime()
 }
 
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
@@ -2882,7 +2809,7 @@ func (s *Store) Follow(ctx context.Context, session string, look <-chan time.Tim
 		defer close(out)
 		seen := map[string]time.Time{} // the newest change that was sent, by key
 		for ctx.Err() == nil {
-			touched := s.touched(session)
+			touched := modTime(s.lockPath(session))
 			recs, wake, err := s.news(session, seen)
 			for _, r := range recs {
 				select {
@@ -2898,7 +2825,7 @@ func (s *Store) Follow(ctx context.Context, session string, look <-chan time.Tim
 			for same := true; same; {
 				select {
 				case <-look:
-					same = s.touched(session).Equal(touched)
+					same = modTime(s.lockPath(session)).Equal(touched)
 					continue
 				case <-wake:
 				case <-ctx.Done():
@@ -2942,31 +2869,26 @@ func (s *Store) compact() error {
 	return s.compactTrouble
 }
 
-// rewrite puts a file with the last lines of the records that are retained in the place of the old one, the texts
-// first.
+// rewrite puts a file with the last lines of the records that are retained in the place of the old one.
 func (s *Store) rewrite() error {
-	var kept, texts []Record
+	var kept []Record
 	named := map[string]bool{}
 	for _, r := range s.view.records {
-		switch p, ok := r.(*PromptRecord); {
-		case !s.retained(r) || r.head().Rec == "text":
+		p, ok := r.(*PromptRecord)
+		if !s.retained(r) {
 			continue
-		case ok:
+		}
+		if ok {
 			own := *p // others may be reading p
-			texts = append(texts, s.name(&own)...)
-			named["text "+own.AboutSHA] = true
-			named["text "+own.ShownSHA] = true
 			r = &own
+			kept = append(kept, s.name(&own)...)
+			named[own.AboutSHA] = true
 		}
 		kept = append(kept, r)
 	}
-	for key := range named {
-		if t := s.view.records[key]; t != nil {
-			texts = append(texts, t)
-		}
-	}
+	kept = slices.DeleteFunc(kept, func(r Record) bool { return r.head().Rec == "text" && !named[r.head().ID] })
 	sortByTime(kept)
-	lines, err := s.encode(slices.Concat(texts, kept))
+	lines, err := s.encode(kept)
 	if err != nil {
 		return err
 	}
@@ -2998,7 +2920,7 @@ func (s *Store) retained(r Record) bool {
 	case *stored: // a text lives as long as its prompt
 		alive = r.Rec == "text"
 	}
-	return alive || s.now().Sub(r.head().At) < life
+	return alive || time.Since(r.head().At) < life
 }
 
 // ---- files of sessions ----
@@ -3020,10 +2942,8 @@ func (s *Store) filesDir(session string) string { return filepath.Join(s.Dir, "f
 
 // newFile makes a file in the folder of a session's files; its name is a number and what is harmless of the name given.
 func (s *Store) newFile(session, name string) (*os.File, error) {
-	for _, dir := range []string{s.filesDir(""), s.filesDir(session)} {
-		if err := secureDir(dir); err != nil {
-			return nil, err
-		}
+	if err := secureDir(s.filesDir(session)); err != nil {
+		return nil, err
 	}
 	there, err := os.ReadDir(s.filesDir(session))
 	if err != nil {
@@ -3059,7 +2979,7 @@ func (s *Store) dropFiles(living map[string]bool) error {
 	for _, folder := range there {
 		info, infoErr := folder.Info()
 		err = errors.Join(err, infoErr)
-		if infoErr == nil && s.now().Sub(info.ModTime()) > s.Retention && !living[folder.Name()] {
+		if infoErr == nil && time.Since(info.ModTime()) > s.Retention && !living[folder.Name()] {
 			err = errors.Join(err, os.RemoveAll(s.filesDir(folder.Name())))
 		}
 	}
@@ -3076,35 +2996,40 @@ func lockName(session string) string { return "sessions/" + session + ".lock" }
 func (s *Store) lockPath(session string) string { return filepath.Join(s.Dir, lockName(session)) }
 
 // HoldSession comes before the session's record: an active one whose lock is free is dead.
+// release removes its file: nobody takes the lock of a session that has ended.
 func (s *Store) HoldSession(id string) (release func(), err error) {
-	return s.holdLock(lockName(id), lockVain)
+	f, err := s.holdLock(lockName(id), lockVain)
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = errors.Join(f.Close(), os.Remove(f.Name())) }, nil // a free lock says the same
 }
 
 // TryPoll makes this process the poller, unless another is.
 func (s *Store) TryPoll() (held bool, err error) {
-	_, err = s.holdLock("poll.lock", 0)
+	f, err := s.holdLock("poll.lock", 0)
 	if errors.Is(err, errLocked) {
 		return false, nil
+	}
+	if err == nil {
+		s.poll.Store(f)
 	}
 	return err == nil, err
 }
 
 // Polls tells whether this process is the poller.
-func (s *Store) Polls() bool {
-	_, ok := s.held.Load("poll.lock")
-	return ok
-}
+func (s *Store) Polls() bool { return s.poll.Load() != nil }
 
 // LeavePoll lets another process be the poller, where this one is.
 func (s *Store) LeavePoll() {
-	if f, ok := s.held.LoadAndDelete("poll.lock"); ok {
-		_ = f.(*os.File).Close() // of what is in it nobody depends
+	if f := s.poll.Swap(nil); f != nil {
+		_ = f.Close() // of what is in it nobody depends
 	}
 }
 
 // holdLock takes a lock, unless another process has it for longer than wait, or the file has been taken away meanwhile
 // (errLocked), and writes our pid into its file. Who only looks whether it is free has it for a moment.
-func (s *Store) holdLock(name string, wait time.Duration) (release func(), err error) {
+func (s *Store) holdLock(name string, wait time.Duration) (*os.File, error) {
 	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, fmt.Errorf("locking %s: %w", name, err)
@@ -3118,12 +3043,7 @@ func (s *Store) holdLock(name string, wait time.Duration) (release func(), err e
 		return nil, fmt.Errorf("locking %s: %w", name, err)
 	}
 	_, _ = f.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0) // for people: the lock is what counts
-	s.held.Store(name, f)
-	return func() {
-		s.held.Delete(name)
-		_ = f.Close()           // of what is in it nobody depends
-		_ = os.Remove(f.Name()) // nobody takes the lock of a session that has ended
-	}, nil
+	return f, nil
 }
 
 // holder is the pid in a lock file, −1 when it cannot be read; 0 only when the lock is surely free.
@@ -3149,12 +3069,7 @@ func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
 // waits tells that an answer to the prompt can still be taken, and who asked it lives.
 func (s *Store) waits(p *PromptRecord) bool {
-	asker := p.SessionID
-	if p.Source == fromHook {
-		asker = p.ID
-	}
-	inTime := p.Open() && s.now().Before(p.ExpiresAt) && s.view.active(p.SessionID)
-	return inTime && s.Alive(asker) && (asker == p.SessionID || s.Alive(p.SessionID))
+	return s.guard(s.view, p, Decision{Trusted: true}, time.Now()) == ""
 }
 
 // Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes old files of sessions, and
@@ -3228,7 +3143,6 @@ func (s *Store) Told(in InputRecord) error {
 func (p *PromptRecord) orphaned() *PromptRecord {
 	q := *p
 	q.Status = Failed
-	q.NonceUsed = true
 	switch {
 	case p.unsaid: // its reason stays
 	case p.Open():
