@@ -66,7 +66,7 @@ const (
 	maxReplies    = 4096    // bytes of answers that wait for TakeReplies
 	maxMarks      = 28      // bytes combined with a character; tmux has 32 together with it
 	maxMarkSets   = 1000    // different combinations of marks
-	maxStatuses   = 16      // reports that wait for TakeStatuses, titles for TakeTitles
+	maxStatuses   = 16      // reports and titles that wait to be taken
 	maxScrollback = 120     // rows that have left the screen: about 12 KiB
 	leastFlood    = 1 << 16 // bytes written at once, from which on lines may scroll through unread
 	maxFlood      = 1 << 18 // bytes of which that is decided together
@@ -117,12 +117,11 @@ type Screen struct {
 	seq    []byte // a string, or a sequence without its parameters
 	input  []byte // the beginning of a character
 
-	replies  []byte // that wait for TakeReplies
-	title    string
-	status   ProgramStatus
-	statuses []ProgramStatus // that wait for TakeStatuses
-	titles   []string        // that wait for TakeTitles
-	tr       transcript
+	replies []byte // that wait for TakeReplies
+	title   string
+	status  ProgramStatus
+	said    []ProgramStatus // that waits for TakeSaid
+	tr      transcript
 
 	scrolled       int                  // rows that left the primary screen at its top
 	scrollback     [maxScrollback]*line // the last of them, row n at n % maxScrollback
@@ -191,8 +190,9 @@ type Attr struct {
 	BG        int32
 }
 
-// ProgramStatus is a report of OSC 7501, as tools send it (measured).
+// ProgramStatus is a report of OSC 7501, as tools send it (measured), or a title.
 type ProgramStatus struct {
+	Title string
 	State string // idle, working, blocked, done, error, clear; "" none came
 	App   string
 	Kind  string // permission, question or auth, when blocked
@@ -366,17 +366,10 @@ func (s *Screen) Title() string { return s.title }
 // Status is the last report of OSC 7501.
 func (s *Screen) Status() ProgramStatus { return s.status }
 
-// TakeStatuses are the reports of OSC 7501 since the last call, the newest maxStatuses of them.
-func (s *Screen) TakeStatuses() []ProgramStatus {
-	taken := s.statuses
-	s.statuses = nil
-	return taken
-}
-
-// TakeTitles are the titles that were set since the last call, the newest maxStatuses of them.
-func (s *Screen) TakeTitles() []string {
-	taken := s.titles
-	s.titles = nil
+// TakeSaid is what the program has said of itself since the last call, the newest maxStatuses of it.
+func (s *Screen) TakeSaid() []ProgramStatus {
+	taken := s.said
+	s.said = nil
 	return taken
 }
 
@@ -1279,7 +1272,7 @@ func (s *Screen) replyColour(osc, level string, end byte) {
 func (s *Screen) noteTitle(title string) {
 	if title != s.title {
 		s.changes++
-		s.titles = append(s.titles[max(0, len(s.titles)-maxStatuses+1):], title)
+		s.says(ProgramStatus{Title: title})
 	}
 	s.title = title
 }
@@ -1302,7 +1295,12 @@ func (s *Screen) noteStatus(report string) {
 		Kind:  fields["kind"],
 		Msg:   strings.ToValidUTF8(string(msg), "\ufffd"),
 	}
-	s.statuses = append(s.statuses[max(0, len(s.statuses)-maxStatuses+1):], s.status)
+	s.says(s.status)
+}
+
+// says keeps what the program has said for TakeSaid.
+func (s *Screen) says(said ProgramStatus) {
+	s.said = append(s.said[max(0, len(s.said)-maxStatuses+1):], said)
 }
 
 // ---- key bytes ----
@@ -2437,11 +2435,6 @@ func (t *turnSigns) noteWork(fresh bool, now time.Time) {
 	t.workedAt = now
 }
 
-// broken tells whether somebody pressed the key that interrupts, and the work was over then.
-func (t *turnSigns) broken() bool {
-	return !t.brokeAt.IsZero() && t.workedAt.Sub(t.brokeAt) < breakTime
-}
-
 // noteReport notes a report of the protocol. Work before anybody typed that ends in idle is no
 // turn: codex starts with it.
 func (t *turnSigns) noteReport(status ProgramStatus, now time.Time) {
@@ -2489,78 +2482,75 @@ func (t *turnSigns) noteKeys(p []byte, working bool, now time.Time) {
 	}
 }
 
-// seconds is how long it has worked, 0 where that is not known.
-func (t *turnSigns) seconds() int {
-	if t.since.IsZero() {
-		return 0
-	}
-	return int(t.workedAt.Sub(t.since).Round(time.Second).Seconds())
+// answer is what a turn has left on the screen.
+type answer struct {
+	all    string    // all of it, the message that began it too
+	rows   []viewRow // of the last message of the tool's own
+	headed bool      // it begins there
+	end    TurnState // that rows below it tell: finished, interrupted, failed; "" none
+	why    string    // failed: the words of the error
 }
 
-// noteTold notes that what came of the turn is told.
-func (t *turnSigns) noteTold(on turnText) {
-	t.sent = false
-	t.worked = false
-	t.told = on.all
-}
-
-// turnText is what a turn has left on the screen.
-type turnText struct {
-	all     string    // all of it, the message that began it too
-	rows    []viewRow // of its own words
-	headed  bool      // they begin there
-	closed  bool      // below them stands what a tool writes when a turn is over
-	stopped bool      // that says that it was interrupted
-	failed  bool      // that is an error
-	why     string    // then its words
-}
-
-// textPart is what a row of a turn belongs to.
-type textPart int
-
-const (
-	partWords textPart = iota
-	partMessage
-	partStopped
-	partError
-	partClosing
-	partHints
-)
-
-// turnText reads the rows above row end from the user's last message on, or from the end of the
+// answer reads the rows above row end from the user's last message on, or from the end of the
 // turn before on: never the words of an earlier turn.
-func (v *view) turnText(end int) turnText {
-	var t turnText
+func (v *view) answer(end int) answer {
 	message := v.up(end, v.said)
-	t.headed = message > 0 || v.s.scrolled == 0 && !v.s.AltScreen() // codex keeps it in the first row
-	part := partWords
+	t := answer{headed: message > 0 || v.s.scrolled == 0 && !v.s.AltScreen()} // codex keeps it in the first row
+	part := TurnState("")
 	if message >= 0 {
-		part = partMessage
+		part = TurnReady
 	}
 	for _, w := range v.rows[max(0, message):end] {
 		t.all += w.text + "\n"
-		begins := v.closing(w)
+		ends := v.ends(w)
 		switch {
-		case begins != partWords:
-			part = begins
+		case ends != "":
+			part = ends
 		case w.text == "":
-			part = partWords
+			part = ""
 		}
-		w.text = v.words(w.text)
-		t.add(part, begins, w)
+		t.add(v, w, part, ends)
 	}
 	return t
+}
+
+// add takes the next row: part is what tells the end, or the message, that it belongs to, "" words; ends what begins
+// in it. Words below an end are of another turn.
+func (t *answer) add(v *view, w viewRow, part, ends TurnState) {
+	switch {
+	case ends == TurnFailed && t.end != ends:
+		t.why = ""
+		t.end = ends
+	case ends == TurnInterrupted, ends == TurnFinished && t.end == "":
+		t.end = ends
+	}
+	text := v.words(w.text)
+	switch {
+	case part == TurnFailed:
+		t.why = strings.TrimSpace(t.why + " " + text)
+		return
+	case part != "":
+		return
+	case text != "" && t.end != "":
+		*t = answer{all: t.all, headed: true}
+	}
+	if fits(v.a.Says, w.raw) {
+		mark := v.a.Says.FindString(w.raw)
+		w = readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], w.row, v.s.cols)
+		text = v.words(w.text)
+		t.rows = nil
+		t.headed = true
+	}
+	w.text = text
+	t.rows = append(t.rows, w)
 }
 
 // words is a row's text without the mark of an error before it and without selectors that choose
 // how a character is drawn.
 func (v *view) words(text string) string {
 	text = strings.NewReplacer("\ufe0e", "", "\ufe0f", "").Replace(text)
-	if v.a.Fails != nil {
-		m := v.a.Fails.FindStringSubmatch(text)
-		if m != nil {
-			text = m[1]
-		}
+	if fits(v.a.Fails, text) {
+		text = v.a.Fails.FindStringSubmatch(text)[1]
 	}
 	return strings.TrimSpace(text)
 }
@@ -2570,72 +2560,49 @@ func fits(p *pattern, text string) bool {
 	return p != nil && p.MatchString(text)
 }
 
-// closing is the part that begins in that row below the words of a turn; partWords: none does.
-func (v *view) closing(w viewRow) textPart {
-	for i, begins := range []*pattern{v.a.Stopped, v.a.Fails, v.a.Closes, v.a.Hints} {
-		if w.fits(begins) {
-			return partStopped + textPart(i)
-		}
+// ends is the end of a turn that begins in that row; TurnReady for what stands below it and is none of its words, ""
+// for none.
+func (v *view) ends(w viewRow) TurnState {
+	switch {
+	case w.fits(v.a.Stopped):
+		return TurnInterrupted
+	case w.fits(v.a.Fails), v.errorFrame(w):
+		return TurnFailed
+	case w.fits(v.a.Closes):
+		return TurnFinished
+	case w.fits(v.a.Hints):
+		return TurnReady
 	}
-	if v.errorFrame(w) {
-		return partError
-	}
-	return partWords
+	return ""
 }
 
-// errorFrame tells whether the row is framed as opencode frames errors: in grey words, with another
-// colour at its edge than the input box has.
+// errorFrame tells whether the row is framed as opencode frames errors: with another colour at its edge than the input
+// box has.
 func (v *view) errorFrame(w viewRow) bool {
-	if v.a.Mark != "" || w.depth == 0 || w.text == "" || !v.faintAt(w.row, w.at) {
+	if v.a.Mark != "" || w.depth == 0 || w.text == "" {
 		return false
 	}
 	edge := strings.IndexAny(w.raw, uprights)
 	return v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
 }
 
-// add takes a row, which is of that part and in which begins may do so. Words below what closes a
-// turn are of another one.
-func (t *turnText) add(part, begins textPart, w viewRow) {
-	switch begins {
-	case partStopped:
-		t.stopped = true
-		t.failed = false
-		t.closed = true
-	case partError:
-		if !t.failed {
-			t.why = ""
-		}
-		t.failed = true
-		t.stopped = false
-	case partClosing:
-		t.closed = true
-	}
-	switch {
-	case part == partError:
-		t.why = strings.TrimSpace(t.why + " " + w.text)
-	case part == partWords && w.text != "" && (t.closed || t.failed):
-		*t = turnText{all: t.all, rows: []viewRow{w}, headed: true}
-	case part == partWords:
-		t.rows = append(t.rows, w)
-	}
-}
-
 // said tells whether a message of the user's begins in that row.
 func (v *view) said(w viewRow) bool { return fits(v.a.Said, w.raw) }
 
-// turn is what has become of the agent's turn that ended in those words, and the line that tells it. What the protocol
-// says of the end counts more than the screen. An end that it calls idle is an interruption where the
-// screen says so or somebody pressed the key for it: the tool's own commands end like that too.
-func (v *view) turn(t turnSigns, on turnText, words string) (state TurnState, line string) {
+// turn is what has become of the agent's turn that left that on the screen, and the line that tells it. What the
+// protocol says of the end counts more than the screen. An end that it calls idle is an interruption where the screen
+// says so, or where somebody pressed the key for it just before: the tool's own commands end like that too.
+func (t *turnSigns) turn(on answer, words string) (state TurnState, line string) {
 	line = words[strings.LastIndexByte(words, '\n')+1:]
+	broken := !t.brokeAt.IsZero() && t.workedAt.Sub(t.brokeAt) < breakTime
 	switch {
 	case !t.worked:
 		return TurnReady, ""
 	case t.ended == "error":
 		return TurnFailed, cmp.Or(t.why, on.why, line, "it shows no reason")
-	case t.ended != "done" && (on.stopped || t.broken()):
+	case t.ended != "done" && (on.end == TurnInterrupted || broken):
 		return TurnInterrupted, line
-	case t.ended != "done" && on.failed:
+	case t.ended != "done" && on.end == TurnFailed:
 		return TurnFailed, cmp.Or(on.why, "it shows no reason")
 	case asksInWords(words):
 		return TurnAsks, line
@@ -2646,28 +2613,28 @@ func (v *view) turn(t turnSigns, on turnText, words string) (state TurnState, li
 // tellTurn says in an idle prompt what the turn came to, with its words. There are none where its
 // message was taken back into the box: what stands above that was told before.
 func (d *Detector) tellTurn(p *Prompt, drafted bool) {
-	end := d.view.textEnd()
-	if drafted {
-		end = d.view.textAbove(d.view.box().row)
-	}
-	on := d.view.turnText(end)
-	if d.view.known && on.all == d.turn.told {
-		on = turnText{all: on.all}
+	t := &d.turn
+	on := d.view.answer(d.view.textEnd())
+	if d.view.known && on.all == t.told {
+		on = answer{all: on.all}
 	}
 	words := d.view.message(on)
 	if d.view.known {
-		state, line := d.view.turn(d.turn, on, words)
-		takenBack := drafted && state == TurnInterrupted
-		if state == TurnReady || takenBack {
+		state, line := t.turn(on, words)
+		if state == TurnReady || drafted && state == TurnInterrupted {
 			words = ""
 		}
 		p.Turn = state
-		p.Took = d.turn.seconds()
-		p.since = d.turn.since
+		p.since = t.since
+		if !t.since.IsZero() {
+			p.Took = int(t.workedAt.Sub(t.since).Round(time.Second).Seconds())
+		}
 		p.Question = turnSentence(d.adapter.Name, state, line)
 		p.Excerpt = safely(p.Question, 200)
 		if state != TurnReady {
-			d.turn.noteTold(on)
+			t.sent = false
+			t.worked = false
+			t.told = on.all
 		}
 	}
 	p.Full = safely(words, maxFull)
@@ -2748,97 +2715,80 @@ func asksInWords(text string) bool {
 	return reAsks.MatchString(last) || reAsks.MatchString(ending)
 }
 
-// message is the last message of the tool's own in its turn. One whose beginning is not on the screen any more
-// begins with "…".
-func (v *view) message(on turnText) string {
-	rows, headed := v.lastMessage(on)
+// message is what the tool has said last, as Markdown. One whose beginning is not on the screen any more begins with
+// "…".
+func (v *view) message(on answer) string {
 	margin := v.s.cols
-	for _, w := range rows {
+	for _, w := range on.rows {
 		if w.text != "" {
 			margin = min(margin, w.at)
 		}
 	}
-	var lines []string
-	for len(rows) > 0 {
-		n := drawnTable(rows)
-		if n > 0 {
-			lines = append(lines, "```")
-			for _, w := range rows[:n] {
-				lines = append(lines, strings.TrimRight(w.raw, " "))
-			}
-			lines = append(lines, "```")
-		} else {
-			var line string
-			line, n = v.wrappedLine(rows)
-			if line != "" {
-				line = strings.Repeat(" ", rows[0].at-margin) + line
-			}
-			lines = append(lines, line)
+	var b strings.Builder
+	hang, table := 0, false
+	for i, w := range on.rows {
+		begins := i == 0 || on.rows[i-1].gap()
+		fenced := table
+		table = begins && drawnTable(on.rows[i:]) || table && !w.gap()
+		if table != fenced {
+			b.WriteString("\n```")
 		}
-		rows = rows[n:]
+		switch {
+		case table:
+			b.WriteString("\n" + strings.TrimRight(w.raw, " "))
+		case i > 0 && !fenced && v.goesOn(on.rows[i-1], w, hang):
+			b.WriteString(joint(on.rows[i-1].text, w.text) + w.text)
+		default:
+			hang = w.at + widthOf(reListItem.FindString(w.text))
+			b.WriteString(strings.TrimRight("\n"+strings.Repeat(" ", max(0, w.at-margin))+w.text, " "))
+		}
 	}
-	text := strings.Trim(strings.Join(lines, "\n"), "\n")
-	if !headed && text != "" {
+	if table {
+		b.WriteString("\n```")
+	}
+	text := strings.Trim(b.String(), "\n")
+	if !on.headed && text != "" {
 		text = "…\n" + text
 	}
 	return text
 }
 
-// lastMessage are the rows of the last message, without its mark; headed: its first row is there.
-func (v *view) lastMessage(on turnText) (rows []viewRow, headed bool) {
-	if v.a.Says == nil {
-		return on.rows, on.headed
+// gap reports whether the row shows nothing.
+func (w *viewRow) gap() bool { return w.text == "" && !w.rule }
+
+// goesOn reports whether a row goes on with the one before it: its first word had no room there, and it begins where
+// the words of that line do.
+func (v *view) goesOn(before, w viewRow, hang int) bool {
+	word, _, _ := strings.Cut(w.text, " ")
+	first, size := utf8.DecodeRuneInString(word)
+	if runeWidth(first) == 2 {
+		word = word[:size]
 	}
-	for i, w := range slices.Backward(on.rows) {
-		mark := v.a.Says.FindString(w.raw)
-		if mark != "" {
-			first := readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], w.row, v.s.cols)
-			first.text = v.words(first.text)
-			return append([]viewRow{first}, on.rows[i+1:]...), true
-		}
-	}
-	return on.rows, on.headed
+	room := before.at+widthOf(before.text)+1+widthOf(word) <= v.s.cols-wrapMargin
+	return !room && w.text != "" && w.at == hang && !reListItem.MatchString(w.text)
 }
 
-// wrappedLine is the line that a tool has wrapped into the first of these rows, and how many they are: it goes on
-// where its words do, with one for which there was no room in the row before.
-func (v *view) wrappedLine(rows []viewRow) (text string, n int) {
-	text = rows[0].text
-	hang := rows[0].at + widthOf(reListItem.FindString(text))
-	for n = 1; n < len(rows); n++ {
-		before, w := rows[n-1], rows[n]
-		word, _, _ := strings.Cut(w.text, " ")
-		right, size := utf8.DecodeRuneInString(word)
-		if runeWidth(right) == 2 {
-			word = word[:size]
-		}
-		room := before.at+widthOf(before.text)+1+widthOf(word) <= v.s.cols-wrapMargin
-		if room || w.text == "" || w.at != hang || reListItem.MatchString(w.text) {
-			break
-		}
-		left, _ := utf8.DecodeLastRuneInString(before.text)
-		if runeWidth(left) == 1 || runeWidth(right) == 1 {
-			text += " "
-		}
-		text += w.text
+// joint is what stands between two words that a tool has wrapped: nothing between two wide characters.
+func joint(before, after string) string {
+	left, _ := utf8.DecodeLastRuneInString(before)
+	right, _ := utf8.DecodeRuneInString(after)
+	if runeWidth(left) == 2 && runeWidth(right) == 2 {
+		return ""
 	}
-	return text, n
+	return " "
 }
 
-// drawnTable is how many rows a table takes that is drawn with lines and begins there; 0: there is none.
-func drawnTable(rows []viewRow) int {
-	table := false
-	for n, w := range rows {
-		if w.text == "" && !w.rule {
-			rows = rows[:n]
+// drawnTable reports whether the rows begin with a table that is drawn with lines.
+func drawnTable(rows []viewRow) bool {
+	for _, w := range rows {
+		if w.gap() {
 			break
 		}
-		table = table || w.rule && len(reColumn.expr().FindAllStringIndex(w.raw, 2)) == 2
+		if w.rule && len(reColumn.expr().FindAllStringIndex(w.raw, 2)) == 2 {
+			return true
+		}
 	}
-	if !table {
-		return 0
-	}
-	return len(rows)
+	return false
 }
 
 // ---- detector ----
@@ -2973,15 +2923,16 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 // takeReports takes what the tool has said of itself: it may have worked between two looks.
 func (d *Detector) takeReports(now time.Time) {
 	worked := d.turn.worked
-	for _, title := range d.Screen.TakeTitles() {
-		if d.turn.report == "" && fits(d.adapter.Works, "\x1b"+title) {
+	for _, said := range d.Screen.TakeSaid() {
+		title := "\x1b" + said.Title
+		switch {
+		case said.State != "":
+			d.reports = append(d.reports[max(0, len(d.reports)-maxStatuses+1):], said)
+			if d.adapter.Speaks {
+				d.turn.noteReport(said, now)
+			}
+		case d.turn.report == "" && fits(d.adapter.Works, title):
 			d.turn.noteWork(false, now)
-		}
-	}
-	for _, status := range d.Screen.TakeStatuses() {
-		d.reports = append(d.reports[max(0, len(d.reports)-maxStatuses+1):], status)
-		if d.adapter.Speaks {
-			d.turn.noteReport(status, now)
 		}
 	}
 	d.noteWorked(worked)
@@ -3191,8 +3142,8 @@ func (d *Detector) lookAtTurn(now time.Time) {
 			d.found = d.view.readLeft()
 		}
 	case t.sent && t.report == "" && d.adapter.Asks == nil && d.boxStands():
-		on := d.view.turnText(d.view.textEnd())
-		if on.closed && on.all != t.told { // a turn too short to be seen, of a tool that tells nothing
+		on := d.view.answer(d.view.textEnd())
+		if on.end != "" && on.all != t.told { // a turn too short to be seen, of a tool that tells nothing
 			t.noteWork(true, now)
 		}
 	}
@@ -3290,7 +3241,7 @@ func (d *Detector) compare() sameness {
 	}
 	verdict := another
 	if c.onLine() && d.typed && !left {
-		verdict = d.lineStands()
+		_, verdict = d.behindLine()
 	}
 	if verdict == another && d.found != nil {
 		now := d.found.Prompt
@@ -3308,25 +3259,26 @@ func (d *Detector) compare() sameness {
 	return verdict
 }
 
-// lineStands compares what stands around the line of the question in force, which still begins where and as it was
-// asked: what else is in the line was typed.
-func (d *Detector) lineStands() sameness {
+// behindLine is what was typed behind the line of the question in force, and how what stands around that line compares
+// with what was asked: another where it begins no more where and as it did.
+func (d *Detector) behindLine() (typed string, verdict sameness) {
 	c := d.cur
 	line, top := d.view.cursorLine()
-	if c.place.differs(d.view.place(top)) || !strings.HasPrefix(line+d.view.after(), strings.TrimRight(c.line, " ")) {
-		return another
-	}
-	if c.Idle {
-		return theSame
-	}
-	now := c.Prompt
-	if c.ended {
+	typed, begins := strings.CutPrefix(line+d.view.after(), strings.TrimRight(c.line, " "))
+	typed = strings.TrimSpace(typed)
+	switch {
+	case !begins || c.place.differs(d.view.place(top)):
+		return typed, another
+	case c.Idle:
+		return typed, theSame
+	case c.ended:
 		top = d.view.textOver(top)
 	}
+	now := c.Prompt
 	now.parts.body, now.parts.above, _, _ = d.view.linesAbove(top)
 	now.parts.among = append(c.parts.among[:1:1], d.view.linesBelow(d.view.row)...)
 	now.seal()
-	return d.motion.compare(c.all, now.all)
+	return typed, d.motion.compare(c.all, now.all)
 }
 
 // schedule is when the question found is to be asked, zero where it is not: once it has been still. While nothing is
@@ -3416,16 +3368,16 @@ func (d *Detector) Behind(key string) (typed string, stands bool) {
 	if d.cur == nil {
 		return "", false
 	}
-	line, _ := d.view.cursorLine()
-	if !d.cur.onLine() {
-		if strings.HasSuffix(line, key) {
-			typed = key
-		}
-		return typed, d.found != nil && d.cur.follows(&d.found.Prompt)
+	if d.cur.onLine() {
+		typed, verdict := d.behindLine()
+		other := d.cur.ended && typed != "" && !strings.EqualFold(typed, key)
+		return typed, verdict == theSame && !other
 	}
-	typed = strings.TrimSpace(strings.TrimPrefix(line+d.view.after(), strings.TrimRight(d.cur.line, " ")))
-	other := d.cur.ended && typed != "" && !strings.EqualFold(typed, key)
-	return typed, d.lineStands() == theSame && !other
+	line, _ := d.view.cursorLine()
+	if strings.HasSuffix(line, key) {
+		typed = key
+	}
+	return typed, d.found != nil && d.cur.follows(&d.found.Prompt)
 }
 
 // Explain says in words which reader has found something at the last look, and what tells it.
@@ -3527,8 +3479,8 @@ func (d *Detector) ReadWindow() bool {
 func (v *view) windowRows(rows []viewRow, given int) (now []windowRow, before int) {
 	blank := false
 	for i, w := range rows {
-		part := v.closing(w)
-		if w.text != "" && part != partClosing && part != partHints && !v.spins(w) {
+		ends := v.ends(w)
+		if w.text != "" && ends != TurnFinished && ends != TurnReady && !v.spins(w) {
 			now = append(now, windowRow{text: strings.TrimRight(w.raw, " "), blank: blank})
 		}
 		blank = w.text == ""
@@ -3600,7 +3552,7 @@ var reSpinner = re(`^[^\pL\pN\s] \pL+…$|^[⠁-⣿] `)
 // dialog.
 func (v *view) textEnd() int {
 	if v.known {
-		return v.textAbove(max(0, v.up(v.last+1, v.inBox)))
+		return v.textAbove(max(0, v.box().row, v.up(v.last+1, v.inBox)))
 	}
 	return v.textAbove(v.row)
 }
@@ -3669,6 +3621,7 @@ type view struct {
 	modal    bool   // the rows are those of a dialog drawn over other text
 	reported bool   // the tool says that it asks
 	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
+	busy     bool   // nobody reads; of a tool of ours that tells nothing
 	works    bool   // it is at work: see working
 	changes  uint   // of the screen, when it was looked at
 	cursor   [2]int // where the terminal's was then, unless
@@ -3718,6 +3671,7 @@ func (d *Detector) newView() *view {
 func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *view) *view {
 	v := &view{s: s, a: a, tty: tty, o: o, changes: s.changes}
 	v.known = a.Box != nil && !v.readsLine()
+	v.busy = tty.Reading == ReadingBusy && !v.known
 	v.row, v.col, v.hidden = s.Cursor()
 	v.cursor = [2]int{v.row, v.col}
 	v.noCursor = v.hidden
@@ -4671,7 +4625,7 @@ func (v *view) asked(g *group) bool {
 // pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it.
 func (v *view) readGroup() *candidate {
 	buttons := v.buttonRow()
-	if v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known && buttons < 0 {
+	if v.tty.Canonical || v.busy && buttons < 0 {
 		return nil // nothing is chosen with single keys; gpg, whose pinentry reads, is busy
 	}
 	if v.inFrame() {
@@ -4715,7 +4669,7 @@ func (v *view) column(r int) *group {
 	head := v.rows[r]
 	boxes := head.tick >= 0 && (v.hidden || v.row <= r || v.buttonRow() > r)
 	lit := head.tick < 0 && v.sample(head) != Attr{FG: -1, BG: -1}
-	if head.label == "" || head.pointer == "" && !boxes && !lit || v.known && v.inBox(head) {
+	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) {
 		return nil
 	}
 	opts := v.grow(head, -1)
@@ -5235,8 +5189,7 @@ func (v *view) paragraphs(top, first int) []string {
 // or with a cursor that the program draws, below a question or above a row that says what Enter
 // does. In a fence that nothing asks for it is the input box of a program that waits for orders.
 func (v *view) readField() *candidate {
-	busy := v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known
-	if v.hidden || busy || v.after() != "" && !v.hinted() {
+	if v.hidden || v.tty.Canonical || v.busy || v.after() != "" && !v.hinted() {
 		return nil
 	}
 	fence := v.fence()
@@ -5330,7 +5283,7 @@ const (
 // keys and reads, and it is no draft that stands there.
 func (v *view) readStill() *candidate {
 	switch {
-	case v.tty.Canonical || v.tty.Echo || v.tty.Reading == ReadingBusy && !v.known:
+	case v.tty.Canonical || v.tty.Echo || v.busy:
 		return nil
 	case v.reported:
 	case v.last < 0, v.known && v.box().found:
