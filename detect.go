@@ -163,6 +163,7 @@ type line struct {
 	again    bool  // it was, before it was written anew
 	answered bool  // an answer was typed in it: what stands above belongs to earlier questions
 	over     bool  // a question stood in it that its cursor has left
+	cut      bool  // what stood at its end is lost: the screen became narrower
 	asked    int   // cells from its left that showed a question when that was answered, and were not written since
 
 	stale bool     // shown is not what it shows any more
@@ -238,6 +239,7 @@ func (s *Screen) resizePage(rows, cols int) {
 	s.grid = s.grid[:rows]
 	for _, l := range s.grid {
 		l.writeTo(len(l.cells))
+		l.cut = l.cut || len(l.cells) > cols && s.part(l.cells[cols:]) != ""
 		l.cells = append(l.cells, make([]cell, cols)...)[:cols]
 		l.end = cols
 		l.stale = true
@@ -997,6 +999,11 @@ func (s *Screen) scroll(top, n int) {
 	}
 }
 
+// cutIn reports whether a part of one of these rows is lost.
+func (s *Screen) cutIn(first, last int) bool {
+	return slices.ContainsFunc(s.grid[first:last+1], func(l *line) bool { return l.cut })
+}
+
 // keepRow takes a row that leaves the primary screen at its top, and gives back one whose cells may
 // be written anew.
 func (s *Screen) keepRow(l *line) *line {
@@ -1058,6 +1065,7 @@ func (l *line) erase(col, end int, background int32) {
 		l.ground = background
 	}
 	l.wrapped = l.wrapped && end < len(l.cells)
+	l.cut = l.cut && end < len(l.cells)
 	l.answered = l.answered && end-col < len(l.cells)
 }
 
@@ -4009,8 +4017,8 @@ func (v *view) linesBelow(r int) (below []string) {
 // negative where one has been forgotten.
 func (v *view) lineBefore(r int) (text string, first int, answered, known bool) {
 	l, known := v.rowBefore(r)
-	if !known {
-		return "", -int(number(v.forgotten(r))), false, false
+	if !known || l.cut {
+		return "", -int(number(known || v.forgotten(r))), false, false
 	}
 	first = r
 	for more := true; more && len(text) <= maxFull; more = more && l.wrapped {
@@ -4736,7 +4744,8 @@ func (v *view) grow(head viewRow, step int) []viewRow {
 // isOption reports whether row o is an option beside the one in row head, with the number num where those have numbers.
 func (v *view) isOption(o, head viewRow, num string) bool {
 	if head.num != "" {
-		return o.num == num || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
+		inLine := max(o.optionAt-head.optionAt, head.optionAt-o.optionAt) <= 1                      // "10." may begin further left
+		return o.num == num && inLine || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
 	}
 	asks := head.pointer == "" && o.heads()
 	like := o.optionAt == head.optionAt && o.depth == head.depth && (o.tick < 0) == (head.tick < 0)
@@ -4784,8 +4793,7 @@ var aspects = []struct {
 }
 
 // unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two it is the one that is not
-// drawn as the end of its row, and of two with a background the one that is not grey. Side by
-// side the cell before them counts for the end of the row.
+// drawn as the end of its row. Side by side the cell before them counts for the end of the row.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
@@ -4793,10 +4801,6 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	drawn := make([]Attr, len(opts))
 	for i := range opts {
 		drawn[i] = v.sample(opts[i])
-	}
-	first, second := isGrey(drawn[0].BG), isGrey(drawn[1].BG)
-	if len(opts) == 2 && drawn[0].BG >= 0 && first != second {
-		return int(number(first)), false
 	}
 	rest := v.s.attr(opts[0].row, v.s.cols-1)
 	if opts[0].row == opts[1].row {
@@ -4989,7 +4993,7 @@ func (v *view) menu(g *group) *candidate {
 		switch {
 		case named:
 			c.Keys = strings.Replace(strings.Trim(reShort.FindString(o.label), " ()"), "esc", "\x1b", 1)
-		case o.num != "" && v.a.Digits:
+		case len(o.num) == 1 && v.a.Digits: // of two the first one would choose
 			c.Keys = o.num
 		case o.num == "" && g.numbered(): // it is named by its label, as Submit
 			c.Key = strings.ToLower(o.label)
@@ -5037,9 +5041,9 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		asYesNo(f)
 	}
 	top, above := v.dialogTop(first)
-	f.Cut = above
 	f.rows = [2]int{first, end}
 	bottom := end + len(v.linesBelow(end))
+	f.Cut = above || v.s.cutIn(top, bottom)
 	for _, w := range v.rows[top : bottom+1] {
 		if w.row <= end && strings.IndexAny(w.text, "↑↓") == 0 || reElided.MatchString(w.text) {
 			f.Cut = true
@@ -5362,11 +5366,9 @@ var (
 		`to (skip|select|choose|submit)\b|` +
 		`selection|s[eé]lection|number|num[eé]ro|nummer|choice|keep|path`)
 	// reGoesOn ends a sentence that waits for a key.
-	reGoesOn = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
-	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
-	reYn     = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
-	// rePairs are the pairs in "y/N or t/H".
-	rePairs   = re(`(?:^|[ (])(\pL)/(\pL)(?:$|[ )])`)
+	reGoesOn  = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
+	rePager   = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
+	reYn      = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
 	reHotkeys = re(`(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
 		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)|(\pL{2,})\(([A-Z])\)`)
@@ -5403,12 +5405,11 @@ var (
 		`wielkimi|заглавн|прописн|великими|大文字|大写|대문자|büyük harf`)
 )
 
-// readLine reads the line the cursor stands on; with the cursor in column 0, what stands above it.
+// readLine reads the line the cursor stands on; with the cursor in column 0, what stands above it. Where a remark stands
+// on the cursor's line, or but a mark, the line above asks.
 func (v *view) readLine() *candidate {
-	alternate := v.s.AltScreen()
 	busy := v.tty.Reading == ReadingBusy
-	cooked := v.tty.Canonical && v.tty.Echo
-	if busy && cooked || v.known && (alternate || v.box().found) {
+	if busy && v.tty.Canonical && v.tty.Echo || v.known && (v.s.AltScreen() || v.box().found) {
 		return nil
 	}
 	line, top := v.cursorLine()
@@ -5416,22 +5417,34 @@ func (v *view) readLine() *candidate {
 	f.line = line
 	f.by = "pattern"
 	f.place = v.place(top)
-	above, first := v.lineAbove(top)
-	text, mark, joined := joinedWith(strings.TrimSpace(line), strings.TrimSpace(above), first == top-1)
-	if joined && first >= 0 {
-		top = first
-	}
+	text := strings.TrimSpace(line)
 	if text == "" {
 		return v.readAbove(f)
 	}
-	f.Question = text + mark
+	f.Question = text
+	above, first := v.lineAbove(top)
+	switch {
+	case first < 0:
+	case reRemark.MatchString(text):
+		text = strings.TrimSpace(above) + " " + text
+		f.Question = text
+		top = first
+	case reBelow.MatchString(text) && reAskedAbove.MatchString(plain(above)):
+		text = strings.TrimSpace(above)
+		f.Question = text + "\n" + f.Question
+		top = first
+	}
 	if v.tty.Canonical && !v.tty.Echo {
 		f.Type = FreeText
 		f.Secret = true
 		return v.paragraph(f, top)
 	}
 	if v.elsewhere(f, text) {
-		return nil
+		if !v.readsLine() || !v.reads() {
+			return nil
+		}
+		v.bySilence(f)
+		return v.paragraph(f, top)
 	}
 	if v.holdsRule(f, text, top, false) {
 		return v.paragraph(f, top)
@@ -5450,7 +5463,7 @@ func (v *view) readWorded(f *candidate, text string, top int) *candidate {
 		f.wait = v.o.Stuck
 		f.silent = true
 	}
-	question, asked := f.Question, -1
+	asked := -1
 	ruled := v.holdsRule(f, text, top, true)
 	if !ruled && v.readsLine() { // where keys are read raw, what stands on the cursor's line has followed the question
 		asked = v.readMarkAbove(f, top)
@@ -5465,27 +5478,11 @@ func (v *view) readWorded(f *candidate, text string, top int) *candidate {
 		return nil
 	default:
 		v.bySilence(f)
-		f.Question = question
 		if v.tty.Reading == ReadingUnknown && !v.reads() {
 			f.wait *= stillBlind
 		}
 	}
 	return v.paragraph(f, top)
-}
-
-// joinedWith is the text that asks on the cursor's line: that line, with the one above where a
-// remark, or the rest of the keys, stands on the cursor's, or that above alone where the cursor's is
-// but a mark. next: the line above ends in the row above.
-func joinedWith(text, above string, next bool) (asks, mark string, joined bool) {
-	switch {
-	case above == "":
-		return text, "", false
-	case reRemark.MatchString(text):
-		return above + " " + text, "", true
-	case next && reBelow.MatchString(text) && reAskedAbove.MatchString(plain(above)):
-		return above, "\n" + text, true
-	}
-	return text, "", false
 }
 
 // hotKeys are the keys that a line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind a
@@ -5514,7 +5511,7 @@ func (v *view) elsewhere(f *candidate, text string) bool {
 	if v.s.AltScreen() {
 		return v.row < v.last-2
 	}
-	return v.after() != "" && !reLead.MatchString(text) && !v.hinted() && !v.readMarked(f, text)
+	return v.after() != "" && !v.hinted() && !v.readMarked(f, text)
 }
 
 // bySilence makes it a guess, from silence alone.
@@ -5558,7 +5555,7 @@ var lineRules = []struct {
 		return f.Idle
 	}},
 	{"it is a question for yes or no", true, func(v *view, f *candidate, text string, top int) bool { // 18
-		if reOpen.MatchString(strings.TrimRight(plain(text), ".…")) || asksWhat(text) {
+		if reOpen.MatchString(strings.TrimRight(plain(text), ".…")) || asksWhat(text) || len(hotKeys(text)) > 1 {
 			return false
 		}
 		f.Type = YesNo
@@ -5638,7 +5635,7 @@ func (v *view) readMarked(f *candidate, text string) bool {
 	f.Choices = nil
 	f.Type = ""
 	keys := answersOf(text)
-	if len(keys) == 0 {
+	if len(keys) == 0 || !distinct(keys) {
 		return false
 	}
 	f.Type = MultipleChoice
@@ -5646,6 +5643,10 @@ func (v *view) readMarked(f *candidate, text string) bool {
 	others := false
 	for i, k := range keys[:min(len(keys), 9)] {
 		c := typed(k.Key, k.Label)
+		letter := utf8.RuneCountInString(k.Key) == 1 && k.Key == k.Label && isLetterOfYesNo(k.Key)
+		if letter && !slices.Contains(keys, swapped(k)) {
+			c.Keys = strings.ToLower(k.Key) // the capital only marks the default
+		}
 		f.Choices = append(f.Choices, c)
 		switch {
 		case saysYes(c.Label):
@@ -5668,6 +5669,24 @@ func (v *view) readMarked(f *candidate, text string) bool {
 		}
 	}
 	return true
+}
+
+// swapped is an answer that is but its key, in the other case: "J" is not "j" where both are there, as in git.
+func swapped(c Choice) Choice {
+	other := strings.ToLower(c.Key)
+	if other == c.Key {
+		other = strings.ToUpper(c.Key)
+	}
+	return Choice{Key: other, Label: other}
+}
+
+// distinct reports whether no two of the choices have the same key.
+func distinct(of []Choice) bool {
+	keys := map[string]bool{}
+	for _, c := range of {
+		keys[c.Key] = true
+	}
+	return len(keys) == len(of)
 }
 
 // saysYes reports whether an answer is "y" or a word for yes.
@@ -5780,9 +5799,8 @@ func readMarker(marker string) []string {
 	if answers != nil {
 		return answers
 	}
-	answers = lettersIn(inner)
-	if answers != nil {
-		return answers
+	if reYn.MatchString(strings.ToLower(inner)) { // nothing stands between the letters
+		return strings.Split(inner, "")
 	}
 	answers = splitMarker(inner)
 	if !areAnswers(answers, inner) {
@@ -5812,19 +5830,6 @@ func numbersIn(inner string) (numbers []string) {
 		numbers = append(numbers, strconv.Itoa(n))
 	}
 	return numbers
-}
-
-// lettersIn are the letters of a marker that has nothing between them ("Ynq", "yadxH"), or has them
-// in pairs: "y/N or t/H" in two alphabets, of which the first is typed everywhere.
-func lettersIn(inner string) []string {
-	if reYn.MatchString(strings.ToLower(inner)) {
-		return strings.Split(inner, "")
-	}
-	pairs := rePairs.expr().FindAllStringSubmatch(inner, -1)
-	if len(pairs) < 2 {
-		return nil
-	}
-	return pairs[0][1:]
 }
 
 // areAnswers tells whether the parts of a marker are answers: letters and words that are known for
@@ -5868,9 +5873,6 @@ func choiceWords(answers []string, inner string) bool {
 // typed is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have changed.
 func typed(key, label string) Choice {
 	c := Choice{Key: key, Label: label, Keys: key}
-	if key == label && utf8.RuneCountInString(key) == 1 && isLetterOfYesNo(key) {
-		c.Keys = strings.ToLower(key) // the capital only marks the default
-	}
 	if strings.EqualFold(key, "esc") {
 		c.Keys = "\x1b"
 	}
@@ -5943,6 +5945,9 @@ func (v *view) listOver(text string, top int) (list []Choice, heading int) {
 		raw, r = v.whole(v.rows[r].raw, r)
 		row := strings.TrimSpace(raw)
 		items := itemsOf(raw)
+		if !distinct(slices.Concat(items, list)) {
+			return list, -1 // another list, further up
+		}
 		list = append(items, list...)
 		extra++
 		if len(items) > 0 {
@@ -5983,14 +5988,14 @@ func (v *view) readAbove(f *candidate) *candidate {
 	f.place = v.place(max(top, 0))
 	f.Question = text
 	raw := !v.tty.Canonical
-	if raw && v.row-top <= 2 && presses(text) && (text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads()) {
+	if raw && presses(text) && (text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads()) {
 		f.Type = ConfirmEnter
 		return v.paragraph(f, top)
 	}
 	if v.known || !v.reads() || v.s.AltScreen() {
 		return nil
 	}
-	if !raw && text != "" && v.holdsRule(f, text, top, false) {
+	if !raw && v.holdsRule(f, text, top, false) {
 		return v.paragraph(f, top)
 	}
 	asked := v.readMarkAbove(f, v.textOver(v.row))
@@ -6021,19 +6026,16 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 		if v.tty.Canonical && !v.readsLine() || !v.reads() || !known || over || isBlank(text) {
 			return -1
 		}
-		f.Question = strings.TrimSpace(text)
-		if asksAbove(f.Question) && v.readMarked(f, f.Question) && f.Type == YesNo {
+		text = strings.TrimSpace(text)
+		asks := reAskedAbove.MatchString(plain(text)) && strings.ContainsAny(text, "?:？：")
+		if asks && v.readMarked(f, text) && f.Type == YesNo {
+			f.Question = text
 			f.Score = 0.85
 			return first
 		}
 		end = first
 	}
 	return -1
-}
-
-// asksAbove reports whether a line that has ended ends as one that asks, with a mark behind its question.
-func asksAbove(text string) bool {
-	return reAskedAbove.MatchString(plain(text)) && strings.ContainsAny(text, "?:？：")
 }
 
 // paragraph adds the region of a question on a line that begins in row top: the lines before it, what stands right of
@@ -6079,7 +6081,7 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	f.Full = strings.Join(append(rows, below...), "\n")
 	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
 	f.Far = strings.Join(far, "\n")
-	f.Cut = f.Cut || cut
+	f.Cut = f.Cut || cut || v.s.cutIn(top, end+len(below))
 	f.parts = shown{above: above, body: before, among: append([]string{right}, below...), line: true}
 	return f
 }
