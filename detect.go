@@ -3644,7 +3644,8 @@ type viewRow struct {
 	at    int    // column where it begins
 	depth int    // upright lines crossed on the way there
 	rule  bool   // nothing but lines
-	top   bool   // a full-width rule or an upper edge: a dialog begins
+	top   bool   // a full-width rule: a dialog begins
+	edge  bool   // the upper edge of a frame
 
 	pointer  string
 	num      string
@@ -3871,9 +3872,8 @@ func readRow(raw string, r, cols int) viewRow {
 		w.depth += int(number(strings.ContainsRune(uprights, r)))
 	}
 	w.rule = w.text == "" && strings.ContainsAny(raw, lines)
-	edge := strings.ContainsAny(raw, "╭┌╔")
-	whole := w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0
-	w.top = w.rule && w.depth == 0 && (edge || whole)
+	w.edge = w.rule && w.depth == 0 && strings.ContainsAny(raw, "╭┌╔")
+	w.top = w.rule && w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0
 	m := reOption.FindStringSubmatch(w.text)
 	w.pointer = strings.Trim(m[1], "↑↓ ○")
 	w.num = strings.Trim(m[3], "(). :")
@@ -4792,8 +4792,10 @@ var aspects = []struct {
 	{true, func(a Attr) int32 { return a.FG }},
 }
 
-// unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two it is the one that is not
-// drawn as the end of its row. Side by side the cell before them counts for the end of the row.
+// unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two with a background it is
+// the one that is not grey, else of two the one that is not drawn as what stands around them: left of the first, in the
+// row above, where no padding of a button is. A first one that is a bar to the end of its row may be another thing: the
+// line of an editor.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
@@ -4802,10 +4804,12 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	for i := range opts {
 		drawn[i] = v.sample(opts[i])
 	}
-	rest := v.s.attr(opts[0].row, v.s.cols-1)
-	if opts[0].row == opts[1].row {
-		rest = v.s.attr(opts[0].row, opts[0].at-1)
+	if len(opts) == 2 && drawn[0].BG >= 0 && drawn[1].BG >= 0 && greyGround(drawn[0]) != greyGround(drawn[1]) {
+		return int(number(greyGround(drawn[0]))), false
 	}
+	rest := v.s.attr(opts[0].row-1, opts[0].at-1)
+	end := v.s.attr(opts[0].row, v.s.cols-1)
+	below := len(opts) == 2 && opts[0].row != opts[1].row
 	for _, aspect := range aspects {
 		common := aspect.of(drawn[0])
 		switch {
@@ -4816,12 +4820,16 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 		}
 		odd := func(a Attr) bool { return aspect.of(a) != common }
 		at := slices.IndexFunc(drawn, odd)
-		if at >= 0 && !slices.ContainsFunc(drawn[at+1:], odd) {
+		bar := below && at == 0 && aspect.of(end) == aspect.of(drawn[0])
+		if at >= 0 && !bar && !slices.ContainsFunc(drawn[at+1:], odd) {
 			return at, aspect.weak
 		}
 	}
 	return -1, false
 }
+
+// greyGround reports whether a background is a shade of grey, the darkest too: gum has 235.
+func greyGround(a Attr) bool { return isGrey(a.BG) || a.BG >= 232 && a.BG < 240 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
 func isGrey(colour int32) bool {
@@ -4975,7 +4983,7 @@ func (v *view) menu(g *group) *candidate {
 	}
 	from := max(0, g.at-8)
 	f.Pointer = g.at - from
-	named := !slices.ContainsFunc(g.opts, func(o viewRow) bool { return !reShort.MatchString(o.label) })
+	var named []Choice // those with a key behind them
 	rows := map[int]string{}
 	unmarked := func(o viewRow) bool { return !reTickMark.MatchString(o.label) }
 	marks := !slices.ContainsFunc(g.opts, unmarked)
@@ -4986,12 +4994,15 @@ func (v *view) menu(g *group) *candidate {
 			o.label = reTickMark.ReplaceAllString(o.label, "")
 			g.opts[i] = o
 		}
+		if reShort.MatchString(o.label) {
+			named = append(named, Choice{Key: reShort.FindString(o.label)})
+		}
 		rows[o.row] = strings.TrimSpace(rows[o.row] + " " + o.num + " " + o.label)
 	}
 	for i, o := range g.opts[from:min(len(g.opts), from+9)] {
 		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: reGap.ReplaceAllString(o.label, "  ")}
 		switch {
-		case named:
+		case len(named) == len(g.opts) && distinct(named):
 			c.Keys = strings.Replace(strings.Trim(reShort.FindString(o.label), " ()"), "esc", "\x1b", 1)
 		case len(o.num) == 1 && v.a.Digits: // of two the first one would choose
 			c.Keys = o.num
@@ -5113,17 +5124,19 @@ func asYesNo(f *candidate) {
 var reElided = re(`(?i)…\s*\+?\d+ (more )?lines|\boutput clipped\b`)
 
 // dialogTop is the first row of the dialog whose choices begin in row first; above: it begins above
-// the screen.
+// the screen. A frame is all of it; without one neither an edge nor a heading further right begins it, for these stand in
+// what it asks about.
 func (v *view) dialogTop(first int) (top int, above bool) {
-	headed := func(w viewRow) bool { return v.a.Head != nil && v.a.Head.MatchString(w.text) }
+	framed := v.rows[first].depth > 0
+	headed := func(w viewRow) bool { return !framed && w.fits(v.a.Head) && w.at <= v.rows[first].optionAt }
 	top = v.up(first, func(w viewRow) bool {
-		gap := w.raw == "" && v.rows[max(w.row-1, 0)].raw == ""
-		return w.top || headed(w) || !v.known && gap
+		gap := w.raw == "" && (framed && v.known || !v.known && v.rows[max(w.row-1, 0)].raw == "")
+		return w.top || w.edge && framed || headed(w) || gap
 	})
 	if top >= 0 && headed(v.rows[top]) {
 		return top, false
 	}
-	if top < 0 && v.known && v.rows[0].raw != "" {
+	if top < 0 && v.known && v.rows[0].raw != "" && !v.rows[0].fits(v.a.Head) {
 		above = v.s.AltScreen() || v.forgotten(0)
 	}
 	return top + 1, above
