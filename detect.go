@@ -2806,10 +2806,9 @@ func drawnTable(rows []viewRow) bool {
 // recordings: 97 of 100 programs that wait are seen reading within 50 ms of their last output; a
 // repaint comes in pieces ≤ 30 ms apart.
 const (
-	settleQuiet   = 110 * time.Millisecond // output, to be looked at: it may be a frame of ten a second
-	settle        = 100 * time.Millisecond // a question
-	settleIdle    = 500 * time.Millisecond // an empty box
-	settleBlocked = 2 * time.Second        // a dialog that is reported but not shown
+	settleQuiet = 110 * time.Millisecond // output, to be looked at: it may be a frame of ten a second
+	settle      = 100 * time.Millisecond // a question
+	settleIdle  = 500 * time.Millisecond // an empty box
 )
 
 const (
@@ -3149,18 +3148,13 @@ func (d *Detector) lookAtTurn(now time.Time) {
 		if d.found == nil {
 			d.found = d.view.readLeft()
 		}
-	case t.sent && t.report == "" && d.adapter.Asks == nil && d.boxStands():
+	case t.sent && t.report == "" && d.adapter.Asks == nil && d.view.known && d.found != nil && d.found.Idle:
 		on := d.view.answer(d.view.textEnd())
 		if on.end != "" && on.all != t.told { // a turn too short to be seen, of a tool that tells nothing
 			t.noteWork(true, now)
 		}
 	}
 	d.noteWorked(worked)
-}
-
-// boxStands tells whether a known tool's empty input box was found.
-func (d *Detector) boxStands() bool {
-	return d.view.known && d.found != nil && d.found.Idle
 }
 
 // foldOutput takes the output since the last look into the mask. What was known of the terminal holds no more where
@@ -4424,9 +4418,13 @@ func (v *view) safeDefault(f *candidate) *string {
 	return v.configuredDefault(f)
 }
 
+// reNot turns an English question around: "no" to "Do not delete it?" deletes it.
+var reNot = re(`(?i)(\b(not|without)|n't)\b[^.;:!\n]*\?`)
+
 // turns tells whether "no" to a question means that something goes on, or is lost.
 func turns(question string) bool {
-	return hasWord("keep", question) || hasWord("deny", question) || hasWord("quit", question)
+	return hasWord("keep", question) || hasWord("deny", question) || hasWord("quit", question) ||
+		reNot.MatchString(plain(question))
 }
 
 // configuredDefault is what the configuration names for lists and texts, if f has that; else nil.
@@ -4793,9 +4791,9 @@ var aspects = []struct {
 }
 
 // unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two with a background it is
-// the one that is not grey, else of two the one that is not drawn as what stands around them: left of the first, in the
-// row above, where no padding of a button is. A first one that is a bar to the end of its row may be another thing: the
-// line of an editor.
+// the one that is not grey, else of two the one that is not drawn as what stands around them: the cell left of the
+// first or, where that may be its padding, the one above that. A first one that is a bar to the end of its row may be
+// another thing: the line of an editor.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
@@ -4807,7 +4805,10 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) == 2 && drawn[0].BG >= 0 && drawn[1].BG >= 0 && greyGround(drawn[0]) != greyGround(drawn[1]) {
 		return int(number(greyGround(drawn[0]))), false
 	}
-	rest := v.s.attr(opts[0].row-1, opts[0].at-1)
+	rest := v.s.attr(opts[0].row, opts[0].at-1)
+	if rest.BG == drawn[0].BG && rest.Reverse == drawn[0].Reverse {
+		rest = v.s.attr(opts[0].row-1, opts[0].at-1)
+	}
 	end := v.s.attr(opts[0].row, v.s.cols-1)
 	below := len(opts) == 2 && opts[0].row != opts[1].row
 	for _, aspect := range aspects {
@@ -5315,7 +5316,6 @@ func (v *view) readStill() *candidate {
 	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
 	switch {
 	case v.reported:
-		f.wait = settleBlocked
 		f.Question = v.s.Status().Msg
 		end := v.rows[max(0, v.last-3) : v.last+1]
 		leaves := slices.ContainsFunc(end, func(w viewRow) bool { return w.fits(reEscOut) })
@@ -5657,7 +5657,8 @@ func (v *view) readMarked(f *candidate, text string) bool {
 	for i, k := range keys[:min(len(keys), 9)] {
 		c := typed(k.Key, k.Label)
 		letter := utf8.RuneCountInString(k.Key) == 1 && k.Key == k.Label && isLetterOfYesNo(k.Key)
-		if letter && !slices.Contains(keys, swapped(k)) {
+		other := func(o Choice) bool { return o.Key != k.Key && strings.EqualFold(o.Key, k.Key) } // git's j and J
+		if letter && !slices.ContainsFunc(keys, other) {
 			c.Keys = strings.ToLower(k.Key) // the capital only marks the default
 		}
 		f.Choices = append(f.Choices, c)
@@ -5682,15 +5683,6 @@ func (v *view) readMarked(f *candidate, text string) bool {
 		}
 	}
 	return true
-}
-
-// swapped is an answer that is but its key, in the other case: "J" is not "j" where both are there, as in git.
-func swapped(c Choice) Choice {
-	other := strings.ToLower(c.Key)
-	if other == c.Key {
-		other = strings.ToUpper(c.Key)
-	}
-	return Choice{Key: other, Label: other}
 }
 
 // distinct reports whether no two of the choices have the same key.
