@@ -4791,9 +4791,8 @@ var aspects = []struct {
 }
 
 // unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two with a background it is
-// the one that is not grey, else of two the one that is not drawn as what stands around them: the cell left of the
-// first or, where that may be its padding, the one above that. A first one that is a bar to the end of its row may be
-// another thing: the line of an editor.
+// the one that is not grey, else of two the one that is not drawn as the end of its row; side by side the cell left
+// of the first counts or, where that may be its padding, the one above that.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
@@ -4802,15 +4801,18 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	for i := range opts {
 		drawn[i] = v.sample(opts[i])
 	}
-	if len(opts) == 2 && drawn[0].BG >= 0 && drawn[1].BG >= 0 && greyGround(drawn[0]) != greyGround(drawn[1]) {
+	across := opts[0].row == opts[1].row
+	lit := drawn[0].BG >= 0 && (drawn[1].BG >= 0 || !across) // in a column one bar alone may be no menu
+	if len(opts) == 2 && lit && greyGround(drawn[0]) != greyGround(drawn[1]) {
 		return int(number(greyGround(drawn[0]))), false
 	}
-	rest := v.s.attr(opts[0].row, opts[0].at-1)
-	if rest.BG == drawn[0].BG && rest.Reverse == drawn[0].Reverse {
-		rest = v.s.attr(opts[0].row-1, opts[0].at-1)
+	rest := v.s.attr(opts[0].row, v.s.cols-1)
+	if across {
+		rest = v.s.attr(opts[0].row, opts[0].at-1)
+		if rest.BG == drawn[0].BG && rest.Reverse == drawn[0].Reverse {
+			rest = v.s.attr(opts[0].row-1, opts[0].at-1)
+		}
 	}
-	end := v.s.attr(opts[0].row, v.s.cols-1)
-	below := len(opts) == 2 && opts[0].row != opts[1].row
 	for _, aspect := range aspects {
 		common := aspect.of(drawn[0])
 		switch {
@@ -4821,8 +4823,7 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 		}
 		odd := func(a Attr) bool { return aspect.of(a) != common }
 		at := slices.IndexFunc(drawn, odd)
-		bar := below && at == 0 && aspect.of(end) == aspect.of(drawn[0])
-		if at >= 0 && !bar && !slices.ContainsFunc(drawn[at+1:], odd) {
+		if at >= 0 && !slices.ContainsFunc(drawn[at+1:], odd) {
 			return at, aspect.weak
 		}
 	}
