@@ -2734,7 +2734,7 @@ func (v *view) message(on answer) string {
 	}
 	var b strings.Builder
 	hang, table := 0, false
-	for i, w := range on.rows {
+	for i, w := range append(slices.Clip(on.rows), viewRow{}) { // a blank row ends a table
 		begins := i == 0 || on.rows[i-1].gap()
 		fenced := table
 		table = begins && drawnTable(on.rows[i:]) || table && !w.gap()
@@ -2750,9 +2750,6 @@ func (v *view) message(on answer) string {
 			hang = w.at + widthOf(reListItem.FindString(w.text))
 			b.WriteString(strings.TrimRight("\n"+strings.Repeat(" ", max(0, w.at-margin))+w.text, " "))
 		}
-	}
-	if table {
-		b.WriteString("\n```")
 	}
 	text := strings.Trim(b.String(), "\n")
 	if !on.headed && text != "" {
@@ -3141,6 +3138,7 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 func (d *Detector) lookAtTurn(now time.Time) {
 	t := &d.turn
 	worked := t.worked
+	boxStands := d.view.known && d.found != nil && d.found.Idle
 	switch {
 	case d.view.working():
 		t.noteWork(false, now)
@@ -3148,7 +3146,7 @@ func (d *Detector) lookAtTurn(now time.Time) {
 		if d.found == nil {
 			d.found = d.view.readLeft()
 		}
-	case t.sent && t.report == "" && d.adapter.Asks == nil && d.view.known && d.found != nil && d.found.Idle:
+	case t.sent && t.report == "" && d.adapter.Asks == nil && boxStands:
 		on := d.view.answer(d.view.textEnd())
 		if on.end != "" && on.all != t.told { // a turn too short to be seen, of a tool that tells nothing
 			t.noteWork(true, now)
