@@ -66,7 +66,7 @@ const (
 	maxReplies    = 4096    // bytes of answers that wait for TakeReplies
 	maxMarks      = 28      // bytes combined with a character; tmux has 32 together with it
 	maxMarkSets   = 1000    // different combinations of marks
-	maxStatuses   = 16      // reports that wait for TakeStatuses, titles for TakeTitles
+	maxStatuses   = 16      // reports and titles that wait to be taken
 	maxScrollback = 120     // rows that have left the screen: about 12 KiB
 	leastFlood    = 1 << 16 // bytes written at once, from which on lines may scroll through unread
 	maxFlood      = 1 << 18 // bytes of which that is decided together
@@ -117,12 +117,11 @@ type Screen struct {
 	seq    []byte // a string, or a sequence without its parameters
 	input  []byte // the beginning of a character
 
-	replies  []byte // that wait for TakeReplies
-	title    string
-	status   ProgramStatus
-	statuses []ProgramStatus // that wait for TakeStatuses
-	titles   []string        // that wait for TakeTitles
-	tr       transcript
+	replies []byte // that wait for TakeReplies
+	title   string
+	status  ProgramStatus
+	said    []ProgramStatus // that waits for TakeSaid
+	tr      transcript
 
 	scrolled       int                  // rows that left the primary screen at its top
 	scrollback     [maxScrollback]*line // the last of them, row n at n % maxScrollback
@@ -164,6 +163,7 @@ type line struct {
 	again    bool  // it was, before it was written anew
 	answered bool  // an answer was typed in it: what stands above belongs to earlier questions
 	over     bool  // a question stood in it that its cursor has left
+	cut      bool  // what stood at its end is lost: the screen became narrower
 	asked    int   // cells from its left that showed a question when that was answered, and were not written since
 
 	stale bool     // shown is not what it shows any more
@@ -191,8 +191,9 @@ type Attr struct {
 	BG        int32
 }
 
-// ProgramStatus is a report of OSC 7501, as tools send it (measured).
+// ProgramStatus is a report of OSC 7501, as tools send it (measured), or a title.
 type ProgramStatus struct {
+	Title string
 	State string // idle, working, blocked, done, error, clear; "" none came
 	App   string
 	Kind  string // permission, question or auth, when blocked
@@ -238,6 +239,7 @@ func (s *Screen) resizePage(rows, cols int) {
 	s.grid = s.grid[:rows]
 	for _, l := range s.grid {
 		l.writeTo(len(l.cells))
+		l.cut = l.cut || len(l.cells) > cols && s.part(l.cells[cols:]) != ""
 		l.cells = append(l.cells, make([]cell, cols)...)[:cols]
 		l.end = cols
 		l.stale = true
@@ -366,17 +368,10 @@ func (s *Screen) Title() string { return s.title }
 // Status is the last report of OSC 7501.
 func (s *Screen) Status() ProgramStatus { return s.status }
 
-// TakeStatuses are the reports of OSC 7501 since the last call, the newest maxStatuses of them.
-func (s *Screen) TakeStatuses() []ProgramStatus {
-	taken := s.statuses
-	s.statuses = nil
-	return taken
-}
-
-// TakeTitles are the titles that were set since the last call, the newest maxStatuses of them.
-func (s *Screen) TakeTitles() []string {
-	taken := s.titles
-	s.titles = nil
+// TakeSaid is what the program has said of itself since the last call, the newest maxStatuses of it.
+func (s *Screen) TakeSaid() []ProgramStatus {
+	taken := s.said
+	s.said = nil
 	return taken
 }
 
@@ -1004,6 +999,11 @@ func (s *Screen) scroll(top, n int) {
 	}
 }
 
+// cutIn reports whether a part of one of these rows is lost.
+func (s *Screen) cutIn(first, last int) bool {
+	return slices.ContainsFunc(s.grid[first:last+1], func(l *line) bool { return l.cut })
+}
+
 // keepRow takes a row that leaves the primary screen at its top, and gives back one whose cells may
 // be written anew.
 func (s *Screen) keepRow(l *line) *line {
@@ -1065,6 +1065,7 @@ func (l *line) erase(col, end int, background int32) {
 		l.ground = background
 	}
 	l.wrapped = l.wrapped && end < len(l.cells)
+	l.cut = l.cut && end < len(l.cells)
 	l.answered = l.answered && end-col < len(l.cells)
 }
 
@@ -1279,7 +1280,7 @@ func (s *Screen) replyColour(osc, level string, end byte) {
 func (s *Screen) noteTitle(title string) {
 	if title != s.title {
 		s.changes++
-		s.titles = append(s.titles[max(0, len(s.titles)-maxStatuses+1):], title)
+		s.says(ProgramStatus{Title: title})
 	}
 	s.title = title
 }
@@ -1302,7 +1303,12 @@ func (s *Screen) noteStatus(report string) {
 		Kind:  fields["kind"],
 		Msg:   strings.ToValidUTF8(string(msg), "\ufffd"),
 	}
-	s.statuses = append(s.statuses[max(0, len(s.statuses)-maxStatuses+1):], s.status)
+	s.says(s.status)
+}
+
+// says keeps what the program has said for TakeSaid.
+func (s *Screen) says(said ProgramStatus) {
+	s.said = append(s.said[max(0, len(s.said)-maxStatuses+1):], said)
 }
 
 // ---- key bytes ----
@@ -2437,11 +2443,6 @@ func (t *turnSigns) noteWork(fresh bool, now time.Time) {
 	t.workedAt = now
 }
 
-// broken tells whether somebody pressed the key that interrupts, and the work was over then.
-func (t *turnSigns) broken() bool {
-	return !t.brokeAt.IsZero() && t.workedAt.Sub(t.brokeAt) < breakTime
-}
-
 // noteReport notes a report of the protocol. Work before anybody typed that ends in idle is no
 // turn: codex starts with it.
 func (t *turnSigns) noteReport(status ProgramStatus, now time.Time) {
@@ -2489,78 +2490,75 @@ func (t *turnSigns) noteKeys(p []byte, working bool, now time.Time) {
 	}
 }
 
-// seconds is how long it has worked, 0 where that is not known.
-func (t *turnSigns) seconds() int {
-	if t.since.IsZero() {
-		return 0
-	}
-	return int(t.workedAt.Sub(t.since).Round(time.Second).Seconds())
+// answer is what a turn has left on the screen.
+type answer struct {
+	all    string    // all of it, the message that began it too
+	rows   []viewRow // of the last message of the tool's own
+	headed bool      // it begins there
+	end    TurnState // that rows below it tell: finished, interrupted, failed; "" none
+	why    string    // failed: the words of the error
 }
 
-// noteTold notes that what came of the turn is told.
-func (t *turnSigns) noteTold(on turnText) {
-	t.sent = false
-	t.worked = false
-	t.told = on.all
-}
-
-// turnText is what a turn has left on the screen.
-type turnText struct {
-	all     string    // all of it, the message that began it too
-	rows    []viewRow // of its own words
-	headed  bool      // they begin there
-	closed  bool      // below them stands what a tool writes when a turn is over
-	stopped bool      // that says that it was interrupted
-	failed  bool      // that is an error
-	why     string    // then its words
-}
-
-// textPart is what a row of a turn belongs to.
-type textPart int
-
-const (
-	partWords textPart = iota
-	partMessage
-	partStopped
-	partError
-	partClosing
-	partHints
-)
-
-// turnText reads the rows above row end from the user's last message on, or from the end of the
+// answer reads the rows above row end from the user's last message on, or from the end of the
 // turn before on: never the words of an earlier turn.
-func (v *view) turnText(end int) turnText {
-	var t turnText
+func (v *view) answer(end int) answer {
 	message := v.up(end, v.said)
-	t.headed = message > 0 || v.s.scrolled == 0 && !v.s.AltScreen() // codex keeps it in the first row
-	part := partWords
+	t := answer{headed: message > 0 || v.s.scrolled == 0 && !v.s.AltScreen()} // codex keeps it in the first row
+	part := TurnState("")
 	if message >= 0 {
-		part = partMessage
+		part = TurnReady
 	}
 	for _, w := range v.rows[max(0, message):end] {
 		t.all += w.text + "\n"
-		begins := v.closing(w)
+		ends := v.ends(w)
 		switch {
-		case begins != partWords:
-			part = begins
+		case ends != "":
+			part = ends
 		case w.text == "":
-			part = partWords
+			part = ""
 		}
-		w.text = v.words(w.text)
-		t.add(part, begins, w)
+		t.add(v, w, part, ends)
 	}
 	return t
+}
+
+// add takes the next row: part is what tells the end, or the message, that it belongs to, "" words; ends what begins
+// in it. Words below an end are of another turn.
+func (t *answer) add(v *view, w viewRow, part, ends TurnState) {
+	switch {
+	case ends == TurnFailed && t.end != ends:
+		t.why = ""
+		t.end = ends
+	case ends == TurnInterrupted, ends == TurnFinished && t.end == "":
+		t.end = ends
+	}
+	text := v.words(w.text)
+	switch {
+	case part == TurnFailed:
+		t.why = strings.TrimSpace(t.why + " " + text)
+		return
+	case part != "":
+		return
+	case text != "" && t.end != "":
+		*t = answer{all: t.all, headed: true}
+	}
+	if fits(v.a.Says, w.raw) {
+		mark := v.a.Says.FindString(w.raw)
+		w = readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], w.row, v.s.cols)
+		text = v.words(w.text)
+		t.rows = nil
+		t.headed = true
+	}
+	w.text = text
+	t.rows = append(t.rows, w)
 }
 
 // words is a row's text without the mark of an error before it and without selectors that choose
 // how a character is drawn.
 func (v *view) words(text string) string {
 	text = strings.NewReplacer("\ufe0e", "", "\ufe0f", "").Replace(text)
-	if v.a.Fails != nil {
-		m := v.a.Fails.FindStringSubmatch(text)
-		if m != nil {
-			text = m[1]
-		}
+	if fits(v.a.Fails, text) {
+		text = v.a.Fails.FindStringSubmatch(text)[1]
 	}
 	return strings.TrimSpace(text)
 }
@@ -2570,72 +2568,49 @@ func fits(p *pattern, text string) bool {
 	return p != nil && p.MatchString(text)
 }
 
-// closing is the part that begins in that row below the words of a turn; partWords: none does.
-func (v *view) closing(w viewRow) textPart {
-	for i, begins := range []*pattern{v.a.Stopped, v.a.Fails, v.a.Closes, v.a.Hints} {
-		if w.fits(begins) {
-			return partStopped + textPart(i)
-		}
+// ends is the end of a turn that begins in that row; TurnReady for what stands below it and is none of its words, ""
+// for none.
+func (v *view) ends(w viewRow) TurnState {
+	switch {
+	case w.fits(v.a.Stopped):
+		return TurnInterrupted
+	case w.fits(v.a.Fails), v.errorFrame(w):
+		return TurnFailed
+	case w.fits(v.a.Closes):
+		return TurnFinished
+	case w.fits(v.a.Hints):
+		return TurnReady
 	}
-	if v.errorFrame(w) {
-		return partError
-	}
-	return partWords
+	return ""
 }
 
-// errorFrame tells whether the row is framed as opencode frames errors: in grey words, with another
-// colour at its edge than the input box has.
+// errorFrame tells whether the row is framed as opencode frames errors: with another colour at its edge than the input
+// box has.
 func (v *view) errorFrame(w viewRow) bool {
-	if v.a.Mark != "" || w.depth == 0 || w.text == "" || !v.faintAt(w.row, w.at) {
+	if v.a.Mark != "" || w.depth == 0 || w.text == "" {
 		return false
 	}
 	edge := strings.IndexAny(w.raw, uprights)
 	return v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
 }
 
-// add takes a row, which is of that part and in which begins may do so. Words below what closes a
-// turn are of another one.
-func (t *turnText) add(part, begins textPart, w viewRow) {
-	switch begins {
-	case partStopped:
-		t.stopped = true
-		t.failed = false
-		t.closed = true
-	case partError:
-		if !t.failed {
-			t.why = ""
-		}
-		t.failed = true
-		t.stopped = false
-	case partClosing:
-		t.closed = true
-	}
-	switch {
-	case part == partError:
-		t.why = strings.TrimSpace(t.why + " " + w.text)
-	case part == partWords && w.text != "" && (t.closed || t.failed):
-		*t = turnText{all: t.all, rows: []viewRow{w}, headed: true}
-	case part == partWords:
-		t.rows = append(t.rows, w)
-	}
-}
-
 // said tells whether a message of the user's begins in that row.
 func (v *view) said(w viewRow) bool { return fits(v.a.Said, w.raw) }
 
-// turn is what has become of the agent's turn that ended in those words, and the line that tells it. What the protocol
-// says of the end counts more than the screen. An end that it calls idle is an interruption where the
-// screen says so or somebody pressed the key for it: the tool's own commands end like that too.
-func (v *view) turn(t turnSigns, on turnText, words string) (state TurnState, line string) {
+// turn is what has become of the agent's turn that left that on the screen, and the line that tells it. What the
+// protocol says of the end counts more than the screen. An end that it calls idle is an interruption where the screen
+// says so, or where somebody pressed the key for it just before: the tool's own commands end like that too.
+func (t *turnSigns) turn(on answer, words string) (state TurnState, line string) {
 	line = words[strings.LastIndexByte(words, '\n')+1:]
+	broken := !t.brokeAt.IsZero() && t.workedAt.Sub(t.brokeAt) < breakTime
 	switch {
 	case !t.worked:
 		return TurnReady, ""
 	case t.ended == "error":
 		return TurnFailed, cmp.Or(t.why, on.why, line, "it shows no reason")
-	case t.ended != "done" && (on.stopped || t.broken()):
+	case t.ended != "done" && (on.end == TurnInterrupted || broken):
 		return TurnInterrupted, line
-	case t.ended != "done" && on.failed:
+	case t.ended != "done" && on.end == TurnFailed:
 		return TurnFailed, cmp.Or(on.why, "it shows no reason")
 	case asksInWords(words):
 		return TurnAsks, line
@@ -2646,28 +2621,28 @@ func (v *view) turn(t turnSigns, on turnText, words string) (state TurnState, li
 // tellTurn says in an idle prompt what the turn came to, with its words. There are none where its
 // message was taken back into the box: what stands above that was told before.
 func (d *Detector) tellTurn(p *Prompt, drafted bool) {
-	end := d.view.textEnd()
-	if drafted {
-		end = d.view.textAbove(d.view.box().row)
-	}
-	on := d.view.turnText(end)
-	if d.view.known && on.all == d.turn.told {
-		on = turnText{all: on.all}
+	t := &d.turn
+	on := d.view.answer(d.view.textEnd())
+	if d.view.known && on.all == t.told {
+		on = answer{all: on.all}
 	}
 	words := d.view.message(on)
 	if d.view.known {
-		state, line := d.view.turn(d.turn, on, words)
-		takenBack := drafted && state == TurnInterrupted
-		if state == TurnReady || takenBack {
+		state, line := t.turn(on, words)
+		if state == TurnReady || drafted && state == TurnInterrupted {
 			words = ""
 		}
 		p.Turn = state
-		p.Took = d.turn.seconds()
-		p.since = d.turn.since
+		p.since = t.since
+		if !t.since.IsZero() {
+			p.Took = int(t.workedAt.Sub(t.since).Round(time.Second).Seconds())
+		}
 		p.Question = turnSentence(d.adapter.Name, state, line)
 		p.Excerpt = safely(p.Question, 200)
 		if state != TurnReady {
-			d.turn.noteTold(on)
+			t.sent = false
+			t.worked = false
+			t.told = on.all
 		}
 	}
 	p.Full = safely(words, maxFull)
@@ -2748,97 +2723,77 @@ func asksInWords(text string) bool {
 	return reAsks.MatchString(last) || reAsks.MatchString(ending)
 }
 
-// message is the last message of the tool's own in its turn. One whose beginning is not on the screen any more
-// begins with "…".
-func (v *view) message(on turnText) string {
-	rows, headed := v.lastMessage(on)
+// message is what the tool has said last, as Markdown. One whose beginning is not on the screen any more begins with
+// "…".
+func (v *view) message(on answer) string {
 	margin := v.s.cols
-	for _, w := range rows {
+	for _, w := range on.rows {
 		if w.text != "" {
 			margin = min(margin, w.at)
 		}
 	}
-	var lines []string
-	for len(rows) > 0 {
-		n := drawnTable(rows)
-		if n > 0 {
-			lines = append(lines, "```")
-			for _, w := range rows[:n] {
-				lines = append(lines, strings.TrimRight(w.raw, " "))
-			}
-			lines = append(lines, "```")
-		} else {
-			var line string
-			line, n = v.wrappedLine(rows)
-			if line != "" {
-				line = strings.Repeat(" ", rows[0].at-margin) + line
-			}
-			lines = append(lines, line)
+	var b strings.Builder
+	hang, table := 0, false
+	for i, w := range append(slices.Clip(on.rows), viewRow{}) { // a blank row ends a table
+		begins := i == 0 || on.rows[i-1].gap()
+		fenced := table
+		table = begins && drawnTable(on.rows[i:]) || table && !w.gap()
+		if table != fenced {
+			b.WriteString("\n```")
 		}
-		rows = rows[n:]
+		switch {
+		case table:
+			b.WriteString("\n" + strings.TrimRight(w.raw, " "))
+		case i > 0 && !fenced && v.goesOn(on.rows[i-1], w, hang):
+			b.WriteString(joint(on.rows[i-1].text, w.text) + w.text)
+		default:
+			hang = w.at + widthOf(reListItem.FindString(w.text))
+			b.WriteString(strings.TrimRight("\n"+strings.Repeat(" ", max(0, w.at-margin))+w.text, " "))
+		}
 	}
-	text := strings.Trim(strings.Join(lines, "\n"), "\n")
-	if !headed && text != "" {
+	text := strings.Trim(b.String(), "\n")
+	if !on.headed && text != "" {
 		text = "…\n" + text
 	}
 	return text
 }
 
-// lastMessage are the rows of the last message, without its mark; headed: its first row is there.
-func (v *view) lastMessage(on turnText) (rows []viewRow, headed bool) {
-	if v.a.Says == nil {
-		return on.rows, on.headed
+// gap reports whether the row shows nothing.
+func (w *viewRow) gap() bool { return w.text == "" && !w.rule }
+
+// goesOn reports whether a row goes on with the one before it: its first word had no room there, and it begins where
+// the words of that line do.
+func (v *view) goesOn(before, w viewRow, hang int) bool {
+	word, _, _ := strings.Cut(w.text, " ")
+	first, size := utf8.DecodeRuneInString(word)
+	if runeWidth(first) == 2 {
+		word = word[:size]
 	}
-	for i, w := range slices.Backward(on.rows) {
-		mark := v.a.Says.FindString(w.raw)
-		if mark != "" {
-			first := readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], w.row, v.s.cols)
-			first.text = v.words(first.text)
-			return append([]viewRow{first}, on.rows[i+1:]...), true
-		}
-	}
-	return on.rows, on.headed
+	room := before.at+widthOf(before.text)+1+widthOf(word) <= v.s.cols-wrapMargin
+	return !room && w.text != "" && w.at == hang && !reListItem.MatchString(w.text)
 }
 
-// wrappedLine is the line that a tool has wrapped into the first of these rows, and how many they are: it goes on
-// where its words do, with one for which there was no room in the row before.
-func (v *view) wrappedLine(rows []viewRow) (text string, n int) {
-	text = rows[0].text
-	hang := rows[0].at + widthOf(reListItem.FindString(text))
-	for n = 1; n < len(rows); n++ {
-		before, w := rows[n-1], rows[n]
-		word, _, _ := strings.Cut(w.text, " ")
-		right, size := utf8.DecodeRuneInString(word)
-		if runeWidth(right) == 2 {
-			word = word[:size]
-		}
-		room := before.at+widthOf(before.text)+1+widthOf(word) <= v.s.cols-wrapMargin
-		if room || w.text == "" || w.at != hang || reListItem.MatchString(w.text) {
-			break
-		}
-		left, _ := utf8.DecodeLastRuneInString(before.text)
-		if runeWidth(left) == 1 || runeWidth(right) == 1 {
-			text += " "
-		}
-		text += w.text
+// joint is what stands between two words that a tool has wrapped: nothing between two wide characters.
+func joint(before, after string) string {
+	left, _ := utf8.DecodeLastRuneInString(before)
+	right, _ := utf8.DecodeRuneInString(after)
+	if runeWidth(left) == 2 && runeWidth(right) == 2 {
+		return ""
 	}
-	return text, n
+	return " "
 }
 
-// drawnTable is how many rows a table takes that is drawn with lines and begins there; 0: there is none.
-func drawnTable(rows []viewRow) int {
-	table := false
-	for n, w := range rows {
-		if w.text == "" && !w.rule {
-			rows = rows[:n]
+// drawnTable reports whether the rows begin with a table that is drawn with lines.
+func drawnTable(rows []viewRow) bool {
+	for _, w := range rows {
+		if w.gap() {
 			break
 		}
-		table = table || w.rule && len(reColumn.expr().FindAllStringIndex(w.raw, 2)) == 2
+		if w.rule && len(reColumn.expr().FindAllStringIndex(w.raw, 2)) == 2 {
+			return true
+		}
 	}
-	if !table {
-		return 0
-	}
-	return len(rows)
+	return false
 }
 
 // ---- detector ----
@@ -2848,10 +2803,9 @@ func drawnTable(rows []viewRow) int {
 // recordings: 97 of 100 programs that wait are seen reading within 50 ms of their last output; a
 // repaint comes in pieces ≤ 30 ms apart.
 const (
-	settleQuiet   = 110 * time.Millisecond // output, to be looked at: it may be a frame of ten a second
-	settle        = 100 * time.Millisecond // a question
-	settleIdle    = 500 * time.Millisecond // an empty box
-	settleBlocked = 2 * time.Second        // a dialog that is reported but not shown
+	settleQuiet = 110 * time.Millisecond // output, to be looked at: it may be a frame of ten a second
+	settle      = 100 * time.Millisecond // a question
+	settleIdle  = 500 * time.Millisecond // an empty box
 )
 
 const (
@@ -2973,15 +2927,16 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 // takeReports takes what the tool has said of itself: it may have worked between two looks.
 func (d *Detector) takeReports(now time.Time) {
 	worked := d.turn.worked
-	for _, title := range d.Screen.TakeTitles() {
-		if d.turn.report == "" && fits(d.adapter.Works, "\x1b"+title) {
+	for _, said := range d.Screen.TakeSaid() {
+		title := "\x1b" + said.Title
+		switch {
+		case said.State != "":
+			d.reports = append(d.reports[max(0, len(d.reports)-maxStatuses+1):], said)
+			if d.adapter.Speaks {
+				d.turn.noteReport(said, now)
+			}
+		case d.turn.report == "" && fits(d.adapter.Works, title):
 			d.turn.noteWork(false, now)
-		}
-	}
-	for _, status := range d.Screen.TakeStatuses() {
-		d.reports = append(d.reports[max(0, len(d.reports)-maxStatuses+1):], status)
-		if d.adapter.Speaks {
-			d.turn.noteReport(status, now)
 		}
 	}
 	d.noteWorked(worked)
@@ -3183,6 +3138,7 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 func (d *Detector) lookAtTurn(now time.Time) {
 	t := &d.turn
 	worked := t.worked
+	boxStands := d.view.known && d.found != nil && d.found.Idle
 	switch {
 	case d.view.working():
 		t.noteWork(false, now)
@@ -3190,18 +3146,13 @@ func (d *Detector) lookAtTurn(now time.Time) {
 		if d.found == nil {
 			d.found = d.view.readLeft()
 		}
-	case t.sent && t.report == "" && d.adapter.Asks == nil && d.boxStands():
-		on := d.view.turnText(d.view.textEnd())
-		if on.closed && on.all != t.told { // a turn too short to be seen, of a tool that tells nothing
+	case t.sent && t.report == "" && d.adapter.Asks == nil && boxStands:
+		on := d.view.answer(d.view.textEnd())
+		if on.end != "" && on.all != t.told { // a turn too short to be seen, of a tool that tells nothing
 			t.noteWork(true, now)
 		}
 	}
 	d.noteWorked(worked)
-}
-
-// boxStands tells whether a known tool's empty input box was found.
-func (d *Detector) boxStands() bool {
-	return d.view.known && d.found != nil && d.found.Idle
 }
 
 // foldOutput takes the output since the last look into the mask. What was known of the terminal holds no more where
@@ -3290,7 +3241,7 @@ func (d *Detector) compare() sameness {
 	}
 	verdict := another
 	if c.onLine() && d.typed && !left {
-		verdict = d.lineStands()
+		_, verdict = d.behindLine()
 	}
 	if verdict == another && d.found != nil {
 		now := d.found.Prompt
@@ -3308,25 +3259,26 @@ func (d *Detector) compare() sameness {
 	return verdict
 }
 
-// lineStands compares what stands around the line of the question in force, which still begins where and as it was
-// asked: what else is in the line was typed.
-func (d *Detector) lineStands() sameness {
+// behindLine is what was typed behind the line of the question in force, and how what stands around that line compares
+// with what was asked: another where it begins no more where and as it did.
+func (d *Detector) behindLine() (typed string, verdict sameness) {
 	c := d.cur
 	line, top := d.view.cursorLine()
-	if c.place.differs(d.view.place(top)) || !strings.HasPrefix(line+d.view.after(), strings.TrimRight(c.line, " ")) {
-		return another
-	}
-	if c.Idle {
-		return theSame
-	}
-	now := c.Prompt
-	if c.ended {
+	typed, begins := strings.CutPrefix(line+d.view.after(), strings.TrimRight(c.line, " "))
+	typed = strings.TrimSpace(typed)
+	switch {
+	case !begins || c.place.differs(d.view.place(top)):
+		return typed, another
+	case c.Idle:
+		return typed, theSame
+	case c.ended:
 		top = d.view.textOver(top)
 	}
+	now := c.Prompt
 	now.parts.body, now.parts.above, _, _ = d.view.linesAbove(top)
 	now.parts.among = append(c.parts.among[:1:1], d.view.linesBelow(d.view.row)...)
 	now.seal()
-	return d.motion.compare(c.all, now.all)
+	return typed, d.motion.compare(c.all, now.all)
 }
 
 // schedule is when the question found is to be asked, zero where it is not: once it has been still. While nothing is
@@ -3416,16 +3368,16 @@ func (d *Detector) Behind(key string) (typed string, stands bool) {
 	if d.cur == nil {
 		return "", false
 	}
-	line, _ := d.view.cursorLine()
-	if !d.cur.onLine() {
-		if strings.HasSuffix(line, key) {
-			typed = key
-		}
-		return typed, d.found != nil && d.cur.follows(&d.found.Prompt)
+	if d.cur.onLine() {
+		typed, verdict := d.behindLine()
+		other := d.cur.ended && typed != "" && !strings.EqualFold(typed, key)
+		return typed, verdict == theSame && !other
 	}
-	typed = strings.TrimSpace(strings.TrimPrefix(line+d.view.after(), strings.TrimRight(d.cur.line, " ")))
-	other := d.cur.ended && typed != "" && !strings.EqualFold(typed, key)
-	return typed, d.lineStands() == theSame && !other
+	line, _ := d.view.cursorLine()
+	if strings.HasSuffix(line, key) {
+		typed = key
+	}
+	return typed, d.found != nil && d.cur.follows(&d.found.Prompt)
 }
 
 // Explain says in words which reader has found something at the last look, and what tells it.
@@ -3527,8 +3479,8 @@ func (d *Detector) ReadWindow() bool {
 func (v *view) windowRows(rows []viewRow, given int) (now []windowRow, before int) {
 	blank := false
 	for i, w := range rows {
-		part := v.closing(w)
-		if w.text != "" && part != partClosing && part != partHints && !v.spins(w) {
+		ends := v.ends(w)
+		if w.text != "" && ends != TurnFinished && ends != TurnReady && !v.spins(w) {
 			now = append(now, windowRow{text: strings.TrimRight(w.raw, " "), blank: blank})
 		}
 		blank = w.text == ""
@@ -3600,7 +3552,7 @@ var reSpinner = re(`^[^\pL\pN\s] \pL+…$|^[⠁-⣿] `)
 // dialog.
 func (v *view) textEnd() int {
 	if v.known {
-		return v.textAbove(max(0, v.up(v.last+1, v.inBox)))
+		return v.textAbove(max(0, v.box().row, v.up(v.last+1, v.inBox)))
 	}
 	return v.textAbove(v.row)
 }
@@ -3669,6 +3621,7 @@ type view struct {
 	modal    bool   // the rows are those of a dialog drawn over other text
 	reported bool   // the tool says that it asks
 	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
+	busy     bool   // nobody reads; of a tool of ours that tells nothing
 	works    bool   // it is at work: see working
 	changes  uint   // of the screen, when it was looked at
 	cursor   [2]int // where the terminal's was then, unless
@@ -3683,7 +3636,8 @@ type viewRow struct {
 	at    int    // column where it begins
 	depth int    // upright lines crossed on the way there
 	rule  bool   // nothing but lines
-	top   bool   // a full-width rule or an upper edge: a dialog begins
+	top   bool   // a full-width rule: a dialog begins
+	edge  bool   // the upper edge of a frame
 
 	pointer  string
 	num      string
@@ -3718,6 +3672,7 @@ func (d *Detector) newView() *view {
 func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *view) *view {
 	v := &view{s: s, a: a, tty: tty, o: o, changes: s.changes}
 	v.known = a.Box != nil && !v.readsLine()
+	v.busy = tty.Reading == ReadingBusy && !v.known
 	v.row, v.col, v.hidden = s.Cursor()
 	v.cursor = [2]int{v.row, v.col}
 	v.noCursor = v.hidden
@@ -3909,9 +3864,8 @@ func readRow(raw string, r, cols int) viewRow {
 		w.depth += int(number(strings.ContainsRune(uprights, r)))
 	}
 	w.rule = w.text == "" && strings.ContainsAny(raw, lines)
-	edge := strings.ContainsAny(raw, "╭┌╔")
-	whole := w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0
-	w.top = w.rule && w.depth == 0 && (edge || whole)
+	w.edge = w.rule && w.depth == 0 && strings.ContainsAny(raw, "╭┌╔")
+	w.top = w.rule && w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0
 	m := reOption.FindStringSubmatch(w.text)
 	w.pointer = strings.Trim(m[1], "↑↓ ○")
 	w.num = strings.Trim(m[3], "(). :")
@@ -4055,8 +4009,8 @@ func (v *view) linesBelow(r int) (below []string) {
 // negative where one has been forgotten.
 func (v *view) lineBefore(r int) (text string, first int, answered, known bool) {
 	l, known := v.rowBefore(r)
-	if !known {
-		return "", -int(number(v.forgotten(r))), false, false
+	if !known || l.cut {
+		return "", -int(number(known || v.forgotten(r))), false, false
 	}
 	first = r
 	for more := true; more && len(text) <= maxFull; more = more && l.wrapped {
@@ -4462,9 +4416,13 @@ func (v *view) safeDefault(f *candidate) *string {
 	return v.configuredDefault(f)
 }
 
+// reNot turns an English question around: "no" to "Do not delete it?" deletes it.
+var reNot = re(`(?i)(\b(not|without)|n't)\b[^.;:!\n]*\?`)
+
 // turns tells whether "no" to a question means that something goes on, or is lost.
 func turns(question string) bool {
-	return hasWord("keep", question) || hasWord("deny", question) || hasWord("quit", question)
+	return hasWord("keep", question) || hasWord("deny", question) || hasWord("quit", question) ||
+		reNot.MatchString(plain(question))
 }
 
 // configuredDefault is what the configuration names for lists and texts, if f has that; else nil.
@@ -4671,7 +4629,7 @@ func (v *view) asked(g *group) bool {
 // pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it.
 func (v *view) readGroup() *candidate {
 	buttons := v.buttonRow()
-	if v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known && buttons < 0 {
+	if v.tty.Canonical || v.busy && buttons < 0 {
 		return nil // nothing is chosen with single keys; gpg, whose pinentry reads, is busy
 	}
 	if v.inFrame() {
@@ -4715,7 +4673,7 @@ func (v *view) column(r int) *group {
 	head := v.rows[r]
 	boxes := head.tick >= 0 && (v.hidden || v.row <= r || v.buttonRow() > r)
 	lit := head.tick < 0 && v.sample(head) != Attr{FG: -1, BG: -1}
-	if head.label == "" || head.pointer == "" && !boxes && !lit || v.known && v.inBox(head) {
+	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) {
 		return nil
 	}
 	opts := v.grow(head, -1)
@@ -4782,7 +4740,8 @@ func (v *view) grow(head viewRow, step int) []viewRow {
 // isOption reports whether row o is an option beside the one in row head, with the number num where those have numbers.
 func (v *view) isOption(o, head viewRow, num string) bool {
 	if head.num != "" {
-		return o.num == num || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
+		inLine := max(o.optionAt-head.optionAt, head.optionAt-o.optionAt) <= 1                      // "10." may begin further left
+		return o.num == num && inLine || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
 	}
 	asks := head.pointer == "" && o.heads()
 	like := o.optionAt == head.optionAt && o.depth == head.depth && (o.tick < 0) == (head.tick < 0)
@@ -4829,9 +4788,9 @@ var aspects = []struct {
 	{true, func(a Attr) int32 { return a.FG }},
 }
 
-// unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two it is the one that is not
-// drawn as the end of its row, and of two with a background the one that is not grey. Side by
-// side the cell before them counts for the end of the row.
+// unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two with a background it is
+// the one that is not grey, else of two the one that is not drawn as the end of its row; side by side the cell left
+// of the first counts or, where that may be its padding, the one above that.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
@@ -4840,13 +4799,17 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	for i := range opts {
 		drawn[i] = v.sample(opts[i])
 	}
-	first, second := isGrey(drawn[0].BG), isGrey(drawn[1].BG)
-	if len(opts) == 2 && drawn[0].BG >= 0 && first != second {
-		return int(number(first)), false
+	across := opts[0].row == opts[1].row
+	lit := drawn[0].BG >= 0 && (drawn[1].BG >= 0 || !across) // in a column one bar alone may be no menu
+	if len(opts) == 2 && lit && greyGround(drawn[0]) != greyGround(drawn[1]) {
+		return int(number(greyGround(drawn[0]))), false
 	}
 	rest := v.s.attr(opts[0].row, v.s.cols-1)
-	if opts[0].row == opts[1].row {
+	if across {
 		rest = v.s.attr(opts[0].row, opts[0].at-1)
+		if rest.BG == drawn[0].BG && rest.Reverse == drawn[0].Reverse {
+			rest = v.s.attr(opts[0].row-1, opts[0].at-1)
+		}
 	}
 	for _, aspect := range aspects {
 		common := aspect.of(drawn[0])
@@ -4864,6 +4827,9 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	}
 	return -1, false
 }
+
+// greyGround reports whether a background is a shade of grey, the darkest too: gum has 235.
+func greyGround(a Attr) bool { return isGrey(a.BG) || a.BG >= 232 && a.BG < 240 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
 func isGrey(colour int32) bool {
@@ -5017,7 +4983,7 @@ func (v *view) menu(g *group) *candidate {
 	}
 	from := max(0, g.at-8)
 	f.Pointer = g.at - from
-	named := !slices.ContainsFunc(g.opts, func(o viewRow) bool { return !reShort.MatchString(o.label) })
+	var named []Choice // those with a key behind them
 	rows := map[int]string{}
 	unmarked := func(o viewRow) bool { return !reTickMark.MatchString(o.label) }
 	marks := !slices.ContainsFunc(g.opts, unmarked)
@@ -5028,14 +4994,17 @@ func (v *view) menu(g *group) *candidate {
 			o.label = reTickMark.ReplaceAllString(o.label, "")
 			g.opts[i] = o
 		}
+		if reShort.MatchString(o.label) {
+			named = append(named, Choice{Key: reShort.FindString(o.label)})
+		}
 		rows[o.row] = strings.TrimSpace(rows[o.row] + " " + o.num + " " + o.label)
 	}
 	for i, o := range g.opts[from:min(len(g.opts), from+9)] {
 		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: reGap.ReplaceAllString(o.label, "  ")}
 		switch {
-		case named:
+		case len(named) == len(g.opts) && distinct(named):
 			c.Keys = strings.Replace(strings.Trim(reShort.FindString(o.label), " ()"), "esc", "\x1b", 1)
-		case o.num != "" && v.a.Digits:
+		case len(o.num) == 1 && v.a.Digits: // of two the first one would choose
 			c.Keys = o.num
 		case o.num == "" && g.numbered(): // it is named by its label, as Submit
 			c.Key = strings.ToLower(o.label)
@@ -5083,9 +5052,9 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		asYesNo(f)
 	}
 	top, above := v.dialogTop(first)
-	f.Cut = above
 	f.rows = [2]int{first, end}
 	bottom := end + len(v.linesBelow(end))
+	f.Cut = above || v.s.cutIn(top, bottom)
 	for _, w := range v.rows[top : bottom+1] {
 		if w.row <= end && strings.IndexAny(w.text, "↑↓") == 0 || reElided.MatchString(w.text) {
 			f.Cut = true
@@ -5155,17 +5124,19 @@ func asYesNo(f *candidate) {
 var reElided = re(`(?i)…\s*\+?\d+ (more )?lines|\boutput clipped\b`)
 
 // dialogTop is the first row of the dialog whose choices begin in row first; above: it begins above
-// the screen.
+// the screen. A frame is all of it; without one neither an edge nor a heading further right begins it, for these stand in
+// what it asks about.
 func (v *view) dialogTop(first int) (top int, above bool) {
-	headed := func(w viewRow) bool { return v.a.Head != nil && v.a.Head.MatchString(w.text) }
+	framed := v.rows[first].depth > 0
+	headed := func(w viewRow) bool { return !framed && w.fits(v.a.Head) && w.at <= v.rows[first].optionAt }
 	top = v.up(first, func(w viewRow) bool {
-		gap := w.raw == "" && v.rows[max(w.row-1, 0)].raw == ""
-		return w.top || headed(w) || !v.known && gap
+		gap := w.raw == "" && (framed && v.known || !v.known && v.rows[max(w.row-1, 0)].raw == "")
+		return w.top || w.edge && framed || headed(w) || gap
 	})
 	if top >= 0 && headed(v.rows[top]) {
 		return top, false
 	}
-	if top < 0 && v.known && v.rows[0].raw != "" {
+	if top < 0 && v.known && v.rows[0].raw != "" && !v.rows[0].fits(v.a.Head) {
 		above = v.s.AltScreen() || v.forgotten(0)
 	}
 	return top + 1, above
@@ -5235,8 +5206,7 @@ func (v *view) paragraphs(top, first int) []string {
 // or with a cursor that the program draws, below a question or above a row that says what Enter
 // does. In a fence that nothing asks for it is the input box of a program that waits for orders.
 func (v *view) readField() *candidate {
-	busy := v.tty.Canonical || v.tty.Reading == ReadingBusy && !v.known
-	if v.hidden || busy || v.after() != "" && !v.hinted() {
+	if v.hidden || v.tty.Canonical || v.busy || v.after() != "" && !v.hinted() {
 		return nil
 	}
 	fence := v.fence()
@@ -5330,7 +5300,7 @@ const (
 // keys and reads, and it is no draft that stands there.
 func (v *view) readStill() *candidate {
 	switch {
-	case v.tty.Canonical || v.tty.Echo || v.tty.Reading == ReadingBusy && !v.known:
+	case v.tty.Canonical || v.tty.Echo || v.busy:
 		return nil
 	case v.reported:
 	case v.last < 0, v.known && v.box().found:
@@ -5345,7 +5315,6 @@ func (v *view) readStill() *candidate {
 	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
 	switch {
 	case v.reported:
-		f.wait = settleBlocked
 		f.Question = v.s.Status().Msg
 		end := v.rows[max(0, v.last-3) : v.last+1]
 		leaves := slices.ContainsFunc(end, func(w viewRow) bool { return w.fits(reEscOut) })
@@ -5409,11 +5378,9 @@ var (
 		`to (skip|select|choose|submit)\b|` +
 		`selection|s[eé]lection|number|num[eé]ro|nummer|choice|keep|path`)
 	// reGoesOn ends a sentence that waits for a key.
-	reGoesOn = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
-	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
-	reYn     = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
-	// rePairs are the pairs in "y/N or t/H".
-	rePairs   = re(`(?:^|[ (])(\pL)/(\pL)(?:$|[ )])`)
+	reGoesOn  = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
+	rePager   = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
+	reYn      = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
 	reHotkeys = re(`(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
 		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)|(\pL{2,})\(([A-Z])\)`)
@@ -5450,12 +5417,11 @@ var (
 		`wielkimi|заглавн|прописн|великими|大文字|大写|대문자|büyük harf`)
 )
 
-// readLine reads the line the cursor stands on; with the cursor in column 0, what stands above it.
+// readLine reads the line the cursor stands on; with the cursor in column 0, what stands above it. Where a remark stands
+// on the cursor's line, or but a mark, the line above asks.
 func (v *view) readLine() *candidate {
-	alternate := v.s.AltScreen()
 	busy := v.tty.Reading == ReadingBusy
-	cooked := v.tty.Canonical && v.tty.Echo
-	if busy && cooked || v.known && (alternate || v.box().found) {
+	if busy && v.tty.Canonical && v.tty.Echo || v.known && (v.s.AltScreen() || v.box().found) {
 		return nil
 	}
 	line, top := v.cursorLine()
@@ -5463,22 +5429,34 @@ func (v *view) readLine() *candidate {
 	f.line = line
 	f.by = "pattern"
 	f.place = v.place(top)
-	above, first := v.lineAbove(top)
-	text, mark, joined := joinedWith(strings.TrimSpace(line), strings.TrimSpace(above), first == top-1)
-	if joined && first >= 0 {
-		top = first
-	}
+	text := strings.TrimSpace(line)
 	if text == "" {
 		return v.readAbove(f)
 	}
-	f.Question = text + mark
+	f.Question = text
+	above, first := v.lineAbove(top)
+	switch {
+	case first < 0:
+	case reRemark.MatchString(text):
+		text = strings.TrimSpace(above) + " " + text
+		f.Question = text
+		top = first
+	case reBelow.MatchString(text) && reAskedAbove.MatchString(plain(above)):
+		text = strings.TrimSpace(above)
+		f.Question = text + "\n" + f.Question
+		top = first
+	}
 	if v.tty.Canonical && !v.tty.Echo {
 		f.Type = FreeText
 		f.Secret = true
 		return v.paragraph(f, top)
 	}
 	if v.elsewhere(f, text) {
-		return nil
+		if !v.readsLine() || !v.reads() {
+			return nil
+		}
+		v.bySilence(f)
+		return v.paragraph(f, top)
 	}
 	if v.holdsRule(f, text, top, false) {
 		return v.paragraph(f, top)
@@ -5497,7 +5475,7 @@ func (v *view) readWorded(f *candidate, text string, top int) *candidate {
 		f.wait = v.o.Stuck
 		f.silent = true
 	}
-	question, asked := f.Question, -1
+	asked := -1
 	ruled := v.holdsRule(f, text, top, true)
 	if !ruled && v.readsLine() { // where keys are read raw, what stands on the cursor's line has followed the question
 		asked = v.readMarkAbove(f, top)
@@ -5512,27 +5490,11 @@ func (v *view) readWorded(f *candidate, text string, top int) *candidate {
 		return nil
 	default:
 		v.bySilence(f)
-		f.Question = question
 		if v.tty.Reading == ReadingUnknown && !v.reads() {
 			f.wait *= stillBlind
 		}
 	}
 	return v.paragraph(f, top)
-}
-
-// joinedWith is the text that asks on the cursor's line: that line, with the one above where a
-// remark, or the rest of the keys, stands on the cursor's, or that above alone where the cursor's is
-// but a mark. next: the line above ends in the row above.
-func joinedWith(text, above string, next bool) (asks, mark string, joined bool) {
-	switch {
-	case above == "":
-		return text, "", false
-	case reRemark.MatchString(text):
-		return above + " " + text, "", true
-	case next && reBelow.MatchString(text) && reAskedAbove.MatchString(plain(above)):
-		return above, "\n" + text, true
-	}
-	return text, "", false
 }
 
 // hotKeys are the keys that a line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind a
@@ -5561,7 +5523,7 @@ func (v *view) elsewhere(f *candidate, text string) bool {
 	if v.s.AltScreen() {
 		return v.row < v.last-2
 	}
-	return v.after() != "" && !reLead.MatchString(text) && !v.hinted() && !v.readMarked(f, text)
+	return v.after() != "" && !v.hinted() && !v.readMarked(f, text)
 }
 
 // bySilence makes it a guess, from silence alone.
@@ -5605,7 +5567,7 @@ var lineRules = []struct {
 		return f.Idle
 	}},
 	{"it is a question for yes or no", true, func(v *view, f *candidate, text string, top int) bool { // 18
-		if reOpen.MatchString(strings.TrimRight(plain(text), ".…")) || asksWhat(text) {
+		if reOpen.MatchString(strings.TrimRight(plain(text), ".…")) || asksWhat(text) || len(hotKeys(text)) > 1 {
 			return false
 		}
 		f.Type = YesNo
@@ -5685,7 +5647,7 @@ func (v *view) readMarked(f *candidate, text string) bool {
 	f.Choices = nil
 	f.Type = ""
 	keys := answersOf(text)
-	if len(keys) == 0 {
+	if len(keys) == 0 || !distinct(keys) {
 		return false
 	}
 	f.Type = MultipleChoice
@@ -5693,6 +5655,11 @@ func (v *view) readMarked(f *candidate, text string) bool {
 	others := false
 	for i, k := range keys[:min(len(keys), 9)] {
 		c := typed(k.Key, k.Label)
+		letter := utf8.RuneCountInString(k.Key) == 1 && k.Key == k.Label && isLetterOfYesNo(k.Key)
+		other := func(o Choice) bool { return o.Key != k.Key && strings.EqualFold(o.Key, k.Key) } // git's j and J
+		if letter && !slices.ContainsFunc(keys, other) {
+			c.Keys = strings.ToLower(k.Key) // the capital only marks the default
+		}
 		f.Choices = append(f.Choices, c)
 		switch {
 		case saysYes(c.Label):
@@ -5715,6 +5682,15 @@ func (v *view) readMarked(f *candidate, text string) bool {
 		}
 	}
 	return true
+}
+
+// distinct reports whether no two of the choices have the same key.
+func distinct(of []Choice) bool {
+	keys := map[string]bool{}
+	for _, c := range of {
+		keys[c.Key] = true
+	}
+	return len(keys) == len(of)
 }
 
 // saysYes reports whether an answer is "y" or a word for yes.
@@ -5827,9 +5803,8 @@ func readMarker(marker string) []string {
 	if answers != nil {
 		return answers
 	}
-	answers = lettersIn(inner)
-	if answers != nil {
-		return answers
+	if reYn.MatchString(strings.ToLower(inner)) { // nothing stands between the letters
+		return strings.Split(inner, "")
 	}
 	answers = splitMarker(inner)
 	if !areAnswers(answers, inner) {
@@ -5859,19 +5834,6 @@ func numbersIn(inner string) (numbers []string) {
 		numbers = append(numbers, strconv.Itoa(n))
 	}
 	return numbers
-}
-
-// lettersIn are the letters of a marker that has nothing between them ("Ynq", "yadxH"), or has them
-// in pairs: "y/N or t/H" in two alphabets, of which the first is typed everywhere.
-func lettersIn(inner string) []string {
-	if reYn.MatchString(strings.ToLower(inner)) {
-		return strings.Split(inner, "")
-	}
-	pairs := rePairs.expr().FindAllStringSubmatch(inner, -1)
-	if len(pairs) < 2 {
-		return nil
-	}
-	return pairs[0][1:]
 }
 
 // areAnswers tells whether the parts of a marker are answers: letters and words that are known for
@@ -5915,9 +5877,6 @@ func choiceWords(answers []string, inner string) bool {
 // typed is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have changed.
 func typed(key, label string) Choice {
 	c := Choice{Key: key, Label: label, Keys: key}
-	if key == label && utf8.RuneCountInString(key) == 1 && isLetterOfYesNo(key) {
-		c.Keys = strings.ToLower(key) // the capital only marks the default
-	}
 	if strings.EqualFold(key, "esc") {
 		c.Keys = "\x1b"
 	}
@@ -5990,6 +5949,9 @@ func (v *view) listOver(text string, top int) (list []Choice, heading int) {
 		raw, r = v.whole(v.rows[r].raw, r)
 		row := strings.TrimSpace(raw)
 		items := itemsOf(raw)
+		if !distinct(slices.Concat(items, list)) {
+			return list, -1 // another list, further up
+		}
 		list = append(items, list...)
 		extra++
 		if len(items) > 0 {
@@ -6030,14 +5992,14 @@ func (v *view) readAbove(f *candidate) *candidate {
 	f.place = v.place(max(top, 0))
 	f.Question = text
 	raw := !v.tty.Canonical
-	if raw && v.row-top <= 2 && presses(text) && (text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads()) {
+	if raw && presses(text) && (text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads()) {
 		f.Type = ConfirmEnter
 		return v.paragraph(f, top)
 	}
 	if v.known || !v.reads() || v.s.AltScreen() {
 		return nil
 	}
-	if !raw && text != "" && v.holdsRule(f, text, top, false) {
+	if !raw && v.holdsRule(f, text, top, false) {
 		return v.paragraph(f, top)
 	}
 	asked := v.readMarkAbove(f, v.textOver(v.row))
@@ -6068,19 +6030,16 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 		if v.tty.Canonical && !v.readsLine() || !v.reads() || !known || over || isBlank(text) {
 			return -1
 		}
-		f.Question = strings.TrimSpace(text)
-		if asksAbove(f.Question) && v.readMarked(f, f.Question) && f.Type == YesNo {
+		text = strings.TrimSpace(text)
+		asks := reAskedAbove.MatchString(plain(text)) && strings.ContainsAny(text, "?:？：")
+		if asks && v.readMarked(f, text) && f.Type == YesNo {
+			f.Question = text
 			f.Score = 0.85
 			return first
 		}
 		end = first
 	}
 	return -1
-}
-
-// asksAbove reports whether a line that has ended ends as one that asks, with a mark behind its question.
-func asksAbove(text string) bool {
-	return reAskedAbove.MatchString(plain(text)) && strings.ContainsAny(text, "?:？：")
 }
 
 // paragraph adds the region of a question on a line that begins in row top: the lines before it, what stands right of
@@ -6126,7 +6085,7 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	f.Full = strings.Join(append(rows, below...), "\n")
 	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
 	f.Far = strings.Join(far, "\n")
-	f.Cut = f.Cut || cut
+	f.Cut = f.Cut || cut || v.s.cutIn(top, end+len(below))
 	f.parts = shown{above: above, body: before, among: append([]string{right}, below...), line: true}
 	return f
 }
