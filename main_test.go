@@ -443,8 +443,7 @@ func TestHelpSettings(t *testing.T) {
 	}
 }
 
-// TestFitsTheTerminal: at a narrow terminal what a command says is broken between words, with nothing left out but hashes of
-// the log.
+// TestFitsTheTerminal: at a narrow terminal what a command says is broken between words, with nothing left out.
 func TestFitsTheTerminal(t *testing.T) {
 	needUnix(t)
 	s := newScene(t, "width")
@@ -454,7 +453,6 @@ func TestFitsTheTerminal(t *testing.T) {
 	dense := func(text string) string { return strings.Join(strings.Fields(text), "") }
 	for command, holds := range map[string]string{
 		"approvals": question,
-		"logs":      "PROMPT_DETECTED",
 		"doctor":    "no Telegram here: questions wait for the keyboard or `atlasbridge answer`",
 	} {
 		pty, err := startPTY([]string{"/bin/sh", "-c", "exec atlasbridge " + command},
@@ -474,8 +472,8 @@ func TestFitsTheTerminal(t *testing.T) {
 				}
 			}
 		}
-		if !strings.Contains(dense(string(out)), dense(holds)) || strings.Contains(string(out), "sha256") {
-			t.Errorf("%s lacks %q, or has a hash:\n%s", command, holds, out)
+		if !strings.Contains(dense(string(out)), dense(holds)) {
+			t.Errorf("%s lacks %q:\n%s", command, holds, out)
 		}
 	}
 }
@@ -6425,7 +6423,7 @@ func TestLifeOnABadDisk(t *testing.T) {
 	t.Parallel()
 	beside(t, []string{"kill", "fail", "full", "tear", "power 0", "power 1", "power 3", "power 4", "ruin"}, func(t *testing.T, kind string) {
 		step := 1
-		if kind == "full" || kind == "ruin" || testing.Short() {
+		if kind == "full" || kind == "ruin" {
 			step = 3
 		}
 		n := 1
