@@ -6314,20 +6314,20 @@ func TestPlainerLooks(t *testing.T) {
 		p.w.decides(func(method string, params map[string]any) (todo fate) {
 			body, _ := json.Marshal(params) // it was JSON: cannot fail
 			switch {
-			case method == "setMessageReaction", method == "createForumTopic":
+			case method == "setMessageReaction":
 				todo.answer = `{"ok":false,"error_code":404,"description":"Not Found"}`
 			case method == "sendMessage" && bytes.Contains(body, []byte(refused)):
 				todo.answer = apiRefusal("can't parse: no such thing")
 			}
 			return todo
 		})
-		p.w.writes("/keys y", 0)
-		p.w.until(t, "setMessageReaction", "")
 		p.tools["api"].show("ask", "Plan: 3 changes\r\n\r\nContinue? (y/n) ")
 		m := p.w.find("Continue?", yesButton)
 		if p.w.came("Continue?") != 1 || len(m.buttons) != 2 || !strings.Contains(m.text, "3 changes") {
 			t.Errorf("the question came %d times: %q %v", p.w.came("Continue?"), m.text, m.buttons)
 		}
+		p.w.writes("/keys y", 0)
+		p.w.until(t, "setMessageReaction", "")
 		if _, out, _ := cli(t, p.dir, "status"); strings.Contains(out, "refuses") {
 			t.Error(out)
 		}

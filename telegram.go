@@ -472,6 +472,7 @@ type mailer struct {
 	notYet   map[string]time.Time    // when the next attempt may be made
 	undone   map[string]func() error // the recording of what was done, which failed
 	parts    map[string]int          // how many messages of the text that goes before a question have been sent
+	topics   map[int64]bool          // whether a chat has topics, where that is known
 	gone     map[int64]bool          // topics that cannot be written to: what belongs there goes to the plain chat
 	refused  bool                    // Telegram takes nothing at all, until somebody mends that
 	cfg      *Config                 // the settings with which that is so
@@ -531,7 +532,7 @@ type replyTo struct {
 // Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
 func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, undone: map[string]func() error{},
-		parts: map[string]int{}, gone: map[int64]bool{}}
+		parts: map[string]int{}, topics: map[int64]bool{}, gone: map[int64]bool{}}
 	for ctx.Err() == nil {
 		t.refresh()
 		if cfg := t.cfg.Load(); cfg != t.mailer.cfg {
@@ -1855,11 +1856,13 @@ func (t *Telegram) topicOf(s *SessionRecord) int64 {
 	return max(0, s.ThreadID)
 }
 
-// dueTopic makes the session a topic, or ends that of one that has ended, nil: neither. What may have been made is not
-// made again. A group's topic is closed; in a private chat, where that cannot be, its name tells how the session ended.
+// dueTopic makes the session a topic, where its chat has them, or ends that of one that has ended, nil: neither. What may
+// have been made is not made again. A group's topic is closed; in a private chat, where that cannot be, its name tells
+// how the session ended.
 func (t *Telegram) dueTopic(s *SessionRecord) *job {
 	chat := t.cfg.Load().ChatID
 	active := s.Status == "active"
+	has, known := t.mailer.topics[chat]
 	mark := "✗ "
 	switch {
 	case active:
@@ -1872,14 +1875,27 @@ func (t *Telegram) dueTopic(s *SessionRecord) *job {
 		"name": mark + title(s) + " " + shortID(s.ID)}
 	var made struct {
 		ThreadID int64 `json:"message_thread_id"`
+		Topics   bool  `json:"has_topics_enabled"` // of getMe: in private chats
+		Forum    bool  `json:"is_forum"`           // of getChat: this group
 	}
 	j.done = func() error {
 		return t.store.SetTopic(s.ID, Topic{cmp.Or(s.ThreadID, made.ThreadID, noTopic), chat, !active})
 	}
 	switch {
-	case active && s.ThreadID == 0:
-		j.method = "createForumTopic"
+	case active && s.ThreadID == 0 && !known:
+		j.method = "getMe"
+		if chat < 0 {
+			j.method = "getChat"
+		}
 		j.at = s.StartedAt.Add(topicAfter)
+		j.free = true
+		j.result = &made
+		j.done = func() error {
+			t.mailer.topics[chat] = made.Topics || made.Forum
+			return nil
+		}
+	case active && s.ThreadID == 0 && has:
+		j.method = "createForumTopic"
 		j.result = &made
 		j.lost = j.done
 	case active, s.ThreadEnded, t.topicOf(s) == 0:
