@@ -4740,7 +4740,8 @@ func (v *view) grow(head viewRow, step int) []viewRow {
 // isOption reports whether row o is an option beside the one in row head, with the number num where those have numbers.
 func (v *view) isOption(o, head viewRow, num string) bool {
 	if head.num != "" {
-		inLine := max(o.optionAt-head.optionAt, head.optionAt-o.optionAt) <= 1                      // "10." may begin further left
+		// "10." may begin further left.
+		inLine := max(o.optionAt-head.optionAt, head.optionAt-o.optionAt) <= 1
 		return o.num == num && inLine || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
 	}
 	asks := head.pointer == "" && o.heads()
@@ -5123,9 +5124,9 @@ func asYesNo(f *candidate) {
 // reElided is a row that says that the tool itself leaves out a part of what it asks about.
 var reElided = re(`(?i)…\s*\+?\d+ (more )?lines|\boutput clipped\b`)
 
-// dialogTop is the first row of the dialog whose choices begin in row first; above: it begins above
-// the screen. A frame is all of it; without one neither an edge nor a heading further right begins it, for these stand in
-// what it asks about.
+// dialogTop is the first row of the dialog whose choices begin in that row; above tells that it began above the top of
+// the screen. A frame is all of it; without one neither an edge nor a heading further right begins it, for these stand
+// in what it asks about.
 func (v *view) dialogTop(first int) (top int, above bool) {
 	framed := v.rows[first].depth > 0
 	headed := func(w viewRow) bool { return !framed && w.fits(v.a.Head) && w.at <= v.rows[first].optionAt }
@@ -5417,8 +5418,8 @@ var (
 		`wielkimi|заглавн|прописн|великими|大文字|大写|대문자|büyük harf`)
 )
 
-// readLine reads the line the cursor stands on; with the cursor in column 0, what stands above it. Where a remark stands
-// on the cursor's line, or but a mark, the line above asks.
+// readLine reads the line the cursor stands on; with the cursor in column 0, what stands above it. Where a remark
+// stands on the cursor's line, or but a mark, the line above asks.
 func (v *view) readLine() *candidate {
 	busy := v.tty.Reading == ReadingBusy
 	if busy && v.tty.Canonical && v.tty.Echo || v.known && (v.s.AltScreen() || v.box().found) {

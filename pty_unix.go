@@ -339,8 +339,8 @@ func (p *unixPTY) Stopped() <-chan struct{} {
 }
 
 // Read gives io.EOF when nobody holds the terminal any more, or when the child is gone and what it wrote has been
-// read. The bounds on that count reads, and waiting for nothing: a host slow to take the output loses nothing, nor do we
-// when we are stopped, or get no processor.
+// read. The bounds on that count reads, and waiting for nothing: nothing is lost to a host that is slow to take the
+// output, nor when we are stopped, or get no processor.
 func (p *unixPTY) Read(b []byte) (n int, err error) {
 	read := func(fd uintptr) (done bool) {
 		n, err = p.take(fd, b)

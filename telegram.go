@@ -1856,9 +1856,9 @@ func (t *Telegram) topicOf(s *SessionRecord) int64 {
 	return max(0, s.ThreadID)
 }
 
-// dueTopic makes the session a topic, where its chat has them, or ends that of one that has ended, nil: neither. What may
-// have been made is not made again. A group's topic is closed; in a private chat, where that cannot be, its name tells
-// how the session ended.
+// dueTopic makes the session a topic, where its chat has them, or ends that of one that has ended, nil: neither. What
+// may have been made is not made again. A group's topic is closed; in a private chat, where that cannot be, its name
+// tells how the session ended.
 func (t *Telegram) dueTopic(s *SessionRecord) *job {
 	chat := t.cfg.Load().ChatID
 	active := s.Status == "active"
