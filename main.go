@@ -6341,7 +6341,7 @@ func (a *asking) bridge() (code int, err error) {
 // runs.
 func (a *asking) labelAround(ctx context.Context) string {
 	around := a.getenv("ATLASBRIDGE_SESSION")
-	for range 50 {
+	for range 200 {
 		r := a.st.Session(around)
 		if r != nil {
 			return r.Label
