@@ -400,15 +400,6 @@ func (q questions) judge(fields []Field, whole bool) (why string) {
 	return why
 }
 
-// valueOf is the value of the member of that name, nil without one.
-func valueOf(fields []Field, name string) any {
-	i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == name })
-	if i < 0 {
-		return nil
-	}
-	return fields[i].Value
-}
-
 // ---- debug bundle ----
 // What may leave the machine: an archive to look into and to send with a bug report.
 
