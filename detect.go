@@ -1554,8 +1554,9 @@ type Choice struct {
 	Grants bool   `json:"grants,omitempty"` // lets the agent do something (Yes, Allow, Trust…)
 }
 
-// Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce
-// are the store's. All text that has a JSON name is safe and redacted.
+// Prompt is a question (or an idle input box) found on the screen. Identifiers, times and the nonce are the store's.
+// All text that has a JSON name is safe and redacted, but for the labels of its choices: the typist finds them on the
+// screen. What is stored and sent of these are the labels of the answers.
 type Prompt struct {
 	Type        PromptType `json:"type"`
 	Score       float64    `json:"score"`            // 0.60 … 1.0
