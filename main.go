@@ -1274,7 +1274,7 @@ func (c *command) status(s *Store) int {
 		}
 		return b.StartedAt.Compare(a.StartedAt)
 	})
-	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
+	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "TOOL"}}
 	for _, r := range rows {
 		table = append(table, r.cells(time.Now()))
 	}
@@ -1296,7 +1296,6 @@ func (c *command) status(s *Store) int {
 // cells are the row's columns in the table.
 func (r statusRow) cells(now time.Time) []string {
 	end := cmp.Or(r.EndedAt, &now)
-	seen := cmp.Or(r.LastSeen, &r.StartedAt)
 	state := cmp.Or(r.Activity, r.Status)
 	if r.ExitCode != nil && *r.ExitCode != 0 {
 		state += fmt.Sprintf(", exit %d", *r.ExitCode)
@@ -1305,7 +1304,7 @@ func (r statusRow) cells(now time.Time) []string {
 		state = r.WrapperState
 	}
 	return []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(end.Sub(r.StartedAt)), fmt.Sprint(r.Open),
-		fmt.Sprint(r.Asked), span(now.Sub(*seen)) + " ago", strings.TrimSpace(r.Tool + " " + r.Label)}
+		fmt.Sprint(r.Asked), strings.TrimSpace(r.Tool + " " + r.Label)}
 }
 
 // maxListed is how much approvals says of a question, in bytes: a screenful.
@@ -1611,7 +1610,6 @@ const (
 	drainSend    = 3 * time.Second        // for the last messages
 	drainStream  = 10 * time.Minute       // for all output, with --stream
 	doingEvery   = time.Second            // between records of what is done
-	outputEvery  = 30 * time.Second       // between records of the last output
 )
 
 // Sizes of a session, in bytes unless said otherwise.
@@ -2313,7 +2311,9 @@ func (s *session) keepBooks() {
 		s.unlock()
 		return
 	}
-	debug.SetGCPercent(25) // 12 MB instead of 16, less than 1 % more time at full output (measured); not while reading
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(25) // 12 MB instead of 16, less than 1 % more time at full output (measured); not while reading
+	}
 	s.save("recording the session", ref(s.rec))
 	s.recorded = true
 	s.unlock()
@@ -2382,11 +2382,11 @@ func (h *hostTerminal) makeRaw(child PTY) error {
 // brought to the foreground later gets no signal of that from bash. And where the tool's output goes to another program
 // that one may read the keyboard itself, as less does, and writes to a terminal that is not raw: until the tool reads
 // its own.
-func (s *session) readKeyboard() {
+func (s *session) readKeyboard(now time.Time) {
 	if !s.mayListen() {
 		return
 	}
-	s.keyboardAt = time.Now().Add(keyboardLook)
+	s.keyboardAt = now.Add(keyboardLook)
 	if !s.wanted.Load() && s.pty.State().Reading == ReadingBusy || !inForeground(s.keys) {
 		return
 	}
@@ -2475,57 +2475,35 @@ func (s *session) crashing() {
 //
 // What is due by the clock, and what the system tells us.
 
-// watchdog does what is due: dead sessions are closed, what the tool does is recorded, the host's terminal is watched
-// for its end, and the keyboard for the time when it is ours.
-func (s *session) watchdog() {
-	for {
-		due := s.nextDuty()
-		s.await(due, func() bool { return s.over || s.nextDuty().Before(due) })
-		now := time.Now()
-		if s.over {
-			return
-		}
-		if !s.lookAt().After(now) {
-			s.lookForRecords(now)
-		}
-		if s.mayListen() && !s.keyboardAt.After(now) {
-			s.readKeyboard()
-		}
-		if !s.hostAt.After(now) {
-			s.hostAt = now.Add(reapEvery)
-			if s.toldToEnd.IsZero() && s.hostGone() {
-				s.hangUp()
-			}
-		}
-		if s.recorded && !s.reapAt.After(now) {
-			s.reapAt = now.Add(reapEvery)
-			err := s.st.Reap(now) // whoever polls edits their messages
-			s.tellTrouble("closing dead sessions", err)
-		}
-		if at := s.activityDue(); !at.IsZero() && !at.After(now) {
-			s.doingAt = now
-			s.rec.Activity = s.det.Activity()
-			s.rec.LastSeen = ref(s.det.LastOutput().UTC())
-			s.save("recording the session", ref(s.rec))
-		}
-	}
+// duty is something that is due by the clock.
+type duty struct {
+	at func() time.Time // the next time, as things stand
+	do func(now time.Time)
 }
 
-// nextDuty is when the watchdog has something to do next.
-func (s *session) nextDuty() time.Time {
-	next := s.hostAt
-	for _, at := range []time.Time{s.reapAt, s.activityDue()} {
-		if s.recorded && !at.IsZero() && at.Before(next) {
-			next = at
+// never is when nothing is due.
+func never() time.Time { return time.Now().Add(reapEvery) }
+
+// watchdog does what is due: others' records are looked for, the keyboard is watched for the time when it is ours, and
+// the host's terminal for its end, dead sessions are closed, and what the tool does is recorded.
+func (s *session) watchdog() {
+	duties := []duty{
+		{s.lookAt, s.lookForRecords},
+		{s.keyboardDue, s.readKeyboard},
+		{func() time.Time { return s.hostAt }, s.checkHost},
+		{s.reapDue, s.reap},
+		{s.activityDue, s.recordActivity},
+	}
+	first := func() (next duty) {
+		return slices.MinFunc(duties, func(a, b duty) int { return a.at().Compare(b.at()) })
+	}
+	for !s.over {
+		due := first().at()
+		sooner := s.await(due, func() bool { return s.over || first().at().Before(due) })
+		if !sooner {
+			first().do(time.Now())
 		}
 	}
-	if s.mayListen() && s.keyboardAt.Before(next) {
-		next = s.keyboardAt
-	}
-	if at := s.lookAt(); at.Before(next) {
-		next = at
-	}
-	return next
 }
 
 // lookAt is when to look again whether others have recorded something, such as an answer, where the screen shows
@@ -2552,19 +2530,50 @@ func (s *session) lookForRecords(now time.Time) {
 	}
 }
 
-// activityDue is when to record what the tool does, as that has changed, or when its output last came; zero: neither is
-// news.
-func (s *session) activityDue() time.Time {
-	last := s.rec.LastSeen
-	switch {
-	case !s.recorded:
-		return time.Time{}
-	case s.det.Activity() != s.rec.Activity:
-		return s.doingAt.Add(doingEvery)
-	case last == nil || s.det.LastOutput().UTC().After(*last):
-		return s.doingAt.Add(outputEvery)
+// keyboardDue is when to look whether the keyboard is ours.
+func (s *session) keyboardDue() time.Time {
+	if s.mayListen() {
+		return s.keyboardAt
 	}
-	return time.Time{}
+	return never()
+}
+
+// checkHost ends the session where the host's terminal has gone.
+func (s *session) checkHost(now time.Time) {
+	s.hostAt = now.Add(reapEvery)
+	if s.toldToEnd.IsZero() && s.hostGone() {
+		s.hangUp()
+	}
+}
+
+// reapDue is when to look for dead sessions.
+func (s *session) reapDue() time.Time {
+	if s.recorded {
+		return s.reapAt
+	}
+	return never()
+}
+
+// reap closes dead sessions: whoever polls edits their messages.
+func (s *session) reap(now time.Time) {
+	s.reapAt = now.Add(reapEvery)
+	err := s.st.Reap(now)
+	s.tellTrouble("closing dead sessions", err)
+}
+
+// activityDue is when to record what the tool does.
+func (s *session) activityDue() time.Time {
+	if s.recorded && s.det.Activity() != s.rec.Activity {
+		return s.doingAt.Add(doingEvery)
+	}
+	return never()
+}
+
+// recordActivity records what the tool does.
+func (s *session) recordActivity(now time.Time) {
+	s.doingAt = now
+	s.rec.Activity = s.det.Activity()
+	s.save("recording the session", ref(s.rec))
 }
 
 // save stores records. False: it could not, which the operator is told. What is not in the state is
@@ -2618,7 +2627,7 @@ func (s *session) watchSignals() {
 		select {
 		case <-s.resized:
 			act = func() {
-				s.readKeyboard() // we are in the foreground: no other gets that signal
+				s.readKeyboard(time.Now()) // we are in the foreground: no other gets that signal
 				s.resize()
 			}
 		case sig := <-s.signals:
@@ -3824,19 +3833,16 @@ func (s *session) carryHook(h *question) {
 // until it has passed its answer on.
 func (s *session) watchHook(h *question) {
 	done := func() bool { return !slices.Contains(s.hooks, h) }
-	gone := func() bool { return done() || !h.over() && s.dialogLeft(h) }
-	for !done() {
-		next := time.Now().Add(hookCheck)
+	for next := time.Now(); !s.await(next, done); {
+		next = time.Now().Add(hookCheck)
 		left := h.stoodAt.Add(dialogGone)
-		if left.Before(next) && left.After(time.Now()) {
-			next = left
-		}
 		switch {
-		case s.await(next, gone) && !done():
+		case !h.over() && s.dialogLeft(h):
 			h.leave(Canceled, "answered in the terminal, or given up by the tool")
-		case s.st.Alive(h.rec.ID) || done():
-		default:
+		case !s.st.Alive(h.rec.ID):
 			s.hookEnded(h)
+		case left.Before(next) && left.After(time.Now()):
+			next = left
 		}
 	}
 }

@@ -1173,7 +1173,6 @@ type SessionRecord struct {
 	StartedAt time.Time  `json:"started_at"`
 	EndedAt   *time.Time `json:"ended_at"`
 	ExitCode  *int       `json:"exit_code"`
-	LastSeen  *time.Time `json:"last_output_at"` // when the child last wrote, as of this line
 	Topic
 }
 
