@@ -1649,177 +1649,39 @@ var (
 	reFirstWord = re(`^\S*`)
 )
 
-// session is one run of a tool.
+// session is one run of a tool: what its pieces share, and the pieces. Each piece has the fields that are its business.
 type session struct {
 	world
+	turnOrder
 	// Set before the goroutines start; any of them may read them.
-	st        *Store
-	ch        Channel
-	tg        *Telegram // ch, unless that is local
-	log       *slog.Logger
-	adapter   *Adapter
-	pty       PTY
-	notes     io.Writer // for our own words to the person at the terminal
-	hooked    bool      // the tool's hooks ask
-	signals   chan os.Signal
-	looks     chan time.Time  // a value when others may have recorded something: see keepBooks
-	ctx       context.Context // of what goes on beside the child, until stop
-	stop      func()
-	polling   sync.WaitGroup
-	lastWords chan struct{} // closed when the channel is to end with what there is to say
-	said      chan struct{} // closed when it has
+	st      *Store
+	tg      *Telegram
+	log     *slog.Logger
+	adapter *Adapter
+	pty     PTY
+	ctx     context.Context // of what goes on beside the child, until stop
+	stop    func()
 
-	// For every goroutine.
-	hostTerminal
-	output *backlog     // what the host has got and the screen has not
-	piped  atomic.Int64 // bytes of output so far from the child's pipes, as the screen gets them
-	first  sync.Once    // what is written to the terminal first: the child's output, or a line of ours
+	// Who has the turn owns these, and the fields of the pieces.
+	cfg *Config
+	rec SessionRecord
+	det *Detector
 
-	// Who has the turn owns all that follows. First what the program is and does.
-	turn      turn
-	waiting   []waiter // who gave the turn away in await
-	over      bool     // the child has ended: nothing is begun any more
-	cfg       *Config
-	rec       SessionRecord
-	det       *Detector
-	cast      *recording  // nil without --record
-	calls     *callReader // nil for a tool that does not write stream-json
-	answer    string      // the tool's last, by its hook; "" none came
-	fed       bool        // standard input is a pipe that has not ended: who feeds it answers
-	phoneEnds bool        // by the phone
-	unshown   error       // why output could not be written to the host, nil: all was
-	taken     int64       // bytes of output that the screen has got
-	drained   bool        // that is all from the terminal
-	tapped    int         // taps that have not ended
-	trouble   string      // of the state file
-	opened    bool        // the state was read, or could not be
-	recorded  bool        // the session is in it, as far as it can be written
-	warning   string      // of the tool's version, to be told at the end
-
-	answeredAt time.Time // when answer came
-	detectedAt time.Time // when the detector last looked
-	lastKey    time.Time // when somebody last typed here
-	phoneAt    time.Time // when the phone last answered or sent something
-	doingAt    time.Time // when what is done was last recorded
-	lookedAt   time.Time // when keepBooks was last to look
-	reapAt     time.Time // when to look for dead sessions
-	hostAt     time.Time // when to look whether the host's terminal is there
-	toldToEnd  time.Time // when it was told to end, or saw that the terminal has gone; zero: neither
-	keyboardAt time.Time // when to look whether the keyboard is wanted
-
-	desk
-	carried int // goroutines that carry what is asked, or an input
-
-	// What is typed.
-	inputs   []*InputRecord     // what the phone wants of us, in order
-	heard    []string           // ids of all that came: a record may change, and comes again
-	files    map[string]fetched // of those inputs that have come
-	fetching int                // files that have not come
-	typist   *typist            // who types, nil nobody
-	held     []typedKeys        // at the keyboard meanwhile
-	begun    int                // characters of a line that was begun and not ended, in line mode
-	typing   []byte             // for the writer
-	inFlight bool               // it writes
+	relay    *relay
+	watcher  *watcher
+	desk     *desk
+	dialogs  *dialogs
+	phone    *phone
+	typist   *typist // who types, nil nobody
+	watchdog *watchdog
+	books    *books
 }
 
-// hostTerminal is the terminal, or the streams, that we were started with. All but its marks is set before the child
-// starts.
-type hostTerminal struct {
-	in          io.Reader // what is typed to the child, nil: nothing
-	out         io.Writer
-	given       Host     // what the child has of it
-	taps        []tap    // streams of the child that are read along
-	tty         *os.File // the terminal, nil without one
-	ttyOurs     bool     // it is that of our session, see ownTerminal
-	keys        *os.File // the terminal that somebody may type at, nil none
-	interactive bool     // there is one
-	resized     <-chan os.Signal
-	back        chan struct{} // a value when listens has become true
-
-	wanted  atomic.Bool                  // the keyboard is to be read
-	raw     atomic.Bool                  // the terminal is raw, or is being changed
-	listens atomic.Bool                  // its keys are read
-	undoRaw atomic.Pointer[func() error] // puts the terminal back, nil: it is not raw
-}
-
-// desk is what is asked: of the screen, and of hooks, whose dialogs the screen may show. Who has the turn owns it.
-type desk struct {
-	seen   *Prompt     // what the detector last found, until it is gone
-	seenAs string      // named, when it was found
-	lapsed bool        // what stands on the screen expired: it may be asked again
-	asked  *question   // of the screen
-	hooks  []*question // of hooks, in the order they came
-	named  string      // what a known tool says that it asks: the protocol's words, "" nothing
-	calm   time.Time   // since when a known tool says that it asks nothing; zero: it asks
-}
-
-// question is a prompt that waits for an answer, and what is known of it beyond its record.
-type question struct {
-	rec     PromptRecord // Status "" until it is stored
-	screen  *Prompt      // as the detector saw it; nil: a hook asks
-	seenAt  time.Time    // when that was
-	typedBy string       // who pressed a key that may have answered it, "" nobody
-	typedAt time.Time    // when that was
-	to      State        // it is to end so, "" it stands
-	why     string       // for this reason
-
-	stoodAt time.Time // a hook's: when its dialog last appeared or left; zero: it was not seen
-}
-
-// backlog is what has happened at the child's terminal and the screen has not got: output that the host has, and keys
-// that the child has. It gathers for settleQuiet, unless it is wanted at once.
-type backlog struct {
-	wake chan struct{} // the detector is to take it now
-	look *time.Timer   // or when this fires
-	mu   sync.Mutex    // guards what follows
-	room *sync.Cond    // of mu: output was taken
-
-	bytes []byte
-	spare []byte    // what was taken last, to be used again
-	at    time.Time // when the last output came
-	armed bool      // look will fire
-	hurry bool      // each piece is wanted at once
-	ended bool      // no more comes
-
-	modes   func() Modes // of the child's terminal; set before the first key
-	keys    []typedKeys  // those that the child has got
-	held    bool         // no more go straight to the child: somebody else types
-	passing bool         // some are being written to it
-}
-
-// typedKeys are keys that were typed here, or what a pipe brought: nil at its end.
-type typedKeys struct {
-	keys   []byte
-	at     time.Time
-	behind int   // bytes of output that were there before
-	modes  Modes // of the child's terminal before it got them
-	stood  bool  // nobody had read the answer that was being typed: they belong to its question
-}
-
-// hidden tells whether the terminal did not show the keys, as when a password is read: no recording has them.
-func (k typedKeys) hidden() bool { return k.modes.Canonical && !k.modes.Echo }
-
-// callReader reads the calls of tools in stream-json output.
-type callReader struct {
-	session string
-	line    []byte            // unfinished
-	names   map[string]string // of the tools, by the ids of calls without a result so far
-}
-
-// toolUse is a call of a tool in stream-json output, or its result: among the content of a message (claude, qwen), or
-// on a line of its own, with other names for the same (gemini).
-type toolUse struct {
-	Type    string
-	ID      string
-	Name    string
-	Input   json.RawMessage
-	UseID   string `json:"tool_use_id"` // the call of a result
-	IsError bool   `json:"is_error"`
-
-	ToolID     string          `json:"tool_id"`
-	ToolName   string          `json:"tool_name"`
-	Parameters json.RawMessage `json:"parameters"`
-	Status     string          `json:"status"`
+// turnOrder is whose turn it is. Who has it, and no other, may touch what the turn guards.
+type turnOrder struct {
+	turn    turn
+	waiting []waiter // who gave the turn away in await
+	over    bool     // the child has ended: nothing is begun any more
 }
 
 // waiter is somebody in await.
@@ -1828,40 +1690,18 @@ type waiter struct {
 	woken chan struct{} // closed when it holds
 }
 
-// hostStream is a standard stream of ours. Another process that has the same terminal may set it to
-// O_NONBLOCK at any time: Read and Write wait all the same.
-type hostStream struct {
-	f *os.File
-}
-
-// hostKeys is the terminal that somebody types at. It is read while it is raw, which it is in the foreground alone: the
-// kernel stops who reads it from the background.
-type hostKeys struct {
-	f       *os.File
-	listens *atomic.Bool
-	back    <-chan struct{} // a value when listens has become true
-}
-
-// tap is a pipe between the child and a stream of ours that is read along.
-type tap struct {
-	r    *os.File
-	w    *os.File // the child's
-	out  io.Writer
-	seen func(p []byte) // is told of all of it
-}
-
 // lock waits for the turn.
-func (s *session) lock() { s.turn.Lock() }
+func (s *turnOrder) lock() { s.turn.Lock() }
 
 // unlock ends the turn, after those who await what holds now have been woken.
-func (s *session) unlock() {
+func (s *turnOrder) unlock() {
 	s.wakeWaiting()
 	s.turn.Unlock()
 }
 
 // wakeWaiting wakes who awaits what holds now, for when the turn is free. Each look costs less than to wake in vain: a
 // spinner's frame would wake them all.
-func (s *session) wakeWaiting() {
+func (s *turnOrder) wakeWaiting() {
 	s.waiting = slices.DeleteFunc(s.waiting, func(w waiter) bool {
 		woken := w.holds()
 		if woken {
@@ -1873,7 +1713,7 @@ func (s *session) wakeWaiting() {
 
 // await gives the turn away until holds is true, at most until that time; the zero time never comes. It tells whether
 // holds is true. Who has the turn calls holds, too: it only looks.
-func (s *session) await(until time.Time, holds func() bool) bool {
+func (s *turnOrder) await(until time.Time, holds func() bool) bool {
 	s.wakeWaiting()
 	for !holds() {
 		var late <-chan time.Time
@@ -1980,46 +1820,46 @@ func newSession(c *command) (*session, error) {
 	}
 	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	s := &session{
-		world:   c.world,
-		cfg:     cfg,
-		st:      st,
-		ch:      localChannel{},
-		tg:      newTelegram(cfg, st, log),
-		log:     log,
-		adapter: adapterFor(cmp.Or(c.opts.text("adapter"), tool)),
-		notes:   hostStream{c.stderr},
-		signals: make(chan os.Signal, 8),
-		looks:   make(chan time.Time, 1),
-		output:  newBacklog(),
-		turn:    make(turn, 1),
-		files:   map[string]fetched{},
-		rec:     sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
+		world:     c.world,
+		turnOrder: turnOrder{turn: make(turn, 1)},
+		cfg:       cfg,
+		st:        st,
+		tg:        newTelegram(cfg, st, log),
+		log:       log,
+		adapter:   adapterFor(cmp.Or(c.opts.text("adapter"), tool)),
+		rec:       sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
 	}
-	s.back = make(chan struct{}, 1)
+	s.relay = &relay{session: s, hostTerminal: hostTerminal{back: make(chan struct{}, 1)}, output: newBacklog()}
+	s.watcher = &watcher{session: s}
+	s.desk = &desk{session: s}
+	s.dialogs = &dialogs{session: s}
+	s.phone = &phone{session: s, files: map[string]fetched{}}
+	s.watchdog = &watchdog{session: s, signals: make(chan os.Signal, 8), looks: make(chan time.Time, 1)}
+	s.books = &books{session: s, ch: localChannel{}, notes: hostStream{c.stderr}}
 	s.tg.session = s.rec.ID
-	s.tg.tell = func(trouble string) { s.tellFirst(trouble) }
+	s.tg.tell = func(trouble string) { s.books.tellFirst(trouble) }
 	if c.network != nil {
 		s.tg.http.Transport = c.network
 		s.tg.jitter = c.dice
 	}
 	if cfg.Channel == "telegram" {
-		s.ch = s.tg
+		s.books.ch = s.tg
 		if cfg.Stream {
 			s.tg.stream = &stream{}
 		}
 	}
 	if c.opts.on("quiet") {
-		s.notes = io.Discard
+		s.books.notes = io.Discard
 	}
 	if s.adapter.streamsJSON(c.opts.args[1:]) {
-		s.calls = &callReader{session: s.rec.ID, names: map[string]string{}}
+		s.relay.calls = &callReader{session: s.rec.ID, names: map[string]string{}}
 	}
-	if err := s.findTerminal(c); err != nil {
+	if err := s.relay.findTerminal(c); err != nil {
 		return nil, err
 	}
 	_, missing := findTool(c.opts.args[0]) // then run says so, and an old recording stays as it was
 	if c.opts.given("record") && missing == nil {
-		s.cast, err = startRecording(c.opts.text("record"), tool, s.size(), time.Now())
+		s.watcher.cast, err = startRecording(c.opts.text("record"), tool, s.relay.size(), time.Now())
 		if err != nil {
 			return nil, err
 		}
@@ -2068,65 +1908,65 @@ func sessionRecord(tool string, args []string, label string) SessionRecord {
 // which we copy: who reads it may show a question to a person, as tee does. A file is read by nobody now, and what a
 // full-screen tool logs there is not on its screen. Else it gets a terminal to ask in: output and errors are that, and
 // an input that brings nothing (/dev/null); what is written there has no carriage returns added, and errors stay apart.
-func (s *session) findTerminal(c *command) error {
+func (r *relay) findTerminal(c *command) error {
 	ours := [3]*os.File{c.stdin, c.stdout, c.stderr}
 	for _, f := range slices.Backward(ours[:]) {
 		if onTerminal(f) {
-			s.tty = f
+			r.tty = f
 		}
 	}
-	s.ttyOurs = ownTerminal(s.tty)
-	s.given = Host{TTY: s.tty, Resumes: resumes()}
-	s.in = hostStream{c.stdin}
-	s.out = hostStream{c.stdout}
+	r.ttyOurs = ownTerminal(r.tty)
+	r.given = Host{TTY: r.tty, Resumes: resumes()}
+	r.in = hostStream{c.stdin}
+	r.out = hostStream{c.stdout}
 	if handsStreams {
-		err := s.handOver(ours, s.adapter.needsNoTerminal(c.opts.args[1:]))
+		err := r.handOver(ours, r.adapter.needsNoTerminal(c.opts.args[1:]))
 		if err != nil {
 			return err
 		}
 	}
-	s.findKeyboard(ours)
+	r.findKeyboard(ours)
 	if c.keyboard != nil {
-		s.in = c.keyboard
-		s.interactive = true
+		r.in = c.keyboard
+		r.interactive = true
 	}
-	s.fed = s.in != nil && !s.interactive
+	r.fed = r.in != nil && !r.interactive
 	return nil
 }
 
 // handOver is findTerminal for streams that a child can be given; batch is a tool that needs no terminal.
-func (s *session) handOver(ours [3]*os.File, batch bool) error {
-	made := s.tty == nil && !batch // a terminal that we have not
-	s.given.Plain = made
+func (r *relay) handOver(ours [3]*os.File, batch bool) error {
+	made := r.tty == nil && !batch // a terminal that we have not
+	r.given.Plain = made
 	if !onTerminal(ours[0]) && (!made || isFed(ours[0])) {
-		s.given.Streams[0] = ours[0]
-		s.in = nil
+		r.given.Streams[0] = ours[0]
+		r.in = nil
 	}
 	for i := 1; i <= 2; i++ {
 		var err error
 		switch {
 		case onTerminal(ours[i]) || made && i == 1: // it gets its terminal
 		case i == 2 && sameFile(ours[1], ours[2]):
-			s.given.Streams[2] = s.given.Streams[1]
-		case batch && i == 1 && s.calls != nil:
-			err = s.tapStream(i, ours[i], s.auditTapped)
+			r.given.Streams[2] = r.given.Streams[1]
+		case batch && i == 1 && r.calls != nil:
+			err = r.tapStream(i, ours[i], r.auditTapped)
 		case made || !batch && isPipe(ours[i]):
-			err = s.tapStream(i, ours[i], s.showTapped)
+			err = r.tapStream(i, ours[i], r.showTapped)
 		default:
-			s.given.Streams[i] = ours[i]
+			r.given.Streams[i] = ours[i]
 		}
 		if err != nil {
 			return err
 		}
 	}
 	switch {
-	case s.given.Streams[1] == nil:
-	case s.given.Streams[2] == nil:
-		s.out = hostStream{ours[2]}
-	case s.tty != nil:
-		s.out = hostStream{s.tty}
+	case r.given.Streams[1] == nil:
+	case r.given.Streams[2] == nil:
+		r.out = hostStream{ours[2]}
+	case r.tty != nil:
+		r.out = hostStream{r.tty}
 	default:
-		s.out = io.Discard
+		r.out = io.Discard
 	}
 	return nil
 }
@@ -2172,7 +2012,7 @@ func isPipe(f *os.File) bool {
 
 // tapStream has the child write its stream i to us, on the way to where it goes. seen is called by a goroutine of the
 // tap's own.
-func (s *session) tapStream(i int, out *os.File, seen func(p []byte)) error {
+func (s *relay) tapStream(i int, out *os.File, seen func(p []byte)) error {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("a pipe for the tool: %w", err)
@@ -2203,19 +2043,19 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	defer release()
 	// None may end us with the terminal raw. SIGPIPE is caught, not ignored: the child would
 	// inherit that.
-	s.catch(s.signals, append(endSignals(), suspendSignal, resumeSignal)...)
+	s.catch(s.watchdog.signals, append(endSignals(), suspendSignal, resumeSignal)...)
 	s.catch(make(chan os.Signal), syscall.SIGPIPE)
 	s.ctx, s.stop = context.WithCancel(ctx)
 	defer s.stop()
 	env := childEnv(os.Environ(), s.cfg, s.rec.ID)
-	if s.tty != nil {
-		resized, unwatch := resizeSignals(s.tty) // before the size is read
+	if s.relay.tty != nil {
+		resized, unwatch := resizeSignals(s.relay.tty) // before the size is read
 		defer unwatch()
-		s.resized = resized
+		s.relay.resized = resized
 	}
-	size := s.size()
-	s.pty, err = s.start(s.installHooks(argv), env, s.rec.Cwd, size, s.given)
-	for _, t := range s.taps {
+	size := s.relay.size()
+	s.pty, err = s.start(s.installHooks(argv), env, s.rec.Cwd, size, s.relay.given)
+	for _, t := range s.relay.taps {
 		t.w.Close() // the child has its own
 	}
 	if err != nil {
@@ -2223,32 +2063,32 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	}
 	s.st.crashing = s.crashing
 	defer s.st.catchPanic()
-	s.tellDestination()
+	s.books.tellDestination()
 	if s.adapter.Name == "generic" {
 		s.log.Warn("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
 	} else {
 		s.checkVersion(argv[0])
 	}
-	if err := s.makeRaw(s.pty); err != nil { // the terminal has gone
+	if err := s.relay.makeRaw(s.pty); err != nil { // the terminal has gone
 		s.pty.Terminate(0)
 		s.pty.Close() // what counts is why
 		return err
 	}
-	defer s.restore()
-	s.listen()
+	defer s.relay.restore()
+	s.relay.listen()
 	if s.cfg.Channel == "telegram" {
-		s.polling.Go(func() {
+		s.books.polling.Go(func() {
 			defer s.st.catchPanic()
 			s.tg.Poll(s.ctx)
 		})
 	}
-	s.lastWords = make(chan struct{})
-	s.said = make(chan struct{})
+	s.books.lastWords = make(chan struct{})
+	s.books.said = make(chan struct{})
 	s.spawn(func() {
-		defer close(s.said)
-		s.ch.Show(s.ctx, s.lastWords)
+		defer close(s.books.said)
+		s.books.ch.Show(s.ctx, s.books.lastWords)
 	})
-	s.startDetector(size)
+	s.watcher.startDetector(size)
 	s.rec.PID = s.pty.PID()
 	s.lock()
 	s.attend()
@@ -2259,163 +2099,41 @@ func (s *session) run(ctx context.Context, argv []string) error {
 // attend starts all that goes on beside the child, and returns when that is gone and its output drained, or not read by
 // anybody though we are told to end.
 func (s *session) attend() {
-	s.tapped = len(s.taps)
-	s.hostAt = time.Now().Add(reapEvery)
-	s.keyboardAt = time.Now()
-	s.detectedAt = time.Now() // nothing to look at yet
-	s.spawn(s.copyOutput)
-	for _, t := range s.taps {
-		s.spawn(func() { s.copyTap(t) })
+	s.relay.tapped = len(s.relay.taps)
+	s.watchdog.hostAt = time.Now().Add(reapEvery)
+	s.watchdog.keyboardAt = time.Now()
+	s.watcher.detectedAt = time.Now() // nothing to look at yet
+	s.spawn(s.relay.copyOutput)
+	for _, t := range s.relay.taps {
+		s.spawn(func() { s.relay.copyTap(t) })
 	}
-	if s.in != nil {
-		s.output.modes = s.pty.Modes
-		s.spawn(s.readKeys)
+	if s.relay.in != nil {
+		s.relay.output.modes = s.pty.Modes
+		s.spawn(s.relay.readKeys)
 	}
 	s.spawn(func() {
 		code := s.pty.Wait()
-		for _, t := range s.taps {
+		for _, t := range s.relay.taps {
 			t.r.SetReadDeadline(time.Unix(1, 0)) // wakes copyTap; fails after its end
 		}
 		s.lock()
 		s.rec.ExitCode = &code
 		s.unlock()
 	})
-	s.spawn(s.detector)
-	s.spawn(s.keepBooks)
-	s.spawn(s.watchSignals)
-	s.beside(s.watchdog)
-	s.beside(s.writeTyping)
-	s.beside(s.doInputs)
+	s.spawn(s.watcher.detector)
+	s.spawn(s.books.keepBooks)
+	s.spawn(s.watchdog.watchSignals)
+	s.beside(s.watchdog.watchdog)
+	s.beside(s.relay.writeTyping)
+	s.beside(s.phone.doInputs)
 	if s.cfg.Stream {
-		s.beside(s.sendStream)
+		s.beside(s.books.sendStream)
 	}
-	told := func() bool { return !s.toldToEnd.IsZero() }
-	ended := func() bool { return s.rec.ExitCode != nil && s.drained && s.tapped == 0 }
+	told := func() bool { return !s.watchdog.toldToEnd.IsZero() }
+	ended := func() bool { return s.rec.ExitCode != nil && s.relay.drained && s.relay.tapped == 0 }
 	s.await(time.Time{}, func() bool { return ended() || told() && s.rec.ExitCode != nil })
 	if told() { // nobody may read our output, or a grandchild write on and on
-		s.await(s.toldToEnd.Add(endWait), ended)
-	}
-}
-
-// keepBooks reads the state beside the child: how much history there is delays nothing that that does. It records the
-// session, and follows what others record of it. A child that ends before is recorded once, with its end.
-func (s *session) keepBooks() {
-	err := s.st.open()
-	s.lock()
-	s.opened = true
-	s.reapAt = time.Now().Add(firstReap)
-	if err != nil {
-		s.tellTrouble("opening the state", err)
-	}
-	if s.await(s.rec.StartedAt.Add(recordAfter), func() bool { return s.over || s.rec.ExitCode != nil }) {
-		s.unlock()
-		return
-	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(25) // 12 MB instead of 16, less than 1 % more time at full output (measured); not while reading
-	}
-	s.save("recording the session", ref(s.rec))
-	s.recorded = true
-	s.unlock()
-	for r := range s.st.Follow(s.ctx, s.rec.ID, s.looks) {
-		s.lock()
-		s.takeOutput() // and keys: they were first
-		if !s.over {
-			s.handleRecord(r)
-		}
-		s.unlock()
-	}
-}
-
-// tellDestination tells the person at the terminal where questions go, before anything of the child's is copied.
-func (s *session) tellDestination() {
-	if s.cfg.Channel != "telegram" {
-		remedy := ""
-		if !s.cfg.choseChannel() {
-			remedy = " (see `atlasbridge setup`)"
-		}
-		fmt.Fprintln(s.notes, "atlasbridge: "+s.cfg.whyLocal()+waitsHere+remedy)
-		return
-	}
-	where := "questions go to Telegram, bot " + s.tg.botID()
-	if s.interactive && s.cfg.Away > 0 {
-		where += " " + span(s.cfg.Away) + " after your last key"
-	}
-	who := "" // another program's environment may widen who may type here
-	users := s.cfg.row("telegram.allowed_users")
-	if variable, ok := strings.CutPrefix(users.Origin, "environment "); ok {
-		who = "; " + variable + " lets " + string(users.Value) + " answer"
-	}
-	fmt.Fprintln(s.notes, "atlasbridge: "+visible(where)+who)
-}
-
-// tellFirst tells the person at the terminal of trouble, unless the child has printed, or that was done: then told is
-// false. Any goroutine may call it.
-func (s *session) tellFirst(trouble string) (told bool) {
-	s.first.Do(func() {
-		end := "\n"
-		if s.raw.Load() {
-			end = "\r\n"
-		}
-		fmt.Fprint(s.notes, "atlasbridge: "+trouble+end)
-		told = true
-	})
-	return told
-}
-
-// makeRaw sets the host's terminal to raw mode, where somebody types there and it is ours to set.
-func (h *hostTerminal) makeRaw(child PTY) error {
-	if h.keys == nil || !h.wanted.Load() || !inForeground(h.keys) {
-		return nil
-	}
-	h.raw.Store(true)
-	undo, err := rawMode(h.keys, h.given.Streams[1] != nil && child.Modes().Processed)
-	if err != nil {
-		h.raw.Store(false)
-		return fmt.Errorf("setting the terminal to raw mode: %w", err)
-	}
-	h.undoRaw.CompareAndSwap(nil, &undo) // while it is raw, what it was at first counts
-	return nil
-}
-
-// readKeyboard reads the keyboard as soon as that is ours and the tool's. Who is let go on in the background and
-// brought to the foreground later gets no signal of that from bash. And where the tool's output goes to another program
-// that one may read the keyboard itself, as less does, and writes to a terminal that is not raw: until the tool reads
-// its own.
-func (s *session) readKeyboard(now time.Time) {
-	if !s.mayListen() {
-		return
-	}
-	s.keyboardAt = now.Add(keyboardLook)
-	if !s.wanted.Load() && s.pty.State().Reading == ReadingBusy || !inForeground(s.keys) {
-		return
-	}
-	s.wanted.Store(true)
-	if err := s.makeRaw(s.pty); err != nil {
-		s.log.Warn("reading the keyboard", "error", err.Error())
-	}
-	s.resize()
-	s.listen()
-}
-
-// mayListen tells whether the keyboard is not read although it may be one day.
-func (s *session) mayListen() bool { return s.keys != nil && !s.raw.Load() && s.ctx.Err() == nil }
-
-// listen has the keys of the host's terminal read, if it is raw.
-func (h *hostTerminal) listen() {
-	if h.raw.Load() {
-		h.listens.Store(true)
-		ring(h.back)
-	}
-}
-
-// restore puts the host's terminal back as it was. Any goroutine may call it, more than once.
-func (h *hostTerminal) restore() {
-	h.listens.Store(false)
-	undo := h.undoRaw.Swap(nil)
-	if undo != nil {
-		_ = (*undo)() // whoever has the terminal next sees it; there is nothing else to try
-		h.raw.Store(false)
+		s.await(s.watchdog.toldToEnd.Add(endWait), ended)
 	}
 }
 
@@ -2432,9 +2150,9 @@ func (s *session) checkVersion(argv0 string) {
 		if s.ctx.Err() != nil || t.Warning == "" { // it was not let finish
 			return
 		}
-		if !s.tellFirst(t.Warning) {
+		if !s.books.tellFirst(t.Warning) {
 			s.lock()
-			s.warning = t.Warning
+			s.books.warning = t.Warning
 			s.unlock()
 		}
 		s.log.Warn(t.Warning)
@@ -2442,16 +2160,16 @@ func (s *session) checkVersion(argv0 string) {
 }
 
 // startDetector makes the detector that looks at the child's output from now on.
-func (s *session) startDetector(size Size) {
-	s.det = newDetector(s.adapter, int(size.Rows), int(size.Cols), DetectOptions{
-		Threshold:    s.cfg.Threshold,
-		Stuck:        s.cfg.Stuck,
-		BufferBytes:  s.cfg.BufferBytes,
-		Context:      &s.cfg.Context,
-		SafeDefaults: s.cfg.SafeDefaults,
+func (v *watcher) startDetector(size Size) {
+	v.det = newDetector(v.adapter, int(size.Rows), int(size.Cols), DetectOptions{
+		Threshold:    v.cfg.Threshold,
+		Stuck:        v.cfg.Stuck,
+		BufferBytes:  v.cfg.BufferBytes,
+		Context:      &v.cfg.Context,
+		SafeDefaults: v.cfg.SafeDefaults,
 	})
-	if s.cfg.Stream {
-		s.det.Screen.Transcript(false) // from now on it is kept
+	if v.cfg.Stream {
+		v.det.Screen.Transcript(false) // from now on it is kept
 	}
 }
 
@@ -2466,14 +2184,27 @@ func (s *session) spawn(f func()) {
 // crashing puts the host's terminal back and ends the child: a goroutine of ours panics. The others still run.
 func (s *session) crashing() {
 	s.stop()
-	s.restore()
+	s.relay.restore()
 	s.pty.Terminate(0)
-	s.restore() // it may just have been at readKeyboard
+	s.relay.restore() // it may just have been at readKeyboard
 }
 
 // ---- clock and signals ----
 //
 // What is due by the clock, and what the system tells us.
+
+// watchdog does what is due, and what signals want.
+type watchdog struct {
+	*session
+	signals    chan os.Signal
+	looks      chan time.Time // a value when others may have recorded something: see keepBooks
+	doingAt    time.Time      // when what is done was last recorded
+	lookedAt   time.Time      // when keepBooks was last to look
+	reapAt     time.Time      // when to look for dead sessions
+	hostAt     time.Time      // when to look whether the host's terminal is there
+	keyboardAt time.Time      // when to look whether the keyboard is wanted
+	toldToEnd  time.Time      // when it was told to end, or saw that the terminal has gone; zero: neither
+}
 
 // duty is something that is due by the clock.
 type duty struct {
@@ -2486,20 +2217,20 @@ func never() time.Time { return time.Now().Add(reapEvery) }
 
 // watchdog does what is due: others' records are looked for, the keyboard is watched for the time when it is ours, and
 // the host's terminal for its end, dead sessions are closed, and what the tool does is recorded.
-func (s *session) watchdog() {
+func (w *watchdog) watchdog() {
 	duties := []duty{
-		{s.lookAt, s.lookForRecords},
-		{s.keyboardDue, s.readKeyboard},
-		{func() time.Time { return s.hostAt }, s.checkHost},
-		{s.reapDue, s.reap},
-		{s.activityDue, s.recordActivity},
+		{w.lookAt, w.lookForRecords},
+		{w.keyboardDue, w.relay.readKeyboard},
+		{func() time.Time { return w.hostAt }, w.checkHost},
+		{w.reapDue, w.reap},
+		{w.activityDue, w.recordActivity},
 	}
 	first := func() (next duty) {
 		return slices.MinFunc(duties, func(a, b duty) int { return a.at().Compare(b.at()) })
 	}
-	for !s.over {
+	for !w.over {
 		due := first().at()
-		sooner := s.await(due, func() bool { return s.over || first().at().Before(due) })
+		sooner := w.await(due, func() bool { return w.over || first().at().Before(due) })
 		if !sooner {
 			first().do(time.Now())
 		}
@@ -2508,9 +2239,9 @@ func (s *session) watchdog() {
 
 // lookAt is when to look again whether others have recorded something, such as an answer, where the screen shows
 // nothing new until then.
-func (s *session) lookAt() time.Time {
+func (w *watchdog) lookAt() time.Time {
 	pause := lookIdle
-	q := s.inForce()
+	q := w.desk.inForce()
 	switch {
 	case q == nil:
 	case q.screen != nil && q.screen.Idle:
@@ -2518,128 +2249,84 @@ func (s *session) lookAt() time.Time {
 	default:
 		pause = lookOften
 	}
-	return s.lookedAt.Add(pause)
+	return w.lookedAt.Add(pause)
 }
 
 // lookForRecords has keepBooks look whether others have recorded something.
-func (s *session) lookForRecords(now time.Time) {
-	s.lookedAt = now
+func (w *watchdog) lookForRecords(now time.Time) {
+	w.lookedAt = now
 	select {
-	case s.looks <- now:
+	case w.looks <- now:
 	default:
 	}
 }
 
 // keyboardDue is when to look whether the keyboard is ours.
-func (s *session) keyboardDue() time.Time {
-	if s.mayListen() {
-		return s.keyboardAt
+func (w *watchdog) keyboardDue() time.Time {
+	if w.relay.mayListen() {
+		return w.keyboardAt
 	}
 	return never()
 }
 
 // checkHost ends the session where the host's terminal has gone.
-func (s *session) checkHost(now time.Time) {
-	s.hostAt = now.Add(reapEvery)
-	if s.toldToEnd.IsZero() && s.hostGone() {
-		s.hangUp()
+func (w *watchdog) checkHost(now time.Time) {
+	w.hostAt = now.Add(reapEvery)
+	if w.toldToEnd.IsZero() && w.relay.hostGone() {
+		w.hangUp()
 	}
 }
 
 // reapDue is when to look for dead sessions.
-func (s *session) reapDue() time.Time {
-	if s.recorded {
-		return s.reapAt
+func (w *watchdog) reapDue() time.Time {
+	if w.books.recorded {
+		return w.reapAt
 	}
 	return never()
 }
 
 // reap closes dead sessions: whoever polls edits their messages.
-func (s *session) reap(now time.Time) {
-	s.reapAt = now.Add(reapEvery)
-	err := s.st.Reap(now)
-	s.tellTrouble("closing dead sessions", err)
+func (w *watchdog) reap(now time.Time) {
+	w.reapAt = now.Add(reapEvery)
+	err := w.st.Reap(now)
+	w.books.tellTrouble("closing dead sessions", err)
 }
 
 // activityDue is when to record what the tool does.
-func (s *session) activityDue() time.Time {
-	if s.recorded && s.det.Activity() != s.rec.Activity {
-		return s.doingAt.Add(doingEvery)
+func (w *watchdog) activityDue() time.Time {
+	if w.books.recorded && w.det.Activity() != w.rec.Activity {
+		return w.doingAt.Add(doingEvery)
 	}
 	return never()
 }
 
 // recordActivity records what the tool does.
-func (s *session) recordActivity(now time.Time) {
-	s.doingAt = now
-	s.rec.Activity = s.det.Activity()
-	s.save("recording the session", ref(s.rec))
-}
-
-// save stores records. False: it could not, which the operator is told. What is not in the state is
-// not typed.
-func (s *session) save(doing string, recs ...Record) bool {
-	err := s.st.Update(func(*View) ([]Record, error) { return recs, nil })
-	s.tellTrouble(doing, err)
-	return err == nil
-}
-
-// audit enters events, and what the audit log lacks. That it could not is told.
-func (s *session) audit(doing string, events ...Event) {
-	_ = s.st.Audit(events...) // is trouble
-	s.tellTrouble(doing, nil)
-}
-
-// tellTrouble tells the operator of trouble with the state or the audit log: of err, or of what the
-// store noted; once, and once when it is over.
-func (s *session) tellTrouble(doing string, err error) {
-	held := "the state cannot be written, so nothing is asked or typed: "
-	if err == nil {
-		held = ""
-		err = s.st.Trouble()
-	}
-	switch {
-	case err == nil && s.trouble != "":
-		s.trouble = ""
-		s.log.Info("what happens is recorded again")
-		s.notify(Notice{Text: "✓ what happens here is recorded again"})
-	case err != nil && s.trouble == "":
-		s.trouble = err.Error()
-		s.log.Error(doing, "error", s.trouble)
-		s.notify(Notice{Text: "⚠ " + held + redact(s.trouble), Ring: true})
-	}
-}
-
-// promptInState is the prompt as the state has it, nil when it has none of this id or cannot be
-// read.
-func (s *session) promptInState(id string) *PromptRecord {
-	p, err := s.st.Prompt(id)
-	if err != nil {
-		return nil
-	}
-	return p
+func (w *watchdog) recordActivity(now time.Time) {
+	w.doingAt = now
+	w.rec.Activity = w.det.Activity()
+	w.books.save("recording the session", ref(w.rec))
 }
 
 // watchSignals does what signals want, follows the size of the host's terminal, and stops with the tool.
-func (s *session) watchSignals() {
+func (w *watchdog) watchSignals() {
 	for {
 		var act func()
 		select {
-		case <-s.resized:
+		case <-w.relay.resized:
 			act = func() {
-				s.readKeyboard(time.Now()) // we are in the foreground: no other gets that signal
-				s.resize()
+				w.relay.readKeyboard(time.Now()) // we are in the foreground: no other gets that signal
+				w.relay.resize()
 			}
-		case sig := <-s.signals:
-			act = func() { s.handleSignal(sig) }
-		case <-s.pty.Stopped():
-			act = s.stopWithTool
-		case <-s.ctx.Done():
+		case sig := <-w.signals:
+			act = func() { w.handleSignal(sig) }
+		case <-w.pty.Stopped():
+			act = w.stopWithTool
+		case <-w.ctx.Done():
 			return
 		}
-		s.lock()
+		w.lock()
 		act()
-		s.unlock()
+		w.unlock()
 	}
 }
 
@@ -2647,41 +2334,41 @@ func (s *session) watchSignals() {
 // terminal is lost, or at a terminal where there is nothing to reload, ends the session, as every other signal does;
 // but ^C and ^\ at a terminal that is not raw are for the tool. Once the child has ended a signal cuts short what is
 // left to send.
-func (s *session) handleSignal(sig os.Signal) {
+func (w *watchdog) handleSignal(sig os.Signal) {
 	switch {
-	case s.over && sig != resumeSignal && sig != suspendSignal:
-		s.stop()
-	case s.over:
-		if sig == suspendSignal && s.given.Resumes { // else nobody would resume us
-			s.suspend()
+	case w.over && sig != resumeSignal && sig != suspendSignal:
+		w.stop()
+	case w.over:
+		if sig == suspendSignal && w.relay.given.Resumes { // else nobody would resume us
+			w.suspend()
 		}
 	case sig == suspendSignal:
-		if s.given.Resumes {
-			_ = s.pty.Signal(sig) // a child that is gone needs none; when it stops, so do we
+		if w.relay.given.Resumes {
+			_ = w.pty.Signal(sig) // a child that is gone needs none; when it stops, so do we
 		}
 	case sig == resumeSignal:
-		s.resume()
-	case sig == syscall.SIGHUP && s.hostGone():
-		s.hangUp()
-	case sig == syscall.SIGHUP && s.reloads():
-		s.reload()
-		s.hostAt = time.Now().Add(hostLook)
-	case (sig == os.Interrupt || sig == syscall.SIGQUIT) && s.tty != nil && !s.raw.Load():
-		_ = s.pty.Signal(sig) // a child that is gone needs none
+		w.resume()
+	case sig == syscall.SIGHUP && w.relay.hostGone():
+		w.hangUp()
+	case sig == syscall.SIGHUP && w.reloads():
+		w.reload()
+		w.hostAt = time.Now().Add(hostLook)
+	case (sig == os.Interrupt || sig == syscall.SIGQUIT) && w.relay.tty != nil && !w.relay.raw.Load():
+		_ = w.pty.Signal(sig) // a child that is gone needs none
 	default:
-		_ = s.pty.Signal(sig) // the same
+		_ = w.pty.Signal(sig) // the same
 		grace := ownSignal
 		if sig == syscall.SIGTERM {
 			grace = 0
 		}
-		s.terminate(grace)
+		w.terminate(grace)
 	}
 }
 
 // reloads tells whether there is something to reload. Without a terminal nothing else can be meant.
-func (s *session) reloads() bool {
-	_, err := os.Stat(filepath.Join(s.cfg.Dir, "config.toml"))
-	return err == nil || s.tty == nil
+func (w *watchdog) reloads() bool {
+	_, err := os.Stat(filepath.Join(w.cfg.Dir, "config.toml"))
+	return err == nil || w.relay.tty == nil
 }
 
 // hostGone tells that the host's terminal has been closed, or belongs to nobody since the leader of our session ended.
@@ -2694,82 +2381,202 @@ func (h *hostTerminal) hostGone() bool {
 }
 
 // hangUp ends the child as the end of its own terminal would, which ends the session.
-func (s *session) hangUp() {
-	_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
-	s.terminate(0)
+func (w *watchdog) hangUp() {
+	_ = w.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
+	w.terminate(0)
 }
 
 // stopWithTool stops us with the tool, where a shell resumes us, when what it wrote before is on the host's terminal.
-func (s *session) stopWithTool() {
-	if !s.given.Resumes {
+func (w *watchdog) stopWithTool() {
+	if !w.relay.given.Resumes {
 		return
 	}
-	s.await(time.Now().Add(2*typistLook), func() bool { return false }) // what is on its way through is counted by then
-	ring(s.output.wake)
-	s.await(time.Now().Add(lookTime), func() bool { return s.came() <= s.taken })
-	s.suspend()
+	w.await(time.Now().Add(2*typistLook), func() bool { return false }) // what is on its way through is counted by then
+	ring(w.relay.output.wake)
+	w.await(time.Now().Add(lookTime), func() bool { return w.relay.came() <= w.relay.taken })
+	w.suspend()
 }
 
 // suspend stops this process, with the host's terminal as it was, until the shell lets it go on: see resume.
-func (s *session) suspend() {
-	s.restore()
-	s.st.LeavePoll()
+func (w *watchdog) suspend() {
+	w.relay.restore()
+	w.st.LeavePoll()
 	signal.Ignore(suspendSignal) // stopSelf's
-	s.st.Still(stopSelf)
-	signal.Notify(s.signals, suspendSignal)
+	w.st.Still(stopSelf)
+	signal.Notify(w.signals, suspendSignal)
 }
 
 // resume lets the tool go on, where we were stopped too. In the background the host's terminal stays the shell's. Keys
 // are read after that: the SIGCONT would take back a ^Z among them. The terminal has shown the ^Z that stopped the tool
 // behind its question: no program gets that key, and the question stands as it did.
-func (s *session) resume() {
-	s.takeOutput()
-	row, col, _ := s.det.Screen.Cursor()
-	line := s.det.Screen.Row(row)
+func (w *watchdog) resume() {
+	w.relay.takeOutput()
+	row, col, _ := w.det.Screen.Cursor()
+	line := w.det.Screen.Row(row)
 	if strings.HasSuffix(line, "^Z") && col == widthOf(line) {
-		s.det.Feed([]byte("\b\b\x1b[K"), time.Now())
+		w.det.Feed([]byte("\b\b\x1b[K"), time.Now())
 	}
-	s.listens.Store(false)
-	if s.keys != nil && !inForeground(s.keys) {
-		s.raw.Store(false) // whatever it was when we were stopped
+	w.relay.listens.Store(false)
+	if w.relay.keys != nil && !inForeground(w.relay.keys) {
+		w.relay.raw.Store(false) // whatever it was when we were stopped
 	}
-	if err := s.makeRaw(s.pty); err != nil {
-		s.log.Warn("going on", "error", err.Error())
+	if err := w.relay.makeRaw(w.pty); err != nil {
+		w.log.Warn("going on", "error", err.Error())
 	}
-	s.resize()
-	if err := s.pty.Signal(resumeSignal); err != nil {
-		s.log.Info("going on", "error", err.Error())
+	w.relay.resize()
+	if err := w.pty.Signal(resumeSignal); err != nil {
+		w.log.Info("going on", "error", err.Error())
 	}
-	s.listen()
+	w.relay.listen()
 }
 
 // terminate ends the child, if it has not ended by then, which ends the session.
-func (s *session) terminate(grace time.Duration) {
-	if s.toldToEnd.IsZero() {
-		s.toldToEnd = time.Now()
+func (w *watchdog) terminate(grace time.Duration) {
+	if w.toldToEnd.IsZero() {
+		w.toldToEnd = time.Now()
 	}
-	s.spawn(func() { s.pty.Terminate(grace) })
+	w.spawn(func() { w.pty.Terminate(grace) })
 }
 
 // reload takes over the allowlist and limits of the configuration file, or keeps the old ones and
 // says so.
-func (s *session) reload() {
-	fresh, err := s.cfg.reloaded()
+func (w *watchdog) reload() {
+	fresh, err := w.cfg.reloaded()
 	if err != nil {
-		s.log.Warn(err.Error())
-		s.notify(Notice{Text: "⚠ " + err.Error()})
+		w.log.Warn(err.Error())
+		w.books.notify(Notice{Text: "⚠ " + err.Error()})
 		return
 	}
-	s.cfg = fresh
-	s.tg.cfg.Store(fresh)
-	s.tg.wake()
-	s.audit("auditing the reload", Event{Name: "CONFIG_RELOADED", SessionID: s.rec.ID})
+	w.cfg = fresh
+	w.tg.cfg.Store(fresh)
+	w.tg.wake()
+	w.books.audit("auditing the reload", Event{Name: "CONFIG_RELOADED", SessionID: w.rec.ID})
 }
 
 // ---- relay ----
 //
 // What the child writes goes to the host first, and what somebody types here to the child. While a typist works the
 // keyboard waits.
+
+// relay copies bytes both ways.
+type relay struct {
+	*session
+	hostTerminal
+	output *backlog     // what the host has got and the screen has not
+	piped  atomic.Int64 // bytes of output so far from the child's pipes, as the screen gets them
+	first  sync.Once    // what is written to the terminal first: the child's output, or a line of ours
+
+	unshown error       // why output could not be written to the host, nil: all was
+	taken   int64       // bytes of output that the screen has got
+	drained bool        // that is all from the terminal
+	tapped  int         // taps that have not ended
+	calls   *callReader // nil for a tool that does not write stream-json
+
+	lastKey  time.Time   // when somebody last typed here
+	begun    int         // characters of a line that was begun and not ended, in line mode
+	fed      bool        // standard input is a pipe that has not ended: who feeds it answers
+	held     []typedKeys // at the keyboard while a typist works
+	typing   []byte      // for writeTyping
+	inFlight bool        // it writes
+}
+
+// hostTerminal is the terminal, or the streams, that we were started with. All but its marks is set before the child
+// starts.
+type hostTerminal struct {
+	in          io.Reader // what is typed to the child, nil: nothing
+	out         io.Writer
+	given       Host     // what the child has of it
+	taps        []tap    // streams of the child that are read along
+	tty         *os.File // the terminal, nil without one
+	ttyOurs     bool     // it is that of our session, see ownTerminal
+	keys        *os.File // the terminal that somebody may type at, nil none
+	interactive bool     // there is one
+	resized     <-chan os.Signal
+	back        chan struct{} // a value when listens has become true
+
+	wanted  atomic.Bool                  // the keyboard is to be read
+	raw     atomic.Bool                  // the terminal is raw, or is being changed
+	listens atomic.Bool                  // its keys are read
+	undoRaw atomic.Pointer[func() error] // puts the terminal back, nil: it is not raw
+}
+
+// backlog is what has happened at the child's terminal and the screen has not got: output that the host has, and keys
+// that the child has. It gathers for settleQuiet, unless it is wanted at once.
+type backlog struct {
+	wake chan struct{} // the detector is to take it now
+	look *time.Timer   // or when this fires
+	mu   sync.Mutex    // guards what follows
+	room *sync.Cond    // of mu: output was taken
+
+	bytes []byte
+	spare []byte    // what was taken last, to be used again
+	at    time.Time // when the last output came
+	armed bool      // look will fire
+	hurry bool      // each piece is wanted at once
+	ended bool      // no more comes
+
+	modes   func() Modes // of the child's terminal; set before the first key
+	keys    []typedKeys  // those that the child has got
+	held    bool         // no more go straight to the child: somebody else types
+	passing bool         // some are being written to it
+}
+
+// typedKeys are keys that were typed here, or what a pipe brought: nil at its end.
+type typedKeys struct {
+	keys   []byte
+	at     time.Time
+	behind int   // bytes of output that were there before
+	modes  Modes // of the child's terminal before it got them
+	stood  bool  // nobody had read the answer that was being typed: they belong to its question
+}
+
+// hidden tells whether the terminal did not show the keys, as when a password is read: no recording has them.
+func (k typedKeys) hidden() bool { return k.modes.Canonical && !k.modes.Echo }
+
+// callReader reads the calls of tools in stream-json output.
+type callReader struct {
+	session string
+	line    []byte            // unfinished
+	names   map[string]string // of the tools, by the ids of calls without a result so far
+}
+
+// toolUse is a call of a tool in stream-json output, or its result: among the content of a message (claude, qwen), or
+// on a line of its own, with other names for the same (gemini).
+type toolUse struct {
+	Type    string
+	ID      string
+	Name    string
+	Input   json.RawMessage
+	UseID   string `json:"tool_use_id"` // the call of a result
+	IsError bool   `json:"is_error"`
+
+	ToolID     string          `json:"tool_id"`
+	ToolName   string          `json:"tool_name"`
+	Parameters json.RawMessage `json:"parameters"`
+	Status     string          `json:"status"`
+}
+
+// hostStream is a standard stream of ours. Another process that has the same terminal may set it to
+// O_NONBLOCK at any time: Read and Write wait all the same.
+type hostStream struct {
+	f *os.File
+}
+
+// hostKeys is the terminal that somebody types at. It is read while it is raw, which it is in the foreground alone: the
+// kernel stops who reads it from the background.
+type hostKeys struct {
+	f       *os.File
+	listens *atomic.Bool
+	back    <-chan struct{} // a value when listens has become true
+}
+
+// tap is a pipe between the child and a stream of ours that is read along.
+type tap struct {
+	r    *os.File
+	w    *os.File // the child's
+	out  io.Writer
+	seen func(p []byte) // is told of all of it
+}
 
 // Read waits for input.
 func (h hostStream) Read(p []byte) (int, error) {
@@ -2928,27 +2735,83 @@ func (b *backlog) letPass() {
 	b.held = b.held && b.passing
 }
 
+// makeRaw sets the host's terminal to raw mode, where somebody types there and it is ours to set.
+func (h *hostTerminal) makeRaw(child PTY) error {
+	if h.keys == nil || !h.wanted.Load() || !inForeground(h.keys) {
+		return nil
+	}
+	h.raw.Store(true)
+	undo, err := rawMode(h.keys, h.given.Streams[1] != nil && child.Modes().Processed)
+	if err != nil {
+		h.raw.Store(false)
+		return fmt.Errorf("setting the terminal to raw mode: %w", err)
+	}
+	h.undoRaw.CompareAndSwap(nil, &undo) // while it is raw, what it was at first counts
+	return nil
+}
+
+// readKeyboard reads the keyboard as soon as that is ours and the tool's. Who is let go on in the background and
+// brought to the foreground later gets no signal of that from bash. And where the tool's output goes to another program
+// that one may read the keyboard itself, as less does, and writes to a terminal that is not raw: until the tool reads
+// its own.
+func (r *relay) readKeyboard(now time.Time) {
+	if !r.mayListen() {
+		return
+	}
+	r.watchdog.keyboardAt = now.Add(keyboardLook)
+	if !r.wanted.Load() && r.pty.State().Reading == ReadingBusy || !inForeground(r.keys) {
+		return
+	}
+	r.wanted.Store(true)
+	if err := r.makeRaw(r.pty); err != nil {
+		r.log.Warn("reading the keyboard", "error", err.Error())
+	}
+	r.resize()
+	r.listen()
+}
+
+// mayListen tells whether the keyboard is not read although it may be one day.
+func (r *relay) mayListen() bool { return r.keys != nil && !r.raw.Load() && r.ctx.Err() == nil }
+
+// listen has the keys of the host's terminal read, if it is raw.
+func (h *hostTerminal) listen() {
+	if h.raw.Load() {
+		h.listens.Store(true)
+		ring(h.back)
+	}
+}
+
+// restore puts the host's terminal back as it was. Any goroutine may call it, more than once.
+func (h *hostTerminal) restore() {
+	h.listens.Store(false)
+	undo := h.undoRaw.Swap(nil)
+	if undo != nil {
+		_ = (*undo)() // whoever has the terminal next sees it; there is nothing else to try
+		h.raw.Store(false)
+	}
+}
+
 // copyOutput copies the child's output to the host, then hands it to the detector, until the end of
 // both. What asks the terminal, or reports a dialog, is not left to gather.
-func (s *session) copyOutput() {
+func (r *relay) copyOutput() {
 	asks := []byte("\x1b]7501")
-	if s.tty == nil {
+	if r.tty == nil {
 		asks = []byte("\x1b")
 	}
 	buf := make([]byte, readBytes)
 	for {
-		n, err := s.pty.Read(buf)
+		n, err := r.pty.Read(buf)
 		p := buf[:n]
-		s.first.Do(func() {})
-		_, lost := s.out.Write(s.forHost(p, s.pty))
+		r.first.Do(func() {})
+		_, lost := r.out.Write(r.forHost(p, r.pty))
 		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
-			_ = s.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
-			s.lock()
-			s.unshown = lost
-			s.hostAt = time.Now()
-			s.unlock()
+			_ = r.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
+			r.lock()
+			r.unshown = lost
+			r.watchdog.hostAt = time.Now()
+			r.unlock()
 		}
-		s.output.add(p, bytes.Contains(p, asks), err != nil)
+		r.output.add(p, bytes.Contains(p, asks), err != nil)
 		if err != nil {
 			return
 		}
@@ -2975,7 +2838,7 @@ func (h *hostTerminal) forHost(p []byte, child PTY) []byte {
 
 // copyTap copies what comes from a tap, until its end. What a child that is gone has left there is read; who else holds
 // it open is not waited for.
-func (s *session) copyTap(t tap) {
+func (r *relay) copyTap(t tap) {
 	buf := make([]byte, tapBytes)
 	var err error
 	for patience := maxTapReads; err == nil; {
@@ -2994,23 +2857,23 @@ func (s *session) copyTap(t tap) {
 		}
 	}
 	t.r.Close() // nobody has written to it
-	s.lock()
-	s.tapped--
-	s.unlock()
+	r.lock()
+	r.tapped--
+	r.unlock()
 }
 
 // showTapped hands the screen what the child wrote into a pipe, as a terminal shows it.
-func (s *session) showTapped(p []byte) {
+func (r *relay) showTapped(p []byte) {
 	p = newlines(p)
-	s.piped.Add(int64(len(p)))
-	s.output.add(p, false, false)
+	r.piped.Add(int64(len(p)))
+	r.output.add(p, false, false)
 }
 
 // auditTapped audits the tool calls in it.
-func (s *session) auditTapped(p []byte) {
-	s.lock()
-	defer s.unlock()
-	s.auditToolCalls(p)
+func (r *relay) auditTapped(p []byte) {
+	r.lock()
+	defer r.unlock()
+	r.auditToolCalls(p)
 }
 
 // newlines is p as a terminal shows it: a line feed begins a line.
@@ -3020,48 +2883,48 @@ func newlines(p []byte) []byte {
 
 // takeOutput hands the screen what the host has got, and notes the keys that the child got meanwhile, each where it
 // came.
-func (s *session) takeOutput() {
-	p, keys, at, drained := s.output.take()
+func (r *relay) takeOutput() {
+	p, keys, at, drained := r.output.take()
 	seen := 0
 	for _, k := range keys {
-		s.handleOutput(p[seen:k.behind], k.at)
-		s.noteKeys(k)
+		r.handleOutput(p[seen:k.behind], k.at)
+		r.noteKeys(k)
 		seen = k.behind
 	}
-	s.handleOutput(p[seen:], at)
-	s.drained = drained
+	r.handleOutput(p[seen:], at)
+	r.drained = drained
 }
 
 // handleOutput takes what the child has written, now, and the host has already.
-func (s *session) handleOutput(p []byte, now time.Time) {
+func (r *relay) handleOutput(p []byte, now time.Time) {
 	if len(p) == 0 {
 		return
 	}
-	s.taken += int64(len(p))
-	if s.given.Plain {
-		modes := s.pty.Modes()
+	r.taken += int64(len(p))
+	if r.given.Plain {
+		modes := r.pty.Modes()
 		if modes.Canonical && !modes.Processed {
 			p = newlines(p)
 		}
 	}
-	s.det.Feed(p, now)
-	s.record(func(c *castWriter) { c.output(p, now) })
-	for _, status := range s.det.TakeStatuses() {
-		s.handleStatus(status)
+	r.det.Feed(p, now)
+	r.watcher.record(func(c *castWriter) { c.output(p, now) })
+	for _, status := range r.det.TakeStatuses() {
+		r.dialogs.handleStatus(status)
 	}
-	if s.calls != nil {
-		s.auditToolCalls(p)
+	if r.calls != nil {
+		r.auditToolCalls(p)
 	}
-	if len(s.typing) < maxHeld { // else the child asks and does not read
-		s.typing = append(s.typing, s.det.Screen.TakeReplies(s.tty == nil)...)
+	if len(r.typing) < maxHeld { // else the child asks and does not read
+		r.typing = append(r.typing, r.det.Screen.TakeReplies(r.tty == nil)...)
 	}
 }
 
 // auditToolCalls audits the tool calls in stream-json output, and their results.
-func (s *session) auditToolCalls(p []byte) {
-	events := s.calls.take(p)
+func (r *relay) auditToolCalls(p []byte) {
+	events := r.calls.take(p)
 	if len(events) > 0 {
-		s.audit("auditing tool calls", events...)
+		r.books.audit("auditing tool calls", events...)
 	}
 }
 
@@ -3097,111 +2960,111 @@ func (r *callReader) take(p []byte) (events []Event) {
 }
 
 // came are the bytes of output so far, from the child's terminal and its pipes.
-func (s *session) came() int64 {
-	return s.pty.Came() + s.piped.Load()
+func (r *relay) came() int64 {
+	return r.pty.Came() + r.piped.Load()
 }
 
 // writeTyping writes what is to be typed and is no typist's.
-func (s *session) writeTyping() {
+func (r *relay) writeTyping() {
 	for {
-		s.await(time.Time{}, func() bool { return s.over || len(s.typing) > 0 })
-		if s.over {
+		r.await(time.Time{}, func() bool { return r.over || len(r.typing) > 0 })
+		if r.over {
 			return
 		}
-		keys := s.typing
-		s.typing = nil
-		s.inFlight = true
-		s.turn.Unlock()
-		_, err := s.pty.Write(keys)
-		s.lock()
-		s.inFlight = false
-		s.unwritten(err)
-		ring(s.output.wake) // the keyboard may pass again
+		keys := r.typing
+		r.typing = nil
+		r.inFlight = true
+		r.turn.Unlock()
+		_, err := r.pty.Write(keys)
+		r.lock()
+		r.inFlight = false
+		r.unwritten(err)
+		ring(r.output.wake) // the keyboard may pass again
 	}
 }
 
 // writes tells whether something is to be typed that is no typist's.
-func (s *session) writes() bool { return s.inFlight || len(s.typing) > 0 }
+func (r *relay) writes() bool { return r.inFlight || len(r.typing) > 0 }
 
 // unwritten tells what kept keys from the child, if anything. Any goroutine may call it.
-func (s *session) unwritten(err error) {
+func (r *relay) unwritten(err error) {
 	if err != nil {
-		s.log.Warn("writing to the program", "error", err.Error())
+		r.log.Warn("writing to the program", "error", err.Error())
 	}
 }
 
 // resize gives the child the size of the host's terminal.
-func (s *session) resize() {
-	size := s.size()
-	if err := s.pty.Resize(size); err != nil {
+func (r *relay) resize() {
+	size := r.size()
+	if err := r.pty.Resize(size); err != nil {
 		return // the child is gone
 	}
-	s.det.Resize(int(size.Rows), int(size.Cols), time.Now())
+	r.det.Resize(int(size.Rows), int(size.Cols), time.Now())
 	changed := fmt.Sprintf("%dx%d", size.Cols, size.Rows)
-	s.record(func(c *castWriter) { c.event("r", changed, time.Now()) })
+	r.watcher.record(func(c *castWriter) { c.event("r", changed, time.Now()) })
 }
 
 // readKeys passes on what is typed. An empty chunk is the end of a pipe that brought something: one without a byte
 // (systemd, ssh without a terminal) must not answer the first question with an end of file.
-func (s *session) readKeys() {
+func (r *relay) readKeys() {
 	buf := make([]byte, 4096)
 	some := false
-	n, err := s.in.Read(buf)
-	for ; n > 0; n, err = s.in.Read(buf) { // whatever ends it, no more is typed
+	n, err := r.in.Read(buf)
+	for ; n > 0; n, err = r.in.Read(buf) { // whatever ends it, no more is typed
 		some = true
-		if s.output.typed(buf[:n]) {
-			_, err = s.pty.Write(buf[:n])
-			s.output.wrote()
-			s.unwritten(err)
+		if r.output.typed(buf[:n]) {
+			_, err = r.pty.Write(buf[:n])
+			r.output.wrote()
+			r.unwritten(err)
 			continue
 		}
-		s.lock()
-		s.takeOutput()
-		s.handleKeys(typedKeys{keys: bytes.Clone(buf[:n]), at: time.Now()})
-		s.await(time.Time{}, func() bool { return s.over || s.heldBytes()+len(s.typing) < maxHeld })
-		s.unlock()
+		r.lock()
+		r.takeOutput()
+		r.handleKeys(typedKeys{keys: bytes.Clone(buf[:n]), at: time.Now()})
+		r.await(time.Time{}, func() bool { return r.over || r.heldBytes()+len(r.typing) < maxHeld })
+		r.unlock()
 	}
-	s.lock()
-	defer s.unlock()
-	if some && !s.interactive {
-		s.takeOutput()
-		s.handleKeys(typedKeys{at: time.Now()})
+	r.lock()
+	defer r.unlock()
+	if some && !r.interactive {
+		r.takeOutput()
+		r.handleKeys(typedKeys{at: time.Now()})
 	}
-	s.fed = false
-	s.hostAt = time.Now() // a terminal may have gone
+	r.fed = false
+	r.watchdog.hostAt = time.Now() // a terminal may have gone
 }
 
 // handleKeys passes on what could not pass by itself. While a typist works it is held.
-func (s *session) handleKeys(k typedKeys) {
-	if s.typist != nil {
-		k.stood = s.typist.stands()
-		s.held = append(s.held, k)
-		s.typist.stopped = s.typist.stopped || stops(k.keys)
+func (r *relay) handleKeys(k typedKeys) {
+	if r.typist != nil {
+		k.stood = r.typist.stands()
+		r.held = append(r.held, k)
+		r.typist.stopped = r.typist.stopped || stops(k.keys)
 		return
 	}
 	keys := string(k.keys)
 	if keys == "" {
-		if !s.pty.State().Canonical {
+		if !r.pty.State().Canonical {
 			return
 		}
 		keys = "\x04\x04" // the line discipline makes the end from ^D; the first may only end a line
 	}
-	s.output.hold() // until these are written
-	s.typing = append(s.typing, keys...)
-	s.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), modes: s.pty.Modes()})
+	r.output.hold() // until these are written
+	r.typing = append(r.typing, keys...)
+	r.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), modes: r.pty.Modes()})
 }
 
 // noteKeys notes what is typed here, and goes to the child.
-func (s *session) noteKeys(k typedKeys) {
+func (r *relay) noteKeys(k typedKeys) {
 	keys := string(k.keys)
 	by := ""
 	if !isReport(keys) {
 		by = "cli:local"
-		s.lastKey = k.at
+		r.lastKey = k.at
 	}
-	s.noteLine(keys, k.modes)
-	s.notePressed(keys, by, k.at)
-	s.recordKeys(keys, k.hidden(), k.at)
+	r.noteLine(keys, k.modes)
+	r.notePressed(keys, by, k.at)
+	r.watcher.recordKeys(keys, k.hidden(), k.at)
 }
 
 // stops tells whether keys end what a typist does: ^C or Esc.
@@ -3211,7 +3074,7 @@ func stops(keys []byte) bool {
 
 // noteLine notes how much of a line that has not ended stands in the terminal after keys, which it got in these modes:
 // the system does not count it. Who reads in raw mode gets what is there.
-func (s *session) noteLine(keys string, modes Modes) {
+func (s *relay) noteLine(keys string, modes Modes) {
 	for _, r := range keys {
 		switch {
 		case !modes.Canonical || strings.ContainsRune("\r\n\x03\x04\x15\x1a\x1c", r): // ^C ^D ^U ^Z ^\
@@ -3230,38 +3093,38 @@ func isReport(keys string) bool {
 }
 
 // inject queues keys for the child. by tells who pressed them.
-func (s *session) inject(keys, by string) {
-	s.typing = append(s.typing, keys...)
-	s.noteLine(keys, s.pty.Modes())
-	s.notePressed(keys, by, time.Now())
-	s.recordKeys(keys, false, time.Now())
+func (r *relay) inject(keys, by string) {
+	r.typing = append(r.typing, keys...)
+	r.noteLine(keys, r.pty.Modes())
+	r.notePressed(keys, by, time.Now())
+	r.watcher.recordKeys(keys, false, time.Now())
 }
 
 // notePressed notes keys that go to the child. by tells who pressed them where they may answer what stands on the
 // screen, else "".
-func (s *session) notePressed(keys, by string, at time.Time) {
+func (r *relay) notePressed(keys, by string, at time.Time) {
 	paste := len(keys) > maxArrow // to match one takes long
-	stops := keys == suspendKey && s.given.Resumes
+	stops := keys == suspendKey && r.given.Resumes
 	if by != "" && !stops && (paste || !reArrow.MatchString(keys)) {
-		s.noteTyped(by, at)
+		r.desk.noteTyped(by, at)
 	}
-	s.det.Typed([]byte(keys), at)
+	r.det.Typed([]byte(keys), at)
 }
 
 // noteTyped notes who pressed a key that may answer what stands on the screen, which may not have settled yet.
-func (s *session) noteTyped(by string, at time.Time) {
-	if s.asked != nil {
-		s.asked.noteTyped(by, at)
+func (d *desk) noteTyped(by string, at time.Time) {
+	if d.asked != nil {
+		d.asked.noteTyped(by, at)
 	}
-	if len(s.hooks) == 0 {
+	if len(d.dialogs.hooks) == 0 {
 		return
 	}
-	p := s.det.Look(s.pty.State(), time.Now())
+	p := d.det.Look(d.pty.State(), time.Now())
 	if p == nil {
-		p = s.seen
+		p = d.watcher.seen
 	}
 	if p != nil {
-		for _, h := range s.hooksOf(p) {
+		for _, h := range d.dialogs.hooksOf(p) {
 			h.noteTyped(by, at)
 		}
 	}
@@ -3274,12 +3137,103 @@ func (q *question) noteTyped(by string, at time.Time) {
 }
 
 // heldBytes is how much waits for the typist to end.
-func (s *session) heldBytes() int {
+func (r *relay) heldBytes() int {
 	n := 0
-	for _, h := range s.held {
+	for _, h := range r.held {
 		n += len(h.keys)
 	}
 	return n
+}
+
+// ---- watcher ----
+//
+// The screen gets the output, and the detector says what it asks.
+
+// watcher looks at the screen.
+type watcher struct {
+	*session
+	seen       *Prompt    // what the detector last found, until it is gone
+	seenAs     string     // what the tool named then, see dialogs
+	detectedAt time.Time  // when the detector last looked
+	cast       *recording // nil without --record
+}
+
+// detector has the screen take what has gathered, and looks for questions, until the child has ended.
+func (v *watcher) detector() {
+	turn := time.NewTimer(0)
+	for {
+		select {
+		case <-v.relay.output.wake:
+		case <-v.relay.output.look.C:
+		case <-turn.C:
+		}
+		v.lock()
+		if v.over {
+			v.unlock()
+			return
+		}
+		v.relay.takeOutput()
+		v.detect()
+		v.watchdog.lookForRecords(time.Now()) // a hook may call when its dialog is painted
+		v.relay.output.takeEach(!v.gathers())
+		if v.typist == nil && !v.relay.writes() {
+			v.relay.output.letPass()
+		}
+		next := v.detectAt(time.Now())
+		turn.Reset(time.Until(next))
+		v.unlock()
+	}
+}
+
+// gathers tells whether output may gather: nothing needs it at once. A dialog that the tool reports does.
+func (v *watcher) gathers() bool {
+	reported := v.det.Screen.Status().State == "blocked"
+	return v.typist == nil && v.cast == nil && !v.cfg.Stream && !reported
+}
+
+// detectAt is when the detector has something to do. While a typist works nothing is looked for.
+func (v *watcher) detectAt(now time.Time) time.Time {
+	if v.typist != nil {
+		return now.Add(reapEvery)
+	}
+	return later(v.detectedAt.Add(detectEvery), v.det.Next(now))
+}
+
+// detect looks whether a question has come or gone.
+func (v *watcher) detect() {
+	now := time.Now()
+	if v.detectAt(now).After(now) {
+		return
+	}
+	v.detectedAt = now
+	tty := TTYState{}
+	if v.det.WantTTY(now) {
+		tty = v.terminalState(now)
+	}
+	p := v.det.Tick(tty, now)
+	// The screen may have gone straight on to another question.
+	if (v.seen != nil || v.desk.lapsed) && (p != nil || v.det.Gone(tty, now)) {
+		v.desk.endSeen(p)
+	}
+	if p != nil {
+		v.seen = p
+		v.seenAs = v.dialogs.named
+		v.desk.takeUp()
+	}
+}
+
+// terminalState looks at the child's terminal, and while an answer is typed at what waits in it. In raw mode no line is
+// begun: the system counts all that was typed.
+func (v *watcher) terminalState(now time.Time) TTYState {
+	tty := v.pty.State()
+	if v.typist != nil {
+		tty.Waiting = v.pty.Waiting()
+	}
+	if !tty.Canonical {
+		v.relay.begun = 0
+	}
+	v.record(func(c *castWriter) { c.tty(tty, now) })
+	return tty
 }
 
 // ---- desk ----
@@ -3287,96 +3241,41 @@ func (s *session) heldBytes() int {
 // What the screen asks is carried to its end by a goroutine of its own, and so is what a hook asks. One question is in
 // force at a time: what was asked from the screen already, then the hooks', in the order they came.
 
-// detector has the screen take what has gathered, and looks for questions, until the child has ended.
-func (s *session) detector() {
-	turn := time.NewTimer(0)
-	for {
-		select {
-		case <-s.output.wake:
-		case <-s.output.look.C:
-		case <-turn.C:
-		}
-		s.lock()
-		if s.over {
-			s.unlock()
-			return
-		}
-		s.takeOutput()
-		s.detect()
-		s.lookForRecords(time.Now()) // a hook may call when its dialog is painted
-		s.output.takeEach(!s.gathers())
-		if s.typist == nil && !s.writes() {
-			s.output.letPass()
-		}
-		next := s.detectAt(time.Now())
-		turn.Reset(time.Until(next))
-		s.unlock()
-	}
+// desk is what is asked.
+type desk struct {
+	*session
+	asked      *question // of the screen
+	lapsed     bool      // what stands on the screen expired: it may be asked again
+	carried    int       // goroutines that carry what is asked, or an input
+	answer     string    // the tool's last, by its hook; "" none came
+	answeredAt time.Time // when it came
 }
 
-// gathers tells whether output may gather: nothing needs it at once. A dialog that the tool reports does.
-func (s *session) gathers() bool {
-	reported := s.det.Screen.Status().State == "blocked"
-	return s.typist == nil && s.cast == nil && !s.cfg.Stream && !reported
-}
+// question is a prompt that waits for an answer, and what is known of it beyond its record.
+type question struct {
+	rec     PromptRecord // Status "" until it is stored
+	screen  *Prompt      // as the detector saw it; nil: a hook asks
+	seenAt  time.Time    // when that was
+	typedBy string       // who pressed a key that may have answered it, "" nobody
+	typedAt time.Time    // when that was
+	to      State        // it is to end so, "" it stands
+	why     string       // for this reason
 
-// detectAt is when the detector has something to do. While a typist works nothing is looked for.
-func (s *session) detectAt(now time.Time) time.Time {
-	if s.typist != nil {
-		return now.Add(reapEvery)
-	}
-	return later(s.detectedAt.Add(detectEvery), s.det.Next(now))
-}
-
-// detect looks whether a question has come or gone.
-func (s *session) detect() {
-	now := time.Now()
-	if s.detectAt(now).After(now) {
-		return
-	}
-	s.detectedAt = now
-	tty := TTYState{}
-	if s.det.WantTTY(now) {
-		tty = s.terminalState(now)
-	}
-	p := s.det.Tick(tty, now)
-	// The screen may have gone straight on to another question.
-	if (s.seen != nil || s.lapsed) && (p != nil || s.det.Gone(tty, now)) {
-		s.endSeen(p)
-	}
-	if p != nil {
-		s.seen = p
-		s.seenAs = s.named
-		s.takeUp()
-	}
-}
-
-// terminalState looks at the child's terminal, and while an answer is typed at what waits in it. In raw mode no line is
-// begun: the system counts all that was typed.
-func (s *session) terminalState(now time.Time) TTYState {
-	tty := s.pty.State()
-	if s.typist != nil {
-		tty.Waiting = s.pty.Waiting()
-	}
-	if !tty.Canonical {
-		s.begun = 0
-	}
-	s.record(func(c *castWriter) { c.tty(tty, now) })
-	return tty
+	stoodAt time.Time // a hook's: when its dialog last appeared or left; zero: it was not seen
 }
 
 // endSeen ends what was seen and has left the screen; p stands there instead, nil nothing that asks.
-func (s *session) endSeen(p *Prompt) {
-	for _, h := range s.hooks {
-		if s.standsSeen(h) {
+func (d *desk) endSeen(p *Prompt) {
+	for _, h := range d.dialogs.hooks {
+		if d.dialogs.standsSeen(h) {
 			h.stoodAt = time.Now()
 		}
 	}
-	s.seen = nil
-	if s.lapsed {
-		s.endExpired(leftScreen)
+	d.watcher.seen = nil
+	if d.lapsed {
+		d.endExpired(leftScreen)
 	}
-	q := s.asked
+	q := d.asked
 	switch {
 	case q == nil:
 	case q.rec.Idle:
@@ -3390,24 +3289,24 @@ func (s *session) endSeen(p *Prompt) {
 
 // takeUp takes up what the screen asks: the dialog of a hook's question tells only that it stands;
 // anything else is carried, or waits until what is carried is over.
-func (s *session) takeUp() {
-	p := s.seen
-	if p == nil || s.over {
+func (d *desk) takeUp() {
+	p := d.watcher.seen
+	if p == nil || d.over {
 		return
 	}
-	hooks := s.hooksOf(p)
+	hooks := d.dialogs.hooksOf(p)
 	for _, h := range hooks {
 		h.stoodAt = time.Now()
 	}
-	news := !p.Idle || p.Turn != TurnReady && s.cfg.NotifyIdle // an idle box is at the end of a turn
-	if len(hooks) > 0 || s.asked != nil || !news {
+	news := !p.Idle || p.Turn != TurnReady && d.cfg.NotifyIdle // an idle box is at the end of a turn
+	if len(hooks) > 0 || d.asked != nil || !news {
 		return
 	}
 	q := &question{screen: p, seenAt: time.Now()}
-	s.asked = q
-	s.capture(p)
-	s.carried++
-	s.beside(func() { s.carry(q) })
+	d.asked = q
+	d.watcher.capture(p)
+	d.carried++
+	d.beside(func() { d.carry(q) })
 }
 
 // leave has q end so, for this reason, unless it is to end already, or was decided.
@@ -3423,79 +3322,79 @@ func (q *question) over() bool { return q.to != "" || !q.rec.Open() }
 
 // carry takes one question of the screen to its end: it waits for a hook that may ask the same, has the question
 // stored, sent and answered, and types the answer.
-func (s *session) carry(q *question) {
+func (d *desk) carry(q *question) {
 	gone := func() bool { return q.to != "" }
-	if s.expectsHook(q.screen) {
-		s.await(q.seenAt.Add(hookWait), gone)
+	if d.dialogs.expectsHook(q.screen) {
+		d.await(q.seenAt.Add(hookWait), gone)
 	}
-	s.await(time.Time{}, func() bool { return gone() || s.recorded && len(s.hooks) == 0 && s.typist == nil })
-	for !gone() && !s.create(q) {
-		s.await(time.Now().Add(retryEvery), gone)
+	d.await(time.Time{}, func() bool { return gone() || d.books.recorded && len(d.dialogs.hooks) == 0 && d.typist == nil })
+	for !gone() && !d.create(q) {
+		d.await(time.Now().Add(retryEvery), gone)
 	}
 	if q.rec.Status != "" {
-		s.ask(q)
+		d.ask(q)
 		expired := q.rec.Status == Expired
 		if q.rec.Status == ReplyReceived || expired && q.rec.Value != nil {
-			s.typeAnswer(q)
+			d.typeAnswer(q)
 		} else if expired {
-			s.lapsed = true
+			d.lapsed = true
 		}
-		s.recordEnd(q)
+		d.recordEnd(q)
 	}
-	s.asked = nil
-	if s.seen == q.screen && q.rec.Status != "" {
-		s.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
+	d.asked = nil
+	if d.watcher.seen == q.screen && q.rec.Status != "" {
+		d.watcher.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
 	}
-	s.carryNext(q)
+	d.carryNext(q)
 }
 
 // carryNext ends the carrying of q.
-func (s *session) carryNext(q *question) {
+func (d *desk) carryNext(q *question) {
 	if q.rec.Status == Resolved && q.rec.answeredByCommand() { // one that was not typed was not answered
-		s.notify(answeredNotice(&q.rec))
+		d.books.notify(answeredNotice(&q.rec))
 	}
-	s.carried--
-	s.takeUp()
+	d.carried--
+	d.takeUp()
 }
 
 // expectsHook tells whether a hook may still call about the dialog p: of a tool that speaks the
 // protocol only where it says that it asks for an approval or an answer (measured on claude 2.1).
-func (s *session) expectsHook(p *Prompt) bool {
-	if !s.hooked || p.Idle || p.Type != MultipleChoice {
+func (l *dialogs) expectsHook(p *Prompt) bool {
+	if !l.hooked || p.Idle || p.Type != MultipleChoice {
 		return false
 	}
-	if s.det.Screen.Status().State == "" {
+	if l.det.Screen.Status().State == "" {
 		return true
 	}
-	return strings.HasPrefix(s.named, "approve") || strings.HasPrefix(s.named, "answer:")
+	return strings.HasPrefix(l.named, "approve") || strings.HasPrefix(l.named, "answer:")
 }
 
 // inForce is the question that is asked now, nil none.
 func (d *desk) inForce() *question {
 	open := func(h *question) bool { return h.rec.Open() }
-	i := slices.IndexFunc(d.hooks, open)
+	i := slices.IndexFunc(d.dialogs.hooks, open)
 	switch {
-	case d.asked != nil && d.asked.rec.Status != "" || len(d.hooks) == 0:
+	case d.asked != nil && d.asked.rec.Status != "" || len(d.dialogs.hooks) == 0:
 		return d.asked
 	case i >= 0:
-		return d.hooks[i]
+		return d.dialogs.hooks[i]
 	}
-	return d.hooks[0]
+	return d.dialogs.hooks[0]
 }
 
 // create stores what the screen asks. False: it could not, and is to try again later.
-func (s *session) create(q *question) bool {
+func (d *desk) create(q *question) bool {
 	p := q.screen
 	now := time.Now()
-	life := s.cfg.Timeout
+	life := d.cfg.Timeout
 	if p.Permission {
-		life = s.cfg.PermissionTimeout
+		life = d.cfg.PermissionTimeout
 	}
 	rec := PromptRecord{
 		Head:  Head{ID: newID()},
-		Asked: Asked{Prompt: *p, Confidence: p.Confidence(), Source: "screen", Cwd: s.rec.Cwd},
+		Asked: Asked{Prompt: *p, Confidence: p.Confidence(), Source: "screen", Cwd: d.rec.Cwd},
 		Life: Life{
-			SessionID: s.rec.ID,
+			SessionID: d.rec.ID,
 			Status:    Created,
 			Nonce:     newNonce(),
 			CreatedAt: now.UTC(),
@@ -3504,10 +3403,10 @@ func (s *session) create(q *question) bool {
 	}
 	if p.Idle {
 		rec.Constraints.MaxLength = maxMessage
-		s.dressNotice(&rec)
+		d.dressNotice(&rec)
 	}
 	rec.listAnswers()
-	if !s.save("recording a question", ref(rec)) {
+	if !d.books.save("recording a question", ref(rec)) {
 		return false
 	}
 	q.rec = rec
@@ -3516,78 +3415,78 @@ func (s *session) create(q *question) bool {
 
 // dressNotice gives a turn's end the tool's own answer, if its hook gave one in this turn, and notes whether somebody
 // was at the keyboard.
-func (s *session) dressNotice(r *PromptRecord) {
+func (d *desk) dressNotice(r *PromptRecord) {
 	ended := r.Turn == TurnFinished || r.Turn == TurnAsks
-	if ended && s.answer != "" && s.answeredAt.After(r.since) {
-		r.Full = s.answer
+	if ended && d.answer != "" && d.answeredAt.After(r.since) {
+		r.Full = d.answer
 		r.Turn = TurnFinished
-		if asksInWords(s.answer) {
+		if asksInWords(d.answer) {
 			r.Turn = TurnAsks
 		}
 	}
-	if s.cfg.Stream && r.Turn == TurnFinished {
+	if d.cfg.Stream && r.Turn == TurnFinished {
 		r.Full = "" // it has been sent
 	}
-	r.Watched = s.watched(s.lastKey)
+	r.Watched = d.watched(d.relay.lastKey)
 }
 
 // watched tells whether somebody is at the keyboard, and not at the phone. They did something here last at that time.
-func (s *session) watched(last time.Time) bool {
-	return s.interactive && time.Since(last) < s.cfg.Away && last.After(s.phoneAt)
+func (d *desk) watched(last time.Time) bool {
+	return d.relay.interactive && time.Since(last) < d.cfg.Away && last.After(d.phone.phoneAt)
 }
 
 // endRings tells whether the end of the program is news: it ended by itself, and nobody was here since it was started.
-func (s *session) endRings() bool {
-	return s.toldToEnd.IsZero() && !s.watched(later(s.lastKey, s.rec.StartedAt))
+func (d *desk) endRings() bool {
+	return d.watchdog.toldToEnd.IsZero() && !d.watched(later(d.relay.lastKey, d.rec.StartedAt))
 }
 
 // ask has q, which is stored and in force, sent once nobody types here any more, who may answer it here. It returns
 // when q is answered, expired or over.
-func (s *session) ask(q *question) {
-	for s.interactive && !q.over() {
-		away := s.lastKey.Add(s.cfg.Away)
+func (d *desk) ask(q *question) {
+	for d.relay.interactive && !q.over() {
+		away := d.relay.lastKey.Add(d.cfg.Away)
 		if !away.After(time.Now()) {
 			break
 		}
-		s.await(away, q.over)
+		d.await(away, q.over)
 	}
-	for !q.over() && q.rec.Status == Created && time.Now().Before(q.rec.ExpiresAt) && !s.route(q) {
-		s.await(time.Now().Add(retryEvery), q.over)
+	for !q.over() && q.rec.Status == Created && time.Now().Before(q.rec.ExpiresAt) && !d.route(q) {
+		d.await(time.Now().Add(retryEvery), q.over)
 	}
 	if q.screen == nil { // its hook expires it
-		s.await(time.Time{}, q.over)
+		d.await(time.Time{}, q.over)
 		return
 	}
-	for s.await(q.rec.ExpiresAt, q.over); !q.over() && !s.expire(q); {
-		s.await(time.Now().Add(retryEvery), q.over)
+	for d.await(q.rec.ExpiresAt, q.over); !q.over() && !d.expire(q); {
+		d.await(time.Now().Add(retryEvery), q.over)
 	}
 }
 
 // route has the question sent.
-func (s *session) route(q *question) bool {
-	if s.cfg.Channel == "local" { // it waits for `atlasbridge answer`
-		return s.transition(q, Routed, asIs) && s.transition(q, AwaitingReply, asIs)
+func (d *desk) route(q *question) bool {
+	if d.cfg.Channel == "local" { // it waits for `atlasbridge answer`
+		return d.transition(q, Routed, asIs) && d.transition(q, AwaitingReply, asIs)
 	}
-	s.breakStream()
-	return s.transition(q, Routed, func(r *PromptRecord) { r.Send = sendQuestion })
+	d.books.breakStream()
+	return d.transition(q, Routed, func(r *PromptRecord) { r.Send = sendQuestion })
 }
 
 // expire ends a question of the screen that nobody answered. Only what is known to refuse is typed, and nothing at all
 // while somebody may still feed standard input, or where only the terminal was asked. False: it could not be recorded,
 // or somebody decided in this very moment.
-func (s *session) expire(q *question) bool {
+func (d *desk) expire(q *question) bool {
 	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
-	expired := s.transition(q, Expired, func(r *PromptRecord) {
+	expired := d.transition(q, Expired, func(r *PromptRecord) {
 		r.Reason = fmt.Sprintf("no answer in %d s", int(life.Round(time.Second).Seconds()))
 		r.Value = r.SafeDefault
-		if s.fed || s.cfg.Channel == "local" {
+		if d.relay.fed || d.cfg.Channel == "local" {
 			r.Value = nil
 		}
 	})
 	if expired {
 		return true
 	}
-	p, err := s.st.Prompt(q.rec.ID)
+	p, err := d.st.Prompt(q.rec.ID)
 	if err == nil && p == nil { // from the state
 		q.leave(Failed, "it vanished")
 	}
@@ -3596,45 +3495,45 @@ func (s *session) expire(q *question) bool {
 
 // recordEnd records that q ended as it is to. Where somebody pressed keys for it, it is answered by them. As long as
 // that cannot be recorded no other is asked.
-func (s *session) recordEnd(q *question) {
-	for q.to != "" && !s.tryEnd(q) && !s.over {
-		s.await(time.Now().Add(retryEvery), func() bool { return s.over })
+func (d *desk) recordEnd(q *question) {
+	for q.to != "" && !d.tryEnd(q) && !d.over {
+		d.await(time.Now().Add(retryEvery), func() bool { return d.over })
 	}
 }
 
 // tryEnd is recordEnd, once; false: it is to be tried again.
-func (s *session) tryEnd(q *question) (done bool) {
+func (d *desk) tryEnd(q *question) (done bool) {
 	open := q.rec.Open()
 	moved := false
 	switch {
 	case open && q.typedBy != "":
-		moved = s.transition(q, Resolved, func(r *PromptRecord) {
+		moved = d.transition(q, Resolved, func(r *PromptRecord) {
 			r.DecidedBy = ref(q.typedBy)
 			r.Value = nil
 		})
 	case open || q.to != Canceled:
-		moved = s.transition(q, q.to, func(r *PromptRecord) { r.Reason = q.why })
+		moved = d.transition(q, q.to, func(r *PromptRecord) { r.Reason = q.why })
 	}
-	if moved || s.trouble != "" {
+	if moved || d.books.trouble != "" {
 		return moved
 	}
-	stored := s.promptInState(q.rec.ID)
+	stored := d.books.promptInState(q.rec.ID)
 	if stored == nil {
 		return true
 	}
 	q.rec = *stored
 	if q.screen != nil && stored.Status == ReplyReceived { // in this very moment
 		why := q.why + " before the answer was typed"
-		s.transition(q, Failed, func(r *PromptRecord) { r.Reason = why })
+		d.transition(q, Failed, func(r *PromptRecord) { r.Reason = why })
 	}
 	return true
 }
 
 // transition moves the prompt of q to a status, and keeps our copy true. False: that was not allowed, or
 // not stored.
-func (s *session) transition(q *question, to State, change func(*PromptRecord)) bool {
+func (d *desk) transition(q *question, to State, change func(*PromptRecord)) bool {
 	var after PromptRecord
-	moved, err := s.st.Move(q.rec.ID, to, func(r *PromptRecord) {
+	moved, err := d.st.Move(q.rec.ID, to, func(r *PromptRecord) {
 		change(r)
 		after = *r
 	})
@@ -3642,7 +3541,7 @@ func (s *session) transition(q *question, to State, change func(*PromptRecord)) 
 	if moved {
 		q.rec = after
 	}
-	s.tellTrouble("recording a prompt", err)
+	d.books.tellTrouble("recording a prompt", err)
 	return moved && err == nil
 }
 
@@ -3651,28 +3550,28 @@ func asIs(*PromptRecord) {}
 
 // handleRecord takes a record as somebody else changed it: a decision, a hook's question, the
 // phone's wish.
-func (s *session) handleRecord(rec Record) {
+func (d *desk) handleRecord(rec Record) {
 	switch r := rec.(type) {
 	case *InputRecord:
-		if r.Status != "queued" || slices.Contains(s.heard, r.ID) {
+		if r.Status != "queued" || slices.Contains(d.phone.heard, r.ID) {
 			return
 		}
-		s.heard = append(s.heard, r.ID)
-		s.inputs = append(s.inputs, r)
+		d.phone.heard = append(d.phone.heard, r.ID)
+		d.phone.inputs = append(d.phone.inputs, r)
 		if r.File != nil {
-			s.fetch(r)
+			d.phone.fetch(r)
 		}
 	case *PromptRecord:
-		q := s.byID(r.ID)
+		q := d.byID(r.ID)
 		switch {
 		case q == nil && r.Source == fromHook && r.Status == Created:
-			s.addHook(*r)
-		case q == nil || r.Status == q.rec.Status || s.typist != nil && s.typist.q == q:
+			d.dialogs.addHook(*r)
+		case q == nil || r.Status == q.rec.Status || d.typist != nil && d.typist.q == q:
 		default:
 			news := q.rec.Open()
 			q.rec = *r
 			if news && !r.Open() && r.DecidedBy != nil && fromPhone(*r.DecidedBy) {
-				s.phoneAt = time.Now()
+				d.phone.phoneAt = time.Now()
 			}
 		}
 	}
@@ -3680,7 +3579,7 @@ func (s *session) handleRecord(rec Record) {
 
 // byID is the question with this id, nil when we have none.
 func (d *desk) byID(id string) *question {
-	for _, q := range append(d.hooks, d.asked) {
+	for _, q := range append(d.dialogs.hooks, d.asked) {
 		if q != nil && q.rec.ID == id {
 			return q
 		}
@@ -3703,22 +3602,31 @@ func answeredNotice(p *PromptRecord) Notice {
 // A tool's hook asks in a process of its own, which gives the tool the answer. The dialog stands on
 // the screen meanwhile, and may be answered there.
 
+// dialogs is what hooks ask, and what is known of the dialogs that the screen may show of it.
+type dialogs struct {
+	*session
+	hooked bool        // the tool's hooks ask
+	hooks  []*question // of hooks, in the order they came
+	named  string      // what a known tool says that it asks: the protocol's words, "" nothing
+	calm   time.Time   // since when a known tool says that it asks nothing; zero: it asks
+}
+
 // hooksOf are the waiting hooks' questions whose dialog p is: all of the first call that it shows with its arguments,
 // or that the tool names. A name that is told while the dialog named before still stands means the next one.
-func (d *desk) hooksOf(p *Prompt) (all []*question) {
+func (l *dialogs) hooksOf(p *Prompt) (all []*question) {
 	shown := func(h *question) bool { return p.showsCall(h.rec.Tool, h.rec.Subject) }
 	named := func(h *question) bool {
-		return p != nil && !p.Idle && (d.seenAs == "" || d.seenAs == d.named) && h.namedIn(d.named)
+		return p != nil && !p.Idle && (l.watcher.seenAs == "" || l.watcher.seenAs == l.named) && h.namedIn(l.named)
 	}
-	i := slices.IndexFunc(d.hooks, shown)
+	i := slices.IndexFunc(l.hooks, shown)
 	if i < 0 {
-		i = slices.IndexFunc(d.hooks, named)
+		i = slices.IndexFunc(l.hooks, named)
 	}
 	if i < 0 {
 		return nil
 	}
-	for _, h := range d.hooks {
-		if h.rec.sameCall(&d.hooks[i].rec) {
+	for _, h := range l.hooks {
+		if h.rec.sameCall(&l.hooks[i].rec) {
 			all = append(all, h)
 		}
 	}
@@ -3731,116 +3639,116 @@ func (h *question) namedIn(words string) bool {
 }
 
 // standsSeen tells whether the dialog of h stands on the screen.
-func (d *desk) standsSeen(h *question) bool {
-	return d.seen != nil && slices.Contains(d.hooksOf(d.seen), h)
+func (l *dialogs) standsSeen(h *question) bool {
+	return l.watcher.seen != nil && slices.Contains(l.hooksOf(l.watcher.seen), h)
 }
 
 // dialogStands tells whether the dialog of h stands on the screen, or the tool says that it does.
-func (d *desk) dialogStands(h *question) bool { return d.standsSeen(h) || h.namedIn(d.named) }
+func (l *dialogs) dialogStands(h *question) bool { return l.standsSeen(h) || h.namedIn(l.named) }
 
 // dialogLeft tells whether the dialog of h stood and has left for good, or the tool has said for long that it asks
 // nothing.
-func (d *desk) dialogLeft(h *question) bool {
+func (l *dialogs) dialogLeft(h *question) bool {
 	switch {
-	case d.dialogStands(h):
+	case l.dialogStands(h):
 		return false
-	case !d.calm.IsZero() && time.Since(later(d.calm, h.rec.CreatedAt)) >= hookUnasked:
+	case !l.calm.IsZero() && time.Since(later(l.calm, h.rec.CreatedAt)) >= hookUnasked:
 		return true
 	}
 	return !h.stoodAt.IsZero() && time.Since(h.stoodAt) >= dialogGone
 }
 
 // handleStatus takes what a known tool says of itself, and so whether a hook's dialog stands.
-func (s *session) handleStatus(status ProgramStatus) {
-	if s.adapter.Box == nil {
+func (l *dialogs) handleStatus(status ProgramStatus) {
+	if l.adapter.Box == nil {
 		return
 	}
 	named := ""
 	switch {
 	case status.State == "blocked":
 		named = squeezed(safely(status.Msg, maxFull))
-		s.calm = time.Time{}
+		l.calm = time.Time{}
 	case status.State == "":
-		s.calm = time.Time{}
-	case s.calm.IsZero():
-		s.calm = time.Now()
+		l.calm = time.Time{}
+	case l.calm.IsZero():
+		l.calm = time.Now()
 	}
-	for _, h := range s.hooks {
-		if h.namedIn(s.named) != h.namedIn(named) {
+	for _, h := range l.hooks {
+		if h.namedIn(l.named) != h.namedIn(named) {
 			h.stoodAt = time.Now()
 		}
 	}
-	s.named = named
+	l.named = named
 }
 
 // addHook takes a question that `atlasbridge hook` has stored. What the screen asked of the same,
 // and nobody was told, is forgotten; what was told already stays, and the hook leaves it to the
 // dialog.
-func (s *session) addHook(rec PromptRecord) {
-	stored := s.promptInState(rec.ID)
+func (l *dialogs) addHook(rec PromptRecord) {
+	stored := l.books.promptInState(rec.ID)
 	if stored == nil || stored.Status != Created {
 		return // it was over before we heard of it
 	}
 	h := &question{rec: rec}
-	q := s.asked
+	q := l.desk.asked
 	if q != nil && q.rec.Idle {
 		q.leave(Canceled, worksAgain)
 	}
 	if q != nil && !q.screen.Idle && q.screen.showsCall(rec.Tool, rec.Subject) {
 		if q.rec.Status != "" {
-			s.transition(h, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
+			l.desk.transition(h, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
 			return
 		}
 		q.leave(Canceled, "")
 	}
-	s.hooks = append(s.hooks, h)
-	sort.SliceStable(s.hooks, func(i, j int) bool {
-		return s.hooks[i].rec.CreatedAt.Before(s.hooks[j].rec.CreatedAt)
+	l.hooks = append(l.hooks, h)
+	sort.SliceStable(l.hooks, func(i, j int) bool {
+		return l.hooks[i].rec.CreatedAt.Before(l.hooks[j].rec.CreatedAt)
 	})
-	if s.dialogStands(h) {
+	if l.dialogStands(h) {
 		h.stoodAt = time.Now()
 	}
-	s.carried++
-	s.beside(func() { s.carryHook(h) })
-	s.beside(func() { s.watchHook(h) })
+	l.desk.carried++
+	l.beside(func() { l.carryHook(h) })
+	l.beside(func() { l.watchHook(h) })
 }
 
 // carryHook takes a hook's question to its end. The hook gives the tool its answer; watchHook notices that the dialog
 // was answered here, or the hook ended.
-func (s *session) carryHook(h *question) {
-	turn := func() bool { return h.over() || s.inForce() == h }
+func (l *dialogs) carryHook(h *question) {
+	turn := func() bool { return h.over() || l.desk.inForce() == h }
 	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)
-	if s.await(h.rec.ExpiresAt.Add(-life/4), turn) {
-		s.ask(h)
+	if l.await(h.rec.ExpiresAt.Add(-life/4), turn) {
+		l.desk.ask(h)
 	} else {
 		h.leave(Canceled, "its time was over before it could be asked: the dialog asks")
 	}
 	for over := false; !over; {
-		s.await(time.Time{}, func() bool { return h.to != "" || h.rec.settled() || h.rec.Status == Injected })
+		l.await(time.Time{}, func() bool { return h.to != "" || h.rec.settled() || h.rec.Status == Injected })
 		if h.rec.Status == Injected {
-			s.resolveHook(h)
+			l.resolveHook(h)
 			break
 		}
-		s.recordEnd(h)
-		over = h.rec.settled() || s.over
+		l.desk.recordEnd(h)
+		over = h.rec.settled() || l.over
 		h.to = "" // its hook passes on what was decided in this very moment
 	}
-	s.hooks = slices.DeleteFunc(s.hooks, func(other *question) bool { return other == h })
-	s.carryNext(h)
+	l.hooks = slices.DeleteFunc(l.hooks, func(other *question) bool { return other == h })
+	l.desk.carryNext(h)
 }
 
 // watchHook notices that a hook's question is over without us: its dialog is gone, or the hook itself, which lives
 // until it has passed its answer on.
-func (s *session) watchHook(h *question) {
-	done := func() bool { return !slices.Contains(s.hooks, h) }
-	for next := time.Now(); !s.await(next, done); {
+func (l *dialogs) watchHook(h *question) {
+	done := func() bool { return !slices.Contains(l.hooks, h) }
+	for next := time.Now(); !l.await(next, done); {
 		next = time.Now().Add(hookCheck)
 		left := h.stoodAt.Add(dialogGone)
 		switch {
-		case !h.over() && s.dialogLeft(h):
+		case !h.over() && l.dialogLeft(h):
 			h.leave(Canceled, "answered in the terminal, or given up by the tool")
-		case !s.st.Alive(h.rec.ID):
-			s.hookEnded(h)
+		case !l.st.Alive(h.rec.ID):
+			l.hookEnded(h)
 		case left.Before(next) && left.After(time.Now()):
 			next = left
 		}
@@ -3848,8 +3756,8 @@ func (s *session) watchHook(h *question) {
 }
 
 // hookEnded ends a question whose hook does not live any more.
-func (s *session) hookEnded(h *question) {
-	stored := s.promptInState(h.rec.ID)
+func (l *dialogs) hookEnded(h *question) {
+	stored := l.books.promptInState(h.rec.ID)
 	switch {
 	case stored == nil || stored.settled() || stored.Status == Injected:
 	case stored.Open():
@@ -3863,12 +3771,12 @@ func (s *session) hookEnded(h *question) {
 
 // resolveHook ends a question whose hook has given its answer to the tool, once that has taken it: the dialog is
 // gone, or there was none. A key that was pressed here in the same moment may have been faster: that is said.
-func (s *session) resolveHook(h *question) {
+func (l *dialogs) resolveHook(h *question) {
 	passed := time.Now()
-	over := func() bool { return s.over }
-	s.await(passed.Add(s.cfg.EchoWindow), over) // a key on its way may be there first
-	s.await(passed.Add(dialogGone), func() bool { return s.over || !s.dialogStands(h) })
-	s.transition(h, Resolved, func(r *PromptRecord) {
+	over := func() bool { return l.over }
+	l.await(passed.Add(l.cfg.EchoWindow), over) // a key on its way may be there first
+	l.await(passed.Add(dialogGone), func() bool { return l.over || !l.dialogStands(h) })
+	l.desk.transition(h, Resolved, func(r *PromptRecord) {
 		since := passed
 		if r.DecidedAt != nil {
 			since = *r.DecidedAt
@@ -3877,9 +3785,9 @@ func (s *session) resolveHook(h *question) {
 			r.Reason = bothAnswered
 		}
 	})
-	if s.standsSeen(h) {
-		s.det.Sleep(time.Now().Add(s.cfg.EchoWindow))
-		s.seen = nil
+	if l.standsSeen(h) {
+		l.det.Sleep(time.Now().Add(l.cfg.EchoWindow))
+		l.watcher.seen = nil
 	}
 }
 
@@ -3888,38 +3796,49 @@ func (s *session) resolveHook(h *question) {
 // What the phone wants of a session is done in order, one thing after the other. Nothing is refused because of
 // something that is under way: it waits, for a while.
 
+// phone is what the phone wants of the session.
+type phone struct {
+	*session
+	inputs    []*InputRecord     // in order
+	heard     []string           // ids of all that came: a record may change, and comes again
+	files     map[string]fetched // of those inputs that have come
+	fetching  int                // files that have not come
+	phoneAt   time.Time          // when it last answered or sent something
+	phoneEnds bool               // it has ended the program
+}
+
 // doInputs does what the phone asks for. What has to wait keeps its place; only what types nothing goes first.
-func (s *session) doInputs() {
+func (p *phone) doInputs() {
 	for {
-		s.await(time.Time{}, func() bool { return s.over || s.recorded && len(s.inputs) > 0 && s.typist == nil })
-		if s.over {
+		p.await(time.Time{}, func() bool { return p.over || p.books.recorded && len(p.inputs) > 0 && p.typist == nil })
+		if p.over {
 			return
 		}
-		r, why := s.nextInput()
+		r, why := p.nextInput()
 		if r == nil {
-			s.await(time.Now().Add(inputLook), func() bool { return s.over })
+			p.await(time.Now().Add(inputLook), func() bool { return p.over })
 			continue
 		}
-		s.inputs = slices.DeleteFunc(s.inputs, func(other *InputRecord) bool { return other == r })
+		p.inputs = slices.DeleteFunc(p.inputs, func(other *InputRecord) bool { return other == r })
 		if why != "" {
-			s.inputDone(r, fmt.Sprintf("it waited %s, and %s", span(inputTime), why), Notice{})
+			p.inputDone(r, fmt.Sprintf("it waited %s, and %s", span(inputTime), why), Notice{})
 			continue
 		}
-		s.carried++ // the end of the session waits for it
-		s.handleInput(r)
-		s.carried--
+		p.desk.carried++ // the end of the session waits for it
+		p.handleInput(r)
+		p.desk.carried--
 	}
 }
 
 // nextInput is the first input that can be done, or has waited too long, which why says; nil: all wait.
-func (s *session) nextInput() (r *InputRecord, why string) {
+func (p *phone) nextInput() (r *InputRecord, why string) {
 	waits := false
-	for _, r := range s.inputs {
+	for _, r := range p.inputs {
 		if waits && r.types() {
 			continue
 		}
-		why := s.inputWaits(r)
-		if why == "" && r.isText() && !s.output.hold() {
+		why := p.inputWaits(r)
+		if why == "" && r.isText() && !p.relay.output.hold() {
 			why = "somebody types at the keyboard"
 		}
 		if why == "" || !time.Now().Before(r.At.Add(inputTime)) {
@@ -3937,17 +3856,17 @@ func (r *InputRecord) types() bool { return r.isText() || r.Kind == "keys" }
 func (r *InputRecord) isText() bool { return r.Kind == "text" || r.Kind == "file" }
 
 // inputWaits tells what the input cannot be done for yet although it soon may be, "" nothing.
-func (s *session) inputWaits(r *InputRecord) (why string) {
-	unseen := s.adapter.Box != nil && s.came() > s.taken
+func (p *phone) inputWaits(r *InputRecord) (why string) {
+	unseen := p.adapter.Box != nil && p.relay.came() > p.relay.taken
 	switch {
-	case r.Kind == "stop" && unseen && !s.inTurn(): // the output may say that it works
-		return s.rec.Tool + " keeps writing"
+	case r.Kind == "stop" && unseen && !p.inTurn(): // the output may say that it works
+		return p.rec.Tool + " keeps writing"
 	case !r.types():
 		return ""
 	}
-	q := s.inForce()
+	q := p.desk.inForce()
 	asked := q != nil && !q.rec.Idle && q.rec.Status != ""
-	_, came := s.files[r.ID]
+	_, came := p.files[r.ID]
 	switch {
 	case q != nil && q.rec.Status != "" && !q.rec.Open():
 		return "an answer is still on its way to the tool"
@@ -3956,78 +3875,78 @@ func (s *session) inputWaits(r *InputRecord) (why string) {
 	case r.Kind == "file" && !came:
 		return "its file did not come"
 	}
-	tty := s.pty.State()
+	tty := p.pty.State()
 	now := time.Now()
-	look := s.det.Look(tty, now)
+	look := p.det.Look(tty, now)
 	switch {
 	case look.isQuestion() && now.After(r.At.Add(submitTime)): // nobody asks it: the typist tells
 		return ""
-	case s.adapter.Name == "generic" && tty.Reading == ReadingBusy:
+	case p.adapter.Name == "generic" && tty.Reading == ReadingBusy:
 		return "the program does not read its keyboard"
 	}
-	return s.boxWaits(look, s.det.Box(tty, now))
+	return p.boxWaits(look, p.det.Box(tty, now))
 }
 
 // boxWaits tells what keeps a text from the input box that may soon be over, "" nothing. What reads and has shown
 // nothing at all asks nothing.
-func (s *session) boxWaits(look *Prompt, box inputBox) (why string) {
+func (p *phone) boxWaits(look *Prompt, box inputBox) (why string) {
 	silent := look != nil && !look.Secret && slices.Contains(look.Signals, "silence") && box.found && box.draft == ""
 	switch {
 	case look.isQuestion() && !silent:
 		return questionOpen
 	case !box.found:
 		return "there is no input box on the screen"
-	case time.Since(s.lastKey) < sendTime:
+	case time.Since(p.relay.lastKey) < sendTime:
 		return "somebody types at the keyboard, and the input box does not show it yet"
 	}
 	return ""
 }
 
 // handleInput does one thing: text, keys, a look at the screen, the question again, the end.
-func (s *session) handleInput(r *InputRecord) {
+func (p *phone) handleInput(r *InputRecord) {
 	if fromPhone(r.By) {
-		s.phoneAt = time.Now()
+		p.phoneAt = time.Now()
 	}
 	switch r.Kind {
 	case "answer": // the tool's own Stop hook
-		s.answer = r.Text
-		s.answeredAt = r.At
+		p.desk.answer = r.Text
+		p.desk.answeredAt = r.At
 		taken := *r
 		taken.Text = "" // it is in the notice's record from then on
-		s.inputDone(&taken, "", Notice{})
+		p.inputDone(&taken, "", Notice{})
 	case "screen":
-		screen := dense(visible(redact(s.det.Screen.Text())))
+		screen := dense(visible(redact(p.det.Screen.Text())))
 		if screen == "" {
 			screen = "(the screen is empty)"
 		}
-		s.inputDone(r, "", Notice{Mono: screen})
+		p.inputDone(r, "", Notice{Mono: screen})
 	case "cancel":
-		s.phoneEnds = true
-		s.terminate(0)
-		s.inputDone(r, "", Notice{Text: "⏹ ending the program", Urgent: true})
+		p.phoneEnds = true
+		p.watchdog.terminate(0)
+		p.inputDone(r, "", Notice{Text: "⏹ ending the program", Urgent: true})
 	case "stop":
-		s.stopTurn(r)
+		p.stopTurn(r)
 	case "again":
-		s.askAgain(r)
+		p.askAgain(r)
 	case "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so
-		if s.askedSince(r.WrittenAt) {
-			s.inputDone(r, "you wrote that before this was asked", Notice{})
+		if p.desk.askedSince(r.WrittenAt) {
+			p.inputDone(r, "you wrote that before this was asked", Notice{})
 			return
 		}
 		sent := 0
 		for _, name := range strings.Fields(r.Text) {
-			keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys()) // only names that are known get here
-			s.inject(keys, r.By)
+			keys, _ := keyBytes(name, p.det.Screen.AppCursorKeys()) // only names that are known get here
+			p.relay.inject(keys, r.By)
 			sent += len(keys)
 		}
-		s.auditInput(r, Field{"keys", r.Text}, Field{"bytes_len", sent})
-		s.inputDone(r, "", Notice{})
+		p.auditInput(r, Field{"keys", r.Text}, Field{"bytes_len", sent})
+		p.inputDone(r, "", Notice{})
 	case "text":
-		s.inputText(r)
+		p.inputText(r)
 	case "file":
-		s.inputFile(r)
+		p.inputFile(r)
 	default:
-		s.inputDone(r, "this session does not know how to do that", Notice{})
+		p.inputDone(r, "this session does not know how to do that", Notice{})
 	}
 }
 
@@ -4052,8 +3971,8 @@ func dense(text string) string {
 
 // askAgain makes a new prompt of what stands on the screen, after one that expired or could not be
 // answered.
-func (s *session) askAgain(r *InputRecord) {
-	if s.inForce() != nil {
+func (s *phone) askAgain(r *InputRecord) {
+	if s.desk.inForce() != nil {
 		s.inputDone(r, "a question is open already", Notice{})
 		return
 	}
@@ -4062,104 +3981,104 @@ func (s *session) askAgain(r *InputRecord) {
 		s.inputDone(r, "the question is no longer on the screen", Notice{})
 		return
 	}
-	s.seen = nil
-	s.endExpired("it was asked again")
+	s.watcher.seen = nil
+	s.desk.endExpired("it was asked again")
 	s.det.Again()
-	ring(s.output.wake)
+	ring(s.relay.output.wake)
 	s.inputDone(r, "", Notice{})
 }
 
 // stopTurn presses the key that interrupts a turn, again where the tool asks for it, and waits for the turn's end.
 // Texts that still wait are not typed any more.
-func (s *session) stopTurn(r *InputRecord) {
-	for _, text := range slices.Clone(s.inputs) {
+func (p *phone) stopTurn(r *InputRecord) {
+	for _, text := range slices.Clone(p.inputs) {
 		if text.types() && text.At.Before(r.At) {
-			s.inputs = slices.DeleteFunc(s.inputs, func(other *InputRecord) bool { return other == text })
-			s.inputDone(text, "/stop came before it could be typed", Notice{})
+			p.inputs = slices.DeleteFunc(p.inputs, func(other *InputRecord) bool { return other == text })
+			p.inputDone(text, "/stop came before it could be typed", Notice{})
 		}
 	}
-	known := s.adapter.Box != nil
-	if known && !s.inTurn() {
-		s.inputDone(r, s.rec.Tool+" is not working: there is nothing to stop", Notice{})
+	known := p.adapter.Box != nil
+	if known && !p.inTurn() {
+		p.inputDone(r, p.rec.Tool+" is not working: there is nothing to stop", Notice{})
 		return
 	}
-	s.inject(s.adapter.Stop, r.By)
-	s.auditInput(r, Field{"command", r.Kind}, Field{"bytes_len", len(s.adapter.Stop)})
+	p.relay.inject(p.adapter.Stop, r.By)
+	p.auditInput(r, Field{"command", r.Kind}, Field{"bytes_len", len(p.adapter.Stop)})
 	why := ""
 	twice := false
-	for late := time.Now().Add(stopTime); known && s.inTurn() && !s.over && why == ""; {
-		if again := fits(s.adapter.StopAgain, s.det.Screen.Text()); again && !twice {
+	for late := time.Now().Add(stopTime); known && p.inTurn() && !p.over && why == ""; {
+		if again := fits(p.adapter.StopAgain, p.det.Screen.Text()); again && !twice {
 			twice = true
-			s.inject(s.adapter.Stop, r.By)
+			p.relay.inject(p.adapter.Stop, r.By)
 		}
 		if !time.Now().Before(late) {
-			why = "the key was pressed, but " + s.rec.Tool + " still works: look at /screen"
+			why = "the key was pressed, but " + p.rec.Tool + " still works: look at /screen"
 		}
-		s.await(time.Now().Add(inputLook), func() bool { return s.over })
+		p.await(time.Now().Add(inputLook), func() bool { return p.over })
 	}
-	s.inputDone(r, why, Notice{})
+	p.inputDone(r, why, Notice{})
 }
 
 // inTurn looks, and tells whether the tool works, or asks something meanwhile.
-func (s *session) inTurn() bool {
-	s.det.Look(s.pty.State(), time.Now())
-	q := s.inForce()
-	return s.det.Working() || q != nil && !q.rec.Idle
+func (p *phone) inTurn() bool {
+	p.det.Look(p.pty.State(), time.Now())
+	q := p.desk.inForce()
+	return p.det.Working() || q != nil && !q.rec.Idle
 }
 
 // inputText types into an input box or a REPL.
-func (s *session) inputText(r *InputRecord) {
-	q := s.inForce()
+func (p *phone) inputText(r *InputRecord) {
+	q := p.desk.inForce()
 	if q != nil && !q.rec.Idle && q.rec.Status != "" {
 		why := questionOpen
 		if q.rec.Secret {
 			why = "a password is typed at the keyboard." + deleteIt
 		}
-		s.inputDone(r, why, Notice{})
+		p.inputDone(r, why, Notice{})
 		return
 	}
-	t := &typist{session: s, text: cleanText(r.Text)}
+	t := &typist{session: p.session, text: cleanText(r.Text)}
 	t.command = reOwnCommand.MatchString(t.text)
 	if t.command {
 		t.text = t.text[1:]
 	}
 	t.guard = t.boxIsEmpty
 	why := t.work(t.send)
-	s.inputDone(r, why, Notice{Text: t.note})
+	p.inputDone(r, why, Notice{Text: t.note})
 	t.passHeld()
 }
 
 // fetch gets the file of an input.
-func (s *session) fetch(r *InputRecord) {
-	ctx, cancel := context.WithDeadline(s.ctx, r.At.Add(inputTime))
-	s.fetching++
-	s.spawn(func() {
+func (p *phone) fetch(r *InputRecord) {
+	ctx, cancel := context.WithDeadline(p.ctx, r.At.Add(inputTime))
+	p.fetching++
+	p.spawn(func() {
 		defer cancel()
-		got := s.tg.fetch(ctx, s.rec.ID, r.File)
-		s.lock()
-		defer s.unlock()
-		s.fetching--
-		s.files[r.ID] = got
+		got := p.tg.fetch(ctx, p.rec.ID, r.File)
+		p.lock()
+		defer p.unlock()
+		p.fetching--
+		p.files[r.ID] = got
 	})
 }
 
 // inputFile types where the file of r was put, and what was written below it.
-func (s *session) inputFile(r *InputRecord) {
-	got := s.files[r.ID]
-	delete(s.files, r.ID)
+func (p *phone) inputFile(r *InputRecord) {
+	got := p.files[r.ID]
+	delete(p.files, r.ID)
 	if got.err != nil {
-		s.inputDone(r, "the file could not be fetched: "+got.err.Error(), Notice{})
+		p.inputDone(r, "the file could not be fetched: "+got.err.Error(), Notice{})
 		return
 	}
-	s.auditInput(r, Field{"file_len", got.size}, Field{"file_sha256", got.sha})
+	p.auditInput(r, Field{"file_len", got.size}, Field{"file_sha256", got.sha})
 	typed := *r // qwen sends no picture's path alone, others make something else of it
 	typed.Text = got.path + " " + cmp.Or(r.Text, "(from the phone)")
-	s.inputText(&typed)
+	p.inputText(&typed)
 }
 
 // inputDone records that it was done, or with a reason that it was refused, and replies: where there
 // is nothing to say, by a mark at the message. A text that was typed answers a tool that was idle.
-func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
+func (p *phone) inputDone(r *InputRecord, why string, reply Notice) {
 	typed := r.isText() && why == ""
 	after := *r
 	after.Status = "done"
@@ -4171,28 +4090,155 @@ func (s *session) inputDone(r *InputRecord, why string, reply Notice) {
 	if typed {
 		text := []byte(cleanText(r.Text))
 		sum := fmt.Sprintf("%x", sha256.Sum256(text))
-		s.auditInput(r, Field{"bytes_len", len(text)}, Field{"text_sha256", sum})
+		p.auditInput(r, Field{"bytes_len", len(text)}, Field{"text_sha256", sum})
 	}
-	s.save("recording an input", &after)
+	p.books.save("recording an input", &after)
 	reply.ReplyTo = r.ReplyTo
 	reply.ThreadID = r.ThreadID
 	reply.Done = reply.Text+reply.Mono == "" && r.PromptID == "" // else it is no message of the operator's
 	if r.Kind != "answer" {
-		s.notify(reply)
+		p.books.notify(reply)
 	}
-	if typed && s.asked != nil && s.asked.rec.Idle {
-		s.asked.noteTyped(r.By, time.Now())
-		s.asked.leave(Canceled, "")
+	if typed && p.desk.asked != nil && p.desk.asked.rec.Idle {
+		p.desk.asked.noteTyped(r.By, time.Now())
+		p.desk.asked.leave(Canceled, "")
 	}
 }
 
 // auditInput audits what the phone has the tool get: keys by their names, texts and files by length and hash.
-func (s *session) auditInput(r *InputRecord, about ...Field) {
+func (p *phone) auditInput(r *InputRecord, about ...Field) {
 	fields := append(person(r.By, r.User), about...)
-	s.audit("auditing an input", Event{"INPUT_FORWARDED", s.rec.ID, "", fields})
+	p.books.audit("auditing an input", Event{"INPUT_FORWARDED", p.rec.ID, "", fields})
 }
 
-// ---- channel ----
+// ---- books ----
+//
+// What is recorded, and who is told of it.
+
+// books is what is recorded of the session, and told.
+type books struct {
+	*session
+	ch        Channel
+	notes     io.Writer // for our own words to the person at the terminal
+	polling   sync.WaitGroup
+	lastWords chan struct{} // closed when the channel is to end with what there is to say
+	said      chan struct{} // closed when it has
+
+	opened   bool   // the state was read, or could not be
+	recorded bool   // the session is in it, as far as it can be written
+	trouble  string // of the state file
+	warning  string // of the tool's version, to be told at the end
+}
+
+// keepBooks reads the state beside the child: how much history there is delays nothing that that does. It records the
+// session, and follows what others record of it. A child that ends before is recorded once, with its end.
+func (b *books) keepBooks() {
+	err := b.st.open()
+	b.lock()
+	b.opened = true
+	b.watchdog.reapAt = time.Now().Add(firstReap)
+	if err != nil {
+		b.tellTrouble("opening the state", err)
+	}
+	if b.await(b.rec.StartedAt.Add(recordAfter), func() bool { return b.over || b.rec.ExitCode != nil }) {
+		b.unlock()
+		return
+	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(25) // 12 MB instead of 16, less than 1 % more time at full output (measured); not while reading
+	}
+	b.save("recording the session", ref(b.rec))
+	b.recorded = true
+	b.unlock()
+	for r := range b.st.Follow(b.ctx, b.rec.ID, b.watchdog.looks) {
+		b.lock()
+		b.relay.takeOutput() // and keys: they were first
+		if !b.over {
+			b.desk.handleRecord(r)
+		}
+		b.unlock()
+	}
+}
+
+// save stores records. False: it could not, which the operator is told. What is not in the state is
+// not typed.
+func (b *books) save(doing string, recs ...Record) bool {
+	err := b.st.Update(func(*View) ([]Record, error) { return recs, nil })
+	b.tellTrouble(doing, err)
+	return err == nil
+}
+
+// audit enters events, and what the audit log lacks. That it could not is told.
+func (b *books) audit(doing string, events ...Event) {
+	_ = b.st.Audit(events...) // is trouble
+	b.tellTrouble(doing, nil)
+}
+
+// tellTrouble tells the operator of trouble with the state or the audit log: of err, or of what the
+// store noted; once, and once when it is over.
+func (b *books) tellTrouble(doing string, err error) {
+	held := "the state cannot be written, so nothing is asked or typed: "
+	if err == nil {
+		held = ""
+		err = b.st.Trouble()
+	}
+	switch {
+	case err == nil && b.trouble != "":
+		b.trouble = ""
+		b.log.Info("what happens is recorded again")
+		b.notify(Notice{Text: "✓ what happens here is recorded again"})
+	case err != nil && b.trouble == "":
+		b.trouble = err.Error()
+		b.log.Error(doing, "error", b.trouble)
+		b.notify(Notice{Text: "⚠ " + held + redact(b.trouble), Ring: true})
+	}
+}
+
+// promptInState is the prompt as the state has it, nil when it has none of this id or cannot be
+// read.
+func (b *books) promptInState(id string) *PromptRecord {
+	p, err := b.st.Prompt(id)
+	if err != nil {
+		return nil
+	}
+	return p
+}
+
+// tellDestination tells the person at the terminal where questions go, before anything of the child's is copied.
+func (b *books) tellDestination() {
+	if b.cfg.Channel != "telegram" {
+		remedy := ""
+		if !b.cfg.choseChannel() {
+			remedy = " (see `atlasbridge setup`)"
+		}
+		fmt.Fprintln(b.notes, "atlasbridge: "+b.cfg.whyLocal()+waitsHere+remedy)
+		return
+	}
+	where := "questions go to Telegram, bot " + b.tg.botID()
+	if b.relay.interactive && b.cfg.Away > 0 {
+		where += " " + span(b.cfg.Away) + " after your last key"
+	}
+	who := "" // another program's environment may widen who may type here
+	users := b.cfg.row("telegram.allowed_users")
+	if variable, ok := strings.CutPrefix(users.Origin, "environment "); ok {
+		who = "; " + variable + " lets " + string(users.Value) + " answer"
+	}
+	fmt.Fprintln(b.notes, "atlasbridge: "+visible(where)+who)
+}
+
+// tellFirst tells the person at the terminal of trouble, unless the child has printed, or that was done: then told is
+// false. Any goroutine may call it.
+func (b *books) tellFirst(trouble string) (told bool) {
+	b.relay.first.Do(func() {
+		end := "\n"
+		if b.relay.raw.Load() {
+			end = "\r\n"
+		}
+		fmt.Fprint(b.notes, "atlasbridge: "+trouble+end)
+		told = true
+	})
+	return told
+}
 
 // localChannel is the channel where there is no Telegram. It reaches nobody: questions wait.
 type localChannel struct{}
@@ -4207,12 +4253,12 @@ func (localChannel) Notify(Notice) {}
 func (localChannel) Close() error { return nil }
 
 // notify sends a message that asks nothing, after those before.
-func (s *session) notify(n Notice) {
-	n.SessionID = s.rec.ID
+func (b *books) notify(n Notice) {
+	n.SessionID = b.rec.ID
 	if !n.Done { // that is no message
-		s.breakStream()
+		b.breakStream()
 	}
-	s.ch.Notify(n)
+	b.ch.Notify(n)
 }
 
 // ---- stream ----
@@ -4220,37 +4266,37 @@ func (s *session) notify(n Notice) {
 // With --stream the phone gets all output, in messages that grow.
 
 // sendStream looks at each frame of output, and gathers it for flush_ms.
-func (s *session) sendStream() {
+func (b *books) sendStream() {
 	sent := int64(0)
 	for {
-		s.await(time.Time{}, func() bool { return s.over || s.taken > sent })
-		flush := time.Now().Add(s.cfg.Flush)
-		for time.Now().Before(flush) && !s.over {
-			s.await(time.Now().Add(min(frameTime, time.Until(flush))), func() bool { return s.over })
-			s.det.ReadWindow()
+		b.await(time.Time{}, func() bool { return b.over || b.relay.taken > sent })
+		flush := time.Now().Add(b.cfg.Flush)
+		for time.Now().Before(flush) && !b.over {
+			b.await(time.Now().Add(min(frameTime, time.Until(flush))), func() bool { return b.over })
+			b.det.ReadWindow()
 		}
-		if s.over {
+		if b.over {
 			return
 		}
-		sent = s.taken
-		s.gatherStream(false)
+		sent = b.relay.taken
+		b.gatherStream(false)
 	}
 }
 
 // gatherStream takes over the output since the last time. end: the program is gone.
-func (s *session) gatherStream(end bool) {
-	if s.tg.stream != nil {
-		lines, live := s.det.Transcript(end)
-		s.tg.stream.add(lines, live)
-		s.tg.wake()
+func (b *books) gatherStream(end bool) {
+	if b.tg.stream != nil {
+		lines, live := b.det.Transcript(end)
+		b.tg.stream.add(lines, live)
+		b.tg.wake()
 	}
 }
 
 // breakStream has the stream go on in a message of its own: another one is about to be sent.
-func (s *session) breakStream() {
-	if s.tg.stream != nil {
-		s.gatherStream(false)
-		s.tg.stream.breakHere()
+func (b *books) breakStream() {
+	if b.tg.stream != nil {
+		b.gatherStream(false)
+		b.tg.stream.breakHere()
 	}
 }
 
@@ -4302,9 +4348,9 @@ const (
 
 // work types, by do, when nobody else does and the keyboard is held, and tells why not all is typed, "" it is.
 func (t *typist) work(do func() (why string)) (why string) {
-	t.await(time.Time{}, func() bool { return t.over || t.session.typist == nil && t.output.hold() })
+	t.await(time.Time{}, func() bool { return t.over || t.session.typist == nil && t.relay.output.hold() })
 	t.session.typist = t
-	t.output.takeEach(true)
+	t.relay.output.takeEach(true)
 	t.began = time.Now()
 	why = do()
 	if why == "" {
@@ -4335,16 +4381,16 @@ func (t *typist) press(within time.Duration, find func(v sight) (keys, why strin
 			return whyStopped
 		case t.over:
 			return whyEnded
-		case t.writes():
+		case t.relay.writes():
 			continue
-		case t.came() > t.taken: // it may take the question away
+		case t.relay.came() > t.relay.taken: // it may take the question away
 			if !t.done && now.After(until.Add(busyTime)) {
 				return "the program keeps writing"
 			}
-			t.takeOutput()
+			t.relay.takeOutput()
 			continue
 		}
-		tty := t.terminalState(now)
+		tty := t.watcher.terminalState(now)
 		v := sight{t.det.Look(tty, now), tty, !now.Before(until)}
 		keys, why := "", ""
 		if !t.allowed {
@@ -4372,12 +4418,12 @@ func (t *typist) write(keys string) (why string) {
 		t.det.Answering()
 	}
 	t.writing = true
-	taken := t.taken
+	taken := t.relay.taken
 	at := time.Now()
 	unseen := true
 	var err error
 	t.turn.Unlock()
-	if t.came() <= taken {
+	if t.relay.came() <= taken {
 		unseen = false
 		_, err = t.pty.Write([]byte(keys))
 	}
@@ -4395,12 +4441,12 @@ func (t *typist) write(keys string) (why string) {
 	t.partly = t.given
 	t.given = t.given || !t.steer
 	unread := t.pty.Waiting() != 0
-	for i := range t.held {
-		t.held[i].stood = t.q != nil && (unread || t.held[i].at.Before(at))
+	for i := range t.relay.held {
+		t.relay.held[i].stood = t.q != nil && (unread || t.relay.held[i].at.Before(at))
 	}
-	t.noteLine(keys, t.pty.Modes())
+	t.relay.noteLine(keys, t.pty.Modes())
 	t.det.Typed([]byte(keys), time.Now())
-	t.recordKeys(keys, false, time.Now())
+	t.watcher.recordKeys(keys, false, time.Now())
 	return ""
 }
 
@@ -4412,7 +4458,7 @@ func (t *typist) mayBegin(v sight, until time.Time) (why string) {
 		why = "the program does not read its keyboard; look at the terminal"
 	case v.tty.Waiting > 0:
 		why = "keys were typed that the program has not read; look at the terminal"
-	case t.begun > 0:
+	case t.relay.begun > 0:
 		why = "a line was begun at the keyboard: end it there, or empty it"
 	default:
 		return t.guard(v)
@@ -4442,9 +4488,9 @@ func (t *typist) overtaken(look *Prompt) bool {
 }
 
 // typeAnswer types the decision about q, and records that, or why it could not be.
-func (s *session) typeAnswer(q *question) {
-	s.await(q.seenAt.Add(dialogGrace), func() bool { return s.over || s.adapter.Box == nil })
-	t := &typist{session: s, q: q, text: cleanText(*q.rec.Value)}
+func (d *desk) typeAnswer(q *question) {
+	d.await(q.seenAt.Add(dialogGrace), func() bool { return d.over || d.adapter.Box == nil })
+	t := &typist{session: d.session, q: q, text: cleanText(*q.rec.Value)}
 	t.guard = t.stillAsked
 	do := t.reply
 	if q.rec.Idle {
@@ -4454,50 +4500,50 @@ func (s *session) typeAnswer(q *question) {
 	expired := q.rec.Status == Expired
 	why := t.work(do)
 	if why == "" || t.given {
-		s.transition(q, Injected, func(r *PromptRecord) {
+		d.transition(q, Injected, func(r *PromptRecord) {
 			r.ScreenSHA = t.stood
 			r.Note = t.note
 		})
 	}
 	if why == "" {
-		s.transition(q, Resolved, asIs)
-		s.typeReason(&q.rec)
+		d.transition(q, Resolved, asIs)
+		d.typeReason(&q.rec)
 	} else {
-		s.log.Warn("an answer was not typed", "why", why)
+		d.log.Warn("an answer was not typed", "why", why)
 		if expired && !t.given {
 			why = q.rec.Reason + "; nothing was typed: " + why
 		}
 		q.to, q.why = Failed, why
-		s.recordEnd(q)
-		if !expired && !q.rec.Idle && !s.over && q.screen.same(s.det.Look(s.pty.State(), time.Now())) {
-			s.det.Again() // it is asked anew
+		d.recordEnd(q)
+		if !expired && !q.rec.Idle && !d.over && q.screen.same(d.det.Look(d.pty.State(), time.Now())) {
+			d.det.Again() // it is asked anew
 		}
 	}
-	q.to = ""                            // it has ended
-	if why == "" || s.seen == q.screen { // else another was seen before the answer came, and is asked now
-		s.seen = nil
+	q.to = ""                                    // it has ended
+	if why == "" || d.watcher.seen == q.screen { // else another was seen before the answer came, and is asked now
+		d.watcher.seen = nil
 	}
 	t.passHeld()
 }
 
 // typeReason types the words of a refusal that no hook took: they are the tool's next message.
-func (s *session) typeReason(p *PromptRecord) {
-	if p.DecidedBy == nil || *p.DecidedBy == "auto:timeout" || !p.Permission || p.Reason == "" || s.adapter.Box == nil {
+func (d *desk) typeReason(p *PromptRecord) {
+	if p.DecidedBy == nil || *p.DecidedBy == "auto:timeout" || !p.Permission || p.Reason == "" || d.adapter.Box == nil {
 		return
 	}
-	s.save("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: s.rec.ID, Kind: "text",
+	d.books.save("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: d.rec.ID, Kind: "text",
 		By: *p.DecidedBy, User: p.DecidedUser, Text: p.Reason, PromptID: p.ID, Status: "queued"})
 }
 
 // dropHeld drops the keys that were typed while the question stood that is answered now. Where the next one stands
 // already all are: nobody answers that so soon.
 func (t *typist) dropHeld() {
-	if len(t.held) == 0 || t.q != nil && t.q.rec.Idle {
+	if len(t.relay.held) == 0 || t.q != nil && t.q.rec.Idle {
 		return
 	}
 	asked := t.overtaken(t.det.Look(t.pty.State(), time.Now()))
 	dropped := 0
-	t.held = slices.DeleteFunc(t.held, func(k typedKeys) bool {
+	t.relay.held = slices.DeleteFunc(t.relay.held, func(k typedKeys) bool {
 		drop := (k.stood || asked) && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys)
 		if drop {
 			dropped += len(k.keys)
@@ -4512,14 +4558,14 @@ func (t *typist) dropHeld() {
 
 // passHeld lets the keyboard in again.
 func (t *typist) passHeld() {
-	held := t.held
-	t.held = nil
+	held := t.relay.held
+	t.relay.held = nil
 	t.session.typist = nil
 	for _, k := range held {
-		t.handleKeys(k)
+		t.relay.handleKeys(k)
 	}
-	t.detect()
-	ring(t.output.wake)
+	t.watcher.detect()
+	ring(t.relay.output.wake)
 }
 
 // reply types what was decided about a question of the screen: choices of a menu, a key alone, or a text and Enter.
@@ -4573,7 +4619,7 @@ func (t *typist) stillAsked(v sight) (why string) {
 		t.unsure = time.Now()
 	}
 	switch {
-	case time.Since(t.lastKey) < keyGrace, verdict == unsure && time.Since(t.unsure) < moveTime:
+	case time.Since(t.relay.lastKey) < keyGrace, verdict == unsure && time.Since(t.unsure) < moveTime:
 		return whyWait
 	case verdict != theSame:
 		return "the question is no longer on the screen as it was shown"
@@ -4801,7 +4847,7 @@ func (p *Prompt) submits() (keys string) {
 func (t *typist) echo() (why string) {
 	until := time.Now().Add(t.cfg.EchoWindow)
 	t.det.Sleep(until)
-	t.seen = nil
+	t.watcher.seen = nil
 	goneAt := time.Time{} // since when the question has gone: half painted it seems to be
 	lost := false
 	first, _ := utf8.DecodeRuneInString(t.word)
@@ -4840,9 +4886,9 @@ func (s *session) pasted(text string) string {
 // boxIsEmpty tells why the text is not typed into the input box, "" it may be. A draft is left alone.
 func (t *typist) boxIsEmpty(v sight) (why string) {
 	box := t.det.Box(t.pty.State(), time.Now())
-	why = t.boxWaits(v.look, box)
+	why = t.phone.boxWaits(v.look, box)
 	switch {
-	case time.Since(t.began) < inputLook, time.Since(t.lastKey) < keyGrace:
+	case time.Since(t.began) < inputLook, time.Since(t.relay.lastKey) < keyGrace:
 		return whyWait // what the program asks may be on its way, although it reads already
 	case why != "" || box.draft == "" || t.adapter.Box == nil && box.whole:
 		return why
@@ -5028,52 +5074,52 @@ func (r *recording) end(now time.Time) error {
 }
 
 // record adds to the recording, where one is kept.
-func (s *session) record(add func(c *castWriter)) {
-	if s.cast != nil {
-		add(s.cast.castWriter)
+func (v *watcher) record(add func(c *castWriter)) {
+	if v.cast != nil {
+		add(v.cast.castWriter)
 	}
 }
 
 // recordKeys records keys that went to the child, but none of a secret. hidden: the terminal did not show them.
-func (s *session) recordKeys(keys string, hidden bool, at time.Time) {
-	if !hidden && (s.asked == nil || !s.asked.screen.Secret) {
-		s.record(func(c *castWriter) { c.event("i", keys, at) })
+func (v *watcher) recordKeys(keys string, hidden bool, at time.Time) {
+	if !hidden && (v.desk.asked == nil || !v.desk.asked.screen.Secret) {
+		v.record(func(c *castWriter) { c.event("i", keys, at) })
 	}
 }
 
 // endRecording ends the recording, where one is kept.
-func (s *session) endRecording(now time.Time) error {
-	if s.cast == nil {
+func (v *watcher) endRecording(now time.Time) error {
+	if v.cast == nil {
 		return nil
 	}
-	return s.cast.end(now)
+	return v.cast.end(now)
 }
 
 // capture keeps a scenario of what led to a question, where the environment asks for that.
-func (s *session) capture(p *Prompt) {
+func (v *watcher) capture(p *Prompt) {
 	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
 		return
 	}
-	if err := s.captureScenario(p, time.Now()); err != nil {
-		s.log.Warn("capturing a scenario", "error", err.Error())
+	if err := v.captureScenario(p, time.Now()); err != nil {
+		v.log.Warn("capturing a scenario", "error", err.Error())
 	}
 }
 
 // captureScenario writes the output still kept, which a replay looks at until it has settled.
-func (s *session) captureScenario(p *Prompt, now time.Time) error {
-	dir := filepath.Join(s.cfg.Dir, "captured_scenarios")
+func (v *watcher) captureScenario(p *Prompt, now time.Time) error {
+	dir := filepath.Join(v.cfg.Dir, "captured_scenarios")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	stamp := now.UTC().Format("20060102T150405.000")
-	name := fmt.Sprintf("%s-%s-%s.cast", s.rec.Tool, p.Type, stamp)
-	r, err := startRecording(filepath.Join(dir, name), s.rec.Tool, s.size(), now)
+	name := fmt.Sprintf("%s-%s-%s.cast", v.rec.Tool, p.Type, stamp)
+	r, err := startRecording(filepath.Join(dir, name), v.rec.Tool, v.relay.size(), now)
 	if err != nil {
 		return err
 	}
-	r.output(s.det.Raw(), now)
-	r.tty(s.pty.State(), now)
-	return r.end(now.Add(s.cfg.Stuck + time.Second))
+	r.output(v.det.Raw(), now)
+	r.tty(v.pty.State(), now)
+	return r.end(now.Add(v.cfg.Stuck + time.Second))
 }
 
 // ---- end ----
@@ -5084,39 +5130,39 @@ func (s *session) captureScenario(p *Prompt, now time.Time) error {
 func (s *session) finish() {
 	s.pty.Close() // the child is gone
 	s.over = true
-	ring(s.output.wake)
-	s.restore()
-	s.endQuestions()
-	s.recordExit()
-	s.endInputs()
-	s.gatherStream(true)
-	s.tellEnd()
-	close(s.lastWords)
+	ring(s.relay.output.wake)
+	s.relay.restore()
+	s.desk.endQuestions()
+	s.books.recordExit()
+	s.phone.endInputs()
+	s.books.gatherStream(true)
+	s.books.tellEnd()
+	close(s.books.lastWords)
 	limit := drainSend
 	if s.cfg.Stream && s.tg.Trouble() == "" {
 		limit = drainStream
 	}
 	s.unlock()
 	select { // until the channel has sent everything, or a signal ends us: see handleSignal
-	case <-s.said:
+	case <-s.books.said:
 	case <-s.ctx.Done():
 	case <-time.After(limit):
 	}
 	s.stop() // cuts requests short
-	<-s.said
+	<-s.books.said
 	s.lock()
 	defer s.unlock()
-	s.await(time.Time{}, func() bool { return s.fetching == 0 })
-	signal.Stop(s.signals)    // the books are closed: a signal ends us as it does any program
-	var late <-chan time.Time // nil: what we say is waited for
-	if !s.toldToEnd.IsZero() {
+	s.await(time.Time{}, func() bool { return s.phone.fetching == 0 })
+	signal.Stop(s.watchdog.signals) // the books are closed: a signal ends us as it does any program
+	var late <-chan time.Time       // nil: what we say is waited for
+	if !s.watchdog.toldToEnd.IsZero() {
 		late = time.After(endWait)
 	}
 	told := make(chan struct{})
 	s.spawn(func() {
-		s.polling.Wait()
-		s.ch.Close() // nothing is to be sent any more
-		s.tellAtTerminal()
+		s.books.polling.Wait()
+		s.books.ch.Close() // nothing is to be sent any more
+		s.books.tellAtTerminal()
 		close(told)
 	})
 	select {
@@ -5127,10 +5173,10 @@ func (s *session) finish() {
 
 // endQuestions ends what is still asked, and what is being typed: a write to a closed terminal returns, and what it
 // says decides whether an answer was typed.
-func (s *session) endQuestions() {
-	s.await(time.Time{}, func() bool { return s.opened && !s.inFlight })
-	for _, h := range slices.Clone(s.hooks) {
-		stored := s.promptInState(h.rec.ID) // what it has passed on was answered, though we may not have heard of it
+func (d *desk) endQuestions() {
+	d.await(time.Time{}, func() bool { return d.books.opened && !d.relay.inFlight })
+	for _, h := range slices.Clone(d.dialogs.hooks) {
+		stored := d.books.promptInState(h.rec.ID) // what it has passed on was answered, though we may not have heard of it
 		if stored != nil {
 			h.rec = *stored
 		}
@@ -5138,76 +5184,76 @@ func (s *session) endQuestions() {
 			h.to, h.why = Failed, programEnded
 		}
 	}
-	if s.asked != nil {
-		s.asked.leave(Failed, programEnded)
+	if d.asked != nil {
+		d.asked.leave(Failed, programEnded)
 	}
-	s.await(time.Time{}, func() bool { return s.carried == 0 && s.typist == nil })
-	s.endExpired("the program has ended")
+	d.await(time.Time{}, func() bool { return d.carried == 0 && d.typist == nil })
+	d.endExpired("the program has ended")
 }
 
 // endInputs refuses what the phone wanted and what was still to be done, also what this process has not heard of yet.
 // The end of the session is recorded: no more come.
-func (s *session) endInputs() {
-	view, _ := s.st.View() // as it was, where it cannot be read
+func (p *phone) endInputs() {
+	view, _ := p.st.View() // as it was, where it cannot be read
 	for _, r := range view.Inputs {
-		if r.SessionID == s.rec.ID && r.Status == "queued" && !slices.Contains(s.heard, r.ID) {
-			s.inputs = append(s.inputs, r)
+		if r.SessionID == p.rec.ID && r.Status == "queued" && !slices.Contains(p.heard, r.ID) {
+			p.inputs = append(p.inputs, r)
 		}
 	}
-	slices.SortStableFunc(s.inputs, func(a, b *InputRecord) int { return a.At.Compare(b.At) })
-	for _, r := range s.inputs {
-		s.inputDone(r, endedFirst, Notice{})
+	slices.SortStableFunc(p.inputs, func(a, b *InputRecord) int { return a.At.Compare(b.At) })
+	for _, r := range p.inputs {
+		p.inputDone(r, endedFirst, Notice{})
 	}
 }
 
 // endExpired takes back the offer to ask again what expired, the oldest first: there is nothing to
 // ask any more, for this reason.
-func (s *session) endExpired(why string) {
-	s.lapsed = false
-	for _, p := range s.st.PromptsOf(s.rec.ID) {
+func (d *desk) endExpired(why string) {
+	d.lapsed = false
+	for _, p := range d.st.PromptsOf(d.rec.ID) {
 		if p.mayBeAsked() {
-			s.transition(&question{rec: *p}, Failed, func(r *PromptRecord) { r.Reason += ", and " + why })
+			d.transition(&question{rec: *p}, Failed, func(r *PromptRecord) { r.Reason += ", and " + why })
 		}
 	}
 }
 
 // recordExit records how the program ended.
-func (s *session) recordExit() {
-	code := *s.rec.ExitCode
+func (b *books) recordExit() {
+	code := *b.rec.ExitCode
 	sig := syscall.Signal(code - 128)
 	switch {
-	case !s.toldToEnd.IsZero():
-		s.rec.Status = "terminated"
-	case code <= 128 || !s.pty.Signaled():
-		s.rec.Status = "completed"
+	case !b.watchdog.toldToEnd.IsZero():
+		b.rec.Status = "terminated"
+	case code <= 128 || !b.pty.Signaled():
+		b.rec.Status = "completed"
 	case sig == syscall.SIGINT || sig == syscall.SIGQUIT: // ^C and ^\, whoever pressed it
-		s.rec.Status = "terminated"
+		b.rec.Status = "terminated"
 	default:
-		s.rec.Status = "crashed"
+		b.rec.Status = "crashed"
 	}
-	s.rec.EndedAt = ref(time.Now().UTC())
-	s.rec.Activity = ""
-	recs := []Record{ref(s.rec)}
-	known := s.st.Session(s.rec.ID)
+	b.rec.EndedAt = ref(time.Now().UTC())
+	b.rec.Activity = ""
+	recs := []Record{ref(b.rec)}
+	known := b.st.Session(b.rec.ID)
 	if known == nil { // it ended before it could be recorded
-		began := s.rec
+		began := b.rec
 		began.Status = "active"
 		began.EndedAt = nil
 		began.ExitCode = nil
 		recs = []Record{&began, recs[0]}
 	}
-	s.save("recording the end", recs...)
+	b.save("recording the end", recs...)
 }
 
 // tellEnd sends the message that the program has ended, below all of its output.
-func (s *session) tellEnd() {
-	s.audit("writing the audit log")
-	view, _ := s.st.View() // as it was, where it cannot be read
+func (b *books) tellEnd() {
+	b.audit("writing the audit log")
+	view, _ := b.st.View() // as it was, where it cannot be read
 	head := view.audit()
-	lived := span(s.rec.EndedAt.Sub(s.rec.StartedAt))
-	how := howEnded(&s.rec, s.phoneEnds)
+	lived := span(b.rec.EndedAt.Sub(b.rec.StartedAt))
+	how := howEnded(&b.rec, b.phone.phoneEnds)
 	text := fmt.Sprintf("%s · %s", how, lived)
-	switch n := s.questionsAsked(); n {
+	switch n := b.questionsAsked(); n {
 	case 0:
 		if how == "ended" { // nothing that a person needs to know
 			return
@@ -5218,12 +5264,12 @@ func (s *session) tellEnd() {
 		text += fmt.Sprintf(" · %d questions", n)
 	}
 	text += fmt.Sprintf("\naudit %d %s", head.Seq, head.Hash)
-	s.notify(Notice{Urgent: true, Text: text, Last: true, Ring: s.endRings()})
+	b.notify(Notice{Urgent: true, Text: text, Last: true, Ring: b.desk.endRings()})
 }
 
 // questionsAsked is how many questions there were, notices apart.
-func (s *session) questionsAsked() (n int) {
-	for _, p := range s.st.PromptsOf(s.rec.ID) {
+func (b *books) questionsAsked() (n int) {
+	for _, p := range b.st.PromptsOf(b.rec.ID) {
 		if !p.Idle {
 			n++
 		}
@@ -5248,30 +5294,30 @@ func howEnded(r *SessionRecord, byPhone bool) string {
 }
 
 // tellAtTerminal tells the person at the terminal what they should know of this session.
-func (s *session) tellAtTerminal() {
+func (b *books) tellAtTerminal() {
 	var words strings.Builder
 	tell := func(text string) { words.WriteString("atlasbridge: " + text + "\n") }
-	if s.warning != "" {
-		tell(s.warning)
+	if b.warning != "" {
+		tell(b.warning)
 	}
-	if s.unshown != nil && !errors.Is(s.unshown, syscall.EPIPE) { // who closes a pipe wants no more
-		tell("the output could not be written: " + s.unshown.Error())
+	if b.relay.unshown != nil && !errors.Is(b.relay.unshown, syscall.EPIPE) { // who closes a pipe wants no more
+		tell("the output could not be written: " + b.relay.unshown.Error())
 	}
-	if err := s.endRecording(time.Now()); err != nil {
+	if err := b.watcher.endRecording(time.Now()); err != nil {
 		tell("writing the recording: " + err.Error())
 	}
-	if s.trouble != "" {
-		tell(redact(s.trouble) + " (see `atlasbridge doctor`)")
+	if b.trouble != "" {
+		tell(redact(b.trouble) + " (see `atlasbridge doctor`)")
 	}
-	for _, what := range s.st.Notes() {
+	for _, what := range b.st.Notes() {
 		tell(what + " (see `atlasbridge doctor`)")
 	}
-	ours := s.tg.Trouble()
+	ours := b.tg.Trouble()
 	others := ""
-	if s.cfg.Channel == "telegram" {
-		others = s.st.ChannelTrouble()
+	if b.cfg.Channel == "telegram" {
+		others = b.st.ChannelTrouble()
 	}
-	told, _ := s.tg.troubles.Load("told") // nil: nothing
+	told, _ := b.tg.troubles.Load("told") // nil: nothing
 	switch {
 	case ours != "":
 		tell(ours)
@@ -5280,7 +5326,7 @@ func (s *session) tellAtTerminal() {
 	case others == "" && told != nil:
 		tell(fmt.Sprint("Telegram works again; for a time it did not: ", told))
 	}
-	fmt.Fprint(s.notes, words.String())
+	fmt.Fprint(b.notes, words.String())
 }
 
 // ---- asking: a question that is no screen's ----
@@ -5964,12 +6010,12 @@ func (s *session) installHooks(argv []string) []string {
 	if s.adapter.Hooks != "claude-settings" {
 		return argv
 	}
-	s.hooked = s.cfg.Channel != "local" // else the dialog is the user's
+	s.dialogs.hooked = s.cfg.Channel != "local" // else the dialog is the user's
 	given, rest := settingsArgument(argv[1:])
 	merged, err := s.withHooks(given)
 	if err != nil {
 		s.log.Warn("the tool's hooks are not used", "why", err.Error())
-		s.hooked = false
+		s.dialogs.hooked = false
 		return argv
 	}
 	return slices.Concat([]string{argv[0], "--settings", string(merged)}, rest)
@@ -6024,10 +6070,10 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 		return nil, err
 	}
 	events := []string{"Stop"}
-	if s.hooked {
+	if s.dialogs.hooked {
 		events = append(events, "PermissionRequest")
 	}
-	if s.calls == nil { // else its output tells of every call
+	if s.relay.calls == nil { // else its output tells of every call
 		events = append(events, "PreToolUse", "PostToolUse", "PostToolUseFailure")
 	}
 	for _, event := range events {

@@ -460,7 +460,7 @@ func TestFitsTheTerminal(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		watchdog(t, pty)
+		noHang(t, pty)
 		out, _ := io.ReadAll(pty) // ends with an error where the terminal has gone
 		pty.Close()
 		for line := range strings.Lines(string(out)) {
@@ -11923,7 +11923,7 @@ func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
 	if err != nil {
 		t.Fatal(err)
 	}
-	watchdog(t, p)
+	noHang(t, p)
 	t.Cleanup(func() {
 		p.Signal(os.Kill) // it may have ended
 		p.Close()
@@ -11931,8 +11931,8 @@ func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
 	return p
 }
 
-// watchdog turns a hang into a failure: first the terminal is closed, then everything panics with its stacks.
-func watchdog(t testing.TB, p PTY) {
+// noHang turns a hang into a failure: first the terminal is closed, then everything panics with its stacks.
+func noHang(t testing.TB, p PTY) {
 	if _, ok := t.(*testing.B); ok {
 		return
 	}
