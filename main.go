@@ -1563,17 +1563,19 @@ func legibly(text string) string {
 
 // ---- the session: one run of a tool ----
 //
-// Each goroutine is a short story, and whoever looks or decides has the turn:
+// Each goroutine is a short story of one of the pieces, and whoever looks or decides has the turn:
 //
-//	child ─► copyOutput ─► host terminal        readKeys ─► child, or, while a typist works, held
-//	             └────► backlog ◄───────────────────┘
-//	                       ▼
-//	                    detector: screen, what is asked ─► carry, one for each question ─► typist ─► child
-//	keepBooks: records of others ─► carryHook, one for each hook's; doInputs: what the phone wants, in order ─► typist
-//	watchdog: what is due by the clock;  watchSignals;  sendStream
+//	child ─► relay.copyOutput ─► host terminal      relay.readKeys ─► child, or, while a typist works, held
+//	               └────► backlog ◄──────────────────────┘
+//	                         ▼
+//	         watcher.detector: screen, what is asked ─► desk.carry, one for each question ─► typist ─► child
+//	books.keepBooks: records of others ─► dialogs.carryHook, one for each hook's question
+//	                                  └─► phone.doInputs: what the phone wants, in order ─► typist
+//	watchdog.watchdog: what is due by the clock;  watchdog.watchSignals;  books.sendStream
 //
 // A sequence gives the turn away in await, and while it writes to the child. So in between nothing changes but by its
-// own hand. Output reaches the host before anything looks at it, and keys the child.
+// own hand. Output reaches the host before anything looks at it, and keys the child. The fields of a piece that have no
+// comment of their own about that are touched by who has the turn alone.
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
