@@ -4934,49 +4934,59 @@ func plainText(text string) string {
 	return text
 }
 
-// enter presses Enter once the text stands in the box, and waits until it has left it. A question that has come
-// meanwhile would be answered by it; a line that ends in the text, and may look like one for that, is none.
+// enter presses Enter, again where the text stays in the box, and waits until it has left. A known tool that does not
+// take a command gets it back.
 func (t *typist) enter() (why string) {
-	plain := t.adapter.Box == nil
-	other := "" // the command that Enter would take instead
 	t.steer = false
-	began := time.Now()
-	why = t.press(t.adapter.SubmitDelay, func(v sight) (keys, why string) {
-		held := t.holdsText()
-		takesText := v.look != nil && (v.look.Type == FreeText || v.look.Type == Unknown)
-		switch {
-		case v.look.isQuestion() && (!takesText || !held):
-			return "", questionOpen
-		case plain && !held && !t.det.Box(t.pty.State(), time.Now()).found: // it may be a menu
-			return "", "the input line has gone from the screen before Enter: look at the terminal"
-		case !v.late:
-			return "", whyWait
-		case held && t.picksAnother(t.det.Picks()):
-			other, _, _ = strings.Cut(t.det.Picks(), " ")
-			return "", ""
-		case held || plain && t.pty.Modes().Canonical: // in raw mode it may not be a line that is edited
-			return "\r", ""
-		case time.Since(began) < t.adapter.SubmitDelay+submitTime:
-			return "", whyWait
+	other := "" // the command that Enter would take instead
+	for _, again := range []bool{false, true} {
+		late := time.Now().Add(t.adapter.SubmitDelay + submitTime)
+		why = t.press(t.adapter.SubmitDelay, func(v sight) (keys, why string) {
+			if again && !t.holdsText() { // it has left
+				return "", ""
+			}
+			keys, other, why = t.enterKey(v, !time.Now().Before(late))
+			return keys, why
+		})
+		if other != "" {
+			return t.withdraw("nothing was sent: for " + t.text + " " + t.rec.Tool + " would take /" + other)
 		}
-		return "", "the text does not show in the input box: look at the terminal"
-	})
-	if why == "" && other != "" {
-		return t.withdraw("nothing was sent: for " + t.text + " " + t.rec.Tool + " would take /" + other)
-	}
-	if why == "" {
-		why = t.left()
-	}
-	if why == textStays {
-		why = t.press(submitTime, just("\r"))
 		if why == "" {
 			why = t.left()
 		}
-		if why == textStays && t.command {
-			return t.withdraw(t.rec.Tool + " does not take " + t.text + ": nothing was sent")
+		if why != textStays {
+			return why
 		}
 	}
+	if t.command {
+		return t.withdraw(t.rec.Tool + " does not take " + t.text + ": nothing was sent")
+	}
 	return why
+}
+
+// enterKey is Enter once the text stands in the box, or why not yet; other is the command that Enter would take
+// instead. A question that has come meanwhile would be answered by it; a line that ends in the text, and may look like
+// one for that, is none.
+func (t *typist) enterKey(v sight, late bool) (keys, other, why string) {
+	plain := t.adapter.Box == nil
+	held := t.holdsText()
+	takesText := v.look != nil && (v.look.Type == FreeText || v.look.Type == Unknown)
+	switch {
+	case v.look.isQuestion() && (!takesText || !held):
+		return "", "", questionOpen
+	case plain && !held && !t.det.Box(t.pty.State(), time.Now()).found: // it may be a menu
+		return "", "", "the input line has gone from the screen before Enter: look at the terminal"
+	case !v.late:
+		return "", "", whyWait
+	case held && t.picksAnother(t.det.Picks()):
+		other, _, _ = strings.Cut(t.det.Picks(), " ")
+		return "", other, ""
+	case held || plain && t.pty.Modes().Canonical: // in raw mode it may not be a line that is edited
+		return "\r", "", ""
+	case !late:
+		return "", "", whyWait
+	}
+	return "", "", "the text does not show in the input box: look at the terminal"
 }
 
 // left waits until the text has left the box. Of a command that a tool does not
