@@ -3672,7 +3672,7 @@ func (s *botAPI) allOver(dir string) {
 // What is looked at: the events about decisions, without what is another at each run.
 var (
 	logged = regexp.MustCompile(`(PERMISSION_RESOLVE|REPLY_INJECTED|REPLY_REJECTED|TOOL_\w+) +(?:[0-9a-f]{8} )?(.*)`)
-	varies = regexp.MustCompile(`\d\d:\d\d|\[SID:\w*[1-9a-f]\w*\]|in [234] s|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|answer [0-9a-f]{8} `)
+	varies = regexp.MustCompile(`\d\d:\d\d|\[SID:\w*[1-9a-f]\w*\]|in [234689] s|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|answer [0-9a-f]{8} `)
 )
 
 // seen is what a person, the tool or the script, and the files have seen of a case.
