@@ -2774,7 +2774,7 @@ func (p *PromptRecord) ambiguous() bool {
 const (
 	lookAnyway = 20 * time.Second       // although nothing is told
 	lookSlowly = 500 * time.Millisecond // at the time of that file
-	lookOften  = 50 * time.Millisecond  // the same, while a question is open
+	lookOften  = 80 * time.Millisecond  // the same, while a question is open: each look wakes the Go runtime eight times
 )
 
 // concerns is the session that a record may wake, "" none.
