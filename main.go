@@ -21,6 +21,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -81,33 +82,37 @@ func (w world) run(args []string) (code int) {
 		cmdHelp(c)
 		return exitUsage
 	}
-	c.name, c.args = args[0], args[1:]
-	switch c.name {
-	case "-h", "-help", "--help":
-		c.name = "help"
+	name, args := args[0], args[1:]
+	switch name {
+	case "-h", "--help":
+		name = "help"
 	case "-v", "--version":
-		c.name = "version"
+		name = "version"
 	}
-	if c.name == "help" && len(c.args) > 0 {
-		c.name, c.args = c.args[0], []string{"-h"}
+	if name == "help" && len(args) > 0 {
+		name, args = args[0], []string{"-h"}
 	}
-	s := c.spec()
-	var err error
-	if s.do == nil {
-		return c.usage(fmt.Sprintf("unknown command %q", c.name))
-	}
-	c.opts, err = s.parse(c.args)
-	switch {
-	case err != nil:
-		return c.fail(err)
-	case c.opts == nil:
-		text := s.text
-		if s.more != nil {
-			text += s.more()
+	for _, m := range commands() {
+		if m.name() == name {
+			c.manual = m
 		}
-		code = c.page("atlasbridge " + text + "\n")
+	}
+	if c.do == nil {
+		c.complain(unknown(name))
+		return exitUsage
+	}
+	var err error
+	c.opts, err = c.parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprintln(c, "atlasbridge "+c.page)
+		if name == "config" {
+			fmt.Fprint(c, configHelp())
+		}
+	case err != nil:
+		return c.fail(usageError(err.Error()))
 	default:
-		code = s.do(c)
+		code = c.do(c)
 	}
 	if c.lost != nil {
 		c.fail(&hintedError{fmt.Errorf("writing the output: %w", c.lost), "have standard output lead somewhere else"})
@@ -148,48 +153,12 @@ type PTY interface {
 	Terminate(grace time.Duration) // if it has not ended by then: SIGTERM, 3 s, SIGKILL to its process group
 }
 
-// ---- the command table ----
-// Dispatch, flags, help, suggestions and completion are made from it.
+// ---- the manual ----
+// A page for each command: how it is written, what it is for, then the rest.
 
-// commandSpec is a row of the table: a command.
-type commandSpec struct {
-	name     string
-	summary  string
-	words    []string      // the command takes one argument, one of these; nil: min to max of any kind
-	min      int           // arguments, flags apart
-	max      int           // may be anyNumber
-	verbatim bool          // nothing after the first argument is a flag
-	text     string        // its help: how it is written, what it does, its flags, one a line
-	more     func() string // what follows in its help, made when it is asked for; nil: nothing
-	do       func(*command) int
-}
-
-const anyNumber = -1
-
-// flagSpec is a flag that a command takes.
-type flagSpec struct {
-	name  string
-	value string // what the help calls its value, "" for a switch
-	help  string // what the value is, or what the switch does; the default where that is not "none" or "off"
-}
-
-// Values of flags: what the help calls them tells what they can be.
 const (
-	durationValue = "DUR"  // a time such as 90s
-	adapterValue  = "NAME" // of an adapter
-)
-
-// commands is the table, in the order of the help. It is a function because cmdHelp reads it.
-func commands() []commandSpec {
-	return slices.Concat(runCommands(), questionCommands(), otherCommands())
-}
-
-// runCommands are for sessions: what begins one, what it needs, how it is.
-func runCommands() []commandSpec {
-	return []commandSpec{
-		{name: "run", summary: "run a tool; its questions reach your phone",
-			do: cmdRun, min: 1, max: anyNumber, verbatim: true,
-			text: `run [flags] <tool> [args…]
+	runPage = `run [flags] <tool> [args…]
+run a tool; its questions reach your phone
 
 Runs the tool unchanged in a terminal of its own. When it waits for a person,
 the question goes to your phone; the answer is typed only while the question
@@ -211,9 +180,10 @@ Examples:
   atlasbridge run --channel local bash -c 'read -p "Continue? (y/n) " a'
 
 Exit status: the tool's; 128+N when signal N ended it; 125 atlasbridge failed
-before the tool ran; 126 the tool cannot be executed; 127 it was not found`},
-		{name: "setup", summary: "connect your Telegram bot; writes config.toml", do: cmdSetup,
-			text: `setup [flags]
+before the tool ran; 126 the tool cannot be executed; 127 it was not found`
+
+	setupPage = `setup [flags]
+connect your Telegram bot; writes config.toml
 
 Asks Telegram about what is configured, and you for what does not fit: the bot
 token (from @BotFather), and who you are, by a link or a code that you send to
@@ -231,9 +201,10 @@ Flags:
 
 Examples:
   atlasbridge setup
-  atlasbridge setup --token-file token.txt --user-id 1001 --no-test`},
-		{name: "doctor", summary: "check everything; says what to do about each failure", do: cmdDoctor,
-			text: `doctor [--json]
+  atlasbridge setup --token-file token.txt --user-id 1001 --no-test`
+
+	doctorPage = `doctor [--json]
+check everything; says what to do about each failure
 
 Checks settings, files, audit log, terminal, tools, bot and chat, and says
 under each failure what helps. It sends no message.
@@ -245,9 +216,10 @@ Examples:
   atlasbridge doctor
   atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'
 
-Exit status: 0; 1 when a check failed (a warning is no failure)`},
-		{name: "status", summary: "sessions: what runs, what waits, who listens to Telegram", do: cmdStatus,
-			text: `status [--all] [--json]
+Exit status: 0; 1 when a check failed (a warning is no failure)`
+
+	statusPage = `status [--all] [--json]
+sessions: what runs, what waits, who listens to Telegram
 
 Lists the sessions of this user on this machine, and which process listens to
 Telegram for all of them. What keeps questions from the phone is said below. In
@@ -260,26 +232,20 @@ Flags:
 
 Examples:
   atlasbridge status
-  atlasbridge status --json | jq -r '.[] | .id, .activity'`},
-	}
-}
+  atlasbridge status --json | jq -r '.[] | .id, .activity'`
 
-// questionCommands are about questions and their answers.
-func questionCommands() []commandSpec {
-	return []commandSpec{
-		{name: "approvals", summary: "open questions of all sessions, with the time left", do: cmdApprovals,
-			text: `approvals [--json]
+	approvalsPage = `approvals [--json]
+open questions of all sessions, with the time left
 
 Lists what waits for an answer: the id for atlasbridge answer, the session, the
 time left, the answers it takes, and the question: the command or file that
 it is about, and what each answer means and grants.
 
 Flags:
-  --json  print one array
-`},
-		{name: "answer", summary: "answer a question from any terminal",
-			do: cmdAnswer, min: 2, max: 2, verbatim: true,
-			text: `answer <prompt-id> <value>
+  --json  print one array`
+
+	answerPage = `answer <prompt-id> <value>
+answer a question from any terminal
 
 Answers as a tap on the phone does, and is checked as one. The first digits of
 the id will do. The value is what a button says: y, n, a choice's number,
@@ -290,9 +256,10 @@ Examples:
   atlasbridge answer 3f2a91c4 y
   atlasbridge answer 3f2a91c4 "deny:use the test database"
 
-Exit status: 0; 1 when the answer was not taken, and then nothing is typed`},
-		{name: "ask", summary: "ask your phone from a script; prints the answer", do: cmdAsk, min: 1, max: 2,
-			text: `ask [flags] QUESTION [-]
+Exit status: 0; 1 when the answer was not taken, and then nothing is typed`
+
+	askPage = `ask [flags] QUESTION [-]
+ask your phone from a script; prints the answer
 
 Sends the question to your phone, waits, and prints the answer: yes, no, a
 choice as you wrote it, or the text. With - what it is about comes from
@@ -309,9 +276,10 @@ Examples:
   atlasbridge ask "Deploy 1.4 to prod?" && ./deploy
   git diff | atlasbridge ask --choices merge,wait "Merge this?" -
 
-Exit status: 0 answered, 1 refused, 124 nobody answered, 125 not asked`},
-		{name: "logs", summary: "what happened, readable; --tail follows", do: cmdLogs,
-			text: `logs [--tail] [--json] [--session ID]
+Exit status: 0 answered, 1 refused, 124 nobody answered, 125 not asked`
+
+	logsPage = `logs [--tail] [--json] [--session ID]
+what happened, readable; --tail follows
 
 Prints the audit log: what was asked, who said what to it, which keys were
 pressed, which tool calls were made, with secrets left out. A text is in it by
@@ -324,20 +292,16 @@ Flags:
 
 Examples:
   atlasbridge logs --tail
-  atlasbridge logs --json | jq -c 'select(.event == "PERMISSION_RESOLVE")'`},
-		{name: "audit", summary: "recompute the audit chain, name the first bad line",
-			do: cmdAudit, words: []string{"verify"},
-			text: auditHelp},
-	}
-}
+  atlasbridge logs --json | jq -c 'select(.event == "PERMISSION_RESOLVE")'`
 
-// auditHelp says how the log is read without us, too.
-const auditHelp = `audit verify [--json]
+	auditPage = `audit verify [--json]
+recompute the audit chain, name the first bad line
 
 Each line of audit.log has the hash of the one before: a line that was changed,
 put in, moved or taken out is found, and a tail that was cut by the head that
-the state keeps. The message that ends a session has one too, for --head. When
-you move audit.log away the next one says which entry it follows.
+the state keeps. The message that ends a session has the head, too: it must be
+in the log. When you move audit.log away the next one says which entry it
+follows.
 
 An entry has seq, ts, event, the session and the question it is about, and what
 that event brings. prev_hash is the hash of the line before, hash is "sha256:"
@@ -365,20 +329,15 @@ Both of these print the hash of it, for the question with this id (in full):
     empty] | last' ~/.atlasbridge/audit.log
 
 Flags:
-  --json           print one object
-  --head SEQ:HASH  an entry that must be there (default: that in the state)
+  --json  print one object
 
 Examples:
   atlasbridge audit verify
 
 Exit status: 0 when it holds; 1 when it does not`
 
-// otherCommands explain what is there, or belong to other programs.
-func otherCommands() []commandSpec {
-	return []commandSpec{
-		{name: "debug", summary: "pack what a bug report needs, no secrets",
-			do: cmdDebug, words: []string{"bundle"},
-			text: `debug bundle [--output FILE] [--full]
+	debugPage = `debug bundle [--output FILE] [--full]
+pack what a bug report needs, no secrets
 
 Packs state, audit log, log, versions and settings for a bug report: never the
 token, and without --full no words of a question or an answer. Look into it
@@ -389,9 +348,10 @@ Flags:
   --full         with questions, answers and what tools were called with
 
 Examples:
-  atlasbridge debug bundle --output report.tar.gz`},
-		{name: "lab", summary: "replay recordings through the detector", do: cmdLab, max: anyNumber,
-			text: `lab [flags] [FILE|DIR…]
+  atlasbridge debug bundle --output report.tar.gz`
+
+	labPage = `lab [flags] [FILE|DIR…]
+replay recordings through the detector
 
 Replays recordings (of run --record and asciinema), scenarios in JSON, and
 folders of both, and prints what would have been asked. Where a scenario says
@@ -406,9 +366,10 @@ Examples:
   atlasbridge run --record session.cast bash
   atlasbridge lab --explain session.cast
 
-Exit status: 0; 1 when something is not as expected, or cannot be read`},
-		{name: "hook", summary: "called by a tool's own hook system, not by you", do: cmdHook, max: anyNumber,
-			text: `hook [--timeout SECONDS]
+Exit status: 0; 1 when something is not as expected, or cannot be read`
+
+	hookPage = `hook [--timeout SECONDS]
+called by a tool's own hook system, not by you
 
 In a session of claude, claude calls it: at each tool call, for the audit log;
 when it needs a permission; when its turn ends. It reads claude's JSON, asks
@@ -418,126 +379,195 @@ asks.
 Flags:
   --timeout SECONDS  answer within this (default: permission_timeout_seconds)
 
-Exit status: always 0: what it cannot decide is left to the tool`},
-		{name: "adapters", summary: "known tools: found or not, version, supported range", do: cmdAdapters,
-			text: `adapters [--json]
+Exit status: always 0: what it cannot decide is left to the tool`
+
+	adaptersPage = `adapters [--json]
+known tools: found or not, version, supported range
 
 Lists the tools that are known by name. Every other one is "generic": its
 questions are read from the screen by the same rules. A version out of range is
 run all the same.
 
 Flags:
-  --json  print one array
-`},
-		{name: "config", summary: "settings in force and where each came from", do: cmdConfig, text: `config [--json]
+  --json  print one array`
+
+	configPage = `config [--json]
+settings in force and where each came from
 
 Shows each setting, and which of these it is from; the first that has it wins:
 a flag, the environment, config.toml, the default. The token is masked.
 
 Flags:
-  --json  print one array
-`, more: configHelp},
-		{name: "version", summary: "this program's version", do: cmdVersion,
-			text: `version
+  --json  print one array`
 
-Prints version, compiler, system and processor.`},
-		{name: "help", summary: "explain a command", do: cmdHelp, max: 1,
-			text: `help [command]
+	versionPage = `version
+this program's version
+
+Prints version, compiler, system and processor.`
+
+	helpPage = `help [command]
+explain a command
 
 Explains a command. Without one it lists them all. The settings, in config.toml
-and in the environment, are explained by: atlasbridge help config`},
-		{name: "completion", summary: "shell completion", do: cmdCompletion, words: []string{"bash", "zsh", "fish"},
-			text: `completion bash|zsh|fish
+and in the environment, are explained by: atlasbridge help config`
+
+	completionPage = `completion bash|zsh|fish
+shell completion
 
 Prints what makes the shell complete commands and flags of atlasbridge.
 
 Examples:
   echo 'eval "$(atlasbridge completion bash)"' >> ~/.bashrc
   echo 'eval "$(atlasbridge completion zsh)"' >> ~/.zshrc
-  atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish`},
+  atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish`
+
+	// The page of config goes on with this; %s are the settings.
+	settingsPage = `
+config.toml is in ~/.atlasbridge, or where ATLASBRIDGE_HOME says, else
+STORAGE_PATH. Names with a dot stand in a table: [telegram], then bot_token =
+"…". kill -HUP PID, with the PID of atlasbridge, has a session read it anew. A
+wrong value of TELEGRAM_* in the environment is an error; of the others, which
+may be meant for another program, it is told and left out.
+
+%s
+With ATLASBRIDGE_CAPTURE_PROMPTS=1 a recording of each question is kept, in the
+folder's captured_scenarios: the last output, with all that the screen showed.
+
+A tool sees none of TELEGRAM_* and ATLASBRIDGE_*, but for ATLASBRIDGE_SESSION,
+the id of the session it runs in, and ATLASBRIDGE_HOME.
+`
+
+	// What help says; %s are the commands.
+	overviewPage = `atlasbridge runs an AI command line and carries its questions to your phone.
+
+%s
+Try:   atlasbridge run bash -c 'read -p "Continue? (y/n) " a; echo got $a'
+Then:  atlasbridge setup; atlasbridge run claude
+More:  atlasbridge help COMMAND; it ends with 0, 1 when it failed, 2 when the
+       command line is wrong, where its help says nothing else
+`
+)
+
+// ---- the command table ----
+// Dispatch, flags, help and completion are made from it.
+
+// manual is a command: what it does, and its page. The first line of the page is how the command is written, the second
+// what it is for; what is checked and completed is read off it.
+type manual struct {
+	do   func(*command) int
+	page string
+}
+
+// commands is the table, in the order of the help.
+func commands() []manual {
+	return []manual{
+		{cmdRun, runPage},
+		{cmdSetup, setupPage},
+		{cmdDoctor, doctorPage},
+		{cmdStatus, statusPage},
+		{cmdApprovals, approvalsPage},
+		{cmdAnswer, answerPage},
+		{cmdAsk, askPage},
+		{cmdLogs, logsPage},
+		{cmdAudit, auditPage},
+		{cmdDebug, debugPage},
+		{cmdLab, labPage},
+		{cmdHook, hookPage},
+		{cmdAdapters, adaptersPage},
+		{cmdConfig, configPage},
+		{cmdVersion, versionPage},
+		{cmdHelp, helpPage},
+		{cmdCompletion, completionPage},
 	}
 }
 
-// commandNames are the names in the table, in its order.
-func commandNames() []string {
-	var names []string
-	for _, s := range commands() {
-		names = append(names, s.name)
+// synopsis returns how the command is written.
+func (m manual) synopsis() string { return strings.Split(m.page, "\n")[0] }
+
+// summary returns what the command is for.
+func (m manual) summary() string { return strings.Split(m.page, "\n")[1] }
+
+// name returns the command's name.
+func (m manual) name() string { return strings.Fields(m.page)[0] }
+
+var (
+	// reFlag is the line of a flag in a page.
+	reFlag = re(`(?m)^  --([a-z-]+)(?: (\S+))? {2,}(.*)`)
+	// reOptions are the flags in a synopsis.
+	reOptions = re(`\[(flags|--[^]]+)\]`)
+	// reLiteral is a word of a synopsis that is written as it stands there, or one of several.
+	reLiteral = re(`^[a-z|]+$`)
+)
+
+// flagSpec is a flag of a command.
+type flagSpec struct {
+	name  string
+	value string // what the page calls its value, "" for a switch
+	help  string
+}
+
+// flags returns the flags in the order of the page.
+func (m manual) flags() []flagSpec {
+	var all []flagSpec
+	for _, match := range reFlag.expr().FindAllStringSubmatch(m.page, -1) {
+		all = append(all, flagSpec{match[1], match[2], match[3]})
 	}
-	return names
+	return all
 }
 
-// synopsis is the command as it is written on a command line.
-func (s commandSpec) synopsis() string {
-	first, _, _ := strings.Cut(s.text, "\n")
-	return first
-}
-
-// reFlag is the line of a flag in a command's help.
-var reFlag = re(`(?m)^  --([a-z-]+)(?: (\S+))? {2,}(.*)`)
-
-// flags are those of the command, in the order of its help: what that lists is what is parsed and completed.
-func (s commandSpec) flags() []flagSpec {
-	var flags []flagSpec
-	for _, m := range reFlag.expr().FindAllStringSubmatch(s.text, -1) {
-		flags = append(flags, flagSpec{m[1], m[2], m[3]})
-	}
-	return flags
-}
-
-// words are the values that the flag can have, nil: others than a few.
+// words returns the values that a flag can have, nil if they cannot be listed.
 func (f flagSpec) words() []string {
-	var words []string
 	switch {
 	case strings.Contains(f.value, "|"):
-		words = strings.Split(f.value, "|")
-	case f.value == adapterValue:
-		words = append(toolNames(), adapterFor("").Name)
-	}
-	return words
-}
-
-// check is why the flag cannot have that value, nil: it can.
-func (f flagSpec) check(value string) error {
-	words := f.words()
-	if words != nil && !slices.Contains(words, value) {
-		return misuse("--%s cannot be %q", f.name, value)
-	}
-	life, err := time.ParseDuration(value)
-	if f.value == durationValue && (err != nil || life < time.Second || life > 24*time.Hour) {
-		return misuse("--%s must be from 1s to 24h, such as 90s or 10m", f.name)
+		return strings.Split(f.value, "|")
+	case f.name == "adapter":
+		return append(toolNames(), adapterFor("").Name)
 	}
 	return nil
 }
 
-// takes tells whether these are arguments that the command has.
-func (s commandSpec) takes(args []string) bool {
-	if s.words != nil {
-		return len(args) == 1 && slices.Contains(s.words, args[0])
+// check returns why the flag cannot have that value.
+func (f flagSpec) check(value string) error {
+	words := f.words()
+	life, err := time.ParseDuration(value)
+	switch {
+	case f.value == "" && value != "true":
+		return errors.New("it takes no value")
+	case words != nil && !slices.Contains(words, value):
+		return errors.New("it is one of " + strings.Join(words, ", "))
+	case f.value == "DUR" && (err != nil || life < time.Second || life > 24*time.Hour):
+		return errors.New("it must be from 1s to 24h, such as 90s or 10m")
 	}
-	return len(args) >= s.min && (len(args) <= s.max || s.max == anyNumber)
+	return nil
+}
+
+// checkArguments returns what is wrong with the arguments. In a synopsis brackets hold what can be left out, and "…"
+// stands for any number of arguments.
+func (m manual) checkArguments(args []string) error {
+	words := strings.Fields(reOptions.expr().ReplaceAllString(m.synopsis(), ""))[1:]
+	wrong := len(args) > len(words) && !strings.Contains(m.synopsis(), "…")
+	for i, word := range words {
+		if i < len(args) {
+			wrong = wrong || reLiteral.MatchString(word) && !slices.Contains(strings.Split(word, "|"), args[i])
+		} else if word[0] != '[' {
+			return misuse("an argument is missing")
+		}
+	}
+	if wrong {
+		return misuse("wrong arguments %q", args)
+	}
+	return nil
 }
 
 // ---- a command line ----
 // What a command is given, and what it can say.
 
-// command is what every command gets: the world, and its arguments before and after parsing.
+// command is what every command gets: the world, and its arguments.
 type command struct {
 	world
-	name string
-	args []string // after the name
+	manual
 	opts *options
 	lost error // why something could not be written to standard output
-}
-
-// spec is the row of the command's name; of an unknown one it does nothing: do is nil.
-func (c *command) spec() commandSpec {
-	for _, s := range commands() {
-		if s.name == c.name {
-			return s
-		}
-	}
-	return commandSpec{}
 }
 
 // options are the arguments of a command, parsed.
@@ -546,110 +576,73 @@ type options struct {
 	args  []string          // without flags
 }
 
-// text is the value of a flag as it was given, "" where it was not.
+// text returns the value of a flag, "" if it was not given.
 func (o *options) text(name string) string { return o.flags[name] }
 
-// on tells whether a switch was given.
-func (o *options) on(name string) bool { return o.flags[name] != "" }
-
-// given tells whether a flag was given, also as "".
-func (o *options) given(name string) bool {
-	_, ok := o.flags[name]
-	return ok
+// on reports whether a flag was given, also as "".
+func (o *options) on(name string) bool {
+	_, given := o.flags[name]
+	return given
 }
 
-// parse takes flags and arguments apart, nil: help is asked for. What follows -- is an argument, and where they are
-// taken verbatim all that follows the first one.
-func (s commandSpec) parse(args []string) (*options, error) {
+// parse takes flags and arguments apart; flag.ErrHelp means that help is asked for. What follows -- is an argument, as
+// is all behind the first one of a command that has arguments in <>.
+func (m manual) parse(args []string) (*options, error) {
 	o := &options{flags: map[string]string{}}
-	flags := s.flags()
-	for len(args) > 0 {
-		word := args[0]
-		args = args[1:]
-		name, value, joined := strings.Cut(strings.TrimLeft(word, "-"), "=")
-		i := slices.IndexFunc(flags, func(f flagSpec) bool { return f.name == name })
-		plain := len(word) < 2 || word[0] != '-'
-		if plain {
-			o.args = append(o.args, word)
+	set := flag.NewFlagSet("", flag.ContinueOnError)
+	set.SetOutput(io.Discard) // the caller tells the error
+	for _, f := range m.flags() {
+		define := set.Func
+		if f.value == "" {
+			define = set.BoolFunc
 		}
-		switch {
-		case word == "--", plain && s.verbatim:
-			o.args = append(o.args, args...)
-			args = nil
-		case plain:
-		case name == "h" || name == "help":
-			return nil, nil
-		case i < 0:
-			return nil, misuse("unknown flag --%s", name)
-		case flags[i].value == "" && joined:
-			return nil, misuse("--%s takes no value", name)
-		case flags[i].value == "":
-			o.flags[name] = "true"
-		case !joined && len(args) == 0:
-			return nil, misuse("there is no value after --%s", name)
-		default:
-			if !joined {
-				value, args = args[0], args[1:]
-			}
-			if err := flags[i].check(value); err != nil {
+		define(f.name, "", func(value string) error {
+			o.flags[f.name] = value
+			return f.check(value)
+		})
+	}
+	verbatim := strings.Contains(m.synopsis(), "<")
+	for {
+		if err := set.Parse(args); err != nil {
+			return nil, err
+		}
+		rest := set.Args()
+		read := args[:len(args)-len(rest)]
+		if len(rest) == 0 || verbatim || len(read) > 0 && read[len(read)-1] == "--" {
+			o.args = append(o.args, rest...)
+			if err := m.checkArguments(o.args); err != nil {
 				return nil, err
 			}
-			o.flags[name] = value
+			return o, nil
 		}
+		o.args = append(o.args, rest[0])
+		args = rest[1:]
 	}
-	switch {
-	case s.takes(o.args):
-		return o, nil
-	case len(o.args) == 0 || len(o.args) < s.min:
-		return nil, misuse("an argument is missing")
-	}
-	return nil, misuse("wrong arguments %q", o.args)
 }
 
-// usage says what is wrong with the command line, and what would be right.
-func (c *command) usage(said string) int {
-	near := nearest(c.name, commandNames())
-	s := c.spec()
-	switch {
-	case s.do != nil:
-		said += "; usage: atlasbridge " + s.synopsis()
-	case isTool(c.name):
-		said += "; did you mean `atlasbridge run " + c.name + "`?"
-	case near != "":
-		said += "; did you mean `atlasbridge " + near + "`?"
-	default:
-		said += "; to run a tool: atlasbridge run TOOL"
-	}
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(said))
-	return exitUsage
-}
-
-// nearest is the word that differs least from s, "" when each differs in half the letters of s, or in three.
-func nearest(s string, words []string) string {
-	for slips := range min(len(s)/2, 2) + 1 {
-		for _, w := range words {
-			if within(slips, strings.ToLower(s), w) {
-				return w
+// unknown returns what may be meant by the name of no command.
+func unknown(name string) string {
+	best := ""
+	for n := range len(name) { // the command that begins like name for longest
+		for _, m := range commands() {
+			if strings.HasPrefix(m.name(), strings.ToLower(name[:n+1])) {
+				best = m.name()
+				break
 			}
 		}
 	}
-	return ""
-}
-
-// within reports whether at most n letters must be put in, left out or replaced to make b of a.
-func within(n int, a, b string) bool {
-	for a != "" && b != "" && a[0] == b[0] {
-		a, b = a[1:], b[1:]
+	switch {
+	case isTool(name):
+		return fmt.Sprintf("unknown command %q; did you mean `atlasbridge run %s`?", name, name)
+	case best != "":
+		return fmt.Sprintf("unknown command %q; did you mean `atlasbridge %s`?", name, best)
 	}
-	if n == 0 || a == "" || b == "" {
-		return len(a)+len(b) <= n
-	}
-	return within(n-1, a[1:], b) || within(n-1, a, b[1:]) || within(n-1, a[1:], b[1:])
+	return fmt.Sprintf("unknown command %q; to run a tool: atlasbridge run TOOL", name)
 }
 
 // config reads the settings; flags win over the file and the environment. With an error at most Dir is set.
 func (c *command) config(flags map[string]string) (*Config, error) {
-	dir, err := c.stateDir()
+	dir, err := stateDir(c.getenv)
 	if err != nil {
 		return &Config{}, err
 	}
@@ -660,14 +653,15 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 	return cfg, err
 }
 
-// stateDir is where everything is kept.
-func (c *command) stateDir() (string, error) { return stateDir(c.getenv) }
+// complain writes a line for the person to standard error. Nobody can be told when that is not read either.
+func (c *command) complain(text string) {
+	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(text)))
+}
 
-// warn tells what stops nothing, but for a run that is to be quiet and for a hook: the tool reads what that says.
+// warn tells what stops nothing, except to a run that is to be quiet and to the tool that reads what a hook says.
 func (c *command) warn(text string) {
-	quiet := c.name == "run" && c.opts.on("quiet")
-	if !quiet && c.name != "hook" {
-		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(text)))
+	if !c.opts.on("quiet") && c.name() != "hook" {
+		c.complain(text)
 	}
 }
 
@@ -676,18 +670,19 @@ type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
-// misuse is a usageError.
+// misuse returns a usageError.
 func misuse(format string, args ...any) error { return usageError(fmt.Sprintf(format, args...)) }
 
-// fail tells an error, and what to do about it where that is known. Nobody can be told when that is not read either.
+// fail tells an error, and what to do about it where that is known, and returns the exit status.
 func (c *command) fail(err error) int {
 	if wrong, ok := errors.AsType[usageError](err); ok {
-		return c.usage(string(wrong))
+		c.complain(string(wrong) + "; usage: atlasbridge " + c.synopsis())
+		return exitUsage
 	}
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(err.Error())))
+	c.complain(err.Error())
 	todo := hintOf(err)
 	if todo != "" {
-		fmt.Fprintf(c.stderr, "atlasbridge: hint: %s\n", visible(todo))
+		c.complain("hint: " + todo)
 	}
 	return exitFailed
 }
@@ -698,7 +693,7 @@ type hintedError struct {
 	todo string
 }
 
-// Unwrap is the error alone.
+// Unwrap returns the error alone.
 func (e *hintedError) Unwrap() error { return e.error }
 
 // hinted adds what to do about an error; nil stays nil, and an older hint stays.
@@ -709,7 +704,7 @@ func hinted(err error, todo string) error {
 	return &hintedError{err, todo}
 }
 
-// hintOf is what to do about an error, "" when that is not known. What is wrong with a file says it itself.
+// hintOf returns what to do about an error, "" if that is not known.
 func hintOf(err error) string {
 	hint, ok := errors.AsType[*hintedError](err)
 	if !ok {
@@ -726,105 +721,42 @@ func (c *command) Write(p []byte) (int, error) {
 	return len(p), c.lost
 }
 
-// print writes a text to standard output; the command fails when it cannot be written.
-func (c *command) print(text string) int {
-	_, err := io.WriteString(c, text)
-	if err != nil {
-		return exitFailed
-	}
-	return 0
-}
-
-// printJSON is print of v as JSON.
+// printJSON prints v, with times as the files have them.
 func (c *command) printJSON(v any) int {
-	e := json.NewEncoder(c)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	err := e.Encode(v)
-	switch {
-	case c.lost != nil:
-		return exitFailed
-	case err != nil:
+	text, err := stamped(v)
+	if err != nil {
 		return c.fail(err)
 	}
+	var b bytes.Buffer
+	_ = json.Indent(&b, text, "", "  ") // it is JSON
+	fmt.Fprintln(c, b.String())
 	return 0
 }
 
-// page is print of a text that a person reads: at a terminal its lines are folded to its width, between words.
-func (c *command) page(text string) int { return c.print(c.folded(text)) }
-
-// folded is text in lines that fit the terminal, unchanged where there is none.
-func (c *command) folded(text string) string {
-	size, err := terminalSize(c.stdout)
-	if err != nil {
-		return text
-	}
-	return fold(text, int(size.Cols))
-}
-
-// show prints v with --json, in the files' time format, else a table, whose first row are the headings. Where it has no
-// other row it prints none to standard error.
-func (c *command) show(v any, rows [][]string, none string) int {
+// show prints v with --json, else a table whose first row are the headings. If it has no other row, none is told.
+func (c *command) show(v any, rows [][]any, none string) int {
 	if c.opts.on("json") {
-		text, err := stamped(v)
-		if err != nil {
-			return c.fail(err)
-		}
-		return c.printJSON(text)
+		return c.printJSON(v)
 	}
 	if len(rows) == 1 {
 		fmt.Fprintln(c.stderr, none)
 	}
+	w := tabwriter.NewWriter(c, 0, 0, 2, ' ', 0)
 	oneLine := strings.NewReplacer("\n", " ", "\t", " ")
 	for _, row := range rows {
 		for i, cell := range row {
-			row[i] = oneLine.Replace(visible(cell))
-		}
-	}
-	return c.page(columns(rows))
-}
-
-// columns are rows as lines. The last cell of a row may be long: nothing is behind it.
-func columns(rows [][]string) string {
-	var text strings.Builder
-	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		fmt.Fprintln(w, strings.Join(row, "\t"))
-	}
-	w.Flush() // text takes all
-	return text.String()
-}
-
-// rePiece is a word with the blanks before it, or those at the end of a line.
-var rePiece = re(` *[^ \n]+\n?| *\n| +$`)
-
-// fold is text in lines of that width, as far as they have blanks to break at. A line goes on below its last column,
-// which two blanks begin, where that leaves it half of the width.
-func fold(text string, width int) string {
-	var folded strings.Builder
-	for line := range strings.Lines(text) {
-		at, hang := 0, 0
-		for _, word := range rePiece.expr().FindAllString(line, -1) {
-			bare := strings.TrimLeft(word, " ")
-			blanks := len(word) - len(bare)
-			switch {
-			case at == 0:
-				hang = blanks + 2
-			case at+widthOf(strings.TrimSuffix(word, "\n")) > width:
-				folded.WriteString("\n" + strings.Repeat(" ", hang))
-				word = bare
-				at = hang
-			case blanks > 1 && at+blanks <= width/2:
-				hang = at + blanks
+			mark := "\t"
+			if i == len(row)-1 {
+				mark = "\n"
 			}
-			folded.WriteString(word)
-			at += widthOf(word)
+			fmt.Fprint(w, oneLine.Replace(visible(fmt.Sprint(cell))), mark)
 		}
 	}
-	return folded.String()
+	w.Flush() // c remembers what could not be written
+	return 0
 }
 
-// onTerminal tells whether a person may be at the other end of f.
+// onTerminal reports whether a person may be at the other end of f.
 func onTerminal(f *os.File) bool {
 	_, err := terminalSize(f)
 	return err == nil
@@ -836,43 +768,27 @@ func onTerminal(f *os.File) bool {
 // configHelp explains each setting, as it would stand in config.toml.
 func configHelp() string {
 	var text strings.Builder
-	text.WriteString(`
-config.toml is in ~/.atlasbridge, or where ATLASBRIDGE_HOME says, else
-STORAGE_PATH. Names with a dot stand in a table: [telegram], then bot_token =
-"…". kill -HUP PID, with the PID of atlasbridge, has a session read it anew. A
-wrong value of TELEGRAM_* in the environment is an error; of the others, which
-may be meant for another program, it is told and left out.
-
-`)
 	for _, s := range settings(&Config{}) {
 		fmt.Fprintf(&text, "%s = %s\n    %s\n", s.Key, s.def, s.does)
 		if s.env != "" {
 			fmt.Fprintf(&text, "    environment: %s\n", s.env)
 		}
 	}
-	text.WriteString(`
-With ATLASBRIDGE_CAPTURE_PROMPTS=1 a recording of each question is kept, in the
-folder's captured_scenarios: the last output, with all that the screen showed.
-
-A tool sees none of TELEGRAM_* and ATLASBRIDGE_*, but for ATLASBRIDGE_SESSION,
-the id of the session it runs in, and ATLASBRIDGE_HOME.`)
-	return text.String()
+	return fmt.Sprintf(settingsPage, text.String())
 }
 
 func cmdHelp(c *command) int {
 	var list strings.Builder
-	for _, s := range commands() {
-		fmt.Fprintf(&list, "  %-11s %s\n", s.name, s.summary)
+	for _, m := range commands() {
+		fmt.Fprintf(&list, "  %-11s %s\n", m.name(), m.summary())
 	}
-	return c.page("atlasbridge runs an AI command line and carries its questions to your phone.\n\n" +
-		list.String() + "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n" +
-		"Then:  atlasbridge setup; atlasbridge run claude\n" +
-		"More:  atlasbridge help COMMAND; it ends with 0, 1 when it failed, 2 when the\n" +
-		"       command line is wrong, where its help says nothing else\n")
+	fmt.Fprintf(c, overviewPage, list.String())
+	return 0
 }
 
 func cmdVersion(c *command) int {
-	return c.print(version() + "\n")
+	fmt.Fprintln(c, version())
+	return 0
 }
 
 // version is that of the version control tag, where it was built from one, and what it was built with and for.
@@ -884,10 +800,6 @@ func version() string {
 	}
 	return fmt.Sprintf("atlasbridge %s %s %s/%s", tag, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
-
-// ---- completion ----
-// A script offers what the table has: commands, flags, and what a flag can be if that is fixed. The shell does the
-// rest.
 
 // bashCompletion is for bash and zsh: bash begins a word behind =, zsh does not.
 const bashCompletion = `_atlasbridge() {
@@ -902,36 +814,39 @@ const bashCompletion = `_atlasbridge() {
 complete -o default -F _atlasbridge atlasbridge
 `
 
+// cmdCompletion prints a script that offers commands, flags, and what a flag can be if that is fixed.
 func cmdCompletion(c *command) int {
-	bash, fish := "", ""
-	for _, s := range commands() {
+	var names, bash, fish string
+	for _, m := range commands() {
+		names += m.name() + " "
 		fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_use_subcommand; or __fish_seen_subcommand_from help' "+
-			"-fa %s -d %q\n", s.name, s.summary)
+			"-fa %s -d %q\n", m.name(), m.summary())
 		list := ""
-		for _, f := range s.flags() {
+		for _, f := range m.flags() {
 			list += " --" + f.name
 			fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_seen_subcommand_from %s' -l %s -d %q",
-				s.name, f.name, f.help)
+				m.name(), f.name, f.help)
 			if f.value != "" {
 				fish += " -r"
 			}
 			if f.words() != nil {
 				words := strings.Join(f.words(), " ")
 				fish += " -fa '" + words + "'"
-				bash += fmt.Sprintf("  *:%s:*--%s[\\ =]:*) list='%s' ;;\n", s.name, f.name, words)
+				bash += fmt.Sprintf("  *:%s:*--%s[\\ =]:*) list='%s' ;;\n", m.name(), f.name, words)
 			}
 			fish += "\n"
 		}
-		bash += fmt.Sprintf("  *:%s:*:-) list='%s' ;;\n", s.name, list)
+		bash += fmt.Sprintf("  *:%s:*:-) list='%s' ;;\n", m.name(), list)
 	}
-	bash = fmt.Sprintf(bashCompletion, strings.Join(commandNames(), " "), bash)
+	bash = fmt.Sprintf(bashCompletion, names, bash)
 	switch c.opts.args[0] {
 	case "zsh":
 		bash = "autoload -Uz compinit bashcompinit\n(( $+functions[compdef] )) || compinit -i\nbashcompinit\n" + bash
 	case "fish":
-		return c.print(fish)
+		bash = fish
 	}
-	return c.print(bash)
+	fmt.Fprint(c, bash)
+	return 0
 }
 
 // ---- doctor ----
@@ -956,18 +871,18 @@ type doctor struct {
 	code   int
 }
 
-// cmdDoctor tells each check as soon as it is made, with --json all of them at the end: first that there is no bot.
+// cmdDoctor prints each check as soon as it is made, with --json all of them at the end.
 func cmdDoctor(c *command) int {
-	d := &doctor{command: c, checks: []check{}}
+	d := &doctor{command: c}
 	cfg, err := d.config(nil)
 	if cfg.Channel == "local" {
 		todo := "atlasbridge setup connects your phone"
 		if cfg.choseChannel() {
 			todo = ""
 		}
-		d.tell("token", nil, cfg.whyLocal()+waitsHere, todo)
+		d.found("token", nil, cfg.whyLocal()+waitsHere, todo)
 	}
-	d.tell("config", err, "settings and defaults are valid", "")
+	d.found("config", err, "settings and defaults are valid", "")
 	var st *Store // nil where it cannot be opened
 	if cfg.Dir != "" {
 		st = d.checkState(cfg.Dir)
@@ -979,31 +894,31 @@ func cmdDoctor(c *command) int {
 		if err == nil && !verdict.OK {
 			err = hinted(fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason), verdict.Remedy)
 		}
-		d.tell("audit", err, fmt.Sprintf("%d entries hold", verdict.Entries), "")
+		d.found("audit", err, fmt.Sprintf("%d entries hold", verdict.Entries), "")
 	}
 	terminal := "none here: a tool gets 100x30"
 	size, err := terminalSize(d.stdout)
 	if err == nil {
 		terminal = fmt.Sprintf("%s, %dx%d", d.getenv("TERM"), size.Cols, size.Rows)
 	}
-	d.tell("terminal", nil, terminal, "")
+	d.found("terminal", nil, terminal, "")
 	for _, t := range knownTools(c.ctx, cfg) {
 		if t.Path != "" {
-			d.tell(t.Name, nil, strings.TrimSpace(t.Version+" "+t.Path), t.Warning)
+			d.found(t.Name, nil, strings.TrimSpace(t.Version+" "+t.Path), t.Warning)
 		}
 	}
 	if cfg.Channel == "telegram" {
 		d.checkTelegram(newTelegram(cfg, st, nil))
 	}
 	if c.opts.on("json") {
-		return max(d.code, c.printJSON(map[string]any{"checks": d.checks, "ok": d.code == 0}))
+		c.printJSON(map[string]any{"checks": d.checks, "ok": d.code == 0})
 	}
 	return d.code
 }
 
-// tell adds a check: it failed with err, or passed with what was found and perhaps a warning.
-func (d *doctor) tell(name string, err error, found, warning string) {
-	k := check{Name: name, OK: err == nil, Detail: found, Remedy: warning}
+// found adds a check: it failed with err, or passed with what was found and perhaps a warning.
+func (d *doctor) found(name string, err error, detail, warning string) {
+	k := check{detail, name, err == nil, warning}
 	mark := "ok"
 	switch {
 	case err != nil:
@@ -1018,11 +933,10 @@ func (d *doctor) tell(name string, err error, found, warning string) {
 	if d.opts.on("json") {
 		return
 	}
-	text := fmt.Sprintf("%-4s  %-11s  %s\n", mark, name, visible(k.Detail))
+	fmt.Fprintf(d, "%-4s  %-11s  %s\n", mark, name, visible(k.Detail))
 	if k.Remedy != "" {
-		text += fmt.Sprintf("%17s  %s\n", "→", visible(k.Remedy))
+		fmt.Fprintf(d, "%17s  %s\n", "→", visible(k.Remedy))
 	}
-	d.code = max(d.code, d.page(text))
 }
 
 // checkState opens the state, nil where that cannot be done, and tries whether it can be written.
@@ -1030,7 +944,7 @@ func (d *doctor) checkState(dir string) *Store {
 	st, err := openState(dir, d.disk)
 	if err != nil {
 		todo := "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"
-		d.tell("state", hinted(err, todo), "", "")
+		d.found("state", hinted(err, todo), "", "")
 		return nil
 	}
 	err = st.tryDisk()
@@ -1039,7 +953,7 @@ func (d *doctor) checkState(dir string) *Store {
 		todo := "all else counts; keep a copy (`atlasbridge debug bundle`), then delete the damaged line"
 		err = hinted(errors.New(notes), todo)
 	}
-	d.tell("state", err, "can be used: a file was written for a test", notes)
+	d.found("state", err, "can be used: a file was written for a test", notes)
 	return st
 }
 
@@ -1057,7 +971,7 @@ func (d *doctor) checkPrivacy(dir string) {
 	if errors.Is(err, errShared) { // the first of perhaps many
 		err = &hintedError{err, closeRemedy(dir)}
 	}
-	d.tell("permissions", err, dir+" is yours alone", "")
+	d.found("permissions", err, dir+" is yours alone", "")
 }
 
 // checkTelegram asks about the bot and its chat, and whether updates would come here. Where no session polls, it does
@@ -1065,12 +979,12 @@ func (d *doctor) checkPrivacy(dir string) {
 func (d *doctor) checkTelegram(bot *Telegram) {
 	var me user
 	err := bot.call(d.ctx, "getMe", struct{}{}, &me)
-	d.tell("token", explained(err), "the bot is @"+me.Username, "")
+	d.found("token", explained(err), "the bot is @"+me.Username, "")
 	if err != nil {
 		return
 	}
 	err = bot.reach(d.ctx)
-	d.tell("chat", explained(err), fmt.Sprintf("the bot can write to chat %d", bot.cfg.Load().ChatID), "")
+	d.found("chat", explained(err), fmt.Sprintf("the bot can write to chat %d", bot.cfg.Load().ChatID), "")
 	if bot.store == nil {
 		return
 	}
@@ -1087,7 +1001,7 @@ func (d *doctor) checkTelegram(bot *Telegram) {
 			err = errors.New(trouble)
 		}
 	}
-	d.tell("poller", explained(err), poller, "")
+	d.found("poller", explained(err), poller, "")
 }
 
 // ---- tools ----
@@ -1107,14 +1021,14 @@ type tool struct {
 func cmdAdapters(c *command) int {
 	cfg, _ := c.config(nil) // where it is wrong there is no token to keep from the tools
 	list := knownTools(c.ctx, cfg)
-	rows := [][]string{{"ADAPTER", "VERSION", "SUPPORTED", "FOUND"}}
+	rows := [][]any{{"ADAPTER", "VERSION", "SUPPORTED", "FOUND"}}
 	for _, t := range list {
-		rows = append(rows, []string{t.Name, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
+		rows = append(rows, []any{t.Name, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
 	}
 	return c.show(list, rows, "")
 }
 
-// knownTools asks each tool that has an adapter.
+// knownTools asks each tool that has an adapter for its version.
 func knownTools(ctx context.Context, cfg *Config) []tool {
 	var list []tool
 	env := childEnv(os.Environ(), cfg, "")
@@ -1169,7 +1083,6 @@ func versionNumbers(version string) []int {
 }
 
 // ---- commands: config, status, approvals, answer ----
-//
 // They show what is here, and give an answer from another terminal.
 
 func cmdConfig(c *command) int {
@@ -1177,16 +1090,16 @@ func cmdConfig(c *command) int {
 	if err != nil {
 		return c.fail(err)
 	}
-	table := [][]string{{"SETTING", "VALUE", "FROM"}}
+	rows := [][]any{{"SETTING", "VALUE", "FROM"}}
 	for _, s := range cfg.inForce {
-		table = append(table, []string{s.Key, string(s.Value), s.Origin})
+		rows = append(rows, []any{s.Key, string(s.Value), s.Origin})
 	}
-	return c.show(cfg.inForce, table, "")
+	return c.show(cfg.inForce, rows, "")
 }
 
 // openState opens the state for a command, and reports what is damaged.
 func (c *command) openState() (*Store, error) {
-	dir, err := c.stateDir()
+	dir, err := stateDir(c.getenv)
 	if err != nil {
 		return nil, err
 	}
@@ -1195,7 +1108,7 @@ func (c *command) openState() (*Store, error) {
 		return nil, err
 	}
 	for _, note := range s.notes {
-		fmt.Fprintf(c.stderr, "atlasbridge: %s (see `atlasbridge doctor`)\n", note)
+		c.complain(note + " (see `atlasbridge doctor`)")
 	}
 	return s, nil
 }
@@ -1223,7 +1136,6 @@ func span(d time.Duration) string {
 type statusRow struct {
 	*SessionRecord
 	Open  int  `json:"open_prompts"`
-	Asked int  `json:"prompts"`
 	Polls bool `json:"polls"` // listens to Telegram for all sessions
 
 	// WrapperState is "running", "stopped" as by ^Z, when nothing is asked or typed, or "gone".
@@ -1242,11 +1154,11 @@ func (s *Store) wrapperState(session string) string {
 	return "running"
 }
 
-// cmdStatus lists sessions, and who listens to Telegram.
 func cmdStatus(c *command) int { return c.withState(c.status) }
 
+// status lists sessions, and who listens to Telegram.
 func (c *command) status(s *Store) int {
-	rows := []statusRow{}
+	list := []statusRow{}
 	poller := s.holder("poll.lock")
 	for id, r := range s.view.Sessions {
 		row := statusRow{SessionRecord: ref(*r), WrapperState: s.wrapperState(id), Polls: poller > 0 && r.Wrapper == poller}
@@ -1257,55 +1169,36 @@ func (c *command) status(s *Store) int {
 		if row.Status != "active" && !c.opts.on("all") {
 			continue
 		}
-		for _, p := range s.view.Prompts {
-			if p.SessionID != id || p.Idle {
-				continue
-			}
-			row.Asked++
-			if s.waits(p) {
-				row.Open++
-			}
-		}
-		rows = append(rows, row)
+		row.Open = len(s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && !p.Idle && s.waits(p) }))
+		list = append(list, row)
 	}
-	slices.SortFunc(rows, func(a, b statusRow) int { // "active" sorts first
-		if a.Status != b.Status {
-			return strings.Compare(a.Status, b.Status)
-		}
-		return b.StartedAt.Compare(a.StartedAt)
+	slices.SortFunc(list, func(a, b statusRow) int { // "active" sorts first
+		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt))
 	})
-	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "OUTPUT", "TOOL"}}
-	for _, r := range rows {
-		table = append(table, r.cells(time.Now()))
+	now := time.Now()
+	rows := [][]any{{"SESSION", "PID", "STATE", "UP", "OPEN", "TOOL"}}
+	for _, r := range list {
+		state := cmp.Or(r.Activity, r.Status)
+		if r.ExitCode != nil && *r.ExitCode != 0 {
+			state += fmt.Sprintf(", exit %d", *r.ExitCode)
+		}
+		if r.WrapperState == "stopped" {
+			state = r.WrapperState
+		}
+		up := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt)
+		rows = append(rows, []any{shortID(r.ID), r.PID, state, span(up), r.Open, r.Tool + " " + r.Label})
 	}
-	code := c.show(rows, table, "no sessions; start one: atlasbridge run <tool>")
-	trouble := s.ChannelTrouble()
-	about := before("\n", trouble)
+	code := c.show(list, rows, "no sessions; start one: atlasbridge run <tool>")
+	if c.opts.on("json") {
+		return code
+	}
 	if poller != 0 {
-		about = fmt.Sprintf("\nprocess %d listens to Telegram", poller) + about
+		fmt.Fprintf(c, "process %d listens to Telegram\n", poller)
 	}
-	switch {
-	case about != "" && !c.opts.on("json"):
-		return max(code, c.page(about[1:]+"\n"))
-	case trouble != "":
-		c.warn(trouble)
+	if trouble := s.ChannelTrouble(); trouble != "" {
+		fmt.Fprintln(c, visible(trouble))
 	}
 	return code
-}
-
-// cells are the row's columns in the table.
-func (r statusRow) cells(now time.Time) []string {
-	end := cmp.Or(r.EndedAt, &now)
-	seen := cmp.Or(r.LastSeen, &r.StartedAt)
-	state := cmp.Or(r.Activity, r.Status)
-	if r.ExitCode != nil && *r.ExitCode != 0 {
-		state += fmt.Sprintf(", exit %d", *r.ExitCode)
-	}
-	if r.WrapperState == "stopped" {
-		state = r.WrapperState
-	}
-	return []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(end.Sub(r.StartedAt)), fmt.Sprint(r.Open),
-		fmt.Sprint(r.Asked), span(now.Sub(*seen)) + " ago", strings.TrimSpace(r.Tool + " " + r.Label)}
 }
 
 // maxListed is how much approvals says of a question, in bytes: a screenful.
@@ -1313,20 +1206,21 @@ const maxListed = 2000
 
 func cmdApprovals(c *command) int { return c.withState(c.approvals) }
 
+// approvals lists the questions that wait for an answer.
 func (c *command) approvals(s *Store) int {
 	open := s.view.which(s.waits)
 	slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
-	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
+	rows := [][]any{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
 	for _, p := range open {
 		r := s.view.Sessions[p.SessionID]
 		about := cmp.Or(p.words(maxListed), p.Question, p.Excerpt)
 		if len(p.Choices) > 0 && p.Type != YesNo {
 			about += " · " + p.takes()
 		}
-		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
+		rows = append(rows, []any{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
 			clip(p.takes(), 24), about})
 	}
-	return c.show(open, table, "no open questions")
+	return c.show(open, rows, "no open questions")
 }
 
 func cmdAnswer(c *command) int { return c.withState(c.answer) }
@@ -1351,13 +1245,10 @@ func (c *command) answer(s *Store) int {
 		_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields}) // else Trouble; it is not taken all the same
 		return c.fail(hinted(errors.New("nothing was typed: "+string(why)), todo))
 	}
-	said := "answered " + shortID(p.ID)
-	for _, more := range []string{p.labels(*p.Value), p.granted()} {
-		said += before(": ", visible(more))
-	}
-	fmt.Fprintln(c, said)
+	said := before(": ", p.labels(*p.Value)) + before(": ", p.granted())
+	fmt.Fprintln(c, "answered "+shortID(p.ID)+visible(said))
 	if s.wrapperState(p.SessionID) == "stopped" {
-		c.warn("its session is stopped: the answer is typed when that goes on (`fg` there)")
+		c.complain("its session is stopped: the answer is typed when that goes on (`fg` there)")
 	}
 	if err := s.Trouble(); err != nil {
 		c.fail(err) // says it: the answer counts all the same
@@ -1365,62 +1256,50 @@ func (c *command) answer(s *Store) int {
 	return 0
 }
 
+// maxAncestors is deeper than any tree of processes, should the system name a circle.
+const maxAncestors = 1000
+
 // inside reports whether this process was started in a session, whichever: an agent that answers for another one is no
 // person either. Two marks tell:
 //
 //   - the environment has ATLASBRIDGE_SESSION, whatever its value: outlives setsid and a parent that has ended
-//   - a parent, or parent's parent …, is a session's wrapper, or its tool: outlives setsid and a changed environment
+//   - a parent, or parent's parent …, is a session's wrapper: outlives setsid and a changed environment
 //
 // A program that takes it out of its environment and has left its parents is not found; one that goes that far can as
-// well write state.jsonl. A wrapper counts while it lives, the tool for as long as it runs.
+// well write state.jsonl.
 func (s *Store) inside() bool {
 	_, marked := os.LookupEnv("ATLASBRIDGE_SESSION")
 	if marked {
 		return true
 	}
-	ancestors := ancestorsOf(os.Getpid())
+	wrappers := map[int]bool{}
 	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are no sessions
 	for _, lock := range locks {
-		if slices.Contains(ancestors, s.holder("sessions/"+lock.Name())) {
-			return true
-		}
+		wrappers[s.holder("sessions/"+lock.Name())] = true
 	}
-	return false
-}
-
-// ancestorsOf are the pids of a process's parent, that one's parent and so on, as far as the system tells.
-func ancestorsOf(pid int) (pids []int) {
-	const enough = 1000 // deeper than any tree, should the system name a circle
-	for len(pids) < enough {
+	pid := os.Getpid()
+	for range maxAncestors {
 		pid = parentOf(pid)
-		if pid == 0 {
+		if pid == 0 || wrappers[pid] {
 			break
 		}
-		pids = append(pids, pid)
 	}
-	return pids
+	return pid != 0 && wrappers[pid]
 }
 
 // ---- commands: audit verify, logs ----
 // They only read.
 
-func cmdAudit(c *command) int {
-	return c.withState(c.audit)
-}
+func cmdAudit(c *command) int { return c.withState(c.audit) }
 
+// audit says whether the chain of the audit log holds.
 func (c *command) audit(s *Store) int {
-	head := strings.Replace(c.opts.text("head"), " ", ":", 1)
-	if !re(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
-		return c.fail(misuse("--head is SEQ:sha256:HEX, as the session-ended message has it"))
-	}
-	v, err := s.VerifyAudit(strings.Fields(head)...)
-	if err != nil {
-		return c.fail(err)
-	}
-	code := 0
+	v, err := s.VerifyAudit()
 	switch {
+	case err != nil:
+		return c.fail(err)
 	case c.opts.on("json"):
-		code = c.printJSON(v)
+		c.printJSON(v)
 	case v.OK:
 		fmt.Fprintf(c, "audit.log holds: %d entries, head %s\nproves: %s\ndoes not prove: %s\n",
 			v.Entries, v, v.Proves, v.Limits)
@@ -1431,41 +1310,66 @@ func (c *command) audit(s *Store) int {
 	if !v.OK {
 		return exitFailed
 	}
-	return code
+	return 0
+}
+
+// lastEntries is how many entries --tail begins with.
+const lastEntries = 10
+
+// logReader reads the audit log. With --tail it waits at the end for what is written next.
+type logReader struct {
+	*command
+	f       *os.File
+	last    []string // entries that --tail has not printed
+	follows bool     // it has been at the end: all that comes is printed
+}
+
+// Read reads on. At the end it prints what was held back.
+func (l *logReader) Read(p []byte) (n int, err error) {
+	n, err = l.f.Read(p)
+	for err == io.EOF && l.opts.on("tail") {
+		fmt.Fprint(l, strings.Join(l.last, ""))
+		l.last = nil
+		l.follows = true
+		if l.lost != nil || sleep(l.ctx, 200*time.Millisecond) != nil {
+			break
+		}
+		n, err = l.f.Read(p)
+	}
+	return n, err
 }
 
 // cmdLogs prints the entries there are, and with --tail the last ten and those that come, until it is interrupted.
 func cmdLogs(c *command) int {
-	dir, err := c.stateDir()
+	dir, err := stateDir(c.getenv)
 	if err != nil {
 		return c.fail(err)
 	}
+	f, err := os.Open(filepath.Join(dir, "audit.log"))
+	if errors.Is(err, fs.ErrNotExist) {
+		f, err = os.Open(os.DevNull) // nothing has happened yet
+	}
+	if err != nil {
+		return c.fail(err)
+	}
+	defer f.Close()
 	session := c.opts.text("session")
 	tail := c.opts.on("tail")
 	found := session == "" || tail // it may come
-	at := int64(0)                 // bytes read
-	for first := true; err == nil; first = false {
-		var last []string
-		at, err = eachWhole(filepath.Join(dir, "audit.log"), at, func(line []byte) (more bool) {
-			text, ofSession := c.entry(line, session)
-			found = found || ofSession
-			if text == "" {
-				return true
+	l := &logReader{command: c, f: f}
+	err = eachLine(l, func(line []byte) (more bool) {
+		text, ofSession := c.entry(line, session)
+		found = found || ofSession
+		if !tail {
+			fmt.Fprint(c, text)
+		} else if text != "" {
+			l.last = append(l.last, text)
+			if !l.follows {
+				l.last = l.last[max(0, len(l.last)-lastEntries):]
 			}
-			last = append(last, text)
-			if tail && first {
-				last = last[max(0, len(last)-lastEntries):]
-				return true
-			}
-			c.print(text)
-			last = nil
-			return c.lost == nil
-		})
-		c.print(strings.Join(last, ""))
-		if err == nil && (!tail || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil) {
-			break
 		}
-	}
+		return c.lost == nil
+	})
 	if err == nil && !found {
 		err = hinted(fmt.Errorf("no session in the log begins with %q", session),
 			"atlasbridge status --all lists the sessions")
@@ -1476,64 +1380,33 @@ func cmdLogs(c *command) int {
 	return 0
 }
 
-// lastEntries is how many entries --tail begins with.
-const lastEntries = 10
-
-// eachWhole does something with each line from that byte of the file on, and gives where those end that are whole;
-// nothing where there is no file yet. A file shorter than that is another by now, and is read from its beginning.
-func eachWhole(path string, at int64, do func(line []byte) (more bool)) (end int64, err error) {
-	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	size, err := f.Seek(0, io.SeekEnd)
-	if size < at {
-		at = 0
-	}
-	if err == nil {
-		_, err = f.Seek(at, io.SeekStart)
-	}
-	if err != nil {
-		return 0, err
-	}
-	err = eachLine(f, func(line []byte) (more bool) {
-		if line[len(line)-1] != '\n' && len(line) < maxRead { // it is just being written
-			return false
-		}
-		at += int64(len(line))
-		return do(line)
-	})
-	return at, err
-}
-
 // c1 are the controls that JSON leaves as they are and some terminals obey.
 var c1 = re(`[\x{80}-\x{9f}]`)
 
 // columned are the members of an entry that logs shows in front.
 var columned = strings.Fields("ts event session_id prompt_id")
 
-// entry is what logs prints of an entry, "" where that is of a session whose id begins otherwise; of a damaged one the
-// session is not known. Whatever a terminal could obey is escaped, in JSON too.
+// entry is what logs prints of a line, "" for one that is not complete and for an entry of a session whose id begins
+// otherwise; of a damaged one the session is not known. Whatever a terminal could obey is escaped, in JSON too.
 func (c *command) entry(line []byte, session string) (text string, ofSession bool) {
+	if line[len(line)-1] != '\n' { // it is being written
+		return "", false
+	}
 	fields, err := parseEntry(line)
 	if err != nil {
 		return fmt.Sprintf("damaged: %.300q\n", bytes.TrimSpace(line)), false
 	}
 	member := map[string]string{}
-	var rest strings.Builder // what else it says
+	rest := "" // what else it says
 	for _, f := range fields[1 : len(fields)-2] {
 		text := "-"
 		if f.Value != nil {
-			text = fmt.Sprint(f.Value)
+			text = legibly(fmt.Sprint(f.Value))
 		}
 		member[f.Name] = text
 		forNobody := text == "" || strings.HasSuffix(f.Name, "_sha256")
 		if !forNobody && !slices.Contains(columned, f.Name) {
-			rest.WriteString(" " + legibly(f.Name) + "=" + legibly(text))
+			rest += " " + legibly(f.Name) + "=" + text
 		}
 	}
 	if !strings.HasPrefix(member["session_id"], session) {
@@ -1547,8 +1420,8 @@ func (c *command) entry(line []byte, session string) (text string, ofSession boo
 	if at, err := time.Parse(stampLayout, when); err == nil {
 		when = at.Local().Format(time.DateTime)
 	}
-	return c.folded(fmt.Sprintf("%s %-8s %-17s %s%s\n", visible(when), legibly(shortID(member["session_id"])),
-		legibly(member["event"]), legibly(shortID(member["prompt_id"])), rest.String())), true
+	return fmt.Sprintf("%s %-8s %-17s %s%s\n", when, shortID(member["session_id"]), member["event"],
+		shortID(member["prompt_id"]), rest), true
 }
 
 // reUnquoted is a value that logs shows without quotes.
@@ -2020,7 +1893,7 @@ func newSession(c *command) (*session, error) {
 		return nil, err
 	}
 	_, missing := findTool(c.opts.args[0]) // then run says so, and an old recording stays as it was
-	if c.opts.given("record") && missing == nil {
+	if c.opts.on("record") && missing == nil {
 		s.cast, err = startRecording(c.opts.text("record"), tool, s.size(), time.Now())
 		if err != nil {
 			return nil, err
@@ -2041,7 +1914,7 @@ func settingsOf(o *options) map[string]string {
 
 // timeoutOf is settingsOf for --timeout alone.
 func timeoutOf(o *options) map[string]string {
-	if !o.given("timeout") {
+	if !o.on("timeout") {
 		return map[string]string{}
 	}
 	life, _ := time.ParseDuration(o.text("timeout")) // as the flag package prints it: cannot fail
@@ -6142,7 +6015,7 @@ func (a *asking) compose() error {
 func (a *asking) addAnswers() error {
 	p := &a.prompt
 	list := a.opts.text("choices")
-	listed := a.opts.given("choices")
+	listed := a.opts.on("choices")
 	text := a.opts.on("text")
 	switch {
 	case listed && text:
@@ -6461,15 +6334,15 @@ func (a *asking) conclude(end *PromptRecord, cause error) (code int, err error) 
 func (a *asking) tell(end *PromptRecord, status string, answer *string) bool {
 	switch {
 	case a.opts.on("json"):
-		return a.printJSON(struct {
+		a.printJSON(struct {
 			Answer *string `json:"answer"`
 			Status string  `json:"status"` // answered refused expired
 			By     string  `json:"by"`
 			ID     string  `json:"id"`
 			Reason string  `json:"reason"` // the operator's, for a refusal
-		}{answer, status, *cmp.Or(end.DecidedBy, ref("")), end.ID, end.Reason}) == 0
+		}{answer, status, *cmp.Or(end.DecidedBy, ref("")), end.ID, end.Reason})
 	case answer != nil:
-		return a.print(*answer+"\n") == 0
+		fmt.Fprintln(a, *answer)
 	}
-	return true
+	return a.lost == nil
 }
