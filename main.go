@@ -170,7 +170,7 @@ Flags:
   --stream                  send the text of the screen to the phone as it comes
   --timeout DUR             answer within 90s or 10m (default: timeout_seconds)
   --name LABEL              its name in messages (default: that of the folder)
-  --adapter NAME            treat it as this known tool (default: by its name)
+  --adapter claude|codex|gemini|opencode|qwen|generic  (default: by its name)
   --record FILE             keep a recording there, for lab (default: none)
   --quiet                   write nothing of our own to this terminal
 
@@ -492,7 +492,7 @@ func (m manual) name() string { return strings.Fields(m.page)[0] }
 
 var (
 	// reFlag is the line of a flag in a page.
-	reFlag = re(`(?m)^  --([a-z-]+)(?: (\S+))? {2,}(.*)`)
+	reFlag = re(`(?m)^  --([a-z-]+)(?: (\S+))? {2,}`)
 	// reOptions are the flags in a synopsis.
 	reOptions = re(`\[(flags|--[^]]+)\]`)
 	// reLiteral is a word of a synopsis that is written as it stands there, or one of several.
@@ -503,38 +503,26 @@ var (
 type flagSpec struct {
 	name  string
 	value string // what the page calls its value, "" for a switch
-	help  string
 }
 
 // flags returns the flags in the order of the page.
 func (m manual) flags() []flagSpec {
 	var all []flagSpec
 	for _, match := range reFlag.expr().FindAllStringSubmatch(m.page, -1) {
-		all = append(all, flagSpec{match[1], match[2], match[3]})
+		all = append(all, flagSpec{match[1], match[2]})
 	}
 	return all
 }
 
-// words returns the values that a flag can have, nil if they cannot be listed.
-func (f flagSpec) words() []string {
-	switch {
-	case strings.Contains(f.value, "|"):
-		return strings.Split(f.value, "|")
-	case f.name == "adapter":
-		return append(toolNames(), adapterFor("").Name)
-	}
-	return nil
-}
-
 // check returns why the flag cannot have that value.
 func (f flagSpec) check(value string) error {
-	words := f.words()
+	words := strings.Split(f.value, "|")
 	life, err := time.ParseDuration(value)
 	switch {
 	case f.value == "" && value != "true":
 		return errors.New("it takes no value")
-	case words != nil && !slices.Contains(words, value):
-		return errors.New("it is one of " + strings.Join(words, ", "))
+	case len(words) > 1 && !slices.Contains(words, value):
+		return errors.New("it is one of " + f.value)
 	case f.value == "DUR" && (err != nil || life < time.Second || life > 24*time.Hour):
 		return errors.New("it must be from 1s to 24h, such as 90s or 10m")
 	}
@@ -801,51 +789,50 @@ func version() string {
 	return fmt.Sprintf("atlasbridge %s %s %s/%s", tag, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-// bashCompletion is for bash and zsh: bash begins a word behind =, zsh does not.
+// bashCompletion reads commands, flags and their fixed values off the help. It is for zsh, too: bash begins a word
+// behind =, zsh does not.
 const bashCompletion = `_atlasbridge() {
-  local line=${COMP_LINE:0:$COMP_POINT} list=
+  local line=${COMP_LINE:0:$COMP_POINT} command=${COMP_WORDS[1]} list=
   local cur=${line##*[ =]}
-  case $COMP_CWORD:${COMP_WORDS[1]}:${line%%"$cur"}:${cur:0:1} in
-  1:*|2:help:*) list='%s' ;;
-%s  esac
+  local flag=${line%"$cur"}
+  flag=${flag%[ =]}
+  flag=${flag##* }
+  case $COMP_CWORD:$command:$cur:$flag in
+  1:*|2:help:*) list=$(atlasbridge help | sed -n 's/^  \([a-z]*\)  *.*/\1/p') ;;
+  *:-*:*) list=$(atlasbridge help "$command" 2>/dev/null | sed -n 's/^  \(--[a-z-]*\) .*/\1/p') ;;
+  *:--*) list=$(atlasbridge help "$command" 2>/dev/null | sed -n "s/^  $flag \([a-z]*|[a-z|]*\) .*/\1/p") ;;
+  esac
   local head=${2%%"$cur"}
-  COMPREPLY=($(compgen -P "${head#=}" -W "$list" -- "$cur"))
+  COMPREPLY=($(compgen -P "${head#=}" -W "${list//|/ }" -- "$cur"))
 }
 complete -o default -F _atlasbridge atlasbridge
 `
 
-// cmdCompletion prints a script that offers commands, flags, and what a flag can be if that is fixed.
+// zshCompletion stands before bashCompletion.
+const zshCompletion = `autoload -Uz compinit bashcompinit
+(( $+functions[compdef] )) || compinit -i
+bashcompinit
+`
+
+// fishCompletion reads the help, too.
+const fishCompletion = `for line in (atlasbridge help | string match -r '^  [a-z]+ .*')
+    set -l command (string match -rg '^  ([a-z]+) +(.*)' -- $line)
+    complete -c atlasbridge -n '__fish_use_subcommand; or __fish_seen_subcommand_from help' \
+        -fa $command[1] -d $command[2]
+    for line in (atlasbridge help $command[1] | string match -r '^  --.*')
+        set -l flag (string match -rg '^  --([a-z-]+) ?(\S*)  +(.*)' -- $line)
+        set -l value
+        test -n "$flag[2]"; and set value -r
+        string match -q '*|*' -- $flag[2]; and set value -r -fa (string replace -a '|' ' ' -- $flag[2])
+        complete -c atlasbridge -n "__fish_seen_subcommand_from $command[1]" -l $flag[1] $value -d $flag[3]
+    end
+end
+`
+
+// cmdCompletion prints a script.
 func cmdCompletion(c *command) int {
-	var names, bash, fish string
-	for _, m := range commands() {
-		names += m.name() + " "
-		fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_use_subcommand; or __fish_seen_subcommand_from help' "+
-			"-fa %s -d %q\n", m.name(), m.summary())
-		list := ""
-		for _, f := range m.flags() {
-			list += " --" + f.name
-			fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_seen_subcommand_from %s' -l %s -d %q",
-				m.name(), f.name, f.help)
-			if f.value != "" {
-				fish += " -r"
-			}
-			if f.words() != nil {
-				words := strings.Join(f.words(), " ")
-				fish += " -fa '" + words + "'"
-				bash += fmt.Sprintf("  *:%s:*--%s[\\ =]:*) list='%s' ;;\n", m.name(), f.name, words)
-			}
-			fish += "\n"
-		}
-		bash += fmt.Sprintf("  *:%s:*:-) list='%s' ;;\n", m.name(), list)
-	}
-	bash = fmt.Sprintf(bashCompletion, names, bash)
-	switch c.opts.args[0] {
-	case "zsh":
-		bash = "autoload -Uz compinit bashcompinit\n(( $+functions[compdef] )) || compinit -i\nbashcompinit\n" + bash
-	case "fish":
-		bash = fish
-	}
-	fmt.Fprint(c, bash)
+	scripts := map[string]string{"bash": bashCompletion, "zsh": zshCompletion + bashCompletion, "fish": fishCompletion}
+	fmt.Fprint(c, scripts[c.opts.args[0]])
 	return 0
 }
 
