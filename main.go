@@ -5146,11 +5146,6 @@ const (
 	fromAsk  = "ask"
 )
 
-const (
-	askLook   = time.Second           // between looks at the clock, and whether the session lives
-	askMoment = 10 * time.Millisecond // between attempts to end a question whose time is over
-)
-
 // stopped is a cause that takes a question back: a signal, or the phone's /cancel, which counts as SIGTERM.
 type stopped struct {
 	sig syscall.Signal
@@ -5178,27 +5173,16 @@ func (p *PromptRecord) begin(source, session string, life time.Duration) {
 	p.publish()
 }
 
-// ask stores a prompt and returns it when it is no longer open; who follows the session has it sent. Whoever asks ends
-// the question, too. When its time is over it expires, with its safe default as its value, or is canceled if it was
-// never sent to anybody. When ctx ends it is canceled if the cause is a stopped, and fails with any other cause. An
-// answer that came first counts. Where the context has no cause this process is being ended: ask returns nil, and
-// others find that nobody holds its lock. It returns nil, too, when the session has died.
-func (p *PromptRecord) ask(ctx context.Context, st *Store) (*PromptRecord, error) {
-	following, enough := context.WithCancel(context.WithoutCancel(ctx))
-	defer enough()
-	if err := st.keep(p); err != nil {
-		return nil, err
-	}
-	changes := st.Follow(following, p.SessionID, time.Tick(lookOften))
+// await returns the stored prompt when it is no longer open; who follows the session has it sent. Whoever asks ends the
+// question, too. When its time is over it expires, with its safe default as its value, or is canceled if it was never
+// sent to anybody. When ctx ends it is canceled if the cause is a stopped, and fails with any other cause. An answer
+// that came first counts. Where the context has no cause this process is being ended: await returns nil, and others
+// find that nobody holds its lock. It returns nil, too, when the session has died.
+func (p *PromptRecord) await(ctx context.Context, st *Store) (*PromptRecord, error) {
 	for {
-		left := time.Until(p.ExpiresAt)
 		select {
-		case r := <-changes:
-			if r.head().ID != p.ID {
-				continue
-			}
 		case <-ctx.Done():
-		case <-time.After(max(askMoment, min(left, askLook))):
+		case <-time.After(lookOften):
 		}
 		now, err := st.Prompt(p.ID)
 		cause := context.Cause(ctx)
@@ -5272,7 +5256,7 @@ type hook struct {
 	session string
 	folder  string    // where the session was started: paths are shown as they are seen from there; "" not known (yet)
 	ends    time.Time // when the call's questions expire
-	asked   []string  // ids of the prompts so far: of one call
+	asked   []string  // ids of those that were answered or expired: of one call
 	locks   []func()  // each releases the lock of one
 }
 
@@ -5290,19 +5274,23 @@ const (
 	hookDeny   = "deny"
 )
 
+// decision is what the tool is told; nil leaves the question to its dialog.
+type decision map[string]any
+
 // cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
 func cmdHook(c *command) int {
 	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION")}
 	var raw json.RawMessage
 	var all any
-	if err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(&raw); err != nil {
+	err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(&raw)
+	if err == nil {
+		err = errors.Join(json.Unmarshal(raw, h), json.Unmarshal(raw, &all))
+	}
+	if err != nil || namedTwice(all) {
 		return 0 // the tool's dialog asks
 	}
-	if err := errors.Join(json.Unmarshal(raw, h), json.Unmarshal(raw, &all)); err != nil || namedTwice(all) {
-		return 0 // likewise
-	}
 	c.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
-	c.withState(func(s *Store) int {
+	return c.withState(func(s *Store) int {
 		h.st = s
 		if s.Alive(h.session) { // the session's record may come later than its tool's first hook
 			if err := h.handle(c); err != nil {
@@ -5311,11 +5299,10 @@ func cmdHook(c *command) int {
 		}
 		return 0
 	})
-	return 0
 }
 
-// namedTwice tells whether an object in the JSON has two members whose names differ in case alone: encoding/json takes
-// the last of them for either, the tool does not.
+// namedTwice reports whether an object in the JSON has two members whose names differ in case alone: encoding/json
+// takes the last of them for either, the tool does not.
 func namedTwice(v any) bool {
 	switch v := v.(type) {
 	case []any:
@@ -5375,31 +5362,28 @@ func toolResult(session, tool, id string, success bool) Event {
 	return Event{"TOOL_RESULT", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"success", success}}}
 }
 
-// decide asks, and passes the decision on to the tool. All answers are injected when it has been written.
+// decide asks, and passes the decision on to the tool. The answers are injected when it has been written.
 func (h *hook) decide(c *command) error {
 	defer func() {
 		for _, release := range h.locks {
 			release()
 		}
 	}()
-	questions := h.questions
-	if h.Tool != "AskUserQuestion" {
-		questions = h.permission
+	ask := h.permission
+	if h.Tool == "AskUserQuestion" {
+		ask = h.questions
 	}
-	decision, err := questions(c.ctx)
-	if decision == nil || decision["behavior"] == "deny" {
-		answered := max(len(h.asked)-1, 0)
-		err = errors.Join(err, h.conclude(Failed, "not all of its questions were answered", h.asked[:answered]))
-		h.asked = h.asked[answered:]
-	}
-	if decision == nil {
+	what, err := ask(c.ctx)
+	if what == nil {
 		return err
 	}
-	to, why := Injected, ""
-	answer := map[string]any{"hookEventName": h.Event, "decision": decision}
+	to := Injected
+	why := ""
+	answer := map[string]any{"hookEventName": h.Event, "decision": what}
 	err = json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": answer})
 	if err != nil {
-		to, why = Failed, "the tool did not take the answer: "+err.Error()
+		to = Failed
+		why = "the tool did not take the answer: " + err.Error()
 	}
 	return h.conclude(to, why, h.asked)
 }
@@ -5412,47 +5396,41 @@ func (h *hook) conclude(to State, why string, ids []string) (err error) {
 	return err
 }
 
-// wait asks one question of the call and returns its value. It returns nil where there is none: with a decision the
-// call is refused, for the operator did so or nobody answered; without one the dialog has to ask.
-func (h *hook) wait(ctx context.Context, p *PromptRecord) (value *string, decision map[string]any, err error) {
-	h.describe(p)
+// wait asks one question of the call, and returns it answered or expired; nil: the tool's dialog is to ask.
+func (h *hook) wait(ctx context.Context, p *PromptRecord) (*PromptRecord, error) {
+	h.complete(p)
 	release, err := h.st.HoldSession(p.ID)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	h.locks = append(h.locks, release)
+	if err := h.st.keep(p); err != nil {
+		return nil, err
+	}
+	end, err := p.await(ctx, h.st)
+	if end == nil || end.Status != ReplyReceived && end.Status != Expired {
+		return nil, err
+	}
 	h.asked = append(h.asked, p.ID)
-	end, err := p.ask(ctx, h.st)
-	if end == nil {
-		return nil, nil, err
-	}
-	refused := end.Status == Expired || end.Permission && end.Value != nil && *end.Value == hookDeny
-	switch {
-	case refused:
-		message := end.Reason
-		if message == "" {
-			message = "The operator refused this."
-		}
-		return nil, map[string]any{"behavior": "deny", "message": message}, nil
-	case end.Status == ReplyReceived:
-		return end.Value, nil, nil
-	}
-	return nil, nil, nil
+	return end, nil
 }
 
-// describe completes p with who asks and where, so that Full begins with the question. What is too long to be shown is
-// cut.
-func (h *hook) describe(p *PromptRecord) {
+// refused is the decision about a call whose question was refused, or expired.
+func refused(end *PromptRecord) decision {
+	return decision{"behavior": "deny", "message": cmp.Or(end.Reason, "The operator refused this.")}
+}
+
+// complete adds who asks and where, so that Full begins with the question. What is too long to be shown is cut.
+func (h *hook) complete(p *PromptRecord) {
 	p.Tool = h.Tool
-	p.Cwd = shortPath(h.Cwd, h.folder)
-	if p.Cwd == "." {
-		p.Cwd = ""
+	if h.Cwd != h.folder {
+		p.Cwd = shortPath(h.Cwd, h.folder)
 	}
 	if h.Agent != "" {
 		p.Question += " (from the " + h.Agent + " agent)"
 	}
-	for _, text := range []*string{&p.Question, &p.Full, &p.Cwd} {
-		*text = visible(redact(*text))
+	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
+		*text = clip(visible(redact(*text)), maxHookFull)
 	}
 	p.Question = oneLine(p.Question)
 	p.Excerpt = headAndTail(p.Full, maxExcerpt)
@@ -5465,9 +5443,6 @@ func (h *hook) describe(p *PromptRecord) {
 	}
 	p.Constraints.MaxLength = maxMessage
 	p.Cut = len(p.region()) > maxHookFull
-	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
-		*text = clip(*text, maxHookFull)
-	}
 	p.begin(fromHook, h.session, time.Until(h.ends))
 }
 
@@ -5507,7 +5482,7 @@ func (o object) rows() (rows []string) {
 }
 
 // questions asks claude's own questions and returns the answers to all of them in one decision.
-func (h *hook) questions(ctx context.Context) (map[string]any, error) {
+func (h *hook) questions(ctx context.Context) (decision, error) {
 	var input object
 	var all []object
 	if err := json.Unmarshal(h.Input, &input); err != nil {
@@ -5521,21 +5496,27 @@ func (h *hook) questions(ctx context.Context) (map[string]any, error) {
 	for i, one := range all {
 		words := one.text("question")
 		p, labels := ownQuestion(one, words, input.rows())
-		if p == nil {
-			return nil, nil
+		var end *PromptRecord
+		var err error
+		if p != nil {
+			if len(all) > 1 {
+				p.Question = fmt.Sprintf("(%d of %d) %s", i+1, len(all), words)
+			}
+			end, err = h.wait(ctx, p)
 		}
-		if len(all) > 1 {
-			p.Question = fmt.Sprintf("(%d of %d) %s", i+1, len(all), words)
+		if end == nil || end.Status == Expired {
+			err = errors.Join(err, h.conclude(Failed, "not all of its questions were answered", h.asked[:i]))
+			h.asked = h.asked[i:]
+			if end == nil {
+				return nil, err
+			}
+			return refused(end), err
 		}
-		value, decision, err := h.wait(ctx, p)
-		if value == nil {
-			return decision, err
-		}
-		answers[words] = answerWords(*value, labels, p.Multi)
+		answers[words] = answerWords(*end.Value, labels, p.Multi)
 	}
 	answered, err := json.Marshal(answers)
 	updated["answers"] = answered
-	return map[string]any{"behavior": "allow", "updatedInput": updated}, err
+	return decision{"behavior": "allow", "updatedInput": updated}, err
 }
 
 // ownQuestion is the prompt of a question that claude asks in those words, with the labels of its options; nil where it
@@ -5568,112 +5549,97 @@ func ownQuestion(o object, words string, others []string) (p *PromptRecord, labe
 
 // answerWords returns the labels that were chosen by their numbers, one or several, or the operator's own words.
 func answerWords(value string, labels []string, several bool) string {
-	var chosen []string
-	for key := range strings.SplitSeq(strings.ReplaceAll(value, " ", ""), ",") {
+	chosen := []string{value}
+	if several {
+		chosen = strings.Split(strings.ReplaceAll(value, " ", ""), ",")
+	}
+	for i, key := range chosen {
 		n, err := strconv.Atoi(key)
-		other := err != nil || n < 1 || n > len(labels)
-		if other || len(chosen) > 0 && !several {
+		if err != nil || n < 1 || n > len(labels) {
 			return value
 		}
-		chosen = append(chosen, labels[n-1])
+		chosen[i] = labels[n-1]
 	}
 	return strings.Join(chosen, ", ")
 }
 
 // permission asks whether a call is allowed, and for how long.
-func (h *hook) permission(ctx context.Context) (map[string]any, error) {
-	value, decision, err := h.wait(ctx, h.permissionPrompt())
-	if value == nil {
-		return decision, err
-	}
-	decision = map[string]any{"behavior": "allow"}
-	if h.Tool == "ExitPlanMode" { // a plain allow is ignored here (measured)
-		decision["updatedInput"] = map[string]any{}
-	}
-	switch *value {
-	case hookAllow:
-		return decision, nil
-	case hookAlways: // all of them: one alone does not do what they do together (measured)
-		decision["updatedPermissions"] = h.Suggestions
-		return decision, nil
-	}
-	return nil, nil
-}
-
-// permissionPrompt is what the operator is asked about the call: what it is, all of its arguments, and the answers.
-func (h *hook) permissionPrompt() *PromptRecord {
-	call := h.call()
-	p := &PromptRecord{Asked: Asked{Prompt: Prompt{Type: MultipleChoice, Question: call.question, Full: call.full,
-		Permission: true, SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull), Lang: call.lang}}
+func (h *hook) permission(ctx context.Context) (decision, error) {
+	p := &PromptRecord{Asked: Asked{Prompt: Prompt{Type: MultipleChoice, Permission: true, SafeDefault: ref(hookDeny)}}}
+	h.describe(p)
 	allow := "Yes"
 	if h.Tool == "ExitPlanMode" {
 		allow = "Yes, and manually approve edits" // the mode that claude is in then (measured)
 	}
-	p.Choices = []Choice{{Key: hookAllow, Label: allow, Grants: true}}
+	p.Choices = []Choice{{Key: hookAllow, Label: allow, Grants: true}, {Key: hookDeny, Label: "No"}}
 	words, widest := lastingWords(h.Suggestions, h.folder)
 	words = visible(words)
 	if words != "" && redact(words) == words { // what is granted for longer is known to its last letter
-		p.Choices = append(p.Choices, Choice{Key: hookAlways, Label: visible("Yes, and " + widest), Grants: true})
+		p.Choices = slices.Insert(p.Choices, 1, Choice{Key: hookAlways, Label: visible("Yes, and " + widest), Grants: true})
 		p.Lasting = words
 		p.parts.among = []string{"lasting: " + words}
 	}
-	p.Choices = append(p.Choices, Choice{Key: hookDeny, Label: "No"})
-	return p
-}
-
-// hookCall is what the tool wants to do.
-type hookCall struct {
-	question string // in words
-	full     string // all that it is about
-	subject  string // what the tool's dialog shows of it
-	lang     string // what full is written in
+	end, err := h.wait(ctx, p)
+	if end == nil {
+		return nil, err
+	}
+	what := decision{"behavior": "allow"}
+	if h.Tool == "ExitPlanMode" { // a plain allow is ignored here (measured)
+		what["updatedInput"] = map[string]any{}
+	}
+	switch *end.Value {
+	case hookDeny:
+		return refused(end), nil
+	case hookAlways: // all of them: one alone does not do what they do together (measured)
+		what["updatedPermissions"] = h.Suggestions
+	}
+	return what, nil
 }
 
 // langMarkdown is the Lang of a plan.
 const langMarkdown = "markdown"
 
-// call reads the tool's arguments. Of a tool that is not known all of them are told as they came.
-func (h *hook) call() hookCall {
+// describe says what the tool wants to do: in Question in words, in Full all of its arguments, in Subject what the
+// tool's dialog shows of them. Of a call that is not known the arguments are told as they came.
+func (h *hook) describe(p *PromptRecord) {
 	var in object
 	_ = json.Unmarshal(h.Input, &in) // what is no object has no members
-	call := h.knownCall(in)
-	if call.full == "" {
-		var text bytes.Buffer
-		_ = json.Indent(&text, h.Input, "", "  ") // it has been parsed, or is missing
-		call.full = text.String()
-		call.subject = cmp.Or(call.subject, h.Tool)
-		return call
-	}
-	call.full = strings.Join(append([]string{call.full}, in.rows()...), "\n")
-	return call
-}
-
-// knownCall is the call of a tool of claude's with these arguments; full is "" when the tool is another, or an argument
-// is missing.
-func (h *hook) knownCall(in object) hookCall {
+	p.Question = "Allow " + h.Tool + "?"
 	switch h.Tool {
 	case "Bash":
-		command := in.text("command")
-		question := strings.TrimSpace("Run this? " + in.text("description"))
-		return hookCall{question, command, command, "bash"}
-	case "Edit":
-		path := in.text("file_path")
-		diff, plus, minus := lineDiff(in.text("old_string"), in.text("new_string"))
-		question := fmt.Sprintf("Edit %s? +%d −%d", shortPath(path, h.folder), plus, minus)
-		return hookCall{question, diff, path, "diff"}
-	case "Write":
-		path := in.text("file_path")
-		diff, plus, _ := lineDiff("", in.text("content"))
-		question := fmt.Sprintf("Write %s? +%d", shortPath(path, h.folder), plus)
-		return hookCall{question, diff, path, "diff"}
+		p.Question = strings.TrimSpace("Run this? " + in.text("description"))
+		p.Subject = in.text("command")
+		p.Full = p.Subject
+		p.Lang = "bash"
+	case "Edit", "Write":
+		p.Subject = in.text("file_path")
+		p.Lang = "diff"
+		before, after := "old_string", "new_string"
+		if h.Tool == "Write" {
+			before, after = "", "content"
+		}
+		diff, plus, minus := lineDiff(in.text(before), in.text(after))
+		p.Full = diff
+		p.Question = fmt.Sprintf("%s %s? +%d −%d", h.Tool, shortPath(p.Subject, h.folder), plus, minus)
 	case "WebFetch":
-		url := in.text("url")
-		full := strings.TrimSpace(url + "\n" + in.text("prompt"))
-		return hookCall{"Fetch this address?", full, url, ""}
+		p.Question = "Fetch this address?"
+		p.Subject = in.text("url")
+		p.Full = strings.TrimSpace(p.Subject + "\n" + in.text("prompt"))
 	case "ExitPlanMode":
-		return hookCall{"Carry out this plan?", in.text("plan"), "", langMarkdown}
+		p.Question = "Carry out this plan?"
+		p.Full = in.text("plan")
+		p.Lang = langMarkdown
 	}
-	return hookCall{question: "Allow " + h.Tool + "?"}
+	if p.Full == "" {
+		var text bytes.Buffer
+		_ = json.Indent(&text, h.Input, "", "  ") // it has been parsed, or is missing
+		p.Full = text.String()
+		p.Subject = cmp.Or(p.Subject, h.Tool)
+		p.Lang = ""
+	} else {
+		p.Full = strings.Join(append([]string{p.Full}, in.rows()...), "\n")
+	}
+	p.Subject = safely(p.Subject, maxFull)
 }
 
 // suggestion is one of claude's permission_suggestions.
@@ -5689,13 +5655,6 @@ type suggestion struct {
 	}
 }
 
-// grant is what a suggestion grants.
-type grant struct {
-	words string // in full, "" what is not known
-	short string // as its button has it
-	width int    // how much that is
-}
-
 // How much a suggestion grants, the least first.
 const (
 	grantsFolder = iota // access to it
@@ -5708,37 +5667,6 @@ const (
 // maxWidest is how long the name of the widest grant may be, in bytes: a label has 60 with "Yes, and ".
 const maxWidest = 51
 
-// lastingWords say what the suggestions grant together, and for how long, and which grant is the widest, as its button
-// has it. Both are "" when there are no suggestions. One that is not understood is shown as it is.
-func lastingWords(suggestions []json.RawMessage, folder string) (words, widest string) {
-	var all []string
-	last := "" // how long the one before is kept
-	most := -1
-	for _, raw := range suggestions {
-		var s suggestion
-		err := json.Unmarshal(raw, &s)
-		g := s.grant(folder)
-		long := destinations[s.Destination]
-		if err != nil || g.words == "" || long == "" {
-			g = grant{string(raw), "what is listed as lasting", grantsAll}
-			long = ""
-		}
-		if last != long && last != "" {
-			all = append(all, last)
-		}
-		last = long
-		all = append(all, g.words)
-		if g.width > most {
-			most = g.width
-			widest = strings.TrimSpace(clip(g.short, maxWidest-len(" "+long)) + " " + long)
-		}
-	}
-	if last != "" {
-		all = append(all, last)
-	}
-	return strings.Join(all, ", "), widest
-}
-
 // destinations say how long what a suggestion grants is kept.
 var destinations = map[string]string{
 	"session":         "this session",
@@ -5747,16 +5675,46 @@ var destinations = map[string]string{
 	"userSettings":    "for all projects",
 }
 
-// grant is what s grants.
-func (s suggestion) grant(folder string) grant {
+// lastingWords say what the suggestions grant together, and for how long, and which grant is the widest, as its button
+// has it. Both are "" when there are no suggestions. One that is not understood is shown as it is.
+func lastingWords(suggestions []json.RawMessage, folder string) (words, widest string) {
+	most := -1
+	for _, raw := range suggestions {
+		var s suggestion
+		err := json.Unmarshal(raw, &s)
+		grant, width := s.grant(folder)
+		long := destinations[s.Destination]
+		short := strings.TrimSuffix(grant, filesToo)
+		if err != nil || grant == "" || long == "" {
+			grant, width = string(raw), grantsAll
+			short, long = "what is listed as lasting", ""
+		}
+		if width > most {
+			most = width
+			widest = strings.TrimSpace(clip(short, maxWidest-len(" "+long)) + " " + long)
+		}
+		long = before(", ", long)
+		if words != "" { // how long is told once, behind the last that is kept as long
+			words = strings.TrimSuffix(words, long) + ", "
+		}
+		words += grant + long
+	}
+	return words, widest
+}
+
+// filesToo is what accepting edits grants beside edits, in claude's words.
+const filesToo = " and common file commands"
+
+// grant says what s grants, "" if that is not known, and how much that is.
+func (s suggestion) grant(folder string) (words string, width int) {
 	var all []string
 	switch {
-	case s.Type == "setMode" && s.Mode == "acceptEdits": // in claude's words: file edits and common file commands
-		return grant{"accept all edits and common file commands", "accept all edits", grantsMode}
+	case s.Type == "setMode" && s.Mode == "acceptEdits":
+		return "accept all edits" + filesToo, grantsMode
 	case s.Type == "setMode" && s.Mode == "bypassPermissions":
-		return grant{"allow everything without asking", "allow everything", grantsAll}
+		return "allow everything without asking", grantsAll
 	case s.Type == "setMode" && s.Mode != "":
-		return grant{"switch to mode " + s.Mode, "switch to mode " + s.Mode, grantsMode}
+		return "switch to mode " + s.Mode, grantsMode
 	case s.Type == "addDirectories" && len(s.Directories) > 0:
 		for _, directory := range s.Directories {
 			short := shortPath(directory, folder)
@@ -5765,10 +5723,9 @@ func (s suggestion) grant(folder string) grant {
 			}
 			all = append(all, short)
 		}
-		words := "access to " + strings.Join(all, " and ")
-		return grant{words, words, grantsFolder}
+		return "access to " + strings.Join(all, " and "), grantsFolder
 	case s.Type == "addRules" && s.Behavior == "allow" && len(s.Rules) > 0:
-		width := grantsCalls
+		width = grantsCalls
 		for _, r := range s.Rules {
 			rule := r.ToolName + "(" + r.RuleContent + ")"
 			if r.RuleContent == "" {
@@ -5777,39 +5734,29 @@ func (s suggestion) grant(folder string) grant {
 			}
 			all = append(all, rule)
 		}
-		words := "allow " + strings.Join(all, " and ")
-		return grant{words, words, width}
+		return "allow " + strings.Join(all, " and "), width
 	}
-	return grant{}
+	return "", 0
 }
 
-// lineDiff is a readable diff of two texts: what differs, between the lines that they have in common. The time it takes
-// grows with their length, no faster.
+// lineDiff shows the lines that go and those that come, without those that both texts begin and end with.
 func lineDiff(before, after string) (diff string, plus, minus int) {
 	a := slices.Collect(strings.Lines(before))
 	b := slices.Collect(strings.Lines(after))
-	most := min(len(a), len(b))
-	head := 0
-	for head < most && a[head] == b[head] {
-		head++
+	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
+		a, b = a[1:], b[1:]
 	}
-	tail := 0
-	for tail < most-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
-		tail++
+	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
 	}
-	gone := a[head : len(a)-tail]
-	came := b[head : len(b)-tail]
 	var rows []string
-	add := func(mark string, lines []string) {
-		for _, line := range lines {
-			rows = append(rows, mark+strings.TrimSuffix(line, "\n"))
-		}
+	for _, line := range a {
+		rows = append(rows, "-"+strings.TrimSuffix(line, "\n"))
 	}
-	add(" ", a[:head])
-	add("-", gone)
-	add("+", came)
-	add(" ", a[len(a)-tail:])
-	return strings.Join(rows, "\n"), len(came), len(gone)
+	for _, line := range b {
+		rows = append(rows, "+"+strings.TrimSuffix(line, "\n"))
+	}
+	return strings.Join(rows, "\n"), len(b), len(a)
 }
 
 // installHooks adds to the tool's command line what makes it call us, merged into the last --settings there, which
@@ -5833,23 +5780,20 @@ func (s *session) installHooks(argv []string) []string {
 // option.
 func settingsArgument(args []string) (settings string, rest []string) {
 	settings = "{}"
-	end := slices.Index(args, "--")
-	if end < 0 {
-		end = len(args)
-	}
-	for i := 0; i < end; i++ {
-		name, value, joined := strings.Cut(args[i], "=")
+	for len(args) > 0 && args[0] != "--" {
+		name, value, joined := strings.Cut(args[0], "=")
 		switch {
-		case name != "--settings", !joined && i+1 == end:
-			rest = append(rest, args[i])
-		case joined:
+		case name == "--settings" && joined:
 			settings = value
+		case name == "--settings" && len(args) > 1:
+			settings = args[1]
+			args = args[1:]
 		default:
-			i++
-			settings = args[i]
+			rest = append(rest, args[0])
 		}
+		args = args[1:]
 	}
-	return settings, append(rest, args[end:]...)
+	return settings, append(rest, args...)
 }
 
 // quickHook is how many seconds the tool gives a hook that asks nobody.
@@ -5873,42 +5817,30 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 	if !ok {
 		return nil, errors.New("reading --settings: its hooks are no object")
 	}
-	command, err := s.hookCommand()
+	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	events := []string{"Stop"}
-	if s.hooked {
-		events = append(events, "PermissionRequest")
+	call := "'" + strings.ReplaceAll(exe, "'", `'\''`) + "' hook"
+	if runtime.GOOS == "windows" {
+		call = `"` + exe + `" hook`
 	}
-	if s.calls == nil { // else its output tells of every call
-		events = append(events, "PreToolUse", "PostToolUse", "PostToolUseFailure")
-	}
-	for _, event := range events {
-		run := map[string]any{"type": "command", "command": command, "timeout": quickHook}
-		switch event {
-		case "PermissionRequest": // the tool waits longer than a question lives
-			run["timeout"] = inSeconds(s.cfg.PermissionTimeout + time.Minute)
-		case "PostToolUse", "PostToolUseFailure":
-			run["async"] = true
-		}
+	call += before(" --timeout ", s.cfg.flags["permission_timeout_seconds"])
+	add := func(event string, seconds int, async bool) {
 		theirs, _ := hooks[event].([]any) // what is no list is replaced
+		run := map[string]any{"type": "command", "command": call, "timeout": seconds, "async": async}
 		hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
 	}
+	add("Stop", quickHook, false)
+	if s.hooked { // the tool waits longer than a question lives
+		add("PermissionRequest", inSeconds(s.cfg.PermissionTimeout+time.Minute), false)
+	}
+	if s.calls == nil { // else its output tells of every call
+		add("PreToolUse", quickHook, false)
+		add("PostToolUse", quickHook, true)
+		add("PostToolUseFailure", quickHook, true)
+	}
 	return json.Marshal(settings)
-}
-
-// hookCommand is what the tool's shell is to run.
-func (s *session) hookCommand() (string, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return "", err
-	}
-	line := "'" + strings.ReplaceAll(exe, "'", `'\''`) + "' hook"
-	if runtime.GOOS == "windows" {
-		line = `"` + exe + `" hook`
-	}
-	return line + before(" --timeout ", s.cfg.flags["permission_timeout_seconds"]), nil
 }
 
 // reOurs are the names of our settings in an environment, in any case, as Windows has them.
@@ -5944,39 +5876,44 @@ type asking struct {
 	tg     *Telegram
 	prompt PromptRecord
 	given  map[string]string // what is printed for a choice, by its key
+	code   int               // the exit status
 }
 
 // cmdAsk exits with what the answer says, or with that there is none.
 func cmdAsk(c *command) int {
-	a := &asking{command: c}
-	code, err := a.run()
+	a := &asking{command: c, code: exitInternal}
+	err := a.compose()
+	if err == nil {
+		err = a.run()
+	}
 	if err != nil && c.fail(err) == exitUsage {
 		return exitUsage
 	}
-	return code
+	return a.code
 }
 
 // compose makes the prompt of the command line, and of standard input.
 func (a *asking) compose() error {
-	words := slices.DeleteFunc(slices.Clone(a.opts.args), func(arg string) bool { return arg == "-" })
-	about := len(words) < len(a.opts.args)
-	if len(words) > 1 {
-		return misuse("the question is one argument: put it in quotation marks")
-	}
-	if err := a.addAnswers(); err != nil {
-		return err
+	words := a.opts.args
+	last := len(words) - 1
+	about := words[last] == "-"
+	if about {
+		words = words[:last]
 	}
 	p := &a.prompt
-	p.Question = legible(strings.Join(strings.Fields(strings.Join(words, " ")), " "))
-	if p.Question == "" && about && len(p.Choices) > 0 {
-		p.Question = strings.Join(labels(p.Choices), " or ") + "?"
-	}
-	switch n := units(p.Question); {
+	p.Question = legible(strings.Join(strings.Fields(strings.Join(words, "")), " "))
+	n := units(p.Question)
+	switch {
+	case len(words) > 1:
+		return misuse("the question is one argument: put it in quotation marks")
 	case n == 0:
 		return misuse("the question is missing")
 	case n > maxQuestion:
-		return misuse("the question has %d characters, %d are shown: give what it is about on standard "+
-			"input, with -", n, maxQuestion)
+		return misuse("the question has %d characters, %d are shown: give what it is about on standard input, with -",
+			n, maxQuestion)
+	}
+	if err := a.addAnswers(); err != nil {
+		return err
 	}
 	p.Excerpt = clip(p.Question, maxExcerpt)
 	p.Full = p.Question
@@ -6001,15 +5938,13 @@ func (a *asking) compose() error {
 // addAnswers adds the kind of the question and its answers.
 func (a *asking) addAnswers() error {
 	p := &a.prompt
-	list := a.opts.text("choices")
-	listed := a.opts.on("choices")
-	text := a.opts.on("text")
+	text, listed := a.opts.on("text"), a.opts.on("choices")
 	switch {
-	case listed && text:
+	case text && listed:
 		return misuse("--choices and --text exclude each other")
 	case listed:
 		p.Type = MultipleChoice
-		return a.addChoices(strings.Split(list, ","))
+		return a.addChoices(strings.Split(a.opts.text("choices"), ","))
 	case text:
 		p.Type = FreeText
 	default:
@@ -6025,35 +5960,27 @@ func (a *asking) addAnswers() error {
 // addChoices adds choices. One that is a digit has it as its key, so that "2" is never the second one when another is
 // called 2.
 func (a *asking) addChoices(words []string) error {
-	if len(words) > maxChoices {
-		return misuse("--choices has %d choices, %d are possible", len(words), maxChoices)
-	}
 	for i, word := range words {
 		words[i] = strings.TrimSpace(word)
 	}
-	digits := strings.Split("123456789", "")
-	free := slices.DeleteFunc(slices.Clone(digits), func(key string) bool { return slices.Contains(words, key) })
+	hides := func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }
 	a.given = map[string]string{}
+	next := 1
 	for _, word := range words {
 		label := redact(visible(word))
 		same := func(c Choice) bool { return strings.EqualFold(c.Label, label) }
-		wrong := ""
-		switch {
-		case word == "":
-			return misuse("--choices has an empty choice")
-		case strings.ContainsFunc(word, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }):
-			wrong = "has characters that cannot be shown"
-		case units(label) > maxLabel:
-			wrong = fmt.Sprintf("has more than %d characters", maxLabel)
-		case slices.ContainsFunc(a.prompt.Choices, same):
-			wrong = "is there twice"
-		}
-		if wrong != "" {
-			return misuse("the choice %q %s", word, wrong)
+		known := slices.ContainsFunc(a.prompt.Choices, same)
+		if word == "" || strings.ContainsFunc(word, hides) || units(label) > maxLabel || known || len(words) > maxChoices {
+			return misuse("%q in --choices: up to %d different choices are possible, each of 1 to %d characters that "+
+				"can be shown", word, maxChoices, maxLabel)
 		}
 		key := word
-		if !slices.Contains(digits, word) {
-			key, free = free[0], free[1:]
+		if len(word) > 1 || !strings.Contains("123456789", word) {
+			for slices.Contains(words, fmt.Sprint(next)) {
+				next++
+			}
+			key = fmt.Sprint(next)
+			next++
 		}
 		a.prompt.Choices = append(a.prompt.Choices, Choice{Key: key, Label: label})
 		a.given[key] = word
@@ -6082,31 +6009,28 @@ func legible(text string) string {
 	return redact(visible(strings.ToValidUTF8(strings.ReplaceAll(text, "\r\n", "\n"), "\uFFFD")))
 }
 
-// run asks, and gives the exit status. An error is why there is no answer.
-func (a *asking) run() (code int, err error) {
-	if err := a.compose(); err != nil {
-		return exitInternal, err
-	}
+// run asks, and passes the answer on. An error is why there is none.
+func (a *asking) run() (err error) {
 	a.cfg, err = a.config(timeoutOf(a.opts))
 	if err != nil {
-		return exitInternal, err
+		return err
 	}
 	if a.prompt.Type == FreeText && a.cfg.Channel == "telegram" && !a.cfg.FreeText {
 		err := errors.New("the phone cannot answer with a text: free_text_enabled is false")
-		return exitInternal, hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
+		return hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
 	}
 	a.st, err = a.openState()
 	if err != nil {
-		return exitInternal, err
+		return err
 	}
 	defer a.st.Close()
 	a.st.Retention = time.Duration(a.cfg.RetentionDays) * 24 * time.Hour
 	if err := a.st.Reap(time.Now()); err != nil {
-		return exitInternal, err
+		return err
 	}
 	log, err := openLog(a.cfg.Dir, a.cfg.LogLevel)
 	if err != nil {
-		return exitInternal, err
+		return err
 	}
 	a.tg = newTelegram(a.cfg, a.st, log)
 	return a.bridge()
@@ -6131,7 +6055,7 @@ func catchSignals(quit context.CancelCauseFunc) (release func()) {
 
 // bridge asks in a session of its own, with the label of the one that it was started in: it listens to Telegram while
 // nobody else does, and has the message say in the end what has become of the question.
-func (a *asking) bridge() (code int, err error) {
+func (a *asking) bridge() error {
 	a.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a reader that is gone makes the write fail, and no more
 	ctx, quit := context.WithCancelCause(a.ctx)
 	defer quit(nil)
@@ -6142,11 +6066,17 @@ func (a *asking) bridge() (code int, err error) {
 	own.Activity = "waiting"
 	release, err := a.st.HoldSession(own.ID)
 	if err != nil {
-		return exitInternal, err
+		return err
 	}
 	defer release()
-	if err := a.st.keep(ref(own)); err != nil {
-		return exitInternal, err
+	p := &a.prompt
+	p.Cwd = own.Cwd
+	p.begin(fromAsk, own.ID, a.cfg.Timeout)
+	if err := a.st.keep(ref(own), p); err != nil {
+		return err
+	}
+	if err := a.send(); err != nil {
+		return err
 	}
 	a.tg.session = own.ID
 	a.tg.giveUp = func(err error) {
@@ -6157,6 +6087,7 @@ func (a *asking) bridge() (code int, err error) {
 	}
 	online, disconnect := context.WithCancel(a.ctx)
 	defer disconnect()
+	open, answered := context.WithCancel(online)
 	lastWords := make(chan struct{})
 	var beside sync.WaitGroup
 	if a.cfg.Channel == "telegram" {
@@ -6166,21 +6097,19 @@ func (a *asking) bridge() (code int, err error) {
 			disconnect()
 		})
 	}
-	beside.Go(func() { a.follow(online, own.ID, quit) })
-	a.prompt.Cwd = own.Cwd
-	a.prompt.begin(fromAsk, own.ID, a.cfg.Timeout)
-	end, err := a.prompt.ask(ctx, a.st)
-	code = exitInternal
+	beside.Go(func() { a.obey(open, quit) })
+	end, err := p.await(ctx, a.st)
+	answered()
 	if end != nil {
-		code, err = a.conclude(end, context.Cause(ctx))
+		err = a.conclude(end, context.Cause(ctx))
 	}
 	own.Status = "completed"
-	if code > 128 {
+	if a.code > 128 {
 		own.Status = "terminated"
 	}
 	own.Activity = ""
 	own.EndedAt = ref(time.Now().UTC())
-	own.ExitCode = &code
+	own.ExitCode = &a.code
 	unsaid := a.st.keep(&own)
 	if end != nil && end.answeredByCommand() {
 		n := answeredNotice(end)
@@ -6188,13 +6117,10 @@ func (a *asking) bridge() (code int, err error) {
 		a.tg.Notify(n)
 	}
 	close(lastWords)
-	if a.cfg.Channel == "local" {
-		disconnect()
-	}
 	late := time.AfterFunc(drainSend, disconnect) // the rest is owed
 	beside.Wait()
 	late.Stop()
-	return code, errors.Join(err, unsaid)
+	return errors.Join(err, unsaid)
 }
 
 // labelAround is the label of the session that this was started in, "" none. Its record may come later than what it
@@ -6206,7 +6132,7 @@ func (a *asking) labelAround(ctx context.Context) string {
 		if r != nil {
 			return r.Label
 		}
-		if !a.st.Alive(around) || sleep(ctx, askMoment) != nil {
+		if !a.st.Alive(around) || sleep(ctx, 10*time.Millisecond) != nil {
 			break
 		}
 	}
@@ -6230,44 +6156,33 @@ func (a *asking) send() error {
 	if phone && !onTerminal(a.stderr) {
 		return err
 	}
-	values := "TEXT"
-	if a.prompt.Type != FreeText {
-		var words []string
-		for _, c := range a.prompt.Choices {
-			words = append(words, a.given[c.Key])
-		}
-		values = strings.Join(words, "|")
+	var words []string
+	for _, c := range a.prompt.Choices {
+		words = append(words, a.given[c.Key])
 	}
+	values := cmp.Or(strings.Join(words, "|"), "TEXT")
 	fmt.Fprintf(a.stderr, "atlasbridge: %s: atlasbridge answer %s %s\n", how, shortID(a.prompt.ID), values)
 	return err
 }
 
-// follow has the session's question sent, and does what the phone wants of it until ctx ends: it can only be ended.
-func (a *asking) follow(ctx context.Context, session string, quit context.CancelCauseFunc) {
-	for rec := range a.st.Follow(ctx, session, time.Tick(lookSlowly)) { // nobody waits for what others write
-		var err error
-		switch r := rec.(type) {
-		case *PromptRecord:
-			if r.Status == Created {
-				err = a.send()
-			}
-		case *InputRecord:
-			in := *r
-			in.Status = "done"
-			switch {
-			case r.Status != "queued":
-				continue
-			case r.Kind == "cancel":
-				quit(&stopped{syscall.SIGTERM, "ended from the phone"})
-			default:
-				in.Status = "refused"
-				in.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
-				a.tg.Notify(Notice{SessionID: session, Text: "✗ " + in.Reason, ReplyTo: r.ReplyTo, ThreadID: r.ThreadID,
-					Ring: true})
-			}
-			err = a.st.keep(&in)
+// obey does what the phone wants of the session until ctx ends: it can only be ended.
+func (a *asking) obey(ctx context.Context, quit context.CancelCauseFunc) {
+	for rec := range a.st.Follow(ctx, a.tg.session, time.Tick(lookSlowly)) { // nobody waits for what others write
+		queued, ok := rec.(*InputRecord)
+		if !ok || queued.Status != "queued" {
+			continue
 		}
-		if err != nil {
+		in := *queued
+		in.Status = "done"
+		if in.Kind == "cancel" {
+			quit(&stopped{syscall.SIGTERM, "ended from the phone"})
+		} else {
+			in.Status = "refused"
+			in.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
+			a.tg.Notify(Notice{SessionID: in.SessionID, Text: "✗ " + in.Reason, ReplyTo: in.ReplyTo, ThreadID: in.ThreadID,
+				Ring: true})
+		}
+		if err := a.st.keep(&in); err != nil {
 			quit(err)
 		}
 	}
@@ -6275,61 +6190,58 @@ func (a *asking) follow(ctx context.Context, session string, quit context.Cancel
 
 // conclude passes on what has become of the question, which cause has ended where it is no answer, and records that. An
 // error is why there is no answer. What could not be told was not answered.
-func (a *asking) conclude(end *PromptRecord, cause error) (code int, err error) {
+func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 	stop, ended := errors.AsType[*stopped](cause)
 	var answer *string
 	status := "refused"
-	code = exitFailed
+	a.code = exitFailed
 	switch {
 	case end.Status == Expired:
 		status = "expired"
-		code = exitUnanswered
+		a.code = exitUnanswered
 		err = errors.New(strings.Replace(end.Reason, "no answer", "nobody answered", 1) + before(": ", a.tg.Trouble()))
 	case end.Status == ReplyReceived:
 		answer = ref(cmp.Or(a.given[*end.Value], *end.Value))
 		if !end.refuses(*end.Value) {
 			status = "answered"
-			code = 0
+			a.code = 0
 		}
 	case end.Status == Canceled && end.Value != nil: // left as it is
 	case ended:
-		return 128 + int(stop.sig), nil
-	case cause != nil:
-		return exitInternal, cause
+		a.code = 128 + int(stop.sig)
+		return nil
 	default:
-		return exitInternal, fmt.Errorf("the question was not answered: %s", end.Reason)
+		a.code = exitInternal
+		return cmp.Or(cause, fmt.Errorf("the question was not answered: %s", end.Reason))
 	}
-	told := a.tell(end, status, answer)
+	a.tell(end, status, answer)
 	switch {
-	case !told && answer != nil:
-		return exitInternal, a.st.end(end.ID, Failed, "the script did not take the answer")
-	case !told:
-		return exitInternal, nil
-	case answer != nil:
-		err = a.st.end(end.ID, Injected, "")
-		if err == nil {
-			err = a.st.end(end.ID, Resolved, "")
+	case a.lost != nil:
+		a.code = exitInternal
+		err = nil // what could not be written is told
+		if answer != nil {
+			err = a.st.end(end.ID, Failed, "the script did not take the answer")
 		}
+	case answer != nil:
+		err = errors.Join(a.st.end(end.ID, Injected, ""), a.st.end(end.ID, Resolved, ""))
 	}
 	if status == "refused" && end.Reason != "" {
 		fmt.Fprintln(a.stderr, "atlasbridge: refused:", visible(end.Reason))
 	}
-	return code, err
+	return err
 }
 
-// tell prints the answer, nil none, with --json as an object, and reports whether that could be done.
-func (a *asking) tell(end *PromptRecord, status string, answer *string) bool {
-	switch {
-	case a.opts.on("json"):
+// tell prints the answer, nil none, with --json as an object.
+func (a *asking) tell(end *PromptRecord, status string, answer *string) {
+	if a.opts.on("json") {
 		a.printJSON(struct {
 			Answer *string `json:"answer"`
 			Status string  `json:"status"` // answered refused expired
 			By     string  `json:"by"`
 			ID     string  `json:"id"`
 			Reason string  `json:"reason"` // the operator's, for a refusal
-		}{answer, status, *cmp.Or(end.DecidedBy, ref("")), end.ID, end.Reason})
-	case answer != nil:
+		}{answer, status, maybe(end.DecidedBy), end.ID, end.Reason})
+	} else if answer != nil {
 		fmt.Fprintln(a, *answer)
 	}
-	return a.lost == nil
 }
