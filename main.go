@@ -5618,13 +5618,12 @@ func (h *hook) describe(p *PromptRecord) {
 		if h.Tool == "Write" {
 			before, after = "", "content"
 		}
-		diff, plus, minus := lineDiff(in.text(before), in.text(after))
-		p.Full = diff
-		p.Question = fmt.Sprintf("%s %s? +%d −%d", h.Tool, shortPath(p.Subject, h.folder), plus, minus)
+		p.Question = h.Tool + " " + shortPath(p.Subject, h.folder) + "?"
+		p.Full = lineDiff(in.text(before), in.text(after))
 	case "WebFetch":
 		p.Question = "Fetch this address?"
 		p.Subject = in.text("url")
-		p.Full = strings.TrimSpace(p.Subject + "\n" + in.text("prompt"))
+		p.Full = p.Subject
 	case "ExitPlanMode":
 		p.Question = "Carry out this plan?"
 		p.Full = in.text("plan")
@@ -5740,7 +5739,7 @@ func (s suggestion) grant(folder string) (words string, width int) {
 }
 
 // lineDiff shows the lines that go and those that come, without those that both texts begin and end with.
-func lineDiff(before, after string) (diff string, plus, minus int) {
+func lineDiff(before, after string) string {
 	a := slices.Collect(strings.Lines(before))
 	b := slices.Collect(strings.Lines(after))
 	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
@@ -5749,14 +5748,15 @@ func lineDiff(before, after string) (diff string, plus, minus int) {
 	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
 		a, b = a[:len(a)-1], b[:len(b)-1]
 	}
-	var rows []string
-	for _, line := range a {
-		rows = append(rows, "-"+strings.TrimSuffix(line, "\n"))
+	var diff strings.Builder
+	for i, line := range slices.Concat(a, b) {
+		mark := "-"
+		if i >= len(a) {
+			mark = "+"
+		}
+		diff.WriteString(mark + strings.TrimSuffix(line, "\n") + "\n")
 	}
-	for _, line := range b {
-		rows = append(rows, "+"+strings.TrimSuffix(line, "\n"))
-	}
-	return strings.Join(rows, "\n"), len(b), len(a)
+	return strings.TrimSuffix(diff.String(), "\n")
 }
 
 // installHooks adds to the tool's command line what makes it call us, merged into the last --settings there, which
@@ -5796,8 +5796,14 @@ func settingsArgument(args []string) (settings string, rest []string) {
 	return settings, append(rest, args...)
 }
 
-// quickHook is how many seconds the tool gives a hook that asks nobody.
-const quickHook = 10
+// ourHooks are the hooks that call us: %s is how, %d for how many seconds the tool waits for a permission.
+const ourHooks = `{
+	"Stop": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10}]}],
+	"PermissionRequest": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": %[2]d}]}],
+	"PreToolUse": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10}]}],
+	"PostToolUse": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10, "async": true}]}],
+	"PostToolUseFailure": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10, "async": true}]}]
+}`
 
 // withHooks is the tool's settings, given as JSON or as the name of a file, with hooks that call us beside the user's
 // own.
@@ -5826,19 +5832,21 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 		call = `"` + exe + `" hook`
 	}
 	call += before(" --timeout ", s.cfg.flags["permission_timeout_seconds"])
-	add := func(event string, seconds int, async bool) {
+	// The tool waits longer than a question lives.
+	ours := fmt.Appendf(nil, ourHooks, inJSON(call), inSeconds(s.cfg.PermissionTimeout+time.Minute))
+	var add map[string][]any
+	if err := json.Unmarshal(ours, &add); err != nil {
+		return nil, err
+	}
+	if !s.hooked {
+		delete(add, "PermissionRequest")
+	}
+	for event, group := range add {
+		if s.calls != nil && strings.Contains(event, "ToolUse") { // its output tells of every call
+			continue
+		}
 		theirs, _ := hooks[event].([]any) // what is no list is replaced
-		run := map[string]any{"type": "command", "command": call, "timeout": seconds, "async": async}
-		hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
-	}
-	add("Stop", quickHook, false)
-	if s.hooked { // the tool waits longer than a question lives
-		add("PermissionRequest", inSeconds(s.cfg.PermissionTimeout+time.Minute), false)
-	}
-	if s.calls == nil { // else its output tells of every call
-		add("PreToolUse", quickHook, false)
-		add("PostToolUse", quickHook, true)
-		add("PostToolUseFailure", quickHook, true)
+		hooks[event] = append(theirs, group...)
 	}
 	return json.Marshal(settings)
 }
