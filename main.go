@@ -127,6 +127,7 @@ const (
 	exitUsage      = 2   // the command line is wrong
 	exitUnanswered = 124 // nobody answered in time, as timeout(1) has it
 	exitInternal   = 125 // before the child ran, or the question could be answered
+	exitCannotRun  = 126 // the tool cannot be executed
 )
 
 var (
