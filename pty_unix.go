@@ -9,7 +9,7 @@
 //	                         dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
 //	processes                processStopped, parentOf
 //	files                    mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy,
-//	                         lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir
+//	                         lockFile, unlockFile, cutFile, replaceFile, syncDir
 //
 // Neither looks at what is read or typed. What x/sys names for one of Linux and macOS only has a name here, with the
 // header that it comes from.
@@ -177,24 +177,19 @@ func (p *unixPTY) start(path string, argv []string, attr *syscall.ProcAttr, host
 	attr.Sys = &syscall.SysProcAttr{Setsid: true, Setctty: ctty >= 0, Ctty: max(0, ctty)}
 	started := make(chan error)
 	go func() {
-		start := p.startAlone
+		var err error
 		if host.Resumes {
-			start = p.startLed
+			err = p.startLed(path, argv, attr)
+		} else {
+			p.leader, err = begin(path, argv, attr)
+			p.pid = p.leader
 		}
-		err := start(path, argv, attr)
 		started <- err
 		if err == nil {
 			p.live()
 		}
 	}()
 	return <-started
-}
-
-// startAlone starts the child as the leader of its session.
-func (p *unixPTY) startAlone(path string, argv []string, attr *syscall.ProcAttr) (err error) {
-	p.leader, err = begin(path, argv, attr)
-	p.pid = p.leader
-	return err
 }
 
 // findTool is the path of the program that name runs, as a shell finds it: "." in PATH counts. The error is
@@ -365,9 +360,6 @@ func (p *unixPTY) take(fd uintptr, b []byte) (n int, err error) {
 	p.taking.Lock()
 	defer p.taking.Unlock()
 	n, err = unix.Read(int(fd), b)
-	for err == unix.EINTR {
-		n, err = unix.Read(int(fd), b)
-	}
 	p.taken += int64(max(n, 0))
 	return n, err
 }
@@ -1313,15 +1305,11 @@ func fileRemedy(err error) string {
 
 // lockFile takes the lock of a file for as long as f lives: keep it reachable. errLocked: another has it.
 func lockFile(f *os.File) error {
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == unix.EWOULDBLOCK {
-			return errLocked
-		}
-		if err != unix.EINTR {
-			return err
-		}
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == unix.EWOULDBLOCK {
+		return errLocked
 	}
+	return err
 }
 
 // unlockFile gives the lock back before f is closed.
@@ -1339,11 +1327,6 @@ func replaceFile(from, to string) error {
 	return os.Rename(from, to)
 }
 
-// syncFile makes what was written to a file durable.
-func syncFile(f *os.File) error {
-	return f.Sync()
-}
-
 // cannotSync tells a file system that cannot do what it was asked for from one that failed. They say that in many ways:
 // EINVAL (Linux, webdav and macFUSE), ENOTSUP (SMB, NTFS), ENOTTY (ZFS).
 func cannotSync(err error) bool {
@@ -1357,7 +1340,7 @@ func syncDir(dir string) error {
 		return err
 	}
 	defer d.Close()
-	err = syncFile(d)
+	err = d.Sync()
 	if cannotSync(err) {
 		return nil
 	}
