@@ -163,16 +163,16 @@ run a tool; its questions reach your phone
 
 Runs the tool unchanged in a terminal of its own. When it waits for a person,
 the question goes to your phone; the answer is typed only while the question
-stands there as you saw it. What follows <tool> is the tool's own. Nothing is
-ever approved by waiting.
+is still there as you saw it. Everything after <tool> is passed to the tool.
+Silence never approves anything.
 
 Flags:
   --channel telegram|local  who is asked (default: telegram once set up)
-  --stream                  send the text of the screen to the phone as it comes
+  --stream                  send all output to the phone as text
   --timeout DUR             answer within 90s or 10m (default: timeout_seconds)
-  --name LABEL              its name in messages (default: that of the folder)
+  --name LABEL              its name in messages (default: the folder's name)
   --adapter claude|codex|gemini|opencode|qwen|generic  (default: by its name)
-  --record FILE             keep a recording there, for lab (default: none)
+  --record FILE             record the session, for lab (default: no recording)
   --quiet                   write nothing of our own to this terminal
 
 Examples:
@@ -181,21 +181,21 @@ Examples:
   atlasbridge run --channel local bash -c 'read -p "Continue? (y/n) " a'
 
 Exit status: the tool's; 128+N when signal N ended it; 125 atlasbridge failed
-before the tool ran; 126 the tool cannot be executed; 127 it was not found`
+before the tool ran; 126 the tool cannot be executed; 127 no such tool`
 
 	setupPage = `setup [flags]
 connect your Telegram bot; writes config.toml
 
-Asks Telegram about what is configured, and you for what does not fit: the bot
-token (from @BotFather), and who you are, by a link or a code that you send to
-the bot and your yes here: without a terminal give --user-id. Then it sends a
-test message. What only the environment says is used, not stored; all else in
-config.toml stays as it is.
+Asks for the token of your bot (from @BotFather) and links your Telegram
+account: open a link, or send the bot a code, and confirm that here; without a
+terminal give --user-id. Then it sends a test message. Run it again any time: it
+asks only for what no longer works. Settings from the environment are used but
+not stored; everything else in config.toml stays as it is.
 
 Flags:
   --token-file FILE  read the bot token from here (default: ask for it)
   --chat-id ID       where the bot asks (default: the private chat of --user-id,
-                     else where the code is sent)
+                     else the chat in which you send the code)
   --user-id ID       who may answer (default: who sends the code)
   --api-base URL     a Bot API server (default: Telegram's)
   --no-test          send no test message
@@ -207,8 +207,8 @@ Examples:
 	doctorPage = `doctor [--json]
 check everything; says what to do about each failure
 
-Checks settings, files, audit log, terminal, tools, bot and chat, and says
-under each failure what helps. It sends no message.
+Checks settings, files, audit log, terminal, tools, bot and chat, and says how
+to fix each failure. It sends no message.
 
 Flags:
   --json  print one object
@@ -217,18 +217,18 @@ Examples:
   atlasbridge doctor
   atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'
 
-Exit status: 0; 1 when a check failed (a warning is no failure)`
+Exit status: 0; 1 if a check failed (a warning is not a failure)`
 
 	statusPage = `status [--all] [--json]
 sessions: what runs, what waits, who listens to Telegram
 
-Lists the sessions of this user on this machine, and which process listens to
-Telegram for all of them. What keeps questions from the phone is said below. In
-JSON, wrapper_state is that of atlasbridge: running, stopped (as by ^Z: nothing
-is asked or typed until it goes on) or gone.
+Lists your sessions on this machine, which process listens to Telegram for all
+of them, and what keeps questions from the phone, if anything does. In JSON,
+wrapper_state is running, stopped (as by ^Z: nothing is asked or typed until fg)
+or gone.
 
 Flags:
-  --all   ended sessions too
+  --all   include sessions that have ended
   --json  print one array
 
 Examples:
@@ -238,9 +238,9 @@ Examples:
 	approvalsPage = `approvals [--json]
 open questions of all sessions, with the time left
 
-Lists what waits for an answer: the id for atlasbridge answer, the session, the
-time left, the answers it takes, and the question: the command or file that
-it is about, and what each answer means and grants.
+Lists the questions that wait for an answer: the id for atlasbridge answer, the
+session, the time left, the possible answers, and the question itself with the
+command or file it is about, and what each answer means and grants.
 
 Flags:
   --json  print one array`
@@ -248,28 +248,28 @@ Flags:
 	answerPage = `answer <prompt-id> <value>
 answer a question from any terminal
 
-Answers as a tap on the phone does, and is checked as one. The first digits of
-the id will do. The value is what a button says: y, n, a choice's number,
-letter or words, enter, esc, default; or the text that is asked for. What runs
-inside a session cannot answer: not its own questions, nor another's.
+Does what a tap on the phone does, with the same checks. The first digits of the
+id are enough. The value is what a button says: y, n, a choice's number, letter
+or words, enter, esc, default; or the text that the question asks for. Programs
+that run inside a session cannot answer any question.
 
 Examples:
   atlasbridge answer 3f2a91c4 y
   atlasbridge answer 3f2a91c4 "deny:use the test database"
 
-Exit status: 0; 1 when the answer was not taken, and then nothing is typed`
+Exit status: 0; 1 if the answer was not accepted: then nothing is typed`
 
 	askPage = `ask [flags] QUESTION [-]
 ask your phone from a script; prints the answer
 
-Sends the question to your phone, waits, and prints the answer: yes, no, a
-choice as you wrote it, or the text. With - what it is about comes from
-standard input, up to 64 KiB. Needs no session; inside one it has that one's
-label, and the bot that config.toml names.
+Sends the question to your phone, waits, and prints the answer: yes, no, one of
+your choices as you wrote it, or a text. With - it reads what the question is
+about from standard input, up to 64 KiB. It needs no session; inside one, its
+messages have that session's name.
 
 Flags:
   --choices A,B,…  up to 9, of up to 60 characters (default: yes, no)
-  --text           ask for a text (by phone if free_text_enabled)
+  --text           ask for a text (by phone only if free_text_enabled)
   --timeout DUR    answer within 90s or 10m (default: timeout_seconds)
   --json           print one object
 
@@ -277,19 +277,19 @@ Examples:
   atlasbridge ask "Deploy 1.4 to prod?" && ./deploy
   git diff | atlasbridge ask --choices merge,wait "Merge this?" -
 
-Exit status: 0 answered, 1 refused, 124 nobody answered, 125 not asked`
+Exit status: 0 answered, 1 refused, 124 nobody answered, 125 could not ask`
 
 	logsPage = `logs [--tail] [--json] [--session ID]
 what happened, readable; --tail follows
 
-Prints the audit log: what was asked, who said what to it, which keys were
-pressed, which tool calls were made, with secrets left out. A text is in it by
-its length and hash; hashes are shown with --json alone.
+Prints the audit log: what was asked, who answered what, which keys were pressed
+and which tool calls were made, without secrets. Of a text that was typed the
+log has the length and hash; hashes are only shown with --json.
 
 Flags:
-  --tail        the last ten, then what comes, until ^C
-  --json        print one object per line, as it stands in the log
-  --session ID  of this session alone (default: all)
+  --tail        the last ten entries, then new ones as they come, until ^C
+  --json        print one object per line, exactly as in the log
+  --session ID  only this session (default: all)
 
 Examples:
   atlasbridge logs --tail
@@ -298,19 +298,19 @@ Examples:
 	auditPage = `audit verify [--json]
 recompute the audit chain, name the first bad line
 
-Each line of audit.log has the hash of the one before: a line that was changed,
-put in, moved or taken out is found, and a tail that was cut by the head that
-the state keeps. The message that ends a session has the head, too: it must be
-in the log. When you move audit.log away the next one says which entry it
-follows.
+Each line of audit.log has the hash of the line before, so that a line that was
+changed, inserted, moved or removed is found. The state keeps the hash of the
+last line, so that a tail that was cut is found, too; the message that ends a
+session has it as well. If you move audit.log away, the next one says which
+entry it follows.
 
-An entry has seq, ts, event, the session and the question it is about, and what
-that event brings. prev_hash is the hash of the line before, hash is "sha256:"
-and the SHA-256 of the line as jq -c prints it without hash. shown_sha256 is the
-hash of what the person was shown, screen_sha256 of what stood there when the
-answer was typed, with what moves (a spinner, seconds) as it was shown. This
-prints each answer that was typed at anything else, and nothing when all is
-well:
+An entry has seq, ts, event, the session and the question it is about, and the
+details of the event. prev_hash is the hash of the line before; hash is
+"sha256:" and the SHA-256 of the line as jq -c prints it without hash.
+shown_sha256 is the hash of what the person was shown, screen_sha256 of what was
+on the screen when the answer was typed, with what moves (a spinner, seconds) as
+it was shown. This prints each answer that was typed at anything else, and
+nothing if all is well:
 
   jq -cn 'foreach inputs as $e ({}; if $e.shown_sha256
     then .[$e.prompt_id] = $e.shown_sha256 else . end;
@@ -318,7 +318,7 @@ well:
     )' ~/.atlasbridge/audit.log
 
 What was shown is in state.jsonl, in a text that the question names by its hash.
-Both of these print the hash of it, for the question with this id (in full):
+Both of these print that hash, for the question with this (full) id:
 
   id=…
   jq -nj --arg id "$id" 'reduce inputs as $r ({};
@@ -335,59 +335,58 @@ Flags:
 Examples:
   atlasbridge audit verify
 
-Exit status: 0 when it holds; 1 when it does not`
+Exit status: 0 if the chain holds; 1 if it does not`
 
 	debugPage = `debug bundle [--output FILE] [--full]
 pack what a bug report needs, no secrets
 
-Packs state, audit log, log, versions and settings for a bug report: never the
-token, and without --full no words of a question or an answer. Look into it
-before you send it.
+Packs state, audit log, program log, versions and settings for a bug report:
+never the token, and without --full no words of a question or an answer. Look
+into it before you send it.
 
 Flags:
   --output FILE  a new file (default: atlasbridge-debug-TIME.tar.gz)
-  --full         with questions, answers and what tools were called with
+  --full         include questions, answers and the arguments of tool calls
 
 Examples:
   atlasbridge debug bundle --output report.tar.gz`
 
-	labPage = `lab [flags] [FILE|DIR…]
+	labPage = `lab [flags] PATH…
 replay recordings through the detector
 
-Replays recordings (of run --record and asciinema), scenarios in JSON, and
-folders of both, and prints what would have been asked. Where a scenario says
-what is expected, it is compared.
+Replays recordings (of run --record or asciinema), scenarios in JSON, and
+folders of both, and prints what would have been asked. If a scenario says what
+it expects, the two are compared.
 
 Flags:
   --json     print one object per question
-  --screen   print the screen that each ends with
+  --screen   print the screen at the end of each
   --explain  say why something was taken for a question, or not
 
 Examples:
   atlasbridge run --record session.cast bash
   atlasbridge lab --explain session.cast
 
-Exit status: 0; 1 when something is not as expected, or cannot be read`
+Exit status: 0; 1 if something is not as expected, or cannot be read`
 
 	hookPage = `hook [--timeout SECONDS]
 called by a tool's own hook system, not by you
 
-In a session of claude, claude calls it: at each tool call, for the audit log;
-when it needs a permission; when its turn ends. It reads claude's JSON, asks
-your phone, and prints claude's answer. Where anything is amiss, claude itself
-asks.
+Claude calls this in a session: at each tool call, for the audit log; when it
+needs a permission; when its turn ends. It reads claude's JSON, asks your phone,
+and prints the answer for claude. If anything goes wrong, claude itself asks.
 
 Flags:
-  --timeout SECONDS  answer within this (default: permission_timeout_seconds)
+  --timeout SECONDS  how long to wait (default: permission_timeout_seconds)
 
-Exit status: always 0: what it cannot decide is left to the tool`
+Exit status: always 0; what it cannot decide is left to the tool`
 
 	adaptersPage = `adapters [--json]
 known tools: found or not, version, supported range
 
-Lists the tools that are known by name. Every other one is "generic": its
-questions are read from the screen by the same rules. A version out of range is
-run all the same.
+Lists the tools that are known by name. Every other tool is "generic": its
+questions are read from the screen by the same rules. A version outside the
+supported range runs all the same.
 
 Flags:
   --json  print one array`
@@ -395,8 +394,8 @@ Flags:
 	configPage = `config [--json]
 settings in force and where each came from
 
-Shows each setting, and which of these it is from; the first that has it wins:
-a flag, the environment, config.toml, the default. The token is masked.
+Shows each setting and where it comes from. A flag beats the environment, which
+beats config.toml, which beats the default. The token is masked.
 
 Flags:
   --json  print one array`
@@ -404,18 +403,19 @@ Flags:
 	versionPage = `version
 this program's version
 
-Prints version, compiler, system and processor.`
+Prints the version, compiler, system and processor.`
 
 	helpPage = `help [command]
 explain a command
 
-Explains a command. Without one it lists them all. The settings, in config.toml
-and in the environment, are explained by: atlasbridge help config`
+Explains a command; without one it lists them all. atlasbridge help config
+explains the settings, in config.toml and in the environment.`
 
 	completionPage = `completion bash|zsh|fish
 shell completion
 
-Prints what makes the shell complete commands and flags of atlasbridge.
+Prints a script with which the shell completes the commands and flags of
+atlasbridge.
 
 Examples:
   echo 'eval "$(atlasbridge completion bash)"' >> ~/.bashrc
@@ -424,17 +424,17 @@ Examples:
 
 	// The page of config goes on with this; %s are the settings.
 	settingsPage = `
-config.toml is in ~/.atlasbridge, or where ATLASBRIDGE_HOME says, else
-STORAGE_PATH. Names with a dot stand in a table: [telegram], then bot_token =
-"…". kill -HUP PID, with the PID of atlasbridge, has a session read it anew. A
-wrong value of TELEGRAM_* in the environment is an error; of the others, which
-may be meant for another program, it is told and left out.
+config.toml is in ~/.atlasbridge, or in the folder that ATLASBRIDGE_HOME (else
+STORAGE_PATH) names. A name with a dot belongs in a table: [telegram], then
+bot_token = "…". kill -HUP PID, with the PID of atlasbridge, makes a session
+read it again. A wrong value of TELEGRAM_* in the environment is an error; of
+the other variables, which may be meant for another program, it is only reported.
 
 %s
-With ATLASBRIDGE_CAPTURE_PROMPTS=1 a recording of each question is kept, in the
-folder's captured_scenarios: the last output, with all that the screen showed.
+With ATLASBRIDGE_CAPTURE_PROMPTS=1 a recording of each question is kept in the
+folder captured_scenarios: the last output, with all that the screen showed.
 
-A tool sees none of TELEGRAM_* and ATLASBRIDGE_*, but for ATLASBRIDGE_SESSION,
+A tool sees no variable TELEGRAM_* or ATLASBRIDGE_* except ATLASBRIDGE_SESSION,
 the id of the session it runs in, and ATLASBRIDGE_HOME.
 `
 
@@ -444,8 +444,8 @@ the id of the session it runs in, and ATLASBRIDGE_HOME.
 %s
 Try:   atlasbridge run bash -c 'read -p "Continue? (y/n) " a; echo got $a'
 Then:  atlasbridge setup; atlasbridge run claude
-More:  atlasbridge help COMMAND; it ends with 0, 1 when it failed, 2 when the
-       command line is wrong, where its help says nothing else
+More:  atlasbridge help COMMAND. Unless that says otherwise, a command exits
+       with 0, with 1 if it failed, or with 2 if the command line is wrong
 `
 )
 
@@ -722,7 +722,7 @@ func (c *command) printJSON(v any) int {
 	return 0
 }
 
-// show prints v with --json, else a table whose first row are the headings. If it has no other row, none is told.
+// show prints v with --json, else a table whose first row are the headings. If it has no other row, none says so.
 func (c *command) show(v any, rows [][]any, none string) int {
 	if c.opts.on("json") {
 		return c.printJSON(v)
@@ -1174,7 +1174,7 @@ func (c *command) status(s *Store) int {
 			state = r.WrapperState
 		}
 		up := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt)
-		rows = append(rows, []any{shortID(r.ID), r.PID, state, span(up), r.Open, r.Tool + " " + r.Label})
+		rows = append(rows, []any{shortID(r.ID), r.PID, state, span(up), r.Open, strings.TrimSpace(r.Tool + " " + r.Label)})
 	}
 	code := c.show(list, rows, "no sessions; start one: atlasbridge run <tool>")
 	if c.opts.on("json") {
@@ -5803,7 +5803,8 @@ const ourHooks = `{
 	"PermissionRequest": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": %[2]d}]}],
 	"PreToolUse": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10}]}],
 	"PostToolUse": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10, "async": true}]}],
-	"PostToolUseFailure": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10, "async": true}]}]
+	"PostToolUseFailure": [{"matcher": "*",
+		"hooks": [{"type": "command", "command": %[1]s, "timeout": 10, "async": true}]}]
 }`
 
 // withHooks is the tool's settings, given as JSON or as the name of a file, with hooks that call us beside the user's

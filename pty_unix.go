@@ -635,7 +635,8 @@ func actAs(args []string) (code int, is bool) {
 func lead(args []string) {
 	report := os.NewFile(reportFD, "report")
 	unix.CloseOnExec(reportFD)
-	attr := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2, slaveFD}, Sys: &syscall.SysProcAttr{Setpgid: true}}
+	own := &syscall.SysProcAttr{Setpgid: true}
+	attr := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2, slaveFD}, Sys: own}
 	exe, err := os.Executable()
 	if err != nil {
 		return // there is no report
