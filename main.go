@@ -264,8 +264,7 @@ ask your phone from a script; prints the answer
 
 Sends the question to your phone, waits, and prints the answer: yes, no, one of
 your choices as you wrote it, or a text. With - it reads what the question is
-about from standard input, up to 64 KiB. It needs no session; inside one, its
-messages have that session's name.
+about from standard input, up to 64 KiB. It needs no session.
 
 Flags:
   --choices A,B,…  up to 9, of up to 60 characters (default: yes, no)
@@ -428,7 +427,7 @@ config.toml is in ~/.atlasbridge, or in the folder that ATLASBRIDGE_HOME (else
 STORAGE_PATH) names. A name with a dot belongs in a table: [telegram], then
 bot_token = "…". kill -HUP PID, with the PID of atlasbridge, makes a session
 read it again. A wrong value of TELEGRAM_* in the environment is an error; of
-the other variables, which may be meant for another program, it is only reported.
+other variables, which may be meant for another program, it is only reported.
 
 %s
 With ATLASBRIDGE_CAPTURE_PROMPTS=1 a recording of each question is kept in the
@@ -1308,11 +1307,11 @@ const lastEntries = 10
 type logReader struct {
 	*command
 	f       *os.File
-	last    []string // entries that --tail has not printed
-	follows bool     // it has been at the end: all that comes is printed
+	last    []string // entries that --tail begins with
+	follows bool     // all that comes is printed
 }
 
-// Read reads on. At the end it prints what was held back.
+// Read reads on. At the end it prints what --tail begins with.
 func (l *logReader) Read(p []byte) (n int, err error) {
 	n, err = l.f.Read(p)
 	for err == io.EOF && l.opts.on("tail") {
@@ -1341,27 +1340,17 @@ func cmdLogs(c *command) int {
 		return c.fail(err)
 	}
 	defer f.Close()
-	session := c.opts.text("session")
-	tail := c.opts.on("tail")
-	found := session == "" || tail // it may come
-	l := &logReader{command: c, f: f}
+	l := &logReader{command: c, f: f, follows: !c.opts.on("tail")}
 	err = eachLine(l, func(line []byte) (more bool) {
-		text, ofSession := c.entry(line, session)
-		found = found || ofSession
-		if !tail {
+		text := c.entry(line)
+		if l.follows {
 			fmt.Fprint(c, text)
 		} else if text != "" {
 			l.last = append(l.last, text)
-			if !l.follows {
-				l.last = l.last[max(0, len(l.last)-lastEntries):]
-			}
+			l.last = l.last[max(0, len(l.last)-lastEntries):]
 		}
 		return c.lost == nil
 	})
-	if err == nil && !found {
-		err = hinted(fmt.Errorf("no session in the log begins with %q", session),
-			"atlasbridge status --all lists the sessions")
-	}
 	if err != nil {
 		return c.fail(err)
 	}
@@ -1374,15 +1363,15 @@ var c1 = re(`[\x{80}-\x{9f}]`)
 // columned are the members of an entry that logs shows in front.
 var columned = strings.Fields("ts event session_id prompt_id")
 
-// entry is what logs prints of a line, "" for one that is not complete and for an entry of a session whose id begins
-// otherwise; of a damaged one the session is not known. Whatever a terminal could obey is escaped, in JSON too.
-func (c *command) entry(line []byte, session string) (text string, ofSession bool) {
+// entry is what logs prints of a line, "" for one that is not complete and for an entry of another session than
+// --session; of a damaged one the session is not known. Whatever a terminal could obey is escaped, in JSON too.
+func (c *command) entry(line []byte) string {
 	if line[len(line)-1] != '\n' { // it is being written
-		return "", false
+		return ""
 	}
 	fields, err := parseEntry(line)
 	if err != nil {
-		return fmt.Sprintf("damaged: %.300q\n", bytes.TrimSpace(line)), false
+		return fmt.Sprintf("damaged: %.300q\n", bytes.TrimSpace(line))
 	}
 	member := map[string]string{}
 	rest := "" // what else it says
@@ -1397,19 +1386,19 @@ func (c *command) entry(line []byte, session string) (text string, ofSession boo
 			rest += " " + legibly(f.Name) + "=" + text
 		}
 	}
-	if !strings.HasPrefix(member["session_id"], session) {
-		return "", false
+	if !strings.HasPrefix(member["session_id"], c.opts.text("session")) {
+		return ""
 	}
 	if c.opts.on("json") {
 		escape := func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) }
-		return c1.expr().ReplaceAllStringFunc(string(line), escape), true
+		return c1.expr().ReplaceAllStringFunc(string(line), escape)
 	}
 	when := member["ts"]
 	if at, err := time.Parse(stampLayout, when); err == nil {
 		when = at.Local().Format(time.DateTime)
 	}
 	return fmt.Sprintf("%s %-8s %-17s %s%s\n", when, shortID(member["session_id"]), member["event"],
-		shortID(member["prompt_id"]), rest), true
+		shortID(member["prompt_id"]), rest)
 }
 
 // reUnquoted is a value that logs shows without quotes.
@@ -6063,14 +6052,14 @@ func catchSignals(quit context.CancelCauseFunc) (release func()) {
 	}
 }
 
-// bridge asks in a session of its own, with the label of the one that it was started in: it listens to Telegram while
-// nobody else does, and has the message say in the end what has become of the question.
+// bridge asks in a session of its own: it listens to Telegram while nobody else does, and has the message say in the end
+// what has become of the question.
 func (a *asking) bridge() error {
 	a.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a reader that is gone makes the write fail, and no more
 	ctx, quit := context.WithCancelCause(a.ctx)
 	defer quit(nil)
 	defer catchSignals(quit)()
-	own := sessionRecord("ask", []string{}, a.labelAround(ctx))
+	own := sessionRecord("ask", []string{}, "")
 	own.PID = own.Wrapper
 	own.ThreadID = noTopic // for one question
 	own.Activity = "waiting"
@@ -6133,22 +6122,6 @@ func (a *asking) bridge() error {
 	return errors.Join(err, unsaid)
 }
 
-// labelAround is the label of the session that this was started in, "" none. Its record may come later than what it
-// runs.
-func (a *asking) labelAround(ctx context.Context) string {
-	around := a.getenv("ATLASBRIDGE_SESSION")
-	for range 200 {
-		r := a.st.Session(around)
-		if r != nil {
-			return r.Label
-		}
-		if !a.st.Alive(around) || sleep(ctx, 10*time.Millisecond) != nil {
-			break
-		}
-	}
-	return ""
-}
-
 // send has the question sent, and says at the terminal, and anywhere where there is no Telegram, how it is answered
 // without a phone.
 func (a *asking) send() error {
@@ -6187,10 +6160,8 @@ func (a *asking) obey(ctx context.Context, quit context.CancelCauseFunc) {
 		if in.Kind == "cancel" {
 			quit(&stopped{syscall.SIGTERM, "ended from the phone"})
 		} else {
-			in.Status = "refused"
+			in.Status = "failed" // who polls tells its sender
 			in.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
-			a.tg.Notify(Notice{SessionID: in.SessionID, Text: "✗ " + in.Reason, ReplyTo: in.ReplyTo, ThreadID: in.ThreadID,
-				Ring: true})
 		}
 		if err := a.st.keep(&in); err != nil {
 			quit(err)

@@ -4093,7 +4093,7 @@ func TestAskShowsAll(t *testing.T) {
 	s.gets(0, "merge\n", "")
 }
 
-// TestAskInside: a script in a session asks under that session's name, whatever is typed there, and two may ask at once.
+// TestAskInside: a script in a session asks whatever is typed there, and two may ask at once.
 func TestAskInside(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
@@ -4103,9 +4103,6 @@ func TestAskInside(t *testing.T) {
 	x := bridge(t, dir, "run", "--name", "box", "sh", "-c", ask+`ask First?; echo "first $?"; `+
 		ask+`ask --choices a,b Second? & `+ask+`ask Third?; echo "third $?"; wait; echo "all $?"; sleep 1`)
 	m := p.shows("First?", "Yes")
-	if !strings.Contains(m.text, "box") {
-		t.Errorf("it does not name its session: %s", m.text)
-	}
 	x.types("y\r") // is for whatever reads the terminal
 	p.press(m, "No")
 	x.sees("first 1")
@@ -5094,9 +5091,6 @@ func TestAskBesideAQuestion(t *testing.T) {
 			`echo "got $a, $(cat "$0")"`, filepath.Join(t.TempDir(), "out"))
 	asked := p.shows("Deploy?", "Yes")
 	m := p.shows("Delete it?", "No")
-	if !strings.Contains(asked.text, "box") {
-		t.Errorf("it does not name its session: %s", asked.text)
-	}
 	p.press(m, "No")
 	p.ended(m.id)
 	p.press(asked, "Yes")
