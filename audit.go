@@ -353,7 +353,7 @@ func (v *Verdict) conclude() {
 	if len(v.Heads) > 0 {
 		v.Proves += "; those up to " + strings.Join(v.Heads, " and ") + " are the ones that stood there when it was noted"
 		v.Limits = "that what was written is true, nor anything against one who rewrote what keeps the heads too: " +
-			"state.jsonl, or your phone (--head)"
+			"state.jsonl, or your phone"
 	}
 	if v.Behind != "" {
 		v.Limits += "; nor anything about the entries up to " + v.Behind + ", which stand in the log before"

@@ -21,6 +21,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -81,33 +82,37 @@ func (w world) run(args []string) (code int) {
 		cmdHelp(c)
 		return exitUsage
 	}
-	c.name, c.args = args[0], args[1:]
-	switch c.name {
-	case "-h", "-help", "--help":
-		c.name = "help"
+	name, args := args[0], args[1:]
+	switch name {
+	case "-h", "--help":
+		name = "help"
 	case "-v", "--version":
-		c.name = "version"
+		name = "version"
 	}
-	if c.name == "help" && len(c.args) > 0 {
-		c.name, c.args = c.args[0], []string{"-h"}
+	if name == "help" && len(args) > 0 {
+		name, args = args[0], []string{"-h"}
 	}
-	s := c.spec()
-	var err error
-	if s.do == nil {
-		return c.usage(fmt.Sprintf("unknown command %q", c.name))
-	}
-	c.opts, err = s.parse(c.args)
-	switch {
-	case err != nil:
-		return c.fail(err)
-	case c.opts == nil:
-		text := s.text
-		if s.more != nil {
-			text += s.more()
+	for _, m := range commands() {
+		if m.name() == name {
+			c.manual = m
 		}
-		code = c.page("atlasbridge " + text + "\n")
+	}
+	if c.do == nil {
+		c.complain(unknown(name))
+		return exitUsage
+	}
+	var err error
+	c.opts, err = c.parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprintln(c, "atlasbridge "+c.page)
+		if name == "config" {
+			fmt.Fprint(c, configHelp())
+		}
+	case err != nil:
+		return c.fail(usageError(err.Error()))
 	default:
-		code = s.do(c)
+		code = c.do(c)
 	}
 	if c.lost != nil {
 		c.fail(&hintedError{fmt.Errorf("writing the output: %w", c.lost), "have standard output lead somewhere else"})
@@ -122,6 +127,7 @@ const (
 	exitUsage      = 2   // the command line is wrong
 	exitUnanswered = 124 // nobody answered in time, as timeout(1) has it
 	exitInternal   = 125 // before the child ran, or the question could be answered
+	exitCannotRun  = 126 // the tool cannot be executed
 )
 
 var (
@@ -148,61 +154,25 @@ type PTY interface {
 	Terminate(grace time.Duration) // if it has not ended by then: SIGTERM, 3 s, SIGKILL to its process group
 }
 
-// ---- the command table ----
-// Dispatch, flags, help, suggestions and completion are made from it.
+// ---- the manual ----
+// A page for each command: how it is written, what it is for, then the rest.
 
-// commandSpec is a row of the table: a command.
-type commandSpec struct {
-	name     string
-	summary  string
-	words    []string      // the command takes one argument, one of these; nil: min to max of any kind
-	min      int           // arguments, flags apart
-	max      int           // may be anyNumber
-	verbatim bool          // nothing after the first argument is a flag
-	text     string        // its help: how it is written, what it does, its flags, one a line
-	more     func() string // what follows in its help, made when it is asked for; nil: nothing
-	do       func(*command) int
-}
-
-const anyNumber = -1
-
-// flagSpec is a flag that a command takes.
-type flagSpec struct {
-	name  string
-	value string // what the help calls its value, "" for a switch
-	help  string // what the value is, or what the switch does; the default where that is not "none" or "off"
-}
-
-// Values of flags: what the help calls them tells what they can be.
 const (
-	durationValue = "DUR"  // a time such as 90s
-	adapterValue  = "NAME" // of an adapter
-)
-
-// commands is the table, in the order of the help. It is a function because cmdHelp reads it.
-func commands() []commandSpec {
-	return slices.Concat(runCommands(), questionCommands(), otherCommands())
-}
-
-// runCommands are for sessions: what begins one, what it needs, how it is.
-func runCommands() []commandSpec {
-	return []commandSpec{
-		{name: "run", summary: "run a tool; its questions reach your phone",
-			do: cmdRun, min: 1, max: anyNumber, verbatim: true,
-			text: `run [flags] <tool> [args…]
+	runPage = `run [flags] <tool> [args…]
+run a tool; its questions reach your phone
 
 Runs the tool unchanged in a terminal of its own. When it waits for a person,
 the question goes to your phone; the answer is typed only while the question
-stands there as you saw it. What follows <tool> is the tool's own. Nothing is
-ever approved by waiting.
+is still there as you saw it. Everything after <tool> is passed to the tool.
+Silence never approves anything.
 
 Flags:
   --channel telegram|local  who is asked (default: telegram once set up)
-  --stream                  send the text of the screen to the phone as it comes
+  --stream                  send all output to the phone as text
   --timeout DUR             answer within 90s or 10m (default: timeout_seconds)
-  --name LABEL              its name in messages (default: that of the folder)
-  --adapter NAME            treat it as this known tool (default: by its name)
-  --record FILE             keep a recording there, for lab (default: none)
+  --name LABEL              its name in messages (default: the folder's name)
+  --adapter claude|codex|gemini|opencode|qwen|generic  (default: by its name)
+  --record FILE             record the session, for lab (default: no recording)
   --quiet                   write nothing of our own to this terminal
 
 Examples:
@@ -211,32 +181,34 @@ Examples:
   atlasbridge run --channel local bash -c 'read -p "Continue? (y/n) " a'
 
 Exit status: the tool's; 128+N when signal N ended it; 125 atlasbridge failed
-before the tool ran; 126 the tool cannot be executed; 127 it was not found`},
-		{name: "setup", summary: "connect your Telegram bot; writes config.toml", do: cmdSetup,
-			text: `setup [flags]
+before the tool ran; 126 the tool cannot be executed; 127 no such tool`
 
-Asks Telegram about what is configured, and you for what does not fit: the bot
-token (from @BotFather), and who you are, by a link or a code that you send to
-the bot and your yes here: without a terminal give --user-id. Then it sends a
-test message. What only the environment says is used, not stored; all else in
-config.toml stays as it is.
+	setupPage = `setup [flags]
+connect your Telegram bot; writes config.toml
+
+Asks for the token of your bot (from @BotFather) and links your Telegram
+account: open a link, or send the bot a code, and confirm that here; without a
+terminal give --user-id. Then it sends a test message. Run it again any time: it
+asks only for what no longer works. Settings from the environment are used but
+not stored; everything else in config.toml stays as it is.
 
 Flags:
   --token-file FILE  read the bot token from here (default: ask for it)
   --chat-id ID       where the bot asks (default: the private chat of --user-id,
-                     else where the code is sent)
+                     else the chat in which you send the code)
   --user-id ID       who may answer (default: who sends the code)
   --api-base URL     a Bot API server (default: Telegram's)
   --no-test          send no test message
 
 Examples:
   atlasbridge setup
-  atlasbridge setup --token-file token.txt --user-id 1001 --no-test`},
-		{name: "doctor", summary: "check everything; says what to do about each failure", do: cmdDoctor,
-			text: `doctor [--json]
+  atlasbridge setup --token-file token.txt --user-id 1001 --no-test`
 
-Checks settings, files, audit log, terminal, tools, bot and chat, and says
-under each failure what helps. It sends no message.
+	doctorPage = `doctor [--json]
+check everything; says what to do about each failure
+
+Checks settings, files, audit log, terminal, tools, bot and chat, and says how
+to fix each failure. It sends no message.
 
 Flags:
   --json  print one object
@@ -245,63 +217,58 @@ Examples:
   atlasbridge doctor
   atlasbridge doctor --json | jq '.checks[] | select(.ok | not)'
 
-Exit status: 0; 1 when a check failed (a warning is no failure)`},
-		{name: "status", summary: "sessions: what runs, what waits, who listens to Telegram", do: cmdStatus,
-			text: `status [--all] [--json]
+Exit status: 0; 1 if a check failed (a warning is not a failure)`
 
-Lists the sessions of this user on this machine, and which process listens to
-Telegram for all of them. What keeps questions from the phone is said below. In
-JSON, wrapper_state is that of atlasbridge: running, stopped (as by ^Z: nothing
-is asked or typed until it goes on) or gone.
+	statusPage = `status [--all] [--json]
+sessions: what runs, what waits, who listens to Telegram
+
+Lists your sessions on this machine, which process listens to Telegram for all
+of them, and what keeps questions from the phone, if anything does. In JSON,
+wrapper_state is running, stopped (as by ^Z: nothing is asked or typed until fg)
+or gone.
 
 Flags:
-  --all   ended sessions too
+  --all   include sessions that have ended
   --json  print one array
 
 Examples:
   atlasbridge status
-  atlasbridge status --json | jq -r '.[] | .id, .activity'`},
-	}
-}
+  atlasbridge status --json | jq -r '.[] | .id, .activity'`
 
-// questionCommands are about questions and their answers.
-func questionCommands() []commandSpec {
-	return []commandSpec{
-		{name: "approvals", summary: "open questions of all sessions, with the time left", do: cmdApprovals,
-			text: `approvals [--json]
+	approvalsPage = `approvals [--json]
+open questions of all sessions, with the time left
 
-Lists what waits for an answer: the id for atlasbridge answer, the session, the
-time left, the answers it takes, and the question: the command or file that
-it is about, and what each answer means and grants.
+Lists the questions that wait for an answer: the id for atlasbridge answer, the
+session, the time left, the possible answers, and the question itself with the
+command or file it is about, and what each answer means and grants.
 
 Flags:
-  --json  print one array
-`},
-		{name: "answer", summary: "answer a question from any terminal",
-			do: cmdAnswer, min: 2, max: 2, verbatim: true,
-			text: `answer <prompt-id> <value>
+  --json  print one array`
 
-Answers as a tap on the phone does, and is checked as one. The first digits of
-the id will do. The value is what a button says: y, n, a choice's number,
-letter or words, enter, esc, default; or the text that is asked for. What runs
-inside a session cannot answer: not its own questions, nor another's.
+	answerPage = `answer <prompt-id> <value>
+answer a question from any terminal
+
+Does what a tap on the phone does, with the same checks. The first digits of the
+id are enough. The value is what a button says: y, n, a choice's number, letter
+or words, enter, esc, default; or the text that the question asks for. Programs
+that run inside a session cannot answer any question.
 
 Examples:
   atlasbridge answer 3f2a91c4 y
   atlasbridge answer 3f2a91c4 "deny:use the test database"
 
-Exit status: 0; 1 when the answer was not taken, and then nothing is typed`},
-		{name: "ask", summary: "ask your phone from a script; prints the answer", do: cmdAsk, min: 1, max: 2,
-			text: `ask [flags] QUESTION [-]
+Exit status: 0; 1 if the answer was not accepted: then nothing is typed`
 
-Sends the question to your phone, waits, and prints the answer: yes, no, a
-choice as you wrote it, or the text. With - what it is about comes from
-standard input, up to 64 KiB. Needs no session; inside one it has that one's
-label, and the bot that config.toml names.
+	askPage = `ask [flags] QUESTION [-]
+ask your phone from a script; prints the answer
+
+Sends the question to your phone, waits, and prints the answer: yes, no, one of
+your choices as you wrote it, or a text. With - it reads what the question is
+about from standard input, up to 64 KiB. It needs no session.
 
 Flags:
   --choices A,B,…  up to 9, of up to 60 characters (default: yes, no)
-  --text           ask for a text (by phone if free_text_enabled)
+  --text           ask for a text (by phone only if free_text_enabled)
   --timeout DUR    answer within 90s or 10m (default: timeout_seconds)
   --json           print one object
 
@@ -309,43 +276,40 @@ Examples:
   atlasbridge ask "Deploy 1.4 to prod?" && ./deploy
   git diff | atlasbridge ask --choices merge,wait "Merge this?" -
 
-Exit status: 0 answered, 1 refused, 124 nobody answered, 125 not asked`},
-		{name: "logs", summary: "what happened, readable; --tail follows", do: cmdLogs,
-			text: `logs [--tail] [--json] [--session ID]
+Exit status: 0 answered, 1 refused, 124 nobody answered, 125 could not ask`
 
-Prints the audit log: what was asked, who said what to it, which keys were
-pressed, which tool calls were made, with secrets left out. A text is in it by
-its length and hash; hashes are shown with --json alone.
+	logsPage = `logs [--tail] [--json] [--session ID]
+what happened, readable; --tail follows
+
+Prints the audit log: what was asked, who answered what, which keys were pressed
+and which tool calls were made, without secrets. Of a text that was typed the
+log has the length and hash; hashes are only shown with --json.
 
 Flags:
-  --tail        the last ten, then what comes, until ^C
-  --json        print one object per line, as it stands in the log
-  --session ID  of this session alone (default: all)
+  --tail        the last ten entries, then new ones as they come, until ^C
+  --json        print one object per line, exactly as in the log
+  --session ID  only this session (default: all)
 
 Examples:
   atlasbridge logs --tail
-  atlasbridge logs --json | jq -c 'select(.event == "PERMISSION_RESOLVE")'`},
-		{name: "audit", summary: "recompute the audit chain, name the first bad line",
-			do: cmdAudit, words: []string{"verify"},
-			text: auditHelp},
-	}
-}
+  atlasbridge logs --json | jq -c 'select(.event == "PERMISSION_RESOLVE")'`
 
-// auditHelp says how the log is read without us, too.
-const auditHelp = `audit verify [--json]
+	auditPage = `audit verify [--json]
+recompute the audit chain, name the first bad line
 
-Each line of audit.log has the hash of the one before: a line that was changed,
-put in, moved or taken out is found, and a tail that was cut by the head that
-the state keeps. The message that ends a session has one too, for --head. When
-you move audit.log away the next one says which entry it follows.
+Each line of audit.log has the hash of the line before, so that a line that was
+changed, inserted, moved or removed is found. The state keeps the hash of the
+last line, so that a tail that was cut is found, too; the message that ends a
+session has it as well. If you move audit.log away, the next one says which
+entry it follows.
 
-An entry has seq, ts, event, the session and the question it is about, and what
-that event brings. prev_hash is the hash of the line before, hash is "sha256:"
-and the SHA-256 of the line as jq -c prints it without hash. shown_sha256 is the
-hash of what the person was shown, screen_sha256 of what stood there when the
-answer was typed, with what moves (a spinner, seconds) as it was shown. This
-prints each answer that was typed at anything else, and nothing when all is
-well:
+An entry has seq, ts, event, the session and the question it is about, and the
+details of the event. prev_hash is the hash of the line before; hash is
+"sha256:" and the SHA-256 of the line as jq -c prints it without hash.
+shown_sha256 is the hash of what the person was shown, screen_sha256 of what was
+on the screen when the answer was typed, with what moves (a spinner, seconds) as
+it was shown. This prints each answer that was typed at anything else, and
+nothing if all is well:
 
   jq -cn 'foreach inputs as $e ({}; if $e.shown_sha256
     then .[$e.prompt_id] = $e.shown_sha256 else . end;
@@ -353,7 +317,7 @@ well:
     )' ~/.atlasbridge/audit.log
 
 What was shown is in state.jsonl, in a text that the question names by its hash.
-Both of these print the hash of it, for the question with this id (in full):
+Both of these print that hash, for the question with this (full) id:
 
   id=…
   jq -nj --arg id "$id" 'reduce inputs as $r ({};
@@ -365,179 +329,233 @@ Both of these print the hash of it, for the question with this id (in full):
     empty] | last' ~/.atlasbridge/audit.log
 
 Flags:
-  --json           print one object
-  --head SEQ:HASH  an entry that must be there (default: that in the state)
+  --json  print one object
 
 Examples:
   atlasbridge audit verify
 
-Exit status: 0 when it holds; 1 when it does not`
+Exit status: 0 if the chain holds; 1 if it does not`
 
-// otherCommands explain what is there, or belong to other programs.
-func otherCommands() []commandSpec {
-	return []commandSpec{
-		{name: "debug", summary: "pack what a bug report needs, no secrets",
-			do: cmdDebug, words: []string{"bundle"},
-			text: `debug bundle [--output FILE] [--full]
+	debugPage = `debug bundle [--output FILE] [--full]
+pack what a bug report needs, no secrets
 
-Packs state, audit log, log, versions and settings for a bug report: never the
-token, and without --full no words of a question or an answer. Look into it
-before you send it.
+Packs state, audit log, program log, versions and settings for a bug report:
+never the token, and without --full no words of a question or an answer. Look
+into it before you send it.
 
 Flags:
   --output FILE  a new file (default: atlasbridge-debug-TIME.tar.gz)
-  --full         with questions, answers and what tools were called with
+  --full         include questions, answers and the arguments of tool calls
 
 Examples:
-  atlasbridge debug bundle --output report.tar.gz`},
-		{name: "lab", summary: "replay recordings through the detector", do: cmdLab, max: anyNumber,
-			text: `lab [flags] [FILE|DIR…]
+  atlasbridge debug bundle --output report.tar.gz`
 
-Replays recordings (of run --record and asciinema), scenarios in JSON, and
-folders of both, and prints what would have been asked. Where a scenario says
-what is expected, it is compared.
+	labPage = `lab [flags] PATH…
+replay recordings through the detector
+
+Replays recordings (of run --record or asciinema), scenarios in JSON, and
+folders of both, and prints what would have been asked. If a scenario says what
+it expects, the two are compared.
 
 Flags:
   --json     print one object per question
-  --screen   print the screen that each ends with
+  --screen   print the screen at the end of each
   --explain  say why something was taken for a question, or not
 
 Examples:
   atlasbridge run --record session.cast bash
   atlasbridge lab --explain session.cast
 
-Exit status: 0; 1 when something is not as expected, or cannot be read`},
-		{name: "hook", summary: "called by a tool's own hook system, not by you", do: cmdHook, max: anyNumber,
-			text: `hook [--timeout SECONDS]
+Exit status: 0; 1 if something is not as expected, or cannot be read`
 
-In a session of claude, claude calls it: at each tool call, for the audit log;
-when it needs a permission; when its turn ends. It reads claude's JSON, asks
-your phone, and prints claude's answer. Where anything is amiss, claude itself
-asks.
+	hookPage = `hook [--timeout SECONDS]
+called by a tool's own hook system, not by you
 
-Flags:
-  --timeout SECONDS  answer within this (default: permission_timeout_seconds)
-
-Exit status: always 0: what it cannot decide is left to the tool`},
-		{name: "adapters", summary: "known tools: found or not, version, supported range", do: cmdAdapters,
-			text: `adapters [--json]
-
-Lists the tools that are known by name. Every other one is "generic": its
-questions are read from the screen by the same rules. A version out of range is
-run all the same.
+Claude calls this in a session: at each tool call, for the audit log; when it
+needs a permission; when its turn ends. It reads claude's JSON, asks your phone,
+and prints the answer for claude. If anything goes wrong, claude itself asks.
 
 Flags:
-  --json  print one array
-`},
-		{name: "config", summary: "settings in force and where each came from", do: cmdConfig, text: `config [--json]
+  --timeout SECONDS  how long to wait (default: permission_timeout_seconds)
 
-Shows each setting, and which of these it is from; the first that has it wins:
-a flag, the environment, config.toml, the default. The token is masked.
+Exit status: always 0; what it cannot decide is left to the tool`
+
+	adaptersPage = `adapters [--json]
+known tools: found or not, version, supported range
+
+Lists the tools that are known by name. Every other tool is "generic": its
+questions are read from the screen by the same rules. A version outside the
+supported range runs all the same.
 
 Flags:
-  --json  print one array
-`, more: configHelp},
-		{name: "version", summary: "this program's version", do: cmdVersion,
-			text: `version
+  --json  print one array`
 
-Prints version, compiler, system and processor.`},
-		{name: "help", summary: "explain a command", do: cmdHelp, max: 1,
-			text: `help [command]
+	configPage = `config [--json]
+settings in force and where each came from
 
-Explains a command. Without one it lists them all. The settings, in config.toml
-and in the environment, are explained by: atlasbridge help config`},
-		{name: "completion", summary: "shell completion", do: cmdCompletion, words: []string{"bash", "zsh", "fish"},
-			text: `completion bash|zsh|fish
+Shows each setting and where it comes from. A flag beats the environment, which
+beats config.toml, which beats the default. The token is masked.
 
-Prints what makes the shell complete commands and flags of atlasbridge.
+Flags:
+  --json  print one array`
+
+	versionPage = `version
+this program's version
+
+Prints the version, compiler, system and processor.`
+
+	helpPage = `help [command]
+explain a command
+
+Explains a command; without one it lists them all. atlasbridge help config
+explains the settings, in config.toml and in the environment.`
+
+	completionPage = `completion bash|zsh|fish
+shell completion
+
+Prints a script with which the shell completes the commands and flags of
+atlasbridge.
 
 Examples:
   echo 'eval "$(atlasbridge completion bash)"' >> ~/.bashrc
   echo 'eval "$(atlasbridge completion zsh)"' >> ~/.zshrc
-  atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish`},
+  atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish`
+
+	// The page of config goes on with this; %s are the settings.
+	settingsPage = `
+config.toml is in ~/.atlasbridge, or in the folder that ATLASBRIDGE_HOME (else
+STORAGE_PATH) names. A name with a dot belongs in a table: [telegram], then
+bot_token = "…". kill -HUP PID, with the PID of atlasbridge, makes a session
+read it again. A wrong value of TELEGRAM_* in the environment is an error; of
+other variables, which may be meant for another program, it is only reported.
+
+%s
+With ATLASBRIDGE_CAPTURE_PROMPTS=1 a recording of each question is kept in the
+folder captured_scenarios: the last output, with all that the screen showed.
+
+A tool sees no variable TELEGRAM_* or ATLASBRIDGE_* except ATLASBRIDGE_SESSION,
+the id of the session it runs in, and ATLASBRIDGE_HOME.
+`
+
+	// What help says; %s are the commands.
+	overviewPage = `atlasbridge runs an AI command line and carries its questions to your phone.
+
+%s
+Try:   atlasbridge run bash -c 'read -p "Continue? (y/n) " a; echo got $a'
+Then:  atlasbridge setup; atlasbridge run claude
+More:  atlasbridge help COMMAND. Unless that says otherwise, a command exits
+       with 0, with 1 if it failed, or with 2 if the command line is wrong
+`
+)
+
+// ---- the command table ----
+// Dispatch, flags, help and completion are made from it.
+
+// manual is a command: what it does, and its page. The first line of the page is how the command is written, the second
+// what it is for; what is checked and completed is read off it.
+type manual struct {
+	do   func(*command) int
+	page string
+}
+
+// commands is the table, in the order of the help.
+func commands() []manual {
+	return []manual{
+		{cmdRun, runPage},
+		{cmdSetup, setupPage},
+		{cmdDoctor, doctorPage},
+		{cmdStatus, statusPage},
+		{cmdApprovals, approvalsPage},
+		{cmdAnswer, answerPage},
+		{cmdAsk, askPage},
+		{cmdLogs, logsPage},
+		{cmdAudit, auditPage},
+		{cmdDebug, debugPage},
+		{cmdLab, labPage},
+		{cmdHook, hookPage},
+		{cmdAdapters, adaptersPage},
+		{cmdConfig, configPage},
+		{cmdVersion, versionPage},
+		{cmdHelp, helpPage},
+		{cmdCompletion, completionPage},
 	}
 }
 
-// commandNames are the names in the table, in its order.
-func commandNames() []string {
-	var names []string
-	for _, s := range commands() {
-		names = append(names, s.name)
+// synopsis returns how the command is written.
+func (m manual) synopsis() string { return strings.Split(m.page, "\n")[0] }
+
+// summary returns what the command is for.
+func (m manual) summary() string { return strings.Split(m.page, "\n")[1] }
+
+// name returns the command's name.
+func (m manual) name() string { return strings.Fields(m.page)[0] }
+
+var (
+	// reFlag is the line of a flag in a page.
+	reFlag = re(`(?m)^  --([a-z-]+)(?: (\S+))? {2,}`)
+	// reOptions are the flags in a synopsis.
+	reOptions = re(`\[(flags|--[^]]+)\]`)
+	// reLiteral is a word of a synopsis that is written as it stands there, or one of several.
+	reLiteral = re(`^[a-z|]+$`)
+)
+
+// flagSpec is a flag of a command.
+type flagSpec struct {
+	name  string
+	value string // what the page calls its value, "" for a switch
+}
+
+// flags returns the flags in the order of the page.
+func (m manual) flags() []flagSpec {
+	var all []flagSpec
+	for _, match := range reFlag.expr().FindAllStringSubmatch(m.page, -1) {
+		all = append(all, flagSpec{match[1], match[2]})
 	}
-	return names
+	return all
 }
 
-// synopsis is the command as it is written on a command line.
-func (s commandSpec) synopsis() string {
-	first, _, _ := strings.Cut(s.text, "\n")
-	return first
-}
-
-// reFlag is the line of a flag in a command's help.
-var reFlag = re(`(?m)^  --([a-z-]+)(?: (\S+))? {2,}(.*)`)
-
-// flags are those of the command, in the order of its help: what that lists is what is parsed and completed.
-func (s commandSpec) flags() []flagSpec {
-	var flags []flagSpec
-	for _, m := range reFlag.expr().FindAllStringSubmatch(s.text, -1) {
-		flags = append(flags, flagSpec{m[1], m[2], m[3]})
-	}
-	return flags
-}
-
-// words are the values that the flag can have, nil: others than a few.
-func (f flagSpec) words() []string {
-	var words []string
-	switch {
-	case strings.Contains(f.value, "|"):
-		words = strings.Split(f.value, "|")
-	case f.value == adapterValue:
-		words = append(toolNames(), adapterFor("").Name)
-	}
-	return words
-}
-
-// check is why the flag cannot have that value, nil: it can.
+// check returns why the flag cannot have that value.
 func (f flagSpec) check(value string) error {
-	words := f.words()
-	if words != nil && !slices.Contains(words, value) {
-		return misuse("--%s cannot be %q", f.name, value)
-	}
+	words := strings.Split(f.value, "|")
 	life, err := time.ParseDuration(value)
-	if f.value == durationValue && (err != nil || life < time.Second || life > 24*time.Hour) {
-		return misuse("--%s must be from 1s to 24h, such as 90s or 10m", f.name)
+	switch {
+	case f.value == "" && value != "true":
+		return errors.New("it takes no value")
+	case len(words) > 1 && !slices.Contains(words, value):
+		return errors.New("it is one of " + f.value)
+	case f.value == "DUR" && (err != nil || life < time.Second || life > 24*time.Hour):
+		return errors.New("it must be from 1s to 24h, such as 90s or 10m")
 	}
 	return nil
 }
 
-// takes tells whether these are arguments that the command has.
-func (s commandSpec) takes(args []string) bool {
-	if s.words != nil {
-		return len(args) == 1 && slices.Contains(s.words, args[0])
+// checkArguments returns what is wrong with the arguments. In a synopsis brackets hold what can be left out, and "…"
+// stands for any number of arguments.
+func (m manual) checkArguments(args []string) error {
+	words := strings.Fields(reOptions.expr().ReplaceAllString(m.synopsis(), ""))[1:]
+	wrong := len(args) > len(words) && !strings.Contains(m.synopsis(), "…")
+	for i, word := range words {
+		if i < len(args) {
+			wrong = wrong || reLiteral.MatchString(word) && !slices.Contains(strings.Split(word, "|"), args[i])
+		} else if word[0] != '[' {
+			return misuse("an argument is missing")
+		}
 	}
-	return len(args) >= s.min && (len(args) <= s.max || s.max == anyNumber)
+	if wrong {
+		return misuse("wrong arguments %q", args)
+	}
+	return nil
 }
 
 // ---- a command line ----
 // What a command is given, and what it can say.
 
-// command is what every command gets: the world, and its arguments before and after parsing.
+// command is what every command gets: the world, and its arguments.
 type command struct {
 	world
-	name string
-	args []string // after the name
+	manual
 	opts *options
 	lost error // why something could not be written to standard output
-}
-
-// spec is the row of the command's name; of an unknown one it does nothing: do is nil.
-func (c *command) spec() commandSpec {
-	for _, s := range commands() {
-		if s.name == c.name {
-			return s
-		}
-	}
-	return commandSpec{}
 }
 
 // options are the arguments of a command, parsed.
@@ -546,110 +564,73 @@ type options struct {
 	args  []string          // without flags
 }
 
-// text is the value of a flag as it was given, "" where it was not.
+// text returns the value of a flag, "" if it was not given.
 func (o *options) text(name string) string { return o.flags[name] }
 
-// on tells whether a switch was given.
-func (o *options) on(name string) bool { return o.flags[name] != "" }
-
-// given tells whether a flag was given, also as "".
-func (o *options) given(name string) bool {
-	_, ok := o.flags[name]
-	return ok
+// on reports whether a flag was given, also as "".
+func (o *options) on(name string) bool {
+	_, given := o.flags[name]
+	return given
 }
 
-// parse takes flags and arguments apart, nil: help is asked for. What follows -- is an argument, and where they are
-// taken verbatim all that follows the first one.
-func (s commandSpec) parse(args []string) (*options, error) {
+// parse takes flags and arguments apart; flag.ErrHelp means that help is asked for. What follows -- is an argument, as
+// is all behind the first one of a command that has arguments in <>.
+func (m manual) parse(args []string) (*options, error) {
 	o := &options{flags: map[string]string{}}
-	flags := s.flags()
-	for len(args) > 0 {
-		word := args[0]
-		args = args[1:]
-		name, value, joined := strings.Cut(strings.TrimLeft(word, "-"), "=")
-		i := slices.IndexFunc(flags, func(f flagSpec) bool { return f.name == name })
-		plain := len(word) < 2 || word[0] != '-'
-		if plain {
-			o.args = append(o.args, word)
+	set := flag.NewFlagSet("", flag.ContinueOnError)
+	set.SetOutput(io.Discard) // the caller tells the error
+	for _, f := range m.flags() {
+		define := set.Func
+		if f.value == "" {
+			define = set.BoolFunc
 		}
-		switch {
-		case word == "--", plain && s.verbatim:
-			o.args = append(o.args, args...)
-			args = nil
-		case plain:
-		case name == "h" || name == "help":
-			return nil, nil
-		case i < 0:
-			return nil, misuse("unknown flag --%s", name)
-		case flags[i].value == "" && joined:
-			return nil, misuse("--%s takes no value", name)
-		case flags[i].value == "":
-			o.flags[name] = "true"
-		case !joined && len(args) == 0:
-			return nil, misuse("there is no value after --%s", name)
-		default:
-			if !joined {
-				value, args = args[0], args[1:]
-			}
-			if err := flags[i].check(value); err != nil {
+		define(f.name, "", func(value string) error {
+			o.flags[f.name] = value
+			return f.check(value)
+		})
+	}
+	verbatim := strings.Contains(m.synopsis(), "<")
+	for {
+		if err := set.Parse(args); err != nil {
+			return nil, err
+		}
+		rest := set.Args()
+		read := args[:len(args)-len(rest)]
+		if len(rest) == 0 || verbatim || len(read) > 0 && read[len(read)-1] == "--" {
+			o.args = append(o.args, rest...)
+			if err := m.checkArguments(o.args); err != nil {
 				return nil, err
 			}
-			o.flags[name] = value
+			return o, nil
 		}
+		o.args = append(o.args, rest[0])
+		args = rest[1:]
 	}
-	switch {
-	case s.takes(o.args):
-		return o, nil
-	case len(o.args) == 0 || len(o.args) < s.min:
-		return nil, misuse("an argument is missing")
-	}
-	return nil, misuse("wrong arguments %q", o.args)
 }
 
-// usage says what is wrong with the command line, and what would be right.
-func (c *command) usage(said string) int {
-	near := nearest(c.name, commandNames())
-	s := c.spec()
-	switch {
-	case s.do != nil:
-		said += "; usage: atlasbridge " + s.synopsis()
-	case isTool(c.name):
-		said += "; did you mean `atlasbridge run " + c.name + "`?"
-	case near != "":
-		said += "; did you mean `atlasbridge " + near + "`?"
-	default:
-		said += "; to run a tool: atlasbridge run TOOL"
-	}
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", visible(said))
-	return exitUsage
-}
-
-// nearest is the word that differs least from s, "" when each differs in half the letters of s, or in three.
-func nearest(s string, words []string) string {
-	for slips := range min(len(s)/2, 2) + 1 {
-		for _, w := range words {
-			if within(slips, strings.ToLower(s), w) {
-				return w
+// unknown returns what may be meant by the name of no command.
+func unknown(name string) string {
+	best := ""
+	for n := range len(name) { // the command that begins like name for longest
+		for _, m := range commands() {
+			if strings.HasPrefix(m.name(), strings.ToLower(name[:n+1])) {
+				best = m.name()
+				break
 			}
 		}
 	}
-	return ""
-}
-
-// within reports whether at most n letters must be put in, left out or replaced to make b of a.
-func within(n int, a, b string) bool {
-	for a != "" && b != "" && a[0] == b[0] {
-		a, b = a[1:], b[1:]
+	switch {
+	case isTool(name):
+		return fmt.Sprintf("unknown command %q; did you mean `atlasbridge run %s`?", name, name)
+	case best != "":
+		return fmt.Sprintf("unknown command %q; did you mean `atlasbridge %s`?", name, best)
 	}
-	if n == 0 || a == "" || b == "" {
-		return len(a)+len(b) <= n
-	}
-	return within(n-1, a[1:], b) || within(n-1, a, b[1:]) || within(n-1, a[1:], b[1:])
+	return fmt.Sprintf("unknown command %q; to run a tool: atlasbridge run TOOL", name)
 }
 
 // config reads the settings; flags win over the file and the environment. With an error at most Dir is set.
 func (c *command) config(flags map[string]string) (*Config, error) {
-	dir, err := c.stateDir()
+	dir, err := stateDir(c.getenv)
 	if err != nil {
 		return &Config{}, err
 	}
@@ -660,14 +641,15 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 	return cfg, err
 }
 
-// stateDir is where everything is kept.
-func (c *command) stateDir() (string, error) { return stateDir(c.getenv) }
+// complain writes a line for the person to standard error. Nobody can be told when that is not read either.
+func (c *command) complain(text string) {
+	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(text)))
+}
 
-// warn tells what stops nothing, but for a run that is to be quiet and for a hook: the tool reads what that says.
+// warn tells what stops nothing, except to a run that is to be quiet and to the tool that reads what a hook says.
 func (c *command) warn(text string) {
-	quiet := c.name == "run" && c.opts.on("quiet")
-	if !quiet && c.name != "hook" {
-		fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(text)))
+	if !c.opts.on("quiet") && c.name() != "hook" {
+		c.complain(text)
 	}
 }
 
@@ -676,18 +658,19 @@ type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
-// misuse is a usageError.
+// misuse returns a usageError.
 func misuse(format string, args ...any) error { return usageError(fmt.Sprintf(format, args...)) }
 
-// fail tells an error, and what to do about it where that is known. Nobody can be told when that is not read either.
+// fail tells an error, and what to do about it where that is known, and returns the exit status.
 func (c *command) fail(err error) int {
 	if wrong, ok := errors.AsType[usageError](err); ok {
-		return c.usage(string(wrong))
+		c.complain(string(wrong) + "; usage: atlasbridge " + c.synopsis())
+		return exitUsage
 	}
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(err.Error())))
+	c.complain(err.Error())
 	todo := hintOf(err)
 	if todo != "" {
-		fmt.Fprintf(c.stderr, "atlasbridge: hint: %s\n", visible(todo))
+		c.complain("hint: " + todo)
 	}
 	return exitFailed
 }
@@ -698,7 +681,7 @@ type hintedError struct {
 	todo string
 }
 
-// Unwrap is the error alone.
+// Unwrap returns the error alone.
 func (e *hintedError) Unwrap() error { return e.error }
 
 // hinted adds what to do about an error; nil stays nil, and an older hint stays.
@@ -709,7 +692,7 @@ func hinted(err error, todo string) error {
 	return &hintedError{err, todo}
 }
 
-// hintOf is what to do about an error, "" when that is not known. What is wrong with a file says it itself.
+// hintOf returns what to do about an error, "" if that is not known.
 func hintOf(err error) string {
 	hint, ok := errors.AsType[*hintedError](err)
 	if !ok {
@@ -726,105 +709,42 @@ func (c *command) Write(p []byte) (int, error) {
 	return len(p), c.lost
 }
 
-// print writes a text to standard output; the command fails when it cannot be written.
-func (c *command) print(text string) int {
-	_, err := io.WriteString(c, text)
-	if err != nil {
-		return exitFailed
-	}
-	return 0
-}
-
-// printJSON is print of v as JSON.
+// printJSON prints v, with times as the files have them.
 func (c *command) printJSON(v any) int {
-	e := json.NewEncoder(c)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	err := e.Encode(v)
-	switch {
-	case c.lost != nil:
-		return exitFailed
-	case err != nil:
+	text, err := stamped(v)
+	if err != nil {
 		return c.fail(err)
 	}
+	var b bytes.Buffer
+	_ = json.Indent(&b, text, "", "  ") // it is JSON
+	fmt.Fprintln(c, b.String())
 	return 0
 }
 
-// page is print of a text that a person reads: at a terminal its lines are folded to its width, between words.
-func (c *command) page(text string) int { return c.print(c.folded(text)) }
-
-// folded is text in lines that fit the terminal, unchanged where there is none.
-func (c *command) folded(text string) string {
-	size, err := terminalSize(c.stdout)
-	if err != nil {
-		return text
-	}
-	return fold(text, int(size.Cols))
-}
-
-// show prints v with --json, in the files' time format, else a table, whose first row are the headings. Where it has no
-// other row it prints none to standard error.
-func (c *command) show(v any, rows [][]string, none string) int {
+// show prints v with --json, else a table whose first row are the headings. If it has no other row, none says so.
+func (c *command) show(v any, rows [][]any, none string) int {
 	if c.opts.on("json") {
-		text, err := stamped(v)
-		if err != nil {
-			return c.fail(err)
-		}
-		return c.printJSON(text)
+		return c.printJSON(v)
 	}
 	if len(rows) == 1 {
 		fmt.Fprintln(c.stderr, none)
 	}
+	w := tabwriter.NewWriter(c, 0, 0, 2, ' ', 0)
 	oneLine := strings.NewReplacer("\n", " ", "\t", " ")
 	for _, row := range rows {
 		for i, cell := range row {
-			row[i] = oneLine.Replace(visible(cell))
-		}
-	}
-	return c.page(columns(rows))
-}
-
-// columns are rows as lines. The last cell of a row may be long: nothing is behind it.
-func columns(rows [][]string) string {
-	var text strings.Builder
-	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		fmt.Fprintln(w, strings.Join(row, "\t"))
-	}
-	w.Flush() // text takes all
-	return text.String()
-}
-
-// rePiece is a word with the blanks before it, or those at the end of a line.
-var rePiece = re(` *[^ \n]+\n?| *\n| +$`)
-
-// fold is text in lines of that width, as far as they have blanks to break at. A line goes on below its last column,
-// which two blanks begin, where that leaves it half of the width.
-func fold(text string, width int) string {
-	var folded strings.Builder
-	for line := range strings.Lines(text) {
-		at, hang := 0, 0
-		for _, word := range rePiece.expr().FindAllString(line, -1) {
-			bare := strings.TrimLeft(word, " ")
-			blanks := len(word) - len(bare)
-			switch {
-			case at == 0:
-				hang = blanks + 2
-			case at+widthOf(strings.TrimSuffix(word, "\n")) > width:
-				folded.WriteString("\n" + strings.Repeat(" ", hang))
-				word = bare
-				at = hang
-			case blanks > 1 && at+blanks <= width/2:
-				hang = at + blanks
+			mark := "\t"
+			if i == len(row)-1 {
+				mark = "\n"
 			}
-			folded.WriteString(word)
-			at += widthOf(word)
+			fmt.Fprint(w, oneLine.Replace(visible(fmt.Sprint(cell))), mark)
 		}
 	}
-	return folded.String()
+	w.Flush() // c remembers what could not be written
+	return 0
 }
 
-// onTerminal tells whether a person may be at the other end of f.
+// onTerminal reports whether a person may be at the other end of f.
 func onTerminal(f *os.File) bool {
 	_, err := terminalSize(f)
 	return err == nil
@@ -836,43 +756,27 @@ func onTerminal(f *os.File) bool {
 // configHelp explains each setting, as it would stand in config.toml.
 func configHelp() string {
 	var text strings.Builder
-	text.WriteString(`
-config.toml is in ~/.atlasbridge, or where ATLASBRIDGE_HOME says, else
-STORAGE_PATH. Names with a dot stand in a table: [telegram], then bot_token =
-"…". kill -HUP PID, with the PID of atlasbridge, has a session read it anew. A
-wrong value of TELEGRAM_* in the environment is an error; of the others, which
-may be meant for another program, it is told and left out.
-
-`)
 	for _, s := range settings(&Config{}) {
 		fmt.Fprintf(&text, "%s = %s\n    %s\n", s.Key, s.def, s.does)
 		if s.env != "" {
 			fmt.Fprintf(&text, "    environment: %s\n", s.env)
 		}
 	}
-	text.WriteString(`
-With ATLASBRIDGE_CAPTURE_PROMPTS=1 a recording of each question is kept, in the
-folder's captured_scenarios: the last output, with all that the screen showed.
-
-A tool sees none of TELEGRAM_* and ATLASBRIDGE_*, but for ATLASBRIDGE_SESSION,
-the id of the session it runs in, and ATLASBRIDGE_HOME.`)
-	return text.String()
+	return fmt.Sprintf(settingsPage, text.String())
 }
 
 func cmdHelp(c *command) int {
 	var list strings.Builder
-	for _, s := range commands() {
-		fmt.Fprintf(&list, "  %-11s %s\n", s.name, s.summary)
+	for _, m := range commands() {
+		fmt.Fprintf(&list, "  %-11s %s\n", m.name(), m.summary())
 	}
-	return c.page("atlasbridge runs an AI command line and carries its questions to your phone.\n\n" +
-		list.String() + "\nTry:   atlasbridge run bash -c 'read -p \"Continue? (y/n) \" a; echo got $a'\n" +
-		"Then:  atlasbridge setup; atlasbridge run claude\n" +
-		"More:  atlasbridge help COMMAND; it ends with 0, 1 when it failed, 2 when the\n" +
-		"       command line is wrong, where its help says nothing else\n")
+	fmt.Fprintf(c, overviewPage, list.String())
+	return 0
 }
 
 func cmdVersion(c *command) int {
-	return c.print(version() + "\n")
+	fmt.Fprintln(c, version())
+	return 0
 }
 
 // version is that of the version control tag, where it was built from one, and what it was built with and for.
@@ -885,53 +789,51 @@ func version() string {
 	return fmt.Sprintf("atlasbridge %s %s %s/%s", tag, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-// ---- completion ----
-// A script offers what the table has: commands, flags, and what a flag can be if that is fixed. The shell does the
-// rest.
-
-// bashCompletion is for bash and zsh: bash begins a word behind =, zsh does not.
+// bashCompletion reads commands, flags and their fixed values off the help. It is for zsh, too: bash begins a word
+// behind =, zsh does not.
 const bashCompletion = `_atlasbridge() {
-  local line=${COMP_LINE:0:$COMP_POINT} list=
+  local line=${COMP_LINE:0:$COMP_POINT} command=${COMP_WORDS[1]} list=
   local cur=${line##*[ =]}
-  case $COMP_CWORD:${COMP_WORDS[1]}:${line%%"$cur"}:${cur:0:1} in
-  1:*|2:help:*) list='%s' ;;
-%s  esac
+  local flag=${line%"$cur"}
+  flag=${flag%[ =]}
+  flag=${flag##* }
+  case $COMP_CWORD:$command:$cur:$flag in
+  1:*|2:help:*) list=$(atlasbridge help | sed -n 's/^  \([a-z]*\)  *.*/\1/p') ;;
+  *:-*:*) list=$(atlasbridge help "$command" 2>/dev/null | sed -n 's/^  \(--[a-z-]*\) .*/\1/p') ;;
+  *:--*) list=$(atlasbridge help "$command" 2>/dev/null | sed -n "s/^  $flag \([a-z]*|[a-z|]*\) .*/\1/p") ;;
+  esac
   local head=${2%%"$cur"}
-  COMPREPLY=($(compgen -P "${head#=}" -W "$list" -- "$cur"))
+  COMPREPLY=($(compgen -P "${head#=}" -W "${list//|/ }" -- "$cur"))
 }
 complete -o default -F _atlasbridge atlasbridge
 `
 
+// zshCompletion stands before bashCompletion.
+const zshCompletion = `autoload -Uz compinit bashcompinit
+(( $+functions[compdef] )) || compinit -i
+bashcompinit
+`
+
+// fishCompletion reads the help, too.
+const fishCompletion = `for line in (atlasbridge help | string match -r '^  [a-z]+ .*')
+    set -l command (string match -rg '^  ([a-z]+) +(.*)' -- $line)
+    complete -c atlasbridge -n '__fish_use_subcommand; or __fish_seen_subcommand_from help' \
+        -fa $command[1] -d $command[2]
+    for line in (atlasbridge help $command[1] | string match -r '^  --.*')
+        set -l flag (string match -rg '^  --([a-z-]+) ?(\S*)  +(.*)' -- $line)
+        set -l value
+        test -n "$flag[2]"; and set value -r
+        string match -q '*|*' -- $flag[2]; and set value -r -fa (string replace -a '|' ' ' -- $flag[2])
+        complete -c atlasbridge -n "__fish_seen_subcommand_from $command[1]" -l $flag[1] $value -d $flag[3]
+    end
+end
+`
+
+// cmdCompletion prints a script.
 func cmdCompletion(c *command) int {
-	bash, fish := "", ""
-	for _, s := range commands() {
-		fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_use_subcommand; or __fish_seen_subcommand_from help' "+
-			"-fa %s -d %q\n", s.name, s.summary)
-		list := ""
-		for _, f := range s.flags() {
-			list += " --" + f.name
-			fish += fmt.Sprintf("complete -c atlasbridge -n '__fish_seen_subcommand_from %s' -l %s -d %q",
-				s.name, f.name, f.help)
-			if f.value != "" {
-				fish += " -r"
-			}
-			if f.words() != nil {
-				words := strings.Join(f.words(), " ")
-				fish += " -fa '" + words + "'"
-				bash += fmt.Sprintf("  *:%s:*--%s[\\ =]:*) list='%s' ;;\n", s.name, f.name, words)
-			}
-			fish += "\n"
-		}
-		bash += fmt.Sprintf("  *:%s:*:-) list='%s' ;;\n", s.name, list)
-	}
-	bash = fmt.Sprintf(bashCompletion, strings.Join(commandNames(), " "), bash)
-	switch c.opts.args[0] {
-	case "zsh":
-		bash = "autoload -Uz compinit bashcompinit\n(( $+functions[compdef] )) || compinit -i\nbashcompinit\n" + bash
-	case "fish":
-		return c.print(fish)
-	}
-	return c.print(bash)
+	scripts := map[string]string{"bash": bashCompletion, "zsh": zshCompletion + bashCompletion, "fish": fishCompletion}
+	fmt.Fprint(c, scripts[c.opts.args[0]])
+	return 0
 }
 
 // ---- doctor ----
@@ -956,18 +858,18 @@ type doctor struct {
 	code   int
 }
 
-// cmdDoctor tells each check as soon as it is made, with --json all of them at the end: first that there is no bot.
+// cmdDoctor prints each check as soon as it is made, with --json all of them at the end.
 func cmdDoctor(c *command) int {
-	d := &doctor{command: c, checks: []check{}}
+	d := &doctor{command: c}
 	cfg, err := d.config(nil)
 	if cfg.Channel == "local" {
 		todo := "atlasbridge setup connects your phone"
 		if cfg.choseChannel() {
 			todo = ""
 		}
-		d.tell("token", nil, cfg.whyLocal()+waitsHere, todo)
+		d.found("token", nil, cfg.whyLocal()+waitsHere, todo)
 	}
-	d.tell("config", err, "settings and defaults are valid", "")
+	d.found("config", err, "settings and defaults are valid", "")
 	var st *Store // nil where it cannot be opened
 	if cfg.Dir != "" {
 		st = d.checkState(cfg.Dir)
@@ -979,31 +881,31 @@ func cmdDoctor(c *command) int {
 		if err == nil && !verdict.OK {
 			err = hinted(fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason), verdict.Remedy)
 		}
-		d.tell("audit", err, fmt.Sprintf("%d entries hold", verdict.Entries), "")
+		d.found("audit", err, fmt.Sprintf("%d entries hold", verdict.Entries), "")
 	}
 	terminal := "none here: a tool gets 100x30"
 	size, err := terminalSize(d.stdout)
 	if err == nil {
 		terminal = fmt.Sprintf("%s, %dx%d", d.getenv("TERM"), size.Cols, size.Rows)
 	}
-	d.tell("terminal", nil, terminal, "")
+	d.found("terminal", nil, terminal, "")
 	for _, t := range knownTools(c.ctx, cfg) {
 		if t.Path != "" {
-			d.tell(t.Name, nil, strings.TrimSpace(t.Version+" "+t.Path), t.Warning)
+			d.found(t.Name, nil, strings.TrimSpace(t.Version+" "+t.Path), t.Warning)
 		}
 	}
 	if cfg.Channel == "telegram" {
 		d.checkTelegram(newTelegram(cfg, st, nil))
 	}
 	if c.opts.on("json") {
-		return max(d.code, c.printJSON(map[string]any{"checks": d.checks, "ok": d.code == 0}))
+		c.printJSON(map[string]any{"checks": d.checks, "ok": d.code == 0})
 	}
 	return d.code
 }
 
-// tell adds a check: it failed with err, or passed with what was found and perhaps a warning.
-func (d *doctor) tell(name string, err error, found, warning string) {
-	k := check{Name: name, OK: err == nil, Detail: found, Remedy: warning}
+// found adds a check: it failed with err, or passed with what was found and perhaps a warning.
+func (d *doctor) found(name string, err error, detail, warning string) {
+	k := check{detail, name, err == nil, warning}
 	mark := "ok"
 	switch {
 	case err != nil:
@@ -1018,11 +920,10 @@ func (d *doctor) tell(name string, err error, found, warning string) {
 	if d.opts.on("json") {
 		return
 	}
-	text := fmt.Sprintf("%-4s  %-11s  %s\n", mark, name, visible(k.Detail))
+	fmt.Fprintf(d, "%-4s  %-11s  %s\n", mark, name, visible(k.Detail))
 	if k.Remedy != "" {
-		text += fmt.Sprintf("%17s  %s\n", "→", visible(k.Remedy))
+		fmt.Fprintf(d, "%17s  %s\n", "→", visible(k.Remedy))
 	}
-	d.code = max(d.code, d.page(text))
 }
 
 // checkState opens the state, nil where that cannot be done, and tries whether it can be written.
@@ -1030,7 +931,7 @@ func (d *doctor) checkState(dir string) *Store {
 	st, err := openState(dir, d.disk)
 	if err != nil {
 		todo := "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"
-		d.tell("state", hinted(err, todo), "", "")
+		d.found("state", hinted(err, todo), "", "")
 		return nil
 	}
 	err = st.tryDisk()
@@ -1039,7 +940,7 @@ func (d *doctor) checkState(dir string) *Store {
 		todo := "all else counts; keep a copy (`atlasbridge debug bundle`), then delete the damaged line"
 		err = hinted(errors.New(notes), todo)
 	}
-	d.tell("state", err, "can be used: a file was written for a test", notes)
+	d.found("state", err, "can be used: a file was written for a test", notes)
 	return st
 }
 
@@ -1057,7 +958,7 @@ func (d *doctor) checkPrivacy(dir string) {
 	if errors.Is(err, errShared) { // the first of perhaps many
 		err = &hintedError{err, closeRemedy(dir)}
 	}
-	d.tell("permissions", err, dir+" is yours alone", "")
+	d.found("permissions", err, dir+" is yours alone", "")
 }
 
 // checkTelegram asks about the bot and its chat, and whether updates would come here. Where no session polls, it does
@@ -1065,12 +966,12 @@ func (d *doctor) checkPrivacy(dir string) {
 func (d *doctor) checkTelegram(bot *Telegram) {
 	var me user
 	err := bot.call(d.ctx, "getMe", struct{}{}, &me)
-	d.tell("token", explained(err), "the bot is @"+me.Username, "")
+	d.found("token", explained(err), "the bot is @"+me.Username, "")
 	if err != nil {
 		return
 	}
 	err = bot.reach(d.ctx)
-	d.tell("chat", explained(err), fmt.Sprintf("the bot can write to chat %d", bot.cfg.Load().ChatID), "")
+	d.found("chat", explained(err), fmt.Sprintf("the bot can write to chat %d", bot.cfg.Load().ChatID), "")
 	if bot.store == nil {
 		return
 	}
@@ -1087,7 +988,7 @@ func (d *doctor) checkTelegram(bot *Telegram) {
 			err = errors.New(trouble)
 		}
 	}
-	d.tell("poller", explained(err), poller, "")
+	d.found("poller", explained(err), poller, "")
 }
 
 // ---- tools ----
@@ -1107,14 +1008,14 @@ type tool struct {
 func cmdAdapters(c *command) int {
 	cfg, _ := c.config(nil) // where it is wrong there is no token to keep from the tools
 	list := knownTools(c.ctx, cfg)
-	rows := [][]string{{"ADAPTER", "VERSION", "SUPPORTED", "FOUND"}}
+	rows := [][]any{{"ADAPTER", "VERSION", "SUPPORTED", "FOUND"}}
 	for _, t := range list {
-		rows = append(rows, []string{t.Name, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
+		rows = append(rows, []any{t.Name, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
 	}
 	return c.show(list, rows, "")
 }
 
-// knownTools asks each tool that has an adapter.
+// knownTools asks each tool that has an adapter for its version.
 func knownTools(ctx context.Context, cfg *Config) []tool {
 	var list []tool
 	env := childEnv(os.Environ(), cfg, "")
@@ -1169,7 +1070,6 @@ func versionNumbers(version string) []int {
 }
 
 // ---- commands: config, status, approvals, answer ----
-//
 // They show what is here, and give an answer from another terminal.
 
 func cmdConfig(c *command) int {
@@ -1177,16 +1077,16 @@ func cmdConfig(c *command) int {
 	if err != nil {
 		return c.fail(err)
 	}
-	table := [][]string{{"SETTING", "VALUE", "FROM"}}
+	rows := [][]any{{"SETTING", "VALUE", "FROM"}}
 	for _, s := range cfg.inForce {
-		table = append(table, []string{s.Key, string(s.Value), s.Origin})
+		rows = append(rows, []any{s.Key, string(s.Value), s.Origin})
 	}
-	return c.show(cfg.inForce, table, "")
+	return c.show(cfg.inForce, rows, "")
 }
 
 // openState opens the state for a command, and reports what is damaged.
 func (c *command) openState() (*Store, error) {
-	dir, err := c.stateDir()
+	dir, err := stateDir(c.getenv)
 	if err != nil {
 		return nil, err
 	}
@@ -1195,7 +1095,7 @@ func (c *command) openState() (*Store, error) {
 		return nil, err
 	}
 	for _, note := range s.notes {
-		fmt.Fprintf(c.stderr, "atlasbridge: %s (see `atlasbridge doctor`)\n", note)
+		c.complain(note + " (see `atlasbridge doctor`)")
 	}
 	return s, nil
 }
@@ -1223,7 +1123,6 @@ func span(d time.Duration) string {
 type statusRow struct {
 	*SessionRecord
 	Open  int  `json:"open_prompts"`
-	Asked int  `json:"prompts"`
 	Polls bool `json:"polls"` // listens to Telegram for all sessions
 
 	// WrapperState is "running", "stopped" as by ^Z, when nothing is asked or typed, or "gone".
@@ -1242,11 +1141,11 @@ func (s *Store) wrapperState(session string) string {
 	return "running"
 }
 
-// cmdStatus lists sessions, and who listens to Telegram.
 func cmdStatus(c *command) int { return c.withState(c.status) }
 
+// status lists sessions, and who listens to Telegram.
 func (c *command) status(s *Store) int {
-	rows := []statusRow{}
+	list := []statusRow{}
 	poller := s.holder("poll.lock")
 	for id, r := range s.view.Sessions {
 		row := statusRow{SessionRecord: ref(*r), WrapperState: s.wrapperState(id), Polls: poller > 0 && r.Wrapper == poller}
@@ -1257,54 +1156,36 @@ func (c *command) status(s *Store) int {
 		if row.Status != "active" && !c.opts.on("all") {
 			continue
 		}
-		for _, p := range s.view.Prompts {
-			if p.SessionID != id || p.Idle {
-				continue
-			}
-			row.Asked++
-			if s.waits(p) {
-				row.Open++
-			}
-		}
-		rows = append(rows, row)
+		row.Open = len(s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && !p.Idle && s.waits(p) }))
+		list = append(list, row)
 	}
-	slices.SortFunc(rows, func(a, b statusRow) int { // "active" sorts first
-		if a.Status != b.Status {
-			return strings.Compare(a.Status, b.Status)
-		}
-		return b.StartedAt.Compare(a.StartedAt)
+	slices.SortFunc(list, func(a, b statusRow) int { // "active" sorts first
+		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt))
 	})
-	table := [][]string{{"SESSION", "PID", "STATE", "UP", "OPEN", "ASKED", "TOOL"}}
-	for _, r := range rows {
-		table = append(table, r.cells(time.Now()))
+	now := time.Now()
+	rows := [][]any{{"SESSION", "PID", "STATE", "UP", "OPEN", "TOOL"}}
+	for _, r := range list {
+		state := cmp.Or(r.Activity, r.Status)
+		if r.ExitCode != nil && *r.ExitCode != 0 {
+			state += fmt.Sprintf(", exit %d", *r.ExitCode)
+		}
+		if r.WrapperState == "stopped" {
+			state = r.WrapperState
+		}
+		up := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt)
+		rows = append(rows, []any{shortID(r.ID), r.PID, state, span(up), r.Open, strings.TrimSpace(r.Tool + " " + r.Label)})
 	}
-	code := c.show(rows, table, "no sessions; start one: atlasbridge run <tool>")
-	trouble := s.ChannelTrouble()
-	about := before("\n", trouble)
+	code := c.show(list, rows, "no sessions; start one: atlasbridge run <tool>")
+	if c.opts.on("json") {
+		return code
+	}
 	if poller != 0 {
-		about = fmt.Sprintf("\nprocess %d listens to Telegram", poller) + about
+		fmt.Fprintf(c, "process %d listens to Telegram\n", poller)
 	}
-	switch {
-	case about != "" && !c.opts.on("json"):
-		return max(code, c.page(about[1:]+"\n"))
-	case trouble != "":
-		c.warn(trouble)
+	if trouble := s.ChannelTrouble(); trouble != "" {
+		fmt.Fprintln(c, visible(trouble))
 	}
 	return code
-}
-
-// cells are the row's columns in the table.
-func (r statusRow) cells(now time.Time) []string {
-	end := cmp.Or(r.EndedAt, &now)
-	state := cmp.Or(r.Activity, r.Status)
-	if r.ExitCode != nil && *r.ExitCode != 0 {
-		state += fmt.Sprintf(", exit %d", *r.ExitCode)
-	}
-	if r.WrapperState == "stopped" {
-		state = r.WrapperState
-	}
-	return []string{shortID(r.ID), fmt.Sprint(r.PID), state, span(end.Sub(r.StartedAt)), fmt.Sprint(r.Open),
-		fmt.Sprint(r.Asked), strings.TrimSpace(r.Tool + " " + r.Label)}
 }
 
 // maxListed is how much approvals says of a question, in bytes: a screenful.
@@ -1312,20 +1193,21 @@ const maxListed = 2000
 
 func cmdApprovals(c *command) int { return c.withState(c.approvals) }
 
+// approvals lists the questions that wait for an answer.
 func (c *command) approvals(s *Store) int {
 	open := s.view.which(s.waits)
 	slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
-	table := [][]string{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
+	rows := [][]any{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
 	for _, p := range open {
 		r := s.view.Sessions[p.SessionID]
 		about := cmp.Or(p.words(maxListed), p.Question, p.Excerpt)
 		if len(p.Choices) > 0 && p.Type != YesNo {
 			about += " · " + p.takes()
 		}
-		table = append(table, []string{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
+		rows = append(rows, []any{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
 			clip(p.takes(), 24), about})
 	}
-	return c.show(open, table, "no open questions")
+	return c.show(open, rows, "no open questions")
 }
 
 func cmdAnswer(c *command) int { return c.withState(c.answer) }
@@ -1350,13 +1232,10 @@ func (c *command) answer(s *Store) int {
 		_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields}) // else Trouble; it is not taken all the same
 		return c.fail(hinted(errors.New("nothing was typed: "+string(why)), todo))
 	}
-	said := "answered " + shortID(p.ID)
-	for _, more := range []string{p.labels(*p.Value), p.granted()} {
-		said += before(": ", visible(more))
-	}
-	fmt.Fprintln(c, said)
+	said := before(": ", p.labels(*p.Value)) + before(": ", p.granted())
+	fmt.Fprintln(c, "answered "+shortID(p.ID)+visible(said))
 	if s.wrapperState(p.SessionID) == "stopped" {
-		c.warn("its session is stopped: the answer is typed when that goes on (`fg` there)")
+		c.complain("its session is stopped: the answer is typed when that goes on (`fg` there)")
 	}
 	if err := s.Trouble(); err != nil {
 		c.fail(err) // says it: the answer counts all the same
@@ -1364,62 +1243,50 @@ func (c *command) answer(s *Store) int {
 	return 0
 }
 
+// maxAncestors is deeper than any tree of processes, should the system name a circle.
+const maxAncestors = 1000
+
 // inside reports whether this process was started in a session, whichever: an agent that answers for another one is no
 // person either. Two marks tell:
 //
 //   - the environment has ATLASBRIDGE_SESSION, whatever its value: outlives setsid and a parent that has ended
-//   - a parent, or parent's parent …, is a session's wrapper, or its tool: outlives setsid and a changed environment
+//   - a parent, or parent's parent …, is a session's wrapper: outlives setsid and a changed environment
 //
 // A program that takes it out of its environment and has left its parents is not found; one that goes that far can as
-// well write state.jsonl. A wrapper counts while it lives, the tool for as long as it runs.
+// well write state.jsonl.
 func (s *Store) inside() bool {
 	_, marked := os.LookupEnv("ATLASBRIDGE_SESSION")
 	if marked {
 		return true
 	}
-	ancestors := ancestorsOf(os.Getpid())
+	wrappers := map[int]bool{}
 	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are no sessions
 	for _, lock := range locks {
-		if slices.Contains(ancestors, s.holder("sessions/"+lock.Name())) {
-			return true
-		}
+		wrappers[s.holder("sessions/"+lock.Name())] = true
 	}
-	return false
-}
-
-// ancestorsOf are the pids of a process's parent, that one's parent and so on, as far as the system tells.
-func ancestorsOf(pid int) (pids []int) {
-	const enough = 1000 // deeper than any tree, should the system name a circle
-	for len(pids) < enough {
+	pid := os.Getpid()
+	for range maxAncestors {
 		pid = parentOf(pid)
-		if pid == 0 {
+		if pid == 0 || wrappers[pid] {
 			break
 		}
-		pids = append(pids, pid)
 	}
-	return pids
+	return pid != 0 && wrappers[pid]
 }
 
 // ---- commands: audit verify, logs ----
 // They only read.
 
-func cmdAudit(c *command) int {
-	return c.withState(c.audit)
-}
+func cmdAudit(c *command) int { return c.withState(c.audit) }
 
+// audit says whether the chain of the audit log holds.
 func (c *command) audit(s *Store) int {
-	head := strings.Replace(c.opts.text("head"), " ", ":", 1)
-	if !re(`^([1-9][0-9]{0,15}:sha256:[0-9a-f]{64})?$`).MatchString(head) {
-		return c.fail(misuse("--head is SEQ:sha256:HEX, as the session-ended message has it"))
-	}
-	v, err := s.VerifyAudit(strings.Fields(head)...)
-	if err != nil {
-		return c.fail(err)
-	}
-	code := 0
+	v, err := s.VerifyAudit()
 	switch {
+	case err != nil:
+		return c.fail(err)
 	case c.opts.on("json"):
-		code = c.printJSON(v)
+		c.printJSON(v)
 	case v.OK:
 		fmt.Fprintf(c, "audit.log holds: %d entries, head %s\nproves: %s\ndoes not prove: %s\n",
 			v.Entries, v, v.Proves, v.Limits)
@@ -1430,83 +1297,64 @@ func (c *command) audit(s *Store) int {
 	if !v.OK {
 		return exitFailed
 	}
-	return code
-}
-
-// cmdLogs prints the entries there are, and with --tail the last ten and those that come, until it is interrupted.
-func cmdLogs(c *command) int {
-	dir, err := c.stateDir()
-	if err != nil {
-		return c.fail(err)
-	}
-	session := c.opts.text("session")
-	tail := c.opts.on("tail")
-	found := session == "" || tail // it may come
-	at := int64(0)                 // bytes read
-	for first := true; err == nil; first = false {
-		var last []string
-		at, err = eachWhole(filepath.Join(dir, "audit.log"), at, func(line []byte) (more bool) {
-			text, ofSession := c.entry(line, session)
-			found = found || ofSession
-			if text == "" {
-				return true
-			}
-			last = append(last, text)
-			if tail && first {
-				last = last[max(0, len(last)-lastEntries):]
-				return true
-			}
-			c.print(text)
-			last = nil
-			return c.lost == nil
-		})
-		c.print(strings.Join(last, ""))
-		if err == nil && (!tail || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil) {
-			break
-		}
-	}
-	if err == nil && !found {
-		err = hinted(fmt.Errorf("no session in the log begins with %q", session),
-			"atlasbridge status --all lists the sessions")
-	}
-	if err != nil {
-		return c.fail(err)
-	}
 	return 0
 }
 
 // lastEntries is how many entries --tail begins with.
 const lastEntries = 10
 
-// eachWhole does something with each line from that byte of the file on, and gives where those end that are whole;
-// nothing where there is no file yet. A file shorter than that is another by now, and is read from its beginning.
-func eachWhole(path string, at int64, do func(line []byte) (more bool)) (end int64, err error) {
-	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
+// logReader reads the audit log. With --tail it waits at the end for what is written next.
+type logReader struct {
+	*command
+	f       *os.File
+	last    []string // entries that --tail begins with
+	follows bool     // all that comes is printed
+}
+
+// Read reads on. At the end it prints what --tail begins with.
+func (l *logReader) Read(p []byte) (n int, err error) {
+	n, err = l.f.Read(p)
+	for err == io.EOF && l.opts.on("tail") {
+		fmt.Fprint(l, strings.Join(l.last, ""))
+		l.last = nil
+		l.follows = true
+		if l.lost != nil || sleep(l.ctx, 200*time.Millisecond) != nil {
+			break
+		}
+		n, err = l.f.Read(p)
+	}
+	return n, err
+}
+
+// cmdLogs prints the entries there are, and with --tail the last ten and those that come, until it is interrupted.
+func cmdLogs(c *command) int {
+	dir, err := stateDir(c.getenv)
+	if err != nil {
+		return c.fail(err)
+	}
+	f, err := os.Open(filepath.Join(dir, "audit.log"))
+	if errors.Is(err, fs.ErrNotExist) {
+		f, err = os.Open(os.DevNull) // nothing has happened yet
 	}
 	if err != nil {
-		return 0, err
+		return c.fail(err)
 	}
 	defer f.Close()
-	size, err := f.Seek(0, io.SeekEnd)
-	if size < at {
-		at = 0
-	}
-	if err == nil {
-		_, err = f.Seek(at, io.SeekStart)
-	}
-	if err != nil {
-		return 0, err
-	}
-	err = eachLine(f, func(line []byte) (more bool) {
-		if line[len(line)-1] != '\n' && len(line) < maxRead { // it is just being written
-			return false
+	l := &logReader{command: c, f: f, follows: !c.opts.on("tail")}
+	err = eachLine(l, func(line []byte) (more bool) {
+		text := c.entry(line)
+		if l.follows {
+			fmt.Fprint(c, text)
+		} else if text != "" {
+			l.last = append(l.last, text)
+			l.last = l.last[max(0, len(l.last)-lastEntries):]
 		}
-		at += int64(len(line))
-		return do(line)
+		return c.lost == nil
 	})
-	return at, err
+	if err != nil {
+		return c.fail(err)
+	}
+	return 0
 }
 
 // c1 are the controls that JSON leaves as they are and some terminals obey.
@@ -1515,39 +1363,42 @@ var c1 = re(`[\x{80}-\x{9f}]`)
 // columned are the members of an entry that logs shows in front.
 var columned = strings.Fields("ts event session_id prompt_id")
 
-// entry is what logs prints of an entry, "" where that is of a session whose id begins otherwise; of a damaged one the
-// session is not known. Whatever a terminal could obey is escaped, in JSON too.
-func (c *command) entry(line []byte, session string) (text string, ofSession bool) {
+// entry is what logs prints of a line, "" for one that is not complete and for an entry of another session than
+// --session; of a damaged one the session is not known. Whatever a terminal could obey is escaped, in JSON too.
+func (c *command) entry(line []byte) string {
+	if line[len(line)-1] != '\n' { // it is being written
+		return ""
+	}
 	fields, err := parseEntry(line)
 	if err != nil {
-		return fmt.Sprintf("damaged: %.300q\n", bytes.TrimSpace(line)), false
+		return fmt.Sprintf("damaged: %.300q\n", bytes.TrimSpace(line))
 	}
 	member := map[string]string{}
-	var rest strings.Builder // what else it says
+	rest := "" // what else it says
 	for _, f := range fields[1 : len(fields)-2] {
 		text := "-"
 		if f.Value != nil {
-			text = fmt.Sprint(f.Value)
+			text = legibly(fmt.Sprint(f.Value))
 		}
 		member[f.Name] = text
 		forNobody := text == "" || strings.HasSuffix(f.Name, "_sha256")
 		if !forNobody && !slices.Contains(columned, f.Name) {
-			rest.WriteString(" " + legibly(f.Name) + "=" + legibly(text))
+			rest += " " + legibly(f.Name) + "=" + text
 		}
 	}
-	if !strings.HasPrefix(member["session_id"], session) {
-		return "", false
+	if !strings.HasPrefix(member["session_id"], c.opts.text("session")) {
+		return ""
 	}
 	if c.opts.on("json") {
 		escape := func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) }
-		return c1.expr().ReplaceAllStringFunc(string(line), escape), true
+		return c1.expr().ReplaceAllStringFunc(string(line), escape)
 	}
 	when := member["ts"]
 	if at, err := time.Parse(stampLayout, when); err == nil {
 		when = at.Local().Format(time.DateTime)
 	}
-	return c.folded(fmt.Sprintf("%s %-8s %-17s %s%s\n", visible(when), legibly(shortID(member["session_id"])),
-		legibly(member["event"]), legibly(shortID(member["prompt_id"])), rest.String())), true
+	return fmt.Sprintf("%s %-8s %-17s %s%s\n", when, shortID(member["session_id"]), member["event"],
+		shortID(member["prompt_id"]), rest)
 }
 
 // reUnquoted is a value that logs shows without quotes.
@@ -1860,7 +1711,7 @@ func newSession(c *command) (*session, error) {
 		return nil, err
 	}
 	_, missing := findTool(c.opts.args[0]) // then run says so, and an old recording stays as it was
-	if c.opts.given("record") && missing == nil {
+	if c.opts.on("record") && missing == nil {
 		s.watcher.cast, err = startRecording(c.opts.text("record"), tool, s.relay.size(), time.Now())
 		if err != nil {
 			return nil, err
@@ -1881,7 +1732,7 @@ func settingsOf(o *options) map[string]string {
 
 // timeoutOf is settingsOf for --timeout alone.
 func timeoutOf(o *options) map[string]string {
-	if !o.given("timeout") {
+	if !o.on("timeout") {
 		return map[string]string{}
 	}
 	life, _ := time.ParseDuration(o.text("timeout")) // as the flag package prints it: cannot fail
@@ -5350,11 +5201,6 @@ const (
 	fromAsk  = "ask"
 )
 
-const (
-	askLook   = time.Second           // between looks at the clock, and whether the session lives
-	askMoment = 10 * time.Millisecond // between attempts to end a question whose time is over
-)
-
 // stopped is a cause that takes a question back: a signal, or the phone's /cancel, which counts as SIGTERM.
 type stopped struct {
 	sig syscall.Signal
@@ -5382,27 +5228,16 @@ func (p *PromptRecord) begin(source, session string, life time.Duration) {
 	p.publish()
 }
 
-// ask stores a prompt and returns it when it is no longer open; who follows the session has it sent. Whoever asks ends
-// the question, too. When its time is over it expires, with its safe default as its value, or is canceled if it was
-// never sent to anybody. When ctx ends it is canceled if the cause is a stopped, and fails with any other cause. An
-// answer that came first counts. Where the context has no cause this process is being ended: ask returns nil, and
-// others find that nobody holds its lock. It returns nil, too, when the session has died.
-func (p *PromptRecord) ask(ctx context.Context, st *Store) (*PromptRecord, error) {
-	following, enough := context.WithCancel(context.WithoutCancel(ctx))
-	defer enough()
-	if err := st.keep(p); err != nil {
-		return nil, err
-	}
-	changes := st.Follow(following, p.SessionID, time.Tick(lookOften))
+// await returns the stored prompt when it is no longer open; who follows the session has it sent. Whoever asks ends the
+// question, too. When its time is over it expires, with its safe default as its value, or is canceled if it was never
+// sent to anybody. When ctx ends it is canceled if the cause is a stopped, and fails with any other cause. An answer
+// that came first counts. Where the context has no cause this process is being ended: await returns nil, and others
+// find that nobody holds its lock. It returns nil, too, when the session has died.
+func (p *PromptRecord) await(ctx context.Context, st *Store) (*PromptRecord, error) {
 	for {
-		left := time.Until(p.ExpiresAt)
 		select {
-		case r := <-changes:
-			if r.head().ID != p.ID {
-				continue
-			}
 		case <-ctx.Done():
-		case <-time.After(max(askMoment, min(left, askLook))):
+		case <-time.After(lookOften):
 		}
 		now, err := st.Prompt(p.ID)
 		cause := context.Cause(ctx)
@@ -5476,7 +5311,7 @@ type hook struct {
 	session string
 	folder  string    // where the session was started: paths are shown as they are seen from there; "" not known (yet)
 	ends    time.Time // when the call's questions expire
-	asked   []string  // ids of the prompts so far: of one call
+	asked   []string  // ids of those that were answered or expired: of one call
 	locks   []func()  // each releases the lock of one
 }
 
@@ -5494,19 +5329,23 @@ const (
 	hookDeny   = "deny"
 )
 
+// decision is what the tool is told; nil leaves the question to its dialog.
+type decision map[string]any
+
 // cmdHook exits with 0 whatever happens: claude takes anything else for a failing hook and says so in the dialog.
 func cmdHook(c *command) int {
 	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION")}
 	var raw json.RawMessage
 	var all any
-	if err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(&raw); err != nil {
+	err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(&raw)
+	if err == nil {
+		err = errors.Join(json.Unmarshal(raw, h), json.Unmarshal(raw, &all))
+	}
+	if err != nil || namedTwice(all) {
 		return 0 // the tool's dialog asks
 	}
-	if err := errors.Join(json.Unmarshal(raw, h), json.Unmarshal(raw, &all)); err != nil || namedTwice(all) {
-		return 0 // likewise
-	}
 	c.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
-	c.withState(func(s *Store) int {
+	return c.withState(func(s *Store) int {
 		h.st = s
 		if s.Alive(h.session) { // the session's record may come later than its tool's first hook
 			if err := h.handle(c); err != nil {
@@ -5515,11 +5354,10 @@ func cmdHook(c *command) int {
 		}
 		return 0
 	})
-	return 0
 }
 
-// namedTwice tells whether an object in the JSON has two members whose names differ in case alone: encoding/json takes
-// the last of them for either, the tool does not.
+// namedTwice reports whether an object in the JSON has two members whose names differ in case alone: encoding/json
+// takes the last of them for either, the tool does not.
 func namedTwice(v any) bool {
 	switch v := v.(type) {
 	case []any:
@@ -5579,31 +5417,28 @@ func toolResult(session, tool, id string, success bool) Event {
 	return Event{"TOOL_RESULT", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"success", success}}}
 }
 
-// decide asks, and passes the decision on to the tool. All answers are injected when it has been written.
+// decide asks, and passes the decision on to the tool. The answers are injected when it has been written.
 func (h *hook) decide(c *command) error {
 	defer func() {
 		for _, release := range h.locks {
 			release()
 		}
 	}()
-	questions := h.questions
-	if h.Tool != "AskUserQuestion" {
-		questions = h.permission
+	ask := h.permission
+	if h.Tool == "AskUserQuestion" {
+		ask = h.questions
 	}
-	decision, err := questions(c.ctx)
-	if decision == nil || decision["behavior"] == "deny" {
-		answered := max(len(h.asked)-1, 0)
-		err = errors.Join(err, h.conclude(Failed, "not all of its questions were answered", h.asked[:answered]))
-		h.asked = h.asked[answered:]
-	}
-	if decision == nil {
+	what, err := ask(c.ctx)
+	if what == nil {
 		return err
 	}
-	to, why := Injected, ""
-	answer := map[string]any{"hookEventName": h.Event, "decision": decision}
+	to := Injected
+	why := ""
+	answer := map[string]any{"hookEventName": h.Event, "decision": what}
 	err = json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": answer})
 	if err != nil {
-		to, why = Failed, "the tool did not take the answer: "+err.Error()
+		to = Failed
+		why = "the tool did not take the answer: " + err.Error()
 	}
 	return h.conclude(to, why, h.asked)
 }
@@ -5616,47 +5451,41 @@ func (h *hook) conclude(to State, why string, ids []string) (err error) {
 	return err
 }
 
-// wait asks one question of the call and returns its value. It returns nil where there is none: with a decision the
-// call is refused, for the operator did so or nobody answered; without one the dialog has to ask.
-func (h *hook) wait(ctx context.Context, p *PromptRecord) (value *string, decision map[string]any, err error) {
-	h.describe(p)
+// wait asks one question of the call, and returns it answered or expired; nil: the tool's dialog is to ask.
+func (h *hook) wait(ctx context.Context, p *PromptRecord) (*PromptRecord, error) {
+	h.complete(p)
 	release, err := h.st.HoldSession(p.ID)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	h.locks = append(h.locks, release)
+	if err := h.st.keep(p); err != nil {
+		return nil, err
+	}
+	end, err := p.await(ctx, h.st)
+	if end == nil || end.Status != ReplyReceived && end.Status != Expired {
+		return nil, err
+	}
 	h.asked = append(h.asked, p.ID)
-	end, err := p.ask(ctx, h.st)
-	if end == nil {
-		return nil, nil, err
-	}
-	refused := end.Status == Expired || end.Permission && end.Value != nil && *end.Value == hookDeny
-	switch {
-	case refused:
-		message := end.Reason
-		if message == "" {
-			message = "The operator refused this."
-		}
-		return nil, map[string]any{"behavior": "deny", "message": message}, nil
-	case end.Status == ReplyReceived:
-		return end.Value, nil, nil
-	}
-	return nil, nil, nil
+	return end, nil
 }
 
-// describe completes p with who asks and where, so that Full begins with the question. What is too long to be shown is
-// cut.
-func (h *hook) describe(p *PromptRecord) {
+// refused is the decision about a call whose question was refused, or expired.
+func refused(end *PromptRecord) decision {
+	return decision{"behavior": "deny", "message": cmp.Or(end.Reason, "The operator refused this.")}
+}
+
+// complete adds who asks and where, so that Full begins with the question. What is too long to be shown is cut.
+func (h *hook) complete(p *PromptRecord) {
 	p.Tool = h.Tool
-	p.Cwd = shortPath(h.Cwd, h.folder)
-	if p.Cwd == "." {
-		p.Cwd = ""
+	if h.Cwd != h.folder {
+		p.Cwd = shortPath(h.Cwd, h.folder)
 	}
 	if h.Agent != "" {
 		p.Question += " (from the " + h.Agent + " agent)"
 	}
-	for _, text := range []*string{&p.Question, &p.Full, &p.Cwd} {
-		*text = visible(redact(*text))
+	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
+		*text = clip(visible(redact(*text)), maxHookFull)
 	}
 	p.Question = oneLine(p.Question)
 	p.Excerpt = headAndTail(p.Full, maxExcerpt)
@@ -5669,9 +5498,6 @@ func (h *hook) describe(p *PromptRecord) {
 	}
 	p.Constraints.MaxLength = maxMessage
 	p.Cut = len(p.region()) > maxHookFull
-	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
-		*text = clip(*text, maxHookFull)
-	}
 	p.begin(fromHook, h.session, time.Until(h.ends))
 }
 
@@ -5711,7 +5537,7 @@ func (o object) rows() (rows []string) {
 }
 
 // questions asks claude's own questions and returns the answers to all of them in one decision.
-func (h *hook) questions(ctx context.Context) (map[string]any, error) {
+func (h *hook) questions(ctx context.Context) (decision, error) {
 	var input object
 	var all []object
 	if err := json.Unmarshal(h.Input, &input); err != nil {
@@ -5725,21 +5551,27 @@ func (h *hook) questions(ctx context.Context) (map[string]any, error) {
 	for i, one := range all {
 		words := one.text("question")
 		p, labels := ownQuestion(one, words, input.rows())
-		if p == nil {
-			return nil, nil
+		var end *PromptRecord
+		var err error
+		if p != nil {
+			if len(all) > 1 {
+				p.Question = fmt.Sprintf("(%d of %d) %s", i+1, len(all), words)
+			}
+			end, err = h.wait(ctx, p)
 		}
-		if len(all) > 1 {
-			p.Question = fmt.Sprintf("(%d of %d) %s", i+1, len(all), words)
+		if end == nil || end.Status == Expired {
+			err = errors.Join(err, h.conclude(Failed, "not all of its questions were answered", h.asked[:i]))
+			h.asked = h.asked[i:]
+			if end == nil {
+				return nil, err
+			}
+			return refused(end), err
 		}
-		value, decision, err := h.wait(ctx, p)
-		if value == nil {
-			return decision, err
-		}
-		answers[words] = answerWords(*value, labels, p.Multi)
+		answers[words] = answerWords(*end.Value, labels, p.Multi)
 	}
 	answered, err := json.Marshal(answers)
 	updated["answers"] = answered
-	return map[string]any{"behavior": "allow", "updatedInput": updated}, err
+	return decision{"behavior": "allow", "updatedInput": updated}, err
 }
 
 // ownQuestion is the prompt of a question that claude asks in those words, with the labels of its options; nil where it
@@ -5772,112 +5604,96 @@ func ownQuestion(o object, words string, others []string) (p *PromptRecord, labe
 
 // answerWords returns the labels that were chosen by their numbers, one or several, or the operator's own words.
 func answerWords(value string, labels []string, several bool) string {
-	var chosen []string
-	for key := range strings.SplitSeq(strings.ReplaceAll(value, " ", ""), ",") {
+	chosen := []string{value}
+	if several {
+		chosen = strings.Split(strings.ReplaceAll(value, " ", ""), ",")
+	}
+	for i, key := range chosen {
 		n, err := strconv.Atoi(key)
-		other := err != nil || n < 1 || n > len(labels)
-		if other || len(chosen) > 0 && !several {
+		if err != nil || n < 1 || n > len(labels) {
 			return value
 		}
-		chosen = append(chosen, labels[n-1])
+		chosen[i] = labels[n-1]
 	}
 	return strings.Join(chosen, ", ")
 }
 
 // permission asks whether a call is allowed, and for how long.
-func (h *hook) permission(ctx context.Context) (map[string]any, error) {
-	value, decision, err := h.wait(ctx, h.permissionPrompt())
-	if value == nil {
-		return decision, err
-	}
-	decision = map[string]any{"behavior": "allow"}
-	if h.Tool == "ExitPlanMode" { // a plain allow is ignored here (measured)
-		decision["updatedInput"] = map[string]any{}
-	}
-	switch *value {
-	case hookAllow:
-		return decision, nil
-	case hookAlways: // all of them: one alone does not do what they do together (measured)
-		decision["updatedPermissions"] = h.Suggestions
-		return decision, nil
-	}
-	return nil, nil
-}
-
-// permissionPrompt is what the operator is asked about the call: what it is, all of its arguments, and the answers.
-func (h *hook) permissionPrompt() *PromptRecord {
-	call := h.call()
-	p := &PromptRecord{Asked: Asked{Prompt: Prompt{Type: MultipleChoice, Question: call.question, Full: call.full,
-		Permission: true, SafeDefault: ref(hookDeny)}, Subject: safely(call.subject, maxFull), Lang: call.lang}}
+func (h *hook) permission(ctx context.Context) (decision, error) {
+	p := &PromptRecord{Asked: Asked{Prompt: Prompt{Type: MultipleChoice, Permission: true, SafeDefault: ref(hookDeny)}}}
+	h.describe(p)
 	allow := "Yes"
 	if h.Tool == "ExitPlanMode" {
 		allow = "Yes, and manually approve edits" // the mode that claude is in then (measured)
 	}
-	p.Choices = []Choice{{Key: hookAllow, Label: allow, Grants: true}}
+	p.Choices = []Choice{{Key: hookAllow, Label: allow, Grants: true}, {Key: hookDeny, Label: "No"}}
 	words, widest := lastingWords(h.Suggestions, h.folder)
 	words = visible(words)
 	if words != "" && redact(words) == words { // what is granted for longer is known to its last letter
-		p.Choices = append(p.Choices, Choice{Key: hookAlways, Label: visible("Yes, and " + widest), Grants: true})
+		p.Choices = slices.Insert(p.Choices, 1, Choice{Key: hookAlways, Label: visible("Yes, and " + widest), Grants: true})
 		p.Lasting = words
 		p.parts.among = []string{"lasting: " + words}
 	}
-	p.Choices = append(p.Choices, Choice{Key: hookDeny, Label: "No"})
-	return p
-}
-
-// hookCall is what the tool wants to do.
-type hookCall struct {
-	question string // in words
-	full     string // all that it is about
-	subject  string // what the tool's dialog shows of it
-	lang     string // what full is written in
+	end, err := h.wait(ctx, p)
+	if end == nil {
+		return nil, err
+	}
+	what := decision{"behavior": "allow"}
+	if h.Tool == "ExitPlanMode" { // a plain allow is ignored here (measured)
+		what["updatedInput"] = map[string]any{}
+	}
+	switch *end.Value {
+	case hookDeny:
+		return refused(end), nil
+	case hookAlways: // all of them: one alone does not do what they do together (measured)
+		what["updatedPermissions"] = h.Suggestions
+	}
+	return what, nil
 }
 
 // langMarkdown is the Lang of a plan.
 const langMarkdown = "markdown"
 
-// call reads the tool's arguments. Of a tool that is not known all of them are told as they came.
-func (h *hook) call() hookCall {
+// describe says what the tool wants to do: in Question in words, in Full all of its arguments, in Subject what the
+// tool's dialog shows of them. Of a call that is not known the arguments are told as they came.
+func (h *hook) describe(p *PromptRecord) {
 	var in object
 	_ = json.Unmarshal(h.Input, &in) // what is no object has no members
-	call := h.knownCall(in)
-	if call.full == "" {
-		var text bytes.Buffer
-		_ = json.Indent(&text, h.Input, "", "  ") // it has been parsed, or is missing
-		call.full = text.String()
-		call.subject = cmp.Or(call.subject, h.Tool)
-		return call
-	}
-	call.full = strings.Join(append([]string{call.full}, in.rows()...), "\n")
-	return call
-}
-
-// knownCall is the call of a tool of claude's with these arguments; full is "" when the tool is another, or an argument
-// is missing.
-func (h *hook) knownCall(in object) hookCall {
+	p.Question = "Allow " + h.Tool + "?"
 	switch h.Tool {
 	case "Bash":
-		command := in.text("command")
-		question := strings.TrimSpace("Run this? " + in.text("description"))
-		return hookCall{question, command, command, "bash"}
-	case "Edit":
-		path := in.text("file_path")
-		diff, plus, minus := lineDiff(in.text("old_string"), in.text("new_string"))
-		question := fmt.Sprintf("Edit %s? +%d −%d", shortPath(path, h.folder), plus, minus)
-		return hookCall{question, diff, path, "diff"}
-	case "Write":
-		path := in.text("file_path")
-		diff, plus, _ := lineDiff("", in.text("content"))
-		question := fmt.Sprintf("Write %s? +%d", shortPath(path, h.folder), plus)
-		return hookCall{question, diff, path, "diff"}
+		p.Question = strings.TrimSpace("Run this? " + in.text("description"))
+		p.Subject = in.text("command")
+		p.Full = p.Subject
+		p.Lang = "bash"
+	case "Edit", "Write":
+		p.Subject = in.text("file_path")
+		p.Lang = "diff"
+		before, after := "old_string", "new_string"
+		if h.Tool == "Write" {
+			before, after = "", "content"
+		}
+		p.Question = h.Tool + " " + shortPath(p.Subject, h.folder) + "?"
+		p.Full = lineDiff(in.text(before), in.text(after))
 	case "WebFetch":
-		url := in.text("url")
-		full := strings.TrimSpace(url + "\n" + in.text("prompt"))
-		return hookCall{"Fetch this address?", full, url, ""}
+		p.Question = "Fetch this address?"
+		p.Subject = in.text("url")
+		p.Full = p.Subject
 	case "ExitPlanMode":
-		return hookCall{"Carry out this plan?", in.text("plan"), "", langMarkdown}
+		p.Question = "Carry out this plan?"
+		p.Full = in.text("plan")
+		p.Lang = langMarkdown
 	}
-	return hookCall{question: "Allow " + h.Tool + "?"}
+	if p.Full == "" {
+		var text bytes.Buffer
+		_ = json.Indent(&text, h.Input, "", "  ") // it has been parsed, or is missing
+		p.Full = text.String()
+		p.Subject = cmp.Or(p.Subject, h.Tool)
+		p.Lang = ""
+	} else {
+		p.Full = strings.Join(append([]string{p.Full}, in.rows()...), "\n")
+	}
+	p.Subject = safely(p.Subject, maxFull)
 }
 
 // suggestion is one of claude's permission_suggestions.
@@ -5893,13 +5709,6 @@ type suggestion struct {
 	}
 }
 
-// grant is what a suggestion grants.
-type grant struct {
-	words string // in full, "" what is not known
-	short string // as its button has it
-	width int    // how much that is
-}
-
 // How much a suggestion grants, the least first.
 const (
 	grantsFolder = iota // access to it
@@ -5912,37 +5721,6 @@ const (
 // maxWidest is how long the name of the widest grant may be, in bytes: a label has 60 with "Yes, and ".
 const maxWidest = 51
 
-// lastingWords say what the suggestions grant together, and for how long, and which grant is the widest, as its button
-// has it. Both are "" when there are no suggestions. One that is not understood is shown as it is.
-func lastingWords(suggestions []json.RawMessage, folder string) (words, widest string) {
-	var all []string
-	last := "" // how long the one before is kept
-	most := -1
-	for _, raw := range suggestions {
-		var s suggestion
-		err := json.Unmarshal(raw, &s)
-		g := s.grant(folder)
-		long := destinations[s.Destination]
-		if err != nil || g.words == "" || long == "" {
-			g = grant{string(raw), "what is listed as lasting", grantsAll}
-			long = ""
-		}
-		if last != long && last != "" {
-			all = append(all, last)
-		}
-		last = long
-		all = append(all, g.words)
-		if g.width > most {
-			most = g.width
-			widest = strings.TrimSpace(clip(g.short, maxWidest-len(" "+long)) + " " + long)
-		}
-	}
-	if last != "" {
-		all = append(all, last)
-	}
-	return strings.Join(all, ", "), widest
-}
-
 // destinations say how long what a suggestion grants is kept.
 var destinations = map[string]string{
 	"session":         "this session",
@@ -5951,16 +5729,46 @@ var destinations = map[string]string{
 	"userSettings":    "for all projects",
 }
 
-// grant is what s grants.
-func (s suggestion) grant(folder string) grant {
+// lastingWords say what the suggestions grant together, and for how long, and which grant is the widest, as its button
+// has it. Both are "" when there are no suggestions. One that is not understood is shown as it is.
+func lastingWords(suggestions []json.RawMessage, folder string) (words, widest string) {
+	most := -1
+	for _, raw := range suggestions {
+		var s suggestion
+		err := json.Unmarshal(raw, &s)
+		grant, width := s.grant(folder)
+		long := destinations[s.Destination]
+		short := strings.TrimSuffix(grant, filesToo)
+		if err != nil || grant == "" || long == "" {
+			grant, width = string(raw), grantsAll
+			short, long = "what is listed as lasting", ""
+		}
+		if width > most {
+			most = width
+			widest = strings.TrimSpace(clip(short, maxWidest-len(" "+long)) + " " + long)
+		}
+		long = before(", ", long)
+		if words != "" { // how long is told once, behind the last that is kept as long
+			words = strings.TrimSuffix(words, long) + ", "
+		}
+		words += grant + long
+	}
+	return words, widest
+}
+
+// filesToo is what accepting edits grants beside edits, in claude's words.
+const filesToo = " and common file commands"
+
+// grant says what s grants, "" if that is not known, and how much that is.
+func (s suggestion) grant(folder string) (words string, width int) {
 	var all []string
 	switch {
-	case s.Type == "setMode" && s.Mode == "acceptEdits": // in claude's words: file edits and common file commands
-		return grant{"accept all edits and common file commands", "accept all edits", grantsMode}
+	case s.Type == "setMode" && s.Mode == "acceptEdits":
+		return "accept all edits" + filesToo, grantsMode
 	case s.Type == "setMode" && s.Mode == "bypassPermissions":
-		return grant{"allow everything without asking", "allow everything", grantsAll}
+		return "allow everything without asking", grantsAll
 	case s.Type == "setMode" && s.Mode != "":
-		return grant{"switch to mode " + s.Mode, "switch to mode " + s.Mode, grantsMode}
+		return "switch to mode " + s.Mode, grantsMode
 	case s.Type == "addDirectories" && len(s.Directories) > 0:
 		for _, directory := range s.Directories {
 			short := shortPath(directory, folder)
@@ -5969,10 +5777,9 @@ func (s suggestion) grant(folder string) grant {
 			}
 			all = append(all, short)
 		}
-		words := "access to " + strings.Join(all, " and ")
-		return grant{words, words, grantsFolder}
+		return "access to " + strings.Join(all, " and "), grantsFolder
 	case s.Type == "addRules" && s.Behavior == "allow" && len(s.Rules) > 0:
-		width := grantsCalls
+		width = grantsCalls
 		for _, r := range s.Rules {
 			rule := r.ToolName + "(" + r.RuleContent + ")"
 			if r.RuleContent == "" {
@@ -5981,39 +5788,30 @@ func (s suggestion) grant(folder string) grant {
 			}
 			all = append(all, rule)
 		}
-		words := "allow " + strings.Join(all, " and ")
-		return grant{words, words, width}
+		return "allow " + strings.Join(all, " and "), width
 	}
-	return grant{}
+	return "", 0
 }
 
-// lineDiff is a readable diff of two texts: what differs, between the lines that they have in common. The time it takes
-// grows with their length, no faster.
-func lineDiff(before, after string) (diff string, plus, minus int) {
+// lineDiff shows the lines that go and those that come, without those that both texts begin and end with.
+func lineDiff(before, after string) string {
 	a := slices.Collect(strings.Lines(before))
 	b := slices.Collect(strings.Lines(after))
-	most := min(len(a), len(b))
-	head := 0
-	for head < most && a[head] == b[head] {
-		head++
+	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
+		a, b = a[1:], b[1:]
 	}
-	tail := 0
-	for tail < most-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
-		tail++
+	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
 	}
-	gone := a[head : len(a)-tail]
-	came := b[head : len(b)-tail]
-	var rows []string
-	add := func(mark string, lines []string) {
-		for _, line := range lines {
-			rows = append(rows, mark+strings.TrimSuffix(line, "\n"))
+	var diff strings.Builder
+	for i, line := range slices.Concat(a, b) {
+		mark := "-"
+		if i >= len(a) {
+			mark = "+"
 		}
+		diff.WriteString(mark + strings.TrimSuffix(line, "\n") + "\n")
 	}
-	add(" ", a[:head])
-	add("-", gone)
-	add("+", came)
-	add(" ", a[len(a)-tail:])
-	return strings.Join(rows, "\n"), len(came), len(gone)
+	return strings.TrimSuffix(diff.String(), "\n")
 }
 
 // installHooks adds to the tool's command line what makes it call us, merged into the last --settings there, which
@@ -6037,27 +5835,31 @@ func (s *session) installHooks(argv []string) []string {
 // option.
 func settingsArgument(args []string) (settings string, rest []string) {
 	settings = "{}"
-	end := slices.Index(args, "--")
-	if end < 0 {
-		end = len(args)
-	}
-	for i := 0; i < end; i++ {
-		name, value, joined := strings.Cut(args[i], "=")
+	for len(args) > 0 && args[0] != "--" {
+		name, value, joined := strings.Cut(args[0], "=")
 		switch {
-		case name != "--settings", !joined && i+1 == end:
-			rest = append(rest, args[i])
-		case joined:
+		case name == "--settings" && joined:
 			settings = value
+		case name == "--settings" && len(args) > 1:
+			settings = args[1]
+			args = args[1:]
 		default:
-			i++
-			settings = args[i]
+			rest = append(rest, args[0])
 		}
+		args = args[1:]
 	}
-	return settings, append(rest, args[end:]...)
+	return settings, append(rest, args...)
 }
 
-// quickHook is how many seconds the tool gives a hook that asks nobody.
-const quickHook = 10
+// ourHooks are the hooks that call us: %s is how, %d for how many seconds the tool waits for a permission.
+const ourHooks = `{
+	"Stop": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10}]}],
+	"PermissionRequest": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": %[2]d}]}],
+	"PreToolUse": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10}]}],
+	"PostToolUse": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10, "async": true}]}],
+	"PostToolUseFailure": [{"matcher": "*",
+		"hooks": [{"type": "command", "command": %[1]s, "timeout": 10, "async": true}]}]
+}`
 
 // withHooks is the tool's settings, given as JSON or as the name of a file, with hooks that call us beside the user's
 // own.
@@ -6077,42 +5879,32 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 	if !ok {
 		return nil, errors.New("reading --settings: its hooks are no object")
 	}
-	command, err := s.hookCommand()
+	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	events := []string{"Stop"}
-	if s.dialogs.hooked {
-		events = append(events, "PermissionRequest")
+	call := "'" + strings.ReplaceAll(exe, "'", `'\''`) + "' hook"
+	if runtime.GOOS == "windows" {
+		call = `"` + exe + `" hook`
 	}
-	if s.relay.calls == nil { // else its output tells of every call
-		events = append(events, "PreToolUse", "PostToolUse", "PostToolUseFailure")
+	call += before(" --timeout ", s.cfg.flags["permission_timeout_seconds"])
+	// The tool waits longer than a question lives.
+	ours := fmt.Appendf(nil, ourHooks, inJSON(call), inSeconds(s.cfg.PermissionTimeout+time.Minute))
+	var add map[string][]any
+	if err := json.Unmarshal(ours, &add); err != nil {
+		return nil, err
 	}
-	for _, event := range events {
-		run := map[string]any{"type": "command", "command": command, "timeout": quickHook}
-		switch event {
-		case "PermissionRequest": // the tool waits longer than a question lives
-			run["timeout"] = inSeconds(s.cfg.PermissionTimeout + time.Minute)
-		case "PostToolUse", "PostToolUseFailure":
-			run["async"] = true
+	if !s.dialogs.hooked {
+		delete(add, "PermissionRequest")
+	}
+	for event, group := range add {
+		if s.relay.calls != nil && strings.Contains(event, "ToolUse") { // its output tells of every call
+			continue
 		}
 		theirs, _ := hooks[event].([]any) // what is no list is replaced
-		hooks[event] = append(theirs, map[string]any{"matcher": "*", "hooks": []any{run}})
+		hooks[event] = append(theirs, group...)
 	}
 	return json.Marshal(settings)
-}
-
-// hookCommand is what the tool's shell is to run.
-func (s *session) hookCommand() (string, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return "", err
-	}
-	line := "'" + strings.ReplaceAll(exe, "'", `'\''`) + "' hook"
-	if runtime.GOOS == "windows" {
-		line = `"` + exe + `" hook`
-	}
-	return line + before(" --timeout ", s.cfg.flags["permission_timeout_seconds"]), nil
 }
 
 // reOurs are the names of our settings in an environment, in any case, as Windows has them.
@@ -6148,39 +5940,44 @@ type asking struct {
 	tg     *Telegram
 	prompt PromptRecord
 	given  map[string]string // what is printed for a choice, by its key
+	code   int               // the exit status
 }
 
 // cmdAsk exits with what the answer says, or with that there is none.
 func cmdAsk(c *command) int {
-	a := &asking{command: c}
-	code, err := a.run()
+	a := &asking{command: c, code: exitInternal}
+	err := a.compose()
+	if err == nil {
+		err = a.run()
+	}
 	if err != nil && c.fail(err) == exitUsage {
 		return exitUsage
 	}
-	return code
+	return a.code
 }
 
 // compose makes the prompt of the command line, and of standard input.
 func (a *asking) compose() error {
-	words := slices.DeleteFunc(slices.Clone(a.opts.args), func(arg string) bool { return arg == "-" })
-	about := len(words) < len(a.opts.args)
-	if len(words) > 1 {
-		return misuse("the question is one argument: put it in quotation marks")
-	}
-	if err := a.addAnswers(); err != nil {
-		return err
+	words := a.opts.args
+	last := len(words) - 1
+	about := words[last] == "-"
+	if about {
+		words = words[:last]
 	}
 	p := &a.prompt
-	p.Question = legible(strings.Join(strings.Fields(strings.Join(words, " ")), " "))
-	if p.Question == "" && about && len(p.Choices) > 0 {
-		p.Question = strings.Join(labels(p.Choices), " or ") + "?"
-	}
-	switch n := units(p.Question); {
+	p.Question = legible(strings.Join(strings.Fields(strings.Join(words, "")), " "))
+	n := units(p.Question)
+	switch {
+	case len(words) > 1:
+		return misuse("the question is one argument: put it in quotation marks")
 	case n == 0:
 		return misuse("the question is missing")
 	case n > maxQuestion:
-		return misuse("the question has %d characters, %d are shown: give what it is about on standard "+
-			"input, with -", n, maxQuestion)
+		return misuse("the question has %d characters, %d are shown: give what it is about on standard input, with -",
+			n, maxQuestion)
+	}
+	if err := a.addAnswers(); err != nil {
+		return err
 	}
 	p.Excerpt = clip(p.Question, maxExcerpt)
 	p.Full = p.Question
@@ -6205,15 +6002,13 @@ func (a *asking) compose() error {
 // addAnswers adds the kind of the question and its answers.
 func (a *asking) addAnswers() error {
 	p := &a.prompt
-	list := a.opts.text("choices")
-	listed := a.opts.given("choices")
-	text := a.opts.on("text")
+	text, listed := a.opts.on("text"), a.opts.on("choices")
 	switch {
-	case listed && text:
+	case text && listed:
 		return misuse("--choices and --text exclude each other")
 	case listed:
 		p.Type = MultipleChoice
-		return a.addChoices(strings.Split(list, ","))
+		return a.addChoices(strings.Split(a.opts.text("choices"), ","))
 	case text:
 		p.Type = FreeText
 	default:
@@ -6229,35 +6024,27 @@ func (a *asking) addAnswers() error {
 // addChoices adds choices. One that is a digit has it as its key, so that "2" is never the second one when another is
 // called 2.
 func (a *asking) addChoices(words []string) error {
-	if len(words) > maxChoices {
-		return misuse("--choices has %d choices, %d are possible", len(words), maxChoices)
-	}
 	for i, word := range words {
 		words[i] = strings.TrimSpace(word)
 	}
-	digits := strings.Split("123456789", "")
-	free := slices.DeleteFunc(slices.Clone(digits), func(key string) bool { return slices.Contains(words, key) })
+	hides := func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }
 	a.given = map[string]string{}
+	next := 1
 	for _, word := range words {
 		label := redact(visible(word))
 		same := func(c Choice) bool { return strings.EqualFold(c.Label, label) }
-		wrong := ""
-		switch {
-		case word == "":
-			return misuse("--choices has an empty choice")
-		case strings.ContainsFunc(word, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }):
-			wrong = "has characters that cannot be shown"
-		case units(label) > maxLabel:
-			wrong = fmt.Sprintf("has more than %d characters", maxLabel)
-		case slices.ContainsFunc(a.prompt.Choices, same):
-			wrong = "is there twice"
-		}
-		if wrong != "" {
-			return misuse("the choice %q %s", word, wrong)
+		known := slices.ContainsFunc(a.prompt.Choices, same)
+		if word == "" || strings.ContainsFunc(word, hides) || units(label) > maxLabel || known || len(words) > maxChoices {
+			return misuse("%q in --choices: up to %d different choices are possible, each of 1 to %d characters that "+
+				"can be shown", word, maxChoices, maxLabel)
 		}
 		key := word
-		if !slices.Contains(digits, word) {
-			key, free = free[0], free[1:]
+		if len(word) > 1 || !strings.Contains("123456789", word) {
+			for slices.Contains(words, fmt.Sprint(next)) {
+				next++
+			}
+			key = fmt.Sprint(next)
+			next++
 		}
 		a.prompt.Choices = append(a.prompt.Choices, Choice{Key: key, Label: label})
 		a.given[key] = word
@@ -6286,31 +6073,28 @@ func legible(text string) string {
 	return redact(visible(strings.ToValidUTF8(strings.ReplaceAll(text, "\r\n", "\n"), "\uFFFD")))
 }
 
-// run asks, and gives the exit status. An error is why there is no answer.
-func (a *asking) run() (code int, err error) {
-	if err := a.compose(); err != nil {
-		return exitInternal, err
-	}
+// run asks, and passes the answer on. An error is why there is none.
+func (a *asking) run() (err error) {
 	a.cfg, err = a.config(timeoutOf(a.opts))
 	if err != nil {
-		return exitInternal, err
+		return err
 	}
 	if a.prompt.Type == FreeText && a.cfg.Channel == "telegram" && !a.cfg.FreeText {
 		err := errors.New("the phone cannot answer with a text: free_text_enabled is false")
-		return exitInternal, hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
+		return hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
 	}
 	a.st, err = a.openState()
 	if err != nil {
-		return exitInternal, err
+		return err
 	}
 	defer a.st.Close()
 	a.st.Retention = time.Duration(a.cfg.RetentionDays) * 24 * time.Hour
 	if err := a.st.Reap(time.Now()); err != nil {
-		return exitInternal, err
+		return err
 	}
 	log, err := openLog(a.cfg.Dir, a.cfg.LogLevel)
 	if err != nil {
-		return exitInternal, err
+		return err
 	}
 	a.tg = newTelegram(a.cfg, a.st, log)
 	return a.bridge()
@@ -6333,24 +6117,30 @@ func catchSignals(quit context.CancelCauseFunc) (release func()) {
 	}
 }
 
-// bridge asks in a session of its own, with the label of the one that it was started in: it listens to Telegram while
-// nobody else does, and has the message say in the end what has become of the question.
-func (a *asking) bridge() (code int, err error) {
+// bridge asks in a session of its own: it listens to Telegram while nobody else does, and has the message say in the end
+// what has become of the question.
+func (a *asking) bridge() error {
 	a.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a reader that is gone makes the write fail, and no more
 	ctx, quit := context.WithCancelCause(a.ctx)
 	defer quit(nil)
 	defer catchSignals(quit)()
-	own := sessionRecord("ask", []string{}, a.labelAround(ctx))
+	own := sessionRecord("ask", []string{}, "")
 	own.PID = own.Wrapper
 	own.ThreadID = noTopic // for one question
 	own.Activity = "waiting"
 	release, err := a.st.HoldSession(own.ID)
 	if err != nil {
-		return exitInternal, err
+		return err
 	}
 	defer release()
-	if err := a.st.keep(ref(own)); err != nil {
-		return exitInternal, err
+	p := &a.prompt
+	p.Cwd = own.Cwd
+	p.begin(fromAsk, own.ID, a.cfg.Timeout)
+	if err := a.st.keep(ref(own), p); err != nil {
+		return err
+	}
+	if err := a.send(); err != nil {
+		return err
 	}
 	a.tg.session = own.ID
 	a.tg.giveUp = func(err error) {
@@ -6361,6 +6151,7 @@ func (a *asking) bridge() (code int, err error) {
 	}
 	online, disconnect := context.WithCancel(a.ctx)
 	defer disconnect()
+	open, answered := context.WithCancel(online)
 	lastWords := make(chan struct{})
 	var beside sync.WaitGroup
 	if a.cfg.Channel == "telegram" {
@@ -6370,21 +6161,19 @@ func (a *asking) bridge() (code int, err error) {
 			disconnect()
 		})
 	}
-	beside.Go(func() { a.follow(online, own.ID, quit) })
-	a.prompt.Cwd = own.Cwd
-	a.prompt.begin(fromAsk, own.ID, a.cfg.Timeout)
-	end, err := a.prompt.ask(ctx, a.st)
-	code = exitInternal
+	beside.Go(func() { a.obey(open, quit) })
+	end, err := p.await(ctx, a.st)
+	answered()
 	if end != nil {
-		code, err = a.conclude(end, context.Cause(ctx))
+		err = a.conclude(end, context.Cause(ctx))
 	}
 	own.Status = "completed"
-	if code > 128 {
+	if a.code > 128 {
 		own.Status = "terminated"
 	}
 	own.Activity = ""
 	own.EndedAt = ref(time.Now().UTC())
-	own.ExitCode = &code
+	own.ExitCode = &a.code
 	unsaid := a.st.keep(&own)
 	if end != nil && end.answeredByCommand() {
 		n := answeredNotice(end)
@@ -6392,29 +6181,10 @@ func (a *asking) bridge() (code int, err error) {
 		a.tg.Notify(n)
 	}
 	close(lastWords)
-	if a.cfg.Channel == "local" {
-		disconnect()
-	}
 	late := time.AfterFunc(drainSend, disconnect) // the rest is owed
 	beside.Wait()
 	late.Stop()
-	return code, errors.Join(err, unsaid)
-}
-
-// labelAround is the label of the session that this was started in, "" none. Its record may come later than what it
-// runs.
-func (a *asking) labelAround(ctx context.Context) string {
-	around := a.getenv("ATLASBRIDGE_SESSION")
-	for range 200 {
-		r := a.st.Session(around)
-		if r != nil {
-			return r.Label
-		}
-		if !a.st.Alive(around) || sleep(ctx, askMoment) != nil {
-			break
-		}
-	}
-	return ""
+	return errors.Join(err, unsaid)
 }
 
 // send has the question sent, and says at the terminal, and anywhere where there is no Telegram, how it is answered
@@ -6434,44 +6204,31 @@ func (a *asking) send() error {
 	if phone && !onTerminal(a.stderr) {
 		return err
 	}
-	values := "TEXT"
-	if a.prompt.Type != FreeText {
-		var words []string
-		for _, c := range a.prompt.Choices {
-			words = append(words, a.given[c.Key])
-		}
-		values = strings.Join(words, "|")
+	var words []string
+	for _, c := range a.prompt.Choices {
+		words = append(words, a.given[c.Key])
 	}
+	values := cmp.Or(strings.Join(words, "|"), "TEXT")
 	fmt.Fprintf(a.stderr, "atlasbridge: %s: atlasbridge answer %s %s\n", how, shortID(a.prompt.ID), values)
 	return err
 }
 
-// follow has the session's question sent, and does what the phone wants of it until ctx ends: it can only be ended.
-func (a *asking) follow(ctx context.Context, session string, quit context.CancelCauseFunc) {
-	for rec := range a.st.Follow(ctx, session, time.Tick(lookSlowly)) { // nobody waits for what others write
-		var err error
-		switch r := rec.(type) {
-		case *PromptRecord:
-			if r.Status == Created {
-				err = a.send()
-			}
-		case *InputRecord:
-			in := *r
-			in.Status = "done"
-			switch {
-			case r.Status != "queued":
-				continue
-			case r.Kind == "cancel":
-				quit(&stopped{syscall.SIGTERM, "ended from the phone"})
-			default:
-				in.Status = "refused"
-				in.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
-				a.tg.Notify(Notice{SessionID: session, Text: "✗ " + in.Reason, ReplyTo: r.ReplyTo, ThreadID: r.ThreadID,
-					Ring: true})
-			}
-			err = a.st.keep(&in)
+// obey does what the phone wants of the session until ctx ends: it can only be ended.
+func (a *asking) obey(ctx context.Context, quit context.CancelCauseFunc) {
+	for rec := range a.st.Follow(ctx, a.tg.session, time.Tick(lookSlowly)) { // nobody waits for what others write
+		queued, ok := rec.(*InputRecord)
+		if !ok || queued.Status != "queued" {
+			continue
 		}
-		if err != nil {
+		in := *queued
+		in.Status = "done"
+		if in.Kind == "cancel" {
+			quit(&stopped{syscall.SIGTERM, "ended from the phone"})
+		} else {
+			in.Status = "failed" // who polls tells its sender
+			in.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
+		}
+		if err := a.st.keep(&in); err != nil {
 			quit(err)
 		}
 	}
@@ -6479,61 +6236,58 @@ func (a *asking) follow(ctx context.Context, session string, quit context.Cancel
 
 // conclude passes on what has become of the question, which cause has ended where it is no answer, and records that. An
 // error is why there is no answer. What could not be told was not answered.
-func (a *asking) conclude(end *PromptRecord, cause error) (code int, err error) {
+func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 	stop, ended := errors.AsType[*stopped](cause)
 	var answer *string
 	status := "refused"
-	code = exitFailed
+	a.code = exitFailed
 	switch {
 	case end.Status == Expired:
 		status = "expired"
-		code = exitUnanswered
+		a.code = exitUnanswered
 		err = errors.New(strings.Replace(end.Reason, "no answer", "nobody answered", 1) + before(": ", a.tg.Trouble()))
 	case end.Status == ReplyReceived:
 		answer = ref(cmp.Or(a.given[*end.Value], *end.Value))
 		if !end.refuses(*end.Value) {
 			status = "answered"
-			code = 0
+			a.code = 0
 		}
 	case end.Status == Canceled && end.Value != nil: // left as it is
 	case ended:
-		return 128 + int(stop.sig), nil
-	case cause != nil:
-		return exitInternal, cause
+		a.code = 128 + int(stop.sig)
+		return nil
 	default:
-		return exitInternal, fmt.Errorf("the question was not answered: %s", end.Reason)
+		a.code = exitInternal
+		return cmp.Or(cause, fmt.Errorf("the question was not answered: %s", end.Reason))
 	}
-	told := a.tell(end, status, answer)
+	a.tell(end, status, answer)
 	switch {
-	case !told && answer != nil:
-		return exitInternal, a.st.end(end.ID, Failed, "the script did not take the answer")
-	case !told:
-		return exitInternal, nil
-	case answer != nil:
-		err = a.st.end(end.ID, Injected, "")
-		if err == nil {
-			err = a.st.end(end.ID, Resolved, "")
+	case a.lost != nil:
+		a.code = exitInternal
+		err = nil // what could not be written is told
+		if answer != nil {
+			err = a.st.end(end.ID, Failed, "the script did not take the answer")
 		}
+	case answer != nil:
+		err = errors.Join(a.st.end(end.ID, Injected, ""), a.st.end(end.ID, Resolved, ""))
 	}
 	if status == "refused" && end.Reason != "" {
 		fmt.Fprintln(a.stderr, "atlasbridge: refused:", visible(end.Reason))
 	}
-	return code, err
+	return err
 }
 
-// tell prints the answer, nil none, with --json as an object, and reports whether that could be done.
-func (a *asking) tell(end *PromptRecord, status string, answer *string) bool {
-	switch {
-	case a.opts.on("json"):
-		return a.printJSON(struct {
+// tell prints the answer, nil none, with --json as an object.
+func (a *asking) tell(end *PromptRecord, status string, answer *string) {
+	if a.opts.on("json") {
+		a.printJSON(struct {
 			Answer *string `json:"answer"`
 			Status string  `json:"status"` // answered refused expired
 			By     string  `json:"by"`
 			ID     string  `json:"id"`
 			Reason string  `json:"reason"` // the operator's, for a refusal
-		}{answer, status, *cmp.Or(end.DecidedBy, ref("")), end.ID, end.Reason}) == 0
-	case answer != nil:
-		return a.print(*answer+"\n") == 0
+		}{answer, status, maybe(end.DecidedBy), end.ID, end.Reason})
+	} else if answer != nil {
+		fmt.Fprintln(a, *answer)
 	}
-	return true
 }

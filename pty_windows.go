@@ -6,7 +6,7 @@
 //	                     dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
 //	processes            processStopped, parentOf
 //	files                mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy,
-//	                     lockFile, unlockFile, cutFile, replaceFile, syncFile, syncDir
+//	                     lockFile, unlockFile, cutFile, replaceFile, syncDir
 //
 // Neither looks at what is read or typed.
 package main
@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -387,13 +388,11 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	done := make(chan struct{})
 	last, _ := terminalSize(f) // without a size the first one is a change
 	go func() {
-		tick := time.NewTicker(resizeEvery)
-		defer tick.Stop()
 		for {
 			select {
 			case <-done:
 				return
-			case <-tick.C:
+			case <-time.After(resizeEvery):
 			}
 			now, err := terminalSize(f)
 			if err == nil && now != last && len(c) == 0 {
@@ -539,51 +538,18 @@ func checkPrivate(f *os.File) error {
 	return nil
 }
 
-// namesNoOther tells whether an owner and an access list are there and let nobody in but the user, system and admins.
-// It asks who is let in, not where an entry comes from: wine makes entries of the Unix mode.
+// namesNoOther reports whether an owner and an access list are there and let nobody in but the user, system and admins.
+// It asks who is let in, not where an entry comes from: wine makes entries of the Unix mode. An entry that denies lets
+// nobody in, nor does one that is only inherited by what is made in a folder: our files do not inherit.
 func namesNoOther(sd *windows.SECURITY_DESCRIPTOR) bool {
-	if sd == nil {
+	mine, err := windows.SecurityDescriptorFromString("O:" + me.User.Sid.String()) // some users have a short name
+	if err != nil {
 		return false
 	}
-	owner, _, err := sd.Owner()
-	if err != nil || owner == nil || !trusted(owner) {
-		return false
-	}
-	list, _, err := sd.DACL()
-	if err != nil || list == nil { // without a list everybody may do everything
-		return false
-	}
-	for i := range uint32(list.AceCount) {
-		var entry *windows.ACCESS_ALLOWED_ACE
-		if err := windows.GetAce(list, i, &entry); err != nil {
-			return false
-		}
-		if letsInOther(entry) {
-			return false
-		}
-	}
-	return true
-}
-
-// letsInOther tells whether an entry gives anything of what it stands at to others than the user, system and admins.
-// An entry that denies does not, nor one that is only inherited by what is made in a folder: our files do not inherit.
-func letsInOther(entry *windows.ACCESS_ALLOWED_ACE) bool {
-	kind := entry.Header.AceType
-	if kind == windows.ACCESS_DENIED_ACE_TYPE || entry.Header.AceFlags&windows.INHERIT_ONLY_ACE != 0 {
-		return false
-	}
-	if kind != windows.ACCESS_ALLOWED_ACE_TYPE { // in others the SID may stand elsewhere
-		return true
-	}
-	sid := (*windows.SID)(unsafe.Pointer(&entry.SidStart))
-	owner := sid.IsWellKnown(windows.WinCreatorOwnerSid) || sid.IsWellKnown(windows.WinCreatorOwnerRightsSid)
-	return !owner && !trusted(sid)
-}
-
-// trusted tells whether it is the user, the system, or one of its administrators, who can reach everything anyway.
-func trusted(sid *windows.SID) bool {
-	return sid.Equals(me.User.Sid) || sid.IsWellKnown(windows.WinLocalSystemSid) ||
-		sid.IsWellKnown(windows.WinBuiltinAdministratorsSid)
+	trusted := "(SY|BA|" + strings.TrimPrefix(mine.String(), "O:") + ")"
+	entry := `\((D;[^)]*|A;([A-Z]{2})*IO([A-Z]{2})*;[^)]*|A;\w*;\w*;;;(CO|OW|` + trusted + `))\)`
+	list := regexp.MustCompile(`^O:` + trusted + `(G:[\w-]+)?D:[A-Z]*(` + entry + `)*$`)
+	return list.MatchString(sd.String())
 }
 
 // A byte far beyond the end is what is locked, for others cannot read what is.
@@ -646,11 +612,6 @@ func replaceFile(from, to string) error {
 	}
 	defer root.Close()
 	return root.Rename(filepath.Base(from), filepath.Base(to))
-}
-
-// syncFile makes what was written to a file durable.
-func syncFile(f *os.File) error {
-	return f.Sync()
 }
 
 // syncDir does nothing: a folder cannot be flushed here, and NTFS logs names in its journal.

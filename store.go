@@ -813,7 +813,7 @@ func (j *journal) append(b []byte) error {
 		return err
 	})
 	if err == nil {
-		err = j.do("fsync", j.f, func() error { return syncFile(j.f) })
+		err = j.do("fsync", j.f, j.f.Sync)
 	}
 	if err == nil {
 		j.end += int64(len(b))

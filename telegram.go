@@ -3283,12 +3283,12 @@ func (s *setup) awaitCode(codes ...string) (*message, error) {
 
 // say writes a line that fits the terminal.
 func (s *setup) say(format string, args ...any) {
-	fmt.Fprint(s.stdout, s.folded(fmt.Sprintf(format+"\n", args...)))
+	fmt.Fprintf(s.stdout, format+"\n", args...)
 }
 
 // ask returns the line that is typed next, without blanks around it.
 func (s *setup) ask(question string) (string, error) {
-	fmt.Fprint(s.stdout, s.folded(question))
+	fmt.Fprint(s.stdout, question)
 	typed := make(chan string, 1)
 	go func() { // ends with the process, where nothing is typed any more
 		line, _ := bufio.NewReader(s.stdin).ReadString('\n') // "" at the end of the input
