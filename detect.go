@@ -725,39 +725,38 @@ func (a *Attr) set(params []int) {
 // sgr sets what the first of the parameters of SGR says, and returns how many belong to it.
 func (a *Attr) sgr(params []int) int {
 	code := params[0]
-	digit := int32(code % 10)
-	switch {
-	case code == 0:
+	tens, digit := code/10, int32(code%10)
+	ground := &a.FG
+	if tens == 4 || tens == 10 {
+		ground = &a.BG
+	}
+	switch code {
+	case 0:
 		*a = Attr{}
-	case code == 1:
+	case 1:
 		a.Bold = true
-	case code == 2:
+	case 2:
 		a.Dim = true
-	case code == 22:
+	case 22:
 		a.Bold = false
 		a.Dim = false
-	case code == 4, code == 24:
+	case 4, 24:
 		a.Underline = code == 4
-	case code == 7, code == 27:
+	case 7, 27:
 		a.Reverse = code == 7
-	case code >= 30 && code <= 37:
-		a.FG = digit + 1
-	case code == 38:
-		return setColour(&a.FG, params)
-	case code == 39:
-		a.FG = 0
-	case code >= 40 && code <= 47:
-		a.BG = digit + 1
-	case code == 48:
-		return setColour(&a.BG, params)
-	case code == 49:
-		a.BG = 0
-	case code == 58: // of underlines
+	case 38, 48:
+		return setColour(ground, params)
+	case 39, 49:
+		*ground = 0
+	case 58: // of underlines
 		return setColour(new(int32), params)
-	case code >= 90 && code <= 97:
-		a.FG = digit + 9
-	case code >= 100 && code <= 107:
-		a.BG = digit + 9
+	}
+	switch {
+	case digit > 7:
+	case tens == 3, tens == 4:
+		*ground = digit + 1
+	case tens == 9, tens == 10:
+		*ground = digit + 9
 	}
 	return 1
 }
@@ -1370,15 +1369,14 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 // told before.
 type transcript struct {
 	on      bool
-	window  bool           // ReadWindow tells its rows
-	gap     bool           // a blank line is told once text follows
-	part    string         // the beginning of a wrapped line that has scrolled out
-	pending []string       // lines that wait for Transcript
-	bytes   int            // in them
-	dropped int            // lines that did not fit there
-	recent  []string       // lines told, the newest maxRecent of them
-	pushed  int            // how many were, in all
-	saidAt  map[string]int // which of all each of recent was last, from 1
+	window  bool            // ReadWindow tells its rows
+	gap     bool            // a blank line is told once text follows
+	part    string          // the beginning of a wrapped line that has scrolled out
+	pending []string        // lines that wait for Transcript
+	bytes   int             // in them
+	dropped int             // lines that did not fit there
+	recent  map[string]bool // lines told, the newest up to maxRecent of them
+	before  map[string]bool // as many before those
 }
 
 // tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
@@ -1431,10 +1429,10 @@ func (s *Screen) tell(l *line) {
 // add tells a line, unless it is painted again and says nothing, or was told lately. The oldest lines are left out
 // where too much waits.
 func (t *transcript) add(text string, again bool) {
-	if again && (!strings.ContainsFunc(text, isWordRune) || t.saidAt[text] > 0) {
+	if again && (!strings.ContainsFunc(text, isWordRune) || t.said(text)) {
 		return
 	}
-	if t.gap && len(t.recent) > 0 {
+	if t.gap && t.recent != nil {
 		t.push("")
 	}
 	t.gap = false
@@ -1448,21 +1446,17 @@ func (t *transcript) add(text string, again bool) {
 
 // push appends a line to those that wait.
 func (t *transcript) push(text string) {
-	if t.saidAt == nil {
-		t.saidAt = map[string]int{}
+	if t.recent == nil || len(t.recent) == maxRecent {
+		t.before = t.recent
+		t.recent = map[string]bool{}
 	}
-	if len(t.recent) == maxRecent {
-		if t.saidAt[t.recent[0]] == t.pushed-maxRecent+1 {
-			delete(t.saidAt, t.recent[0])
-		}
-		t.recent = t.recent[1:]
-	}
-	t.recent = append(t.recent, text)
-	t.pushed++
-	t.saidAt[text] = t.pushed
+	t.recent[text] = true
 	t.pending = append(t.pending, text)
 	t.bytes += len(text) + lineCost
 }
+
+// said reports whether a line was told lately.
+func (t *transcript) said(text string) bool { return t.recent[text] || t.before[text] }
 
 // Transcript returns the lines that became final since the last call, and the text that may still
 // change. On the alternate screen nothing is final until settle (the tool's turn is over): then it
@@ -1691,7 +1685,7 @@ func (m *motion) see(text string, now time.Time) {
 	for _, c := range changes {
 		u := m.units[c.unit]
 		was, is := seconds(c.was), seconds(c.is)
-		if was >= 0 && is >= 0 && u.down != (is < was) { // it counts the other way
+		if u.down != (is < was) { // it counts the other way
 			u = movement{down: is < was}
 		}
 		copy(u.at[:], u.at[1:])
@@ -1797,27 +1791,14 @@ func spins(cell string) bool {
 	return cell == "" || r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(spinners, r)
 }
 
-// seconds is a time as reTime finds it in seconds, −1 of what is none.
+// seconds is a time as reTime finds it in seconds, 0 of what is none.
 func seconds(text string) int {
-	total, n := -1, 0
-	for _, c := range text {
-		switch {
-		case c >= '0' && c <= '9':
-			total = max(total, 0)
-			n = n*10 + int(c-'0')
-			continue
-		case c == 'h':
-			n *= 3600
-		case c == 'm':
-			n *= 60
-		case c == ':':
-			n = (total + n) * 60
-			total = 0
-		}
-		total += n
-		n = 0
+	total := 0
+	for _, part := range strings.FieldsFunc(text, func(r rune) bool { return r < '0' || r > '9' }) {
+		n, _ := strconv.Atoi(part) // digits alone
+		total = total*60 + n
 	}
-	return total + n
+	return total
 }
 
 // same reports whether now, seen on the screen, is the question p as it was shown: what "still there"
@@ -1881,11 +1862,16 @@ func (p *pattern) expr() *regexp.Regexp {
 	return p.re
 }
 
-// MatchString tells whether the pattern matches the text.
-func (p *pattern) MatchString(text string) bool { return p.expr().MatchString(text) }
+// MatchString tells whether the pattern matches the text. There may be no pattern.
+func (p *pattern) MatchString(text string) bool { return p != nil && p.expr().MatchString(text) }
 
-// FindString is the first match, "" without one.
-func (p *pattern) FindString(text string) string { return p.expr().FindString(text) }
+// FindString is the first match, "" without one, or without a pattern.
+func (p *pattern) FindString(text string) string {
+	if p == nil {
+		return ""
+	}
+	return p.expr().FindString(text)
+}
 
 // FindStringSubmatch are the groups of the first match, nil without one.
 func (p *pattern) FindStringSubmatch(text string) []string { return p.expr().FindStringSubmatch(text) }
@@ -2505,68 +2491,46 @@ type answer struct {
 func (v *view) answer(end int) answer {
 	message := v.up(end, v.said)
 	t := answer{headed: message > 0 || v.s.scrolled == 0 && !v.s.AltScreen()} // codex keeps it in the first row
-	part := TurnState("")
+	aside := TurnState("")                                                    // what tells the end, or the message, that the row belongs to
 	if message >= 0 {
-		part = TurnReady
+		aside = TurnReady
 	}
 	for _, w := range v.rows[max(0, message):end] {
 		t.all += w.text + "\n"
 		ends := v.ends(w)
-		switch {
-		case ends != "":
-			part = ends
-		case w.text == "":
-			part = ""
+		if ends != "" || w.text == "" {
+			aside = ends
 		}
-		t.add(v, w, part, ends)
+		if ends == TurnFailed || ends == TurnInterrupted || ends == TurnFinished && t.end == "" {
+			t.end = ends
+			t.why = ""
+		}
+		text := v.words(w.text)
+		if aside == TurnFailed {
+			t.why = strings.TrimSpace(t.why + " " + text)
+		}
+		if aside != "" {
+			continue
+		}
+		mark := v.a.Says.FindString(w.raw)
+		if mark != "" || text != "" && t.end != "" { // words below an end are of another turn
+			t = answer{all: t.all, headed: true}
+			w = readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], w.row, v.s.cols)
+		}
+		w.text = v.words(w.text)
+		t.rows = append(t.rows, w)
 	}
 	return t
-}
-
-// add takes the next row: part is what tells the end, or the message, that it belongs to, "" words; ends what begins
-// in it. Words below an end are of another turn.
-func (t *answer) add(v *view, w viewRow, part, ends TurnState) {
-	switch {
-	case ends == TurnFailed && t.end != ends:
-		t.why = ""
-		t.end = ends
-	case ends == TurnInterrupted, ends == TurnFinished && t.end == "":
-		t.end = ends
-	}
-	text := v.words(w.text)
-	switch {
-	case part == TurnFailed:
-		t.why = strings.TrimSpace(t.why + " " + text)
-		return
-	case part != "":
-		return
-	case text != "" && t.end != "":
-		*t = answer{all: t.all, headed: true}
-	}
-	if fits(v.a.Says, w.raw) {
-		mark := v.a.Says.FindString(w.raw)
-		w = readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], w.row, v.s.cols)
-		text = v.words(w.text)
-		t.rows = nil
-		t.headed = true
-	}
-	w.text = text
-	t.rows = append(t.rows, w)
 }
 
 // words is a row's text without the mark of an error before it and without selectors that choose
 // how a character is drawn.
 func (v *view) words(text string) string {
 	text = strings.NewReplacer("\ufe0e", "", "\ufe0f", "").Replace(text)
-	if fits(v.a.Fails, text) {
+	if v.a.Fails.MatchString(text) {
 		text = v.a.Fails.FindStringSubmatch(text)[1]
 	}
 	return strings.TrimSpace(text)
-}
-
-// fits tells whether the text matches the pattern, if there is one.
-func fits(p *pattern, text string) bool {
-	return p != nil && p.MatchString(text)
 }
 
 // ends is the end of a turn that begins in that row; TurnReady for what stands below it and is none of its words, ""
@@ -2596,7 +2560,7 @@ func (v *view) errorFrame(w viewRow) bool {
 }
 
 // said tells whether a message of the user's begins in that row.
-func (v *view) said(w viewRow) bool { return fits(v.a.Said, w.raw) }
+func (v *view) said(w viewRow) bool { return v.a.Said.MatchString(w.raw) }
 
 // turn is what has become of the agent's turn that left that on the screen, and the line that tells it. What the
 // protocol says of the end counts more than the screen. An end that it calls idle is an interruption where the screen
@@ -2710,15 +2674,14 @@ func asksInWords(text string) bool {
 	last, ending := "", ""
 	fenced := false
 	for line := range strings.SplitSeq(text, "\n") {
-		line = strings.TrimRight(line, " ")
 		fence := strings.HasPrefix(strings.TrimLeft(line, " "), "```")
 		fenced = fenced != fence
-		if fence || fenced || line == "" {
+		if fence || fenced || strings.TrimSpace(line) == "" {
 			continue
 		}
-		ending = line
+		ending = strings.TrimRight(line, " ")
 		if !strings.ContainsAny(line[:1], " |>#") && !reListItem.MatchString(line) {
-			last = line
+			last = ending
 		}
 	}
 	return reAsks.MatchString(last) || reAsks.MatchString(ending)
@@ -2735,22 +2698,23 @@ func (v *view) message(on answer) string {
 	}
 	var b strings.Builder
 	hang, table := 0, false
-	for i, w := range append(slices.Clip(on.rows), viewRow{}) { // a blank row ends a table
-		begins := i == 0 || on.rows[i-1].gap()
+	before := viewRow{}
+	for i, w := range append(slices.Clip(on.rows), before) { // a blank row ends a table
 		fenced := table
-		table = begins && drawnTable(on.rows[i:]) || table && !w.gap()
+		table = i < len(on.rows) && drawnTable(on.rows[i:]) || table && !w.gap()
 		if table != fenced {
 			b.WriteString("\n```")
 		}
 		switch {
 		case table:
 			b.WriteString("\n" + strings.TrimRight(w.raw, " "))
-		case i > 0 && !fenced && v.goesOn(on.rows[i-1], w, hang):
-			b.WriteString(joint(on.rows[i-1].text, w.text) + w.text)
+		case v.goesOn(before, w, hang):
+			b.WriteString(joint(before.text, w.text) + w.text)
 		default:
 			hang = w.at + widthOf(reListItem.FindString(w.text))
 			b.WriteString(strings.TrimRight("\n"+strings.Repeat(" ", max(0, w.at-margin))+w.text, " "))
 		}
+		before = w
 	}
 	text := strings.Trim(b.String(), "\n")
 	if !on.headed && text != "" {
@@ -2932,11 +2896,11 @@ func (d *Detector) takeReports(now time.Time) {
 		title := "\x1b" + said.Title
 		switch {
 		case said.State != "":
-			d.reports = append(d.reports[max(0, len(d.reports)-maxStatuses+1):], said)
+			d.reports = append(d.reports, said)
 			if d.adapter.Speaks {
 				d.turn.noteReport(said, now)
 			}
-		case d.turn.report == "" && fits(d.adapter.Works, title):
+		case d.turn.report == "" && d.adapter.Works.MatchString(title):
 			d.turn.noteWork(false, now)
 		}
 	}
@@ -3523,7 +3487,7 @@ func (d *Detector) tellLeaving(now []windowRow, before int, begins bool) {
 		d.leaves(w)
 	}
 	for i := range now {
-		now[i].told = i < before || none && d.Screen.tr.saidAt[now[i].text] > 0
+		now[i].told = i < before || none && d.Screen.tr.said(now[i].text)
 	}
 	d.window = now
 }
@@ -3571,7 +3535,7 @@ func (v *view) windowEnd() int {
 		for box > 0 && v.rows[box-1].depth > 0 {
 			box--
 		}
-		dialog := func(w viewRow) bool { return w.depth > 0 && fits(v.a.Head, w.text) }
+		dialog := func(w viewRow) bool { return w.depth > 0 && v.a.Head.MatchString(w.text) }
 		if v.rows[box].depth == 0 || v.up(v.last+1, dialog) >= 0 {
 			return 0
 		}
@@ -3650,7 +3614,7 @@ type viewRow struct {
 }
 
 // fits reports whether the pattern, if there is one, matches the row's text.
-func (w *viewRow) fits(p *pattern) bool { return fits(p, w.text) }
+func (w *viewRow) fits(p *pattern) bool { return p.MatchString(w.text) }
 
 // heads reports whether the row asks, as one above a list does.
 func (w *viewRow) heads() bool { return reHeading.MatchString(plain(w.text)) }
@@ -3677,7 +3641,7 @@ func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *view) *v
 	v.row, v.col, v.hidden = s.Cursor()
 	v.cursor = [2]int{v.row, v.col}
 	v.noCursor = v.hidden
-	v.reported = v.known && (fits(a.Asks, s.Title()) || s.Status().asks())
+	v.reported = v.known && (a.Asks.MatchString(s.Title()) || s.Status().asks())
 	v.readRows()
 	v.last = v.up(s.rows, showsAny)
 	if v.hidden {
@@ -4276,7 +4240,7 @@ func (v *view) readIdle() *candidate {
 
 // inBox tells whether the row is that of an empty input box. A frame may be part of it.
 func (v *view) inBox(w viewRow) bool {
-	return w.fits(v.a.Box) || fits(v.a.Box, strings.TrimSpace(w.raw))
+	return w.fits(v.a.Box) || v.a.Box.MatchString(strings.TrimSpace(w.raw))
 }
 
 var (
@@ -5343,26 +5307,18 @@ var reNamedKey = re(`(?i)\b(shift|ctrl)[+-](tab|[a-z])\b`)
 // that it names, and the usual ones. Enter and Escape are offered with every screen that may ask.
 func (v *view) pressable(text string) []Choice {
 	var keys []Choice
-	add := func(name, label string) {
-		sent, known := keyBytes(name, v.s.AppCursorKeys())
-		offered := slices.ContainsFunc(keys, func(c Choice) bool { return c.Keys == sent })
-		if known && !offered && len(keys) < 9 {
-			keys = append(keys, Choice{Key: strings.ToLower(name), Label: label, Keys: sent})
-		}
+	for _, m := range reNamedKey.expr().FindAllStringSubmatch(text, 2) {
+		keys = append(keys, Choice{Key: strings.ToLower(m[1] + "_" + m[2]), Label: m[0]})
 	}
-	for _, m := range reNamedKey.expr().FindAllStringSubmatch(text, -1) {
-		if len(keys) < 2 {
-			add(m[1]+"_"+m[2], m[0])
-		}
+	for _, name := range strings.Fields("1 2 3 y n up/↑ down/↓ tab/Tab space/Space") {
+		key, label, _ := strings.Cut(name, "/")
+		keys = append(keys, Choice{Key: key, Label: cmp.Or(label, key)})
 	}
-	for _, key := range []string{"1", "2", "3", "y", "n"} {
-		add(key, key)
+	for i := range keys {
+		keys[i].Keys, _ = keyBytes(keys[i].Key, v.s.AppCursorKeys()) // "" of shift and a letter
 	}
-	add("up", "↑")
-	add("down", "↓")
-	add("tab", "Tab")
-	add("space", "Space")
-	return keys
+	keys = slices.DeleteFunc(keys, func(c Choice) bool { return c.Keys == "" })
+	return keys[:min(len(keys), 9)]
 }
 
 // ---- questions on the cursor's line ----

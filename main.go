@@ -4082,7 +4082,7 @@ func (s *session) stopTurn(r *InputRecord) {
 	why := ""
 	twice := false
 	for late := time.Now().Add(stopTime); known && s.inTurn() && !s.over && why == ""; {
-		if again := fits(s.adapter.StopAgain, s.det.Screen.Text()); again && !twice {
+		if again := s.adapter.StopAgain.MatchString(s.det.Screen.Text()); again && !twice {
 			twice = true
 			s.inject(s.adapter.Stop, r.By)
 		}
