@@ -2809,6 +2809,7 @@ type Detector struct {
 	read    *candidate      // what its readers found
 
 	window   []windowRow // of a known tool, in the last look
+	told     int         // of these rows, from the top, were told
 	windowAt int         // rows that had scrolled out by then
 	begun    bool        // the tool was given something to do
 
@@ -3382,10 +3383,8 @@ func (d *Detector) Transcript(end bool) (final []string, live string) {
 	if !d.ReadWindow() {
 		return d.Screen.Transcript(settled)
 	}
-	for i := range d.window {
-		if settled {
-			d.leaves(&d.window[i])
-		}
+	if settled {
+		d.tellWindow(len(d.window))
 	}
 	final = d.Screen.takeLines()
 	if !d.begun {
@@ -3398,16 +3397,15 @@ func (d *Detector) Transcript(end bool) (final []string, live string) {
 type windowRow struct {
 	text  string
 	blank bool // so is the row above it
-	told  bool
 }
 
-// leaves tells a row, once.
-func (d *Detector) leaves(w *windowRow) {
-	if !w.told {
+// tellWindow tells the window's rows before row end, each once.
+func (d *Detector) tellWindow(end int) {
+	for ; d.told < end; d.told++ {
+		w := d.window[d.told]
 		d.Screen.tr.gap = w.blank
 		d.Screen.tr.add(w.text, false)
 	}
-	w.told = true
 }
 
 // ReadWindow tells the rows that have left a known tool's window since the last look. It reports whether there is
@@ -3416,13 +3414,10 @@ func (d *Detector) ReadWindow() bool {
 	v := d.newView()
 	t := &v.s.tr
 	t.window = t.window || v.known && (v.s.AltScreen() || v.up(v.last+1, v.inBox) >= 0)
-	end := v.windowEnd()
+	end := v.textEnd()
 	if !t.window || end == 0 {
 		return t.window
 	}
-	said := v.up(end, v.said)
-	begins := !d.begun && d.turn.worked && (d.turn.sent || said >= 0)
-	d.begun = d.begun || begins
 	var rows []viewRow
 	for n := min(v.s.scrolled-d.windowAt, maxScrollback); n > 0 && d.window != nil; n-- {
 		l, ok := v.s.above(n)
@@ -3431,65 +3426,59 @@ func (d *Detector) ReadWindow() bool {
 		}
 	}
 	d.windowAt = v.s.scrolled
-	given := 0 // rows above what it was given to do
-	if begins {
-		given = len(rows) + said
-	}
-	now, before := v.windowRows(append(rows, v.rows[:end]...), given)
-	d.tellLeaving(now, before, begins)
-	return true
-}
-
-// windowRows are those of the rows that show the tool's text, and how many of them stand in the first given rows.
-func (v *view) windowRows(rows []viewRow, given int) (now []windowRow, before int) {
-	blank := false
-	for i, w := range rows {
+	said := v.up(end, v.said)
+	given := len(rows) + said // the rows above what it was given to do
+	var now []windowRow
+	before, blank := 0, false
+	for i, w := range append(rows, v.rows[:end]...) {
+		if i == given {
+			before = len(now)
+		}
 		ends := v.ends(w)
 		if w.text != "" && ends != TurnFinished && ends != TurnReady && !v.spins(w) {
 			now = append(now, windowRow{text: strings.TrimRight(w.raw, " "), blank: blank})
 		}
 		blank = w.text == ""
-		if i < given {
-			before = len(now)
-		}
 	}
-	return now, before
+	if !d.begun && d.turn.worked && (d.turn.sent || said >= 0) {
+		d.begun = true
+		d.told = len(d.window)
+	} else {
+		before = 0
+	}
+	d.tellLeaving(now, before)
+	return true
 }
 
-// tellLeaving tells the rows of the last look that stand no more above one that still does: now are those that stand
-// there, the first ones told before. Where none stands there any more, what was told before is not told again.
-func (d *Detector) tellLeaving(now []windowRow, before int, begins bool) {
+// tellLeaving tells the rows of the last look that stand no more above one that still does, and all above them: now are
+// those that stand there, the first ones told before. Where none stands there any more, what was told before is not
+// told again.
+func (d *Detector) tellLeaving(now []windowRow, told int) {
 	stands := commonRows(d.window, now)
-	last := len(stands) - 1
-	for last >= 0 && stands[last] < 0 {
+	last := len(stands)
+	for last > 0 && stands[last-1] < 0 {
 		last--
 	}
-	top, leaves := 0, false
-	for i := last; i >= 0; i-- { // from below: what stands above a row that leaves is told before it
-		to, told := stands[i], d.window[i].told
-		switch {
-		case to < 0:
-			leaves = leaves || !told
-			continue
-		case told || leaves:
-			before = max(before, to+1) // what has changed above it was told, too
-		}
-		top = to
-	}
-	before = max(before, top) // it has scrolled back
-	none := last < 0
-	if none {
+	if last == 0 {
 		last = len(stands)
+		for told < len(now) && d.Screen.tr.said(now[told].text) {
+			told++
+		}
+	} else {
+		told = max(told, stands[slices.IndexFunc(stands, func(to int) bool { return to >= 0 })]) // it has scrolled back
 	}
+	leaves := d.told
 	for i, to := range stands[:last] {
-		w := &d.window[i]
-		w.told = w.told || begins || to >= before
-		d.leaves(w)
+		if to < 0 {
+			leaves = max(leaves, i+1)
+		}
 	}
-	for i := range now {
-		now[i].told = i < before || none && d.Screen.tr.said(now[i].text)
+	d.tellWindow(leaves)
+	for _, to := range stands[:leaves] {
+		told = max(told, to+1) // what has changed above it was told, too
 	}
 	d.window = now
+	d.told = told
 }
 
 // commonRows says of each row of was where it stands in is, −1 where it does not: in the same order, the lowest first.
@@ -3512,19 +3501,13 @@ func commonRows(was, is []windowRow) []int {
 // reSpinner is a spinner before it shows any seconds.
 var reSpinner = re(`^[^\pL\pN\s] \pL+…$|^[⠁-⣿] `)
 
-// textEnd is the row where a program's text ends: the cursor's; in a known tool that of the input
-// box, or of a spinner above it with what hangs on that; 0 while there is no box, for that is a
+// textEnd is the row where a program's text ends: the cursor's; in a known tool that of the input box, whether or not
+// something stands in it, or of a spinner above it with what hangs on that; 0 while there is no box, for that is a
 // dialog.
 func (v *view) textEnd() int {
-	if v.known {
-		return v.textAbove(max(0, v.box().row, v.up(v.last+1, v.inBox)))
+	if !v.known {
+		return v.textAbove(v.row)
 	}
-	return v.textAbove(v.row)
-}
-
-// windowEnd is the row where the text in a known tool's window ends, whether or not something stands in its input box;
-// 0 while there is none.
-func (v *view) windowEnd() int {
 	box := v.box().row
 	_, _, hidden := v.s.Cursor()
 	if hidden && box > 0 && !v.rows[box-1].rule {
