@@ -2636,7 +2636,6 @@ func (v *view) readLeft() *candidate {
 	}
 	f := v.idle()
 	f.drafted = true
-	v.finishScore(f)
 	v.finish(f)
 	return f
 }
@@ -2953,7 +2952,7 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 // Working tells whether the tool is in a turn, at work or with a question of its own, as far as it tells.
 func (d *Detector) Working() bool {
 	if d.turn.report == "" {
-		return d.view != nil && (d.view.working() || d.view.reported)
+		return d.view != nil && (d.view.working || d.view.reported)
 	}
 	return d.turn.report == "working" || d.turn.report == "blocked"
 }
@@ -3106,7 +3105,7 @@ func (d *Detector) lookAtTurn(now time.Time) {
 	worked := t.worked
 	boxStands := d.view.known && d.found != nil && d.found.Idle
 	switch {
-	case d.view.working():
+	case d.view.working:
 		t.noteWork(false, now)
 	case t.worked:
 		if d.found == nil {
@@ -3202,7 +3201,7 @@ func (d *Detector) compare() sameness {
 	switch {
 	case left && d.found == nil:
 		return another
-	case d.found == nil && c.Idle && d.enterAt.IsZero() && d.view.known && !d.view.working():
+	case d.found == nil && c.Idle && d.enterAt.IsZero() && d.view.known && !d.view.working:
 		return theSame
 	}
 	verdict := another
@@ -3560,6 +3559,7 @@ type view struct {
 	a        *Adapter
 	tty      TTYState
 	o        DetectOptions
+	of       moment
 	rows     []viewRow
 	row, col int    // of the cursor
 	last     int    // the last row that shows anything, −1 none
@@ -3570,10 +3570,16 @@ type view struct {
 	reported bool   // the tool says that it asks
 	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
 	busy     bool   // nobody reads; of a tool of ours that tells nothing
-	works    bool   // it is at work: see working
-	changes  uint   // of the screen, when it was looked at
-	cursor   [2]int // where the terminal's was then, unless
-	noCursor bool   // that was hidden
+	working  bool   // a known tool is at work: see atWork
+}
+
+// moment is all that a look depends on.
+type moment struct {
+	tty     TTYState
+	changes uint // of the screen
+	row     int  // of its cursor
+	col     int
+	hidden  bool
 }
 
 // viewRow is a row freed of its frame, and read as a choice: pointer, box to tick, number, words.
@@ -3608,36 +3614,25 @@ const (
 	tickBox  = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
 )
 
-// newView looks at the screen, unless the last look still shows it.
+// newView looks at the screen and reads its rows, unless the last look still shows it.
 func (d *Detector) newView() *view {
-	if d.view != nil && d.view.shows(d.Screen, d.tty) {
+	s, a := d.Screen, d.adapter
+	row, col, hidden := s.Cursor()
+	of := moment{d.tty, s.changes, row, col, hidden}
+	if d.view != nil && d.view.of == of {
 		return d.view
 	}
-	return newView(d.Screen, d.adapter, d.tty, d.o, d.view)
-}
-
-// newView reads the screen's rows. was is the last look, if any.
-func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *view) *view {
-	v := &view{s: s, a: a, tty: tty, o: o, changes: s.changes}
+	v := &view{s: s, a: a, tty: d.tty, o: d.o, of: of, row: row, col: col, hidden: hidden}
 	v.known = a.Box != nil && !v.readsLine()
-	v.busy = tty.Reading == ReadingBusy && !v.known
-	v.row, v.col, v.hidden = s.Cursor()
-	v.cursor = [2]int{v.row, v.col}
-	v.noCursor = v.hidden
+	v.busy = v.tty.Reading == ReadingBusy && !v.known
 	v.reported = v.known && (a.Asks.MatchString(s.Title()) || s.Status().asks())
 	v.readRows()
 	v.last = v.up(s.rows, showsAny)
 	if v.hidden {
-		v.drawnCursor(was)
+		v.drawnCursor(d.view)
 	}
-	v.works = v.atWork()
+	v.working = v.known && v.atWork()
 	return v
-}
-
-// shows tells whether the view still shows that screen and that state of the terminal.
-func (v *view) shows(s *Screen, tty TTYState) bool {
-	row, col, hidden := s.Cursor()
-	return v.changes == s.changes && v.tty == tty && v.cursor == [2]int{row, col} && v.noCursor == hidden
 }
 
 // readRows reads the screen's rows, those that it shows as before from what is known of them.
@@ -3681,81 +3676,63 @@ func (b rectangle) cut(s *Screen, r int) string {
 // middle a background of their own begins and ends in the same columns, with text on both sides of
 // it or on one.
 func modal(s *Screen) rectangle {
-	const least = 4 // rows
-	for r := s.rows - least; r >= 0; r-- {
-		cells := s.grid[r].cells
-		for c := 0; c < s.cols && s.grid[r].lit; {
-			end := c
-			for end < s.cols && cells[end].BG == cells[c].BG {
-				end++
+	for r := s.rows - 1; r >= 0; r-- {
+		for c := 1; c < s.cols && s.grid[r].lit; {
+			box := boxOver(s, r, c)
+			beside := ""
+			for _, l := range s.grid[box.row : box.row+box.rows] {
+				beside += s.part(l.cells[:c]) + s.part(l.cells[c+box.cols:])
 			}
-			box := rectangle{row: r, col: c, cols: end - c}
-			if cells[c].BG != 0 && box.cols >= 20 && c > 0 && end < s.cols {
-				box.grow(s)
-				if box.rows >= least && box.covers(s) {
-					return box
-				}
+			if box.rows >= 4 && box.cols >= 20 && strings.ContainsFunc(beside, isWordRune) {
+				return box
 			}
-			c = end
+			c += box.cols
 		}
 	}
 	return rectangle{}
 }
 
-// grow extends the rectangle up and down over the rows in which its background begins and ends in
-// its columns; what is lit inside does not matter.
-func (b *rectangle) grow(s *Screen) {
-	background := s.grid[b.row].cells[b.col].BG
-	edged := func(r int) bool {
-		cells := s.grid[r].cells
-		last := b.col + b.cols
-		return cells[b.col].BG == background && cells[last-1].BG == background &&
-			cells[b.col-1].BG != background && cells[last].BG != background
-	}
-	top, end := b.row, b.row+1
-	for top > 0 && edged(top-1) {
-		top--
-	}
-	for end < s.rows && edged(end) {
+// boxOver is the rectangle whose last row is row r and whose background begins there in column c: the rows in which it
+// begins and ends in the same columns, whatever is lit inside.
+func boxOver(s *Screen, r, c int) rectangle {
+	background := s.grid[r].cells[c].BG
+	end := c
+	for end < s.cols && s.grid[r].cells[end].BG == background {
 		end++
 	}
-	b.row, b.rows = top, end-top
-}
-
-// covers tells whether text stands in the rectangle, and beside it.
-func (b rectangle) covers(s *Screen) bool {
-	var inside, beside strings.Builder
-	for r := b.row; r < b.row+b.rows; r++ {
-		cells := s.grid[r].cells
-		inside.WriteString(b.cut(s, r))
-		beside.WriteString(s.part(cells[:b.col]) + s.part(cells[b.col+b.cols:]))
+	box := rectangle{row: r + 1, col: c, cols: end - c}
+	for background != 0 && end < s.cols && box.row > 0 {
+		cells := s.grid[box.row-1].cells
+		inside := cells[c].BG == background && cells[end-1].BG == background
+		if !inside || cells[c-1].BG == background || cells[end].BG == background {
+			break
+		}
+		box.row--
+		box.rows++
 	}
-	return strings.ContainsFunc(inside.String(), isWordRune) && strings.ContainsFunc(beside.String(), isWordRune)
+	return box
 }
 
 // drawnCursor finds the cursor that a program draws itself while the terminal's is hidden: the
 // lowest cell that is drawn as one, alone, with nothing behind it but a hint. One that blinks is where it was.
 func (v *view) drawnCursor(was *view) {
-	for r := v.last; r >= 0; r-- {
-		for c := 0; c < v.s.cols-2 && v.s.grid[r].lit; c++ {
-			if v.cursorLike(r, c) && v.hintFrom(r, c+1) {
-				v.putCursor(r, c)
-				return
-			}
+	for r := v.last; r >= 0 && !v.drawn; r-- {
+		for c := 0; c < v.s.cols-2 && v.s.grid[r].lit && !v.drawn; c++ {
+			v.drawn = v.cursorLike(r, c) && v.hintFrom(r, c+1)
+			v.row, v.col = r, c
 		}
 	}
-	same := was != nil && was.drawn && was.row < v.s.rows && was.col < v.s.cols
-	if same && v.s.part(v.s.grid[was.row].cells[:was.col]) == was.before && v.hintFrom(was.row, was.col) {
-		v.putCursor(was.row, was.col)
+	if !v.drawn {
+		v.row, v.col = v.of.row, v.of.col
 	}
-}
-
-// putCursor takes a cell for the cursor.
-func (v *view) putCursor(row, col int) {
-	v.row, v.col = row, col
-	v.hidden = false
-	v.drawn = true
-	v.before = v.s.part(v.s.grid[row].cells[:col])
+	if !v.drawn && was != nil && was.drawn && was.row < v.s.rows && was.col < v.s.cols {
+		v.drawn = v.s.part(v.s.grid[was.row].cells[:was.col]) == was.before && v.hintFrom(was.row, was.col)
+		if v.drawn {
+			v.row, v.col = was.row, was.col
+		}
+	}
+	v.hidden = !v.drawn
+	v.before = v.s.part(v.s.grid[v.row].cells[:v.col])
 }
 
 // cursorLike tells whether a cell is drawn as a cursor, and its neighbours are not: reversed, a
@@ -3767,9 +3744,8 @@ func (v *view) cursorLike(r, c int) bool {
 		left = cells[c-1]
 	}
 	marked := func(c cell) bool { return c.Reverse || strings.ContainsRune(cursorBlocks, c.ch) }
-	lit := c > 0 && cells[c].BG != 0 && cells[c].BG != left.BG
-	even := c == 0 || left.BG == right.BG
-	return (marked(cells[c]) || lit) && !marked(left) && !marked(right) && even
+	lit := cells[c].BG != 0 && cells[c].BG != left.BG
+	return (marked(cells[c]) || lit) && !marked(left) && !marked(right) && left.BG == right.BG
 }
 
 // cursorBlocks are the characters that programs draw a cursor with.
@@ -3777,11 +3753,9 @@ const cursorBlocks = "█▋"
 
 // hintFrom tells whether the row shows nothing from column c on but what is faint, and its frame.
 func (v *view) hintFrom(r, c int) bool {
-	cells := v.s.grid[r].cells
-	for ; c < len(cells); c++ {
-		ch := cells[c].ch
-		blank := ch == 0 || ch == ' ' || ch == '\u00a0'
-		if !blank && !strings.ContainsRune(uprights+lines, ch) && !v.faintAt(r, c) {
+	for ; c < v.s.cols; c++ {
+		ch := v.s.grid[r].cells[c].ch
+		if ch != 0 && !strings.ContainsRune(" "+uprights+lines, ch) && !v.faintAt(r, c) {
 			return false
 		}
 	}
@@ -3823,10 +3797,7 @@ func readRow(raw string, r, cols int) viewRow {
 	w.labelAt = w.tickAt + widthOf(m[4])
 	mark := m[2] + m[4]
 	if mark != "" {
-		w.tick = 0
-	}
-	if strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■") {
-		w.tick = 1
+		w.tick = int(number(strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")))
 	}
 	return w
 }
@@ -3858,14 +3829,6 @@ func (v *view) after() string {
 		return ""
 	}
 	return strings.TrimRight(v.s.part(cells[v.col:]), " ")
-}
-
-// hinted tells whether what stands behind the cursor is only a hint of what may be typed.
-func (v *view) hinted() bool {
-	if v.drawn {
-		return true
-	}
-	return v.faintAt(v.row, v.col)
 }
 
 // whole is the text of row r with that of the rows that run over into it, and the first of them.
@@ -3906,39 +3869,36 @@ func (v *view) lineAbove(r int) (string, int) {
 // which an earlier question was answered, if there is one. cut: the beginning of the paragraph or the context is not
 // known any more.
 func (v *view) linesAbove(top int) (paragraph, context, far []string, cut bool) {
-	var parts [3][]string
-	defer func() {
-		for _, part := range parts {
-			slices.Reverse(part)
-		}
-		paragraph, context, far = parts[0], parts[1], parts[2]
-	}()
-	at, left := 0, maxFull // of parts the one that is being read, and how many characters it may still have
-	for {
-		text, first, answered, known := v.lineBefore(top)
+	part, left := &paragraph, maxFull // the one that is being read, and how many characters it may still have
+	for answered := false; !answered; {
+		var text string
+		var known bool
+		text, top, answered, known = v.lineBefore(top)
 		if !known {
-			return nil, nil, nil, first < 0 && at < 2 && left > 0
+			cut = top < 0 && part != &far
+			break
 		}
 		size := utf8.RuneCountInString(text)
 		blank := isBlank(text)
-		if at == 0 && blank {
-			at, left = 1, *v.o.Context
+		if part == &paragraph && blank {
+			part, left = &context, *v.o.Context
 		}
-		if at == 1 && size > left {
-			at, left = 2, maxFar
+		if part == &context && size > left {
+			part, left = &far, maxFar
 		}
 		if size > left {
-			return nil, nil, nil, at == 0
+			cut = part == &paragraph
+			break
 		}
-		if at == 0 || !blank || len(parts[at]) > 0 {
-			parts[at] = append(parts[at], text)
+		if !blank || len(*part) > 0 {
+			*part = append(*part, text)
 			left -= size
 		}
-		if answered {
-			return nil, nil, nil, false
-		}
-		top = first
 	}
+	slices.Reverse(paragraph)
+	slices.Reverse(context)
+	slices.Reverse(far)
+	return paragraph, context, far, cut
 }
 
 // isBlank reports whether a row shows nothing but a frame.
@@ -3992,26 +3952,17 @@ func (v *view) faintAt(row, col int) bool { return v.faint(v.s.attr(row, col)) }
 // faint tells whether text drawn like that is dim or grey: it explains rather than offers.
 func (v *view) faint(a Attr) bool { return a.Dim || isGrey(a.FG) }
 
-// working tells that a known tool is at work: its screen or its title shows it, and the protocol,
+// atWork tells that a known tool is at work: its screen or its title shows it, and the protocol,
 // where it speaks that, does not say otherwise. What it says of itself comes from the same bytes as
 // a file that is shown, so that alone silences nothing; of a program that is not known it does not
 // count.
-func (v *view) working() bool { return v.works }
-
-// atWork finds that out.
 func (v *view) atWork() bool {
-	if v.a.Works == nil || !v.known {
-		return false
-	}
 	says := v.s.Status().State
 	if v.a.Speaks && says != "" && says != "clear" && says != "working" {
 		return false
 	}
-	if v.a.Works.MatchString("\x1b" + v.s.Title()) {
-		return true
-	}
 	shows := func(w viewRow) bool { return w.fits(v.a.Works) }
-	return slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
+	return v.a.Works.MatchString("\x1b"+v.s.Title()) || slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
 }
 
 // readsLine reports whether lines are read, as no agent's own screen does: somebody else asks.
@@ -4026,43 +3977,28 @@ func (v *view) reads() bool {
 	return v.tty.Reading == ReadingYes || v.tty.Reading == ReadingUnknown && raw
 }
 
-// read finds what the screen asks, nil nothing.
-func (v *view) read() *candidate {
-	if v.last < 0 && !v.reads() {
-		return nil
-	}
-	if v.working() {
-		return nil
-	}
-	f := v.readFirst()
-	if f == nil {
-		return nil
-	}
-	v.finishScore(f)
-	if f.by == "pattern" && f.Score < v.o.Threshold && !f.Idle && !f.Secret {
-		v.bySilence(f)
-		v.finishScore(f)
-	}
-	v.finish(f)
-	return f
+// readers find what the screen asks, the first of them that finds anything.
+var readers = []struct {
+	of   string
+	read func(v *view) *candidate
+}{
+	{"input boxes", (*view).readIdle},
+	{"lists and buttons", (*view).readGroup},
+	{"empty fields", (*view).readField},
+	{"questions on a line", (*view).readLine},
+	{"screens that keep still", (*view).readStill},
 }
 
-// readFirst is what the first of the readers finds that finds anything, nil nothing.
-func (v *view) readFirst() *candidate {
-	readers := []struct {
-		of   string
-		read func() *candidate
-	}{
-		{"input boxes", v.readIdle},
-		{"lists and buttons", v.readGroup},
-		{"empty fields", v.readField},
-		{"questions on a line", v.readLine},
-		{"screens that keep still", v.readStill},
+// read finds what the screen asks, nil nothing.
+func (v *view) read() *candidate {
+	if v.working || v.last < 0 && !v.reads() {
+		return nil
 	}
 	for _, reader := range readers {
-		f := reader.read()
+		f := reader.read(v)
 		if f != nil {
 			f.why = strings.TrimSuffix(reader.of+": "+f.why, ": ")
+			v.finish(f)
 			return f
 		}
 	}
@@ -4243,11 +4179,12 @@ func isRefusal(label string) bool {
 	between := func(r rune) bool { return strings.ContainsRune(",;:()-–—", r) }
 	for part := range strings.FieldsFuncSeq(strings.ToLower(plain(label)), between) {
 		part = strings.TrimFunc(part, func(r rune) bool { return !isWordRune(r) && r != '…' }) // what is cut may go on
-		all := part != "" && (isAll("no", part) || isAll("deny", part) || reDont.MatchString(part))
-		if part != "" && !all && !(refuses && reAfterNo.MatchString(part)) {
+		switch {
+		case isAll("no", part), isAll("deny", part), reDont.MatchString(part):
+			refuses = true
+		case part != "" && !(refuses && reAfterNo.MatchString(part)):
 			return false
 		}
-		refuses = refuses || all
 	}
 	return refuses
 }
@@ -4279,8 +4216,9 @@ func labels(of []Choice) []string {
 	return all
 }
 
-// finish adds what all prompts share: permission, safe default, what is shown.
+// finish adds what all prompts share: how sure it is, permission, safe default, what is shown.
 func (v *view) finish(f *candidate) {
+	v.score(f)
 	status := v.s.Status()
 	f.Permission = v.known && status.State == "blocked" && status.Kind == "permission"
 	if f.Type == MultipleChoice && !f.Multi && slices.ContainsFunc(f.Choices, grantsIt) {
@@ -4292,74 +4230,62 @@ func (v *view) finish(f *candidate) {
 		c.Grants = f.Type != Unknown && (allowed || grantsIt(*c))
 		c.Label = clip(visible(c.Label), 60)
 	}
-	if f.Question == "" {
-		f.Question = "which one?"
+	f.Question = strings.TrimSpace(cmp.Or(f.Question, "which one?"))
+	f.Excerpt = safely(cmp.Or(f.Excerpt, f.Question), 200)
+	f.Full = cmp.Or(f.Full, f.Question)
+	f.Cut = f.Cut || len(f.Full) > maxFull
+	safe := v.safeDefault(f)
+	if safe != "" {
+		f.SafeDefault = &safe
 	}
-	if len(f.Full) > maxFull {
-		f.Cut = true
-	}
-	f.SafeDefault = v.safeDefault(f)
-	if f.Excerpt == "" {
-		f.Excerpt = f.Question
-	}
-	f.Excerpt = safely(f.Excerpt, 200)
-	if f.Full == "" {
-		f.Full = f.Question
-	}
-	f.Question = strings.TrimSpace(f.Question)
 	f.seal()
 	f.Question = redact(visible(f.Question))
 }
 
-// finishScore adds what agreed, the score, and how long the screen must have been still.
-func (v *view) finishScore(f *candidate) {
-	f.Signals = []string{cmp.Or(f.by, "structure")}
+// score adds what agreed, the score, and how long the screen must have been still. A pattern that is not sure enough
+// is but a guess.
+func (v *view) score(f *candidate) {
+	signals := []string{}
 	if v.tty.Reading == ReadingYes {
-		f.Signals = append(f.Signals, "tty")
+		signals = append(signals, "tty")
 	}
+	if f.by == "pattern" && f.Score+0.05*float64(len(signals)) < v.o.Threshold && !f.Idle && !f.Secret {
+		v.bySilence(f)
+	}
+	f.Score = math.Round(min(f.Score*100+5*float64(len(signals)), 99)) / 100
 	f.wait = cmp.Or(f.wait, settle)
-	score := f.Score*100 + 5*float64(len(f.Signals)-1)
-	f.Score = math.Round(min(score, 99)) / 100
 	state := v.s.Status().State
-	agrees := v.reported
-	if f.Idle {
-		agrees = state == "idle" || state == "done"
+	told := f.Idle && (state == "idle" || state == "done")
+	if v.known && (told || v.reported && !f.Idle) {
+		f.Score = 1
+		signal := "title"
+		if told || state == "blocked" {
+			signal = "protocol"
+		}
+		signals = append(signals, signal)
 	}
-	if !v.known || !agrees {
-		return
-	}
-	f.Score = 1
-	signal := "title"
-	if f.Idle || state == "blocked" {
-		signal = "protocol"
-	}
-	f.Signals = append(f.Signals, signal)
+	f.Signals = append([]string{cmp.Or(f.by, "structure")}, signals...)
 }
 
-// safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known
+// safeDefault is what may be typed while nobody answers, "" when nothing may: only what is known
 // to refuse, Escape where the dialog names it as the way out, Enter at a bare "Press Enter", or
 // what the configuration names for lists and texts in which nothing refuses, grants or is secret.
-func (v *view) safeDefault(f *candidate) *string {
-	if f.Idle || f.Secret || f.Type == Unknown {
-		return nil
-	}
-	if f.Type == ConfirmEnter {
-		return v.defaultOfPress(f)
-	}
-	turned := !f.Permission && turns(f.Question)
-	if f.Multi || f.guess || turned {
-		return nil
-	}
+func (v *view) safeDefault(f *candidate) string {
 	refusal, decides := refusalIn(f)
-	if refusal != "" {
-		return &refusal
-	}
-	if f.esc && len(f.Choices) > 0 {
-		esc := "esc"
-		return &esc
-	}
-	if f.Permission || decides || f.Cut {
-		return nil
+	turned := !f.Permission && turns(f.Question)
+	switch {
+	case f.Idle, f.Secret, f.Type == Unknown:
+		return ""
+	case f.Type == ConfirmEnter:
+		return v.defaultOfPress(f)
+	case f.Multi, f.guess, turned:
+		return ""
+	case refusal != "":
+		return refusal
+	case f.esc && len(f.Choices) > 0:
+		return "esc"
+	case f.Permission, decides, f.Cut:
+		return ""
 	}
 	return v.configuredDefault(f)
 }
@@ -4373,42 +4299,34 @@ func turns(question string) bool {
 		reNot.MatchString(plain(question))
 }
 
-// configuredDefault is what the configuration names for lists and texts, if f has that; else nil.
-func (v *view) configuredDefault(f *candidate) *string {
+// configuredDefault is what the configuration names for lists and texts, if f has that.
+func (v *view) configuredDefault(f *candidate) string {
 	set := v.o.SafeDefaults[f.Type]
-	if set == "" {
-		return nil
-	}
 	if f.Type == FreeText {
-		return &set
+		return set
 	}
-	foreign := func(c Choice) bool { return !isASCII(c.Label) } // who knows what it does
-	if slices.ContainsFunc(f.Choices, foreign) {
-		return nil
-	}
+	key := ""
 	for _, c := range f.Choices {
-		names := c.Key == set || strings.EqualFold(c.Label, set)
-		if f.Type == MultipleChoice && names {
-			return &c.Key
+		if !isASCII(c.Label) { // who knows what it does
+			return ""
+		}
+		if key == "" && (c.Key == set || strings.EqualFold(c.Label, set)) {
+			key = c.Key
 		}
 	}
-	return nil
+	return key
 }
 
 // refusalIn is the key of the last choice that is known to refuse, "" without one; and whether any
 // grants or refuses.
 func refusalIn(f *candidate) (key string, decides bool) {
-	isYes := func(c Choice) bool { return strings.EqualFold(c.Label, "y") }
-	yes := slices.ContainsFunc(f.Choices, isYes)
+	yes := slices.ContainsFunc(f.Choices, func(c Choice) bool { return strings.EqualFold(c.Label, "y") })
 	for _, c := range f.Choices {
 		ours := f.Type == YesNo && c.Key == "n" // that it is "no" was known when it was made
-		plainNo := ours || yes && strings.EqualFold(c.Label, "n")
-		if plainNo || isRefusal(c.Label) {
+		if ours || yes && strings.EqualFold(c.Label, "n") || isRefusal(c.Label) {
 			key = c.Key
 		}
-		if plainNo || c.Grants || declines(c.Label) {
-			decides = true
-		}
+		decides = decides || c.Grants || declines(c.Label)
 	}
 	return key, decides
 }
@@ -4426,18 +4344,17 @@ var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|
 // defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, nothing
 // in it names another way out, and nothing is asked. The configuration can make it "esc", or
 // nothing.
-func (v *view) defaultOfPress(f *candidate) *string {
-	set, given := v.o.SafeDefaults[ConfirmEnter]
-	if !given {
-		set = "enter"
-	}
-	rows := slices.Concat(f.parts.above, f.parts.body, []string{f.Question})
-	text := strings.Join(rows, "\n")
+func (v *view) defaultOfPress(f *candidate) string {
+	text := strings.Join(append(slices.Concat(f.parts.above, f.parts.body), f.Question), "\n")
 	asks := reOtherWay.MatchString(text) || strings.Contains(text, "?")
-	if f.Cut || asks || set == "" || !reBarePress.MatchString(f.Question) {
-		return nil
+	set, given := v.o.SafeDefaults[ConfirmEnter]
+	switch {
+	case f.Cut || asks || !reBarePress.MatchString(f.Question):
+		return ""
+	case given:
+		return set
 	}
-	return &set
+	return "enter"
 }
 
 // ---- menus ----
@@ -5155,7 +5072,7 @@ func (v *view) paragraphs(top, first int) []string {
 // or with a cursor that the program draws, below a question or above a row that says what Enter
 // does. In a fence that nothing asks for it is the input box of a program that waits for orders.
 func (v *view) readField() *candidate {
-	if v.hidden || v.tty.Canonical || v.busy || v.after() != "" && !v.hinted() {
+	if v.hidden || v.tty.Canonical || v.busy || v.after() != "" && !(v.drawn || v.faintAt(v.row, v.col)) {
 		return nil
 	}
 	fence := v.fence()
@@ -5301,6 +5218,7 @@ func (v *view) pressable(text string) []Choice {
 		keys[i].Keys, _ = keyBytes(keys[i].Key, v.s.AppCursorKeys()) // "" of shift and a letter
 	}
 	keys = slices.DeleteFunc(keys, func(c Choice) bool { return c.Keys == "" })
+	keys = slices.CompactFunc(keys, func(a, b Choice) bool { return a.Keys == b.Keys })
 	return keys[:min(len(keys), 9)]
 }
 
@@ -5464,7 +5382,7 @@ func (v *view) elsewhere(f *candidate, text string) bool {
 	if v.s.AltScreen() {
 		return v.row < v.last-2
 	}
-	return v.after() != "" && !v.hinted() && !v.readMarked(f, text)
+	return v.after() != "" && !(v.drawn || v.faintAt(v.row, v.col)) && !v.readMarked(f, text)
 }
 
 // bySilence makes it a guess, from silence alone.
