@@ -22,7 +22,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -4406,58 +4405,40 @@ func (g *group) first() int { return g.opts[0].row }
 // end is the row of its last option.
 func (g *group) end() int { return g.opts[len(g.opts)-1].row }
 
-// numbered reports whether its options have numbers.
-func (g *group) numbered() bool { return g.opts[0].num != "" }
-
-// ticked reports whether its options have boxes to tick.
-func (g *group) ticked() bool { return g.opts[0].tick >= 0 }
-
-// sure reports whether an option is pointed at, by more than a colour or bold print.
-func (g *group) sure() bool { return g.at >= 0 && !g.weak }
-
-// reasons are what makes a group one to choose from, each with the recordings, of 688, whose last question it finds.
-var reasons = []struct {
-	why   string
-	holds func(v *view, g *group) bool
-}{
-	{"a row says how to choose", func(v *view, g *group) bool { // 71
-		said := v.choosingRow(g) >= 0 && (!v.typing(g) || g.numbered())
-		return said && (g.sure() || g.ticked() || g.at >= 0 && v.inside(g) && v.reads())
-	}},
-	{"its options are numbered", func(v *view, g *group) bool { // 17
-		return g.numbered() && g.sure() && v.inside(g) && !v.typing(g)
-	}},
-	{"it is a dialog drawn over other text", func(v *view, g *group) bool { // 1
-		return v.modal && g.sure()
-	}},
-	{"it stands in a frame", func(v *view, g *group) bool { // 10
-		away := v.hidden || v.drawn && v.row < g.first()
-		return g.sure() && v.rows[g.first()].depth > 0 && away && v.reads()
-	}},
-	{"its buttons stand below it in a frame", func(v *view, g *group) bool { // 3
-		r := v.buttonRow()
-		return r > g.end() && v.textRows(g.end()+1, r-1) == 0
-	}},
-	{"the program reads keys at it", func(v *view, g *group) bool { // 11
-		open := v.inside(g) || v.col == 0 && v.row <= g.end()+2     // as where it was printed
-		whole := v.textRows(g.first(), g.end()) > g.end()-g.first() // no blank rows in it
-		return g.sure() && open && whole && v.reads() && !v.typing(g) && v.last-g.end() <= 2
-	}},
-}
-
-// sideReasons are the same for what stands side by side.
-var sideReasons = []struct {
-	why   string
-	holds func(v *view, g *group) bool
-}{
-	{"they are drawn as buttons", func(v *view, g *group) bool { // 17
-		bare := g.shape == apart || g.shape == slash && g.at < 0
-		return !bare && (g.end() >= v.last-4 || v.rows[g.end()].depth > 0)
-	}},
-	{"one is lit, and all of them decide", func(v *view, g *group) bool { // 2
-		boxed := g.sure() && strings.Count(v.rows[g.end()].text, "[") == len(g.opts)
-		return g.at >= 0 && (decide(g.opts) || boxed)
-	}},
+// reason is what makes a group one to choose from, "" where nothing does; each with the recordings, of 688, whose last
+// question it finds. One option alone needs a row below it that says how the pointer moves, or what Enter takes.
+func (v *view) reason(g *group) string {
+	first, end := g.first(), g.end()
+	framed := v.rows[first].depth > 0
+	sure := g.at >= 0 && !g.weak
+	ticked, numbered := g.opts[0].tick >= 0, g.opts[0].num != ""
+	inside := v.hidden || v.row <= end
+	typing := !v.hidden && v.row >= first && v.row <= end && v.col > v.rows[v.row].labelAt // a draft
+	hint := v.choosingRow(g)
+	bare := g.shape == apart || g.shape == slash && g.at < 0
+	boxed := sure && strings.Count(v.rows[end].text, "[") == len(g.opts)
+	whole := v.textRows(first, end) > end-first // no blank rows in it
+	switch {
+	case v.textRows(end+1, v.last) > maxBelow:
+	case g.across && !bare && (end >= v.last-4 || framed):
+		return "they are drawn as buttons" // 17
+	case g.across && g.at >= 0 && (decide(g.opts) || boxed):
+		return "one is lit, and all of them decide" // 2
+	case g.across, len(g.opts) == 1 && !ticked && (hint < end || !v.rows[hint].fits(reMoving)):
+	case hint >= 0 && (!typing || numbered) && (sure || ticked || g.at >= 0 && inside && v.reads()):
+		return "a row says how to choose" // 71
+	case sure && numbered && inside && !typing:
+		return "its options are numbered" // 17
+	case sure && v.modal:
+		return "it is a dialog drawn over other text" // 1
+	case sure && framed && v.reads() && (v.hidden || v.drawn && v.row < first):
+		return "it stands in a frame" // 10
+	case v.buttonRow() > end:
+		return "its buttons stand below it in a frame" // 3
+	case sure && whole && v.reads() && !typing && v.last-end <= 2 && (inside || v.col == 0 && v.row <= end+2):
+		return "the program reads keys at it" // 11
+	}
+	return ""
 }
 
 // maxNear is how far above the last row a group is looked for: all of any usual screen.
@@ -4465,30 +4446,6 @@ const maxNear = 200
 
 // maxBelow is how many rows of text may stand below a group: a status line, a footer.
 const maxBelow = 12
-
-// asked reports whether a group is one to choose from, and notes why. One option alone needs a row below it that says
-// how the pointer moves, or what Enter takes.
-func (v *view) asked(g *group) bool {
-	table := reasons
-	if g.across {
-		table = sideReasons
-	} else if len(g.opts) == 1 && !g.ticked() {
-		hint := v.choosingRow(g)
-		if hint < g.end() || !v.rows[hint].fits(reMoving) {
-			return false
-		}
-	}
-	if v.textRows(g.end()+1, v.last) > maxBelow {
-		return false
-	}
-	for _, reason := range table {
-		if reason.holds(v, g) {
-			g.why = reason.why
-			return true
-		}
-	}
-	return false
-}
 
 // readGroup finds what single keys choose, the lowest on the screen: what stands above may have been answered before. A
 // pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it.
@@ -4503,10 +4460,14 @@ func (v *view) readGroup() *candidate {
 	var second *group
 	for r := v.last; r >= max(0, v.last-maxNear); r-- {
 		for _, g := range []*group{v.sideBySide(r), v.column(r)} {
-			if g == nil || !v.asked(g) {
+			if g == nil {
 				continue
 			}
-			if !g.weak && g.shape != angles && (len(g.opts) > 1 || g.ticked()) {
+			g.why = v.reason(g)
+			if g.why == "" {
+				continue
+			}
+			if !g.weak && g.shape != angles && (len(g.opts) > 1 || g.opts[0].tick >= 0) {
 				return v.menu(g)
 			}
 			if second == nil || second.weak && !g.weak {
@@ -4518,6 +4479,12 @@ func (v *view) readGroup() *candidate {
 		return nil
 	}
 	return v.menu(second)
+}
+
+// aspects are in what an option may be drawn unlike the others: the last two, bold print and a colour, may be something
+// else.
+func aspects(a Attr) [5]int32 {
+	return [...]int32{number(a.Reverse), a.BG, number(a.Underline), number(a.Bold), a.FG}
 }
 
 // buttonRow is the row of the buttons of a framed dialog, in angle brackets as whiptail, dialog and pinentry have them;
@@ -4642,18 +4609,6 @@ func (v *view) joinLabels(g *group) {
 	}
 }
 
-// aspects are in what an option may be drawn unlike the others. A colour or bold print alone may be something else.
-var aspects = []struct {
-	weak bool
-	of   func(a Attr) int32
-}{
-	{false, func(a Attr) int32 { return number(a.Reverse) }},
-	{false, func(a Attr) int32 { return a.BG }},
-	{false, func(a Attr) int32 { return number(a.Underline) }},
-	{true, func(a Attr) int32 { return number(a.Bold) }},
-	{true, func(a Attr) int32 { return a.FG }},
-}
-
 // unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two with a background it is
 // the one that is not grey, else of two the one that is not drawn as the end of its row; side by side the cell left
 // of the first counts or, where that may be its padding, the one above that.
@@ -4661,41 +4616,43 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
 	}
-	drawn := make([]Attr, len(opts))
-	for i := range opts {
-		drawn[i] = v.sample(opts[i])
+	var drawn [][5]int32
+	for _, o := range opts {
+		drawn = append(drawn, aspects(v.sample(o)))
 	}
-	across := opts[0].row == opts[1].row
-	lit := drawn[0].BG >= 0 && (drawn[1].BG >= 0 || !across) // in a column one bar alone may be no menu
-	if len(opts) == 2 && lit && greyGround(drawn[0]) != greyGround(drawn[1]) {
-		return int(number(greyGround(drawn[0]))), false
+	first, second := v.sample(opts[0]).BG, v.sample(opts[1]).BG
+	grey := func(background int32) bool { return isGrey(background) || background >= 232 && background < 240 }
+	if len(opts) == 2 && first >= 0 && second >= 0 && grey(first) != grey(second) {
+		return int(number(grey(first))), false
 	}
-	rest := v.s.attr(opts[0].row, v.s.cols-1)
-	if across {
-		rest = v.s.attr(opts[0].row, opts[0].at-1)
-		if rest.BG == drawn[0].BG && rest.Reverse == drawn[0].Reverse {
-			rest = v.s.attr(opts[0].row-1, opts[0].at-1)
+	row, left := opts[0].row, opts[0].at-1
+	rest := v.s.attr(row, v.s.cols-1)
+	if row == opts[1].row {
+		rest = v.s.attr(row, left)
+		if rest.BG == first {
+			rest = v.s.attr(row-1, left)
 		}
 	}
-	for _, aspect := range aspects {
-		common := aspect.of(drawn[0])
-		switch {
-		case len(drawn) == 2:
-			common = aspect.of(rest)
-		case aspect.of(drawn[1]) == aspect.of(drawn[2]):
-			common = aspect.of(drawn[1])
+	for k := range drawn[0] {
+		common := drawn[0][k]
+		if len(drawn) == 2 {
+			common = aspects(rest)[k]
+		} else if drawn[1][k] == drawn[2][k] {
+			common = drawn[1][k]
 		}
-		odd := func(a Attr) bool { return aspect.of(a) != common }
-		at := slices.IndexFunc(drawn, odd)
-		if at >= 0 && !slices.ContainsFunc(drawn[at+1:], odd) {
-			return at, aspect.weak
+		odd := 0
+		for i := range drawn {
+			if drawn[i][k] != common {
+				odd++
+				at = i
+			}
+		}
+		if odd == 1 {
+			return at, k > 2
 		}
 	}
 	return -1, false
 }
-
-// greyGround reports whether a background is a shade of grey, the darkest too: gum has 235.
-func greyGround(a Attr) bool { return isGrey(a.BG) || a.BG >= 232 && a.BG < 240 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
 func isGrey(colour int32) bool {
@@ -4731,14 +4688,6 @@ func (v *view) textRows(from, to int) int {
 	return n
 }
 
-// inside reports whether the cursor is hidden, or in the group, or above it.
-func (v *view) inside(g *group) bool { return v.hidden || v.row <= g.end() }
-
-// typing reports whether a text is being typed in the group's rows: then they are a draft.
-func (v *view) typing(g *group) bool {
-	return !v.hidden && v.row >= g.first() && v.row <= g.end() && v.col > v.rows[v.row].labelAt
-}
-
 // marked is a row's text with the mark that a question may begin with.
 func (v *view) marked(r int) string {
 	return plain(strings.TrimLeft(v.rows[r].raw, " "+uprights))
@@ -4749,21 +4698,20 @@ func (v *view) marked(r int) string {
 // shown. A row that counts seconds tells what a program at work does.
 func (v *view) choosingRow(g *group) int {
 	says := func(w viewRow) bool {
-		return w.text != "" && !w.fits(reCounting) && (w.fits(reChoosing) || g.marked && !g.across && w.fits(reEscOut))
+		return !w.fits(reCounting) && (w.fits(reChoosing) || g.marked && w.fits(reEscOut))
 	}
 	left := 6
 	for r := g.end() + 1; r <= v.last && left > 0; r++ {
 		if says(v.rows[r]) {
 			return r
 		}
-		left -= int(number(v.rows[r].text != ""))
+		left -= v.textRows(r, r)
 	}
-	for r := max(0, g.first()-3); r < g.first(); r++ {
-		if says(v.rows[r]) {
-			return r
-		}
+	above := v.up(g.first(), says)
+	if above < g.first()-3 {
+		return -1
 	}
-	return -1
+	return above
 }
 
 // The shapes of choices side by side.
@@ -4791,27 +4739,23 @@ var sides = []struct {
 	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
 	// mc, gum
 	{apart, re(`^([^<]*(?:  |[\[\]|/])[^<]*)$`),
-		re(`(\[ ?\pL[^\[\]]* ?\]|[^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*)`)},
+		re(`\[? ?([^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*)`)},
 }
 
 // sideBySide is the group of choices side by side in row r, nil where there is none.
 func (v *view) sideBySide(r int) *group {
 	w := v.rows[r]
 	for _, s := range sides {
-		if !w.fits(s.row) {
+		part := s.row.expr().FindStringSubmatchIndex(w.text)
+		if part == nil {
 			continue
 		}
-		part := s.row.expr().FindStringSubmatchIndex(w.text)
 		in := w.text[part[2]:part[3]]
 		g := &group{at: -1, across: true, shape: s.shape}
 		for i, m := range s.choice.expr().FindAllStringSubmatchIndex(in, 10) {
-			from := w.at + widthOf(w.text[:part[2]+m[0]])
-			o := viewRow{row: r, at: from, tick: -1, label: in[m[2]:m[3]]}
-			o.labelAt = from + widthOf(in[m[0]:m[2]])
-			if strings.HasPrefix(o.label, "[") {
-				o.label = strings.Trim(o.label, "[] ")
-				o.labelAt++
-			}
+			o := viewRow{row: r, tick: -1, label: in[m[2]:m[3]]}
+			o.at = w.at + widthOf(w.text[:part[2]+m[0]])
+			o.labelAt = o.at + widthOf(in[m[0]:m[2]])
 			g.opts = append(g.opts, o)
 			if strings.HasPrefix(in[m[0]:], "●") {
 				g.at, g.marked = i, true
@@ -4849,30 +4793,29 @@ func (v *view) menu(g *group) *candidate {
 	}
 	from := max(0, g.at-8)
 	f.Pointer = g.at - from
-	var named []Choice // those with a key behind them
 	rows := map[int]string{}
+	keys := map[string]bool{} // that stand behind the labels
 	unmarked := func(o viewRow) bool { return !reTickMark.MatchString(o.label) }
 	marks := !slices.ContainsFunc(g.opts, unmarked)
-	for i, o := range g.opts {
+	for i := range g.opts {
+		o := &g.opts[i]
 		if marks { // their colour tells what is ticked
-			mark, _ := utf8.DecodeRuneInString(o.label)
-			o.tick = int(number(mark != '•' && mark != '⬡' && !v.faintAt(o.row, o.labelAt)))
+			mark := strings.ContainsAny(o.label[:len("⬡")], "•⬡")
+			o.tick = int(number(!mark && !v.faintAt(o.row, o.labelAt)))
 			o.label = reTickMark.ReplaceAllString(o.label, "")
-			g.opts[i] = o
 		}
-		if reShort.MatchString(o.label) {
-			named = append(named, Choice{Key: reShort.FindString(o.label)})
-		}
+		keys[reShort.FindString(o.label)] = true
 		rows[o.row] = strings.TrimSpace(rows[o.row] + " " + o.num + " " + o.label)
 	}
+	keyed := len(keys) == len(g.opts) && !keys[""]
 	for i, o := range g.opts[from:min(len(g.opts), from+9)] {
 		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: reGap.ReplaceAllString(o.label, "  ")}
 		switch {
-		case len(named) == len(g.opts) && distinct(named):
+		case keyed:
 			c.Keys = strings.Replace(strings.Trim(reShort.FindString(o.label), " ()"), "esc", "\x1b", 1)
 		case len(o.num) == 1 && v.a.Digits: // of two the first one would choose
 			c.Keys = o.num
-		case o.num == "" && g.numbered(): // it is named by its label, as Submit
+		case o.num == "" && g.opts[0].num != "": // it is named by its label, as Submit
 			c.Key = strings.ToLower(o.label)
 		}
 		f.Choices = append(f.Choices, c)
@@ -4885,7 +4828,7 @@ func (v *view) menu(g *group) *candidate {
 	}
 	v.describe(f, g.first(), g.end(), rows)
 	buttons := v.buttonRow()
-	if !g.across && !f.Multi && v.rows[g.first()].depth > 0 && buttons > g.end() && len(f.Choices) < 9 {
+	if !f.Multi && buttons > g.end() && len(f.Choices) < 9 {
 		for _, o := range v.sideBySide(buttons).opts {
 			if declines(o.label) { // Escape stands for it in whiptail and dialog
 				f.Choices = append(f.Choices, Choice{Key: "esc", Label: o.label, Keys: "\x1b"})
@@ -4922,27 +4865,34 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 	bottom := end + len(v.linesBelow(end))
 	f.Cut = above || v.s.cutIn(top, bottom)
 	for _, w := range v.rows[top : bottom+1] {
-		if w.row <= end && strings.IndexAny(w.text, "↑↓") == 0 || reElided.MatchString(w.text) {
-			f.Cut = true
-		}
+		f.Cut = f.Cut || w.row <= end && strings.IndexAny(w.text, "↑↓") == 0 || w.fits(reElided)
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
-		option, ok := options[w.row]
-		switch {
-		case ok:
-			f.parts.among = append(f.parts.among, option)
-		case w.row < first && f.Multi:
-			f.parts.body = append(f.parts.body, strings.Map(untick, w.indented()))
-		case w.row < first:
-			f.parts.body = append(f.parts.body, w.indented())
-		default:
-			f.parts.among = append(f.parts.among, w.indented())
+		row, ok := options[w.row]
+		if !ok {
+			row = w.indented()
+		}
+		if f.Multi {
+			row = strings.Map(untick, row)
+		}
+		if w.row < first && !ok {
+			f.parts.body = append(f.parts.body, row)
+		} else {
+			f.parts.among = append(f.parts.among, row)
 		}
 	}
-	leaves := func(w viewRow) bool { return w.fits(reEscOut) }
-	f.esc = slices.ContainsFunc(v.rows[top:max(end, v.last)+1], leaves)
+	f.esc = slices.ContainsFunc(v.rows[top:max(end, v.last)+1], func(w viewRow) bool { return w.fits(reEscOut) })
 	head := top
 	if !v.known && !v.modal {
-		v.aboveDialog(f, top)
+		// A paragraph that has scrolled out belongs to it, what is further up is shown too.
+		paragraph, context, far, cut := v.linesAbove(top)
+		if top == 0 {
+			f.parts.body = append(paragraph, f.parts.body...)
+			f.Full = strings.Join(append(paragraph, f.Full), "\n")
+			f.Cut = f.Cut || cut
+		} else if len(paragraph) > 0 {
+			context = slices.Concat(context, []string{""}, paragraph)
+		}
+		f.showAbove(context, far)
 		// What stands above a blank row may be earlier output.
 		head = max(top, v.up(v.textOver(first), func(w viewRow) bool { return w.raw == "" })+1)
 	}
@@ -4957,6 +4907,13 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		f.Excerpt = headAndTail(redact(visible(about)), 118) + safely(f.Question, 80)
 	}
 	return f
+}
+
+// showAbove takes the context above a question, and what is further up.
+func (f *candidate) showAbove(context, far []string) {
+	f.parts.above = context
+	f.Above = strings.Trim(strings.Join(context, "\n"), "\n")
+	f.Far = strings.Join(far, "\n")
 }
 
 // untick makes the marks of ticks blanks: as ticks they may change while their question stands.
@@ -5002,107 +4959,79 @@ func (v *view) dialogTop(first int) (top int, above bool) {
 	if top >= 0 && headed(v.rows[top]) {
 		return top, false
 	}
-	if top < 0 && v.known && v.rows[0].raw != "" && !v.rows[0].fits(v.a.Head) {
-		above = v.s.AltScreen() || v.forgotten(0)
-	}
-	return top + 1, above
-}
-
-// aboveDialog adds what stands above row top, where a dialog of a tool that is not known begins: a
-// paragraph that has scrolled out belongs to it, what is further up is shown too.
-func (v *view) aboveDialog(f *candidate, top int) {
-	paragraph, above, far, cut := v.linesAbove(top)
-	f.Far = strings.Join(far, "\n")
-	if top == 0 {
-		f.parts.body = append(paragraph, f.parts.body...)
-		if len(paragraph) > 0 {
-			f.Full = strings.Join(paragraph, "\n") + "\n" + f.Full
-		}
-		f.Cut = f.Cut || cut
-	} else if len(paragraph) > 0 {
-		above = slices.Concat(above, []string{""}, paragraph)
-	}
-	f.parts.above = above
-	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
+	open := top < 0 && v.known && v.rows[0].raw != "" && !v.rows[0].fits(v.a.Head)
+	return top + 1, open && (v.s.AltScreen() || v.forgotten(0))
 }
 
 // question picks what is asked from rows top to first of a dialog: the last paragraph that is a
-// question, else contains one, else of all; "" without any.
+// question, else contains one, else of all; "" without any. Rows are joined that go on with the one above.
 func (v *view) question(top, first int) string {
-	asked := ""
-	best := 2
-	for _, p := range v.paragraphs(top, first) {
-		kind := 2
-		switch {
-		case reAsked.MatchString(p):
-			kind = 0
-		case strings.Contains(p+" ", "? "):
+	asked, paragraph := "", ""
+	best := 0
+	for r := top; r < first; r++ {
+		w := v.rows[r]
+		aside := w.fits(reAside)
+		if aside || w.fits(reLead) || r > 0 && w.at != v.rows[r-1].at {
+			paragraph = ""
+		}
+		if aside {
+			continue
+		}
+		paragraph = strings.TrimSpace(paragraph + " " + w.text)
+		kind := 0
+		if reAsked.MatchString(paragraph) {
+			kind = 2
+		} else if strings.Contains(paragraph+" ", "? ") {
 			kind = 1
 		}
-		if kind <= best {
+		if kind >= best {
 			best = kind
-			asked = sentence(p)
+			asked = sentence(paragraph)
 		}
 	}
 	return asked
 }
 
-// paragraphs are the rows from top to before first, those joined that go on with the one above.
-func (v *view) paragraphs(top, first int) []string {
-	var body []string
-	gap := true
-	for r := top; r < first; r++ {
-		w := v.rows[r]
-		if reAside.MatchString(w.text) {
-			gap = true
-			continue
-		}
-		indented := r > 0 && w.at != v.rows[r-1].at && !v.s.grid[r-1].wrapped
-		if gap || indented || reLead.MatchString(w.text) {
-			body = append(body, w.text)
-			gap = false
-		} else {
-			body[len(body)-1] += " " + w.text
-		}
-	}
-	return body
-}
-
 // readField finds a field to fill in with the cursor in it and nothing typed yet: fenced by lines,
 // or with a cursor that the program draws, below a question or above a row that says what Enter
-// does. In a fence that nothing asks for it is the input box of a program that waits for orders.
+// does. In a fence that nothing asks for it is the input box of a program that waits for orders: above that stand the
+// last words of an agent, or what it is for, and there an order must name the key that ends the text.
 func (v *view) readField() *candidate {
-	if v.hidden || v.tty.Canonical || v.busy || v.after() != "" && !(v.drawn || v.faintAt(v.row, v.col)) {
+	after := v.after()
+	if v.hidden || v.tty.Canonical || v.busy || after != "" && !v.drawn && !v.faintAt(v.row, v.col) {
 		return nil
 	}
 	fence := v.fence()
-	before := v.s.part(v.s.grid[v.row].cells[:v.col])
-	hint := fence >= 0 && v.faintAt(v.row, v.col-1) // behind which grok draws its cursor
-	if !hint && !reMark.MatchString(before) {
+	fenced := fence >= 0
+	hint := fenced && v.faintAt(v.row, v.col-1) // behind which grok draws its cursor
+	if !hint && !reMark.MatchString(v.s.part(v.s.grid[v.row].cells[:v.col])) {
 		return nil
 	}
 	asked := v.up(v.row, hasText)
-	if fence >= 0 {
+	if fenced {
 		asked = v.up(fence, hasText)
 	}
-	if v.row-asked > 6 {
-		asked = -1
+	text := ""
+	if asked >= 0 && v.row-asked <= 6 {
+		text = v.rows[asked].text
 	}
+	said := plain(strings.TrimLeft(v.rows[max(asked, 0)].raw, " "+uprights)) // with the mark that it may begin with
+	_, rest, _ := strings.Cut(said, " ")
+	order := reOrder.MatchString(said) && reEnds.MatchString(rest)
+	field := v.drawn || after != "" || v.rows[v.row].depth > 0 // else it is readLine's
+	below := v.rows[min(v.row+1, v.last+1):min(v.row+9, v.last+1)]
 	f := newCandidate(FreeText, 0.80)
 	switch {
-	case asked >= 0 && v.asksText(asked, fence):
-		f.Question = sentence(v.rows[asked].text)
-	case fence >= 0 && !v.known:
+	case text != "" && (fenced && order || !fenced && field && (reHeading.MatchString(said) || hasWord("secret", said))):
+		f.Question = sentence(text)
+	case fenced && !v.known:
 		f.Idle = true
 		f.Question = "the program waits for your next message"
 		f.silent = true // a box may stand there while the program works
 		f.wait = v.o.Stuck
 		return f
-	case fence < 0 && v.drawn && v.submits():
-		f.Question = strings.TrimSpace(v.after())
-		if f.Question == "" && asked >= 0 {
-			f.Question = v.rows[asked].text
-		}
+	case !fenced && v.drawn && slices.ContainsFunc(below, func(w viewRow) bool { return w.fits(reSubmits) }):
+		f.Question = cmp.Or(strings.TrimSpace(after), text)
 	default:
 		return nil
 	}
@@ -5133,25 +5062,6 @@ func (v *view) fence() int {
 
 // reEnds are the keys that end a text, or leave it.
 var reEnds = re(`(?i)\b(enter|return|esc|escape)\b`)
-
-// asksText tells whether a row asks for the text of the field below it: it orders to type one, or,
-// where no fence stands between, ends as a question does. Above the fence of an input box stand the
-// last words of an agent, or what it is for: there the order must name the key that ends the text.
-func (v *view) asksText(r, fence int) bool {
-	text := v.marked(r)
-	if fence >= 0 {
-		_, rest, _ := strings.Cut(text, " ")
-		return reOrder.MatchString(text) && reEnds.MatchString(rest)
-	}
-	field := v.drawn || v.after() != "" || v.rows[v.row].depth > 0 // else it is readLine's
-	return field && (reHeading.MatchString(text) || hasWord("secret", text))
-}
-
-// submits tells whether a row below the cursor says which key ends a text.
-func (v *view) submits() bool {
-	below := v.rows[min(v.row+1, v.last+1):min(v.row+9, v.last+1)]
-	return slices.ContainsFunc(below, func(w viewRow) bool { return w.fits(reSubmits) })
-}
 
 // The silence after which a screen that no rule reads may be a question. Programs that work paint
 // more often: known agents every 2.5 s at least (measured on 63 recordings), which the adapters'
@@ -5782,9 +5692,8 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		return true
 	}
 	if first <= "9" {
-		sort.SliceStable(list, func(i, j int) bool {
-			a, b := list[i].Key, list[j].Key
-			return len(a) < len(b) || len(a) == len(b) && a < b
+		slices.SortStableFunc(list, func(a, b Choice) int {
+			return cmp.Or(len(a.Key)-len(b.Key), strings.Compare(a.Key, b.Key))
 		})
 	}
 	for _, c := range list[:min(len(list), 9)] {
