@@ -2147,12 +2147,6 @@ func hasWord(meaning, text string) bool {
 // isWordRune reports whether r is part of a word.
 func isWordRune(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }
 
-// pairOf reports whether two letters are typed for yes and for no in some language, in this order.
-func pairOf(yes, no string) bool {
-	_, of := lexicon()
-	return slices.Contains(of["letters"], strings.ToLower(yes+no))
-}
-
 // plain is text as the patterns read it: full-width forms as their ASCII ones, every blank a space,
 // one rune for one.
 func plain(text string) string {
@@ -4622,12 +4616,14 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	}
 	first, second := v.sample(opts[0]).BG, v.sample(opts[1]).BG
 	grey := func(background int32) bool { return isGrey(background) || background >= 232 && background < 240 }
-	if len(opts) == 2 && first >= 0 && second >= 0 && grey(first) != grey(second) {
+	row, left := opts[0].row, opts[0].at-1
+	across := row == opts[1].row
+	lit := first >= 0 && (second >= 0 || !across) // in a column one bar alone may be no menu
+	if len(opts) == 2 && lit && grey(first) != grey(second) {
 		return int(number(grey(first))), false
 	}
-	row, left := opts[0].row, opts[0].at-1
 	rest := v.s.attr(row, v.s.cols-1)
-	if row == opts[1].row {
+	if across {
 		rest = v.s.attr(row, left)
 		if rest.BG == first {
 			rest = v.s.attr(row-1, left)
@@ -5180,7 +5176,7 @@ var (
 	reAskedAbove = re(`[:?\])]\s*$`)
 	rePathIn     = re(`\s/\S`)
 	rePrefilled  = re(`^(.*[:?]) ?(\d{1,2})$`)
-	rePresent    = re(`^[ ?:]*[‣›»▸]`)
+	rePresent    = re(`^[ ?:]*[‣›»▸].*`)
 	reQuoted     = re(`(?i)^[\[(]?(?:type|press|enter) ['"]?(yes|y)\b|['"«“‘] ?(yes) ?['"»”’]`)
 	reCapitals   = re(`(?i)capital|uppercase|majuscul|großbuchst|mayúsc|maiusc|maiúsc|hoofdletter|` +
 		`wielkimi|заглавн|прописн|великими|大文字|大写|대문자|büyük harf`)
@@ -5204,53 +5200,54 @@ func (v *view) readLine() *candidate {
 	}
 	f.Question = text
 	above, first := v.lineAbove(top)
+	above = strings.TrimSpace(above)
 	switch {
 	case first < 0:
 	case reRemark.MatchString(text):
-		text = strings.TrimSpace(above) + " " + text
+		text = above + " " + text
 		f.Question = text
 		top = first
 	case reBelow.MatchString(text) && reAskedAbove.MatchString(plain(above)):
-		text = strings.TrimSpace(above)
-		f.Question = text + "\n" + f.Question
+		f.Question = above + "\n" + text
+		text = above
 		top = first
 	}
-	if v.tty.Canonical && !v.tty.Echo {
+	elsewhere := v.after() != "" && !v.drawn && !v.faintAt(v.row, v.col) && !v.readMarked(f, text)
+	if v.s.AltScreen() {
+		elsewhere = v.row < v.last-2
+	}
+	switch {
+	case v.tty.Canonical && !v.tty.Echo:
 		f.Type = FreeText
 		f.Secret = true
-		return v.paragraph(f, top)
-	}
-	if v.elsewhere(f, text) {
-		if !v.readsLine() || !v.reads() {
-			return nil
-		}
-		v.bySilence(f)
-		return v.paragraph(f, top)
-	}
-	if v.holdsRule(f, text, top, false) {
-		return v.paragraph(f, top)
-	}
-	if busy || v.known {
+	case elsewhere && !v.readsLine():
 		return nil
+	case elsewhere:
+		v.bySilence(f)
+	case v.holdsRule(f, text, top, false):
+	case busy || v.known:
+		return nil
+	default:
+		return v.readWords(f, text, top)
 	}
-	return v.readWorded(f, text, top)
+	return v.paragraph(f, top)
 }
 
-// readWorded reads a line that asks by its words alone, a question above it in which it is answered, or silence.
-func (v *view) readWorded(f *candidate, text string, top int) *candidate {
+// readWords reads a line that asks by its words alone, a question above it in which it is answered, or silence.
+func (v *view) readWords(f *candidate, text string, top int) *candidate {
 	f.Type = FreeText
 	f.Score = 0.75
 	if !v.reads() {
 		f.wait = v.o.Stuck
 		f.silent = true
 	}
-	asked := -1
 	ruled := v.holdsRule(f, text, top, true)
+	asked := -1
 	if !ruled && v.readsLine() { // where keys are read raw, what stands on the cursor's line has followed the question
 		asked = v.readMarkAbove(f, top)
 	}
 	switch {
-	case ruled && f.Secret:
+	case f.Secret:
 		f.Score = 0.85
 	case ruled:
 	case asked >= 0:
@@ -5264,6 +5261,17 @@ func (v *view) readWorded(f *candidate, text string, top int) *candidate {
 		}
 	}
 	return v.paragraph(f, top)
+}
+
+// holdsRule reports whether one of the rules of that kind holds, and notes which.
+func (v *view) holdsRule(f *candidate, text string, top int, words bool) bool {
+	for _, rule := range lineRules {
+		if rule.words == words && rule.holds(v, f, text, top) {
+			f.why = rule.why
+			return true
+		}
+	}
+	return false
 }
 
 // hotKeys are the keys that a line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind a
@@ -5284,15 +5292,6 @@ func hotKeys(line string) []Choice {
 	}
 	slices.Reverse(keys)
 	return keys
-}
-
-// elsewhere reports whether the cursor's line is not the one that asks: there is more below it on the alternate screen,
-// or behind the cursor, which is no hint, and the line names no answers.
-func (v *view) elsewhere(f *candidate, text string) bool {
-	if v.s.AltScreen() {
-		return v.row < v.last-2
-	}
-	return v.after() != "" && !(v.drawn || v.faintAt(v.row, v.col)) && !v.readMarked(f, text)
 }
 
 // bySilence makes it a guess, from silence alone.
@@ -5332,7 +5331,7 @@ var lineRules = []struct {
 	{"it is a prompt for commands", true, func(v *view, f *candidate, text string, top int) bool { // 31
 		above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
 		named := strings.Contains(above, strings.TrimRight(text, "> "))
-		f.Idle = reREPL.MatchString(text) && !(named && reOrder.MatchString(above)) && !v.fieldOfDialog()
+		f.Idle = reREPL.MatchString(text) && !(named && reOrder.MatchString(above)) && !v.drawn
 		return f.Idle
 	}},
 	{"it is a question for yes or no", true, func(v *view, f *candidate, text string, top int) bool { // 18
@@ -5345,43 +5344,18 @@ var lineRules = []struct {
 		return true
 	}},
 	{"it ends as a question does", true, func(v *view, f *candidate, text string, top int) bool { // 54
-		return reText.MatchString(plain(text)) && !(v.fieldOfDialog() && reREPL.MatchString(text))
+		return reText.MatchString(plain(text)) && !(v.drawn && reREPL.MatchString(text))
 	}},
 }
-
-// holdsRule reports whether one of the rules of that kind holds, and notes which.
-func (v *view) holdsRule(f *candidate, text string, top int, words bool) bool {
-	for _, rule := range lineRules {
-		if rule.words == words && rule.holds(v, f, text, top) {
-			f.why = rule.why
-			return true
-		}
-	}
-	return false
-}
-
-// fieldOfDialog reports whether a program has drawn its cursor in a field, with text below that.
-func (v *view) fieldOfDialog() bool { return v.drawn && v.textRows(v.row+1, v.last) > 0 }
 
 // presses tells whether the text asks for a key to go on.
 func presses(text string) bool {
 	text = strings.ToLower(plain(text))
-	if reNotPress.MatchString(text) {
-		return false
-	}
-	if rePress.MatchString(text) {
-		return true
+	if reNotPress.MatchString(text) || rePress.MatchString(text) {
+		return !reNotPress.MatchString(text)
 	}
 	from, to := findWord("press", text)
-	if from < 0 {
-		return false
-	}
-	key, end := findWord("key", text[to:])
-	if key < 0 {
-		key, end = findWord("key", text[:from])
-		return key >= 0 && from-end < nearKey
-	}
-	return key < nearKey
+	return from >= 0 && hasWord("key", text[max(0, from-nearKey):from]+" "+text[to:min(len(text), to+nearKey)])
 }
 
 // nearKey is how many bytes a key may stand away from the word that says to press it.
@@ -5392,10 +5366,12 @@ const nearKey = 40
 func asksSecret(text string) bool {
 	text = strings.ToLower(strings.TrimRight(plain(text), " :›‣>…»"))
 	_, to := findWord("secret", text)
-	if to < 0 {
-		return false
-	}
-	return !strings.Contains(text[to:], "?") || asksWhat(text)
+	return to >= 0 && (!strings.Contains(text[to:], "?") || asksWhat(text))
+}
+
+// says reports whether an answer is that letter, or a word for what it means: "y" yes, "n" no.
+func says(meaning, answer string) bool {
+	return strings.EqualFold(answer, meaning[:1]) || isAll(meaning, answer)
 }
 
 // asksWhat reports whether a question begins with a word that yes and no do not answer; where it is not in ASCII, which
@@ -5412,10 +5388,9 @@ func asksWhat(text string) bool {
 // readMarked finds "[Y/n]" in its forms, letter menus and hot keys in text. Without them it leaves
 // neither type nor choices.
 func (v *view) readMarked(f *candidate, text string) bool {
-	text = plain(text)
 	f.Choices = nil
 	f.Type = ""
-	keys := answersOf(text)
+	keys := answersOf(plain(text))
 	if len(keys) == 0 || !distinct(keys) {
 		return false
 	}
@@ -5424,23 +5399,22 @@ func (v *view) readMarked(f *candidate, text string) bool {
 	others := false
 	for i, k := range keys[:min(len(keys), 9)] {
 		c := typed(k.Key, k.Label)
-		letter := utf8.RuneCountInString(k.Key) == 1 && k.Key == k.Label && isLetterOfYesNo(k.Key)
 		other := func(o Choice) bool { return o.Key != k.Key && strings.EqualFold(o.Key, k.Key) } // git's j and J
-		if letter && !slices.ContainsFunc(keys, other) {
+		if k.Key == k.Label && isYesNoLetter(k.Key) && !slices.ContainsFunc(keys, other) {
 			c.Keys = strings.ToLower(k.Key) // the capital only marks the default
 		}
 		f.Choices = append(f.Choices, c)
 		switch {
-		case saysYes(c.Label):
+		case says("yes", c.Label):
 			yes = i
-		case saysNo(c.Label):
+		case says("no", c.Label):
 			no = i
 		default:
 			others = others || !rePlain.MatchString(c.Label)
 		}
 	}
-	if len(f.Choices) == 2 && (yes < 0 || no < 0) {
-		yes, no = pairIn(f.Choices)
+	if len(keys) == 2 && yes < 0 {
+		yes, no = pairIn(keys)
 		others = false
 	}
 	if yes >= 0 && no >= 0 && !others {
@@ -5462,24 +5436,6 @@ func distinct(of []Choice) bool {
 	return len(keys) == len(of)
 }
 
-// saysYes reports whether an answer is "y" or a word for yes.
-func saysYes(answer string) bool { return strings.EqualFold(answer, "y") || isAll("yes", answer) }
-
-// saysNo reports whether an answer is "n" or a word for no.
-func saysNo(answer string) bool { return strings.EqualFold(answer, "n") || isAll("no", answer) }
-
-// pairIn are the places of the letters for yes and for no, −1 where the two are none in any
-// language.
-func pairIn(two []Choice) (yes, no int) {
-	if pairOf(two[0].Label, two[1].Label) {
-		return 0, 1
-	}
-	if pairOf(two[1].Label, two[0].Label) {
-		return 1, 0
-	}
-	return -1, -1
-}
-
 // spelled is how a button says yes or no: with what the program calls it where that is another
 // word or letter.
 func spelled(word, letter, answer string) string {
@@ -5489,50 +5445,46 @@ func spelled(word, letter, answer string) string {
 	return word + " (" + answer + ")"
 }
 
-// answersOf are the answers that text names: hot keys, or the last marker.
-func answersOf(text string) []Choice {
-	keys := hotKeys(text)
-	if len(keys) >= 2 {
-		return keys
+// pairIn are the places of the letters for yes and for no, −1 where the two are none in any
+// language.
+func pairIn(two []Choice) (yes, no int) {
+	_, of := lexicon()
+	for i := range 2 {
+		if slices.Contains(of["letters"], strings.ToLower(two[i].Label+two[1-i].Label)) {
+			return i, 1 - i
+		}
 	}
-	keys = nil
-	for _, answer := range answersIn(text) {
-		keys = append(keys, Choice{Key: answer, Label: answer})
-	}
-	return keys
+	return -1, -1
 }
 
-// answersIn gives the answers that the last marker in text names.
-func answersIn(text string) []string {
+// answersOf are the answers that text names: hot keys, or those of the last marker. Behind that stands no answer yet, and
+// nothing that makes numbers a mere count.
+func answersOf(text string) []Choice {
+	keys := hotKeys(text)
+	if len(keys) > 1 {
+		return keys
+	}
 	for _, at := range slices.Backward(reMarked.expr().FindAllStringIndex(text, -1)) {
 		marker := text[at[0]:at[1]]
 		answers := readMarker(marker)
 		if answers == nil {
 			continue
 		}
-		rest := text[at[1]:]
-		if rePresent.MatchString(rest) {
-			rest = ""
-		}
-		rest = strings.Trim(rest, " ?:>›❯»…‣")
-		if followed(rest, answers) && !reQuoted.MatchString(marker) {
+		rest := strings.Trim(rePresent.ReplaceAllString(text[at[1]:], ""), " ?:>›❯»…‣")
+		few := len(strings.Fields(rest)) < 3 || reDigits.MatchString(answers[0])
+		if rest != "" && !strings.ContainsAny(rest[:1], "[(") && few && !reQuoted.MatchString(marker) {
 			continue
 		}
 		if len(answers) == 1 {
 			answers = withOther(answers[0])
 		}
-		return answers
+		keys = nil
+		for _, answer := range answers {
+			keys = append(keys, Choice{Key: answer, Label: answer})
+		}
+		return keys
 	}
 	return nil
-}
-
-// followed reports whether an answer follows a marker of these answers, or words that make numbers a mere count: rest
-// is what stands behind it.
-func followed(rest string, answers []string) bool {
-	if rest == "" || len(answers) == 1 {
-		return rest != ""
-	}
-	return !strings.ContainsAny(rest[:1], "[(") && (len(strings.Fields(rest)) < 3 || reDigits.MatchString(answers[0]))
 }
 
 // withOther are the two answers of a marker that names one: a word, or a letter.
@@ -5553,12 +5505,9 @@ func withOther(answer string) []string {
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'",
-// "<y>", "[Ynq]", "[red, green]".
+// "<y>", "[Ynq]", "[red, green]", "1-4". Two numbers are a count, as in "(1/2)".
 func readMarker(marker string) []string {
 	inner := strings.Trim(marker, "[](){}<> ")
-	if inner == marker {
-		inner = strings.TrimRight(inner, " ?:")
-	}
 	quoted := reQuoted.FindStringSubmatch(inner)
 	if quoted != nil {
 		yes := quoted[1] + quoted[2]
@@ -5568,79 +5517,53 @@ func readMarker(marker string) []string {
 		return []string{yes}
 	}
 	inner = strings.TrimRight(inner, ".")
-	answers := numbersIn(inner)
-	if answers != nil {
+	answers := []string{inner}
+	limits := reRange.FindStringSubmatch(inner)
+	if limits != nil {
+		first, _ := strconv.Atoi(limits[1]) // two digits at most
+		last, _ := strconv.Atoi(limits[2])
+		if last <= first || last-first >= 9 {
+			return nil
+		}
+		answers = nil
+		for n := first; n <= last; n++ {
+			answers = append(answers, strconv.Itoa(n))
+		}
 		return answers
 	}
 	if reYn.MatchString(strings.ToLower(inner)) { // nothing stands between the letters
 		return strings.Split(inner, "")
 	}
-	answers = splitMarker(inner)
-	if !areAnswers(answers, inner) {
-		return nil
+	for _, separator := range reSplits { // split where it is most often
+		split := separator.expr().Split(inner, -1)
+		if len(split) > len(answers) {
+			answers = split
+		}
+	}
+	strange, counts := false, true
+	list := (len(answers) > 2 || strings.ContainsAny(inner, ",|")) && !rePathIn.MatchString(inner)
+	for i, p := range answers {
+		p, _, _ = strings.Cut(p, " - ") // "y - да"
+		p = strings.Trim(p, "[]'\" ")
+		answers[i] = p
+		known := reWord.MatchString(p) || says("yes", p) || says("no", p)
+		strange = strange || !known
+		list = list && reChoiceWord.MatchString(p)
+		counts = counts && reDigits.MatchString(p)
 	}
 	alone := len(answers) == 1
 	angled := marker[0] == '<' // e2fsck: "<s>"
-	decides := saysYes(answers[0]) || saysNo(answers[0]) || angled && isLetterOfYesNo(answers[0])
-	if alone && !decides || angled && !alone {
+	decides := says("yes", answers[0]) || says("no", answers[0]) || angled && isYesNoLetter(answers[0])
+	if strange && !list || counts && len(answers) < 3 || alone && !decides || angled && !alone {
 		return nil
 	}
 	return answers
 }
 
-// numbersIn are the numbers of a range of two to nine: "1-4".
-func numbersIn(inner string) (numbers []string) {
-	m := reRange.FindStringSubmatch(inner)
-	if m == nil {
-		return nil
-	}
-	first, _ := strconv.Atoi(m[1]) // two digits at most
-	last, _ := strconv.Atoi(m[2])
-	if last <= first || last-first >= 9 {
-		return nil
-	}
-	for n := first; n <= last; n++ {
-		numbers = append(numbers, strconv.Itoa(n))
-	}
-	return numbers
-}
-
-// areAnswers tells whether the parts of a marker are answers: letters and words that are known for
-// such, or words to choose from. Two numbers are a count, as in "(1/2)".
-func areAnswers(parts []string, inner string) bool {
-	strange := slices.ContainsFunc(parts, func(p string) bool {
-		return !reWord.MatchString(p) && !saysYes(p) && !saysNo(p)
-	})
-	if strange && !choiceWords(parts, inner) {
-		return false
-	}
-	counts := !slices.ContainsFunc(parts, func(p string) bool { return !reDigits.MatchString(p) })
-	return !counts || len(parts) > 2
-}
-
-// splitMarker are the parts of a marker, split where it is most often.
-func splitMarker(inner string) []string {
-	parts := []string{inner}
-	for _, separator := range reSplits {
-		split := separator.expr().Split(inner, -1)
-		if len(split) > len(parts) {
-			parts = split
-		}
-	}
-	for i, p := range parts {
-		letter, _, _ := strings.Cut(p, " - ") // "y - да"
-		parts[i] = strings.Trim(letter, "[]'\" ")
-	}
-	return parts
-}
-
-// choiceWords tells whether the parts of a marker are words to choose from: three, or two that are no path.
-func choiceWords(answers []string, inner string) bool {
-	strange := func(p string) bool { return !reChoiceWord.MatchString(p) }
-	if slices.ContainsFunc(answers, strange) || rePathIn.MatchString(inner) {
-		return false
-	}
-	return len(answers) > 2 || strings.ContainsAny(inner, ",|")
+// isYesNoLetter reports whether a letter is typed for yes or for no in some language.
+func isYesNoLetter(letter string) bool {
+	_, of := lexicon()
+	return utf8.RuneCountInString(letter) == 1 && strings.Contains(strings.Join(of["letters"], ""), strings.ToLower(letter))
 }
 
 // typed is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have changed.
@@ -5655,39 +5578,30 @@ func typed(key, label string) Choice {
 	return c
 }
 
-// isLetterOfYesNo reports whether a letter is typed for yes or for no in some language.
-func isLetterOfYesNo(letter string) bool {
-	_, of := lexicon()
-	return strings.Contains(strings.Join(of["letters"], ""), strings.ToLower(letter))
-}
-
 // readPrinted finds the list printed over a line that asks for one of it; if that says nothing, its
 // heading asks.
 func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	text = plain(text)
 	list, heading := v.listOver(text, top)
-	if len(list) == 0 && hasWord("choose", text) && !v.tty.Canonical && !v.hidden {
+	if len(list) == 0 && hasWord("choose", text) && !v.tty.Canonical {
 		for _, w := range v.rows[v.row+1 : v.last+1] { // of Inquirer's rawlist it stands below, and nothing else
 			list = append(list, itemsOf(w.raw)...)
 		}
-		if len(list) != v.last-v.row || len(list) > 0 && list[0].Key != "1" {
+		if len(list) > 0 && list[0].Key != "1" {
 			return false
 		}
 	}
-	if len(list) < 2 {
-		return false
-	}
 	answers := answersOf(text)
-	if len(answers) > len(list) || len(answers) > 1 && !reDigits.MatchString(answers[0].Label) {
-		return false // the list was answered before
+	if len(list) < 2 || len(answers) > 1 && !reDigits.MatchString(answers[0].Label) { // it was answered before
+		return false
 	}
 	f.Full = text
 	f.Type = MultipleChoice
-	if heading >= 0 && v.rows[heading].raw != "" && !reSays.MatchString(text) {
+	if heading >= 0 && !reSays.MatchString(text) {
 		f.Question = v.rows[heading].text
 	}
 	first := list[0].Key
-	if len(first) == 2 || first > "1" && first <= "9" { // the beginning has left the screen
+	if first > "1" && first <= "9" { // the beginning has left the screen
 		f.Cut = true
 		return true
 	}
@@ -5705,45 +5619,41 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 // listOver are the items printed over the line in row top, and the row above them, −1 without one.
 // A line that asks for a choice may stand a remark below them.
 func (v *view) listOver(text string, top int) (list []Choice, heading int) {
-	text = plain(text)
 	asks := reChoose.MatchString(text) && (len(text) == 2 || reCounts.MatchString(text) || hasWord("choose", text))
 	r := top - 1
 	if !asks && !reListed.MatchString(text) {
 		return nil, r
 	}
-	extra := 0
-	for ; r >= 0; r-- {
+	for extra := 1; r >= 0; r-- {
 		var raw string
 		raw, r = v.whole(v.rows[r].raw, r)
-		row := strings.TrimSpace(raw)
 		items := itemsOf(raw)
 		if !distinct(slices.Concat(items, list)) {
 			return list, -1 // another list, further up
 		}
 		list = append(items, list...)
-		extra++
 		if len(items) > 0 {
-			extra = 0
+			extra = 1
 			continue
 		}
+		row := strings.TrimSpace(raw)
 		question := rePrefilled.FindStringSubmatch(row)
 		answered := question != nil && question[1] != text // another one asked for one of the list
-		remark := asks && extra == 1 && len(list) == 0 && !answered
-		goesOn := row == "" || row[0] == '\\' || remark
-		if !goesOn || extra > 2 {
+		remark := asks && len(list) == 0 && !answered
+		if row != "" && row[0] != '\\' && !remark || extra > 2 {
 			break
 		}
+		extra++
 	}
 	return list, r
 }
 
 // itemsOf are the options in a row of a printed list: one, or several in columns.
-func itemsOf(raw string) []Choice {
+func itemsOf(raw string) (items []Choice) {
 	all := reColumns.expr().FindAllStringSubmatch(raw, -1)
-	if len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
+	if len(all) < 2 {
 		all = reItem.expr().FindAllStringSubmatch(raw, 1)
 	}
-	var items []Choice
 	for _, m := range all {
 		label := len(m) - 1
 		items = append(items, Choice{Key: strings.Join(m[1:label], ""), Label: m[label]})
@@ -5758,49 +5668,50 @@ func (v *view) readAbove(f *candidate) *candidate {
 	text := strings.TrimSpace(line)
 	f.line = ""
 	f.place = v.place(max(top, 0))
-	f.Question = text
-	raw := !v.tty.Canonical
-	if raw && presses(text) && (text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads()) {
-		f.Type = ConfirmEnter
-		return v.paragraph(f, top)
-	}
-	if v.known || !v.reads() || v.s.AltScreen() {
-		return nil
-	}
-	if !raw && v.holdsRule(f, text, top, false) {
-		return v.paragraph(f, top)
-	}
-	asked := v.readMarkAbove(f, v.textOver(v.row))
-	if asked >= 0 {
-		f.ended = true
-		f.place = v.place(v.row)
-		return v.paragraph(f, asked)
-	}
-	if raw {
-		return nil
-	}
-	v.bySilence(f)
-	f.Type = FreeText
-	f.Idle = text != ""
-	f.Secret = text == "" && !v.tty.Echo
 	f.Question = cmp.Or(text, "the program waits for input")
-	return v.paragraph(f, max(top, 0))
+	raw := !v.tty.Canonical
+	asked := top
+	switch {
+	case raw && presses(text) && (text[0] == '[' || v.hidden):
+		f.Type = ConfirmEnter
+	case v.known || !v.reads() || v.s.AltScreen():
+		return nil
+	case !raw && v.holdsRule(f, text, top, false):
+	default:
+		asked = v.readMarkAbove(f, v.textOver(v.row))
+		if asked >= 0 {
+			f.ended = true
+			f.place = v.place(v.row)
+			break
+		}
+		if raw {
+			return nil
+		}
+		v.bySilence(f)
+		f.Type = FreeText
+		f.Idle = text != ""
+		f.Secret = !v.tty.Echo
+		asked = max(top, 0)
+	}
+	return v.paragraph(f, asked)
 }
 
 // readMarkAbove finds a question for yes or no that a program which reads has printed more below: it ends in its mark,
 // in one of the five lines above row end, all of one paragraph. In raw mode it is the line above alone. It returns its
 // row; −1: there is none.
 func (v *view) readMarkAbove(f *candidate, end int) int {
-	below := end
-	for range 5 {
+	lines := 5
+	if !v.tty.Canonical {
+		lines = 1
+	}
+	for range lines {
 		text, first, answered, known := v.lineBefore(end)
-		over := answered || first < 0 || v.s.grid[first].over || !v.tty.Canonical && end < below
+		over := answered || first < 0 || v.s.grid[max(first, 0)].over
 		if v.tty.Canonical && !v.readsLine() || !v.reads() || !known || over || isBlank(text) {
 			return -1
 		}
 		text = strings.TrimSpace(text)
-		asks := reAskedAbove.MatchString(plain(text)) && strings.ContainsAny(text, "?:？：")
-		if asks && v.readMarked(f, text) && f.Type == YesNo {
+		if reAskedAbove.MatchString(plain(text)) && v.readMarked(f, text) && f.Type == YesNo {
 			f.Question = text
 			f.Score = 0.85
 			return first
@@ -5813,16 +5724,14 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 // paragraph adds the region of a question on a line that begins in row top: the lines before it, what stands right of
 // the cursor and below, and the context above. Where the question says nothing it takes the line before.
 func (v *view) paragraph(f *candidate, top int) *candidate {
-	before, above, far, cut := v.linesAbove(top)
+	before, context, far, cut := v.linesAbove(top)
 	if f.Idle {
 		before = before[max(0, len(before)-12):]
-		above, far, cut = nil, nil, false
+		context, far, cut = nil, nil, false
 	}
 	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter
 	says = says || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
-	if f.Full == "" {
-		f.Full = f.Question
-	}
+	f.Full = cmp.Or(f.Full, f.Question)
 	for n := 0; n < 3 && n < len(before) && !says; n++ {
 		line := before[len(before)-1-n]
 		says = len(itemsOf(line)) > 0
@@ -5835,15 +5744,15 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 		end++
 	}
 	right := ""
-	line, first := v.cursorLine()
-	if f.ended {
-		first = v.textOver(first)
-	}
-	if f.onLine() && f.line == line {
+	if f.onLine() {
+		line, first := v.cursorLine()
+		if f.ended {
+			first = v.textOver(first)
+		}
 		end = v.row
 		right = v.after()
 		if first > top { // what asks stands above the cursor's line
-			before, above, far, cut = v.linesAbove(first)
+			before, context, far, cut = v.linesAbove(first)
 			f.Full = strings.TrimSpace(line)
 		}
 	}
@@ -5851,10 +5760,9 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	below := v.linesBelow(end)
 	rows := append(slices.Clone(before), strings.TrimRight(f.Full+" "+right, " "))
 	f.Full = strings.Join(append(rows, below...), "\n")
-	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
-	f.Far = strings.Join(far, "\n")
 	f.Cut = f.Cut || cut || v.s.cutIn(top, end+len(below))
-	f.parts = shown{above: above, body: before, among: append([]string{right}, below...), line: true}
+	f.parts = shown{body: before, among: append([]string{right}, below...), line: true}
+	f.showAbove(context, far)
 	return f
 }
 
