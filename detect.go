@@ -154,21 +154,26 @@ type cursor struct {
 // line is one row. What is erased to its end is not written before somebody looks, so that no sequence costs more than
 // the row that it is in.
 type line struct {
-	cells    []cell
-	end      int   // cells from here on are not written yet: blanks
-	ground   int32 // in that background
-	wrapped  bool  // it goes on in the next row
-	told     bool  // it is in the transcript
-	again    bool  // it was, before it was written anew
-	answered bool  // an answer was typed in it: what stands above belongs to earlier questions
-	over     bool  // a question stood in it that its cursor has left
-	cut      bool  // what stood at its end is lost: the screen became narrower
-	asked    int   // cells from its left that showed a question when that was answered, and were not written since
+	cells  []cell
+	end    int   // cells from here on are not written yet: blanks
+	ground int32 // in that background
+	cut    bool  // what stood at its end is lost: the screen became narrower
+	asked  int   // cells from its left that showed a question when that was answered, and were not written since
+	history
 
 	stale bool     // shown is not what it shows any more
 	shown string   // see text
 	lit   bool     // a cell has a background, is reversed or a cursor's block
 	row   *viewRow // as it was read when it last showed that
+}
+
+// history is what has become of a row since it was blank.
+type history struct {
+	wrapped  bool // it goes on in the next row
+	told     bool // it is in the transcript
+	again    bool // it was, before it was written anew
+	answered bool // an answer was typed in it: what stands above belongs to earlier questions
+	over     bool // a question stood in it that its cursor has left
 }
 
 // cell is one place of the grid.
@@ -306,18 +311,13 @@ func (s *Screen) appendText(text []byte, cells []cell) []byte {
 	for end > 0 && cells[end-1].ch == 0 {
 		end--
 	}
-	for i := range end {
-		c := &cells[i]
-		switch {
-		case i > 0 && cells[i-1].wide:
-		case c.ch < utf8.RuneSelf:
-			text = append(text, byte(max(c.ch, ' ')))
-		default:
-			text = utf8.AppendRune(text, c.ch)
-		}
-		if c.marks != 0 {
+	wide := false
+	for _, c := range cells[:end] {
+		if !wide {
+			text = utf8.AppendRune(text, max(c.ch, ' '))
 			text = append(text, s.marks[c.marks]...)
 		}
+		wide = c.wide
 	}
 	return text
 }
@@ -823,10 +823,7 @@ func (s *Screen) begin() *line {
 	l := s.grid[s.row]
 	l.writeTo(s.col)
 	l.mend(s.col)
-	l.again = l.told || l.again
-	l.told = false
-	l.answered = false
-	l.over = false
+	l.history = history{wrapped: l.wrapped, again: l.told || l.again}
 	l.touch(s.col)
 	l.stale = true
 	s.changes++
@@ -979,20 +976,16 @@ func (s *Screen) scroll(top, n int) {
 	}
 	s.moved = append(append(s.moved[:0], region[at:]...), region[:at]...)
 	copy(region, s.moved)
+	leaves := n > 0 && top == 0
 	for r := first; r < first+count; r++ {
-		if n > 0 && top == 0 && s.AltScreen() {
+		switch {
+		case leaves && s.AltScreen():
 			s.lost = s.lost || s.trimmed(s.grid[r]) != ""
-		}
-		if n > 0 && top == 0 && !s.AltScreen() {
+		case leaves:
 			s.tell(s.grid[r])
 			s.grid[r] = s.keepRow(s.grid[r])
 		}
-		l := s.grid[r]
-		l.wrapped = false
-		l.told = false
-		l.again = false
-		l.answered = false
-		l.over = false
+		s.grid[r].history = history{}
 		s.erase(r*s.cols, (r+1)*s.cols)
 	}
 }
@@ -2545,11 +2538,8 @@ func (v *view) ends(w viewRow) TurnState {
 // errorFrame tells whether the row is framed as opencode frames errors: with another colour at its edge than the input
 // box has.
 func (v *view) errorFrame(w viewRow) bool {
-	if v.a.Mark != "" || w.depth == 0 || w.text == "" {
-		return false
-	}
 	edge := strings.IndexAny(w.raw, uprights)
-	return v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
+	return v.a.Mark == "" && v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
 }
 
 // said tells whether a message of the user's begins in that row.
@@ -2560,17 +2550,18 @@ func (v *view) said(w viewRow) bool { return v.a.Said.MatchString(w.raw) }
 // says so, or where somebody pressed the key for it just before: the tool's own commands end like that too.
 func (t *turnSigns) turn(on answer, words string) (state TurnState, line string) {
 	line = words[strings.LastIndexByte(words, '\n')+1:]
-	broken := !t.brokeAt.IsZero() && t.workedAt.Sub(t.brokeAt) < breakTime
 	switch {
 	case !t.worked:
 		return TurnReady, ""
 	case t.ended == "error":
 		return TurnFailed, cmp.Or(t.why, on.why, line, "it shows no reason")
-	case t.ended != "done" && (on.end == TurnInterrupted || broken):
+	case t.ended == "done":
+	case on.end == TurnInterrupted, t.workedAt.Sub(t.brokeAt) < breakTime:
 		return TurnInterrupted, line
-	case t.ended != "done" && on.end == TurnFailed:
+	case on.end == TurnFailed:
 		return TurnFailed, cmp.Or(on.why, "it shows no reason")
-	case asksInWords(words):
+	}
+	if asksInWords(words) {
 		return TurnAsks, line
 	}
 	return TurnFinished, line
@@ -2624,7 +2615,7 @@ func turnSentence(name string, state TurnState, line string) string {
 // readLeft finds the input box of a known tool in which a text stands: somebody types there, or the
 // tool has put back the message of a turn that was interrupted.
 func (v *view) readLeft() *candidate {
-	if v.reported || v.a.Mark == "" || !v.box().found {
+	if v.a.Mark == "" || !v.box().found {
 		return nil
 	}
 	f := v.idle()
@@ -2854,18 +2845,10 @@ func newCandidate(kind PromptType, score float64) *candidate {
 
 // newDetector returns a detector with a blank screen of that size.
 func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
-	if o.Threshold == 0 {
-		o.Threshold = 0.65
-	}
-	if o.Stuck == 0 {
-		o.Stuck = 2 * time.Second
-	}
-	if o.BufferBytes == 0 {
-		o.BufferBytes = 4096
-	}
-	if o.Context == nil {
-		o.Context = ref(600)
-	}
+	o.Threshold = cmp.Or(o.Threshold, 0.65)
+	o.Stuck = cmp.Or(o.Stuck, 2*time.Second)
+	o.BufferBytes = cmp.Or(o.BufferBytes, 4096)
+	o.Context = cmp.Or(o.Context, ref(600))
 	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o}
 }
 
@@ -2886,14 +2869,13 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 func (d *Detector) takeReports(now time.Time) {
 	worked := d.turn.worked
 	for _, said := range d.Screen.TakeSaid() {
-		title := "\x1b" + said.Title
-		switch {
-		case said.State != "":
+		if said.State != "" {
 			d.reports = append(d.reports, said)
-			if d.adapter.Speaks {
-				d.turn.noteReport(said, now)
-			}
-		case d.turn.report == "" && d.adapter.Works.MatchString(title):
+		}
+		switch {
+		case said.State != "" && d.adapter.Speaks:
+			d.turn.noteReport(said, now)
+		case said.State == "" && d.turn.report == "" && d.adapter.Works.MatchString("\x1b"+said.Title):
 			d.turn.noteWork(false, now)
 		}
 	}
@@ -2902,10 +2884,8 @@ func (d *Detector) takeReports(now time.Time) {
 
 // noteWorked has the input box told again if the tool has worked, and before had not.
 func (d *Detector) noteWorked(before bool) {
-	begins := d.turn.worked && !before
 	counts := d.turn.typed || d.turn.ended != ""
-	told := d.cur != nil && d.cur.Idle
-	if begins && counts && told {
+	if d.turn.worked && !before && counts && d.cur != nil && d.cur.Idle {
 		d.forget()
 	}
 }
@@ -3121,24 +3101,20 @@ func (d *Detector) foldOutput(now time.Time) {
 	if d.outAt.IsZero() {
 		d.outAt = now
 	}
-	var shown, mask strings.Builder
+	shown := d.Screen.Text()
+	mask := strings.Map(still, shown)
 	row, col, hidden := d.Screen.Cursor()
 	if !hidden {
-		fmt.Fprint(&mask, row, col)
+		mask += fmt.Sprint(row, col)
 	}
-	for _, l := range d.Screen.grid {
-		text := d.Screen.trimmed(l) + "\n"
-		shown.WriteString(text)
-		mask.WriteString(strings.Map(still, text))
-	}
-	if !slices.Contains(d.shown[:], shown.String()) || d.movedAt.IsZero() {
+	if !slices.Contains(d.shown[:], shown) || d.movedAt.IsZero() {
 		d.movedAt = d.outAt
 	}
-	if shown.String() != d.shown[0] {
-		d.shown = [2]string{shown.String(), d.shown[0]}
+	if shown != d.shown[0] {
+		d.shown = [2]string{shown, d.shown[0]}
 	}
-	if mask.String() != d.mask {
-		d.mask = mask.String()
+	if mask != d.mask || d.changedAt.IsZero() {
+		d.mask = mask
 		d.changedAt = d.outAt
 		d.tty = TTYState{}
 		d.ttyDue = d.outAt.Add(settleQuiet / 2)
