@@ -1859,14 +1859,20 @@ func (p *pattern) MatchString(text string) bool { return p != nil && p.expr().Ma
 
 // FindString is the first match, "" without one, or without a pattern.
 func (p *pattern) FindString(text string) string {
-	if p == nil {
+	m := p.FindStringSubmatch(text)
+	if m == nil {
 		return ""
 	}
-	return p.expr().FindString(text)
+	return m[0]
 }
 
-// FindStringSubmatch are the groups of the first match, nil without one.
-func (p *pattern) FindStringSubmatch(text string) []string { return p.expr().FindStringSubmatch(text) }
+// FindStringSubmatch are the groups of the first match, nil without one, or without a pattern.
+func (p *pattern) FindStringSubmatch(text string) []string {
+	if p == nil {
+		return nil
+	}
+	return p.expr().FindStringSubmatch(text)
+}
 
 // ReplaceAllString is the text with the replacement in place of every match.
 func (p *pattern) ReplaceAllString(text, replacement string) string {
@@ -2179,12 +2185,10 @@ func isASCII(text string) bool {
 // Adapter is what atlasbridge knows of one tool: one table row.
 type Adapter struct {
 	Name        string
-	Names       []string      // command names it stands for
 	MinVer      string        // the oldest version supported, "" any
 	MaxVer      string        // the newest one, with which the row was measured
 	Hooks       string        // how hooks are installed: "claude-settings" or ""
 	SubmitDelay time.Duration // between a text and its Enter
-	EscapeBang  bool          // a leading ! / # needs a space before it
 	Digits      bool          // a digit chooses at once, without Enter
 	Submit      string        // goes on from a list with ticks to the review
 	Mark        string        // what an input box begins with
@@ -2211,13 +2215,11 @@ type Adapter struct {
 var adapters = []*Adapter{
 	{
 		Name:        "claude",
-		Names:       []string{"claude"},
 		MinVer:      "2.1.0",
 		MaxVer:      "2.1.330",
 		Hooks:       "claude-settings",
 		Batch:       []string{"-p", "--print"},
 		SubmitDelay: 100 * time.Millisecond,
-		EscapeBang:  true,
 		Digits:      true,
 		Submit:      "\x1b[C",
 		Mark:        "❯",
@@ -2238,12 +2240,10 @@ var adapters = []*Adapter{
 	},
 	{
 		Name:        "codex",
-		Names:       []string{"codex"},
 		MinVer:      "0.160.0",
 		MaxVer:      "0.169.0",
 		Batch:       []string{"exec", "e"},
 		SubmitDelay: 100 * time.Millisecond,
-		EscapeBang:  true,
 		Mark:        "›",
 		Clear:       "\x05\x15",
 		Stop:        "\x1b",
@@ -2262,12 +2262,10 @@ var adapters = []*Adapter{
 	},
 	{
 		Name:        "gemini",
-		Names:       []string{"gemini"},
 		MinVer:      "0.50.0",
 		MaxVer:      "0.61.0",
 		Batch:       []string{"-p", "--prompt"},
 		SubmitDelay: 1500 * time.Millisecond,
-		EscapeBang:  true,
 		Digits:      true,
 		Mark:        ">",
 		Clear:       "\x05\x15",
@@ -2284,12 +2282,10 @@ var adapters = []*Adapter{
 	},
 	{
 		Name:        "opencode",
-		Names:       []string{"opencode"},
 		MinVer:      "1.0.0",
 		MaxVer:      "1.18.33",
 		Batch:       []string{"run"},
 		SubmitDelay: 300 * time.Millisecond,
-		EscapeBang:  true,
 		Stop:        "\x1b",
 		StopAgain:   re(`esc again to interrupt`),
 		Box:         re(`^┃(\s+Ask anything….*)?$`),
@@ -2301,12 +2297,10 @@ var adapters = []*Adapter{
 	},
 	{
 		Name:        "qwen",
-		Names:       []string{"qwen"},
 		MinVer:      "0.20.0",
 		MaxVer:      "0.24.4",
 		Batch:       []string{"-p", "--prompt"},
 		SubmitDelay: 100 * time.Millisecond,
-		EscapeBang:  true,
 		Digits:      true,
 		Mark:        ">",
 		Clear:       "\x15",
@@ -2358,7 +2352,7 @@ func adapterFor(name string) *Adapter {
 	name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
 	name = strings.ToLower(name)
 	for _, a := range adapters {
-		if slices.Contains(a.Names, name) {
+		if a.Name == name {
 			return a
 		}
 	}
@@ -2501,7 +2495,7 @@ func (v *view) answer(end int) answer {
 		mark := v.a.Says.FindString(w.raw)
 		if mark != "" || text != "" && t.end != "" { // words below an end are of another turn
 			t = answer{all: t.all, headed: true}
-			w = readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], w.row, v.s.cols)
+			w = readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], v.s.cols)
 		}
 		w.text = v.words(w.text)
 		t.rows = append(t.rows, w)
@@ -2513,8 +2507,9 @@ func (v *view) answer(end int) answer {
 // how a character is drawn.
 func (v *view) words(text string) string {
 	text = strings.NewReplacer("\ufe0e", "", "\ufe0f", "").Replace(text)
-	if v.a.Fails.MatchString(text) {
-		text = v.a.Fails.FindStringSubmatch(text)[1]
+	failed := v.a.Fails.FindStringSubmatch(text)
+	if failed != nil {
+		text = failed[1]
 	}
 	return strings.TrimSpace(text)
 }
@@ -3390,7 +3385,7 @@ func (d *Detector) ReadWindow() bool {
 	for n := min(v.s.scrolled-d.windowAt, maxScrollback); n > 0 && d.window != nil; n-- {
 		l, ok := v.s.above(n)
 		if ok {
-			rows = append(rows, readRow(v.s.trimmed(l), 0, v.s.cols))
+			rows = append(rows, readRow(v.s.trimmed(l), v.s.cols))
 		}
 	}
 	d.windowAt = v.s.scrolled
@@ -3616,15 +3611,15 @@ func (v *view) readRows() {
 	v.hidden = v.hidden || v.modal
 	v.rows = make([]viewRow, s.rows)
 	for r, l := range s.grid {
-		if v.modal {
-			v.rows[r] = readRow(box.cut(s, r), r, s.cols)
-			continue
+		switch {
+		case v.modal:
+			v.rows[r] = readRow(box.cut(s, r), s.cols)
+		case l.row == nil:
+			v.rows[r] = readRow(s.trimmed(l), s.cols)
+			l.row = ref(v.rows[r])
+		default:
+			v.rows[r] = *l.row
 		}
-		if l.row == nil {
-			w := readRow(s.trimmed(l), r, s.cols)
-			l.row = &w
-		}
-		v.rows[r] = *l.row
 		v.rows[r].row = r
 	}
 }
@@ -3740,12 +3735,11 @@ func widthOf(text string) int {
 	return n
 }
 
-// readRow reads row r of a screen with that many columns.
-func readRow(raw string, r, cols int) viewRow {
+// readRow reads a row of a screen with that many columns.
+func readRow(raw string, cols int) viewRow {
 	text := strings.TrimLeft(raw, " "+uprights+lines)
 	frame := strings.TrimSuffix(raw, text)
 	w := viewRow{
-		row:  r,
 		raw:  raw,
 		text: strings.TrimRight(text, " █▐"+uprights+lines),
 		at:   widthOf(frame),
@@ -4021,11 +4015,8 @@ const (
 // where there is no such list. It is about the last look.
 func (d *Detector) Picks() string {
 	v := d.view
-	if v.a.Picks == nil {
-		return ""
-	}
-	for r := max(0, v.row-picksAbove); r <= min(v.last, v.row+picksBelow); r++ {
-		m := v.a.Picks.FindStringSubmatch(strings.TrimSpace(v.rows[r].raw))
+	for _, w := range v.rows[max(0, v.row-picksAbove) : min(v.last, v.row+picksBelow)+1] {
+		m := v.a.Picks.FindStringSubmatch(strings.TrimSpace(w.raw))
 		if m != nil {
 			return m[1]
 		}
@@ -5047,26 +5038,19 @@ const (
 // readStill takes a screen for what may be a question that no rule reads: the program takes single
 // keys and reads, and it is no draft that stands there.
 func (v *view) readStill() *candidate {
-	switch {
-	case v.tty.Canonical || v.tty.Echo || v.busy:
-		return nil
-	case v.reported:
-	case v.last < 0, v.known && v.box().found:
+	draft := v.last < 0 || v.known && v.box().found
+	if v.tty.Canonical || v.tty.Echo || v.busy || draft && !v.reported {
 		return nil
 	}
 	f := newCandidate(Unknown, 0.60)
-	f.by = "silence"
-	f.silent = true
-	f.wait = v.o.Stuck
+	v.bySilence(f)
 	f.Full = v.s.Text()
 	f.Choices = v.pressable(f.Full)
-	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
+	printed := !v.s.AltScreen() && !v.hidden && v.row >= v.last
 	switch {
 	case v.reported:
 		f.Question = v.s.Status().Msg
-		end := v.rows[max(0, v.last-3) : v.last+1]
-		leaves := slices.ContainsFunc(end, func(w viewRow) bool { return w.fits(reEscOut) })
-		f.Cut = v.s.Status().asks() && !leaves // the window is too small to show the end of the dialog
+		f.Cut = v.s.Status().asks() // the window is too small to show all of the dialog
 	case !v.reads(), printed:
 		f.wait *= stillBlind
 	case v.known:
@@ -5074,12 +5058,58 @@ func (v *view) readStill() *candidate {
 	}
 	for _, w := range v.rows[max(0, v.last-14) : v.last+1] {
 		f.parts.body = append(f.parts.body, w.indented())
-	}
-	asked := v.up(v.last+1, func(w viewRow) bool { return w.heads() })
-	if asked >= 0 && v.last-asked < 15 {
-		f.Question = sentence(v.rows[asked].text)
+		if w.heads() {
+			f.Question = sentence(w.text)
+		}
 	}
 	return f
+}
+
+// ruleOf is the rule that makes a question of a line, "" none, the surest first, each with the recordings, of 688, whose
+// last question it finds.
+func (v *view) ruleOf(f *candidate, text string, top int) string {
+	f.Type = ConfirmEnter
+	last := v.row >= v.last
+	named := v.s.AltScreen() && last && v.reads() && v.s.attr(v.row, 0).Reverse // less: of the file
+	switch {
+	case named, last && !v.tty.Canonical && v.rows[v.row].fits(rePager):
+		return "it is the last line of a pager" // 5
+	case v.readPrinted(f, text, top):
+		return "a list is printed above it" // 22
+	case v.readMarked(f, text):
+		return "it names its answers" // 75
+	case presses(text):
+		f.Type = ConfirmEnter
+		return "it asks for a key" // 11
+	}
+	return ""
+}
+
+// ruleOfWords is the rule that makes a question of a line by its words alone, "" none: it needs a program that reads, or
+// silence.
+func (v *view) ruleOfWords(f *candidate, text string, top int) string {
+	f.Type = FreeText
+	above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
+	named := strings.Contains(above, strings.TrimRight(text, "> ")) && reOrder.MatchString(above)
+	repl := reREPL.MatchString(text)
+	open := reOpen.MatchString(strings.TrimRight(plain(text), ".…")) || asksWhat(text) || len(hotKeys(text)) > 1
+	switch {
+	case !v.tty.Echo && asksSecret(text):
+		f.Secret = true
+		f.Score = 0.85
+		return "it asks for a secret" // 11
+	case repl && !named && !v.drawn:
+		f.Idle = true
+		return "it is a prompt for commands" // 31
+	case !open:
+		f.Type = YesNo
+		f.guess = true
+		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
+		return "it is a question for yes or no" // 18
+	case reText.MatchString(plain(text)) && !(v.drawn && repl):
+		return "it ends as a question does" // 54
+	}
+	return ""
 }
 
 // reNamedKey is a key that a screen names and that is none of the usual ones: "shift+Tab", "ctrl-o".
@@ -5200,32 +5230,34 @@ func (v *view) readLine() *candidate {
 		return nil
 	case elsewhere:
 		v.bySilence(f)
-	case v.holdsRule(f, text, top, false):
-	case busy || v.known:
-		return nil
 	default:
-		return v.readWords(f, text, top)
+		f.why = v.ruleOf(f, text, top)
+		if f.why == "" && (busy || v.known) {
+			return nil
+		}
+		if f.why == "" {
+			return v.readWords(f, text, top)
+		}
 	}
 	return v.paragraph(f, top)
 }
 
 // readWords reads a line that asks by its words alone, a question above it in which it is answered, or silence.
 func (v *view) readWords(f *candidate, text string, top int) *candidate {
-	f.Type = FreeText
 	f.Score = 0.75
 	if !v.reads() {
 		f.wait = v.o.Stuck
 		f.silent = true
 	}
-	ruled := v.holdsRule(f, text, top, true)
+	f.why = v.ruleOfWords(f, text, top)
+	if f.why != "" {
+		return v.paragraph(f, top)
+	}
 	asked := -1
-	if !ruled && v.readsLine() { // where keys are read raw, what stands on the cursor's line has followed the question
+	if v.readsLine() { // where keys are read raw, what stands on the cursor's line has followed the question
 		asked = v.readMarkAbove(f, top)
 	}
 	switch {
-	case f.Secret:
-		f.Score = 0.85
-	case ruled:
 	case asked >= 0:
 		top = asked
 	case v.s.AltScreen() && !v.readsLine() || v.hidden:
@@ -5237,17 +5269,6 @@ func (v *view) readWords(f *candidate, text string, top int) *candidate {
 		}
 	}
 	return v.paragraph(f, top)
-}
-
-// holdsRule reports whether one of the rules of that kind holds, and notes which.
-func (v *view) holdsRule(f *candidate, text string, top int, words bool) bool {
-	for _, rule := range lineRules {
-		if rule.words == words && rule.holds(v, f, text, top) {
-			f.why = rule.why
-			return true
-		}
-	}
-	return false
 }
 
 // hotKeys are the keys that a line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind a
@@ -5278,50 +5299,6 @@ func (v *view) bySilence(f *candidate) {
 	f.silent = true
 	f.by = "silence"
 	f.Choices = nil
-}
-
-// lineRules are what makes a question of a line, the surest first, each with the recordings, of 688, whose last
-// question it finds. What counts by its words alone needs a program that reads, or silence.
-var lineRules = []struct {
-	why   string
-	words bool
-	holds func(v *view, f *candidate, text string, top int) bool
-}{
-	{"it is the last line of a pager", false, func(v *view, f *candidate, text string, top int) bool { // 5
-		f.Type = ConfirmEnter
-		named := v.s.AltScreen() && v.row == v.last && v.reads() && v.s.attr(v.row, 0).Reverse // less: of the file
-		return named || v.row >= v.last && !v.tty.Canonical && rePager.MatchString(v.rows[v.row].text)
-	}},
-	{"a list is printed above it", false, (*view).readPrinted}, // 22
-	{"it names its answers", false, func(v *view, f *candidate, text string, top int) bool { // 75
-		return v.readMarked(f, text)
-	}},
-	{"it asks for a key", false, func(v *view, f *candidate, text string, top int) bool { // 11
-		f.Type = ConfirmEnter
-		return presses(text)
-	}},
-	{"it asks for a secret", true, func(v *view, f *candidate, text string, top int) bool { // 11
-		f.Secret = !v.tty.Echo && asksSecret(text)
-		return f.Secret
-	}},
-	{"it is a prompt for commands", true, func(v *view, f *candidate, text string, top int) bool { // 31
-		above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
-		named := strings.Contains(above, strings.TrimRight(text, "> "))
-		f.Idle = reREPL.MatchString(text) && !(named && reOrder.MatchString(above)) && !v.drawn
-		return f.Idle
-	}},
-	{"it is a question for yes or no", true, func(v *view, f *candidate, text string, top int) bool { // 18
-		if reOpen.MatchString(strings.TrimRight(plain(text), ".…")) || asksWhat(text) || len(hotKeys(text)) > 1 {
-			return false
-		}
-		f.Type = YesNo
-		f.guess = true
-		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
-		return true
-	}},
-	{"it ends as a question does", true, func(v *view, f *candidate, text string, top int) bool { // 54
-		return reText.MatchString(plain(text)) && !(v.drawn && reREPL.MatchString(text))
-	}},
 }
 
 // presses tells whether the text asks for a key to go on.
@@ -5646,23 +5623,27 @@ func (v *view) readAbove(f *candidate) *candidate {
 	f.place = v.place(max(top, 0))
 	f.Question = cmp.Or(text, "the program waits for input")
 	raw := !v.tty.Canonical
-	asked := top
-	switch {
-	case raw && presses(text) && (text[0] == '[' || v.hidden):
+	if raw && presses(text) && (text[0] == '[' || v.hidden) {
 		f.Type = ConfirmEnter
-	case v.known || !v.reads() || v.s.AltScreen():
+		return v.paragraph(f, top)
+	}
+	if v.known || !v.reads() || v.s.AltScreen() {
 		return nil
-	case !raw && v.holdsRule(f, text, top, false):
+	}
+	if !raw {
+		f.why = v.ruleOf(f, text, top)
+	}
+	if f.why != "" {
+		return v.paragraph(f, top)
+	}
+	asked := v.readMarkAbove(f, v.textOver(v.row))
+	switch {
+	case asked >= 0:
+		f.ended = true
+		f.place = v.place(v.row)
+	case raw:
+		return nil
 	default:
-		asked = v.readMarkAbove(f, v.textOver(v.row))
-		if asked >= 0 {
-			f.ended = true
-			f.place = v.place(v.row)
-			break
-		}
-		if raw {
-			return nil
-		}
 		v.bySilence(f)
 		f.Type = FreeText
 		f.Idle = text != ""
