@@ -2095,14 +2095,9 @@ var lexicon = sync.OnceValues(func() (find map[string]*regexp.Regexp, of map[str
 	for meaning := range of {
 		eastern := either(joined[meaning])
 		// Each class takes long to compile.
-		word := `((?:` + either(whole[meaning]) + `)(?:[^\pL\pN]|$)|` + either(stems[meaning]) + `)`
-		for name, expr := range map[string]string{
-			meaning:       `(?:^|[^\pL\pN])` + word + `|(` + eastern + `)`,
-			"^" + meaning: `^(?:` + word + `|(` + eastern + `))`, // at the beginning alone
-		} {
-			find[name] = regexp.MustCompile(expr)
-			find[name].Longest()
-		}
+		find[meaning] = regexp.MustCompile(`(?:^|[^\pL\pN])((?:` + either(whole[meaning]) + `)(?:[^\pL\pN]|$)|` +
+			either(stems[meaning]) + `)|(` + eastern + `)`)
+		find[meaning].Longest()
 	}
 	return find, of
 })
@@ -2121,7 +2116,7 @@ func findWord(meaning, text string) (from, to int) {
 // afterWord returns what follows the word of that meaning that a label begins with, a mark before it left out.
 func afterWord(meaning, label string) (rest string, ok bool) {
 	text := strings.TrimLeftFunc(strings.ToLower(plain(label)), func(r rune) bool { return !isWordRune(r) })
-	from, to := findWord("^"+meaning, text)
+	from, to := findWord(meaning, text)
 	return text[max(to, 0):], from == 0
 }
 
@@ -2929,16 +2924,15 @@ func (d *Detector) Working() bool {
 // in its rows from now on is another question.
 func (d *Detector) Answering() {
 	view, found := d.view, d.found
-	defer func() { d.view, d.found = view, found }() // to look counts at its own times alone
 	d.view = d.newView()
 	d.found = d.view.read()
-	if d.cur == nil || d.compare() == another {
-		return
+	if d.cur != nil && d.compare() != another {
+		d.Screen.Answered(d.cur.onLine())
+		if d.found != nil {
+			d.Screen.asked(d.found.rows, d.found.onLine())
+		}
 	}
-	d.Screen.Answered(d.cur.onLine())
-	if d.found != nil {
-		d.Screen.asked(d.found.rows, d.found.onLine())
-	}
+	d.view, d.found = view, found // to look counts at its own times alone
 }
 
 // Sleep lets the echo of an answer pass: nothing is asked until then.
@@ -2974,7 +2968,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	if due.IsZero() || due.After(now) {
 		return nil
 	}
-	d.askedAt = append(d.askedAt, now)
+	d.askedAt = append(d.askedAt[max(0, len(d.askedAt)-maxAsked+1):], now)
 	d.forget()
 	d.cur = f
 	d.typed = false
@@ -3173,9 +3167,8 @@ func (d *Detector) compare() sameness {
 		_, verdict = d.behindLine()
 	}
 	if verdict == another && d.found != nil {
-		now := d.found.Prompt
-		now.motion = d.motion
-		verdict = c.compare(&now)
+		d.found.motion = d.motion
+		verdict = c.compare(&d.found.Prompt)
 	}
 	switch {
 	case verdict != unsure:
@@ -3238,9 +3231,6 @@ func (d *Detector) schedule(now time.Time) time.Time {
 	if d.typed {
 		d.askedAt = nil
 	}
-	d.askedAt = slices.DeleteFunc(d.askedAt, func(at time.Time) bool {
-		return now.Sub(at) >= time.Minute
-	})
 	if len(d.askedAt) >= maxAsked {
 		due = later(due, d.askedAt[0].Add(time.Minute))
 	}
@@ -4469,12 +4459,10 @@ func (v *view) column(r int) *group {
 	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) {
 		return nil
 	}
-	opts := v.grow(head, -1)
-	here := len(opts)
-	slices.Reverse(opts)
-	opts = append(append(opts, head), v.grow(head, 1)...)
-	g := &group{opts: opts, at: -1}
-	for i, o := range opts {
+	above := v.grow(head, -1)
+	slices.Reverse(above)
+	g := &group{opts: append(append(above, head), v.grow(head, 1)...), at: -1}
+	for i, o := range g.opts {
 		if o.pointer == "" {
 			continue
 		}
@@ -4487,7 +4475,7 @@ func (v *view) column(r int) *group {
 		v.joinLabels(g)
 		return g
 	}
-	for ; here >= 0 && len(g.opts) > 0; here-- { // rows above may be drawn as no option is
+	for here := len(above); here >= 0; here-- { // rows above may be drawn as no option is
 		g.at, g.weak = v.unlike(g.opts)
 		if g.at == here || boxes {
 			return g
@@ -4970,23 +4958,27 @@ func (v *view) readField() *candidate {
 	if !hint && !reMark.MatchString(v.s.part(v.s.grid[v.row].cells[:v.col])) {
 		return nil
 	}
-	asked := v.up(v.row, hasText)
+	above := v.row
 	if fenced {
-		asked = v.up(fence, hasText)
+		above = fence
 	}
-	text := ""
-	if asked >= 0 && v.row-asked <= 6 {
-		text = v.rows[asked].text
+	asked := viewRow{}
+	r := v.up(above, hasText)
+	if r >= 0 {
+		asked = v.rows[r]
 	}
-	said := plain(strings.TrimLeft(v.rows[max(asked, 0)].raw, " "+uprights)) // with the mark that it may begin with
+	said := plain(strings.TrimLeft(asked.raw, " "+uprights)) // with the mark that it may begin with
 	_, rest, _ := strings.Cut(said, " ")
-	order := reOrder.MatchString(said) && reEnds.MatchString(rest)
-	field := v.drawn || after != "" || v.rows[v.row].depth > 0 // else it is readLine's
+	asks := reOrder.MatchString(said) && reEnds.MatchString(rest)
+	if !fenced {
+		field := v.drawn || after != "" // else it is readLine's
+		asks = field && (reHeading.MatchString(said) || hasWord("secret", said))
+	}
 	below := v.rows[min(v.row+1, v.last+1):min(v.row+9, v.last+1)]
 	f := newCandidate(FreeText, 0.80)
 	switch {
-	case text != "" && (fenced && order || !fenced && field && (reHeading.MatchString(said) || hasWord("secret", said))):
-		f.Question = sentence(text)
+	case asks:
+		f.Question = sentence(asked.text)
 	case fenced && !v.known:
 		f.Idle = true
 		f.Question = "the program waits for your next message"
@@ -4994,7 +4986,7 @@ func (v *view) readField() *candidate {
 		f.wait = v.o.Stuck
 		return f
 	case !fenced && v.drawn && slices.ContainsFunc(below, func(w viewRow) bool { return w.fits(reSubmits) }):
-		f.Question = cmp.Or(strings.TrimSpace(after), text)
+		f.Question = cmp.Or(strings.TrimSpace(after), asked.text)
 	default:
 		return nil
 	}
