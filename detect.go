@@ -2974,7 +2974,13 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.typed = false
 	d.askDue = time.Time{}
 	d.enterAt = time.Time{}
-	p := d.snapshot(&f.Prompt)
+	p := d.copied(&f.Prompt)
+	screen := []rune(redact(visible(d.Screen.Text())))
+	p.Recent = string(screen[max(0, len(screen)-500):])
+	p.Full = safely(p.Full, maxFull)
+	p.Above = redact(visible(p.Above))
+	p.Far = redact(visible(p.Far))
+	p.publish()
 	if p.Idle {
 		d.tellTurn(p, f.drafted)
 	}
@@ -3004,18 +3010,6 @@ func (d *Detector) copied(asked *Prompt) *Prompt {
 	p.motion = d.motion
 	p.Choices = append([]Choice{}, p.Choices...)
 	return &p
-}
-
-// snapshot is a prompt as it is given out, with the end of what the screen shows.
-func (d *Detector) snapshot(asked *Prompt) *Prompt {
-	p := d.copied(asked)
-	screen := []rune(redact(visible(d.Screen.Text())))
-	p.Recent = string(screen[max(0, len(screen)-500):])
-	p.Full = safely(p.Full, maxFull)
-	p.Above = redact(visible(p.Above))
-	p.Far = redact(visible(p.Far))
-	p.publish()
-	return p
 }
 
 // movingMarks are spinners and marks that blink, besides the Braille patterns.
@@ -3407,19 +3401,26 @@ func (d *Detector) ReadWindow() bool {
 // those that stand there, the first ones told before. Where none stands there any more, what was told before is not
 // told again.
 func (d *Detector) tellLeaving(now []windowRow, told int) {
-	stands := commonRows(d.window, now)
-	last := len(stands)
-	for last > 0 && stands[last-1] < 0 {
-		last--
+	stands := make([]int, len(d.window)) // where each of them stands, in the same order, the lowest first; −1 nowhere
+	first, last, end := -1, 0, len(now)
+	for i, w := range slices.Backward(d.window) {
+		k := end - 1
+		for k >= 0 && now[k].text != w.text {
+			k--
+		}
+		stands[i] = k
+		if k >= 0 {
+			first, end = k, k
+			last = max(last, i+1)
+		}
 	}
-	if last == 0 {
+	if first < 0 {
 		last = len(stands)
 		for told < len(now) && d.Screen.tr.said(now[told].text) {
 			told++
 		}
-	} else {
-		told = max(told, stands[slices.IndexFunc(stands, func(to int) bool { return to >= 0 })]) // it has scrolled back
 	}
+	told = max(told, first) // it has scrolled back
 	leaves := d.told
 	for i, to := range stands[:last] {
 		if to < 0 {
@@ -3432,23 +3433,6 @@ func (d *Detector) tellLeaving(now []windowRow, told int) {
 	}
 	d.window = now
 	d.told = told
-}
-
-// commonRows says of each row of was where it stands in is, −1 where it does not: in the same order, the lowest first.
-func commonRows(was, is []windowRow) []int {
-	places := make([]int, len(was))
-	end := len(is)
-	for i, w := range slices.Backward(was) {
-		k := end - 1
-		for k >= 0 && is[k].text != w.text {
-			k--
-		}
-		places[i] = k
-		if k >= 0 {
-			end = k
-		}
-	}
-	return places
 }
 
 // reSpinner is a spinner before it shows any seconds.
@@ -4222,13 +4206,16 @@ func (v *view) score(f *candidate) {
 // what the configuration names for lists and texts in which nothing refuses, grants or is secret.
 func (v *view) safeDefault(f *candidate) string {
 	refusal, decides := refusalIn(f)
-	turned := !f.Permission && turns(f.Question)
+	// "No" may mean that something goes on, or is lost.
+	turned := hasWord("keep", f.Question) || hasWord("deny", f.Question) || hasWord("quit", f.Question) ||
+		reNot.MatchString(plain(f.Question))
+	set := v.o.SafeDefaults[f.Type]
 	switch {
 	case f.Idle, f.Secret, f.Type == Unknown:
 		return ""
 	case f.Type == ConfirmEnter:
 		return v.defaultOfPress(f)
-	case f.Multi, f.guess, turned:
+	case f.Multi, f.guess, turned && !f.Permission:
 		return ""
 	case refusal != "":
 		return refusal
@@ -4236,23 +4223,7 @@ func (v *view) safeDefault(f *candidate) string {
 		return "esc"
 	case f.Permission, decides, f.Cut:
 		return ""
-	}
-	return v.configuredDefault(f)
-}
-
-// reNot turns an English question around: "no" to "Do not delete it?" deletes it.
-var reNot = re(`(?i)(\b(not|without)|n't)\b[^.;:!\n]*\?`)
-
-// turns tells whether "no" to a question means that something goes on, or is lost.
-func turns(question string) bool {
-	return hasWord("keep", question) || hasWord("deny", question) || hasWord("quit", question) ||
-		reNot.MatchString(plain(question))
-}
-
-// configuredDefault is what the configuration names for lists and texts, if f has that.
-func (v *view) configuredDefault(f *candidate) string {
-	set := v.o.SafeDefaults[f.Type]
-	if f.Type == FreeText {
+	case f.Type == FreeText:
 		return set
 	}
 	key := ""
@@ -4260,12 +4231,15 @@ func (v *view) configuredDefault(f *candidate) string {
 		if !isASCII(c.Label) { // who knows what it does
 			return ""
 		}
-		if key == "" && (c.Key == set || strings.EqualFold(c.Label, set)) {
+		if c.Key == set || strings.EqualFold(c.Label, set) {
 			key = c.Key
 		}
 	}
 	return key
 }
+
+// reNot turns an English question around: "no" to "Do not delete it?" deletes it.
+var reNot = re(`(?i)(\b(not|without)|n't)\b[^.;:!\n]*\?`)
 
 // refusalIn is the key of the last choice that is known to refuse, "" without one; and whether any
 // grants or refuses.
@@ -4356,38 +4330,67 @@ func (g *group) first() int { return g.opts[0].row }
 // end is the row of its last option.
 func (g *group) end() int { return g.opts[len(g.opts)-1].row }
 
+// sure reports whether an option is pointed at, by more than a colour or bold print.
+func (g *group) sure() bool { return g.at >= 0 && !g.weak }
+
 // reason is what makes a group one to choose from, "" where nothing does; each with the recordings, of 688, whose last
 // question it finds. One option alone needs a row below it that says how the pointer moves, or what Enter takes.
 func (v *view) reason(g *group) string {
-	first, end := g.first(), g.end()
-	framed := v.rows[first].depth > 0
-	sure := g.at >= 0 && !g.weak
-	ticked, numbered := g.opts[0].tick >= 0, g.opts[0].num != ""
-	inside := v.hidden || v.row <= end
-	typing := !v.hidden && v.row >= first && v.row <= end && v.col > v.rows[v.row].labelAt // a draft
+	if v.textRows(g.end()+1, v.last) > maxBelow {
+		return ""
+	}
+	if g.across {
+		return v.reasonAcross(g)
+	}
+	o := g.opts[0]
+	inside := v.hidden || v.row <= g.end()
+	draft := !v.hidden && v.row >= o.row && inside && v.col > v.rows[v.row].labelAt // is typed in it
 	hint := v.choosingRow(g)
-	bare := g.shape == apart || g.shape == slash && g.at < 0
-	boxed := sure && strings.Count(v.rows[end].text, "[") == len(g.opts)
-	whole := v.textRows(first, end) > end-first // no blank rows in it
+	alone := len(g.opts) == 1 && o.tick < 0
+	pointed := g.sure() || o.tick >= 0 || g.at >= 0 && inside && v.reads()
 	switch {
-	case v.textRows(end+1, v.last) > maxBelow:
-	case g.across && !bare && (end >= v.last-4 || framed):
-		return "they are drawn as buttons" // 17
-	case g.across && g.at >= 0 && (decide(g.opts) || boxed):
-		return "one is lit, and all of them decide" // 2
-	case g.across, len(g.opts) == 1 && !ticked && (hint < end || !v.rows[hint].fits(reMoving)):
-	case hint >= 0 && (!typing || numbered) && (sure || ticked || g.at >= 0 && inside && v.reads()):
+	case alone && (hint < g.end() || !v.rows[hint].fits(reMoving)):
+		return ""
+	case hint >= 0 && pointed && (!draft || o.num != ""):
 		return "a row says how to choose" // 71
-	case sure && numbered && inside && !typing:
-		return "its options are numbered" // 17
-	case sure && v.modal:
-		return "it is a dialog drawn over other text" // 1
-	case sure && framed && v.reads() && (v.hidden || v.drawn && v.row < first):
-		return "it stands in a frame" // 10
-	case v.buttonRow() > end:
+	case v.buttonRow() > g.end():
 		return "its buttons stand below it in a frame" // 3
-	case sure && whole && v.reads() && !typing && v.last-end <= 2 && (inside || v.col == 0 && v.row <= end+2):
+	case !g.sure() || draft:
+		return ""
+	case inside && o.num != "":
+		return "its options are numbered" // 17
+	case v.modal:
+		return "it is a dialog drawn over other text" // 1
+	case v.reads():
+		return v.reasonRead(g)
+	}
+	return ""
+}
+
+// reasonRead is the same where the program reads keys at the list.
+func (v *view) reasonRead(g *group) string {
+	away := v.hidden || v.drawn && v.row < g.first()
+	near := v.hidden || v.row <= g.end() || v.col == 0 && v.row <= g.end()+2 // as where it was printed
+	switch {
+	case away && g.opts[0].depth > 0:
+		return "it stands in a frame" // 10
+	case near && v.last-g.end() <= 2 && v.textRows(g.first(), g.end()) > g.end()-g.first(): // no blank rows in it
 		return "the program reads keys at it" // 11
+	}
+	return ""
+}
+
+// reasonAcross is the same of choices side by side.
+func (v *view) reasonAcross(g *group) string {
+	w := v.rows[g.end()]
+	bare := g.shape == apart || g.shape == slash && g.at < 0
+	boxed := g.sure() && strings.Count(w.text, "[") == len(g.opts)
+	other := func(o viewRow) bool { return !grantsIt(Choice{Label: o.label}) && !declines(o.label) }
+	switch {
+	case !bare && (w.row >= v.last-4 || w.depth > 0):
+		return "they are drawn as buttons" // 17
+	case g.at >= 0 && (boxed || !slices.ContainsFunc(g.opts, other)):
+		return "one is lit, and all of them decide" // 2
 	}
 	return ""
 }
@@ -4399,23 +4402,28 @@ const maxNear = 200
 const maxBelow = 12
 
 // readGroup finds what single keys choose, the lowest on the screen: what stands above may have been answered before. A
-// pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it.
+// pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it. With the cursor
+// in a field of a framed dialog, that is to be filled in.
 func (v *view) readGroup() *candidate {
 	buttons := v.buttonRow()
 	if v.tty.Canonical || v.busy && buttons < 0 {
 		return nil // nothing is chosen with single keys; gpg, whose pinentry reads, is busy
 	}
-	if v.inFrame() {
-		return v.field(buttons)
+	w := v.rows[v.row]
+	if !v.hidden && v.row < buttons && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
+		f := newCandidate(FreeText, 0.90)
+		f.why = "the cursor is in a field of it"
+		v.describe(f, buttons, buttons, nil)
+		f.Secret = hasWord("secret", f.Question)
+		return f
 	}
 	var second *group
 	for r := v.last; r >= max(0, v.last-maxNear); r-- {
 		for _, g := range []*group{v.sideBySide(r), v.column(r)} {
-			if g == nil {
-				continue
+			if g != nil {
+				g.why = v.reason(g)
 			}
-			g.why = v.reason(g)
-			if g.why == "" {
+			if g == nil || g.why == "" {
 				continue
 			}
 			if !g.weak && g.shape != angles && (len(g.opts) > 1 || g.opts[0].tick >= 0) {
@@ -4442,12 +4450,6 @@ func aspects(a Attr) [5]int32 {
 // −1 without one.
 func (v *view) buttonRow() int {
 	return v.up(v.last+1, func(w viewRow) bool { return w.depth > 0 && w.fits(sides[0].row) })
-}
-
-// inFrame reports whether the cursor is in a field of a framed dialog.
-func (v *view) inFrame() bool {
-	w := v.rows[v.row]
-	return !v.hidden && v.row < v.buttonRow() && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_"))
 }
 
 // column is the group of options in one column around the one in row r: marked with a pointer, with boxes to tick, or
@@ -4723,13 +4725,6 @@ func (v *view) sideBySide(r int) *group {
 	return nil
 }
 
-// decide reports whether every option has a word that decides something.
-func decide(opts []viewRow) bool {
-	return !slices.ContainsFunc(opts, func(o viewRow) bool {
-		return !grantsIt(Choice{Label: o.label}) && !declines(o.label)
-	})
-}
-
 // reTickMark is a mark that tells by its colour whether the option behind it is ticked (enquirer, gum).
 var reTickMark = re(`^[✔✓•⬡⬢]\s+`)
 
@@ -4787,15 +4782,6 @@ func (v *view) menu(g *group) *candidate {
 			}
 		}
 	}
-	return f
-}
-
-// field makes the prompt of a dialog with a field to fill in, down to row end.
-func (v *view) field(end int) *candidate {
-	f := newCandidate(FreeText, 0.90)
-	f.why = "the cursor is in a field of it"
-	v.describe(f, end, end, nil)
-	f.Secret = hasWord("secret", f.Question)
 	return f
 }
 
@@ -5081,16 +5067,19 @@ func (v *view) ruleOf(f *candidate, text string, top int) string {
 // silence.
 func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 	f.Type = FreeText
+	said := plain(text)
 	above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
 	named := strings.Contains(above, strings.TrimRight(text, "> ")) && reOrder.MatchString(above)
-	repl := reREPL.MatchString(text)
-	open := reOpen.MatchString(strings.TrimRight(plain(text), ".…")) || asksWhat(text) || len(hotKeys(text)) > 1
+	command := reREPL.MatchString(text) && !v.drawn
+	ending := strings.ToLower(strings.TrimRight(said, " :›‣>…»"))
+	_, secret := findWord("secret", ending)
+	open := reOpen.MatchString(strings.TrimRight(said, ".…")) || asksWhat(text) || len(hotKeys(text)) > 1
 	switch {
-	case !v.tty.Echo && asksSecret(text):
+	case !v.tty.Echo && secret >= 0 && (!strings.Contains(ending[secret:], "?") || asksWhat(ending)):
 		f.Secret = true
 		f.Score = 0.85
 		return "it asks for a secret" // 11
-	case repl && !named && !v.drawn:
+	case command && !named:
 		f.Idle = true
 		return "it is a prompt for commands" // 31
 	case !open:
@@ -5098,7 +5087,7 @@ func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 		f.guess = true
 		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
 		return "it is a question for yes or no" // 18
-	case reText.MatchString(plain(text)) && !(v.drawn && repl):
+	case reText.MatchString(said) && !(v.drawn && reREPL.MatchString(text)):
 		return "it ends as a question does" // 54
 	}
 	return ""
@@ -5305,14 +5294,6 @@ func presses(text string) bool {
 
 // nearKey is how many bytes a key may stand away from the word that says to press it.
 const nearKey = 40
-
-// asksSecret tells whether a line asks for a secret: it names one and ends in a colon or as that
-// does, or asks what it is.
-func asksSecret(text string) bool {
-	text = strings.ToLower(strings.TrimRight(plain(text), " :›‣>…»"))
-	_, to := findWord("secret", text)
-	return to >= 0 && (!strings.Contains(text[to:], "?") || asksWhat(text))
-}
 
 // says reports whether an answer is that letter, or a word for what it means: "y" yes, "n" no.
 func says(meaning, answer string) bool {
