@@ -131,9 +131,8 @@ type Screen struct {
 	changes uint // of what a look reads, but for the cursor: so many so far
 	sizes   int  // it has had so far
 
-	widths [512]rune // characters printed lately, each with its width in two bits below it
-	moved  []*line   // by scroll: kept for the next time
-	built  []byte    // a row's text: kept for the next row
+	moved []*line // by scroll: kept for the next time
+	built []byte  // a row's text: kept for the next row
 }
 
 // page is one of the two screens.
@@ -369,7 +368,7 @@ func (s *Screen) Status() ProgramStatus { return s.status }
 
 // TakeSaid is what the program has said of itself since the last call, the newest maxStatuses of it.
 func (s *Screen) TakeSaid() []ProgramStatus {
-	taken := s.said
+	taken := s.said[max(0, len(s.said)-maxStatuses):]
 	s.said = nil
 	return taken
 }
@@ -450,13 +449,9 @@ func (s *Screen) take(b []byte) int {
 		case s.state == inText && p[0] >= 0x20:
 			n = s.print(p)
 		case s.state == inSequence && p[0] >= 0x20:
-			n = s.sequence(p)
+			s.sequence(p[0])
 		case s.state == inText && p[0] < 0x18:
 			s.controlCharacter(p[0])
-		case s.state == inText && len(p) > 1 && p[0] == 0x1b && p[1] == inSequence:
-			s.seq = s.seq[:0]
-			s.beginString(inSequence)
-			n = 2
 		default:
 			s.control(p[0])
 		}
@@ -506,48 +501,22 @@ func (s *Screen) beginString(b byte) {
 	s.params = append(s.params[:0], 0)
 }
 
-// sequence takes what p begins with of a control sequence, no control character, and returns how much that is.
-func (s *Screen) sequence(p []byte) int {
-	n := s.parameters(p)
-	if n == len(p) || p[n] < 0x20 {
-		return n
-	}
-	b := p[n]
+// sequence takes a byte of a control sequence, no control character.
+func (s *Screen) sequence(b byte) {
+	last := len(s.params) - 1
 	switch {
+	case b >= '0' && b <= '9':
+		s.params[last] = min(s.params[last]*10+int(b-'0'), maxParam)
+	case b == ';' && last < maxString-1:
+		s.params = append(s.params, 0)
 	case b >= 0x7f:
-	case b < 0x40:
-		if len(s.seq) < maxString {
-			s.seq = append(s.seq, b)
-		}
-	default:
+	case b >= 0x40:
 		s.state = inText
 		s.controlSequence(append(s.seq, b))
 		s.base = nil
+	case len(s.seq) < maxString:
+		s.seq = append(s.seq, b)
 	}
-	return n + 1
-}
-
-// parameters takes the digits and semicolons that p begins with, and returns how many those are.
-func (s *Screen) parameters(p []byte) int {
-	last := len(s.params) - 1
-	value := s.params[last]
-	n := 0
-	for n < len(p) {
-		b := p[n]
-		if b == ';' && last < maxString-1 {
-			s.params[last] = value
-			s.params = append(s.params, 0)
-			value = 0
-			last++
-		} else if b >= '0' && b <= '9' {
-			value = min(value*10+int(b-'0'), maxParam)
-		} else {
-			break
-		}
-		n++
-	}
-	s.params[last] = value
-	return n
 }
 
 // controlCharacter acts on a character below 0x20.
@@ -638,7 +607,11 @@ func (s *Screen) controlSequence(seq []byte) {
 	case "b": // REP
 		s.repeat(n)
 	case "r": // DECSTBM
-		s.setRegion(n, min(s.arg(1, s.rows), s.rows))
+		bottom := min(s.arg(1, s.rows), s.rows)
+		if n < bottom {
+			s.top, s.bottom = n-1, bottom-1
+			s.moveTo(0, 0)
+		}
 	case "s": // SCOSC
 		s.saved = s.cursor
 	case "u": // SCORC
@@ -668,19 +641,11 @@ func (s *Screen) repeat(n int) {
 		return
 	}
 	again := []byte(string(s.base.ch))
-	width := s.columnsOf(s.base.ch)
+	width := runeWidth(s.base.ch)
 	s.base = nil
 	for room := (s.cols - s.col) / width; n > 0 && room > 0; room-- {
 		s.print(again)
 		n--
-	}
-}
-
-// setRegion makes the rows from top to bottom, both from 1, those that scroll.
-func (s *Screen) setRegion(top, bottom int) {
-	if top < bottom {
-		s.top, s.bottom = top-1, bottom-1
-		s.moveTo(0, 0)
 	}
 }
 
@@ -690,27 +655,17 @@ func (s *Screen) setModes(on bool) {
 	for i := range s.params {
 		mode := min(s.arg(i, 0), modeOther)
 		s.modes[mode] = on
-		switch mode {
-		case modeAppCursor:
-			s.changes++
-		case 47, 1047, 1049: // xterm's names for it, old and new
-			s.changes++
-			s.setAlternate(on)
+		s.changes++
+		screen := mode == 47 || mode == 1047 || mode == 1049 // xterm's names for it, old and new
+		switch {
+		case screen && !on:
+			s.page = &s.primary
+		case screen && !s.AltScreen():
+			s.tellAbove(s.row, false)
+			s.alternate.cursor = s.cursor
+			s.page = &s.alternate
+			s.erase(0, s.rows*s.cols)
 		}
-	}
-}
-
-// setAlternate switches to the alternate screen, or back.
-func (s *Screen) setAlternate(on bool) {
-	if !on {
-		s.page = &s.primary
-		return
-	}
-	if !s.AltScreen() {
-		s.tellAbove(s.row, false)
-		s.alternate.cursor = s.cursor
-		s.page = &s.alternate
-		s.erase(0, s.rows*s.cols)
 	}
 }
 
@@ -794,8 +749,8 @@ func (s *Screen) print(p []byte) int {
 	if graphics && r >= '`' && r <= '~' {
 		r = decGraphics[r-'`']
 	}
-	width := s.columnsOf(r)
-	if r >= 0x300 && s.base != nil && (width == 0 || s.joins()) {
+	width := runeWidth(r)
+	if r >= 0x300 && s.base != nil && (width == 0 || strings.HasSuffix(s.marks[s.base.marks], "\u200d")) {
 		s.combine(r)
 		return n
 	}
@@ -893,9 +848,6 @@ func (c *cell) set(r rune, pen *Attr) {
 	c.wide = false
 	c.Attr = *pen
 }
-
-// joins tells whether the character just written ends in a joiner.
-func (s *Screen) joins() bool { return strings.HasSuffix(s.marks[s.base.marks], "\u200d") }
 
 // combine adds a mark to the character just written, as long as there is room for it.
 func (s *Screen) combine(r rune) {
@@ -1140,18 +1092,6 @@ var wideEdges = sync.OnceValue(func() (edges []rune) {
 	return edges
 })
 
-// columnsOf is runeWidth, which takes its time, for a character that is printed.
-func (s *Screen) columnsOf(r rune) int {
-	if r < 0x7f {
-		return 1
-	}
-	known := &s.widths[int(r)%len(s.widths)]
-	if *known>>2 != r {
-		*known = r<<2 | rune(runeWidth(r))
-	}
-	return int(*known & 3)
-}
-
 // runeWidth is the number of columns of r: 0, 1 or 2. DEL, C1 controls and marks have none.
 func runeWidth(r rune) int {
 	switch {
@@ -1239,7 +1179,11 @@ func (s *Screen) endString(end byte) {
 	}
 	switch code {
 	case "0", "2":
-		s.noteTitle(rest)
+		if rest != s.title {
+			s.changes++
+			s.said = append(s.said, ProgramStatus{Title: rest})
+		}
+		s.title = rest
 	case "4", "10", "12":
 		s.replyColour(text, "cdcd", end)
 	case "11":
@@ -1267,15 +1211,6 @@ func (s *Screen) replyColour(osc, level string, end byte) {
 	s.reply("\x1b]" + asked + "rgb:" + level + "/" + level + "/" + level + terminator)
 }
 
-// noteTitle takes a title.
-func (s *Screen) noteTitle(title string) {
-	if title != s.title {
-		s.changes++
-		s.says(ProgramStatus{Title: title})
-	}
-	s.title = title
-}
-
 // noteStatus takes a report of OSC 7501: key=value:key=value, msg in base64, padded or not.
 func (s *Screen) noteStatus(report string) {
 	fields := map[string]string{}
@@ -1294,12 +1229,7 @@ func (s *Screen) noteStatus(report string) {
 		Kind:  fields["kind"],
 		Msg:   strings.ToValidUTF8(string(msg), "\ufffd"),
 	}
-	s.says(s.status)
-}
-
-// says keeps what the program has said for TakeSaid.
-func (s *Screen) says(said ProgramStatus) {
-	s.said = append(s.said[max(0, len(s.said)-maxStatuses+1):], said)
+	s.said = append(s.said, s.status)
 }
 
 // ---- key bytes ----
@@ -2510,12 +2440,14 @@ func (v *view) words(text string) string {
 }
 
 // ends is the end of a turn that begins in that row; TurnReady for what stands below it and is none of its words, ""
-// for none.
+// for none. Opencode frames errors with another colour at their edge than the input box has.
 func (v *view) ends(w viewRow) TurnState {
+	edge := strings.IndexAny(w.raw, uprights)
+	framed := v.a.Mark == "" && v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
 	switch {
 	case w.fits(v.a.Stopped):
 		return TurnInterrupted
-	case w.fits(v.a.Fails), v.errorFrame(w):
+	case w.fits(v.a.Fails), framed:
 		return TurnFailed
 	case w.fits(v.a.Closes):
 		return TurnFinished
@@ -2523,13 +2455,6 @@ func (v *view) ends(w viewRow) TurnState {
 		return TurnReady
 	}
 	return ""
-}
-
-// errorFrame tells whether the row is framed as opencode frames errors: with another colour at its edge than the input
-// box has.
-func (v *view) errorFrame(w viewRow) bool {
-	edge := strings.IndexAny(w.raw, uprights)
-	return v.a.Mark == "" && v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
 }
 
 // said tells whether a message of the user's begins in that row.
@@ -2560,13 +2485,13 @@ func (t *turnSigns) turn(on answer, words string) (state TurnState, line string)
 // tellTurn says in an idle prompt what the turn came to, with its words. There are none where its
 // message was taken back into the box: what stands above that was told before.
 func (d *Detector) tellTurn(p *Prompt, drafted bool) {
-	t := &d.turn
-	on := d.view.answer(d.view.textEnd())
+	v, t := d.view, &d.turn
+	on := v.answer(v.textEnd())
 	if d.view.known && on.all == t.told {
 		on = answer{all: on.all}
 	}
-	words := d.view.message(on)
-	if d.view.known {
+	words := v.message(on)
+	if v.known {
 		state, line := t.turn(on, words)
 		if state == TurnReady || drafted && state == TurnInterrupted {
 			words = ""
@@ -2576,11 +2501,10 @@ func (d *Detector) tellTurn(p *Prompt, drafted bool) {
 		if !t.since.IsZero() {
 			p.Took = int(t.workedAt.Sub(t.since).Round(time.Second).Seconds())
 		}
-		p.Question = turnSentence(d.adapter.Name, state, line)
+		p.Question = turnSentence(v.a.Name, state, line)
 		p.Excerpt = safely(p.Question, 200)
 		if state != TurnReady {
-			t.sent = false
-			t.worked = false
+			t.sent, t.worked = false, false
 			t.told = on.all
 		}
 	}
@@ -3654,24 +3578,30 @@ func boxOver(s *Screen, r, c int) rectangle {
 // drawnCursor finds the cursor that a program draws itself while the terminal's is hidden: the
 // lowest cell that is drawn as one, alone, with nothing behind it but a hint. One that blinks is where it was.
 func (v *view) drawnCursor(was *view) {
-	for r := v.last; r >= 0 && !v.drawn; r-- {
-		for c := 0; c < v.s.cols-2 && v.s.grid[r].lit && !v.drawn; c++ {
-			v.drawn = v.cursorLike(r, c) && v.hintFrom(r, c+1)
-			v.row, v.col = r, c
+	for r := v.last; r >= 0; r-- {
+		for c := 0; c < v.s.cols-2 && v.s.grid[r].lit; c++ {
+			if v.cursorLike(r, c) && v.hintFrom(r, c+1) {
+				v.putCursor(r, c)
+				return
+			}
 		}
 	}
-	if !v.drawn {
-		v.row, v.col = v.of.row, v.of.col
+	same := was != nil && was.drawn && was.row < v.s.rows && was.col < v.s.cols
+	if same && v.s.part(v.s.grid[was.row].cells[:was.col]) == was.before && v.hintFrom(was.row, was.col) {
+		v.putCursor(was.row, was.col)
 	}
-	if !v.drawn && was != nil && was.drawn && was.row < v.s.rows && was.col < v.s.cols {
-		v.drawn = v.s.part(v.s.grid[was.row].cells[:was.col]) == was.before && v.hintFrom(was.row, was.col)
-		if v.drawn {
-			v.row, v.col = was.row, was.col
-		}
-	}
-	v.hidden = !v.drawn
-	v.before = v.s.part(v.s.grid[v.row].cells[:v.col])
 }
+
+// putCursor takes a cell for the cursor.
+func (v *view) putCursor(row, col int) {
+	v.row, v.col = row, col
+	v.hidden = false
+	v.drawn = true
+	v.before = v.s.part(v.s.grid[row].cells[:col])
+}
+
+// readings are the words for what is known of who reads, in the order of Reading.
+var readings = []string{"", "unknown", "reading", "busy"}
 
 // cursorLike tells whether a cell is drawn as a cursor, and its neighbours are not: reversed, a
 // block, or on a background of its own. It is not in the last columns, where a scroll bar is.
@@ -4302,7 +4232,6 @@ var (
 	reCounting = re(`(?i)\d+s\b|\binterrupt\b`)
 	// reHeading is the row above a list that asks.
 	reHeading = re(`^[?◆◇] |[?:…]\s*$|^[?]`)
-	reShort   = re(`\s\((\w|esc)\)$`)
 	reCount   = re(`^\(?\d+/\d+\b`)
 	reSegment = re(`(\S+(?: \S+)*)`)
 	reGap     = re(` {3,}`)
@@ -4740,28 +4669,23 @@ func (v *view) menu(g *group) *candidate {
 	from := max(0, g.at-8)
 	f.Pointer = g.at - from
 	rows := map[int]string{}
-	keys := map[string]bool{} // that stand behind the labels
 	unmarked := func(o viewRow) bool { return !reTickMark.MatchString(o.label) }
 	marks := !slices.ContainsFunc(g.opts, unmarked)
-	for i := range g.opts {
-		o := &g.opts[i]
+	for i, o := range g.opts {
 		if marks { // their colour tells what is ticked
-			mark := strings.ContainsAny(o.label[:len("⬡")], "•⬡")
-			o.tick = int(number(!mark && !v.faintAt(o.row, o.labelAt)))
+			mark, _ := utf8.DecodeRuneInString(o.label)
+			o.tick = int(number(mark != '•' && mark != '⬡' && !v.faintAt(o.row, o.labelAt)))
 			o.label = reTickMark.ReplaceAllString(o.label, "")
 		}
-		keys[reShort.FindString(o.label)] = true
 		rows[o.row] = strings.TrimSpace(rows[o.row] + " " + o.num + " " + o.label)
-	}
-	keyed := len(keys) == len(g.opts) && !keys[""]
-	for i, o := range g.opts[from:min(len(g.opts), from+9)] {
-		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: reGap.ReplaceAllString(o.label, "  ")}
-		switch {
-		case keyed:
-			c.Keys = strings.Replace(strings.Trim(reShort.FindString(o.label), " ()"), "esc", "\x1b", 1)
-		case len(o.num) == 1 && v.a.Digits: // of two the first one would choose
+		if i < from || i >= from+9 {
+			continue
+		}
+		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i-from+1)), Label: reGap.ReplaceAllString(o.label, "  ")}
+		if len(o.num) == 1 && v.a.Digits { // of two the first one would choose
 			c.Keys = o.num
-		case o.num == "" && g.opts[0].num != "": // it is named by its label, as Submit
+		}
+		if o.num == "" && g.opts[0].num != "" { // it is named by its label, as Submit
 			c.Key = strings.ToLower(o.label)
 		}
 		f.Choices = append(f.Choices, c)
@@ -4873,7 +4797,7 @@ func asYesNo(f *candidate) {
 		})
 	}
 	yes, no := find("yes"), find("no")
-	if yes >= 0 && no >= 0 && yes != no {
+	if yes >= 0 && no >= 0 {
 		f.Type = YesNo
 		f.Choices[yes].Key = "y"
 		f.Choices[no].Key = "n"
@@ -5099,20 +5023,21 @@ var reNamedKey = re(`(?i)\b(shift|ctrl)[+-](tab|[a-z])\b`)
 // pressable are the keys that can be pressed from afar at a screen that no rule reads, whose text that is: up to two
 // that it names, and the usual ones. Enter and Escape are offered with every screen that may ask.
 func (v *view) pressable(text string) []Choice {
+	names := strings.Fields("1 2 3 y n up/↑ down/↓ tab/Tab space/Space")
+	for _, m := range slices.Backward(reNamedKey.expr().FindAllStringSubmatch(text, 2)) {
+		names = append([]string{m[1] + "_" + m[2] + "/" + m[0]}, names...)
+	}
 	var keys []Choice
-	for _, m := range reNamedKey.expr().FindAllStringSubmatch(text, 2) {
-		keys = append(keys, Choice{Key: strings.ToLower(m[1] + "_" + m[2]), Label: m[0]})
+	for _, name := range names {
+		key, label, _ := strings.Cut(name+"/"+name, "/")
+		label, _, _ = strings.Cut(label, "/")
+		sent, known := keyBytes(key, v.s.AppCursorKeys())
+		same := func(c Choice) bool { return c.Keys == sent }
+		if known && len(keys) < 9 && !slices.ContainsFunc(keys, same) {
+			keys = append(keys, Choice{Key: strings.ToLower(key), Label: label, Keys: sent})
+		}
 	}
-	for _, name := range strings.Fields("1 2 3 y n up/↑ down/↓ tab/Tab space/Space") {
-		key, label, _ := strings.Cut(name, "/")
-		keys = append(keys, Choice{Key: key, Label: cmp.Or(label, key)})
-	}
-	for i := range keys {
-		keys[i].Keys, _ = keyBytes(keys[i].Key, v.s.AppCursorKeys()) // "" of shift and a letter
-	}
-	keys = slices.DeleteFunc(keys, func(c Choice) bool { return c.Keys == "" })
-	keys = slices.CompactFunc(keys, func(a, b Choice) bool { return a.Keys == b.Keys })
-	return keys[:min(len(keys), 9)]
+	return keys
 }
 
 // ---- questions on the cursor's line ----
@@ -5443,47 +5368,49 @@ func readMarker(marker string) []string {
 		return []string{yes}
 	}
 	inner = strings.TrimRight(inner, ".")
-	answers := []string{inner}
 	limits := reRange.FindStringSubmatch(inner)
 	if limits != nil {
-		first, _ := strconv.Atoi(limits[1]) // two digits at most
-		last, _ := strconv.Atoi(limits[2])
-		if last <= first || last-first >= 9 {
-			return nil
-		}
-		answers = nil
-		for n := first; n <= last; n++ {
-			answers = append(answers, strconv.Itoa(n))
-		}
-		return answers
+		return numbers(limits[1], limits[2])
 	}
 	if reYn.MatchString(strings.ToLower(inner)) { // nothing stands between the letters
 		return strings.Split(inner, "")
 	}
+	answers := []string{inner}
 	for _, separator := range reSplits { // split where it is most often
 		split := separator.expr().Split(inner, -1)
 		if len(split) > len(answers) {
 			answers = split
 		}
 	}
-	strange, counts := false, true
+	strange, counts := false, len(answers) < 3
 	list := (len(answers) > 2 || strings.ContainsAny(inner, ",|")) && !rePathIn.MatchString(inner)
 	for i, p := range answers {
 		p, _, _ = strings.Cut(p, " - ") // "y - да"
 		p = strings.Trim(p, "[]'\" ")
 		answers[i] = p
-		known := reWord.MatchString(p) || says("yes", p) || says("no", p)
-		strange = strange || !known
+		strange = strange || !reWord.MatchString(p) && !says("yes", p) && !says("no", p)
 		list = list && reChoiceWord.MatchString(p)
 		counts = counts && reDigits.MatchString(p)
 	}
-	alone := len(answers) == 1
-	angled := marker[0] == '<' // e2fsck: "<s>"
+	alone, angled := len(answers) == 1, marker[0] == '<' // e2fsck: "<s>"
 	decides := says("yes", answers[0]) || says("no", answers[0]) || angled && isYesNoLetter(answers[0])
-	if strange && !list || counts && len(answers) < 3 || alone && !decides || angled && !alone {
+	if strange && !list || counts || alone && !decides || angled && !alone {
 		return nil
 	}
 	return answers
+}
+
+// numbers are those from the first to the last, two to nine of them; else nil.
+func numbers(first, last string) (all []string) {
+	n, _ := strconv.Atoi(first) // two digits at most
+	end, _ := strconv.Atoi(last)
+	for ; n <= end; n++ {
+		all = append(all, strconv.Itoa(n))
+	}
+	if len(all) < 2 || len(all) > 9 {
+		return nil
+	}
+	return all
 }
 
 // isYesNoLetter reports whether a letter is typed for yes or for no in some language.
@@ -5970,13 +5897,7 @@ func (c *castWriter) close(now time.Time) error {
 
 // words is the state as a "t" event has it; parseTTY reads it.
 func (t TTYState) words() string {
-	words := []string{"unknown", "raw", "noecho"} // unasked, too
-	switch t.Reading {
-	case ReadingYes:
-		words[0] = "reading"
-	case ReadingBusy:
-		words[0] = "busy"
-	}
+	words := []string{readings[max(t.Reading, ReadingUnknown)], "raw", "noecho"}
 	if t.Canonical {
 		words[1] = "canon"
 	}
@@ -5989,16 +5910,8 @@ func (t TTYState) words() string {
 // parseTTY reads the words of a "t" event; what it does not know is not set.
 func parseTTY(text string) TTYState {
 	words := append(strings.Fields(text), "", "", "")
-	t := TTYState{Canonical: words[1] == "canon", Echo: words[2] == "echo"}
-	switch words[0] {
-	case "unknown":
-		t.Reading = ReadingUnknown
-	case "reading":
-		t.Reading = ReadingYes
-	case "busy":
-		t.Reading = ReadingBusy
-	}
-	return t
+	reading := Reading(max(0, slices.Index(readings, words[0])))
+	return TTYState{Reading: reading, Canonical: words[1] == "canon", Echo: words[2] == "echo"}
 }
 
 // tape is a recording or a scenario, to be replayed.
