@@ -403,8 +403,7 @@ func (s *Screen) Write(b []byte) (int, error) {
 // nothing is left in the end are not read, and each counts as one row that has scrolled out.
 func (s *Screen) WriteFlood(p []byte) {
 	for len(p) >= leastFlood {
-		n := min(len(p), maxFlood)
-		n = 1 + bytes.LastIndexByte(p[:n], '\n')
+		n := 1 + bytes.LastIndexByte(p[:min(len(p), maxFlood)], '\n')
 		if n == 0 {
 			break // one long line
 		}
@@ -889,10 +888,8 @@ func (s *Screen) Answered(onLine bool) {
 
 // lineFeed ends the row, and with it an answer; further up something is painted again.
 func (s *Screen) lineFeed() {
-	if s.grid[s.row].wrapped {
-		s.grid[s.row].wrapped = false
-		s.changes++
-	}
+	s.grid[s.row].wrapped = false
+	s.changes++
 	row := s.answering - 1 - s.scrolled
 	if s.answering != 0 && s.row >= row {
 		if row < 0 {
@@ -1606,9 +1603,9 @@ func (m *motion) see(text string, now time.Time) {
 	}
 	for _, c := range changes {
 		u := m.units[c.unit]
-		was, is := seconds(c.was), seconds(c.is)
-		if u.down != (is < was) { // it counts the other way
-			u = movement{down: is < was}
+		down := seconds(c.is) < seconds(c.was)
+		if u.down != down { // it counts the other way
+			u = movement{down: down}
 		}
 		copy(u.at[:], u.at[1:])
 		u.at[leastMoves-1] = now
@@ -2487,7 +2484,7 @@ func (t *turnSigns) turn(on answer, words string) (state TurnState, line string)
 func (d *Detector) tellTurn(p *Prompt, drafted bool) {
 	v, t := d.view, &d.turn
 	on := v.answer(v.textEnd())
-	if d.view.known && on.all == t.told {
+	if v.known && on.all == t.told {
 		on = answer{all: on.all}
 	}
 	words := v.message(on)
@@ -2759,9 +2756,15 @@ func newCandidate(kind PromptType, score float64) *candidate {
 
 // newDetector returns a detector with a blank screen of that size.
 func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
-	o.Threshold = cmp.Or(o.Threshold, 0.65)
-	o.Stuck = cmp.Or(o.Stuck, 2*time.Second)
-	o.BufferBytes = cmp.Or(o.BufferBytes, 4096)
+	if o.Threshold == 0 {
+		o.Threshold = 0.65
+	}
+	if o.Stuck == 0 {
+		o.Stuck = 2 * time.Second
+	}
+	if o.BufferBytes == 0 {
+		o.BufferBytes = 4096
+	}
 	o.Context = cmp.Or(o.Context, ref(600))
 	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o}
 }
@@ -2981,18 +2984,16 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 // lookAtTurn notes what the screen tells of the turn, and finds the box of one that is over although
 // a text stands in it.
 func (d *Detector) lookAtTurn(now time.Time) {
-	t := &d.turn
+	t, v := &d.turn, d.view
 	worked := t.worked
-	boxStands := d.view.known && d.found != nil && d.found.Idle
 	switch {
-	case d.view.working:
+	case v.working:
 		t.noteWork(false, now)
+	case t.worked && d.found == nil:
+		d.found = v.readLeft()
 	case t.worked:
-		if d.found == nil {
-			d.found = d.view.readLeft()
-		}
-	case t.sent && t.report == "" && d.adapter.Asks == nil && boxStands:
-		on := d.view.answer(d.view.textEnd())
+	case t.sent && t.report == "" && d.adapter.Asks == nil && v.known && d.found != nil && d.found.Idle:
+		on := v.answer(v.textEnd())
 		if on.end != "" && on.all != t.told { // a turn too short to be seen, of a tool that tells nothing
 			t.noteWork(true, now)
 		}
@@ -3977,18 +3978,9 @@ func squeezed(text string) string { return strings.Join(strings.Fields(text), ""
 // showsRows tells whether some rows, one after the other and nothing left over, are the text, or its beginning, which
 // the tool has cut.
 func showsRows(rows []string, text string) bool {
-	if text == "" {
+	whole, err := regexp.Compile("^(?:" + reHidden.ReplaceAllString(regexp.QuoteMeta(text), ".*") + ")$")
+	if text == "" || err != nil { // longer than a pattern may be
 		return false
-	}
-	is := func(run string) bool { return run == text }
-	quoted := regexp.QuoteMeta(text)
-	pattern := reHidden.ReplaceAllString(quoted, ".*")
-	if pattern != quoted {
-		exact, err := regexp.Compile("^(?:" + pattern + ")$")
-		if err != nil { // longer than a pattern may be
-			return false
-		}
-		is = exact.MatchString
 	}
 	for from := range rows {
 		run := ""
@@ -3999,7 +3991,7 @@ func showsRows(rows []string, text string) bool {
 			}
 			beginning, cut := strings.CutSuffix(run, "…")
 			cut = cut && beginning != "" && strings.HasPrefix(text, beginning)
-			if row != "" && (cut || is(run)) {
+			if row != "" && (cut || whole.MatchString(run)) {
 				return true
 			}
 		}
@@ -4084,7 +4076,7 @@ func labels(of []Choice) []string {
 func (v *view) finish(f *candidate) {
 	v.score(f)
 	status := v.s.Status()
-	f.Permission = v.known && status.State == "blocked" && status.Kind == "permission"
+	f.Permission = v.reported && status.Kind == "permission"
 	if f.Type == MultipleChoice && !f.Multi && slices.ContainsFunc(f.Choices, grantsIt) {
 		f.Permission = true
 	}
@@ -4265,9 +4257,6 @@ func (g *group) sure() bool { return g.at >= 0 && !g.weak }
 // reason is what makes a group one to choose from, "" where nothing does; each with the recordings, of 688, whose last
 // question it finds. One option alone needs a row below it that says how the pointer moves, or what Enter takes.
 func (v *view) reason(g *group) string {
-	if v.textRows(g.end()+1, v.last) > maxBelow {
-		return ""
-	}
 	if g.across {
 		return v.reasonAcross(g)
 	}
@@ -4349,10 +4338,11 @@ func (v *view) readGroup() *candidate {
 	var second *group
 	for r := v.last; r >= max(0, v.last-maxNear); r-- {
 		for _, g := range []*group{v.sideBySide(r), v.column(r)} {
-			if g != nil {
-				g.why = v.reason(g)
+			if g == nil || v.textRows(g.end()+1, v.last) > maxBelow {
+				continue
 			}
-			if g == nil || g.why == "" {
+			g.why = v.reason(g)
+			if g.why == "" {
 				continue
 			}
 			if !g.weak && g.shape != angles && (len(g.opts) > 1 || g.opts[0].tick >= 0) {
@@ -4386,7 +4376,7 @@ func (v *view) buttonRow() int {
 func (v *view) column(r int) *group {
 	head := v.rows[r]
 	boxes := head.tick >= 0 && (v.hidden || v.row <= r || v.buttonRow() > r)
-	lit := head.tick < 0 && v.sample(head) != Attr{FG: -1, BG: -1}
+	lit := v.sample(head) != Attr{FG: -1, BG: -1}
 	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) {
 		return nil
 	}
@@ -4464,7 +4454,7 @@ func (v *view) isOption(o, head viewRow, num string) bool {
 
 // dimmer reports whether row o is faint and the pointer's row is not.
 func (v *view) dimmer(o, head viewRow) bool {
-	return o.tick < 0 && !strings.HasPrefix(o.text, "○") && v.faint(v.sample(o)) && !v.faint(v.sample(head))
+	return !strings.HasPrefix(o.text, "○") && v.faint(v.sample(o)) && !v.faint(v.sample(head))
 }
 
 // explains reports whether row o belongs to an option above it.
@@ -4479,9 +4469,8 @@ func (v *view) joinLabels(g *group) {
 	for i, o := range g.opts {
 		for r := o.row + 1; r <= v.last && (i+1 == len(g.opts) || r < g.opts[i+1].row); r++ {
 			w := v.rows[r]
-			under := w.optionAt == o.labelAt || w.optionAt < o.optionAt
 			alike := v.faintAt(r, w.optionAt) == v.faintAt(o.row, o.labelAt)
-			if w.text == "" || !under || !alike || !v.explains(w, g.opts[g.at]) {
+			if w.text == "" || !alike || !v.explains(w, g.opts[g.at]) {
 				break
 			}
 			g.opts[i].label += " " + w.text
