@@ -22,7 +22,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -132,9 +131,8 @@ type Screen struct {
 	changes uint // of what a look reads, but for the cursor: so many so far
 	sizes   int  // it has had so far
 
-	widths [512]rune // characters printed lately, each with its width in two bits below it
-	moved  []*line   // by scroll: kept for the next time
-	built  []byte    // a row's text: kept for the next row
+	moved []*line // by scroll: kept for the next time
+	built []byte  // a row's text: kept for the next row
 }
 
 // page is one of the two screens.
@@ -155,21 +153,26 @@ type cursor struct {
 // line is one row. What is erased to its end is not written before somebody looks, so that no sequence costs more than
 // the row that it is in.
 type line struct {
-	cells    []cell
-	end      int   // cells from here on are not written yet: blanks
-	ground   int32 // in that background
-	wrapped  bool  // it goes on in the next row
-	told     bool  // it is in the transcript
-	again    bool  // it was, before it was written anew
-	answered bool  // an answer was typed in it: what stands above belongs to earlier questions
-	over     bool  // a question stood in it that its cursor has left
-	cut      bool  // what stood at its end is lost: the screen became narrower
-	asked    int   // cells from its left that showed a question when that was answered, and were not written since
+	cells  []cell
+	end    int   // cells from here on are not written yet: blanks
+	ground int32 // in that background
+	cut    bool  // what stood at its end is lost: the screen became narrower
+	asked  int   // cells from its left that showed a question when that was answered, and were not written since
+	history
 
 	stale bool     // shown is not what it shows any more
 	shown string   // see text
 	lit   bool     // a cell has a background, is reversed or a cursor's block
 	row   *viewRow // as it was read when it last showed that
+}
+
+// history is what has become of a row since it was blank.
+type history struct {
+	wrapped  bool // it goes on in the next row
+	told     bool // it is in the transcript
+	again    bool // it was, before it was written anew
+	answered bool // an answer was typed in it: what stands above belongs to earlier questions
+	over     bool // a question stood in it that its cursor has left
 }
 
 // cell is one place of the grid.
@@ -307,18 +310,13 @@ func (s *Screen) appendText(text []byte, cells []cell) []byte {
 	for end > 0 && cells[end-1].ch == 0 {
 		end--
 	}
-	for i := range end {
-		c := &cells[i]
-		switch {
-		case i > 0 && cells[i-1].wide:
-		case c.ch < utf8.RuneSelf:
-			text = append(text, byte(max(c.ch, ' ')))
-		default:
-			text = utf8.AppendRune(text, c.ch)
-		}
-		if c.marks != 0 {
+	wide := false
+	for _, c := range cells[:end] {
+		if !wide {
+			text = utf8.AppendRune(text, max(c.ch, ' '))
 			text = append(text, s.marks[c.marks]...)
 		}
+		wide = c.wide
 	}
 	return text
 }
@@ -370,7 +368,7 @@ func (s *Screen) Status() ProgramStatus { return s.status }
 
 // TakeSaid is what the program has said of itself since the last call, the newest maxStatuses of it.
 func (s *Screen) TakeSaid() []ProgramStatus {
-	taken := s.said
+	taken := s.said[max(0, len(s.said)-maxStatuses):]
 	s.said = nil
 	return taken
 }
@@ -405,8 +403,7 @@ func (s *Screen) Write(b []byte) (int, error) {
 // nothing is left in the end are not read, and each counts as one row that has scrolled out.
 func (s *Screen) WriteFlood(p []byte) {
 	for len(p) >= leastFlood {
-		n := min(len(p), maxFlood)
-		n = 1 + bytes.LastIndexByte(p[:n], '\n')
+		n := 1 + bytes.LastIndexByte(p[:min(len(p), maxFlood)], '\n')
 		if n == 0 {
 			break // one long line
 		}
@@ -451,13 +448,9 @@ func (s *Screen) take(b []byte) int {
 		case s.state == inText && p[0] >= 0x20:
 			n = s.print(p)
 		case s.state == inSequence && p[0] >= 0x20:
-			n = s.sequence(p)
+			s.sequence(p[0])
 		case s.state == inText && p[0] < 0x18:
 			s.controlCharacter(p[0])
-		case s.state == inText && len(p) > 1 && p[0] == 0x1b && p[1] == inSequence:
-			s.seq = s.seq[:0]
-			s.beginString(inSequence)
-			n = 2
 		default:
 			s.control(p[0])
 		}
@@ -507,48 +500,22 @@ func (s *Screen) beginString(b byte) {
 	s.params = append(s.params[:0], 0)
 }
 
-// sequence takes what p begins with of a control sequence, no control character, and returns how much that is.
-func (s *Screen) sequence(p []byte) int {
-	n := s.parameters(p)
-	if n == len(p) || p[n] < 0x20 {
-		return n
-	}
-	b := p[n]
+// sequence takes a byte of a control sequence, no control character.
+func (s *Screen) sequence(b byte) {
+	last := len(s.params) - 1
 	switch {
+	case b >= '0' && b <= '9':
+		s.params[last] = min(s.params[last]*10+int(b-'0'), maxParam)
+	case b == ';' && last < maxString-1:
+		s.params = append(s.params, 0)
 	case b >= 0x7f:
-	case b < 0x40:
-		if len(s.seq) < maxString {
-			s.seq = append(s.seq, b)
-		}
-	default:
+	case b >= 0x40:
 		s.state = inText
 		s.controlSequence(append(s.seq, b))
 		s.base = nil
+	case len(s.seq) < maxString:
+		s.seq = append(s.seq, b)
 	}
-	return n + 1
-}
-
-// parameters takes the digits and semicolons that p begins with, and returns how many those are.
-func (s *Screen) parameters(p []byte) int {
-	last := len(s.params) - 1
-	value := s.params[last]
-	n := 0
-	for n < len(p) {
-		b := p[n]
-		if b == ';' && last < maxString-1 {
-			s.params[last] = value
-			s.params = append(s.params, 0)
-			value = 0
-			last++
-		} else if b >= '0' && b <= '9' {
-			value = min(value*10+int(b-'0'), maxParam)
-		} else {
-			break
-		}
-		n++
-	}
-	s.params[last] = value
-	return n
 }
 
 // controlCharacter acts on a character below 0x20.
@@ -639,7 +606,11 @@ func (s *Screen) controlSequence(seq []byte) {
 	case "b": // REP
 		s.repeat(n)
 	case "r": // DECSTBM
-		s.setRegion(n, min(s.arg(1, s.rows), s.rows))
+		bottom := min(s.arg(1, s.rows), s.rows)
+		if n < bottom {
+			s.top, s.bottom = n-1, bottom-1
+			s.moveTo(0, 0)
+		}
 	case "s": // SCOSC
 		s.saved = s.cursor
 	case "u": // SCORC
@@ -669,19 +640,11 @@ func (s *Screen) repeat(n int) {
 		return
 	}
 	again := []byte(string(s.base.ch))
-	width := s.columnsOf(s.base.ch)
+	width := runeWidth(s.base.ch)
 	s.base = nil
 	for room := (s.cols - s.col) / width; n > 0 && room > 0; room-- {
 		s.print(again)
 		n--
-	}
-}
-
-// setRegion makes the rows from top to bottom, both from 1, those that scroll.
-func (s *Screen) setRegion(top, bottom int) {
-	if top < bottom {
-		s.top, s.bottom = top-1, bottom-1
-		s.moveTo(0, 0)
 	}
 }
 
@@ -691,27 +654,17 @@ func (s *Screen) setModes(on bool) {
 	for i := range s.params {
 		mode := min(s.arg(i, 0), modeOther)
 		s.modes[mode] = on
-		switch mode {
-		case modeAppCursor:
-			s.changes++
-		case 47, 1047, 1049: // xterm's names for it, old and new
-			s.changes++
-			s.setAlternate(on)
+		s.changes++
+		screen := mode == 47 || mode == 1047 || mode == 1049 // xterm's names for it, old and new
+		switch {
+		case screen && !on:
+			s.page = &s.primary
+		case screen && !s.AltScreen():
+			s.tellAbove(s.row, false)
+			s.alternate.cursor = s.cursor
+			s.page = &s.alternate
+			s.erase(0, s.rows*s.cols)
 		}
-	}
-}
-
-// setAlternate switches to the alternate screen, or back.
-func (s *Screen) setAlternate(on bool) {
-	if !on {
-		s.page = &s.primary
-		return
-	}
-	if !s.AltScreen() {
-		s.tellAbove(s.row, false)
-		s.alternate.cursor = s.cursor
-		s.page = &s.alternate
-		s.erase(0, s.rows*s.cols)
 	}
 }
 
@@ -725,39 +678,38 @@ func (a *Attr) set(params []int) {
 // sgr sets what the first of the parameters of SGR says, and returns how many belong to it.
 func (a *Attr) sgr(params []int) int {
 	code := params[0]
-	digit := int32(code % 10)
-	switch {
-	case code == 0:
+	tens, digit := code/10, int32(code%10)
+	ground := &a.FG
+	if tens == 4 || tens == 10 {
+		ground = &a.BG
+	}
+	switch code {
+	case 0:
 		*a = Attr{}
-	case code == 1:
+	case 1:
 		a.Bold = true
-	case code == 2:
+	case 2:
 		a.Dim = true
-	case code == 22:
+	case 22:
 		a.Bold = false
 		a.Dim = false
-	case code == 4, code == 24:
+	case 4, 24:
 		a.Underline = code == 4
-	case code == 7, code == 27:
+	case 7, 27:
 		a.Reverse = code == 7
-	case code >= 30 && code <= 37:
-		a.FG = digit + 1
-	case code == 38:
-		return setColour(&a.FG, params)
-	case code == 39:
-		a.FG = 0
-	case code >= 40 && code <= 47:
-		a.BG = digit + 1
-	case code == 48:
-		return setColour(&a.BG, params)
-	case code == 49:
-		a.BG = 0
-	case code == 58: // of underlines
+	case 38, 48:
+		return setColour(ground, params)
+	case 39, 49:
+		*ground = 0
+	case 58: // of underlines
 		return setColour(new(int32), params)
-	case code >= 90 && code <= 97:
-		a.FG = digit + 9
-	case code >= 100 && code <= 107:
-		a.BG = digit + 9
+	}
+	switch {
+	case digit > 7:
+	case tens == 3, tens == 4:
+		*ground = digit + 1
+	case tens == 9, tens == 10:
+		*ground = digit + 9
 	}
 	return 1
 }
@@ -796,8 +748,8 @@ func (s *Screen) print(p []byte) int {
 	if graphics && r >= '`' && r <= '~' {
 		r = decGraphics[r-'`']
 	}
-	width := s.columnsOf(r)
-	if r >= 0x300 && s.base != nil && (width == 0 || s.joins()) {
+	width := runeWidth(r)
+	if r >= 0x300 && s.base != nil && (width == 0 || strings.HasSuffix(s.marks[s.base.marks], "\u200d")) {
 		s.combine(r)
 		return n
 	}
@@ -825,10 +777,7 @@ func (s *Screen) begin() *line {
 	l := s.grid[s.row]
 	l.writeTo(s.col)
 	l.mend(s.col)
-	l.again = l.told || l.again
-	l.told = false
-	l.answered = false
-	l.over = false
+	l.history = history{wrapped: l.wrapped, again: l.told || l.again}
 	l.touch(s.col)
 	l.stale = true
 	s.changes++
@@ -899,9 +848,6 @@ func (c *cell) set(r rune, pen *Attr) {
 	c.Attr = *pen
 }
 
-// joins tells whether the character just written ends in a joiner.
-func (s *Screen) joins() bool { return strings.HasSuffix(s.marks[s.base.marks], "\u200d") }
-
 // combine adds a mark to the character just written, as long as there is room for it.
 func (s *Screen) combine(r rune) {
 	marks := s.marks[s.base.marks] + string(r)
@@ -942,10 +888,8 @@ func (s *Screen) Answered(onLine bool) {
 
 // lineFeed ends the row, and with it an answer; further up something is painted again.
 func (s *Screen) lineFeed() {
-	if s.grid[s.row].wrapped {
-		s.grid[s.row].wrapped = false
-		s.changes++
-	}
+	s.grid[s.row].wrapped = false
+	s.changes++
 	row := s.answering - 1 - s.scrolled
 	if s.answering != 0 && s.row >= row {
 		if row < 0 {
@@ -981,20 +925,16 @@ func (s *Screen) scroll(top, n int) {
 	}
 	s.moved = append(append(s.moved[:0], region[at:]...), region[:at]...)
 	copy(region, s.moved)
+	leaves := n > 0 && top == 0
 	for r := first; r < first+count; r++ {
-		if n > 0 && top == 0 && s.AltScreen() {
+		switch {
+		case leaves && s.AltScreen():
 			s.lost = s.lost || s.trimmed(s.grid[r]) != ""
-		}
-		if n > 0 && top == 0 && !s.AltScreen() {
+		case leaves:
 			s.tell(s.grid[r])
 			s.grid[r] = s.keepRow(s.grid[r])
 		}
-		l := s.grid[r]
-		l.wrapped = false
-		l.told = false
-		l.again = false
-		l.answered = false
-		l.over = false
+		s.grid[r].history = history{}
 		s.erase(r*s.cols, (r+1)*s.cols)
 	}
 }
@@ -1149,18 +1089,6 @@ var wideEdges = sync.OnceValue(func() (edges []rune) {
 	return edges
 })
 
-// columnsOf is runeWidth, which takes its time, for a character that is printed.
-func (s *Screen) columnsOf(r rune) int {
-	if r < 0x7f {
-		return 1
-	}
-	known := &s.widths[int(r)%len(s.widths)]
-	if *known>>2 != r {
-		*known = r<<2 | rune(runeWidth(r))
-	}
-	return int(*known & 3)
-}
-
 // runeWidth is the number of columns of r: 0, 1 or 2. DEL, C1 controls and marks have none.
 func runeWidth(r rune) int {
 	switch {
@@ -1248,7 +1176,11 @@ func (s *Screen) endString(end byte) {
 	}
 	switch code {
 	case "0", "2":
-		s.noteTitle(rest)
+		if rest != s.title {
+			s.changes++
+			s.said = append(s.said, ProgramStatus{Title: rest})
+		}
+		s.title = rest
 	case "4", "10", "12":
 		s.replyColour(text, "cdcd", end)
 	case "11":
@@ -1276,15 +1208,6 @@ func (s *Screen) replyColour(osc, level string, end byte) {
 	s.reply("\x1b]" + asked + "rgb:" + level + "/" + level + "/" + level + terminator)
 }
 
-// noteTitle takes a title.
-func (s *Screen) noteTitle(title string) {
-	if title != s.title {
-		s.changes++
-		s.says(ProgramStatus{Title: title})
-	}
-	s.title = title
-}
-
 // noteStatus takes a report of OSC 7501: key=value:key=value, msg in base64, padded or not.
 func (s *Screen) noteStatus(report string) {
 	fields := map[string]string{}
@@ -1303,12 +1226,7 @@ func (s *Screen) noteStatus(report string) {
 		Kind:  fields["kind"],
 		Msg:   strings.ToValidUTF8(string(msg), "\ufffd"),
 	}
-	s.says(s.status)
-}
-
-// says keeps what the program has said for TakeSaid.
-func (s *Screen) says(said ProgramStatus) {
-	s.said = append(s.said[max(0, len(s.said)-maxStatuses+1):], said)
+	s.said = append(s.said, s.status)
 }
 
 // ---- key bytes ----
@@ -1370,15 +1288,14 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 // told before.
 type transcript struct {
 	on      bool
-	window  bool           // ReadWindow tells its rows
-	gap     bool           // a blank line is told once text follows
-	part    string         // the beginning of a wrapped line that has scrolled out
-	pending []string       // lines that wait for Transcript
-	bytes   int            // in them
-	dropped int            // lines that did not fit there
-	recent  []string       // lines told, the newest maxRecent of them
-	pushed  int            // how many were, in all
-	saidAt  map[string]int // which of all each of recent was last, from 1
+	window  bool            // ReadWindow tells its rows
+	gap     bool            // a blank line is told once text follows
+	part    string          // the beginning of a wrapped line that has scrolled out
+	pending []string        // lines that wait for Transcript
+	bytes   int             // in them
+	dropped int             // lines that did not fit there
+	recent  map[string]bool // lines told, the newest up to maxRecent of them
+	before  map[string]bool // as many before those
 }
 
 // tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
@@ -1431,10 +1348,10 @@ func (s *Screen) tell(l *line) {
 // add tells a line, unless it is painted again and says nothing, or was told lately. The oldest lines are left out
 // where too much waits.
 func (t *transcript) add(text string, again bool) {
-	if again && (!strings.ContainsFunc(text, isWordRune) || t.saidAt[text] > 0) {
+	if again && (!strings.ContainsFunc(text, isWordRune) || t.said(text)) {
 		return
 	}
-	if t.gap && len(t.recent) > 0 {
+	if t.gap && t.recent != nil {
 		t.push("")
 	}
 	t.gap = false
@@ -1448,21 +1365,17 @@ func (t *transcript) add(text string, again bool) {
 
 // push appends a line to those that wait.
 func (t *transcript) push(text string) {
-	if t.saidAt == nil {
-		t.saidAt = map[string]int{}
+	if t.recent == nil || len(t.recent) == maxRecent {
+		t.before = t.recent
+		t.recent = map[string]bool{}
 	}
-	if len(t.recent) == maxRecent {
-		if t.saidAt[t.recent[0]] == t.pushed-maxRecent+1 {
-			delete(t.saidAt, t.recent[0])
-		}
-		t.recent = t.recent[1:]
-	}
-	t.recent = append(t.recent, text)
-	t.pushed++
-	t.saidAt[text] = t.pushed
+	t.recent[text] = true
 	t.pending = append(t.pending, text)
 	t.bytes += len(text) + lineCost
 }
+
+// said reports whether a line was told lately.
+func (t *transcript) said(text string) bool { return t.recent[text] || t.before[text] }
 
 // Transcript returns the lines that became final since the last call, and the text that may still
 // change. On the alternate screen nothing is final until settle (the tool's turn is over): then it
@@ -1690,9 +1603,9 @@ func (m *motion) see(text string, now time.Time) {
 	}
 	for _, c := range changes {
 		u := m.units[c.unit]
-		was, is := seconds(c.was), seconds(c.is)
-		if was >= 0 && is >= 0 && u.down != (is < was) { // it counts the other way
-			u = movement{down: is < was}
+		down := seconds(c.is) < seconds(c.was)
+		if u.down != down { // it counts the other way
+			u = movement{down: down}
 		}
 		copy(u.at[:], u.at[1:])
 		u.at[leastMoves-1] = now
@@ -1797,27 +1710,14 @@ func spins(cell string) bool {
 	return cell == "" || r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(spinners, r)
 }
 
-// seconds is a time as reTime finds it in seconds, −1 of what is none.
+// seconds is a time as reTime finds it in seconds, 0 of what is none.
 func seconds(text string) int {
-	total, n := -1, 0
-	for _, c := range text {
-		switch {
-		case c >= '0' && c <= '9':
-			total = max(total, 0)
-			n = n*10 + int(c-'0')
-			continue
-		case c == 'h':
-			n *= 3600
-		case c == 'm':
-			n *= 60
-		case c == ':':
-			n = (total + n) * 60
-			total = 0
-		}
-		total += n
-		n = 0
+	total := 0
+	for _, part := range strings.FieldsFunc(text, func(r rune) bool { return r < '0' || r > '9' }) {
+		n, _ := strconv.Atoi(part) // digits alone
+		total = total*60 + n
 	}
-	return total + n
+	return total
 }
 
 // same reports whether now, seen on the screen, is the question p as it was shown: what "still there"
@@ -1881,14 +1781,25 @@ func (p *pattern) expr() *regexp.Regexp {
 	return p.re
 }
 
-// MatchString tells whether the pattern matches the text.
-func (p *pattern) MatchString(text string) bool { return p.expr().MatchString(text) }
+// MatchString tells whether the pattern matches the text. There may be no pattern.
+func (p *pattern) MatchString(text string) bool { return p != nil && p.expr().MatchString(text) }
 
-// FindString is the first match, "" without one.
-func (p *pattern) FindString(text string) string { return p.expr().FindString(text) }
+// FindString is the first match, "" without one, or without a pattern.
+func (p *pattern) FindString(text string) string {
+	m := p.FindStringSubmatch(text)
+	if m == nil {
+		return ""
+	}
+	return m[0]
+}
 
-// FindStringSubmatch are the groups of the first match, nil without one.
-func (p *pattern) FindStringSubmatch(text string) []string { return p.expr().FindStringSubmatch(text) }
+// FindStringSubmatch are the groups of the first match, nil without one, or without a pattern.
+func (p *pattern) FindStringSubmatch(text string) []string {
+	if p == nil {
+		return nil
+	}
+	return p.expr().FindStringSubmatch(text)
+}
 
 // ReplaceAllString is the text with the replacement in place of every match.
 func (p *pattern) ReplaceAllString(text, replacement string) string {
@@ -2111,14 +2022,9 @@ var lexicon = sync.OnceValues(func() (find map[string]*regexp.Regexp, of map[str
 	for meaning := range of {
 		eastern := either(joined[meaning])
 		// Each class takes long to compile.
-		word := `((?:` + either(whole[meaning]) + `)(?:[^\pL\pN]|$)|` + either(stems[meaning]) + `)`
-		for name, expr := range map[string]string{
-			meaning:       `(?:^|[^\pL\pN])` + word + `|(` + eastern + `)`,
-			"^" + meaning: `^(?:` + word + `|(` + eastern + `))`, // at the beginning alone
-		} {
-			find[name] = regexp.MustCompile(expr)
-			find[name].Longest()
-		}
+		find[meaning] = regexp.MustCompile(`(?:^|[^\pL\pN])((?:` + either(whole[meaning]) + `)(?:[^\pL\pN]|$)|` +
+			either(stems[meaning]) + `)|(` + eastern + `)`)
+		find[meaning].Longest()
 	}
 	return find, of
 })
@@ -2137,7 +2043,7 @@ func findWord(meaning, text string) (from, to int) {
 // afterWord returns what follows the word of that meaning that a label begins with, a mark before it left out.
 func afterWord(meaning, label string) (rest string, ok bool) {
 	text := strings.TrimLeftFunc(strings.ToLower(plain(label)), func(r rune) bool { return !isWordRune(r) })
-	from, to := findWord("^"+meaning, text)
+	from, to := findWord(meaning, text)
 	return text[max(to, 0):], from == 0
 }
 
@@ -2161,12 +2067,6 @@ func hasWord(meaning, text string) bool {
 
 // isWordRune reports whether r is part of a word.
 func isWordRune(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }
-
-// pairOf reports whether two letters are typed for yes and for no in some language, in this order.
-func pairOf(yes, no string) bool {
-	_, of := lexicon()
-	return slices.Contains(of["letters"], strings.ToLower(yes+no))
-}
 
 // plain is text as the patterns read it: full-width forms as their ASCII ones, every blank a space,
 // one rune for one.
@@ -2207,12 +2107,10 @@ func isASCII(text string) bool {
 // Adapter is what atlasbridge knows of one tool: one table row.
 type Adapter struct {
 	Name        string
-	Names       []string      // command names it stands for
 	MinVer      string        // the oldest version supported, "" any
 	MaxVer      string        // the newest one, with which the row was measured
 	Hooks       string        // how hooks are installed: "claude-settings" or ""
 	SubmitDelay time.Duration // between a text and its Enter
-	EscapeBang  bool          // a leading ! / # needs a space before it
 	Digits      bool          // a digit chooses at once, without Enter
 	Submit      string        // goes on from a list with ticks to the review
 	Mark        string        // what an input box begins with
@@ -2239,13 +2137,11 @@ type Adapter struct {
 var adapters = []*Adapter{
 	{
 		Name:        "claude",
-		Names:       []string{"claude"},
 		MinVer:      "2.1.0",
 		MaxVer:      "2.1.330",
 		Hooks:       "claude-settings",
 		Batch:       []string{"-p", "--print"},
 		SubmitDelay: 100 * time.Millisecond,
-		EscapeBang:  true,
 		Digits:      true,
 		Submit:      "\x1b[C",
 		Mark:        "❯",
@@ -2266,12 +2162,10 @@ var adapters = []*Adapter{
 	},
 	{
 		Name:        "codex",
-		Names:       []string{"codex"},
 		MinVer:      "0.160.0",
 		MaxVer:      "0.169.0",
 		Batch:       []string{"exec", "e"},
 		SubmitDelay: 100 * time.Millisecond,
-		EscapeBang:  true,
 		Mark:        "›",
 		Clear:       "\x05\x15",
 		Stop:        "\x1b",
@@ -2290,12 +2184,10 @@ var adapters = []*Adapter{
 	},
 	{
 		Name:        "gemini",
-		Names:       []string{"gemini"},
 		MinVer:      "0.50.0",
 		MaxVer:      "0.61.0",
 		Batch:       []string{"-p", "--prompt"},
 		SubmitDelay: 1500 * time.Millisecond,
-		EscapeBang:  true,
 		Digits:      true,
 		Mark:        ">",
 		Clear:       "\x05\x15",
@@ -2312,12 +2204,10 @@ var adapters = []*Adapter{
 	},
 	{
 		Name:        "opencode",
-		Names:       []string{"opencode"},
 		MinVer:      "1.0.0",
 		MaxVer:      "1.18.33",
 		Batch:       []string{"run"},
 		SubmitDelay: 300 * time.Millisecond,
-		EscapeBang:  true,
 		Stop:        "\x1b",
 		StopAgain:   re(`esc again to interrupt`),
 		Box:         re(`^┃(\s+Ask anything….*)?$`),
@@ -2329,12 +2219,10 @@ var adapters = []*Adapter{
 	},
 	{
 		Name:        "qwen",
-		Names:       []string{"qwen"},
 		MinVer:      "0.20.0",
 		MaxVer:      "0.24.4",
 		Batch:       []string{"-p", "--prompt"},
 		SubmitDelay: 100 * time.Millisecond,
-		EscapeBang:  true,
 		Digits:      true,
 		Mark:        ">",
 		Clear:       "\x15",
@@ -2386,7 +2274,7 @@ func adapterFor(name string) *Adapter {
 	name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
 	name = strings.ToLower(name)
 	for _, a := range adapters {
-		if slices.Contains(a.Names, name) {
+		if a.Name == name {
 			return a
 		}
 	}
@@ -2505,77 +2393,58 @@ type answer struct {
 func (v *view) answer(end int) answer {
 	message := v.up(end, v.said)
 	t := answer{headed: message > 0 || v.s.scrolled == 0 && !v.s.AltScreen()} // codex keeps it in the first row
-	part := TurnState("")
+	aside := TurnState("")                                                    // what tells the end, or the message, that the row belongs to
 	if message >= 0 {
-		part = TurnReady
+		aside = TurnReady
 	}
 	for _, w := range v.rows[max(0, message):end] {
 		t.all += w.text + "\n"
 		ends := v.ends(w)
-		switch {
-		case ends != "":
-			part = ends
-		case w.text == "":
-			part = ""
+		if ends != "" || w.text == "" {
+			aside = ends
 		}
-		t.add(v, w, part, ends)
+		if ends == TurnFailed || ends == TurnInterrupted || ends == TurnFinished && t.end == "" {
+			t.end = ends
+			t.why = ""
+		}
+		text := v.words(w.text)
+		if aside == TurnFailed {
+			t.why = strings.TrimSpace(t.why + " " + text)
+		}
+		if aside != "" {
+			continue
+		}
+		mark := v.a.Says.FindString(w.raw)
+		if mark != "" || text != "" && t.end != "" { // words below an end are of another turn
+			t = answer{all: t.all, headed: true}
+			w = readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], v.s.cols)
+		}
+		w.text = v.words(w.text)
+		t.rows = append(t.rows, w)
 	}
 	return t
-}
-
-// add takes the next row: part is what tells the end, or the message, that it belongs to, "" words; ends what begins
-// in it. Words below an end are of another turn.
-func (t *answer) add(v *view, w viewRow, part, ends TurnState) {
-	switch {
-	case ends == TurnFailed && t.end != ends:
-		t.why = ""
-		t.end = ends
-	case ends == TurnInterrupted, ends == TurnFinished && t.end == "":
-		t.end = ends
-	}
-	text := v.words(w.text)
-	switch {
-	case part == TurnFailed:
-		t.why = strings.TrimSpace(t.why + " " + text)
-		return
-	case part != "":
-		return
-	case text != "" && t.end != "":
-		*t = answer{all: t.all, headed: true}
-	}
-	if fits(v.a.Says, w.raw) {
-		mark := v.a.Says.FindString(w.raw)
-		w = readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], w.row, v.s.cols)
-		text = v.words(w.text)
-		t.rows = nil
-		t.headed = true
-	}
-	w.text = text
-	t.rows = append(t.rows, w)
 }
 
 // words is a row's text without the mark of an error before it and without selectors that choose
 // how a character is drawn.
 func (v *view) words(text string) string {
 	text = strings.NewReplacer("\ufe0e", "", "\ufe0f", "").Replace(text)
-	if fits(v.a.Fails, text) {
-		text = v.a.Fails.FindStringSubmatch(text)[1]
+	failed := v.a.Fails.FindStringSubmatch(text)
+	if failed != nil {
+		text = failed[1]
 	}
 	return strings.TrimSpace(text)
 }
 
-// fits tells whether the text matches the pattern, if there is one.
-func fits(p *pattern, text string) bool {
-	return p != nil && p.MatchString(text)
-}
-
 // ends is the end of a turn that begins in that row; TurnReady for what stands below it and is none of its words, ""
-// for none.
+// for none. Opencode frames errors with another colour at their edge than the input box has.
 func (v *view) ends(w viewRow) TurnState {
+	edge := strings.IndexAny(w.raw, uprights)
+	framed := v.a.Mark == "" && v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
 	switch {
 	case w.fits(v.a.Stopped):
 		return TurnInterrupted
-	case w.fits(v.a.Fails), v.errorFrame(w):
+	case w.fits(v.a.Fails), framed:
 		return TurnFailed
 	case w.fits(v.a.Closes):
 		return TurnFinished
@@ -2585,35 +2454,26 @@ func (v *view) ends(w viewRow) TurnState {
 	return ""
 }
 
-// errorFrame tells whether the row is framed as opencode frames errors: with another colour at its edge than the input
-// box has.
-func (v *view) errorFrame(w viewRow) bool {
-	if v.a.Mark != "" || w.depth == 0 || w.text == "" {
-		return false
-	}
-	edge := strings.IndexAny(w.raw, uprights)
-	return v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
-}
-
 // said tells whether a message of the user's begins in that row.
-func (v *view) said(w viewRow) bool { return fits(v.a.Said, w.raw) }
+func (v *view) said(w viewRow) bool { return v.a.Said.MatchString(w.raw) }
 
 // turn is what has become of the agent's turn that left that on the screen, and the line that tells it. What the
 // protocol says of the end counts more than the screen. An end that it calls idle is an interruption where the screen
 // says so, or where somebody pressed the key for it just before: the tool's own commands end like that too.
 func (t *turnSigns) turn(on answer, words string) (state TurnState, line string) {
 	line = words[strings.LastIndexByte(words, '\n')+1:]
-	broken := !t.brokeAt.IsZero() && t.workedAt.Sub(t.brokeAt) < breakTime
 	switch {
 	case !t.worked:
 		return TurnReady, ""
 	case t.ended == "error":
 		return TurnFailed, cmp.Or(t.why, on.why, line, "it shows no reason")
-	case t.ended != "done" && (on.end == TurnInterrupted || broken):
+	case t.ended == "done":
+	case on.end == TurnInterrupted, t.workedAt.Sub(t.brokeAt) < breakTime:
 		return TurnInterrupted, line
-	case t.ended != "done" && on.end == TurnFailed:
+	case on.end == TurnFailed:
 		return TurnFailed, cmp.Or(on.why, "it shows no reason")
-	case asksInWords(words):
+	}
+	if asksInWords(words) {
 		return TurnAsks, line
 	}
 	return TurnFinished, line
@@ -2622,13 +2482,13 @@ func (t *turnSigns) turn(on answer, words string) (state TurnState, line string)
 // tellTurn says in an idle prompt what the turn came to, with its words. There are none where its
 // message was taken back into the box: what stands above that was told before.
 func (d *Detector) tellTurn(p *Prompt, drafted bool) {
-	t := &d.turn
-	on := d.view.answer(d.view.textEnd())
-	if d.view.known && on.all == t.told {
+	v, t := d.view, &d.turn
+	on := v.answer(v.textEnd())
+	if v.known && on.all == t.told {
 		on = answer{all: on.all}
 	}
-	words := d.view.message(on)
-	if d.view.known {
+	words := v.message(on)
+	if v.known {
 		state, line := t.turn(on, words)
 		if state == TurnReady || drafted && state == TurnInterrupted {
 			words = ""
@@ -2638,11 +2498,10 @@ func (d *Detector) tellTurn(p *Prompt, drafted bool) {
 		if !t.since.IsZero() {
 			p.Took = int(t.workedAt.Sub(t.since).Round(time.Second).Seconds())
 		}
-		p.Question = turnSentence(d.adapter.Name, state, line)
+		p.Question = turnSentence(v.a.Name, state, line)
 		p.Excerpt = safely(p.Question, 200)
 		if state != TurnReady {
-			t.sent = false
-			t.worked = false
+			t.sent, t.worked = false, false
 			t.told = on.all
 		}
 	}
@@ -2667,12 +2526,11 @@ func turnSentence(name string, state TurnState, line string) string {
 // readLeft finds the input box of a known tool in which a text stands: somebody types there, or the
 // tool has put back the message of a turn that was interrupted.
 func (v *view) readLeft() *candidate {
-	if v.reported || v.a.Mark == "" || !v.box().found {
+	if v.a.Mark == "" || !v.box().found {
 		return nil
 	}
 	f := v.idle()
 	f.drafted = true
-	v.finishScore(f)
 	v.finish(f)
 	return f
 }
@@ -2710,15 +2568,14 @@ func asksInWords(text string) bool {
 	last, ending := "", ""
 	fenced := false
 	for line := range strings.SplitSeq(text, "\n") {
-		line = strings.TrimRight(line, " ")
 		fence := strings.HasPrefix(strings.TrimLeft(line, " "), "```")
 		fenced = fenced != fence
-		if fence || fenced || line == "" {
+		if fence || fenced || strings.TrimSpace(line) == "" {
 			continue
 		}
-		ending = line
+		ending = strings.TrimRight(line, " ")
 		if !strings.ContainsAny(line[:1], " |>#") && !reListItem.MatchString(line) {
-			last = line
+			last = ending
 		}
 	}
 	return reAsks.MatchString(last) || reAsks.MatchString(ending)
@@ -2735,22 +2592,23 @@ func (v *view) message(on answer) string {
 	}
 	var b strings.Builder
 	hang, table := 0, false
-	for i, w := range append(slices.Clip(on.rows), viewRow{}) { // a blank row ends a table
-		begins := i == 0 || on.rows[i-1].gap()
+	before := viewRow{}
+	for i, w := range append(slices.Clip(on.rows), before) { // a blank row ends a table
 		fenced := table
-		table = begins && drawnTable(on.rows[i:]) || table && !w.gap()
+		table = i < len(on.rows) && drawnTable(on.rows[i:]) || table && !w.gap()
 		if table != fenced {
 			b.WriteString("\n```")
 		}
 		switch {
 		case table:
 			b.WriteString("\n" + strings.TrimRight(w.raw, " "))
-		case i > 0 && !fenced && v.goesOn(on.rows[i-1], w, hang):
-			b.WriteString(joint(on.rows[i-1].text, w.text) + w.text)
+		case v.goesOn(before, w, hang):
+			b.WriteString(joint(before.text, w.text) + w.text)
 		default:
 			hang = w.at + widthOf(reListItem.FindString(w.text))
 			b.WriteString(strings.TrimRight("\n"+strings.Repeat(" ", max(0, w.at-margin))+w.text, " "))
 		}
+		before = w
 	}
 	text := strings.Trim(b.String(), "\n")
 	if !on.headed && text != "" {
@@ -2845,6 +2703,7 @@ type Detector struct {
 	read    *candidate      // what its readers found
 
 	window   []windowRow // of a known tool, in the last look
+	told     int         // of these rows, from the top, were told
 	windowAt int         // rows that had scrolled out by then
 	begun    bool        // the tool was given something to do
 
@@ -2906,9 +2765,7 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 	if o.BufferBytes == 0 {
 		o.BufferBytes = 4096
 	}
-	if o.Context == nil {
-		o.Context = ref(600)
-	}
+	o.Context = cmp.Or(o.Context, ref(600))
 	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o}
 }
 
@@ -2929,14 +2786,13 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 func (d *Detector) takeReports(now time.Time) {
 	worked := d.turn.worked
 	for _, said := range d.Screen.TakeSaid() {
-		title := "\x1b" + said.Title
+		if said.State != "" {
+			d.reports = append(d.reports, said)
+		}
 		switch {
-		case said.State != "":
-			d.reports = append(d.reports[max(0, len(d.reports)-maxStatuses+1):], said)
-			if d.adapter.Speaks {
-				d.turn.noteReport(said, now)
-			}
-		case d.turn.report == "" && fits(d.adapter.Works, title):
+		case said.State != "" && d.adapter.Speaks:
+			d.turn.noteReport(said, now)
+		case said.State == "" && d.turn.report == "" && d.adapter.Works.MatchString("\x1b"+said.Title):
 			d.turn.noteWork(false, now)
 		}
 	}
@@ -2945,10 +2801,8 @@ func (d *Detector) takeReports(now time.Time) {
 
 // noteWorked has the input box told again if the tool has worked, and before had not.
 func (d *Detector) noteWorked(before bool) {
-	begins := d.turn.worked && !before
 	counts := d.turn.typed || d.turn.ended != ""
-	told := d.cur != nil && d.cur.Idle
-	if begins && counts && told {
+	if d.turn.worked && !before && counts && d.cur != nil && d.cur.Idle {
 		d.forget()
 	}
 }
@@ -2988,7 +2842,7 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 // Working tells whether the tool is in a turn, at work or with a question of its own, as far as it tells.
 func (d *Detector) Working() bool {
 	if d.turn.report == "" {
-		return d.view != nil && (d.view.working() || d.view.reported)
+		return d.view != nil && (d.view.working || d.view.reported)
 	}
 	return d.turn.report == "working" || d.turn.report == "blocked"
 }
@@ -2997,16 +2851,15 @@ func (d *Detector) Working() bool {
 // in its rows from now on is another question.
 func (d *Detector) Answering() {
 	view, found := d.view, d.found
-	defer func() { d.view, d.found = view, found }() // to look counts at its own times alone
 	d.view = d.newView()
 	d.found = d.view.read()
-	if d.cur == nil || d.compare() == another {
-		return
+	if d.cur != nil && d.compare() != another {
+		d.Screen.Answered(d.cur.onLine())
+		if d.found != nil {
+			d.Screen.asked(d.found.rows, d.found.onLine())
+		}
 	}
-	d.Screen.Answered(d.cur.onLine())
-	if d.found != nil {
-		d.Screen.asked(d.found.rows, d.found.onLine())
-	}
+	d.view, d.found = view, found // to look counts at its own times alone
 }
 
 // Sleep lets the echo of an answer pass: nothing is asked until then.
@@ -3042,13 +2895,19 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	if due.IsZero() || due.After(now) {
 		return nil
 	}
-	d.askedAt = append(d.askedAt, now)
+	d.askedAt = append(d.askedAt[max(0, len(d.askedAt)-maxAsked+1):], now)
 	d.forget()
 	d.cur = f
 	d.typed = false
 	d.askDue = time.Time{}
 	d.enterAt = time.Time{}
-	p := d.snapshot(&f.Prompt)
+	p := d.copied(&f.Prompt)
+	screen := []rune(redact(visible(d.Screen.Text())))
+	p.Recent = string(screen[max(0, len(screen)-500):])
+	p.Full = safely(p.Full, maxFull)
+	p.Above = redact(visible(p.Above))
+	p.Far = redact(visible(p.Far))
+	p.publish()
 	if p.Idle {
 		d.tellTurn(p, f.drafted)
 	}
@@ -3078,18 +2937,6 @@ func (d *Detector) copied(asked *Prompt) *Prompt {
 	p.motion = d.motion
 	p.Choices = append([]Choice{}, p.Choices...)
 	return &p
-}
-
-// snapshot is a prompt as it is given out, with the end of what the screen shows.
-func (d *Detector) snapshot(asked *Prompt) *Prompt {
-	p := d.copied(asked)
-	screen := []rune(redact(visible(d.Screen.Text())))
-	p.Recent = string(screen[max(0, len(screen)-500):])
-	p.Full = safely(p.Full, maxFull)
-	p.Above = redact(visible(p.Above))
-	p.Far = redact(visible(p.Far))
-	p.publish()
-	return p
 }
 
 // movingMarks are spinners and marks that blink, besides the Braille patterns.
@@ -3137,18 +2984,16 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 // lookAtTurn notes what the screen tells of the turn, and finds the box of one that is over although
 // a text stands in it.
 func (d *Detector) lookAtTurn(now time.Time) {
-	t := &d.turn
+	t, v := &d.turn, d.view
 	worked := t.worked
-	boxStands := d.view.known && d.found != nil && d.found.Idle
 	switch {
-	case d.view.working():
+	case v.working:
 		t.noteWork(false, now)
+	case t.worked && d.found == nil:
+		d.found = v.readLeft()
 	case t.worked:
-		if d.found == nil {
-			d.found = d.view.readLeft()
-		}
-	case t.sent && t.report == "" && d.adapter.Asks == nil && boxStands:
-		on := d.view.answer(d.view.textEnd())
+	case t.sent && t.report == "" && d.adapter.Asks == nil && v.known && d.found != nil && d.found.Idle:
+		on := v.answer(v.textEnd())
 		if on.end != "" && on.all != t.told { // a turn too short to be seen, of a tool that tells nothing
 			t.noteWork(true, now)
 		}
@@ -3164,24 +3009,20 @@ func (d *Detector) foldOutput(now time.Time) {
 	if d.outAt.IsZero() {
 		d.outAt = now
 	}
-	var shown, mask strings.Builder
+	shown := d.Screen.Text()
+	mask := strings.Map(still, shown)
 	row, col, hidden := d.Screen.Cursor()
 	if !hidden {
-		fmt.Fprint(&mask, row, col)
+		mask += fmt.Sprint(row, col)
 	}
-	for _, l := range d.Screen.grid {
-		text := d.Screen.trimmed(l) + "\n"
-		shown.WriteString(text)
-		mask.WriteString(strings.Map(still, text))
-	}
-	if !slices.Contains(d.shown[:], shown.String()) || d.movedAt.IsZero() {
+	if !slices.Contains(d.shown[:], shown) || d.movedAt.IsZero() {
 		d.movedAt = d.outAt
 	}
-	if shown.String() != d.shown[0] {
-		d.shown = [2]string{shown.String(), d.shown[0]}
+	if shown != d.shown[0] {
+		d.shown = [2]string{shown, d.shown[0]}
 	}
-	if mask.String() != d.mask {
-		d.mask = mask.String()
+	if mask != d.mask || d.changedAt.IsZero() {
+		d.mask = mask
 		d.changedAt = d.outAt
 		d.tty = TTYState{}
 		d.ttyDue = d.outAt.Add(settleQuiet / 2)
@@ -3237,7 +3078,7 @@ func (d *Detector) compare() sameness {
 	switch {
 	case left && d.found == nil:
 		return another
-	case d.found == nil && c.Idle && d.enterAt.IsZero() && d.view.known && !d.view.working():
+	case d.found == nil && c.Idle && d.enterAt.IsZero() && d.view.known && !d.view.working:
 		return theSame
 	}
 	verdict := another
@@ -3245,9 +3086,8 @@ func (d *Detector) compare() sameness {
 		_, verdict = d.behindLine()
 	}
 	if verdict == another && d.found != nil {
-		now := d.found.Prompt
-		now.motion = d.motion
-		verdict = c.compare(&now)
+		d.found.motion = d.motion
+		verdict = c.compare(&d.found.Prompt)
 	}
 	switch {
 	case verdict != unsure:
@@ -3310,9 +3150,6 @@ func (d *Detector) schedule(now time.Time) time.Time {
 	if d.typed {
 		d.askedAt = nil
 	}
-	d.askedAt = slices.DeleteFunc(d.askedAt, func(at time.Time) bool {
-		return now.Sub(at) >= time.Minute
-	})
 	if len(d.askedAt) >= maxAsked {
 		due = later(due, d.askedAt[0].Add(time.Minute))
 	}
@@ -3418,10 +3255,8 @@ func (d *Detector) Transcript(end bool) (final []string, live string) {
 	if !d.ReadWindow() {
 		return d.Screen.Transcript(settled)
 	}
-	for i := range d.window {
-		if settled {
-			d.leaves(&d.window[i])
-		}
+	if settled {
+		d.tellWindow(len(d.window))
 	}
 	final = d.Screen.takeLines()
 	if !d.begun {
@@ -3434,16 +3269,15 @@ func (d *Detector) Transcript(end bool) (final []string, live string) {
 type windowRow struct {
 	text  string
 	blank bool // so is the row above it
-	told  bool
 }
 
-// leaves tells a row, once.
-func (d *Detector) leaves(w *windowRow) {
-	if !w.told {
+// tellWindow tells the window's rows before row end, each once.
+func (d *Detector) tellWindow(end int) {
+	for ; d.told < end; d.told++ {
+		w := d.window[d.told]
 		d.Screen.tr.gap = w.blank
 		d.Screen.tr.add(w.text, false)
 	}
-	w.told = true
 }
 
 // ReadWindow tells the rows that have left a known tool's window since the last look. It reports whether there is
@@ -3452,115 +3286,90 @@ func (d *Detector) ReadWindow() bool {
 	v := d.newView()
 	t := &v.s.tr
 	t.window = t.window || v.known && (v.s.AltScreen() || v.up(v.last+1, v.inBox) >= 0)
-	end := v.windowEnd()
+	end := v.textEnd()
 	if !t.window || end == 0 {
 		return t.window
 	}
-	said := v.up(end, v.said)
-	begins := !d.begun && d.turn.worked && (d.turn.sent || said >= 0)
-	d.begun = d.begun || begins
 	var rows []viewRow
 	for n := min(v.s.scrolled-d.windowAt, maxScrollback); n > 0 && d.window != nil; n-- {
 		l, ok := v.s.above(n)
 		if ok {
-			rows = append(rows, readRow(v.s.trimmed(l), 0, v.s.cols))
+			rows = append(rows, readRow(v.s.trimmed(l), v.s.cols))
 		}
 	}
 	d.windowAt = v.s.scrolled
-	given := 0 // rows above what it was given to do
-	if begins {
-		given = len(rows) + said
-	}
-	now, before := v.windowRows(append(rows, v.rows[:end]...), given)
-	d.tellLeaving(now, before, begins)
-	return true
-}
-
-// windowRows are those of the rows that show the tool's text, and how many of them stand in the first given rows.
-func (v *view) windowRows(rows []viewRow, given int) (now []windowRow, before int) {
-	blank := false
-	for i, w := range rows {
+	said := v.up(end, v.said)
+	given := len(rows) + said // the rows above what it was given to do
+	var now []windowRow
+	before, blank := 0, false
+	for i, w := range append(rows, v.rows[:end]...) {
+		if i == given {
+			before = len(now)
+		}
 		ends := v.ends(w)
 		if w.text != "" && ends != TurnFinished && ends != TurnReady && !v.spins(w) {
 			now = append(now, windowRow{text: strings.TrimRight(w.raw, " "), blank: blank})
 		}
 		blank = w.text == ""
-		if i < given {
-			before = len(now)
-		}
 	}
-	return now, before
+	if !d.begun && d.turn.worked && (d.turn.sent || said >= 0) {
+		d.begun = true
+		d.told = len(d.window)
+	} else {
+		before = 0
+	}
+	d.tellLeaving(now, before)
+	return true
 }
 
-// tellLeaving tells the rows of the last look that stand no more above one that still does: now are those that stand
-// there, the first ones told before. Where none stands there any more, what was told before is not told again.
-func (d *Detector) tellLeaving(now []windowRow, before int, begins bool) {
-	stands := commonRows(d.window, now)
-	last := len(stands) - 1
-	for last >= 0 && stands[last] < 0 {
-		last--
-	}
-	top, leaves := 0, false
-	for i := last; i >= 0; i-- { // from below: what stands above a row that leaves is told before it
-		to, told := stands[i], d.window[i].told
-		switch {
-		case to < 0:
-			leaves = leaves || !told
-			continue
-		case told || leaves:
-			before = max(before, to+1) // what has changed above it was told, too
-		}
-		top = to
-	}
-	before = max(before, top) // it has scrolled back
-	none := last < 0
-	if none {
-		last = len(stands)
-	}
-	for i, to := range stands[:last] {
-		w := &d.window[i]
-		w.told = w.told || begins || to >= before
-		d.leaves(w)
-	}
-	for i := range now {
-		now[i].told = i < before || none && d.Screen.tr.saidAt[now[i].text] > 0
-	}
-	d.window = now
-}
-
-// commonRows says of each row of was where it stands in is, −1 where it does not: in the same order, the lowest first.
-func commonRows(was, is []windowRow) []int {
-	places := make([]int, len(was))
-	end := len(is)
-	for i, w := range slices.Backward(was) {
+// tellLeaving tells the rows of the last look that stand no more above one that still does, and all above them: now are
+// those that stand there, the first ones told before. Where none stands there any more, what was told before is not
+// told again.
+func (d *Detector) tellLeaving(now []windowRow, told int) {
+	stands := make([]int, len(d.window)) // where each of them stands, in the same order, the lowest first; −1 nowhere
+	first, last, end := -1, 0, len(now)
+	for i, w := range slices.Backward(d.window) {
 		k := end - 1
-		for k >= 0 && is[k].text != w.text {
+		for k >= 0 && now[k].text != w.text {
 			k--
 		}
-		places[i] = k
+		stands[i] = k
 		if k >= 0 {
-			end = k
+			first, end = k, k
+			last = max(last, i+1)
 		}
 	}
-	return places
+	if first < 0 {
+		last = len(stands)
+		for told < len(now) && d.Screen.tr.said(now[told].text) {
+			told++
+		}
+	}
+	told = max(told, first) // it has scrolled back
+	leaves := d.told
+	for i, to := range stands[:last] {
+		if to < 0 {
+			leaves = max(leaves, i+1)
+		}
+	}
+	d.tellWindow(leaves)
+	for _, to := range stands[:leaves] {
+		told = max(told, to+1) // what has changed above it was told, too
+	}
+	d.window = now
+	d.told = told
 }
 
 // reSpinner is a spinner before it shows any seconds.
 var reSpinner = re(`^[^\pL\pN\s] \pL+…$|^[⠁-⣿] `)
 
-// textEnd is the row where a program's text ends: the cursor's; in a known tool that of the input
-// box, or of a spinner above it with what hangs on that; 0 while there is no box, for that is a
+// textEnd is the row where a program's text ends: the cursor's; in a known tool that of the input box, whether or not
+// something stands in it, or of a spinner above it with what hangs on that; 0 while there is no box, for that is a
 // dialog.
 func (v *view) textEnd() int {
-	if v.known {
-		return v.textAbove(max(0, v.box().row, v.up(v.last+1, v.inBox)))
+	if !v.known {
+		return v.textAbove(v.row)
 	}
-	return v.textAbove(v.row)
-}
-
-// windowEnd is the row where the text in a known tool's window ends, whether or not something stands in its input box;
-// 0 while there is none.
-func (v *view) windowEnd() int {
 	box := v.box().row
 	_, _, hidden := v.s.Cursor()
 	if hidden && box > 0 && !v.rows[box-1].rule {
@@ -3571,7 +3380,7 @@ func (v *view) windowEnd() int {
 		for box > 0 && v.rows[box-1].depth > 0 {
 			box--
 		}
-		dialog := func(w viewRow) bool { return w.depth > 0 && fits(v.a.Head, w.text) }
+		dialog := func(w viewRow) bool { return w.depth > 0 && v.a.Head.MatchString(w.text) }
 		if v.rows[box].depth == 0 || v.up(v.last+1, dialog) >= 0 {
 			return 0
 		}
@@ -3613,6 +3422,7 @@ type view struct {
 	a        *Adapter
 	tty      TTYState
 	o        DetectOptions
+	of       moment
 	rows     []viewRow
 	row, col int    // of the cursor
 	last     int    // the last row that shows anything, −1 none
@@ -3623,10 +3433,16 @@ type view struct {
 	reported bool   // the tool says that it asks
 	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
 	busy     bool   // nobody reads; of a tool of ours that tells nothing
-	works    bool   // it is at work: see working
-	changes  uint   // of the screen, when it was looked at
-	cursor   [2]int // where the terminal's was then, unless
-	noCursor bool   // that was hidden
+	working  bool   // a known tool is at work: see atWork
+}
+
+// moment is all that a look depends on.
+type moment struct {
+	tty     TTYState
+	changes uint // of the screen
+	row     int  // of its cursor
+	col     int
+	hidden  bool
 }
 
 // viewRow is a row freed of its frame, and read as a choice: pointer, box to tick, number, words.
@@ -3650,7 +3466,7 @@ type viewRow struct {
 }
 
 // fits reports whether the pattern, if there is one, matches the row's text.
-func (w *viewRow) fits(p *pattern) bool { return fits(p, w.text) }
+func (w *viewRow) fits(p *pattern) bool { return p.MatchString(w.text) }
 
 // heads reports whether the row asks, as one above a list does.
 func (w *viewRow) heads() bool { return reHeading.MatchString(plain(w.text)) }
@@ -3661,36 +3477,25 @@ const (
 	tickBox  = `((?:(?:\[[ xX*✔✓]\]|\([ xX*•]\)|[◯◉◻◼☐☑☒□■])\s*)?)`
 )
 
-// newView looks at the screen, unless the last look still shows it.
+// newView looks at the screen and reads its rows, unless the last look still shows it.
 func (d *Detector) newView() *view {
-	if d.view != nil && d.view.shows(d.Screen, d.tty) {
+	s, a := d.Screen, d.adapter
+	row, col, hidden := s.Cursor()
+	of := moment{d.tty, s.changes, row, col, hidden}
+	if d.view != nil && d.view.of == of {
 		return d.view
 	}
-	return newView(d.Screen, d.adapter, d.tty, d.o, d.view)
-}
-
-// newView reads the screen's rows. was is the last look, if any.
-func newView(s *Screen, a *Adapter, tty TTYState, o DetectOptions, was *view) *view {
-	v := &view{s: s, a: a, tty: tty, o: o, changes: s.changes}
+	v := &view{s: s, a: a, tty: d.tty, o: d.o, of: of, row: row, col: col, hidden: hidden}
 	v.known = a.Box != nil && !v.readsLine()
-	v.busy = tty.Reading == ReadingBusy && !v.known
-	v.row, v.col, v.hidden = s.Cursor()
-	v.cursor = [2]int{v.row, v.col}
-	v.noCursor = v.hidden
-	v.reported = v.known && (fits(a.Asks, s.Title()) || s.Status().asks())
+	v.busy = v.tty.Reading == ReadingBusy && !v.known
+	v.reported = v.known && (a.Asks.MatchString(s.Title()) || s.Status().asks())
 	v.readRows()
 	v.last = v.up(s.rows, showsAny)
 	if v.hidden {
-		v.drawnCursor(was)
+		v.drawnCursor(d.view)
 	}
-	v.works = v.atWork()
+	v.working = v.known && v.atWork()
 	return v
-}
-
-// shows tells whether the view still shows that screen and that state of the terminal.
-func (v *view) shows(s *Screen, tty TTYState) bool {
-	row, col, hidden := s.Cursor()
-	return v.changes == s.changes && v.tty == tty && v.cursor == [2]int{row, col} && v.noCursor == hidden
 }
 
 // readRows reads the screen's rows, those that it shows as before from what is known of them.
@@ -3705,15 +3510,15 @@ func (v *view) readRows() {
 	v.hidden = v.hidden || v.modal
 	v.rows = make([]viewRow, s.rows)
 	for r, l := range s.grid {
-		if v.modal {
-			v.rows[r] = readRow(box.cut(s, r), r, s.cols)
-			continue
+		switch {
+		case v.modal:
+			v.rows[r] = readRow(box.cut(s, r), s.cols)
+		case l.row == nil:
+			v.rows[r] = readRow(s.trimmed(l), s.cols)
+			l.row = ref(v.rows[r])
+		default:
+			v.rows[r] = *l.row
 		}
-		if l.row == nil {
-			w := readRow(s.trimmed(l), r, s.cols)
-			l.row = &w
-		}
-		v.rows[r] = *l.row
 		v.rows[r].row = r
 	}
 }
@@ -3734,56 +3539,41 @@ func (b rectangle) cut(s *Screen, r int) string {
 // middle a background of their own begins and ends in the same columns, with text on both sides of
 // it or on one.
 func modal(s *Screen) rectangle {
-	const least = 4 // rows
-	for r := s.rows - least; r >= 0; r-- {
-		cells := s.grid[r].cells
-		for c := 0; c < s.cols && s.grid[r].lit; {
-			end := c
-			for end < s.cols && cells[end].BG == cells[c].BG {
-				end++
+	for r := s.rows - 1; r >= 0; r-- {
+		for c := 1; c < s.cols && s.grid[r].lit; {
+			box := boxOver(s, r, c)
+			beside := ""
+			for _, l := range s.grid[box.row : box.row+box.rows] {
+				beside += s.part(l.cells[:c]) + s.part(l.cells[c+box.cols:])
 			}
-			box := rectangle{row: r, col: c, cols: end - c}
-			if cells[c].BG != 0 && box.cols >= 20 && c > 0 && end < s.cols {
-				box.grow(s)
-				if box.rows >= least && box.covers(s) {
-					return box
-				}
+			if box.rows >= 4 && box.cols >= 20 && strings.ContainsFunc(beside, isWordRune) {
+				return box
 			}
-			c = end
+			c += box.cols
 		}
 	}
 	return rectangle{}
 }
 
-// grow extends the rectangle up and down over the rows in which its background begins and ends in
-// its columns; what is lit inside does not matter.
-func (b *rectangle) grow(s *Screen) {
-	background := s.grid[b.row].cells[b.col].BG
-	edged := func(r int) bool {
-		cells := s.grid[r].cells
-		last := b.col + b.cols
-		return cells[b.col].BG == background && cells[last-1].BG == background &&
-			cells[b.col-1].BG != background && cells[last].BG != background
-	}
-	top, end := b.row, b.row+1
-	for top > 0 && edged(top-1) {
-		top--
-	}
-	for end < s.rows && edged(end) {
+// boxOver is the rectangle whose last row is row r and whose background begins there in column c: the rows in which it
+// begins and ends in the same columns, whatever is lit inside.
+func boxOver(s *Screen, r, c int) rectangle {
+	background := s.grid[r].cells[c].BG
+	end := c
+	for end < s.cols && s.grid[r].cells[end].BG == background {
 		end++
 	}
-	b.row, b.rows = top, end-top
-}
-
-// covers tells whether text stands in the rectangle, and beside it.
-func (b rectangle) covers(s *Screen) bool {
-	var inside, beside strings.Builder
-	for r := b.row; r < b.row+b.rows; r++ {
-		cells := s.grid[r].cells
-		inside.WriteString(b.cut(s, r))
-		beside.WriteString(s.part(cells[:b.col]) + s.part(cells[b.col+b.cols:]))
+	box := rectangle{row: r + 1, col: c, cols: end - c}
+	for background != 0 && end < s.cols && box.row > 0 {
+		cells := s.grid[box.row-1].cells
+		inside := cells[c].BG == background && cells[end-1].BG == background
+		if !inside || cells[c-1].BG == background || cells[end].BG == background {
+			break
+		}
+		box.row--
+		box.rows++
 	}
-	return strings.ContainsFunc(inside.String(), isWordRune) && strings.ContainsFunc(beside.String(), isWordRune)
+	return box
 }
 
 // drawnCursor finds the cursor that a program draws itself while the terminal's is hidden: the
@@ -3811,6 +3601,9 @@ func (v *view) putCursor(row, col int) {
 	v.before = v.s.part(v.s.grid[row].cells[:col])
 }
 
+// readings are the words for what is known of who reads, in the order of Reading.
+var readings = []string{"", "unknown", "reading", "busy"}
+
 // cursorLike tells whether a cell is drawn as a cursor, and its neighbours are not: reversed, a
 // block, or on a background of its own. It is not in the last columns, where a scroll bar is.
 func (v *view) cursorLike(r, c int) bool {
@@ -3820,9 +3613,8 @@ func (v *view) cursorLike(r, c int) bool {
 		left = cells[c-1]
 	}
 	marked := func(c cell) bool { return c.Reverse || strings.ContainsRune(cursorBlocks, c.ch) }
-	lit := c > 0 && cells[c].BG != 0 && cells[c].BG != left.BG
-	even := c == 0 || left.BG == right.BG
-	return (marked(cells[c]) || lit) && !marked(left) && !marked(right) && even
+	lit := cells[c].BG != 0 && cells[c].BG != left.BG
+	return (marked(cells[c]) || lit) && !marked(left) && !marked(right) && left.BG == right.BG
 }
 
 // cursorBlocks are the characters that programs draw a cursor with.
@@ -3830,11 +3622,9 @@ const cursorBlocks = "█▋"
 
 // hintFrom tells whether the row shows nothing from column c on but what is faint, and its frame.
 func (v *view) hintFrom(r, c int) bool {
-	cells := v.s.grid[r].cells
-	for ; c < len(cells); c++ {
-		ch := cells[c].ch
-		blank := ch == 0 || ch == ' ' || ch == '\u00a0'
-		if !blank && !strings.ContainsRune(uprights+lines, ch) && !v.faintAt(r, c) {
+	for ; c < v.s.cols; c++ {
+		ch := v.s.grid[r].cells[c].ch
+		if ch != 0 && !strings.ContainsRune(" "+uprights+lines, ch) && !v.faintAt(r, c) {
 			return false
 		}
 	}
@@ -3850,12 +3640,11 @@ func widthOf(text string) int {
 	return n
 }
 
-// readRow reads row r of a screen with that many columns.
-func readRow(raw string, r, cols int) viewRow {
+// readRow reads a row of a screen with that many columns.
+func readRow(raw string, cols int) viewRow {
 	text := strings.TrimLeft(raw, " "+uprights+lines)
 	frame := strings.TrimSuffix(raw, text)
 	w := viewRow{
-		row:  r,
 		raw:  raw,
 		text: strings.TrimRight(text, " █▐"+uprights+lines),
 		at:   widthOf(frame),
@@ -3876,10 +3665,7 @@ func readRow(raw string, r, cols int) viewRow {
 	w.labelAt = w.tickAt + widthOf(m[4])
 	mark := m[2] + m[4]
 	if mark != "" {
-		w.tick = 0
-	}
-	if strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■") {
-		w.tick = 1
+		w.tick = int(number(strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")))
 	}
 	return w
 }
@@ -3911,14 +3697,6 @@ func (v *view) after() string {
 		return ""
 	}
 	return strings.TrimRight(v.s.part(cells[v.col:]), " ")
-}
-
-// hinted tells whether what stands behind the cursor is only a hint of what may be typed.
-func (v *view) hinted() bool {
-	if v.drawn {
-		return true
-	}
-	return v.faintAt(v.row, v.col)
 }
 
 // whole is the text of row r with that of the rows that run over into it, and the first of them.
@@ -3959,39 +3737,36 @@ func (v *view) lineAbove(r int) (string, int) {
 // which an earlier question was answered, if there is one. cut: the beginning of the paragraph or the context is not
 // known any more.
 func (v *view) linesAbove(top int) (paragraph, context, far []string, cut bool) {
-	var parts [3][]string
-	defer func() {
-		for _, part := range parts {
-			slices.Reverse(part)
-		}
-		paragraph, context, far = parts[0], parts[1], parts[2]
-	}()
-	at, left := 0, maxFull // of parts the one that is being read, and how many characters it may still have
-	for {
-		text, first, answered, known := v.lineBefore(top)
+	part, left := &paragraph, maxFull // the one that is being read, and how many characters it may still have
+	for answered := false; !answered; {
+		var text string
+		var known bool
+		text, top, answered, known = v.lineBefore(top)
 		if !known {
-			return nil, nil, nil, first < 0 && at < 2 && left > 0
+			cut = top < 0 && part != &far
+			break
 		}
 		size := utf8.RuneCountInString(text)
 		blank := isBlank(text)
-		if at == 0 && blank {
-			at, left = 1, *v.o.Context
+		if part == &paragraph && blank {
+			part, left = &context, *v.o.Context
 		}
-		if at == 1 && size > left {
-			at, left = 2, maxFar
+		if part == &context && size > left {
+			part, left = &far, maxFar
 		}
 		if size > left {
-			return nil, nil, nil, at == 0
+			cut = part == &paragraph
+			break
 		}
-		if at == 0 || !blank || len(parts[at]) > 0 {
-			parts[at] = append(parts[at], text)
+		if !blank || len(*part) > 0 {
+			*part = append(*part, text)
 			left -= size
 		}
-		if answered {
-			return nil, nil, nil, false
-		}
-		top = first
 	}
+	slices.Reverse(paragraph)
+	slices.Reverse(context)
+	slices.Reverse(far)
+	return paragraph, context, far, cut
 }
 
 // isBlank reports whether a row shows nothing but a frame.
@@ -4045,26 +3820,17 @@ func (v *view) faintAt(row, col int) bool { return v.faint(v.s.attr(row, col)) }
 // faint tells whether text drawn like that is dim or grey: it explains rather than offers.
 func (v *view) faint(a Attr) bool { return a.Dim || isGrey(a.FG) }
 
-// working tells that a known tool is at work: its screen or its title shows it, and the protocol,
+// atWork tells that a known tool is at work: its screen or its title shows it, and the protocol,
 // where it speaks that, does not say otherwise. What it says of itself comes from the same bytes as
 // a file that is shown, so that alone silences nothing; of a program that is not known it does not
 // count.
-func (v *view) working() bool { return v.works }
-
-// atWork finds that out.
 func (v *view) atWork() bool {
-	if v.a.Works == nil || !v.known {
-		return false
-	}
 	says := v.s.Status().State
 	if v.a.Speaks && says != "" && says != "clear" && says != "working" {
 		return false
 	}
-	if v.a.Works.MatchString("\x1b" + v.s.Title()) {
-		return true
-	}
 	shows := func(w viewRow) bool { return w.fits(v.a.Works) }
-	return slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
+	return v.a.Works.MatchString("\x1b"+v.s.Title()) || slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
 }
 
 // readsLine reports whether lines are read, as no agent's own screen does: somebody else asks.
@@ -4079,43 +3845,28 @@ func (v *view) reads() bool {
 	return v.tty.Reading == ReadingYes || v.tty.Reading == ReadingUnknown && raw
 }
 
-// read finds what the screen asks, nil nothing.
-func (v *view) read() *candidate {
-	if v.last < 0 && !v.reads() {
-		return nil
-	}
-	if v.working() {
-		return nil
-	}
-	f := v.readFirst()
-	if f == nil {
-		return nil
-	}
-	v.finishScore(f)
-	if f.by == "pattern" && f.Score < v.o.Threshold && !f.Idle && !f.Secret {
-		v.bySilence(f)
-		v.finishScore(f)
-	}
-	v.finish(f)
-	return f
+// readers find what the screen asks, the first of them that finds anything.
+var readers = []struct {
+	of   string
+	read func(v *view) *candidate
+}{
+	{"input boxes", (*view).readIdle},
+	{"lists and buttons", (*view).readGroup},
+	{"empty fields", (*view).readField},
+	{"questions on a line", (*view).readLine},
+	{"screens that keep still", (*view).readStill},
 }
 
-// readFirst is what the first of the readers finds that finds anything, nil nothing.
-func (v *view) readFirst() *candidate {
-	readers := []struct {
-		of   string
-		read func() *candidate
-	}{
-		{"input boxes", v.readIdle},
-		{"lists and buttons", v.readGroup},
-		{"empty fields", v.readField},
-		{"questions on a line", v.readLine},
-		{"screens that keep still", v.readStill},
+// read finds what the screen asks, nil nothing.
+func (v *view) read() *candidate {
+	if v.working || v.last < 0 && !v.reads() {
+		return nil
 	}
 	for _, reader := range readers {
-		f := reader.read()
+		f := reader.read(v)
 		if f != nil {
 			f.why = strings.TrimSuffix(reader.of+": "+f.why, ": ")
+			v.finish(f)
 			return f
 		}
 	}
@@ -4169,11 +3920,8 @@ const (
 // where there is no such list. It is about the last look.
 func (d *Detector) Picks() string {
 	v := d.view
-	if v.a.Picks == nil {
-		return ""
-	}
-	for r := max(0, v.row-picksAbove); r <= min(v.last, v.row+picksBelow); r++ {
-		m := v.a.Picks.FindStringSubmatch(strings.TrimSpace(v.rows[r].raw))
+	for _, w := range v.rows[max(0, v.row-picksAbove) : min(v.last, v.row+picksBelow)+1] {
+		m := v.a.Picks.FindStringSubmatch(strings.TrimSpace(w.raw))
 		if m != nil {
 			return m[1]
 		}
@@ -4230,18 +3978,9 @@ func squeezed(text string) string { return strings.Join(strings.Fields(text), ""
 // showsRows tells whether some rows, one after the other and nothing left over, are the text, or its beginning, which
 // the tool has cut.
 func showsRows(rows []string, text string) bool {
-	if text == "" {
+	whole, err := regexp.Compile("^(?:" + reHidden.ReplaceAllString(regexp.QuoteMeta(text), ".*") + ")$")
+	if text == "" || err != nil { // longer than a pattern may be
 		return false
-	}
-	is := func(run string) bool { return run == text }
-	quoted := regexp.QuoteMeta(text)
-	pattern := reHidden.ReplaceAllString(quoted, ".*")
-	if pattern != quoted {
-		exact, err := regexp.Compile("^(?:" + pattern + ")$")
-		if err != nil { // longer than a pattern may be
-			return false
-		}
-		is = exact.MatchString
 	}
 	for from := range rows {
 		run := ""
@@ -4252,7 +3991,7 @@ func showsRows(rows []string, text string) bool {
 			}
 			beginning, cut := strings.CutSuffix(run, "…")
 			cut = cut && beginning != "" && strings.HasPrefix(text, beginning)
-			if row != "" && (cut || is(run)) {
+			if row != "" && (cut || whole.MatchString(run)) {
 				return true
 			}
 		}
@@ -4276,7 +4015,7 @@ func (v *view) readIdle() *candidate {
 
 // inBox tells whether the row is that of an empty input box. A frame may be part of it.
 func (v *view) inBox(w viewRow) bool {
-	return w.fits(v.a.Box) || fits(v.a.Box, strings.TrimSpace(w.raw))
+	return w.fits(v.a.Box) || v.a.Box.MatchString(strings.TrimSpace(w.raw))
 }
 
 var (
@@ -4296,11 +4035,12 @@ func isRefusal(label string) bool {
 	between := func(r rune) bool { return strings.ContainsRune(",;:()-–—", r) }
 	for part := range strings.FieldsFuncSeq(strings.ToLower(plain(label)), between) {
 		part = strings.TrimFunc(part, func(r rune) bool { return !isWordRune(r) && r != '…' }) // what is cut may go on
-		all := part != "" && (isAll("no", part) || isAll("deny", part) || reDont.MatchString(part))
-		if part != "" && !all && !(refuses && reAfterNo.MatchString(part)) {
+		switch {
+		case isAll("no", part), isAll("deny", part), reDont.MatchString(part):
+			refuses = true
+		case part != "" && !(refuses && reAfterNo.MatchString(part)):
 			return false
 		}
-		refuses = refuses || all
 	}
 	return refuses
 }
@@ -4332,10 +4072,11 @@ func labels(of []Choice) []string {
 	return all
 }
 
-// finish adds what all prompts share: permission, safe default, what is shown.
+// finish adds what all prompts share: how sure it is, permission, safe default, what is shown.
 func (v *view) finish(f *candidate) {
+	v.score(f)
 	status := v.s.Status()
-	f.Permission = v.known && status.State == "blocked" && status.Kind == "permission"
+	f.Permission = v.reported && status.Kind == "permission"
 	if f.Type == MultipleChoice && !f.Multi && slices.ContainsFunc(f.Choices, grantsIt) {
 		f.Permission = true
 	}
@@ -4345,123 +4086,93 @@ func (v *view) finish(f *candidate) {
 		c.Grants = f.Type != Unknown && (allowed || grantsIt(*c))
 		c.Label = clip(visible(c.Label), 60)
 	}
-	if f.Question == "" {
-		f.Question = "which one?"
+	f.Question = strings.TrimSpace(cmp.Or(f.Question, "which one?"))
+	f.Excerpt = safely(cmp.Or(f.Excerpt, f.Question), 200)
+	f.Full = cmp.Or(f.Full, f.Question)
+	f.Cut = f.Cut || len(f.Full) > maxFull
+	safe := v.safeDefault(f)
+	if safe != "" {
+		f.SafeDefault = &safe
 	}
-	if len(f.Full) > maxFull {
-		f.Cut = true
-	}
-	f.SafeDefault = v.safeDefault(f)
-	if f.Excerpt == "" {
-		f.Excerpt = f.Question
-	}
-	f.Excerpt = safely(f.Excerpt, 200)
-	if f.Full == "" {
-		f.Full = f.Question
-	}
-	f.Question = strings.TrimSpace(f.Question)
 	f.seal()
 	f.Question = redact(visible(f.Question))
 }
 
-// finishScore adds what agreed, the score, and how long the screen must have been still.
-func (v *view) finishScore(f *candidate) {
-	f.Signals = []string{cmp.Or(f.by, "structure")}
+// score adds what agreed, the score, and how long the screen must have been still. A pattern that is not sure enough
+// is but a guess.
+func (v *view) score(f *candidate) {
+	signals := []string{}
 	if v.tty.Reading == ReadingYes {
-		f.Signals = append(f.Signals, "tty")
+		signals = append(signals, "tty")
 	}
+	if f.by == "pattern" && f.Score+0.05*float64(len(signals)) < v.o.Threshold && !f.Idle && !f.Secret {
+		v.bySilence(f)
+	}
+	f.Score = math.Round(min(f.Score*100+5*float64(len(signals)), 99)) / 100
 	f.wait = cmp.Or(f.wait, settle)
-	score := f.Score*100 + 5*float64(len(f.Signals)-1)
-	f.Score = math.Round(min(score, 99)) / 100
 	state := v.s.Status().State
-	agrees := v.reported
-	if f.Idle {
-		agrees = state == "idle" || state == "done"
+	told := f.Idle && (state == "idle" || state == "done")
+	if v.known && (told || v.reported && !f.Idle) {
+		f.Score = 1
+		signal := "title"
+		if told || state == "blocked" {
+			signal = "protocol"
+		}
+		signals = append(signals, signal)
 	}
-	if !v.known || !agrees {
-		return
-	}
-	f.Score = 1
-	signal := "title"
-	if f.Idle || state == "blocked" {
-		signal = "protocol"
-	}
-	f.Signals = append(f.Signals, signal)
+	f.Signals = append([]string{cmp.Or(f.by, "structure")}, signals...)
 }
 
-// safeDefault is what may be typed while nobody answers, nil when nothing may: only what is known
+// safeDefault is what may be typed while nobody answers, "" when nothing may: only what is known
 // to refuse, Escape where the dialog names it as the way out, Enter at a bare "Press Enter", or
 // what the configuration names for lists and texts in which nothing refuses, grants or is secret.
-func (v *view) safeDefault(f *candidate) *string {
-	if f.Idle || f.Secret || f.Type == Unknown {
-		return nil
-	}
-	if f.Type == ConfirmEnter {
-		return v.defaultOfPress(f)
-	}
-	turned := !f.Permission && turns(f.Question)
-	if f.Multi || f.guess || turned {
-		return nil
-	}
+func (v *view) safeDefault(f *candidate) string {
 	refusal, decides := refusalIn(f)
-	if refusal != "" {
-		return &refusal
+	// "No" may mean that something goes on, or is lost.
+	turned := hasWord("keep", f.Question) || hasWord("deny", f.Question) || hasWord("quit", f.Question) ||
+		reNot.MatchString(plain(f.Question))
+	set := v.o.SafeDefaults[f.Type]
+	switch {
+	case f.Idle, f.Secret, f.Type == Unknown:
+		return ""
+	case f.Type == ConfirmEnter:
+		return v.defaultOfPress(f)
+	case f.Multi, f.guess, turned && !f.Permission:
+		return ""
+	case refusal != "":
+		return refusal
+	case f.esc && len(f.Choices) > 0:
+		return "esc"
+	case f.Permission, decides, f.Cut:
+		return ""
+	case f.Type == FreeText:
+		return set
 	}
-	if f.esc && len(f.Choices) > 0 {
-		esc := "esc"
-		return &esc
+	key := ""
+	for _, c := range f.Choices {
+		if !isASCII(c.Label) { // who knows what it does
+			return ""
+		}
+		if c.Key == set || strings.EqualFold(c.Label, set) {
+			key = c.Key
+		}
 	}
-	if f.Permission || decides || f.Cut {
-		return nil
-	}
-	return v.configuredDefault(f)
+	return key
 }
 
 // reNot turns an English question around: "no" to "Do not delete it?" deletes it.
 var reNot = re(`(?i)(\b(not|without)|n't)\b[^.;:!\n]*\?`)
 
-// turns tells whether "no" to a question means that something goes on, or is lost.
-func turns(question string) bool {
-	return hasWord("keep", question) || hasWord("deny", question) || hasWord("quit", question) ||
-		reNot.MatchString(plain(question))
-}
-
-// configuredDefault is what the configuration names for lists and texts, if f has that; else nil.
-func (v *view) configuredDefault(f *candidate) *string {
-	set := v.o.SafeDefaults[f.Type]
-	if set == "" {
-		return nil
-	}
-	if f.Type == FreeText {
-		return &set
-	}
-	foreign := func(c Choice) bool { return !isASCII(c.Label) } // who knows what it does
-	if slices.ContainsFunc(f.Choices, foreign) {
-		return nil
-	}
-	for _, c := range f.Choices {
-		names := c.Key == set || strings.EqualFold(c.Label, set)
-		if f.Type == MultipleChoice && names {
-			return &c.Key
-		}
-	}
-	return nil
-}
-
 // refusalIn is the key of the last choice that is known to refuse, "" without one; and whether any
 // grants or refuses.
 func refusalIn(f *candidate) (key string, decides bool) {
-	isYes := func(c Choice) bool { return strings.EqualFold(c.Label, "y") }
-	yes := slices.ContainsFunc(f.Choices, isYes)
+	yes := slices.ContainsFunc(f.Choices, func(c Choice) bool { return strings.EqualFold(c.Label, "y") })
 	for _, c := range f.Choices {
 		ours := f.Type == YesNo && c.Key == "n" // that it is "no" was known when it was made
-		plainNo := ours || yes && strings.EqualFold(c.Label, "n")
-		if plainNo || isRefusal(c.Label) {
+		if ours || yes && strings.EqualFold(c.Label, "n") || isRefusal(c.Label) {
 			key = c.Key
 		}
-		if plainNo || c.Grants || declines(c.Label) {
-			decides = true
-		}
+		decides = decides || c.Grants || declines(c.Label)
 	}
 	return key, decides
 }
@@ -4479,18 +4190,17 @@ var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|
 // defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, nothing
 // in it names another way out, and nothing is asked. The configuration can make it "esc", or
 // nothing.
-func (v *view) defaultOfPress(f *candidate) *string {
-	set, given := v.o.SafeDefaults[ConfirmEnter]
-	if !given {
-		set = "enter"
-	}
-	rows := slices.Concat(f.parts.above, f.parts.body, []string{f.Question})
-	text := strings.Join(rows, "\n")
+func (v *view) defaultOfPress(f *candidate) string {
+	text := strings.Join(append(slices.Concat(f.parts.above, f.parts.body), f.Question), "\n")
 	asks := reOtherWay.MatchString(text) || strings.Contains(text, "?")
-	if f.Cut || asks || set == "" || !reBarePress.MatchString(f.Question) {
-		return nil
+	set, given := v.o.SafeDefaults[ConfirmEnter]
+	switch {
+	case f.Cut || asks || !reBarePress.MatchString(f.Question):
+		return ""
+	case given:
+		return set
 	}
-	return &set
+	return "enter"
 }
 
 // ---- menus ----
@@ -4514,7 +4224,6 @@ var (
 	reCounting = re(`(?i)\d+s\b|\binterrupt\b`)
 	// reHeading is the row above a list that asks.
 	reHeading = re(`^[?◆◇] |[?:…]\s*$|^[?]`)
-	reShort   = re(`\s\((\w|esc)\)$`)
 	reCount   = re(`^\(?\d+/\d+\b`)
 	reSegment = re(`(\S+(?: \S+)*)`)
 	reGap     = re(` {3,}`)
@@ -4542,58 +4251,66 @@ func (g *group) first() int { return g.opts[0].row }
 // end is the row of its last option.
 func (g *group) end() int { return g.opts[len(g.opts)-1].row }
 
-// numbered reports whether its options have numbers.
-func (g *group) numbered() bool { return g.opts[0].num != "" }
-
-// ticked reports whether its options have boxes to tick.
-func (g *group) ticked() bool { return g.opts[0].tick >= 0 }
-
 // sure reports whether an option is pointed at, by more than a colour or bold print.
 func (g *group) sure() bool { return g.at >= 0 && !g.weak }
 
-// reasons are what makes a group one to choose from, each with the recordings, of 688, whose last question it finds.
-var reasons = []struct {
-	why   string
-	holds func(v *view, g *group) bool
-}{
-	{"a row says how to choose", func(v *view, g *group) bool { // 71
-		said := v.choosingRow(g) >= 0 && (!v.typing(g) || g.numbered())
-		return said && (g.sure() || g.ticked() || g.at >= 0 && v.inside(g) && v.reads())
-	}},
-	{"its options are numbered", func(v *view, g *group) bool { // 17
-		return g.numbered() && g.sure() && v.inside(g) && !v.typing(g)
-	}},
-	{"it is a dialog drawn over other text", func(v *view, g *group) bool { // 1
-		return v.modal && g.sure()
-	}},
-	{"it stands in a frame", func(v *view, g *group) bool { // 10
-		away := v.hidden || v.drawn && v.row < g.first()
-		return g.sure() && v.rows[g.first()].depth > 0 && away && v.reads()
-	}},
-	{"its buttons stand below it in a frame", func(v *view, g *group) bool { // 3
-		r := v.buttonRow()
-		return r > g.end() && v.textRows(g.end()+1, r-1) == 0
-	}},
-	{"the program reads keys at it", func(v *view, g *group) bool { // 11
-		open := v.inside(g) || v.col == 0 && v.row <= g.end()+2     // as where it was printed
-		whole := v.textRows(g.first(), g.end()) > g.end()-g.first() // no blank rows in it
-		return g.sure() && open && whole && v.reads() && !v.typing(g) && v.last-g.end() <= 2
-	}},
+// reason is what makes a group one to choose from, "" where nothing does; each with the recordings, of 688, whose last
+// question it finds. One option alone needs a row below it that says how the pointer moves, or what Enter takes.
+func (v *view) reason(g *group) string {
+	if g.across {
+		return v.reasonAcross(g)
+	}
+	o := g.opts[0]
+	inside := v.hidden || v.row <= g.end()
+	draft := !v.hidden && v.row >= o.row && inside && v.col > v.rows[v.row].labelAt // is typed in it
+	hint := v.choosingRow(g)
+	alone := len(g.opts) == 1 && o.tick < 0
+	pointed := g.sure() || o.tick >= 0 || g.at >= 0 && inside && v.reads()
+	switch {
+	case alone && (hint < g.end() || !v.rows[hint].fits(reMoving)):
+		return ""
+	case hint >= 0 && pointed && (!draft || o.num != ""):
+		return "a row says how to choose" // 71
+	case v.buttonRow() > g.end():
+		return "its buttons stand below it in a frame" // 3
+	case !g.sure() || draft:
+		return ""
+	case inside && o.num != "":
+		return "its options are numbered" // 17
+	case v.modal:
+		return "it is a dialog drawn over other text" // 1
+	case v.reads():
+		return v.reasonRead(g)
+	}
+	return ""
 }
 
-// sideReasons are the same for what stands side by side.
-var sideReasons = []struct {
-	why   string
-	holds func(v *view, g *group) bool
-}{
-	{"they are drawn as buttons", func(v *view, g *group) bool { // 17
-		bare := g.shape == apart || g.shape == slash && g.at < 0
-		return !bare && (g.end() >= v.last-4 || v.rows[g.end()].depth > 0)
-	}},
-	{"one is lit, and all of them decide", func(v *view, g *group) bool { // 2
-		boxed := g.sure() && strings.Count(v.rows[g.end()].text, "[") == len(g.opts)
-		return g.at >= 0 && (decide(g.opts) || boxed)
-	}},
+// reasonRead is the same where the program reads keys at the list.
+func (v *view) reasonRead(g *group) string {
+	away := v.hidden || v.drawn && v.row < g.first()
+	near := v.hidden || v.row <= g.end() || v.col == 0 && v.row <= g.end()+2 // as where it was printed
+	switch {
+	case away && g.opts[0].depth > 0:
+		return "it stands in a frame" // 10
+	case near && v.last-g.end() <= 2 && v.textRows(g.first(), g.end()) > g.end()-g.first(): // no blank rows in it
+		return "the program reads keys at it" // 11
+	}
+	return ""
+}
+
+// reasonAcross is the same of choices side by side.
+func (v *view) reasonAcross(g *group) string {
+	w := v.rows[g.end()]
+	bare := g.shape == apart || g.shape == slash && g.at < 0
+	boxed := g.sure() && strings.Count(w.text, "[") == len(g.opts)
+	other := func(o viewRow) bool { return !grantsIt(Choice{Label: o.label}) && !declines(o.label) }
+	switch {
+	case !bare && (w.row >= v.last-4 || w.depth > 0):
+		return "they are drawn as buttons" // 17
+	case g.at >= 0 && (boxed || !slices.ContainsFunc(g.opts, other)):
+		return "one is lit, and all of them decide" // 2
+	}
+	return ""
 }
 
 // maxNear is how far above the last row a group is looked for: all of any usual screen.
@@ -4602,47 +4319,33 @@ const maxNear = 200
 // maxBelow is how many rows of text may stand below a group: a status line, a footer.
 const maxBelow = 12
 
-// asked reports whether a group is one to choose from, and notes why. One option alone needs a row below it that says
-// how the pointer moves, or what Enter takes.
-func (v *view) asked(g *group) bool {
-	table := reasons
-	if g.across {
-		table = sideReasons
-	} else if len(g.opts) == 1 && !g.ticked() {
-		hint := v.choosingRow(g)
-		if hint < g.end() || !v.rows[hint].fits(reMoving) {
-			return false
-		}
-	}
-	if v.textRows(g.end()+1, v.last) > maxBelow {
-		return false
-	}
-	for _, reason := range table {
-		if reason.holds(v, g) {
-			g.why = reason.why
-			return true
-		}
-	}
-	return false
-}
-
 // readGroup finds what single keys choose, the lowest on the screen: what stands above may have been answered before. A
-// pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it.
+// pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it. With the cursor
+// in a field of a framed dialog, that is to be filled in.
 func (v *view) readGroup() *candidate {
 	buttons := v.buttonRow()
 	if v.tty.Canonical || v.busy && buttons < 0 {
 		return nil // nothing is chosen with single keys; gpg, whose pinentry reads, is busy
 	}
-	if v.inFrame() {
-		return v.field(buttons)
+	w := v.rows[v.row]
+	if !v.hidden && v.row < buttons && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
+		f := newCandidate(FreeText, 0.90)
+		f.why = "the cursor is in a field of it"
+		v.describe(f, buttons, buttons, nil)
+		f.Secret = hasWord("secret", f.Question)
+		return f
 	}
 	var second *group
 	for r := v.last; r >= max(0, v.last-maxNear); r-- {
 		for _, g := range []*group{v.sideBySide(r), v.column(r)} {
-			if g == nil || !v.asked(g) {
+			if g == nil || v.textRows(g.end()+1, v.last) > maxBelow {
 				continue
 			}
-			if !g.weak && g.shape != angles && (len(g.opts) > 1 || g.ticked()) {
+			g.why = v.reason(g)
+			if g.why == "" {
+				continue
+			}
+			if !g.weak && g.shape != angles && (len(g.opts) > 1 || g.opts[0].tick >= 0) {
 				return v.menu(g)
 			}
 			if second == nil || second.weak && !g.weak {
@@ -4656,16 +4359,16 @@ func (v *view) readGroup() *candidate {
 	return v.menu(second)
 }
 
+// aspects are in what an option may be drawn unlike the others: the last two, bold print and a colour, may be something
+// else.
+func aspects(a Attr) [5]int32 {
+	return [...]int32{number(a.Reverse), a.BG, number(a.Underline), number(a.Bold), a.FG}
+}
+
 // buttonRow is the row of the buttons of a framed dialog, in angle brackets as whiptail, dialog and pinentry have them;
 // −1 without one.
 func (v *view) buttonRow() int {
 	return v.up(v.last+1, func(w viewRow) bool { return w.depth > 0 && w.fits(sides[0].row) })
-}
-
-// inFrame reports whether the cursor is in a field of a framed dialog.
-func (v *view) inFrame() bool {
-	w := v.rows[v.row]
-	return !v.hidden && v.row < v.buttonRow() && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_"))
 }
 
 // column is the group of options in one column around the one in row r: marked with a pointer, with boxes to tick, or
@@ -4673,16 +4376,14 @@ func (v *view) inFrame() bool {
 func (v *view) column(r int) *group {
 	head := v.rows[r]
 	boxes := head.tick >= 0 && (v.hidden || v.row <= r || v.buttonRow() > r)
-	lit := head.tick < 0 && v.sample(head) != Attr{FG: -1, BG: -1}
+	lit := v.sample(head) != Attr{FG: -1, BG: -1}
 	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) {
 		return nil
 	}
-	opts := v.grow(head, -1)
-	here := len(opts)
-	slices.Reverse(opts)
-	opts = append(append(opts, head), v.grow(head, 1)...)
-	g := &group{opts: opts, at: -1}
-	for i, o := range opts {
+	above := v.grow(head, -1)
+	slices.Reverse(above)
+	g := &group{opts: append(append(above, head), v.grow(head, 1)...), at: -1}
+	for i, o := range g.opts {
 		if o.pointer == "" {
 			continue
 		}
@@ -4695,7 +4396,7 @@ func (v *view) column(r int) *group {
 		v.joinLabels(g)
 		return g
 	}
-	for ; here >= 0 && len(g.opts) > 0; here-- { // rows above may be drawn as no option is
+	for here := len(above); here >= 0; here-- { // rows above may be drawn as no option is
 		g.at, g.weak = v.unlike(g.opts)
 		if g.at == here || boxes {
 			return g
@@ -4753,7 +4454,7 @@ func (v *view) isOption(o, head viewRow, num string) bool {
 
 // dimmer reports whether row o is faint and the pointer's row is not.
 func (v *view) dimmer(o, head viewRow) bool {
-	return o.tick < 0 && !strings.HasPrefix(o.text, "○") && v.faint(v.sample(o)) && !v.faint(v.sample(head))
+	return !strings.HasPrefix(o.text, "○") && v.faint(v.sample(o)) && !v.faint(v.sample(head))
 }
 
 // explains reports whether row o belongs to an option above it.
@@ -4768,26 +4469,13 @@ func (v *view) joinLabels(g *group) {
 	for i, o := range g.opts {
 		for r := o.row + 1; r <= v.last && (i+1 == len(g.opts) || r < g.opts[i+1].row); r++ {
 			w := v.rows[r]
-			under := w.optionAt == o.labelAt || w.optionAt < o.optionAt
 			alike := v.faintAt(r, w.optionAt) == v.faintAt(o.row, o.labelAt)
-			if w.text == "" || !under || !alike || !v.explains(w, g.opts[g.at]) {
+			if w.text == "" || !alike || !v.explains(w, g.opts[g.at]) {
 				break
 			}
 			g.opts[i].label += " " + w.text
 		}
 	}
-}
-
-// aspects are in what an option may be drawn unlike the others. A colour or bold print alone may be something else.
-var aspects = []struct {
-	weak bool
-	of   func(a Attr) int32
-}{
-	{false, func(a Attr) int32 { return number(a.Reverse) }},
-	{false, func(a Attr) int32 { return a.BG }},
-	{false, func(a Attr) int32 { return number(a.Underline) }},
-	{true, func(a Attr) int32 { return number(a.Bold) }},
-	{true, func(a Attr) int32 { return a.FG }},
 }
 
 // unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two with a background it is
@@ -4797,41 +4485,45 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
 	}
-	drawn := make([]Attr, len(opts))
-	for i := range opts {
-		drawn[i] = v.sample(opts[i])
+	var drawn [][5]int32
+	for _, o := range opts {
+		drawn = append(drawn, aspects(v.sample(o)))
 	}
-	across := opts[0].row == opts[1].row
-	lit := drawn[0].BG >= 0 && (drawn[1].BG >= 0 || !across) // in a column one bar alone may be no menu
-	if len(opts) == 2 && lit && greyGround(drawn[0]) != greyGround(drawn[1]) {
-		return int(number(greyGround(drawn[0]))), false
+	first, second := v.sample(opts[0]).BG, v.sample(opts[1]).BG
+	grey := func(background int32) bool { return isGrey(background) || background >= 232 && background < 240 }
+	row, left := opts[0].row, opts[0].at-1
+	across := row == opts[1].row
+	lit := first >= 0 && (second >= 0 || !across) // in a column one bar alone may be no menu
+	if len(opts) == 2 && lit && grey(first) != grey(second) {
+		return int(number(grey(first))), false
 	}
-	rest := v.s.attr(opts[0].row, v.s.cols-1)
+	rest := v.s.attr(row, v.s.cols-1)
 	if across {
-		rest = v.s.attr(opts[0].row, opts[0].at-1)
-		if rest.BG == drawn[0].BG && rest.Reverse == drawn[0].Reverse {
-			rest = v.s.attr(opts[0].row-1, opts[0].at-1)
+		rest = v.s.attr(row, left)
+		if rest.BG == first {
+			rest = v.s.attr(row-1, left)
 		}
 	}
-	for _, aspect := range aspects {
-		common := aspect.of(drawn[0])
-		switch {
-		case len(drawn) == 2:
-			common = aspect.of(rest)
-		case aspect.of(drawn[1]) == aspect.of(drawn[2]):
-			common = aspect.of(drawn[1])
+	for k := range drawn[0] {
+		common := drawn[0][k]
+		if len(drawn) == 2 {
+			common = aspects(rest)[k]
+		} else if drawn[1][k] == drawn[2][k] {
+			common = drawn[1][k]
 		}
-		odd := func(a Attr) bool { return aspect.of(a) != common }
-		at := slices.IndexFunc(drawn, odd)
-		if at >= 0 && !slices.ContainsFunc(drawn[at+1:], odd) {
-			return at, aspect.weak
+		odd := 0
+		for i := range drawn {
+			if drawn[i][k] != common {
+				odd++
+				at = i
+			}
+		}
+		if odd == 1 {
+			return at, k > 2
 		}
 	}
 	return -1, false
 }
-
-// greyGround reports whether a background is a shade of grey, the darkest too: gum has 235.
-func greyGround(a Attr) bool { return isGrey(a.BG) || a.BG >= 232 && a.BG < 240 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
 func isGrey(colour int32) bool {
@@ -4867,14 +4559,6 @@ func (v *view) textRows(from, to int) int {
 	return n
 }
 
-// inside reports whether the cursor is hidden, or in the group, or above it.
-func (v *view) inside(g *group) bool { return v.hidden || v.row <= g.end() }
-
-// typing reports whether a text is being typed in the group's rows: then they are a draft.
-func (v *view) typing(g *group) bool {
-	return !v.hidden && v.row >= g.first() && v.row <= g.end() && v.col > v.rows[v.row].labelAt
-}
-
 // marked is a row's text with the mark that a question may begin with.
 func (v *view) marked(r int) string {
 	return plain(strings.TrimLeft(v.rows[r].raw, " "+uprights))
@@ -4885,21 +4569,20 @@ func (v *view) marked(r int) string {
 // shown. A row that counts seconds tells what a program at work does.
 func (v *view) choosingRow(g *group) int {
 	says := func(w viewRow) bool {
-		return w.text != "" && !w.fits(reCounting) && (w.fits(reChoosing) || g.marked && !g.across && w.fits(reEscOut))
+		return !w.fits(reCounting) && (w.fits(reChoosing) || g.marked && w.fits(reEscOut))
 	}
 	left := 6
 	for r := g.end() + 1; r <= v.last && left > 0; r++ {
 		if says(v.rows[r]) {
 			return r
 		}
-		left -= int(number(v.rows[r].text != ""))
+		left -= v.textRows(r, r)
 	}
-	for r := max(0, g.first()-3); r < g.first(); r++ {
-		if says(v.rows[r]) {
-			return r
-		}
+	above := v.up(g.first(), says)
+	if above < g.first()-3 {
+		return -1
 	}
-	return -1
+	return above
 }
 
 // The shapes of choices side by side.
@@ -4927,27 +4610,23 @@ var sides = []struct {
 	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
 	// mc, gum
 	{apart, re(`^([^<]*(?:  |[\[\]|/])[^<]*)$`),
-		re(`(\[ ?\pL[^\[\]]* ?\]|[^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*)`)},
+		re(`\[? ?([^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*)`)},
 }
 
 // sideBySide is the group of choices side by side in row r, nil where there is none.
 func (v *view) sideBySide(r int) *group {
 	w := v.rows[r]
 	for _, s := range sides {
-		if !w.fits(s.row) {
+		part := s.row.expr().FindStringSubmatchIndex(w.text)
+		if part == nil {
 			continue
 		}
-		part := s.row.expr().FindStringSubmatchIndex(w.text)
 		in := w.text[part[2]:part[3]]
 		g := &group{at: -1, across: true, shape: s.shape}
 		for i, m := range s.choice.expr().FindAllStringSubmatchIndex(in, 10) {
-			from := w.at + widthOf(w.text[:part[2]+m[0]])
-			o := viewRow{row: r, at: from, tick: -1, label: in[m[2]:m[3]]}
-			o.labelAt = from + widthOf(in[m[0]:m[2]])
-			if strings.HasPrefix(o.label, "[") {
-				o.label = strings.Trim(o.label, "[] ")
-				o.labelAt++
-			}
+			o := viewRow{row: r, tick: -1, label: in[m[2]:m[3]]}
+			o.at = w.at + widthOf(w.text[:part[2]+m[0]])
+			o.labelAt = o.at + widthOf(in[m[0]:m[2]])
 			g.opts = append(g.opts, o)
 			if strings.HasPrefix(in[m[0]:], "●") {
 				g.at, g.marked = i, true
@@ -4964,13 +4643,6 @@ func (v *view) sideBySide(r int) *group {
 	return nil
 }
 
-// decide reports whether every option has a word that decides something.
-func decide(opts []viewRow) bool {
-	return !slices.ContainsFunc(opts, func(o viewRow) bool {
-		return !grantsIt(Choice{Label: o.label}) && !declines(o.label)
-	})
-}
-
 // reTickMark is a mark that tells by its colour whether the option behind it is ticked (enquirer, gum).
 var reTickMark = re(`^[✔✓•⬡⬢]\s+`)
 
@@ -4985,7 +4657,6 @@ func (v *view) menu(g *group) *candidate {
 	}
 	from := max(0, g.at-8)
 	f.Pointer = g.at - from
-	var named []Choice // those with a key behind them
 	rows := map[int]string{}
 	unmarked := func(o viewRow) bool { return !reTickMark.MatchString(o.label) }
 	marks := !slices.ContainsFunc(g.opts, unmarked)
@@ -4994,21 +4665,16 @@ func (v *view) menu(g *group) *candidate {
 			mark, _ := utf8.DecodeRuneInString(o.label)
 			o.tick = int(number(mark != '•' && mark != '⬡' && !v.faintAt(o.row, o.labelAt)))
 			o.label = reTickMark.ReplaceAllString(o.label, "")
-			g.opts[i] = o
-		}
-		if reShort.MatchString(o.label) {
-			named = append(named, Choice{Key: reShort.FindString(o.label)})
 		}
 		rows[o.row] = strings.TrimSpace(rows[o.row] + " " + o.num + " " + o.label)
-	}
-	for i, o := range g.opts[from:min(len(g.opts), from+9)] {
-		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: reGap.ReplaceAllString(o.label, "  ")}
-		switch {
-		case len(named) == len(g.opts) && distinct(named):
-			c.Keys = strings.Replace(strings.Trim(reShort.FindString(o.label), " ()"), "esc", "\x1b", 1)
-		case len(o.num) == 1 && v.a.Digits: // of two the first one would choose
+		if i < from || i >= from+9 {
+			continue
+		}
+		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i-from+1)), Label: reGap.ReplaceAllString(o.label, "  ")}
+		if len(o.num) == 1 && v.a.Digits { // of two the first one would choose
 			c.Keys = o.num
-		case o.num == "" && g.numbered(): // it is named by its label, as Submit
+		}
+		if o.num == "" && g.opts[0].num != "" { // it is named by its label, as Submit
 			c.Key = strings.ToLower(o.label)
 		}
 		f.Choices = append(f.Choices, c)
@@ -5021,7 +4687,7 @@ func (v *view) menu(g *group) *candidate {
 	}
 	v.describe(f, g.first(), g.end(), rows)
 	buttons := v.buttonRow()
-	if !g.across && !f.Multi && v.rows[g.first()].depth > 0 && buttons > g.end() && len(f.Choices) < 9 {
+	if !f.Multi && buttons > g.end() && len(f.Choices) < 9 {
 		for _, o := range v.sideBySide(buttons).opts {
 			if declines(o.label) { // Escape stands for it in whiptail and dialog
 				f.Choices = append(f.Choices, Choice{Key: "esc", Label: o.label, Keys: "\x1b"})
@@ -5029,15 +4695,6 @@ func (v *view) menu(g *group) *candidate {
 			}
 		}
 	}
-	return f
-}
-
-// field makes the prompt of a dialog with a field to fill in, down to row end.
-func (v *view) field(end int) *candidate {
-	f := newCandidate(FreeText, 0.90)
-	f.why = "the cursor is in a field of it"
-	v.describe(f, end, end, nil)
-	f.Secret = hasWord("secret", f.Question)
 	return f
 }
 
@@ -5058,27 +4715,34 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 	bottom := end + len(v.linesBelow(end))
 	f.Cut = above || v.s.cutIn(top, bottom)
 	for _, w := range v.rows[top : bottom+1] {
-		if w.row <= end && strings.IndexAny(w.text, "↑↓") == 0 || reElided.MatchString(w.text) {
-			f.Cut = true
-		}
+		f.Cut = f.Cut || w.row <= end && strings.IndexAny(w.text, "↑↓") == 0 || w.fits(reElided)
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
-		option, ok := options[w.row]
-		switch {
-		case ok:
-			f.parts.among = append(f.parts.among, option)
-		case w.row < first && f.Multi:
-			f.parts.body = append(f.parts.body, strings.Map(untick, w.indented()))
-		case w.row < first:
-			f.parts.body = append(f.parts.body, w.indented())
-		default:
-			f.parts.among = append(f.parts.among, w.indented())
+		row, ok := options[w.row]
+		if !ok {
+			row = w.indented()
+		}
+		if f.Multi {
+			row = strings.Map(untick, row)
+		}
+		if w.row < first && !ok {
+			f.parts.body = append(f.parts.body, row)
+		} else {
+			f.parts.among = append(f.parts.among, row)
 		}
 	}
-	leaves := func(w viewRow) bool { return w.fits(reEscOut) }
-	f.esc = slices.ContainsFunc(v.rows[top:max(end, v.last)+1], leaves)
+	f.esc = slices.ContainsFunc(v.rows[top:max(end, v.last)+1], func(w viewRow) bool { return w.fits(reEscOut) })
 	head := top
 	if !v.known && !v.modal {
-		v.aboveDialog(f, top)
+		// A paragraph that has scrolled out belongs to it, what is further up is shown too.
+		paragraph, context, far, cut := v.linesAbove(top)
+		if top == 0 {
+			f.parts.body = append(paragraph, f.parts.body...)
+			f.Full = strings.Join(append(paragraph, f.Full), "\n")
+			f.Cut = f.Cut || cut
+		} else if len(paragraph) > 0 {
+			context = slices.Concat(context, []string{""}, paragraph)
+		}
+		f.showAbove(context, far)
 		// What stands above a blank row may be earlier output.
 		head = max(top, v.up(v.textOver(first), func(w viewRow) bool { return w.raw == "" })+1)
 	}
@@ -5093,6 +4757,13 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		f.Excerpt = headAndTail(redact(visible(about)), 118) + safely(f.Question, 80)
 	}
 	return f
+}
+
+// showAbove takes the context above a question, and what is further up.
+func (f *candidate) showAbove(context, far []string) {
+	f.parts.above = context
+	f.Above = strings.Trim(strings.Join(context, "\n"), "\n")
+	f.Far = strings.Join(far, "\n")
 }
 
 // untick makes the marks of ticks blanks: as ticks they may change while their question stands.
@@ -5115,7 +4786,7 @@ func asYesNo(f *candidate) {
 		})
 	}
 	yes, no := find("yes"), find("no")
-	if yes >= 0 && no >= 0 && yes != no {
+	if yes >= 0 && no >= 0 {
 		f.Type = YesNo
 		f.Choices[yes].Key = "y"
 		f.Choices[no].Key = "n"
@@ -5138,107 +4809,83 @@ func (v *view) dialogTop(first int) (top int, above bool) {
 	if top >= 0 && headed(v.rows[top]) {
 		return top, false
 	}
-	if top < 0 && v.known && v.rows[0].raw != "" && !v.rows[0].fits(v.a.Head) {
-		above = v.s.AltScreen() || v.forgotten(0)
-	}
-	return top + 1, above
-}
-
-// aboveDialog adds what stands above row top, where a dialog of a tool that is not known begins: a
-// paragraph that has scrolled out belongs to it, what is further up is shown too.
-func (v *view) aboveDialog(f *candidate, top int) {
-	paragraph, above, far, cut := v.linesAbove(top)
-	f.Far = strings.Join(far, "\n")
-	if top == 0 {
-		f.parts.body = append(paragraph, f.parts.body...)
-		if len(paragraph) > 0 {
-			f.Full = strings.Join(paragraph, "\n") + "\n" + f.Full
-		}
-		f.Cut = f.Cut || cut
-	} else if len(paragraph) > 0 {
-		above = slices.Concat(above, []string{""}, paragraph)
-	}
-	f.parts.above = above
-	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
+	open := top < 0 && v.known && v.rows[0].raw != "" && !v.rows[0].fits(v.a.Head)
+	return top + 1, open && (v.s.AltScreen() || v.forgotten(0))
 }
 
 // question picks what is asked from rows top to first of a dialog: the last paragraph that is a
-// question, else contains one, else of all; "" without any.
+// question, else contains one, else of all; "" without any. Rows are joined that go on with the one above.
 func (v *view) question(top, first int) string {
-	asked := ""
-	best := 2
-	for _, p := range v.paragraphs(top, first) {
-		kind := 2
-		switch {
-		case reAsked.MatchString(p):
-			kind = 0
-		case strings.Contains(p+" ", "? "):
+	asked, paragraph := "", ""
+	best := 0
+	for r := top; r < first; r++ {
+		w := v.rows[r]
+		aside := w.fits(reAside)
+		if aside || w.fits(reLead) || r > 0 && w.at != v.rows[r-1].at {
+			paragraph = ""
+		}
+		if aside {
+			continue
+		}
+		paragraph = strings.TrimSpace(paragraph + " " + w.text)
+		kind := 0
+		if reAsked.MatchString(paragraph) {
+			kind = 2
+		} else if strings.Contains(paragraph+" ", "? ") {
 			kind = 1
 		}
-		if kind <= best {
+		if kind >= best {
 			best = kind
-			asked = sentence(p)
+			asked = sentence(paragraph)
 		}
 	}
 	return asked
 }
 
-// paragraphs are the rows from top to before first, those joined that go on with the one above.
-func (v *view) paragraphs(top, first int) []string {
-	var body []string
-	gap := true
-	for r := top; r < first; r++ {
-		w := v.rows[r]
-		if reAside.MatchString(w.text) {
-			gap = true
-			continue
-		}
-		indented := r > 0 && w.at != v.rows[r-1].at && !v.s.grid[r-1].wrapped
-		if gap || indented || reLead.MatchString(w.text) {
-			body = append(body, w.text)
-			gap = false
-		} else {
-			body[len(body)-1] += " " + w.text
-		}
-	}
-	return body
-}
-
 // readField finds a field to fill in with the cursor in it and nothing typed yet: fenced by lines,
 // or with a cursor that the program draws, below a question or above a row that says what Enter
-// does. In a fence that nothing asks for it is the input box of a program that waits for orders.
+// does. In a fence that nothing asks for it is the input box of a program that waits for orders: above that stand the
+// last words of an agent, or what it is for, and there an order must name the key that ends the text.
 func (v *view) readField() *candidate {
-	if v.hidden || v.tty.Canonical || v.busy || v.after() != "" && !v.hinted() {
+	after := v.after()
+	if v.hidden || v.tty.Canonical || v.busy || after != "" && !v.drawn && !v.faintAt(v.row, v.col) {
 		return nil
 	}
 	fence := v.fence()
-	before := v.s.part(v.s.grid[v.row].cells[:v.col])
-	hint := fence >= 0 && v.faintAt(v.row, v.col-1) // behind which grok draws its cursor
-	if !hint && !reMark.MatchString(before) {
+	fenced := fence >= 0
+	hint := fenced && v.faintAt(v.row, v.col-1) // behind which grok draws its cursor
+	if !hint && !reMark.MatchString(v.s.part(v.s.grid[v.row].cells[:v.col])) {
 		return nil
 	}
-	asked := v.up(v.row, hasText)
-	if fence >= 0 {
-		asked = v.up(fence, hasText)
+	above := v.row
+	if fenced {
+		above = fence
 	}
-	if v.row-asked > 6 {
-		asked = -1
+	asked := viewRow{}
+	r := v.up(above, hasText)
+	if r >= 0 {
+		asked = v.rows[r]
 	}
+	said := plain(strings.TrimLeft(asked.raw, " "+uprights)) // with the mark that it may begin with
+	_, rest, _ := strings.Cut(said, " ")
+	asks := reOrder.MatchString(said) && reEnds.MatchString(rest)
+	if !fenced {
+		field := v.drawn || after != "" // else it is readLine's
+		asks = field && (reHeading.MatchString(said) || hasWord("secret", said))
+	}
+	below := v.rows[min(v.row+1, v.last+1):min(v.row+9, v.last+1)]
 	f := newCandidate(FreeText, 0.80)
 	switch {
-	case asked >= 0 && v.asksText(asked, fence):
-		f.Question = sentence(v.rows[asked].text)
-	case fence >= 0 && !v.known:
+	case asks:
+		f.Question = sentence(asked.text)
+	case fenced && !v.known:
 		f.Idle = true
 		f.Question = "the program waits for your next message"
 		f.silent = true // a box may stand there while the program works
 		f.wait = v.o.Stuck
 		return f
-	case fence < 0 && v.drawn && v.submits():
-		f.Question = strings.TrimSpace(v.after())
-		if f.Question == "" && asked >= 0 {
-			f.Question = v.rows[asked].text
-		}
+	case !fenced && v.drawn && slices.ContainsFunc(below, func(w viewRow) bool { return w.fits(reSubmits) }):
+		f.Question = cmp.Or(strings.TrimSpace(after), asked.text)
 	default:
 		return nil
 	}
@@ -5270,25 +4917,6 @@ func (v *view) fence() int {
 // reEnds are the keys that end a text, or leave it.
 var reEnds = re(`(?i)\b(enter|return|esc|escape)\b`)
 
-// asksText tells whether a row asks for the text of the field below it: it orders to type one, or,
-// where no fence stands between, ends as a question does. Above the fence of an input box stand the
-// last words of an agent, or what it is for: there the order must name the key that ends the text.
-func (v *view) asksText(r, fence int) bool {
-	text := v.marked(r)
-	if fence >= 0 {
-		_, rest, _ := strings.Cut(text, " ")
-		return reOrder.MatchString(text) && reEnds.MatchString(rest)
-	}
-	field := v.drawn || v.after() != "" || v.rows[v.row].depth > 0 // else it is readLine's
-	return field && (reHeading.MatchString(text) || hasWord("secret", text))
-}
-
-// submits tells whether a row below the cursor says which key ends a text.
-func (v *view) submits() bool {
-	below := v.rows[min(v.row+1, v.last+1):min(v.row+9, v.last+1)]
-	return slices.ContainsFunc(below, func(w viewRow) bool { return w.fits(reSubmits) })
-}
-
 // The silence after which a screen that no rule reads may be a question. Programs that work paint
 // more often: known agents every 2.5 s at least (measured on 63 recordings), which the adapters'
 // longer time allows for. It is longer still where nobody can tell whether the program reads, and
@@ -5301,26 +4929,19 @@ const (
 // readStill takes a screen for what may be a question that no rule reads: the program takes single
 // keys and reads, and it is no draft that stands there.
 func (v *view) readStill() *candidate {
-	switch {
-	case v.tty.Canonical || v.tty.Echo || v.busy:
-		return nil
-	case v.reported:
-	case v.last < 0, v.known && v.box().found:
+	draft := v.last < 0 || v.known && v.box().found
+	if v.tty.Canonical || v.tty.Echo || v.busy || draft && !v.reported {
 		return nil
 	}
 	f := newCandidate(Unknown, 0.60)
-	f.by = "silence"
-	f.silent = true
-	f.wait = v.o.Stuck
+	v.bySilence(f)
 	f.Full = v.s.Text()
 	f.Choices = v.pressable(f.Full)
-	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
+	printed := !v.s.AltScreen() && !v.hidden && v.row >= v.last
 	switch {
 	case v.reported:
 		f.Question = v.s.Status().Msg
-		end := v.rows[max(0, v.last-3) : v.last+1]
-		leaves := slices.ContainsFunc(end, func(w viewRow) bool { return w.fits(reEscOut) })
-		f.Cut = v.s.Status().asks() && !leaves // the window is too small to show the end of the dialog
+		f.Cut = v.s.Status().asks() // the window is too small to show all of the dialog
 	case !v.reads(), printed:
 		f.wait *= stillBlind
 	case v.known:
@@ -5328,12 +4949,61 @@ func (v *view) readStill() *candidate {
 	}
 	for _, w := range v.rows[max(0, v.last-14) : v.last+1] {
 		f.parts.body = append(f.parts.body, w.indented())
-	}
-	asked := v.up(v.last+1, func(w viewRow) bool { return w.heads() })
-	if asked >= 0 && v.last-asked < 15 {
-		f.Question = sentence(v.rows[asked].text)
+		if w.heads() {
+			f.Question = sentence(w.text)
+		}
 	}
 	return f
+}
+
+// ruleOf is the rule that makes a question of a line, "" none, the surest first, each with the recordings, of 688, whose
+// last question it finds.
+func (v *view) ruleOf(f *candidate, text string, top int) string {
+	f.Type = ConfirmEnter
+	last := v.row >= v.last
+	named := v.s.AltScreen() && last && v.reads() && v.s.attr(v.row, 0).Reverse // less: of the file
+	switch {
+	case named, last && !v.tty.Canonical && v.rows[v.row].fits(rePager):
+		return "it is the last line of a pager" // 5
+	case v.readPrinted(f, text, top):
+		return "a list is printed above it" // 22
+	case v.readMarked(f, text):
+		return "it names its answers" // 75
+	case presses(text):
+		f.Type = ConfirmEnter
+		return "it asks for a key" // 11
+	}
+	return ""
+}
+
+// ruleOfWords is the rule that makes a question of a line by its words alone, "" none: it needs a program that reads, or
+// silence.
+func (v *view) ruleOfWords(f *candidate, text string, top int) string {
+	f.Type = FreeText
+	said := plain(text)
+	above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
+	named := strings.Contains(above, strings.TrimRight(text, "> ")) && reOrder.MatchString(above)
+	command := reREPL.MatchString(text) && !v.drawn
+	ending := strings.ToLower(strings.TrimRight(said, " :›‣>…»"))
+	_, secret := findWord("secret", ending)
+	open := reOpen.MatchString(strings.TrimRight(said, ".…")) || asksWhat(text) || len(hotKeys(text)) > 1
+	switch {
+	case !v.tty.Echo && secret >= 0 && (!strings.Contains(ending[secret:], "?") || asksWhat(ending)):
+		f.Secret = true
+		f.Score = 0.85
+		return "it asks for a secret" // 11
+	case command && !named:
+		f.Idle = true
+		return "it is a prompt for commands" // 31
+	case !open:
+		f.Type = YesNo
+		f.guess = true
+		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
+		return "it is a question for yes or no" // 18
+	case reText.MatchString(said) && !(v.drawn && reREPL.MatchString(text)):
+		return "it ends as a question does" // 54
+	}
+	return ""
 }
 
 // reNamedKey is a key that a screen names and that is none of the usual ones: "shift+Tab", "ctrl-o".
@@ -5342,26 +5012,20 @@ var reNamedKey = re(`(?i)\b(shift|ctrl)[+-](tab|[a-z])\b`)
 // pressable are the keys that can be pressed from afar at a screen that no rule reads, whose text that is: up to two
 // that it names, and the usual ones. Enter and Escape are offered with every screen that may ask.
 func (v *view) pressable(text string) []Choice {
+	names := strings.Fields("1 2 3 y n up/↑ down/↓ tab/Tab space/Space")
+	for _, m := range slices.Backward(reNamedKey.expr().FindAllStringSubmatch(text, 2)) {
+		names = append([]string{m[1] + "_" + m[2] + "/" + m[0]}, names...)
+	}
 	var keys []Choice
-	add := func(name, label string) {
-		sent, known := keyBytes(name, v.s.AppCursorKeys())
-		offered := slices.ContainsFunc(keys, func(c Choice) bool { return c.Keys == sent })
-		if known && !offered && len(keys) < 9 {
-			keys = append(keys, Choice{Key: strings.ToLower(name), Label: label, Keys: sent})
+	for _, name := range names {
+		key, label, _ := strings.Cut(name+"/"+name, "/")
+		label, _, _ = strings.Cut(label, "/")
+		sent, known := keyBytes(key, v.s.AppCursorKeys())
+		same := func(c Choice) bool { return c.Keys == sent }
+		if known && len(keys) < 9 && !slices.ContainsFunc(keys, same) {
+			keys = append(keys, Choice{Key: strings.ToLower(key), Label: label, Keys: sent})
 		}
 	}
-	for _, m := range reNamedKey.expr().FindAllStringSubmatch(text, -1) {
-		if len(keys) < 2 {
-			add(m[1]+"_"+m[2], m[0])
-		}
-	}
-	for _, key := range []string{"1", "2", "3", "y", "n"} {
-		add(key, key)
-	}
-	add("up", "↑")
-	add("down", "↓")
-	add("tab", "Tab")
-	add("space", "Space")
 	return keys
 }
 
@@ -5413,7 +5077,7 @@ var (
 	reAskedAbove = re(`[:?\])]\s*$`)
 	rePathIn     = re(`\s/\S`)
 	rePrefilled  = re(`^(.*[:?]) ?(\d{1,2})$`)
-	rePresent    = re(`^[ ?:]*[‣›»▸]`)
+	rePresent    = re(`^[ ?:]*[‣›»▸].*`)
 	reQuoted     = re(`(?i)^[\[(]?(?:type|press|enter) ['"]?(yes|y)\b|['"«“‘] ?(yes) ?['"»”’]`)
 	reCapitals   = re(`(?i)capital|uppercase|majuscul|großbuchst|mayúsc|maiusc|maiúsc|hoofdletter|` +
 		`wielkimi|заглавн|прописн|великими|大文字|大写|대문자|büyük harf`)
@@ -5437,55 +5101,58 @@ func (v *view) readLine() *candidate {
 	}
 	f.Question = text
 	above, first := v.lineAbove(top)
+	above = strings.TrimSpace(above)
 	switch {
 	case first < 0:
 	case reRemark.MatchString(text):
-		text = strings.TrimSpace(above) + " " + text
+		text = above + " " + text
 		f.Question = text
 		top = first
 	case reBelow.MatchString(text) && reAskedAbove.MatchString(plain(above)):
-		text = strings.TrimSpace(above)
-		f.Question = text + "\n" + f.Question
+		f.Question = above + "\n" + text
+		text = above
 		top = first
 	}
-	if v.tty.Canonical && !v.tty.Echo {
+	elsewhere := v.after() != "" && !v.drawn && !v.faintAt(v.row, v.col) && !v.readMarked(f, text)
+	if v.s.AltScreen() {
+		elsewhere = v.row < v.last-2
+	}
+	switch {
+	case v.tty.Canonical && !v.tty.Echo:
 		f.Type = FreeText
 		f.Secret = true
-		return v.paragraph(f, top)
-	}
-	if v.elsewhere(f, text) {
-		if !v.readsLine() || !v.reads() {
+	case elsewhere && !v.readsLine():
+		return nil
+	case elsewhere:
+		v.bySilence(f)
+	default:
+		f.why = v.ruleOf(f, text, top)
+		if f.why == "" && (busy || v.known) {
 			return nil
 		}
-		v.bySilence(f)
-		return v.paragraph(f, top)
+		if f.why == "" {
+			return v.readWords(f, text, top)
+		}
 	}
-	if v.holdsRule(f, text, top, false) {
-		return v.paragraph(f, top)
-	}
-	if busy || v.known {
-		return nil
-	}
-	return v.readWorded(f, text, top)
+	return v.paragraph(f, top)
 }
 
-// readWorded reads a line that asks by its words alone, a question above it in which it is answered, or silence.
-func (v *view) readWorded(f *candidate, text string, top int) *candidate {
-	f.Type = FreeText
+// readWords reads a line that asks by its words alone, a question above it in which it is answered, or silence.
+func (v *view) readWords(f *candidate, text string, top int) *candidate {
 	f.Score = 0.75
 	if !v.reads() {
 		f.wait = v.o.Stuck
 		f.silent = true
 	}
+	f.why = v.ruleOfWords(f, text, top)
+	if f.why != "" {
+		return v.paragraph(f, top)
+	}
 	asked := -1
-	ruled := v.holdsRule(f, text, top, true)
-	if !ruled && v.readsLine() { // where keys are read raw, what stands on the cursor's line has followed the question
+	if v.readsLine() { // where keys are read raw, what stands on the cursor's line has followed the question
 		asked = v.readMarkAbove(f, top)
 	}
 	switch {
-	case ruled && f.Secret:
-		f.Score = 0.85
-	case ruled:
 	case asked >= 0:
 		top = asked
 	case v.s.AltScreen() && !v.readsLine() || v.hidden:
@@ -5519,15 +5186,6 @@ func hotKeys(line string) []Choice {
 	return keys
 }
 
-// elsewhere reports whether the cursor's line is not the one that asks: there is more below it on the alternate screen,
-// or behind the cursor, which is no hint, and the line names no answers.
-func (v *view) elsewhere(f *candidate, text string) bool {
-	if v.s.AltScreen() {
-		return v.row < v.last-2
-	}
-	return v.after() != "" && !v.hinted() && !v.readMarked(f, text)
-}
-
 // bySilence makes it a guess, from silence alone.
 func (v *view) bySilence(f *candidate) {
 	f.Type = Unknown
@@ -5538,97 +5196,22 @@ func (v *view) bySilence(f *candidate) {
 	f.Choices = nil
 }
 
-// lineRules are what makes a question of a line, the surest first, each with the recordings, of 688, whose last
-// question it finds. What counts by its words alone needs a program that reads, or silence.
-var lineRules = []struct {
-	why   string
-	words bool
-	holds func(v *view, f *candidate, text string, top int) bool
-}{
-	{"it is the last line of a pager", false, func(v *view, f *candidate, text string, top int) bool { // 5
-		f.Type = ConfirmEnter
-		named := v.s.AltScreen() && v.row == v.last && v.reads() && v.s.attr(v.row, 0).Reverse // less: of the file
-		return named || v.row >= v.last && !v.tty.Canonical && rePager.MatchString(v.rows[v.row].text)
-	}},
-	{"a list is printed above it", false, (*view).readPrinted}, // 22
-	{"it names its answers", false, func(v *view, f *candidate, text string, top int) bool { // 75
-		return v.readMarked(f, text)
-	}},
-	{"it asks for a key", false, func(v *view, f *candidate, text string, top int) bool { // 11
-		f.Type = ConfirmEnter
-		return presses(text)
-	}},
-	{"it asks for a secret", true, func(v *view, f *candidate, text string, top int) bool { // 11
-		f.Secret = !v.tty.Echo && asksSecret(text)
-		return f.Secret
-	}},
-	{"it is a prompt for commands", true, func(v *view, f *candidate, text string, top int) bool { // 31
-		above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
-		named := strings.Contains(above, strings.TrimRight(text, "> "))
-		f.Idle = reREPL.MatchString(text) && !(named && reOrder.MatchString(above)) && !v.fieldOfDialog()
-		return f.Idle
-	}},
-	{"it is a question for yes or no", true, func(v *view, f *candidate, text string, top int) bool { // 18
-		if reOpen.MatchString(strings.TrimRight(plain(text), ".…")) || asksWhat(text) || len(hotKeys(text)) > 1 {
-			return false
-		}
-		f.Type = YesNo
-		f.guess = true
-		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
-		return true
-	}},
-	{"it ends as a question does", true, func(v *view, f *candidate, text string, top int) bool { // 54
-		return reText.MatchString(plain(text)) && !(v.fieldOfDialog() && reREPL.MatchString(text))
-	}},
-}
-
-// holdsRule reports whether one of the rules of that kind holds, and notes which.
-func (v *view) holdsRule(f *candidate, text string, top int, words bool) bool {
-	for _, rule := range lineRules {
-		if rule.words == words && rule.holds(v, f, text, top) {
-			f.why = rule.why
-			return true
-		}
-	}
-	return false
-}
-
-// fieldOfDialog reports whether a program has drawn its cursor in a field, with text below that.
-func (v *view) fieldOfDialog() bool { return v.drawn && v.textRows(v.row+1, v.last) > 0 }
-
 // presses tells whether the text asks for a key to go on.
 func presses(text string) bool {
 	text = strings.ToLower(plain(text))
-	if reNotPress.MatchString(text) {
-		return false
-	}
-	if rePress.MatchString(text) {
-		return true
+	if reNotPress.MatchString(text) || rePress.MatchString(text) {
+		return !reNotPress.MatchString(text)
 	}
 	from, to := findWord("press", text)
-	if from < 0 {
-		return false
-	}
-	key, end := findWord("key", text[to:])
-	if key < 0 {
-		key, end = findWord("key", text[:from])
-		return key >= 0 && from-end < nearKey
-	}
-	return key < nearKey
+	return from >= 0 && hasWord("key", text[max(0, from-nearKey):from]+" "+text[to:min(len(text), to+nearKey)])
 }
 
 // nearKey is how many bytes a key may stand away from the word that says to press it.
 const nearKey = 40
 
-// asksSecret tells whether a line asks for a secret: it names one and ends in a colon or as that
-// does, or asks what it is.
-func asksSecret(text string) bool {
-	text = strings.ToLower(strings.TrimRight(plain(text), " :›‣>…»"))
-	_, to := findWord("secret", text)
-	if to < 0 {
-		return false
-	}
-	return !strings.Contains(text[to:], "?") || asksWhat(text)
+// says reports whether an answer is that letter, or a word for what it means: "y" yes, "n" no.
+func says(meaning, answer string) bool {
+	return strings.EqualFold(answer, meaning[:1]) || isAll(meaning, answer)
 }
 
 // asksWhat reports whether a question begins with a word that yes and no do not answer; where it is not in ASCII, which
@@ -5645,10 +5228,9 @@ func asksWhat(text string) bool {
 // readMarked finds "[Y/n]" in its forms, letter menus and hot keys in text. Without them it leaves
 // neither type nor choices.
 func (v *view) readMarked(f *candidate, text string) bool {
-	text = plain(text)
 	f.Choices = nil
 	f.Type = ""
-	keys := answersOf(text)
+	keys := answersOf(plain(text))
 	if len(keys) == 0 || !distinct(keys) {
 		return false
 	}
@@ -5657,23 +5239,22 @@ func (v *view) readMarked(f *candidate, text string) bool {
 	others := false
 	for i, k := range keys[:min(len(keys), 9)] {
 		c := typed(k.Key, k.Label)
-		letter := utf8.RuneCountInString(k.Key) == 1 && k.Key == k.Label && isLetterOfYesNo(k.Key)
 		other := func(o Choice) bool { return o.Key != k.Key && strings.EqualFold(o.Key, k.Key) } // git's j and J
-		if letter && !slices.ContainsFunc(keys, other) {
+		if k.Key == k.Label && isYesNoLetter(k.Key) && !slices.ContainsFunc(keys, other) {
 			c.Keys = strings.ToLower(k.Key) // the capital only marks the default
 		}
 		f.Choices = append(f.Choices, c)
 		switch {
-		case saysYes(c.Label):
+		case says("yes", c.Label):
 			yes = i
-		case saysNo(c.Label):
+		case says("no", c.Label):
 			no = i
 		default:
 			others = others || !rePlain.MatchString(c.Label)
 		}
 	}
-	if len(f.Choices) == 2 && (yes < 0 || no < 0) {
-		yes, no = pairIn(f.Choices)
+	if len(keys) == 2 && yes < 0 {
+		yes, no = pairIn(keys)
 		others = false
 	}
 	if yes >= 0 && no >= 0 && !others {
@@ -5695,24 +5276,6 @@ func distinct(of []Choice) bool {
 	return len(keys) == len(of)
 }
 
-// saysYes reports whether an answer is "y" or a word for yes.
-func saysYes(answer string) bool { return strings.EqualFold(answer, "y") || isAll("yes", answer) }
-
-// saysNo reports whether an answer is "n" or a word for no.
-func saysNo(answer string) bool { return strings.EqualFold(answer, "n") || isAll("no", answer) }
-
-// pairIn are the places of the letters for yes and for no, −1 where the two are none in any
-// language.
-func pairIn(two []Choice) (yes, no int) {
-	if pairOf(two[0].Label, two[1].Label) {
-		return 0, 1
-	}
-	if pairOf(two[1].Label, two[0].Label) {
-		return 1, 0
-	}
-	return -1, -1
-}
-
 // spelled is how a button says yes or no: with what the program calls it where that is another
 // word or letter.
 func spelled(word, letter, answer string) string {
@@ -5722,50 +5285,46 @@ func spelled(word, letter, answer string) string {
 	return word + " (" + answer + ")"
 }
 
-// answersOf are the answers that text names: hot keys, or the last marker.
-func answersOf(text string) []Choice {
-	keys := hotKeys(text)
-	if len(keys) >= 2 {
-		return keys
+// pairIn are the places of the letters for yes and for no, −1 where the two are none in any
+// language.
+func pairIn(two []Choice) (yes, no int) {
+	_, of := lexicon()
+	for i := range 2 {
+		if slices.Contains(of["letters"], strings.ToLower(two[i].Label+two[1-i].Label)) {
+			return i, 1 - i
+		}
 	}
-	keys = nil
-	for _, answer := range answersIn(text) {
-		keys = append(keys, Choice{Key: answer, Label: answer})
-	}
-	return keys
+	return -1, -1
 }
 
-// answersIn gives the answers that the last marker in text names.
-func answersIn(text string) []string {
+// answersOf are the answers that text names: hot keys, or those of the last marker. Behind that stands no answer yet, and
+// nothing that makes numbers a mere count.
+func answersOf(text string) []Choice {
+	keys := hotKeys(text)
+	if len(keys) > 1 {
+		return keys
+	}
 	for _, at := range slices.Backward(reMarked.expr().FindAllStringIndex(text, -1)) {
 		marker := text[at[0]:at[1]]
 		answers := readMarker(marker)
 		if answers == nil {
 			continue
 		}
-		rest := text[at[1]:]
-		if rePresent.MatchString(rest) {
-			rest = ""
-		}
-		rest = strings.Trim(rest, " ?:>›❯»…‣")
-		if followed(rest, answers) && !reQuoted.MatchString(marker) {
+		rest := strings.Trim(rePresent.ReplaceAllString(text[at[1]:], ""), " ?:>›❯»…‣")
+		few := len(strings.Fields(rest)) < 3 || reDigits.MatchString(answers[0])
+		if rest != "" && !strings.ContainsAny(rest[:1], "[(") && few && !reQuoted.MatchString(marker) {
 			continue
 		}
 		if len(answers) == 1 {
 			answers = withOther(answers[0])
 		}
-		return answers
+		keys = nil
+		for _, answer := range answers {
+			keys = append(keys, Choice{Key: answer, Label: answer})
+		}
+		return keys
 	}
 	return nil
-}
-
-// followed reports whether an answer follows a marker of these answers, or words that make numbers a mere count: rest
-// is what stands behind it.
-func followed(rest string, answers []string) bool {
-	if rest == "" || len(answers) == 1 {
-		return rest != ""
-	}
-	return !strings.ContainsAny(rest[:1], "[(") && (len(strings.Fields(rest)) < 3 || reDigits.MatchString(answers[0]))
 }
 
 // withOther are the two answers of a marker that names one: a word, or a letter.
@@ -5786,12 +5345,9 @@ func withOther(answer string) []string {
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'",
-// "<y>", "[Ynq]", "[red, green]".
+// "<y>", "[Ynq]", "[red, green]", "1-4". Two numbers are a count, as in "(1/2)".
 func readMarker(marker string) []string {
 	inner := strings.Trim(marker, "[](){}<> ")
-	if inner == marker {
-		inner = strings.TrimRight(inner, " ?:")
-	}
 	quoted := reQuoted.FindStringSubmatch(inner)
 	if quoted != nil {
 		yes := quoted[1] + quoted[2]
@@ -5801,79 +5357,55 @@ func readMarker(marker string) []string {
 		return []string{yes}
 	}
 	inner = strings.TrimRight(inner, ".")
-	answers := numbersIn(inner)
-	if answers != nil {
-		return answers
+	limits := reRange.FindStringSubmatch(inner)
+	if limits != nil {
+		return numbers(limits[1], limits[2])
 	}
 	if reYn.MatchString(strings.ToLower(inner)) { // nothing stands between the letters
 		return strings.Split(inner, "")
 	}
-	answers = splitMarker(inner)
-	if !areAnswers(answers, inner) {
-		return nil
+	answers := []string{inner}
+	for _, separator := range reSplits { // split where it is most often
+		split := separator.expr().Split(inner, -1)
+		if len(split) > len(answers) {
+			answers = split
+		}
 	}
-	alone := len(answers) == 1
-	angled := marker[0] == '<' // e2fsck: "<s>"
-	decides := saysYes(answers[0]) || saysNo(answers[0]) || angled && isLetterOfYesNo(answers[0])
-	if alone && !decides || angled && !alone {
+	strange, counts := false, len(answers) < 3
+	list := (len(answers) > 2 || strings.ContainsAny(inner, ",|")) && !rePathIn.MatchString(inner)
+	for i, p := range answers {
+		p, _, _ = strings.Cut(p, " - ") // "y - да"
+		p = strings.Trim(p, "[]'\" ")
+		answers[i] = p
+		strange = strange || !reWord.MatchString(p) && !says("yes", p) && !says("no", p)
+		list = list && reChoiceWord.MatchString(p)
+		counts = counts && reDigits.MatchString(p)
+	}
+	alone, angled := len(answers) == 1, marker[0] == '<' // e2fsck: "<s>"
+	decides := says("yes", answers[0]) || says("no", answers[0]) || angled && isYesNoLetter(answers[0])
+	if strange && !list || counts || alone && !decides || angled && !alone {
 		return nil
 	}
 	return answers
 }
 
-// numbersIn are the numbers of a range of two to nine: "1-4".
-func numbersIn(inner string) (numbers []string) {
-	m := reRange.FindStringSubmatch(inner)
-	if m == nil {
+// numbers are those from the first to the last, two to nine of them; else nil.
+func numbers(first, last string) (all []string) {
+	n, _ := strconv.Atoi(first) // two digits at most
+	end, _ := strconv.Atoi(last)
+	for ; n <= end; n++ {
+		all = append(all, strconv.Itoa(n))
+	}
+	if len(all) < 2 || len(all) > 9 {
 		return nil
 	}
-	first, _ := strconv.Atoi(m[1]) // two digits at most
-	last, _ := strconv.Atoi(m[2])
-	if last <= first || last-first >= 9 {
-		return nil
-	}
-	for n := first; n <= last; n++ {
-		numbers = append(numbers, strconv.Itoa(n))
-	}
-	return numbers
+	return all
 }
 
-// areAnswers tells whether the parts of a marker are answers: letters and words that are known for
-// such, or words to choose from. Two numbers are a count, as in "(1/2)".
-func areAnswers(parts []string, inner string) bool {
-	strange := slices.ContainsFunc(parts, func(p string) bool {
-		return !reWord.MatchString(p) && !saysYes(p) && !saysNo(p)
-	})
-	if strange && !choiceWords(parts, inner) {
-		return false
-	}
-	counts := !slices.ContainsFunc(parts, func(p string) bool { return !reDigits.MatchString(p) })
-	return !counts || len(parts) > 2
-}
-
-// splitMarker are the parts of a marker, split where it is most often.
-func splitMarker(inner string) []string {
-	parts := []string{inner}
-	for _, separator := range reSplits {
-		split := separator.expr().Split(inner, -1)
-		if len(split) > len(parts) {
-			parts = split
-		}
-	}
-	for i, p := range parts {
-		letter, _, _ := strings.Cut(p, " - ") // "y - да"
-		parts[i] = strings.Trim(letter, "[]'\" ")
-	}
-	return parts
-}
-
-// choiceWords tells whether the parts of a marker are words to choose from: three, or two that are no path.
-func choiceWords(answers []string, inner string) bool {
-	strange := func(p string) bool { return !reChoiceWord.MatchString(p) }
-	if slices.ContainsFunc(answers, strange) || rePathIn.MatchString(inner) {
-		return false
-	}
-	return len(answers) > 2 || strings.ContainsAny(inner, ",|")
+// isYesNoLetter reports whether a letter is typed for yes or for no in some language.
+func isYesNoLetter(letter string) bool {
+	_, of := lexicon()
+	return utf8.RuneCountInString(letter) == 1 && strings.Contains(strings.Join(of["letters"], ""), strings.ToLower(letter))
 }
 
 // typed is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have changed.
@@ -5888,46 +5420,36 @@ func typed(key, label string) Choice {
 	return c
 }
 
-// isLetterOfYesNo reports whether a letter is typed for yes or for no in some language.
-func isLetterOfYesNo(letter string) bool {
-	_, of := lexicon()
-	return strings.Contains(strings.Join(of["letters"], ""), strings.ToLower(letter))
-}
-
 // readPrinted finds the list printed over a line that asks for one of it; if that says nothing, its
 // heading asks.
 func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	text = plain(text)
 	list, heading := v.listOver(text, top)
-	if len(list) == 0 && hasWord("choose", text) && !v.tty.Canonical && !v.hidden {
+	if len(list) == 0 && hasWord("choose", text) && !v.tty.Canonical {
 		for _, w := range v.rows[v.row+1 : v.last+1] { // of Inquirer's rawlist it stands below, and nothing else
 			list = append(list, itemsOf(w.raw)...)
 		}
-		if len(list) != v.last-v.row || len(list) > 0 && list[0].Key != "1" {
+		if len(list) > 0 && list[0].Key != "1" {
 			return false
 		}
 	}
-	if len(list) < 2 {
-		return false
-	}
 	answers := answersOf(text)
-	if len(answers) > len(list) || len(answers) > 1 && !reDigits.MatchString(answers[0].Label) {
-		return false // the list was answered before
+	if len(list) < 2 || len(answers) > 1 && !reDigits.MatchString(answers[0].Label) { // it was answered before
+		return false
 	}
 	f.Full = text
 	f.Type = MultipleChoice
-	if heading >= 0 && v.rows[heading].raw != "" && !reSays.MatchString(text) {
+	if heading >= 0 && !reSays.MatchString(text) {
 		f.Question = v.rows[heading].text
 	}
 	first := list[0].Key
-	if len(first) == 2 || first > "1" && first <= "9" { // the beginning has left the screen
+	if first > "1" && first <= "9" { // the beginning has left the screen
 		f.Cut = true
 		return true
 	}
 	if first <= "9" {
-		sort.SliceStable(list, func(i, j int) bool {
-			a, b := list[i].Key, list[j].Key
-			return len(a) < len(b) || len(a) == len(b) && a < b
+		slices.SortStableFunc(list, func(a, b Choice) int {
+			return cmp.Or(len(a.Key)-len(b.Key), strings.Compare(a.Key, b.Key))
 		})
 	}
 	for _, c := range list[:min(len(list), 9)] {
@@ -5939,45 +5461,41 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 // listOver are the items printed over the line in row top, and the row above them, −1 without one.
 // A line that asks for a choice may stand a remark below them.
 func (v *view) listOver(text string, top int) (list []Choice, heading int) {
-	text = plain(text)
 	asks := reChoose.MatchString(text) && (len(text) == 2 || reCounts.MatchString(text) || hasWord("choose", text))
 	r := top - 1
 	if !asks && !reListed.MatchString(text) {
 		return nil, r
 	}
-	extra := 0
-	for ; r >= 0; r-- {
+	for extra := 1; r >= 0; r-- {
 		var raw string
 		raw, r = v.whole(v.rows[r].raw, r)
-		row := strings.TrimSpace(raw)
 		items := itemsOf(raw)
 		if !distinct(slices.Concat(items, list)) {
 			return list, -1 // another list, further up
 		}
 		list = append(items, list...)
-		extra++
 		if len(items) > 0 {
-			extra = 0
+			extra = 1
 			continue
 		}
+		row := strings.TrimSpace(raw)
 		question := rePrefilled.FindStringSubmatch(row)
 		answered := question != nil && question[1] != text // another one asked for one of the list
-		remark := asks && extra == 1 && len(list) == 0 && !answered
-		goesOn := row == "" || row[0] == '\\' || remark
-		if !goesOn || extra > 2 {
+		remark := asks && len(list) == 0 && !answered
+		if row != "" && row[0] != '\\' && !remark || extra > 2 {
 			break
 		}
+		extra++
 	}
 	return list, r
 }
 
 // itemsOf are the options in a row of a printed list: one, or several in columns.
-func itemsOf(raw string) []Choice {
+func itemsOf(raw string) (items []Choice) {
 	all := reColumns.expr().FindAllStringSubmatch(raw, -1)
-	if len(all) < 2 || !strings.HasPrefix(strings.TrimSpace(raw), all[0][1]) {
+	if len(all) < 2 {
 		all = reItem.expr().FindAllStringSubmatch(raw, 1)
 	}
-	var items []Choice
 	for _, m := range all {
 		label := len(m) - 1
 		items = append(items, Choice{Key: strings.Join(m[1:label], ""), Label: m[label]})
@@ -5992,49 +5510,54 @@ func (v *view) readAbove(f *candidate) *candidate {
 	text := strings.TrimSpace(line)
 	f.line = ""
 	f.place = v.place(max(top, 0))
-	f.Question = text
+	f.Question = cmp.Or(text, "the program waits for input")
 	raw := !v.tty.Canonical
-	if raw && presses(text) && (text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads()) {
+	if raw && presses(text) && (text[0] == '[' || v.hidden) {
 		f.Type = ConfirmEnter
 		return v.paragraph(f, top)
 	}
 	if v.known || !v.reads() || v.s.AltScreen() {
 		return nil
 	}
-	if !raw && v.holdsRule(f, text, top, false) {
+	if !raw {
+		f.why = v.ruleOf(f, text, top)
+	}
+	if f.why != "" {
 		return v.paragraph(f, top)
 	}
 	asked := v.readMarkAbove(f, v.textOver(v.row))
-	if asked >= 0 {
+	switch {
+	case asked >= 0:
 		f.ended = true
 		f.place = v.place(v.row)
-		return v.paragraph(f, asked)
-	}
-	if raw {
+	case raw:
 		return nil
+	default:
+		v.bySilence(f)
+		f.Type = FreeText
+		f.Idle = text != ""
+		f.Secret = !v.tty.Echo
+		asked = max(top, 0)
 	}
-	v.bySilence(f)
-	f.Type = FreeText
-	f.Idle = text != ""
-	f.Secret = text == "" && !v.tty.Echo
-	f.Question = cmp.Or(text, "the program waits for input")
-	return v.paragraph(f, max(top, 0))
+	return v.paragraph(f, asked)
 }
 
 // readMarkAbove finds a question for yes or no that a program which reads has printed more below: it ends in its mark,
 // in one of the five lines above row end, all of one paragraph. In raw mode it is the line above alone. It returns its
 // row; −1: there is none.
 func (v *view) readMarkAbove(f *candidate, end int) int {
-	below := end
-	for range 5 {
+	lines := 5
+	if !v.tty.Canonical {
+		lines = 1
+	}
+	for range lines {
 		text, first, answered, known := v.lineBefore(end)
-		over := answered || first < 0 || v.s.grid[first].over || !v.tty.Canonical && end < below
+		over := answered || first < 0 || v.s.grid[max(first, 0)].over
 		if v.tty.Canonical && !v.readsLine() || !v.reads() || !known || over || isBlank(text) {
 			return -1
 		}
 		text = strings.TrimSpace(text)
-		asks := reAskedAbove.MatchString(plain(text)) && strings.ContainsAny(text, "?:？：")
-		if asks && v.readMarked(f, text) && f.Type == YesNo {
+		if reAskedAbove.MatchString(plain(text)) && v.readMarked(f, text) && f.Type == YesNo {
 			f.Question = text
 			f.Score = 0.85
 			return first
@@ -6047,16 +5570,14 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 // paragraph adds the region of a question on a line that begins in row top: the lines before it, what stands right of
 // the cursor and below, and the context above. Where the question says nothing it takes the line before.
 func (v *view) paragraph(f *candidate, top int) *candidate {
-	before, above, far, cut := v.linesAbove(top)
+	before, context, far, cut := v.linesAbove(top)
 	if f.Idle {
 		before = before[max(0, len(before)-12):]
-		above, far, cut = nil, nil, false
+		context, far, cut = nil, nil, false
 	}
 	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter
 	says = says || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
-	if f.Full == "" {
-		f.Full = f.Question
-	}
+	f.Full = cmp.Or(f.Full, f.Question)
 	for n := 0; n < 3 && n < len(before) && !says; n++ {
 		line := before[len(before)-1-n]
 		says = len(itemsOf(line)) > 0
@@ -6069,15 +5590,15 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 		end++
 	}
 	right := ""
-	line, first := v.cursorLine()
-	if f.ended {
-		first = v.textOver(first)
-	}
-	if f.onLine() && f.line == line {
+	if f.onLine() {
+		line, first := v.cursorLine()
+		if f.ended {
+			first = v.textOver(first)
+		}
 		end = v.row
 		right = v.after()
 		if first > top { // what asks stands above the cursor's line
-			before, above, far, cut = v.linesAbove(first)
+			before, context, far, cut = v.linesAbove(first)
 			f.Full = strings.TrimSpace(line)
 		}
 	}
@@ -6085,10 +5606,9 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	below := v.linesBelow(end)
 	rows := append(slices.Clone(before), strings.TrimRight(f.Full+" "+right, " "))
 	f.Full = strings.Join(append(rows, below...), "\n")
-	f.Above = strings.Trim(strings.Join(above, "\n"), "\n")
-	f.Far = strings.Join(far, "\n")
 	f.Cut = f.Cut || cut || v.s.cutIn(top, end+len(below))
-	f.parts = shown{above: above, body: before, among: append([]string{right}, below...), line: true}
+	f.parts = shown{body: before, among: append([]string{right}, below...), line: true}
+	f.showAbove(context, far)
 	return f
 }
 
@@ -6366,13 +5886,7 @@ func (c *castWriter) close(now time.Time) error {
 
 // words is the state as a "t" event has it; parseTTY reads it.
 func (t TTYState) words() string {
-	words := []string{"unknown", "raw", "noecho"} // unasked, too
-	switch t.Reading {
-	case ReadingYes:
-		words[0] = "reading"
-	case ReadingBusy:
-		words[0] = "busy"
-	}
+	words := []string{readings[max(t.Reading, ReadingUnknown)], "raw", "noecho"}
 	if t.Canonical {
 		words[1] = "canon"
 	}
@@ -6385,24 +5899,17 @@ func (t TTYState) words() string {
 // parseTTY reads the words of a "t" event; what it does not know is not set.
 func parseTTY(text string) TTYState {
 	words := append(strings.Fields(text), "", "", "")
-	t := TTYState{Canonical: words[1] == "canon", Echo: words[2] == "echo"}
-	switch words[0] {
-	case "unknown":
-		t.Reading = ReadingUnknown
-	case "reading":
-		t.Reading = ReadingYes
-	case "busy":
-		t.Reading = ReadingBusy
-	}
-	return t
+	reading := Reading(max(0, slices.Index(readings, words[0])))
+	return TTYState{Reading: reading, Canonical: words[1] == "canon", Echo: words[2] == "echo"}
 }
 
 // tape is a recording or a scenario, to be replayed.
 type tape struct {
 	castHeader
-	name   string // of the file
-	events []tapeEvent
-	want   scenario // nil for a recording
+	name     string // of the file
+	events   []tapeEvent
+	defaults map[PromptType]string
+	want     map[string]any // of a scenario
 }
 
 // tapeEvent is one line of a recording.
@@ -6477,27 +5984,15 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 // ---- lab ----
 // The Prompt Lab says what would have been asked, and compares that with what is expected.
 
-// scenario is a file of the Prompt Lab: tool, pty_output or recording, tty (as in a "t" event), safe_defaults (as in
-// config.toml), and what is expected of the last prompt. Without an expected type, nothing but an idle box may be
+// scenario is a file of the Prompt Lab: tool, what is shown or a recording, tty (as in a "t" event), safe_defaults (as
+// in config.toml), and what is expected of the last prompt. Without an expected type, nothing but an idle box may be
 // found; any other member that is missing is not checked.
-type scenario map[string]any
-
-// text is a member as text, "" without one.
-func (s scenario) text(key string) string {
-	if s[key] == nil {
-		return ""
-	}
-	return fmt.Sprint(s[key])
-}
-
-// options are the settings that the scenario names; all others are the defaults.
-func (s scenario) options() DetectOptions {
-	o := DetectOptions{SafeDefaults: map[PromptType]string{}}
-	defaults, _ := s["safe_defaults"].(map[string]any) // a recording, or any other value, names none
-	for kind, value := range defaults {
-		o.SafeDefaults[PromptType(kind)] = fmt.Sprint(value)
-	}
-	return o
+type scenario struct {
+	Tool         string                `json:"tool"`
+	Output       string                `json:"pty_output"`
+	Recording    string                `json:"recording"`
+	TTY          string                `json:"tty"`
+	SafeDefaults map[PromptType]string `json:"safe_defaults"`
 }
 
 // The size of the terminal in which a scenario's output is shown.
@@ -6505,15 +6000,6 @@ const (
 	scenarioRows = 30
 	scenarioCols = 100
 )
-
-// openTape reads a recording or a scenario.
-func openTape(path string) (*tape, error) {
-	tp := &tape{name: filepath.Base(path), castHeader: castHeader{Height: scenarioRows, Width: scenarioCols}}
-	if err := tp.load(path); err != nil {
-		return nil, fmt.Errorf("reading event %d of %s: %w", len(tp.events), tp.name, err)
-	}
-	return tp, nil
-}
 
 // load reads a recording, or a scenario: the recording it names, or its output at once and then
 // five seconds.
@@ -6525,12 +6011,16 @@ func (tp *tape) load(path string) error {
 	if filepath.Ext(path) != ".json" {
 		return tp.decode(data)
 	}
+	var s scenario
+	if err := json.Unmarshal(data, &s); err != nil {
+		return err
+	}
 	if err := json.Unmarshal(data, &tp.want); err != nil {
 		return err
 	}
-	recording := tp.want.text("recording")
-	if recording != "" {
-		data, err = os.ReadFile(filepath.Join(filepath.Dir(path), recording))
+	tp.defaults = s.SafeDefaults
+	if s.Recording != "" {
+		data, err = os.ReadFile(filepath.Join(filepath.Dir(path), s.Recording))
 		if err != nil {
 			return err
 		}
@@ -6538,21 +6028,13 @@ func (tp *tape) load(path string) error {
 			return err
 		}
 	} else {
-		tp.events = tp.want.events()
+		tp.events = []tapeEvent{{0, "o", s.Output}}
+		for t := 0.05; t < 5; t += 0.25 {
+			tp.events = append(tp.events, tapeEvent{t, "t", s.TTY})
+		}
 	}
-	if tool := tp.want.text("tool"); tool != "" {
-		tp.Title = tool
-	}
+	tp.Title = cmp.Or(s.Tool, tp.Title)
 	return nil
-}
-
-// events are those of a scenario without a recording.
-func (s scenario) events() []tapeEvent {
-	events := []tapeEvent{{0, "o", s.text("pty_output")}}
-	for t := 0.05; t < 5; t += 0.25 {
-		events = append(events, tapeEvent{t, "t", s.text("tty")})
-	}
-	return events
 }
 
 // labEvent is what the lab prints of one prompt.
@@ -6566,39 +6048,6 @@ type labEvent struct {
 	delay  time.Duration // since the last byte
 }
 
-// check compares the last prompt that is idle as expected with what a scenario expects. A recording expects nothing. No
-// choices are expected of a question for yes or no, too; of expected_excerpt_contains null expects nothing.
-func (s scenario) check(seen []labEvent) error {
-	if s == nil {
-		return nil
-	}
-	want := scenario{"expected_type": nil, "expected_idle": false, "expected_secret": false}
-	got := maps.Clone(want)
-	got["expected_choices"] = []string{}
-	maps.Copy(want, s)
-	for _, e := range seen {
-		if e.Idle == want["expected_idle"] {
-			got = e.asScenario()
-		}
-	}
-	if part, _ := want[containsKey].(string); strings.Contains(got.text("expected_excerpt"), part) {
-		delete(want, containsKey)
-	}
-	if got["expected_type"] == scenarioType(YesNo) && inJSON(want["expected_choices"]) == "[]" {
-		delete(want, "expected_choices")
-	}
-	for _, key := range slices.Sorted(maps.Keys(want)) {
-		found := got[strings.TrimSuffix(key, "_contains")]
-		if strings.HasPrefix(key, "expected_") && inJSON(found) != inJSON(want[key]) {
-			return fmt.Errorf("%s: want %s, got %s", key, inJSON(want[key]), inJSON(found))
-		}
-	}
-	return nil
-}
-
-// containsKey expects a part of what expected_excerpt expects all of.
-const containsKey = "expected_excerpt_contains"
-
 // inJSON is a value as a scenario's file has it.
 func inJSON(value any) string {
 	text, err := marshal(value)
@@ -6608,24 +6057,40 @@ func inJSON(value any) string {
 	return string(text)
 }
 
-// scenarioType is how scenarios write the type of a prompt.
-func scenarioType(t PromptType) string { return "TYPE_" + strings.ToUpper(string(t)) }
-
-// asScenario is what a scenario would expect to get this prompt.
-func (e labEvent) asScenario() scenario {
-	s := scenario{
-		"expected_type":            scenarioType(e.Type),
-		"expected_excerpt":         e.Excerpt,
-		"expected_confidence_band": strings.ToUpper(strings.TrimSuffix(e.Confidence, "ium")),
-		"expected_idle":            e.Idle,
-		"expected_secret":          e.Secret,
-		"expected_choices":         append([]string{}, labels(e.Choices)...),
-		"expected_safe_default":    nil,
+// check compares the last prompt that is idle as expected with what a scenario expects. A recording expects nothing. No
+// choices are expected of a question for yes or no, too; null expects nothing of an excerpt.
+func (tp *tape) check(seen []labEvent) error {
+	if tp.want == nil {
+		return nil
 	}
-	if e.SafeDefault != nil {
-		s["expected_safe_default"] = *e.SafeDefault
+	want := map[string]any{"expected_type": nil, "expected_idle": false, "expected_secret": false}
+	got := maps.Clone(want)
+	got["expected_choices"] = []string{}
+	maps.Copy(want, tp.want)
+	for _, e := range seen {
+		if e.Idle == want["expected_idle"] {
+			got = map[string]any{
+				"expected_type":            "TYPE_" + strings.ToUpper(string(e.Type)),
+				"expected_excerpt":         e.Excerpt,
+				"expected_confidence_band": strings.ToUpper(strings.TrimSuffix(e.Confidence, "ium")),
+				"expected_idle":            e.Idle,
+				"expected_secret":          e.Secret,
+				"expected_choices":         append([]string{}, labels(e.Choices)...),
+				"expected_safe_default":    e.SafeDefault,
+			}
+		}
 	}
-	return s
+	for _, key := range slices.Sorted(maps.Keys(want)) {
+		whole, partly := strings.CutSuffix(key, "_contains")
+		found, expected := inJSON(got[whole]), inJSON(want[key])
+		part := strings.Trim(strings.TrimPrefix(expected, "null"), `"`)
+		plain := key == "expected_choices" && expected == "[]" && got["expected_type"] == "TYPE_YES_NO"
+		same := found == expected || plain || partly && strings.Contains(found, part)
+		if strings.HasPrefix(key, "expected_") && !same {
+			return fmt.Errorf("%s: want %s, got %s", key, expected, found)
+		}
+	}
+	return nil
 }
 
 // lab is one run of the command: what it prints, and how many files it has seen.
@@ -6677,12 +6142,12 @@ func (l *lab) walk(root string) {
 
 // play replays one file, prints what is asked, and returns what is not as expected.
 func (l *lab) play(path string) error {
-	tp, err := openTape(path)
-	if err != nil {
-		return err
+	tp := &tape{name: filepath.Base(path), castHeader: castHeader{Height: scenarioRows, Width: scenarioCols}}
+	if err := tp.load(path); err != nil {
+		return fmt.Errorf("reading event %d of %s: %w", len(tp.events), tp.name, err)
 	}
 	var seen []labEvent
-	d := replay(tp, tp.want.options(), func(e labEvent) {
+	d := replay(tp, DetectOptions{SafeDefaults: tp.defaults}, func(e labEvent) {
 		seen = append(seen, e)
 		l.print(e)
 	})
@@ -6692,7 +6157,7 @@ func (l *lab) play(path string) error {
 	if l.c.opts.on("explain") && l.talks() {
 		l.explain("the screen at the end", d.Explain())
 	}
-	return tp.want.check(seen)
+	return tp.check(seen)
 }
 
 // print prints one prompt.

@@ -1649,8 +1649,8 @@ func isTool(name string) bool {
 // toolNames are the names of the tools that have an adapter.
 func toolNames() []string {
 	var names []string
-	for _, a := range adapters {
-		names = append(names, a.Names...)
+	for _, a := range adapters[:len(adapters)-1] {
+		names = append(names, a.Name)
 	}
 	return names
 }
@@ -3860,7 +3860,7 @@ func (p *phone) stopTurn(r *InputRecord) {
 	why := ""
 	twice := false
 	for late := time.Now().Add(stopTime); known && p.inTurn() && !p.over && why == ""; {
-		if again := fits(p.adapter.StopAgain, p.det.Screen.Text()); again && !twice {
+		if again := p.adapter.StopAgain.MatchString(p.det.Screen.Text()); again && !twice {
 			twice = true
 			p.relay.inject(p.adapter.Stop, r.By)
 		}
@@ -4753,7 +4753,7 @@ func (t *typist) boxIsEmpty(v sight) (why string) {
 // send types the text into the input box, and Enter.
 func (t *typist) send() (why string) {
 	text := t.text
-	if t.adapter.EscapeBang && !t.command {
+	if t.adapter.Box != nil && !t.command {
 		text = plainText(text)
 	}
 	t.steer = t.q == nil
