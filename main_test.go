@@ -142,7 +142,7 @@ func (s *scene) state() string { return filepath.Join(s.dir, "state") }
 
 var (
 	reStandIn = regexp.MustCompile(`\b(DIR|URL|TOKEN|ID|SID|LINK|CODE)\b`)
-	rePairing = regexp.MustCompile(`(?s)https://t\.me/my_bot\?start=([0-9a-f]{32})\s.*the code: +([0-9a-f]{8})\s`)
+	rePairing = regexp.MustCompile(`(?s)https://t\.me/my_bot\?start=([0-9a-f]+)\s.*the code: +([0-9a-f]{8})\s`)
 )
 
 // meant is a text with what its words stand for.

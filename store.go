@@ -1248,11 +1248,9 @@ type Life struct {
 
 // Message is a message about a prompt, as it stands in the chat.
 type Message struct {
-	ID   int64 `json:"id"`
-	Date int64 `json:"date,omitempty"` // when it was sent, in Unix seconds by Telegram's clock, 0: that is not known
-	// Shows is what an edit made of it last: a status and a print of the message, other buttons and theirs, or that it was
-	// replaced. "" it is as it was sent, or that is not certain.
-	Shows string `json:"shows"`
+	ID    int64  `json:"id"`
+	Date  int64  `json:"date,omitempty"` // when it was sent, in Unix seconds by Telegram's clock, 0: that is not known
+	Shows string `json:"shows"`          // what it was made to show last, as wants names it
 	// LostAt is when an edit of it had no answer, in Unix seconds: it may still be carried out. 0: none.
 	LostAt int64 `json:"lost_at,omitempty"`
 }
@@ -1265,23 +1263,36 @@ const (
 )
 
 const (
-	replaced     = "replaced" // what a message shows that has lost its buttons to a newer one
-	otherButtons = "buttons"  // with a print: the message has other buttons than it was sent with
+	replaced  = "replaced"                   // what a message shows that has lost its buttons to a newer one
+	uncertain = string(AwaitingReply) + " ?" // the same, where an edit of it may yet be carried out
 )
 
-// status is the status that the message shows, "" none.
-func (m *Message) status() State {
-	first, _, _ := strings.Cut(m.Shows, " ")
-	if first == otherButtons || first == replaced {
-		return ""
+// wants names what a message of the prompt is to show: a status, of an open question with the choices that are ticked.
+// What is to look the same has the same name. An older atlasbridge wrote more behind a status.
+func (p *PromptRecord) wants(m Message) string {
+	shown, _, _ := strings.Cut(m.Shows, " ")
+	hasButtons := shown == "" || shown == string(Expired) || isOpen(State(shown))
+	older := m.ID != p.newest().ID
+	status := string(p.Status)
+	switch {
+	case older && !hasButtons:
+		return m.Shows
+	case older, p.Open() && p.before() != "":
+		return replaced
+	case p.Open():
+		return strings.TrimSpace(string(AwaitingReply) + " " + strings.Join(p.Ticked, ","))
+	case p.onItsWay():
+		status = string(ReplyReceived)
 	}
-	return State(first)
+	if shown == status {
+		return m.Shows
+	}
+	return status
 }
 
-// mayHaveButtons reports whether nothing is known to have taken the message's buttons away.
-func (m *Message) mayHaveButtons() bool {
-	shown := m.status()
-	return m.Shows != replaced && (shown == "" || shown == Expired || isOpen(shown))
+// onItsWay reports whether the answer was taken, and is on its way to the tool.
+func (p *PromptRecord) onItsWay() bool {
+	return p.Status == ReplyReceived || p.Status == Injected || p.Status == Expired && p.Value != nil
 }
 
 // Limits are what an answer must keep to, besides being one of the choices.
@@ -2126,13 +2137,9 @@ func (p *PromptRecord) elsewhere(here string) bool { return p.Chat != "" && p.Ch
 
 // owes reports whether a message of the prompt may not show what it is to show.
 func (p *PromptRecord) owes() bool {
-	for i, m := range p.Messages {
-		own := i == len(p.Messages)-1
-		if m.LostAt != 0 || own && m.status() != p.Status || !own && m.mayHaveButtons() {
-			return true
-		}
-	}
-	return p.Open()
+	return p.Open() || slices.ContainsFunc(p.Messages, func(m Message) bool {
+		return m.LostAt != 0 || m.Shows != p.wants(m)
+	})
 }
 
 // Change changes what is known of a prompt's messages; nothing is written where nothing changes.

@@ -797,13 +797,12 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 		}
 	}
 	out.Silent = p.Idle && p.Watched
-	shows := string(AwaitingReply) + " " + fingerprint(out)
 	j.done = func() error {
 		delete(t.mailer.parts, key)
 		return t.store.Change(p.ID, func(p *PromptRecord) {
 			m := p.message(sent.ID)
 			m.Date = sent.date()
-			m.Shows = shows
+			m.Shows = string(AwaitingReply)
 			if p.Send == q.Send { // else more has been asked for meanwhile
 				p.Send = ""
 			}
@@ -845,57 +844,49 @@ func (t *Telegram) message(j *job, about *SessionRecord, out *outgoing) *job {
 }
 
 // dueEdit is what is to change about a message of a question, nil nothing. An edit whose answer was lost may be carried
-// out on top of a later one: when it no longer can be, or whoever made it has died, that one is repeated.
+// out on top of a later one: that one is repeated when it no longer can be.
 func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bool) *job {
 	j := &job{key: fmt.Sprint(p.ID, " ", m.ID), rank: rankOutcome}
-	out := &outgoing{method: "editMessageReplyMarkup", EditID: m.ID, Markup: markup(nil)}
-	shows := replaced
-	switch {
-	case m.ID != p.newest().ID, p.Open() && p.before() != "":
-		if m.LostAt == 0 && !m.mayHaveButtons() {
-			return nil
-		}
-	case p.Open():
-		if len(p.Ticked) == 0 && !strings.HasPrefix(m.Shows, otherButtons) && m.LostAt == 0 { // as it was sent
-			return nil
-		}
-		out.Markup = markup(keyboard(p))
-		shows = otherButtons + " " + fingerprint(out)
-	case m.LostAt == 0 && m.status() == p.Status:
-		return nil
-	default:
-		out = t.questionText(p, s).outgoing(m.ID, keyboard(p))
-		shows = string(p.Status) + " " + fingerprint(out)
-		if p.onItsWay() {
-			j.at = p.At.Add(onItsWay)
-		}
-	}
+	shows := p.wants(m)
 	again := m.Shows == shows
 	switch {
 	case again && m.LostAt == 0:
 		return nil
-	case !ours:
-		j.rank = rankRest
 	case again:
 		j.at = time.Unix(m.LostAt+1, 0).Add(lostLife)
+	case shows == string(ReplyReceived):
+		j.at = p.At.Add(onItsWay)
+	}
+	if !ours {
+		j.rank = rankRest
 	}
 	record := func(change func(*Message)) func() error {
 		return func() error {
 			return t.store.Change(p.ID, func(p *PromptRecord) { change(p.message(m.ID)) })
 		}
 	}
-	if !again && printOf(m.Shows) == printOf(shows) { // it says so already
-		j.free = true
-		j.done = record(func(m *Message) { m.Shows = shows })
-		return j
-	}
 	j.done = record(func(m *Message) {
 		m.Shows = shows
-		if !ours || time.Since(time.Unix(m.LostAt, 0)) >= lostLife {
+		if time.Since(time.Unix(m.LostAt, 0)) >= lostLife {
 			m.LostAt = 0
 		}
 	})
-	j.lost = record(func(m *Message) { m.LostAt = time.Now().Unix() })
+	j.lost = record(func(m *Message) {
+		m.Shows = uncertain
+		m.LostAt = time.Now().Unix()
+	})
+	if shows == string(Expired) && p.Idle && !p.isLong() { // it says so already
+		j.free = true
+		return j
+	}
+	out := &outgoing{method: "editMessageReplyMarkup", EditID: m.ID, Markup: markup(nil)}
+	switch {
+	case shows == replaced:
+	case p.Open():
+		out.Markup = markup(keyboard(p))
+	default:
+		out = t.questionText(p, s).outgoing(m.ID, keyboard(p))
+	}
 	return t.message(j, s, out)
 }
 
@@ -904,7 +895,7 @@ func (p *PromptRecord) message(id int64) *Message {
 	i, known := slices.BinarySearchFunc(p.Messages, id, func(m Message, id int64) int { return cmp.Compare(m.ID, id) })
 	p.Messages = slices.Clone(p.Messages)
 	if !known {
-		p.Messages = slices.Insert(p.Messages, i, Message{ID: id})
+		p.Messages = slices.Insert(p.Messages, i, Message{ID: id, Shows: string(AwaitingReply)})
 	}
 	return &p.Messages[i]
 }
@@ -918,20 +909,6 @@ func (p *PromptRecord) before() string {
 		return p.Recent
 	}
 	return ""
-}
-
-// onItsWay reports whether the answer was taken, and is on its way to the tool.
-func (p *PromptRecord) onItsWay() bool {
-	return p.Status == ReplyReceived || p.Status == Injected || p.Status == Expired && p.Value != nil
-}
-
-// printOf is the print of what a message shows.
-func printOf(shows string) string { return shows[strings.LastIndexByte(shows, ' ')+1:] }
-
-// fingerprint tells what a message says, or its buttons, from what another does.
-func fingerprint(out *outgoing) string {
-	b, _ := json.Marshal([]any{out.Text, out.Entities, out.Markup}) // plain values: cannot fail
-	return digest(b)[len("sha256:"):][:16]
 }
 
 // ---- notices and streams ----
@@ -1499,7 +1476,7 @@ func keyboard(p *PromptRecord) [][]button {
 	switch {
 	case p.expiredOpen():
 		return buttonRows(p, []button{{Text: "Ask again", Data: tapAgain}})
-	case !p.Open() || p.Secret || p.Idle && units(p.Full) <= partUnits:
+	case !p.Open() || p.Secret || p.Idle && !p.isLong():
 		return nil
 	case p.Idle:
 		return buttonRows(p, []button{{Text: "The whole answer", Data: tapAll}})
@@ -1522,6 +1499,9 @@ func keyboard(p *PromptRecord) [][]button {
 	}
 	return buttonRows(p, all)
 }
+
+// isLong reports whether a message shows only a part of the answer that ended a turn.
+func (p *PromptRecord) isLong() bool { return units(p.Full) > partUnits }
 
 // answerButton gives the answer, in the colour of what it means. Where several may be ticked, it ticks the choice or
 // unticks it.
@@ -1793,7 +1773,7 @@ func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 		return "nobody answered", nobody, "; it still waits"
 	case late && (p.Value == nil || p.Source == fromAsk):
 		return "nobody answered", nobody, ""
-	case p.Status == Expired, p.Status == ReplyReceived:
+	case p.onItsWay():
 		why = " · on its way"
 	case !late && reason != "":
 		why = ": “" + reason + "”"
@@ -2514,7 +2494,7 @@ func (r *receiver) decide(in *incoming, want *intent) error {
 		err := r.store.Change(d.PromptID, func(p *PromptRecord) {
 			m := p.message(in.ID)
 			m.Date = in.Date
-			m.Shows = ""
+			m.Shows = string(AwaitingReply)
 		})
 		if err != nil {
 			return err
@@ -3047,11 +3027,11 @@ func cmdSetup(c *command) int {
 		cfg := newConfig(st.Dir)
 		s := &setup{command: c, bot: newTelegram(cfg, st, nil), cfg: cfg}
 		err := s.converse()
-		if err == nil {
+		end, ended := errors.AsType[*stopped](context.Cause(ctx))
+		switch {
+		case err == nil:
 			return 0
-		}
-		end, ok := errors.AsType[*stopped](context.Cause(ctx))
-		if !ok {
+		case !ended:
 			return c.fail(err)
 		}
 		fmt.Fprintln(c.stderr, "\natlasbridge: setup was ended; config.toml is as it was")
@@ -3084,15 +3064,6 @@ func (s *setup) converse() error {
 	}
 	s.say("It works. Now: atlasbridge run claude")
 	return nil
-}
-
-// test sends a test message to the chat, or, where none is wanted, only sees whether that can be done.
-func (s *setup) test() error {
-	if s.opts.on("no-test") {
-		return s.bot.reach(s.ctx)
-	}
-	test := map[string]any{"chat_id": s.cfg.ChatID, "text": "✅ AtlasBridge is connected: its questions come here."}
-	return s.bot.call(s.ctx, "sendMessage", test, nil)
 }
 
 // configure reads the file, the environment and the flags. What is wrong in the file, and can be found anew, counts as
@@ -3131,8 +3102,13 @@ func (s *setup) given(key string) bool {
 	return origin == "flag" || strings.HasPrefix(origin, "environment ")
 }
 
-// reject says what is wrong with settings that are to be found anew; where one of them is given that is an error.
-func (s *setup) reject(problem error, keys ...string) error {
+// reject says what is wrong with settings that are to be found anew; where one of them is given that is an error, as
+// what may soon be over is.
+func (s *setup) reject(failed *apiError, keys ...string) error {
+	problem := explained(failed)
+	if what, _ := failed.cause(); what == "" {
+		return problem
+	}
 	for _, key := range keys {
 		if s.given(key) {
 			return hinted(fmt.Errorf("%s: %s", s.cfg.row(key).Origin, problem),
@@ -3147,35 +3123,40 @@ func (s *setup) reject(problem error, keys ...string) error {
 func (s *setup) connect() (bot string, err error) {
 	for {
 		if s.cfg.Token == "" {
-			if !onTerminal(s.stdin) {
-				return "", errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
-			}
-			s.say("Make a bot with @BotFather in Telegram\n(/newbot), or /mybots shows its token.")
-			token, err := s.ask("Paste the token here (it is not shown): ")
-			if err != nil {
+			if err := s.askToken(); err != nil {
 				return "", err
 			}
-			row := s.cfg.row(tokenKey)
-			row.Value = quoted(token)
-			if row.assign(s.cfg) != nil {
-				s.say("That is no token: it looks like\n123456789:AAExample-of_35_letters")
-				s.cfg.Token = ""
-			}
-			continue
 		}
 		var me user
-		err := s.bot.call(s.ctx, "getMe", struct{}{}, &me)
-		if err == nil {
+		failed, ok := s.bot.call(s.ctx, "getMe", struct{}{}, &me).(*apiError)
+		if !ok {
 			s.say("Bot: @%s", me.Username)
 			return me.Username, nil
 		}
-		if !err.(*apiError).refusesToken() {
-			return "", explained(err)
-		}
-		if err := s.reject(explained(err), tokenKey); err != nil {
+		if err := s.reject(failed, tokenKey); err != nil {
 			return "", err
 		}
 		s.cfg.Token = ""
+	}
+}
+
+// askToken sets the token to one that is typed, and looks like one.
+func (s *setup) askToken() error {
+	if !onTerminal(s.stdin) {
+		return errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
+	}
+	s.say("Make a bot with @BotFather in Telegram\n(/newbot), or /mybots shows its token.")
+	for {
+		token, err := s.ask("Paste the token here (it is not shown): ")
+		if err != nil {
+			return err
+		}
+		row := s.cfg.row(tokenKey)
+		row.Value = quoted(token)
+		if token != "" && row.assign(s.cfg) == nil {
+			return nil
+		}
+		s.say("That is no token: it looks like\n123456789:AAExample-of_35_letters")
 	}
 }
 
@@ -3183,28 +3164,23 @@ func (s *setup) connect() (bot string, err error) {
 // person who sends the code.
 func (s *setup) pair(bot string) error {
 	c := s.cfg
-	group := c.ChatID < 0
-	switch { // a private chat has the number of its user
-	case len(c.Users) == 0 && !group && c.ChatID != 0:
+	if len(c.Users) == 0 && c.ChatID > 0 { // a private chat has the number of its user
 		c.Users = []int64{c.ChatID}
-	case len(c.Users) == 0, group, slices.Contains(c.Users, c.ChatID): // they go together, or nobody is known
-	case s.given(chatKey):
-		return fmt.Errorf("chat %d is the private chat of none of the users %v", c.ChatID, c.Users)
-	default:
+	}
+	if len(c.Users) > 0 && c.ChatID >= 0 && !slices.Contains(c.Users, c.ChatID) {
+		if s.given(chatKey) {
+			return fmt.Errorf("chat %d is the private chat of none of the users %v", c.ChatID, c.Users)
+		}
 		c.ChatID = c.Users[0]
 	}
 	for {
 		if c.ChatID != 0 && len(c.Users) > 0 {
-			err := s.test()
-			failed, ok := err.(*apiError)
+			failed, ok := s.test().(*apiError)
 			if !ok {
 				s.say("Chat %d, allowed users %v", c.ChatID, c.Users)
 				return nil
 			}
-			if failed.temporary() {
-				return explained(err)
-			}
-			if err := s.reject(explained(err), chatKey, usersKey); err != nil {
+			if err := s.reject(failed, chatKey, usersKey); err != nil {
 				return err
 			}
 		}
@@ -3214,8 +3190,17 @@ func (s *setup) pair(bot string) error {
 	}
 }
 
+// test sends a test message to the chat, or, where none is wanted, only sees whether that can be done.
+func (s *setup) test() error {
+	if s.opts.on("no-test") {
+		return s.bot.reach(s.ctx)
+	}
+	test := map[string]any{"chat_id": s.cfg.ChatID, "text": "✅ AtlasBridge is connected: its questions come here."}
+	return s.bot.call(s.ctx, "sendMessage", test, nil)
+}
+
 // meet learns who the operator is, and where: from a message with a code that only this terminal shows, and from a yes
-// at the terminal. No session polls meanwhile.
+// at the terminal. No session polls meanwhile. Nothing that was typed before is a yes.
 func (s *setup) meet(bot string) error {
 	if !onTerminal(s.stdin) {
 		return hinted(errors.New("without a terminal nobody can be asked who may answer"),
@@ -3230,51 +3215,48 @@ func (s *setup) meet(bot string) error {
 		return hinted(err, "end it, then run atlasbridge setup again")
 	}
 	defer s.bot.store.LeavePoll()
-	link := newNonce()
-	code := newNonce()[:8] // short, for it is typed by hand
-	s.say("Open https://t.me/%s?start=%s\nand tap Start.", bot, link)
-	s.say("Or send it the code:  %s\n(in a group: /start %[1]s)", code)
-	m, err := s.awaitCode(link, code)
+	code := newNonce()[:8] // short, for it may be typed by hand
+	s.say("Open https://t.me/%s?start=%s\nand tap Start.\nOr send it the code:  %[2]s\n(in a group: /start %[2]s)", bot, code)
+	m, err := s.awaitCode(code)
 	if err != nil {
 		return err
 	}
-	s.cfg.ChatID = m.Chat.ID
-	s.cfg.Users = []int64{m.From.ID}
-	yes, err := s.agreed("Is that you? Who is trusted here can type into your terminal.")
+	if err := dropTyped(s.stdin); err != nil {
+		return err
+	}
+	answer, err := s.ask("Is that you? Who is trusted here can type into your terminal. [y/N] ")
+	yes := strings.EqualFold(answer, "y") || strings.EqualFold(answer, "yes")
 	if err == nil && !yes {
 		err = hinted(errors.New("nobody was trusted"), "run atlasbridge setup again: it makes a new code")
 	}
+	s.cfg.ChatID = m.Chat.ID
+	s.cfg.Users = []int64{m.From.ID}
 	return err
 }
 
-// awaitCode waits for a person's message with one of the codes, shows who writes meanwhile, and confirms all of that.
-func (s *setup) awaitCode(codes ...string) (*message, error) {
+// awaitCode waits for a person's message with the code, shows who writes meanwhile, and confirms all of that.
+func (s *setup) awaitCode(code string) (*message, error) {
 	ctx, stop := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer stop()
 	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 10}
 	for ctx.Err() == nil {
 		var updates []update
-		err := s.bot.call(ctx, "getUpdates", params, &updates)
-		if failed, ok := err.(*apiError); ok {
-			if !failed.temporary() {
-				return nil, explained(failed)
-			}
+		failed, ok := s.bot.call(ctx, "getUpdates", params, &updates).(*apiError)
+		if ok && !failed.temporary() {
+			return nil, explained(failed)
+		}
+		if ok {
 			_ = sleep(ctx, s.bot.pause(failed, 0)) // the loop ends with it
 		}
 		for _, u := range updates {
 			params.Offset = u.ID + 1
 			m := u.Message
-			if m == nil || m.From == nil {
-				continue
-			}
-			if _, ok := admitted(&u, []int64{m.From.ID}, m.Chat.ID); !ok {
+			if m == nil || m.From == nil || m.From.IsBot || !m.original() {
 				continue
 			}
 			s.say("%s, user %d, %s chat %d", m.From.name(), m.From.ID, m.Chat.Type, m.Chat.ID)
-			for _, word := range strings.Fields(strings.ToLower(m.Text)) { // of the link Telegram makes "/start LINK"
-				if slices.Contains(codes, word) {
-					return m, s.bot.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil)
-				}
+			if slices.Contains(strings.Fields(strings.ToLower(m.Text)), code) { // of the link: "/start CODE"
+				return m, s.bot.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil)
 			}
 		}
 	}
@@ -3306,37 +3288,26 @@ func (s *setup) ask(question string) (string, error) {
 	}
 }
 
-// agreed asks for a yes. Nothing that was typed before is one.
-func (s *setup) agreed(question string) (bool, error) {
-	if err := dropTyped(s.stdin); err != nil {
-		return false, nil // it is no terminal
-	}
-	answer, err := s.ask(question + " [y/N] ")
-	answer = strings.ToLower(answer)
-	return answer == "y" || answer == "yes", err
-}
-
 // withBot returns config.toml's text with the bot's settings as they are now, first in their table, without those of
 // the environment. All else stays.
 func (s *setup) withBot(text string) string {
 	c := s.cfg
 	lines := ""
 	text = strings.TrimRight(text, "\n") + "\n"
-	for _, set := range []struct{ key, value string }{
-		{tokenKey, fmt.Sprintf("%q", c.Token)},
-		{chatKey, fmt.Sprint(c.ChatID)},
-		{usersKey, strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")},
-		{baseKey, fmt.Sprintf("%q", c.APIBase)},
-	} {
-		origin := c.row(set.key).Origin
-		if strings.HasPrefix(origin, "environment ") || origin == "default" && set.key == baseKey {
-			continue
+	set := func(key string, value any) {
+		origin := c.row(key).Origin
+		if strings.HasPrefix(origin, "environment ") || origin == "default" && key == baseKey {
+			return
 		}
-		_, name, _ := strings.Cut(set.key, ".")
+		name := strings.TrimPrefix(key, "telegram.")
 		old := regexp.MustCompile(`(?m)^[ \t]*` + name + `[ \t]*=[ \t]*` + tomlValue + `.*\n`)
 		text = old.ReplaceAllString(text, "")
-		lines += name + " = " + set.value + "\n"
+		lines += name + " = " + inJSON(value) + "\n"
 	}
+	set(tokenKey, c.Token)
+	set(chatKey, c.ChatID)
+	set(usersKey, c.Users)
+	set(baseKey, c.APIBase)
 	table := regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`) // the only one with these keys
 	if lines != "" && !table.MatchString(text) {
 		text += "\n[telegram]\n"
