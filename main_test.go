@@ -5773,6 +5773,12 @@ func (p *phonePlay) shows(what string) {
 
 // tap is a tap on a button of the newest question, as an update has it; other says what of it is other than it should be.
 func (p *phonePlay) tap(button string) map[string]any {
+	if name, ok := strings.CutPrefix(button, "session "); ok {
+		label := name + " · tool " + awaitRun(p.t, p.dir, name).str("id")[:8]
+		m := p.w.shows("", label)
+		data, _ := m.ending(label)
+		return p.w.touch(m.id, data)
+	}
 	label, other, _ := strings.Cut(button, ", ")
 	data, _ := p.asked.ending(label)
 	part := strings.SplitN(data, ":", 5)
@@ -9324,6 +9330,9 @@ func (s *sim) becomes(now seen) {
 	labels := slices.Sorted(maps.Keys(now.buttons))
 	for _, label := range labels {
 		f := strings.SplitN(now.buttons[label], ":", 5)
+		if f[0] == "use" { // it chooses a session
+			continue
+		}
 		if len(f) < 5 || m.prompt != "" && m.prompt != f[1] {
 			s.fault("message %d of question %q has the button %q", m.id, m.prompt, now.buttons[label])
 			continue

@@ -2286,6 +2286,12 @@ func auditEvents(old, r Record) (events []Event) {
 		if r.Permission && r.DecidedBy != nil && was.DecidedBy == nil {
 			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, resolveFields(r)})
 		}
+	case *InputRecord:
+		asked := old.(*InputRecord).Status == "" && r.UpdateID != ""
+		if asked && !r.isText() {
+			fields := append([]Field{{"command", r.Kind}}, said("keys", r.Text)...)
+			events = []Event{{"SESSION_COMMAND", r.SessionID, "", append(fields, person(r.By, r.User)...)}}
+		}
 	}
 	return events
 }
@@ -2384,7 +2390,6 @@ type Decision struct {
 	Value     string // a choice's key, "1,3", "enter" "esc" "cancel" "default", "deny:reason", or text
 	By        string // telegram:<id>, cli:answer
 	User      string // by phone: the name
-	UpdateID  string // as UpdateRecord has it, "" none
 	Trusted   bool   // by the answer command: no nonce to show
 }
 
@@ -2398,39 +2403,45 @@ const sessionOver Refusal = "the question's session has ended"
 // Questions of a session that is found dead fail at once.
 func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
 	err = s.Update(func(v *View) ([]Record, error) {
-		p = PromptRecord{}
 		if found := v.find(d); found != nil {
 			p = *found
 		}
-		value := ""
-		why = s.guard(v, &p, d, now)
-		if why == "" {
-			value, why = p.interpret(d.Value)
-		}
-		if why == "" {
-			why = p.unread(value, d.By)
-		}
+		why = s.decide(v, &p, d, now)
 		if why != "" {
 			return nil, nil
 		}
-		p.Status = ReplyReceived
-		if value == leaveIt {
-			p.Status = Canceled
-			p.Reason = "left as it is"
-		}
-		p.DecidedAt = ref(now.UTC())
-		p.DecidedBy = &d.By
-		p.DecidedUser = d.User
-		p.Value = &value
-		if d.UpdateID == "" {
-			return []Record{&p}, nil
-		}
-		return []Record{&p, &UpdateRecord{Head{ID: d.UpdateID}, "decision"}}, nil
+		return []Record{&p}, nil
 	})
 	if err == nil && why == sessionOver && p.Open() {
 		err = s.Reap(now)
 	}
 	return p, why, err
+}
+
+// decide gives the prompt the answer, or says why it does not.
+func (s *Store) decide(v *View, p *PromptRecord, d Decision, now time.Time) (why Refusal) {
+	why = s.guard(v, p, d, now)
+	if why != "" {
+		return why
+	}
+	value, reason, why := p.interpret(d.Value)
+	if why == "" {
+		why = p.unread(value, d.By)
+	}
+	if why != "" {
+		return why
+	}
+	p.Status = ReplyReceived
+	p.Reason = reason
+	if value == leaveIt {
+		p.Status = Canceled
+		p.Reason = "left as it is"
+	}
+	p.DecidedAt = ref(now.UTC())
+	p.DecidedBy = &d.By
+	p.DecidedUser = d.User
+	p.Value = &value
+	return ""
 }
 
 // find is the prompt that the decision names, nil when it names none, or two.
@@ -2653,26 +2664,26 @@ func (p *PromptRecord) named(words string) (value string) {
 	return ""
 }
 
-// interpret is the value to record for an answer, or why it is none. A reason given for a refusal becomes the prompt's.
-func (p *PromptRecord) interpret(given string) (value string, why Refusal) {
+// interpret is the value to record for an answer, with the reason given for a refusal, or why it is none.
+func (p *PromptRecord) interpret(given string) (value, reason string, why Refusal) {
 	value = p.named(given)
 	reason, refused := strings.CutPrefix(given, "deny:")
 	switch {
 	case p.Secret:
-		return "", "a password is typed at the keyboard alone"
+		return "", "", "a password is typed at the keyboard alone"
 	case value != "":
-		return value, ""
+		return value, "", ""
 	case given == "default" && p.SafeDefault == nil:
-		return "", "this question has no safe default"
+		return "", "", "this question has no safe default"
 	case given == "default":
-		return *p.SafeDefault, ""
+		return *p.SafeDefault, "", ""
 	case refused && p.Permission:
-		p.Reason = reason
-		return p.refusal(), p.checkText(reason)
+		return p.refusal(), reason, p.checkText(reason)
 	case p.takesText():
-		return given, p.checkText(given)
+		return given, "", p.checkText(given)
 	}
-	return "", Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
+	why = Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
+	return "", "", why
 }
 
 // labels are what the answers are called that a value names, "" of a text.
@@ -3127,24 +3138,6 @@ func (s *Store) Reap(now time.Time) error {
 
 // endedFirst is why an input was not done.
 const endedFirst = "the program ended first"
-
-// Failed are the inputs that failed with their session, until Told: their sender does not know it yet.
-func (s *Store) Failed() (failed []*InputRecord, err error) {
-	defer s.log.release()
-	err = s.begin()
-	for _, in := range s.view.Inputs {
-		if in.Status == "failed" {
-			failed = append(failed, in)
-		}
-	}
-	return failed, err
-}
-
-// Told records that the sender of a failed input knows.
-func (s *Store) Told(in InputRecord) error {
-	in.Status = "refused"
-	return s.Update(func(*View) ([]Record, error) { return []Record{&in}, nil })
-}
 
 // orphaned is the prompt after its session has ended.
 func (p *PromptRecord) orphaned() *PromptRecord {

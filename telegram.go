@@ -57,7 +57,8 @@ type Notice struct {
 	Urgent    bool  // before streams, as what rings or replies goes
 	Last      bool  // below all that the session's program wrote
 
-	leftOut int // notices before it, which were too many
+	leftOut int              // notices before it, which were too many
+	choose  []*SessionRecord // with a button each
 }
 
 // transport carries requests.
@@ -982,7 +983,11 @@ func (t *Telegram) noticeJob() *job {
 		}
 		return j
 	}
-	out := r.outgoing(0, nil)
+	var rows [][]button
+	for _, s := range n.choose {
+		rows = append(rows, []button{{Text: title(s) + " " + shortID(s.ID), Data: tapSession + shortID(s.ID)}})
+	}
+	out := r.outgoing(0, rows)
 	out.Silent = !n.Ring
 	if n.ReplyTo == 0 || t.mailer.gone[n.ThreadID] {
 		return t.message(j, about, out)
@@ -1437,6 +1442,8 @@ const (
 	tapLeave  = "~leave"         // leave the question to the terminal
 	tapTick   = "~t:"            // and keys: these are ticked
 	tapSubmit = "~s:"            // and keys: these are chosen
+
+	tapSession = "use:" // and the beginning of an id, of no question: text goes to that session from now on
 
 	maxCallbackData = 64 // bytes: https://core.telegram.org/bots/api#inlinekeyboardbutton
 )
@@ -2076,62 +2083,66 @@ func (u *user) name() string { return safely(cmp.Or(u.Username, u.Name), 64) }
 // admitted decides, for every kind of update and nowhere else, whether it counts: when a person on the allowlist, known
 // by number alone, wrote it himself in the configured chat. The message of a tap is the bot's own.
 func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
-	var m *message
+	m := u.Message
 	switch {
-	case u.Message != nil && u.Callback != nil: // no update has both
-		return nil, false
-	case u.Message != nil:
-		from = u.Message.From
-		if u.Message.original() {
-			m = u.Message
-		}
-	case u.Callback != nil:
+	case u.Callback != nil && m == nil: // no update has both
 		from = u.Callback.From
 		m = u.Callback.Message
+		ok = m != nil
+	case m != nil:
+		from = m.From
+		ok = u.Callback == nil && m.original()
 	}
-	if m == nil || from == nil || from.IsBot {
+	if !ok || from == nil || from.IsBot {
 		return from, false
 	}
-	return from, from.ID > 0 && slices.Contains(users, from.ID) && m.Chat.configured(chatID, from.ID)
+	return from, slices.Contains(users, from.ID) && m.Chat.configured(chatID, from.ID)
 }
 
 // original tells that its sender wrote the message as it is: in his own name, not forwarded, not changed.
 func (m *message) original() bool { return m.changed == changed{} }
 
-// configured tells that it is the chat of the settings, 0 none: that person's private chat, or a group.
+// configured tells that it is the chat of the settings: that person's private chat, or a group.
 func (c *chat) configured(chatID, person int64) bool {
-	switch {
-	case c.ID != chatID:
-		return false
-	case chatID > 0:
-		return c.Type == "private" && chatID == person
-	}
-	return chatID < 0 && strings.HasSuffix(c.Type, "group")
+	group := chatID < 0 && strings.HasSuffix(c.Type, "group")
+	return c.ID == chatID && (group || c.Type == "private" && c.ID == person)
 }
 
-// Poll handles updates for all sessions whenever it has the lock. It ends with ctx, and with it all that it has begun.
-// Whoever may mend what keeps it from polling, such as setup, can poll meanwhile.
+// Poll handles updates for all sessions whenever it has the lock, for which it looks each second: another takes over
+// within 2 s. It ends with ctx, and with it all that it has begun. Whoever may mend what keeps it from polling, such as
+// setup, can poll meanwhile.
 func (t *Telegram) Poll(ctx context.Context) {
-	var r *receiver
-	for t.lockPolling(ctx) {
-		if r == nil {
-			r = &receiver{Telegram: t, lastOK: time.Now().Round(0)}
-		}
-		t.polling.Store(true)
-		inner, stop := context.WithCancel(ctx)
-		r.ctx = inner
-		r.beside(r.reap)
-		r.beside(r.greet)
-		pause := r.poll()
-		stop()
-		r.work.Wait()
-		t.polling.Store(false)
-		t.store.LeavePoll()
-		if pause == 0 { // another process polls
-			r = nil
+	r := &receiver{Telegram: t}
+	for ctx.Err() == nil {
+		held, err := t.store.TryPoll()
+		pause := time.Second
+		switch {
+		case err != nil:
+			t.noteTrouble("poll", fmt.Sprint("no answers come from the phone: ", err))
+		case !held: // another process polls
+			t.noteTrouble("poll", "")
+			r.lastOK = time.Time{}
+		default:
+			pause = r.listen(ctx)
 		}
 		_ = sleep(ctx, pause) // the loop ends with it
 	}
+}
+
+// listen polls, until ctx ends or this process is not the poller any more, and returns how long to wait then.
+func (r *receiver) listen(ctx context.Context) (pause time.Duration) {
+	inner, stop := context.WithCancel(ctx)
+	r.ctx = inner
+	r.lastOK = cmp.Or(r.lastOK, time.Now().Round(0))
+	r.polling.Store(true)
+	r.beside(r.reap)
+	r.beside(r.greet)
+	pause = r.poll()
+	stop()
+	r.work.Wait()
+	r.polling.Store(false)
+	r.store.LeavePoll()
+	return pause
 }
 
 // greet gives the chat its menu of commands. Whether the bot may write there shows before there is something to say.
@@ -2145,23 +2156,6 @@ func (r *receiver) greet() {
 	}
 	scope := map[string]any{"type": "chat", "chat_id": r.cfg.Load().ChatID}
 	r.warn(r.call(r.ctx, "setMyCommands", map[string]any{"commands": botCommands, "scope": scope}, nil))
-}
-
-// lockPolling waits until this process is the poller, or ctx ends.
-func (t *Telegram) lockPolling(ctx context.Context) (held bool) {
-	for ctx.Err() == nil {
-		held, err := t.store.TryPoll()
-		if held {
-			return true
-		}
-		trouble := ""
-		if err != nil {
-			trouble = fmt.Sprint("no answers come from the phone: ", err)
-		}
-		t.noteTrouble("poll", trouble)
-		_ = sleep(ctx, time.Second) // so another takes over within 2 s; the loop ends with ctx
-	}
-	return false
 }
 
 // poll asks for updates and handles them until ctx ends or this process is not the poller any more, or it is kept from
@@ -2280,18 +2274,21 @@ func (r *receiver) reap() {
 
 // tellFailed tells who sent something to a session that was killed before it could do that.
 func (r *receiver) tellFailed() error {
-	failed, err := r.store.Failed()
-	for _, in := range failed {
-		if err != nil {
-			return err
+	return r.store.Update(func(v *View) (told []Record, _ error) {
+		for _, failed := range v.Inputs {
+			if failed.Status != "failed" {
+				continue
+			}
+			in := *failed
+			in.Status = "refused"
+			told = append(told, &in)
+			if strings.HasPrefix(in.UpdateID, r.botID()+":") && fromPhone(in.By) {
+				r.Notify(Notice{Text: "✗ " + in.Reason, Ring: true, SessionID: in.SessionID, ReplyTo: in.ReplyTo,
+					ThreadID: in.ThreadID})
+			}
 		}
-		if strings.HasPrefix(in.UpdateID, r.botID()+":") && fromPhone(in.By) {
-			r.Notify(Notice{Text: "✗ " + in.Reason, Ring: true, SessionID: in.SessionID, ReplyTo: in.ReplyTo,
-				ThreadID: in.ThreadID})
-		}
-		err = r.store.Told(*in)
-	}
-	return err
+		return told, nil
+	})
 }
 
 // beside does something beside the polling, which must end soon after ctx.
@@ -2317,7 +2314,7 @@ func (r *receiver) tell(u *update, want intent) {
 		return
 	}
 	m := u.Message
-	r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic()})
+	r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), choose: want.choose})
 }
 
 // toast answers a tap, once, also where that was the last that this process waited for.
@@ -2357,9 +2354,10 @@ type intent struct {
 	decision *Decision
 	refused  Refusal             // why the decision is none, "" that is for the state to say
 	record   Record              // an InputRecord, or the MetaRecord with the session that text goes to from now on
-	change   func(*PromptRecord) // what its question's messages are to show from now on; of is that question
-	of       string
-	reply    string // begins with ✗ where nothing is done
+	of       string              // the question that is decided, or changed
+	change   func(*PromptRecord) // what its messages are to show from now on, or are seen to show
+	reply    string              // begins with ✗ where nothing is done
+	choose   []*SessionRecord    // one of which is to be chosen
 }
 
 // dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and it must come
@@ -2411,15 +2409,11 @@ func (r *receiver) act(u *update, from *user) error {
 		return err
 	}
 	want := in.understand()
-	if want.decision != nil {
-		err = r.decide(in, &want)
-	} else {
-		err = r.record(in, want)
+	if err := r.record(in, &want); err != nil {
+		return err
 	}
-	if err == nil {
-		r.tell(u, want)
-	}
-	return err
+	r.tell(u, want)
+	return nil
 }
 
 // incoming gathers what decides what an update means.
@@ -2457,84 +2451,76 @@ func (r *receiver) ownName() (string, error) {
 	return r.name, err
 }
 
-// record records what an update led to, together with that it has been acted on.
-func (r *receiver) record(in *incoming, want intent) error {
+// record does what an update asks for, and notes that it was acted on, in one write. It completes what is to be said.
+func (r *receiver) record(in *incoming, want *intent) error {
+	by := in.from.who()
+	var p PromptRecord
 	err := r.store.Update(func(v *View) (records []Record, _ error) {
 		if v.Updates[in.update] != nil { // by another process, while this one was stopped
+			*want = intent{}
 			return nil, nil
 		}
-		if p := v.Prompts[want.of]; p != nil && want.change != nil {
-			changed := *p
-			want.change(&changed)
-			records = append(records, &changed)
+		if v.Prompts[want.of] != nil {
+			p = *v.Prompts[want.of]
 		}
-		if want.record != nil {
+		if want.change != nil {
+			want.change(&p)
+		}
+		if want.decision != nil && want.refused == "" {
+			want.decision.By = by
+			want.decision.User = in.from.name()
+			want.refused = r.store.decide(v, &p, *want.decision, time.Now())
+		}
+		switch {
+		case want.record != nil:
 			records = append(records, want.record)
+		case want.change != nil, want.decision != nil && want.refused == "":
+			records = append(records, &p)
 		}
-		return append(records, &UpdateRecord{Head: Head{ID: in.update}, Kind: "operator"}), nil
+		return append(records, &UpdateRecord{Head{ID: in.update}, "operator"}), nil
 	})
-	input, ok := want.record.(*InputRecord)
-	if err != nil || !ok || input.isText() {
+	switch {
+	case err != nil || want.decision == nil:
 		return err
+	case want.refused != "":
+		want.reply = "✗ Nothing was done: " + string(want.refused)
+		fields := append([]Field{{"reason", string(want.refused)}}, person(by, in.from.name())...)
+		r.warn(r.store.Audit(Event{"REPLY_REJECTED", want.decision.SessionID, want.decision.PromptID, fields}))
+	case in.tap != nil:
+		want.reply = "✓ " + valueName(&p, want.decision.Value)
 	}
-	fields := append([]Field{{"command", input.Kind}}, said("keys", input.Text)...)
-	fields = append(fields, person(input.By, input.User)...)
-	r.warn(r.store.Audit(Event{"SESSION_COMMAND", input.SessionID, "", fields}))
 	return nil
-}
-
-// decide notes that the tapped message has buttons, gives the store the decision, unless it is refused already, records
-// the update in any case, and adds what is to be said of it.
-func (r *receiver) decide(in *incoming, want *intent) error {
-	d := *want.decision
-	d.By = in.from.who()
-	d.User = in.from.name()
-	d.UpdateID = in.update
-	if in.tap != nil && in.isUnknown(d) {
-		err := r.store.Change(d.PromptID, func(p *PromptRecord) {
-			m := p.message(in.ID)
-			m.Date = in.Date
-			m.Shows = string(AwaitingReply)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	why := want.refused
-	var now PromptRecord
-	if why == "" {
-		var err error
-		now, why, err = r.store.Decide(d, time.Now())
-		if err != nil {
-			return err
-		}
-	}
-	if why == "" {
-		if in.tap != nil {
-			want.reply = "✓ " + valueName(&now, d.Value)
-		}
-		return nil
-	}
-	want.reply = "✗ Nothing was done: " + string(why)
-	fields := append([]Field{{"reason", string(why)}}, person(d.By, d.User)...)
-	r.warn(r.store.Audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields}))
-	return r.record(in, *want)
 }
 
 // ---- callback queries ----
 // A button was pressed.
 
-// tapped is what a button asks for: an answer to its question, or what the button itself is for.
+// tapped is what a button asks for: an answer to its question, a session, or what the button itself is for.
 func (in *incoming) tapped() intent {
+	if word, ok := strings.CutPrefix(in.tap.Data, tapSession); ok {
+		return in.claim(in.view.named(word))
+	}
 	d, p := parseCallbackData(in.tap.Data, in.view)
 	want := intent{decision: &d}
-	switch {
-	case p == nil:
+	if p == nil {
 		want.refused = "this question is not known here. It belongs to another machine or state folder with the same " +
 			"bot, or is long over: answer at its terminal"
+		return want
+	}
+	want.of = p.ID
+	ours := p.hasNonce(d.Nonce)
+	crossed := in.ID == p.newest().ID && (p.Open() || time.Since(p.At) < tapCrosses)
+	if ours && !crossed { // the message has buttons of which the state knows nothing: its sending was never answered
+		want.change = func(p *PromptRecord) {
+			m := p.message(in.ID)
+			m.Date = in.Date
+			m.Shows = string(AwaitingReply)
+		}
+	}
+	switch {
 	case in.ID < p.newest().ID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
 		want.refused = "this message is out of date, use the newest one of its question"
-	case !strings.HasPrefix(d.Value, "~") || !p.hasNonce(d.Nonce):
+	case !strings.HasPrefix(d.Value, "~") || !ours:
 	case d.Value == tapAgain:
 		return in.askAgain(p)
 	case p.Open():
@@ -2564,16 +2550,6 @@ func (in *incoming) showMore(p *PromptRecord, value string) intent {
 			p.Send = value[1:]
 		}
 	}}
-}
-
-// isUnknown reports whether the tap proves that the message has buttons of its question of which the state knows
-// nothing: its sending was never answered, or they should be gone, for the question is over, or has a newer message.
-func (in *incoming) isUnknown(d Decision) bool {
-	p := in.view.Prompts[d.PromptID]
-	if p == nil || !p.hasNonce(d.Nonce) { // another machine's, or forged
-		return false
-	}
-	return in.ID != p.newest().ID || !p.Open() && time.Since(p.At) >= tapCrosses // the tap did not cross its edit
 }
 
 // parseCallbackData is what a button says, and of which question: nil of none that is known.
@@ -2647,10 +2623,10 @@ func (in *incoming) understand() intent {
 	default:
 		return in.command(strings.ToLower(command[1]), strings.TrimSpace(text[len(command[0]):]))
 	}
-	s, p, refusal := in.target("")
+	s, p, refused := in.target("")
 	switch {
 	case s == nil:
-		return intent{reply: refusal}
+		return refused
 	case file != nil:
 		return in.sendFile(s, p, file, text)
 	case text == "":
@@ -2697,25 +2673,28 @@ func (in *incoming) command(name, line string) intent {
 	case "sessions":
 		return intent{reply: in.list()}
 	case "release":
-		return in.claim("", "✓ Your text goes to the only session, or to what it replies to.")
+		return in.claim(nil)
 	}
 	word, rest, _ := strings.Cut(line, " ")
 	if name == "keys" && isKey(word) {
 		word = ""
 		rest = line
 	}
-	s, _, refusal := in.target(word)
+	implied := word == "" && (in.repliedTo() != nil || in.view.inTopic(in.Chat.ID, in.topic()) != nil)
+	s, _, refused := in.target(word)
 	switch {
-	case name == "cancel" && word == "" && in.repliedTo() == nil && in.view.inTopic(in.Chat.ID, in.topic()) == nil:
+	case name == "cancel" && word == "" && !implied:
 		return intent{reply: "✗ End which program? Example: /cancel 1a2b3c4d. " + in.list()}
+	case name == "switch" && word == "" && !implied:
+		return in.choice()
 	case s == nil && name == "keys" && (word != "" || line == ""):
 		return in.keys(nil, "")
-	case s == nil && refusal == "":
-		return intent{reply: "✗ Which session? " + in.list()}
+	case s == nil && refused.reply == "":
+		return in.choice()
 	case s == nil:
-		return intent{reply: refusal}
+		return refused
 	case name == "switch":
-		return in.claim(s.ID, "✓ Your text goes to "+origin(s))
+		return in.claim([]*SessionRecord{s})
 	case name == "send":
 		return in.send(s, strings.TrimSpace(rest))
 	case name == "keys":
@@ -2762,9 +2741,23 @@ func isKey(word string) bool {
 	return ok
 }
 
-// claim makes text that is no reply go to this session from now on, "" to none.
-func (in *incoming) claim(sid, reply string) intent {
-	return intent{reply: reply, record: &MetaRecord{Head: Head{ID: in.claimed()}, Values: map[string]string{"value": sid}}}
+// claim makes text that is no reply go to this session from now on, none: to the only one.
+func (in *incoming) claim(to []*SessionRecord) intent {
+	id := ""
+	reply := "✓ Your text goes to the only session, or to what it replies to."
+	switch {
+	case len(to) > 0:
+		id = to[0].ID
+		reply = "✓ Your text goes to " + origin(to[0])
+	case in.tap != nil:
+		return intent{reply: "✗ Nothing was done: that session has ended."}
+	}
+	return intent{reply: reply, record: &MetaRecord{Head: Head{ID: in.claimed()}, Values: map[string]string{"value": id}}}
+}
+
+// choice has the operator choose a session, which his text goes to from then on.
+func (in *incoming) choice() intent {
+	return intent{reply: "✗ Which session? Tap it, or reply to one of its messages. " + in.list(), choose: in.view.named("")}
 }
 
 // claimed is the name of the fact which session text of the operator's goes to.
@@ -2776,20 +2769,21 @@ func (in *incoming) input(s *SessionRecord, kind, text string) *InputRecord {
 		Text: text, ReplyTo: in.ID, ThreadID: in.topic(), UpdateID: in.update, WrittenAt: in.at.UTC(), Status: "queued"}
 }
 
-// named are the live sessions that a word names, by the beginning of the id or by the label.
+// named are the live sessions that a word names, by the beginning of the id or by the label, in the order of their names.
 func (v *View) named(word string) (live []*SessionRecord) {
 	for _, s := range v.Sessions {
 		if s.Status == "active" && (strings.HasPrefix(s.ID, strings.ToLower(word)) || s.Label == word) {
 			live = append(live, s)
 		}
 	}
+	slices.SortFunc(live, func(a, b *SessionRecord) int { return cmp.Compare(origin(a), origin(b)) })
 	return live
 }
 
 // target finds the live session meant, by the first of: the word in a command; the message replied to (then also the
 // question asked there); the topic it was written in; where it replies to nothing, the claim, or being the only one.
 // Else it refuses: it never guesses. No refusal: people talking in a group.
-func (in *incoming) target(word string) (s *SessionRecord, p *PromptRecord, refusal string) {
+func (in *incoming) target(word string) (s *SessionRecord, p *PromptRecord, refused intent) {
 	name := word
 	if word == "" {
 		p = in.repliedQuestion()
@@ -2803,13 +2797,13 @@ func (in *incoming) target(word string) (s *SessionRecord, p *PromptRecord, refu
 	}
 	switch {
 	case len(live) == 1 && in.at.Before(live[0].StartedAt):
-		refusal = "✗ Nothing was sent: you wrote that before " + origin(live[0]) + " began."
+		refused.reply = "✗ Nothing was sent: you wrote that before " + origin(live[0]) + " began."
 	case len(live) == 1:
-		return live[0], p, ""
+		return live[0], p, intent{}
 	case name != "", private:
-		refusal = "✗ Which session? Reply to a message of one that runs, or /switch SID. " + in.list()
+		refused = in.choice()
 	}
-	return nil, nil, refusal
+	return nil, nil, refused
 }
 
 // repliedQuestion is the question that the message replies to, nil: none. A message whose number is not recorded, for
@@ -2908,7 +2902,7 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 	if value == "" && p.Permission {
 		text = "deny:" + text
 	}
-	return intent{decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: text}}
+	return intent{of: p.ID, decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: text}}
 }
 
 // Of a text that replies to nothing.
@@ -2980,15 +2974,14 @@ func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 
 // list names what runs.
 func (in *incoming) list() string {
-	var lines []string
+	list := "Running:"
 	for _, s := range in.view.named("") {
-		lines = append(lines, "\n• "+origin(s)+" "+strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " "))
+		list += "\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " ")
 	}
-	slices.Sort(lines)
-	if len(lines) == 0 {
-		return "Running: nothing"
+	if list == "Running:" {
+		list += " nothing"
 	}
-	return "Running:" + strings.Join(lines, "")
+	return list
 }
 
 // asks reports whether the prompt is an open question.
