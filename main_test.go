@@ -9321,6 +9321,8 @@ func (s *sim) watch(done <-chan struct{}) {
 
 // becomes gives a message a new text, and the person something to do.
 func (s *sim) becomes(now seen) {
+	now.buttons = maps.Clone(now.buttons)
+	maps.DeleteFunc(now.buttons, func(_, data string) bool { return strings.HasPrefix(data, "use:") }) // TestPhone taps those
 	m := s.msgs[now.id]
 	if m == nil {
 		m = &simMessage{id: now.id}
@@ -9330,9 +9332,6 @@ func (s *sim) becomes(now seen) {
 	labels := slices.Sorted(maps.Keys(now.buttons))
 	for _, label := range labels {
 		f := strings.SplitN(now.buttons[label], ":", 5)
-		if f[0] == "use" { // it chooses a session
-			continue
-		}
 		if len(f) < 5 || m.prompt != "" && m.prompt != f[1] {
 			s.fault("message %d of question %q has the button %q", m.id, m.prompt, now.buttons[label])
 			continue

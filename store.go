@@ -652,12 +652,12 @@ const (
 	lockPauses = 16 * time.Millisecond
 )
 
-// stateLock is state.lock, the lock of the journals, which is never renamed.
+// stateLock is state.lock, the lock of the journals.
 type stateLock struct {
 	do     files
 	name   string
 	mu     turn          // held from acquire to release, before the lock between processes
-	lock   *os.File      // nil until it could be opened
+	lock   *os.File      // nil while it is not held
 	wait   time.Duration // for the lock, at most; lockVain once that was in vain
 	closed bool
 }
@@ -679,40 +679,32 @@ func (l *stateLock) acquire() error {
 	if l.closed {
 		return fs.ErrClosed
 	}
-	err := l.do("flock", l.lock, l.take)
+	err := l.do("flock", nil, func() (err error) {
+		l.lock, err = holdLock(l.name, l.wait)
+		return err
+	})
 	l.wait = lockWait
 	if errors.Is(err, errLocked) {
 		l.wait = lockVain
 	}
-	if err != nil {
-		return fmt.Errorf("locking %s: %w", l.name, err)
-	}
-	return nil
+	return err
 }
 
-// take waits for the lock of the file that has its name: who removes that file must not part us from other processes.
-func (l *stateLock) take() error {
+// holdLock takes the lock of the file of that name, which it makes where there is none, unless another process has it
+// for longer than wait (errLocked): who removes that file must not part us from other processes.
+func holdLock(name string, wait time.Duration) (*os.File, error) {
 	for {
-		if l.lock == nil || !isNamed(l.lock, l.name) {
-			f, err := openPrivate(l.name, os.O_RDWR|os.O_CREATE)
-			if err != nil {
-				return err
-			}
-			l.drop()
-			l.lock = f
+		f, err := openPrivate(name, os.O_RDWR|os.O_CREATE)
+		if err == nil {
+			err = awaitLock(f, wait)
 		}
-		err := awaitLock(l.lock, l.wait)
-		if err != nil || isNamed(l.lock, l.name) {
-			return err
+		if err == nil && isNamed(f, name) {
+			return f, nil
 		}
-	}
-}
-
-// drop gives back the lock and its file.
-func (l *stateLock) drop() {
-	if l.lock != nil {
-		_ = l.lock.Close() // nothing was written to it
-		l.lock = nil
+		_ = f.Close() // nothing was written to it; nil of none
+		if err != nil {
+			return nil, fmt.Errorf("locking %s: %w", name, err)
+		}
 	}
 }
 
@@ -734,7 +726,8 @@ func awaitLock(f *os.File, limit time.Duration) error {
 // release lets other goroutines and processes have the files.
 func (l *stateLock) release() {
 	if l.lock != nil {
-		_ = unlockFile(l.lock) // what cannot be given back ends with the process
+		_ = errors.Join(unlockFile(l.lock), l.lock.Close()) // what cannot be given back ends with the process
+		l.lock = nil
 	}
 	l.mu.Unlock()
 }
@@ -1678,7 +1671,6 @@ func (s *Store) Close() {
 	s.log.closed = true
 	s.log.drop()
 	s.audit.drop()
-	s.log.stateLock.drop()
 	s.LeavePoll()
 }
 
@@ -2142,20 +2134,25 @@ func (p *PromptRecord) owes() bool {
 	})
 }
 
-// Change changes what is known of a prompt's messages; nothing is written where nothing changes.
+// Change changes what is known of a prompt's messages.
 func (s *Store) Change(id string, change func(*PromptRecord)) error {
-	return s.Update(func(v *View) ([]Record, error) {
-		old := v.Prompts[id]
-		if old == nil {
-			return nil, nil
-		}
-		p := *old
-		change(&p)
-		if reflect.DeepEqual(p, *old) {
-			return nil, nil
-		}
-		return []Record{&p}, nil
-	})
+	return s.Update(func(v *View) ([]Record, error) { return amended(v.Prompts[id], change) })
+}
+
+// amended is the record with a change, none where there is no record, or nothing changes.
+func amended[R any, P interface {
+	*R
+	Record
+}](old P, change func(P)) ([]Record, error) {
+	if old == nil {
+		return nil, nil
+	}
+	r := *old
+	change(&r)
+	if reflect.DeepEqual(r, *old) {
+		return nil, nil
+	}
+	return []Record{P(&r)}, nil
 }
 
 // Prompt is one prompt as it is now, nil where there is none. It is read only. Where the state cannot be read any more
@@ -2219,13 +2216,7 @@ func (s *Store) ChannelTrouble() string {
 // SetTopic records a session's topic.
 func (s *Store) SetTopic(session string, to Topic) error {
 	return s.Update(func(v *View) ([]Record, error) {
-		old := v.Sessions[session]
-		if old == nil || old.Topic == to {
-			return nil, nil
-		}
-		r := *old
-		r.Topic = to
-		return []Record{&r}, nil
+		return amended(v.Sessions[session], func(r *SessionRecord) { r.Topic = to })
 	})
 }
 
@@ -2524,20 +2515,18 @@ func fromPhone(by string) bool { return strings.HasPrefix(by, "telegram:") }
 // byWhom says who decided, in a message.
 func byWhom(by *string) string {
 	who := maybe(by)
-	switch who {
-	case "":
-		return "terminal"
-	case "cli:local":
-		return "keyboard"
-	case "cli:answer":
-		return "atlasbridge answer"
-	case "auto:timeout":
-		return "nobody answered"
-	}
 	if fromPhone(who) {
 		return "phone"
 	}
-	return who
+	return cmp.Or(deciders[who], who)
+}
+
+// deciders are those who decide, as people call them.
+var deciders = map[string]string{
+	"":             "terminal",
+	"cli:local":    "keyboard",
+	"cli:answer":   "atlasbridge answer",
+	"auto:timeout": "nobody answered",
 }
 
 // clock is when, in a message.
@@ -3016,7 +3005,7 @@ func (s *Store) lockPath(session string) string { return filepath.Join(s.Dir, lo
 // HoldSession comes before the session's record: an active one whose lock is free is dead.
 // release removes its file: nobody takes the lock of a session that has ended.
 func (s *Store) HoldSession(id string) (release func(), err error) {
-	f, err := s.holdLock(lockName(id), lockVain)
+	f, err := s.hold(lockName(id), lockVain)
 	if err != nil {
 		return nil, err
 	}
@@ -3025,7 +3014,7 @@ func (s *Store) HoldSession(id string) (release func(), err error) {
 
 // TryPoll makes this process the poller, unless another is.
 func (s *Store) TryPoll() (held bool, err error) {
-	f, err := s.holdLock("poll.lock", 0)
+	f, err := s.hold("poll.lock", 0)
 	if errors.Is(err, errLocked) {
 		return false, nil
 	}
@@ -3045,23 +3034,14 @@ func (s *Store) LeavePoll() {
 	}
 }
 
-// holdLock takes a lock, unless another process has it for longer than wait, or the file has been taken away meanwhile
-// (errLocked), and writes our pid into its file. Who only looks whether it is free has it for a moment.
-func (s *Store) holdLock(name string, wait time.Duration) (*os.File, error) {
-	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		return nil, fmt.Errorf("locking %s: %w", name, err)
+// hold takes a lock for as long as this process, or what it is about, lives, and writes our pid into its file. Who only
+// looks whether it is free has it for a moment.
+func (s *Store) hold(name string, wait time.Duration) (*os.File, error) {
+	f, err := holdLock(filepath.Join(s.Dir, name), wait)
+	if err == nil {
+		_, _ = f.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0) // for people: the lock is what counts
 	}
-	err = awaitLock(f, wait)
-	if err == nil && !isNamed(f, f.Name()) {
-		err = errLocked
-	}
-	if err != nil {
-		_ = f.Close() // nothing was written to it
-		return nil, fmt.Errorf("locking %s: %w", name, err)
-	}
-	_, _ = f.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0) // for people: the lock is what counts
-	return f, nil
+	return f, err
 }
 
 // holder is the pid in a lock file, −1 when it cannot be read; 0 only when the lock is surely free.

@@ -175,9 +175,7 @@ func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
 // works records that a way of working works, whatever kept it from that before, here or in another process.
 func (t *Telegram) works(way string) {
 	t.noteTrouble(way, "")
-	if t.store.ChannelTrouble() != "" {
-		t.warn(t.store.NoteFact("trouble "+way, ""))
-	}
+	t.warn(t.store.NoteFact("trouble "+way, ""))
 }
 
 // ---- one call ----
@@ -237,27 +235,30 @@ func (e *apiError) mentions(words ...string) bool {
 // mayBeDone reports whether the request may have been carried out, or be carried out yet.
 func (e *apiError) mayBeDone() bool { return e.Code == 0 && !e.unsent || e.Code >= 500 }
 
-// refusesToken tells that the Bot API knows no bot with the token.
-func (e *apiError) refusesToken() bool { return e.Code == 401 || e.Code == 404 }
+// causes are what an error says about all requests, and what to do about that, behind a pattern of the Bot API's own
+// words. The first that fits counts.
+const causes = `
+^40[14]: => Telegram refuses the bot token (…) => run atlasbridge setup
+rights to send (text|a message)|CHAT_WRITE_FORBIDDEN|no write access => the bot may not write in its group (…) => ` +
+	`allow it in the group's permissions, or run atlasbridge setup
+^403: .*(kicked|not a member|deleted) => the bot is not in its group (…) => add it there again, or run atlasbridge setup
+^403: |chat not found|upgraded to a supergroup => the bot may not write to its chat (…) => ` +
+	`press Start there, or run atlasbridge setup
+webhook => a webhook is set for this bot, so it cannot be polled => give AtlasBridge a bot of its own
+^409: => another program polls this bot, and each gets only some of the answers => ` +
+	`stop it; or give each machine a bot of its own, and share ATLASBRIDGE_HOME on one
+`
+
+// reCause is a row of causes.
+var reCause = re(`(?m)^(.+) => (.+) => (.+)$`)
 
 // cause is what the error says about all requests, and what to do about that; "" where it is one request's alone, or
 // may soon be over.
 func (e *apiError) cause() (what, todo string) {
-	switch {
-	case e.refusesToken():
-		return "Telegram refuses the bot token (" + e.Text + ")", "run atlasbridge setup"
-	case e.mentions("rights to send text", "rights to send a message", "CHAT_WRITE_FORBIDDEN", "no write access"):
-		return "the bot may not write in its group (" + e.Text + ")", "allow it in the group's permissions, or run " +
-			"atlasbridge setup"
-	case e.Code == 403 && e.mentions("kicked", "not a member", "deleted"):
-		return "the bot is not in its group (" + e.Text + ")", "add it there again, or run atlasbridge setup"
-	case e.Code == 403 || e.mentions("chat not found", "upgraded to a supergroup"):
-		return "the bot may not write to its chat (" + e.Text + ")", "press Start there, or run atlasbridge setup"
-	case e.mentions("webhook"):
-		return "a webhook is set for this bot, so it cannot be polled", "give AtlasBridge a bot of its own"
-	case e.Code == 409:
-		return "another program polls this bot, and each gets only some of the answers", "stop it; or give each " +
-			"machine a bot of its own, and share ATLASBRIDGE_HOME on one"
+	for _, row := range reCause.expr().FindAllStringSubmatch(causes, -1) {
+		if e.Code > 0 && re(row[1]).MatchString(e.Text) {
+			return strings.Replace(row[2], "…", e.Text, 1), row[3]
+		}
 	}
 	return "", ""
 }
@@ -469,14 +470,12 @@ const (
 
 // mailer is what Show remembers of what it did, by the keys of jobs.
 type mailer struct {
-	failures map[string]int          // in a row
-	notYet   map[string]time.Time    // when the next attempt may be made
-	undone   map[string]func() error // the recording of what was done, which failed
-	parts    map[string]int          // how many messages of the text that goes before a question have been sent
-	topics   map[int64]bool          // whether a chat has topics, where that is known
-	gone     map[int64]bool          // topics that cannot be written to: what belongs there goes to the plain chat
-	refused  bool                    // Telegram takes nothing at all, until somebody mends that
-	cfg      *Config                 // the settings with which that is so
+	failures map[string]int       // in a row
+	notYet   map[string]time.Time // when the next attempt may be made
+	parts    map[string]int       // how many messages of the text that goes before a question have been sent
+	topics   map[int64]bool       // whether a chat has topics, where that is known
+	refused  bool                 // Telegram takes nothing at all, until somebody mends that
+	cfg      *Config              // the settings with which that is so
 }
 
 // job is one request that is due.
@@ -532,8 +531,8 @@ type replyTo struct {
 
 // Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
 func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
-	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, undone: map[string]func() error{},
-		parts: map[string]int{}, topics: map[int64]bool{}, gone: map[int64]bool{}}
+	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, parts: map[string]int{},
+		topics: map[int64]bool{}}
 	for ctx.Err() == nil {
 		t.refresh()
 		if cfg := t.cfg.Load(); cfg != t.mailer.cfg {
@@ -584,28 +583,12 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // nextJob is the most urgent job of those that may be done now, else the one that may be done first, nil: nothing is to
-// be done. changed is closed by the next change of the state.
+// be done. changed is closed by the next change of the state. Of records those count of this process's session, and,
+// where this process polls, those of sessions whose process has ended.
 func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
-	jobs, changed := t.recordJobs()
-	jobs = slices.DeleteFunc(append([]*job{t.noticeJob(), t.streamJob()}, jobs...), func(j *job) bool { return j == nil })
-	if len(jobs) == 0 {
-		return nil, changed
-	}
-	now := time.Now()
-	return slices.MinFunc(jobs, func(a, b *job) int {
-		order := later(t.mailer.when(a), now).Compare(later(t.mailer.when(b), now))
-		if order == 0 {
-			order = cmp.Compare(a.rank, b.rank)
-		}
-		return order
-	}), changed
-}
-
-// recordJobs are the jobs about records: of this process's session, and, where this process polls, of those whose
-// process has ended.
-func (t *Telegram) recordJobs() (jobs []*job, changed <-chan struct{}) {
 	prompts, sessions, changed := t.store.Unsettled(t.session)
 	dead := func(id string) bool { return t.polling.Load() && !t.store.Alive(id) }
+	jobs := []*job{t.noticeJob(), t.streamJob()}
 	for _, p := range prompts {
 		ours := p.SessionID == t.session
 		if ours || !p.Open() && dead(p.SessionID) {
@@ -617,33 +600,43 @@ func (t *Telegram) recordJobs() (jobs []*job, changed <-chan struct{}) {
 			jobs = append(jobs, t.dueTopic(s))
 		}
 	}
-	return jobs, changed
+	now := time.Now()
+	for _, j := range jobs {
+		if j == nil {
+			continue
+		}
+		order := -1
+		if next != nil {
+			order = later(t.mailer.when(j), now).Compare(later(t.mailer.when(next), now))
+		}
+		if order < 0 || order == 0 && j.rank < next.rank {
+			next = j
+		}
+	}
+	return next, changed
 }
 
 // editedAlready are the words of an error that tells that an edit has nothing to change.
 var editedAlready = []string{"message is not modified", "message to edit not found", "message can't be edited"}
 
-// do makes the job's request, and records what has become of it: if not now then as soon as that can be; until then it
-// is not made again.
+// do makes the job's request, and records what has become of it: if not now then as soon as that can be; until then
+// nothing else is sent.
 func (t *Telegram) do(ctx context.Context, j *job) {
-	m := &t.mailer
-	record := m.undone[j.key]
-	if record == nil {
-		record = t.carryOut(ctx, j)
-	}
-	delete(m.undone, j.key)
-	if record == nil {
-		return
-	}
-	if err := record(); err != nil {
+	record := t.outcome(ctx, j)
+	for record != nil {
+		err := record()
+		if err == nil {
+			return
+		}
 		t.warn(err)
-		m.undone[j.key] = record
-		m.notYet[j.key] = time.Now().Add(time.Second)
+		if sleep(ctx, time.Second) != nil {
+			return
+		}
 	}
 }
 
-// carryOut makes the job's request and returns what is to be recorded, nil nothing.
-func (t *Telegram) carryOut(ctx context.Context, j *job) (record func() error) {
+// outcome makes the job's request and returns what is to be recorded, nil nothing.
+func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 	m := &t.mailer
 	failed := t.request(ctx, j)
 	if failed == nil || failed.mentions(editedAlready...) {
@@ -661,13 +654,10 @@ func (t *Telegram) carryOut(ctx context.Context, j *job) (record func() error) {
 	if ctx.Err() != nil {
 		return record
 	}
-	out, isMessage := j.params.(*outgoing)
+	_, isMessage := j.params.(*outgoing)
 	lasting := isMessage && failed.trouble(0) != "" // else a Bot API that is older may not know the method
 	pause := t.pause(failed, m.failures[j.key])
 	switch {
-	case isMessage && out.ThreadID != 0 && failed.mentions(topicGone...):
-		m.gone[out.ThreadID] = true
-		return record
 	case failed.temporary() || lasting:
 		t.noteFailure("send", failed, m.failures[j.key])
 	default:
@@ -686,9 +676,9 @@ func (t *Telegram) carryOut(ctx context.Context, j *job) (record func() error) {
 	return record
 }
 
-// request makes the job's request. A message that is not taken as it looks is sent without what a Bot API of 2020 may
-// not know, as text and buttons: no question is lost to that.
-func (t *Telegram) request(ctx context.Context, j *job) *apiError {
+// request makes the job's request. A message that is not taken as it is goes where the chat has no topics, or without
+// what a Bot API of 2020 may not know, as text and buttons: no question is lost to that.
+func (t *Telegram) request(ctx context.Context, j *job) (failed *apiError) {
 	if j.method == "" {
 		return nil
 	}
@@ -701,19 +691,26 @@ func (t *Telegram) request(ctx context.Context, j *job) *apiError {
 		flying, cancel = context.WithTimeout(flying, sideLimit)
 		defer cancel()
 	}
-	failed, _ := t.call(flying, j.method, j.params, j.result).(*apiError)
-	if failed == nil || !isMessage || !failed.refusesLooks(out) {
-		return failed
-	}
-	t.noteTrouble("looks", "messages are sent again without their looks: "+failed.Error())
-	out.Entities = nil
-	for _, row := range out.Markup.Rows {
-		for i := range row {
-			row[i].Style = ""
+	for plain := false; ; {
+		failed, _ = t.call(flying, j.method, j.params, j.result).(*apiError)
+		switch {
+		case failed == nil || !isMessage:
+			return failed
+		case out.ThreadID != 0 && failed.mentions(topicGone...):
+			out.ThreadID = 0
+			continue
+		case plain || !failed.refusesLooks(out):
+			return failed
+		}
+		t.noteTrouble("looks", "messages are sent again without their looks: "+failed.Error())
+		plain = true
+		out.Entities = nil
+		for _, row := range out.Markup.Rows {
+			for i := range row {
+				row[i].Style = ""
+			}
 		}
 	}
-	failed, _ = t.call(flying, j.method, out, j.result).(*apiError)
-	return failed
 }
 
 // lingering is a context that ends so long after ctx: what is on its way may still arrive.
@@ -989,7 +986,7 @@ func (t *Telegram) noticeJob() *job {
 	}
 	out := r.outgoing(0, rows)
 	out.Silent = !n.Ring
-	if n.ReplyTo == 0 || t.mailer.gone[n.ThreadID] {
+	if n.ReplyTo == 0 {
 		return t.message(j, about, out)
 	}
 	out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
@@ -1837,7 +1834,7 @@ var topicGone = []string{"message thread not found", "TOPIC_ID_INVALID", "TOPIC_
 
 // topicOf is the topic that messages about the session go to, 0: none.
 func (t *Telegram) topicOf(s *SessionRecord) int64 {
-	if s.ThreadChat != t.cfg.Load().ChatID || t.mailer.gone[s.ThreadID] {
+	if s.ThreadChat != t.cfg.Load().ChatID {
 		return 0
 	}
 	return max(0, s.ThreadID)
@@ -2154,8 +2151,12 @@ func (r *receiver) greet() {
 	case !failed.temporary():
 		r.noteFailure("send", failed, 0)
 	}
+	var menu []map[string]string
+	for _, line := range reHelp.expr().FindAllStringSubmatch(helpText, -1) {
+		menu = append(menu, map[string]string{"command": line[1], "description": line[2]})
+	}
 	scope := map[string]any{"type": "chat", "chat_id": r.cfg.Load().ChatID}
-	r.warn(r.call(r.ctx, "setMyCommands", map[string]any{"commands": botCommands, "scope": scope}, nil))
+	r.warn(r.call(r.ctx, "setMyCommands", map[string]any{"commands": menu, "scope": scope}, nil))
 }
 
 // poll asks for updates and handles them until ctx ends or this process is not the poller any more, or it is kept from
@@ -2579,24 +2580,32 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 // reCommand is a command for us: a word behind a slash. A path is text; what begins with // is a command of the tool's.
 var reCommand = re(`(?i)^/([a-z][\w:.-]*)(@\w+)?(\s|$)`)
 
-// botCommands are what the operator can type, as setMyCommands takes it: what is used most comes first.
-var botCommands = []botCommand{
-	{"sessions", "what runs", ""},
-	{"screen", "show the screen", ""},
-	{"stop", "interrupt the turn", ""},
-	{"keys", "press keys", ""},
-	{"send", "text to one session", ""},
-	{"switch", "all my text to one session", "claim"},
-	{"release", "undo /switch", ""},
-	{"cancel", "end the program", ""},
-	{"help", "what can be done here", "start"},
-}
+// helpText says what can be done here, in lines that a phone need not break: what is used most comes first.
+const helpText = `Questions come here: tap an answer,
+or reply with text.
 
-type botCommand struct {
-	Name  string `json:"command"`
-	About string `json:"description"`
-	also  string // another name for the same
-}
+Other text goes to the session that
+it replies to, or to the only one.
+//word is the tool's own /word.
+
+/sessions  what runs
+/screen  show the screen
+/stop  interrupt the turn
+/keys  press keys
+/send  text to one session
+/switch  all my text to one session
+/release  undo /switch
+/cancel  end the program
+/help  what can be done here
+
+Of several sessions name one:
+/stop 1a2b3c4d`
+
+// reHelp is the line of a command in helpText.
+var reHelp = re(`(?m)^/([a-z]+)  (.+)$`)
+
+// otherNames are commands by which people know others.
+var otherNames = map[string]string{"claim": "switch", "start": "help"}
 
 // understand is what the update asks for. Text that came damaged or too long counts as none.
 func (in *incoming) understand() intent {
@@ -2661,18 +2670,16 @@ func (in *incoming) sendFile(s *SessionRecord, p *PromptRecord, file *fileRef, c
 
 // command is what a command asks for. Of one about a session its name, or none, comes first in the line.
 func (in *incoming) command(name, line string) intent {
-	i := slices.IndexFunc(botCommands, func(c botCommand) bool { return name == c.Name || name == c.also })
-	if i < 0 {
+	name = cmp.Or(otherNames[name], name)
+	switch {
+	case !strings.Contains(helpText, "\n/"+name+"  "):
 		return intent{reply: "✗ There is no /" + name + " here; /help has the commands. //" + name + " sends /" + name +
 			" to the tool."}
-	}
-	name = botCommands[i].Name
-	switch name {
-	case "help":
-		return intent{reply: helpText()}
-	case "sessions":
+	case name == "help":
+		return intent{reply: helpText}
+	case name == "sessions":
 		return intent{reply: in.list()}
-	case "release":
+	case name == "release":
 		return in.claim(nil)
 	}
 	word, rest, _ := strings.Cut(line, " ")
@@ -2701,18 +2708,6 @@ func (in *incoming) command(name, line string) intent {
 		return in.keys(s, rest)
 	}
 	return intent{record: in.input(s, name, rest)}
-}
-
-// helpText says what can be done here, in lines that a phone need not break.
-func helpText() string {
-	var b strings.Builder
-	b.WriteString("Questions come here: tap an answer,\nor reply with text.\n\nOther text goes to the session that\n" +
-		"it replies to, or to the only one.\n//word is the tool's own /word.\n")
-	for _, c := range botCommands {
-		fmt.Fprintf(&b, "\n/%s  %s", c.Name, c.About)
-	}
-	b.WriteString("\n\nOf several sessions name one:\n/stop 1a2b3c4d")
-	return b.String()
 }
 
 // send is text for a session that is named; a command in it is the tool's own.
