@@ -216,12 +216,6 @@ func (e *apiError) Error() string { return "telegram " + e.method + ": " + e.Tex
 // temporary tells that the same request may succeed later.
 func (e *apiError) temporary() bool { return e.Code == 0 || e.Code == 429 || e.Code >= 500 }
 
-// refusesLooks tells that the message may be taken with plainer looks.
-func (e *apiError) refusesLooks(out *outgoing) bool {
-	named := e.mentions("parse", "entit", "style", "nsupported")
-	return e.Code == http.StatusBadRequest && e.trouble(0) == "" && (named || out.EditID == 0)
-}
-
 // retryAfter is how long Telegram asks to wait, 0: it does not.
 func (e *apiError) retryAfter() time.Duration {
 	return time.Duration(e.Parameters.RetryAfter) * time.Second
@@ -231,9 +225,6 @@ func (e *apiError) retryAfter() time.Duration {
 func (e *apiError) mentions(words ...string) bool {
 	return e.Code > 0 && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(e.Text, w) })
 }
-
-// mayBeDone reports whether the request may have been carried out, or be carried out yet.
-func (e *apiError) mayBeDone() bool { return e.Code == 0 && !e.unsent || e.Code >= 500 }
 
 // causes are what an error says about all requests, and what to do about that, behind a pattern of the Bot API's own
 // words. The first that fits counts.
@@ -502,9 +493,9 @@ type outgoing struct {
 	Text     string         `json:"text,omitempty"`
 	Entities []entity       `json:"entities,omitempty"`
 	Markup   inlineKeyboard `json:"reply_markup"` // without rows it takes away the buttons that are there
-	Preview  *linkPreview   `json:"link_preview_options,omitempty"`
+	Preview  map[string]any `json:"link_preview_options,omitempty"`
 	Silent   bool           `json:"disable_notification,omitempty"`
-	ReplyTo  *replyTo       `json:"reply_parameters,omitempty"`
+	ReplyTo  map[string]any `json:"reply_parameters,omitempty"`
 }
 
 // sentMessage is a message as Telegram has it once it is sent or edited. It has no other members: what was sent is not
@@ -514,43 +505,23 @@ type sentMessage struct {
 	Date any   // Unix seconds by Telegram's clock
 }
 
-// date is when the message was sent, in Unix seconds by Telegram's clock, 0: that is not known.
-func (m *sentMessage) date() int64 {
-	seconds, _ := m.Date.(float64) // 0 of another shape
-	return int64(seconds)
-}
-
-type linkPreview struct {
-	Disabled bool `json:"is_disabled"`
-}
-
-type replyTo struct {
-	MessageID int64 `json:"message_id"`
-	Optional  bool  `json:"allow_sending_without_reply"`
-}
-
 // Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
 func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, parts: map[string]int{},
 		topics: map[int64]bool{}}
-	for ctx.Err() == nil {
+	for ending := false; ctx.Err() == nil; {
 		t.refresh()
 		if cfg := t.cfg.Load(); cfg != t.mailer.cfg {
 			t.mailer.cfg = cfg
 			clear(t.mailer.notYet)
 		}
-		ending := isClosed(end) // before it looks what there is to say
 		j, changed := t.nextJob()
 		wait := mailLook
 		if j != nil {
 			wait = min(wait, time.Until(t.mailer.when(j)))
 		}
-		ended := end
-		if ending {
-			if j == nil || time.Now().Before(j.at) || t.mailer.refused {
-				return
-			}
-			ended = nil
+		if ending && (j == nil || time.Now().Before(j.at) || t.mailer.refused) {
+			return
 		}
 		if wait <= 0 && !j.free {
 			wait = t.takeTurn(j.rank)
@@ -564,23 +535,15 @@ func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 		case <-ctx.Done():
 		case <-t.bell:
 		case <-changed:
-		case <-ended:
+		case <-end:
+			ending = true
+			end = nil
 		}
 	}
 }
 
 // when is when a job may be done.
 func (m *mailer) when(j *job) time.Time { return later(j.at, m.notYet[j.key]) }
-
-// isClosed reports whether the channel was closed; nil never is.
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
 
 // nextJob is the most urgent job of those that may be done now, else the one that may be done first, nil: nothing is to
 // be done. changed is closed by the next change of the state. Of records those count of this process's session, and,
@@ -648,7 +611,7 @@ func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 		return j.done
 	}
 	t.postpone(failed.retryAfter())
-	if failed.mayBeDone() {
+	if failed.Code == 0 && !failed.unsent || failed.Code >= 500 { // it may be done, or be done yet
 		record = j.lost
 	}
 	if ctx.Err() != nil {
@@ -699,7 +662,9 @@ func (t *Telegram) request(ctx context.Context, j *job) (failed *apiError) {
 		case out.ThreadID != 0 && failed.mentions(topicGone...):
 			out.ThreadID = 0
 			continue
-		case plain || !failed.refusesLooks(out):
+		}
+		named := failed.mentions("parse", "entit", "style", "nsupported") || out.EditID == 0
+		if plain || !named || failed.Code != http.StatusBadRequest || failed.trouble(0) != "" {
 			return failed
 		}
 		t.noteTrouble("looks", "messages are sent again without their looks: "+failed.Error())
@@ -799,7 +764,8 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 		delete(t.mailer.parts, key)
 		return t.store.Change(p.ID, func(p *PromptRecord) {
 			m := p.message(sent.ID)
-			m.Date = sent.date()
+			seconds, _ := sent.Date.(float64) // 0 of another shape
+			m.Date = int64(seconds)
 			m.Shows = string(AwaitingReply)
 			if p.Send == q.Send { // else more has been asked for meanwhile
 				p.Send = ""
@@ -938,37 +904,34 @@ func (t *Telegram) wake() {
 	}
 }
 
-// waiting is the notice that is to be sent next, replies first, nil: none is.
-func (t *Telegram) waiting() *Notice {
+// noticeJob is the next message of the notices, replies first, nil: none is to be sent.
+func (t *Telegram) noticeJob() *job {
 	t.noticesMu.Lock()
-	defer t.noticesMu.Unlock()
-	if len(t.notices) == 0 {
+	waiting := slices.Clone(t.notices)
+	t.noticesMu.Unlock()
+	if len(waiting) == 0 {
 		return nil
 	}
-	return t.notices[max(0, slices.IndexFunc(t.notices, func(n *Notice) bool { return n.ReplyTo != 0 }))]
-}
-
-// take takes the notice from those that wait.
-func (t *Telegram) take(n *Notice) {
-	t.noticesMu.Lock()
-	defer t.noticesMu.Unlock()
-	t.notices = slices.DeleteFunc(t.notices, func(other *Notice) bool { return other == n })
-}
-
-// noticeJob is the next message of the notices.
-func (t *Telegram) noticeJob() *job {
-	n := t.waiting()
-	if n == nil || n.Last && t.streamJob() != nil {
+	n := waiting[max(0, slices.IndexFunc(waiting, func(n *Notice) bool { return n.ReplyTo != 0 }))]
+	if n.Last && t.streamJob() != nil {
 		return nil
 	}
 	about := t.store.Session(n.SessionID)
 	r, rest := n.first(about)
-	j := &job{key: fmt.Sprintf("%p", n), rank: n.rank(), free: n.Done}
+	j := &job{key: fmt.Sprintf("%p", n), rank: rankRest, free: n.Done}
+	switch {
+	case n.ReplyTo != 0:
+		j.rank = rankQuestion
+	case n.Ring || n.Urgent:
+		j.rank = rankNotice
+	}
 	j.done = func() error {
-		if rest.Text+rest.Mono == "" {
-			t.take(n)
-		}
+		t.noticesMu.Lock()
+		defer t.noticesMu.Unlock()
 		*n = rest
+		if rest.Text+rest.Mono == "" {
+			t.notices = slices.DeleteFunc(t.notices, func(other *Notice) bool { return other == n })
+		}
 		return nil
 	}
 	if n.Done {
@@ -989,20 +952,9 @@ func (t *Telegram) noticeJob() *job {
 	if n.ReplyTo == 0 {
 		return t.message(j, about, out)
 	}
-	out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
+	out.ReplyTo = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
 	out.ThreadID = n.ThreadID // it goes where that message is
 	return t.message(j, nil, out)
-}
-
-// rank is what the notice may overtake.
-func (n *Notice) rank() rank {
-	switch {
-	case n.ReplyTo != 0:
-		return rankQuestion
-	case n.Ring || n.Urgent:
-		return rankNotice
-	}
-	return rankRest
 }
 
 // first is the notice's first message, which session it is about, nil none, and what is left for others: where there is
@@ -1232,7 +1184,7 @@ func (r *richText) outgoing(edit int64, rows [][]button) *outgoing {
 		method = "editMessageText"
 	}
 	return &outgoing{method: method, EditID: edit, Text: r.text, Entities: r.entities(), Markup: markup(rows),
-		Preview: &linkPreview{Disabled: true}}
+		Preview: map[string]any{"is_disabled": true}}
 }
 
 // units is the length of s in UTF-16 units, as Telegram counts.
@@ -1396,7 +1348,13 @@ var reActive = re(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
 // disarm draws every word that Telegram would act on as code, which it leaves alone and copies well. What stands beside
 // code is a word by itself, too.
 func (r *richText) disarm() {
-	for _, text := range []string{r.text, r.withoutCode()} {
+	plain := []byte(r.text)
+	for i := range plain {
+		if isCode(r.looks[i]) {
+			plain[i] = ' '
+		}
+	}
+	for _, text := range []string{r.text, string(plain)} {
 		for _, at := range reToken.expr().FindAllStringIndex(text, -1) {
 			word := strings.TrimLeft(text[at[0]:at[1]], "([{<\"'“‘«")
 			if !reActive.MatchString(word) {
@@ -1411,17 +1369,6 @@ func (r *richText) disarm() {
 			}
 		}
 	}
-}
-
-// withoutCode is the text with blanks in the place of code.
-func (r *richText) withoutCode() string {
-	text := []byte(r.text)
-	for i := range text {
-		if isCode(r.looks[i]) {
-			text[i] = ' '
-		}
-	}
-	return string(text)
 }
 
 // isCode tells whether Telegram acts on nothing that is drawn so.
@@ -1678,18 +1625,11 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	r.addLine("pre "+p.Lang, body)
 	r.addLine("", asked)
 	r.addLine("", lasting)
-	if p.Open() {
-		t.addDeadline(r, p)
-	} else {
+	if !p.Open() {
 		t.addOutcome(r, p)
+		r.add("", sid(s))
+		return r
 	}
-	r.add("", sid(s))
-	return r
-}
-
-// addDeadline adds until when a question is open, what happens then and what can be done besides tapping, and that a
-// part is missing.
-func (t *Telegram) addDeadline(r *richText, p *PromptRecord) {
 	if p.Cut {
 		r.addLine("", "⚠️ Part of it is not known here: look at the terminal. From here it can only be refused.")
 	}
@@ -1697,7 +1637,8 @@ func (t *Telegram) addDeadline(r *richText, p *PromptRecord) {
 	if p.SafeDefault != nil && !p.Secret && p.Source != fromAsk {
 		then = clean(valueName(p, *p.SafeDefault), 80)
 	}
-	r.addLine("", "No answer by "+clock(p.ExpiresAt)+" = "+then+". "+t.hint(p))
+	r.addLine("", "No answer by "+clock(p.ExpiresAt)+" = "+then+". "+t.hint(p)+sid(s))
+	return r
 }
 
 // hint tells what can be done about an open question besides tapping.
@@ -1788,12 +1729,22 @@ func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 // ---- the end of a turn ----
 // One message a turn: what it came to, and the answer.
 
-// turnText is the message of a turn's end: whose turn, what it came to, the tool's answer, and how to go on or how it
-// went. A reply still reaches the session when the notice has expired.
+// turnText is the message of a turn's end: whose turn, what it came to and how long it took, the tool's answer, and how
+// to go on or how it went. A reply still reaches the session when the notice has expired.
 func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
+	came := string(p.Turn)
+	switch {
+	case p.Turn == TurnFailed:
+		_, why, _ := strings.Cut(p.Question, " failed: ")
+		came = "failed: " + oneLine(why)
+	case p.Turn == "" || p.Turn == TurnReady:
+		came = "waits for your next message"
+	case p.Took > 0:
+		came += " · " + span(time.Duration(p.Took)*time.Second)
+	}
 	r := &richText{}
 	r.addLine("bold", title(s))
-	r.add("", " "+turnWords(p))
+	r.add("", " "+came)
 	r.append(markdown(abridge(p.Full, partUnits)))
 	switch {
 	case p.Open(), p.Status == Expired:
@@ -1805,22 +1756,6 @@ func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
 	}
 	r.add("", sid(s))
 	return r
-}
-
-// turnWords is what a turn came to, and how long it took.
-func turnWords(p *PromptRecord) string {
-	took := ""
-	if p.Took > 0 {
-		took = " · " + span(time.Duration(p.Took)*time.Second)
-	}
-	switch p.Turn {
-	case TurnFailed:
-		_, why, _ := strings.Cut(p.Question, " failed: ")
-		return "failed: " + oneLine(why)
-	case TurnInterrupted, TurnFinished, TurnAsks:
-		return string(p.Turn) + took
-	}
-	return "waits for your next message"
 }
 
 // ---- topics ----
@@ -2260,11 +2195,11 @@ func (r *receiver) resendAfterOutage() {
 // something to one that it was not done. It ends with the polling.
 func (r *receiver) reap() {
 	for r.ctx.Err() == nil {
+		pause := reapAfter
 		err := r.store.Reap(time.Now())
 		if err == nil {
 			err = r.tellFailed()
 		}
-		pause := reapAfter
 		if err != nil {
 			r.warn(err)
 			pause = refusedPause
@@ -2275,21 +2210,25 @@ func (r *receiver) reap() {
 
 // tellFailed tells who sent something to a session that was killed before it could do that.
 func (r *receiver) tellFailed() error {
-	return r.store.Update(func(v *View) (told []Record, _ error) {
+	var told []Record
+	err := r.store.Update(func(v *View) ([]Record, error) {
 		for _, failed := range v.Inputs {
-			if failed.Status != "failed" {
-				continue
-			}
-			in := *failed
-			in.Status = "refused"
-			told = append(told, &in)
-			if strings.HasPrefix(in.UpdateID, r.botID()+":") && fromPhone(in.By) {
-				r.Notify(Notice{Text: "✗ " + in.Reason, Ring: true, SessionID: in.SessionID, ReplyTo: in.ReplyTo,
-					ThreadID: in.ThreadID})
+			if failed.Status == "failed" {
+				in := *failed
+				in.Status = "refused"
+				told = append(told, &in)
 			}
 		}
 		return told, nil
 	})
+	for _, one := range told {
+		in := one.(*InputRecord)
+		if err == nil && strings.HasPrefix(in.UpdateID, r.botID()+":") && fromPhone(in.By) {
+			r.Notify(Notice{Text: "✗ " + in.Reason, Ring: true, SessionID: in.SessionID, ReplyTo: in.ReplyTo,
+				ThreadID: in.ThreadID})
+		}
+	}
+	return err
 }
 
 // beside does something beside the polling, which must end soon after ctx.
@@ -2522,35 +2461,25 @@ func (in *incoming) tapped() intent {
 	case in.ID < p.newest().ID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
 		want.refused = "this message is out of date, use the newest one of its question"
 	case !strings.HasPrefix(d.Value, "~") || !ours:
+	case d.Value == tapAgain && in.view.active(p.SessionID) && p.Status == Expired: // what stands there is asked anew
+		again := in.input(in.view.Sessions[p.SessionID], "again", "")
+		again.PromptID = p.ID
+		return intent{record: again, reply: "✓ asking again"}
 	case d.Value == tapAgain:
-		return in.askAgain(p)
+		want.refused = "there is nothing to ask again"
 	case p.Open():
-		return in.showMore(p, d.Value)
+		want.decision = nil
+		want.change = func(p *PromptRecord) {
+			p.message(in.ID).Date = in.Date // its sending may not have been answered
+			keys, ticks := strings.CutPrefix(d.Value, tapTick)
+			if ticks {
+				p.Ticked = strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
+			} else {
+				p.Send = d.Value[1:]
+			}
+		}
 	}
 	return want
-}
-
-// askAgain has the session ask anew what stands on its screen, where that is still so.
-func (in *incoming) askAgain(p *PromptRecord) intent {
-	if !in.view.active(p.SessionID) || p.Status != Expired {
-		return intent{reply: "✗ Nothing was done: there is nothing to ask again"}
-	}
-	again := in.input(in.view.Sessions[p.SessionID], "again", "")
-	again.PromptID = p.ID
-	return intent{record: again, reply: "✓ asking again"}
-}
-
-// showMore is what a button asks for that decides nothing: to tick a choice, or to show more.
-func (in *incoming) showMore(p *PromptRecord, value string) intent {
-	keys, ticks := strings.CutPrefix(value, tapTick)
-	return intent{of: p.ID, change: func(p *PromptRecord) {
-		p.message(in.ID).Date = in.Date // its sending may not have been answered
-		if ticks {
-			p.Ticked = strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
-		} else {
-			p.Send = value[1:]
-		}
-	}}
 }
 
 // parseCallbackData is what a button says, and of which question: nil of none that is known.
