@@ -7114,14 +7114,13 @@ func TestDeadAreFound(t *testing.T) {
 		t.Errorf("status knows at once that one has crashed: %s", out)
 	}
 	makeFile(t, "", lock("unknown"))
-	old := time.Now().Add(-40 * 24 * time.Hour)
-	for _, folder := range []string{p.str("session_id"), "ended", "recent"} {
+	for folder, age := range map[string]int{p.str("session_id"): 0, "ended": 40, "recent": 20} {
 		path := filepath.Join(dir, "files", folder)
 		if err := os.MkdirAll(path, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if folder != "recent" {
-			os.Chtimes(path, old, old)
+		if age > 0 {
+			plant(t, dir, `"rec":"session","id":"`+folder+`","status":"completed",`+ago(time.Duration(age)*24*time.Hour))
 		}
 	}
 	next, r := poses(t, dir, "Next?")

@@ -1453,7 +1453,6 @@ type View struct {
 	Sessions map[string]*SessionRecord
 	Prompts  map[string]*PromptRecord
 	Inputs   map[string]*InputRecord
-	Updates  map[string]*UpdateRecord
 	Meta     map[string]*MetaRecord
 	records  map[string]Record // all of them, by kind and id: the Store's
 }
@@ -1464,7 +1463,6 @@ func emptyView() *View {
 		Sessions: map[string]*SessionRecord{},
 		Prompts:  map[string]*PromptRecord{},
 		Inputs:   map[string]*InputRecord{},
-		Updates:  map[string]*UpdateRecord{},
 		Meta:     map[string]*MetaRecord{},
 		records:  map[string]Record{},
 	}
@@ -1482,10 +1480,9 @@ func (v *View) apply(r Record) {
 	case *InputRecord:
 		v.Inputs[h.ID] = r
 		if r.UpdateID != "" { // a power cut may have lost the record of that
-			v.Updates[r.UpdateID] = &UpdateRecord{Head{ID: r.UpdateID}, r.Kind}
+			did := &UpdateRecord{Head{schemaVersion, "update", r.UpdateID, r.At}, r.Kind}
+			v.records[did.key()] = did
 		}
-	case *UpdateRecord:
-		v.Updates[h.ID] = r
 	case *MetaRecord:
 		v.Meta[h.ID] = r
 	}
@@ -1659,7 +1656,6 @@ func (s *Store) View() (*View, error) {
 		Sessions: maps.Clone(s.view.Sessions),
 		Prompts:  maps.Clone(s.view.Prompts),
 		Inputs:   maps.Clone(s.view.Inputs),
-		Updates:  maps.Clone(s.view.Updates),
 		Meta:     maps.Clone(s.view.Meta),
 	}, err
 }
@@ -2780,7 +2776,6 @@ func (p *PromptRecord) ambiguous() bool {
 // others costs nothing.
 
 const (
-	lookAnyway = 20 * time.Second       // although nothing is told
 	lookSlowly = 500 * time.Millisecond // at the time of that file
 	lookOften  = 50 * time.Millisecond  // the same, while a question is open
 )
@@ -2801,7 +2796,7 @@ func (s *Store) touch(recs []Record) {
 	now := time.Now()
 	for _, r := range recs {
 		if session := concerns(r); session != "" {
-			_ = os.Chtimes(s.lockPath(session), now, now) // if it fails they look anyway
+			_ = os.Chtimes(s.lockPath(session), now, now) // there is none any more
 		}
 	}
 }
@@ -2828,7 +2823,6 @@ func (s *Store) Follow(ctx context.Context, session string, look <-chan time.Tim
 				_ = sleep(ctx, lookSlowly) // the loop ends with it
 				continue
 			}
-			late := time.After(lookAnyway)
 			for same := true; same; {
 				select {
 				case <-look:
@@ -2836,7 +2830,6 @@ func (s *Store) Follow(ctx context.Context, session string, look <-chan time.Tim
 					continue
 				case <-wake:
 				case <-ctx.Done():
-				case <-late:
 				}
 				same = false
 			}
@@ -2876,16 +2869,21 @@ func (s *Store) compact() error {
 	return s.compactTrouble
 }
 
-// rewrite puts a file with the last lines of the records that are retained in the place of the old one.
+// rewrite puts a file with the last lines of the records that are retained in the place of the old one. With a session
+// go the files that were sent to it.
 func (s *Store) rewrite() error {
 	var kept []Record
 	named := map[string]bool{}
 	for _, r := range s.view.records {
-		p, ok := r.(*PromptRecord)
 		if !s.retained(r) {
+			if ended, ok := r.(*SessionRecord); ok {
+				if err := os.RemoveAll(s.filesDir(ended.ID)); err != nil {
+					return err
+				}
+			}
 			continue
 		}
-		if ok {
+		if p, ok := r.(*PromptRecord); ok {
 			own := *p // others may be reading p
 			r = &own
 			kept = append(kept, s.name(&own)...)
@@ -2944,7 +2942,7 @@ var (
 	reEnding = re(`\.[A-Za-z0-9]{1,10}$`)
 )
 
-// filesDir is the folder of a session's files, "" of all of them.
+// filesDir is the folder of a session's files.
 func (s *Store) filesDir(session string) string { return filepath.Join(s.Dir, "files", session) }
 
 // newFile makes a file in the folder of a session's files; its name is a number and what is harmless of the name given.
@@ -2975,22 +2973,6 @@ func ownName(name string) string {
 		return ending
 	}
 	return "-" + stem + ending
-}
-
-// dropFiles removes the files of sessions that are not among these and got none for as long as records are kept.
-func (s *Store) dropFiles(living map[string]bool) error {
-	there, err := os.ReadDir(s.filesDir(""))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	for _, folder := range there {
-		info, infoErr := folder.Info()
-		err = errors.Join(err, infoErr)
-		if infoErr == nil && time.Since(info.ModTime()) > s.Retention && !living[folder.Name()] {
-			err = errors.Join(err, os.RemoveAll(s.filesDir(folder.Name())))
-		}
-	}
-	return err
 }
 
 // ---- locks and reap ----
@@ -3070,16 +3052,14 @@ func (s *Store) waits(p *PromptRecord) bool {
 	return s.guard(s.view, p, Decision{Trusted: true}, time.Now()) == ""
 }
 
-// Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes old files of sessions, and
-// locks of sessions and questions that are over.
+// Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes locks of sessions and
+// questions that are over.
 func (s *Store) Reap(now time.Time) error {
-	living := map[string]bool{}
 	dead := map[string]bool{} // sessions and questions whose locks nobody takes any more
 	err := s.Update(func(v *View) (recs []Record, _ error) {
 		for id, r := range v.Sessions {
-			living[id] = r.Status == "active"
 			dead[id] = r.Status != "active" || !s.Alive(id)
-			if dead[id] && living[id] {
+			if dead[id] && r.Status == "active" {
 				q := *r
 				q.Status = "crashed"
 				q.Activity = ""
@@ -3113,7 +3093,7 @@ func (s *Store) Reap(now time.Time) error {
 			_ = os.Remove(s.lockPath(id)) // a free lock says the same
 		}
 	}
-	return s.dropFiles(living)
+	return nil
 }
 
 // endedFirst is why an input was not done.

@@ -2345,15 +2345,18 @@ func (r *receiver) auditStranger(u *update, from *user) {
 // act does what an update of the operator asks for. After an error nothing was done.
 func (r *receiver) act(u *update, from *user) error {
 	in, err := r.incoming(u, from)
-	if err != nil || in.view.Updates[in.update] != nil { // it came again
+	if err != nil {
 		return err
 	}
 	want := in.understand()
-	if err := r.record(in, &want); err != nil {
-		return err
+	err = r.record(in, &want)
+	switch {
+	case err == nil:
+		r.tell(u, want)
+	case errors.Is(err, errActed):
+		return nil
 	}
-	r.tell(u, want)
-	return nil
+	return err
 }
 
 // incoming gathers what decides what an update means.
@@ -2391,14 +2394,16 @@ func (r *receiver) ownName() (string, error) {
 	return r.name, err
 }
 
+// errActed is why an update is not acted on: it was.
+var errActed = errors.New("this update was acted on")
+
 // record does what an update asks for, and notes that it was acted on, in one write. It completes what is to be said.
 func (r *receiver) record(in *incoming, want *intent) error {
 	by := in.from.who()
 	var p PromptRecord
 	err := r.store.Update(func(v *View) (records []Record, _ error) {
-		if v.Updates[in.update] != nil { // by another process, while this one was stopped
-			*want = intent{}
-			return nil, nil
+		if v.records["update "+in.update] != nil { // it came again
+			return nil, errActed
 		}
 		if v.Prompts[want.of] != nil {
 			p = *v.Prompts[want.of]
