@@ -325,7 +325,12 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 	c.flags = flags
 	c.stamp = configTime(c.Dir)
 	rows := settings(c)
-	file, err := readConfig(filepath.Join(c.Dir, "config.toml"), rows)
+	path := filepath.Join(c.Dir, "config.toml")
+	text, err := readPrivate(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return hinted(fmt.Errorf("config.toml: %w", err), "it must be a file of your own that you can read: "+path)
+	}
+	file, err := parseTOML(string(text), rows)
 	if err != nil {
 		return err
 	}
@@ -357,7 +362,9 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 		}
 		c.inForce = append(c.inForce, s)
 	}
-	c.maskToken()
+	if number, _, ok := strings.Cut(c.Token, ":"); ok { // that is public
+		c.row("telegram.bot_token").Value = quoted(number + ":…")
+	}
 	return c.chooseChannel()
 }
 
@@ -396,18 +403,6 @@ func (c *Config) reloaded() (*Config, error) {
 // shared tells that the value is from a variable that other programs read too, such as LOG_LEVEL.
 func (s setting) shared() bool {
 	return s.env != "" && s.Origin == "environment "+s.env && !reOurs.MatchString(s.env)
-}
-
-// readConfig reads the settings that the file gives, by key: none where there is no file.
-func readConfig(path string, rows []setting) (map[string]setting, error) {
-	text, err := readPrivate(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, hinted(fmt.Errorf("config.toml: %w", err), "it must be a file of your own that you can read: "+path)
-	}
-	return parseTOML(string(text), rows)
 }
 
 // given is the setting with the value that a text stands for; a list needs no brackets. It is the zero one where no
@@ -479,13 +474,6 @@ func (s setting) fits() bool {
 // row is the row of inForce with that key.
 func (c *Config) row(key string) *setting {
 	return &c.inForce[slices.IndexFunc(c.inForce, func(s setting) bool { return s.Key == key })]
-}
-
-// maskToken leaves of the token in inForce what is public, the bot's number.
-func (c *Config) maskToken() {
-	if number, _, ok := strings.Cut(c.Token, ":"); ok {
-		c.row("telegram.bot_token").Value = quoted(number + ":…")
-	}
 }
 
 // choseChannel tells whether somebody chose the channel.
@@ -973,7 +961,19 @@ func (s *Store) join(p *PromptRecord) {
 	case over && (p.AboutSHA == "" || time.Since(p.At) > updateLife):
 		return
 	case p.AboutSHA != "":
-		if s.readText(p.AboutSHA, &p.Asked) != nil && !p.settled() {
+		var b []byte
+		var t TextRecord
+		err := fs.ErrNotExist
+		if line, ok := s.view.records["text "+p.AboutSHA].(*stored); ok {
+			b, err = s.log.read(line.at, line.size)
+		}
+		if err == nil {
+			err = json.Unmarshal(b, &t)
+		}
+		if err == nil {
+			err = json.Unmarshal([]byte(t.Text), &p.Asked)
+		}
+		if err != nil && !p.settled() {
 			p.damage()
 		}
 	case p.Answers == nil: // an older atlasbridge wrote it
@@ -986,23 +986,6 @@ func (s *Store) join(p *PromptRecord) {
 			}
 		}
 	}
-}
-
-// readText reads the text of that id, which is JSON, into a value.
-func (s *Store) readText(id string, into any) error {
-	line, ok := s.view.records["text "+id].(*stored)
-	if !ok {
-		return fs.ErrNotExist
-	}
-	b, err := s.log.read(line.at, line.size)
-	if err != nil {
-		return err
-	}
-	var t TextRecord
-	if err := json.Unmarshal(b, &t); err != nil {
-		return err
-	}
-	return json.Unmarshal([]byte(t.Text), into)
 }
 
 // damage fails a question of whose record a part is lost: it may have been answered.
@@ -1718,20 +1701,15 @@ func (s *Store) catchUp() error {
 		s.log.drop() // else it would pass for the file that was read
 		return err
 	}
-	if other {
-		s.forget()
+	if other { // it was compacted, by us or by another process
+		s.view = emptyView()
+		s.read = 0
+		s.compactAt = compactMin
+		s.older = false
+		s.notes = nil
+		s.compactTrouble = nil
 	}
 	return s.replay(b)
-}
-
-// forget is for a file that is another than was read: it was compacted, by us or by another process.
-func (s *Store) forget() {
-	s.view = emptyView()
-	s.read = 0
-	s.compactAt = compactMin
-	s.older = false
-	s.notes = nil
-	s.compactTrouble = nil
 }
 
 // replay brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
@@ -1787,7 +1765,8 @@ func (s *Store) replay(b []byte) error {
 	}
 	s.read = at
 	s.notes = append(s.notes, notes...)
-	s.changed()
+	close(s.wake)
+	s.wake = make(chan struct{})
 	if first {
 		s.compactAt = max(compactMin, int64(compactFactor*live))
 		if s.isStale() {
@@ -1821,12 +1800,6 @@ func (s *Store) decode(lines []*stateLine) {
 		})
 	}
 	shares.Wait()
-}
-
-// changed wakes who waits for a change of the view.
-func (s *Store) changed() {
-	close(s.wake)
-	s.wake = make(chan struct{})
 }
 
 // isStale tells whether some record is to be forgotten.
@@ -1980,7 +1953,12 @@ func (s *Store) record(recs []Record) error {
 	if err := s.replay(lines); err != nil {
 		return err
 	}
-	s.touch(recs)
+	now := time.Now()
+	for _, r := range recs {
+		if session := concerns(r); session != "" { // those who follow it look at the time of its file
+			_ = os.Chtimes(s.lockPath(session), now, now) // without one it has ended
+		}
+	}
 	if s.read >= s.compactAt {
 		_ = s.compact() // what fails of it is Trouble
 	}
@@ -2076,16 +2054,12 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 		case !moved:
 			return nil, nil
 		case to == Injected:
-			return []Record{p.reply(now), &p}, nil
+			reply := &ReplyRecord{Head{ID: id}, id, p.SessionID, maybe(p.Value), replySource(&p), now}
+			return []Record{reply, &p}, nil
 		}
 		return []Record{&p}, nil
 	})
 	return moved && err == nil, err
-}
-
-// reply is the record that the prompt's answer has been typed, or passed on.
-func (p *PromptRecord) reply(now time.Time) *ReplyRecord {
-	return &ReplyRecord{Head{ID: p.ID}, p.ID, p.SessionID, maybe(p.Value), replySource(p), now}
 }
 
 // maybe is the text, "" of none.
@@ -2789,16 +2763,6 @@ func concerns(r Record) string {
 		return r.SessionID
 	}
 	return ""
-}
-
-// touch tells the other processes that follow the sessions of those records. One without a file has ended.
-func (s *Store) touch(recs []Record) {
-	now := time.Now()
-	for _, r := range recs {
-		if session := concerns(r); session != "" {
-			_ = os.Chtimes(s.lockPath(session), now, now) // there is none any more
-		}
-	}
 }
 
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they

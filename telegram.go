@@ -1879,25 +1879,19 @@ func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) (go
 	if resp.StatusCode != http.StatusOK { // a redirection too
 		return fetched{err: errors.New(resp.Status)}
 	}
-	name := file.Name
-	if name == "" {
-		name = reEnding.FindString(there.Path)
-	}
-	f, err := t.store.newFile(session, name)
+	f, err := t.store.newFile(session, cmp.Or(file.Name, reEnding.FindString(there.Path)))
 	if err != nil {
 		return fetched{err: err}
 	}
 	sum := sha256.New()
 	size, err := io.Copy(io.MultiWriter(f, sum), io.LimitReader(resp.Body, maxFile+1))
-	closed := f.Close()
-	switch {
-	case err != nil:
+	if err != nil {
 		err = t.noAnswer("getFile", err)
-	case closed != nil:
-		err = closed
-	case size > maxFile:
+	}
+	if size > maxFile {
 		err = errors.New("the file is too big")
 	}
+	err = errors.Join(err, f.Close())
 	if err != nil {
 		_ = os.Remove(f.Name()) // what it is about is the error before
 		return fetched{err: err}
@@ -2000,7 +1994,7 @@ type receiver struct {
 	failures  int             // of getUpdates in a row
 	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
 	bot       string          // the number of the bot whose updates these are
-	name      string          // its user name, "" while it was not needed
+	name      string          // its user name, by which a command for it is told from one for another bot
 	minute    int64           // since 1970, in which is counted:
 	strangers int             // updates of others
 	clashedAt time.Time       // when another program's poll ended ours last
@@ -2100,15 +2094,22 @@ func (r *receiver) poll() (pause time.Duration) {
 	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1}
 	for r.ctx.Err() == nil {
 		bot := r.botID()
+		var err error
 		if bot != r.bot {
-			r.bot = bot
-			r.name = ""
-			params.Offset = 0 // those of another bot say nothing
+			var me user
+			err = r.call(r.ctx, "getMe", struct{}{}, &me)
+			if err == nil {
+				r.bot = bot
+				r.name = me.Username
+				params.Offset = 0 // those of another bot say nothing
+			}
 		}
 		began := time.Now()
 		offset := params.Offset
 		var updates []json.RawMessage
-		err := r.call(r.ctx, "getUpdates", params, &updates)
+		if err == nil {
+			err = r.call(r.ctx, "getUpdates", params, &updates)
+		}
 		if r.ctx.Err() != nil || !r.store.Polls() {
 			return 0
 		}
@@ -2285,7 +2286,7 @@ type incoming struct {
 	at       time.Time      // the end of the second it was written in, by our clock; of a tap, when it came
 	view     *View
 	here     string // whose numbers messages have
-	bot      string // the bot's name, where the text may have one in it
+	bot      string // the bot's name
 	freeText bool   // questions for text take text
 }
 
@@ -2308,6 +2309,7 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	bad := json.Unmarshal(raw, &u) // the other members stay
 	cfg := r.cfg.Load()
 	from, ok := admitted(&u, cfg.Users, cfg.ChatID)
+	var err error
 	switch {
 	case bad != nil:
 		if ok {
@@ -2315,12 +2317,11 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 				"Look for a newer atlasbridge."})
 		}
 		r.warn(fmt.Errorf("update %d is not acted on: %w", u.ID, bad))
-		return u.ID, nil
 	case !ok:
 		r.auditStranger(&u, from)
-		return u.ID, nil
+	default:
+		err = r.act(&u, from)
 	}
-	err := r.act(&u, from)
 	if err != nil && u.Callback != nil {
 		r.toast(u.Callback.ID, "✗ The tap could not be recorded, so nothing was done yet; it is tried again.")
 	}
@@ -2343,8 +2344,19 @@ func (r *receiver) auditStranger(u *update, from *user) {
 }
 
 // act does what an update of the operator asks for. After an error nothing was done.
-func (r *receiver) act(u *update, from *user) error {
-	in, err := r.incoming(u, from)
+func (r *receiver) act(u *update, from *user) (err error) {
+	in := &incoming{message: u.Message, from: from, tap: u.Callback, update: fmt.Sprintf("%s:%d", r.bot, u.ID),
+		at: time.Now(), here: r.here(), bot: r.name, freeText: r.cfg.Load().FreeText}
+	if in.tap != nil {
+		in.message = in.tap.Message
+	} else {
+		in.at = time.Unix(in.Date, 0).Add(time.Second)
+		if skew := time.Duration(r.skew.Load()); skew.Abs() > 3*time.Second { // less may be rounding and the network
+			in.at = in.at.Add(-skew)
+		}
+		r.warn(r.store.Reap(time.Now())) // who has died is not meant
+	}
+	in.view, err = r.store.View()
 	if err != nil {
 		return err
 	}
@@ -2357,41 +2369,6 @@ func (r *receiver) act(u *update, from *user) error {
 		return nil
 	}
 	return err
-}
-
-// incoming gathers what decides what an update means.
-func (r *receiver) incoming(u *update, from *user) (*incoming, error) {
-	in := &incoming{message: u.Message, from: from, tap: u.Callback, update: fmt.Sprintf("%s:%d", r.bot, u.ID),
-		at: time.Now(), here: r.here(), freeText: r.cfg.Load().FreeText}
-	var err error
-	if in.tap != nil {
-		in.message = in.tap.Message
-		in.view, err = r.store.View()
-		return in, err
-	}
-	in.at = time.Unix(in.Date, 0).Add(time.Second)
-	if skew := time.Duration(r.skew.Load()); skew.Abs() > 3*time.Second { // less may be rounding and the network
-		in.at = in.at.Add(-skew)
-	}
-	if strings.Contains(in.Text, "@") {
-		in.bot, err = r.ownName()
-	}
-	if err == nil {
-		r.warn(r.store.Reap(time.Now())) // who has died is not meant
-		in.view, err = r.store.View()
-	}
-	return in, err
-}
-
-// ownName is the bot's name, by which a command for it is told from one for another bot.
-func (r *receiver) ownName() (string, error) {
-	if r.name != "" {
-		return r.name, nil
-	}
-	var me user
-	err := r.call(r.ctx, "getMe", struct{}{}, &me)
-	r.name = me.Username
-	return r.name, err
 }
 
 // errActed is why an update is not acted on: it was.
