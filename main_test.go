@@ -4353,7 +4353,8 @@ func (c *inquiry) isTroubled(x *troubledRequest) {
 	}
 }
 
-// TestShortRunPays: a run that has nothing to do itself pays before it ends: the next may come days later.
+// TestShortRunPays: a run that has nothing to do itself pays before it ends: the next may come days later. What an older
+// atlasbridge has paid, which noted more of it, is not paid again.
 func TestShortRunPays(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
@@ -4364,8 +4365,14 @@ func TestShortRunPays(t *testing.T) {
 	awaitPrompt(t, dir, "", "awaiting_reply")
 	first.Process.Kill()
 	_ = first.Wait() // killed
+	p.put(5, "paid")
+	plant(t, dir, `"rec":"session","id":"old","status":"completed",`+ago(0), `"rec":"prompt","id":"paid","session_id":"old",`+
+		`"status":"resolved","messages":[{"id":5,"shows":"resolved 0123456789abcdef"}],`+ago(0))
 	second := runs(t, dir, "true")
 	second.gets(0, "", "questions go to .*")
+	if now := p.message(5); now.text != "paid" {
+		t.Errorf("a message that says its outcome already says %q", now.text)
+	}
 	if now := p.message(m.id); len(now.buttons) > 0 || !strings.Contains(now.text, "not answered") {
 		t.Errorf("it says %q with %d buttons", now.text, len(now.buttons))
 	}

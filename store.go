@@ -2245,7 +2245,15 @@ func auditEvents(old, r Record) (events []Event) {
 		}
 		events = []Event{{name, r.SessionID, r.ID, promptFields(r)}}
 		if r.Permission && r.DecidedBy != nil && was.DecidedBy == nil {
-			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, resolveFields(r)})
+			var decision any // nil where only the tool knows, or nobody answered
+			if r.Value != nil {
+				decision = *r.Value
+			}
+			fields := append(person(*r.DecidedBy, r.DecidedUser), Field{"decision", decision})
+			fields = append(fields, said("label", r.labels(maybe(r.Value)))...)
+			fields = append(fields, said("grants", r.granted())...)
+			fields = append(fields, said("words", r.words(maxExcerpt))...)
+			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, fields})
 		}
 	case *InputRecord:
 		asked := old.(*InputRecord).Status == "" && r.UpdateID != ""
@@ -2292,18 +2300,6 @@ func (p *PromptRecord) shownSHA() []Field {
 		return nil
 	}
 	return said("shown_sha256", digest([]byte(p.Shown)))
-}
-
-// resolveFields is who decided about a permission, and what: nil where only the tool knows, or nobody answered.
-func resolveFields(p *PromptRecord) []Field {
-	var decision any
-	if p.Value != nil {
-		decision = *p.Value
-	}
-	fields := append(person(*p.DecidedBy, p.DecidedUser), Field{"decision", decision})
-	fields = append(fields, said("label", p.labels(maybe(p.Value)))...)
-	fields = append(fields, said("grants", p.granted())...)
-	return append(fields, said("words", p.words(maxExcerpt))...)
 }
 
 // answerFields is the answer: as it is, with its label, when it is one of those offered, else its length and hash.

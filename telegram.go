@@ -408,15 +408,12 @@ func reserve(next, now time.Time, every time.Duration, as rank) (time.Time, time
 // updatePace changes when the next message of all processes may leave. The file holds that and when it was written, in
 // Unix nanoseconds. Where it cannot be used, change sees the zero time, and Telegram alone paces.
 func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
-	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
-	if err == nil {
-		defer f.Close() // and with it the lock, which is held for microseconds
-		err = awaitLock(f, paceChat)
-	}
+	f, err := holdLock(filepath.Join(t.store.Dir, "telegram.pace"), paceChat)
 	if err != nil {
 		change(time.Unix(0, 0))
 		return
 	}
+	defer f.Close() // and with it the lock, which is held for microseconds
 	var next, written int64
 	_, _ = fmt.Fscanf(f, "%d %d", &next, &written) // zeros of one that is new, or damaged
 	if written > time.Now().UnixNano() {           // the clock has been set back
@@ -463,7 +460,7 @@ const (
 type mailer struct {
 	failures map[string]int       // in a row
 	notYet   map[string]time.Time // when the next attempt may be made
-	parts    map[string]int       // how many messages of the text that goes before a question have been sent
+	before   map[string]Notice    // what is left of the text that goes before a question, once that has begun
 	topics   map[int64]bool       // whether a chat has topics, where that is known
 	refused  bool                 // Telegram takes nothing at all, until somebody mends that
 	cfg      *Config              // the settings with which that is so
@@ -507,7 +504,7 @@ type sentMessage struct {
 
 // Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
 func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
-	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, parts: map[string]int{},
+	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, before: map[string]Notice{},
 		topics: map[int64]bool{}}
 	for ending := false; ctx.Err() == nil; {
 		t.refresh()
@@ -725,18 +722,18 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 	if p.Idle {
 		j.rank = rankRest
 	}
-	before := Notice{Mono: clean(p.before(), 1<<20), Lang: p.Lang}
-	for n := t.mailer.parts[key]; before.Mono != ""; n-- {
-		var r *richText
-		r, before = before.first(s)
-		if n == 0 {
-			j.insists = false
-			j.done = func() error {
-				t.mailer.parts[key]++
-				return nil
-			}
-			return t.message(j, s, r.outgoing(0, nil))
+	before, begun := t.mailer.before[key]
+	if !begun {
+		before = Notice{Mono: clean(p.before(), 1<<20), Lang: p.Lang}
+	}
+	if before.Mono != "" {
+		r, rest := before.first(s)
+		j.insists = false
+		j.done = func() error {
+			t.mailer.before[key] = rest
+			return nil
 		}
+		return t.message(j, s, r.outgoing(0, nil))
 	}
 	q := *p
 	q.Ticked = nil
@@ -761,7 +758,7 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 	}
 	out.Silent = p.Idle && p.Watched
 	j.done = func() error {
-		delete(t.mailer.parts, key)
+		delete(t.mailer.before, key)
 		return t.store.Change(p.ID, func(p *PromptRecord) {
 			m := p.message(sent.ID)
 			seconds, _ := sent.Date.(float64) // 0 of another shape
