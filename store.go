@@ -325,7 +325,12 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 	c.flags = flags
 	c.stamp = configTime(c.Dir)
 	rows := settings(c)
-	file, err := readConfig(filepath.Join(c.Dir, "config.toml"), rows)
+	path := filepath.Join(c.Dir, "config.toml")
+	text, err := readPrivate(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return hinted(fmt.Errorf("config.toml: %w", err), "it must be a file of your own that you can read: "+path)
+	}
+	file, err := parseTOML(string(text), rows)
 	if err != nil {
 		return err
 	}
@@ -357,7 +362,9 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 		}
 		c.inForce = append(c.inForce, s)
 	}
-	c.maskToken()
+	if number, _, ok := strings.Cut(c.Token, ":"); ok { // that is public
+		c.row("telegram.bot_token").Value = quoted(number + ":…")
+	}
 	return c.chooseChannel()
 }
 
@@ -396,18 +403,6 @@ func (c *Config) reloaded() (*Config, error) {
 // shared tells that the value is from a variable that other programs read too, such as LOG_LEVEL.
 func (s setting) shared() bool {
 	return s.env != "" && s.Origin == "environment "+s.env && !reOurs.MatchString(s.env)
-}
-
-// readConfig reads the settings that the file gives, by key: none where there is no file.
-func readConfig(path string, rows []setting) (map[string]setting, error) {
-	text, err := readPrivate(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, hinted(fmt.Errorf("config.toml: %w", err), "it must be a file of your own that you can read: "+path)
-	}
-	return parseTOML(string(text), rows)
 }
 
 // given is the setting with the value that a text stands for; a list needs no brackets. It is the zero one where no
@@ -479,13 +474,6 @@ func (s setting) fits() bool {
 // row is the row of inForce with that key.
 func (c *Config) row(key string) *setting {
 	return &c.inForce[slices.IndexFunc(c.inForce, func(s setting) bool { return s.Key == key })]
-}
-
-// maskToken leaves of the token in inForce what is public, the bot's number.
-func (c *Config) maskToken() {
-	if number, _, ok := strings.Cut(c.Token, ":"); ok {
-		c.row("telegram.bot_token").Value = quoted(number + ":…")
-	}
 }
 
 // choseChannel tells whether somebody chose the channel.
@@ -652,12 +640,12 @@ const (
 	lockPauses = 16 * time.Millisecond
 )
 
-// stateLock is state.lock, the lock of the journals, which is never renamed.
+// stateLock is state.lock, the lock of the journals.
 type stateLock struct {
 	do     files
 	name   string
 	mu     turn          // held from acquire to release, before the lock between processes
-	lock   *os.File      // nil until it could be opened
+	lock   *os.File      // nil while it is not held
 	wait   time.Duration // for the lock, at most; lockVain once that was in vain
 	closed bool
 }
@@ -679,40 +667,32 @@ func (l *stateLock) acquire() error {
 	if l.closed {
 		return fs.ErrClosed
 	}
-	err := l.do("flock", l.lock, l.take)
+	err := l.do("flock", nil, func() (err error) {
+		l.lock, err = holdLock(l.name, l.wait)
+		return err
+	})
 	l.wait = lockWait
 	if errors.Is(err, errLocked) {
 		l.wait = lockVain
 	}
-	if err != nil {
-		return fmt.Errorf("locking %s: %w", l.name, err)
-	}
-	return nil
+	return err
 }
 
-// take waits for the lock of the file that has its name: who removes that file must not part us from other processes.
-func (l *stateLock) take() error {
+// holdLock takes the lock of the file of that name, which it makes where there is none, unless another process has it
+// for longer than wait (errLocked): who removes that file must not part us from other processes.
+func holdLock(name string, wait time.Duration) (*os.File, error) {
 	for {
-		if l.lock == nil || !isNamed(l.lock, l.name) {
-			f, err := openPrivate(l.name, os.O_RDWR|os.O_CREATE)
-			if err != nil {
-				return err
-			}
-			l.drop()
-			l.lock = f
+		f, err := openPrivate(name, os.O_RDWR|os.O_CREATE)
+		if err == nil {
+			err = awaitLock(f, wait)
 		}
-		err := awaitLock(l.lock, l.wait)
-		if err != nil || isNamed(l.lock, l.name) {
-			return err
+		if err == nil && isNamed(f, name) {
+			return f, nil
 		}
-	}
-}
-
-// drop gives back the lock and its file.
-func (l *stateLock) drop() {
-	if l.lock != nil {
-		_ = l.lock.Close() // nothing was written to it
-		l.lock = nil
+		_ = f.Close() // nothing was written to it; nil of none
+		if err != nil {
+			return nil, fmt.Errorf("locking %s: %w", name, err)
+		}
 	}
 }
 
@@ -734,7 +714,8 @@ func awaitLock(f *os.File, limit time.Duration) error {
 // release lets other goroutines and processes have the files.
 func (l *stateLock) release() {
 	if l.lock != nil {
-		_ = unlockFile(l.lock) // what cannot be given back ends with the process
+		_ = errors.Join(unlockFile(l.lock), l.lock.Close()) // what cannot be given back ends with the process
+		l.lock = nil
 	}
 	l.mu.Unlock()
 }
@@ -980,7 +961,19 @@ func (s *Store) join(p *PromptRecord) {
 	case over && (p.AboutSHA == "" || time.Since(p.At) > updateLife):
 		return
 	case p.AboutSHA != "":
-		if s.readText(p.AboutSHA, &p.Asked) != nil && !p.settled() {
+		var b []byte
+		var t TextRecord
+		err := fs.ErrNotExist
+		if line, ok := s.view.records["text "+p.AboutSHA].(*stored); ok {
+			b, err = s.log.read(line.at, line.size)
+		}
+		if err == nil {
+			err = json.Unmarshal(b, &t)
+		}
+		if err == nil {
+			err = json.Unmarshal([]byte(t.Text), &p.Asked)
+		}
+		if err != nil && !p.settled() {
 			p.damage()
 		}
 	case p.Answers == nil: // an older atlasbridge wrote it
@@ -993,23 +986,6 @@ func (s *Store) join(p *PromptRecord) {
 			}
 		}
 	}
-}
-
-// readText reads the text of that id, which is JSON, into a value.
-func (s *Store) readText(id string, into any) error {
-	line, ok := s.view.records["text "+id].(*stored)
-	if !ok {
-		return fs.ErrNotExist
-	}
-	b, err := s.log.read(line.at, line.size)
-	if err != nil {
-		return err
-	}
-	var t TextRecord
-	if err := json.Unmarshal(b, &t); err != nil {
-		return err
-	}
-	return json.Unmarshal([]byte(t.Text), into)
 }
 
 // damage fails a question of whose record a part is lost: it may have been answered.
@@ -1247,11 +1223,9 @@ type Life struct {
 
 // Message is a message about a prompt, as it stands in the chat.
 type Message struct {
-	ID   int64 `json:"id"`
-	Date int64 `json:"date,omitempty"` // when it was sent, in Unix seconds by Telegram's clock, 0: that is not known
-	// Shows is what an edit made of it last: a status and a print of the message, other buttons and theirs, or that it was
-	// replaced. "" it is as it was sent, or that is not certain.
-	Shows string `json:"shows"`
+	ID    int64  `json:"id"`
+	Date  int64  `json:"date,omitempty"` // when it was sent, in Unix seconds by Telegram's clock, 0: that is not known
+	Shows string `json:"shows"`          // what it was made to show last, as wants names it
 	// LostAt is when an edit of it had no answer, in Unix seconds: it may still be carried out. 0: none.
 	LostAt int64 `json:"lost_at,omitempty"`
 }
@@ -1264,23 +1238,36 @@ const (
 )
 
 const (
-	replaced     = "replaced" // what a message shows that has lost its buttons to a newer one
-	otherButtons = "buttons"  // with a print: the message has other buttons than it was sent with
+	replaced  = "replaced"                   // what a message shows that has lost its buttons to a newer one
+	uncertain = string(AwaitingReply) + " ?" // the same, where an edit of it may yet be carried out
 )
 
-// status is the status that the message shows, "" none.
-func (m *Message) status() State {
-	first, _, _ := strings.Cut(m.Shows, " ")
-	if first == otherButtons || first == replaced {
-		return ""
+// wants names what a message of the prompt is to show: a status, of an open question with the choices that are ticked.
+// What is to look the same has the same name. An older atlasbridge wrote more behind a status.
+func (p *PromptRecord) wants(m Message) string {
+	shown, _, _ := strings.Cut(m.Shows, " ")
+	hasButtons := shown == "" || shown == string(Expired) || isOpen(State(shown))
+	older := m.ID != p.newest().ID
+	status := string(p.Status)
+	switch {
+	case older && !hasButtons:
+		return m.Shows
+	case older, p.Open() && p.before() != "":
+		return replaced
+	case p.Open():
+		return strings.TrimSpace(string(AwaitingReply) + " " + strings.Join(p.Ticked, ","))
+	case p.onItsWay():
+		status = string(ReplyReceived)
 	}
-	return State(first)
+	if shown == status {
+		return m.Shows
+	}
+	return status
 }
 
-// mayHaveButtons reports whether nothing is known to have taken the message's buttons away.
-func (m *Message) mayHaveButtons() bool {
-	shown := m.status()
-	return m.Shows != replaced && (shown == "" || shown == Expired || isOpen(shown))
+// onItsWay reports whether the answer was taken, and is on its way to the tool.
+func (p *PromptRecord) onItsWay() bool {
+	return p.Status == ReplyReceived || p.Status == Injected || p.Status == Expired && p.Value != nil
 }
 
 // Limits are what an answer must keep to, besides being one of the choices.
@@ -1448,7 +1435,6 @@ type View struct {
 	Sessions map[string]*SessionRecord
 	Prompts  map[string]*PromptRecord
 	Inputs   map[string]*InputRecord
-	Updates  map[string]*UpdateRecord
 	Meta     map[string]*MetaRecord
 	records  map[string]Record // all of them, by kind and id: the Store's
 }
@@ -1459,7 +1445,6 @@ func emptyView() *View {
 		Sessions: map[string]*SessionRecord{},
 		Prompts:  map[string]*PromptRecord{},
 		Inputs:   map[string]*InputRecord{},
-		Updates:  map[string]*UpdateRecord{},
 		Meta:     map[string]*MetaRecord{},
 		records:  map[string]Record{},
 	}
@@ -1477,10 +1462,9 @@ func (v *View) apply(r Record) {
 	case *InputRecord:
 		v.Inputs[h.ID] = r
 		if r.UpdateID != "" { // a power cut may have lost the record of that
-			v.Updates[r.UpdateID] = &UpdateRecord{Head{ID: r.UpdateID}, r.Kind}
+			did := &UpdateRecord{Head{schemaVersion, "update", r.UpdateID, r.At}, r.Kind}
+			v.records[did.key()] = did
 		}
-	case *UpdateRecord:
-		v.Updates[h.ID] = r
 	case *MetaRecord:
 		v.Meta[h.ID] = r
 	}
@@ -1654,7 +1638,6 @@ func (s *Store) View() (*View, error) {
 		Sessions: maps.Clone(s.view.Sessions),
 		Prompts:  maps.Clone(s.view.Prompts),
 		Inputs:   maps.Clone(s.view.Inputs),
-		Updates:  maps.Clone(s.view.Updates),
 		Meta:     maps.Clone(s.view.Meta),
 	}, err
 }
@@ -1666,7 +1649,6 @@ func (s *Store) Close() {
 	s.log.closed = true
 	s.log.drop()
 	s.audit.drop()
-	s.log.stateLock.drop()
 	s.LeavePoll()
 }
 
@@ -1718,20 +1700,15 @@ func (s *Store) catchUp() error {
 		s.log.drop() // else it would pass for the file that was read
 		return err
 	}
-	if other {
-		s.forget()
+	if other { // it was compacted, by us or by another process
+		s.view = emptyView()
+		s.read = 0
+		s.compactAt = compactMin
+		s.older = false
+		s.notes = nil
+		s.compactTrouble = nil
 	}
 	return s.replay(b)
-}
-
-// forget is for a file that is another than was read: it was compacted, by us or by another process.
-func (s *Store) forget() {
-	s.view = emptyView()
-	s.read = 0
-	s.compactAt = compactMin
-	s.older = false
-	s.notes = nil
-	s.compactTrouble = nil
 }
 
 // replay brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
@@ -1787,7 +1764,8 @@ func (s *Store) replay(b []byte) error {
 	}
 	s.read = at
 	s.notes = append(s.notes, notes...)
-	s.changed()
+	close(s.wake)
+	s.wake = make(chan struct{})
 	if first {
 		s.compactAt = max(compactMin, int64(compactFactor*live))
 		if s.isStale() {
@@ -1821,12 +1799,6 @@ func (s *Store) decode(lines []*stateLine) {
 		})
 	}
 	shares.Wait()
-}
-
-// changed wakes who waits for a change of the view.
-func (s *Store) changed() {
-	close(s.wake)
-	s.wake = make(chan struct{})
 }
 
 // isStale tells whether some record is to be forgotten.
@@ -1980,7 +1952,12 @@ func (s *Store) record(recs []Record) error {
 	if err := s.replay(lines); err != nil {
 		return err
 	}
-	s.touch(recs)
+	now := time.Now()
+	for _, r := range recs {
+		if session := concerns(r); session != "" { // those who follow it look at the time of its file
+			_ = os.Chtimes(s.lockPath(session), now, now) // without one it has ended
+		}
+	}
 	if s.read >= s.compactAt {
 		_ = s.compact() // what fails of it is Trouble
 	}
@@ -2076,16 +2053,12 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 		case !moved:
 			return nil, nil
 		case to == Injected:
-			return []Record{p.reply(now), &p}, nil
+			reply := &ReplyRecord{Head{ID: id}, id, p.SessionID, maybe(p.Value), replySource(&p), now}
+			return []Record{reply, &p}, nil
 		}
 		return []Record{&p}, nil
 	})
 	return moved && err == nil, err
-}
-
-// reply is the record that the prompt's answer has been typed, or passed on.
-func (p *PromptRecord) reply(now time.Time) *ReplyRecord {
-	return &ReplyRecord{Head{ID: p.ID}, p.ID, p.SessionID, maybe(p.Value), replySource(p), now}
 }
 
 // maybe is the text, "" of none.
@@ -2125,29 +2098,30 @@ func (p *PromptRecord) elsewhere(here string) bool { return p.Chat != "" && p.Ch
 
 // owes reports whether a message of the prompt may not show what it is to show.
 func (p *PromptRecord) owes() bool {
-	for i, m := range p.Messages {
-		own := i == len(p.Messages)-1
-		if m.LostAt != 0 || own && m.status() != p.Status || !own && m.mayHaveButtons() {
-			return true
-		}
-	}
-	return p.Open()
+	return p.Open() || slices.ContainsFunc(p.Messages, func(m Message) bool {
+		return m.LostAt != 0 || m.Shows != p.wants(m)
+	})
 }
 
-// Change changes what is known of a prompt's messages; nothing is written where nothing changes.
+// Change changes what is known of a prompt's messages.
 func (s *Store) Change(id string, change func(*PromptRecord)) error {
-	return s.Update(func(v *View) ([]Record, error) {
-		old := v.Prompts[id]
-		if old == nil {
-			return nil, nil
-		}
-		p := *old
-		change(&p)
-		if reflect.DeepEqual(p, *old) {
-			return nil, nil
-		}
-		return []Record{&p}, nil
-	})
+	return s.Update(func(v *View) ([]Record, error) { return amended(v.Prompts[id], change) })
+}
+
+// amended is the record with a change, none where there is no record, or nothing changes.
+func amended[R any, P interface {
+	*R
+	Record
+}](old P, change func(P)) ([]Record, error) {
+	if old == nil {
+		return nil, nil
+	}
+	r := *old
+	change(&r)
+	if reflect.DeepEqual(r, *old) {
+		return nil, nil
+	}
+	return []Record{P(&r)}, nil
 }
 
 // Prompt is one prompt as it is now, nil where there is none. It is read only. Where the state cannot be read any more
@@ -2211,13 +2185,7 @@ func (s *Store) ChannelTrouble() string {
 // SetTopic records a session's topic.
 func (s *Store) SetTopic(session string, to Topic) error {
 	return s.Update(func(v *View) ([]Record, error) {
-		old := v.Sessions[session]
-		if old == nil || old.Topic == to {
-			return nil, nil
-		}
-		r := *old
-		r.Topic = to
-		return []Record{&r}, nil
+		return amended(v.Sessions[session], func(r *SessionRecord) { r.Topic = to })
 	})
 }
 
@@ -2276,7 +2244,21 @@ func auditEvents(old, r Record) (events []Event) {
 		}
 		events = []Event{{name, r.SessionID, r.ID, promptFields(r)}}
 		if r.Permission && r.DecidedBy != nil && was.DecidedBy == nil {
-			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, resolveFields(r)})
+			var decision any // nil where only the tool knows, or nobody answered
+			if r.Value != nil {
+				decision = *r.Value
+			}
+			fields := append(person(*r.DecidedBy, r.DecidedUser), Field{"decision", decision})
+			fields = append(fields, said("label", r.labels(maybe(r.Value)))...)
+			fields = append(fields, said("grants", r.granted())...)
+			fields = append(fields, said("words", r.words(maxExcerpt))...)
+			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, fields})
+		}
+	case *InputRecord:
+		asked := old.(*InputRecord).Status == "" && r.UpdateID != ""
+		if asked && !r.isText() {
+			fields := append([]Field{{"command", r.Kind}}, said("keys", r.Text)...)
+			events = []Event{{"SESSION_COMMAND", r.SessionID, "", append(fields, person(r.By, r.User)...)}}
 		}
 	}
 	return events
@@ -2317,18 +2299,6 @@ func (p *PromptRecord) shownSHA() []Field {
 		return nil
 	}
 	return said("shown_sha256", digest([]byte(p.Shown)))
-}
-
-// resolveFields is who decided about a permission, and what: nil where only the tool knows, or nobody answered.
-func resolveFields(p *PromptRecord) []Field {
-	var decision any
-	if p.Value != nil {
-		decision = *p.Value
-	}
-	fields := append(person(*p.DecidedBy, p.DecidedUser), Field{"decision", decision})
-	fields = append(fields, said("label", p.labels(maybe(p.Value)))...)
-	fields = append(fields, said("grants", p.granted())...)
-	return append(fields, said("words", p.words(maxExcerpt))...)
 }
 
 // answerFields is the answer: as it is, with its label, when it is one of those offered, else its length and hash.
@@ -2376,7 +2346,6 @@ type Decision struct {
 	Value     string // a choice's key, "1,3", "enter" "esc" "cancel" "default", "deny:reason", or text
 	By        string // telegram:<id>, cli:answer
 	User      string // by phone: the name
-	UpdateID  string // as UpdateRecord has it, "" none
 	Trusted   bool   // by the answer command: no nonce to show
 }
 
@@ -2390,39 +2359,45 @@ const sessionOver Refusal = "the question's session has ended"
 // Questions of a session that is found dead fail at once.
 func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
 	err = s.Update(func(v *View) ([]Record, error) {
-		p = PromptRecord{}
 		if found := v.find(d); found != nil {
 			p = *found
 		}
-		value := ""
-		why = s.guard(v, &p, d, now)
-		if why == "" {
-			value, why = p.interpret(d.Value)
-		}
-		if why == "" {
-			why = p.unread(value, d.By)
-		}
+		why = s.decide(v, &p, d, now)
 		if why != "" {
 			return nil, nil
 		}
-		p.Status = ReplyReceived
-		if value == leaveIt {
-			p.Status = Canceled
-			p.Reason = "left as it is"
-		}
-		p.DecidedAt = ref(now.UTC())
-		p.DecidedBy = &d.By
-		p.DecidedUser = d.User
-		p.Value = &value
-		if d.UpdateID == "" {
-			return []Record{&p}, nil
-		}
-		return []Record{&p, &UpdateRecord{Head{ID: d.UpdateID}, "decision"}}, nil
+		return []Record{&p}, nil
 	})
 	if err == nil && why == sessionOver && p.Open() {
 		err = s.Reap(now)
 	}
 	return p, why, err
+}
+
+// decide gives the prompt the answer, or says why it does not.
+func (s *Store) decide(v *View, p *PromptRecord, d Decision, now time.Time) (why Refusal) {
+	why = s.guard(v, p, d, now)
+	if why != "" {
+		return why
+	}
+	value, reason, why := p.interpret(d.Value)
+	if why == "" {
+		why = p.unread(value, d.By)
+	}
+	if why != "" {
+		return why
+	}
+	p.Status = ReplyReceived
+	p.Reason = reason
+	if value == leaveIt {
+		p.Status = Canceled
+		p.Reason = "left as it is"
+	}
+	p.DecidedAt = ref(now.UTC())
+	p.DecidedBy = &d.By
+	p.DecidedUser = d.User
+	p.Value = &value
+	return ""
 }
 
 // find is the prompt that the decision names, nil when it names none, or two.
@@ -2505,20 +2480,18 @@ func fromPhone(by string) bool { return strings.HasPrefix(by, "telegram:") }
 // byWhom says who decided, in a message.
 func byWhom(by *string) string {
 	who := maybe(by)
-	switch who {
-	case "":
-		return "terminal"
-	case "cli:local":
-		return "keyboard"
-	case "cli:answer":
-		return "atlasbridge answer"
-	case "auto:timeout":
-		return "nobody answered"
-	}
 	if fromPhone(who) {
 		return "phone"
 	}
-	return who
+	return cmp.Or(deciders[who], who)
+}
+
+// deciders are those who decide, as people call them.
+var deciders = map[string]string{
+	"":             "terminal",
+	"cli:local":    "keyboard",
+	"cli:answer":   "atlasbridge answer",
+	"auto:timeout": "nobody answered",
 }
 
 // clock is when, in a message.
@@ -2645,26 +2618,26 @@ func (p *PromptRecord) named(words string) (value string) {
 	return ""
 }
 
-// interpret is the value to record for an answer, or why it is none. A reason given for a refusal becomes the prompt's.
-func (p *PromptRecord) interpret(given string) (value string, why Refusal) {
+// interpret is the value to record for an answer, with the reason given for a refusal, or why it is none.
+func (p *PromptRecord) interpret(given string) (value, reason string, why Refusal) {
 	value = p.named(given)
 	reason, refused := strings.CutPrefix(given, "deny:")
 	switch {
 	case p.Secret:
-		return "", "a password is typed at the keyboard alone"
+		return "", "", "a password is typed at the keyboard alone"
 	case value != "":
-		return value, ""
+		return value, "", ""
 	case given == "default" && p.SafeDefault == nil:
-		return "", "this question has no safe default"
+		return "", "", "this question has no safe default"
 	case given == "default":
-		return *p.SafeDefault, ""
+		return *p.SafeDefault, "", ""
 	case refused && p.Permission:
-		p.Reason = reason
-		return p.refusal(), p.checkText(reason)
+		return p.refusal(), reason, p.checkText(reason)
 	case p.takesText():
-		return given, p.checkText(given)
+		return given, "", p.checkText(given)
 	}
-	return "", Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
+	why = Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
+	return "", "", why
 }
 
 // labels are what the answers are called that a value names, "" of a text.
@@ -2772,7 +2745,6 @@ func (p *PromptRecord) ambiguous() bool {
 // others costs nothing.
 
 const (
-	lookAnyway = 20 * time.Second       // although nothing is told
 	lookSlowly = 500 * time.Millisecond // at the time of that file
 	lookOften  = 80 * time.Millisecond  // the same, while a question is open: each look wakes the Go runtime eight times
 )
@@ -2786,16 +2758,6 @@ func concerns(r Record) string {
 		return r.SessionID
 	}
 	return ""
-}
-
-// touch tells the other processes that follow the sessions of those records. One without a file has ended.
-func (s *Store) touch(recs []Record) {
-	now := time.Now()
-	for _, r := range recs {
-		if session := concerns(r); session != "" {
-			_ = os.Chtimes(s.lockPath(session), now, now) // if it fails they look anyway
-		}
-	}
 }
 
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
@@ -2820,7 +2782,6 @@ func (s *Store) Follow(ctx context.Context, session string, look <-chan time.Tim
 				_ = sleep(ctx, lookSlowly) // the loop ends with it
 				continue
 			}
-			late := time.After(lookAnyway)
 			for same := true; same; {
 				select {
 				case <-look:
@@ -2828,7 +2789,6 @@ func (s *Store) Follow(ctx context.Context, session string, look <-chan time.Tim
 					continue
 				case <-wake:
 				case <-ctx.Done():
-				case <-late:
 				}
 				same = false
 			}
@@ -2868,16 +2828,21 @@ func (s *Store) compact() error {
 	return s.compactTrouble
 }
 
-// rewrite puts a file with the last lines of the records that are retained in the place of the old one.
+// rewrite puts a file with the last lines of the records that are retained in the place of the old one. With a session
+// go the files that were sent to it.
 func (s *Store) rewrite() error {
 	var kept []Record
 	named := map[string]bool{}
 	for _, r := range s.view.records {
-		p, ok := r.(*PromptRecord)
 		if !s.retained(r) {
+			if ended, ok := r.(*SessionRecord); ok {
+				if err := os.RemoveAll(s.filesDir(ended.ID)); err != nil {
+					return err
+				}
+			}
 			continue
 		}
-		if ok {
+		if p, ok := r.(*PromptRecord); ok {
 			own := *p // others may be reading p
 			r = &own
 			kept = append(kept, s.name(&own)...)
@@ -2936,7 +2901,7 @@ var (
 	reEnding = re(`\.[A-Za-z0-9]{1,10}$`)
 )
 
-// filesDir is the folder of a session's files, "" of all of them.
+// filesDir is the folder of a session's files.
 func (s *Store) filesDir(session string) string { return filepath.Join(s.Dir, "files", session) }
 
 // newFile makes a file in the folder of a session's files; its name is a number and what is harmless of the name given.
@@ -2969,22 +2934,6 @@ func ownName(name string) string {
 	return "-" + stem + ending
 }
 
-// dropFiles removes the files of sessions that are not among these and got none for as long as records are kept.
-func (s *Store) dropFiles(living map[string]bool) error {
-	there, err := os.ReadDir(s.filesDir(""))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	for _, folder := range there {
-		info, infoErr := folder.Info()
-		err = errors.Join(err, infoErr)
-		if infoErr == nil && time.Since(info.ModTime()) > s.Retention && !living[folder.Name()] {
-			err = errors.Join(err, os.RemoveAll(s.filesDir(folder.Name())))
-		}
-	}
-	return err
-}
-
 // ---- locks and reap ----
 //
 // A process that lives holds locks: of its session, of a hook's question, of the polling. A free one tells that it
@@ -2997,7 +2946,7 @@ func (s *Store) lockPath(session string) string { return filepath.Join(s.Dir, lo
 // HoldSession comes before the session's record: an active one whose lock is free is dead.
 // release removes its file: nobody takes the lock of a session that has ended.
 func (s *Store) HoldSession(id string) (release func(), err error) {
-	f, err := s.holdLock(lockName(id), lockVain)
+	f, err := s.hold(lockName(id), lockVain)
 	if err != nil {
 		return nil, err
 	}
@@ -3006,7 +2955,7 @@ func (s *Store) HoldSession(id string) (release func(), err error) {
 
 // TryPoll makes this process the poller, unless another is.
 func (s *Store) TryPoll() (held bool, err error) {
-	f, err := s.holdLock("poll.lock", 0)
+	f, err := s.hold("poll.lock", 0)
 	if errors.Is(err, errLocked) {
 		return false, nil
 	}
@@ -3026,23 +2975,14 @@ func (s *Store) LeavePoll() {
 	}
 }
 
-// holdLock takes a lock, unless another process has it for longer than wait, or the file has been taken away meanwhile
-// (errLocked), and writes our pid into its file. Who only looks whether it is free has it for a moment.
-func (s *Store) holdLock(name string, wait time.Duration) (*os.File, error) {
-	f, err := openPrivate(filepath.Join(s.Dir, name), os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		return nil, fmt.Errorf("locking %s: %w", name, err)
+// hold takes a lock for as long as this process, or what it is about, lives, and writes our pid into its file. Who only
+// looks whether it is free has it for a moment.
+func (s *Store) hold(name string, wait time.Duration) (*os.File, error) {
+	f, err := holdLock(filepath.Join(s.Dir, name), wait)
+	if err == nil {
+		_, _ = f.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0) // for people: the lock is what counts
 	}
-	err = awaitLock(f, wait)
-	if err == nil && !isNamed(f, f.Name()) {
-		err = errLocked
-	}
-	if err != nil {
-		_ = f.Close() // nothing was written to it
-		return nil, fmt.Errorf("locking %s: %w", name, err)
-	}
-	_, _ = f.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0) // for people: the lock is what counts
-	return f, nil
+	return f, err
 }
 
 // holder is the pid in a lock file, −1 when it cannot be read; 0 only when the lock is surely free.
@@ -3071,16 +3011,14 @@ func (s *Store) waits(p *PromptRecord) bool {
 	return s.guard(s.view, p, Decision{Trusted: true}, time.Now()) == ""
 }
 
-// Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes old files of sessions, and
-// locks of sessions and questions that are over.
+// Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes locks of sessions and
+// questions that are over.
 func (s *Store) Reap(now time.Time) error {
-	living := map[string]bool{}
 	dead := map[string]bool{} // sessions and questions whose locks nobody takes any more
 	err := s.Update(func(v *View) (recs []Record, _ error) {
 		for id, r := range v.Sessions {
-			living[id] = r.Status == "active"
 			dead[id] = r.Status != "active" || !s.Alive(id)
-			if dead[id] && living[id] {
+			if dead[id] && r.Status == "active" {
 				q := *r
 				q.Status = "crashed"
 				q.Activity = ""
@@ -3114,29 +3052,11 @@ func (s *Store) Reap(now time.Time) error {
 			_ = os.Remove(s.lockPath(id)) // a free lock says the same
 		}
 	}
-	return s.dropFiles(living)
+	return nil
 }
 
 // endedFirst is why an input was not done.
 const endedFirst = "the program ended first"
-
-// Failed are the inputs that failed with their session, until Told: their sender does not know it yet.
-func (s *Store) Failed() (failed []*InputRecord, err error) {
-	defer s.log.release()
-	err = s.begin()
-	for _, in := range s.view.Inputs {
-		if in.Status == "failed" {
-			failed = append(failed, in)
-		}
-	}
-	return failed, err
-}
-
-// Told records that the sender of a failed input knows.
-func (s *Store) Told(in InputRecord) error {
-	in.Status = "refused"
-	return s.Update(func(*View) ([]Record, error) { return []Record{&in}, nil })
-}
 
 // orphaned is the prompt after its session has ended.
 func (p *PromptRecord) orphaned() *PromptRecord {

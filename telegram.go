@@ -57,7 +57,8 @@ type Notice struct {
 	Urgent    bool  // before streams, as what rings or replies goes
 	Last      bool  // below all that the session's program wrote
 
-	leftOut int // notices before it, which were too many
+	leftOut int              // notices before it, which were too many
+	choose  []*SessionRecord // with a button each
 }
 
 // transport carries requests.
@@ -174,9 +175,7 @@ func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
 // works records that a way of working works, whatever kept it from that before, here or in another process.
 func (t *Telegram) works(way string) {
 	t.noteTrouble(way, "")
-	if t.store.ChannelTrouble() != "" {
-		t.warn(t.store.NoteFact("trouble "+way, ""))
-	}
+	t.warn(t.store.NoteFact("trouble "+way, ""))
 }
 
 // ---- one call ----
@@ -217,12 +216,6 @@ func (e *apiError) Error() string { return "telegram " + e.method + ": " + e.Tex
 // temporary tells that the same request may succeed later.
 func (e *apiError) temporary() bool { return e.Code == 0 || e.Code == 429 || e.Code >= 500 }
 
-// refusesLooks tells that the message may be taken with plainer looks.
-func (e *apiError) refusesLooks(out *outgoing) bool {
-	named := e.mentions("parse", "entit", "style", "nsupported")
-	return e.Code == http.StatusBadRequest && e.trouble(0) == "" && (named || out.EditID == 0)
-}
-
 // retryAfter is how long Telegram asks to wait, 0: it does not.
 func (e *apiError) retryAfter() time.Duration {
 	return time.Duration(e.Parameters.RetryAfter) * time.Second
@@ -233,30 +226,30 @@ func (e *apiError) mentions(words ...string) bool {
 	return e.Code > 0 && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(e.Text, w) })
 }
 
-// mayBeDone reports whether the request may have been carried out, or be carried out yet.
-func (e *apiError) mayBeDone() bool { return e.Code == 0 && !e.unsent || e.Code >= 500 }
+// causes are what an error says about all requests, and what to do about that, behind a pattern of the Bot API's own
+// words. The first that fits counts.
+const causes = `
+^40[14]: => Telegram refuses the bot token (…) => run atlasbridge setup
+rights to send (text|a message)|CHAT_WRITE_FORBIDDEN|no write access => the bot may not write in its group (…) => ` +
+	`allow it in the group's permissions, or run atlasbridge setup
+^403: .*(kicked|not a member|deleted) => the bot is not in its group (…) => add it there again, or run atlasbridge setup
+^403: |chat not found|upgraded to a supergroup => the bot may not write to its chat (…) => ` +
+	`press Start there, or run atlasbridge setup
+webhook => a webhook is set for this bot, so it cannot be polled => give AtlasBridge a bot of its own
+^409: => another program polls this bot, and each gets only some of the answers => ` +
+	`stop it; or give each machine a bot of its own, and share ATLASBRIDGE_HOME on one
+`
 
-// refusesToken tells that the Bot API knows no bot with the token.
-func (e *apiError) refusesToken() bool { return e.Code == 401 || e.Code == 404 }
+// reCause is a row of causes.
+var reCause = re(`(?m)^(.+) => (.+) => (.+)$`)
 
 // cause is what the error says about all requests, and what to do about that; "" where it is one request's alone, or
 // may soon be over.
 func (e *apiError) cause() (what, todo string) {
-	switch {
-	case e.refusesToken():
-		return "Telegram refuses the bot token (" + e.Text + ")", "run atlasbridge setup"
-	case e.mentions("rights to send text", "rights to send a message", "CHAT_WRITE_FORBIDDEN", "no write access"):
-		return "the bot may not write in its group (" + e.Text + ")", "allow it in the group's permissions, or run " +
-			"atlasbridge setup"
-	case e.Code == 403 && e.mentions("kicked", "not a member", "deleted"):
-		return "the bot is not in its group (" + e.Text + ")", "add it there again, or run atlasbridge setup"
-	case e.Code == 403 || e.mentions("chat not found", "upgraded to a supergroup"):
-		return "the bot may not write to its chat (" + e.Text + ")", "press Start there, or run atlasbridge setup"
-	case e.mentions("webhook"):
-		return "a webhook is set for this bot, so it cannot be polled", "give AtlasBridge a bot of its own"
-	case e.Code == 409:
-		return "another program polls this bot, and each gets only some of the answers", "stop it; or give each " +
-			"machine a bot of its own, and share ATLASBRIDGE_HOME on one"
+	for _, row := range reCause.expr().FindAllStringSubmatch(causes, -1) {
+		if e.Code > 0 && re(row[1]).MatchString(e.Text) {
+			return strings.Replace(row[2], "…", e.Text, 1), row[3]
+		}
 	}
 	return "", ""
 }
@@ -415,15 +408,12 @@ func reserve(next, now time.Time, every time.Duration, as rank) (time.Time, time
 // updatePace changes when the next message of all processes may leave. The file holds that and when it was written, in
 // Unix nanoseconds. Where it cannot be used, change sees the zero time, and Telegram alone paces.
 func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
-	f, err := openPrivate(filepath.Join(t.store.Dir, "telegram.pace"), os.O_RDWR|os.O_CREATE)
-	if err == nil {
-		defer f.Close() // and with it the lock, which is held for microseconds
-		err = awaitLock(f, paceChat)
-	}
+	f, err := holdLock(filepath.Join(t.store.Dir, "telegram.pace"), paceChat)
 	if err != nil {
 		change(time.Unix(0, 0))
 		return
 	}
+	defer f.Close() // and with it the lock, which is held for microseconds
 	var next, written int64
 	_, _ = fmt.Fscanf(f, "%d %d", &next, &written) // zeros of one that is new, or damaged
 	if written > time.Now().UnixNano() {           // the clock has been set back
@@ -468,14 +458,12 @@ const (
 
 // mailer is what Show remembers of what it did, by the keys of jobs.
 type mailer struct {
-	failures map[string]int          // in a row
-	notYet   map[string]time.Time    // when the next attempt may be made
-	undone   map[string]func() error // the recording of what was done, which failed
-	parts    map[string]int          // how many messages of the text that goes before a question have been sent
-	topics   map[int64]bool          // whether a chat has topics, where that is known
-	gone     map[int64]bool          // topics that cannot be written to: what belongs there goes to the plain chat
-	refused  bool                    // Telegram takes nothing at all, until somebody mends that
-	cfg      *Config                 // the settings with which that is so
+	failures map[string]int       // in a row
+	notYet   map[string]time.Time // when the next attempt may be made
+	before   map[string]Notice    // what is left of the text that goes before a question, once that has begun
+	topics   map[int64]bool       // whether a chat has topics, where that is known
+	refused  bool                 // Telegram takes nothing at all, until somebody mends that
+	cfg      *Config              // the settings with which that is so
 }
 
 // job is one request that is due.
@@ -502,9 +490,9 @@ type outgoing struct {
 	Text     string         `json:"text,omitempty"`
 	Entities []entity       `json:"entities,omitempty"`
 	Markup   inlineKeyboard `json:"reply_markup"` // without rows it takes away the buttons that are there
-	Preview  *linkPreview   `json:"link_preview_options,omitempty"`
+	Preview  map[string]any `json:"link_preview_options,omitempty"`
 	Silent   bool           `json:"disable_notification,omitempty"`
-	ReplyTo  *replyTo       `json:"reply_parameters,omitempty"`
+	ReplyTo  map[string]any `json:"reply_parameters,omitempty"`
 }
 
 // sentMessage is a message as Telegram has it once it is sent or edited. It has no other members: what was sent is not
@@ -514,43 +502,23 @@ type sentMessage struct {
 	Date any   // Unix seconds by Telegram's clock
 }
 
-// date is when the message was sent, in Unix seconds by Telegram's clock, 0: that is not known.
-func (m *sentMessage) date() int64 {
-	seconds, _ := m.Date.(float64) // 0 of another shape
-	return int64(seconds)
-}
-
-type linkPreview struct {
-	Disabled bool `json:"is_disabled"`
-}
-
-type replyTo struct {
-	MessageID int64 `json:"message_id"`
-	Optional  bool  `json:"allow_sending_without_reply"`
-}
-
 // Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
 func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
-	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, undone: map[string]func() error{},
-		parts: map[string]int{}, topics: map[int64]bool{}, gone: map[int64]bool{}}
-	for ctx.Err() == nil {
+	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, before: map[string]Notice{},
+		topics: map[int64]bool{}}
+	for ending := false; ctx.Err() == nil; {
 		t.refresh()
 		if cfg := t.cfg.Load(); cfg != t.mailer.cfg {
 			t.mailer.cfg = cfg
 			clear(t.mailer.notYet)
 		}
-		ending := isClosed(end) // before it looks what there is to say
 		j, changed := t.nextJob()
 		wait := mailLook
 		if j != nil {
 			wait = min(wait, time.Until(t.mailer.when(j)))
 		}
-		ended := end
-		if ending {
-			if j == nil || time.Now().Before(j.at) || t.mailer.refused {
-				return
-			}
-			ended = nil
+		if ending && (j == nil || time.Now().Before(j.at) || t.mailer.refused) {
+			return
 		}
 		if wait <= 0 && !j.free {
 			wait = t.takeTurn(j.rank)
@@ -564,7 +532,9 @@ func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 		case <-ctx.Done():
 		case <-t.bell:
 		case <-changed:
-		case <-ended:
+		case <-end:
+			ending = true
+			end = nil
 		}
 	}
 }
@@ -572,39 +542,13 @@ func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 // when is when a job may be done.
 func (m *mailer) when(j *job) time.Time { return later(j.at, m.notYet[j.key]) }
 
-// isClosed reports whether the channel was closed; nil never is.
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
 // nextJob is the most urgent job of those that may be done now, else the one that may be done first, nil: nothing is to
-// be done. changed is closed by the next change of the state.
+// be done. changed is closed by the next change of the state. Of records those count of this process's session, and,
+// where this process polls, those of sessions whose process has ended.
 func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
-	jobs, changed := t.recordJobs()
-	jobs = slices.DeleteFunc(append([]*job{t.noticeJob(), t.streamJob()}, jobs...), func(j *job) bool { return j == nil })
-	if len(jobs) == 0 {
-		return nil, changed
-	}
-	now := time.Now()
-	return slices.MinFunc(jobs, func(a, b *job) int {
-		order := later(t.mailer.when(a), now).Compare(later(t.mailer.when(b), now))
-		if order == 0 {
-			order = cmp.Compare(a.rank, b.rank)
-		}
-		return order
-	}), changed
-}
-
-// recordJobs are the jobs about records: of this process's session, and, where this process polls, of those whose
-// process has ended.
-func (t *Telegram) recordJobs() (jobs []*job, changed <-chan struct{}) {
 	prompts, sessions, changed := t.store.Unsettled(t.session)
 	dead := func(id string) bool { return t.polling.Load() && !t.store.Alive(id) }
+	jobs := []*job{t.noticeJob(), t.streamJob()}
 	for _, p := range prompts {
 		ours := p.SessionID == t.session
 		if ours || !p.Open() && dead(p.SessionID) {
@@ -616,33 +560,43 @@ func (t *Telegram) recordJobs() (jobs []*job, changed <-chan struct{}) {
 			jobs = append(jobs, t.dueTopic(s))
 		}
 	}
-	return jobs, changed
+	now := time.Now()
+	for _, j := range jobs {
+		if j == nil {
+			continue
+		}
+		order := -1
+		if next != nil {
+			order = later(t.mailer.when(j), now).Compare(later(t.mailer.when(next), now))
+		}
+		if order < 0 || order == 0 && j.rank < next.rank {
+			next = j
+		}
+	}
+	return next, changed
 }
 
 // editedAlready are the words of an error that tells that an edit has nothing to change.
 var editedAlready = []string{"message is not modified", "message to edit not found", "message can't be edited"}
 
-// do makes the job's request, and records what has become of it: if not now then as soon as that can be; until then it
-// is not made again.
+// do makes the job's request, and records what has become of it: if not now then as soon as that can be; until then
+// nothing else is sent.
 func (t *Telegram) do(ctx context.Context, j *job) {
-	m := &t.mailer
-	record := m.undone[j.key]
-	if record == nil {
-		record = t.carryOut(ctx, j)
-	}
-	delete(m.undone, j.key)
-	if record == nil {
-		return
-	}
-	if err := record(); err != nil {
+	record := t.outcome(ctx, j)
+	for record != nil {
+		err := record()
+		if err == nil {
+			return
+		}
 		t.warn(err)
-		m.undone[j.key] = record
-		m.notYet[j.key] = time.Now().Add(time.Second)
+		if sleep(ctx, time.Second) != nil {
+			return
+		}
 	}
 }
 
-// carryOut makes the job's request and returns what is to be recorded, nil nothing.
-func (t *Telegram) carryOut(ctx context.Context, j *job) (record func() error) {
+// outcome makes the job's request and returns what is to be recorded, nil nothing.
+func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 	m := &t.mailer
 	failed := t.request(ctx, j)
 	if failed == nil || failed.mentions(editedAlready...) {
@@ -654,19 +608,16 @@ func (t *Telegram) carryOut(ctx context.Context, j *job) (record func() error) {
 		return j.done
 	}
 	t.postpone(failed.retryAfter())
-	if failed.mayBeDone() {
+	if failed.Code == 0 && !failed.unsent || failed.Code >= 500 { // it may be done, or be done yet
 		record = j.lost
 	}
 	if ctx.Err() != nil {
 		return record
 	}
-	out, isMessage := j.params.(*outgoing)
+	_, isMessage := j.params.(*outgoing)
 	lasting := isMessage && failed.trouble(0) != "" // else a Bot API that is older may not know the method
 	pause := t.pause(failed, m.failures[j.key])
 	switch {
-	case isMessage && out.ThreadID != 0 && failed.mentions(topicGone...):
-		m.gone[out.ThreadID] = true
-		return record
 	case failed.temporary() || lasting:
 		t.noteFailure("send", failed, m.failures[j.key])
 	default:
@@ -685,9 +636,9 @@ func (t *Telegram) carryOut(ctx context.Context, j *job) (record func() error) {
 	return record
 }
 
-// request makes the job's request. A message that is not taken as it looks is sent without what a Bot API of 2020 may
-// not know, as text and buttons: no question is lost to that.
-func (t *Telegram) request(ctx context.Context, j *job) *apiError {
+// request makes the job's request. A message that is not taken as it is goes where the chat has no topics, or without
+// what a Bot API of 2020 may not know, as text and buttons: no question is lost to that.
+func (t *Telegram) request(ctx context.Context, j *job) (failed *apiError) {
 	if j.method == "" {
 		return nil
 	}
@@ -700,19 +651,28 @@ func (t *Telegram) request(ctx context.Context, j *job) *apiError {
 		flying, cancel = context.WithTimeout(flying, sideLimit)
 		defer cancel()
 	}
-	failed, _ := t.call(flying, j.method, j.params, j.result).(*apiError)
-	if failed == nil || !isMessage || !failed.refusesLooks(out) {
-		return failed
-	}
-	t.noteTrouble("looks", "messages are sent again without their looks: "+failed.Error())
-	out.Entities = nil
-	for _, row := range out.Markup.Rows {
-		for i := range row {
-			row[i].Style = ""
+	for plain := false; ; {
+		failed, _ = t.call(flying, j.method, j.params, j.result).(*apiError)
+		switch {
+		case failed == nil || !isMessage:
+			return failed
+		case out.ThreadID != 0 && failed.mentions(topicGone...):
+			out.ThreadID = 0
+			continue
+		}
+		named := failed.mentions("parse", "entit", "style", "nsupported") || out.EditID == 0
+		if plain || !named || failed.Code != http.StatusBadRequest || failed.trouble(0) != "" {
+			return failed
+		}
+		t.noteTrouble("looks", "messages are sent again without their looks: "+failed.Error())
+		plain = true
+		out.Entities = nil
+		for _, row := range out.Markup.Rows {
+			for i := range row {
+				row[i].Style = ""
+			}
 		}
 	}
-	failed, _ = t.call(flying, j.method, out, j.result).(*apiError)
-	return failed
 }
 
 // lingering is a context that ends so long after ctx: what is on its way may still arrive.
@@ -762,18 +722,18 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 	if p.Idle {
 		j.rank = rankRest
 	}
-	before := Notice{Mono: clean(p.before(), 1<<20), Lang: p.Lang}
-	for n := t.mailer.parts[key]; before.Mono != ""; n-- {
-		var r *richText
-		r, before = before.first(s)
-		if n == 0 {
-			j.insists = false
-			j.done = func() error {
-				t.mailer.parts[key]++
-				return nil
-			}
-			return t.message(j, s, r.outgoing(0, nil))
+	before, begun := t.mailer.before[key]
+	if !begun {
+		before = Notice{Mono: clean(p.before(), 1<<20), Lang: p.Lang}
+	}
+	if before.Mono != "" {
+		r, rest := before.first(s)
+		j.insists = false
+		j.done = func() error {
+			t.mailer.before[key] = rest
+			return nil
 		}
+		return t.message(j, s, r.outgoing(0, nil))
 	}
 	q := *p
 	q.Ticked = nil
@@ -797,13 +757,13 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 		}
 	}
 	out.Silent = p.Idle && p.Watched
-	shows := string(AwaitingReply) + " " + fingerprint(out)
 	j.done = func() error {
-		delete(t.mailer.parts, key)
+		delete(t.mailer.before, key)
 		return t.store.Change(p.ID, func(p *PromptRecord) {
 			m := p.message(sent.ID)
-			m.Date = sent.date()
-			m.Shows = shows
+			seconds, _ := sent.Date.(float64) // 0 of another shape
+			m.Date = int64(seconds)
+			m.Shows = string(AwaitingReply)
 			if p.Send == q.Send { // else more has been asked for meanwhile
 				p.Send = ""
 			}
@@ -845,57 +805,49 @@ func (t *Telegram) message(j *job, about *SessionRecord, out *outgoing) *job {
 }
 
 // dueEdit is what is to change about a message of a question, nil nothing. An edit whose answer was lost may be carried
-// out on top of a later one: when it no longer can be, or whoever made it has died, that one is repeated.
+// out on top of a later one: that one is repeated when it no longer can be.
 func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bool) *job {
 	j := &job{key: fmt.Sprint(p.ID, " ", m.ID), rank: rankOutcome}
-	out := &outgoing{method: "editMessageReplyMarkup", EditID: m.ID, Markup: markup(nil)}
-	shows := replaced
-	switch {
-	case m.ID != p.newest().ID, p.Open() && p.before() != "":
-		if m.LostAt == 0 && !m.mayHaveButtons() {
-			return nil
-		}
-	case p.Open():
-		if len(p.Ticked) == 0 && !strings.HasPrefix(m.Shows, otherButtons) && m.LostAt == 0 { // as it was sent
-			return nil
-		}
-		out.Markup = markup(keyboard(p))
-		shows = otherButtons + " " + fingerprint(out)
-	case m.LostAt == 0 && m.status() == p.Status:
-		return nil
-	default:
-		out = t.questionText(p, s).outgoing(m.ID, keyboard(p))
-		shows = string(p.Status) + " " + fingerprint(out)
-		if p.onItsWay() {
-			j.at = p.At.Add(onItsWay)
-		}
-	}
+	shows := p.wants(m)
 	again := m.Shows == shows
 	switch {
 	case again && m.LostAt == 0:
 		return nil
-	case !ours:
-		j.rank = rankRest
 	case again:
 		j.at = time.Unix(m.LostAt+1, 0).Add(lostLife)
+	case shows == string(ReplyReceived):
+		j.at = p.At.Add(onItsWay)
+	}
+	if !ours {
+		j.rank = rankRest
 	}
 	record := func(change func(*Message)) func() error {
 		return func() error {
 			return t.store.Change(p.ID, func(p *PromptRecord) { change(p.message(m.ID)) })
 		}
 	}
-	if !again && printOf(m.Shows) == printOf(shows) { // it says so already
-		j.free = true
-		j.done = record(func(m *Message) { m.Shows = shows })
-		return j
-	}
 	j.done = record(func(m *Message) {
 		m.Shows = shows
-		if !ours || time.Since(time.Unix(m.LostAt, 0)) >= lostLife {
+		if time.Since(time.Unix(m.LostAt, 0)) >= lostLife {
 			m.LostAt = 0
 		}
 	})
-	j.lost = record(func(m *Message) { m.LostAt = time.Now().Unix() })
+	j.lost = record(func(m *Message) {
+		m.Shows = uncertain
+		m.LostAt = time.Now().Unix()
+	})
+	if shows == string(Expired) && p.Idle && !p.isLong() { // it says so already
+		j.free = true
+		return j
+	}
+	out := &outgoing{method: "editMessageReplyMarkup", EditID: m.ID, Markup: markup(nil)}
+	switch {
+	case shows == replaced:
+	case p.Open():
+		out.Markup = markup(keyboard(p))
+	default:
+		out = t.questionText(p, s).outgoing(m.ID, keyboard(p))
+	}
 	return t.message(j, s, out)
 }
 
@@ -904,7 +856,7 @@ func (p *PromptRecord) message(id int64) *Message {
 	i, known := slices.BinarySearchFunc(p.Messages, id, func(m Message, id int64) int { return cmp.Compare(m.ID, id) })
 	p.Messages = slices.Clone(p.Messages)
 	if !known {
-		p.Messages = slices.Insert(p.Messages, i, Message{ID: id})
+		p.Messages = slices.Insert(p.Messages, i, Message{ID: id, Shows: string(AwaitingReply)})
 	}
 	return &p.Messages[i]
 }
@@ -918,20 +870,6 @@ func (p *PromptRecord) before() string {
 		return p.Recent
 	}
 	return ""
-}
-
-// onItsWay reports whether the answer was taken, and is on its way to the tool.
-func (p *PromptRecord) onItsWay() bool {
-	return p.Status == ReplyReceived || p.Status == Injected || p.Status == Expired && p.Value != nil
-}
-
-// printOf is the print of what a message shows.
-func printOf(shows string) string { return shows[strings.LastIndexByte(shows, ' ')+1:] }
-
-// fingerprint tells what a message says, or its buttons, from what another does.
-func fingerprint(out *outgoing) string {
-	b, _ := json.Marshal([]any{out.Text, out.Entities, out.Markup}) // plain values: cannot fail
-	return digest(b)[len("sha256:"):][:16]
 }
 
 // ---- notices and streams ----
@@ -963,37 +901,34 @@ func (t *Telegram) wake() {
 	}
 }
 
-// waiting is the notice that is to be sent next, replies first, nil: none is.
-func (t *Telegram) waiting() *Notice {
+// noticeJob is the next message of the notices, replies first, nil: none is to be sent.
+func (t *Telegram) noticeJob() *job {
 	t.noticesMu.Lock()
-	defer t.noticesMu.Unlock()
-	if len(t.notices) == 0 {
+	waiting := slices.Clone(t.notices)
+	t.noticesMu.Unlock()
+	if len(waiting) == 0 {
 		return nil
 	}
-	return t.notices[max(0, slices.IndexFunc(t.notices, func(n *Notice) bool { return n.ReplyTo != 0 }))]
-}
-
-// take takes the notice from those that wait.
-func (t *Telegram) take(n *Notice) {
-	t.noticesMu.Lock()
-	defer t.noticesMu.Unlock()
-	t.notices = slices.DeleteFunc(t.notices, func(other *Notice) bool { return other == n })
-}
-
-// noticeJob is the next message of the notices.
-func (t *Telegram) noticeJob() *job {
-	n := t.waiting()
-	if n == nil || n.Last && t.streamJob() != nil {
+	n := waiting[max(0, slices.IndexFunc(waiting, func(n *Notice) bool { return n.ReplyTo != 0 }))]
+	if n.Last && t.streamJob() != nil {
 		return nil
 	}
 	about := t.store.Session(n.SessionID)
 	r, rest := n.first(about)
-	j := &job{key: fmt.Sprintf("%p", n), rank: n.rank(), free: n.Done}
+	j := &job{key: fmt.Sprintf("%p", n), rank: rankRest, free: n.Done}
+	switch {
+	case n.ReplyTo != 0:
+		j.rank = rankQuestion
+	case n.Ring || n.Urgent:
+		j.rank = rankNotice
+	}
 	j.done = func() error {
-		if rest.Text+rest.Mono == "" {
-			t.take(n)
-		}
+		t.noticesMu.Lock()
+		defer t.noticesMu.Unlock()
 		*n = rest
+		if rest.Text+rest.Mono == "" {
+			t.notices = slices.DeleteFunc(t.notices, func(other *Notice) bool { return other == n })
+		}
 		return nil
 	}
 	if n.Done {
@@ -1005,25 +940,18 @@ func (t *Telegram) noticeJob() *job {
 		}
 		return j
 	}
-	out := r.outgoing(0, nil)
+	var rows [][]button
+	for _, s := range n.choose {
+		rows = append(rows, []button{{Text: title(s) + " " + shortID(s.ID), Data: tapSession + shortID(s.ID)}})
+	}
+	out := r.outgoing(0, rows)
 	out.Silent = !n.Ring
-	if n.ReplyTo == 0 || t.mailer.gone[n.ThreadID] {
+	if n.ReplyTo == 0 {
 		return t.message(j, about, out)
 	}
-	out.ReplyTo = &replyTo{MessageID: n.ReplyTo, Optional: true}
+	out.ReplyTo = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
 	out.ThreadID = n.ThreadID // it goes where that message is
 	return t.message(j, nil, out)
-}
-
-// rank is what the notice may overtake.
-func (n *Notice) rank() rank {
-	switch {
-	case n.ReplyTo != 0:
-		return rankQuestion
-	case n.Ring || n.Urgent:
-		return rankNotice
-	}
-	return rankRest
 }
 
 // first is the notice's first message, which session it is about, nil none, and what is left for others: where there is
@@ -1253,7 +1181,7 @@ func (r *richText) outgoing(edit int64, rows [][]button) *outgoing {
 		method = "editMessageText"
 	}
 	return &outgoing{method: method, EditID: edit, Text: r.text, Entities: r.entities(), Markup: markup(rows),
-		Preview: &linkPreview{Disabled: true}}
+		Preview: map[string]any{"is_disabled": true}}
 }
 
 // units is the length of s in UTF-16 units, as Telegram counts.
@@ -1417,7 +1345,13 @@ var reActive = re(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
 // disarm draws every word that Telegram would act on as code, which it leaves alone and copies well. What stands beside
 // code is a word by itself, too.
 func (r *richText) disarm() {
-	for _, text := range []string{r.text, r.withoutCode()} {
+	plain := []byte(r.text)
+	for i := range plain {
+		if isCode(r.looks[i]) {
+			plain[i] = ' '
+		}
+	}
+	for _, text := range []string{r.text, string(plain)} {
 		for _, at := range reToken.expr().FindAllStringIndex(text, -1) {
 			word := strings.TrimLeft(text[at[0]:at[1]], "([{<\"'“‘«")
 			if !reActive.MatchString(word) {
@@ -1432,17 +1366,6 @@ func (r *richText) disarm() {
 			}
 		}
 	}
-}
-
-// withoutCode is the text with blanks in the place of code.
-func (r *richText) withoutCode() string {
-	text := []byte(r.text)
-	for i := range text {
-		if isCode(r.looks[i]) {
-			text[i] = ' '
-		}
-	}
-	return string(text)
 }
 
 // isCode tells whether Telegram acts on nothing that is drawn so.
@@ -1460,6 +1383,8 @@ const (
 	tapLeave  = "~leave"         // leave the question to the terminal
 	tapTick   = "~t:"            // and keys: these are ticked
 	tapSubmit = "~s:"            // and keys: these are chosen
+
+	tapSession = "use:" // and the beginning of an id, of no question: text goes to that session from now on
 
 	maxCallbackData = 64 // bytes: https://core.telegram.org/bots/api#inlinekeyboardbutton
 )
@@ -1499,7 +1424,7 @@ func keyboard(p *PromptRecord) [][]button {
 	switch {
 	case p.expiredOpen():
 		return buttonRows(p, []button{{Text: "Ask again", Data: tapAgain}})
-	case !p.Open() || p.Secret || p.Idle && units(p.Full) <= partUnits:
+	case !p.Open() || p.Secret || p.Idle && !p.isLong():
 		return nil
 	case p.Idle:
 		return buttonRows(p, []button{{Text: "The whole answer", Data: tapAll}})
@@ -1522,6 +1447,9 @@ func keyboard(p *PromptRecord) [][]button {
 	}
 	return buttonRows(p, all)
 }
+
+// isLong reports whether a message shows only a part of the answer that ended a turn.
+func (p *PromptRecord) isLong() bool { return units(p.Full) > partUnits }
 
 // answerButton gives the answer, in the colour of what it means. Where several may be ticked, it ticks the choice or
 // unticks it.
@@ -1694,18 +1622,11 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	r.addLine("pre "+p.Lang, body)
 	r.addLine("", asked)
 	r.addLine("", lasting)
-	if p.Open() {
-		t.addDeadline(r, p)
-	} else {
+	if !p.Open() {
 		t.addOutcome(r, p)
+		r.add("", sid(s))
+		return r
 	}
-	r.add("", sid(s))
-	return r
-}
-
-// addDeadline adds until when a question is open, what happens then and what can be done besides tapping, and that a
-// part is missing.
-func (t *Telegram) addDeadline(r *richText, p *PromptRecord) {
 	if p.Cut {
 		r.addLine("", "⚠️ Part of it is not known here: look at the terminal. From here it can only be refused.")
 	}
@@ -1713,7 +1634,8 @@ func (t *Telegram) addDeadline(r *richText, p *PromptRecord) {
 	if p.SafeDefault != nil && !p.Secret && p.Source != fromAsk {
 		then = clean(valueName(p, *p.SafeDefault), 80)
 	}
-	r.addLine("", "No answer by "+clock(p.ExpiresAt)+" = "+then+". "+t.hint(p))
+	r.addLine("", "No answer by "+clock(p.ExpiresAt)+" = "+then+". "+t.hint(p)+sid(s))
+	return r
 }
 
 // hint tells what can be done about an open question besides tapping.
@@ -1793,7 +1715,7 @@ func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 		return "nobody answered", nobody, "; it still waits"
 	case late && (p.Value == nil || p.Source == fromAsk):
 		return "nobody answered", nobody, ""
-	case p.Status == Expired, p.Status == ReplyReceived:
+	case p.onItsWay():
 		why = " · on its way"
 	case !late && reason != "":
 		why = ": “" + reason + "”"
@@ -1804,12 +1726,22 @@ func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 // ---- the end of a turn ----
 // One message a turn: what it came to, and the answer.
 
-// turnText is the message of a turn's end: whose turn, what it came to, the tool's answer, and how to go on or how it
-// went. A reply still reaches the session when the notice has expired.
+// turnText is the message of a turn's end: whose turn, what it came to and how long it took, the tool's answer, and how
+// to go on or how it went. A reply still reaches the session when the notice has expired.
 func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
+	came := string(p.Turn)
+	switch {
+	case p.Turn == TurnFailed:
+		_, why, _ := strings.Cut(p.Question, " failed: ")
+		came = "failed: " + oneLine(why)
+	case p.Turn == "" || p.Turn == TurnReady:
+		came = "waits for your next message"
+	case p.Took > 0:
+		came += " · " + span(time.Duration(p.Took)*time.Second)
+	}
 	r := &richText{}
 	r.addLine("bold", title(s))
-	r.add("", " "+turnWords(p))
+	r.add("", " "+came)
 	r.append(markdown(abridge(p.Full, partUnits)))
 	switch {
 	case p.Open(), p.Status == Expired:
@@ -1823,22 +1755,6 @@ func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
 	return r
 }
 
-// turnWords is what a turn came to, and how long it took.
-func turnWords(p *PromptRecord) string {
-	took := ""
-	if p.Took > 0 {
-		took = " · " + span(time.Duration(p.Took)*time.Second)
-	}
-	switch p.Turn {
-	case TurnFailed:
-		_, why, _ := strings.Cut(p.Question, " failed: ")
-		return "failed: " + oneLine(why)
-	case TurnInterrupted, TurnFinished, TurnAsks:
-		return string(p.Turn) + took
-	}
-	return "waits for your next message"
-}
-
 // ---- topics ----
 // Where the chat has topics a session that has lived for some seconds has one, which ends with it. What the operator
 // wrote there is his: none is deleted. Whatever fails about it, the message goes to the plain chat.
@@ -1850,7 +1766,7 @@ var topicGone = []string{"message thread not found", "TOPIC_ID_INVALID", "TOPIC_
 
 // topicOf is the topic that messages about the session go to, 0: none.
 func (t *Telegram) topicOf(s *SessionRecord) int64 {
-	if s.ThreadChat != t.cfg.Load().ChatID || t.mailer.gone[s.ThreadID] {
+	if s.ThreadChat != t.cfg.Load().ChatID {
 		return 0
 	}
 	return max(0, s.ThreadID)
@@ -1960,25 +1876,19 @@ func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) (go
 	if resp.StatusCode != http.StatusOK { // a redirection too
 		return fetched{err: errors.New(resp.Status)}
 	}
-	name := file.Name
-	if name == "" {
-		name = reEnding.FindString(there.Path)
-	}
-	f, err := t.store.newFile(session, name)
+	f, err := t.store.newFile(session, cmp.Or(file.Name, reEnding.FindString(there.Path)))
 	if err != nil {
 		return fetched{err: err}
 	}
 	sum := sha256.New()
 	size, err := io.Copy(io.MultiWriter(f, sum), io.LimitReader(resp.Body, maxFile+1))
-	closed := f.Close()
-	switch {
-	case err != nil:
+	if err != nil {
 		err = t.noAnswer("getFile", err)
-	case closed != nil:
-		err = closed
-	case size > maxFile:
+	}
+	if size > maxFile {
 		err = errors.New("the file is too big")
 	}
+	err = errors.Join(err, f.Close())
 	if err != nil {
 		_ = os.Remove(f.Name()) // what it is about is the error before
 		return fetched{err: err}
@@ -2081,7 +1991,7 @@ type receiver struct {
 	failures  int             // of getUpdates in a row
 	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
 	bot       string          // the number of the bot whose updates these are
-	name      string          // its user name, "" while it was not needed
+	name      string          // its user name, by which a command for it is told from one for another bot
 	minute    int64           // since 1970, in which is counted:
 	strangers int             // updates of others
 	clashedAt time.Time       // when another program's poll ended ours last
@@ -2096,62 +2006,66 @@ func (u *user) name() string { return safely(cmp.Or(u.Username, u.Name), 64) }
 // admitted decides, for every kind of update and nowhere else, whether it counts: when a person on the allowlist, known
 // by number alone, wrote it himself in the configured chat. The message of a tap is the bot's own.
 func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
-	var m *message
+	m := u.Message
 	switch {
-	case u.Message != nil && u.Callback != nil: // no update has both
-		return nil, false
-	case u.Message != nil:
-		from = u.Message.From
-		if u.Message.original() {
-			m = u.Message
-		}
-	case u.Callback != nil:
+	case u.Callback != nil && m == nil: // no update has both
 		from = u.Callback.From
 		m = u.Callback.Message
+		ok = m != nil
+	case m != nil:
+		from = m.From
+		ok = u.Callback == nil && m.original()
 	}
-	if m == nil || from == nil || from.IsBot {
+	if !ok || from == nil || from.IsBot {
 		return from, false
 	}
-	return from, from.ID > 0 && slices.Contains(users, from.ID) && m.Chat.configured(chatID, from.ID)
+	return from, slices.Contains(users, from.ID) && m.Chat.configured(chatID, from.ID)
 }
 
 // original tells that its sender wrote the message as it is: in his own name, not forwarded, not changed.
 func (m *message) original() bool { return m.changed == changed{} }
 
-// configured tells that it is the chat of the settings, 0 none: that person's private chat, or a group.
+// configured tells that it is the chat of the settings: that person's private chat, or a group.
 func (c *chat) configured(chatID, person int64) bool {
-	switch {
-	case c.ID != chatID:
-		return false
-	case chatID > 0:
-		return c.Type == "private" && chatID == person
-	}
-	return chatID < 0 && strings.HasSuffix(c.Type, "group")
+	group := chatID < 0 && strings.HasSuffix(c.Type, "group")
+	return c.ID == chatID && (group || c.Type == "private" && c.ID == person)
 }
 
-// Poll handles updates for all sessions whenever it has the lock. It ends with ctx, and with it all that it has begun.
-// Whoever may mend what keeps it from polling, such as setup, can poll meanwhile.
+// Poll handles updates for all sessions whenever it has the lock, for which it looks each second: another takes over
+// within 2 s. It ends with ctx, and with it all that it has begun. Whoever may mend what keeps it from polling, such as
+// setup, can poll meanwhile.
 func (t *Telegram) Poll(ctx context.Context) {
-	var r *receiver
-	for t.lockPolling(ctx) {
-		if r == nil {
-			r = &receiver{Telegram: t, lastOK: time.Now().Round(0)}
-		}
-		t.polling.Store(true)
-		inner, stop := context.WithCancel(ctx)
-		r.ctx = inner
-		r.beside(r.reap)
-		r.beside(r.greet)
-		pause := r.poll()
-		stop()
-		r.work.Wait()
-		t.polling.Store(false)
-		t.store.LeavePoll()
-		if pause == 0 { // another process polls
-			r = nil
+	r := &receiver{Telegram: t}
+	for ctx.Err() == nil {
+		held, err := t.store.TryPoll()
+		pause := time.Second
+		switch {
+		case err != nil:
+			t.noteTrouble("poll", fmt.Sprint("no answers come from the phone: ", err))
+		case !held: // another process polls
+			t.noteTrouble("poll", "")
+			r.lastOK = time.Time{}
+		default:
+			pause = r.listen(ctx)
 		}
 		_ = sleep(ctx, pause) // the loop ends with it
 	}
+}
+
+// listen polls, until ctx ends or this process is not the poller any more, and returns how long to wait then.
+func (r *receiver) listen(ctx context.Context) (pause time.Duration) {
+	inner, stop := context.WithCancel(ctx)
+	r.ctx = inner
+	r.lastOK = cmp.Or(r.lastOK, time.Now().Round(0))
+	r.polling.Store(true)
+	r.beside(r.reap)
+	r.beside(r.greet)
+	pause = r.poll()
+	stop()
+	r.work.Wait()
+	r.polling.Store(false)
+	r.store.LeavePoll()
+	return pause
 }
 
 // greet gives the chat its menu of commands. Whether the bot may write there shows before there is something to say.
@@ -2163,25 +2077,12 @@ func (r *receiver) greet() {
 	case !failed.temporary():
 		r.noteFailure("send", failed, 0)
 	}
-	scope := map[string]any{"type": "chat", "chat_id": r.cfg.Load().ChatID}
-	r.warn(r.call(r.ctx, "setMyCommands", map[string]any{"commands": botCommands, "scope": scope}, nil))
-}
-
-// lockPolling waits until this process is the poller, or ctx ends.
-func (t *Telegram) lockPolling(ctx context.Context) (held bool) {
-	for ctx.Err() == nil {
-		held, err := t.store.TryPoll()
-		if held {
-			return true
-		}
-		trouble := ""
-		if err != nil {
-			trouble = fmt.Sprint("no answers come from the phone: ", err)
-		}
-		t.noteTrouble("poll", trouble)
-		_ = sleep(ctx, time.Second) // so another takes over within 2 s; the loop ends with ctx
+	var menu []map[string]string
+	for _, line := range reHelp.expr().FindAllStringSubmatch(helpText, -1) {
+		menu = append(menu, map[string]string{"command": line[1], "description": line[2]})
 	}
-	return false
+	scope := map[string]any{"type": "chat", "chat_id": r.cfg.Load().ChatID}
+	r.warn(r.call(r.ctx, "setMyCommands", map[string]any{"commands": menu, "scope": scope}, nil))
 }
 
 // poll asks for updates and handles them until ctx ends or this process is not the poller any more, or it is kept from
@@ -2190,15 +2091,22 @@ func (r *receiver) poll() (pause time.Duration) {
 	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1}
 	for r.ctx.Err() == nil {
 		bot := r.botID()
+		var err error
 		if bot != r.bot {
-			r.bot = bot
-			r.name = ""
-			params.Offset = 0 // those of another bot say nothing
+			var me user
+			err = r.call(r.ctx, "getMe", struct{}{}, &me)
+			if err == nil {
+				r.bot = bot
+				r.name = me.Username
+				params.Offset = 0 // those of another bot say nothing
+			}
 		}
 		began := time.Now()
 		offset := params.Offset
 		var updates []json.RawMessage
-		err := r.call(r.ctx, "getUpdates", params, &updates)
+		if err == nil {
+			err = r.call(r.ctx, "getUpdates", params, &updates)
+		}
 		if r.ctx.Err() != nil || !r.store.Polls() {
 			return 0
 		}
@@ -2285,11 +2193,11 @@ func (r *receiver) resendAfterOutage() {
 // something to one that it was not done. It ends with the polling.
 func (r *receiver) reap() {
 	for r.ctx.Err() == nil {
+		pause := reapAfter
 		err := r.store.Reap(time.Now())
 		if err == nil {
 			err = r.tellFailed()
 		}
-		pause := reapAfter
 		if err != nil {
 			r.warn(err)
 			pause = refusedPause
@@ -2300,16 +2208,23 @@ func (r *receiver) reap() {
 
 // tellFailed tells who sent something to a session that was killed before it could do that.
 func (r *receiver) tellFailed() error {
-	failed, err := r.store.Failed()
-	for _, in := range failed {
-		if err != nil {
-			return err
+	var told []Record
+	err := r.store.Update(func(v *View) ([]Record, error) {
+		for _, failed := range v.Inputs {
+			if failed.Status == "failed" {
+				in := *failed
+				in.Status = "refused"
+				told = append(told, &in)
+			}
 		}
-		if strings.HasPrefix(in.UpdateID, r.botID()+":") && fromPhone(in.By) {
+		return told, nil
+	})
+	for _, one := range told {
+		in := one.(*InputRecord)
+		if err == nil && strings.HasPrefix(in.UpdateID, r.botID()+":") && fromPhone(in.By) {
 			r.Notify(Notice{Text: "✗ " + in.Reason, Ring: true, SessionID: in.SessionID, ReplyTo: in.ReplyTo,
 				ThreadID: in.ThreadID})
 		}
-		err = r.store.Told(*in)
 	}
 	return err
 }
@@ -2337,7 +2252,7 @@ func (r *receiver) tell(u *update, want intent) {
 		return
 	}
 	m := u.Message
-	r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic()})
+	r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), choose: want.choose})
 }
 
 // toast answers a tap, once, also where that was the last that this process waited for.
@@ -2368,7 +2283,7 @@ type incoming struct {
 	at       time.Time      // the end of the second it was written in, by our clock; of a tap, when it came
 	view     *View
 	here     string // whose numbers messages have
-	bot      string // the bot's name, where the text may have one in it
+	bot      string // the bot's name
 	freeText bool   // questions for text take text
 }
 
@@ -2377,9 +2292,10 @@ type intent struct {
 	decision *Decision
 	refused  Refusal             // why the decision is none, "" that is for the state to say
 	record   Record              // an InputRecord, or the MetaRecord with the session that text goes to from now on
-	change   func(*PromptRecord) // what its question's messages are to show from now on; of is that question
-	of       string
-	reply    string // begins with ✗ where nothing is done
+	of       string              // the question that is decided, or changed
+	change   func(*PromptRecord) // what its messages are to show from now on, or are seen to show
+	reply    string              // begins with ✗ where nothing is done
+	choose   []*SessionRecord    // one of which is to be chosen
 }
 
 // dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and it must come
@@ -2390,6 +2306,7 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	bad := json.Unmarshal(raw, &u) // the other members stay
 	cfg := r.cfg.Load()
 	from, ok := admitted(&u, cfg.Users, cfg.ChatID)
+	var err error
 	switch {
 	case bad != nil:
 		if ok {
@@ -2397,12 +2314,11 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 				"Look for a newer atlasbridge."})
 		}
 		r.warn(fmt.Errorf("update %d is not acted on: %w", u.ID, bad))
-		return u.ID, nil
 	case !ok:
 		r.auditStranger(&u, from)
-		return u.ID, nil
+	default:
+		err = r.act(&u, from)
 	}
-	err := r.act(&u, from)
 	if err != nil && u.Callback != nil {
 		r.toast(u.Callback.ID, "✗ The tap could not be recorded, so nothing was done yet; it is tried again.")
 	}
@@ -2425,175 +2341,124 @@ func (r *receiver) auditStranger(u *update, from *user) {
 }
 
 // act does what an update of the operator asks for. After an error nothing was done.
-func (r *receiver) act(u *update, from *user) error {
-	in, err := r.incoming(u, from)
-	if err != nil || in.view.Updates[in.update] != nil { // it came again
+func (r *receiver) act(u *update, from *user) (err error) {
+	in := &incoming{message: u.Message, from: from, tap: u.Callback, update: fmt.Sprintf("%s:%d", r.bot, u.ID),
+		at: time.Now(), here: r.here(), bot: r.name, freeText: r.cfg.Load().FreeText}
+	if in.tap != nil {
+		in.message = in.tap.Message
+	} else {
+		in.at = time.Unix(in.Date, 0).Add(time.Second)
+		if skew := time.Duration(r.skew.Load()); skew.Abs() > 3*time.Second { // less may be rounding and the network
+			in.at = in.at.Add(-skew)
+		}
+		r.warn(r.store.Reap(time.Now())) // who has died is not meant
+	}
+	in.view, err = r.store.View()
+	if err != nil {
 		return err
 	}
 	want := in.understand()
-	if want.decision != nil {
-		err = r.decide(in, &want)
-	} else {
-		err = r.record(in, want)
-	}
-	if err == nil {
+	err = r.record(in, &want)
+	switch {
+	case err == nil:
 		r.tell(u, want)
+	case errors.Is(err, errActed):
+		return nil
 	}
 	return err
 }
 
-// incoming gathers what decides what an update means.
-func (r *receiver) incoming(u *update, from *user) (*incoming, error) {
-	in := &incoming{message: u.Message, from: from, tap: u.Callback, update: fmt.Sprintf("%s:%d", r.bot, u.ID),
-		at: time.Now(), here: r.here(), freeText: r.cfg.Load().FreeText}
-	var err error
-	if in.tap != nil {
-		in.message = in.tap.Message
-		in.view, err = r.store.View()
-		return in, err
-	}
-	in.at = time.Unix(in.Date, 0).Add(time.Second)
-	if skew := time.Duration(r.skew.Load()); skew.Abs() > 3*time.Second { // less may be rounding and the network
-		in.at = in.at.Add(-skew)
-	}
-	if strings.Contains(in.Text, "@") {
-		in.bot, err = r.ownName()
-	}
-	if err == nil {
-		r.warn(r.store.Reap(time.Now())) // who has died is not meant
-		in.view, err = r.store.View()
-	}
-	return in, err
-}
+// errActed is why an update is not acted on: it was.
+var errActed = errors.New("this update was acted on")
 
-// ownName is the bot's name, by which a command for it is told from one for another bot.
-func (r *receiver) ownName() (string, error) {
-	if r.name != "" {
-		return r.name, nil
-	}
-	var me user
-	err := r.call(r.ctx, "getMe", struct{}{}, &me)
-	r.name = me.Username
-	return r.name, err
-}
-
-// record records what an update led to, together with that it has been acted on.
-func (r *receiver) record(in *incoming, want intent) error {
+// record does what an update asks for, and notes that it was acted on, in one write. It completes what is to be said.
+func (r *receiver) record(in *incoming, want *intent) error {
+	by := in.from.who()
+	var p PromptRecord
 	err := r.store.Update(func(v *View) (records []Record, _ error) {
-		if v.Updates[in.update] != nil { // by another process, while this one was stopped
-			return nil, nil
+		if v.records["update "+in.update] != nil { // it came again
+			return nil, errActed
 		}
-		if p := v.Prompts[want.of]; p != nil && want.change != nil {
-			changed := *p
-			want.change(&changed)
-			records = append(records, &changed)
+		if v.Prompts[want.of] != nil {
+			p = *v.Prompts[want.of]
 		}
-		if want.record != nil {
+		if want.change != nil {
+			want.change(&p)
+		}
+		if want.decision != nil && want.refused == "" {
+			want.decision.By = by
+			want.decision.User = in.from.name()
+			want.refused = r.store.decide(v, &p, *want.decision, time.Now())
+		}
+		switch {
+		case want.record != nil:
 			records = append(records, want.record)
+		case want.change != nil, want.decision != nil && want.refused == "":
+			records = append(records, &p)
 		}
-		return append(records, &UpdateRecord{Head: Head{ID: in.update}, Kind: "operator"}), nil
+		return append(records, &UpdateRecord{Head{ID: in.update}, "operator"}), nil
 	})
-	input, ok := want.record.(*InputRecord)
-	if err != nil || !ok || input.isText() {
+	switch {
+	case err != nil || want.decision == nil:
 		return err
+	case want.refused != "":
+		want.reply = "✗ Nothing was done: " + string(want.refused)
+		fields := append([]Field{{"reason", string(want.refused)}}, person(by, in.from.name())...)
+		r.warn(r.store.Audit(Event{"REPLY_REJECTED", want.decision.SessionID, want.decision.PromptID, fields}))
+	case in.tap != nil:
+		want.reply = "✓ " + valueName(&p, want.decision.Value)
 	}
-	fields := append([]Field{{"command", input.Kind}}, said("keys", input.Text)...)
-	fields = append(fields, person(input.By, input.User)...)
-	r.warn(r.store.Audit(Event{"SESSION_COMMAND", input.SessionID, "", fields}))
 	return nil
-}
-
-// decide notes that the tapped message has buttons, gives the store the decision, unless it is refused already, records
-// the update in any case, and adds what is to be said of it.
-func (r *receiver) decide(in *incoming, want *intent) error {
-	d := *want.decision
-	d.By = in.from.who()
-	d.User = in.from.name()
-	d.UpdateID = in.update
-	if in.tap != nil && in.isUnknown(d) {
-		err := r.store.Change(d.PromptID, func(p *PromptRecord) {
-			m := p.message(in.ID)
-			m.Date = in.Date
-			m.Shows = ""
-		})
-		if err != nil {
-			return err
-		}
-	}
-	why := want.refused
-	var now PromptRecord
-	if why == "" {
-		var err error
-		now, why, err = r.store.Decide(d, time.Now())
-		if err != nil {
-			return err
-		}
-	}
-	if why == "" {
-		if in.tap != nil {
-			want.reply = "✓ " + valueName(&now, d.Value)
-		}
-		return nil
-	}
-	want.reply = "✗ Nothing was done: " + string(why)
-	fields := append([]Field{{"reason", string(why)}}, person(d.By, d.User)...)
-	r.warn(r.store.Audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields}))
-	return r.record(in, *want)
 }
 
 // ---- callback queries ----
 // A button was pressed.
 
-// tapped is what a button asks for: an answer to its question, or what the button itself is for.
+// tapped is what a button asks for: an answer to its question, a session, or what the button itself is for.
 func (in *incoming) tapped() intent {
+	if word, ok := strings.CutPrefix(in.tap.Data, tapSession); ok {
+		return in.claim(in.view.named(word))
+	}
 	d, p := parseCallbackData(in.tap.Data, in.view)
 	want := intent{decision: &d}
-	switch {
-	case p == nil:
+	if p == nil {
 		want.refused = "this question is not known here. It belongs to another machine or state folder with the same " +
 			"bot, or is long over: answer at its terminal"
+		return want
+	}
+	want.of = p.ID
+	ours := p.hasNonce(d.Nonce)
+	crossed := in.ID == p.newest().ID && (p.Open() || time.Since(p.At) < tapCrosses)
+	if ours && !crossed { // the message has buttons of which the state knows nothing: its sending was never answered
+		want.change = func(p *PromptRecord) {
+			m := p.message(in.ID)
+			m.Date = in.Date
+			m.Shows = string(AwaitingReply)
+		}
+	}
+	switch {
 	case in.ID < p.newest().ID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
 		want.refused = "this message is out of date, use the newest one of its question"
-	case !strings.HasPrefix(d.Value, "~") || !p.hasNonce(d.Nonce):
+	case !strings.HasPrefix(d.Value, "~") || !ours:
+	case d.Value == tapAgain && in.view.active(p.SessionID) && p.Status == Expired: // what stands there is asked anew
+		again := in.input(in.view.Sessions[p.SessionID], "again", "")
+		again.PromptID = p.ID
+		return intent{record: again, reply: "✓ asking again"}
 	case d.Value == tapAgain:
-		return in.askAgain(p)
+		want.refused = "there is nothing to ask again"
 	case p.Open():
-		return in.showMore(p, d.Value)
+		want.decision = nil
+		want.change = func(p *PromptRecord) {
+			p.message(in.ID).Date = in.Date // its sending may not have been answered
+			keys, ticks := strings.CutPrefix(d.Value, tapTick)
+			if ticks {
+				p.Ticked = strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
+			} else {
+				p.Send = d.Value[1:]
+			}
+		}
 	}
 	return want
-}
-
-// askAgain has the session ask anew what stands on its screen, where that is still so.
-func (in *incoming) askAgain(p *PromptRecord) intent {
-	if !in.view.active(p.SessionID) || p.Status != Expired {
-		return intent{reply: "✗ Nothing was done: there is nothing to ask again"}
-	}
-	again := in.input(in.view.Sessions[p.SessionID], "again", "")
-	again.PromptID = p.ID
-	return intent{record: again, reply: "✓ asking again"}
-}
-
-// showMore is what a button asks for that decides nothing: to tick a choice, or to show more.
-func (in *incoming) showMore(p *PromptRecord, value string) intent {
-	keys, ticks := strings.CutPrefix(value, tapTick)
-	return intent{of: p.ID, change: func(p *PromptRecord) {
-		p.message(in.ID).Date = in.Date // its sending may not have been answered
-		if ticks {
-			p.Ticked = strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
-		} else {
-			p.Send = value[1:]
-		}
-	}}
-}
-
-// isUnknown reports whether the tap proves that the message has buttons of its question of which the state knows
-// nothing: its sending was never answered, or they should be gone, for the question is over, or has a newer message.
-func (in *incoming) isUnknown(d Decision) bool {
-	p := in.view.Prompts[d.PromptID]
-	if p == nil || !p.hasNonce(d.Nonce) { // another machine's, or forged
-		return false
-	}
-	return in.ID != p.newest().ID || !p.Open() && time.Since(p.At) >= tapCrosses // the tap did not cross its edit
 }
 
 // parseCallbackData is what a button says, and of which question: nil of none that is known.
@@ -2623,24 +2488,32 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 // reCommand is a command for us: a word behind a slash. A path is text; what begins with // is a command of the tool's.
 var reCommand = re(`(?i)^/([a-z][\w:.-]*)(@\w+)?(\s|$)`)
 
-// botCommands are what the operator can type, as setMyCommands takes it: what is used most comes first.
-var botCommands = []botCommand{
-	{"sessions", "what runs", ""},
-	{"screen", "show the screen", ""},
-	{"stop", "interrupt the turn", ""},
-	{"keys", "press keys", ""},
-	{"send", "text to one session", ""},
-	{"switch", "all my text to one session", "claim"},
-	{"release", "undo /switch", ""},
-	{"cancel", "end the program", ""},
-	{"help", "what can be done here", "start"},
-}
+// helpText says what can be done here, in lines that a phone need not break: what is used most comes first.
+const helpText = `Questions come here: tap an answer,
+or reply with text.
 
-type botCommand struct {
-	Name  string `json:"command"`
-	About string `json:"description"`
-	also  string // another name for the same
-}
+Other text goes to the session that
+it replies to, or to the only one.
+//word is the tool's own /word.
+
+/sessions  what runs
+/screen  show the screen
+/stop  interrupt the turn
+/keys  press keys
+/send  text to one session
+/switch  all my text to one session
+/release  undo /switch
+/cancel  end the program
+/help  what can be done here
+
+Of several sessions name one:
+/stop 1a2b3c4d`
+
+// reHelp is the line of a command in helpText.
+var reHelp = re(`(?m)^/([a-z]+)  (.+)$`)
+
+// otherNames are commands by which people know others.
+var otherNames = map[string]string{"claim": "switch", "start": "help"}
 
 // understand is what the update asks for. Text that came damaged or too long counts as none.
 func (in *incoming) understand() intent {
@@ -2667,10 +2540,10 @@ func (in *incoming) understand() intent {
 	default:
 		return in.command(strings.ToLower(command[1]), strings.TrimSpace(text[len(command[0]):]))
 	}
-	s, p, refusal := in.target("")
+	s, p, refused := in.target("")
 	switch {
 	case s == nil:
-		return intent{reply: refusal}
+		return refused
 	case file != nil:
 		return in.sendFile(s, p, file, text)
 	case text == "":
@@ -2705,55 +2578,44 @@ func (in *incoming) sendFile(s *SessionRecord, p *PromptRecord, file *fileRef, c
 
 // command is what a command asks for. Of one about a session its name, or none, comes first in the line.
 func (in *incoming) command(name, line string) intent {
-	i := slices.IndexFunc(botCommands, func(c botCommand) bool { return name == c.Name || name == c.also })
-	if i < 0 {
+	name = cmp.Or(otherNames[name], name)
+	switch {
+	case !strings.Contains(helpText, "\n/"+name+"  "):
 		return intent{reply: "✗ There is no /" + name + " here; /help has the commands. //" + name + " sends /" + name +
 			" to the tool."}
-	}
-	name = botCommands[i].Name
-	switch name {
-	case "help":
-		return intent{reply: helpText()}
-	case "sessions":
+	case name == "help":
+		return intent{reply: helpText}
+	case name == "sessions":
 		return intent{reply: in.list()}
-	case "release":
-		return in.claim("", "✓ Your text goes to the only session, or to what it replies to.")
+	case name == "release":
+		return in.claim(nil)
 	}
 	word, rest, _ := strings.Cut(line, " ")
 	if name == "keys" && isKey(word) {
 		word = ""
 		rest = line
 	}
-	s, _, refusal := in.target(word)
+	implied := word == "" && (in.repliedTo() != nil || in.view.inTopic(in.Chat.ID, in.topic()) != nil)
+	s, _, refused := in.target(word)
 	switch {
-	case name == "cancel" && word == "" && in.repliedTo() == nil && in.view.inTopic(in.Chat.ID, in.topic()) == nil:
+	case name == "cancel" && word == "" && !implied:
 		return intent{reply: "✗ End which program? Example: /cancel 1a2b3c4d. " + in.list()}
+	case name == "switch" && word == "" && !implied:
+		return in.choice()
 	case s == nil && name == "keys" && (word != "" || line == ""):
 		return in.keys(nil, "")
-	case s == nil && refusal == "":
-		return intent{reply: "✗ Which session? " + in.list()}
+	case s == nil && refused.reply == "":
+		return in.choice()
 	case s == nil:
-		return intent{reply: refusal}
+		return refused
 	case name == "switch":
-		return in.claim(s.ID, "✓ Your text goes to "+origin(s))
+		return in.claim([]*SessionRecord{s})
 	case name == "send":
 		return in.send(s, strings.TrimSpace(rest))
 	case name == "keys":
 		return in.keys(s, rest)
 	}
 	return intent{record: in.input(s, name, rest)}
-}
-
-// helpText says what can be done here, in lines that a phone need not break.
-func helpText() string {
-	var b strings.Builder
-	b.WriteString("Questions come here: tap an answer,\nor reply with text.\n\nOther text goes to the session that\n" +
-		"it replies to, or to the only one.\n//word is the tool's own /word.\n")
-	for _, c := range botCommands {
-		fmt.Fprintf(&b, "\n/%s  %s", c.Name, c.About)
-	}
-	b.WriteString("\n\nOf several sessions name one:\n/stop 1a2b3c4d")
-	return b.String()
 }
 
 // send is text for a session that is named; a command in it is the tool's own.
@@ -2782,9 +2644,23 @@ func isKey(word string) bool {
 	return ok
 }
 
-// claim makes text that is no reply go to this session from now on, "" to none.
-func (in *incoming) claim(sid, reply string) intent {
-	return intent{reply: reply, record: &MetaRecord{Head: Head{ID: in.claimed()}, Values: map[string]string{"value": sid}}}
+// claim makes text that is no reply go to this session from now on, none: to the only one.
+func (in *incoming) claim(to []*SessionRecord) intent {
+	id := ""
+	reply := "✓ Your text goes to the only session, or to what it replies to."
+	switch {
+	case len(to) > 0:
+		id = to[0].ID
+		reply = "✓ Your text goes to " + origin(to[0])
+	case in.tap != nil:
+		return intent{reply: "✗ Nothing was done: that session has ended."}
+	}
+	return intent{reply: reply, record: &MetaRecord{Head: Head{ID: in.claimed()}, Values: map[string]string{"value": id}}}
+}
+
+// choice has the operator choose a session, which his text goes to from then on.
+func (in *incoming) choice() intent {
+	return intent{reply: "✗ Which session? Tap it, or reply to one of its messages. " + in.list(), choose: in.view.named("")}
 }
 
 // claimed is the name of the fact which session text of the operator's goes to.
@@ -2796,20 +2672,21 @@ func (in *incoming) input(s *SessionRecord, kind, text string) *InputRecord {
 		Text: text, ReplyTo: in.ID, ThreadID: in.topic(), UpdateID: in.update, WrittenAt: in.at.UTC(), Status: "queued"}
 }
 
-// named are the live sessions that a word names, by the beginning of the id or by the label.
+// named are the live sessions that a word names, by the beginning of the id or by the label, in the order of their names.
 func (v *View) named(word string) (live []*SessionRecord) {
 	for _, s := range v.Sessions {
 		if s.Status == "active" && (strings.HasPrefix(s.ID, strings.ToLower(word)) || s.Label == word) {
 			live = append(live, s)
 		}
 	}
+	slices.SortFunc(live, func(a, b *SessionRecord) int { return cmp.Compare(origin(a), origin(b)) })
 	return live
 }
 
 // target finds the live session meant, by the first of: the word in a command; the message replied to (then also the
 // question asked there); the topic it was written in; where it replies to nothing, the claim, or being the only one.
 // Else it refuses: it never guesses. No refusal: people talking in a group.
-func (in *incoming) target(word string) (s *SessionRecord, p *PromptRecord, refusal string) {
+func (in *incoming) target(word string) (s *SessionRecord, p *PromptRecord, refused intent) {
 	name := word
 	if word == "" {
 		p = in.repliedQuestion()
@@ -2823,13 +2700,13 @@ func (in *incoming) target(word string) (s *SessionRecord, p *PromptRecord, refu
 	}
 	switch {
 	case len(live) == 1 && in.at.Before(live[0].StartedAt):
-		refusal = "✗ Nothing was sent: you wrote that before " + origin(live[0]) + " began."
+		refused.reply = "✗ Nothing was sent: you wrote that before " + origin(live[0]) + " began."
 	case len(live) == 1:
-		return live[0], p, ""
+		return live[0], p, intent{}
 	case name != "", private:
-		refusal = "✗ Which session? Reply to a message of one that runs, or /switch SID. " + in.list()
+		refused = in.choice()
 	}
-	return nil, nil, refusal
+	return nil, nil, refused
 }
 
 // repliedQuestion is the question that the message replies to, nil: none. A message whose number is not recorded, for
@@ -2928,7 +2805,7 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 	if value == "" && p.Permission {
 		text = "deny:" + text
 	}
-	return intent{decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: text}}
+	return intent{of: p.ID, decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: text}}
 }
 
 // Of a text that replies to nothing.
@@ -3000,15 +2877,14 @@ func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 
 // list names what runs.
 func (in *incoming) list() string {
-	var lines []string
+	list := "Running:"
 	for _, s := range in.view.named("") {
-		lines = append(lines, "\n• "+origin(s)+" "+strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " "))
+		list += "\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " ")
 	}
-	slices.Sort(lines)
-	if len(lines) == 0 {
-		return "Running: nothing"
+	if list == "Running:" {
+		list += " nothing"
 	}
-	return "Running:" + strings.Join(lines, "")
+	return list
 }
 
 // asks reports whether the prompt is an open question.
@@ -3047,11 +2923,11 @@ func cmdSetup(c *command) int {
 		cfg := newConfig(st.Dir)
 		s := &setup{command: c, bot: newTelegram(cfg, st, nil), cfg: cfg}
 		err := s.converse()
-		if err == nil {
+		end, ended := errors.AsType[*stopped](context.Cause(ctx))
+		switch {
+		case err == nil:
 			return 0
-		}
-		end, ok := errors.AsType[*stopped](context.Cause(ctx))
-		if !ok {
+		case !ended:
 			return c.fail(err)
 		}
 		fmt.Fprintln(c.stderr, "\natlasbridge: setup was ended; config.toml is as it was")
@@ -3084,15 +2960,6 @@ func (s *setup) converse() error {
 	}
 	s.say("It works. Now: atlasbridge run claude")
 	return nil
-}
-
-// test sends a test message to the chat, or, where none is wanted, only sees whether that can be done.
-func (s *setup) test() error {
-	if s.opts.on("no-test") {
-		return s.bot.reach(s.ctx)
-	}
-	test := map[string]any{"chat_id": s.cfg.ChatID, "text": "✅ AtlasBridge is connected: its questions come here."}
-	return s.bot.call(s.ctx, "sendMessage", test, nil)
 }
 
 // configure reads the file, the environment and the flags. What is wrong in the file, and can be found anew, counts as
@@ -3131,8 +2998,13 @@ func (s *setup) given(key string) bool {
 	return origin == "flag" || strings.HasPrefix(origin, "environment ")
 }
 
-// reject says what is wrong with settings that are to be found anew; where one of them is given that is an error.
-func (s *setup) reject(problem error, keys ...string) error {
+// reject says what is wrong with settings that are to be found anew; where one of them is given that is an error, as
+// what may soon be over is.
+func (s *setup) reject(failed *apiError, keys ...string) error {
+	problem := explained(failed)
+	if what, _ := failed.cause(); what == "" {
+		return problem
+	}
 	for _, key := range keys {
 		if s.given(key) {
 			return hinted(fmt.Errorf("%s: %s", s.cfg.row(key).Origin, problem),
@@ -3147,35 +3019,40 @@ func (s *setup) reject(problem error, keys ...string) error {
 func (s *setup) connect() (bot string, err error) {
 	for {
 		if s.cfg.Token == "" {
-			if !onTerminal(s.stdin) {
-				return "", errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
-			}
-			s.say("Make a bot with @BotFather in Telegram\n(/newbot), or /mybots shows its token.")
-			token, err := s.ask("Paste the token here (it is not shown): ")
-			if err != nil {
+			if err := s.askToken(); err != nil {
 				return "", err
 			}
-			row := s.cfg.row(tokenKey)
-			row.Value = quoted(token)
-			if row.assign(s.cfg) != nil {
-				s.say("That is no token: it looks like\n123456789:AAExample-of_35_letters")
-				s.cfg.Token = ""
-			}
-			continue
 		}
 		var me user
-		err := s.bot.call(s.ctx, "getMe", struct{}{}, &me)
-		if err == nil {
+		failed, ok := s.bot.call(s.ctx, "getMe", struct{}{}, &me).(*apiError)
+		if !ok {
 			s.say("Bot: @%s", me.Username)
 			return me.Username, nil
 		}
-		if !err.(*apiError).refusesToken() {
-			return "", explained(err)
-		}
-		if err := s.reject(explained(err), tokenKey); err != nil {
+		if err := s.reject(failed, tokenKey); err != nil {
 			return "", err
 		}
 		s.cfg.Token = ""
+	}
+}
+
+// askToken sets the token to one that is typed, and looks like one.
+func (s *setup) askToken() error {
+	if !onTerminal(s.stdin) {
+		return errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
+	}
+	s.say("Make a bot with @BotFather in Telegram\n(/newbot), or /mybots shows its token.")
+	for {
+		token, err := s.ask("Paste the token here (it is not shown): ")
+		if err != nil {
+			return err
+		}
+		row := s.cfg.row(tokenKey)
+		row.Value = quoted(token)
+		if token != "" && row.assign(s.cfg) == nil {
+			return nil
+		}
+		s.say("That is no token: it looks like\n123456789:AAExample-of_35_letters")
 	}
 }
 
@@ -3183,28 +3060,23 @@ func (s *setup) connect() (bot string, err error) {
 // person who sends the code.
 func (s *setup) pair(bot string) error {
 	c := s.cfg
-	group := c.ChatID < 0
-	switch { // a private chat has the number of its user
-	case len(c.Users) == 0 && !group && c.ChatID != 0:
+	if len(c.Users) == 0 && c.ChatID > 0 { // a private chat has the number of its user
 		c.Users = []int64{c.ChatID}
-	case len(c.Users) == 0, group, slices.Contains(c.Users, c.ChatID): // they go together, or nobody is known
-	case s.given(chatKey):
-		return fmt.Errorf("chat %d is the private chat of none of the users %v", c.ChatID, c.Users)
-	default:
+	}
+	if len(c.Users) > 0 && c.ChatID >= 0 && !slices.Contains(c.Users, c.ChatID) {
+		if s.given(chatKey) {
+			return fmt.Errorf("chat %d is the private chat of none of the users %v", c.ChatID, c.Users)
+		}
 		c.ChatID = c.Users[0]
 	}
 	for {
 		if c.ChatID != 0 && len(c.Users) > 0 {
-			err := s.test()
-			failed, ok := err.(*apiError)
+			failed, ok := s.test().(*apiError)
 			if !ok {
 				s.say("Chat %d, allowed users %v", c.ChatID, c.Users)
 				return nil
 			}
-			if failed.temporary() {
-				return explained(err)
-			}
-			if err := s.reject(explained(err), chatKey, usersKey); err != nil {
+			if err := s.reject(failed, chatKey, usersKey); err != nil {
 				return err
 			}
 		}
@@ -3214,8 +3086,17 @@ func (s *setup) pair(bot string) error {
 	}
 }
 
+// test sends a test message to the chat, or, where none is wanted, only sees whether that can be done.
+func (s *setup) test() error {
+	if s.opts.on("no-test") {
+		return s.bot.reach(s.ctx)
+	}
+	test := map[string]any{"chat_id": s.cfg.ChatID, "text": "✅ AtlasBridge is connected: its questions come here."}
+	return s.bot.call(s.ctx, "sendMessage", test, nil)
+}
+
 // meet learns who the operator is, and where: from a message with a code that only this terminal shows, and from a yes
-// at the terminal. No session polls meanwhile.
+// at the terminal. No session polls meanwhile. Nothing that was typed before is a yes.
 func (s *setup) meet(bot string) error {
 	if !onTerminal(s.stdin) {
 		return hinted(errors.New("without a terminal nobody can be asked who may answer"),
@@ -3230,51 +3111,48 @@ func (s *setup) meet(bot string) error {
 		return hinted(err, "end it, then run atlasbridge setup again")
 	}
 	defer s.bot.store.LeavePoll()
-	link := newNonce()
-	code := newNonce()[:8] // short, for it is typed by hand
-	s.say("Open https://t.me/%s?start=%s\nand tap Start.", bot, link)
-	s.say("Or send it the code:  %s\n(in a group: /start %[1]s)", code)
-	m, err := s.awaitCode(link, code)
+	code := newNonce()[:8] // short, for it may be typed by hand
+	s.say("Open https://t.me/%s?start=%s\nand tap Start.\nOr send it the code:  %[2]s\n(in a group: /start %[2]s)", bot, code)
+	m, err := s.awaitCode(code)
 	if err != nil {
 		return err
 	}
-	s.cfg.ChatID = m.Chat.ID
-	s.cfg.Users = []int64{m.From.ID}
-	yes, err := s.agreed("Is that you? Who is trusted here can type into your terminal.")
+	if err := dropTyped(s.stdin); err != nil {
+		return err
+	}
+	answer, err := s.ask("Is that you? Who is trusted here can type into your terminal. [y/N] ")
+	yes := strings.EqualFold(answer, "y") || strings.EqualFold(answer, "yes")
 	if err == nil && !yes {
 		err = hinted(errors.New("nobody was trusted"), "run atlasbridge setup again: it makes a new code")
 	}
+	s.cfg.ChatID = m.Chat.ID
+	s.cfg.Users = []int64{m.From.ID}
 	return err
 }
 
-// awaitCode waits for a person's message with one of the codes, shows who writes meanwhile, and confirms all of that.
-func (s *setup) awaitCode(codes ...string) (*message, error) {
+// awaitCode waits for a person's message with the code, shows who writes meanwhile, and confirms all of that.
+func (s *setup) awaitCode(code string) (*message, error) {
 	ctx, stop := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer stop()
 	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 10}
 	for ctx.Err() == nil {
 		var updates []update
-		err := s.bot.call(ctx, "getUpdates", params, &updates)
-		if failed, ok := err.(*apiError); ok {
-			if !failed.temporary() {
-				return nil, explained(failed)
-			}
+		failed, ok := s.bot.call(ctx, "getUpdates", params, &updates).(*apiError)
+		if ok && !failed.temporary() {
+			return nil, explained(failed)
+		}
+		if ok {
 			_ = sleep(ctx, s.bot.pause(failed, 0)) // the loop ends with it
 		}
 		for _, u := range updates {
 			params.Offset = u.ID + 1
 			m := u.Message
-			if m == nil || m.From == nil {
-				continue
-			}
-			if _, ok := admitted(&u, []int64{m.From.ID}, m.Chat.ID); !ok {
+			if m == nil || m.From == nil || m.From.IsBot || !m.original() {
 				continue
 			}
 			s.say("%s, user %d, %s chat %d", m.From.name(), m.From.ID, m.Chat.Type, m.Chat.ID)
-			for _, word := range strings.Fields(strings.ToLower(m.Text)) { // of the link Telegram makes "/start LINK"
-				if slices.Contains(codes, word) {
-					return m, s.bot.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil)
-				}
+			if slices.Contains(strings.Fields(strings.ToLower(m.Text)), code) { // of the link: "/start CODE"
+				return m, s.bot.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil)
 			}
 		}
 	}
@@ -3306,37 +3184,26 @@ func (s *setup) ask(question string) (string, error) {
 	}
 }
 
-// agreed asks for a yes. Nothing that was typed before is one.
-func (s *setup) agreed(question string) (bool, error) {
-	if err := dropTyped(s.stdin); err != nil {
-		return false, nil // it is no terminal
-	}
-	answer, err := s.ask(question + " [y/N] ")
-	answer = strings.ToLower(answer)
-	return answer == "y" || answer == "yes", err
-}
-
 // withBot returns config.toml's text with the bot's settings as they are now, first in their table, without those of
 // the environment. All else stays.
 func (s *setup) withBot(text string) string {
 	c := s.cfg
 	lines := ""
 	text = strings.TrimRight(text, "\n") + "\n"
-	for _, set := range []struct{ key, value string }{
-		{tokenKey, fmt.Sprintf("%q", c.Token)},
-		{chatKey, fmt.Sprint(c.ChatID)},
-		{usersKey, strings.ReplaceAll(fmt.Sprint(c.Users), " ", ", ")},
-		{baseKey, fmt.Sprintf("%q", c.APIBase)},
-	} {
-		origin := c.row(set.key).Origin
-		if strings.HasPrefix(origin, "environment ") || origin == "default" && set.key == baseKey {
-			continue
+	set := func(key string, value any) {
+		origin := c.row(key).Origin
+		if strings.HasPrefix(origin, "environment ") || origin == "default" && key == baseKey {
+			return
 		}
-		_, name, _ := strings.Cut(set.key, ".")
+		name := strings.TrimPrefix(key, "telegram.")
 		old := regexp.MustCompile(`(?m)^[ \t]*` + name + `[ \t]*=[ \t]*` + tomlValue + `.*\n`)
 		text = old.ReplaceAllString(text, "")
-		lines += name + " = " + set.value + "\n"
+		lines += name + " = " + inJSON(value) + "\n"
 	}
+	set(tokenKey, c.Token)
+	set(chatKey, c.ChatID)
+	set(usersKey, c.Users)
+	set(baseKey, c.APIBase)
 	table := regexp.MustCompile(`(?m)^[ \t]*\[[ \t]*telegram[ \t]*\].*\n`) // the only one with these keys
 	if lines != "" && !table.MatchString(text) {
 		text += "\n[telegram]\n"
