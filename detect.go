@@ -4821,7 +4821,8 @@ func (v *view) question(top, first int) string {
 	for r := top; r < first; r++ {
 		w := v.rows[r]
 		aside := w.fits(reAside)
-		if aside || w.fits(reLead) || r > 0 && w.at != v.rows[r-1].at {
+		moved := r > 0 && w.at != v.rows[r-1].at && !v.s.grid[r-1].wrapped
+		if aside || moved || w.fits(reLead) {
 			paragraph = ""
 		}
 		if aside {
@@ -4937,11 +4938,12 @@ func (v *view) readStill() *candidate {
 	v.bySilence(f)
 	f.Full = v.s.Text()
 	f.Choices = v.pressable(f.Full)
-	printed := !v.s.AltScreen() && !v.hidden && v.row >= v.last
+	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
 	switch {
 	case v.reported:
 		f.Question = v.s.Status().Msg
-		f.Cut = v.s.Status().asks() // the window is too small to show all of the dialog
+		leaves := slices.ContainsFunc(v.rows, func(w viewRow) bool { return w.fits(reEscOut) })
+		f.Cut = v.s.Status().asks() && !leaves // the window is too small to show the end of the dialog
 	case !v.reads(), printed:
 		f.wait *= stillBlind
 	case v.known:
@@ -5121,7 +5123,7 @@ func (v *view) readLine() *candidate {
 	case v.tty.Canonical && !v.tty.Echo:
 		f.Type = FreeText
 		f.Secret = true
-	case elsewhere && !v.readsLine():
+	case elsewhere && !(v.readsLine() && v.reads()):
 		return nil
 	case elsewhere:
 		v.bySilence(f)
@@ -5348,6 +5350,9 @@ func withOther(answer string) []string {
 // "<y>", "[Ynq]", "[red, green]", "1-4". Two numbers are a count, as in "(1/2)".
 func readMarker(marker string) []string {
 	inner := strings.Trim(marker, "[](){}<> ")
+	if inner == marker {
+		inner = strings.TrimRight(inner, "?: ")
+	}
 	quoted := reQuoted.FindStringSubmatch(inner)
 	if quoted != nil {
 		yes := quoted[1] + quoted[2]
@@ -5512,7 +5517,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 	f.place = v.place(max(top, 0))
 	f.Question = cmp.Or(text, "the program waits for input")
 	raw := !v.tty.Canonical
-	if raw && presses(text) && (text[0] == '[' || v.hidden) {
+	if raw && presses(text) && (text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads()) {
 		f.Type = ConfirmEnter
 		return v.paragraph(f, top)
 	}
@@ -5557,7 +5562,8 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 			return -1
 		}
 		text = strings.TrimSpace(text)
-		if reAskedAbove.MatchString(plain(text)) && v.readMarked(f, text) && f.Type == YesNo {
+		asks := reAskedAbove.MatchString(plain(text)) && strings.ContainsAny(text, "?:？：")
+		if asks && v.readMarked(f, text) && f.Type == YesNo {
 			f.Question = text
 			f.Score = 0.85
 			return first
