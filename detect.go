@@ -2807,7 +2807,7 @@ func (d *Detector) noteWorked(before bool) {
 	}
 }
 
-// TakeStatuses are the reports of OSC 7501 since the last call, the newest maxStatuses of them.
+// TakeStatuses are the reports of OSC 7501 since the last call.
 func (d *Detector) TakeStatuses() []ProgramStatus {
 	taken := d.reports
 	d.reports = nil
@@ -4313,9 +4313,6 @@ func (v *view) reasonAcross(g *group) string {
 	return ""
 }
 
-// maxNear is how far above the last row a group is looked for: all of any usual screen.
-const maxNear = 200
-
 // maxBelow is how many rows of text may stand below a group: a status line, a footer.
 const maxBelow = 12
 
@@ -4336,7 +4333,7 @@ func (v *view) readGroup() *candidate {
 		return f
 	}
 	var second *group
-	for r := v.last; r >= max(0, v.last-maxNear); r-- {
+	for r := v.last; r >= 0; r-- {
 		for _, g := range []*group{v.sideBySide(r), v.column(r)} {
 			if g == nil || v.textRows(g.end()+1, v.last) > maxBelow {
 				continue
@@ -5386,9 +5383,12 @@ func readMarker(marker string) []string {
 		list = list && reChoiceWord.MatchString(p)
 		counts = counts && reDigits.MatchString(p)
 	}
-	alone, angled := len(answers) == 1, marker[0] == '<' // e2fsck: "<s>"
-	decides := says("yes", answers[0]) || says("no", answers[0]) || angled && isYesNoLetter(answers[0])
-	if strange && !list || counts || alone && !decides || angled && !alone {
+	angled := marker[0] == '<' // e2fsck: "<s>"
+	odd := angled              // several answers stand in other brackets, and one alone decides
+	if len(answers) == 1 {
+		odd = !says("yes", answers[0]) && !says("no", answers[0]) && !(angled && isYesNoLetter(answers[0]))
+	}
+	if strange && !list || counts || odd {
 		return nil
 	}
 	return answers
