@@ -2694,7 +2694,7 @@ type Detector struct {
 	Screen  *Screen
 	adapter *Adapter
 	o       DetectOptions
-	raw     []byte // of output the last BufferBytes, and up to as many before
+	raw     []byte // the last BufferBytes of output
 	mask    string // the screen without what moves on it
 	tty     TTYState
 	turn    turnSigns
@@ -2772,11 +2772,8 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 // Feed takes output of the child. The next Tick after lookDue looks at it.
 func (d *Detector) Feed(p []byte, now time.Time) {
 	d.Screen.WriteFlood(p)
-	p = p[max(0, len(p)-d.o.BufferBytes):]
-	if len(d.raw)+len(p) > 2*d.o.BufferBytes {
-		d.raw = append(d.raw[:0], d.Raw()...)
-	}
-	d.raw = append(d.raw, p...)
+	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
+	d.raw = d.raw[max(0, len(d.raw)-d.o.BufferBytes):]
 	d.outAt = now
 	d.lookDue = now.Add(min(settleQuiet, max(0, lookEvery-now.Sub(d.lookedAt))))
 	d.takeReports(now)
@@ -3228,7 +3225,7 @@ func (d *Detector) Explain() string {
 }
 
 // Raw is the last BufferBytes of the child.
-func (d *Detector) Raw() []byte { return d.raw[max(0, len(d.raw)-d.o.BufferBytes):] }
+func (d *Detector) Raw() []byte { return d.raw }
 
 // LastOutput is when bytes last came.
 func (d *Detector) LastOutput() time.Time { return d.outAt }
@@ -3368,11 +3365,10 @@ var reSpinner = re(`^[^\pL\pN\s] \pL+…$|^[⠁-⣿] `)
 // dialog.
 func (v *view) textEnd() int {
 	if !v.known {
-		return v.textAbove(v.row)
+		return 1 + v.up(v.row, hasText)
 	}
 	box := v.box().row
-	_, _, hidden := v.s.Cursor()
-	if hidden && box > 0 && !v.rows[box-1].rule {
+	if v.of.hidden && box > 0 && !v.rows[box-1].rule {
 		box = -1 // the pointer of a dialog
 	}
 	if v.a.Mark == "" {
@@ -3380,29 +3376,23 @@ func (v *view) textEnd() int {
 		for box > 0 && v.rows[box-1].depth > 0 {
 			box--
 		}
-		dialog := func(w viewRow) bool { return w.depth > 0 && v.a.Head.MatchString(w.text) }
+		dialog := func(w viewRow) bool { return w.depth > 0 && w.fits(v.a.Head) }
 		if v.rows[box].depth == 0 || v.up(v.last+1, dialog) >= 0 {
 			return 0
 		}
 	}
-	return v.textAbove(max(0, box, v.up(v.last+1, v.inBox)))
+	end := max(0, box, v.up(v.last+1, v.inBox))
+	low := max(0, end-8)
+	spinner := slices.IndexFunc(v.rows[low:end], v.spins)
+	if spinner >= 0 {
+		end = low + spinner
+	}
+	return 1 + v.up(end, hasText)
 }
 
 // spins tells whether the row says that the tool works.
 func (v *view) spins(w viewRow) bool {
 	return w.fits(v.a.Works) || w.fits(reSpinner)
-}
-
-// textAbove is the row where the text above row end ends.
-func (v *view) textAbove(end int) int {
-	if v.known {
-		low := max(0, end-8)
-		spinner := slices.IndexFunc(v.rows[low:end], v.spins)
-		if spinner >= 0 {
-			end = low + spinner
-		}
-	}
-	return 1 + v.up(end, hasText)
 }
 
 // later is the later of two times.
@@ -3698,6 +3688,9 @@ func (v *view) after() string {
 	}
 	return strings.TrimRight(v.s.part(cells[v.col:]), " ")
 }
+
+// behind reports whether something stands behind the cursor that is no hint of what may be typed.
+func (v *view) behind() bool { return v.after() != "" && !v.drawn && !v.faintAt(v.row, v.col) }
 
 // whole is the text of row r with that of the rows that run over into it, and the first of them.
 func (v *view) whole(text string, r int) (string, int) {
@@ -4846,7 +4839,7 @@ func (v *view) question(top, first int) string {
 // last words of an agent, or what it is for, and there an order must name the key that ends the text.
 func (v *view) readField() *candidate {
 	after := v.after()
-	if v.hidden || v.tty.Canonical || v.busy || after != "" && !v.drawn && !v.faintAt(v.row, v.col) {
+	if v.hidden || v.tty.Canonical || v.busy || v.behind() {
 		return nil
 	}
 	fence := v.fence()
@@ -5112,7 +5105,7 @@ func (v *view) readLine() *candidate {
 		text = above
 		top = first
 	}
-	elsewhere := v.after() != "" && !v.drawn && !v.faintAt(v.row, v.col) && !v.readMarked(f, text)
+	elsewhere := v.behind() && !v.readMarked(f, text)
 	if v.s.AltScreen() {
 		elsewhere = v.row < v.last-2
 	}
