@@ -2694,7 +2694,7 @@ type Detector struct {
 	Screen  *Screen
 	adapter *Adapter
 	o       DetectOptions
-	raw     []byte // of output the last BufferBytes, and up to as many before
+	raw     []byte // the last BufferBytes of output
 	mask    string // the screen without what moves on it
 	tty     TTYState
 	turn    turnSigns
@@ -2772,11 +2772,8 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 // Feed takes output of the child. The next Tick after lookDue looks at it.
 func (d *Detector) Feed(p []byte, now time.Time) {
 	d.Screen.WriteFlood(p)
-	p = p[max(0, len(p)-d.o.BufferBytes):]
-	if len(d.raw)+len(p) > 2*d.o.BufferBytes {
-		d.raw = append(d.raw[:0], d.Raw()...)
-	}
-	d.raw = append(d.raw, p...)
+	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
+	d.raw = d.raw[max(0, len(d.raw)-d.o.BufferBytes):]
 	d.outAt = now
 	d.lookDue = now.Add(min(settleQuiet, max(0, lookEvery-now.Sub(d.lookedAt))))
 	d.takeReports(now)
@@ -2807,7 +2804,7 @@ func (d *Detector) noteWorked(before bool) {
 	}
 }
 
-// TakeStatuses are the reports of OSC 7501 since the last call, the newest maxStatuses of them.
+// TakeStatuses are the reports of OSC 7501 since the last call.
 func (d *Detector) TakeStatuses() []ProgramStatus {
 	taken := d.reports
 	d.reports = nil
@@ -3228,7 +3225,7 @@ func (d *Detector) Explain() string {
 }
 
 // Raw is the last BufferBytes of the child.
-func (d *Detector) Raw() []byte { return d.raw[max(0, len(d.raw)-d.o.BufferBytes):] }
+func (d *Detector) Raw() []byte { return d.raw }
 
 // LastOutput is when bytes last came.
 func (d *Detector) LastOutput() time.Time { return d.outAt }
@@ -3368,11 +3365,10 @@ var reSpinner = re(`^[^\pL\pN\s] \pL+…$|^[⠁-⣿] `)
 // dialog.
 func (v *view) textEnd() int {
 	if !v.known {
-		return v.textAbove(v.row)
+		return 1 + v.up(v.row, hasText)
 	}
 	box := v.box().row
-	_, _, hidden := v.s.Cursor()
-	if hidden && box > 0 && !v.rows[box-1].rule {
+	if v.of.hidden && box > 0 && !v.rows[box-1].rule {
 		box = -1 // the pointer of a dialog
 	}
 	if v.a.Mark == "" {
@@ -3380,29 +3376,23 @@ func (v *view) textEnd() int {
 		for box > 0 && v.rows[box-1].depth > 0 {
 			box--
 		}
-		dialog := func(w viewRow) bool { return w.depth > 0 && v.a.Head.MatchString(w.text) }
+		dialog := func(w viewRow) bool { return w.depth > 0 && w.fits(v.a.Head) }
 		if v.rows[box].depth == 0 || v.up(v.last+1, dialog) >= 0 {
 			return 0
 		}
 	}
-	return v.textAbove(max(0, box, v.up(v.last+1, v.inBox)))
+	end := max(0, box, v.up(v.last+1, v.inBox))
+	low := max(0, end-8)
+	spinner := slices.IndexFunc(v.rows[low:end], v.spins)
+	if spinner >= 0 {
+		end = low + spinner
+	}
+	return 1 + v.up(end, hasText)
 }
 
 // spins tells whether the row says that the tool works.
 func (v *view) spins(w viewRow) bool {
 	return w.fits(v.a.Works) || w.fits(reSpinner)
-}
-
-// textAbove is the row where the text above row end ends.
-func (v *view) textAbove(end int) int {
-	if v.known {
-		low := max(0, end-8)
-		spinner := slices.IndexFunc(v.rows[low:end], v.spins)
-		if spinner >= 0 {
-			end = low + spinner
-		}
-	}
-	return 1 + v.up(end, hasText)
 }
 
 // later is the later of two times.
@@ -3698,6 +3688,9 @@ func (v *view) after() string {
 	}
 	return strings.TrimRight(v.s.part(cells[v.col:]), " ")
 }
+
+// behind reports whether something stands behind the cursor that is no hint of what may be typed.
+func (v *view) behind() bool { return v.after() != "" && !v.drawn && !v.faintAt(v.row, v.col) }
 
 // whole is the text of row r with that of the rows that run over into it, and the first of them.
 func (v *view) whole(text string, r int) (string, int) {
@@ -4313,9 +4306,6 @@ func (v *view) reasonAcross(g *group) string {
 	return ""
 }
 
-// maxNear is how far above the last row a group is looked for: all of any usual screen.
-const maxNear = 200
-
 // maxBelow is how many rows of text may stand below a group: a status line, a footer.
 const maxBelow = 12
 
@@ -4336,7 +4326,7 @@ func (v *view) readGroup() *candidate {
 		return f
 	}
 	var second *group
-	for r := v.last; r >= max(0, v.last-maxNear); r-- {
+	for r := v.last; r >= 0; r-- {
 		for _, g := range []*group{v.sideBySide(r), v.column(r)} {
 			if g == nil || v.textRows(g.end()+1, v.last) > maxBelow {
 				continue
@@ -4821,7 +4811,8 @@ func (v *view) question(top, first int) string {
 	for r := top; r < first; r++ {
 		w := v.rows[r]
 		aside := w.fits(reAside)
-		if aside || w.fits(reLead) || r > 0 && w.at != v.rows[r-1].at {
+		moved := r > 0 && w.at != v.rows[r-1].at && !v.s.grid[r-1].wrapped
+		if aside || moved || w.fits(reLead) {
 			paragraph = ""
 		}
 		if aside {
@@ -4848,7 +4839,7 @@ func (v *view) question(top, first int) string {
 // last words of an agent, or what it is for, and there an order must name the key that ends the text.
 func (v *view) readField() *candidate {
 	after := v.after()
-	if v.hidden || v.tty.Canonical || v.busy || after != "" && !v.drawn && !v.faintAt(v.row, v.col) {
+	if v.hidden || v.tty.Canonical || v.busy || v.behind() {
 		return nil
 	}
 	fence := v.fence()
@@ -4937,11 +4928,12 @@ func (v *view) readStill() *candidate {
 	v.bySilence(f)
 	f.Full = v.s.Text()
 	f.Choices = v.pressable(f.Full)
-	printed := !v.s.AltScreen() && !v.hidden && v.row >= v.last
+	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
 	switch {
 	case v.reported:
 		f.Question = v.s.Status().Msg
-		f.Cut = v.s.Status().asks() // the window is too small to show all of the dialog
+		leaves := slices.ContainsFunc(v.rows, func(w viewRow) bool { return w.fits(reEscOut) })
+		f.Cut = v.s.Status().asks() && !leaves // the window is too small to show the end of the dialog
 	case !v.reads(), printed:
 		f.wait *= stillBlind
 	case v.known:
@@ -5113,7 +5105,7 @@ func (v *view) readLine() *candidate {
 		text = above
 		top = first
 	}
-	elsewhere := v.after() != "" && !v.drawn && !v.faintAt(v.row, v.col) && !v.readMarked(f, text)
+	elsewhere := v.behind() && !v.readMarked(f, text)
 	if v.s.AltScreen() {
 		elsewhere = v.row < v.last-2
 	}
@@ -5121,7 +5113,7 @@ func (v *view) readLine() *candidate {
 	case v.tty.Canonical && !v.tty.Echo:
 		f.Type = FreeText
 		f.Secret = true
-	case elsewhere && !v.readsLine():
+	case elsewhere && !(v.readsLine() && v.reads()):
 		return nil
 	case elsewhere:
 		v.bySilence(f)
@@ -5348,6 +5340,9 @@ func withOther(answer string) []string {
 // "<y>", "[Ynq]", "[red, green]", "1-4". Two numbers are a count, as in "(1/2)".
 func readMarker(marker string) []string {
 	inner := strings.Trim(marker, "[](){}<> ")
+	if inner == marker {
+		inner = strings.TrimRight(inner, "?: ")
+	}
 	quoted := reQuoted.FindStringSubmatch(inner)
 	if quoted != nil {
 		yes := quoted[1] + quoted[2]
@@ -5381,9 +5376,12 @@ func readMarker(marker string) []string {
 		list = list && reChoiceWord.MatchString(p)
 		counts = counts && reDigits.MatchString(p)
 	}
-	alone, angled := len(answers) == 1, marker[0] == '<' // e2fsck: "<s>"
-	decides := says("yes", answers[0]) || says("no", answers[0]) || angled && isYesNoLetter(answers[0])
-	if strange && !list || counts || alone && !decides || angled && !alone {
+	angled := marker[0] == '<' // e2fsck: "<s>"
+	odd := angled              // several answers stand in other brackets, and one alone decides
+	if len(answers) == 1 {
+		odd = !says("yes", answers[0]) && !says("no", answers[0]) && !(angled && isYesNoLetter(answers[0]))
+	}
+	if strange && !list || counts || odd {
 		return nil
 	}
 	return answers
@@ -5512,7 +5510,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 	f.place = v.place(max(top, 0))
 	f.Question = cmp.Or(text, "the program waits for input")
 	raw := !v.tty.Canonical
-	if raw && presses(text) && (text[0] == '[' || v.hidden) {
+	if raw && presses(text) && (text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads()) {
 		f.Type = ConfirmEnter
 		return v.paragraph(f, top)
 	}
@@ -5557,7 +5555,8 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 			return -1
 		}
 		text = strings.TrimSpace(text)
-		if reAskedAbove.MatchString(plain(text)) && v.readMarked(f, text) && f.Type == YesNo {
+		asks := reAskedAbove.MatchString(plain(text)) && strings.ContainsAny(text, "?:？：")
+		if asks && v.readMarked(f, text) && f.Type == YesNo {
 			f.Question = text
 			f.Score = 0.85
 			return first
