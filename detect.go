@@ -131,8 +131,9 @@ type Screen struct {
 	changes uint // of what a look reads, but for the cursor: so many so far
 	sizes   int  // it has had so far
 
-	moved []*line // by scroll: kept for the next time
-	built []byte  // a row's text: kept for the next row
+	widths [512]rune // characters printed lately, each with its width in two bits below it
+	moved  []*line   // by scroll: kept for the next time
+	built  []byte    // a row's text: kept for the next row
 }
 
 // page is one of the two screens.
@@ -310,13 +311,18 @@ func (s *Screen) appendText(text []byte, cells []cell) []byte {
 	for end > 0 && cells[end-1].ch == 0 {
 		end--
 	}
-	wide := false
-	for _, c := range cells[:end] {
-		if !wide {
-			text = utf8.AppendRune(text, max(c.ch, ' '))
+	for i := range end {
+		c := &cells[i]
+		switch {
+		case i > 0 && cells[i-1].wide:
+		case c.ch < utf8.RuneSelf:
+			text = append(text, byte(max(c.ch, ' ')))
+		default:
+			text = utf8.AppendRune(text, c.ch)
+		}
+		if c.marks != 0 {
 			text = append(text, s.marks[c.marks]...)
 		}
-		wide = c.wide
 	}
 	return text
 }
@@ -448,9 +454,13 @@ func (s *Screen) take(b []byte) int {
 		case s.state == inText && p[0] >= 0x20:
 			n = s.print(p)
 		case s.state == inSequence && p[0] >= 0x20:
-			s.sequence(p[0])
+			n = s.sequence(p)
 		case s.state == inText && p[0] < 0x18:
 			s.controlCharacter(p[0])
+		case s.state == inText && len(p) > 1 && p[0] == 0x1b && p[1] == inSequence:
+			s.seq = s.seq[:0]
+			s.beginString(inSequence)
+			n = 2
 		default:
 			s.control(p[0])
 		}
@@ -500,22 +510,48 @@ func (s *Screen) beginString(b byte) {
 	s.params = append(s.params[:0], 0)
 }
 
-// sequence takes a byte of a control sequence, no control character.
-func (s *Screen) sequence(b byte) {
-	last := len(s.params) - 1
+// sequence takes what p begins with of a control sequence, no control character, and returns how much that is.
+func (s *Screen) sequence(p []byte) int {
+	n := s.parameters(p)
+	if n == len(p) || p[n] < 0x20 {
+		return n
+	}
+	b := p[n]
 	switch {
-	case b >= '0' && b <= '9':
-		s.params[last] = min(s.params[last]*10+int(b-'0'), maxParam)
-	case b == ';' && last < maxString-1:
-		s.params = append(s.params, 0)
 	case b >= 0x7f:
-	case b >= 0x40:
+	case b < 0x40:
+		if len(s.seq) < maxString {
+			s.seq = append(s.seq, b)
+		}
+	default:
 		s.state = inText
 		s.controlSequence(append(s.seq, b))
 		s.base = nil
-	case len(s.seq) < maxString:
-		s.seq = append(s.seq, b)
 	}
+	return n + 1
+}
+
+// parameters takes the digits and semicolons that p begins with, and returns how many those are.
+func (s *Screen) parameters(p []byte) int {
+	last := len(s.params) - 1
+	value := s.params[last]
+	n := 0
+	for n < len(p) {
+		b := p[n]
+		if b == ';' && last < maxString-1 {
+			s.params[last] = value
+			s.params = append(s.params, 0)
+			value = 0
+			last++
+		} else if b >= '0' && b <= '9' {
+			value = min(value*10+int(b-'0'), maxParam)
+		} else {
+			break
+		}
+		n++
+	}
+	s.params[last] = value
+	return n
 }
 
 // controlCharacter acts on a character below 0x20.
@@ -748,7 +784,7 @@ func (s *Screen) print(p []byte) int {
 	if graphics && r >= '`' && r <= '~' {
 		r = decGraphics[r-'`']
 	}
-	width := runeWidth(r)
+	width := s.columnsOf(r)
 	if r >= 0x300 && s.base != nil && (width == 0 || strings.HasSuffix(s.marks[s.base.marks], "\u200d")) {
 		s.combine(r)
 		return n
@@ -1088,6 +1124,18 @@ var wideEdges = sync.OnceValue(func() (edges []rune) {
 	}
 	return edges
 })
+
+// columnsOf is runeWidth, which takes its time, for a character that is printed.
+func (s *Screen) columnsOf(r rune) int {
+	if r < 0x7f {
+		return 1
+	}
+	known := &s.widths[int(r)%len(s.widths)]
+	if *known>>2 != r {
+		*known = r<<2 | rune(runeWidth(r))
+	}
+	return int(*known & 3)
+}
 
 // runeWidth is the number of columns of r: 0, 1 or 2. DEL, C1 controls and marks have none.
 func runeWidth(r rune) int {
