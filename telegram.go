@@ -386,13 +386,6 @@ func (t *Telegram) takeTurn(as rank) (wait time.Duration) {
 	return wait
 }
 
-// postpone keeps all processes from sending for as long as Telegram has asked for; 0: it has not.
-func (t *Telegram) postpone(wait time.Duration) {
-	if wait > 0 {
-		t.updatePace(func(next time.Time) time.Time { return later(next, time.Now().Add(wait)) })
-	}
-}
-
 // reserve takes a turn and returns when the next one is, or, without changing that, how long to wait. Up to four turns
 // are saved up. A question may go one turn early; what ranks behind it waits a little longer than needed, so that one
 // can pass it.
@@ -607,7 +600,9 @@ func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 		}
 		return j.done
 	}
-	t.postpone(failed.retryAfter())
+	if wait := failed.retryAfter(); wait > 0 { // for all processes
+		t.updatePace(func(next time.Time) time.Time { return later(next, time.Now().Add(wait)) })
+	}
 	if failed.Code == 0 && !failed.unsent || failed.Code >= 500 { // it may be done, or be done yet
 		record = j.lost
 	}
@@ -1125,16 +1120,6 @@ func (r *richText) breakLine() {
 func (r *richText) add(look, s string) {
 	r.looks = append(r.looks, slices.Repeat([]string{look}, len(s))...)
 	r.text += s
-}
-
-// append adds other as lines of its own.
-func (r *richText) append(other *richText) {
-	if other.text == "" {
-		return
-	}
-	r.breakLine()
-	r.looks = append(r.looks, other.looks...)
-	r.text += other.text
 }
 
 // addQuote adds s as addLine does, as the message's quotation.
@@ -1742,7 +1727,11 @@ func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
 	r := &richText{}
 	r.addLine("bold", title(s))
 	r.add("", " "+came)
-	r.append(markdown(abridge(p.Full, partUnits)))
+	if answer := markdown(abridge(p.Full, partUnits)); answer.text != "" {
+		r.breakLine()
+		r.text += answer.text
+		r.looks = append(r.looks, answer.looks...)
+	}
 	switch {
 	case p.Open(), p.Status == Expired:
 		r.addLine("", "reply to go on · ")
@@ -2520,7 +2509,10 @@ func (in *incoming) understand() intent {
 	case in.service != service{}:
 		return intent{}
 	}
-	file := in.file()
+	file := in.Document
+	if len(in.Photo) > 0 {
+		file = &in.Photo[len(in.Photo)-1] // as large as there is
+	}
 	text := in.Text
 	if file != nil {
 		text = in.Caption
@@ -2547,14 +2539,6 @@ func (in *incoming) understand() intent {
 		return intent{reply: "✗ Nothing was done: send it as plain text of up to 4096 bytes, as a photo or as a document."}
 	}
 	return in.answerOrInput(s, p, text)
-}
-
-// file is the photo, as large as there is, or the document that the message brings, nil none.
-func (m *message) file() *fileRef {
-	if len(m.Photo) > 0 {
-		return &m.Photo[len(m.Photo)-1]
-	}
-	return m.Document
 }
 
 // sendFile is a file for a session, with a caption: it answers no question. p is the one replied to, nil none.
@@ -2607,23 +2591,18 @@ func (in *incoming) command(name, line string) intent {
 		return refused
 	case name == "switch":
 		return in.claim([]*SessionRecord{s})
+	case name == "send" && strings.TrimSpace(rest) == "":
+		return intent{reply: "✗ Send what? Example: /send " + shortID(s.ID) + " go on"}
 	case name == "send":
-		return in.send(s, strings.TrimSpace(rest))
+		text := strings.TrimSpace(rest)
+		if reCommand.MatchString(text) { // it is the tool's own
+			text = "/" + text
+		}
+		return in.answerOrInput(s, nil, text)
 	case name == "keys":
 		return in.keys(s, rest)
 	}
 	return intent{record: in.input(s, name, rest)}
-}
-
-// send is text for a session that is named; a command in it is the tool's own.
-func (in *incoming) send(s *SessionRecord, text string) intent {
-	if text == "" {
-		return intent{reply: "✗ Send what? Example: /send " + shortID(s.ID) + " go on"}
-	}
-	if reCommand.MatchString(text) {
-		text = "/" + text
-	}
-	return in.answerOrInput(s, nil, text)
 }
 
 // keys are those to press.
