@@ -2036,9 +2036,22 @@ func TestPrivateFiles(t *testing.T) {
 // works as soon as the lock is free.
 func TestStoppedWithALock(t *testing.T) {
 	t.Parallel()
-	needTool(t, "flock")
 	dir := home(t, "")
-	holder := exec.Command("sh", "-c", `umask 077; exec flock "$0" sh -c "echo held; read x"`, filepath.Join(dir, "state.lock"))
+	release := holdsLock(t, filepath.Join(dir, "state.lock"))
+	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); code == 0 || !strings.Contains(errs, "continue it, if it is stopped") {
+		t.Errorf("while it is held: exit %d, %s", code, errs)
+	}
+	release()
+	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); !strings.Contains(errs, "there is no question") {
+		t.Errorf("after that: exit %d, %s", code, errs)
+	}
+}
+
+// holdsLock has another process take the lock of that file, until it is released.
+func holdsLock(t *testing.T, path string) (release func()) {
+	t.Helper()
+	needTool(t, "flock")
+	holder := exec.Command("sh", "-c", `umask 077; exec flock "$0" sh -c "echo held; read x"`, path)
 	in, err1 := holder.StdinPipe()
 	out, err2 := holder.StdoutPipe()
 	if err := errors.Join(err1, err2, holder.Start()); err != nil {
@@ -2047,13 +2060,7 @@ func TestStoppedWithALock(t *testing.T) {
 	if _, err := io.ReadFull(out, make([]byte, len("held\n"))); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); code == 0 || !strings.Contains(errs, "continue it, if it is stopped") {
-		t.Errorf("while it is held: exit %d, %s", code, errs)
-	}
-	in.Close() // which ends it
-	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); !strings.Contains(errs, "there is no question") {
-		t.Errorf("after that: exit %d, %s", code, errs)
-	}
+	return func() { in.Close() } // which ends it
 }
 
 // TestFolderThatCannotSync: a file system that cannot make folders durable is none that failed to.
@@ -7161,27 +7168,33 @@ func TestDeadAreFound(t *testing.T) {
 	}
 }
 
-// TestLockRemoved: whoever removes the file of the lock between processes parts nobody: each takes the one that is there.
+// TestLockRemoved: whoever removes the file of the lock between processes parts nobody: who waits for it takes the one that
+// is there then.
 func TestLockRemoved(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("/proc tells which file a process has open")
 	}
 	t.Parallel()
 	dir := home(t, "")
-	s, p := poses(t, dir, "Go on?")
 	path := filepath.Join(dir, "state.lock")
-	os.Remove(path)
-	cli(t, dir, "answer", "nobody", "y") // makes another
-	comesTrue(t, "who waits has opened the new one", func() bool {
-		now := time.Now()
-		os.Chtimes(filepath.Join(dir, "sessions", p.str("session_id")+".lock"), now, now) // as who answers does
-		return slices.ContainsFunc(inFolder(fmt.Sprintf("/proc/%d/fd", s.Process.Pid), "*"), func(fd string) bool {
+	release := holdsLock(t, path)
+	said := make(chan string, 1)
+	go func() {
+		_, _, errs := cli(t, dir, "answer", "12345678", "y")
+		said <- errs
+	}()
+	comesTrue(t, "it waits for the lock", func() bool {
+		return slices.ContainsFunc(inFolder("/proc/self/fd", "*"), func(fd string) bool {
 			to, _ := os.Readlink(fd)
 			return to == path
 		})
 	})
-	cli(t, dir, "answer", p.str("id"), "yes")
-	s.gets(0, "yes\n", "answer")
+	os.Remove(path)
+	defer holdsLock(t, path)()
+	release()
+	if errs := <-said; !strings.Contains(errs, "continue it, if it is stopped") {
+		t.Errorf("while another process has the new one: %s", errs)
+	}
 }
 
 // TestDiskFull: while the disk is full no answer is taken that cannot be recorded, the program runs on and can be answered at
