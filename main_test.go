@@ -2033,34 +2033,29 @@ func TestPrivateFiles(t *testing.T) {
 }
 
 // TestStoppedWithALock: where another process keeps the lock of the state a command ends with what to do about it, and
-// works as soon as the lock is free.
+// works as soon as the lock is free, or another file has its name.
 func TestStoppedWithALock(t *testing.T) {
 	t.Parallel()
-	dir := home(t, "")
-	release := holdsLock(t, filepath.Join(dir, "state.lock"))
-	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); code == 0 || !strings.Contains(errs, "continue it, if it is stopped") {
-		t.Errorf("while it is held: exit %d, %s", code, errs)
-	}
-	release()
-	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); !strings.Contains(errs, "there is no question") {
-		t.Errorf("after that: exit %d, %s", code, errs)
-	}
-}
-
-// holdsLock has another process take the lock of that file, until it is released.
-func holdsLock(t *testing.T, path string) (release func()) {
-	t.Helper()
 	needTool(t, "flock")
+	dir := home(t, "")
+	path := filepath.Join(dir, "state.lock")
 	holder := exec.Command("sh", "-c", `umask 077; exec flock "$0" sh -c "echo held; read x"`, path)
 	in, err1 := holder.StdinPipe()
 	out, err2 := holder.StdoutPipe()
 	if err := errors.Join(err1, err2, holder.Start()); err != nil {
 		t.Fatal(err)
 	}
+	defer in.Close() // which ends it
 	if _, err := io.ReadFull(out, make([]byte, len("held\n"))); err != nil {
 		t.Fatal(err)
 	}
-	return func() { in.Close() } // which ends it
+	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); code == 0 || !strings.Contains(errs, "continue it, if it is stopped") {
+		t.Errorf("while it is held: exit %d, %s", code, errs)
+	}
+	os.Remove(path) // whoever does that parts nobody: each takes the one that is there
+	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); !strings.Contains(errs, "there is no question") {
+		t.Errorf("after that: exit %d, %s", code, errs)
+	}
 }
 
 // TestFolderThatCannotSync: a file system that cannot make folders durable is none that failed to.
@@ -7165,35 +7160,6 @@ func TestDeadAreFound(t *testing.T) {
 	}
 	if names("sessions") != "unknown.lock" {
 		t.Errorf("whose end is known has no lock: %s", names("sessions"))
-	}
-}
-
-// TestLockRemoved: whoever removes the file of the lock between processes parts nobody: who waits for it takes the one that
-// is there then.
-func TestLockRemoved(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("/proc tells which file a process has open")
-	}
-	t.Parallel()
-	dir := home(t, "")
-	path := filepath.Join(dir, "state.lock")
-	release := holdsLock(t, path)
-	said := make(chan string, 1)
-	go func() {
-		_, _, errs := cli(t, dir, "answer", "12345678", "y")
-		said <- errs
-	}()
-	comesTrue(t, "it waits for the lock", func() bool {
-		return slices.ContainsFunc(inFolder("/proc/self/fd", "*"), func(fd string) bool {
-			to, _ := os.Readlink(fd)
-			return to == path
-		})
-	})
-	os.Remove(path)
-	defer holdsLock(t, path)()
-	release()
-	if errs := <-said; !strings.Contains(errs, "continue it, if it is stopped") {
-		t.Errorf("while another process has the new one: %s", errs)
 	}
 }
 
