@@ -1994,24 +1994,26 @@ func TestPrivateFiles(t *testing.T) {
 }
 
 // TestStoppedWithALock: where another process keeps the lock of the state a command ends with what to do about it, and
-// works as soon as the lock is free.
+// works as soon as the lock is free, or another file has its name.
 func TestStoppedWithALock(t *testing.T) {
 	t.Parallel()
 	needTool(t, "flock")
 	dir := home(t, "")
-	holder := exec.Command("sh", "-c", `umask 077; exec flock "$0" sh -c "echo held; read x"`, filepath.Join(dir, "state.lock"))
+	path := filepath.Join(dir, "state.lock")
+	holder := exec.Command("sh", "-c", `umask 077; exec flock "$0" sh -c "echo held; read x"`, path)
 	in, err1 := holder.StdinPipe()
 	out, err2 := holder.StdoutPipe()
 	if err := errors.Join(err1, err2, holder.Start()); err != nil {
 		t.Fatal(err)
 	}
+	defer in.Close() // which ends it
 	if _, err := io.ReadFull(out, make([]byte, len("held\n"))); err != nil {
 		t.Fatal(err)
 	}
 	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); code == 0 || !strings.Contains(errs, "continue it, if it is stopped") {
 		t.Errorf("while it is held: exit %d, %s", code, errs)
 	}
-	in.Close() // which ends it
+	os.Remove(path) // whoever does that parts nobody: each takes the one that is there
 	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); !strings.Contains(errs, "there is no question") {
 		t.Errorf("after that: exit %d, %s", code, errs)
 	}
@@ -7114,29 +7116,6 @@ func TestDeadAreFound(t *testing.T) {
 	if names("sessions") != "unknown.lock" {
 		t.Errorf("whose end is known has no lock: %s", names("sessions"))
 	}
-}
-
-// TestLockRemoved: whoever removes the file of the lock between processes parts nobody: each takes the one that is there.
-func TestLockRemoved(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("/proc tells which file a process has open")
-	}
-	t.Parallel()
-	dir := home(t, "")
-	s, p := poses(t, dir, "Go on?")
-	path := filepath.Join(dir, "state.lock")
-	os.Remove(path)
-	cli(t, dir, "answer", "nobody", "y") // makes another
-	comesTrue(t, "who waits has opened the new one", func() bool {
-		now := time.Now()
-		os.Chtimes(filepath.Join(dir, "sessions", p.str("session_id")+".lock"), now, now) // as who answers does
-		return slices.ContainsFunc(inFolder(fmt.Sprintf("/proc/%d/fd", s.Process.Pid), "*"), func(fd string) bool {
-			to, _ := os.Readlink(fd)
-			return to == path
-		})
-	})
-	cli(t, dir, "answer", p.str("id"), "yes")
-	s.gets(0, "yes\n", "answer")
 }
 
 // TestDiskFull: while the disk is full no answer is taken that cannot be recorded, the program runs on and can be answered at

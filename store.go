@@ -683,13 +683,14 @@ func (l *stateLock) acquire() error {
 func holdLock(name string, wait time.Duration) (*os.File, error) {
 	for {
 		f, err := openPrivate(name, os.O_RDWR|os.O_CREATE)
-		if err == nil {
-			err = awaitLock(f, wait)
+		if err != nil {
+			return nil, fmt.Errorf("locking %s: %w", name, err)
 		}
+		err = awaitLock(f, wait)
 		if err == nil && isNamed(f, name) {
 			return f, nil
 		}
-		_ = f.Close() // nothing was written to it; nil of none
+		_ = f.Close() // nothing was written to it
 		if err != nil {
 			return nil, fmt.Errorf("locking %s: %w", name, err)
 		}

@@ -386,13 +386,6 @@ func (t *Telegram) takeTurn(as rank) (wait time.Duration) {
 	return wait
 }
 
-// postpone keeps all processes from sending for as long as Telegram has asked for; 0: it has not.
-func (t *Telegram) postpone(wait time.Duration) {
-	if wait > 0 {
-		t.updatePace(func(next time.Time) time.Time { return later(next, time.Now().Add(wait)) })
-	}
-}
-
 // reserve takes a turn and returns when the next one is, or, without changing that, how long to wait. Up to four turns
 // are saved up. A question may go one turn early; what ranks behind it waits a little longer than needed, so that one
 // can pass it.
@@ -607,7 +600,9 @@ func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 		}
 		return j.done
 	}
-	t.postpone(failed.retryAfter())
+	if wait := failed.retryAfter(); wait > 0 { // for all processes
+		t.updatePace(func(next time.Time) time.Time { return later(next, time.Now().Add(wait)) })
+	}
 	if failed.Code == 0 && !failed.unsent || failed.Code >= 500 { // it may be done, or be done yet
 		record = j.lost
 	}
@@ -1125,16 +1120,6 @@ func (r *richText) breakLine() {
 func (r *richText) add(look, s string) {
 	r.looks = append(r.looks, slices.Repeat([]string{look}, len(s))...)
 	r.text += s
-}
-
-// append adds other as lines of its own.
-func (r *richText) append(other *richText) {
-	if other.text == "" {
-		return
-	}
-	r.breakLine()
-	r.looks = append(r.looks, other.looks...)
-	r.text += other.text
 }
 
 // addQuote adds s as addLine does, as the message's quotation.
@@ -1742,7 +1727,11 @@ func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
 	r := &richText{}
 	r.addLine("bold", title(s))
 	r.add("", " "+came)
-	r.append(markdown(abridge(p.Full, partUnits)))
+	if answer := markdown(abridge(p.Full, partUnits)); answer.text != "" {
+		r.breakLine()
+		r.text += answer.text
+		r.looks = append(r.looks, answer.looks...)
+	}
 	switch {
 	case p.Open(), p.Status == Expired:
 		r.addLine("", "reply to go on · ")
@@ -2044,7 +2033,6 @@ func (t *Telegram) Poll(ctx context.Context) {
 			t.noteTrouble("poll", fmt.Sprint("no answers come from the phone: ", err))
 		case !held: // another process polls
 			t.noteTrouble("poll", "")
-			r.lastOK = time.Time{}
 		default:
 			pause = r.listen(ctx)
 		}
@@ -2065,6 +2053,9 @@ func (r *receiver) listen(ctx context.Context) (pause time.Duration) {
 	r.work.Wait()
 	r.polling.Store(false)
 	r.store.LeavePoll()
+	if pause == 0 { // another process may poll
+		r.lastOK = time.Time{}
+	}
 	return pause
 }
 
@@ -2244,22 +2235,16 @@ func (t *Telegram) warn(err error) {
 	}
 }
 
-// tell says what came of an update: of a message in replies, in the order of what they reply to; of a tap at once,
-// where nothing was done in a box that must be closed.
+// tell says what came of an update: of a message in replies, in the order of what they reply to; of a tap at once and
+// once, where nothing was done in a box that must be closed, also where that was the last that this process waited for.
 func (r *receiver) tell(u *update, want intent) {
-	if u.Callback != nil {
-		r.toast(u.Callback.ID, want.reply)
+	if m := u.Message; m != nil {
+		r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), choose: want.choose})
 		return
 	}
-	m := u.Message
-	r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), choose: want.choose})
-}
-
-// toast answers a tap, once, also where that was the last that this process waited for.
-func (r *receiver) toast(tap, text string) {
-	text, refused := strings.CutPrefix(text, "✗ ")
+	text, refused := strings.CutPrefix(want.reply, "✗ ")
 	params := map[string]any{
-		"callback_query_id": tap,
+		"callback_query_id": u.Callback.ID,
 		"text":              clean(text, 200), // https://core.telegram.org/bots/api#answercallbackquery
 		"show_alert":        refused,
 	}
@@ -2320,7 +2305,7 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 		err = r.act(&u, from)
 	}
 	if err != nil && u.Callback != nil {
-		r.toast(u.Callback.ID, "✗ The tap could not be recorded, so nothing was done yet; it is tried again.")
+		r.tell(&u, intent{reply: "✗ The tap could not be recorded, so nothing was done yet; it is tried again."})
 	}
 	return u.ID, err
 }
@@ -2379,10 +2364,11 @@ func (r *receiver) record(in *incoming, want *intent) error {
 		if v.records["update "+in.update] != nil { // it came again
 			return nil, errActed
 		}
-		if v.Prompts[want.of] != nil {
+		known := v.Prompts[want.of] != nil
+		if known {
 			p = *v.Prompts[want.of]
 		}
-		if want.change != nil {
+		if known && want.change != nil {
 			want.change(&p)
 		}
 		if want.decision != nil && want.refused == "" {
@@ -2393,7 +2379,7 @@ func (r *receiver) record(in *incoming, want *intent) error {
 		switch {
 		case want.record != nil:
 			records = append(records, want.record)
-		case want.change != nil, want.decision != nil && want.refused == "":
+		case known && (want.change != nil || want.refused == ""):
 			records = append(records, &p)
 		}
 		return append(records, &UpdateRecord{Head{ID: in.update}, "operator"}), nil
@@ -2523,7 +2509,10 @@ func (in *incoming) understand() intent {
 	case in.service != service{}:
 		return intent{}
 	}
-	file := in.file()
+	file := in.Document
+	if len(in.Photo) > 0 {
+		file = &in.Photo[len(in.Photo)-1] // as large as there is
+	}
 	text := in.Text
 	if file != nil {
 		text = in.Caption
@@ -2550,14 +2539,6 @@ func (in *incoming) understand() intent {
 		return intent{reply: "✗ Nothing was done: send it as plain text of up to 4096 bytes, as a photo or as a document."}
 	}
 	return in.answerOrInput(s, p, text)
-}
-
-// file is the photo, as large as there is, or the document that the message brings, nil none.
-func (m *message) file() *fileRef {
-	if len(m.Photo) > 0 {
-		return &m.Photo[len(m.Photo)-1]
-	}
-	return m.Document
 }
 
 // sendFile is a file for a session, with a caption: it answers no question. p is the one replied to, nil none.
@@ -2610,23 +2591,18 @@ func (in *incoming) command(name, line string) intent {
 		return refused
 	case name == "switch":
 		return in.claim([]*SessionRecord{s})
+	case name == "send" && strings.TrimSpace(rest) == "":
+		return intent{reply: "✗ Send what? Example: /send " + shortID(s.ID) + " go on"}
 	case name == "send":
-		return in.send(s, strings.TrimSpace(rest))
+		text := strings.TrimSpace(rest)
+		if reCommand.MatchString(text) { // it is the tool's own
+			text = "/" + text
+		}
+		return in.answerOrInput(s, nil, text)
 	case name == "keys":
 		return in.keys(s, rest)
 	}
 	return intent{record: in.input(s, name, rest)}
-}
-
-// send is text for a session that is named; a command in it is the tool's own.
-func (in *incoming) send(s *SessionRecord, text string) intent {
-	if text == "" {
-		return intent{reply: "✗ Send what? Example: /send " + shortID(s.ID) + " go on"}
-	}
-	if reCommand.MatchString(text) {
-		text = "/" + text
-	}
-	return in.answerOrInput(s, nil, text)
 }
 
 // keys are those to press.
@@ -2649,7 +2625,7 @@ func (in *incoming) claim(to []*SessionRecord) intent {
 	id := ""
 	reply := "✓ Your text goes to the only session, or to what it replies to."
 	switch {
-	case len(to) > 0:
+	case len(to) == 1:
 		id = to[0].ID
 		reply = "✓ Your text goes to " + origin(to[0])
 	case in.tap != nil:
@@ -2660,7 +2636,8 @@ func (in *incoming) claim(to []*SessionRecord) intent {
 
 // choice has the operator choose a session, which his text goes to from then on.
 func (in *incoming) choice() intent {
-	return intent{reply: "✗ Which session? Tap it, or reply to one of its messages. " + in.list(), choose: in.view.named("")}
+	reply := "✗ Which session? Tap it, or reply to one of its messages. " + in.list()
+	return intent{reply: reply, choose: in.view.named("")}
 }
 
 // claimed is the name of the fact which session text of the operator's goes to.
@@ -2672,7 +2649,7 @@ func (in *incoming) input(s *SessionRecord, kind, text string) *InputRecord {
 		Text: text, ReplyTo: in.ID, ThreadID: in.topic(), UpdateID: in.update, WrittenAt: in.at.UTC(), Status: "queued"}
 }
 
-// named are the live sessions that a word names, by the beginning of the id or by the label, in the order of their names.
+// named are the live sessions that a word names, by the beginning of the id or by the label, in alphabetical order.
 func (v *View) named(word string) (live []*SessionRecord) {
 	for _, s := range v.Sessions {
 		if s.Status == "active" && (strings.HasPrefix(s.ID, strings.ToLower(word)) || s.Label == word) {
@@ -3071,7 +3048,12 @@ func (s *setup) pair(bot string) error {
 	}
 	for {
 		if c.ChatID != 0 && len(c.Users) > 0 {
-			failed, ok := s.test().(*apiError)
+			err := s.bot.reach(s.ctx)
+			if err == nil && !s.opts.on("no-test") {
+				err = s.bot.call(s.ctx, "sendMessage", map[string]any{"chat_id": c.ChatID,
+					"text": "✅ AtlasBridge is connected: its questions come here."}, nil)
+			}
+			failed, ok := err.(*apiError)
 			if !ok {
 				s.say("Chat %d, allowed users %v", c.ChatID, c.Users)
 				return nil
@@ -3084,15 +3066,6 @@ func (s *setup) pair(bot string) error {
 			return err
 		}
 	}
-}
-
-// test sends a test message to the chat, or, where none is wanted, only sees whether that can be done.
-func (s *setup) test() error {
-	if s.opts.on("no-test") {
-		return s.bot.reach(s.ctx)
-	}
-	test := map[string]any{"chat_id": s.cfg.ChatID, "text": "✅ AtlasBridge is connected: its questions come here."}
-	return s.bot.call(s.ctx, "sendMessage", test, nil)
 }
 
 // meet learns who the operator is, and where: from a message with a code that only this terminal shows, and from a yes
@@ -3112,7 +3085,8 @@ func (s *setup) meet(bot string) error {
 	}
 	defer s.bot.store.LeavePoll()
 	code := newNonce()[:8] // short, for it may be typed by hand
-	s.say("Open https://t.me/%s?start=%s\nand tap Start.\nOr send it the code:  %[2]s\n(in a group: /start %[2]s)", bot, code)
+	s.say("Open https://t.me/%s?start=%s\nand tap Start.", bot, code)
+	s.say("Or send it the code:  %s\n(in a group: /start %[1]s)", code)
 	m, err := s.awaitCode(code)
 	if err != nil {
 		return err
