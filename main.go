@@ -1171,13 +1171,17 @@ func (c *command) status(s *Store) int {
 		rows = append(rows, r.cells(time.Now()))
 	}
 	code := c.show(list, rows, "no sessions; start one: atlasbridge run <tool>")
+	trouble := s.ChannelTrouble()
 	if c.opts.on("json") {
+		if trouble != "" {
+			c.complain(trouble)
+		}
 		return code
 	}
 	if poller != 0 {
 		fmt.Fprintf(c, "process %d listens to Telegram\n", poller)
 	}
-	if trouble := s.ChannelTrouble(); trouble != "" {
+	if trouble != "" {
 		fmt.Fprintln(c, visible(trouble))
 	}
 	return code
