@@ -619,13 +619,14 @@ func unknown(name string) string {
 			}
 		}
 	}
+	todo := "to run a tool: atlasbridge run TOOL"
 	switch {
 	case isTool(name):
-		return fmt.Sprintf("unknown command %q; did you mean `atlasbridge run %s`?", name, name)
+		todo = "did you mean `atlasbridge run " + name + "`?"
 	case best != "":
-		return fmt.Sprintf("unknown command %q; did you mean `atlasbridge %s`?", name, best)
+		todo = "did you mean `atlasbridge " + best + "`?"
 	}
-	return fmt.Sprintf("unknown command %q; to run a tool: atlasbridge run TOOL", name)
+	return fmt.Sprintf("unknown command %q; %s", name, todo)
 }
 
 // config reads the settings; flags win over the file and the environment. With an error at most Dir is set.
@@ -1160,32 +1161,43 @@ func (c *command) status(s *Store) int {
 		list = append(list, row)
 	}
 	slices.SortFunc(list, func(a, b statusRow) int { // "active" sorts first
-		return cmp.Or(strings.Compare(a.Status, b.Status), b.StartedAt.Compare(a.StartedAt))
+		if a.Status != b.Status {
+			return strings.Compare(a.Status, b.Status)
+		}
+		return b.StartedAt.Compare(a.StartedAt)
 	})
-	now := time.Now()
 	rows := [][]any{{"SESSION", "PID", "STATE", "UP", "OPEN", "TOOL"}}
 	for _, r := range list {
-		state := cmp.Or(r.Activity, r.Status)
-		if r.ExitCode != nil && *r.ExitCode != 0 {
-			state += fmt.Sprintf(", exit %d", *r.ExitCode)
-		}
-		if r.WrapperState == "stopped" {
-			state = r.WrapperState
-		}
-		up := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt)
-		rows = append(rows, []any{shortID(r.ID), r.PID, state, span(up), r.Open, strings.TrimSpace(r.Tool + " " + r.Label)})
+		rows = append(rows, r.cells(time.Now()))
 	}
 	code := c.show(list, rows, "no sessions; start one: atlasbridge run <tool>")
+	trouble := s.ChannelTrouble()
 	if c.opts.on("json") {
+		if trouble != "" {
+			c.complain(trouble)
+		}
 		return code
 	}
 	if poller != 0 {
 		fmt.Fprintf(c, "process %d listens to Telegram\n", poller)
 	}
-	if trouble := s.ChannelTrouble(); trouble != "" {
+	if trouble != "" {
 		fmt.Fprintln(c, visible(trouble))
 	}
 	return code
+}
+
+// cells are the row's columns in the table.
+func (r statusRow) cells(now time.Time) []any {
+	state := cmp.Or(r.Activity, r.Status)
+	if r.ExitCode != nil && *r.ExitCode != 0 {
+		state += fmt.Sprintf(", exit %d", *r.ExitCode)
+	}
+	if r.WrapperState == "stopped" {
+		state = r.WrapperState
+	}
+	up := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt)
+	return []any{shortID(r.ID), r.PID, state, span(up), r.Open, strings.TrimSpace(r.Tool + " " + r.Label)}
 }
 
 // maxListed is how much approvals says of a question, in bytes: a screenful.
@@ -1216,7 +1228,10 @@ func cmdAnswer(c *command) int { return c.withState(c.answer) }
 // given is a success, also where the audit log could not be written: that is said.
 func (c *command) answer(s *Store) int {
 	d := Decision{PromptID: c.opts.args[0], Value: c.opts.args[1], By: "cli:answer", Trusted: true}
-	p := *cmp.Or(s.view.find(d), &PromptRecord{})
+	var p PromptRecord
+	if found := s.view.find(d); found != nil {
+		p = *found
+	}
 	why := Refusal("this runs inside of a session: what runs there does not answer")
 	todo := "use a terminal that was not started there, the session's own keyboard, or the phone"
 	if !s.inside() {
@@ -6208,7 +6223,10 @@ func (a *asking) send() error {
 	for _, c := range a.prompt.Choices {
 		words = append(words, a.given[c.Key])
 	}
-	values := cmp.Or(strings.Join(words, "|"), "TEXT")
+	values := "TEXT"
+	if words != nil {
+		values = strings.Join(words, "|")
+	}
 	fmt.Fprintf(a.stderr, "atlasbridge: %s: atlasbridge answer %s %s\n", how, shortID(a.prompt.ID), values)
 	return err
 }
@@ -6256,9 +6274,12 @@ func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 	case ended:
 		a.code = 128 + int(stop.sig)
 		return nil
+	case cause != nil:
+		a.code = exitInternal
+		return cause
 	default:
 		a.code = exitInternal
-		return cmp.Or(cause, fmt.Errorf("the question was not answered: %s", end.Reason))
+		return fmt.Errorf("the question was not answered: %s", end.Reason)
 	}
 	a.tell(end, status, answer)
 	switch {

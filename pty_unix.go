@@ -582,7 +582,7 @@ const (
 // Descriptors of both, beside the child's streams.
 const (
 	slaveFD  = 3 // of the terminal
-	reportFD = 4 // the leader's: of the pipe for reports, which are numbers
+	reportFD = 4 // of a pipe: for the leader's reports, which are numbers; the other role's is closed by becoming the tool
 )
 
 // startLed starts the child by a leader, which reports the child's pid, then each of its wait statuses.
@@ -635,16 +635,22 @@ func actAs(args []string) (code int, is bool) {
 func lead(args []string) {
 	report := os.NewFile(reportFD, "report")
 	unix.CloseOnExec(reportFD)
-	own := &syscall.SysProcAttr{Setpgid: true}
-	attr := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2, slaveFD}, Sys: own}
-	exe, err := os.Executable()
+	became, end, err := os.Pipe()
 	if err != nil {
 		return // there is no report
+	}
+	own := &syscall.SysProcAttr{Setpgid: true}
+	attr := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2, slaveFD, end.Fd()}, Sys: own}
+	exe, err := os.Executable()
+	if err != nil {
+		return // the same
 	}
 	tool, err := begin(exe, slices.Replace(slices.Clone(args), 1, 2, toolRole), attr)
 	if err != nil {
 		return // the same
 	}
+	end.Close()                        // it has its own
+	_, _ = io.Copy(io.Discard, became) // until it has become the tool, and has the terminal, or has ended
 	_ = binary.Write(report, binary.NativeEndian, int32(tool))
 	for fd := range reportFD {
 		unix.Close(fd) // who has the other end is to see what the tool does, not us
@@ -659,6 +665,7 @@ func lead(args []string) {
 // becomeTool takes the terminal and becomes the tool, unless there is an error.
 func becomeTool(path string, argv []string) error {
 	unix.CloseOnExec(slaveFD)
+	unix.CloseOnExec(reportFD)
 	signal.Ignore(syscall.SIGTTOU) // it is in the background
 	group := unix.Getpid()
 	if err := unix.IoctlSetPointerInt(slaveFD, unix.TIOCSPGRP, group); err != nil {
@@ -1108,15 +1115,15 @@ func dropTyped(f *os.File) error {
 	return flushed
 }
 
-// processOutput has the host's terminal, which is raw, begin a line at each line feed, or not.
+// processOutput has the host's terminal, which is raw, begin a line at each line feed, or not. Where it does already
+// nothing is written: the modes may be on their way back.
 func processOutput(f *os.File, on bool) error {
-	_, err := changeModes(f, func(modes *unix.Termios) {
-		modes.Oflag &^= unix.OPOST
-		if on {
-			modes.Oflag |= unix.OPOST
-		}
-	})
-	return err
+	modes, err := getModes(f)
+	if err != nil || on == (modes.Oflag&unix.OPOST != 0) {
+		return err
+	}
+	modes.Oflag ^= unix.OPOST
+	return setModes(f, modes)
 }
 
 // waitReady waits until a standard stream of ours, which does not block, can be read or written.
