@@ -236,7 +236,7 @@ type Verdict struct {
 	Line      int64    `json:"line"` // the first bad one, 0 none
 	Reason    string   `json:"reason"`
 	Remedy    string   `json:"remedy"`
-	Heads     []string `json:"heads"` // known from elsewhere, as SEQ:HASH
+	Noted     string   `json:"noted"` // the last entry that the state knows, as SEQ:HASH; "" none
 	Proves    string   `json:"proves"`
 	Limits    string   `json:"does_not_prove"`
 
@@ -252,15 +252,12 @@ func (v *Verdict) fault(line int64, why string) {
 	v.Reason += fmt.Sprintf("; line %d: %s", line, why)
 }
 
-// verify recomputes the chain up to the first line that does not hold, looks for the heads in it, and compares what was
-// shown with what stood there when the answer was typed. Of those it names the first. The log may begin behind the
-// entry of that number, −1: of any. An error is one of reading.
-func verify(log io.Reader, begins int64, heads ...string) (Verdict, error) {
-	v := Verdict{Heads: append([]string{}, heads...), begins: begins, chainHead: chainHead{Hash: genesis}}
-	missing := slices.Clone(heads)
-	found := func(head string) {
-		missing = slices.DeleteFunc(missing, func(known string) bool { return known == head })
-	}
+// verify recomputes the chain up to the first line that does not hold, looks for the noted entry in it, "" for none, and
+// compares what was shown with what stood there when the answer was typed. Of those it names the first. The log may
+// begin behind the entry of that number, −1: of any. An error is one of reading.
+func verify(log io.Reader, begins int64, noted string) (Verdict, error) {
+	v := Verdict{Noted: noted, begins: begins, chainHead: chainHead{Hash: genesis}}
+	found := noted == ""
 	asked := questions{}
 	whole := true // the chain
 	err := eachLine(log, func(line []byte) (more bool) {
@@ -270,7 +267,7 @@ func verify(log io.Reader, begins int64, heads ...string) (Verdict, error) {
 			whole = false
 			return false
 		}
-		found(v.String())
+		found = found || v.String() == noted
 		if why := asked.judge(fields, v.Behind == ""); why != "" && v.Reason == "" {
 			v.fault(v.Entries, why)
 		}
@@ -279,12 +276,11 @@ func verify(log io.Reader, begins int64, heads ...string) (Verdict, error) {
 	if err != nil {
 		return Verdict{}, err
 	}
-	found(v.Behind)
-	if whole && len(missing) > 0 {
+	if whole && !found && v.Behind != noted {
 		var seq int64
-		fmt.Sscan(missing[0], &seq) // what is no number stays 0
+		fmt.Sscan(noted, &seq) // what is no number stays 0
 		line := max(1, min(seq-v.Seq+v.Entries, v.Entries+1))
-		v.fault(line, "the entry "+missing[0]+" is known but not there: the tail was cut or the chain computed anew")
+		v.fault(line, "the entry "+noted+" is known but not there: the tail was cut or the chain computed anew")
 	}
 	v.conclude()
 	return v, nil
@@ -348,12 +344,12 @@ func (v *Verdict) conclude() {
 			"and a new one begins"
 		return
 	}
-	v.Proves = "the entries form one chain: none was changed, inserted, removed or reordered on its own"
-	v.Limits = "that the tail was not cut or all written anew: no head was given"
-	if len(v.Heads) > 0 {
-		v.Proves += "; those up to " + strings.Join(v.Heads, " and ") + " are the ones that stood there when it was noted"
-		v.Limits = "that what was written is true, nor anything against one who rewrote what keeps the heads too: " +
-			"state.jsonl, or your phone"
+	v.Proves = "no entry was changed, inserted, removed or reordered"
+	v.Limits = "that the end was not cut off, or all of it written anew: the state knows no entry"
+	if v.Noted != "" {
+		v.Proves += ", up to the last one that the state knows, and its end was not cut off"
+		v.Limits = "that what was written is true, nor anything against someone who wrote state.jsonl anew, too: " +
+			"compare the head with the one on your phone"
 	}
 	if v.Behind != "" {
 		v.Limits += "; nor anything about the entries up to " + v.Behind + ", which stand in the log before"

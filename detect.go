@@ -2441,7 +2441,7 @@ type answer struct {
 func (v *view) answer(end int) answer {
 	message := v.up(end, v.said)
 	t := answer{headed: message > 0 || v.s.scrolled == 0 && !v.s.AltScreen()} // codex keeps it in the first row
-	aside := TurnState("")                                                    // what tells the end, or the message, that the row belongs to
+	var aside TurnState // what tells the end, or the message, that the row belongs to
 	if message >= 0 {
 		aside = TurnReady
 	}
@@ -4996,8 +4996,8 @@ func (v *view) readStill() *candidate {
 	return f
 }
 
-// ruleOf is the rule that makes a question of a line, "" none, the surest first, each with the recordings, of 688, whose
-// last question it finds.
+// ruleOf is the rule that makes a question of a line, "" none, the surest first, each with the recordings, of 688,
+// whose last question it finds.
 func (v *view) ruleOf(f *candidate, text string, top int) string {
 	f.Type = ConfirmEnter
 	last := v.row >= v.last
@@ -5016,8 +5016,8 @@ func (v *view) ruleOf(f *candidate, text string, top int) string {
 	return ""
 }
 
-// ruleOfWords is the rule that makes a question of a line by its words alone, "" none: it needs a program that reads, or
-// silence.
+// ruleOfWords is the rule that makes a question of a line by its words alone, "" none: it needs a program that reads,
+// or silence.
 func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 	f.Type = FreeText
 	said := plain(text)
@@ -5337,8 +5337,8 @@ func pairIn(two []Choice) (yes, no int) {
 	return -1, -1
 }
 
-// answersOf are the answers that text names: hot keys, or those of the last marker. Behind that stands no answer yet, and
-// nothing that makes numbers a mere count.
+// answersOf are the answers that text names: hot keys, or those of the last marker. Behind that stands no answer yet,
+// and nothing that makes numbers a mere count.
 func answersOf(text string) []Choice {
 	keys := hotKeys(text)
 	if len(keys) > 1 {
@@ -5451,7 +5451,8 @@ func numbers(first, last string) (all []string) {
 // isYesNoLetter reports whether a letter is typed for yes or for no in some language.
 func isYesNoLetter(letter string) bool {
 	_, of := lexicon()
-	return utf8.RuneCountInString(letter) == 1 && strings.Contains(strings.Join(of["letters"], ""), strings.ToLower(letter))
+	all := strings.Join(of["letters"], "")
+	return utf8.RuneCountInString(letter) == 1 && strings.Contains(all, strings.ToLower(letter))
 }
 
 // typed is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have changed.

@@ -6132,8 +6132,8 @@ func catchSignals(quit context.CancelCauseFunc) (release func()) {
 	}
 }
 
-// bridge asks in a session of its own: it listens to Telegram while nobody else does, and has the message say in the end
-// what has become of the question.
+// bridge asks in a session of its own: it listens to Telegram while nobody else does, and has the message say in the
+// end what has become of the question.
 func (a *asking) bridge() error {
 	a.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a reader that is gone makes the write fail, and no more
 	ctx, quit := context.WithCancelCause(a.ctx)

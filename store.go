@@ -1259,6 +1259,8 @@ func (p *PromptRecord) wants(m Message) string {
 		return strings.TrimSpace(string(AwaitingReply) + " " + strings.Join(p.Ticked, ","))
 	case p.onItsWay():
 		status = string(ReplyReceived)
+	case p.Status == Resolved && p.Value == nil && p.DecidedBy != nil && *p.DecidedBy == "auto:timeout":
+		status = string(Expired)
 	}
 	if shown == status {
 		return m.Shows
@@ -2011,8 +2013,8 @@ func (s *Store) auditTail(noted chainHead) ([]byte, error) {
 }
 
 // VerifyAudit verifies the audit log as it is now, without a line that is just being written, against the head that the
-// state notes, and those given.
-func (s *Store) VerifyAudit(heads ...string) (Verdict, error) {
+// state notes.
+func (s *Store) VerifyAudit() (Verdict, error) {
 	err := s.begin()
 	if err == nil {
 		err = s.audit.look()
@@ -2023,11 +2025,12 @@ func (s *Store) VerifyAudit(heads ...string) (Verdict, error) {
 		return Verdict{}, err
 	}
 	begins := int64(-1)
+	head := ""
 	if noted.Seq > 0 {
 		begins = noted.Begins
-		heads = append(heads, noted.String())
+		head = noted.String()
 	}
-	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), begins, heads...)
+	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), begins, head)
 }
 
 // Move takes a prompt along one legal transition; change may fill in more.
