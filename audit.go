@@ -229,16 +229,16 @@ func members(line []byte) (fields []Field) {
 
 // Verdict is what a verification found: what audit verify --json prints.
 type Verdict struct {
-	OK        bool     `json:"ok"`
-	Entries   int64    `json:"entries"` // that form one chain, from the first on
-	Behind    string   `json:"behind"`  // the entry that the first one follows, as SEQ:HASH; "" it is the very first
-	chainHead          // the last of them
-	Line      int64    `json:"line"` // the first bad one, 0 none
-	Reason    string   `json:"reason"`
-	Remedy    string   `json:"remedy"`
-	Noted     string   `json:"noted"` // the last entry that the state knows, as SEQ:HASH; "" none
-	Proves    string   `json:"proves"`
-	Limits    string   `json:"does_not_prove"`
+	OK        bool   `json:"ok"`
+	Entries   int64  `json:"entries"` // that form one chain, from the first on
+	Behind    string `json:"behind"`  // the entry that the first one follows, as SEQ:HASH; "" it is the very first
+	chainHead        // the last of them
+	Line      int64  `json:"line"` // the first bad one, 0 none
+	Reason    string `json:"reason"`
+	Remedy    string `json:"remedy"`
+	Noted     string `json:"noted"` // the last entry that the state knows, as SEQ:HASH; "" none
+	Proves    string `json:"proves"`
+	Limits    string `json:"does_not_prove"`
 
 	begins int64 // behind which entry the log may begin, −1 any
 }
@@ -252,7 +252,7 @@ func (v *Verdict) fault(line int64, why string) {
 	v.Reason += fmt.Sprintf("; line %d: %s", line, why)
 }
 
-// verify recomputes the chain up to the first line that does not hold, looks for the noted entry in it, "" for none, and
+// verify recomputes the chain up to the first line that does not hold, looks for the noted entry in it, "" none, and
 // compares what was shown with what stood there when the answer was typed. Of those it names the first. The log may
 // begin behind the entry of that number, −1: of any. An error is one of reading.
 func verify(log io.Reader, begins int64, noted string) (Verdict, error) {

@@ -2441,6 +2441,7 @@ type answer struct {
 func (v *view) answer(end int) answer {
 	message := v.up(end, v.said)
 	t := answer{headed: message > 0 || v.s.scrolled == 0 && !v.s.AltScreen()} // codex keeps it in the first row
+
 	var aside TurnState // what tells the end, or the message, that the row belongs to
 	if message >= 0 {
 		aside = TurnReady

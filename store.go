@@ -2505,7 +2505,9 @@ func clock(t time.Time) string { return t.Local().Format("15:04") }
 // prompt calls it once; after that nothing asks again what an answer means.
 func (p *PromptRecord) listAnswers() {
 	if p.takesText() || p.Permission {
-		p.Constraints.MaxLength = cmp.Or(p.Constraints.MaxLength, maxText)
+		if p.Constraints.MaxLength == 0 {
+			p.Constraints.MaxLength = maxText
+		}
 	}
 	if p.Type == YesNo && len(p.Choices) == 0 {
 		p.Choices = yesNo()

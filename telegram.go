@@ -1865,7 +1865,11 @@ func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) (go
 	if resp.StatusCode != http.StatusOK { // a redirection too
 		return fetched{err: errors.New(resp.Status)}
 	}
-	f, err := t.store.newFile(session, cmp.Or(file.Name, reEnding.FindString(there.Path)))
+	name := file.Name
+	if name == "" {
+		name = reEnding.FindString(there.Path)
+	}
+	f, err := t.store.newFile(session, name)
 	if err != nil {
 		return fetched{err: err}
 	}
@@ -2044,7 +2048,9 @@ func (t *Telegram) Poll(ctx context.Context) {
 func (r *receiver) listen(ctx context.Context) (pause time.Duration) {
 	inner, stop := context.WithCancel(ctx)
 	r.ctx = inner
-	r.lastOK = cmp.Or(r.lastOK, time.Now().Round(0))
+	if r.lastOK.IsZero() {
+		r.lastOK = time.Now().Round(0)
+	}
 	r.polling.Store(true)
 	r.beside(r.reap)
 	r.beside(r.greet)
@@ -2559,7 +2565,9 @@ func (in *incoming) sendFile(s *SessionRecord, p *PromptRecord, file *fileRef, c
 
 // command is what a command asks for. Of one about a session its name, or none, comes first in the line.
 func (in *incoming) command(name, line string) intent {
-	name = cmp.Or(otherNames[name], name)
+	if own, ok := otherNames[name]; ok {
+		name = own
+	}
 	switch {
 	case !strings.Contains(helpText, "\n/"+name+"  "):
 		return intent{reply: "✗ There is no /" + name + " here; /help has the commands. //" + name + " sends /" + name +
@@ -2589,20 +2597,26 @@ func (in *incoming) command(name, line string) intent {
 		return in.choice()
 	case s == nil:
 		return refused
+	}
+	return in.toSession(name, s, rest)
+}
+
+// toSession is what a command about that session asks for.
+func (in *incoming) toSession(name string, s *SessionRecord, rest string) intent {
+	text := strings.TrimSpace(rest)
+	switch {
 	case name == "switch":
 		return in.claim([]*SessionRecord{s})
-	case name == "send" && strings.TrimSpace(rest) == "":
-		return intent{reply: "✗ Send what? Example: /send " + shortID(s.ID) + " go on"}
-	case name == "send":
-		text := strings.TrimSpace(rest)
-		if reCommand.MatchString(text) { // it is the tool's own
-			text = "/" + text
-		}
-		return in.answerOrInput(s, nil, text)
 	case name == "keys":
 		return in.keys(s, rest)
+	case name != "send":
+		return intent{record: in.input(s, name, rest)}
+	case text == "":
+		return intent{reply: "✗ Send what? Example: /send " + shortID(s.ID) + " go on"}
+	case reCommand.MatchString(text): // it is the tool's own
+		text = "/" + text
 	}
-	return intent{record: in.input(s, name, rest)}
+	return in.answerOrInput(s, nil, text)
 }
 
 // keys are those to press.
@@ -2856,7 +2870,7 @@ func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 func (in *incoming) list() string {
 	list := "Running:"
 	for _, s := range in.view.named("") {
-		list += "\n• " + origin(s) + " " + strings.ReplaceAll(cmp.Or(s.Activity, "running"), "_", " ")
+		list += "\n• " + origin(s) + " " + strings.ReplaceAll(s.Activity, "_", " ")
 	}
 	if list == "Running:" {
 		list += " nothing"
