@@ -451,12 +451,13 @@ const (
 
 // mailer is what Show remembers of what it did, by the keys of jobs.
 type mailer struct {
-	failures map[string]int       // in a row
-	notYet   map[string]time.Time // when the next attempt may be made
-	before   map[string]Notice    // what is left of the text that goes before a question, once that has begun
-	topics   map[int64]bool       // whether a chat has topics, where that is known
-	refused  bool                 // Telegram takes nothing at all, until somebody mends that
-	cfg      *Config              // the settings with which that is so
+	failures map[string]int          // in a row
+	notYet   map[string]time.Time    // when the next attempt may be made
+	undone   map[string]func() error // what is still to be recorded of a request that was made
+	before   map[string]Notice       // what is left of the text that goes before a question, once that has begun
+	topics   map[int64]bool          // whether a chat has topics, where that is known
+	refused  bool                    // Telegram takes nothing at all, until somebody mends that
+	cfg      *Config                 // the settings with which that is so
 }
 
 // job is one request that is due.
@@ -498,7 +499,7 @@ type sentMessage struct {
 // Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
 func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, before: map[string]Notice{},
-		topics: map[int64]bool{}}
+		topics: map[int64]bool{}, undone: map[string]func() error{}}
 	for ending := false; ctx.Err() == nil; {
 		t.refresh()
 		if cfg := t.cfg.Load(); cfg != t.mailer.cfg {
@@ -572,19 +573,22 @@ func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
 // editedAlready are the words of an error that tells that an edit has nothing to change.
 var editedAlready = []string{"message is not modified", "message to edit not found", "message can't be edited"}
 
-// do makes the job's request, and records what has become of it: if not now then as soon as that can be; until then
-// nothing else is sent.
+// do makes the job's request, and records what has become of it: if not now then as soon as that can be; until then it
+// is not made again, and others go on, such as the notice that nothing can be recorded.
 func (t *Telegram) do(ctx context.Context, j *job) {
-	record := t.outcome(ctx, j)
-	for record != nil {
-		err := record()
-		if err == nil {
-			return
-		}
+	m := &t.mailer
+	record := m.undone[j.key]
+	if record == nil {
+		record = t.outcome(ctx, j)
+	}
+	delete(m.undone, j.key)
+	if record == nil {
+		return
+	}
+	if err := record(); err != nil {
 		t.warn(err)
-		if sleep(ctx, time.Second) != nil {
-			return
-		}
+		m.undone[j.key] = record
+		m.notYet[j.key] = time.Now().Add(time.Second)
 	}
 }
 
