@@ -4084,7 +4084,7 @@ func (b *books) tellDestination() {
 	}
 	where := "questions go to Telegram, bot " + b.tg.botID()
 	if b.relay.interactive && b.cfg.Away > 0 {
-		where += " " + span(b.cfg.Away) + " after your last key"
+		where += ", " + span(b.cfg.Away) + " after your last key"
 	}
 	who := "" // another program's environment may widen who may type here
 	users := b.cfg.row("telegram.allowed_users")

@@ -3146,6 +3146,7 @@ func (s *setup) awaitCode(code string) (*message, error) {
 			if slices.Contains(strings.Fields(strings.ToLower(m.Text)), code) { // of the link: "/start CODE"
 				return m, s.bot.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil)
 			}
+			s.say("That was not the code.")
 		}
 	}
 	return nil, hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again: it makes a new code")
