@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -5879,17 +5880,18 @@ type castHeader struct {
 	Env     map[string]any `json:"env"`
 }
 
-// castWriter writes a recording. What cannot be written is told by close.
+// castWriter writes a recording; a nil one writes nothing. What cannot be written is told by close.
 type castWriter struct {
+	file  io.Closer
 	w     *bufio.Writer // keeps the first error
 	start time.Time
 	tail  []byte // the beginning of a rune whose end is still to come
 	state string // of the terminal, as last written; "" not yet
 }
 
-// newCast begins a recording; close ends it. The caller owns w.
-func newCast(w io.Writer, head castHeader, now time.Time) *castWriter {
-	c := &castWriter{w: bufio.NewWriter(w), start: now}
+// newCast begins a recording in a file, which close closes.
+func newCast(file io.WriteCloser, head castHeader, now time.Time) *castWriter {
+	c := &castWriter{file: file, w: bufio.NewWriter(file), start: now}
 	head.Version = 2
 	_ = json.NewEncoder(c.w).Encode(head) // c.w keeps the error
 	return c
@@ -5897,12 +5899,18 @@ func newCast(w io.Writer, head castHeader, now time.Time) *castWriter {
 
 // event writes one line.
 func (c *castWriter) event(kind, text string, now time.Time) {
+	if c == nil {
+		return
+	}
 	quoted, _ := json.Marshal(text) // a string is never refused
 	fmt.Fprintf(c.w, "[%.4f, %q, %s]\n", now.Sub(c.start).Seconds(), kind, quoted)
 }
 
 // output writes what the child wrote, but for the beginning of a rune at its end.
 func (c *castWriter) output(p []byte, now time.Time) {
+	if c == nil {
+		return
+	}
 	p = append(c.tail, p...)
 	cut := len(p)
 	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
@@ -5917,7 +5925,7 @@ func (c *castWriter) output(p []byte, now time.Time) {
 // tty writes the state of the terminal where it is another than before.
 func (c *castWriter) tty(t TTYState, now time.Time) {
 	state := t.words()
-	if state != c.state {
+	if c != nil && state != c.state {
 		c.state = state
 		c.event("t", state, now)
 	}
@@ -5926,11 +5934,14 @@ func (c *castWriter) tty(t TTYState, now time.Time) {
 // close repeats the last state, for a replay's clock stops there, and returns the first error of
 // all that was written.
 func (c *castWriter) close(now time.Time) error {
+	if c == nil {
+		return nil
+	}
 	if c.state == "" {
 		c.state = TTYState{}.words()
 	}
 	c.event("t", c.state, now)
-	return c.w.Flush()
+	return errors.Join(c.w.Flush(), c.file.Close())
 }
 
 // words is the state as a "t" event has it; parseTTY reads it.

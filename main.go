@@ -2776,7 +2776,7 @@ func (r *relay) handleOutput(p []byte, now time.Time) {
 		}
 	}
 	r.det.Feed(p, now)
-	r.watcher.record(func(c *castWriter) { c.output(p, now) })
+	r.watcher.cast.output(p, now)
 	for _, status := range r.det.TakeStatuses() {
 		r.dialogs.handleStatus(status)
 	}
@@ -2869,7 +2869,7 @@ func (r *relay) resize() {
 	}
 	r.det.Resize(int(size.Rows), int(size.Cols), time.Now())
 	changed := fmt.Sprintf("%dx%d", size.Cols, size.Rows)
-	r.watcher.record(func(c *castWriter) { c.event("r", changed, time.Now()) })
+	r.watcher.cast.event("r", changed, time.Now())
 }
 
 // readKeys passes on what is typed. An empty chunk is the end of a pipe that brought something: one without a byte
@@ -3020,10 +3020,10 @@ func (r *relay) heldBytes() int {
 // watcher looks at the screen.
 type watcher struct {
 	*session
-	seen       *Prompt    // what the detector last found, until it is gone
-	seenAs     string     // what the tool named then, see dialogs
-	detectedAt time.Time  // when the detector last looked
-	cast       *recording // nil without --record
+	seen       *Prompt     // what the detector last found, until it is gone
+	seenAs     string      // what the tool named then, see dialogs
+	detectedAt time.Time   // when the detector last looked
+	cast       *castWriter // nil without --record
 }
 
 // detector has the screen take what has gathered, and looks for questions, until the child has ended.
@@ -3100,7 +3100,7 @@ func (v *watcher) terminalState(now time.Time) TTYState {
 	if !tty.Canonical {
 		v.relay.begun = 0
 	}
-	v.record(func(c *castWriter) { c.tty(tty, now) })
+	v.cast.tty(tty, now)
 	return tty
 }
 
@@ -4919,16 +4919,10 @@ func (t *typist) holdsText() bool {
 }
 
 // ---- recordings ----
-// Files that castWriter writes: that of --record, and captured scenarios.
-
-// recording is a recording in a file of its own.
-type recording struct {
-	*castWriter
-	file *os.File
-}
+// What castWriter writes: that of --record, and captured scenarios.
 
 // startRecording creates or empties the file, which only its owner can read, where its file system knows of owners.
-func startRecording(path, tool string, size Size, now time.Time) (*recording, error) {
+func startRecording(path, tool string, size Size, now time.Time) (*castWriter, error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("creating the recording: %w", err)
@@ -4943,34 +4937,14 @@ func startRecording(path, tool string, size Size, now time.Time) (*recording, er
 		Title:  tool,
 		Env:    map[string]any{"TERM": os.Getenv("TERM")},
 	}
-	return &recording{newCast(file, head, now), file}, nil
-}
-
-// end closes the file, and returns the first error of all that was written to it.
-func (r *recording) end(now time.Time) error {
-	return errors.Join(r.close(now), r.file.Close())
-}
-
-// record adds to the recording, where one is kept.
-func (v *watcher) record(add func(c *castWriter)) {
-	if v.cast != nil {
-		add(v.cast.castWriter)
-	}
+	return newCast(file, head, now), nil
 }
 
 // recordKeys records keys that went to the child, but none of a secret. hidden: the terminal did not show them.
 func (v *watcher) recordKeys(keys string, hidden bool, at time.Time) {
 	if !hidden && (v.desk.asked == nil || !v.desk.asked.screen.Secret) {
-		v.record(func(c *castWriter) { c.event("i", keys, at) })
+		v.cast.event("i", keys, at)
 	}
-}
-
-// endRecording ends the recording, where one is kept.
-func (v *watcher) endRecording(now time.Time) error {
-	if v.cast == nil {
-		return nil
-	}
-	return v.cast.end(now)
 }
 
 // capture keeps a scenario of what led to a question, where the environment asks for that.
@@ -4997,7 +4971,7 @@ func (v *watcher) captureScenario(p *Prompt, now time.Time) error {
 	}
 	r.output(v.det.Raw(), now)
 	r.tty(v.pty.State(), now)
-	return r.end(now.Add(v.cfg.Stuck + time.Second))
+	return r.close(now.Add(v.cfg.Stuck + time.Second))
 }
 
 // ---- end ----
@@ -5181,7 +5155,7 @@ func (b *books) tellAtTerminal() {
 	if b.relay.unshown != nil && !errors.Is(b.relay.unshown, syscall.EPIPE) { // who closes a pipe wants no more
 		tell("the output could not be written: " + b.relay.unshown.Error())
 	}
-	if err := b.watcher.endRecording(time.Now()); err != nil {
+	if err := b.watcher.cast.close(time.Now()); err != nil {
 		tell("writing the recording: " + err.Error())
 	}
 	if b.trouble != "" {
