@@ -8130,6 +8130,7 @@ func (s *sim) finale(r *rand.Rand) {
 		s.note("nobody acts any more")
 		s.keys.put("", true)
 		s.at(between(r, 1500, 2500), func() {
+			s.leave()
 			s.note("tool exits")
 			s.end()
 			close(s.exited)
