@@ -4171,16 +4171,22 @@ func (v *view) score(f *candidate) {
 // what the configuration names for lists and texts in which nothing refuses, grants or is secret.
 func (v *view) safeDefault(f *candidate) string {
 	refusal, decides := refusalIn(f)
-	// "No" may mean that something goes on, or is lost.
-	turned := hasWord("keep", f.Question) || hasWord("deny", f.Question) || hasWord("quit", f.Question) ||
-		reNot.MatchString(plain(f.Question))
+	heading, _, _ := strings.Cut(f.Full, "\n")
+	asks := f.Question + "\n" + heading
+	for _, c := range f.Choices {
+		if len(c.Label) > len("yes") {
+			asks = strings.ReplaceAll(asks, c.Label, "")
+		}
+	}
+	// "No" may mean that something goes on, or is lost; but not what a known tool wants to be allowed.
+	turned := hasWord("keep", asks) || hasWord("deny", asks) || hasWord("quit", asks) || reNot.MatchString(plain(asks))
 	set := v.o.SafeDefaults[f.Type]
 	switch {
 	case f.Idle, f.Secret, f.Type == Unknown:
 		return ""
 	case f.Type == ConfirmEnter:
 		return v.defaultOfPress(f)
-	case f.Multi, f.guess, turned && !f.Permission:
+	case f.Multi, f.guess, turned && !(f.Permission && v.known):
 		return ""
 	case refusal != "":
 		return refusal
