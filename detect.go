@@ -2819,7 +2819,7 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o}
 }
 
-// Feed takes output of the child. The next Tick after lookDue looks at it.
+// Feed takes output of the child. Next asks for a Tick at lookDue, which looks at it; an earlier one does, too.
 func (d *Detector) Feed(p []byte, now time.Time) {
 	d.Screen.WriteFlood(p)
 	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
@@ -4969,8 +4969,8 @@ var reEnds = re(`(?i)\b(enter|return|esc|escape)\b`)
 // longer time allows for. It is longer still where nobody can tell whether the program reads, and
 // where the cursor stands below finished lines: a relay (ssh -t, script) reads while a build works.
 const (
-	stillKnown = 2 // times Stuck
-	stillBlind = 5
+	stillKnown = 2 // times Stuck: a known tool
+	stillBlind = 5 // nobody can tell, or finished lines
 )
 
 // readStill takes a screen for what may be a question that no rule reads: the program takes single
@@ -5002,56 +5002,6 @@ func (v *view) readStill() *candidate {
 		}
 	}
 	return f
-}
-
-// ruleOf is the rule that makes a question of a line, "" none, the surest first, each with the recordings, of 688,
-// whose last question it finds.
-func (v *view) ruleOf(f *candidate, text string, top int) string {
-	f.Type = ConfirmEnter
-	last := v.row >= v.last
-	named := v.s.AltScreen() && last && v.reads() && v.s.attr(v.row, 0).Reverse // less: of the file
-	switch {
-	case named, last && !v.tty.Canonical && v.rows[v.row].fits(rePager):
-		return "it is the last line of a pager" // 5
-	case v.readPrinted(f, text, top):
-		return "a list is printed above it" // 22
-	case v.readMarked(f, text):
-		return "it names its answers" // 75
-	case presses(text):
-		f.Type = ConfirmEnter
-		return "it asks for a key" // 11
-	}
-	return ""
-}
-
-// ruleOfWords is the rule that makes a question of a line by its words alone, "" none: it needs a program that reads,
-// or silence.
-func (v *view) ruleOfWords(f *candidate, text string, top int) string {
-	f.Type = FreeText
-	said := plain(text)
-	above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
-	named := strings.Contains(above, strings.TrimRight(text, "> ")) && reOrder.MatchString(above)
-	command := reREPL.MatchString(text) && !v.drawn
-	ending := strings.ToLower(strings.TrimRight(said, " :›‣>…»"))
-	_, secret := findWord("secret", ending)
-	open := reOpen.MatchString(strings.TrimRight(said, ".…")) || asksWhat(text) || len(hotKeys(text)) > 1
-	switch {
-	case !v.tty.Echo && secret >= 0 && (!strings.Contains(ending[secret:], "?") || asksWhat(ending)):
-		f.Secret = true
-		f.Score = 0.85
-		return "it asks for a secret" // 11
-	case command && !named:
-		f.Idle = true
-		return "it is a prompt for commands" // 31
-	case !open:
-		f.Type = YesNo
-		f.guess = true
-		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
-		return "it is a question for yes or no" // 18
-	case reText.MatchString(said) && !(v.drawn && reREPL.MatchString(text)):
-		return "it ends as a question does" // 54
-	}
-	return ""
 }
 
 // reNamedKey is a key that a screen names and that is none of the usual ones: "shift+Tab", "ctrl-o".
@@ -5167,6 +5117,7 @@ func (v *view) readLine() *candidate {
 	}
 	switch {
 	case v.tty.Canonical && !v.tty.Echo:
+		f.why = "what is typed is not shown"
 		f.Type = FreeText
 		f.Secret = true
 	case elsewhere && !(v.readsLine() && v.reads()):
@@ -5183,6 +5134,56 @@ func (v *view) readLine() *candidate {
 		}
 	}
 	return v.paragraph(f, top)
+}
+
+// ruleOf is the rule that makes a question of a line, "" none, the surest first, each with the recordings, of 688,
+// whose last question it finds.
+func (v *view) ruleOf(f *candidate, text string, top int) string {
+	last := v.row >= v.last
+	named := v.s.AltScreen() && last && v.reads() && v.s.attr(v.row, 0).Reverse // less: of the file
+	switch {
+	case named, last && !v.tty.Canonical && v.rows[v.row].fits(rePager):
+		f.Type = ConfirmEnter
+		return "it is the last line of a pager" // 5
+	case v.readPrinted(f, text, top):
+		return "a list is printed above it" // 22
+	case v.readMarked(f, text):
+		return "it names its answers" // 75
+	case presses(text):
+		f.Type = ConfirmEnter
+		return "it asks for a key" // 11
+	}
+	return ""
+}
+
+// ruleOfWords is the rule that makes a question of a line by its words alone, "" none: it needs a program that reads,
+// or silence.
+func (v *view) ruleOfWords(f *candidate, text string, top int) string {
+	f.Type = FreeText
+	said := plain(text)
+	above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
+	named := strings.Contains(above, strings.TrimRight(text, "> ")) && reOrder.MatchString(above)
+	command := reREPL.MatchString(text) && !v.drawn
+	ending := strings.ToLower(strings.TrimRight(said, " :›‣>…»"))
+	_, secret := findWord("secret", ending)
+	open := reOpen.MatchString(strings.TrimRight(said, ".…")) || asksWhat(text) || len(hotKeys(text)) > 1
+	switch {
+	case !v.tty.Echo && secret >= 0 && (!strings.Contains(ending[secret:], "?") || asksWhat(ending)):
+		f.Secret = true
+		f.Score = 0.85
+		return "it asks for a secret" // 11
+	case command && !named:
+		f.Idle = true
+		return "it is a prompt for commands" // 31
+	case !open:
+		f.Type = YesNo
+		f.guess = true
+		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
+		return "it is a question for yes or no" // 18
+	case reText.MatchString(said) && !(v.drawn && reREPL.MatchString(text)):
+		return "it ends as a question does" // 54
+	}
+	return ""
 }
 
 // readWords reads a line that asks by its words alone, a question above it in which it is answered, or silence.
@@ -5241,6 +5242,7 @@ func (v *view) bySilence(f *candidate) {
 	f.wait = v.o.Stuck
 	f.silent = true
 	f.by = "silence"
+	f.why = "it keeps still"
 	f.Choices = nil
 }
 
