@@ -2588,6 +2588,7 @@ func (v *view) readLeft() *candidate {
 // idle is the candidate of an input box.
 func (v *view) idle() *candidate {
 	f := newCandidate(FreeText, 0.90)
+	f.rows = [2]int{v.row, v.row}
 	f.wait = settleIdle
 	f.Idle = true
 	f.Question = v.a.Name + " waits for your next message"
@@ -4930,6 +4931,7 @@ func (v *view) readField() *candidate {
 		f.Question = "the program waits for your next message"
 		f.silent = true // a box may stand there while the program works
 		f.wait = v.o.Stuck
+		f.rows = [2]int{v.row, v.row}
 		return f
 	case !fenced && v.drawn && slices.ContainsFunc(below, func(w viewRow) bool { return w.fits(reSubmits) }):
 		f.Question = cmp.Or(strings.TrimSpace(after), asked.text)
@@ -4982,6 +4984,7 @@ func (v *view) readStill() *candidate {
 	}
 	f := newCandidate(Unknown, 0.60)
 	v.bySilence(f)
+	f.rows = [2]int{0, v.last}
 	f.Full = v.s.Text()
 	f.Choices = v.pressable(f.Full)
 	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
