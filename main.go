@@ -4844,7 +4844,7 @@ func (t *typist) enterKey(v sight, late bool) (keys, other, why string) {
 		return "", "", "the input line has gone from the screen before Enter: look at the terminal"
 	case !v.late:
 		return "", "", whyWait
-	case held && t.picksAnother(t.det.Picks()):
+	case held && t.command && picksAnother(t.text, t.det.Picks()):
 		other, _, _ = strings.Cut(t.det.Picks(), " ")
 		return "", other, ""
 	case held || plain && t.pty.Modes().Canonical: // in raw mode it may not be a line that is edited
@@ -4893,12 +4893,12 @@ func (t *typist) withdraw(reason string) (why string) {
 	return reason
 }
 
-// picksAnother tells whether Enter would take another command than the one typed, without arguments, from the tool's
-// list of commands: a longer one, of which only the beginning was typed.
-func (t *typist) picksAnother(picks string) bool {
+// picksAnother tells whether Enter would take another command than the text, without arguments, from the tool's list of
+// commands: a longer one, of which only the beginning was typed.
+func picksAnother(text, picks string) bool {
 	names := strings.FieldsFunc(picks, func(r rune) bool { return strings.ContainsRune(" (),", r) })
-	own := strings.TrimPrefix(t.text, "/")
-	return t.command && picks != "" && !strings.Contains(own, " ") && !slices.Contains(names, own)
+	own := strings.TrimPrefix(text, "/")
+	return picks != "" && !strings.Contains(own, " ") && !slices.Contains(names, own)
 }
 
 // boxFrame is what may stand at the ends of an input box's rows.
