@@ -11823,12 +11823,14 @@ func cli(t testing.TB, dir string, args ...string) (code int, stdout, stderr str
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { f.Close() })
 		return f
 	}
 	w.stdin, w.stdout, w.stderr = open("stdin"), open("stdout"), open("stderr")
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1)) // which a command that reads much lowers, for its process
 	code = w.run(args)
+	for _, f := range []*os.File{w.stdin, w.stdout, w.stderr} { // a test may call thousands of times
+		f.Close()
+	}
 	return code, textOf(t, w.stdout.Name()), textOf(t, w.stderr.Name())
 }
 
