@@ -2784,15 +2784,16 @@ type Detector struct {
 // be believed.
 type candidate struct {
 	Prompt
-	esc    bool          // the dialog names Escape as the way out
-	guess  bool          // its answers are not read from the screen but guessed
-	line   string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
-	ended  bool          // the line that asks has ended, the cursor is in the blank row below it
-	rows   [2]int        // the first and the last in which it asks: of its line, or of its dialog
-	by     string        // the first signal: pattern, silence; "" structure
-	why    string        // what finds it, in words
-	wait   time.Duration // how long the masked screen must have been still
-	silent bool          // it is a guess from silence: wait counts from when anything last moved
+	esc     bool          // the dialog names Escape as the way out
+	guess   bool          // its answers are not read from the screen but guessed
+	line    string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
+	heading string        // of a printed list: what stands above it
+	ended   bool          // the line that asks has ended, the cursor is in the blank row below it
+	rows    [2]int        // the first and the last in which it asks: of its line, or of its dialog
+	by      string        // the first signal: pattern, silence; "" structure
+	why     string        // what finds it, in words
+	wait    time.Duration // how long the masked screen must have been still
+	silent  bool          // it is a guess from silence: wait counts from when anything last moved
 
 	drafted bool // Idle: a text stands in the box
 }
@@ -4172,8 +4173,7 @@ func (v *view) score(f *candidate) {
 // what the configuration names for lists and texts in which nothing refuses, grants or is secret.
 func (v *view) safeDefault(f *candidate) string {
 	refusal, decides := refusalIn(f)
-	heading, _, _ := strings.Cut(f.Full, "\n")
-	asks := f.Question + "\n" + heading
+	asks := f.heading + "\n" + f.Question
 	for _, c := range f.Choices {
 		if len(c.Label) > len("yes") {
 			asks = strings.ReplaceAll(asks, c.Label, "")
@@ -5501,6 +5501,9 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	f.Type = MultipleChoice
 	if heading >= 0 && !reSays.MatchString(text) {
 		f.Question = v.rows[heading].text
+	}
+	if r := v.up(heading+1, hasText); r >= 0 {
+		f.heading = v.rows[r].text
 	}
 	first := list[0].Key
 	if first > "1" && first <= "9" { // the beginning has left the screen
