@@ -5063,6 +5063,9 @@ func (p *phone) endInputs() {
 func (d *desk) endExpired(why string) {
 	d.lapsed = false
 	for _, p := range d.st.PromptsOf(d.rec.ID) {
+		if d.relay.lastKey.After(p.ExpiresAt) {
+			why = "then a key was pressed at the keyboard"
+		}
 		if p.mayBeAsked() {
 			d.transition(&question{rec: *p}, Failed, func(r *PromptRecord) { r.Reason += ", and " + why })
 		}
