@@ -3252,28 +3252,16 @@ func (d *desk) inForce() *question {
 
 // create stores what the screen asks. False: it could not, and is to try again later.
 func (d *desk) create(q *question) bool {
-	p := q.screen
-	now := time.Now()
 	life := d.cfg.Timeout
-	if p.Permission {
+	if q.screen.Permission {
 		life = d.cfg.PermissionTimeout
 	}
-	rec := PromptRecord{
-		Head:  Head{ID: newID()},
-		Asked: Asked{Prompt: *p, Confidence: p.Confidence(), Source: "screen", Cwd: d.rec.Cwd},
-		Life: Life{
-			SessionID: d.rec.ID,
-			Status:    Created,
-			Nonce:     newNonce(),
-			CreatedAt: now.UTC(),
-			ExpiresAt: now.Add(life).UTC(),
-		},
-	}
-	if p.Idle {
+	rec := PromptRecord{Asked: Asked{Prompt: *q.screen, Cwd: d.rec.Cwd}}
+	if rec.Idle {
 		rec.Constraints.MaxLength = maxMessage
 		d.dressNotice(&rec)
 	}
-	rec.listAnswers()
+	rec.begin(fromScreen, d.rec.ID, life)
 	if !d.books.save("recording a question", ref(rec)) {
 		return false
 	}
@@ -3345,7 +3333,7 @@ func (d *desk) route(q *question) bool {
 func (d *desk) expire(q *question) bool {
 	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
 	expired := d.transition(q, Expired, func(r *PromptRecord) {
-		r.Reason = fmt.Sprintf("no answer in %d s", int(life.Round(time.Second).Seconds()))
+		r.Reason = fmt.Sprintf("no answer in %d s", inSeconds(life))
 		r.Value = r.SafeDefault
 		if d.relay.fed || d.cfg.Channel == "local" {
 			r.Value = nil
@@ -4031,7 +4019,7 @@ func (b *books) keepBooks() {
 // save stores records. False: it could not, which the operator is told. What is not in the state is
 // not typed.
 func (b *books) save(doing string, recs ...Record) bool {
-	err := b.st.Update(func(*View) ([]Record, error) { return recs, nil })
+	err := b.st.keep(recs...)
 	b.tellTrouble(doing, err)
 	return err == nil
 }
@@ -5187,10 +5175,11 @@ func (b *books) tellAtTerminal() {
 // ---- asking: a question that is no screen's ----
 // Hook and script ask in the same way: a prompt in, what became of it out.
 
-// Where a question comes from, in its record; else it is from the screen.
+// Where a question comes from, in its record.
 const (
-	fromHook = "hook"
-	fromAsk  = "ask"
+	fromScreen = "screen"
+	fromHook   = "hook"
+	fromAsk    = "ask"
 )
 
 // stopped is a cause that takes a question back: a signal, or the phone's /cancel, which counts as SIGTERM.
@@ -5201,7 +5190,7 @@ type stopped struct {
 
 func (s *stopped) Error() string { return s.why }
 
-// begin completes a prompt that is to be asked now: Full is all that it is about.
+// begin completes a prompt that is to be asked now.
 func (p *PromptRecord) begin(source, session string, life time.Duration) {
 	now := time.Now().UTC().Round(0) // the wall clock, which goes on while the machine sleeps
 	p.ID = newID()
@@ -5209,15 +5198,20 @@ func (p *PromptRecord) begin(source, session string, life time.Duration) {
 	p.Source = source
 	p.Nonce = newNonce()
 	p.Status = Created
-	p.Score = 1
-	p.Confidence = p.Prompt.Confidence()
-	p.Signals = []string{source}
 	p.CreatedAt = now
 	p.ExpiresAt = now.Add(life)
+	whole := source != fromScreen // Full is all that it is about
+	if whole {
+		p.Score = 1
+		p.Signals = []string{source}
+	}
+	p.Confidence = p.Prompt.Confidence()
 	p.listAnswers()
-	p.parts.body = strings.Split(p.Full, "\n")
-	p.seal()
-	p.publish()
+	if whole {
+		p.parts.body = strings.Split(p.Full, "\n")
+		p.seal()
+		p.publish()
+	}
 }
 
 // await returns the stored prompt when it is no longer open; who follows the session has it sent. Whoever asks ends the

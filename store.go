@@ -2091,7 +2091,7 @@ func (p *PromptRecord) newest() Message {
 
 // expiredOpen tells that the prompt expired with nothing typed: it may still stand, and be asked again.
 func (p *PromptRecord) expiredOpen() bool {
-	return p.Status == Expired && p.Value == nil && !p.Idle && p.Source == "screen"
+	return p.Status == Expired && p.Value == nil && !p.Idle && p.Source == fromScreen
 }
 
 // mayBeAsked tells that its message offers to ask it again.
