@@ -482,7 +482,7 @@ type outgoing struct {
 	ThreadID int64          `json:"message_thread_id,omitempty"` // the topic it goes to
 	EditID   int64          `json:"message_id,omitempty"`        // the message to edit
 	Text     string         `json:"text,omitempty"`
-	Entities []entity       `json:"entities,omitempty"`
+	Entities *richText      `json:"entities,omitempty"`
 	Markup   inlineKeyboard `json:"reply_markup"` // without rows it takes away the buttons that are there
 	Preview  map[string]any `json:"link_preview_options,omitempty"`
 	Silent   bool           `json:"disable_notification,omitempty"`
@@ -1132,9 +1132,11 @@ func (r *richText) addQuote(s string) {
 	r.quote = [2]int{len(r.text) - len(s), len(r.text)}
 }
 
-// entities are the looks as the Bot API takes them, the quotation before what stands in it.
-func (r *richText) entities() []entity {
-	var all []entity
+// MarshalJSON returns the looks as the Bot API takes them, the quotation before what stands in it. Nothing in the text
+// is a link, a mention or a command. It is done when a message is sent: most that could be due never are.
+func (r *richText) MarshalJSON() ([]byte, error) {
+	r.disarm()
+	all := []entity{}
 	before := ""
 	at := 0
 	for i, c := range r.text {
@@ -1155,21 +1157,18 @@ func (r *richText) entities() []entity {
 		at += size
 	}
 	if len(all) > maxEntities {
-		return []entity{{Type: "pre", Length: at}}
+		all = []entity{{Type: "pre", Length: at}}
 	}
-	return all
+	return json.Marshal(all)
 }
 
 // outgoing is a message with the text and these buttons, or, if edit is not 0, the change of that message into it.
-// Nothing in it is a link, a mention or a command.
 func (r *richText) outgoing(edit int64, rows [][]button) *outgoing {
-	r.looks = append(r.looks, make([]string, len(r.text)-len(r.looks))...)
-	r.disarm()
 	method := "sendMessage"
 	if edit != 0 {
 		method = "editMessageText"
 	}
-	return &outgoing{method: method, EditID: edit, Text: r.text, Entities: r.entities(), Markup: markup(rows),
+	return &outgoing{method: method, EditID: edit, Text: r.text, Entities: r, Markup: markup(rows),
 		Preview: map[string]any{"is_disabled": true}}
 }
 
@@ -1334,6 +1333,7 @@ var reActive = re(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
 // disarm draws every word that Telegram would act on as code, which it leaves alone and copies well. What stands beside
 // code is a word by itself, too.
 func (r *richText) disarm() {
+	r.looks = append(r.looks, make([]string, len(r.text)-len(r.looks))...)
 	plain := []byte(r.text)
 	for i := range plain {
 		if isCode(r.looks[i]) {
