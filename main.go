@@ -1462,7 +1462,7 @@ const (
 	busyTime     = 3 * time.Second        // beyond its time: a typist waits for a pause of the output
 	followTime   = time.Second            // for a program that may take one key to show it
 	readTime     = 5 * time.Second        // to read it: until then it is only busy
-	submitTime   = 3 * time.Second        // for a text to be taken
+	submitTime   = 5 * time.Second        // for a text to be taken: a machine under load paints it after 3.2
 	inputTime    = time.Minute            // that what the phone wants waits for what is under way
 	inputLook    = time.Second / 20       // between looks whether that is over
 	stopTime     = 5 * time.Second        // for a turn to end: up to 1.6 s (qwen 0.24)
