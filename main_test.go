@@ -74,6 +74,7 @@ import (
 // TestScripts: a shell and a person at a terminal see what the scripts in testdata/cli say.
 func TestScripts(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	for _, file := range inFolder("testdata/cli", "*.txt") {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
@@ -447,6 +448,7 @@ func TestHelpSettings(t *testing.T) {
 // choice is called, its number and its words choose it, and it is printed as it was given.
 func TestAskedAndAnswered(t *testing.T) {
 	needUnix(t)
+	t.Parallel()
 	s := newScene(t, "ask")
 	var scripts []*script
 	rows := table(t, "ask.txt")
@@ -757,6 +759,7 @@ func TestScreens(t *testing.T) {
 // TestScreenAgainstTmux: the screen shows what tmux shows at the end of each recording.
 func TestScreenAgainstTmux(t *testing.T) {
 	needTool(t, "tmux", "cat", "stty", "sleep")
+	t.Parallel()
 	dir := t.TempDir()
 	tmux := func(args ...string) string {
 		cmd := exec.Command("tmux", append([]string{"-u", "-S", filepath.Join(dir, "tmux"), "-f", "/dev/null"}, args...)...)
@@ -1564,6 +1567,7 @@ func TestBlind(t *testing.T) {
 // TestRecordings: over the shared recordings the figures of score.py are what they were: testdata/figures.txt.
 func TestRecordings(t *testing.T) {
 	needTool(t, "python3")
+	t.Parallel()
 	shared := filepath.Join(cmp.Or(os.Getenv("ATLASBRIDGE_SHARED"), "../shared"), "recordings")
 	if _, err := os.Stat(shared); err != nil {
 		t.Skip("no shared recordings (set ATLASBRIDGE_SHARED):", err)
@@ -2346,6 +2350,7 @@ func playRows(t *testing.T, file, steps string) {
 
 // TestScenes: what is typed at a program is what somebody decided about what they saw.
 func TestScenes(t *testing.T) {
+	t.Parallel()
 	for _, file := range inFolder("testdata/scenes", "*.txt") {
 		name := filepath.Base(file)
 		t.Run(name, func(t *testing.T) { playScenes(t, "scenes/"+name) })
@@ -7425,8 +7430,8 @@ const (
 	simFailures = 3               // are enough to look at
 )
 
-// TestSimulation plays a hundred scenarios, or ATLASBRIDGE_TEST_SEEDS. ATLASBRIDGE_TEST_SEED is the first: alone it is played and prints its
-// timeline.
+// TestSimulation plays a hundred scenarios, or ATLASBRIDGE_TEST_SEEDS. ATLASBRIDGE_TEST_SEED is the first: alone it is
+// played and prints its timeline.
 func TestSimulation(t *testing.T) {
 	needUnix(t)
 	first, last := 1, simSeeds
