@@ -1547,10 +1547,13 @@ type session struct {
 
 // turnOrder is whose turn it is. Who has it, and no other, may touch what the turn guards.
 type turnOrder struct {
-	turn    turn
-	waiting []waiter // who gave the turn away in await
-	over    bool     // the child has ended: nothing is begun any more
+	turn      turn
+	waiting   []waiter // who gave the turn away in await
+	childGone bool     // the child has ended: nothing is begun any more
 }
+
+// ended tells whether the child has, to those who await that.
+func (s *turnOrder) ended() bool { return s.childGone }
 
 // waiter is somebody in await.
 type waiter struct {
@@ -1784,7 +1787,7 @@ func (r *relay) findTerminal(c *command) error {
 		}
 	}
 	r.ttyOurs = ownTerminal(r.tty)
-	r.given = Host{TTY: r.tty, Resumes: resumes()}
+	r.handed = Host{TTY: r.tty, Resumes: resumes()}
 	r.in = hostStream{c.stdin}
 	r.out = hostStream{c.stdout}
 	if handsStreams {
@@ -1805,9 +1808,9 @@ func (r *relay) findTerminal(c *command) error {
 // handOver is findTerminal for streams that a child can be given; batch is a tool that needs no terminal.
 func (r *relay) handOver(ours [3]*os.File, batch bool) error {
 	made := r.tty == nil && !batch // a terminal that we have not
-	r.given.Plain = made
+	r.handed.Plain = made
 	if !onTerminal(ours[0]) && (!made || isFed(ours[0])) {
-		r.given.Streams[0] = ours[0]
+		r.handed.Streams[0] = ours[0]
 		r.in = nil
 	}
 	for i := 1; i <= 2; i++ {
@@ -1815,21 +1818,21 @@ func (r *relay) handOver(ours [3]*os.File, batch bool) error {
 		switch {
 		case onTerminal(ours[i]) || made && i == 1: // it gets its terminal
 		case i == 2 && sameFile(ours[1], ours[2]):
-			r.given.Streams[2] = r.given.Streams[1]
+			r.handed.Streams[2] = r.handed.Streams[1]
 		case batch && i == 1 && r.calls != nil:
 			err = r.tapStream(i, ours[i], r.auditTapped)
 		case made || !batch && isPipe(ours[i]):
 			err = r.tapStream(i, ours[i], r.showTapped)
 		default:
-			r.given.Streams[i] = ours[i]
+			r.handed.Streams[i] = ours[i]
 		}
 		if err != nil {
 			return err
 		}
 	}
 	switch {
-	case r.given.Streams[1] == nil:
-	case r.given.Streams[2] == nil:
+	case r.handed.Streams[1] == nil:
+	case r.handed.Streams[2] == nil:
 		r.out = hostStream{ours[2]}
 	case r.tty != nil:
 		r.out = hostStream{r.tty}
@@ -1842,7 +1845,7 @@ func (r *relay) handOver(ours [3]*os.File, batch bool) error {
 // findKeyboard finds where somebody types. A tool that is the last of a pipeline reads its keys from the terminal, not
 // from its input: less, fzf. One that is followed by others may share it with them: see keyboardStep.
 func (h *hostTerminal) findKeyboard(ours [3]*os.File) {
-	handed := h.given.Streams
+	handed := h.handed.Streams
 	switch {
 	case h.tty != nil && h.tty == ours[0]:
 		h.keys = h.tty
@@ -1885,7 +1888,7 @@ func (s *relay) tapStream(i int, out *os.File, seen func(p []byte)) error {
 	if err != nil {
 		return fmt.Errorf("a pipe for the tool: %w", err)
 	}
-	s.given.Streams[i] = w
+	s.handed.Streams[i] = w
 	s.taps = append(s.taps, tap{r: r, w: w, out: hostStream{out}, seen: seen})
 	return nil
 }
@@ -1922,7 +1925,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		s.relay.resized = resized
 	}
 	size := s.relay.size()
-	s.pty, err = s.start(s.installHooks(argv), env, s.rec.Cwd, size, s.relay.given)
+	s.pty, err = s.start(s.installHooks(argv), env, s.rec.Cwd, size, s.relay.handed)
 	for _, t := range s.relay.taps {
 		t.w.Close() // the child has its own
 	}
@@ -2096,9 +2099,9 @@ func (w *watchdog) watchdog() {
 	first := func() (next duty) {
 		return slices.MinFunc(duties, func(a, b duty) int { return a.at().Compare(b.at()) })
 	}
-	for !w.over {
+	for !w.childGone {
 		due := first().at()
-		sooner := w.await(due, func() bool { return w.over || first().at().Before(due) })
+		sooner := w.await(due, func() bool { return w.childGone || first().at().Before(due) })
 		if !sooner {
 			first().do(time.Now())
 		}
@@ -2204,14 +2207,14 @@ func (w *watchdog) watchSignals() {
 // left to send.
 func (w *watchdog) handleSignal(sig os.Signal) {
 	switch {
-	case w.over && sig != resumeSignal && sig != suspendSignal:
+	case w.childGone && sig != resumeSignal && sig != suspendSignal:
 		w.stop()
-	case w.over:
-		if sig == suspendSignal && w.relay.given.Resumes { // else nobody would resume us
+	case w.childGone:
+		if sig == suspendSignal && w.relay.handed.Resumes { // else nobody would resume us
 			w.suspend()
 		}
 	case sig == suspendSignal:
-		if w.relay.given.Resumes {
+		if w.relay.handed.Resumes {
 			_ = w.pty.Signal(sig) // a child that is gone needs none; when it stops, so do we
 		}
 	case sig == resumeSignal:
@@ -2256,7 +2259,7 @@ func (w *watchdog) hangUp() {
 
 // stopWithTool stops us with the tool, where a shell resumes us, when what it wrote before is on the host's terminal.
 func (w *watchdog) stopWithTool() {
-	if !w.relay.given.Resumes {
+	if !w.relay.handed.Resumes {
 		return
 	}
 	w.await(time.Now().Add(2*typistLook), func() bool { return false }) // what is on its way through is counted by then
@@ -2353,7 +2356,7 @@ type relay struct {
 type hostTerminal struct {
 	in          io.Reader // what is typed to the child, nil: nothing
 	out         io.Writer
-	given       Host     // what the child has of it
+	handed      Host     // what the child has of it
 	taps        []tap    // streams of the child that are read along
 	tty         *os.File // the terminal, nil without one
 	ttyOurs     bool     // it is that of our session, see ownTerminal
@@ -2395,7 +2398,7 @@ type typedKeys struct {
 	at     time.Time
 	behind int   // bytes of output that were there before
 	modes  Modes // of the child's terminal before it got them
-	stood  bool  // nobody had read the answer that was being typed: they belong to its question
+	unread bool  // nobody had read the answer that was being typed: they belong to its question
 }
 
 // hidden tells whether the terminal did not show the keys, as when a password is read: no recording has them.
@@ -2609,7 +2612,7 @@ func (h *hostTerminal) makeRaw(child PTY) error {
 		return nil
 	}
 	h.raw.Store(true)
-	undo, err := rawMode(h.keys, h.given.Streams[1] != nil && child.Modes().Processed)
+	undo, err := rawMode(h.keys, h.handed.Streams[1] != nil && child.Modes().Processed)
 	if err != nil {
 		h.raw.Store(false)
 		return fmt.Errorf("setting the terminal to raw mode: %w", err)
@@ -2690,7 +2693,7 @@ func (r *relay) copyOutput() {
 // pipeline, its own driver has a line feed begin a line.
 func (h *hostTerminal) forHost(p []byte, child PTY) []byte {
 	raw := h.raw.Load()
-	shared := h.given.Streams[1] != nil
+	shared := h.handed.Streams[1] != nil
 	if !handsStreams || h.tty == nil || raw && !shared {
 		return p
 	}
@@ -2769,7 +2772,7 @@ func (r *relay) handleOutput(p []byte, now time.Time) {
 		return
 	}
 	r.taken += int64(len(p))
-	if r.given.Plain {
+	if r.handed.Plain {
 		modes := r.pty.Modes()
 		if modes.Canonical && !modes.Processed {
 			p = newlines(p)
@@ -2835,8 +2838,8 @@ func (r *relay) came() int64 {
 // writeTyping writes what is to be typed and is no typist's.
 func (r *relay) writeTyping() {
 	for {
-		r.await(time.Time{}, func() bool { return r.over || len(r.typing) > 0 })
-		if r.over {
+		r.await(time.Time{}, func() bool { return r.childGone || len(r.typing) > 0 })
+		if r.childGone {
 			return
 		}
 		keys := r.typing
@@ -2889,7 +2892,7 @@ func (r *relay) readKeys() {
 		r.lock()
 		r.takeOutput()
 		r.handleKeys(typedKeys{keys: bytes.Clone(buf[:n]), at: time.Now()})
-		r.await(time.Time{}, func() bool { return r.over || r.heldBytes()+len(r.typing) < maxHeld })
+		r.await(time.Time{}, func() bool { return r.childGone || r.heldBytes()+len(r.typing) < maxHeld })
 		r.unlock()
 	}
 	r.lock()
@@ -2905,7 +2908,7 @@ func (r *relay) readKeys() {
 // handleKeys passes on what could not pass by itself. While a typist works it is held.
 func (r *relay) handleKeys(k typedKeys) {
 	if r.typist != nil {
-		k.stood = r.typist.stands()
+		k.unread = r.typist.stands()
 		r.held = append(r.held, k)
 		r.typist.stopped = r.typist.stopped || stops(k.keys)
 		return
@@ -2972,7 +2975,7 @@ func (r *relay) inject(keys, by string) {
 // screen, else "".
 func (r *relay) notePressed(keys, by string, at time.Time) {
 	paste := len(keys) > maxArrow // to match one takes long
-	stops := keys == suspendKey && r.given.Resumes
+	stops := keys == suspendKey && r.handed.Resumes
 	if by != "" && !stops && (paste || !reArrow.MatchString(keys)) {
 		r.desk.noteTyped(by, at)
 	}
@@ -3036,7 +3039,7 @@ func (v *watcher) detector() {
 		case <-turn.C:
 		}
 		v.lock()
-		if v.over {
+		if v.childGone {
 			v.unlock()
 			return
 		}
@@ -3159,7 +3162,7 @@ func (d *desk) endSeen(p *Prompt) {
 // anything else is carried, or waits until what is carried is over.
 func (d *desk) takeUp() {
 	p := d.watcher.seen
-	if p == nil || d.over {
+	if p == nil || d.childGone {
 		return
 	}
 	hooks := d.dialogs.hooksOf(p)
@@ -3185,8 +3188,8 @@ func (q *question) leave(to State, why string) {
 	}
 }
 
-// over tells whether nobody can answer q any more, or somebody has.
-func (q *question) over() bool { return q.to != "" || !q.rec.Open() }
+// closed tells whether nobody can answer q any more, or somebody has.
+func (q *question) closed() bool { return q.to != "" || !q.rec.Open() }
 
 // carry takes one question of the screen to its end: it waits for a hook that may ask the same, has the question
 // stored, sent and answered, and types the answer.
@@ -3299,22 +3302,22 @@ func (d *desk) endRings() bool {
 // ask has q, which is stored and in force, sent once nobody types here any more, who may answer it here. It returns
 // when q is answered, expired or over.
 func (d *desk) ask(q *question) {
-	for d.relay.interactive && !q.over() {
+	for d.relay.interactive && !q.closed() {
 		away := d.relay.lastKey.Add(d.cfg.Away)
 		if !away.After(time.Now()) {
 			break
 		}
-		d.await(away, q.over)
+		d.await(away, q.closed)
 	}
-	for !q.over() && q.rec.Status == Created && time.Now().Before(q.rec.ExpiresAt) && !d.route(q) {
-		d.await(time.Now().Add(retryEvery), q.over)
+	for !q.closed() && q.rec.Status == Created && time.Now().Before(q.rec.ExpiresAt) && !d.route(q) {
+		d.await(time.Now().Add(retryEvery), q.closed)
 	}
 	if q.screen == nil { // its hook expires it
-		d.await(time.Time{}, q.over)
+		d.await(time.Time{}, q.closed)
 		return
 	}
-	for d.await(q.rec.ExpiresAt, q.over); !q.over() && !d.expire(q); {
-		d.await(time.Now().Add(retryEvery), q.over)
+	for d.await(q.rec.ExpiresAt, q.closed); !q.closed() && !d.expire(q); {
+		d.await(time.Now().Add(retryEvery), q.closed)
 	}
 }
 
@@ -3352,8 +3355,8 @@ func (d *desk) expire(q *question) bool {
 // recordEnd records that q ended as it is to. Where somebody pressed keys for it, it is answered by them. As long as
 // that cannot be recorded no other is asked.
 func (d *desk) recordEnd(q *question) {
-	for q.to != "" && !d.tryEnd(q) && !d.over {
-		d.await(time.Now().Add(retryEvery), func() bool { return d.over })
+	for q.to != "" && !d.tryEnd(q) && !d.childGone {
+		d.await(time.Now().Add(retryEvery), d.ended)
 	}
 }
 
@@ -3572,7 +3575,7 @@ func (l *dialogs) addHook(rec PromptRecord) {
 // carryHook takes a hook's question to its end. The hook gives the tool its answer; watchHook notices that the dialog
 // was answered here, or the hook ended.
 func (l *dialogs) carryHook(h *question) {
-	turn := func() bool { return h.over() || l.desk.inForce() == h }
+	turn := func() bool { return h.closed() || l.desk.inForce() == h }
 	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)
 	if l.await(h.rec.ExpiresAt.Add(-life/4), turn) {
 		l.desk.ask(h)
@@ -3586,7 +3589,7 @@ func (l *dialogs) carryHook(h *question) {
 			break
 		}
 		l.desk.recordEnd(h)
-		over = h.rec.settled() || l.over
+		over = h.rec.settled() || l.childGone
 		h.to = "" // its hook passes on what was decided in this very moment
 	}
 	l.hooks = slices.DeleteFunc(l.hooks, func(other *question) bool { return other == h })
@@ -3601,7 +3604,7 @@ func (l *dialogs) watchHook(h *question) {
 		next = time.Now().Add(hookCheck)
 		left := h.stoodAt.Add(dialogGone)
 		switch {
-		case !h.over() && l.dialogLeft(h):
+		case !h.closed() && l.dialogLeft(h):
 			h.leave(Canceled, "answered in the terminal, or given up by the tool")
 		case !l.st.Alive(h.rec.ID):
 			l.hookEnded(h)
@@ -3629,9 +3632,8 @@ func (l *dialogs) hookEnded(h *question) {
 // gone, or there was none. A key that was pressed here in the same moment may have been faster: that is said.
 func (l *dialogs) resolveHook(h *question) {
 	passed := time.Now()
-	over := func() bool { return l.over }
-	l.await(passed.Add(l.cfg.EchoWindow), over) // a key on its way may be there first
-	l.await(passed.Add(dialogGone), func() bool { return l.over || !l.dialogStands(h) })
+	l.await(passed.Add(l.cfg.EchoWindow), l.ended) // a key on its way may be there first
+	l.await(passed.Add(dialogGone), func() bool { return l.childGone || !l.dialogStands(h) })
 	l.desk.transition(h, Resolved, func(r *PromptRecord) {
 		since := passed
 		if r.DecidedAt != nil {
@@ -3666,13 +3668,13 @@ type phone struct {
 // doInputs does what the phone asks for. What has to wait keeps its place; only what types nothing goes first.
 func (p *phone) doInputs() {
 	for {
-		p.await(time.Time{}, func() bool { return p.over || p.books.recorded && len(p.inputs) > 0 && p.typist == nil })
-		if p.over {
+		p.await(time.Time{}, func() bool { return p.childGone || p.books.recorded && len(p.inputs) > 0 && p.typist == nil })
+		if p.childGone {
 			return
 		}
 		r, why := p.nextInput()
 		if r == nil {
-			p.await(time.Now().Add(inputLook), func() bool { return p.over })
+			p.await(time.Now().Add(inputLook), p.ended)
 			continue
 		}
 		p.inputs = slices.DeleteFunc(p.inputs, func(other *InputRecord) bool { return other == r })
@@ -3862,7 +3864,7 @@ func (p *phone) stopTurn(r *InputRecord) {
 	p.auditInput(r, Field{"command", r.Kind}, Field{"bytes_len", len(p.adapter.Stop)})
 	why := ""
 	twice := false
-	for late := time.Now().Add(stopTime); known && p.inTurn() && !p.over && why == ""; {
+	for late := time.Now().Add(stopTime); known && p.inTurn() && !p.childGone && why == ""; {
 		if again := p.adapter.StopAgain.MatchString(p.det.Screen.Text()); again && !twice {
 			twice = true
 			p.relay.inject(p.adapter.Stop, r.By)
@@ -3870,7 +3872,7 @@ func (p *phone) stopTurn(r *InputRecord) {
 		if !time.Now().Before(late) {
 			why = "the key was pressed, but " + p.rec.Tool + " still works: look at /screen"
 		}
-		p.await(time.Now().Add(inputLook), func() bool { return p.over })
+		p.await(time.Now().Add(inputLook), p.ended)
 	}
 	p.inputDone(r, why, Notice{})
 }
@@ -3996,7 +3998,7 @@ func (b *books) keepBooks() {
 	if err != nil {
 		b.tellTrouble("opening the state", err)
 	}
-	if b.await(b.rec.StartedAt.Add(recordAfter), func() bool { return b.over || b.rec.ExitCode != nil }) {
+	if b.await(b.rec.StartedAt.Add(recordAfter), func() bool { return b.childGone || b.rec.ExitCode != nil }) {
 		b.unlock()
 		return
 	}
@@ -4009,7 +4011,7 @@ func (b *books) keepBooks() {
 	for r := range b.st.Follow(b.ctx, b.rec.ID, b.watchdog.looks) {
 		b.lock()
 		b.relay.takeOutput() // and keys: they were first
-		if !b.over {
+		if !b.childGone {
 			b.desk.handleRecord(r)
 		}
 		b.unlock()
@@ -4125,13 +4127,13 @@ func (b *books) notify(n Notice) {
 func (b *books) sendStream() {
 	sent := int64(0)
 	for {
-		b.await(time.Time{}, func() bool { return b.over || b.relay.taken > sent })
+		b.await(time.Time{}, func() bool { return b.childGone || b.relay.taken > sent })
 		flush := time.Now().Add(b.cfg.Flush)
-		for time.Now().Before(flush) && !b.over {
-			b.await(time.Now().Add(min(frameTime, time.Until(flush))), func() bool { return b.over })
+		for time.Now().Before(flush) && !b.childGone {
+			b.await(time.Now().Add(min(frameTime, time.Until(flush))), b.ended)
 			b.det.ReadWindow()
 		}
-		if b.over {
+		if b.childGone {
 			return
 		}
 		sent = b.relay.taken
@@ -4171,20 +4173,20 @@ type typist struct {
 	command bool   // that is a command of the tool's own
 	note    string // what else is to be told of the answer, "" nothing
 
-	guard   func(v sight) (why string) // tells why the first key is not to be typed
-	began   time.Time                  // the work
-	allowed bool                       // the first key may be typed, or was
-	unsure  time.Time                  // since when what changed in the question may be seen moving, zero: nothing may
-	steer   bool                       // the next keys choose nothing: they move a pointer, or write into a box
-	given   bool                       // bytes of the answer have reached the child, or a text's Enter
-	partly  bool                       // some had before the last were written
-	done    bool                       // all is typed
-	writing bool                       // some are being written
-	sent    int                        // bytes that were written last
-	sentAt  time.Time                  // when
-	stood   string                     // SHA-256 of what stood on the screen when the first key went
-	stopped bool                       // at the keyboard
-	word    string                     // an answer of which the first key was typed alone
+	guard     func(v sight) (why string) // tells why the first key is not to be typed
+	began     time.Time                  // the work
+	allowed   bool                       // the first key may be typed, or was
+	unsure    time.Time                  // since when what changed in the question may be seen moving, zero: nothing may
+	steer     bool                       // the next keys choose nothing: they move a pointer, or write into a box
+	given     bool                       // bytes of the answer have reached the child, or a text's Enter
+	partly    bool                       // some had before the last were written
+	done      bool                       // all is typed
+	writing   bool                       // some are being written
+	sent      int                        // bytes that were written last
+	sentAt    time.Time                  // when
+	screenSHA string                     // SHA-256 of what stood on the screen when the first key went
+	stopped   bool                       // at the keyboard
+	word      string                     // an answer of which the first key was typed alone
 }
 
 // sight is what stands on the screen this instant.
@@ -4204,7 +4206,7 @@ const (
 
 // work types, by do, when nobody else does and the keyboard is held, and tells why not all is typed, "" it is.
 func (t *typist) work(do func() (why string)) (why string) {
-	t.await(time.Time{}, func() bool { return t.over || t.session.typist == nil && t.relay.output.hold() })
+	t.await(time.Time{}, func() bool { return t.childGone || t.session.typist == nil && t.relay.output.hold() })
 	t.session.typist = t
 	t.relay.output.takeEach(true)
 	t.began = time.Now()
@@ -4230,12 +4232,12 @@ func (t *typist) work(do func() (why string)) (why string) {
 // key guard looks, too.
 func (t *typist) press(within time.Duration, find func(v sight) (keys, why string)) (why string) {
 	until := time.Now().Add(within)
-	for ; ; t.await(time.Now().Add(typistLook), func() bool { return t.over || t.stopped }) {
+	for ; ; t.await(time.Now().Add(typistLook), func() bool { return t.childGone || t.stopped }) {
 		now := time.Now()
 		switch {
 		case t.stopped:
 			return whyStopped
-		case t.over:
+		case t.childGone:
 			return whyEnded
 		case t.relay.writes():
 			continue
@@ -4298,7 +4300,7 @@ func (t *typist) write(keys string) (why string) {
 	t.given = t.given || !t.steer
 	unread := t.pty.Waiting() != 0
 	for i := range t.relay.held {
-		t.relay.held[i].stood = t.q != nil && (unread || t.relay.held[i].at.Before(at))
+		t.relay.held[i].unread = t.q != nil && (unread || t.relay.held[i].at.Before(at))
 	}
 	t.relay.noteLine(keys, t.pty.Modes())
 	t.det.Typed([]byte(keys), time.Now())
@@ -4345,7 +4347,7 @@ func (t *typist) overtaken(look *Prompt) bool {
 
 // typeAnswer types the decision about q, and records that, or why it could not be.
 func (d *desk) typeAnswer(q *question) {
-	d.await(q.seenAt.Add(dialogGrace), func() bool { return d.over || d.adapter.Box == nil })
+	d.await(q.seenAt.Add(dialogGrace), func() bool { return d.childGone || d.adapter.Box == nil })
 	t := &typist{session: d.session, q: q, text: cleanText(*q.rec.Value)}
 	t.guard = t.stillAsked
 	do := t.reply
@@ -4357,7 +4359,7 @@ func (d *desk) typeAnswer(q *question) {
 	why := t.work(do)
 	if why == "" || t.given {
 		d.transition(q, Injected, func(r *PromptRecord) {
-			r.ScreenSHA = t.stood
+			r.ScreenSHA = t.screenSHA
 			r.Note = t.note
 		})
 	}
@@ -4371,7 +4373,7 @@ func (d *desk) typeAnswer(q *question) {
 		}
 		q.to, q.why = Failed, why
 		d.recordEnd(q)
-		if !expired && !q.rec.Idle && !d.over && q.screen.same(d.det.Look(d.pty.State(), time.Now())) {
+		if !expired && !q.rec.Idle && !d.childGone && q.screen.same(d.det.Look(d.pty.State(), time.Now())) {
 			d.det.Again() // it is asked anew
 		}
 	}
@@ -4400,7 +4402,7 @@ func (t *typist) dropHeld() {
 	asked := t.overtaken(t.det.Look(t.pty.State(), time.Now()))
 	dropped := 0
 	t.relay.held = slices.DeleteFunc(t.relay.held, func(k typedKeys) bool {
-		drop := (k.stood || asked) && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys)
+		drop := (k.unread || asked) && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys)
 		if drop {
 			dropped += len(k.keys)
 		}
@@ -4483,9 +4485,9 @@ func (t *typist) stillAsked(v sight) (why string) {
 		return "somebody pressed a key for it since: look at the terminal"
 	}
 	v.look.publish()
-	t.stood = digest([]byte(v.look.Shown))
+	t.screenSHA = digest([]byte(v.look.Shown))
 	if alike(shown.Shown, v.look.Shown) { // what moves stands in it as it was shown
-		t.stood = digest([]byte(shown.Shown))
+		t.screenSHA = digest([]byte(shown.Shown))
 	}
 	return ""
 }
@@ -4969,7 +4971,7 @@ func (v *watcher) captureScenario(p *Prompt, now time.Time) error {
 // finish closes the books and sends the last messages, and all of the output with --stream. It begins with the turn.
 func (s *session) finish() {
 	s.pty.Close() // the child is gone
-	s.over = true
+	s.childGone = true
 	ring(s.relay.output.wake)
 	s.relay.restore()
 	s.desk.endQuestions()
