@@ -1337,14 +1337,12 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 // told before.
 type transcript struct {
 	on      bool
-	window  bool            // ReadWindow tells its rows
-	gap     bool            // a blank line is told once text follows
-	part    string          // the beginning of a wrapped line that has scrolled out
-	pending []string        // lines that wait for Transcript
-	bytes   int             // in them
-	dropped int             // lines that did not fit there
-	recent  map[string]bool // lines told, the newest up to maxRecent of them
-	before  map[string]bool // as many before those
+	window  bool     // ReadWindow tells its rows
+	part    string   // the beginning of a wrapped line that has scrolled out
+	pending []string // lines that wait for Transcript
+	bytes   int      // in them
+	dropped int      // lines that did not fit there
+	recent  []string // lines told, the newest of them
 }
 
 // tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
@@ -1353,7 +1351,6 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 	if !t.on || t.window {
 		return
 	}
-	row = min(row, s.rows)
 	for row > 0 && s.grid[row-1].wrapped {
 		row--
 	}
@@ -1368,11 +1365,7 @@ func (s *Screen) tellAbove(row int, repainted bool) {
 // tellAll takes all that the screen shows as final: it is about to be erased.
 func (s *Screen) tellAll() {
 	text := s.Text()
-	rows := strings.Count(text, "\n")
-	if text != "" {
-		rows++
-	}
-	s.tellAbove(rows, false)
+	s.tellAbove(min(len(text), 1+strings.Count(text, "\n")), false)
 	for i := range s.grid {
 		s.grid[i].told = false
 		s.grid[i].again = true
@@ -1397,34 +1390,18 @@ func (s *Screen) tell(l *line) {
 // add tells a line, unless it is painted again and says nothing, or was told lately. The oldest lines are left out
 // where too much waits.
 func (t *transcript) add(text string, again bool) {
-	if again && (!strings.ContainsFunc(text, isWordRune) || t.said(text)) {
+	if again && (!strings.ContainsFunc(text, isWordRune) || slices.Contains(t.recent, text)) {
 		return
 	}
-	if t.gap && t.recent != nil {
-		t.push("")
-	}
-	t.gap = false
-	t.push(text)
+	t.recent = append(t.recent[max(0, len(t.recent)-maxRecent):], text)
+	t.pending = append(t.pending, text)
+	t.bytes += len(text) + lineCost
 	for t.bytes > maxPending {
 		t.bytes -= len(t.pending[0]) + lineCost
 		t.pending = t.pending[1:]
 		t.dropped++
 	}
 }
-
-// push appends a line to those that wait.
-func (t *transcript) push(text string) {
-	if t.recent == nil || len(t.recent) == maxRecent {
-		t.before = t.recent
-		t.recent = map[string]bool{}
-	}
-	t.recent[text] = true
-	t.pending = append(t.pending, text)
-	t.bytes += len(text) + lineCost
-}
-
-// said reports whether a line was told lately.
-func (t *transcript) said(text string) bool { return t.recent[text] || t.before[text] }
 
 // Transcript returns the lines that became final since the last call, and the text that may still
 // change. On the alternate screen nothing is final until settle (the tool's turn is over): then it
@@ -2753,10 +2730,10 @@ type Detector struct {
 	view    *view           // the last look
 	read    *candidate      // what its readers found
 
-	window   []windowRow // of a known tool, in the last look
-	told     int         // of these rows, from the top, were told
-	windowAt int         // rows that had scrolled out by then
-	begun    bool        // the tool was given something to do
+	window   []string // the rows of a known tool's window in the last look
+	told     int      // of these rows, from the top, were told
+	windowAt int      // rows that had scrolled out by then
+	begun    bool     // the tool was given something to do
 
 	found  *candidate // of the last look, nil none
 	cur    *candidate // the question in force, the last one returned; nil none
@@ -3307,25 +3284,13 @@ func (d *Detector) Transcript(end bool) (final []string, live string) {
 	if settled {
 		d.tellWindow(len(d.window))
 	}
-	final = d.Screen.takeLines()
-	if !d.begun {
-		final = nil
-	}
-	return final, ""
-}
-
-// windowRow is a row of text in a known tool's window, which the tool paints anew all the time.
-type windowRow struct {
-	text  string
-	blank bool // so is the row above it
+	return d.Screen.takeLines(), ""
 }
 
 // tellWindow tells the window's rows before row end, each once.
 func (d *Detector) tellWindow(end int) {
 	for ; d.told < end; d.told++ {
-		w := d.window[d.told]
-		d.Screen.tr.gap = w.blank
-		d.Screen.tr.add(w.text, false)
+		d.Screen.tr.add(d.window[d.told], false)
 	}
 }
 
@@ -3347,57 +3312,60 @@ func (d *Detector) ReadWindow() bool {
 		}
 	}
 	d.windowAt = v.s.scrolled
-	said := v.up(end, v.said)
-	given := len(rows) + said // the rows above what it was given to do
-	var now []windowRow
-	before, blank := 0, false
-	for i, w := range append(rows, v.rows[:end]...) {
-		if i == given {
-			before = len(now)
+	now := []string{""}
+	message := 0 // the row in which the user's last one begins
+	for _, w := range append(rows, v.rows[:end]...) {
+		if v.said(w) {
+			message = len(now)
+		}
+		text := strings.TrimRight(w.raw, " ")
+		if w.text == "" {
+			text = ""
 		}
 		ends := v.ends(w)
-		if w.text != "" && ends != TurnFinished && ends != TurnReady && !v.spins(w) {
-			now = append(now, windowRow{text: strings.TrimRight(w.raw, " "), blank: blank})
+		if text+now[len(now)-1] != "" && ends != TurnFinished && ends != TurnReady && !v.spins(w) {
+			now = append(now, text)
 		}
-		blank = w.text == ""
 	}
-	if !d.begun && d.turn.worked && (d.turn.sent || said >= 0) {
+	if d.begun {
+		d.tellLeaving(now)
+		return true
+	}
+	v.s.takeLines()
+	d.window, d.told = now, len(now)
+	if d.turn.worked && (d.turn.sent || message > 0) {
 		d.begun = true
-		d.told = len(d.window)
-	} else {
-		before = 0
+		d.told = max(1, message)
 	}
-	d.tellLeaving(now, before)
 	return true
 }
 
 // tellLeaving tells the rows of the last look that stand no more above one that still does, and all above them: now are
-// those that stand there, the first ones told before. Where none stands there any more, what was told before is not
-// told again.
-func (d *Detector) tellLeaving(now []windowRow, told int) {
+// those that stand there. Where none stands there any more, what was told before is not told again.
+func (d *Detector) tellLeaving(now []string) {
 	stands := make([]int, len(d.window)) // where each of them stands, in the same order, the lowest first; −1 nowhere
-	first, last, end := -1, 0, len(now)
-	for i, w := range slices.Backward(d.window) {
-		k := end - 1
-		for k >= 0 && now[k].text != w.text {
+	last, told := 0, len(now)
+	for i, row := range slices.Backward(d.window) {
+		k := told - 1
+		for k >= 0 && (row == "" || now[k] != row) {
 			k--
 		}
 		stands[i] = k
 		if k >= 0 {
-			first, end = k, k
+			told = k // what stands above has scrolled back
 			last = max(last, i+1)
 		}
 	}
-	if first < 0 {
+	if last == 0 {
 		last = len(stands)
-		for told < len(now) && d.Screen.tr.said(now[told].text) {
+		told = 0
+		for told < len(now) && slices.Contains(d.Screen.tr.recent, now[told]) {
 			told++
 		}
 	}
-	told = max(told, first) // it has scrolled back
 	leaves := d.told
 	for i, to := range stands[:last] {
-		if to < 0 {
+		if to < 0 && d.window[i] != "" {
 			leaves = max(leaves, i+1)
 		}
 	}
@@ -3405,8 +3373,7 @@ func (d *Detector) tellLeaving(now []windowRow, told int) {
 	for _, to := range stands[:leaves] {
 		told = max(told, to+1) // what has changed above it was told, too
 	}
-	d.window = now
-	d.told = told
+	d.window, d.told = now, told
 }
 
 // reSpinner is a spinner before it shows any seconds.
