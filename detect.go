@@ -173,8 +173,7 @@ type history struct {
 	wrapped  bool // it goes on in the next row
 	told     bool // it is in the transcript
 	again    bool // it was, before it was written anew
-	answered bool // an answer was typed in it: what stands above belongs to earlier questions
-	over     bool // a question stood in it that its cursor has left
+	answered bool // it was answered, or left: what stands above belongs to earlier questions
 }
 
 // cell is one place of the grid.
@@ -1758,17 +1757,10 @@ func (p *Prompt) compare(now *Prompt) sameness {
 	return now.motion.compare(p.all, now.all)
 }
 
-// follows tells whether now is p after a key moved its pointer: a long list may show other choices
-// then, but not the same in another order. now may be nil.
+// follows reports whether now is p after a key moved its pointer: a long list may show other choices then. now may be
+// nil.
 func (p *Prompt) follows(now *Prompt) bool {
-	if now == nil || now.motion.compare(p.lead, now.lead) != theSame {
-		return false
-	}
-	was, is := labels(p.Choices), labels(now.Choices)
-	inOrder := slices.Equal(was, is)
-	slices.Sort(was)
-	slices.Sort(is)
-	return inOrder || !slices.Equal(was, is)
+	return now != nil && now.motion.compare(p.lead, now.lead) == theSame
 }
 
 // isQuestion tells whether p asks something, and is no input box, nor a screen that may ask only if
@@ -3089,8 +3081,8 @@ func (d *Detector) leave(now time.Time) {
 	r := d.cur.place.row - 1 - d.Screen.scrolled
 	asks := d.tty.Canonical && d.tty.Reading == ReadingYes
 	here := d.cur.onLine() && d.cur.place.sizes == d.Screen.sizes
-	if here && !asks && r >= 0 && r < d.view.row && !d.Screen.grid[r].over {
-		d.Screen.grid[r].over = true
+	if here && !asks && r >= 0 && r < d.view.row && !d.Screen.grid[r].answered {
+		d.Screen.grid[r].answered = true
 		d.Screen.changes++
 		d.lookDue = now
 	}
@@ -5081,7 +5073,8 @@ func (v *view) readLine() *candidate {
 		text = above
 		top = first
 	}
-	elsewhere := v.behind() && !v.readMarked(f, text)
+	named, _ := answersNamed(text)
+	elsewhere := v.behind() && named == ""
 	if v.s.AltScreen() {
 		elsewhere = v.row < v.last-2
 	}
@@ -5110,14 +5103,16 @@ func (v *view) readLine() *candidate {
 // whose last question it finds.
 func (v *view) ruleOf(f *candidate, text string, top int) string {
 	last := v.row >= v.last
-	named := v.s.AltScreen() && last && v.reads() && v.s.attr(v.row, 0).Reverse // less: of the file
+	less := v.s.AltScreen() && last && v.reads() && v.s.attr(v.row, 0).Reverse // the name of its file
+	kind, answers := answersNamed(text)
 	switch {
-	case named, last && !v.tty.Canonical && v.rows[v.row].fits(rePager):
+	case less, last && !v.tty.Canonical && v.rows[v.row].fits(rePager):
 		f.Type = ConfirmEnter
 		return "it is the last line of a pager" // 5
 	case v.readPrinted(f, text, top):
 		return "a list is printed above it" // 22
-	case v.readMarked(f, text):
+	case kind != "":
+		f.Type, f.Choices = kind, answers
 		return "it names its answers" // 75
 	case presses(text):
 		f.Type = ConfirmEnter
@@ -5245,46 +5240,34 @@ func asksWhat(text string) bool {
 	return hasWord("what", strings.Join(fields[:min(3, len(fields))], " "))
 }
 
-// readMarked finds "[Y/n]" in its forms, letter menus and hot keys in text. Without them it leaves
-// neither type nor choices.
-func (v *view) readMarked(f *candidate, text string) bool {
-	f.Choices = nil
-	f.Type = ""
+// answersNamed are the answers that text names, by "[Y/n]" in its forms, a letter menu or hot keys, and the kind of
+// question that they make; "" without them.
+func answersNamed(text string) (kind PromptType, choices []Choice) {
 	keys := answersOf(plain(text))
 	if len(keys) == 0 || !distinct(keys) {
-		return false
+		return "", nil
 	}
-	f.Type = MultipleChoice
 	yes, no := -1, -1
 	others := false
 	for i, k := range keys[:min(len(keys), 9)] {
-		c := typed(k.Key, k.Label)
-		other := func(o Choice) bool { return o.Key != k.Key && strings.EqualFold(o.Key, k.Key) } // git's j and J
-		if k.Key == k.Label && isYesNoLetter(k.Key) && !slices.ContainsFunc(keys, other) {
-			c.Keys = strings.ToLower(k.Key) // the capital only marks the default
-		}
-		f.Choices = append(f.Choices, c)
+		choices = append(choices, typed(k.Key, k.Label))
 		switch {
-		case says("yes", c.Label):
+		case says("yes", k.Label):
 			yes = i
-		case says("no", c.Label):
+		case says("no", k.Label):
 			no = i
 		default:
-			others = others || !rePlain.MatchString(c.Label)
+			others = others || !rePlain.MatchString(k.Label)
 		}
 	}
 	if len(keys) == 2 && yes < 0 {
 		yes, no = pairIn(keys)
 		others = false
 	}
-	if yes >= 0 && no >= 0 && !others {
-		f.Type = YesNo
-		f.Choices = []Choice{
-			{Key: "y", Label: spelled("Yes", "y", f.Choices[yes].Label), Keys: f.Choices[yes].Keys},
-			{Key: "n", Label: spelled("No", "n", f.Choices[no].Label), Keys: f.Choices[no].Keys},
-		}
+	if yes < 0 || no < 0 || others {
+		return MultipleChoice, choices
 	}
-	return true
+	return YesNo, []Choice{choices[yes].spelled("y", "Yes"), choices[no].spelled("n", "No")}
 }
 
 // distinct reports whether no two of the choices have the same key.
@@ -5296,13 +5279,18 @@ func distinct(of []Choice) bool {
 	return len(keys) == len(of)
 }
 
-// spelled is how a button says yes or no: with what the program calls it where that is another
-// word or letter.
-func spelled(word, letter, answer string) string {
-	if strings.EqualFold(answer, letter) || strings.EqualFold(answer, word) {
-		return word
+// spelled is an answer as the button for yes or no has it: with what the program calls it where that is another word or
+// letter.
+func (c Choice) spelled(letter, word string) Choice {
+	label := word
+	if !strings.EqualFold(c.Label, letter) && !strings.EqualFold(c.Label, word) {
+		label += " (" + c.Label + ")"
 	}
-	return word + " (" + answer + ")"
+	keys := c.Keys
+	if c.Key == c.Label && utf8.RuneCountInString(keys) == 1 {
+		keys = strings.ToLower(keys) // the capital only marks the default
+	}
+	return Choice{Key: letter, Label: label, Keys: keys}
 }
 
 // pairIn are the places of the letters for yes and for no, −1 where the two are none in any
@@ -5582,13 +5570,15 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 	}
 	for range lines {
 		text, first, answered, known := v.lineBefore(end)
-		over := answered || first < 0 || v.s.grid[max(first, 0)].over
-		if v.tty.Canonical && !v.readsLine() || !v.reads() || !known || over || isBlank(text) {
+		over := answered || first < 0 || !known || isBlank(text)
+		if v.tty.Canonical && !v.readsLine() || !v.reads() || over {
 			return -1
 		}
 		text = strings.TrimSpace(text)
 		asks := reAskedAbove.MatchString(plain(text)) && strings.ContainsAny(text, "?:？：")
-		if asks && v.readMarked(f, text) && f.Type == YesNo {
+		kind, answers := answersNamed(text)
+		if asks && kind == YesNo {
+			f.Type, f.Choices = kind, answers
 			f.Question = text
 			f.Score = 0.85
 			return first
