@@ -3248,9 +3248,6 @@ func (d *Detector) Explain() string {
 // Raw is the last BufferBytes of the child.
 func (d *Detector) Raw() []byte { return d.raw }
 
-// LastOutput is when bytes last came.
-func (d *Detector) LastOutput() time.Time { return d.outAt }
-
 // Activity is what the status command shows.
 func (d *Detector) Activity() string {
 	switch {
@@ -4565,11 +4562,6 @@ func (v *view) textRows(from, to int) int {
 	return n
 }
 
-// marked is a row's text with the mark that a question may begin with.
-func (v *view) marked(r int) string {
-	return plain(strings.TrimLeft(v.rows[r].raw, " "+uprights))
-}
-
 // choosingRow is the row near the group that says how to choose, −1 none: it is within six rows of text below, or three
 // above, and names arrows, or a key and what that does to a choice. Escape as the way out counts where a pointer is
 // shown. A row that counts seconds tells what a program at work does.
@@ -4945,7 +4937,7 @@ func (v *view) readStill() *candidate {
 	v.bySilence(f)
 	f.rows = [2]int{0, v.last}
 	f.Full = v.s.Text()
-	f.Choices = v.pressable(f.Full)
+	f.Choices = v.pressable()
 	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
 	switch {
 	case v.reported:
@@ -4966,25 +4958,13 @@ func (v *view) readStill() *candidate {
 	return f
 }
 
-// reNamedKey is a key that a screen names and that is none of the usual ones: "shift+Tab", "ctrl-o".
-var reNamedKey = re(`(?i)\b(shift|ctrl)[+-](tab|[a-z])\b`)
-
-// pressable are the keys that can be pressed from afar at a screen that no rule reads, whose text that is: up to two
-// that it names, and the usual ones. Enter and Escape are offered with every screen that may ask.
-func (v *view) pressable(text string) []Choice {
-	names := strings.Fields("1 2 3 y n up/↑ down/↓ tab/Tab space/Space")
-	for _, m := range slices.Backward(reNamedKey.expr().FindAllStringSubmatch(text, 2)) {
-		names = append([]string{m[1] + "_" + m[2] + "/" + m[0]}, names...)
-	}
-	var keys []Choice
-	for _, name := range names {
-		key, label, _ := strings.Cut(name+"/"+name, "/")
-		label, _, _ = strings.Cut(label, "/")
-		sent, known := keyBytes(key, v.s.AppCursorKeys())
-		same := func(c Choice) bool { return c.Keys == sent }
-		if known && len(keys) < 9 && !slices.ContainsFunc(keys, same) {
-			keys = append(keys, Choice{Key: strings.ToLower(key), Label: label, Keys: sent})
-		}
+// pressable are the keys that can be pressed from afar at a screen that no rule reads. Enter and Escape are offered with
+// every screen that may ask.
+func (v *view) pressable() (keys []Choice) {
+	for _, name := range strings.Fields("1 2 3 y n up/↑ down/↓ tab/Tab space/Space") {
+		key, label, _ := strings.Cut(name, "/")
+		sent, _ := keyBytes(key, v.s.AppCursorKeys()) // knows them all
+		keys = append(keys, Choice{Key: key, Label: cmp.Or(label, key), Keys: sent})
 	}
 	return keys
 }
@@ -5978,7 +5958,7 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 	tick := func(now time.Time) {
 		p := d.Tick(tty, now)
 		if p != nil {
-			delay := now.Sub(d.LastOutput())
+			delay := now.Sub(d.outAt)
 			each(labEvent{
 				File:       tp.name,
 				T:          now.Sub(start).Seconds(),
