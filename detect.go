@@ -1598,8 +1598,7 @@ const (
 	leastMoves = 3
 )
 
-// motion is what was seen moving in the text of a question, look by look. A unit is a character of the text, or a time
-// in it.
+// motion is what was seen moving in the text of a question, look by look. A unit is a time in the text, or a spinner.
 type motion struct {
 	text  string           // as it was at the last look
 	since time.Time        // since when nothing has changed in it but what may move
@@ -1670,49 +1669,38 @@ type difference struct {
 	was, is string
 }
 
-// spinners are the characters that programs show one after the other, in the same place, while they work, besides the
-// Braille patterns; blank, where such a mark blinks.
-const spinners = movingMarks + "|/-\\ "
+// spinners are the characters that programs show one after the other, in the same place, while they work; blank, where
+// such a mark blinks.
+const spinners = `\x{2800}-\x{28ff}` + movingMarks + `|/\\ -`
 
-// reTime is a time at the beginning of a text, with the blanks behind it, which give way to its digits: "1m 12s",
-// "02:15".
-var reTime = re(`^(?:(?:\d+h ?)?(?:\d+m ?)?\d+s|\d+:\d\d(?::\d\d)?)\b *`)
+// reMoves is what may move: a time, "1m 12s", "02:15", with the blanks behind it, which give way to its digits; a spinner,
+// or those at the end of a row, where blanks are left out.
+var reMoves = re(`\b(?:(?:\d+h ?)?(?:\d+m ?)?\d+s|\d+:\d\d(?::\d\d)?)\b *|[` + spinners + `]*\n|[` +
+	spinners + `]`)
 
-// differences are the units in which two texts differ where they may move: spinners and times. ok is false where they
-// differ in anything else.
+// differences are the units in which two texts differ where they may move. ok is false where they differ in anything
+// else.
 func differences(a, b string) (all []difference, ok bool) {
 	if a == b {
 		return nil, true
 	}
-	before := ' '
-	for unit := 0; a != "" || b != ""; unit++ {
-		was, is := timeAt(a, before), timeAt(b, before)
-		times := was != "" && is != ""
-		if !times {
-			was, is = cellAt(a, b), cellAt(b, a)
+	before, was := unitsOf(a)
+	after, is := unitsOf(b)
+	for unit := 0; before == after && unit < len(was); unit++ {
+		if was[unit] != is[unit] {
+			all = append(all, difference{unit, was[unit], is[unit]})
 		}
-		blank := was+is == "" || was+is == " "
-		switch {
-		case was == is, blank:
-		case times, spins(was) && spins(is):
-			all = append(all, difference{unit, was, is})
-		default:
-			return nil, false
-		}
-		before, _ = utf8.DecodeRuneInString(is)
-		a, b = a[len(was):], b[len(is):]
 	}
-	return all, true
+	return all, before == after
 }
 
-// cellAt is the character that a text begins with: none at the end of a row, where the blanks are left out that other,
-// which it is compared with, goes on with.
-func cellAt(text, other string) string {
-	_, n := utf8.DecodeRuneInString(text)
-	if strings.HasPrefix(text, "\n") && other != "" && other[0] != '\n' {
-		n = 0
-	}
-	return text[:n]
+// unitsOf are the units of a text that may move, and what stands around them.
+func unitsOf(text string) (around string, units []string) {
+	around = reMoves.expr().ReplaceAllStringFunc(text+"\n", func(unit string) string {
+		units = append(units, unit)
+		return "\x00"
+	})
+	return around, units
 }
 
 // alike reports whether two texts differ in nothing but what may move.
@@ -1721,21 +1709,7 @@ func alike(a, b string) bool {
 	return ok
 }
 
-// timeAt is the time that a text begins with, "" without one: before is what stands before the text.
-func timeAt(text string, before rune) string {
-	if text == "" || text[0] < '0' || text[0] > '9' || isWordRune(before) || before == '.' || before == ':' {
-		return ""
-	}
-	return reTime.FindString(text[:min(len(text), 20)])
-}
-
-// spins reports whether a cell may be part of a spinner.
-func spins(cell string) bool {
-	r, _ := utf8.DecodeRuneInString(cell)
-	return cell == "" || r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(spinners, r)
-}
-
-// seconds is a time as reTime finds it in seconds, 0 of what is none.
+// seconds is a time as reMoves finds it in seconds, 0 of what is none.
 func seconds(text string) int {
 	total := 0
 	for _, part := range strings.FieldsFunc(text, func(r rune) bool { return r < '0' || r > '9' }) {
@@ -2966,7 +2940,7 @@ const tickMarks = "☐☒☑✔✓◯◉◻◼"
 // still is a character of the mask: a spinner, a mark that blinks, digits and blanks are none.
 func still(r rune) rune {
 	digit := r >= '0' && r <= '9'
-	if digit || r == ' ' || r > '~' && spins(string(r)) {
+	if digit || r == ' ' || r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(movingMarks, r) {
 		return -1
 	}
 	return r
@@ -4987,12 +4961,11 @@ var (
 	reGoesOn  = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
 	rePager   = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
 	reYn      = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
-	reHotkeys = re(`(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
+	reHotkeys = re(`(?:(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
-		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)|(\pL{2,})\(([A-Z])\)`)
-	// reGoesOnBehind is more of a label, behind a comma or in brackets.
-	reGoesOnBehind = re(`^(?: ?[,:–-] *(?:\pL{4,}|\pL+ \pL)[\pL' -]*| \([^()]{2,}\))`)
-	reWord         = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
+		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)|(\pL{2,})\(([A-Z])\))` +
+		`( ?[,:–-] *(?:\pL{4,}|\pL+ \pL)[\pL' -]*\b| \([^()]{2,}\))?`)
+	reWord = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
 		`skip|edit|help|fingerprint)$`)
 	reChoose = re(`^(#\?|\?#)$|[:>?\]#)]$`)
 	reCounts = re(`\d ?- ?\d`)
@@ -5161,22 +5134,12 @@ func (v *view) readWords(f *candidate, text string, top int) *candidate {
 }
 
 // hotKeys are the keys that a line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind a
-// comma is part of a label: "(n)o, install anyway".
-func hotKeys(line string) []Choice {
-	line = plain(line)
-	var keys []Choice
-	for _, m := range slices.Backward(reHotkeys.expr().FindAllStringSubmatchIndex(line, -1)) {
-		part := func(i int) string { return line[max(0, m[2*i]):max(0, m[2*i+1])] }
-		c := Choice{Key: part(2) + part(4) + part(6) + part(8) + part(11), Label: part(1) + part(2) + part(3)}
-		if part(2) == "" {
-			c.Label = part(5) + part(6) + part(7) + part(9) + part(10)
-		}
-
-		c.Label = strings.TrimSpace(c.Label + reGoesOnBehind.FindString(line[m[1]:]))
-		keys = append(keys, c)
-		line = line[:m[0]]
+// comma, or in brackets, is part of a label: "(n)o, install anyway".
+func hotKeys(line string) (keys []Choice) {
+	for _, m := range reHotkeys.expr().FindAllStringSubmatch(plain(line), -1) {
+		label := m[1] + m[2] + m[3] + m[5] + m[6] + m[7] + m[9] + m[10] + m[12]
+		keys = append(keys, Choice{Key: m[2] + m[4] + m[6] + m[8] + m[11], Label: strings.TrimSpace(label)})
 	}
-	slices.Reverse(keys)
 	return keys
 }
 
