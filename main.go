@@ -28,6 +28,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -105,10 +106,7 @@ func (w world) run(args []string) (code int) {
 	c.opts, err = c.parse(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprintln(c, "atlasbridge "+c.page)
-		if name == "config" {
-			fmt.Fprint(c, configHelp())
-		}
+		fmt.Fprintln(c, "atlasbridge "+reForCheck.ReplaceAllString(c.page, ""))
 	case err != nil:
 		return c.fail(usageError(err.Error()))
 	default:
@@ -397,7 +395,19 @@ Shows each setting and where it comes from. A flag beats the environment, which
 beats config.toml, which beats the default. The token is masked.
 
 Flags:
-  --json  print one array`
+  --json  print one array
+
+config.toml is in ~/.atlasbridge, or in the folder that ATLASBRIDGE_HOME (else
+STORAGE_PATH) names. A name with a dot belongs in a table: [telegram], then
+bot_token = "…". kill -HUP PID, with the PID of atlasbridge, makes a session
+read it again. A wrong value of TELEGRAM_* in the environment is an error; of
+other variables, which may be meant for another program, it is only reported.
+` + settingsText + `
+With ATLASBRIDGE_CAPTURE_PROMPTS=1 a recording of each question is kept in the
+folder captured_scenarios: the last output, with all that the screen showed.
+
+A tool sees no variable TELEGRAM_* or ATLASBRIDGE_* except ATLASBRIDGE_SESSION,
+the id of the session it runs in, and ATLASBRIDGE_HOME.`
 
 	versionPage = `version
 this program's version
@@ -420,22 +430,6 @@ Examples:
   echo 'eval "$(atlasbridge completion bash)"' >> ~/.bashrc
   echo 'eval "$(atlasbridge completion zsh)"' >> ~/.zshrc
   atlasbridge completion fish > ~/.config/fish/completions/atlasbridge.fish`
-
-	// The page of config goes on with this; %s are the settings.
-	settingsPage = `
-config.toml is in ~/.atlasbridge, or in the folder that ATLASBRIDGE_HOME (else
-STORAGE_PATH) names. A name with a dot belongs in a table: [telegram], then
-bot_token = "…". kill -HUP PID, with the PID of atlasbridge, makes a session
-read it again. A wrong value of TELEGRAM_* in the environment is an error; of
-other variables, which may be meant for another program, it is only reported.
-
-%s
-With ATLASBRIDGE_CAPTURE_PROMPTS=1 a recording of each question is kept in the
-folder captured_scenarios: the last output, with all that the screen showed.
-
-A tool sees no variable TELEGRAM_* or ATLASBRIDGE_* except ATLASBRIDGE_SESSION,
-the id of the session it runs in, and ATLASBRIDGE_HOME.
-`
 
 	// What help says; %s are the commands.
 	overviewPage = `atlasbridge runs an AI command line and carries its questions to your phone.
@@ -493,40 +487,31 @@ func (m manual) name() string { return strings.Fields(m.page)[0] }
 var (
 	// reFlag is the line of a flag in a page.
 	reFlag = re(`(?m)^  --([a-z-]+)(?: (\S+))? {2,}`)
+	// reForCheck is what a page has of settings for their check alone.
+	reForCheck = re(`(?m)^    (is|must) .*\n`)
 	// reOptions are the flags in a synopsis.
 	reOptions = re(`\[(flags|--[^]]+)\]`)
 	// reLiteral is a word of a synopsis that is written as it stands there, or one of several.
 	reLiteral = re(`^[a-z|]+$`)
 )
 
-// flagSpec is a flag of a command.
-type flagSpec struct {
-	name  string
-	value string // what the page calls its value, "" for a switch
-}
-
-// flags returns the flags in the order of the page.
-func (m manual) flags() []flagSpec {
-	var all []flagSpec
-	for _, match := range reFlag.expr().FindAllStringSubmatch(m.page, -1) {
-		all = append(all, flagSpec{match[1], match[2]})
-	}
-	return all
-}
-
-// check returns why the flag cannot have that value.
-func (f flagSpec) check(value string) error {
-	words := strings.Split(f.value, "|")
-	life, err := time.ParseDuration(value)
+// checked returns the value of a flag, in seconds where that is a time, or why it cannot have that value. kind is what the
+// page calls it, "" for a switch.
+func checked(kind, value string) (string, error) {
+	words := strings.Split(kind, "|")
 	switch {
-	case f.value == "" && value != "true":
-		return errors.New("it takes no value")
+	case kind == "" && value != "true":
+		return "", errors.New("it takes no value")
+	case kind == "DUR":
+		life, err := time.ParseDuration(value)
+		if err != nil || life < time.Second || life > 24*time.Hour {
+			return "", errors.New("it must be from 1s to 24h, such as 90s or 10m")
+		}
+		return strconv.Itoa(inSeconds(life)), nil
 	case len(words) > 1 && !slices.Contains(words, value):
-		return errors.New("it is one of " + f.value)
-	case f.value == "DUR" && (err != nil || life < time.Second || life > 24*time.Hour):
-		return errors.New("it must be from 1s to 24h, such as 90s or 10m")
+		return "", errors.New("it is one of " + kind)
 	}
-	return nil
+	return value, nil
 }
 
 // checkArguments returns what is wrong with the arguments. In a synopsis brackets hold what can be left out, and "…"
@@ -554,39 +539,40 @@ func (m manual) checkArguments(args []string) error {
 type command struct {
 	world
 	manual
-	opts *options
+	*opts
 	lost error // why something could not be written to standard output
 }
 
-// options are the arguments of a command, parsed.
-type options struct {
+// opts are the arguments of a command, parsed.
+type opts struct {
 	flags map[string]string // those that were given; a switch is "true"
 	args  []string          // without flags
 }
 
 // text returns the value of a flag, "" if it was not given.
-func (o *options) text(name string) string { return o.flags[name] }
+func (o *opts) text(name string) string { return o.flags[name] }
 
 // on reports whether a flag was given, also as "".
-func (o *options) on(name string) bool {
+func (o *opts) on(name string) bool {
 	_, given := o.flags[name]
 	return given
 }
 
 // parse takes flags and arguments apart; flag.ErrHelp means that help is asked for. What follows -- is an argument, as
 // is all behind the first one of a command that has arguments in <>.
-func (m manual) parse(args []string) (*options, error) {
-	o := &options{flags: map[string]string{}}
+func (m manual) parse(args []string) (*opts, error) {
+	o := &opts{flags: map[string]string{}}
 	set := flag.NewFlagSet("", flag.ContinueOnError)
 	set.SetOutput(io.Discard) // the caller tells the error
-	for _, f := range m.flags() {
+	for _, match := range reFlag.expr().FindAllStringSubmatch(m.page, -1) {
+		name, kind := match[1], match[2]
 		define := set.Func
-		if f.value == "" {
+		if kind == "" {
 			define = set.BoolFunc
 		}
-		define(f.name, "", func(value string) error {
-			o.flags[f.name] = value
-			return f.check(value)
+		define(name, "", func(value string) (err error) {
+			o.flags[name], err = checked(kind, value)
+			return err
 		})
 	}
 	verbatim := strings.Contains(m.synopsis(), "<")
@@ -649,7 +635,7 @@ func (c *command) complain(text string) {
 
 // warn tells what stops nothing, except to a run that is to be quiet and to the tool that reads what a hook says.
 func (c *command) warn(text string) {
-	if !c.opts.on("quiet") && c.name() != "hook" {
+	if !c.on("quiet") && c.name() != "hook" {
 		c.complain(text)
 	}
 }
@@ -724,7 +710,7 @@ func (c *command) printJSON(v any) int {
 
 // show prints v with --json, else a table whose first row are the headings. If it has no other row, none says so.
 func (c *command) show(v any, rows [][]any, none string) int {
-	if c.opts.on("json") {
+	if c.on("json") {
 		return c.printJSON(v)
 	}
 	if len(rows) == 1 {
@@ -753,18 +739,6 @@ func onTerminal(f *os.File) bool {
 
 // ---- help, version, completion ----
 // What the program says of itself.
-
-// configHelp explains each setting, as it would stand in config.toml.
-func configHelp() string {
-	var text strings.Builder
-	for _, s := range settings(&Config{}) {
-		fmt.Fprintf(&text, "%s = %s\n    %s\n", s.Key, s.def, s.does)
-		if s.env != "" {
-			fmt.Fprintf(&text, "    environment: %s\n", s.env)
-		}
-	}
-	return fmt.Sprintf(settingsPage, text.String())
-}
 
 func cmdHelp(c *command) int {
 	var list strings.Builder
@@ -833,7 +807,7 @@ end
 // cmdCompletion prints a script.
 func cmdCompletion(c *command) int {
 	scripts := map[string]string{"bash": bashCompletion, "zsh": zshCompletion + bashCompletion, "fish": fishCompletion}
-	fmt.Fprint(c, scripts[c.opts.args[0]])
+	fmt.Fprint(c, scripts[c.args[0]])
 	return 0
 }
 
@@ -898,7 +872,7 @@ func cmdDoctor(c *command) int {
 	if cfg.Channel == "telegram" {
 		d.checkTelegram(newTelegram(cfg, st, nil))
 	}
-	if c.opts.on("json") {
+	if c.on("json") {
 		c.printJSON(map[string]any{"checks": d.checks, "ok": d.code == 0})
 	}
 	return d.code
@@ -918,7 +892,7 @@ func (d *doctor) found(name string, err error, detail, warning string) {
 		mark = "warn"
 	}
 	d.checks = append(d.checks, k)
-	if d.opts.on("json") {
+	if d.on("json") {
 		return
 	}
 	fmt.Fprintf(d, "%-4s  %-11s  %s\n", mark, name, visible(k.Detail))
@@ -1002,8 +976,6 @@ type tool struct {
 	Supported string `json:"supported"`
 	Version   string `json:"version"` // "" where it is not known
 	Warning   string `json:"warning"` // "" where it was tried with this version
-
-	adapter *Adapter
 }
 
 func cmdAdapters(c *command) int {
@@ -1021,46 +993,41 @@ func knownTools(ctx context.Context, cfg *Config) []tool {
 	var list []tool
 	env := childEnv(os.Environ(), cfg, "")
 	for _, a := range adapters[:len(adapters)-1] { // the last one stands for all others
-		t := findAdapted(a, a.Name)
-		t.probe(ctx, env)
-		list = append(list, t)
+		list = append(list, a.probe(ctx, a.Name, env))
 	}
 	return list
-}
-
-// findAdapted looks for the tool of an adapter, by the name of its command.
-func findAdapted(a *Adapter, command string) tool {
-	path, _ := findTool(command) // "" where it is not there
-	return tool{Name: a.Name, Path: path, Supported: a.MinVer + " to " + a.MaxVer, adapter: a}
 }
 
 // reVersion is a version among other words, as in "codex-cli 0.146.0".
 var reVersion = re(`[0-9]+(\.[0-9]+)+`)
 
-// probe asks a tool that was found for its version, and warns of one that was not tried. It ends with ctx, or after ten
-// seconds: Node takes up to 4 s to start (measured).
-func (t *tool) probe(ctx context.Context, env []string) {
+// findAdapted looks for the tool of an adapter, by the name of its command.
+func findAdapted(a *Adapter, command string) tool {
+	path, _ := findTool(command) // "" where it is not there
+	return tool{Name: a.Name, Path: path, Supported: a.MinVer + " to " + a.MaxVer}
+}
+
+// probe asks the tool that findAdapted has found for its version, and warns of one that
+// was not tried. It ends with ctx, or after ten seconds: Node takes up to 4 s to start (measured).
+func (a *Adapter) probe(ctx context.Context, command string, env []string) tool {
+	t := findAdapted(a, command)
 	if t.Path == "" {
-		return
+		return t
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, Host{})
-	if err == nil {
-		defer p.Close()
-		defer context.AfterFunc(ctx, func() {
-			p.Terminate(0)
-			p.Close()
-		})()
-		output, _ := io.ReadAll(io.LimitReader(p, 4096)) // what it said before an error counts
-		t.Version = reVersion.FindString(string(output))
-	}
+	ask := exec.CommandContext(ctx, t.Path, "--version")
+	ask.Env = env
+	ask.WaitDelay = time.Second       // for what it started to let go of its output
+	output, _ := ask.CombinedOutput() // what it said before an error counts
+	t.Version = reVersion.FindString(string(output))
 	version := versionNumbers(t.Version)
-	tooOld := slices.Compare(version, versionNumbers(t.adapter.MinVer)) < 0
-	if tooOld || slices.Compare(version, versionNumbers(t.adapter.MaxVer)) > 0 {
+	tooOld := slices.Compare(version, versionNumbers(a.MinVer)) < 0
+	if tooOld || slices.Compare(version, versionNumbers(a.MaxVer)) > 0 {
 		t.Warning = strings.TrimSpace(t.Name+" "+t.Version) +
 			": not a version that was tried: if questions are missed, use one of " + t.Supported
 	}
+	return t
 }
 
 // versionNumbers returns the first three numbers of a version, 0 for one that it lacks.
@@ -1154,7 +1121,7 @@ func (c *command) status(s *Store) int {
 			row.Status = "crashed"
 			row.Activity = ""
 		}
-		if row.Status != "active" && !c.opts.on("all") {
+		if row.Status != "active" && !c.on("all") {
 			continue
 		}
 		row.Open = len(s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && !p.Idle && s.waits(p) }))
@@ -1167,12 +1134,21 @@ func (c *command) status(s *Store) int {
 		return b.StartedAt.Compare(a.StartedAt)
 	})
 	rows := [][]any{{"SESSION", "PID", "STATE", "UP", "OPEN", "TOOL"}}
+	now := time.Now()
 	for _, r := range list {
-		rows = append(rows, r.cells(time.Now()))
+		state := cmp.Or(r.Activity, r.Status)
+		switch {
+		case r.WrapperState == "stopped":
+			state = r.WrapperState
+		case r.ExitCode != nil && *r.ExitCode != 0:
+			state += fmt.Sprintf(", exit %d", *r.ExitCode)
+		}
+		up := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt)
+		rows = append(rows, []any{shortID(r.ID), r.PID, state, span(up), r.Open, strings.TrimSpace(r.Tool + " " + r.Label)})
 	}
 	code := c.show(list, rows, "no sessions; start one: atlasbridge run <tool>")
 	trouble := s.ChannelTrouble()
-	if c.opts.on("json") {
+	if c.on("json") {
 		if trouble != "" {
 			c.complain(trouble)
 		}
@@ -1185,19 +1161,6 @@ func (c *command) status(s *Store) int {
 		fmt.Fprintln(c, visible(trouble))
 	}
 	return code
-}
-
-// cells are the row's columns in the table.
-func (r statusRow) cells(now time.Time) []any {
-	state := cmp.Or(r.Activity, r.Status)
-	if r.ExitCode != nil && *r.ExitCode != 0 {
-		state += fmt.Sprintf(", exit %d", *r.ExitCode)
-	}
-	if r.WrapperState == "stopped" {
-		state = r.WrapperState
-	}
-	up := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt)
-	return []any{shortID(r.ID), r.PID, state, span(up), r.Open, strings.TrimSpace(r.Tool + " " + r.Label)}
 }
 
 // maxListed is how much approvals says of a question, in bytes: a screenful.
@@ -1227,7 +1190,7 @@ func cmdAnswer(c *command) int { return c.withState(c.answer) }
 // answer gives a question its answer from this terminal. What runs inside a session gives none. An answer that was
 // given is a success, also where the audit log could not be written: that is said.
 func (c *command) answer(s *Store) int {
-	d := Decision{PromptID: c.opts.args[0], Value: c.opts.args[1], By: "cli:answer", Trusted: true}
+	d := Decision{PromptID: c.args[0], Value: c.args[1], By: "cli:answer", Trusted: true}
 	var p PromptRecord
 	if found := s.view.find(d); found != nil {
 		p = *found
@@ -1300,7 +1263,7 @@ func (c *command) audit(s *Store) int {
 	switch {
 	case err != nil:
 		return c.fail(err)
-	case c.opts.on("json"):
+	case c.on("json"):
 		c.printJSON(v)
 	case v.OK:
 		fmt.Fprintf(c, "audit.log holds: %d entries, head %s\nproves: %s\ndoes not prove: %s\n",
@@ -1318,29 +1281,6 @@ func (c *command) audit(s *Store) int {
 // lastEntries is how many entries --tail begins with.
 const lastEntries = 10
 
-// logReader reads the audit log. With --tail it waits at the end for what is written next.
-type logReader struct {
-	*command
-	f       *os.File
-	last    []string // entries that --tail begins with
-	follows bool     // all that comes is printed
-}
-
-// Read reads on. At the end it prints what --tail begins with.
-func (l *logReader) Read(p []byte) (n int, err error) {
-	n, err = l.f.Read(p)
-	for err == io.EOF && l.opts.on("tail") {
-		fmt.Fprint(l, strings.Join(l.last, ""))
-		l.last = nil
-		l.follows = true
-		if l.lost != nil || sleep(l.ctx, 200*time.Millisecond) != nil {
-			break
-		}
-		n, err = l.f.Read(p)
-	}
-	return n, err
-}
-
 // cmdLogs prints the entries there are, and with --tail the last ten and those that come, until it is interrupted.
 func cmdLogs(c *command) int {
 	dir, err := stateDir(c.getenv)
@@ -1355,21 +1295,37 @@ func cmdLogs(c *command) int {
 		return c.fail(err)
 	}
 	defer f.Close()
-	l := &logReader{command: c, f: f, follows: !c.opts.on("tail")}
-	err = eachLine(l, func(line []byte) (more bool) {
-		text := c.entry(line)
-		if l.follows {
-			fmt.Fprint(c, text)
-		} else if text != "" {
-			l.last = append(l.last, text)
-			l.last = l.last[max(0, len(l.last)-lastEntries):]
+	var last []string // entries that --tail begins with
+	tail := c.on("tail")
+	for following := !tail; ; following = true {
+		torn := 0 // bytes of a last line that is being written
+		err := eachLine(f, func(line []byte) (more bool) {
+			torn = 0
+			if line[len(line)-1] != '\n' {
+				torn = len(line)
+				return true
+			}
+			text := c.entry(line)
+			if following {
+				fmt.Fprint(c, text)
+			} else if text != "" {
+				last = append(last, text)
+				last = last[max(0, len(last)-lastEntries):]
+			}
+			return c.lost == nil
+		})
+		if err != nil {
+			return c.fail(err)
 		}
-		return c.lost == nil
-	})
-	if err != nil {
-		return c.fail(err)
+		fmt.Fprint(c, strings.Join(last, ""))
+		last = nil
+		if !tail || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil {
+			return 0
+		}
+		if _, err := f.Seek(int64(-torn), io.SeekCurrent); err != nil {
+			return c.fail(err)
+		}
 	}
-	return 0
 }
 
 // c1 are the controls that JSON leaves as they are and some terminals obey.
@@ -1378,12 +1334,9 @@ var c1 = re(`[\x{80}-\x{9f}]`)
 // columned are the members of an entry that logs shows in front.
 var columned = strings.Fields("ts event session_id prompt_id")
 
-// entry is what logs prints of a line, "" for one that is not complete and for an entry of another session than
-// --session; of a damaged one the session is not known. Whatever a terminal could obey is escaped, in JSON too.
+// entry is what logs prints of a line, "" for an entry of another session than --session; of a damaged one the session is
+// not known. Whatever a terminal could obey is escaped, in JSON too.
 func (c *command) entry(line []byte) string {
-	if line[len(line)-1] != '\n' { // it is being written
-		return ""
-	}
 	fields, err := parseEntry(line)
 	if err != nil {
 		return fmt.Sprintf("damaged: %.300q\n", bytes.TrimSpace(line))
@@ -1396,15 +1349,14 @@ func (c *command) entry(line []byte) string {
 			text = legibly(fmt.Sprint(f.Value))
 		}
 		member[f.Name] = text
-		forNobody := text == "" || strings.HasSuffix(f.Name, "_sha256")
-		if !forNobody && !slices.Contains(columned, f.Name) {
+		if !slices.Contains(columned, f.Name) && text != "" && !strings.HasSuffix(f.Name, "_sha256") {
 			rest += " " + legibly(f.Name) + "=" + text
 		}
 	}
-	if !strings.HasPrefix(member["session_id"], c.opts.text("session")) {
+	if !strings.HasPrefix(member["session_id"], c.text("session")) {
 		return ""
 	}
-	if c.opts.on("json") {
+	if c.on("json") {
 		escape := func(s string) string { return fmt.Sprintf(`\u%04x`, []rune(s)[0]) }
 		return c1.expr().ReplaceAllStringFunc(string(line), escape)
 	}
@@ -1739,7 +1691,7 @@ func newSession(c *command) (*session, error) {
 }
 
 // settingsOf is what the command line says about settings, "" where it says nothing.
-func settingsOf(o *options) map[string]string {
+func settingsOf(o *opts) map[string]string {
 	flags := timeoutOf(o)
 	flags["channel"] = o.text("channel")
 	if o.on("stream") {
@@ -1749,12 +1701,8 @@ func settingsOf(o *options) map[string]string {
 }
 
 // timeoutOf is settingsOf for --timeout alone.
-func timeoutOf(o *options) map[string]string {
-	if !o.on("timeout") {
-		return map[string]string{}
-	}
-	life, _ := time.ParseDuration(o.text("timeout")) // as the flag package prints it: cannot fail
-	seconds := strconv.Itoa(int(life / time.Second))
+func timeoutOf(o *opts) map[string]string {
+	seconds := o.text("timeout")
 	return map[string]string{"timeout_seconds": seconds, "permission_timeout_seconds": seconds}
 }
 
@@ -2014,10 +1962,9 @@ func (s *session) checkVersion(argv0 string) {
 	if adapterFor(argv0) == s.adapter { // --adapter may be another's
 		name = argv0
 	}
-	t := findAdapted(s.adapter, name)
 	env := childEnv(os.Environ(), s.cfg, "")
 	s.spawn(func() {
-		t.probe(s.ctx, env)
+		t := s.adapter.probe(s.ctx, name, env)
 		if s.ctx.Err() != nil || t.Warning == "" { // it was not let finish
 			return
 		}
@@ -5374,7 +5321,7 @@ func (h *hook) handle(c *command) error {
 		return h.st.keep(&InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
 			Text: answerText(h.LastWords), Status: "queued"})
 	case "PermissionRequest":
-		cfg, err := c.config(map[string]string{"permission_timeout_seconds": c.opts.text("timeout")})
+		cfg, err := c.config(map[string]string{"permission_timeout_seconds": c.text("timeout")})
 		if err != nil {
 			return err
 		}
@@ -5946,7 +5893,7 @@ func cmdAsk(c *command) int {
 
 // compose makes the prompt of the command line, and of standard input.
 func (a *asking) compose() error {
-	words := a.opts.args
+	words := a.args
 	last := len(words) - 1
 	about := words[last] == "-"
 	if about {
@@ -5990,13 +5937,13 @@ func (a *asking) compose() error {
 // addAnswers adds the kind of the question and its answers.
 func (a *asking) addAnswers() error {
 	p := &a.prompt
-	text, listed := a.opts.on("text"), a.opts.on("choices")
+	text, listed := a.on("text"), a.on("choices")
 	switch {
 	case text && listed:
 		return misuse("--choices and --text exclude each other")
 	case listed:
 		p.Type = MultipleChoice
-		return a.addChoices(strings.Split(a.opts.text("choices"), ","))
+		return a.addChoices(strings.Split(a.text("choices"), ","))
 	case text:
 		p.Type = FreeText
 	default:
@@ -6273,7 +6220,7 @@ func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 
 // tell prints the answer, nil none, with --json as an object.
 func (a *asking) tell(end *PromptRecord, status string, answer *string) {
-	if a.opts.on("json") {
+	if a.on("json") {
 		a.printJSON(struct {
 			Answer *string `json:"answer"`
 			Status string  `json:"status"` // answered refused expired
