@@ -47,8 +47,8 @@ import (
 )
 
 func main() {
-	if code, is := actAs(os.Args); is {
-		os.Exit(code)
+	if actAs(os.Args) {
+		return
 	}
 	os.Exit(theWorld().run(os.Args[1:]))
 }
@@ -125,7 +125,6 @@ const (
 	exitUsage      = 2   // the command line is wrong
 	exitUnanswered = 124 // nobody answered in time, as timeout(1) has it
 	exitInternal   = 125 // before the child ran, or the question could be answered
-	exitCannotRun  = 126 // the tool cannot be executed
 )
 
 var (

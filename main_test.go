@@ -11225,8 +11225,8 @@ var raceDetector = sync.OnceValue(func() bool {
 // TestMain runs the tests, or is what one of them has started: atlasbridge itself, or a child of
 // theirs.
 func TestMain(m *testing.M) {
-	if code, is := actAs(os.Args); is {
-		os.Exit(code)
+	if actAs(os.Args) {
+		return
 	}
 	mode := os.Getenv("ATLASBRIDGE_TEST_CHILD")
 	os.Unsetenv("ATLASBRIDGE_TEST_CHILD") // what a child starts is no test child

@@ -568,24 +568,21 @@ func request(onLinux, onDarwin uint) uint {
 
 // ---- leader ----
 // A child that a shell is to stop and resume is started as the shell would start it: by a leader, a process of ours
-// that leads the session, in a group of its own that takes the terminal before it becomes the tool. A child that leads
-// its session itself is in an orphaned group (POSIX, "Orphaned Process Group": none in it has a parent in the same
-// session and another group), for which the kernel drops SIGTSTP (linux/kernel/signal.c): that froze claude for good on
-// ^Z.
+// that leads the session, in a group of its own that has the terminal. A child that leads its session itself is in an
+// orphaned group (POSIX, "Orphaned Process Group": none in it has a parent in the same session and another group), for
+// which the kernel drops SIGTSTP (linux/kernel/signal.c): that froze claude for good on ^Z.
 
-// What argv[1] is when a process of ours is no command; what follows: the tool's path, its argv.
-const (
-	leaderRole = "(leader)" // becomes nothing: it starts the tool, and reports on it
-	toolRole   = "(tool)"   // takes the terminal and becomes the tool
-)
+// leaderRole is what argv[1] is of a leader; what follows: the tool's path, its argv.
+const leaderRole = "(leader)"
 
-// Descriptors of both, beside the child's streams.
+// Descriptors of a leader, beside the child's streams.
 const (
 	slaveFD  = 3 // of the terminal
-	reportFD = 4 // of a pipe: for the leader's reports, which are numbers; the other role's is closed by becoming the tool
+	reportFD = 4 // of a pipe: for its reports, which are numbers
 )
 
-// startLed starts the child by a leader, which reports the child's pid, then each of its wait statuses.
+// startLed starts the child by a leader, which reports the child's pid, or below 0 why there is none, then each of its
+// wait statuses.
 func (p *unixPTY) startLed(path string, argv []string, attr *syscall.ProcAttr) error {
 	exe, err := os.Executable()
 	if err != nil {
@@ -604,6 +601,9 @@ func (p *unixPTY) startLed(path string, argv []string, attr *syscall.ProcAttr) e
 	if err == nil {
 		p.pid, err = p.heard()
 	}
+	if p.pid < 0 {
+		return syscall.Errno(-p.pid)
+	}
 	return err
 }
 
@@ -614,83 +614,34 @@ func (p *unixPTY) heard() (int, error) {
 	return int(number), err
 }
 
-// actAs does what this process is to do when it is no command, and gives its exit status; is false: it is one.
-func actAs(args []string) (code int, is bool) {
-	if len(args) < 4 {
-		return 0, false
+// actAs does what this process is to do when it is no command: then is is true.
+func actAs(args []string) (is bool) {
+	is = len(args) > 3 && args[1] == leaderRole
+	if is {
+		lead(args[2], args[3:])
 	}
-	switch args[1] {
-	case leaderRole:
-		lead(args)
-		return 0, true
-	case toolRole:
-		err := becomeTool(args[2], args[3:])
-		fmt.Fprintf(os.Stderr, "atlasbridge: starting %s: %v\n", args[3], err)
-		return exitCannotRun, true
-	}
-	return 0, false
+	return is
 }
 
 // lead is a leader's life. Where its reports are not heard it is about to be ended.
-func lead(args []string) {
+func lead(path string, argv []string) {
 	report := os.NewFile(reportFD, "report")
+	unix.CloseOnExec(slaveFD)
 	unix.CloseOnExec(reportFD)
-	became, end, err := os.Pipe()
-	if err != nil {
-		return // there is no report
+	foreground := &syscall.SysProcAttr{Foreground: true, Ctty: slaveFD}
+	attr := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: foreground}
+	number, err := begin(path, argv, attr)
+	if failed, ok := errors.AsType[syscall.Errno](err); ok {
+		number = -int(failed)
 	}
-	own := &syscall.SysProcAttr{Setpgid: true}
-	attr := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2, slaveFD, end.Fd()}, Sys: own}
-	exe, err := os.Executable()
-	if err != nil {
-		return // the same
-	}
-	tool, err := begin(exe, slices.Replace(slices.Clone(args), 1, 2, toolRole), attr)
-	if err != nil {
-		return // the same
-	}
-	end.Close()                        // it has its own
-	_, _ = io.Copy(io.Discard, became) // until it has become the tool, and has the terminal, or has ended
-	_ = binary.Write(report, binary.NativeEndian, int32(tool))
+	_ = binary.Write(report, binary.NativeEndian, int32(number))
 	for fd := range reportFD {
 		unix.Close(fd) // who has the other end is to see what the tool does, not us
 	}
-	for stopped := true; stopped; {
-		status := changeOf(tool)
-		stopped = status.Stopped()
+	for runs := err == nil; runs; {
+		status := changeOf(number)
+		runs = status.Stopped()
 		_ = binary.Write(report, binary.NativeEndian, int32(status))
-	}
-}
-
-// becomeTool takes the terminal and becomes the tool, unless there is an error.
-func becomeTool(path string, argv []string) error {
-	unix.CloseOnExec(slaveFD)
-	unix.CloseOnExec(reportFD)
-	signal.Ignore(syscall.SIGTTOU) // it is in the background
-	group := unix.Getpid()
-	if err := unix.IoctlSetPointerInt(slaveFD, unix.TIOCSPGRP, group); err != nil {
-		return err
-	}
-	signal.Notify(make(chan os.Signal), syscall.SIGTTOU) // what is caught gets its default when the tool is executed
-	renewDeathSignal()
-	err := syscall.Exec(path, argv, os.Environ())
-	if errors.Is(err, syscall.ENOEXEC) { // as in begin
-		err = syscall.Exec("/bin/sh", append([]string{"sh", path}, argv[1:]...), os.Environ())
-	}
-	return err
-}
-
-// renewDeathSignal gives Pdeathsig, see begin, to the thread that becomes the tool: it is of one thread alone, and was
-// given to the first.
-func renewDeathSignal() {
-	const (
-		prctlAMD64 = 157 // linux/arch/x86/entry/syscalls/syscall_64.tbl
-		prctlARM64 = 167 // linux/include/uapi/asm-generic/unistd.h
-		pdeathsig  = 1   // PR_SET_PDEATHSIG: linux/include/uapi/linux/prctl.h
-	)
-	runtime.LockOSThread()
-	if linux { // where it fails the tool runs all the same
-		_, _, _ = unix.RawSyscall(onMachine(prctlAMD64, prctlARM64), pdeathsig, uintptr(syscall.SIGTERM), 0)
 	}
 }
 

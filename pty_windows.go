@@ -302,7 +302,7 @@ func (p *winPTY) State() TTYState {
 func (p *winPTY) Modes() Modes { return Modes{Processed: true, Canonical: true, Echo: true} }
 
 // actAs is false: here no process of ours is anything but a command.
-func actAs([]string) (code int, is bool) { return 0, false }
+func actAs([]string) bool { return false }
 
 // ---- the host's terminal ----
 // The console that we run in ourselves.
