@@ -54,8 +54,7 @@ const (
 const (
 	linuxTCGETS     = 0x5401 // linux/include/uapi/asm-generic/ioctls.h
 	linuxTCSETS     = 0x5402 // type-ahead stays
-	linuxTCFLSH     = 0x540b // its argument is a value:
-	linuxTCIFLUSH   = 0      // what was typed and not read
+	linuxTCFLSH     = 0x540b // its argument is no pointer: 0, TCIFLUSH, is what was typed and not read
 	linuxFIONREAD   = 0x541b
 	linuxTIOCGPTN   = 0x80045430 // the slave's number
 	linuxTIOCSPTLCK = 0x40045431
@@ -121,23 +120,29 @@ func startPTY(argv, env []string, dir string, size Size, host Host) (PTY, error)
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
-	p, err := newPTY(size, host)
+	p, err := newPTY()
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: a terminal for it: %w", argv[0], err)
 	}
-	err = p.start(path, argv, &syscall.ProcAttr{Dir: dir, Env: env}, host)
-	if linux || err != nil {
-		p.slave.Close() // the child has its own; macOS: see unixPTY
+	err = prepare(p.slave, host)
+	if err == nil {
+		err = p.Resize(size)
+	}
+	if err == nil {
+		err = p.start(path, argv, &syscall.ProcAttr{Dir: dir, Env: env}, host)
 	}
 	if err != nil {
-		p.master.Close() // nobody has written to it
+		p.Close() // nobody has written to it
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
+	}
+	if linux {
+		p.slave.Close() // the child has its own; macOS: see unixPTY
 	}
 	return p, nil
 }
 
-// newPTY makes the terminal, with its size and modes as the child is to find them.
-func newPTY(size Size, host Host) (*unixPTY, error) {
+// newPTY makes the terminal.
+func newPTY() (*unixPTY, error) {
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -147,17 +152,8 @@ func newPTY(size Size, host Host) (*unixPTY, error) {
 	if err == nil {
 		p.slave, err = p.openSlave()
 	}
-	if err == nil {
-		err = prepare(p.slave, host)
-	}
-	if err == nil {
-		err = p.Resize(size)
-	}
 	if err != nil {
 		master.Close() // nobody has written to it
-		if p.slave != nil {
-			p.slave.Close() // the same
-		}
 		return nil, err
 	}
 	return p, nil
@@ -471,10 +467,10 @@ func (p *unixPTY) Terminate(grace time.Duration) {
 	if p.ends(grace) {
 		return
 	}
-	p.kill(syscall.SIGTERM, p.foreground(), p.PID()) // fails when it has ended
-	p.kill(syscall.SIGCONT, p.foreground(), p.PID()) // the same
+	p.kill(syscall.SIGTERM, p.foreground(), p.pid) // fails when it has ended
+	p.kill(syscall.SIGCONT, p.foreground(), p.pid) // the same
 	if !p.ends(killWait) {
-		p.kill(syscall.SIGKILL, p.foreground(), p.PID(), p.leader) // the same
+		p.kill(syscall.SIGKILL, p.foreground(), p.pid, p.leader) // the same
 	}
 }
 
@@ -491,12 +487,18 @@ func (p *unixPTY) ends(within time.Duration) bool {
 // foreground is the process group that has the terminal, the leader's own when there is none. It is never 1: kill(-1)
 // reaches every process.
 func (p *unixPTY) foreground() int {
-	var group int32
-	err := ioctl(p.master, unix.TIOCGPGRP, &group)
+	group, err := groupOf(p.master)
 	if err != nil || group <= 1 {
-		return p.PID()
+		return p.pid
 	}
-	return int(group)
+	return group
+}
+
+// groupOf is the process group that has a terminal, as its number says.
+func groupOf(f *os.File) (int, error) {
+	var group int32
+	err := ioctl(f, unix.TIOCGPGRP, &group)
+	return int(group), err
 }
 
 // State is what the system says about the terminal; ReadingUnknown where it cannot tell. What it costs goes by the
@@ -520,20 +522,20 @@ func (p *unixPTY) Modes() Modes {
 // others, whose parents have ended, are not looked for. Where a process of that group may read that is not shown to us,
 // the answer is ReadingUnknown.
 func (p *unixPTY) reading() Reading {
-	var number, group int32
+	var number int32
 	if !linux || !procShown() || ioctl(p.master, linuxTIOCGPTN, &number) != nil {
 		return ReadingUnknown
 	}
-	err := ioctl(p.master, unix.TIOCGPGRP, &group)
-	if err != nil || group == 0 || !lives(-int(group)) { // it is nobody's: the child, the session's leader, is gone
+	group, err := groupOf(p.master)
+	if err != nil || group == 0 || !lives(-group) { // it is nobody's: the child, the session's leader, is gone
 		return ReadingBusy
 	}
 	tty := slaveDevice(int(number))
-	leader := foregroundReading(tty, []string{procDir(int(group))}, 0)
+	leader := foregroundReading(tty, []string{procDir(group)}, 0)
 	if leader == ReadingYes {
 		return leader
 	}
-	return familyReading(tty, p.PID(), 0)
+	return familyReading(tty, p.pid, 0)
 }
 
 // ioctl makes a request of f's driver; f stays open and in the poller meanwhile, and may be nil.
@@ -677,9 +679,8 @@ func procDir(pid int) string { return "/proc/" + strconv.Itoa(pid) }
 // procShown tells whether the processes in /proc are those that we know by their pids: it may be missing, or another
 // container's.
 func procShown() bool {
-	var self [20]byte
-	n, err := unix.Readlink("/proc/self", self[:])
-	return err == nil && string(self[:n]) == strconv.Itoa(os.Getpid())
+	self, _ := os.Readlink("/proc/self") // "" where there is none
+	return self == strconv.Itoa(os.Getpid())
 }
 
 // lives tells whether there is a process, thread or (below 0) group, whoever's it is and whether or not it is shown.
@@ -712,27 +713,16 @@ func descendants(pid int) (family []string, all bool) {
 	return family, all
 }
 
-// procNames are the names in a folder of /proc, none when it is gone.
-func procNames(dir string) []string {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	names, _ := f.Readdirnames(-1) // those read before it was gone
-	return names
-}
-
 // tasks are the threads of a process with that stat, as folders of /proc. The only one is not searched for.
-func tasks(proc string, stat [statStart + 1]string) []string {
+func tasks(proc string, stat [statThreads + 1]string) (all []string) {
 	if stat[statThreads] == "1" {
 		return []string{proc + "/task/" + filepath.Base(proc)}
 	}
-	names := procNames(proc + "/task")
-	for i := range names {
-		names[i] = proc + "/task/" + names[i]
+	threads, _ := os.ReadDir(proc + "/task") // those that were read before it was gone
+	for _, thread := range threads {
+		all = append(all, proc+"/task/"+thread.Name())
 	}
-	return names
+	return all
 }
 
 // handsOver is the name of a program whose server, elsewhere, reads the terminal in its place: tmux sends it the
@@ -853,11 +843,10 @@ const (
 	statTTY        = 4
 	statForeground = 5  // process group
 	statThreads    = 17 // how many
-	statStart      = 19 // in clock ticks since boot
 )
 
 // statFields are the fields of a process or thread that follow its program's name, all "" when it is gone.
-func statFields(proc string) (fields [statStart + 1]string) {
+func statFields(proc string) (fields [statThreads + 1]string) {
 	line, _ := procFile(proc + "/stat")                // "" is gone
 	after := line[strings.LastIndexByte(line, ')')+1:] // of the name, which may have any other character
 	copy(fields[:], strings.Fields(after))
@@ -969,8 +958,8 @@ func terminalSize(f *os.File) (s Size, err error) {
 // ownTerminal tells whether that is the controlling terminal of our session. It is nobody's when the session's leader
 // has ended (disassociate_ctty of linux/drivers/tty/tty_jobctrl.c), though it may still be read and written.
 func ownTerminal(f *os.File) bool {
-	var group int32
-	return ioctl(f, unix.TIOCGPGRP, &group) == nil
+	_, err := groupOf(f)
+	return err == nil
 }
 
 // openTerminal opens the terminal of our session, whatever our standard streams are.
@@ -981,27 +970,21 @@ func openTerminal() (*os.File, error) {
 // inForeground tells whether the host's terminal is ours to read and to set. Who does that from the background is
 // stopped by SIGTTIN or SIGTTOU.
 func inForeground(f *os.File) bool {
-	var group int32
-	err := ioctl(f, unix.TIOCGPGRP, &group)
-	return err != nil || int(group) == unix.Getpgrp()
+	group, err := groupOf(f)
+	return err != nil || group == unix.Getpgrp()
 }
 
 // resumes tells whether a shell lets us go on when we have stopped: one that is in our session, which has a terminal,
 // and has given us a group of our own.
 func resumes() bool {
-	session, err := unix.Getsid(0)
-	if err != nil {
-		return false
-	}
-	parent, err := unix.Getsid(unix.Getppid())
-	if err != nil || session != parent || session == unix.Getpgrp() {
-		return false
-	}
+	session, _ := unix.Getsid(0)             // cannot fail
+	parent, _ := unix.Getsid(unix.Getppid()) // −1: it has ended
 	f, err := openTerminal()
 	if err != nil {
 		return false
 	}
-	return f.Close() == nil
+	f.Close() // nobody has written to it
+	return session == parent && session != unix.Getpgrp()
 }
 
 // rawMode has every key of the host's terminal come as it is pressed; processed has its output begin a line at each
@@ -1048,22 +1031,11 @@ func muteEcho(f *os.File) (undo func() error, err error) {
 
 // dropTyped drops what was typed and not read yet: neither a question of ours nor a shell is to get it.
 func dropTyped(f *os.File) error {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return err
+	if linux {
+		return ioctl[int32](f, linuxTCFLSH, nil)
 	}
-	var flushed error
-	err = raw.Control(func(fd uintptr) {
-		if linux {
-			flushed = unix.IoctlSetInt(int(fd), linuxTCFLSH, linuxTCIFLUSH)
-		} else {
-			flushed = unix.IoctlSetPointerInt(int(fd), darwinTIOCFLUSH, darwinFREAD)
-		}
-	})
-	if err != nil {
-		return err
-	}
-	return flushed
+	typed := int32(darwinFREAD)
+	return ioctl(f, darwinTIOCFLUSH, &typed)
 }
 
 // processOutput has the host's terminal, which is raw, begin a line at each line feed, or not. Where it does already
@@ -1106,12 +1078,10 @@ func waitFor(fd uintptr, write bool, limit time.Duration) error {
 		if write {
 			set = &writes
 		}
-		known := 0 // none of those that select does not know: then it waits as long as it may
-		if fd < unix.FD_SETSIZE {
+		if fd < unix.FD_SETSIZE { // of others select does not know: then it waits as long as it may
 			set.Set(int(fd))
-			known = int(fd) + 1
 		}
-		_, err = unix.Select(known, &reads, &writes, nil, wait)
+		_, err = unix.Select(unix.FD_SETSIZE, &reads, &writes, nil, wait)
 	}
 	return err
 }
@@ -1173,7 +1143,7 @@ func parentOf(pid int) int {
 }
 
 // processFacts are the first of statFields. macOS has its own ps tell them, which no program can replace.
-func processFacts(pid int) (facts [statStart + 1]string) {
+func processFacts(pid int) (facts [statThreads + 1]string) {
 	if linux {
 		return statFields(procDir(pid))
 	}
