@@ -5245,6 +5245,7 @@ type hook struct {
 	session string
 	folder  string    // where the session was started: paths are shown as they are seen from there; "" not known (yet)
 	ends    time.Time // when the call's questions expire
+	args    object    // the members of Input that were not told yet
 	asked   []string  // ids of those that were answered or expired: of one call
 	locks   []func()  // each releases the lock of one
 }
@@ -5279,15 +5280,17 @@ func cmdHook(c *command) int {
 		return 0 // the tool's dialog asks
 	}
 	c.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
-	return c.withState(func(s *Store) int {
+	c.withState(func(s *Store) int {
 		h.st = s
 		if s.Alive(h.session) { // the session's record may come later than its tool's first hook
-			if err := h.handle(c); err != nil {
-				c.fail(err)
-			}
+			err = h.handle(c)
+		}
+		if err != nil {
+			c.fail(err)
 		}
 		return 0
 	})
+	return 0
 }
 
 // namedTwice reports whether an object in the JSON has two members whose names differ in case alone: encoding/json
@@ -5328,6 +5331,7 @@ func (h *hook) handle(c *command) error {
 		if around := h.st.Session(h.session); around != nil {
 			h.folder = around.Cwd
 		}
+		_ = json.Unmarshal(h.Input, &h.args) // what is no object has no members
 		return h.decide(c)
 	}
 	return nil
@@ -5385,8 +5389,11 @@ func (h *hook) conclude(to State, why string, ids []string) (err error) {
 	return err
 }
 
-// wait asks one question of the call, and returns it answered or expired; nil: the tool's dialog is to ask.
+// wait asks one question of the call, and returns it answered or expired; nil, also for none: the tool's dialog is to ask.
 func (h *hook) wait(ctx context.Context, p *PromptRecord) (*PromptRecord, error) {
+	if p == nil {
+		return nil, nil
+	}
 	h.complete(p)
 	release, err := h.st.HoldSession(p.ID)
 	if err != nil {
@@ -5472,27 +5479,19 @@ func (o object) rows() (rows []string) {
 
 // questions asks claude's own questions and returns the answers to all of them in one decision.
 func (h *hook) questions(ctx context.Context) (decision, error) {
-	var input object
 	var all []object
-	if err := json.Unmarshal(h.Input, &input); err != nil {
-		return nil, fmt.Errorf("reading the questions: %w", err)
-	}
-	updated := maps.Clone(input)
-	if !input.take("questions", &all) || len(all) == 0 {
+	updated := maps.Clone(h.args)
+	if !h.args.take("questions", &all) || len(all) == 0 {
 		return nil, nil
 	}
 	answers := map[string]string{}
 	for i, one := range all {
 		words := one.text("question")
-		p, labels := ownQuestion(one, words, input.rows())
-		var end *PromptRecord
-		var err error
-		if p != nil {
-			if len(all) > 1 {
-				p.Question = fmt.Sprintf("(%d of %d) %s", i+1, len(all), words)
-			}
-			end, err = h.wait(ctx, p)
+		p, labels := ownQuestion(one, words, h.args.rows())
+		if p != nil && len(all) > 1 {
+			p.Question = fmt.Sprintf("(%d of %d) %s", i+1, len(all), words)
 		}
+		end, err := h.wait(ctx, p)
 		if end == nil || end.Status == Expired {
 			err = errors.Join(err, h.conclude(Failed, "not all of its questions were answered", h.asked[:i]))
 			h.asked = h.asked[i:]
@@ -5508,9 +5507,9 @@ func (h *hook) questions(ctx context.Context) (decision, error) {
 	return decision{"behavior": "allow", "updatedInput": updated}, err
 }
 
-// ownQuestion is the prompt of a question that claude asks in those words, with the labels of its options; nil where it
-// has not the shape of one. The others are rows of all questions.
-func ownQuestion(o object, words string, others []string) (p *PromptRecord, labels []string) {
+// ownQuestion is the prompt of a question that claude asks in those words, with the labels of its options by their
+// numbers; nil where it has not the shape of one. The others are rows of all questions.
+func ownQuestion(o object, words string, others []string) (p *PromptRecord, labels map[string]string) {
 	var options []object
 	if words == "" || !o.take("options", &options) {
 		return nil, nil
@@ -5518,14 +5517,15 @@ func ownQuestion(o object, words string, others []string) (p *PromptRecord, labe
 	asked := Prompt{Type: MultipleChoice, Question: words}
 	p = &PromptRecord{Asked: Asked{Prompt: asked, Subject: safely(words, maxFull)}}
 	o.take("multiSelect", &p.Multi) // what is no bool is a row
+	labels = map[string]string{}
 	var rows []string
 	for i, option := range options {
-		label := ""
-		if !option.take("label", &label) {
+		key := strconv.Itoa(i + 1)
+		label := option.text("label")
+		if label == "" {
 			return nil, nil
 		}
-		labels = append(labels, label)
-		key := strconv.Itoa(i + 1)
+		labels[key] = label
 		if i < maxChoices { // those beyond can be written
 			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(oneLine(visible(redact(label))), 60)})
 		}
@@ -5537,17 +5537,16 @@ func ownQuestion(o object, words string, others []string) (p *PromptRecord, labe
 }
 
 // answerWords returns the labels that were chosen by their numbers, one or several, or the operator's own words.
-func answerWords(value string, labels []string, several bool) string {
+func answerWords(value string, labels map[string]string, several bool) string {
 	chosen := []string{value}
 	if several {
 		chosen = strings.Split(strings.ReplaceAll(value, " ", ""), ",")
 	}
 	for i, key := range chosen {
-		n, err := strconv.Atoi(key)
-		if err != nil || n < 1 || n > len(labels) {
+		chosen[i] = labels[key]
+		if chosen[i] == "" {
 			return value
 		}
-		chosen[i] = labels[n-1]
 	}
 	return strings.Join(chosen, ", ")
 }
@@ -5589,11 +5588,11 @@ func (h *hook) permission(ctx context.Context) (decision, error) {
 const langMarkdown = "markdown"
 
 // describe says what the tool wants to do: in Question in words, in Full all of its arguments, in Subject what the
-// tool's dialog shows of them. Of a call that is not known the arguments are told as they came.
+// tool's dialog shows of them.
 func (h *hook) describe(p *PromptRecord) {
-	var in object
-	_ = json.Unmarshal(h.Input, &in) // what is no object has no members
+	in := h.args
 	p.Question = "Allow " + h.Tool + "?"
+	p.Subject = h.Tool
 	switch h.Tool {
 	case "Bash":
 		p.Question = strings.TrimSpace("Run this? " + in.text("description"))
@@ -5602,13 +5601,13 @@ func (h *hook) describe(p *PromptRecord) {
 		p.Lang = "bash"
 	case "Edit", "Write":
 		p.Subject = in.text("file_path")
-		p.Lang = "diff"
+		p.Question = h.Tool + " " + shortPath(p.Subject, h.folder) + "?"
 		before, after := "old_string", "new_string"
 		if h.Tool == "Write" {
 			before, after = "", "content"
 		}
-		p.Question = h.Tool + " " + shortPath(p.Subject, h.folder) + "?"
 		p.Full = lineDiff(in.text(before), in.text(after))
+		p.Lang = "diff"
 	case "WebFetch":
 		p.Question = "Fetch this address?"
 		p.Subject = in.text("url")
@@ -5618,14 +5617,9 @@ func (h *hook) describe(p *PromptRecord) {
 		p.Full = in.text("plan")
 		p.Lang = langMarkdown
 	}
+	p.Full = strings.Trim(p.Full+"\n"+strings.Join(in.rows(), "\n"), "\n")
 	if p.Full == "" {
-		var text bytes.Buffer
-		_ = json.Indent(&text, h.Input, "", "  ") // it has been parsed, or is missing
-		p.Full = text.String()
-		p.Subject = cmp.Or(p.Subject, h.Tool)
-		p.Lang = ""
-	} else {
-		p.Full = strings.Join(append([]string{p.Full}, in.rows()...), "\n")
+		p.Full = string(h.Input)
 	}
 	p.Subject = safely(p.Subject, maxFull)
 }
@@ -5731,11 +5725,12 @@ func (s suggestion) grant(folder string) (words string, width int) {
 func lineDiff(before, after string) string {
 	a := slices.Collect(strings.Lines(before))
 	b := slices.Collect(strings.Lines(after))
-	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
-		a, b = a[1:], b[1:]
-	}
-	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
-		a, b = a[:len(a)-1], b[:len(b)-1]
+	for range 2 { // what both begin with, then, from behind, what both end with
+		for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
+			a, b = a[1:], b[1:]
+		}
+		slices.Reverse(a)
+		slices.Reverse(b)
 	}
 	var diff strings.Builder
 	for i, line := range slices.Concat(a, b) {
@@ -5802,16 +5797,16 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 	if !strings.HasPrefix(strings.TrimSpace(given), "{") {
 		text, err = os.ReadFile(given)
 	}
-	settings := map[string]any{"hooks": map[string]any{}}
+	settings := map[string]json.RawMessage{"hooks": []byte("{}")}
+	var theirs, ours map[string][]any
 	if err == nil {
 		err = json.Unmarshal(text, &settings)
 	}
+	if err == nil {
+		err = json.Unmarshal(settings["hooks"], &theirs)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading --settings: %w", err)
-	}
-	hooks, ok := settings["hooks"].(map[string]any)
-	if !ok {
-		return nil, errors.New("reading --settings: its hooks are no object")
 	}
 	exe, err := os.Executable()
 	if err != nil {
@@ -5823,20 +5818,20 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 	}
 	call += before(" --timeout ", s.cfg.flags["permission_timeout_seconds"])
 	// The tool waits longer than a question lives.
-	ours := fmt.Appendf(nil, ourHooks, inJSON(call), inSeconds(s.cfg.PermissionTimeout+time.Minute))
-	var add map[string][]any
-	if err := json.Unmarshal(ours, &add); err != nil {
+	text = fmt.Appendf(nil, ourHooks, inJSON(call), inSeconds(s.cfg.PermissionTimeout+time.Minute))
+	if err := json.Unmarshal(text, &ours); err != nil {
 		return nil, err
 	}
-	if !s.dialogs.hooked {
-		delete(add, "PermissionRequest")
+	maps.DeleteFunc(ours, func(event string, _ []any) bool {
+		told := s.relay.calls != nil && strings.Contains(event, "ToolUse") // the tool's output tells of every call
+		return told || event == "PermissionRequest" && !s.dialogs.hooked
+	})
+	for event, groups := range theirs {
+		ours[event] = append(groups, ours[event]...)
 	}
-	for event, group := range add {
-		if s.relay.calls != nil && strings.Contains(event, "ToolUse") { // its output tells of every call
-			continue
-		}
-		theirs, _ := hooks[event].([]any) // what is no list is replaced
-		hooks[event] = append(theirs, group...)
+	settings["hooks"], err = json.Marshal(ours)
+	if err != nil {
+		return nil, err
 	}
 	return json.Marshal(settings)
 }

@@ -501,8 +501,8 @@ func groupOf(f *os.File) (int, error) {
 	return int(group), err
 }
 
-// State is what the system says about the terminal; ReadingUnknown where it cannot tell. What it costs goes by the
-// child's processes and their threads: BenchmarkPTYState.
+// State is what the system says about the terminal; ReadingUnknown where it cannot tell. It costs more, the more
+// processes and threads the child has.
 func (p *unixPTY) State() TTYState {
 	modes := p.Modes()
 	return TTYState{Reading: p.reading(), Canonical: modes.Canonical, Echo: modes.Echo, Waiting: -1}
