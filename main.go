@@ -4982,12 +4982,13 @@ func (d *desk) endQuestions() {
 // endInputs refuses what the phone wanted and what was still to be done, also what this process has not heard of yet.
 // The end of the session is recorded: no more come.
 func (p *phone) endInputs() {
-	view, _ := p.st.View() // as it was, where it cannot be read
-	for _, r := range view.Inputs {
-		if r.SessionID == p.rec.ID && r.Status == "queued" && !slices.Contains(p.heard, r.ID) {
-			p.inputs = append(p.inputs, r)
+	_ = p.st.Look(func(v *View) { // as it was, where it cannot be read
+		for _, r := range v.Inputs {
+			if r.SessionID == p.rec.ID && r.Status == "queued" && !slices.Contains(p.heard, r.ID) {
+				p.inputs = append(p.inputs, r)
+			}
 		}
-	}
+	})
 	slices.SortStableFunc(p.inputs, func(a, b *InputRecord) int { return a.At.Compare(b.At) })
 	for _, r := range p.inputs {
 		p.inputDone(r, endedFirst, Notice{})
@@ -5039,8 +5040,8 @@ func (b *books) recordExit() {
 // tellEnd sends the message that the program has ended, below all of its output.
 func (b *books) tellEnd() {
 	b.audit("writing the audit log")
-	view, _ := b.st.View() // as it was, where it cannot be read
-	head := view.audit()
+	var head MetaRecord
+	_ = b.st.Look(func(v *View) { head = v.audit() }) // as it was, where it cannot be read
 	lived := span(b.rec.EndedAt.Sub(b.rec.StartedAt))
 	how := howEnded(&b.rec, b.phone.phoneEnds)
 	text := fmt.Sprintf("%s · %s", how, lived)

@@ -6965,7 +6965,7 @@ func TestUpdateComesAgain(t *testing.T) {
 	keepsAlive(t, dir, "alive-session")
 	bot9, _, _ := strings.Cut(fakeToken, ":")
 	plant(t, dir, `"rec":"session","id":"alive-session","status":"active",`+ago(0),
-		`"rec":"input","id":"in","session_id":"alive-session","kind":"text","text":"hello","update":"`+bot9+`:9001","status":"done",`+ago(0))
+		`"rec":"input","id":"`+bot9+`:9001","session_id":"alive-session","kind":"text","text":"hello","status":"done",`+ago(0))
 	asks(t, dir, "", "Hello?")
 	bot.shows("Hello?", "Yes")
 	bot.writes("/send alive-session hello", 0)

@@ -127,30 +127,30 @@ func replacePrivate(path string, b []byte) error {
 // Config is everything a person can set, validated, each with its key in settingsText.
 type Config struct {
 	Dir      string // the state folder
-	Channel  string `key:"channel"`
-	LogLevel string `key:"log_level"`
+	Channel  string `json:"channel"`
+	LogLevel string `json:"log_level"`
 
-	Timeout           time.Duration `key:"timeout_seconds"`
-	PermissionTimeout time.Duration `key:"permission_timeout_seconds"`
-	Stuck             time.Duration `key:"stuck_timeout_seconds"`
-	EchoWindow        time.Duration `key:"echo_suppression_ms"`
-	Away              time.Duration `key:"away_after_seconds"`
-	Context           int           `key:"context_chars"` // characters
-	Threshold         float64       `key:"detection_threshold"`
-	BufferBytes       int           `key:"buffer_size_bytes"`
-	FreeText          bool          `key:"free_text_enabled"`
-	NotifyIdle        bool          `key:"notify_idle"`
-	SafeDefaults      map[PromptType]string
-	RetentionDays     int `key:"retention_days"`
+	Timeout           time.Duration         `json:"timeout_seconds"`
+	PermissionTimeout time.Duration         `json:"permission_timeout_seconds"`
+	Stuck             time.Duration         `json:"stuck_timeout_seconds"`
+	EchoWindow        time.Duration         `json:"echo_suppression_ms"`
+	Away              time.Duration         `json:"away_after_seconds"`
+	Context           int                   `json:"context_chars"` // characters
+	Threshold         float64               `json:"detection_threshold"`
+	BufferBytes       int                   `json:"buffer_size_bytes"`
+	FreeText          bool                  `json:"free_text_enabled"`
+	NotifyIdle        bool                  `json:"notify_idle"`
+	SafeDefaults      map[PromptType]string `json:"safe_defaults"` // with what stands there of each type
+	RetentionDays     int                   `json:"retention_days"`
 
-	Token   string  `key:"telegram.bot_token"`
-	APIBase string  `key:"telegram.api_base"`
-	ChatID  int64   `key:"telegram.chat_id"`
-	Users   []int64 `key:"telegram.allowed_users"`
+	Token   string  `json:"telegram.bot_token"`
+	APIBase string  `json:"telegram.api_base"`
+	ChatID  int64   `json:"telegram.chat_id"`
+	Users   []int64 `json:"telegram.allowed_users"`
 
-	Stream   bool          `key:"stream.enabled"`
-	MaxChars int           `key:"stream.max_chars"`
-	Flush    time.Duration `key:"stream.flush_ms"`
+	Stream   bool          `json:"stream.enabled"`
+	MaxChars int           `json:"stream.max_chars"`
+	Flush    time.Duration `json:"stream.flush_ms"`
 
 	inForce []setting // all of them, with value and origin
 	ignored []string  // what the environment says that is not used, and why
@@ -167,14 +167,12 @@ type setting struct {
 	Value  json.RawMessage `json:"value"`
 	Origin string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
 
-	def   string // the default, as it would stand in config.toml
-	does  string // what the help says of it, on one line
-	env   string // name of the variable in the environment, "" none
-	shape string // regular expression of a text
-	must  string // said of a value that does not fit
-	min   string // of numbers, in the unit of the key
-	max   string // "": it has no numbers
-	to    any    // a field of Config; its type decides what a value must look like
+	def    string // the default, as it would stand in config.toml
+	does   string // what the help says of it, on one line
+	env    string // name of the variable in the environment, "" none
+	shape  string // regular expression of a text
+	must   string // said of a value that does not fit
+	bounds string // of numbers, in the unit of the key, as "1 to 600"; "": it has none
 }
 
 // settingsText is every key there is, in the order `config` shows them, with its default as it would stand in
@@ -274,33 +272,20 @@ log_level = "info"
 
 // reSetting is a key in settingsText, with all that is said of it.
 var reSetting = re(`(?m)^([a-z_.]+) = (.*)\n    (.*)(?:\n    environment: (.*))?` +
-	`(?:\n    is (.*))?\n    (must (?:.* from (\S+) to ([^\s,]+))?.*)$`)
+	`(?:\n    is (.*))?\n    (must (?:.* from (\S+ to [^\s,]+))?.*)$`)
 
-// settings is the rows of settingsText, bound to the fields of c.
-func settings(c *Config) (rows []setting) {
-	fields := map[string]any{}
-	all := reflect.ValueOf(c).Elem()
-	for i := range all.NumField() {
-		if key, ok := all.Type().Field(i).Tag.Lookup("key"); ok {
-			fields[key] = all.Field(i).Addr().Interface()
-		}
-	}
+// settings is the rows of settingsText.
+func settings() (rows []setting) {
 	for _, m := range reSetting.expr().FindAllStringSubmatch(settingsText, -1) {
-		s := setting{
-			Key:   m[1],
-			def:   m[2],
-			does:  m[3],
-			env:   m[4],
-			shape: m[5],
-			must:  m[6],
-			min:   m[7],
-			max:   m[8],
-			to:    fields[m[1]],
-		}
-		if s.to == nil { // a safe default
-			s.to = new(string)
-		}
-		rows = append(rows, s)
+		rows = append(rows, setting{
+			Key:    m[1],
+			def:    m[2],
+			does:   m[3],
+			env:    m[4],
+			shape:  m[5],
+			must:   m[6],
+			bounds: m[7],
+		})
 	}
 	return rows
 }
@@ -308,15 +293,12 @@ func settings(c *Config) (rows []setting) {
 // loadConfig reads dir/config.toml (absent: all defaults), the environment (getenv) and the flags: key → text as it
 // would stand in the environment. With an error, only Dir, ignored and stamp are set.
 func loadConfig(dir string, getenv func(string) string, flags map[string]string) (*Config, error) {
-	c := newConfig(dir)
+	c := &Config{Dir: dir}
 	if err := c.load(getenv, flags); err != nil {
 		return &Config{Dir: dir, ignored: c.ignored, stamp: c.stamp}, err
 	}
 	return c, nil
 }
-
-// newConfig is a configuration to load.
-func newConfig(dir string) *Config { return &Config{Dir: dir, SafeDefaults: map[PromptType]string{}} }
 
 // load gives every setting its value. A source is checked also where another one wins over it. What another program may
 // have meant is left out where it is wrong, and so is what mend says.
@@ -324,7 +306,7 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 	c.getenv = getenv
 	c.flags = flags
 	c.stamp = configTime(c.Dir)
-	rows := settings(c)
+	rows := settings()
 	path := filepath.Join(c.Dir, "config.toml")
 	text, err := readPrivate(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -412,10 +394,10 @@ func (s setting) given(text, origin string) setting {
 		return setting{}
 	}
 	value := json.RawMessage(strings.TrimSpace(text))
-	switch s.to.(type) {
-	case *string:
+	switch s.def[0] {
+	case '"':
 		value = quoted(string(value))
-	case *[]int64:
+	case '[':
 		value = json.RawMessage("[" + strings.Trim(string(value), ", ") + "]")
 	}
 	return setting{Value: value, Origin: origin}
@@ -426,32 +408,32 @@ func quoted(text string) json.RawMessage { return json.RawMessage(inJSON(text)) 
 
 // assign sets the field of c to the value, if that fits. The error never shows the value: it may be the bot's token.
 func (s setting) assign(c *Config) error {
-	to := s.to
-	var amount float64
-	if _, ok := to.(*time.Duration); ok {
-		to = &amount
+	value := s.Value
+	unit := 0.0 // in nanoseconds, 0: it is no time
+	switch {
+	case strings.HasSuffix(s.Key, "_seconds"):
+		unit = 1e9
+	case strings.HasSuffix(s.Key, "_ms"):
+		unit = 1e6
 	}
-	if !s.fits() || json.Unmarshal(s.Value, to) != nil {
+	if unit > 0 {
+		var amount float64
+		_ = json.Unmarshal(value, &amount) // what is no number does not fit
+		value = fmt.Appendf(nil, "%.0f", amount*unit)
+	}
+	object := fmt.Sprintf("{%q: %s}", s.Key, value)
+	if kind, ok := strings.CutPrefix(s.Key, "safe_defaults."); ok {
+		object = fmt.Sprintf(`{"safe_defaults": {%q: %s}}`, kind, value)
+	}
+	if !s.fits() || json.Unmarshal([]byte(object), c) != nil {
 		return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, s.must), "correct or remove it; default: "+s.def)
-	}
-	switch to := s.to.(type) {
-	case *string:
-		if kind, ok := strings.CutPrefix(s.Key, "safe_defaults."); ok {
-			c.SafeDefaults[PromptType(kind)] = *to
-		}
-	case *time.Duration:
-		unit := time.Second
-		if strings.HasSuffix(s.Key, "_ms") {
-			unit = time.Millisecond
-		}
-		*to = time.Duration(amount * float64(unit))
 	}
 	return nil
 }
 
 // fits reports whether a text has the setting's shape, and numbers are within its bounds. The default does.
 func (s setting) fits() bool {
-	if string(s.Value) == s.def || s.shape+s.max == "" {
+	if string(s.Value) == s.def || s.shape+s.bounds == "" {
 		return true
 	}
 	if s.shape != "" {
@@ -459,16 +441,12 @@ func (s setting) fits() bool {
 		err := json.Unmarshal(s.Value, &text)
 		return err == nil && regexp.MustCompile("^("+s.shape+")$").MatchString(text)
 	}
-	least, _ := strconv.ParseFloat(s.min, 64) // it is ours
-	most, _ := strconv.ParseFloat(s.max, 64)  // it is ours
-	between := func(r rune) bool { return strings.ContainsRune("[, \t]", r) }
-	for number := range strings.FieldsFuncSeq(string(s.Value), between) {
-		n, err := strconv.ParseFloat(number, 64)
-		if err != nil || n < least || n > most {
-			return false
-		}
-	}
-	return true
+	var least, most float64
+	_, _ = fmt.Sscanf(s.bounds, "%g to %g", &least, &most) // they are ours
+	var numbers []float64
+	err := json.Unmarshal(fmt.Appendf(nil, "[%s]", bytes.Trim(s.Value, "[]")), &numbers)
+	beyond := func(n float64) bool { return n < least || n > most }
+	return err == nil && !slices.ContainsFunc(numbers, beyond)
 }
 
 // row is the row of inForce with that key.
@@ -522,27 +500,16 @@ func (c *Config) chooseChannel() error {
 }
 
 // The lines of https://toml.io/en/v1.0.0 that are accepted: a table's header, a key and its value, or blank, and then a
-// comment. Values are those JSON understands in the same way, and literal strings; lists are of integers. All without
-// control characters and in UTF-8 (Go reads another byte as U+FFFD).
+// comment. Values are those that JSON understands in the same way, and literal strings; lists are of integers. Nothing in
+// it isOdd.
 const (
-	tomlName    = `([A-Za-z0-9_-]+)`
-	tomlBlank   = `[ \t]*`
-	tomlOdd     = `\x00-\x08\x0a-\x1f\x7f\x{fffd}` // what may stand nowhere
-	tomlInt     = `-?(?:0|[1-9][0-9]*)`
-	tomlNumber  = tomlInt + `(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?`
-	tomlBasic   = `"(?:[^"\\\t` + tomlOdd + `]|\\[btnfr"\\])*"`
-	tomlLiteral = `'[^'` + tomlOdd + `]*'`
-	tomlComma   = tomlBlank + `,` + tomlBlank
-	tomlList    = `\[` + tomlBlank + `(?:` + tomlInt + `(?:` + tomlComma + tomlInt + `)*)?` + tomlBlank + `\]`
-	tomlValue   = `(true|false|` + tomlNumber + `|` + tomlBasic + `|` + tomlLiteral + `|` + tomlList + `)`
-	tomlHeader  = `\[` + tomlBlank + tomlName + tomlBlank + `\]`
-	tomlPair    = tomlName + tomlBlank + `=` + tomlBlank + tomlValue
-	tomlComment = `(?:#[^` + tomlOdd + `]*)?`
+	tomlForm  = "not  name = value  with text in quotes, a number, true, false or a [list] of whole numbers"
+	tomlName  = `[ \t]*([A-Za-z0-9_-]+)[ \t]*`
+	tomlValue = `(true|false|[-+.0-9eE]+|"(?:[^"\\\t]|\\[btnfr"\\])*"|'[^']*'|\[[-0-9, \t]*\])`
 )
 
 // tomlLine gives the name in a header, or key and value of a pair.
-var tomlLine = re(`^` + tomlBlank + `(?:` + tomlHeader + `|` + tomlPair + `)?` + tomlBlank +
-	tomlComment + `$`)
+var tomlLine = re(`^(?:[ \t]*\[` + tomlName + `\]|` + tomlName + `=[ \t]*` + tomlValue + `)?[ \t]*(?:#.*)?$`)
 
 // parseTOML returns the settings by full name, and tables, without a value, in brackets; known nil: any key will do.
 func parseTOML(text string, known []setting) (map[string]setting, error) {
@@ -553,8 +520,8 @@ func parseTOML(text string, known []setting) (map[string]setting, error) {
 		problem := ""
 		m := tomlLine.FindStringSubmatch(line)
 		switch {
-		case m == nil:
-			problem = "not  name = value  with text in quotes, a number, true, false or a [list] of whole numbers"
+		case m == nil, strings.ContainsFunc(line, isOdd):
+			problem = tomlForm
 		case m[1] != "":
 			table = m[1] + "."
 			s.Key = "[" + m[1] + "]"
@@ -569,6 +536,9 @@ func parseTOML(text string, known []setting) (map[string]setting, error) {
 			listed := slices.ContainsFunc(known, func(row setting) bool { return row.Key == s.Key })
 			if known != nil && !listed {
 				problem = "unknown key " + s.Key
+			}
+			if !json.Valid(s.Value) {
+				problem = tomlForm
 			}
 		}
 		if problem == "" && entries[s.Key].Key != "" {
@@ -1383,7 +1353,7 @@ type ReplyRecord struct {
 	InjectedAt time.Time `json:"injected_at"`
 }
 
-// InputRecord is what the phone asks of a session, which another process may own.
+// InputRecord is what the phone asks of a session, which another process may own. Its id is that of the update.
 type InputRecord struct {
 	Head
 	SessionID string `json:"session_id"`
@@ -1391,7 +1361,6 @@ type InputRecord struct {
 	By        string `json:"by"`
 	User      string `json:"user,omitempty"` // by phone: the name, which anyone can take
 	Text      string `json:"text"`           // of a file: its caption, then what is typed
-	UpdateID  string `json:"update"`         // that asked for it, as UpdateRecord has it, "" none
 	ReplyTo   int64  `json:"reply_to"`       // the message to answer
 	ThreadID  int64  `json:"thread_id"`      // the topic it was written in, 0: none
 	// WrittenAt is when it was asked for: no message acts on a question that came later. Of a tap it is when that came.
@@ -1464,13 +1433,17 @@ func (v *View) apply(r Record) {
 		v.Prompts[h.ID] = r
 	case *InputRecord:
 		v.Inputs[h.ID] = r
-		if r.UpdateID != "" { // a power cut may have lost the record of that
-			did := &UpdateRecord{Head{schemaVersion, "update", r.UpdateID, r.At}, r.Kind}
-			v.records[did.key()] = did
-		}
 	case *MetaRecord:
 		v.Meta[h.ID] = r
 	}
+}
+
+// acted reports whether the update of that number was acted on.
+func (v *View) acted(update string) bool {
+	if v.Inputs[update] != nil { // a power cut may have lost the record of that
+		return true
+	}
+	return v.records["update "+update] != nil
 }
 
 func (v *View) active(id string) bool {
@@ -1633,16 +1606,13 @@ func (s *Store) Trouble() error {
 	return s.compactTrouble
 }
 
-// View is the state as it is now. Where it cannot be read any more it is as it was, with an error.
-func (s *Store) View() (*View, error) {
+// Look runs fn, which must not call the Store, on the state as it is now. Where it cannot be read any more it is as it
+// was, with an error.
+func (s *Store) Look(fn func(*View)) error {
 	defer s.log.release()
 	err := s.begin()
-	return &View{
-		Sessions: maps.Clone(s.view.Sessions),
-		Prompts:  maps.Clone(s.view.Prompts),
-		Inputs:   maps.Clone(s.view.Inputs),
-		Meta:     maps.Clone(s.view.Meta),
-	}, err
+	fn(s.view)
+	return err
 }
 
 // Close gives back files and locks.
@@ -2130,10 +2100,9 @@ func amended[R any, P interface {
 
 // Prompt is one prompt as it is now, nil where there is none. It is read only. Where the state cannot be read any more
 // it is as it was, with an error.
-func (s *Store) Prompt(id string) (*PromptRecord, error) {
-	defer s.log.release()
-	err := s.begin()
-	return s.view.Prompts[id], err
+func (s *Store) Prompt(id string) (p *PromptRecord, err error) {
+	err = s.Look(func(v *View) { p = v.Prompts[id] })
+	return p, err
 }
 
 // PromptsOf are a session's prompts, the oldest first; none where the state cannot be read. They are read only.
@@ -2259,7 +2228,7 @@ func auditEvents(old, r Record) (events []Event) {
 			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, fields})
 		}
 	case *InputRecord:
-		asked := old.(*InputRecord).Status == "" && r.UpdateID != ""
+		asked := old.(*InputRecord).Status == "" && fromPhone(r.By)
 		if asked && !r.isText() {
 			fields := append([]Field{{"command", r.Kind}}, said("keys", r.Text)...)
 			events = []Event{{"SESSION_COMMAND", r.SessionID, "", append(fields, person(r.By, r.User)...)}}
@@ -2684,12 +2653,15 @@ func (p *PromptRecord) checkText(s string) Refusal {
 	if len(s) > limit {
 		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
 	}
-	odd := func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' || r == '\uFFFD' }
-	if strings.ContainsFunc(s, odd) {
+	if strings.ContainsFunc(s, isOdd) {
 		return "the answer has control characters in it"
 	}
 	return ""
 }
+
+// isOdd reports whether a character may stand in no text: a control character other than a tab and a newline, and what
+// was read of something that is no UTF-8.
+func isOdd(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' || r == '\uFFFD' }
 
 // refuses reports whether a value refuses, or leaves the question as it is: it counts though not all was shown.
 func (p *PromptRecord) refuses(value string) bool {

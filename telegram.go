@@ -2222,7 +2222,7 @@ func (r *receiver) tellFailed() error {
 	})
 	for _, one := range told {
 		in := one.(*InputRecord)
-		if err == nil && strings.HasPrefix(in.UpdateID, r.botID()+":") && fromPhone(in.By) {
+		if err == nil && strings.HasPrefix(in.ID, r.botID()+":") { // it came from there
 			r.Notify(Notice{Text: "✗ " + in.Reason, Ring: true, SessionID: in.SessionID, ReplyTo: in.ReplyTo,
 				ThreadID: in.ThreadID})
 		}
@@ -2285,12 +2285,11 @@ type incoming struct {
 // intent is what an update asks for: one thing to be done, and what to say of it.
 type intent struct {
 	decision *Decision
-	refused  Refusal             // why the decision is none, "" that is for the state to say
-	record   Record              // an InputRecord, or the MetaRecord with the session that text goes to from now on
-	of       string              // the question that is decided, or changed
-	change   func(*PromptRecord) // what its messages are to show from now on, or are seen to show
-	reply    string              // begins with ✗ where nothing is done
-	choose   []*SessionRecord    // one of which is to be chosen
+	question *PromptRecord    // that is decided, as it is then
+	refused  Refusal          // why the decision is none, "" that is for the state to say
+	record   Record           // what changes without a decision, or the session that text goes to from now on
+	reply    string           // begins with ✗ where nothing is done
+	choose   []*SessionRecord // one of which is to be chosen
 }
 
 // dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and it must come
@@ -2335,8 +2334,9 @@ func (r *receiver) auditStranger(u *update, from *user) {
 	}
 }
 
-// act does what an update of the operator asks for. After an error nothing was done.
-func (r *receiver) act(u *update, from *user) (err error) {
+// act does what an update of the operator asks for, and notes that it was acted on, in one write. Then it says what
+// came of it. After an error nothing was done.
+func (r *receiver) act(u *update, from *user) error {
 	in := &incoming{message: u.Message, from: from, tap: u.Callback, update: fmt.Sprintf("%s:%d", r.bot, u.ID),
 		at: time.Now(), here: r.here(), bot: r.name, freeText: r.cfg.Load().FreeText}
 	if in.tap != nil {
@@ -2348,62 +2348,39 @@ func (r *receiver) act(u *update, from *user) (err error) {
 		}
 		r.warn(r.store.Reap(time.Now())) // who has died is not meant
 	}
-	in.view, err = r.store.View()
-	if err != nil {
-		return err
-	}
-	want := in.understand()
-	err = r.record(in, &want)
-	switch {
-	case err == nil:
-		r.tell(u, want)
-	case errors.Is(err, errActed):
-		return nil
-	}
-	return err
-}
-
-// errActed is why an update is not acted on: it was.
-var errActed = errors.New("this update was acted on")
-
-// record does what an update asks for, and notes that it was acted on, in one write. It completes what is to be said.
-func (r *receiver) record(in *incoming, want *intent) error {
-	by := in.from.who()
-	var p PromptRecord
+	var want intent
 	err := r.store.Update(func(v *View) (records []Record, _ error) {
-		if v.records["update "+in.update] != nil { // it came again
-			return nil, errActed
+		if v.acted(in.update) { // it came again
+			return nil, nil
 		}
-		known := v.Prompts[want.of] != nil
-		if known {
-			p = *v.Prompts[want.of]
+		in.view = v
+		want = in.understand()
+		d := want.decision
+		if d != nil && want.refused == "" {
+			d.By = from.who()
+			d.User = from.name()
+			want.refused = r.store.decide(v, want.question, *d, time.Now())
+			if want.refused == "" {
+				want.record = want.question
+			}
 		}
-		if known && want.change != nil {
-			want.change(&p)
-		}
-		if want.decision != nil && want.refused == "" {
-			want.decision.By = by
-			want.decision.User = in.from.name()
-			want.refused = r.store.decide(v, &p, *want.decision, time.Now())
-		}
-		switch {
-		case want.record != nil:
+		if want.record != nil {
 			records = append(records, want.record)
-		case known && (want.change != nil || want.refused == ""):
-			records = append(records, &p)
 		}
 		return append(records, &UpdateRecord{Head{ID: in.update}, "operator"}), nil
 	})
+	d := want.decision
 	switch {
-	case err != nil || want.decision == nil:
+	case err != nil || in.view == nil:
 		return err
 	case want.refused != "":
 		want.reply = "✗ Nothing was done: " + string(want.refused)
-		fields := append([]Field{{"reason", string(want.refused)}}, person(by, in.from.name())...)
-		r.warn(r.store.Audit(Event{"REPLY_REJECTED", want.decision.SessionID, want.decision.PromptID, fields}))
-	case in.tap != nil:
-		want.reply = "✓ " + valueName(&p, want.decision.Value)
+		fields := append([]Field{{"reason", string(want.refused)}}, person(from.who(), from.name())...)
+		r.warn(r.store.Audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields}))
+	case d != nil && in.tap != nil:
+		want.reply = "✓ " + valueName(want.question, d.Value)
 	}
+	r.tell(u, want)
 	return nil
 }
 
@@ -2422,15 +2399,15 @@ func (in *incoming) tapped() intent {
 			"bot, or is long over: answer at its terminal"
 		return want
 	}
-	want.of = p.ID
+	q := ref(*p)
+	want.question = q
 	ours := p.hasNonce(d.Nonce)
 	crossed := in.ID == p.newest().ID && (p.Open() || time.Since(p.At) < tapCrosses)
 	if ours && !crossed { // the message has buttons of which the state knows nothing: its sending was never answered
-		want.change = func(p *PromptRecord) {
-			m := p.message(in.ID)
-			m.Date = in.Date
-			m.Shows = string(AwaitingReply)
-		}
+		m := q.message(in.ID)
+		m.Date = in.Date
+		m.Shows = string(AwaitingReply)
+		want.record = q
 	}
 	switch {
 	case in.ID < p.newest().ID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
@@ -2444,14 +2421,12 @@ func (in *incoming) tapped() intent {
 		want.refused = "there is nothing to ask again"
 	case p.Open():
 		want.decision = nil
-		want.change = func(p *PromptRecord) {
-			p.message(in.ID).Date = in.Date // its sending may not have been answered
-			keys, ticks := strings.CutPrefix(d.Value, tapTick)
-			if ticks {
-				p.Ticked = strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
-			} else {
-				p.Send = d.Value[1:]
-			}
+		want.record = q
+		q.message(in.ID).Date = in.Date // its sending may not have been answered
+		q.Send = d.Value[1:]
+		if keys, ticks := strings.CutPrefix(d.Value, tapTick); ticks {
+			q.Send = p.Send
+			q.Ticked = strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
 		}
 	}
 	return want
@@ -2663,8 +2638,8 @@ func (in *incoming) claimed() string { return "claim " + in.from.who() }
 
 // input is something for a session to do.
 func (in *incoming) input(s *SessionRecord, kind, text string) *InputRecord {
-	return &InputRecord{Head: Head{ID: newID()}, SessionID: s.ID, Kind: kind, By: in.from.who(), User: in.from.name(),
-		Text: text, ReplyTo: in.ID, ThreadID: in.topic(), UpdateID: in.update, WrittenAt: in.at.UTC(), Status: "queued"}
+	return &InputRecord{Head: Head{ID: in.update}, SessionID: s.ID, Kind: kind, By: in.from.who(), User: in.from.name(),
+		Text: text, ReplyTo: in.ID, ThreadID: in.topic(), WrittenAt: in.at.UTC(), Status: "queued"}
 }
 
 // named are the live sessions that a word names, by the beginning of the id or by the label, in alphabetical order.
@@ -2800,7 +2775,7 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 	if value == "" && p.Permission {
 		text = "deny:" + text
 	}
-	return intent{of: p.ID, decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: text}}
+	return intent{question: ref(*p), decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: text}}
 }
 
 // Of a text that replies to nothing.
@@ -2915,7 +2890,7 @@ func cmdSetup(c *command) int {
 		defer func() { _ = errors.Join(dropTyped(c.stdin), show()) }() // a terminal that has gone shows nothing
 	}
 	return c.withState(func(st *Store) int {
-		cfg := newConfig(st.Dir)
+		cfg := &Config{Dir: st.Dir}
 		s := &setup{command: c, bot: newTelegram(cfg, st, nil), cfg: cfg}
 		err := s.converse()
 		end, ended := errors.AsType[*stopped](context.Cause(ctx))
