@@ -1246,74 +1246,53 @@ func origin(s *SessionRecord) string { return title(s) + " " + sid(s) }
 // All else is plain text.
 
 var (
-	reFence    = re("^( *)(```+|~~~+) *([A-Za-z0-9+#-]{0,20})")
-	reTitle    = re(`^#{1,6} +(.*?)[ #]*$`)
-	reBullet   = re(`^( *)[-*+] +`)
-	reTableRow = re(`^[ |:-]*-[ |:-]*\|[ |:-]*$|^ *\|[ |:-]*-[ |:-]*$`) // below a table's head
-	reInline   = re("``(.+?)``|`([^`]+)`|\\*\\*([^\\s*]|[^\\s*].*?\\S)\\*\\*")
+	// reFence begins a block of code: its indentation, its marks, the language.
+	reFence = re("(?m)^( *)(```+|~~~+) *([A-Za-z0-9+#-]{0,20}).*$")
+	// reInline is one of a table, a heading, code, bold words.
+	reInline = re("(?m)^(.*\\|.*\n(?:[ |:-]*-[ |:-]*\\|[ |:-]*| *\\|[ |:-]*-[ |:-]*)(?:\n.*\\|.*)*)$|" +
+		"^#{1,6} +(.*?)[ #]*$|(``.+?``|`[^`\n]+`)|\\*\\*([^\\s*]|[^\\s*].*?\\S)\\*\\*")
+	reBullet = re(`(?m)^( *)[-*+] +`)
+	reBlanks = re(`(?: *\n){3,}`)
 )
 
 // markdown renders what an agent wrote.
 func markdown(text string) *richText {
 	r := &richText{}
 	text = strings.NewReplacer("\r", "", "\t", "    ").Replace(text)
-	lines := strings.Split(strings.TrimRight(text, " \n"), "\n")
-	for len(lines) > 0 {
-		lines = lines[r.addBlock(lines):]
+	text = strings.TrimRight(strings.TrimLeft(text, "\n"), " \n")
+	for {
+		at := reFence.expr().FindStringIndex(text)
+		if at == nil {
+			r.addInline("", text)
+			return r
+		}
+		r.addInline("", strings.TrimSuffix(text[:at[0]], "\n"))
+		fence := reFence.FindStringSubmatch(text[at[0]:at[1]])
+		code := text[at[1]:]
+		text = ""
+		end := regexp.MustCompile(`(?m)\n *` + fence[2] + ` *$`).FindStringIndex(code)
+		if end != nil {
+			text = code[end[1]:]
+			code = code[:end[0]]
+		}
+		r.addLine("pre "+fence[3], strings.Trim(strings.ReplaceAll(code, "\n"+fence[1], "\n"), "\n"))
 	}
-	return r
 }
 
-// addBlock adds what begins in the first line, and returns how many lines that takes. Of several blank lines one stays.
-func (r *richText) addBlock(lines []string) int {
-	line := strings.TrimRight(lines[0], " ")
-	taken := 1
-	if line == "" {
-		if !strings.HasSuffix(r.text, "\n") {
-			r.breakLine()
-		}
-		return taken
+// addInline adds text to the last line, with its tables, headings, code and bold words, else with that look. Of several
+// blank lines one stays.
+func (r *richText) addInline(look, text string) {
+	text = reBlanks.ReplaceAllString(reBullet.ReplaceAllString(text, "$1• "), "\n\n")
+	from := 0
+	for _, at := range reInline.expr().FindAllStringIndex(text, -1) {
+		r.add(look, text[from:at[0]])
+		from = at[1]
+		found := reInline.FindStringSubmatch(text[at[0]:at[1]])
+		r.add("pre", found[1])
+		r.addInline("bold", strings.ReplaceAll(found[2], "**", "")+found[4])
+		r.add("code", strings.Trim(found[3], "`"))
 	}
-	if fence := reFence.FindStringSubmatch(line); fence != nil {
-		var code []string
-		for ; taken < len(lines) && strings.Trim(lines[taken], " ") != fence[2]; taken++ {
-			code = append(code, strings.TrimPrefix(lines[taken], fence[1]))
-		}
-		r.addLine("pre "+fence[3], strings.Trim(strings.Join(code, "\n"), "\n"))
-		return min(taken+1, len(lines))
-	}
-	if len(lines) > 1 && strings.Contains(line, "|") && reTableRow.MatchString(lines[1]) {
-		for taken < len(lines) && strings.Contains(lines[taken], "|") {
-			taken++
-		}
-		r.addLine("pre", strings.Join(lines[:taken], "\n"))
-		return taken
-	}
-	r.breakLine()
-	if heading := reTitle.FindStringSubmatch(line); heading != nil {
-		r.addInline("bold", strings.ReplaceAll(heading[1], "**", ""))
-		return taken
-	}
-	r.addInline("", reBullet.ReplaceAllString(line, "$1• "))
-	return taken
-}
-
-// addInline adds text to the last line, with its code and bold words, else with that look.
-func (r *richText) addInline(look, line string) {
-	at := 0
-	for _, m := range reInline.expr().FindAllStringSubmatchIndex(line, -1) {
-		r.add(look, line[at:m[0]])
-		at = m[1]
-		switch {
-		case m[2] >= 0:
-			r.add("code", line[m[2]:m[3]])
-		case m[4] >= 0:
-			r.add("code", line[m[4]:m[5]])
-		default:
-			r.addInline("bold", line[m[6]:m[7]])
-		}
-	}
-	r.add(look, line[at:])
+	r.add(look, text[from:])
 }
 
 // ---- what Telegram must not act on ----
