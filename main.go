@@ -902,19 +902,20 @@ func (d *doctor) found(name string, err error, detail, warning string) {
 
 // checkState opens the state, nil where that cannot be done, and tries whether it can be written.
 func (d *doctor) checkState(dir string) *Store {
-	st, err := openState(dir, d.disk)
+	st, err := openState(dir, d.disk, keepLonger)
 	if err != nil {
 		todo := "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"
 		d.found("state", hinted(err, todo), "", "")
 		return nil
 	}
-	err = st.tryDisk()
+	err = hinted(st.NoteFact("doctor", time.Now().UTC().Format(stampLayout)),
+		"make "+dir+" a folder that you can write to, or set ATLASBRIDGE_HOME to another")
 	notes := strings.Join(st.Notes(), "; ")
 	if err == nil && strings.Contains(notes, damagedLine) {
 		todo := "all else counts; keep a copy (`atlasbridge debug bundle`), then delete the damaged line"
 		err = hinted(errors.New(notes), todo)
 	}
-	d.found("state", err, "can be used: a file was written for a test", notes)
+	d.found("state", err, "can be used: a record was written for a test", notes)
 	return st
 }
 
@@ -1057,7 +1058,11 @@ func (c *command) openState() (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := openState(dir, c.disk)
+	cfg, err := loadConfig(dir, c.getenv, nil)
+	if err != nil {
+		cfg.RetentionDays = keepLonger
+	}
+	s, err := openState(dir, c.disk, cfg.RetentionDays)
 	if err != nil {
 		return nil, err
 	}
@@ -1636,11 +1641,10 @@ func newSession(c *command) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	st, err := newStore(cfg.Dir, c.disk)
+	st, err := newStore(cfg.Dir, c.disk, cfg.RetentionDays)
 	if err != nil {
 		return nil, err
 	}
-	st.Retention = time.Duration(cfg.RetentionDays) * 24 * time.Hour
 	s := &session{
 		world:     c.world,
 		turnOrder: turnOrder{turn: make(turn, 1)},
@@ -6018,7 +6022,6 @@ func (a *asking) run() (err error) {
 		return err
 	}
 	defer a.st.Close()
-	a.st.Retention = time.Duration(a.cfg.RetentionDays) * 24 * time.Hour
 	if err := a.st.Reap(time.Now()); err != nil {
 		return err
 	}

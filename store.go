@@ -991,7 +991,7 @@ func (l *stateLine) check() {
 	l.ID = parts[9]
 	l.At, _ = time.Parse(stampLayout, parts[13]) // long ago, where there is none
 	open := l.text[:max(0, len(l.text)-crcMember)]
-	known := l.V > schemaVersion || kinds[l.Rec] != nil
+	known := l.V > schemaVersion || newRecord(l.Rec) != nil
 	if string(l.text[len(open):]) != seal(open) || !known {
 		l.err = errors.New("its checksum does not match")
 	}
@@ -1085,20 +1085,25 @@ func sortByTime(records []Record) {
 	slices.SortFunc(records, func(a, b Record) int { return a.head().At.Compare(b.head().At) })
 }
 
-// kinds has a record, of which nobody takes more than the type, for each value of rec.
-var kinds = map[string]Record{
-	"session": new(SessionRecord),
-	"prompt":  new(PromptRecord),
-	"reply":   new(ReplyRecord),
-	"input":   new(InputRecord),
-	"update":  new(UpdateRecord),
-	"meta":    new(MetaRecord),
-	"text":    new(TextRecord),
-}
-
-// newRecord is an empty record of that kind.
+// newRecord is an empty record of that kind, the value of rec; nil where there is none.
 func newRecord(kind string) Record {
-	return reflect.New(reflect.TypeOf(kinds[kind]).Elem()).Interface().(Record)
+	switch kind {
+	case "session":
+		return new(SessionRecord)
+	case "prompt":
+		return new(PromptRecord)
+	case "reply":
+		return new(ReplyRecord)
+	case "input":
+		return new(InputRecord)
+	case "update":
+		return new(UpdateRecord)
+	case "meta":
+		return new(MetaRecord)
+	case "text":
+		return new(TextRecord)
+	}
+	return nil
 }
 
 // kindOf is the value of rec for a record: the name of its type.
@@ -1503,9 +1508,9 @@ func (v *View) transition(old, r Record) error {
 // What the file holds is brought into a View, and what others append to it, too.
 
 const (
-	compactMin    = 1 << 20 // bytes: a smaller file opens within 3 ms (measured)
-	compactFactor = 3       // times what would be kept
-	retention     = 30 * 24 * time.Hour
+	compactMin    = 1 << 20        // bytes: a smaller file opens within 3 ms (measured)
+	compactFactor = 3              // times what would be kept
+	keepLonger    = 36500          // days: where nobody knows what is set
 	updateLife    = 48 * time.Hour // twice that of https://core.telegram.org/bots/api#getting-updates
 
 	damaged     = "its record in the state file is damaged" // reason of a prompt
@@ -1515,7 +1520,7 @@ const (
 // Store is the shared state. Its methods may be called from any goroutine.
 type Store struct {
 	Dir       string
-	Retention time.Duration // how long ended sessions and their questions are kept
+	retention time.Duration // how long ended sessions and their questions are kept
 	crashing  func()        // before a panic of ours ends the process; nil: nothing is
 	log       *journal      // state.jsonl; its mutex guards what follows
 	audit     *journal      // audit.log, under the same lock
@@ -1534,9 +1539,9 @@ type Store struct {
 	poll atomic.Pointer[os.File] // the lock of the polling; nil: another process has it
 }
 
-// openState opens the state in dir, which it makes when it is missing, and reads it.
-func openState(dir string, do files) (*Store, error) {
-	s, err := newStore(dir, do)
+// openState opens the state in dir, which it makes when it is missing, and reads it. Ended sessions stay for days.
+func openState(dir string, do files, days int) (*Store, error) {
+	s, err := newStore(dir, do, days)
 	if err != nil {
 		return nil, err
 	}
@@ -1549,11 +1554,11 @@ func openState(dir string, do files) (*Store, error) {
 
 // newStore is the state in dir, not read yet: whoever first needs it reads it. A folder that is not the user's alone
 // is an error.
-func newStore(dir string, do files) (*Store, error) {
+func newStore(dir string, do files, days int) (*Store, error) {
 	lock := &stateLock{do: do, name: filepath.Join(dir, "state.lock"), mu: make(turn, 1), wait: lockWait}
 	s := &Store{
 		Dir:       dir,
-		Retention: retention,
+		retention: time.Duration(days) * 24 * time.Hour,
 		log:       &journal{stateLock: lock, path: filepath.Join(dir, "state.jsonl")},
 		audit:     &journal{stateLock: lock, path: filepath.Join(dir, "audit.log")},
 		view:      emptyView(),
@@ -1577,16 +1582,6 @@ func (s *Store) open() error {
 	return err
 }
 
-// tryDisk writes a file as large as a compaction's, durably, and removes it. The error says why that cannot be done.
-func (s *Store) tryDisk() error {
-	path := filepath.Join(s.Dir, fmt.Sprint("state.try", os.Getpid())) // others may try it, too
-	err := s.log.create(path, make([]byte, compactMin))
-	if err != nil {
-		return hinted(err, "make "+s.Dir+" a folder that you can write to, or set ATLASBRIDGE_HOME to another")
-	}
-	return os.Remove(path)
-}
-
 // Notes is what was found damaged in the file.
 func (s *Store) Notes() []string {
 	s.log.mu.Lock()
@@ -1598,12 +1593,7 @@ func (s *Store) Notes() []string {
 func (s *Store) Trouble() error {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
-	for _, err := range []error{s.writeTrouble, s.auditTrouble} {
-		if err != nil {
-			return err
-		}
-	}
-	return s.compactTrouble
+	return cmp.Or(s.writeTrouble, s.auditTrouble, s.compactTrouble)
 }
 
 // Look runs fn, which must not call the Store, on the state as it is now. Where it cannot be read any more it is as it
@@ -1777,7 +1767,7 @@ func (s *Store) decode(lines []*stateLine) {
 // isStale tells whether some record is to be forgotten.
 func (s *Store) isStale() bool {
 	for _, r := range s.view.records {
-		if time.Since(r.head().At) > s.Retention && !s.retained(r) {
+		if time.Since(r.head().At) > s.retention && !s.retained(r) {
 			return true
 		}
 	}
@@ -2848,7 +2838,7 @@ func (s *Store) rewrite() error {
 
 // retained tells whether a compaction keeps the record: it is alive, or not old.
 func (s *Store) retained(r Record) bool {
-	life := s.Retention
+	life := s.retention
 	alive := false
 	switch r := r.(type) {
 	case *MetaRecord:
@@ -2887,17 +2877,7 @@ func (s *Store) newFile(session, name string) (*os.File, error) {
 	if err := secureDir(s.filesDir(session)); err != nil {
 		return nil, err
 	}
-	there, err := os.ReadDir(s.filesDir(session))
-	if err != nil {
-		return nil, err
-	}
-	for n := len(there) + 1; ; n++ {
-		path := filepath.Join(s.filesDir(session), strconv.Itoa(n)+ownName(name))
-		f, err := openPrivate(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
-		if !errors.Is(err, fs.ErrExist) {
-			return f, err
-		}
-	}
+	return os.CreateTemp(s.filesDir(session), "*"+ownName(name)) // in a folder that is the user's alone
 }
 
 // ownName is what of a name from outside may follow a number: its ending, and what stands before it, if that says
