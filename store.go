@@ -34,6 +34,8 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
+	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -970,7 +972,7 @@ func (p *PromptRecord) damage() {
 // seal is the end of a line, with its checksum; open is what comes before.
 func seal(open []byte) string {
 	sum := crc32.Update(crc32.Checksum(open, castagnoli), castagnoli, []byte("}"))
-	return fmt.Sprintf(`,"crc":"%08x"}`+"\n", sum)
+	return `,"crc":"` + hex.EncodeToString(binary.BigEndian.AppendUint32(nil, sum)) + "\"}\n"
 }
 
 // stateLine is a line of the file, as far as it is known.
@@ -985,11 +987,12 @@ type stateLine struct {
 // check reads the beginning of a line, {"v":2,"rec":"prompt","id":"…", and notes where its checksum does not match.
 func (l *stateLine) check() {
 	parts := strings.SplitN(string(l.text[:min(len(l.text), lineHead)]), `"`, 15)
-	parts = append(parts, make([]string, 14)...)
-	l.V, _ = strconv.Atoi(strings.Trim(parts[2], ":,")) // 0 of a damaged line
-	l.Rec = parts[5]
-	l.ID = parts[9]
-	l.At, _ = time.Parse(stampLayout, parts[13]) // long ago, where there is none
+	if len(parts) == 15 { // else it is damaged
+		l.V, _ = strconv.Atoi(strings.Trim(parts[2], ":,")) // 0 of a damaged line
+		l.Rec = parts[5]
+		l.ID = parts[9]
+		l.At, _ = time.Parse(stampLayout, parts[13]) // long ago, where there is none
+	}
 	open := l.text[:max(0, len(l.text)-crcMember)]
 	known := l.V > schemaVersion || newRecord(l.Rec) != nil
 	if string(l.text[len(open):]) != seal(open) || !known {
@@ -1002,18 +1005,21 @@ func (l *stateLine) isStored() bool {
 	return l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text")
 }
 
-// decode reads the whole line, which check found sound.
-func (l *stateLine) decode() {
+// decode reads the whole line, which check found sound. What is stored is in the view.
+func (s *Store) decode(l *stateLine) {
 	r := newRecord(l.Rec)
 	l.err = json.Unmarshal(l.text, r)
 	if l.err != nil {
 		return
 	}
-	if p, ok := r.(*PromptRecord); ok && l.V < 2 {
-		p.Messages = messagesOf(l.text)
-	}
 	*r.head() = Head{schemaVersion, l.Rec, l.ID, r.head().At}
 	l.record = r
+	if p, ok := r.(*PromptRecord); ok {
+		if l.V < schemaVersion {
+			p.Messages = messagesOf(l.text)
+		}
+		s.join(p)
+	}
 }
 
 // messagesOf is what a prompt's line of schema 1 says of its messages.
@@ -1509,7 +1515,7 @@ func (v *View) transition(old, r Record) error {
 
 const (
 	compactMin    = 1 << 20        // bytes: a smaller file opens within 3 ms (measured)
-	compactFactor = 3              // times what would be kept
+	compactFactor = 3              // lines of each record
 	keepLonger    = 36500          // days: where nobody knows what is set
 	updateLife    = 48 * time.Hour // twice that of https://core.telegram.org/bots/api#getting-updates
 
@@ -1527,7 +1533,8 @@ type Store struct {
 
 	view           *View
 	read           int64         // bytes of the file that view holds
-	compactAt      int64         // bytes of the file that are worth a compaction
+	lines          int           // in them, since a compaction was tried
+	stale          bool          // a record is to be forgotten with the next write
 	wake           chan struct{} // closed when view changes
 	older          bool          // a record has an earlier schema version
 	notes          []string      // what was found damaged in the file
@@ -1666,7 +1673,7 @@ func (s *Store) catchUp() error {
 	if other { // it was compacted, by us or by another process
 		s.view = emptyView()
 		s.read = 0
-		s.compactAt = compactMin
+		s.lines = 0
 		s.older = false
 		s.notes = nil
 		s.compactTrouble = nil
@@ -1678,6 +1685,13 @@ func (s *Store) catchUp() error {
 // one of an id decoded. A question whose newest line is damaged has failed: what that said is unknown. A torn end is
 // moved aside: an error is that of moving it, or that a later atlasbridge wrote.
 func (s *Store) replay(b []byte) error {
+	var lines []*stateLine
+	at := s.read
+	for text := range bytes.Lines(b[:bytes.LastIndexByte(b, '\n')+1]) {
+		lines = append(lines, &stateLine{text: text, at: at})
+		at += int64(len(text))
+	}
+	s.share(lines, (*stateLine).check)
 	newest := map[string]*stateLine{}
 	lost := map[string]bool{} // keys of which the newest line is damaged
 	var notes []string
@@ -1685,30 +1699,20 @@ func (s *Store) replay(b []byte) error {
 		notes = append(notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, l.text))
 		lost[l.key()] = true
 	}
-	first := s.read == 0
-	at := s.read
-	live := 0 // bytes of lines that are the last of their ids
-	for text := range bytes.Lines(b) {
-		if text[len(text)-1] != '\n' {
-			break
-		}
-		l := &stateLine{text: text, at: at}
-		at += int64(len(text))
-		l.check()
+	for _, l := range lines {
 		switch {
 		case l.err != nil:
 			damaged(l)
 		case l.V > schemaVersion:
 			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", l.V)
 		case l.isStored():
-			s.view.apply(&stored{l.Head, l.at, len(text)})
-			live += len(text)
+			s.view.apply(&stored{l.Head, l.at, len(l.text)})
 		default:
 			newest[l.key()] = l
 			delete(lost, l.key())
 		}
 	}
-	s.decode(slices.Collect(maps.Values(newest)))
+	s.share(slices.Collect(maps.Values(newest)), s.decode)
 	for _, l := range newest {
 		if l.err != nil {
 			damaged(l)
@@ -1716,7 +1720,6 @@ func (s *Store) replay(b []byte) error {
 		}
 		s.view.apply(l.record)
 		s.older = s.older || l.V < schemaVersion
-		live += len(l.text)
 	}
 	for key := range lost {
 		if p, ok := s.view.records[key].(*PromptRecord); ok {
@@ -1725,16 +1728,14 @@ func (s *Store) replay(b []byte) error {
 			s.view.apply(&failed)
 		}
 	}
+	if s.read == 0 {
+		s.stale = s.isStale()
+	}
 	s.read = at
+	s.lines += len(lines)
 	s.notes = append(s.notes, notes...)
 	close(s.wake)
 	s.wake = make(chan struct{})
-	if first {
-		s.compactAt = max(compactMin, int64(compactFactor*live))
-		if s.isStale() {
-			s.compactAt = 0 // what is to be forgotten goes with the next write
-		}
-	}
 	torn := s.log.end - s.read
 	if torn == 0 {
 		return nil
@@ -1746,18 +1747,15 @@ func (s *Store) replay(b []byte) error {
 	return nil
 }
 
-// decode decodes lines, many on all processors. What is stored is in the view.
-func (s *Store) decode(lines []*stateLine) {
+// share does something with each line: with many on all processors.
+func (s *Store) share(lines []*stateLine, do func(*stateLine)) {
 	var shares sync.WaitGroup
 	enough := len(lines)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
 	for share := range slices.Chunk(lines, enough) {
 		shares.Go(func() {
 			defer s.catchPanic()
 			for _, l := range share {
-				l.decode()
-				if p, ok := l.record.(*PromptRecord); ok {
-					s.join(p)
-				}
+				do(l)
 			}
 		})
 	}
@@ -1921,7 +1919,7 @@ func (s *Store) record(recs []Record) error {
 			_ = os.Chtimes(s.lockPath(session), now, now) // without one it has ended
 		}
 	}
-	if s.read >= s.compactAt {
+	if s.stale || s.read >= compactMin && s.lines > compactFactor*len(s.view.records) {
 		_ = s.compact() // what fails of it is Trouble
 	}
 	return nil
@@ -2789,9 +2787,10 @@ func (s *Store) news(session string, seen map[string]time.Time) (recs []Record, 
 func (s *Store) compact() error {
 	err := s.rewrite()
 	s.compactTrouble = nil
+	s.lines = 0 // else it is tried again at once
+	s.stale = false
 	if err != nil {
 		s.compactTrouble = fmt.Errorf("compacting the state: %w", err)
-		s.compactAt = 2 * s.read
 	}
 	return s.compactTrouble
 }
