@@ -1391,10 +1391,7 @@ type FileRef struct {
 
 // UpdateRecord tells that an update of Telegram was acted on. Its id is the bot's number, a colon and the update's: the
 // numbers of another bot's are others. Those of before have the update's alone.
-type UpdateRecord struct {
-	Head
-	Kind string `json:"kind"`
-}
+type UpdateRecord struct{ Head }
 
 // MetaRecord is a single fact by id: "audit" (how far the chain goes), "claim telegram:USER" (the session that
 // text of that operator goes to), "trouble poll" and "trouble send" (what keeps Telegram from working).
@@ -2209,17 +2206,19 @@ func auditEvents(old, r Record) (events []Event) {
 			if r.Value != nil {
 				decision = *r.Value
 			}
-			fields := append(person(*r.DecidedBy, r.DecidedUser), Field{"decision", decision})
-			fields = append(fields, said("label", r.labels(maybe(r.Value)))...)
-			fields = append(fields, said("grants", r.granted())...)
-			fields = append(fields, said("words", r.words(maxExcerpt))...)
-			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, fields})
+			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, slices.Concat(
+				person(*r.DecidedBy, r.DecidedUser),
+				[]Field{{"decision", decision}},
+				said("label", r.labels(maybe(r.Value))),
+				said("grants", r.granted()),
+				said("words", r.words(maxExcerpt)),
+			)})
 		}
 	case *InputRecord:
 		asked := old.(*InputRecord).Status == "" && fromPhone(r.By)
 		if asked && !r.isText() {
-			fields := append([]Field{{"command", r.Kind}}, said("keys", r.Text)...)
-			events = []Event{{"SESSION_COMMAND", r.SessionID, "", append(fields, person(r.By, r.User)...)}}
+			events = []Event{{"SESSION_COMMAND", r.SessionID, "",
+				slices.Concat([]Field{{"command", r.Kind}}, said("keys", r.Text), person(r.By, r.User))}}
 		}
 	}
 	return events
@@ -2229,14 +2228,11 @@ func auditEvents(old, r Record) (events []Event) {
 func promptFields(p *PromptRecord) (fields []Field) {
 	switch p.Status {
 	case Created:
-		fields = []Field{
-			{"type", string(p.Type)},
-			{"confidence", p.Confidence},
-			{"source", p.Source},
-			{"tool", p.Tool},
-		}
-		fields = append(fields, said("words", p.words(maxExcerpt))...)
-		fields = append(fields, p.shownSHA()...) // some are answered before they go out
+		fields = slices.Concat(
+			[]Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}},
+			said("words", p.words(maxExcerpt)),
+			p.shownSHA(), // some are answered before they go out
+		)
 	case AwaitingReply:
 		fields = p.shownSHA()
 	case Failed:
@@ -2247,11 +2243,9 @@ func promptFields(p *PromptRecord) (fields []Field) {
 			fields = append(fields, hidden("reason", p.Reason)...)
 		}
 	case Injected:
-		fields = append(answerFields(p), Field{"source", replySource(p)})
-		fields = append(fields, said("screen_sha256", p.ScreenSHA)...)
+		fields = slices.Concat(answerFields(p), []Field{{"source", replySource(p)}}, said("screen_sha256", p.ScreenSHA))
 	}
-	fields = append(fields, said("decided_by", maybe(p.DecidedBy))...)
-	return append(fields, said("username", p.DecidedUser)...)
+	return slices.Concat(fields, said("decided_by", maybe(p.DecidedBy)), said("username", p.DecidedUser))
 }
 
 // shownSHA is the hash of what a person is shown, that with which the screen is compared when the answer is typed.

@@ -2346,7 +2346,7 @@ func (r *receiver) act(u *update, from *user) error {
 		if want.record != nil {
 			records = append(records, want.record)
 		}
-		return append(records, &UpdateRecord{Head{ID: in.update}, "operator"}), nil
+		return append(records, &UpdateRecord{Head{ID: in.update}}), nil
 	})
 	d := want.decision
 	switch {
