@@ -1731,10 +1731,17 @@ func (p *Prompt) compare(now *Prompt) sameness {
 	return now.motion.compare(p.all, now.all)
 }
 
-// follows reports whether now is p after a key moved its pointer: a long list may show other choices then. now may be
-// nil.
+// follows reports whether now is p after a key moved its pointer: a long list may show other choices then, but not the
+// same in another order. now may be nil.
 func (p *Prompt) follows(now *Prompt) bool {
-	return now != nil && now.motion.compare(p.lead, now.lead) == theSame
+	if now == nil || now.motion.compare(p.lead, now.lead) != theSame {
+		return false
+	}
+	was, is := labels(p.Choices), labels(now.Choices)
+	inOrder := slices.Equal(was, is)
+	slices.Sort(was)
+	slices.Sort(is)
+	return inOrder || !slices.Equal(was, is)
 }
 
 // isQuestion tells whether p asks something, and is no input box, nor a screen that may ask only if
