@@ -4430,7 +4430,7 @@ func (t *typist) stillAsked(v sight) (why string) {
 	case time.Since(t.relay.lastKey) < keyGrace, verdict == unsure && time.Since(t.unsure) < moveTime:
 		return whyWait
 	case verdict != theSame:
-		return "the question is no longer on the screen as it was shown"
+		return "the question had changed"
 	case t.q.typedBy != "":
 		return "somebody pressed a key for it since: look at the terminal"
 	}
