@@ -4380,14 +4380,11 @@ func (v *view) column(r int) *group {
 		v.joinLabels(g)
 		return g
 	}
-	for here := len(above); here >= 0; here-- { // rows above may be drawn as no option is
-		g.at, g.weak = v.unlike(g.opts)
-		if g.at == here || boxes {
-			return g
-		}
-		g.opts = g.opts[1:]
+	g.at, g.weak = v.unlike(g.opts)
+	if g.at != len(above) && !boxes {
+		return nil
 	}
-	return nil
+	return g
 }
 
 // grow finds the options above (step −1) or below (1) the one in row head, the nearest first. Between them may stand
@@ -4464,7 +4461,7 @@ func (v *view) joinLabels(g *group) {
 
 // unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two with a background it is
 // the one that is not grey, else of two the one that is not drawn as the end of its row; side by side the cell left
-// of the first counts or, where that may be its padding, the one above that.
+// of the first counts.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
@@ -4484,9 +4481,6 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	rest := v.s.attr(row, v.s.cols-1)
 	if across {
 		rest = v.s.attr(row, left)
-		if rest.BG == first {
-			rest = v.s.attr(row-1, left)
-		}
 	}
 	for k := range drawn[0] {
 		common := drawn[0][k]
