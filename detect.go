@@ -2553,12 +2553,17 @@ func (v *view) hintAt(row, col int) bool {
 // ---- a turn's words ----
 // What a tool says on the screen, as Markdown: its marks taken away, what was wrapped joined, tables as they are drawn.
 
+// listItem is the mark of an item of a list.
+const listItem = `(?:[-*+•]|\d{1,3}[.)]|\pL[.)])`
+
 // wrapMargin is how many columns at the right a tool may leave free where it wraps its words: opencode leaves 5.
 const wrapMargin = 6
 
 var (
-	reListItem = re(`^(?:[-*+•]|\d{1,3}[.)]|\pL[.)])\s+`) // the mark of an item of a list
-	reColumn   = re(`[─━═]+`)                             // the line above or below a column of a table
+	reListItem = re(`^` + listItem + `\s+`)                       // the mark of an item of a list
+	reColumn   = re(`[─━═]+`)                                     // the line above or below a column of a table
+	reCode     = re("(?ms)^ *```.*?(^ *```|\\z)")                 // a block of code
+	reOffers   = re(`(?m)^(?:[ |>#]|` + listItem + `[^\S\n]).*$`) // what may follow a question in words
 
 	// reAsks is the end of a sentence that is a question.
 	reAsks = re(`(?:[?？؟\x{37e}]|[か吗嗎][。.])["'”’»)\]*_` + "`" + `]*(\s*\([^()]*\))?$`)
@@ -2566,20 +2571,9 @@ var (
 
 // asksInWords tells whether a text ends in a question; what it offers may follow: a list, code, a table.
 func asksInWords(text string) bool {
-	last, ending := "", ""
-	fenced := false
-	for line := range strings.SplitSeq(text, "\n") {
-		fence := strings.HasPrefix(strings.TrimLeft(line, " "), "```")
-		fenced = fenced != fence
-		if fence || fenced || strings.TrimSpace(line) == "" {
-			continue
-		}
-		ending = strings.TrimRight(line, " ")
-		if !strings.ContainsAny(line[:1], " |>#") && !reListItem.MatchString(line) {
-			last = ending
-		}
-	}
-	return reAsks.MatchString(last) || reAsks.MatchString(ending)
+	text = reCode.ReplaceAllString(text, "")
+	asks := func(text string) bool { return reAsks.MatchString(strings.TrimSpace(text)) }
+	return asks(text) || asks(reOffers.ReplaceAllString(text, ""))
 }
 
 // message is what the tool has said last, as Markdown. One whose beginning is not on the screen any more begins with
@@ -5237,12 +5231,11 @@ func (c Choice) spelled(letter, word string) Choice {
 	return Choice{Key: letter, Label: label, Keys: keys}
 }
 
-// pairIn are the places of the letters for yes and for no, −1 where the two are none in any
-// language.
+// pairIn are the places of the letters for yes and for no, −1 where the two are none in any language.
 func pairIn(two []Choice) (yes, no int) {
-	_, of := lexicon()
 	for i := range 2 {
-		if slices.Contains(of["letters"], strings.ToLower(two[i].Label+two[1-i].Label)) {
+		pair := withOther(strings.ToLower(two[i].Label))
+		if pair[0]+pair[1] == strings.ToLower(two[i].Label+two[1-i].Label) {
 			return i, 1 - i
 		}
 	}
@@ -5339,7 +5332,7 @@ func readMarker(marker string) []string {
 	angled := marker[0] == '<' // e2fsck: "<s>"
 	odd := angled              // several answers stand in other brackets, and one alone decides
 	if len(answers) == 1 {
-		odd = !says("yes", answers[0]) && !says("no", answers[0]) && !(angled && isYesNoLetter(answers[0]))
+		odd = !says("yes", answers[0]) && !says("no", answers[0]) && !(angled && withOther(answers[0])[0] == answers[0])
 	}
 	if strange && !list || counts || odd {
 		return nil
@@ -5358,13 +5351,6 @@ func numbers(first, last string) (all []string) {
 		return nil
 	}
 	return all
-}
-
-// isYesNoLetter reports whether a letter is typed for yes or for no in some language.
-func isYesNoLetter(letter string) bool {
-	_, of := lexicon()
-	all := strings.Join(of["letters"], "")
-	return utf8.RuneCountInString(letter) == 1 && strings.Contains(all, strings.ToLower(letter))
 }
 
 // typed is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have changed.
