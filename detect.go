@@ -5395,11 +5395,6 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		f.Cut = true
 		return true
 	}
-	if first <= "9" {
-		slices.SortStableFunc(list, func(a, b Choice) int {
-			return cmp.Or(len(a.Key)-len(b.Key), strings.Compare(a.Key, b.Key))
-		})
-	}
 	for _, c := range list[:min(len(list), 9)] {
 		f.Choices = append(f.Choices, typed(c.Key, c.Label))
 	}
