@@ -3718,20 +3718,16 @@ func (v *view) linesAbove(top int) (paragraph, context, far []string, cut bool) 
 		var text string
 		var known bool
 		text, top, answered, known = v.lineBefore(top)
-		if !known {
-			cut = top < 0 && part != &far
-			break
-		}
 		size := utf8.RuneCountInString(text)
-		blank := isBlank(text)
+		blank := known && isBlank(text)
 		if part == &paragraph && blank {
 			part, left = &context, *v.o.Context
 		}
 		if part == &context && size > left {
 			part, left = &far, maxFar
 		}
-		if size > left {
-			cut = part == &paragraph
+		if !known || size > left {
+			cut = part == &paragraph && known || top < 0 && part != &far
 			break
 		}
 		if !blank || len(*part) > 0 {
@@ -5516,36 +5512,28 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 // paragraph adds the region of a question on a line that begins in row top: the lines before it, what stands right of
 // the cursor and below, and the context above. Where the question says nothing it takes the line before.
 func (v *view) paragraph(f *candidate, top int) *candidate {
-	before, context, far, cut := v.linesAbove(top)
+	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter
+	says = says || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
+	f.Full = cmp.Or(f.Full, f.Question)
+	first, end, right := top, max(top, v.textOver(v.row)-1), ""
+	if f.onLine() {
+		first, end, right = f.place.row-1-v.s.scrolled, v.row, v.after()
+		if f.ended {
+			first = v.textOver(first)
+		}
+		if first > top { // what asks stands above the cursor's line
+			f.Full = strings.TrimSpace(f.line)
+		}
+	}
+	before, context, far, cut := v.linesAbove(first)
 	if f.Idle {
 		before = before[max(0, len(before)-12):]
 		context, far, cut = nil, nil, false
 	}
-	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter
-	says = says || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
-	f.Full = cmp.Or(f.Full, f.Question)
-	for n := 0; n < 3 && n < len(before) && !says; n++ {
-		line := before[len(before)-1-n]
-		says = len(itemsOf(line)) > 0
+	for n := len(before) - 1; n >= max(0, len(before)-3) && !says; n-- {
+		says = len(itemsOf(before[n])) > 0
 		if !says {
-			f.Question = strings.TrimSpace(line) + "\n" + f.Question
-		}
-	}
-	end := top
-	for end < v.last && v.s.grid[end].wrapped {
-		end++
-	}
-	right := ""
-	if f.onLine() {
-		line, first := v.cursorLine()
-		if f.ended {
-			first = v.textOver(first)
-		}
-		end = v.row
-		right = v.after()
-		if first > top { // what asks stands above the cursor's line
-			before, context, far, cut = v.linesAbove(first)
-			f.Full = strings.TrimSpace(line)
+			f.Question = strings.TrimSpace(before[n]) + "\n" + f.Question
 		}
 	}
 	f.rows = [2]int{top, end}
