@@ -4133,8 +4133,6 @@ var (
 		`\buse .{0,12}keys|^\(?\d+/\d+\b|^\(.*\b(move|reveal|use|press)\b.*\)$`)
 	// reMoving is what says that a pointer moves, or that Enter takes what it is at.
 	reMoving = re(`(?i)↑|↓|\bnavigate\b|\bto select\b|\benter select\b`)
-	// reCounting is what a row at work shows: elapsed seconds, or how to interrupt.
-	reCounting = re(`(?i)\d+s\b|\binterrupt\b`)
 	// reHeading is the row above a list that asks.
 	reHeading = re(`^[?◆◇] |[?:…]\s*$|^[?]`)
 	reCount   = re(`^\(?\d+/\d+\b`)
@@ -4463,11 +4461,9 @@ func (v *view) textRows(from, to int) int {
 
 // choosingRow is the row near the group that says how to choose, −1 none: it is within six rows of text below, or three
 // above, and names arrows, or a key and what that does to a choice. Escape as the way out counts where a pointer is
-// shown. A row that counts seconds tells what a program at work does.
+// shown.
 func (v *view) choosingRow(g *group) int {
-	says := func(w viewRow) bool {
-		return !w.fits(reCounting) && (w.fits(reChoosing) || g.marked && w.fits(reEscOut))
-	}
+	says := func(w viewRow) bool { return w.fits(reChoosing) || g.marked && w.fits(reEscOut) }
 	left := 6
 	for r := g.end() + 1; r <= v.last && left > 0; r++ {
 		if says(v.rows[r]) {
@@ -4647,11 +4643,9 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 	if f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) {
 		about := ""
 		for _, w := range v.rows[top:first] {
-			if !strings.Contains(f.Question, sentence(w.text)) {
-				about += w.text + "\n"
-			}
+			about = strings.TrimSpace(about + "\n" + w.text)
 		}
-		f.Excerpt = headAndTail(redact(visible(about)), 118) + safely(f.Question, 80)
+		f.Excerpt = headAndTail(redact(visible(about)), 200)
 	}
 	return f
 }
