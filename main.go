@@ -5350,7 +5350,7 @@ func answerText(text string) string {
 
 // toolCall is the audit entry of one tool call: the arguments by their beginning, redacted, and the hash of them all.
 func toolCall(session, tool, id string, input json.RawMessage) Event {
-	arguments := clip(visible(redact(string(input))), 500)
+	arguments := safely(string(input), 500)
 	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"arguments", arguments},
 		{"arguments_sha256", digest(input)}}}
 }
@@ -5431,7 +5431,7 @@ func (h *hook) complete(p *PromptRecord) {
 		p.Question += " (from the " + h.Agent + " agent)"
 	}
 	for _, text := range []*string{&p.Question, &p.Full, &p.Lasting, &p.Cwd} {
-		*text = clip(visible(redact(*text)), maxHookFull)
+		*text = safely(*text, maxHookFull)
 	}
 	p.Question = oneLine(p.Question)
 	p.Excerpt = headAndTail(p.Full, maxExcerpt)
@@ -5861,6 +5861,8 @@ const (
 	maxQuestion = 400 // UTF-16 units of a question: what its message shows
 	maxChoices  = 9   // each has a digit as its key
 	maxLabel    = 60  // UTF-16 units of a choice: what its button shows
+
+	maxShown = 1 << 20 // UTF-16 units of what a script gives: beyond what is refused
 )
 
 // reHunk is the head of a hunk, which only a diff has.
@@ -5874,7 +5876,8 @@ type asking struct {
 	tg     *Telegram
 	prompt PromptRecord
 	given  map[string]string // what is printed for a choice, by its key
-	code   int               // the exit status
+	values string            // what can be answered, as the terminal is told
+	code   int               // the exit status, until it is known that of no answer
 }
 
 // cmdAsk exits with what the answer says, or with that there is none.
@@ -5899,7 +5902,7 @@ func (a *asking) compose() error {
 		words = words[:last]
 	}
 	p := &a.prompt
-	p.Question = legible(strings.Join(strings.Fields(strings.Join(words, "")), " "))
+	p.Question = clean(strings.Join(strings.Fields(strings.Join(words, "")), " "), maxShown)
 	n := units(p.Question)
 	switch {
 	case len(words) > 1:
@@ -5945,11 +5948,13 @@ func (a *asking) addAnswers() error {
 		return a.addChoices(strings.Split(a.text("choices"), ","))
 	case text:
 		p.Type = FreeText
+		a.values = "TEXT"
 	default:
 		p.Type = YesNo
 		p.Permission = true
 		p.Choices = yesNo()
 		a.given = map[string]string{"y": "yes", "n": "no"}
+		a.values = "yes|no"
 	}
 	p.Constraints.MaxLength = maxMessage // of the text, or of the reason for a refusal
 	return nil
@@ -5983,6 +5988,7 @@ func (a *asking) addChoices(words []string) error {
 		a.prompt.Choices = append(a.prompt.Choices, Choice{Key: key, Label: label})
 		a.given[key] = word
 	}
+	a.values = strings.Join(words, "|")
 	return nil
 }
 
@@ -5992,19 +5998,11 @@ func (a *asking) readAbout() (text string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("reading standard input: %w", err)
 	}
-	text = strings.Trim(legible(string(b)), "\n")
-	switch {
-	case max(len(b), len(text)) > maxHookFull:
+	text = clean(string(b), maxShown)
+	if max(len(b), len(text)) > maxHookFull {
 		return "", misuse("standard input has more than %d KiB as it is shown: give less of it", maxHookFull>>10)
-	case strings.TrimSpace(text) == "":
-		return "(nothing came on standard input)", nil
 	}
-	return text, nil
-}
-
-// legible is a script's text as a person may see it: what is no UTF-8 as �, the rest as visible, redacted.
-func legible(text string) string {
-	return redact(visible(strings.ToValidUTF8(strings.ReplaceAll(text, "\r\n", "\n"), "\uFFFD")))
+	return cmp.Or(text, "(nothing came on standard input)"), nil
 }
 
 // run asks, and passes the answer on. An error is why there is none.
@@ -6114,9 +6112,8 @@ func (a *asking) bridge() error {
 		a.tg.Notify(n)
 	}
 	close(lastWords)
-	late := time.AfterFunc(drainSend, disconnect) // the rest is owed
+	time.AfterFunc(drainSend, disconnect) // the rest is owed
 	beside.Wait()
-	late.Stop()
 	return errors.Join(err, unsaid)
 }
 
@@ -6134,18 +6131,9 @@ func (a *asking) send() error {
 		how = a.cfg.whyLocal() + "; answer from another terminal"
 		err = errors.Join(err, a.st.end(a.prompt.ID, AwaitingReply, ""))
 	}
-	if phone && !onTerminal(a.stderr) {
-		return err
+	if !phone || onTerminal(a.stderr) {
+		a.complain(how + ": atlasbridge answer " + shortID(a.prompt.ID) + " " + a.values)
 	}
-	var words []string
-	for _, c := range a.prompt.Choices {
-		words = append(words, a.given[c.Key])
-	}
-	values := "TEXT"
-	if words != nil {
-		values = strings.Join(words, "|")
-	}
-	fmt.Fprintf(a.stderr, "atlasbridge: %s: atlasbridge answer %s %s\n", how, shortID(a.prompt.ID), values)
 	return err
 }
 
@@ -6176,42 +6164,39 @@ func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 	stop, ended := errors.AsType[*stopped](cause)
 	var answer *string
 	status := "refused"
-	a.code = exitFailed
+	code := exitFailed
 	switch {
 	case end.Status == Expired:
 		status = "expired"
-		a.code = exitUnanswered
+		code = exitUnanswered
 		err = errors.New(strings.Replace(end.Reason, "no answer", "nobody answered", 1) + before(": ", a.tg.Trouble()))
 	case end.Status == ReplyReceived:
 		answer = ref(cmp.Or(a.given[*end.Value], *end.Value))
 		if !end.refuses(*end.Value) {
 			status = "answered"
-			a.code = 0
+			code = 0
 		}
 	case end.Status == Canceled && end.Value != nil: // left as it is
 	case ended:
 		a.code = 128 + int(stop.sig)
 		return nil
 	case cause != nil:
-		a.code = exitInternal
 		return cause
 	default:
-		a.code = exitInternal
 		return fmt.Errorf("the question was not answered: %s", end.Reason)
 	}
 	a.tell(end, status, answer)
 	switch {
-	case a.lost != nil:
-		a.code = exitInternal
-		err = nil // what could not be written is told
-		if answer != nil {
-			err = a.st.end(end.ID, Failed, "the script did not take the answer")
-		}
+	case a.lost != nil && answer != nil:
+		return a.st.end(end.ID, Failed, "the script did not take the answer")
+	case a.lost != nil: // that is told
+		return nil
 	case answer != nil:
 		err = errors.Join(a.st.end(end.ID, Injected, ""), a.st.end(end.ID, Resolved, ""))
 	}
+	a.code = code
 	if status == "refused" && end.Reason != "" {
-		fmt.Fprintln(a.stderr, "atlasbridge: refused:", visible(end.Reason))
+		a.complain("refused: " + end.Reason)
 	}
 	return err
 }
