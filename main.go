@@ -103,7 +103,7 @@ func (w world) run(args []string) (code int) {
 		return exitUsage
 	}
 	var err error
-	c.opts, err = c.parse(args)
+	err = c.parse(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		fmt.Fprintln(c, "atlasbridge "+reForCheck.ReplaceAllString(c.page, ""))
@@ -559,36 +559,33 @@ func (o *opts) on(name string) bool {
 
 // parse takes flags and arguments apart; flag.ErrHelp means that help is asked for. What follows -- is an argument, as
 // is all behind the first one of a command that has arguments in <>.
-func (m manual) parse(args []string) (*opts, error) {
-	o := &opts{flags: map[string]string{}}
+func (c *command) parse(args []string) error {
+	c.opts = &opts{flags: map[string]string{}}
 	set := flag.NewFlagSet("", flag.ContinueOnError)
 	set.SetOutput(io.Discard) // the caller tells the error
-	for _, match := range reFlag.expr().FindAllStringSubmatch(m.page, -1) {
+	for _, match := range reFlag.expr().FindAllStringSubmatch(c.page, -1) {
 		name, kind := match[1], match[2]
 		define := set.Func
 		if kind == "" {
 			define = set.BoolFunc
 		}
 		define(name, "", func(value string) (err error) {
-			o.flags[name], err = checked(kind, value)
+			c.flags[name], err = checked(kind, value)
 			return err
 		})
 	}
-	verbatim := strings.Contains(m.synopsis(), "<")
+	verbatim := strings.Contains(c.synopsis(), "<")
 	for {
 		if err := set.Parse(args); err != nil {
-			return nil, err
+			return err
 		}
 		rest := set.Args()
 		read := args[:len(args)-len(rest)]
 		if len(rest) == 0 || verbatim || len(read) > 0 && read[len(read)-1] == "--" {
-			o.args = append(o.args, rest...)
-			if err := m.checkArguments(o.args); err != nil {
-				return nil, err
-			}
-			return o, nil
+			c.args = append(c.args, rest...)
+			return c.checkArguments(c.args)
 		}
-		o.args = append(o.args, rest[0])
+		c.args = append(c.args, rest[0])
 		args = rest[1:]
 	}
 }
@@ -707,17 +704,20 @@ func (c *command) printJSON(v any) int {
 	return 0
 }
 
-// show prints v with --json, else a table whose first row are the headings. If it has no other row, none says so.
-func (c *command) show(v any, rows [][]any, none string) int {
+// show prints list with --json, else a table below headings, in which one of it has the cells. Of an empty one it says
+// none.
+func show[T any](c *command, list []T, none, headings string, cells func(T) []any) int {
 	if c.on("json") {
-		return c.printJSON(v)
+		return c.printJSON(list)
 	}
-	if len(rows) == 1 {
+	if len(list) == 0 {
 		fmt.Fprintln(c.stderr, none)
 	}
 	w := tabwriter.NewWriter(c, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, headings)
 	oneLine := strings.NewReplacer("\n", " ", "\t", " ")
-	for _, row := range rows {
+	for _, one := range list {
+		row := cells(one)
 		for i, cell := range row {
 			mark := "\t"
 			if i == len(row)-1 {
@@ -980,12 +980,9 @@ type tool struct {
 
 func cmdAdapters(c *command) int {
 	cfg, _ := c.config(nil) // where it is wrong there is no token to keep from the tools
-	list := knownTools(c.ctx, cfg)
-	rows := [][]any{{"ADAPTER", "VERSION", "SUPPORTED", "FOUND"}}
-	for _, t := range list {
-		rows = append(rows, []any{t.Name, t.Version, t.Supported, cmp.Or(t.Path, "not found")})
-	}
-	return c.show(list, rows, "")
+	return show(c, knownTools(c.ctx, cfg), "", "ADAPTER\tVERSION\tSUPPORTED\tFOUND", func(t tool) []any {
+		return []any{t.Name, t.Version, t.Supported, cmp.Or(t.Path, "not found")}
+	})
 }
 
 // knownTools asks each tool that has an adapter for its version.
@@ -1045,11 +1042,9 @@ func cmdConfig(c *command) int {
 	if err != nil {
 		return c.fail(err)
 	}
-	rows := [][]any{{"SETTING", "VALUE", "FROM"}}
-	for _, s := range cfg.inForce {
-		rows = append(rows, []any{s.Key, string(s.Value), s.Origin})
-	}
-	return c.show(cfg.inForce, rows, "")
+	return show(c, cfg.inForce, "", "SETTING\tVALUE\tFROM", func(s setting) []any {
+		return []any{s.Key, string(s.Value), s.Origin}
+	})
 }
 
 // openState opens the state for a command, and reports what is damaged.
@@ -1084,11 +1079,11 @@ func (c *command) withState(do func(*Store) int) int {
 
 // span is a time that has passed, or is left, without its seconds from a minute on.
 func span(d time.Duration) string {
-	text := max(d, 0).Truncate(time.Second).String()
-	if d < time.Minute {
-		return text
+	text, _, long := strings.Cut(max(d, 0).Truncate(time.Second).String(), "m")
+	if long {
+		text += "m"
 	}
-	return text[:strings.Index(text, "m")+1]
+	return text
 }
 
 // statusRow is a session as status shows it.
@@ -1137,9 +1132,9 @@ func (c *command) status(s *Store) int {
 		}
 		return b.StartedAt.Compare(a.StartedAt)
 	})
-	rows := [][]any{{"SESSION", "PID", "STATE", "UP", "OPEN", "TOOL"}}
 	now := time.Now()
-	for _, r := range list {
+	none := "no sessions; start one: atlasbridge run <tool>"
+	code := show(c, list, none, "SESSION\tPID\tSTATE\tUP\tOPEN\tTOOL", func(r statusRow) []any {
 		state := cmp.Or(r.Activity, r.Status)
 		switch {
 		case r.WrapperState == "stopped":
@@ -1147,10 +1142,9 @@ func (c *command) status(s *Store) int {
 		case r.ExitCode != nil && *r.ExitCode != 0:
 			state += fmt.Sprintf(", exit %d", *r.ExitCode)
 		}
-		up := cmp.Or(r.EndedAt, &now).Sub(r.StartedAt)
-		rows = append(rows, []any{shortID(r.ID), r.PID, state, span(up), r.Open, strings.TrimSpace(r.Tool + " " + r.Label)})
-	}
-	code := c.show(list, rows, "no sessions; start one: atlasbridge run <tool>")
+		up := span(cmp.Or(r.EndedAt, &now).Sub(r.StartedAt))
+		return []any{shortID(r.ID), r.PID, state, up, r.Open, strings.TrimSpace(r.Tool + " " + r.Label)}
+	})
 	trouble := s.ChannelTrouble()
 	if c.on("json") {
 		if trouble != "" {
@@ -1176,17 +1170,15 @@ func cmdApprovals(c *command) int { return c.withState(c.approvals) }
 func (c *command) approvals(s *Store) int {
 	open := s.view.which(s.waits)
 	slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
-	rows := [][]any{{"PROMPT", "SESSION", "LEFT", "ANSWERS", "QUESTION"}}
-	for _, p := range open {
+	return show(c, open, "no open questions", "PROMPT\tSESSION\tLEFT\tANSWERS\tQUESTION", func(p *PromptRecord) []any {
 		r := s.view.Sessions[p.SessionID]
 		about := cmp.Or(p.words(maxListed), p.Question, p.Excerpt)
 		if len(p.Choices) > 0 && p.Type != YesNo {
 			about += " · " + p.takes()
 		}
-		rows = append(rows, []any{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)),
-			clip(p.takes(), 24), about})
-	}
-	return c.show(open, rows, "no open questions")
+		left := span(time.Until(p.ExpiresAt))
+		return []any{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), left, clip(p.takes(), 24), about}
+	})
 }
 
 func cmdAnswer(c *command) int { return c.withState(c.answer) }
@@ -5785,15 +5777,16 @@ func settingsArgument(args []string) (settings string, rest []string) {
 	return settings, append(rest, args...)
 }
 
-// ourHooks are the hooks that call us: %s is how, %d for how many seconds the tool waits for a permission.
-const ourHooks = `{
-	"Stop": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10}]}],
-	"PermissionRequest": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": %[2]d}]}],
-	"PreToolUse": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10}]}],
+// Hooks that call us: %[1]s is how, %[2]d for how many seconds the tool waits for a permission.
+const (
+	stopHook       = `{"Stop": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10}]}]`
+	permissionHook = `, "PermissionRequest":
+		[{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": %[2]d}]}]`
+	callHooks = `, "PreToolUse": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10}]}],
 	"PostToolUse": [{"matcher": "*", "hooks": [{"type": "command", "command": %[1]s, "timeout": 10, "async": true}]}],
 	"PostToolUseFailure": [{"matcher": "*",
-		"hooks": [{"type": "command", "command": %[1]s, "timeout": 10, "async": true}]}]
-}`
+		"hooks": [{"type": "command", "command": %[1]s, "timeout": 10, "async": true}]}]`
+)
 
 // withHooks is the tool's settings, given as JSON or as the name of a file, with hooks that call us beside the user's
 // own.
@@ -5802,13 +5795,10 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 	if !strings.HasPrefix(strings.TrimSpace(given), "{") {
 		text, err = os.ReadFile(given)
 	}
-	settings := map[string]json.RawMessage{"hooks": []byte("{}")}
-	var theirs, ours map[string][]any
+	settings := map[string]any{}
+	var theirs struct{ Hooks map[string][]any }
 	if err == nil {
-		err = json.Unmarshal(text, &settings)
-	}
-	if err == nil {
-		err = json.Unmarshal(settings["hooks"], &theirs)
+		err = errors.Join(json.Unmarshal(text, &settings), json.Unmarshal(text, &theirs))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading --settings: %w", err)
@@ -5822,22 +5812,23 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 		call = `"` + exe + `" hook`
 	}
 	call += before(" --timeout ", s.cfg.flags["permission_timeout_seconds"])
+	hooks := stopHook
+	if s.dialogs.hooked {
+		hooks += permissionHook
+	}
+	if s.relay.calls == nil { // else its output tells of every call
+		hooks += callHooks
+	}
 	// The tool waits longer than a question lives.
-	text = fmt.Appendf(nil, ourHooks, inJSON(call), inSeconds(s.cfg.PermissionTimeout+time.Minute))
+	text = fmt.Appendf(nil, hooks+"}", inJSON(call), inSeconds(s.cfg.PermissionTimeout+time.Minute))
+	var ours map[string][]any
 	if err := json.Unmarshal(text, &ours); err != nil {
 		return nil, err
 	}
-	maps.DeleteFunc(ours, func(event string, _ []any) bool {
-		told := s.relay.calls != nil && strings.Contains(event, "ToolUse") // the tool's output tells of every call
-		return told || event == "PermissionRequest" && !s.dialogs.hooked
-	})
-	for event, groups := range theirs {
+	for event, groups := range theirs.Hooks {
 		ours[event] = append(groups, ours[event]...)
 	}
-	settings["hooks"], err = json.Marshal(ours)
-	if err != nil {
-		return nil, err
-	}
+	settings["hooks"] = ours
 	return json.Marshal(settings)
 }
 
