@@ -477,9 +477,6 @@ func commands() []manual {
 // synopsis returns how the command is written.
 func (m manual) synopsis() string { return strings.Split(m.page, "\n")[0] }
 
-// summary returns what the command is for.
-func (m manual) summary() string { return strings.Split(m.page, "\n")[1] }
-
 // name returns the command's name.
 func (m manual) name() string { return strings.Fields(m.page)[0] }
 
@@ -742,7 +739,7 @@ func onTerminal(f *os.File) bool {
 func cmdHelp(c *command) int {
 	var list strings.Builder
 	for _, m := range commands() {
-		fmt.Fprintf(&list, "  %-11s %s\n", m.name(), m.summary())
+		fmt.Fprintf(&list, "  %-11s %s\n", m.name(), strings.Split(m.page, "\n")[1])
 	}
 	fmt.Fprintf(c, overviewPage, list.String())
 	return 0
@@ -5182,11 +5179,11 @@ func (p *PromptRecord) await(ctx context.Context, st *Store) (*PromptRecord, err
 			return now, nil
 		case cause != nil && cause == ctx.Err():
 			return nil, nil
-		case back:
-			why = cause.Error()
 		case cause != nil:
-			to = Failed
 			why = redact(cause.Error())
+			if !back {
+				to = Failed
+			}
 		case time.Now().Before(p.ExpiresAt):
 			continue
 		case now.Status == Created:
@@ -5369,8 +5366,8 @@ func (h *hook) decide(c *command) error {
 	}
 	to := Injected
 	why := ""
-	answer := map[string]any{"hookEventName": h.Event, "decision": what}
-	err = json.NewEncoder(c.stdout).Encode(map[string]any{"hookSpecificOutput": answer})
+	_, err = fmt.Fprintf(c.stdout, `{"hookSpecificOutput":{"decision":%s,"hookEventName":"PermissionRequest"}}`+"\n",
+		inJSON(what))
 	if err != nil {
 		to = Failed
 		why = "the tool did not take the answer: " + err.Error()
@@ -5862,8 +5859,8 @@ var reHunk = re(`(?m)^@@ -\d+(,\d+)? \+\d+(,\d+)? @@`)
 // asking is one run of `atlasbridge ask`.
 type asking struct {
 	*command
-	cfg    *Config
-	st     *Store
+	*Config
+	*Store
 	tg     *Telegram
 	prompt PromptRecord
 	given  map[string]string // what is printed for a choice, by its key
@@ -5998,27 +5995,27 @@ func (a *asking) readAbout() (text string, err error) {
 
 // run asks, and passes the answer on. An error is why there is none.
 func (a *asking) run() (err error) {
-	a.cfg, err = a.config(timeoutOf(a.opts))
+	a.Config, err = a.config(timeoutOf(a.opts))
 	if err != nil {
 		return err
 	}
-	if a.prompt.Type == FreeText && a.cfg.Channel == "telegram" && !a.cfg.FreeText {
+	if a.prompt.Type == FreeText && a.Channel == "telegram" && !a.FreeText {
 		err := errors.New("the phone cannot answer with a text: free_text_enabled is false")
 		return hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
 	}
-	a.st, err = a.openState()
+	a.Store, err = a.openState()
 	if err != nil {
 		return err
 	}
-	defer a.st.Close()
-	if err := a.st.Reap(time.Now()); err != nil {
+	defer a.Close()
+	if err := a.Reap(time.Now()); err != nil {
 		return err
 	}
-	log, err := openLog(a.cfg.Dir, a.cfg.LogLevel)
+	log, err := openLog(a.Store.Dir, a.LogLevel)
 	if err != nil {
 		return err
 	}
-	a.tg = newTelegram(a.cfg, a.st, log)
+	a.tg = newTelegram(a.Config, a.Store, log)
 	return a.bridge()
 }
 
@@ -6050,15 +6047,15 @@ func (a *asking) bridge() error {
 	own.PID = own.Wrapper
 	own.ThreadID = noTopic // for one question
 	own.Activity = "waiting"
-	release, err := a.st.HoldSession(own.ID)
+	release, err := a.HoldSession(own.ID)
 	if err != nil {
 		return err
 	}
 	defer release()
 	p := &a.prompt
 	p.Cwd = own.Cwd
-	p.begin(fromAsk, own.ID, a.cfg.Timeout)
-	if err := a.st.keep(ref(own), p); err != nil {
+	p.begin(fromAsk, own.ID, a.Timeout)
+	if err := a.keep(ref(own), p); err != nil {
 		return err
 	}
 	if err := a.send(); err != nil {
@@ -6076,7 +6073,7 @@ func (a *asking) bridge() error {
 	open, answered := context.WithCancel(online)
 	lastWords := make(chan struct{})
 	var beside sync.WaitGroup
-	if a.cfg.Channel == "telegram" {
+	if a.Channel == "telegram" {
 		beside.Go(func() { a.tg.Poll(online) })
 		beside.Go(func() {
 			a.tg.Show(online, lastWords)
@@ -6084,7 +6081,7 @@ func (a *asking) bridge() error {
 		})
 	}
 	beside.Go(func() { a.obey(open, quit) })
-	end, err := p.await(ctx, a.st)
+	end, err := p.await(ctx, a.Store)
 	answered()
 	if end != nil {
 		err = a.conclude(end, context.Cause(ctx))
@@ -6096,7 +6093,7 @@ func (a *asking) bridge() error {
 	own.Activity = ""
 	own.EndedAt = ref(time.Now().UTC())
 	own.ExitCode = &a.code
-	unsaid := a.st.keep(&own)
+	unsaid := a.keep(&own)
 	if end != nil && end.answeredByCommand() {
 		n := answeredNotice(end)
 		n.SessionID = own.ID
@@ -6112,15 +6109,15 @@ func (a *asking) bridge() error {
 // without a phone.
 func (a *asking) send() error {
 	how := "asked on the phone; from another terminal"
-	phone := a.cfg.Channel == "telegram"
-	_, err := a.st.Move(a.prompt.ID, Routed, func(p *PromptRecord) {
+	phone := a.Channel == "telegram"
+	_, err := a.Move(a.prompt.ID, Routed, func(p *PromptRecord) {
 		if phone {
 			p.Send = sendQuestion
 		}
 	})
 	if !phone { // it waits for `atlasbridge answer`
-		how = a.cfg.whyLocal() + "; answer from another terminal"
-		err = errors.Join(err, a.st.end(a.prompt.ID, AwaitingReply, ""))
+		how = a.whyLocal() + "; answer from another terminal"
+		err = errors.Join(err, a.end(a.prompt.ID, AwaitingReply, ""))
 	}
 	if !phone || onTerminal(a.stderr) {
 		a.complain(how + ": atlasbridge answer " + shortID(a.prompt.ID) + " " + a.values)
@@ -6130,7 +6127,7 @@ func (a *asking) send() error {
 
 // obey does what the phone wants of the session until ctx ends: it can only be ended.
 func (a *asking) obey(ctx context.Context, quit context.CancelCauseFunc) {
-	for rec := range a.st.Follow(ctx, a.tg.session, time.Tick(lookSlowly)) { // nobody waits for what others write
+	for rec := range a.Follow(ctx, a.prompt.SessionID, time.Tick(lookSlowly)) { // nobody waits for what others write
 		queued, ok := rec.(*InputRecord)
 		if !ok || queued.Status != "queued" {
 			continue
@@ -6143,7 +6140,7 @@ func (a *asking) obey(ctx context.Context, quit context.CancelCauseFunc) {
 			in.Status = "failed" // who polls tells its sender
 			in.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
 		}
-		if err := a.st.keep(&in); err != nil {
+		if err := a.keep(&in); err != nil {
 			quit(err)
 		}
 	}
@@ -6179,11 +6176,11 @@ func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 	a.tell(end, status, answer)
 	switch {
 	case a.lost != nil && answer != nil:
-		return a.st.end(end.ID, Failed, "the script did not take the answer")
+		return a.end(end.ID, Failed, "the script did not take the answer")
 	case a.lost != nil: // that is told
 		return nil
 	case answer != nil:
-		err = errors.Join(a.st.end(end.ID, Injected, ""), a.st.end(end.ID, Resolved, ""))
+		err = errors.Join(a.end(end.ID, Injected, ""), a.end(end.ID, Resolved, ""))
 	}
 	a.code = code
 	if status == "refused" && end.Reason != "" {
