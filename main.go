@@ -5684,14 +5684,16 @@ const filesToo = " and common file commands"
 // grant says what s grants, "" if that is not known, and how much that is.
 func (s suggestion) grant(folder string) (words string, width int) {
 	var all []string
-	switch {
-	case s.Type == "setMode" && s.Mode == "acceptEdits":
+	switch s.Type + " " + s.Mode + s.Behavior {
+	case "setMode acceptEdits":
 		return "accept all edits" + filesToo, grantsMode
-	case s.Type == "setMode" && s.Mode == "bypassPermissions":
+	case "setMode bypassPermissions":
 		return "allow everything without asking", grantsAll
-	case s.Type == "setMode" && s.Mode != "":
-		return "switch to mode " + s.Mode, grantsMode
-	case s.Type == "addDirectories" && len(s.Directories) > 0:
+	case "setMode " + s.Mode:
+		words, width = "switch to mode ", grantsMode
+		all = strings.Fields(s.Mode)
+	case "addDirectories ":
+		words, width = "access to ", grantsFolder
 		for _, directory := range s.Directories {
 			short := shortPath(directory, folder)
 			if short == "." {
@@ -5699,9 +5701,8 @@ func (s suggestion) grant(folder string) (words string, width int) {
 			}
 			all = append(all, short)
 		}
-		return "access to " + strings.Join(all, " and "), grantsFolder
-	case s.Type == "addRules" && s.Behavior == "allow" && len(s.Rules) > 0:
-		width = grantsCalls
+	case "addRules allow":
+		words, width = "allow ", grantsCalls
 		for _, r := range s.Rules {
 			rule := r.ToolName + "(" + r.RuleContent + ")"
 			if r.RuleContent == "" {
@@ -5710,9 +5711,11 @@ func (s suggestion) grant(folder string) (words string, width int) {
 			}
 			all = append(all, rule)
 		}
-		return "allow " + strings.Join(all, " and "), width
 	}
-	return "", 0
+	if len(all) == 0 {
+		return "", 0
+	}
+	return words + strings.Join(all, " and "), width
 }
 
 // lineDiff shows the lines that go and those that come, without those that both texts begin and end with.
