@@ -12,6 +12,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -343,34 +344,35 @@ func rawMode(f *os.File, _ bool) (restore func() error, err error) {
 	if screenErr != nil {
 		return nil, screenErr
 	}
-	in, out := int(f.Fd()), windows.Handle(screen.Fd())
-	var mode uint32
-	if err := windows.GetConsoleMode(out, &mode); err != nil {
-		return nil, err
-	}
-	keys, err := term.MakeRaw(in)
+	const (
+		codes = windows.ENABLE_PROCESSED_OUTPUT | windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING |
+			windows.DISABLE_NEWLINE_AUTO_RETURN
+		lines = windows.ENABLE_ECHO_INPUT | windows.ENABLE_PROCESSED_INPUT | windows.ENABLE_LINE_INPUT
+	)
+	undoCodes, err := changeMode(screen, codes, 0)
 	if err != nil {
 		return nil, err
 	}
-	const codes = windows.ENABLE_PROCESSED_OUTPUT | windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING |
-		windows.DISABLE_NEWLINE_AUTO_RETURN
-	if err := windows.SetConsoleMode(out, mode|codes); err != nil {
-		return nil, errors.Join(err, term.Restore(in, keys))
+	undoKeys, err := changeMode(f, windows.ENABLE_VIRTUAL_TERMINAL_INPUT, lines)
+	if err != nil {
+		return nil, errors.Join(err, undoCodes())
 	}
-	return func() error {
-		return errors.Join(term.Restore(in, keys), windows.SetConsoleMode(out, mode))
-	}, nil
+	return func() error { return errors.Join(undoKeys(), undoCodes()) }, nil
+}
+
+// changeMode sets and clears bits of a console's mode, until undo.
+func changeMode(f *os.File, set, clear uint32) (undo func() error, err error) {
+	h := windows.Handle(f.Fd())
+	var before uint32
+	if err := windows.GetConsoleMode(h, &before); err != nil {
+		return nil, err
+	}
+	return func() error { return windows.SetConsoleMode(h, before) }, windows.SetConsoleMode(h, before&^clear|set)
 }
 
 // muteEcho has a console not show what is typed, until undo. Ctrl-C is a signal all the same.
 func muteEcho(f *os.File) (undo func() error, err error) {
-	in := windows.Handle(f.Fd())
-	var before uint32
-	if err := windows.GetConsoleMode(in, &before); err != nil {
-		return nil, err
-	}
-	mute := before&^windows.ENABLE_ECHO_INPUT | windows.ENABLE_LINE_INPUT | windows.ENABLE_PROCESSED_INPUT
-	return func() error { return windows.SetConsoleMode(in, before) }, windows.SetConsoleMode(in, mute)
+	return changeMode(f, windows.ENABLE_LINE_INPUT|windows.ENABLE_PROCESSED_INPUT, windows.ENABLE_ECHO_INPUT)
 }
 
 // dropTyped drops what was typed and not read yet: neither a question of ours nor a shell is to get it.
@@ -385,12 +387,12 @@ func waitReady(*os.File, bool) error { return errors.ErrUnsupported }
 // resizeSignals gives a value for each change of the host terminal's size, until stop. There is no signal: it looks.
 func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, 1)
-	done := make(chan struct{})
+	ctx, stop := context.WithCancel(context.Background())
 	last, _ := terminalSize(f) // without a size the first one is a change
 	go func() {
 		for {
 			select {
-			case <-done:
+			case <-ctx.Done():
 				return
 			case <-time.After(resizeEvery):
 			}
@@ -401,7 +403,7 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 			}
 		}
 	}()
-	return c, sync.OnceFunc(func() { close(done) })
+	return c, stop
 }
 
 // endSignals are those that end us. SIGTERM: the window was closed, or the system shuts down.
@@ -602,10 +604,6 @@ func cutFile(f *os.File, size int64) error {
 // replaceFile gives a file the name of another one in its folder, which may be open: Root has NTFS do that
 // (FILE_RENAME_POSIX_SEMANTICS). Where that is not known, as to wine 8, nobody else may have it open.
 func replaceFile(from, to string) error {
-	err := os.Rename(from, to)
-	if err == nil {
-		return nil
-	}
 	root, err := os.OpenRoot(filepath.Dir(to))
 	if err != nil {
 		return err
