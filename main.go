@@ -102,8 +102,7 @@ func (w world) run(args []string) (code int) {
 		c.complain(unknown(name))
 		return exitUsage
 	}
-	var err error
-	err = c.parse(args)
+	err := c.parse(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		fmt.Fprintln(c, "atlasbridge "+reForCheck.ReplaceAllString(c.page, ""))
@@ -5943,7 +5942,6 @@ func (a *asking) addAnswers() error {
 	default:
 		p.Type = YesNo
 		p.Permission = true
-		p.Choices = yesNo()
 		a.given = map[string]string{"y": "yes", "n": "no"}
 		a.values = "yes|no"
 	}

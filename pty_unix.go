@@ -765,11 +765,7 @@ func foregroundReading(tty string, procs []string, depth int) Reading {
 // threadReading is foregroundReading of one thread. A relay (sudo, script) waits for its inner terminal too: what
 // counts is who reads there.
 func threadReading(tty, task string, depth int) Reading {
-	waits, err := waitsFor(task)
-	found, inner := false, ""
-	if err == nil {
-		found, inner, err = terminals(tty, task, waits)
-	}
+	found, inner, err := terminals(tty, task)
 	if err != nil && procLives(task) { // another user's, or the system does not say
 		return ReadingUnknown
 	}
@@ -794,12 +790,16 @@ func familyReading(tty string, pid, depth int) Reading {
 	return reading
 }
 
-// terminals tells whether the terminal is among the descriptors, and which one has its master among them, "" none. An
-// error means that the system does not say.
-func terminals(tty, task string, waits []unix.PollFd) (found bool, inner string, err error) {
-	for _, wait := range waits {
+// terminals tells whether a thread is blocked on the terminal's input, and on which one's master, "" none. An error
+// means that the system does not say.
+func terminals(tty, task string) (found bool, inner string, err error) {
+	fds, err := waitsFor(task)
+	if err != nil {
+		return false, "", err
+	}
+	for _, fd := range fds {
 		var st unix.Stat_t
-		err := unix.Stat(fmt.Sprint(task, "/fd/", wait.Fd), &st)
+		err := unix.Stat(fmt.Sprint(task, "/fd/", fd), &st)
 		if errors.Is(err, os.ErrPermission) {
 			return false, "", err
 		}
@@ -810,7 +810,7 @@ func terminals(tty, task string, waits []unix.PollFd) (found bool, inner string,
 		case tty, deviceTTY:
 			found = true
 		case devicePTMX:
-			inner, err = innerDevice(fmt.Sprint(task, "/fdinfo/", wait.Fd))
+			inner, err = innerDevice(fmt.Sprint(task, "/fdinfo/", fd))
 			if err != nil {
 				return false, "", err
 			}
@@ -890,7 +890,7 @@ var arm64Calls = map[int]string{
 
 // waitsFor lists the descriptors whose input a thread is blocked on; none when it runs or does anything else. An
 // error means that the system does not say.
-func waitsFor(task string) ([]unix.PollFd, error) {
+func waitsFor(task string) (fds []int, err error) {
 	call, err := procFile(task + "/syscall")
 	if err != nil {
 		return nil, err
@@ -901,36 +901,42 @@ func waitsFor(task string) ([]unix.PollFd, error) {
 	if amd64 {
 		calls = amd64Calls
 	}
-	var waits []unix.PollFd
 	switch calls[number] {
 	case "read", "readv": // (descriptor, …)
-		waits = []unix.PollFd{{Fd: int32(a0), Events: unix.POLLIN}}
+		fds = []int{a0}
 	case "poll", "ppoll": // (array, count, …)
-		waits = make([]unix.PollFd, min(a1, maxDescriptors))
+		waits := make([]unix.PollFd, min(a1, maxDescriptors))
 		err = peek(task, a0, waits)
+		for _, wait := range waits {
+			if wait.Events&unix.POLLIN != 0 {
+				fds = append(fds, int(wait.Fd))
+			}
+		}
 	case "select", "pselect6": // (count, read set, …)
 		set := make([]byte, (min(a0, maxDescriptors)+7)/8)
 		err = peek(task, a1, set)
 		for fd := range 8 * len(set) {
-			ready := int16(set[fd/8] >> (fd % 8)) // its lowest bit is POLLIN
-			waits = append(waits, unix.PollFd{Fd: int32(fd), Events: ready})
+			if set[fd/8]>>(fd%8)&1 != 0 {
+				fds = append(fds, fd)
+			}
 		}
 	case "epoll_wait", "epoll_pwait", "epoll_pwait2": // (descriptor, …)
-		waits, err = epollWaits(fmt.Sprint(task, "/fdinfo/", a0))
+		return epollWaits(fmt.Sprint(task, "/fdinfo/", a0))
 	}
-	others := func(w unix.PollFd) bool { return w.Events&unix.POLLIN == 0 }
-	return slices.DeleteFunc(waits, others), err
+	return fds, err
 }
 
 // epollWaits lists what is in an epoll set, by its fdinfo (proc_pid_fdinfo(5)): lines "tfd: 5 events: 19 data: …".
-func epollWaits(fdinfo string) (waits []unix.PollFd, err error) {
+func epollWaits(fdinfo string) (fds []int, err error) {
 	b, err := os.ReadFile(fdinfo)
 	for _, line := range strings.Split(string(b), "tfd:")[1:] {
 		var fd, events int
 		fmt.Sscanf(line, "%d events: %x", &fd, &events) // any other line is descriptor 0 for nothing
-		waits = append(waits, unix.PollFd{Fd: int32(fd), Events: int16(events)})
+		if events&unix.POLLIN != 0 {
+			fds = append(fds, fd)
+		}
 	}
-	return waits, err
+	return fds, err
 }
 
 // peek fills v with what stands at an address of the thread's memory; a null pointer leaves it as it is. An error means
