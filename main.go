@@ -5211,10 +5211,12 @@ func (s *Store) keep(recs ...Record) error {
 	return s.Update(func(*View) ([]Record, error) { return recs, nil })
 }
 
-// end moves a prompt to a status, with the reason unless that is "". It does nothing where that is not legal (any
-// more).
-func (s *Store) end(id string, to State, why string) error {
-	_, err := s.Move(id, to, func(p *PromptRecord) { p.Reason = cmp.Or(why, p.Reason) })
+// end moves prompts to a status, with the reason unless that is "". It does nothing where that is not legal (any more).
+func (s *Store) end(to State, why string, ids ...string) (err error) {
+	for _, id := range ids {
+		_, failed := s.Move(id, to, func(p *PromptRecord) { p.Reason = cmp.Or(why, p.Reason) })
+		err = errors.Join(err, failed)
+	}
 	return err
 }
 
@@ -5371,15 +5373,7 @@ func (h *hook) decide(c *command) error {
 		to = Failed
 		why = "the tool did not take the answer: " + err.Error()
 	}
-	return h.conclude(to, why, h.asked)
-}
-
-// conclude records what became of the answers to these prompts, and why, where that is not "".
-func (h *hook) conclude(to State, why string, ids []string) (err error) {
-	for _, id := range ids {
-		err = errors.Join(err, h.st.end(id, to, why))
-	}
-	return err
+	return h.st.end(to, why, h.asked...)
 }
 
 // wait asks one question of the call, and returns it answered or expired; nil, also for none: the tool's dialog is to ask.
@@ -5486,7 +5480,7 @@ func (h *hook) questions(ctx context.Context) (decision, error) {
 		}
 		end, err := h.wait(ctx, p)
 		if end == nil || end.Status == Expired {
-			err = errors.Join(err, h.conclude(Failed, "not all of its questions were answered", h.asked[:i]))
+			err = errors.Join(err, h.st.end(Failed, "not all of its questions were answered", h.asked[:i]...))
 			h.asked = h.asked[i:]
 			if end == nil {
 				return nil, err
@@ -6118,7 +6112,7 @@ func (a *asking) send() error {
 	})
 	if !phone { // it waits for `atlasbridge answer`
 		how = a.whyLocal() + "; answer from another terminal"
-		err = errors.Join(err, a.end(a.prompt.ID, AwaitingReply, ""))
+		err = errors.Join(err, a.end(AwaitingReply, "", a.prompt.ID))
 	}
 	if !phone || onTerminal(a.stderr) {
 		a.complain(how + ": atlasbridge answer " + shortID(a.prompt.ID) + " " + a.values)
@@ -6177,11 +6171,11 @@ func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 	a.tell(end, status, answer)
 	switch {
 	case a.lost != nil && answer != nil:
-		return a.end(end.ID, Failed, "the script did not take the answer")
+		return a.end(Failed, "the script did not take the answer", end.ID)
 	case a.lost != nil: // that is told
 		return nil
 	case answer != nil:
-		err = errors.Join(a.end(end.ID, Injected, ""), a.end(end.ID, Resolved, ""))
+		err = errors.Join(a.end(Injected, "", end.ID), a.end(Resolved, "", end.ID))
 	}
 	a.code = code
 	if status == "refused" && end.Reason != "" {

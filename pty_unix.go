@@ -604,10 +604,16 @@ func (p *unixPTY) startLed(path string, argv []string, attr *syscall.ProcAttr) e
 		p.pid, err = p.heard()
 	}
 	if p.pid < 0 {
-		return syscall.Errno(-p.pid)
+		return notRun{syscall.Errno(-p.pid)}
 	}
 	return err
 }
+
+// notRun is why the system does not run a program that is there: whatever that is, the user may not run it.
+type notRun struct{ error }
+
+// Is makes it an fs.ErrPermission.
+func (notRun) Is(target error) bool { return target == os.ErrPermission }
 
 // heard is the next report; an error: none comes any more.
 func (p *unixPTY) heard() (int, error) {

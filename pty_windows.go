@@ -116,10 +116,11 @@ func (p *winPTY) start(argv, env []string, dir string, size Size) error {
 	defer output.Close() // the console has its own
 	p.in, p.out = in, out
 	r, w := windows.Handle(input.Fd()), windows.Handle(output.Fd())
-	if err := windows.CreatePseudoConsole(coord(size), r, w, 0, &p.console); err != nil {
-		return errors.Join(err, in.Close(), out.Close())
+	err = windows.CreatePseudoConsole(coord(size), r, w, 0, &p.console)
+	if err == nil {
+		err = p.createProcess(path, argv, env, dir)
 	}
-	if err := p.createProcess(path, argv, env, dir); err != nil {
+	if err != nil {
 		return errors.Join(err, p.Close())
 	}
 	return nil
