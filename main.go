@@ -5155,25 +5155,36 @@ func (p *PromptRecord) begin(source, session string, life time.Duration) {
 	}
 }
 
-// await returns the stored prompt when it is no longer open; who follows the session has it sent. Whoever asks ends the
-// question, too. When its time is over it expires, with its safe default as its value, or is canceled if it was never
-// sent to anybody. When ctx ends it is canceled if the cause is a stopped, and fails with any other cause. An answer
-// that came first counts. Where the context has no cause this process is being ended: await returns nil, and others
-// find that nobody holds its lock. It returns nil, too, when the session has died.
-func (p *PromptRecord) await(ctx context.Context, st *Store) (*PromptRecord, error) {
-	for {
+// await returns the stored prompt when it is no longer open; who follows the session has it sent. obey gets what the
+// phone wants of the session meanwhile. Whoever asks ends the question, too. When its time is over it expires, with its
+// safe default as its value, or is canceled if it was never sent to anybody. When ctx ends it is canceled if the cause is
+// a stopped, and fails with any other cause. An answer that came first counts. Where the context has no cause this
+// process is being ended: await returns nil, and others find that nobody holds its lock. It returns nil, too, when the
+// session has died.
+func (p *PromptRecord) await(ctx context.Context, st *Store, obey func(*InputRecord)) (*PromptRecord, error) {
+	following, stop := context.WithCancel(ctx)
+	defer stop()
+	news := st.Follow(following, p.SessionID, time.Tick(lookOften))
+	for now := p; now != nil; {
 		select {
-		case <-ctx.Done():
+		case rec := <-news: // nil once ctx has ended
+			switch r := rec.(type) {
+			case *InputRecord:
+				obey(r)
+			case *PromptRecord:
+				if r.ID == p.ID {
+					now = r
+				}
+			}
 		case <-time.After(lookOften):
 		}
-		now, err := st.Prompt(p.ID)
 		cause := context.Cause(ctx)
 		_, back := errors.AsType[*stopped](cause)
 		to := Canceled
 		why := ""
 		switch {
-		case err != nil || now == nil || !st.Alive(p.SessionID): // a session that was killed tells nobody
-			return nil, err
+		case !st.Alive(p.SessionID): // a session that was killed tells nobody
+			return nil, nil
 		case !now.Open():
 			return now, nil
 		case cause != nil && cause == ctx.Err():
@@ -5191,16 +5202,20 @@ func (p *PromptRecord) await(ctx context.Context, st *Store) (*PromptRecord, err
 			to = Expired
 			why = fmt.Sprintf("no answer in %d s", inSeconds(p.ExpiresAt.Sub(p.CreatedAt)))
 		}
-		_, err = st.Move(p.ID, to, func(p *PromptRecord) {
+		_, err := st.Move(p.ID, to, func(p *PromptRecord) {
 			p.Reason = why
 			if to == Expired {
 				p.Value = p.SafeDefault
 			}
 		})
+		if err == nil {
+			now, err = st.Prompt(p.ID)
+		}
 		if err != nil {
 			return nil, err
 		}
 	}
+	return nil, nil
 }
 
 // inSeconds is a time in whole seconds.
@@ -5390,7 +5405,7 @@ func (h *hook) wait(ctx context.Context, p *PromptRecord) (*PromptRecord, error)
 	if err := h.st.keep(p); err != nil {
 		return nil, err
 	}
-	end, err := p.await(ctx, h.st)
+	end, err := p.await(ctx, h.st, func(*InputRecord) {}) // they are the session's
 	if end == nil || end.Status != ReplyReceived && end.Status != Expired {
 		return nil, err
 	}
@@ -6065,7 +6080,6 @@ func (a *asking) bridge() error {
 	}
 	online, disconnect := context.WithCancel(a.ctx)
 	defer disconnect()
-	open, answered := context.WithCancel(online)
 	lastWords := make(chan struct{})
 	var beside sync.WaitGroup
 	if a.Channel == "telegram" {
@@ -6075,9 +6089,7 @@ func (a *asking) bridge() error {
 			disconnect()
 		})
 	}
-	beside.Go(func() { a.obey(open, quit) })
-	end, err := p.await(ctx, a.Store)
-	answered()
+	end, err := p.await(ctx, a.Store, func(in *InputRecord) { a.obey(*in, quit) })
 	if end != nil {
 		err = a.conclude(end, context.Cause(ctx))
 	}
@@ -6120,24 +6132,20 @@ func (a *asking) send() error {
 	return err
 }
 
-// obey does what the phone wants of the session until ctx ends: it can only be ended.
-func (a *asking) obey(ctx context.Context, quit context.CancelCauseFunc) {
-	for rec := range a.Follow(ctx, a.prompt.SessionID, time.Tick(lookSlowly)) { // nobody waits for what others write
-		queued, ok := rec.(*InputRecord)
-		if !ok || queued.Status != "queued" {
-			continue
-		}
-		in := *queued
-		in.Status = "done"
-		if in.Kind == "cancel" {
-			quit(&stopped{syscall.SIGTERM, "ended from the phone"})
-		} else {
-			in.Status = "failed" // who polls tells its sender
-			in.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
-		}
-		if err := a.keep(&in); err != nil {
-			quit(err)
-		}
+// obey does what the phone wants of the session: it can only be ended.
+func (a *asking) obey(in InputRecord, quit context.CancelCauseFunc) {
+	if in.Status != "queued" {
+		return
+	}
+	in.Status = "done"
+	if in.Kind == "cancel" {
+		quit(&stopped{syscall.SIGTERM, "ended from the phone"})
+	} else {
+		in.Status = "failed" // who polls tells its sender
+		in.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
+	}
+	if err := a.keep(&in); err != nil {
+		quit(err)
 	}
 }
 
