@@ -6029,21 +6029,15 @@ func (a *asking) run() (err error) {
 	return a.bridge()
 }
 
-// catchSignals quits at the first signal that ends us; the next one kills, as ever. It is for the caller to let go.
-func catchSignals(quit context.CancelCauseFunc) (release func()) {
+// catchSignals quits at the first signal that ends us; the next one kills, as ever.
+func catchSignals(quit context.CancelCauseFunc) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, endSignals()...)
-	go func() {
-		sig, ok := (<-signals).(syscall.Signal)
+	go func() { // ends with the process, if there is no signal
+		sig := (<-signals).(syscall.Signal)
 		signal.Stop(signals)
-		if ok {
-			quit(&stopped{sig, "the script was ended (" + sig.String() + ")"})
-		}
+		quit(&stopped{sig, "the script was ended (" + sig.String() + ")"})
 	}()
-	return func() {
-		signal.Stop(signals) // from here on nothing is sent to it
-		close(signals)
-	}
 }
 
 // bridge asks in a session of its own: it listens to Telegram while nobody else does, and has the message say in the
@@ -6052,7 +6046,7 @@ func (a *asking) bridge() error {
 	a.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a reader that is gone makes the write fail, and no more
 	ctx, quit := context.WithCancelCause(a.ctx)
 	defer quit(nil)
-	defer catchSignals(quit)()
+	catchSignals(quit)
 	own := sessionRecord("ask", []string{}, "")
 	own.PID = own.Wrapper
 	own.ThreadID = noTopic // for one question

@@ -2862,7 +2862,7 @@ type setup struct {
 func cmdSetup(c *command) int {
 	ctx, quit := context.WithCancelCause(c.ctx)
 	defer quit(nil)
-	defer catchSignals(quit)()
+	catchSignals(quit)
 	c.ctx = ctx
 	show, err := muteEcho(c.stdin)
 	if err == nil {
