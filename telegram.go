@@ -57,8 +57,7 @@ type Notice struct {
 	Urgent    bool  // before streams, as what rings or replies goes
 	Last      bool  // below all that the session's program wrote
 
-	leftOut int              // notices before it, which were too many
-	choose  []*SessionRecord // with a button each
+	leftOut int // notices before it, which were too many
 }
 
 // transport carries requests.
@@ -939,11 +938,7 @@ func (t *Telegram) noticeJob() *job {
 		}
 		return j
 	}
-	var rows [][]button
-	for _, s := range n.choose {
-		rows = append(rows, []button{{Text: title(s) + " " + shortID(s.ID), Data: tapSession + shortID(s.ID)}})
-	}
-	out := r.outgoing(0, rows)
+	out := r.outgoing(0, nil)
 	out.Silent = !n.Ring
 	if n.ReplyTo == 0 {
 		return t.message(j, about, out)
@@ -1351,8 +1346,6 @@ const (
 	tapLeave  = "~leave"         // leave the question to the terminal
 	tapTick   = "~t:"            // and keys: these are ticked
 	tapSubmit = "~s:"            // and keys: these are chosen
-
-	tapSession = "use:" // and the beginning of an id, of no question: text goes to that session from now on
 
 	maxCallbackData = 64 // bytes: https://core.telegram.org/bots/api#inlinekeyboardbutton
 )
@@ -2228,7 +2221,7 @@ func (t *Telegram) warn(err error) {
 // once, where nothing was done in a box that must be closed, also where that was the last that this process waited for.
 func (r *receiver) tell(u *update, want intent) {
 	if m := u.Message; m != nil {
-		r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), choose: want.choose})
+		r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic()})
 		return
 	}
 	text, refused := strings.CutPrefix(want.reply, "✗ ")
@@ -2264,11 +2257,10 @@ type incoming struct {
 // intent is what an update asks for: one thing to be done, and what to say of it.
 type intent struct {
 	decision *Decision
-	question *PromptRecord    // that is decided, as it is then
-	refused  Refusal          // why the decision is none, "" that is for the state to say
-	record   Record           // what changes without a decision, or the session that text goes to from now on
-	reply    string           // begins with ✗ where nothing is done
-	choose   []*SessionRecord // one of which is to be chosen
+	question *PromptRecord // that is decided, as it is then
+	refused  Refusal       // why the decision is none, "" that is for the state to say
+	record   Record        // what changes without a decision, or the session that text goes to from now on
+	reply    string        // begins with ✗ where nothing is done
 }
 
 // dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and it must come
@@ -2366,11 +2358,8 @@ func (r *receiver) act(u *update, from *user) error {
 // ---- callback queries ----
 // A button was pressed.
 
-// tapped is what a button asks for: an answer to its question, a session, or what the button itself is for.
+// tapped is what a button asks for: an answer to its question, or what the button itself is for.
 func (in *incoming) tapped() intent {
-	if word, ok := strings.CutPrefix(in.tap.Data, tapSession); ok {
-		return in.claim(in.view.named(word))
-	}
 	d, p := parseCallbackData(in.tap.Data, in.view)
 	want := intent{decision: &d}
 	if p == nil {
@@ -2564,7 +2553,7 @@ func (in *incoming) toSession(name string, s *SessionRecord, rest string) intent
 	text := strings.TrimSpace(rest)
 	switch {
 	case name == "switch":
-		return in.claim([]*SessionRecord{s})
+		return in.claim(s)
 	case name == "keys":
 		return in.keys(s, rest)
 	case name != "send":
@@ -2593,23 +2582,19 @@ func isKey(word string) bool {
 }
 
 // claim makes text that is no reply go to this session from now on, none: to the only one.
-func (in *incoming) claim(to []*SessionRecord) intent {
+func (in *incoming) claim(to *SessionRecord) intent {
 	id := ""
 	reply := "✓ Your text goes to the only session, or to what it replies to."
-	switch {
-	case len(to) == 1:
-		id = to[0].ID
-		reply = "✓ Your text goes to " + origin(to[0])
-	case in.tap != nil:
-		return intent{reply: "✗ Nothing was done: that session has ended."}
+	if to != nil {
+		id = to.ID
+		reply = "✓ Your text goes to " + origin(to)
 	}
 	return intent{reply: reply, record: &MetaRecord{Head: Head{ID: in.claimed()}, Values: map[string]string{"value": id}}}
 }
 
-// choice has the operator choose a session, which his text goes to from then on.
+// choice has the operator name a session.
 func (in *incoming) choice() intent {
-	reply := "✗ Which session? Tap it, or reply to one of its messages. " + in.list()
-	return intent{reply: reply, choose: in.view.named("")}
+	return intent{reply: "✗ Which session? Reply to one of its messages, or /switch to it by its name. " + in.list()}
 }
 
 // claimed is the name of the fact which session text of the operator's goes to.
