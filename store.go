@@ -885,7 +885,7 @@ type promptLine struct {
 	Life
 }
 
-// stored is a reply or a text: where its line stands in the file, for hardly anybody reads it.
+// stored is a record of which hardly anybody reads more than its head: where its line stands in the file.
 type stored struct {
 	Head
 	at   int64
@@ -927,11 +927,11 @@ func (s *Store) name(p *PromptRecord) (missing []Record) {
 }
 
 // join gives the prompt the text that its line names. Where that is missing the question fails, as with a damaged line.
-// One that has long been over is asked for nothing but what became of it, and has no answers.
+// One that is over is soon asked for nothing but what became of it, and has no answers.
 func (s *Store) join(p *PromptRecord) {
 	over := p.settled() && !p.owes()
 	switch {
-	case over && (p.AboutSHA == "" || time.Since(p.At) > updateLife):
+	case over && (p.AboutSHA == "" || time.Since(p.At) > time.Minute):
 		return
 	case p.AboutSHA != "":
 		var b []byte
@@ -1002,7 +1002,7 @@ func (l *stateLine) check() {
 
 // isStored reports whether the line is read by hardly anybody: it stays where it is.
 func (l *stateLine) isStored() bool {
-	return l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text")
+	return l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text" || l.Rec == "update")
 }
 
 // decode reads the whole line, which check found sound. What is stored is in the view.
@@ -2064,23 +2064,18 @@ func (p *PromptRecord) owes() bool {
 
 // Change changes what is known of a prompt's messages.
 func (s *Store) Change(id string, change func(*PromptRecord)) error {
-	return s.Update(func(v *View) ([]Record, error) { return amended(v.Prompts[id], change) })
-}
-
-// amended is the record with a change, none where there is no record, or nothing changes.
-func amended[R any, P interface {
-	*R
-	Record
-}](old P, change func(P)) ([]Record, error) {
-	if old == nil {
-		return nil, nil
-	}
-	r := *old
-	change(&r)
-	if reflect.DeepEqual(r, *old) {
-		return nil, nil
-	}
-	return []Record{P(&r)}, nil
+	return s.Update(func(v *View) ([]Record, error) {
+		old := v.Prompts[id]
+		if old == nil {
+			return nil, nil
+		}
+		p := *old
+		change(&p)
+		if reflect.DeepEqual(p, *old) {
+			return nil, nil
+		}
+		return []Record{&p}, nil
+	})
 }
 
 // Prompt is one prompt as it is now, nil where there is none. It is read only. Where the state cannot be read any more
@@ -2143,7 +2138,13 @@ func (s *Store) ChannelTrouble() string {
 // SetTopic records a session's topic.
 func (s *Store) SetTopic(session string, to Topic) error {
 	return s.Update(func(v *View) ([]Record, error) {
-		return amended(v.Sessions[session], func(r *SessionRecord) { r.Topic = to })
+		old := v.Sessions[session]
+		if old == nil { // it is long over
+			return nil, nil
+		}
+		r := *old
+		r.Topic = to
+		return []Record{&r}, nil
 	})
 }
 
@@ -2840,10 +2841,13 @@ func (s *Store) retained(r Record) bool {
 		alive = s.view.active(r.ID)
 	case *PromptRecord:
 		alive = !r.Open() && r.owes() || !r.over() && s.view.active(r.SessionID)
-	case *UpdateRecord, *InputRecord:
+	case *InputRecord:
 		life = updateLife
-	case *stored: // a text lives as long as its prompt
-		alive = r.Rec == "text"
+	case *stored:
+		alive = r.Rec == "text" // it lives as long as its prompt
+		if r.Rec == "update" {
+			life = updateLife
+		}
 	}
 	return alive || time.Since(r.head().At) < life
 }
