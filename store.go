@@ -386,7 +386,7 @@ func (c *Config) reloaded() (*Config, error) {
 
 // shared tells that the value is from a variable that other programs read too, such as LOG_LEVEL.
 func (s setting) shared() bool {
-	return s.env != "" && s.Origin == "environment "+s.env && !reOurs.MatchString(s.env)
+	return strings.HasPrefix(s.Origin, "environment ") && !reOurs.MatchString(s.env)
 }
 
 // given is the setting with the value that a text stands for; a list needs no brackets. It is the zero one where no
@@ -1112,11 +1112,6 @@ func newRecord(kind string) Record {
 	return nil
 }
 
-// kindOf is the value of rec for a record: the name of its type.
-func kindOf(r Record) string {
-	return strings.ToLower(strings.TrimSuffix(reflect.TypeOf(r).Elem().Name(), "Record"))
-}
-
 // SessionRecord is one run of a tool.
 type SessionRecord struct {
 	Head
@@ -1383,10 +1378,11 @@ type InputRecord struct {
 	File *FileRef `json:"file,omitempty"`
 }
 
-// FileRef is a photo or a document of the operator's, which the session fetches.
+// FileRef is a photo or a document of the operator's as a message has it. The session fetches it.
 type FileRef struct {
-	ID   string `json:"id"`   // by which Telegram gives it out
-	Name string `json:"name"` // as the sender calls it: never a path
+	ID   string `json:"file_id"`
+	Name string `json:"file_name"` // as the sender calls it, "" of a photo: never a path
+	Size int64  `json:"file_size"` // 0: unknown
 }
 
 // UpdateRecord tells that an update of Telegram was acted on. Its id is the bot's number, a colon and the update's: the
@@ -1421,13 +1417,8 @@ type View struct {
 
 // emptyView is the view of an empty file.
 func emptyView() *View {
-	return &View{
-		Sessions: map[string]*SessionRecord{},
-		Prompts:  map[string]*PromptRecord{},
-		Inputs:   map[string]*InputRecord{},
-		Meta:     map[string]*MetaRecord{},
-		records:  map[string]Record{},
-	}
+	return &View{map[string]*SessionRecord{}, map[string]*PromptRecord{}, map[string]*InputRecord{},
+		map[string]*MetaRecord{}, map[string]Record{}}
 }
 
 // apply makes r the truth about its id.
@@ -1531,7 +1522,7 @@ type Store struct {
 	view           *View
 	read           int64         // bytes of the file that view holds
 	lines          int           // in them, since a compaction was tried
-	stale          bool          // a record is to be forgotten with the next write
+	stale          bool          // a record is to be forgotten with the next write, or brought up to this schema
 	wake           chan struct{} // closed when view changes
 	older          bool          // a record has an earlier schema version
 	notes          []string      // what was found damaged in the file
@@ -1576,15 +1567,8 @@ func newStore(dir string, do files, days int) (*Store, error) {
 	return s, nil
 }
 
-// open reads the state, and writes it anew when it has records of an earlier schema.
-func (s *Store) open() error {
-	defer s.log.release()
-	err := s.begin()
-	if err == nil && s.older {
-		err = s.compact()
-	}
-	return err
-}
+// open reads the state.
+func (s *Store) open() error { return s.Look(func(*View) {}) }
 
 // Notes is what was found damaged in the file.
 func (s *Store) Notes() []string {
@@ -1726,7 +1710,7 @@ func (s *Store) replay(b []byte) error {
 		}
 	}
 	if s.read == 0 {
-		s.stale = s.isStale()
+		s.stale = s.older || s.isStale()
 	}
 	s.read = at
 	s.lines += len(lines)
@@ -1858,7 +1842,7 @@ func (s *Store) check(recs []Record) (whole []Record, events []Event, err error)
 	newest := map[string]Record{}
 	for _, r := range recs {
 		h := r.head()
-		h.Rec = kindOf(r)
+		h.Rec = strings.ToLower(strings.TrimSuffix(reflect.TypeOf(r).Elem().Name(), "Record"))
 		old := newest[h.key()]
 		if old == nil {
 			old = s.view.records[h.key()]

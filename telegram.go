@@ -454,7 +454,6 @@ type mailer struct {
 	notYet   map[string]time.Time    // when the next attempt may be made
 	undone   map[string]func() error // what is still to be recorded of a request that was made
 	before   map[string]Notice       // what is left of the text that goes before a question, once that has begun
-	topics   map[int64]bool          // whether a chat has topics, where that is known
 	refused  bool                    // Telegram takes nothing at all, until somebody mends that
 	cfg      *Config                 // the settings with which that is so
 }
@@ -498,7 +497,7 @@ type sentMessage struct {
 // Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
 func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, before: map[string]Notice{},
-		topics: map[int64]bool{}, undone: map[string]func() error{}}
+		undone: map[string]func() error{}}
 	for ending := false; ctx.Err() == nil; {
 		t.refresh()
 		if cfg := t.cfg.Load(); cfg != t.mailer.cfg {
@@ -1737,13 +1736,12 @@ func (t *Telegram) topicOf(s *SessionRecord) int64 {
 	return max(0, s.ThreadID)
 }
 
-// dueTopic makes the session a topic, where its chat has them, or ends that of one that has ended, nil: neither. What
-// may have been made is not made again. A group's topic is closed; in a private chat, where that cannot be, its name
-// tells how the session ended.
+// dueTopic makes the session a topic, or ends that of one that has ended, nil: neither. Whether its chat has topics
+// shows as one is asked for, once: what may have been made is not made again. A group's topic is closed; in a private
+// chat, where that cannot be, its name tells how the session ended.
 func (t *Telegram) dueTopic(s *SessionRecord) *job {
 	chat := t.cfg.Load().ChatID
 	active := s.Status == "active"
-	has, known := t.mailer.topics[chat]
 	mark := "✗ "
 	switch {
 	case active:
@@ -1756,27 +1754,14 @@ func (t *Telegram) dueTopic(s *SessionRecord) *job {
 		"name": mark + title(s) + " " + shortID(s.ID)}
 	var made struct {
 		ThreadID int64 `json:"message_thread_id"`
-		Topics   bool  `json:"has_topics_enabled"` // of getMe: in private chats
-		Forum    bool  `json:"is_forum"`           // of getChat: this group
 	}
 	j.done = func() error {
 		return t.store.SetTopic(s.ID, Topic{cmp.Or(s.ThreadID, made.ThreadID, noTopic), chat, !active})
 	}
 	switch {
-	case active && s.ThreadID == 0 && !known:
-		j.method = "getMe"
-		if chat < 0 {
-			j.method = "getChat"
-		}
-		j.at = s.StartedAt.Add(topicAfter)
-		j.free = true
-		j.result = &made
-		j.done = func() error {
-			t.mailer.topics[chat] = made.Topics || made.Forum
-			return nil
-		}
-	case active && s.ThreadID == 0 && has:
+	case active && s.ThreadID == 0:
 		j.method = "createForumTopic"
+		j.at = s.StartedAt.Add(topicAfter)
 		j.result = &made
 		j.lost = j.done
 	case active, s.ThreadEnded, t.topicOf(s) == 0:
@@ -1816,13 +1801,6 @@ type fetched struct {
 	size int64
 	sha  string // SHA-256, "sha256:…"
 	err  error
-}
-
-// fileRef is a file as a message has it.
-type fileRef struct {
-	ID   string `json:"file_id"`
-	Name string `json:"file_name"` // "" of a photo
-	Size int64  `json:"file_size"` // 0: unknown
 }
 
 // fetch gets a file into the session's folder; what came of one that did not come whole is removed.
@@ -1901,8 +1879,8 @@ type message struct {
 	Text     string
 	ThreadID int64     `json:"message_thread_id"`
 	InTopic  bool      `json:"is_topic_message"` // else ThreadID is no topic's
-	Photo    []fileRef // in several sizes, the largest last
-	Document *fileRef
+	Photo    []FileRef // in several sizes, the largest last
+	Document *FileRef
 	Caption  string         // of either
 	ReplyTo  *message       `json:"reply_to_message"`
 	Markup   inlineKeyboard `json:"reply_markup"` // of a message of ours
@@ -2482,7 +2460,7 @@ func (in *incoming) understand() intent {
 	default:
 		return in.command(strings.ToLower(command[1]), strings.TrimSpace(text[len(command[0]):]))
 	}
-	s, p, refused := in.target("")
+	s, p, refused := in.target("send", "")
 	switch {
 	case s == nil:
 		return refused
@@ -2495,7 +2473,7 @@ func (in *incoming) understand() intent {
 }
 
 // sendFile is a file for a session, with a caption: it answers no question. p is the one replied to, nil none.
-func (in *incoming) sendFile(s *SessionRecord, p *PromptRecord, file *fileRef, caption string) intent {
+func (in *incoming) sendFile(s *SessionRecord, p *PromptRecord, file *FileRef, caption string) intent {
 	if p == nil {
 		p = in.waitingQuestion(s)
 	}
@@ -2506,7 +2484,7 @@ func (in *incoming) sendFile(s *SessionRecord, p *PromptRecord, file *fileRef, c
 		return intent{reply: "✗ Nothing was done: the file is too big: 20 MB are allowed."}
 	}
 	record := in.input(s, "file", caption)
-	record.File = &FileRef{ID: file.ID, Name: clip(file.Name, 100)}
+	record.File = file
 	return intent{record: record}
 }
 
@@ -2532,16 +2510,15 @@ func (in *incoming) command(name, line string) intent {
 		rest = line
 	}
 	implied := word == "" && (in.repliedTo() != nil || in.view.inTopic(in.Chat.ID, in.topic()) != nil)
-	s, _, refused := in.target(word)
+	s, _, refused := in.target(name, word)
+	mustBeNamed := name == "cancel" || name == "switch"
 	switch {
-	case name == "cancel" && word == "" && !implied:
-		return intent{reply: "✗ End which program? Example: /cancel 1a2b3c4d. " + in.list()}
-	case name == "switch" && word == "" && !implied:
-		return in.choice()
+	case mustBeNamed && word == "" && !implied:
+		return in.choice(name)
 	case s == nil && name == "keys" && (word != "" || line == ""):
 		return in.keys(nil, "")
 	case s == nil && refused.reply == "":
-		return in.choice()
+		return in.choice(name)
 	case s == nil:
 		return refused
 	}
@@ -2592,9 +2569,9 @@ func (in *incoming) claim(to *SessionRecord) intent {
 	return intent{reply: reply, record: &MetaRecord{Head: Head{ID: in.claimed()}, Values: map[string]string{"value": id}}}
 }
 
-// choice has the operator name a session.
-func (in *incoming) choice() intent {
-	return intent{reply: "✗ Which session? Reply to one of its messages, or /switch to it by its name. " + in.list()}
+// choice has the operator name a session for that command.
+func (in *incoming) choice(name string) intent {
+	return intent{reply: "✗ Which session? Reply to one of its messages, or write /" + name + " 1a2b3c4d. " + in.list()}
 }
 
 // claimed is the name of the fact which session text of the operator's goes to.
@@ -2620,7 +2597,7 @@ func (v *View) named(word string) (live []*SessionRecord) {
 // target finds the live session meant, by the first of: the word in a command; the message replied to (then also the
 // question asked there); the topic it was written in; where it replies to nothing, the claim, or being the only one.
 // Else it refuses: it never guesses. No refusal: people talking in a group.
-func (in *incoming) target(word string) (s *SessionRecord, p *PromptRecord, refused intent) {
+func (in *incoming) target(command, word string) (s *SessionRecord, p *PromptRecord, refused intent) {
 	name := word
 	if word == "" {
 		p = in.repliedQuestion()
@@ -2638,7 +2615,7 @@ func (in *incoming) target(word string) (s *SessionRecord, p *PromptRecord, refu
 	case len(live) == 1:
 		return live[0], p, intent{}
 	case name != "", private:
-		refused = in.choice()
+		refused = in.choice(command)
 	}
 	return nil, nil, refused
 }
