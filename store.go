@@ -111,12 +111,8 @@ func readPrivate(path string) ([]byte, error) {
 // replacePrivate gives the file other contents, durably. After an error it has the old ones, and no copy of the new
 // ones is left beside it.
 func replacePrivate(path string, b []byte) error {
-	beside := journal{stateLock: &stateLock{do: directly}, path: path}
-	if err := beside.create(path+".new", b); err != nil {
-		return err
-	}
-	if err := replaceFile(path+".new", path); err != nil {
-		_ = os.Remove(path + ".new") // why it failed is what matters
+	file := journal{stateLock: &stateLock{do: directly}, path: path}
+	if err := file.replace(b); err != nil {
 		return err
 	}
 	return syncDir(filepath.Dir(path))
@@ -655,14 +651,13 @@ func (l *stateLock) acquire() error {
 func holdLock(name string, wait time.Duration) (*os.File, error) {
 	for {
 		f, err := openPrivate(name, os.O_RDWR|os.O_CREATE)
-		if err != nil {
-			return nil, fmt.Errorf("locking %s: %w", name, err)
+		if err == nil {
+			err = awaitLock(f, wait)
+			if err == nil && isNamed(f, name) {
+				return f, nil
+			}
+			_ = f.Close() // nothing was written to it
 		}
-		err = awaitLock(f, wait)
-		if err == nil && isNamed(f, name) {
-			return f, nil
-		}
-		_ = f.Close() // nothing was written to it
 		if err != nil {
 			return nil, fmt.Errorf("locking %s: %w", name, err)
 		}
@@ -797,6 +792,20 @@ func (j *journal) create(path string, b []byte) error {
 	beside.drop()
 	if err != nil {
 		_ = os.Remove(path) // it is not whole
+	}
+	return err
+}
+
+// replace puts a file with b in the place of the journal's. After an error that is as it was, and no copy of b is left
+// beside it.
+func (j *journal) replace(b []byte) error {
+	path := j.path + ".new"
+	if err := j.create(path, b); err != nil {
+		return err
+	}
+	err := j.do("rename", nil, func() error { return replaceFile(path, j.path) })
+	if err != nil {
+		_ = os.Remove(path) // why it failed is what matters
 	}
 	return err
 }
@@ -2156,18 +2165,6 @@ func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[st
 //
 // Every change of a session or a question is an entry in the audit log.
 
-// promptEvents are the names of the entries of a prompt that has come to a status; the others have none.
-var promptEvents = map[State]string{
-	Created:       "PROMPT_DETECTED",
-	AwaitingReply: "PROMPT_ROUTED",
-	ReplyReceived: "REPLY_RECEIVED",
-	Injected:      "REPLY_INJECTED",
-	Resolved:      "PROMPT_RESOLVED",
-	Expired:       "PROMPT_EXPIRED",
-	Canceled:      "PROMPT_CANCELED",
-	Failed:        "PROMPT_FAILED",
-}
-
 // auditEvents is what the change from old (empty: none) to r, any that the store appends, means for the audit log.
 func auditEvents(old, r Record) (events []Event) {
 	switch r := r.(type) {
@@ -2181,11 +2178,10 @@ func auditEvents(old, r Record) (events []Event) {
 		}
 	case *PromptRecord:
 		was := old.(*PromptRecord)
-		name := promptEvents[r.Status]
-		if name == "" || was.Status == r.Status {
+		if was.Status == r.Status || r.Status == Routed { // it has not gone out yet
 			return nil
 		}
-		events = []Event{{name, r.SessionID, r.ID, promptFields(r)}}
+		events = []Event{promptEvent(r)}
 		if r.Permission && r.DecidedBy != nil && was.DecidedBy == nil {
 			var decision any // nil where only the tool knows, or nobody answered
 			if r.Value != nil {
@@ -2209,28 +2205,35 @@ func auditEvents(old, r Record) (events []Event) {
 	return events
 }
 
-// promptFields is what the entry of a prompt that has come to its status tells about it.
-func promptFields(p *PromptRecord) (fields []Field) {
+// promptEvent is the entry of a prompt that has come to its status.
+func promptEvent(p *PromptRecord) Event {
+	name := "PROMPT_" + strings.ToUpper(string(p.Status))
+	var fields []Field
 	switch p.Status {
 	case Created:
+		name = "PROMPT_DETECTED"
 		fields = slices.Concat(
 			[]Field{{"type", string(p.Type)}, {"confidence", p.Confidence}, {"source", p.Source}, {"tool", p.Tool}},
 			said("words", p.words(maxExcerpt)),
 			p.shownSHA(), // some are answered before they go out
 		)
 	case AwaitingReply:
+		name = "PROMPT_ROUTED"
 		fields = p.shownSHA()
 	case Failed:
 		fields = []Field{{"reason", p.Reason}}
 	case ReplyReceived:
+		name = "REPLY_RECEIVED"
 		fields = answerFields(p)
 		if p.Reason != "" { // the operator's
 			fields = append(fields, hidden("reason", p.Reason)...)
 		}
 	case Injected:
+		name = "REPLY_INJECTED"
 		fields = slices.Concat(answerFields(p), []Field{{"source", replySource(p)}}, said("screen_sha256", p.ScreenSHA))
 	}
-	return slices.Concat(fields, said("decided_by", maybe(p.DecidedBy)), said("username", p.DecidedUser))
+	fields = slices.Concat(fields, said("decided_by", maybe(p.DecidedBy)), said("username", p.DecidedUser))
+	return Event{name, p.SessionID, p.ID, fields}
 }
 
 // shownSHA is the hash of what a person is shown, that with which the screen is compared when the answer is typed.
@@ -2807,11 +2810,7 @@ func (s *Store) rewrite() error {
 			return err
 		}
 	}
-	path := s.log.path + ".new"
-	if err := s.log.create(path, lines); err != nil {
-		return err
-	}
-	return s.log.do("rename", nil, func() error { return replaceFile(path, s.log.path) })
+	return s.log.replace(lines)
 }
 
 // retained tells whether a compaction keeps the record: it is alive, or not old.
