@@ -943,19 +943,13 @@ func (s *Store) join(p *PromptRecord) {
 	case over && (p.AboutSHA == "" || time.Since(p.At) > time.Minute):
 		return
 	case p.AboutSHA != "":
-		var b []byte
 		var t TextRecord
-		err := fs.ErrNotExist
-		if line, ok := s.view.records["text "+p.AboutSHA].(*stored); ok {
-			b, err = s.log.read(line.at, line.size)
+		line, ok := s.view.records["text "+p.AboutSHA].(*stored)
+		if ok {
+			b, err := s.log.read(line.at, line.size)
+			ok = err == nil && json.Unmarshal(b, &t) == nil && json.Unmarshal([]byte(t.Text), &p.Asked) == nil
 		}
-		if err == nil {
-			err = json.Unmarshal(b, &t)
-		}
-		if err == nil {
-			err = json.Unmarshal([]byte(t.Text), &p.Asked)
-		}
-		if err != nil && !p.settled() {
+		if !ok && !p.settled() {
 			p.damage()
 		}
 	case p.Answers == nil: // an older atlasbridge wrote it

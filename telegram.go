@@ -11,7 +11,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -1798,7 +1797,7 @@ const maxFile = 20 << 20
 // fetched is a file of the operator's as it came.
 type fetched struct {
 	path string
-	size int64
+	size int
 	sha  string // SHA-256, "sha256:…"
 	err  error
 }
@@ -1819,28 +1818,24 @@ func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) (go
 	if resp.StatusCode != http.StatusOK { // a redirection too
 		return fetched{err: errors.New(resp.Status)}
 	}
-	name := file.Name
-	if name == "" {
-		name = reEnding.FindString(there.Path)
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxFile+1))
+	switch {
+	case err != nil:
+		return fetched{err: t.noAnswer("getFile", err)}
+	case len(body) > maxFile:
+		return fetched{err: errors.New("the file is too big")}
 	}
-	f, err := t.store.newFile(session, name)
+	f, err := t.store.newFile(session, cmp.Or(file.Name, there.Path))
 	if err != nil {
 		return fetched{err: err}
 	}
-	sum := sha256.New()
-	size, err := io.Copy(io.MultiWriter(f, sum), io.LimitReader(resp.Body, maxFile+1))
-	if err != nil {
-		err = t.noAnswer("getFile", err)
-	}
-	if size > maxFile {
-		err = errors.New("the file is too big")
-	}
+	_, err = f.Write(body)
 	err = errors.Join(err, f.Close())
 	if err != nil {
 		_ = os.Remove(f.Name()) // what it is about is the error before
 		return fetched{err: err}
 	}
-	return fetched{path: f.Name(), size: size, sha: fmt.Sprintf("sha256:%x", sum.Sum(nil))}
+	return fetched{path: f.Name(), size: len(body), sha: digest(body)}
 }
 
 // ---- polling ----
