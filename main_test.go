@@ -5827,8 +5827,7 @@ func (p *phonePlay) state() map[string]string {
 		case r.str("rec") == "prompt" && r.str("decided_by") == "telegram:1001":
 			found[key] = fmt.Sprintf("answers %s %s", name, r.str("value"))
 		case key == "metaclaim telegram:1001":
-			values, _ := r["values"].(map[string]any)
-			if now := fmt.Sprint(values["value"]); now != claimed {
+			if now := r.str("value"); now != claimed {
 				claimed = now
 				found[r.str("at")] = "claims " + cmp.Or(label[now], "nobody")
 			}

@@ -1399,7 +1399,7 @@ type MetaRecord struct {
 	chainHead
 	Begins  int64             `json:"begins,omitempty"`  // the entry that the first of the audit log follows; −1 unknown
 	Entries []json.RawMessage `json:"entries,omitempty"` // the last ones, which a crash may have kept out of it
-	Values  map[string]string `json:"values,omitempty"`
+	Value   string            `json:"value,omitempty"`
 }
 
 // TextRecord is a long text of a prompt, whose record names it by its id: "sha256:…", the text's SHA-256. It is written
@@ -2094,7 +2094,7 @@ func (v *View) fact(name string) string {
 	if m == nil {
 		return ""
 	}
-	return m.Values["value"]
+	return m.Value
 }
 
 // NoteFact records a value under a name, unless it is there.
@@ -2103,8 +2103,7 @@ func (s *Store) NoteFact(name, value string) error {
 		if v.fact(name) == value {
 			return nil, nil
 		}
-		values := map[string]string{"value": value}
-		return []Record{&MetaRecord{Head: Head{ID: name}, Values: values}}, nil
+		return []Record{&MetaRecord{Head: Head{ID: name}, Value: value}}, nil
 	})
 }
 

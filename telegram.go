@@ -2561,7 +2561,7 @@ func (in *incoming) claim(to *SessionRecord) intent {
 		id = to.ID
 		reply = "✓ Your text goes to " + origin(to)
 	}
-	return intent{reply: reply, record: &MetaRecord{Head: Head{ID: in.claimed()}, Values: map[string]string{"value": id}}}
+	return intent{reply: reply, record: &MetaRecord{Head: Head{ID: in.claimed()}, Value: id}}
 }
 
 // choice has the operator name a session for that command.
