@@ -1200,7 +1200,7 @@ func (c *command) answer(s *Store) int {
 	if why != "" {
 		fields := []Field{{"reason", string(why)}, {"by", d.By}}
 		_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields}) // else Trouble; it is not taken all the same
-		return c.fail(hinted(errors.New("nothing was typed: "+string(why)), todo))
+		return c.fail(hinted(errors.New("nothing was typed: "+explain(why, &p)), todo))
 	}
 	said := before(": ", p.labels(*p.Value)) + before(": ", p.granted())
 	fmt.Fprintln(c, "answered "+shortID(p.ID)+visible(said))

@@ -6371,7 +6371,7 @@ func TestTappedUnknownMessage(t *testing.T) {
 			awaitPrompt(t, dir, "", "awaiting_reply")
 			w.press(second, "No")
 			w.ended(second.id)
-			told = "already answered (phone, "
+			told = "question is over: No · phone, "
 		}
 		if said := w.answer(w.tapped(first.id, first.buttons["Yes"])); !strings.Contains(said, told) {
 			t.Errorf("it is told %q, want %q", said, told)

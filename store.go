@@ -2288,8 +2288,12 @@ type Decision struct {
 // Refusal is why a decision changed nothing: "" accepted, else a sentence that a person reads.
 type Refusal string
 
-// sessionOver refuses what nobody is left to type.
-const sessionOver Refusal = "the question's session has ended"
+const (
+	// sessionOver refuses what nobody is left to type.
+	sessionOver Refusal = "the question's session has ended"
+	// questionOver refuses an answer to a question that is over, or whose time is.
+	questionOver Refusal = "the question is over"
+)
 
 // Decide gives a prompt its answer, durably, if it is the first and all guards hold.
 // Questions of a session that is found dead fail at once.
@@ -2362,7 +2366,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	case p.Reason == damaged:
 		return "the question's record is damaged, so it takes no answer any more"
 	case late || !p.Open():
-		return p.became()
+		return questionOver
 	case !v.active(p.SessionID) || !s.Alive(p.SessionID):
 		return sessionOver
 	case p.Source == fromHook && !s.Alive(p.ID):
@@ -2373,22 +2377,6 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 		return v.tooFast(p.SessionID, now)
 	}
 	return ""
-}
-
-// became refuses an answer to a question that is over, or whose time is, with what became of it.
-func (p *PromptRecord) became() Refusal {
-	by := maybe(p.DecidedBy)
-	switch {
-	case p.Open(), p.Status == Expired, by == "auto:timeout":
-		return Refusal("the question is over: nobody answered by " + clock(p.ExpiresAt))
-	case p.Status == Canceled, p.Status == Failed && by == "":
-		return Refusal("the question is over: " + cmp.Or(p.Reason, string(p.Status)))
-	case p.Status == Failed && p.ScreenSHA == "":
-		return Refusal("the question is over: the answer was not delivered: " + p.Reason)
-	case by == "":
-		return "the question has left the screen"
-	}
-	return Refusal("already answered (" + byWhom(p.DecidedBy) + ", " + clock(*cmp.Or(p.DecidedAt, &p.At)) + ")")
 }
 
 // hasNonce tells whether this is the prompt's nonce, or enough of its beginning.

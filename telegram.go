@@ -1620,16 +1620,9 @@ func (t *Telegram) hint(p *PromptRecord) string {
 
 // addOutcome adds what became of a question: what was answered, by whom and when, or why nothing was.
 func (t *Telegram) addOutcome(r *richText, p *PromptRecord) {
-	what, at, why := outcomeOf(p)
+	what, more := outcomeOf(p, len(t.cfg.Load().Users) > 1)
 	r.addLine("bold", what)
-	if !at.IsZero() {
-		who := byWhom(p.DecidedBy)
-		if who == "phone" && len(t.cfg.Load().Users) > 1 {
-			who += " " + strings.TrimPrefix(*p.DecidedBy, "telegram:")
-		}
-		r.add("", " · "+who+", "+clock(at))
-	}
-	r.add("", why+before(" · ", p.Note)+" · ")
+	r.add("", more+before(" · ", p.Note)+" · ")
 }
 
 // before is s behind a mark, "" where there is none.
@@ -1640,10 +1633,18 @@ func before(mark, s string) string {
 	return mark + s
 }
 
-// outcomeOf is what was answered, or what happened instead; when somebody decided it, zero: nobody did; and what more
-// there is to say.
-func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
-	var nobody time.Time
+// explain is why an answer to p was refused, with what became of p where that is why.
+func explain(why Refusal, p *PromptRecord) string {
+	if why != questionOver {
+		return string(why)
+	}
+	what, more := outcomeOf(p, false)
+	return string(why) + ": " + what + more
+}
+
+// outcomeOf is what was answered, or what happened instead, and what more there is to say: who decided it, and when. Of
+// several users who may answer it says which one did.
+func outcomeOf(p *PromptRecord, several bool) (what, more string) {
 	what = "answered"
 	if p.Idle {
 		what = "went on"
@@ -1653,33 +1654,36 @@ func outcomeOf(p *PromptRecord) (what string, at time.Time, why string) {
 	}
 	reason := clean(p.Reason, 300)
 	if p.DecidedAt != nil {
-		at = *p.DecidedAt
+		who := byWhom(p.DecidedBy)
+		if several && who == "phone" {
+			who += " " + strings.TrimPrefix(*p.DecidedBy, "telegram:")
+		}
+		more = " · " + who + ", " + clock(*p.DecidedAt)
 	}
-	late := p.Status == Expired || p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
+	late := p.Open() || p.Status == Expired || p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
 	switch {
 	case p.Reason == bothAnswered:
-		return "answered on the phone and at the keyboard in the same moment", nobody,
-			": the terminal shows which counted"
+		return "answered on the phone and at the keyboard in the same moment", ": the terminal shows which counted"
 	case p.Status == Failed && p.Value == nil:
-		return "not answered", nobody, before(": ", reason)
+		return "not answered", before(": ", reason)
 	case p.Status == Failed:
 		fate := "not delivered: "
 		if p.ScreenSHA != "" {
 			fate = "typed: "
 		}
-		return fate + what, nobody, before(" · ", reason)
+		return fate + what, before(" · ", reason)
 	case p.Status == Canceled:
-		return cmp.Or(reason, "canceled"), at, ""
+		return cmp.Or(reason, "canceled"), more
 	case p.expiredOpen():
-		return "nobody answered", nobody, "; it still waits"
+		return "nobody answered", "; it still waits"
 	case late && (p.Value == nil || p.Source == fromAsk):
-		return "nobody answered", nobody, ""
+		return "nobody answered", ""
 	case p.onItsWay():
-		why = " · on its way"
+		more += " · on its way"
 	case !late && reason != "":
-		why = ": “" + reason + "”"
+		more += ": “" + reason + "”"
 	}
-	return what, at, why
+	return what, more
 }
 
 // ---- the end of a turn ----
@@ -2318,7 +2322,7 @@ func (r *receiver) act(u *update, from *user) error {
 	case err != nil || in.view == nil:
 		return err
 	case want.refused != "":
-		want.reply = "✗ Nothing was done: " + string(want.refused)
+		want.reply = "✗ Nothing was done: " + explain(want.refused, want.question)
 		fields := append([]Field{{"reason", string(want.refused)}}, person(from.who(), from.name())...)
 		r.warn(r.store.Audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields}))
 	case d != nil && in.tap != nil:
