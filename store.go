@@ -967,7 +967,7 @@ func (s *Store) join(p *PromptRecord) {
 // damage fails a question of whose record a part is lost: it may have been answered.
 func (p *PromptRecord) damage() {
 	p.Status = Failed
-	p.Reason = damaged
+	p.Reason = "its record in the state file is damaged"
 	p.At = time.Now().UTC()
 	p.unsaid = true
 }
@@ -1238,7 +1238,7 @@ func (p *PromptRecord) wants(m Message) string {
 		return strings.TrimSpace(string(AwaitingReply) + " " + strings.Join(p.Ticked, ","))
 	case p.onItsWay():
 		status = string(ReplyReceived)
-	case p.Status == Resolved && p.Value == nil && p.DecidedBy != nil && *p.DecidedBy == "auto:timeout":
+	case p.Status == Resolved && p.Value == nil && maybe(p.DecidedBy) == "auto:timeout":
 		status = string(Expired)
 	}
 	if shown == status {
@@ -1510,8 +1510,7 @@ const (
 	keepLonger    = 36500          // days: where nobody knows what is set
 	updateLife    = 48 * time.Hour // twice that of https://core.telegram.org/bots/api#getting-updates
 
-	damaged     = "its record in the state file is damaged" // reason of a prompt
-	damagedLine = "a damaged line"                          // among the notes
+	damagedLine = "a damaged line" // among the notes
 )
 
 // Store is the shared state. Its methods may be called from any goroutine.
@@ -2176,13 +2175,9 @@ func auditEvents(old, r Record) (events []Event) {
 		}
 		events = []Event{promptEvent(r)}
 		if r.Permission && r.DecidedBy != nil && was.DecidedBy == nil {
-			var decision any // nil where only the tool knows, or nobody answered
-			if r.Value != nil {
-				decision = *r.Value
-			}
 			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, slices.Concat(
 				person(*r.DecidedBy, r.DecidedUser),
-				[]Field{{"decision", decision}},
+				[]Field{{"decision", r.Value}}, // null where only the tool knows, or nobody answered
 				said("label", r.labels(maybe(r.Value))),
 				said("grants", r.granted()),
 				said("words", r.words(maxExcerpt)),
@@ -2242,7 +2237,7 @@ func answerFields(p *PromptRecord) []Field {
 	switch {
 	case p.Value == nil:
 		return nil
-	case *p.Value == "", p.answers(*p.Value) != nil, p.SafeDefault != nil && *p.Value == *p.SafeDefault:
+	case *p.Value == "", p.answers(*p.Value) != nil, *p.Value == maybe(p.SafeDefault):
 		return append([]Field{{"value", *p.Value}}, said("label", p.labels(*p.Value))...)
 	}
 	return hidden("value", *p.Value)
@@ -2363,8 +2358,6 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 		return Refusal("there is no question " + clip(strconv.Quote(d.PromptID), 40))
 	case !d.Trusted && !p.hasNonce(d.Nonce):
 		return "the answer does not belong to this question"
-	case p.Reason == damaged:
-		return "the question's record is damaged, so it takes no answer any more"
 	case late || !p.Open():
 		return questionOver
 	case !v.active(p.SessionID) || !s.Alive(p.SessionID):
@@ -2389,7 +2382,7 @@ func (p *PromptRecord) hasNonce(nonce string) bool {
 // tooFast refuses what comes after too many answers by phone to this session.
 func (v *View) tooFast(session string, now time.Time) Refusal {
 	recent := v.which(func(p *PromptRecord) bool {
-		byPhone := p.SessionID == session && p.DecidedBy != nil && fromPhone(*p.DecidedBy)
+		byPhone := p.SessionID == session && fromPhone(maybe(p.DecidedBy))
 		return byPhone && now.Sub(*p.DecidedAt).Abs() < time.Minute
 	})
 	if len(recent) < decisionsLimit {
@@ -2424,10 +2417,8 @@ func clock(t time.Time) string { return t.Local().Format("15:04") }
 // listAnswers computes which answers the question takes and what they mean, and the limit of a text. Whoever makes a
 // prompt calls it once; after that nothing asks again what an answer means.
 func (p *PromptRecord) listAnswers() {
-	if p.takesText() || p.Permission {
-		if p.Constraints.MaxLength == 0 {
-			p.Constraints.MaxLength = maxText
-		}
+	if p.Constraints.MaxLength == 0 && (p.takesText() || p.Permission) {
+		p.Constraints.MaxLength = maxText
 	}
 	if p.Type == YesNo && len(p.Choices) == 0 {
 		p.Choices = yesNo()
@@ -2451,8 +2442,7 @@ func (p *PromptRecord) listAnswers() {
 	if guessed || p.Type == ConfirmEnter || text && p.Source != fromAsk {
 		p.Answers = append(p.Answers, enter)
 	}
-	byDefault := p.SafeDefault != nil && *p.SafeDefault == "esc"
-	escapes := !text && (guessed || byDefault) || p.Permission && p.refusal() == ""
+	escapes := !text && (guessed || maybe(p.SafeDefault) == "esc") || p.Permission && p.refusal() == ""
 	if escapes && p.answers("esc") == nil {
 		p.Answers = append(p.Answers, Answer{Key: "esc", Label: "Esc", Keys: "\x1b", Refuses: true})
 	}

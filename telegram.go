@@ -1119,12 +1119,6 @@ func (r *richText) add(look, s string) {
 	r.text += s
 }
 
-// addQuote adds s as addLine does, as the message's quotation.
-func (r *richText) addQuote(s string) {
-	r.addLine("", s)
-	r.quote = [2]int{len(r.text) - len(s), len(r.text)}
-}
-
 // MarshalJSON returns the looks as the Bot API takes them, the quotation before what stands in it. Nothing in the text
 // is a link, a mention or a command. It is done when a message is sent: most that could be due never are.
 func (r *richText) MarshalJSON() ([]byte, error) {
@@ -1577,7 +1571,8 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	}
 	r := &richText{}
 	r.addLine("bold", title(s))
-	r.addQuote(above)
+	r.addLine("", above)
+	r.quote = [2]int{len(r.text) - len(above), len(r.text)}
 	r.addLine("pre "+p.Lang, body)
 	r.addLine("", asked)
 	r.addLine("", lasting)
@@ -1660,7 +1655,7 @@ func outcomeOf(p *PromptRecord, several bool) (what, more string) {
 		}
 		more = " · " + who + ", " + clock(*p.DecidedAt)
 	}
-	late := p.Open() || p.Status == Expired || p.DecidedBy != nil && *p.DecidedBy == "auto:timeout"
+	late := p.Open() || p.Status == Expired || maybe(p.DecidedBy) == "auto:timeout"
 	switch {
 	case p.Reason == bothAnswered:
 		return "answered on the phone and at the keyboard in the same moment", ": the terminal shows which counted"
@@ -2736,7 +2731,7 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 	for _, other := range in.view.Prompts {
 		here := other.SessionID == s.ID || !in.view.active(other.SessionID)
 		asked := !other.Idle && other.Chat != ""
-		own := !waits && other.DecidedBy != nil && *other.DecidedBy == in.from.who() &&
+		own := !waits && maybe(other.DecidedBy) == in.from.who() &&
 			!other.takesText() && other.named(text) == ""
 		if other == p || !here || !asked || own {
 			continue
