@@ -2810,15 +2810,11 @@ func (s *Store) retained(r Record) bool {
 //
 // What the operator sends to a session is kept in a folder of its own, as long as records are.
 
-// fileNameMax is how long a name of ours may be, in bytes, without its number.
+// fileNameMax is how much of the end of a name from outside is kept, in bytes.
 const fileNameMax = 60
 
-var (
-	// reNotInName are runs of characters that no name of ours has before its ending.
-	reNotInName = re(`[^A-Za-z0-9-]+`)
-	// reEnding is a file's ending with its dot.
-	reEnding = re(`\.[A-Za-z0-9]{1,10}$`)
-)
+// reNotInName are runs of characters that no name of ours has.
+var reNotInName = re(`[^A-Za-z0-9.-]+`)
 
 // filesDir is the folder of a session's files.
 func (s *Store) filesDir(session string) string { return filepath.Join(s.Dir, "files", session) }
@@ -2828,19 +2824,9 @@ func (s *Store) newFile(session, name string) (*os.File, error) {
 	if err := secureDir(s.filesDir(session)); err != nil {
 		return nil, err
 	}
-	return os.CreateTemp(s.filesDir(session), "*"+ownName(name)) // in a folder that is the user's alone
-}
-
-// ownName is what of a name from outside may follow a number: its ending, and what stands before it, if that says
-// anything.
-func ownName(name string) string {
-	ending := reEnding.FindString(name)
-	stem := reNotInName.ReplaceAllString(strings.TrimSuffix(name, ending), "_")
-	stem = strings.Trim(clipBytes(stem, fileNameMax), "_-")
-	if stem == "" {
-		return ending
-	}
-	return "-" + stem + ending
+	name = reNotInName.ReplaceAllString(name, "_")
+	name = strings.Trim(name[max(0, len(name)-fileNameMax):], "._")
+	return os.CreateTemp(s.filesDir(session), "*-"+name) // in a folder that is the user's alone
 }
 
 // ---- locks and reap ----
