@@ -4136,18 +4136,16 @@ func (g *group) sure() bool { return g.at >= 0 && !g.weak }
 // reason is what makes a group one to choose from, "" where nothing does; each with the recordings, of 688, whose last
 // question it finds. One option alone needs a row below it that says how the pointer moves, or what Enter takes.
 func (v *view) reason(g *group) string {
+	if g.across {
+		return v.reasonAcross(g)
+	}
 	o := g.opts[0]
-	buttons := g.shape != slash || g.at >= 0 // more than words
 	inside := v.hidden || v.row <= g.end()
 	draft := !v.hidden && v.row >= o.row && inside && v.col > v.rows[v.row].labelAt // is typed in it
 	hint := v.choosingRow(g)
 	alone := len(g.opts) == 1 && o.tick < 0
 	pointed := g.sure() || o.tick >= 0 || g.at >= 0 && inside && v.reads()
 	switch {
-	case g.across && buttons && (g.end() >= v.last-4 || o.depth > 0):
-		return "they are drawn as buttons" // 17
-	case g.across:
-		return ""
 	case alone && (hint < g.end() || !v.rows[hint].fits(reMoving)):
 		return ""
 	case hint >= 0 && pointed && (!draft || o.num != ""):
@@ -4177,6 +4175,19 @@ func (v *view) reasonRead(g *group) string {
 	return ""
 }
 
+// reasonAcross is the same of choices side by side: they stand in a frame or at the end of the screen, and of bare words
+// one is pointed at.
+func (v *view) reasonAcross(g *group) string {
+	w := v.rows[g.end()]
+	if (g.shape != slash || g.at >= 0) && (w.row >= v.last-4 || w.depth > 0) {
+		return "they are drawn as buttons" // 17
+	}
+	return ""
+}
+
+// maxBelow is how many rows of text may stand below a group: a status line, a footer.
+const maxBelow = 12
+
 // readGroup finds what single keys choose, the lowest on the screen: what stands above may have been answered before. A
 // pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it. With the cursor
 // in a field of a framed dialog, that is to be filled in.
@@ -4196,7 +4207,7 @@ func (v *view) readGroup() *candidate {
 	var second *group
 	for r := v.last; r >= 0; r-- {
 		for _, g := range []*group{v.sideBySide(r), v.column(r)} {
-			if g == nil {
+			if g == nil || v.textRows(g.end()+1, v.last) > maxBelow {
 				continue
 			}
 			g.why = v.reason(g)
@@ -4452,7 +4463,7 @@ func (v *view) sideBySide(r int) *group {
 		in := w.text[part[2]:part[3]]
 		g := &group{at: -1, across: true, shape: s.shape}
 		for i, m := range s.choice.expr().FindAllStringSubmatchIndex(in, 10) {
-			o := viewRow{row: r, depth: w.depth, tick: -1, label: in[m[2]:m[3]]}
+			o := viewRow{row: r, tick: -1, label: in[m[2]:m[3]]}
 			o.at = w.at + widthOf(w.text[:part[2]+m[0]])
 			o.labelAt = o.at + widthOf(in[m[0]:m[2]])
 			g.opts = append(g.opts, o)
@@ -5223,6 +5234,14 @@ func typed(key, label string) Choice {
 func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	text = plain(text)
 	list, heading := v.listOver(text, top)
+	if len(list) == 0 && hasWord("choose", text) && !v.tty.Canonical {
+		for _, w := range v.rows[v.row+1 : v.last+1] { // of Inquirer's rawlist it stands below, and nothing else
+			list = append(list, itemsOf(w.raw)...)
+		}
+		if len(list) > 0 && list[0].Key != "1" {
+			return false
+		}
+	}
 	answers := answersOf(text)
 	if len(list) < 2 || len(answers) > 1 && !reDigits.MatchString(answers[0].Label) { // it was answered before
 		return false
