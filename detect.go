@@ -4175,12 +4175,17 @@ func (v *view) reasonRead(g *group) string {
 	return ""
 }
 
-// reasonAcross is the same of choices side by side: they stand in a frame or at the end of the screen, and of bare words
-// one is pointed at.
+// reasonAcross is the same of choices side by side.
 func (v *view) reasonAcross(g *group) string {
 	w := v.rows[g.end()]
-	if (g.shape != slash || g.at >= 0) && (w.row >= v.last-4 || w.depth > 0) {
+	bare := g.shape == apart || g.shape == slash && g.at < 0
+	boxed := g.sure() && strings.Count(w.text, "[") == len(g.opts)
+	other := func(o viewRow) bool { return !grantsIt(Choice{Label: o.label}) && !declines(o.label) }
+	switch {
+	case !bare && (w.row >= v.last-4 || w.depth > 0):
 		return "they are drawn as buttons" // 17
+	case g.at >= 0 && (boxed || !slices.ContainsFunc(g.opts, other)):
+		return "one is lit, and all of them decide" // 2
 	}
 	return ""
 }
@@ -4200,7 +4205,7 @@ func (v *view) readGroup() *candidate {
 	if !v.hidden && v.row < buttons && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
 		f := newCandidate(FreeText, 0.90)
 		f.why = "the cursor is in a field of it"
-		v.describe(f, buttons, buttons)
+		v.describe(f, buttons, buttons, nil)
 		f.Secret = hasWord("secret", f.Question)
 		return f
 	}
@@ -4344,8 +4349,9 @@ func (v *view) joinLabels(g *group) {
 	}
 }
 
-// unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two it is the one that is not
-// drawn as the end of its row.
+// unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two with a background it is
+// the one that is not grey, else of two the one that is not drawn as the end of its row; side by side the cell left
+// of the first counts.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
@@ -4354,7 +4360,18 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	for _, o := range opts {
 		drawn = append(drawn, aspects(v.sample(o)))
 	}
-	rest := v.s.attr(opts[0].row, v.s.cols-1)
+	first, second := v.sample(opts[0]).BG, v.sample(opts[1]).BG
+	grey := func(background int32) bool { return isGrey(background) || background >= 232 && background < 240 }
+	row, left := opts[0].row, opts[0].at-1
+	across := row == opts[1].row
+	lit := first >= 0 && (second >= 0 || !across) // in a column one bar alone may be no menu
+	if len(opts) == 2 && lit && grey(first) != grey(second) {
+		return int(number(grey(first))), false
+	}
+	rest := v.s.attr(row, v.s.cols-1)
+	if across {
+		rest = v.s.attr(row, left)
+	}
 	for k := range drawn[0] {
 		common := drawn[0][k]
 		if len(drawn) == 2 {
@@ -4433,6 +4450,8 @@ func (v *view) choosingRow(g *group) int {
 const (
 	angles = "angle brackets"
 	slash  = "a slash"
+
+	apart = "words apart"
 )
 
 // sides are these shapes: their row, with all of them in its group, and one of them.
@@ -4450,6 +4469,9 @@ var sides = []struct {
 
 	// opencode
 	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
+	// mc, gum
+	{apart, re(`^([^<]*(?:  |[\[\]|/])[^<]*)$`),
+		re(`\[? ?([^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*)`)},
 }
 
 // sideBySide is the group of choices side by side in row r, nil where there is none.
@@ -4471,7 +4493,7 @@ func (v *view) sideBySide(r int) *group {
 				g.at, g.marked = i, true
 			}
 		}
-		if len(g.opts) < 2 && s.shape != angles {
+		if len(g.opts) < 2 && s.shape != angles || s.shape == apart && !v.reads() {
 			return nil
 		}
 		if g.at < 0 {
@@ -4496,6 +4518,7 @@ func (v *view) menu(g *group) *candidate {
 	}
 	from := max(0, g.at-8)
 	f.Pointer = g.at - from
+	rows := map[int]string{}
 	unmarked := func(o viewRow) bool { return !reTickMark.MatchString(o.label) }
 	marks := !slices.ContainsFunc(g.opts, unmarked)
 	for i, o := range g.opts {
@@ -4504,6 +4527,7 @@ func (v *view) menu(g *group) *candidate {
 			o.tick = int(number(mark != '•' && mark != '⬡' && !v.faintAt(o.row, o.labelAt)))
 			o.label = reTickMark.ReplaceAllString(o.label, "")
 		}
+		rows[o.row] = strings.TrimSpace(rows[o.row] + " " + o.num + " " + o.label)
 		if i < from || i >= from+9 {
 			continue
 		}
@@ -4522,7 +4546,7 @@ func (v *view) menu(g *group) *candidate {
 		f.Type = ConfirmEnter
 		f.Choices = nil
 	}
-	v.describe(f, g.first(), g.end())
+	v.describe(f, g.first(), g.end(), rows)
 	buttons := v.buttonRow()
 	if !f.Multi && buttons > g.end() && len(f.Choices) < 9 {
 		for _, o := range v.sideBySide(buttons).opts {
@@ -4541,9 +4565,9 @@ func sentence(line string) string {
 }
 
 // describe completes a dialog whose choices are in rows first to end: its kind, question, text,
-// excerpt, and what of it is shown: the rows of its choices as they read whatever is pointed at or ticked, and that of a
-// field whatever stands in it.
-func (v *view) describe(f *candidate, first, end int) {
+// excerpt, and what of it is shown. options are its rows that hold choices, as they read whatever
+// is pointed at or ticked.
+func (v *view) describe(f *candidate, first, end int, options map[int]string) *candidate {
 	if len(f.Choices) == 2 && !v.known && !f.Multi {
 		asYesNo(f)
 	}
@@ -4554,18 +4578,14 @@ func (v *view) describe(f *candidate, first, end int) {
 	for _, w := range v.rows[top : bottom+1] {
 		f.Cut = f.Cut || w.row <= end && strings.IndexAny(w.text, "↑↓") == 0 || w.fits(reElided)
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
-		row := w.indented()
-		chosen := w.row >= first && w.row <= end
-		switch {
-		case f.Type == FreeText && w.row == v.row:
-			row = ""
-		case chosen:
-			row = strings.TrimSpace(w.num + " " + w.label)
+		row, ok := options[w.row]
+		if !ok {
+			row = w.indented()
 		}
-		if f.Multi || chosen {
-			row = strings.Map(unmarked, row)
+		if f.Multi {
+			row = strings.Map(untick, row)
 		}
-		if w.row < first {
+		if w.row < first && !ok {
 			f.parts.body = append(f.parts.body, row)
 		} else {
 			f.parts.among = append(f.parts.among, row)
@@ -4574,9 +4594,16 @@ func (v *view) describe(f *candidate, first, end int) {
 	f.esc = slices.ContainsFunc(v.rows[top:max(end, v.last)+1], func(w viewRow) bool { return w.fits(reEscOut) })
 	head := top
 	if !v.known {
+		// A paragraph that has scrolled out belongs to it, what is further up is shown too.
 		paragraph, context, far, cut := v.linesAbove(top)
-		f.Cut = f.Cut || top == 0 && cut // a paragraph that has scrolled out belongs to it
-		f.showAbove(slices.Concat(context, []string{""}, paragraph), far)
+		if top == 0 {
+			f.parts.body = append(paragraph, f.parts.body...)
+			f.Full = strings.Join(append(paragraph, f.Full), "\n")
+			f.Cut = f.Cut || cut
+		} else if len(paragraph) > 0 {
+			context = slices.Concat(context, []string{""}, paragraph)
+		}
+		f.showAbove(context, far)
 		// What stands above a blank row may be earlier output.
 		head = max(top, v.up(v.textOver(first), func(w viewRow) bool { return w.raw == "" })+1)
 	}
@@ -4588,6 +4615,7 @@ func (v *view) describe(f *candidate, first, end int) {
 		}
 		f.Excerpt = headAndTail(redact(visible(about)), 200)
 	}
+	return f
 }
 
 // showAbove takes the context above a question, and what is further up.
@@ -4597,9 +4625,9 @@ func (f *candidate) showAbove(context, far []string) {
 	f.Far = strings.Join(far, "\n")
 }
 
-// unmarked makes the marks of ticks and of what is pointed at blanks: these may change while their question stands.
-func unmarked(r rune) rune {
-	if strings.ContainsRune(tickMarks+"●○", r) {
+// untick makes the marks of ticks blanks: as ticks they may change while their question stands.
+func untick(r rune) rune {
+	if strings.ContainsRune(tickMarks, r) {
 		return ' '
 	}
 	return r
@@ -4724,7 +4752,7 @@ func (v *view) readField() *candidate {
 	}
 	f.Secret = hasWord("secret", f.Question)
 	question := f.Question
-	v.describe(f, v.row, v.row)
+	v.describe(f, v.row, v.row, map[int]string{v.row: ""})
 	f.Question = question
 	return f
 }
