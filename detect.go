@@ -3370,6 +3370,7 @@ type view struct {
 	hidden   bool   // no cursor is to be seen
 	drawn    bool   // the program draws it itself
 	before   string // then: what stands left of it
+	modal    bool   // the rows are those of a dialog drawn over other text
 	reported bool   // the tool says that it asks
 	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
 	busy     bool   // nobody reads; of a tool of ours that tells nothing
@@ -3441,16 +3442,79 @@ func (d *Detector) newView() *view {
 // readRows reads the screen's rows, those that it shows as before from what is known of them.
 func (v *view) readRows() {
 	s := v.s
+	for _, l := range s.grid {
+		s.text(l)
+		l.writeTo(s.cols)
+	}
+	box := modal(s)
+	v.modal = box.rows > 0
+	v.hidden = v.hidden || v.modal
 	v.rows = make([]viewRow, s.rows)
 	for r, l := range s.grid {
-		text := s.trimmed(l)
-		l.writeTo(s.cols)
-		if l.row == nil {
-			l.row = ref(readRow(text, s.cols))
+		switch {
+		case v.modal:
+			v.rows[r] = readRow(box.cut(s, r), s.cols)
+		case l.row == nil:
+			v.rows[r] = readRow(s.trimmed(l), s.cols)
+			l.row = ref(v.rows[r])
+		default:
+			v.rows[r] = *l.row
 		}
-		v.rows[r] = *l.row
 		v.rows[r].row = r
 	}
+}
+
+// rectangle is a part of the screen.
+type rectangle struct{ row, col, rows, cols int }
+
+// cut is what row r shows inside of the rectangle, in its place.
+func (b rectangle) cut(s *Screen, r int) string {
+	if r < b.row || r >= b.row+b.rows {
+		return ""
+	}
+	inside := s.part(s.grid[r].cells[b.col : b.col+b.cols])
+	return strings.TrimRight(strings.Repeat(" ", b.col)+inside, " ")
+}
+
+// modal is the dialog that is drawn over other text, the zero value without one: rows in whose
+// middle a background of their own begins and ends in the same columns, with text on both sides of
+// it or on one.
+func modal(s *Screen) rectangle {
+	for r := s.rows - 1; r >= 0; r-- {
+		for c := 1; c < s.cols && s.grid[r].lit; {
+			box := boxOver(s, r, c)
+			beside := ""
+			for _, l := range s.grid[box.row : box.row+box.rows] {
+				beside += s.part(l.cells[:c]) + s.part(l.cells[c+box.cols:])
+			}
+			if box.rows >= 4 && box.cols >= 20 && strings.ContainsFunc(beside, isWordRune) {
+				return box
+			}
+			c += box.cols
+		}
+	}
+	return rectangle{}
+}
+
+// boxOver is the rectangle whose last row is row r and whose background begins there in column c: the rows in which it
+// begins and ends in the same columns, whatever is lit inside.
+func boxOver(s *Screen, r, c int) rectangle {
+	background := s.grid[r].cells[c].BG
+	end := c
+	for end < s.cols && s.grid[r].cells[end].BG == background {
+		end++
+	}
+	box := rectangle{row: r + 1, col: c, cols: end - c}
+	for background != 0 && end < s.cols && box.row > 0 {
+		cells := s.grid[box.row-1].cells
+		inside := cells[c].BG == background && cells[end-1].BG == background
+		if !inside || cells[c-1].BG == background || cells[end].BG == background {
+			break
+		}
+		box.row--
+		box.rows++
+	}
+	return box
 }
 
 // drawnCursor finds the cursor that a program draws itself while the terminal's is hidden: the
@@ -4156,6 +4220,8 @@ func (v *view) reason(g *group) string {
 		return ""
 	case inside && o.num != "":
 		return "its options are numbered" // 17
+	case v.modal:
+		return "it is a dialog drawn over other text" // 1
 	case v.reads():
 		return v.reasonRead(g)
 	}
@@ -4593,7 +4659,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 	}
 	f.esc = slices.ContainsFunc(v.rows[top:max(end, v.last)+1], func(w viewRow) bool { return w.fits(reEscOut) })
 	head := top
-	if !v.known {
+	if !v.known && !v.modal {
 		// A paragraph that has scrolled out belongs to it, what is further up is shown too.
 		paragraph, context, far, cut := v.linesAbove(top)
 		if top == 0 {
