@@ -93,6 +93,9 @@ const (
 	modeOther = 2027 // stands for all above
 )
 
+// anyRow is the row in which an answer is typed to a dialog: whichever the next line feed ends.
+const anyRow = -1
+
 // Screen is what the terminal shows, fed with the child's bytes cut anywhere. The parser is that of
 // https://vt100.net/emu/dec_ansi_parser as today's terminals are: text is UTF-8; no 8-bit C1
 // controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC, and a line feed, ends a string. The text
@@ -124,6 +127,7 @@ type Screen struct {
 	scrollback     [maxScrollback]*line // the last of them, row n at n % maxScrollback
 	scrollbackFrom int                  // the first that still belongs to what stands on the screen
 	lost           bool                 // rows of what stands on the alternate screen left it at its top
+	answering      int                  // row from 1 in which an answer is typed; anyRow; 0 none
 
 	changes uint // of what a look reads, but for the cursor: so many so far
 	sizes   int  // it has had so far
@@ -155,7 +159,7 @@ type line struct {
 	end    int   // cells from here on are not written yet: blanks
 	ground int32 // in that background
 	cut    bool  // what stood at its end is lost: the screen became narrower
-	asked  int   // cells from its left that showed a question when that was answered or left, and were not written since
+	asked  int   // cells from its left that showed a question when that was answered, and were not written since
 	history
 
 	stale bool     // shown is not what it shows any more
@@ -166,9 +170,10 @@ type line struct {
 
 // history is what has become of a row since it was blank.
 type history struct {
-	wrapped bool // it goes on in the next row
-	told    bool // it is in the transcript
-	again   bool // it was, before it was written anew
+	wrapped  bool // it goes on in the next row
+	told     bool // it is in the transcript
+	again    bool // it was, before it was written anew
+	answered bool // it was answered, or left: what stands above belongs to earlier questions
 }
 
 // cell is one place of the grid.
@@ -823,7 +828,7 @@ func (l *line) touch(col int) {
 }
 
 // asked notes that the rows from the first to the last show a question that is being answered: onLine, up to the
-// cursor. What stands above them belongs to earlier questions.
+// cursor.
 func (s *Screen) asked(rows [2]int, onLine bool) {
 	for r := rows[0]; r <= rows[1]; r++ {
 		s.grid[r].asked = s.cols
@@ -831,7 +836,6 @@ func (s *Screen) asked(rows [2]int, onLine bool) {
 	if onLine {
 		s.grid[rows[1]].asked = s.col
 	}
-	s.changes++
 }
 
 // anew reports whether the rows from the first to the last were all written anew since a question in them was answered.
@@ -904,10 +908,33 @@ func (l *line) mend(col int) {
 	}
 }
 
-// lineFeed ends the row; further up something is painted again.
+// Answered notes that an answer is typed. The next line feed ends the row that was answered: on a
+// line that is where the cursor stands now, or further down; a dialog may be replaced by a row
+// further up.
+func (s *Screen) Answered(onLine bool) {
+	switch {
+	case s.AltScreen():
+		s.answering = 0
+	case onLine:
+		s.answering = s.scrolled + s.row + 1
+	default:
+		s.answering = anyRow
+	}
+}
+
+// lineFeed ends the row, and with it an answer; further up something is painted again.
 func (s *Screen) lineFeed() {
 	s.grid[s.row].wrapped = false
 	s.changes++
+	row := s.answering - 1 - s.scrolled
+	if s.answering != 0 && s.row >= row {
+		if row < 0 {
+			row = s.row
+		}
+		s.grid[row].answered = true
+		s.changes++
+		s.answering = 0
+	}
 	s.step(1)
 }
 
@@ -1015,6 +1042,7 @@ func (l *line) erase(col, end int, background int32) {
 	}
 	l.wrapped = l.wrapped && end < len(l.cells)
 	l.cut = l.cut && end < len(l.cells)
+	l.answered = l.answered && end-col < len(l.cells)
 }
 
 // eraseIn erases in these rows: from the cursor on (0), up to it (1), or all of them (2).
@@ -2818,8 +2846,11 @@ func (d *Detector) Answering() {
 	view, found := d.view, d.found
 	d.view = d.newView()
 	d.found = d.view.read()
-	if d.found != nil && d.cur != nil && d.compare() != another {
-		d.Screen.asked(d.found.rows, d.found.onLine())
+	if d.cur != nil && d.compare() != another {
+		d.Screen.Answered(d.cur.onLine())
+		if d.found != nil {
+			d.Screen.asked(d.found.rows, d.found.onLine())
+		}
 	}
 	d.view, d.found = view, found // to look counts at its own times alone
 }
@@ -3025,8 +3056,9 @@ func (d *Detector) leave(now time.Time) {
 	r := d.cur.place.row - 1 - d.Screen.scrolled
 	asks := d.tty.Canonical && d.tty.Reading == ReadingYes
 	here := d.cur.onLine() && d.cur.place.sizes == d.Screen.sizes
-	if here && !asks && r >= 0 && r < d.view.row && d.Screen.grid[r].asked == 0 {
-		d.Screen.asked([2]int{r, r}, false)
+	if here && !asks && r >= 0 && r < d.view.row && !d.Screen.grid[r].answered {
+		d.Screen.grid[r].answered = true
+		d.Screen.changes++
 		d.lookDue = now
 	}
 }
@@ -3731,7 +3763,7 @@ func (v *view) lineBefore(r int) (text string, first int, answered, known bool) 
 	first = r
 	for more := true; more && len(text) <= maxFull; more = more && l.wrapped {
 		text = v.s.text(l) + text
-		answered = answered || l.asked > 0
+		answered = answered || l.answered
 		first--
 		l, more = v.rowBefore(first)
 	}
