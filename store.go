@@ -1018,29 +1018,8 @@ func (s *Store) decode(l *stateLine) {
 	*r.head() = Head{schemaVersion, l.Rec, l.ID, r.head().At}
 	l.record = r
 	if p, ok := r.(*PromptRecord); ok {
-		if l.V < schemaVersion {
-			p.Messages = messagesOf(l.text)
-		}
 		s.join(p)
 	}
-}
-
-// messagesOf is what a prompt's line of schema 1 says of its messages.
-func messagesOf(text []byte) (all []Message) {
-	var old struct {
-		MsgID  int64   `json:"telegram_msg_id"`
-		Date   int64   `json:"telegram_msg_date"`
-		Status string  `json:"telegram_msg_status"`
-		Before []int64 `json:"telegram_old_msg_ids"`
-	}
-	if err := json.Unmarshal(text, &old); err != nil || old.MsgID == 0 {
-		return nil
-	}
-	slices.Sort(old.Before)
-	for _, id := range old.Before {
-		all = append(all, Message{ID: id})
-	}
-	return append(all, Message{ID: old.MsgID, Date: old.Date, Shows: old.Status})
 }
 
 // ---- records and the one transition table ----
