@@ -1015,7 +1015,7 @@ func (s *Store) decode(l *stateLine) {
 	if l.err != nil {
 		return
 	}
-	*r.head() = Head{schemaVersion, l.Rec, l.ID, r.head().At}
+	r.head().V = schemaVersion
 	l.record = r
 	if p, ok := r.(*PromptRecord); ok {
 		s.join(p)

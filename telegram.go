@@ -2540,7 +2540,7 @@ func (in *incoming) toSession(name string, s *SessionRecord, rest string) intent
 // keys are those to press.
 func (in *incoming) keys(s *SessionRecord, line string) intent {
 	words := strings.Fields(line)
-	if s == nil || len(words) == 0 || slices.ContainsFunc(words, func(word string) bool { return !isKey(word) }) {
+	if len(words) == 0 || slices.ContainsFunc(words, func(word string) bool { return !isKey(word) }) {
 		return intent{reply: "✗ Press what? Example: /keys ESC UP. Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
 			"SHIFT_TAB Y N 1 2 3 SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 	}
