@@ -2050,13 +2050,12 @@ func (s *Store) Prompt(id string) (p *PromptRecord, err error) {
 	return p, err
 }
 
-// PromptsOf are a session's prompts, the oldest first; none where the state cannot be read. They are read only.
-func (s *Store) PromptsOf(session string) []*PromptRecord {
-	defer s.log.release()
-	if err := s.begin(); err != nil {
-		return nil
-	}
-	return s.view.which(func(p *PromptRecord) bool { return p.SessionID == session })
+// PromptsOf are a session's prompts, the oldest first. They are read only.
+func (s *Store) PromptsOf(session string) (found []*PromptRecord) {
+	_ = s.Look(func(v *View) { // as it was, where it cannot be read
+		found = v.which(func(p *PromptRecord) bool { return p.SessionID == session })
+	})
+	return found
 }
 
 // Session is one session as it is now, nil where there is none. It is read only.
@@ -2367,8 +2366,7 @@ func (v *View) tooFast(session string, now time.Time) Refusal {
 	if len(recent) < decisionsLimit {
 		return ""
 	}
-	return Refusal(fmt.Sprintf("%d answers in a minute for this session: wait a little, then answer again",
-		len(recent)))
+	return "10 answers in a minute for this session: wait a little, then answer again"
 }
 
 func fromPhone(by string) bool { return strings.HasPrefix(by, "telegram:") }

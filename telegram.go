@@ -1802,12 +1802,13 @@ type fetched struct {
 }
 
 // fetch gets a file into the session's folder; what came of one that did not come whole is removed.
-func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) (got fetched) {
+func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) fetched {
 	var there struct {
 		Path string `json:"file_path"`
 	}
-	if got.err = t.call(ctx, "getFile", map[string]string{"file_id": file.ID}, &there); got.err != nil {
-		return got
+	err := t.call(ctx, "getFile", map[string]string{"file_id": file.ID}, &there)
+	if err != nil {
+		return fetched{err: err}
 	}
 	resp, err := t.open(ctx, "/file/bot", there.Path, nil)
 	if err != nil {
@@ -1824,7 +1825,11 @@ func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) (go
 	case len(body) > maxFile:
 		return fetched{err: errors.New("the file is too big")}
 	}
-	f, err := t.store.newFile(session, cmp.Or(file.Name, there.Path))
+	name := file.Name
+	if name == "" {
+		name = there.Path
+	}
+	f, err := t.store.newFile(session, name)
 	if err != nil {
 		return fetched{err: err}
 	}
