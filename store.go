@@ -2226,7 +2226,7 @@ func answerFields(p *PromptRecord) []Field {
 // Which answer is taken, from whom, and what it means.
 
 const (
-	decisionsLimit = 10  // answers by phone per session and minute
+	decisionsLimit = 10  // answers by phone per session and minute; tooFast says so
 	maxText        = 200 // bytes of a text answer, unless the prompt has another limit
 )
 
