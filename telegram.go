@@ -56,7 +56,8 @@ type Notice struct {
 	Urgent    bool  // before streams, as what rings or replies goes
 	Last      bool  // below all that the session's program wrote
 
-	leftOut int // notices before it, which were too many
+	leftOut int              // notices before it, which were too many
+	choose  []*SessionRecord // with a button each
 }
 
 // transport carries requests.
@@ -936,7 +937,11 @@ func (t *Telegram) noticeJob() *job {
 		}
 		return j
 	}
-	out := r.outgoing(0, nil)
+	var rows [][]button
+	for _, s := range n.choose {
+		rows = append(rows, []button{{Text: title(s) + " " + shortID(s.ID), Data: tapSession + shortID(s.ID)}})
+	}
+	out := r.outgoing(0, rows)
 	out.Silent = !n.Ring
 	if n.ReplyTo == 0 {
 		return t.message(j, about, out)
@@ -1338,6 +1343,8 @@ const (
 	tapLeave  = "~leave"         // leave the question to the terminal
 	tapTick   = "~t:"            // and keys: these are ticked
 	tapSubmit = "~s:"            // and keys: these are chosen
+
+	tapSession = "use:" // and the beginning of an id, of no question: text goes to that session from now on
 
 	maxCallbackData = 64 // bytes: https://core.telegram.org/bots/api#inlinekeyboardbutton
 )
@@ -2198,7 +2205,7 @@ func (t *Telegram) warn(err error) {
 // once, where nothing was done in a box that must be closed, also where that was the last that this process waited for.
 func (r *receiver) tell(u *update, want intent) {
 	if m := u.Message; m != nil {
-		r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic()})
+		r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), choose: want.choose})
 		return
 	}
 	text, refused := strings.CutPrefix(want.reply, "✗ ")
@@ -2234,10 +2241,11 @@ type incoming struct {
 // intent is what an update asks for: one thing to be done, and what to say of it.
 type intent struct {
 	decision *Decision
-	question *PromptRecord // that is decided, as it is then
-	refused  Refusal       // why the decision is none, "" that is for the state to say
-	record   Record        // what changes without a decision, or the session that text goes to from now on
-	reply    string        // begins with ✗ where nothing is done
+	question *PromptRecord    // that is decided, as it is then
+	refused  Refusal          // why the decision is none, "" that is for the state to say
+	record   Record           // what changes without a decision, or the session that text goes to from now on
+	reply    string           // begins with ✗ where nothing is done
+	choose   []*SessionRecord // one of which is to be chosen
 }
 
 // dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and it must come
@@ -2335,8 +2343,11 @@ func (r *receiver) act(u *update, from *user) error {
 // ---- callback queries ----
 // A button was pressed.
 
-// tapped is what a button asks for: an answer to its question, or what the button itself is for.
+// tapped is what a button asks for: an answer to its question, a session, or what the button itself is for.
 func (in *incoming) tapped() intent {
+	if word, ok := strings.CutPrefix(in.tap.Data, tapSession); ok {
+		return in.claim(in.view.named(word))
+	}
 	d, p := parseCallbackData(in.tap.Data, in.view)
 	want := intent{decision: &d}
 	if p == nil {
@@ -2529,7 +2540,7 @@ func (in *incoming) toSession(name string, s *SessionRecord, rest string) intent
 	text := strings.TrimSpace(rest)
 	switch {
 	case name == "switch":
-		return in.claim(s)
+		return in.claim([]*SessionRecord{s})
 	case name == "keys":
 		return in.keys(s, rest)
 	case name != "send":
@@ -2558,19 +2569,23 @@ func isKey(word string) bool {
 }
 
 // claim makes text that is no reply go to this session from now on, none: to the only one.
-func (in *incoming) claim(to *SessionRecord) intent {
+func (in *incoming) claim(to []*SessionRecord) intent {
 	id := ""
 	reply := "✓ Your text goes to the only session, or to what it replies to."
-	if to != nil {
-		id = to.ID
-		reply = "✓ Your text goes to " + origin(to)
+	switch {
+	case len(to) == 1:
+		id = to[0].ID
+		reply = "✓ Your text goes to " + origin(to[0])
+	case in.tap != nil:
+		return intent{reply: "✗ Nothing was done: that session has ended."}
 	}
 	return intent{reply: reply, record: &MetaRecord{Head: Head{ID: in.claimed()}, Value: id}}
 }
 
-// choice has the operator name a session for that command.
+// choice has the operator choose a session for that command; a tap has text go to it from then on.
 func (in *incoming) choice(name string) intent {
-	return intent{reply: "✗ Which session? Reply to one of its messages, or write /" + name + " 1a2b3c4d. " + in.list()}
+	reply := "✗ Which session? Tap it, reply to one of its messages, or write /" + name + " 1a2b3c4d. " + in.list()
+	return intent{reply: reply, choose: in.view.named("")}
 }
 
 // claimed is the name of the fact which session text of the operator's goes to.
