@@ -482,7 +482,7 @@ func (m manual) name() string { return strings.Fields(m.page)[0] }
 var (
 	// reFlag is the line of a flag in a page.
 	reFlag = re(`(?m)^  --([a-z-]+)(?: (\S+))? {2,}`)
-	// reForCheck is what a page has of settings for their check alone.
+	// reForCheck is a line of a setting that only its check reads.
 	reForCheck = re(`(?m)^    (is|must) .*\n`)
 	// reOptions are the flags in a synopsis.
 	reOptions = re(`\[(flags|--[^]]+)\]`)
@@ -700,8 +700,8 @@ func (c *command) printJSON(v any) int {
 	return 0
 }
 
-// show prints list with --json, else a table below headings, in which one of it has the cells. Of an empty one it says
-// none.
+// show prints a list, with --json as it is, else as a table: the headings, then the cells of each element. Instead of an
+// empty table's rows it says none.
 func show[T any](c *command, list []T, none, headings string, cells func(T) []any) int {
 	if c.on("json") {
 		return c.printJSON(list)
@@ -1000,8 +1000,8 @@ func findAdapted(a *Adapter, command string) tool {
 	return tool{Name: a.Name, Path: path, Supported: a.MinVer + " to " + a.MaxVer}
 }
 
-// probe asks the tool that findAdapted has found for its version, and warns of one that
-// was not tried. It ends with ctx, or after ten seconds: Node takes up to 4 s to start (measured).
+// probe asks the tool that findAdapted has found for its version, and warns of one that was not tried. It ends with ctx,
+// or after ten seconds: Node takes up to 4 s to start (measured).
 func (a *Adapter) probe(ctx context.Context, command string, env []string) tool {
 	t := findAdapted(a, command)
 	if t.Path == "" {
@@ -5510,7 +5510,7 @@ func (h *hook) questions(ctx context.Context) (decision, error) {
 }
 
 // ownQuestion is the prompt of a question that claude asks in those words, with the labels of its options by their
-// numbers; nil where it has not the shape of one. The others are rows of all questions.
+// numbers; nil where it does not have the shape of one. others are rows that belong to all questions of the call.
 func ownQuestion(o object, words string, others []string) (p *PromptRecord, labels map[string]string) {
 	var options []object
 	if words == "" || !o.take("options", &options) {
@@ -5861,7 +5861,7 @@ const (
 	maxChoices  = 9   // each has a digit as its key
 	maxLabel    = 60  // UTF-16 units of a choice: what its button shows
 
-	maxShown = 1 << 20 // UTF-16 units of what a script gives: beyond what is refused
+	maxShown = 1 << 20 // UTF-16 units that are made safe: more than is taken
 )
 
 // reHunk is the head of a hunk, which only a diff has.
@@ -5876,7 +5876,7 @@ type asking struct {
 	prompt PromptRecord
 	given  map[string]string // what is printed for a choice, by its key
 	values string            // what can be answered, as the terminal is told
-	code   int               // the exit status, until it is known that of no answer
+	code   int               // the exit status: exitInternal until there is an answer, or none can come
 }
 
 // cmdAsk exits with what the answer says, or with that there is none.
@@ -6174,7 +6174,7 @@ func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 	switch {
 	case a.lost != nil && answer != nil:
 		return a.end(Failed, "the script did not take the answer", end.ID)
-	case a.lost != nil: // that is told
+	case a.lost != nil: // the command says so
 		return nil
 	case answer != nil:
 		err = errors.Join(a.end(Injected, "", end.ID), a.end(Resolved, "", end.ID))
