@@ -490,8 +490,8 @@ var (
 	reLiteral = re(`^[a-z|]+$`)
 )
 
-// checked returns the value of a flag, in seconds where that is a time, or why it cannot have that value. kind is what the
-// page calls it, "" for a switch.
+// checked returns the value of a flag, in seconds where that is a time, or why it cannot have that value. kind is what
+// the page calls it, "" for a switch.
 func checked(kind, value string) (string, error) {
 	words := strings.Split(kind, "|")
 	switch {
@@ -700,8 +700,8 @@ func (c *command) printJSON(v any) int {
 	return 0
 }
 
-// show prints a list, with --json as it is, else as a table: the headings, then the cells of each element. Instead of an
-// empty table's rows it says none.
+// show prints a list, with --json as it is, else as a table: the headings, then the cells of each element. Instead of
+// an empty table's rows it says none.
 func show[T any](c *command, list []T, none, headings string, cells func(T) []any) int {
 	if c.on("json") {
 		return c.printJSON(list)
@@ -1000,8 +1000,8 @@ func findAdapted(a *Adapter, command string) tool {
 	return tool{Name: a.Name, Path: path, Supported: a.MinVer + " to " + a.MaxVer}
 }
 
-// probe asks the tool that findAdapted has found for its version, and warns of one that was not tried. It ends with ctx,
-// or after ten seconds: Node takes up to 4 s to start (measured).
+// probe asks the tool that findAdapted has found for its version, and warns of one that was not tried. It ends with
+// ctx, or after ten seconds: Node takes up to 4 s to start (measured).
 func (a *Adapter) probe(ctx context.Context, command string, env []string) tool {
 	t := findAdapted(a, command)
 	if t.Path == "" {
@@ -1326,8 +1326,8 @@ var c1 = re(`[\x{80}-\x{9f}]`)
 // columned are the members of an entry that logs shows in front.
 var columned = strings.Fields("ts event session_id prompt_id")
 
-// entry is what logs prints of a line, "" for an entry of another session than --session; of a damaged one the session is
-// not known. Whatever a terminal could obey is escaped, in JSON too.
+// entry is what logs prints of a line, "" for an entry of another session than --session; of a damaged one the session
+// is not known. Whatever a terminal could obey is escaped, in JSON too.
 func (c *command) entry(line []byte) string {
 	fields, err := parseEntry(line)
 	if err != nil {
@@ -5156,11 +5156,11 @@ func (p *PromptRecord) begin(source, session string, life time.Duration) {
 }
 
 // await returns the stored prompt when it is no longer open; who follows the session has it sent. obey gets what the
-// phone wants of the session meanwhile. Whoever asks ends the question, too. When its time is over it expires, with its
-// safe default as its value, or is canceled if it was never sent to anybody. When ctx ends it is canceled if the cause is
-// a stopped, and fails with any other cause. An answer that came first counts. Where the context has no cause this
-// process is being ended: await returns nil, and others find that nobody holds its lock. It returns nil, too, when the
-// session has died.
+// phone wants of the session meanwhile. Whoever asks ends the question, too. When its time is over it expires, with
+// its safe default as its value, or is canceled if it was never sent to anybody. When ctx ends it is canceled if the
+// cause is a stopped, and fails with any other cause. An answer that came first counts. Where the context has no cause
+// this process is being ended: await returns nil, and others find that nobody holds its lock. It returns nil, too,
+// when the session has died.
 func (p *PromptRecord) await(ctx context.Context, st *Store, obey func(*InputRecord)) (*PromptRecord, error) {
 	following, stop := context.WithCancel(ctx)
 	defer stop()
@@ -5391,7 +5391,8 @@ func (h *hook) decide(c *command) error {
 	return h.st.end(to, why, h.asked...)
 }
 
-// wait asks one question of the call, and returns it answered or expired; nil, also for none: the tool's dialog is to ask.
+// wait asks one question of the call, and returns it answered or expired; nil, also for none: the tool's dialog is to
+// ask.
 func (h *hook) wait(ctx context.Context, p *PromptRecord) (*PromptRecord, error) {
 	if p == nil {
 		return nil, nil
