@@ -5176,7 +5176,7 @@ func (p *PromptRecord) await(ctx context.Context, st *Store, obey func(*InputRec
 					now = r
 				}
 			}
-		case <-time.After(lookOften):
+		case <-time.After(lookSlowly): // its time may be over, or the session
 		}
 		cause := context.Cause(ctx)
 		_, back := errors.AsType[*stopped](cause)
@@ -5333,7 +5333,7 @@ func (h *hook) handle(c *command) error {
 		return h.st.keep(&InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
 			Text: answerText(h.LastWords), Status: "queued"})
 	case "PermissionRequest":
-		cfg, err := c.config(map[string]string{"permission_timeout_seconds": c.text("timeout")})
+		cfg, err := c.config(timeoutOf(c.opts))
 		if err != nil {
 			return err
 		}
