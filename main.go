@@ -1129,8 +1129,8 @@ func (c *command) status(s *Store) int {
 		return b.StartedAt.Compare(a.StartedAt)
 	})
 	now := time.Now()
-	none := "no sessions; start one: atlasbridge run <tool>"
-	code := show(c, list, none, "SESSION\tPID\tSTATE\tUP\tOPEN\tTOOL", func(r statusRow) []any {
+	headings := "SESSION\tPID\tSTATE\tUP\tOPEN\tTOOL"
+	code := show(c, list, "no sessions; start one: atlasbridge run <tool>", headings, func(r statusRow) []any {
 		state := cmp.Or(r.Activity, r.Status)
 		switch {
 		case r.WrapperState == "stopped":
@@ -5738,15 +5738,15 @@ func lineDiff(before, after string) string {
 		slices.Reverse(a)
 		slices.Reverse(b)
 	}
-	var diff strings.Builder
+	var rows []string
 	for i, line := range slices.Concat(a, b) {
 		mark := "-"
 		if i >= len(a) {
 			mark = "+"
 		}
-		diff.WriteString(mark + strings.TrimSuffix(line, "\n") + "\n")
+		rows = append(rows, mark+strings.TrimSuffix(line, "\n"))
 	}
-	return strings.TrimSuffix(diff.String(), "\n")
+	return strings.Join(rows, "\n")
 }
 
 // installHooks adds to the tool's command line what makes it call us, merged into the last --settings there, which
@@ -5844,9 +5844,9 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 // reOurs are the names of our settings in an environment, in any case, as Windows has them.
 var reOurs = re(`(?i)^(ATLASBRIDGE|TELEGRAM)_`)
 
-// childEnv is the environment without anything of ours but what `atlasbridge hook` needs.
+// childEnv takes all of ours out of an environment but what `atlasbridge hook` needs.
 func childEnv(env []string, c *Config, sessionID string) []string {
-	clean := slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+	clean := slices.DeleteFunc(env, func(entry string) bool {
 		return reOurs.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
 	})
 	return append(clean, "ATLASBRIDGE_SESSION="+sessionID, "ATLASBRIDGE_HOME="+c.Dir)
@@ -6171,7 +6171,17 @@ func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 	default:
 		return fmt.Errorf("the question was not answered: %s", end.Reason)
 	}
-	a.tell(end, status, answer)
+	if a.on("json") {
+		a.printJSON(struct {
+			Answer *string `json:"answer"`
+			Status string  `json:"status"` // answered refused expired
+			By     string  `json:"by"`
+			ID     string  `json:"id"`
+			Reason string  `json:"reason"` // the operator's, for a refusal
+		}{answer, status, maybe(end.DecidedBy), end.ID, end.Reason})
+	} else if answer != nil {
+		fmt.Fprintln(a, *answer)
+	}
 	switch {
 	case a.lost != nil && answer != nil:
 		return a.end(Failed, "the script did not take the answer", end.ID)
@@ -6185,19 +6195,4 @@ func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 		a.complain("refused: " + end.Reason)
 	}
 	return err
-}
-
-// tell prints the answer, nil none, with --json as an object.
-func (a *asking) tell(end *PromptRecord, status string, answer *string) {
-	if a.on("json") {
-		a.printJSON(struct {
-			Answer *string `json:"answer"`
-			Status string  `json:"status"` // answered refused expired
-			By     string  `json:"by"`
-			ID     string  `json:"id"`
-			Reason string  `json:"reason"` // the operator's, for a refusal
-		}{answer, status, maybe(end.DecidedBy), end.ID, end.Reason})
-	} else if answer != nil {
-		fmt.Fprintln(a, *answer)
-	}
 }
