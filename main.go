@@ -5918,12 +5918,16 @@ func (a *asking) compose() error {
 	}
 	p.Excerpt = clip(p.Question, maxExcerpt)
 	p.Full = p.Question
-	if about {
-		text, err := a.readAbout()
+	if about { // too much of it nobody would read
+		b, err := io.ReadAll(io.LimitReader(hostStream{a.stdin}, maxHookFull+1))
 		if err != nil {
-			return err
+			return fmt.Errorf("reading standard input: %w", err)
 		}
-		p.Full += "\n" + text
+		text := clean(string(b), maxShown)
+		if max(len(b), len(text)) > maxHookFull {
+			return misuse("standard input has more than %d KiB as it is shown: give less of it", maxHookFull>>10)
+		}
+		p.Full += "\n" + cmp.Or(text, "(nothing came on standard input)")
 	}
 	for _, c := range p.Choices {
 		if utf8.RuneCountInString(c.Label) > wideLabel {
@@ -5989,19 +5993,6 @@ func (a *asking) addChoices(words []string) error {
 	}
 	a.values = strings.Join(words, "|")
 	return nil
-}
-
-// readAbout is what standard input says, made safe. Too much of it is refused: nobody would read it.
-func (a *asking) readAbout() (text string, err error) {
-	b, err := io.ReadAll(io.LimitReader(hostStream{a.stdin}, maxHookFull+1))
-	if err != nil {
-		return "", fmt.Errorf("reading standard input: %w", err)
-	}
-	text = clean(string(b), maxShown)
-	if max(len(b), len(text)) > maxHookFull {
-		return "", misuse("standard input has more than %d KiB as it is shown: give less of it", maxHookFull>>10)
-	}
-	return cmp.Or(text, "(nothing came on standard input)"), nil
 }
 
 // run asks, and passes the answer on. An error is why there is none.

@@ -523,7 +523,8 @@ func (p *unixPTY) Modes() Modes {
 // the answer is ReadingUnknown.
 func (p *unixPTY) reading() Reading {
 	var number int32
-	if !linux || !procShown() || ioctl(p.master, linuxTIOCGPTN, &number) != nil {
+	self, _ := os.Readlink("/proc/self") // another pid, or none: /proc is another container's, or missing
+	if !linux || self != strconv.Itoa(os.Getpid()) || ioctl(p.master, linuxTIOCGPTN, &number) != nil {
 		return ReadingUnknown
 	}
 	group, err := groupOf(p.master)
@@ -622,23 +623,18 @@ func (p *unixPTY) heard() (int, error) {
 	return int(number), err
 }
 
-// actAs does what this process is to do when it is no command: then is is true.
-func actAs(args []string) (is bool) {
-	is = len(args) > 3 && args[1] == leaderRole
-	if is {
-		lead(args[2], args[3:])
+// actAs lives a leader's life where the arguments are a leader's; else it is false. Where its reports are not heard, it
+// is about to be ended.
+func actAs(args []string) bool {
+	if len(args) < 4 || args[1] != leaderRole {
+		return false
 	}
-	return is
-}
-
-// lead is a leader's life. Where its reports are not heard it is about to be ended.
-func lead(path string, argv []string) {
 	report := os.NewFile(reportFD, "report")
 	unix.CloseOnExec(slaveFD)
 	unix.CloseOnExec(reportFD)
 	foreground := &syscall.SysProcAttr{Foreground: true, Ctty: slaveFD}
 	attr := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: foreground}
-	number, err := begin(path, argv, attr)
+	number, err := begin(args[2], args[3:], attr)
 	if failed, ok := errors.AsType[syscall.Errno](err); ok {
 		number = -int(failed)
 	}
@@ -651,6 +647,7 @@ func lead(path string, argv []string) {
 		runs = status.Stopped()
 		_ = binary.Write(report, binary.NativeEndian, int32(status))
 	}
+	return true
 }
 
 // onMachine is the number of a system call of Linux on the machine that we run on.
@@ -681,13 +678,6 @@ const (
 
 // procDir is what /proc tells of a process.
 func procDir(pid int) string { return "/proc/" + strconv.Itoa(pid) }
-
-// procShown tells whether the processes in /proc are those that we know by their pids: it may be missing, or another
-// container's.
-func procShown() bool {
-	self, _ := os.Readlink("/proc/self") // "" where there is none
-	return self == strconv.Itoa(os.Getpid())
-}
 
 // lives tells whether there is a process, thread or (below 0) group, whoever's it is and whether or not it is shown.
 func lives(pid int) bool {
