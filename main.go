@@ -5329,9 +5329,11 @@ func (h *hook) handle(c *command) error {
 		return h.st.Audit(toolCall(h.session, h.Tool, h.UseID, h.Input))
 	case "PostToolUse", "PostToolUseFailure":
 		return h.st.Audit(toolResult(h.session, h.Tool, h.UseID, h.Event == "PostToolUse"))
-	case "Stop": // the tool's answer, for the session's idle notice
+	case "Stop": // the tool's answer, for the session's idle notice: of a long one the beginning and the end
+		plain := strings.NewReplacer("\ufe0e", "", "\ufe0f", "", "\u200d", "") // of how an emoji is drawn
+		answer := abridge(visible(redact(plain.Replace(h.LastWords))), maxLastWords)
 		return h.st.keep(&InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
-			Text: answerText(h.LastWords), Status: "queued"})
+			Text: answer, Status: "queued"})
 	case "PermissionRequest":
 		cfg, err := c.config(timeoutOf(c.opts))
 		if err != nil {
@@ -5345,12 +5347,6 @@ func (h *hook) handle(c *command) error {
 		return h.decide(c)
 	}
 	return nil
-}
-
-// answerText is a tool's answer as it may leave the machine: of a long one the beginning and the end.
-func answerText(text string) string {
-	text = strings.NewReplacer("\ufe0e", "", "\ufe0f", "", "\u200d", "").Replace(text) // how an emoji is drawn
-	return abridge(visible(redact(text)), maxLastWords)
 }
 
 // toolCall is the audit entry of one tool call: the arguments by their beginning, redacted, and the hash of them all.
