@@ -1431,6 +1431,7 @@ const (
 	maxUnread   = 512 << 10 // of output that the screen may lag behind the host
 	wakeUnread  = 256 << 10 // of it are not left to gather
 	maxArrow    = 32        // of a key that moves
+	maxMenuKeys = 100       // keys: nine choices, each reached past eight others, and its tick
 	maxTapReads = 1000      // of a tap after the child's end
 	tapBytes    = 64 << 10  // of one read of a tap: a pipe holds as much
 	readBytes   = 8 << 10   // of one read
@@ -2283,6 +2284,7 @@ type relay struct {
 
 	lastKey  time.Time   // when somebody last typed here
 	begun    int         // characters of a line that was begun and not ended, in line mode
+	quoted   bool        // the last of them was ^V
 	fed      bool        // standard input is a pipe that has not ended: who feeds it answers
 	held     []typedKeys // at the keyboard while a typist works
 	typing   []byte      // for writeTyping
@@ -2882,15 +2884,18 @@ func stops(keys []byte) bool {
 }
 
 // noteLine notes how much of a line that has not ended stands in the terminal after keys, which it got in these modes:
-// the system does not count it. Who reads in raw mode gets what is there.
+// the system does not count it. Who reads in raw mode gets what is there. ^D hands over what is there, but ends no line;
+// the key behind ^V is a character like others.
 func (s *relay) noteLine(keys string, modes Modes) {
 	for _, r := range keys {
+		literal := s.quoted
+		s.quoted = r == 0x16 && !literal
 		switch {
-		case !modes.Canonical || strings.ContainsRune("\r\n\x03\x04\x15\x1a\x1c", r): // ^C ^D ^U ^Z ^\
+		case !modes.Canonical || !literal && strings.ContainsRune("\r\n\x03\x15\x1a\x1c", r): // ^C ^U ^Z ^\
 			s.begun = 0
-		case r == 0x7f || r == '\b':
+		case !literal && (r == 0x7f || r == '\b'):
 			s.begun = max(0, s.begun-1)
-		default:
+		case literal || r != 0x04:
 			s.begun++
 		}
 	}
@@ -4140,6 +4145,8 @@ const (
 	textStays  = "the text is in the input box but was not taken; look at the terminal"
 	whyStopped = "it was stopped at the keyboard"
 	whyEnded   = "the program ended before the answer was typed"
+
+	notFollowed = "the menu did not follow the keys; look at the terminal"
 )
 
 // work types, by do, when nobody else does and the keyboard is held, and tells why not all is typed, "" it is.
@@ -4490,12 +4497,13 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 // there. Each key must show in the menu before the next.
 func (t *typist) choose(want []int) (why string) {
 	var menu, before *Prompt // as it is, and as it was before the last key
-	for within := keyGrace + lookTime; ; within = sendTime {
+	within := keyGrace + lookTime
+	for range maxMenuKeys {
 		var then func() (why string) // nil: the menu goes on
 		why := t.press(within, func(v sight) (keys, why string) {
 			now := v.look
 			if !t.q.screen.follows(now) || before != nil && now.unmoved(before) {
-				return "", "the menu did not follow the keys; look at the terminal"
+				return "", notFollowed
 			}
 			menu = now
 			t.steer = now.Multi
@@ -4547,7 +4555,9 @@ func (t *typist) choose(want []int) (why string) {
 			return then()
 		}
 		before = menu
+		within = sendTime
 	}
+	return notFollowed // a row that no arrow reaches, or ticks that exclude each other
 }
 
 // locate is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not
