@@ -366,9 +366,6 @@ func (s *Screen) attr(row, col int) Attr {
 // Cursor is where it stands, from 0.
 func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.modes[modeCursor] }
 
-// Title is the last one set by OSC 0 or 2.
-func (s *Screen) Title() string { return s.title }
-
 // Status is the last report of OSC 7501.
 func (s *Screen) Status() ProgramStatus { return s.status }
 
@@ -1540,7 +1537,6 @@ type shown struct {
 	above []string // the context: above the paragraph, or the dialog
 	body  []string // of the dialog, above its first choice; of a question on a line, the paragraph before
 	among []string // of the dialog, from its first choice on; of a line, what stands right of the cursor and below
-	line  bool     // the question stands on a line of its own, not in a dialog
 }
 
 // place is a row of the session; the zero value is anywhere.
@@ -2716,10 +2712,9 @@ type Detector struct {
 
 	lookDue time.Time // zero, or when the output that has come is looked at
 
-	ttyDue   time.Time // when the terminal's state is worth a look
-	unsureAt time.Time // zero, or since when cur may have changed
-	askDue   time.Time // zero, or when found is asked
-	goneDue  time.Time // zero, or when cur, which is out of sight, is forgotten
+	ttyDue  time.Time // when the terminal's state is worth a look
+	askDue  time.Time // zero, or when found is asked
+	goneDue time.Time // zero, or when cur, which is out of sight, is forgotten
 
 	askedAt []time.Time // when questions were asked in the last minute, with nothing typed since
 }
@@ -2872,7 +2867,6 @@ func (d *Detector) Again() {
 func (d *Detector) forget() {
 	d.cur = nil
 	d.goneDue = time.Time{}
-	d.unsureAt = time.Time{}
 }
 
 // Tick returns a question that is seen for the first time, else nil.
@@ -3063,7 +3057,7 @@ func (d *Detector) leave(now time.Time) {
 	}
 }
 
-// compare compares what is on the screen with the question in force, and notes since when that is not sure. An answer
+// compare compares what is on the screen with the question in force. An answer
 // that is being typed behind it, or in an idle input box, does not count.
 func (d *Detector) compare() sameness {
 	c := d.cur
@@ -3081,14 +3075,6 @@ func (d *Detector) compare() sameness {
 	if verdict == another && d.found != nil {
 		d.found.motion = d.motion
 		verdict = c.compare(&d.found.Prompt)
-	}
-	switch {
-	case verdict != unsure:
-		d.unsureAt = time.Time{}
-	case d.unsureAt.IsZero():
-		d.unsureAt = d.motion.now
-	case d.motion.now.Sub(d.unsureAt) >= moveTime:
-		return another
 	}
 	return verdict
 }
@@ -3461,7 +3447,7 @@ func (d *Detector) newView() *view {
 	v := &view{s: s, a: a, tty: d.tty, o: d.o, of: of, row: row, col: col, hidden: hidden}
 	v.known = a.Box != nil && !v.readsLine()
 	v.busy = v.tty.Reading == ReadingBusy && !v.known
-	v.reported = v.known && (a.Asks.MatchString(s.Title()) || s.Status().asks())
+	v.reported = v.known && (a.Asks.MatchString(s.title) || s.Status().asks())
 	v.readRows()
 	v.last = v.up(s.rows, showsAny)
 	if v.hidden {
@@ -3802,7 +3788,7 @@ func (v *view) atWork() bool {
 		return false
 	}
 	shows := func(w viewRow) bool { return w.fits(v.a.Works) }
-	return v.a.Works.MatchString("\x1b"+v.s.Title()) || slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
+	return v.a.Works.MatchString("\x1b"+v.s.title) || slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
 }
 
 // readsLine reports whether lines are read, as no agent's own screen does: somebody else asks.
@@ -5535,7 +5521,7 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	rows := append(slices.Clone(before), strings.TrimRight(f.Full+" "+right, " "))
 	f.Full = strings.Join(append(rows, below...), "\n")
 	f.Cut = f.Cut || cut || v.s.cutIn(top, end+len(below))
-	f.parts = shown{body: before, among: append([]string{right}, below...), line: true}
+	f.parts = shown{body: before, among: append([]string{right}, below...)}
 	f.showAbove(context, far)
 	return f
 }
@@ -5815,10 +5801,7 @@ func (c *castWriter) close(now time.Time) error {
 	if c == nil {
 		return nil
 	}
-	if c.state == "" {
-		c.state = TTYState{}.words()
-	}
-	c.event("t", c.state, now)
+	c.event("t", cmp.Or(c.state, TTYState{}.words()), now)
 	return errors.Join(c.w.Flush(), c.file.Close())
 }
 
