@@ -120,7 +120,7 @@ type Screen struct {
 	replies []byte // that wait for TakeReplies
 	title   string
 	status  ProgramStatus
-	said    []ProgramStatus // that waits for TakeSaid
+	said    []ProgramStatus // what the program has said of itself since a detector took it
 	tr      transcript
 
 	scrolled       int                  // rows that left the primary screen at its top
@@ -368,13 +368,6 @@ func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.
 
 // Status is the last report of OSC 7501.
 func (s *Screen) Status() ProgramStatus { return s.status }
-
-// TakeSaid is what the program has said of itself since the last call, the newest maxStatuses of it.
-func (s *Screen) TakeSaid() []ProgramStatus {
-	taken := s.said[max(0, len(s.said)-maxStatuses):]
-	s.said = nil
-	return taken
-}
 
 // AltScreen tells whether the alternate screen is in use.
 func (s *Screen) AltScreen() bool { return s.page == &s.alternate }
@@ -2770,10 +2763,11 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 	d.takeReports(now)
 }
 
-// takeReports takes what the tool has said of itself: it may have worked between two looks.
+// takeReports takes what the tool has said of itself, the newest maxStatuses of it: it may have worked between two looks.
 func (d *Detector) takeReports(now time.Time) {
-	worked := d.turn.worked
-	for _, said := range d.Screen.TakeSaid() {
+	all := d.Screen.said
+	d.Screen.said = nil
+	for _, said := range all[max(0, len(all)-maxStatuses):] {
 		if said.State != "" {
 			d.reports = append(d.reports, said)
 		}
@@ -2783,15 +2777,6 @@ func (d *Detector) takeReports(now time.Time) {
 		case said.State == "" && d.turn.report == "" && d.adapter.Works.MatchString("\x1b"+said.Title):
 			d.turn.noteWork(false, now)
 		}
-	}
-	d.noteWorked(worked)
-}
-
-// noteWorked has the input box told again if the tool has worked, and before had not.
-func (d *Detector) noteWorked(before bool) {
-	counts := d.turn.typed || d.turn.ended != ""
-	if d.turn.worked && !before && counts && d.cur != nil && d.cur.Idle {
-		d.forget()
 	}
 }
 
@@ -2972,7 +2957,6 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 // a text stands in it.
 func (d *Detector) lookAtTurn(now time.Time) {
 	t, v := &d.turn, d.view
-	worked := t.worked
 	switch {
 	case v.working:
 		t.noteWork(false, now)
@@ -2985,7 +2969,6 @@ func (d *Detector) lookAtTurn(now time.Time) {
 			t.noteWork(true, now)
 		}
 	}
-	d.noteWorked(worked)
 }
 
 // foldOutput takes the output since the last look into the mask. What was known of the terminal holds no more where
@@ -3016,9 +2999,15 @@ func (d *Detector) foldOutput(now time.Time) {
 	}
 }
 
-// track forgets the question in force once it has been out of sight for a while.
+// track forgets the question in force once it has been out of sight for a while, and an input box of a tool that has
+// worked since: that is told again.
 func (d *Detector) track(now time.Time) {
 	if d.cur == nil {
+		return
+	}
+	worked := d.turn.worked && (d.turn.typed || d.turn.ended != "")
+	if worked && d.cur.Idle && d.view.known {
+		d.forget()
 		return
 	}
 	switch d.compare() {
