@@ -365,7 +365,7 @@ type shownTo struct {
 
 // judge takes one more entry, and says what is wrong though the chain holds: that the log is not the one it was, or
 // that an answer was typed at something else than was shown. A question is forgotten when it or its session is over.
-// whole tells that the log has all entries before, too.
+// whole reports whether the log has all entries before, too.
 func (q questions) judge(fields []Field, whole bool) (why string) {
 	member := map[string]string{}
 	for _, f := range fields {

@@ -1497,7 +1497,7 @@ type turnOrder struct {
 	childGone bool     // the child has ended: nothing is begun any more
 }
 
-// ended tells whether the child has, to those who await that.
+// ended reports whether the child has, to those who await that.
 func (s *turnOrder) ended() bool { return s.childGone }
 
 // waiter is somebody in await.
@@ -1527,7 +1527,7 @@ func (s *turnOrder) wakeWaiting() {
 	})
 }
 
-// await gives the turn away until holds is true, at most until that time; the zero time never comes. It tells whether
+// await gives the turn away until holds is true, at most until that time; the zero time never comes. It reports whether
 // holds is true. Who has the turn calls holds, too: it only looks.
 func (s *turnOrder) await(until time.Time, holds func() bool) bool {
 	s.wakeWaiting()
@@ -1603,7 +1603,7 @@ func noTool(name string) (todo string) {
 	return ""
 }
 
-// isTool tells whether that is the name of a tool, known or there.
+// isTool reports whether that is the name of a tool, known or there.
 func isTool(name string) bool {
 	_, err := findTool(name)
 	return err == nil || slices.Contains(toolNames(), name)
@@ -1799,7 +1799,7 @@ func (h *hostTerminal) findKeyboard(ours [3]*os.File) {
 	}
 }
 
-// sameFile tells whether both are one file, or stream, or neither says.
+// sameFile reports whether both are one file, or stream, or neither says.
 func sameFile(a, b *os.File) bool {
 	is, err := a.Stat()
 	if err != nil {
@@ -1809,13 +1809,13 @@ func sameFile(a, b *os.File) bool {
 	return err != nil || os.SameFile(is, other)
 }
 
-// isFed tells whether f is a file, a pipe or a socket: no terminal, nor /dev/null.
+// isFed reports whether f is a file, a pipe or a socket: no terminal, nor /dev/null.
 func isFed(f *os.File) bool {
 	info, err := f.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice == 0
 }
 
-// isPipe tells whether another program reads what is written there.
+// isPipe reports whether another program reads what is written there.
 func isPipe(f *os.File) bool {
 	info, err := f.Stat()
 	return err == nil && info.Mode()&os.ModeNamedPipe != 0
@@ -2175,13 +2175,14 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 	}
 }
 
-// reloads tells whether there is something to reload. Without a terminal nothing else can be meant.
+// reloads reports whether there is something to reload. Without a terminal nothing else can be meant.
 func (w *watchdog) reloads() bool {
 	_, err := os.Stat(filepath.Join(w.cfg.Dir, "config.toml"))
 	return err == nil || w.relay.tty == nil
 }
 
-// hostGone tells that the host's terminal has been closed, or belongs to nobody since the leader of our session ended.
+// hostGone reports whether the host's terminal has been closed, or belongs to nobody since the leader of our session
+// ended.
 func (h *hostTerminal) hostGone() bool {
 	if h.tty == nil || signal.Ignored(syscall.SIGHUP) { // nohup
 		return false
@@ -2341,7 +2342,7 @@ type typedKeys struct {
 	unread bool  // nobody had read the answer that was being typed: they belong to its question
 }
 
-// hidden tells whether the terminal did not show the keys, as when a password is read: no recording has them.
+// hidden reports whether the terminal did not show the keys, as when a password is read: no recording has them.
 func (k typedKeys) hidden() bool { return k.modes.Canonical && !k.modes.Echo }
 
 // callReader reads the calls of tools in stream-json output.
@@ -2527,8 +2528,8 @@ func (b *backlog) wrote() {
 	}
 }
 
-// hold has no more keys pass, and tells whether all that have are written and known; else the detector turns when they
-// are.
+// hold has no more keys pass, and reports whether all that have are written and known; else the detector turns when
+// they are.
 func (b *backlog) hold() (alone bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -2581,7 +2582,7 @@ func (r *relay) readKeyboard(now time.Time) {
 	r.listen()
 }
 
-// mayListen tells whether the keyboard is not read although it may be one day.
+// mayListen reports whether the keyboard is not read although it may be one day.
 func (r *relay) mayListen() bool { return r.keys != nil && !r.raw.Load() && r.ctx.Err() == nil }
 
 // listen has the keys of the host's terminal read, if it is raw.
@@ -2794,7 +2795,7 @@ func (r *relay) writeTyping() {
 	}
 }
 
-// writes tells whether something is to be typed that is no typist's.
+// writes reports whether something is to be typed that is no typist's.
 func (r *relay) writes() bool { return r.inFlight || len(r.typing) > 0 }
 
 // unwritten tells what kept keys from the child, if anything. Any goroutine may call it.
@@ -2878,14 +2879,14 @@ func (r *relay) noteKeys(k typedKeys) {
 	r.watcher.recordKeys(keys, k.hidden(), k.at)
 }
 
-// stops tells whether keys end what a typist does: ^C or Esc.
+// stops reports whether keys end what a typist does: ^C or Esc.
 func stops(keys []byte) bool {
 	return bytes.ContainsRune(keys, 0x03) || string(keys) == "\x1b"
 }
 
 // noteLine notes how much of a line that has not ended stands in the terminal after keys, which it got in these modes:
-// the system does not count it. Who reads in raw mode gets what is there. ^D hands over what is there, but ends no line;
-// the key behind ^V is a character like others.
+// the system does not count it. Who reads in raw mode gets what is there. ^D hands over what is there, but ends no
+// line; the key behind ^V is a character like others.
 func (s *relay) noteLine(keys string, modes Modes) {
 	for _, r := range keys {
 		literal := s.quoted
@@ -2901,7 +2902,7 @@ func (s *relay) noteLine(keys string, modes Modes) {
 	}
 }
 
-// isReport tells whether keys are what terminals send by themselves.
+// isReport reports whether keys are what terminals send by themselves.
 func isReport(keys string) bool {
 	return strings.HasPrefix(keys, "\x1b") && reReport.MatchString(keys) // to match a long paste takes long
 }
@@ -2999,7 +3000,7 @@ func (v *watcher) detector() {
 	}
 }
 
-// gathers tells whether output may gather: nothing needs it at once. A dialog that the tool reports does.
+// gathers reports whether output may gather: nothing needs it at once. A dialog that the tool reports does.
 func (v *watcher) gathers() bool {
 	reported := v.det.Screen.Status().State == "blocked"
 	return v.typist == nil && v.cast == nil && !v.cfg.Stream && !reported
@@ -3131,7 +3132,7 @@ func (q *question) leave(to State, why string) {
 	}
 }
 
-// closed tells whether nobody can answer q any more, or somebody has.
+// closed reports whether nobody can answer q any more, or somebody has.
 func (q *question) closed() bool { return q.to != "" || !q.rec.Open() }
 
 // carry takes one question of the screen to its end: it waits for a hook that may ask the same, has the question
@@ -3171,7 +3172,7 @@ func (d *desk) carryNext(q *question) {
 	d.takeUp()
 }
 
-// expectsHook tells whether a hook may still call about the dialog p: of a tool that speaks the
+// expectsHook reports whether a hook may still call about the dialog p: of a tool that speaks the
 // protocol only where it says that it asks for an approval or an answer (measured on claude 2.1).
 func (l *dialogs) expectsHook(p *Prompt) bool {
 	if !l.hooked || p.Idle || p.Type != MultipleChoice {
@@ -3232,12 +3233,13 @@ func (d *desk) dressNotice(r *PromptRecord) {
 	r.Watched = d.watched(d.relay.lastKey)
 }
 
-// watched tells whether somebody is at the keyboard, and not at the phone. They did something here last at that time.
+// watched reports whether somebody is at the keyboard, and not at the phone. They did something here last at that time.
 func (d *desk) watched(last time.Time) bool {
 	return d.relay.interactive && time.Since(last) < d.cfg.Away && last.After(d.phone.phoneAt)
 }
 
-// endRings tells whether the end of the program is news: it ended by itself, and nobody was here since it was started.
+// endRings reports whether the end of the program is news: it ended by itself, and nobody was here since it was
+// started.
 func (d *desk) endRings() bool {
 	return d.watchdog.toldToEnd.IsZero() && !d.watched(later(d.relay.lastKey, d.rec.StartedAt))
 }
@@ -3389,7 +3391,7 @@ func (d *desk) byID(id string) *question {
 	return nil
 }
 
-// answeredByCommand tells whether `atlasbridge answer` has given the answer.
+// answeredByCommand reports whether `atlasbridge answer` has given the answer.
 func (p *PromptRecord) answeredByCommand() bool {
 	return p.DecidedBy != nil && *p.DecidedBy == "cli:answer"
 }
@@ -3435,20 +3437,20 @@ func (l *dialogs) hooksOf(p *Prompt) (all []*question) {
 	return all
 }
 
-// namedIn tells whether the tool's words name the call that h asks about.
+// namedIn reports whether the tool's words name the call that h asks about.
 func (h *question) namedIn(words string) bool {
 	return h.rec.Subject != "" && strings.HasSuffix(words, ":"+squeezed(h.rec.Subject))
 }
 
-// standsSeen tells whether the dialog of h stands on the screen.
+// standsSeen reports whether the dialog of h stands on the screen.
 func (l *dialogs) standsSeen(h *question) bool {
 	return l.watcher.seen != nil && slices.Contains(l.hooksOf(l.watcher.seen), h)
 }
 
-// dialogStands tells whether the dialog of h stands on the screen, or the tool says that it does.
+// dialogStands reports whether the dialog of h stands on the screen, or the tool says that it does.
 func (l *dialogs) dialogStands(h *question) bool { return l.standsSeen(h) || h.namedIn(l.named) }
 
-// dialogLeft tells whether the dialog of h stood and has left for good, or the tool has said for long that it asks
+// dialogLeft reports whether the dialog of h stood and has left for good, or the tool has said for long that it asks
 // nothing.
 func (l *dialogs) dialogLeft(h *question) bool {
 	switch {
@@ -3650,10 +3652,10 @@ func (p *phone) nextInput() (r *InputRecord, why string) {
 	return nil, ""
 }
 
-// types tells whether something is typed for the input: that has to wait its turn.
+// types reports whether something is typed for the input: that has to wait its turn.
 func (r *InputRecord) types() bool { return r.isText() || r.Kind == "keys" }
 
-// isText tells whether a text is typed for the input.
+// isText reports whether a text is typed for the input.
 func (r *InputRecord) isText() bool { return r.Kind == "text" || r.Kind == "file" }
 
 // inputWaits tells what the input cannot be done for yet although it soon may be, "" nothing.
@@ -3751,7 +3753,7 @@ func (p *phone) handleInput(r *InputRecord) {
 	}
 }
 
-// askedSince tells whether the open question came after that time, or so shortly before that nobody can have read it:
+// askedSince reports whether the open question came after that time, or so shortly before that nobody can have read it:
 // what was wanted then is not meant for it.
 func (d *desk) askedSince(at time.Time) bool {
 	q := d.inForce()
@@ -3820,7 +3822,7 @@ func (p *phone) stopTurn(r *InputRecord) {
 	p.inputDone(r, why, Notice{})
 }
 
-// inTurn looks, and tells whether the tool works, or asks something meanwhile.
+// inTurn looks, and reports whether the tool works, or asks something meanwhile.
 func (p *phone) inTurn() bool {
 	p.det.Look(p.pty.State(), time.Now())
 	q := p.desk.inForce()
@@ -4149,7 +4151,7 @@ const (
 	notFollowed = "the menu did not follow the keys; look at the terminal"
 )
 
-// work types, by do, when nobody else does and the keyboard is held, and tells why not all is typed, "" it is.
+// work types, by do, when nobody else does and the keyboard is held, and returns why not all is typed, "" it is.
 func (t *typist) work(do func() (why string)) (why string) {
 	t.await(time.Time{}, func() bool { return t.childGone || t.session.typist == nil && t.relay.output.hold() })
 	t.session.typist = t
@@ -4172,9 +4174,9 @@ func (t *typist) work(do func() (why string)) (why string) {
 	return why
 }
 
-// press types the keys that find gives for what stands on the screen this instant. It looks again while find tells why
-// there are none, which is why once the time is over, and when output came before they were written. Before the first
-// key guard looks, too.
+// press types the keys that find gives for what stands on the screen this instant. It looks again while find returns
+// why there are none, which is why once the time is over, and when output came before they were written. Before the
+// first key guard looks, too.
 func (t *typist) press(within time.Duration, find func(v sight) (keys, why string)) (why string) {
 	until := time.Now().Add(within)
 	for ; ; t.await(time.Now().Add(typistLook), func() bool { return t.childGone || t.stopped }) {
@@ -4253,8 +4255,8 @@ func (t *typist) write(keys string) (why string) {
 	return ""
 }
 
-// mayBegin tells why the first key is not to be typed, "" it is: what is typed now would not be read, or not by itself,
-// or guard does not let it. A program that does not read may be busy for a moment beyond that time.
+// mayBegin returns why the first key is not to be typed, "" it is: what is typed now would not be read, or not by
+// itself, or guard does not let it. A program that does not read may be busy for a moment beyond that time.
 func (t *typist) mayBegin(v sight, until time.Time) (why string) {
 	switch {
 	case t.q != nil && v.tty.Reading == ReadingBusy:
@@ -4272,7 +4274,7 @@ func (t *typist) mayBegin(v sight, until time.Time) (why string) {
 	return why
 }
 
-// stands tells whether nobody has read the answer; where that is not known, whether its question stands.
+// stands reports whether nobody has read the answer; where that is not known, whether its question stands.
 func (t *typist) stands() bool {
 	if t.q == nil {
 		return false
@@ -4284,7 +4286,7 @@ func (t *typist) stands() bool {
 	return waiting < 0 && t.q.screen.same(t.det.Look(t.pty.State(), time.Now()))
 }
 
-// overtaken tells whether look is another question than the one that is answered; a text answers none.
+// overtaken reports whether look is another question than the one that is answered; a text answers none.
 func (t *typist) overtaken(look *Prompt) bool {
 	asks := look != nil && !look.Idle && look.Type != Unknown
 	return asks && (t.q == nil || !t.q.screen.same(look))
@@ -4413,8 +4415,8 @@ func (t *typist) reply() (why string) {
 	return why
 }
 
-// stillAsked tells why the answer is not to be typed: the question does not stand as it was shown, or somebody else may
-// have answered it.
+// stillAsked returns why the answer is not to be typed: the question does not stand as it was shown, or somebody else
+// may have answered it.
 func (t *typist) stillAsked(v sight) (why string) {
 	shown := t.q.screen
 	verdict := shown.compare(v.look)
@@ -4581,7 +4583,7 @@ func (t *typist) locate(now *Prompt, i int) int {
 	return at
 }
 
-// unmoved tells whether the menu stands as it did before: pointer, ticks, words.
+// unmoved reports whether the menu stands as it did before: pointer, ticks, words.
 func (p *Prompt) unmoved(before *Prompt) bool {
 	return p.Pointer == before.Pointer && slices.Equal(p.Ticked, before.Ticked) && p.all == before.all
 }
@@ -4689,7 +4691,7 @@ func (s *session) pasted(text string) string {
 	return strings.ReplaceAll(text, "\n", " ")
 }
 
-// boxIsEmpty tells why the text is not typed into the input box, "" it may be. A draft is left alone.
+// boxIsEmpty returns why the text is not typed into the input box, "" it may be. A draft is left alone.
 func (t *typist) boxIsEmpty(v sight) (why string) {
 	box := t.det.Box(t.pty.State(), time.Now())
 	why = t.phone.boxWaits(v.look, box)
@@ -4831,8 +4833,8 @@ func (t *typist) withdraw(reason string) (why string) {
 	return reason
 }
 
-// picksAnother tells whether Enter would take another command than the text, without arguments, from the tool's list of
-// commands: a longer one, of which only the beginning was typed.
+// picksAnother reports whether Enter would take another command than the text, without arguments, from the tool's list
+// of commands: a longer one, of which only the beginning was typed.
 func picksAnother(text, picks string) bool {
 	names := strings.FieldsFunc(picks, func(r rune) bool { return strings.ContainsRune(" (),", r) })
 	own := strings.TrimPrefix(text, "/")
@@ -4842,8 +4844,8 @@ func picksAnother(text, picks string) bool {
 // boxFrame is what may stand at the ends of an input box's rows.
 const boxFrame = " " + uprights
 
-// holdsText tells whether the end of the text stands where the cursor is, or a tool shows it folded as a paste, or the
-// path of a picture as that. A tool without a box of its own shows nothing behind it.
+// holdsText reports whether the end of the text stands where the cursor is, or a tool shows it folded as a paste, or
+// the path of a picture as that. A tool without a box of its own shows nothing behind it.
 func (t *typist) holdsText() bool {
 	end := t.text[strings.LastIndex(t.text, "\n")+1:]
 	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))

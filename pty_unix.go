@@ -474,7 +474,7 @@ func (p *unixPTY) Terminate(grace time.Duration) {
 	}
 }
 
-// ends tells whether the child ends within that time.
+// ends reports whether the child ends within that time.
 func (p *unixPTY) ends(within time.Duration) bool {
 	select {
 	case <-p.exited:
@@ -659,7 +659,7 @@ func onMachine(onAMD64, onARM64 uintptr) uintptr {
 }
 
 // ---- what the child waits for ----
-// Linux says in /proc which call a thread is blocked in. macOS does not: of a thread it tells whether it runs
+// Linux says in /proc which call a thread is blocked in. macOS does not: of a thread it reports whether it runs
 // (PROC_PIDTHREADINFO), and no longer what it sleeps on (fill_user64_externproc of xnu/bsd/kern/kern_sysctl.c leaves
 // p_wmesg and p_wchan empty); what is in the terminal's queues is the same whether or not somebody reads. What is not
 // shown (another user's with hidepid, no /proc at all, a security module) is unknown: only what was seen to do
@@ -679,7 +679,7 @@ const (
 // procDir is what /proc tells of a process.
 func procDir(pid int) string { return "/proc/" + strconv.Itoa(pid) }
 
-// lives tells whether there is a process, thread or (below 0) group, whoever's it is and whether or not it is shown.
+// lives reports whether there is a process, thread or (below 0) group, whoever's it is and whether or not it is shown.
 func lives(pid int) bool {
 	return unix.Kill(pid, 0) != unix.ESRCH
 }
@@ -725,8 +725,8 @@ func tasks(proc string, stat [statThreads + 1]string) (all []string) {
 // descriptor (client.c), screen its path.
 var handsOver = regexp.MustCompile(`^(tmux|screen)`)
 
-// foregroundReading tells whether a thread of those processes (folders of /proc) that are in the foreground group of a
-// terminal (device number) is blocked in read on it, or in poll, select or epoll to read; measured on 442 programs:
+// foregroundReading reports whether a thread of those processes (folders of /proc) that are in the foreground group of
+// a terminal (device number) is blocked in read on it, or in poll, select or epoll to read; measured on 442 programs:
 // recall .99, precision .98. It is unknown where one of them is not shown, or (but inside a relay, whose child may not
 // be there yet) none of that group is among them.
 func foregroundReading(tty string, procs []string, depth int) Reading {
@@ -786,7 +786,7 @@ func familyReading(tty string, pid, depth int) Reading {
 	return reading
 }
 
-// terminals tells whether a thread is blocked on the terminal's input, and on which one's master, "" none. An error
+// terminals reports whether a thread is blocked on the terminal's input, and on which one's master, "" none. An error
 // means that the system does not say.
 func terminals(tty, task string) (found bool, inner string, err error) {
 	fds, err := waitsFor(task)
@@ -957,7 +957,7 @@ func terminalSize(f *os.File) (s Size, err error) {
 	return s, err
 }
 
-// ownTerminal tells whether that is the controlling terminal of our session. It is nobody's when the session's leader
+// ownTerminal reports whether that is the controlling terminal of our session. It is nobody's when the session's leader
 // has ended (disassociate_ctty of linux/drivers/tty/tty_jobctrl.c), though it may still be read and written.
 func ownTerminal(f *os.File) bool {
 	_, err := groupOf(f)
@@ -969,14 +969,14 @@ func openTerminal() (*os.File, error) {
 	return os.OpenFile("/dev/tty", os.O_RDWR, 0)
 }
 
-// inForeground tells whether the host's terminal is ours to read and to set. Who does that from the background is
+// inForeground reports whether the host's terminal is ours to read and to set. Who does that from the background is
 // stopped by SIGTTIN or SIGTTOU.
 func inForeground(f *os.File) bool {
 	group, err := groupOf(f)
 	return err != nil || group == unix.Getpgrp()
 }
 
-// resumes tells whether a shell lets us go on when we have stopped: one that is in our session, which has a terminal,
+// resumes reports whether a shell lets us go on when we have stopped: one that is in our session, which has a terminal,
 // and has given us a group of our own.
 func resumes() bool {
 	session, _ := unix.Getsid(0)             // cannot fail
@@ -1132,7 +1132,7 @@ func stopSelf() {
 // ---- processes ----
 // What the system tells of others.
 
-// processStopped tells whether a process is there and stopped, as by ^Z.
+// processStopped reports whether a process is there and stopped, as by ^Z.
 func processStopped(pid int) bool {
 	return strings.HasPrefix(processFacts(pid)[statState], "T")
 }

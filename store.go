@@ -380,7 +380,7 @@ func (c *Config) reloaded() (*Config, error) {
 	return now, nil
 }
 
-// shared tells that the value is from a variable that other programs read too, such as LOG_LEVEL.
+// shared reports whether the value is from a variable that other programs read too, such as LOG_LEVEL.
 func (s setting) shared() bool {
 	return strings.HasPrefix(s.Origin, "environment ") && !reOurs.MatchString(s.env)
 }
@@ -452,7 +452,7 @@ func (c *Config) row(key string) *setting {
 	return &c.inForce[slices.IndexFunc(c.inForce, func(s setting) bool { return s.Key == key })]
 }
 
-// choseChannel tells whether somebody chose the channel.
+// choseChannel reports whether somebody chose the channel.
 func (c *Config) choseChannel() bool { return c.row("channel").Origin != "default" }
 
 // whyLocal is why nothing goes to Telegram.
@@ -498,8 +498,8 @@ func (c *Config) chooseChannel() error {
 }
 
 // The lines of https://toml.io/en/v1.0.0 that are accepted: a table's header, a key and its value, or blank, and then a
-// comment. Values are those that JSON understands in the same way, and literal strings; lists are of integers. Nothing in
-// it isOdd.
+// comment. Values are those that JSON understands in the same way, and literal strings; lists are of integers. Nothing
+// in it isOdd.
 const (
 	tomlForm  = "not  name = value  with text in quotes, a number, true, false or a [list] of whole numbers"
 	tomlName  = `[ \t]*([A-Za-z0-9_-]+)[ \t]*`
@@ -721,7 +721,7 @@ func (j *journal) look() error {
 	return nil
 }
 
-// isNamed tells whether f is the file that the path names.
+// isNamed reports whether f is the file that the path names.
 func isNamed(f *os.File, path string) bool {
 	named, err := os.Lstat(path)
 	if err != nil {
@@ -1160,8 +1160,9 @@ type Life struct {
 	DecidedBy   *string    `json:"decided_by,omitempty"`
 	DecidedUser string     `json:"decided_user,omitempty"` // by phone: the name, which anyone can take
 	Value       *string    `json:"value,omitempty"`
-	// Messages are those about the prompt in Chat, the oldest first. Only the newest is the prompt's own; the others are
-	// to lose their buttons. One whose sending was never answered is not among them, until one of its buttons is tapped.
+	// Messages are those about the prompt in Chat, the oldest first. Only the newest is the prompt's own; the others
+	// are to lose their buttons. One whose sending was never answered is not among them, until one of its buttons is
+	// tapped.
 	Messages []Message `json:"messages,omitempty"`
 	// Send is what of the open question is to be sent, "" nothing; Ticked are the choices that are ticked on its newest
 	// message.
@@ -1315,20 +1316,20 @@ func (p *PromptRecord) words(most int) string {
 	return headAndTail(words, most)
 }
 
-// Open tells that the prompt waits for an answer.
+// Open reports whether the prompt waits for an answer.
 func (p *PromptRecord) Open() bool { return isOpen(p.Status) }
 
 func isOpen(status State) bool { return slices.Contains(next[status], Canceled) }
 
-// sameCall tells whether both are questions of one call of the tool's: they share its dialog.
+// sameCall reports whether both are questions of one call of the tool's: they share its dialog.
 func (p *PromptRecord) sameCall(q *PromptRecord) bool {
 	return cmp.Or(p.Call, p.ID) == cmp.Or(q.Call, q.ID)
 }
 
-// settled tells that nothing can happen to the prompt any more.
+// settled reports whether nothing can happen to the prompt any more.
 func (p *PromptRecord) settled() bool { return next[p.Status] == nil }
 
-// over tells that nothing has to happen to the prompt any more.
+// over reports whether nothing has to happen to the prompt any more.
 func (p *PromptRecord) over() bool { return p.settled() || p.Status == Expired }
 
 // ReplyRecord is an answer that was typed, or passed on by a hook.
@@ -1367,7 +1368,7 @@ type FileRef struct {
 	Size int64  `json:"file_size"` // 0: unknown
 }
 
-// UpdateRecord tells that an update of Telegram was acted on. Its id is the bot's number, a colon and the update's: the
+// UpdateRecord says that an update of Telegram was acted on. Its id is the bot's number, a colon and the update's: the
 // numbers of another bot's are others. Those of before have the update's alone.
 type UpdateRecord struct{ Head }
 
@@ -1451,8 +1452,8 @@ func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 	return found
 }
 
-// transition tells why r cannot follow old, which is now the truth about its id, empty without one. No session has two
-// prompts that await a reply, and only an active one has any that does or got one.
+// transition returns why r cannot follow old, which is now the truth about its id, empty without one. No session has
+// two prompts that await a reply, and only an active one has any that does or got one.
 func (v *View) transition(old, r Record) error {
 	switch r := r.(type) {
 	case *SessionRecord:
@@ -1724,7 +1725,7 @@ func (s *Store) share(lines []*stateLine, do func(*stateLine)) {
 	shares.Wait()
 }
 
-// isStale tells whether some record is to be forgotten.
+// isStale reports whether some record is to be forgotten.
 func (s *Store) isStale() bool {
 	for _, r := range s.view.records {
 		if time.Since(r.head().At) > s.retention && !s.retained(r) {
@@ -2009,12 +2010,12 @@ func (p *PromptRecord) newest() Message {
 	return p.Messages[len(p.Messages)-1]
 }
 
-// expiredOpen tells that the prompt expired with nothing typed: it may still stand, and be asked again.
+// expiredOpen reports whether the prompt expired with nothing typed: it may still stand, and be asked again.
 func (p *PromptRecord) expiredOpen() bool {
 	return p.Status == Expired && p.Value == nil && !p.Idle && p.Source == fromScreen
 }
 
-// mayBeAsked tells that its message offers to ask it again.
+// mayBeAsked reports whether its message offers to ask it again.
 func (p *PromptRecord) mayBeAsked() bool { return len(p.Messages) > 0 && p.expiredOpen() }
 
 // elsewhere reports whether the numbers of the prompt's messages are another bot's or chat's: here they say nothing.
@@ -2350,7 +2351,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	return ""
 }
 
-// hasNonce tells whether this is the prompt's nonce, or enough of its beginning.
+// hasNonce reports whether this is the prompt's nonce, or enough of its beginning.
 func (p *PromptRecord) hasNonce(nonce string) bool {
 	const enough = 16 // digits: what callback data has room for
 	own := clipBytes(p.Nonce, len(nonce))
@@ -2550,16 +2551,16 @@ func (p *PromptRecord) granted() string {
 	return p.Lasting
 }
 
-// takesText tells whether an answer may be any text.
+// takesText reports whether an answer may be any text.
 func (p *PromptRecord) takesText() bool {
 	asksForIt := p.Type == FreeText || p.Type == Unknown
 	return asksForIt || p.Constraints.MaxLength > 0 && !p.Permission
 }
 
-// takesKeys tells whether it is a screen that no rule reads: single keys may be pressed at it.
+// takesKeys reports whether it is a screen that no rule reads: single keys may be pressed at it.
 func (p *PromptRecord) takesKeys() bool { return p.Type == Unknown && len(p.Choices) > 0 }
 
-// takesReply tells whether it is possibly a question: a text that replies to it is typed there, whatever the settings
+// takesReply reports whether it is possibly a question: a text that replies to it is typed there, whatever the settings
 // say of texts, for who replies has seen the screen.
 func (p *PromptRecord) takesReply() bool {
 	return p.ambiguous() && (p.Type == FreeText || p.Type == Unknown)
@@ -2627,7 +2628,7 @@ func (p *PromptRecord) takes() string {
 	return strings.Join(all, gap)
 }
 
-// ambiguous tells that the ambiguity protocol asks (SPEC section 6): Send Enter, Cancel, or show more.
+// ambiguous reports whether the ambiguity protocol asks (SPEC section 6): Send Enter, Cancel, or show more.
 func (p *PromptRecord) ambiguous() bool {
 	guessed := p.Confidence == "medium" && !slices.Contains(p.Signals, "pattern")
 	return p.Type == Unknown || p.Confidence == "low" || guessed
@@ -2761,7 +2762,7 @@ func (s *Store) rewrite() error {
 	return s.log.replace(lines)
 }
 
-// retained tells whether a compaction keeps the record: it is alive, or not old.
+// retained reports whether a compaction keeps the record: it is alive, or not old.
 func (s *Store) retained(r Record) bool {
 	life := s.retention
 	alive := false
@@ -2837,7 +2838,7 @@ func (s *Store) TryPoll() (held bool, err error) {
 	return err == nil, err
 }
 
-// Polls tells whether this process is the poller.
+// Polls reports whether this process is the poller.
 func (s *Store) Polls() bool { return s.poll.Load() != nil }
 
 // LeavePoll lets another process be the poller, where this one is.
@@ -2875,10 +2876,10 @@ func (s *Store) holder(name string) int {
 	return pid
 }
 
-// Alive tells that the lock of the session, or of the hook's question, is held, or that this cannot be known.
+// Alive reports whether the lock of the session, or of the hook's question, is held, or that this cannot be known.
 func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
-// waits tells that an answer to the prompt can still be taken, and who asked it lives.
+// waits reports whether an answer to the prompt can still be taken, and who asked it lives.
 func (s *Store) waits(p *PromptRecord) bool {
 	return s.guard(s.view, p, Decision{Trusted: true}, time.Now()) == ""
 }

@@ -212,7 +212,7 @@ type pollParams struct {
 
 func (e *apiError) Error() string { return "telegram " + e.method + ": " + e.Text }
 
-// temporary tells that the same request may succeed later.
+// temporary reports whether the same request may succeed later.
 func (e *apiError) temporary() bool { return e.Code == 0 || e.Code == 429 || e.Code >= 500 }
 
 // retryAfter is how long Telegram asks to wait, 0: it does not.
@@ -220,7 +220,7 @@ func (e *apiError) retryAfter() time.Duration {
 	return time.Duration(e.Parameters.RetryAfter) * time.Second
 }
 
-// mentions tells whether the Bot API's own words have one of these in them.
+// mentions reports whether the Bot API's own words have one of these in them.
 func (e *apiError) mentions(words ...string) bool {
 	return e.Code > 0 && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(e.Text, w) })
 }
@@ -1328,7 +1328,7 @@ func (r *richText) disarm() {
 	}
 }
 
-// isCode tells whether Telegram acts on nothing that is drawn so.
+// isCode reports whether Telegram acts on nothing that is drawn so.
 func isCode(look string) bool { return look == "code" || strings.HasPrefix(look, "pre") }
 
 // ---- keyboards ----
@@ -1975,10 +1975,10 @@ func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
 	return from, slices.Contains(users, from.ID) && m.Chat.configured(chatID, from.ID)
 }
 
-// original tells that its sender wrote the message as it is: in his own name, not forwarded, not changed.
+// original reports whether its sender wrote the message as it is: in his own name, not forwarded, not changed.
 func (m *message) original() bool { return m.changed == changed{} }
 
-// configured tells that it is the chat of the settings: that person's private chat, or a group.
+// configured reports whether it is the chat of the settings: that person's private chat, or a group.
 func (c *chat) configured(chatID, person int64) bool {
 	group := chatID < 0 && strings.HasSuffix(c.Type, "group")
 	return c.ID == chatID && (group || c.Type == "private" && c.ID == person)
@@ -2699,7 +2699,7 @@ func (m *message) repliedTo() *message {
 	return m.ReplyTo
 }
 
-// repliesToBot tells whether it replies to a message of ours: only a bot in the chat can be that.
+// repliesToBot reports whether it replies to a message of ours: only a bot in the chat can be that.
 func (m *message) repliesToBot() bool {
 	to := m.repliedTo()
 	return to != nil && to.From != nil && to.From.IsBot
@@ -2780,7 +2780,7 @@ func (in *incoming) waitingQuestion(s *SessionRecord) (found *PromptRecord) {
 // deleteIt is said of a message that may have a password in it.
 const deleteIt = " If your message has a password in it, delete it."
 
-// refusal tells why text cannot answer the question, "" where it can. keys are the answers that it names; replied: it
+// refusal returns why text cannot answer the question, "" where it can. keys are the answers that it names; replied: it
 // is a reply to the question's own message.
 func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 	switch {
