@@ -120,7 +120,7 @@ type Screen struct {
 	replies []byte // that wait for TakeReplies
 	title   string
 	status  ProgramStatus
-	said    []ProgramStatus // what the program has said of itself since a detector took it
+	reports []ProgramStatus // of the program and its title, that a detector has not taken yet
 	tr      transcript
 
 	scrolled       int                  // rows that left the primary screen at its top
@@ -199,7 +199,6 @@ type Attr struct {
 type ProgramStatus struct {
 	Title string
 	State string // idle, working, blocked, done, error, clear; "" none came
-	App   string
 	Kind  string // permission, question or auth, when blocked
 	Msg   string
 }
@@ -1216,7 +1215,7 @@ func (s *Screen) endString(end byte) {
 	case "0", "2":
 		if rest != s.title {
 			s.changes++
-			s.said = append(s.said, ProgramStatus{Title: rest})
+			s.reports = append(s.reports, ProgramStatus{Title: rest})
 		}
 		s.title = rest
 	case "4", "10", "12":
@@ -1260,11 +1259,10 @@ func (s *Screen) noteStatus(report string) {
 	s.changes++
 	s.status = ProgramStatus{
 		State: fields["state"],
-		App:   fields["app"],
 		Kind:  fields["kind"],
 		Msg:   strings.ToValidUTF8(string(msg), "\ufffd"),
 	}
-	s.said = append(s.said, s.status)
+	s.reports = append(s.reports, s.status)
 }
 
 // ---- key bytes ----
@@ -2345,9 +2343,9 @@ func (t *turnSigns) noteReport(status ProgramStatus, now time.Time) {
 	}
 }
 
-// over is when the turn may be taken for over at the earliest: an input box that was empty all the
+// ending is when the turn may be taken for over at the earliest: an input box that was empty all the
 // time says nothing of a turn that has just begun.
-func (t *turnSigns) over() time.Time {
+func (t *turnSigns) ending() time.Time {
 	if t.worked && t.report == "working" {
 		return t.workedAt.Add(unseen)
 	}
@@ -2379,7 +2377,7 @@ type answer struct {
 // answer reads the rows above row end from the user's last message on, or from the end of the
 // turn before on: never the words of an earlier turn.
 func (v *view) answer(end int) answer {
-	message := v.up(end, v.said)
+	message := v.up(end, v.ofUser)
 	t := answer{headed: message > 0 || v.s.scrolled == 0 && !v.s.AltScreen()} // codex keeps it in the first row
 
 	var aside TurnState // what tells the end, or the message, that the row belongs to
@@ -2443,8 +2441,8 @@ func (v *view) ends(w viewRow) TurnState {
 	return ""
 }
 
-// said tells whether a message of the user's begins in that row.
-func (v *view) said(w viewRow) bool { return v.a.Said.MatchString(w.raw) }
+// ofUser reports whether a message of the user's begins in that row.
+func (v *view) ofUser(w viewRow) bool { return v.a.Said.MatchString(w.raw) }
 
 // turn is what has become of the agent's turn that left that on the screen, and the line that tells it. What the
 // protocol says of the end counts more than the screen. An end that it calls idle is an interruption where the screen
@@ -2642,13 +2640,15 @@ func drawnTable(rows []viewRow) bool {
 // ---- detector ----
 // The screen judged over time: when what it asks is a question, and when that is over.
 
-// How long the masked screen must have been still before a candidate is believed. Measured on 442
-// recordings: 97 of 100 programs that wait are seen reading within 50 ms of their last output; a
-// repaint comes in pieces ≤ 30 ms apart.
+// settleQuiet is how long no output has come before the screen is looked at: it may be a frame of ten a second. A repaint
+// comes in pieces ≤ 30 ms apart, and 97 of 100 programs that wait are seen reading within 50 ms of their last output
+// (measured on 442 recordings).
+const settleQuiet = 110 * time.Millisecond
+
+// How long the masked screen must have been still before a candidate is believed.
 const (
-	settleQuiet = 110 * time.Millisecond // output, to be looked at: it may be a frame of ten a second
-	settle      = 100 * time.Millisecond // a question
-	settleIdle  = 500 * time.Millisecond // an empty box
+	settle     = 100 * time.Millisecond // a question
+	settleIdle = 500 * time.Millisecond // an empty box
 )
 
 const (
@@ -2675,16 +2675,16 @@ type DetectOptions struct {
 // Detector looks at a Screen over time. It is deterministic: the same calls give the same prompts.
 // One goroutine uses it.
 type Detector struct {
-	Screen  *Screen
-	adapter *Adapter
-	o       DetectOptions
-	raw     []byte // the last BufferBytes of output
-	mask    string // the screen without what moves on it
-	tty     TTYState
-	turn    turnSigns
-	reports []ProgramStatus // of the protocol, that wait for TakeStatuses
-	view    *view           // the last look
-	read    *candidate      // what its readers found
+	Screen    *Screen
+	adapter   *Adapter
+	o         DetectOptions
+	raw       []byte // the last BufferBytes of output
+	mask      string // the screen without what moves on it
+	tty       TTYState
+	turn      turnSigns
+	reports   []ProgramStatus // of the protocol, that wait for TakeStatuses
+	view      *view           // the last look
+	candidate *candidate      // what its readers found
 
 	window   []string // the rows of a known tool's window in the last look
 	told     int      // of these rows, from the top, were told
@@ -2765,17 +2765,18 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 
 // takeReports takes what the tool has said of itself, the newest maxStatuses of it: it may have worked between two looks.
 func (d *Detector) takeReports(now time.Time) {
-	all := d.Screen.said
-	d.Screen.said = nil
-	for _, said := range all[max(0, len(all)-maxStatuses):] {
-		if said.State != "" {
-			d.reports = append(d.reports, said)
-		}
+	all := d.Screen.reports
+	d.Screen.reports = nil
+	for _, status := range all[max(0, len(all)-maxStatuses):] {
+		titled := status.State == ""
 		switch {
-		case said.State != "" && d.adapter.Speaks:
-			d.turn.noteReport(said, now)
-		case said.State == "" && d.turn.report == "" && d.adapter.Works.MatchString("\x1b"+said.Title):
+		case titled && d.turn.report == "" && d.adapter.Works.MatchString("\x1b"+status.Title):
 			d.turn.noteWork(false, now)
+		case !titled && d.adapter.Speaks:
+			d.turn.noteReport(status, now)
+		}
+		if !titled {
+			d.reports = append(d.reports, status)
 		}
 	}
 }
@@ -2942,9 +2943,9 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	view := d.newView()
 	if view != d.view {
 		d.view = view
-		d.read = d.view.read()
+		d.candidate = d.view.read()
 	}
-	d.found = d.read
+	d.found = d.candidate
 	d.lookAtTurn(now)
 	if d.found == nil {
 		return
@@ -3024,6 +3025,7 @@ func (d *Detector) track(now time.Time) {
 			d.ttyDue = d.goneDue
 		}
 	}
+	// That the line was left is noted as soon as the system says who reads, else once the question has gone.
 	gone := !now.Before(d.goneDue)
 	if gone || d.tty.Reading != ReadingUnasked {
 		d.leave(now)
@@ -3046,8 +3048,8 @@ func (d *Detector) leave(now time.Time) {
 	}
 }
 
-// compare compares what is on the screen with the question in force. An answer
-// that is being typed behind it, or in an idle input box, does not count.
+// compare compares what is on the screen with the question in force. An answer that is being typed behind it, or in an
+// idle input box, does not count.
 func (d *Detector) compare() sameness {
 	c := d.cur
 	left := c.onLine() && d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty") // what asked reads no more
@@ -3081,7 +3083,7 @@ func (d *Detector) behindLine() (typed string, verdict sameness) {
 	case c.Idle:
 		return typed, theSame
 	case c.ended:
-		top = d.view.textOver(top)
+		top = d.view.belowText(top)
 	}
 	now := c.Prompt
 	now.parts.body, now.parts.above, _, _ = d.view.linesAbove(top)
@@ -3110,7 +3112,7 @@ func (d *Detector) schedule(now time.Time) time.Time {
 		due = d.movedAt.Add(f.wait)
 	}
 	if f.Idle && d.adapter.Box != nil {
-		due = later(due, d.turn.over())
+		due = later(due, d.turn.ending())
 	}
 	if f.silent && d.view.reported { // the report comes before the dialog is painted
 		due = later(due, d.motion.since.Add(f.wait))
@@ -3188,7 +3190,7 @@ func (d *Detector) Behind(key string) (typed string, stands bool) {
 
 // Explain says in words which reader has found something at the last look, and what tells it.
 func (d *Detector) Explain() string {
-	f := d.read
+	f := d.candidate
 	if f == nil {
 		return "no reader finds anything"
 	}
@@ -3254,7 +3256,7 @@ func (d *Detector) ReadWindow() bool {
 	now := []string{""}
 	message := 0 // the row in which the user's last one begins
 	for _, w := range append(rows, v.rows[:end]...) {
-		if v.said(w) {
+		if v.ofUser(w) {
 			message = len(now)
 		}
 		text := strings.TrimRight(w.raw, " ")
@@ -3671,8 +3673,8 @@ func (v *view) up(r int, such func(w viewRow) bool) int {
 // place is where row r is in the session.
 func (v *view) place(r int) place { return place{v.s.scrolled + r + 1, v.s.sizes} }
 
-// textOver is the row below the nearest one above row r that shows anything: r itself but for blank rows between.
-func (v *view) textOver(r int) int { return v.up(r, showsAny) + 1 }
+// belowText is the row below the nearest one above row r that shows anything: r itself but for blank rows between.
+func (v *view) belowText(r int) int { return v.up(r, showsAny) + 1 }
 
 // lineAbove is the nearest line above row r that is not blank, and its first row, −1 without one.
 func (v *view) lineAbove(r int) (string, int) {
@@ -3772,8 +3774,8 @@ func (v *view) faint(a Attr) bool { return a.Dim || isGrey(a.FG) }
 // a file that is shown, so that alone silences nothing; of a program that is not known it does not
 // count.
 func (v *view) atWork() bool {
-	says := v.s.Status().State
-	if v.a.Speaks && says != "" && says != "clear" && says != "working" {
+	state := v.s.Status().State
+	if v.a.Speaks && state != "" && state != "clear" && state != "working" {
 		return false
 	}
 	shows := func(w viewRow) bool { return w.fits(v.a.Works) }
@@ -4504,15 +4506,15 @@ func (v *view) textRows(from, to int) int {
 // above, and names arrows, or a key and what that does to a choice. Escape as the way out counts where a pointer is
 // shown.
 func (v *view) choosingRow(g *group) int {
-	says := func(w viewRow) bool { return w.fits(reChoosing) || g.marked && w.fits(reEscOut) }
+	tells := func(w viewRow) bool { return w.fits(reChoosing) || g.marked && w.fits(reEscOut) }
 	left := 6
 	for r := g.end() + 1; r <= v.last && left > 0; r++ {
-		if says(v.rows[r]) {
+		if tells(v.rows[r]) {
 			return r
 		}
 		left -= v.textRows(r, r)
 	}
-	above := v.up(g.first(), says)
+	above := v.up(g.first(), tells)
 	if above < g.first()-3 {
 		return -1
 	}
@@ -4678,7 +4680,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		}
 		f.showAbove(context, far)
 		// What stands above a blank row may be earlier output.
-		head = max(top, v.up(v.textOver(first), func(w viewRow) bool { return w.raw == "" })+1)
+		head = max(top, v.up(v.belowText(first), func(w viewRow) bool { return w.raw == "" })+1)
 	}
 	f.Question = v.question(head, first)
 	if f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) {
@@ -4799,12 +4801,12 @@ func (v *view) readField() *candidate {
 	if r >= 0 {
 		asked = v.rows[r]
 	}
-	said := plain(strings.TrimLeft(asked.raw, " "+uprights)) // with the mark that it may begin with
-	_, rest, _ := strings.Cut(said, " ")
-	asks := reOrder.MatchString(said) && reEnds.MatchString(rest)
+	question := plain(strings.TrimLeft(asked.raw, " "+uprights)) // with the mark that it may begin with
+	_, rest, _ := strings.Cut(question, " ")
+	asks := reOrder.MatchString(question) && reEnds.MatchString(rest)
 	if !fenced {
 		field := v.drawn || after != "" // else it is readLine's
-		asks = field && (reHeading.MatchString(said) || hasWord("secret", said))
+		asks = field && (reHeading.MatchString(question) || hasWord("secret", question))
 	}
 	below := v.rows[min(v.row+1, v.last+1):min(v.row+9, v.last+1)]
 	f := newCandidate(FreeText, 0.80)
@@ -4824,7 +4826,7 @@ func (v *view) readField() *candidate {
 		return nil
 	}
 	f.Secret = hasWord("secret", f.Question)
-	question := f.Question
+	question = f.Question
 	v.describe(f, v.row, v.row, map[int]string{v.row: ""})
 	f.Question = question
 	return f
@@ -4986,8 +4988,8 @@ func (v *view) readLine() *candidate {
 		text = above
 		top = first
 	}
-	named, _ := answersNamed(text)
-	elsewhere := v.behind() && named == ""
+	kind, _ := answersNamed(text)
+	elsewhere := v.behind() && kind == ""
 	if v.s.AltScreen() {
 		elsewhere = v.row < v.last-2
 	}
@@ -5038,19 +5040,19 @@ func (v *view) ruleOf(f *candidate, text string, top int) string {
 // or silence.
 func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 	f.Type = FreeText
-	said := plain(text)
+	line := plain(text)
 	above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
-	named := strings.Contains(above, strings.TrimRight(text, "> ")) && reOrder.MatchString(above)
+	field := strings.Contains(above, strings.TrimRight(text, "> ")) && reOrder.MatchString(above)
 	command := reREPL.MatchString(text) && !v.drawn
-	ending := strings.ToLower(strings.TrimRight(said, " :›‣>…»"))
+	ending := strings.ToLower(strings.TrimRight(line, " :›‣>…»"))
 	_, secret := findWord("secret", ending)
-	open := reOpen.MatchString(strings.TrimRight(said, ".…")) || asksWhat(text) || len(hotKeys(text)) > 1
+	open := reOpen.MatchString(strings.TrimRight(line, ".…")) || asksWhat(text) || len(hotKeys(text)) > 1
 	switch {
 	case !v.tty.Echo && secret >= 0 && (!strings.Contains(ending[secret:], "?") || asksWhat(ending)):
 		f.Secret = true
 		f.Score = 0.85
 		return "it asks for a secret" // 11
-	case command && !named:
+	case command && !field:
 		f.Idle = true
 		return "it is a prompt for commands" // 31
 	case !open:
@@ -5058,7 +5060,7 @@ func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 		f.guess = true
 		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
 		return "it is a question for yes or no" // 18
-	case reText.MatchString(said) && !(v.drawn && reREPL.MatchString(text)):
+	case reText.MatchString(line) && !(v.drawn && reREPL.MatchString(text)):
 		return "it ends as a question does" // 54
 	}
 	return ""
@@ -5098,7 +5100,7 @@ func (v *view) readWords(f *candidate, text string, top int) *candidate {
 func hotKeys(line string) (keys []Choice) {
 	for _, m := range reHotkeys.expr().FindAllStringSubmatch(plain(line), -1) {
 		label := m[1] + m[2] + m[3] + m[5] + m[6] + m[7] + m[9] + m[10] + m[12]
-		keys = append(keys, Choice{Key: m[2] + m[4] + m[6] + m[8] + m[11], Label: strings.TrimSpace(label)})
+		keys = append(keys, typed(m[2]+m[4]+m[6]+m[8]+m[11], strings.TrimSpace(label)))
 	}
 	return keys
 }
@@ -5127,8 +5129,8 @@ func presses(text string) bool {
 // nearKey is how many bytes a key may stand away from the word that says to press it.
 const nearKey = 40
 
-// says reports whether an answer is that letter, or a word for what it means: "y" yes, "n" no.
-func says(meaning, answer string) bool {
+// means reports whether an answer is that letter, or a word for what it means: "y" yes, "n" no.
+func means(meaning, answer string) bool {
 	return strings.EqualFold(answer, meaning[:1]) || isAll(meaning, answer)
 }
 
@@ -5146,25 +5148,25 @@ func asksWhat(text string) bool {
 // answersNamed are the answers that text names, by "[Y/n]" in its forms, a letter menu or hot keys, and the kind of
 // question that they make; "" without them.
 func answersNamed(text string) (kind PromptType, choices []Choice) {
-	keys := answersOf(plain(text))
-	if len(keys) == 0 || !distinct(keys) {
+	choices = answersOf(plain(text))
+	if len(choices) == 0 || !distinct(choices) {
 		return "", nil
 	}
+	choices = choices[:min(len(choices), 9)]
 	yes, no := -1, -1
 	others := false
-	for i, k := range keys[:min(len(keys), 9)] {
-		choices = append(choices, typed(k.Key, k.Label))
+	for i, c := range choices {
 		switch {
-		case says("yes", k.Label):
+		case means("yes", c.Label):
 			yes = i
-		case says("no", k.Label):
+		case means("no", c.Label):
 			no = i
 		default:
-			others = others || !rePlain.MatchString(k.Label)
+			others = others || !rePlain.MatchString(c.Label)
 		}
 	}
-	if len(keys) == 2 && yes < 0 {
-		yes, no = pairIn(keys)
+	if len(choices) == 2 && yes < 0 {
+		yes, no = pairIn(choices)
 		others = false
 	}
 	if yes < 0 || no < 0 || others {
@@ -5230,7 +5232,7 @@ func answersOf(text string) []Choice {
 		}
 		keys = nil
 		for _, answer := range answers {
-			keys = append(keys, Choice{Key: answer, Label: answer})
+			keys = append(keys, typed(answer, answer))
 		}
 		return keys
 	}
@@ -5290,14 +5292,14 @@ func readMarker(marker string) []string {
 		p, _, _ = strings.Cut(p, " - ") // "y - да"
 		p = strings.Trim(p, "[]'\" ")
 		answers[i] = p
-		strange = strange || !reWord.MatchString(p) && !says("yes", p) && !says("no", p)
+		strange = strange || !reWord.MatchString(p) && !means("yes", p) && !means("no", p)
 		list = list && reChoiceWord.MatchString(p)
 		counts = counts && reDigits.MatchString(p)
 	}
 	angled := marker[0] == '<' // e2fsck: "<s>"
 	odd := angled              // several answers stand in other brackets, and one alone decides
 	if len(answers) == 1 {
-		odd = !says("yes", answers[0]) && !says("no", answers[0]) && !(angled && withOther(answers[0])[0] == answers[0])
+		odd = !means("yes", answers[0]) && !means("no", answers[0]) && !(angled && withOther(answers[0])[0] == answers[0])
 	}
 	if strange && !list || counts || odd {
 		return nil
@@ -5334,7 +5336,7 @@ func typed(key, label string) Choice {
 // heading asks.
 func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	text = plain(text)
-	list, heading := v.listOver(text, top)
+	list, heading := v.listAbove(text, top)
 	if len(list) == 0 && hasWord("choose", text) && !v.tty.Canonical {
 		for _, w := range v.rows[v.row+1 : v.last+1] { // of Inquirer's rawlist it stands below, and nothing else
 			list = append(list, itemsOf(w.raw)...)
@@ -5366,9 +5368,9 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	return true
 }
 
-// listOver are the items printed over the line in row top, and the row above them, −1 without one.
+// listAbove are the items printed above the line in row top, and the row above them, −1 without one.
 // A line that asks for a choice may stand a remark below them.
-func (v *view) listOver(text string, top int) (list []Choice, heading int) {
+func (v *view) listAbove(text string, top int) (list []Choice, heading int) {
 	asks := reChoose.MatchString(text) && (len(text) == 2 || reCounts.MatchString(text) || hasWord("choose", text))
 	r := top - 1
 	if !asks && !reListed.MatchString(text) {
@@ -5433,7 +5435,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 	if f.why != "" {
 		return v.paragraph(f, top)
 	}
-	asked := v.readMarkAbove(f, v.textOver(v.row))
+	asked := v.readMarkAbove(f, v.belowText(v.row))
 	switch {
 	case asked >= 0:
 		f.ended = true
@@ -5460,8 +5462,8 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 	}
 	for range lines {
 		text, first, answered, known := v.lineBefore(end)
-		over := answered || first < 0 || !known || isBlank(text)
-		if v.tty.Canonical && !v.readsLine() || !v.reads() || over {
+		stop := answered || first < 0 || !known || isBlank(text)
+		if v.tty.Canonical && !v.readsLine() || !v.reads() || stop {
 			return -1
 		}
 		text = strings.TrimSpace(text)
@@ -5481,14 +5483,14 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 // paragraph adds the region of a question on a line that begins in row top: the lines before it, what stands right of
 // the cursor and below, and the context above. Where the question says nothing it takes the line before.
 func (v *view) paragraph(f *candidate, top int) *candidate {
-	says := f.Full != "" || f.Idle || f.Type == ConfirmEnter
-	says = says || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
+	enough := f.Full != "" || f.Idle || f.Type == ConfirmEnter
+	enough = enough || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
 	f.Full = cmp.Or(f.Full, f.Question)
-	first, end, right := top, max(top, v.textOver(v.row)-1), ""
+	first, end, right := top, max(top, v.belowText(v.row)-1), ""
 	if f.onLine() {
 		first, end, right = f.place.row-1-v.s.scrolled, v.row, v.after()
 		if f.ended {
-			first = v.textOver(first)
+			first = v.belowText(first)
 		}
 		if first > top { // what asks stands above the cursor's line
 			f.Full = strings.TrimSpace(f.line)
@@ -5499,9 +5501,9 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 		before = before[max(0, len(before)-12):]
 		context, far, cut = nil, nil, false
 	}
-	for n := len(before) - 1; n >= max(0, len(before)-3) && !says; n-- {
-		says = len(itemsOf(before[n])) > 0
-		if !says {
+	for n := len(before) - 1; n >= max(0, len(before)-3) && !enough; n-- {
+		enough = len(itemsOf(before[n])) > 0
+		if !enough {
 			f.Question = strings.TrimSpace(before[n]) + "\n" + f.Question
 		}
 	}
