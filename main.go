@@ -5276,6 +5276,9 @@ type hook struct {
 // the phone.
 const maxHookFull = 64 << 10
 
+// maxHookDepth is how many levels of objects and arrays a call may have.
+const maxHookDepth = 100
+
 // maxLastWords is how much of an answer is kept for its notice, in UTF-16 units: three messages.
 const maxLastWords = 12 << 10
 
@@ -5293,12 +5296,12 @@ type decision map[string]any
 func cmdHook(c *command) int {
 	h := &hook{session: c.getenv("ATLASBRIDGE_SESSION")}
 	var raw json.RawMessage
-	var all any
 	err := json.NewDecoder(io.LimitReader(c.stdin, maxHookInput)).Decode(&raw)
 	if err == nil {
-		err = errors.Join(json.Unmarshal(raw, h), json.Unmarshal(raw, &all))
+		err = json.Unmarshal(raw, h)
 	}
-	if err != nil || namedTwice(all) {
+	asks := h.Event == "PermissionRequest"
+	if err != nil || asks && isAmbiguous(json.NewDecoder(bytes.NewReader(raw)), maxHookDepth) {
 		return 0 // the tool's dialog asks
 	}
 	c.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
@@ -5315,23 +5318,34 @@ func cmdHook(c *command) int {
 	return 0
 }
 
-// namedTwice reports whether an object in the JSON has two members whose names differ in case alone: encoding/json
-// takes the last of them for either, the tool does not.
-func namedTwice(v any) bool {
-	switch v := v.(type) {
-	case []any:
-		return slices.ContainsFunc(v, namedTwice)
-	case map[string]any:
-		seen := map[string]bool{}
-		for name, member := range v {
-			folded := strings.ToLower(strings.ToUpper(name)) // ſ is an s to encoding/json
-			if seen[folded] || namedTwice(member) {
+// isAmbiguous reports whether an object in the next JSON value has two members of one name, or of names that differ in
+// case alone: encoding/json takes the last of them for either, and merges them; the tool may read another. It reports
+// so, too, of what has more levels than depth, which costs too much to be shown.
+func isAmbiguous(d *json.Decoder, depth int) bool {
+	d.UseNumber()
+	open, err := d.Token()
+	if err != nil || depth == 0 {
+		return true
+	}
+	if open != json.Delim('{') && open != json.Delim('[') {
+		return false
+	}
+	seen := map[string]bool{}
+	for d.More() {
+		if open == json.Delim('{') {
+			name, _ := d.Token()                                         // the JSON is valid: it was decoded before
+			folded := strings.ToLower(strings.ToUpper(fmt.Sprint(name))) // ſ is an s to encoding/json
+			if seen[folded] {
 				return true
 			}
 			seen[folded] = true
 		}
+		if isAmbiguous(d, depth-1) {
+			return true
+		}
 	}
-	return false
+	_, err = d.Token()
+	return err != nil
 }
 
 // handle does what the event asks for.
