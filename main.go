@@ -5662,10 +5662,10 @@ type suggestion struct {
 	}
 }
 
-// How much a suggestion grants, the least first.
+// How much a suggestion grants, the least first. Between two is room for how long it is kept, and one for a wildcard.
 const (
-	grantsFolder = iota // access to it
-	grantsCalls         // some of a tool's
+	grantsFolder = 10 * iota // access to it
+	grantsCalls              // some of a tool's
 	grantsMode
 	grantsTool // whatever it is called with
 	grantsAll  // or what nobody knows here
@@ -5674,12 +5674,12 @@ const (
 // maxWidest is how long the name of the widest grant may be, in bytes: a label has 60 with "Yes, and ".
 const maxWidest = 51
 
-// destinations say how long what a suggestion grants is kept.
-var destinations = map[string]string{
-	"session":         "this session",
-	"localSettings":   "for this project",
-	"projectSettings": "for everyone on this project",
-	"userSettings":    "for all projects",
+// destinations say how long what a suggestion grants is kept, the shortest first.
+var destinations = [][2]string{
+	{"session", "this session"},
+	{"localSettings", "for this project"},
+	{"projectSettings", "for everyone on this project"},
+	{"userSettings", "for all projects"},
 }
 
 // lastingWords say what the suggestions grant together, and for how long, and which grant is the widest, as its button
@@ -5690,7 +5690,13 @@ func lastingWords(suggestions []json.RawMessage, folder string) (words, widest s
 		var s suggestion
 		err := json.Unmarshal(raw, &s)
 		grant, width := s.grant(folder)
-		long := destinations[s.Destination]
+		long := ""
+		for i, d := range destinations {
+			if d[0] == s.Destination {
+				long = d[1]
+				width += 2 * i
+			}
+		}
 		short := strings.TrimSuffix(grant, filesToo)
 		if err != nil || grant == "" || long == "" {
 			grant, width = string(raw), grantsAll
@@ -5733,14 +5739,21 @@ func (s suggestion) grant(folder string) (words string, width int) {
 			all = append(all, short)
 		}
 	case "addRules allow":
-		words, width = "allow ", grantsCalls
+		words = "allow "
 		for _, r := range s.Rules {
 			rule := r.ToolName + "(" + r.RuleContent + ")"
-			if r.RuleContent == "" {
-				rule = "all of " + r.ToolName
-				width = grantsTool
+			wide := grantsCalls
+			if strings.Contains(r.RuleContent, "*") {
+				wide++
 			}
-			all = append(all, rule)
+			if r.RuleContent == "" {
+				rule, wide = "all of "+r.ToolName, grantsTool
+			}
+			at := len(all)
+			if wide > width { // it comes first, for a button may have no room for all
+				at, width = 0, wide
+			}
+			all = slices.Insert(all, at, rule)
 		}
 	}
 	if len(all) == 0 {
