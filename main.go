@@ -5366,6 +5366,7 @@ func (h *hook) handle(c *command) error {
 			return err
 		}
 		h.ends = time.Now().Add(cfg.PermissionTimeout)
+		h.Input = unescaped(h.Input)
 		if around := h.st.Session(h.session); around != nil {
 			h.folder = around.Cwd
 		}
@@ -5377,9 +5378,23 @@ func (h *hook) handle(c *command) error {
 
 // toolCall is the audit entry of one tool call: the arguments by their beginning, redacted, and the hash of them all.
 func toolCall(session, tool, id string, input json.RawMessage) Event {
-	arguments := safely(string(input), 500)
+	arguments := safely(string(unescaped(input)), 500)
 	return Event{"TOOL_CALL", session, "", []Field{{"tool", tool}, {"tool_use_id", id}, {"arguments", arguments},
 		{"arguments_sha256", digest(input)}}}
+}
+
+// reEscapes are the escapes of characters in JSON.
+var reEscapes = re(`(?:\\u[0-9a-fA-F]{4})+|\\.`)
+
+// unescaped is the same JSON with its characters themselves where they need no escapes: these would hide words, and
+// what is a secret by its shape.
+func unescaped(input json.RawMessage) json.RawMessage {
+	return json.RawMessage(reEscapes.expr().ReplaceAllStringFunc(string(input), func(escapes string) string {
+		var text string
+		_ = json.Unmarshal([]byte(`"`+escapes+`"`), &text) // it is valid: it was decoded before
+		text = inJSON(text)
+		return text[1 : len(text)-1]
+	}))
 }
 
 // toolResult is the audit entry of what a call came to: not its output.
@@ -5699,7 +5714,7 @@ func lastingWords(suggestions []json.RawMessage, folder string) (words, widest s
 		}
 		short := strings.TrimSuffix(grant, filesToo)
 		if err != nil || grant == "" || long == "" {
-			grant, width = string(raw), grantsAll
+			grant, width = string(unescaped(raw)), grantsAll
 			short, long = "what is listed as lasting", ""
 		}
 		if width > most {
