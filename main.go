@@ -5524,6 +5524,13 @@ func (h *hook) questions(ctx context.Context) (decision, error) {
 	if !h.args.take("questions", &all) || len(all) == 0 {
 		return nil, nil
 	}
+	words := map[string]bool{}
+	for _, one := range all {
+		words[string(one["question"])] = true
+	}
+	if len(words) < len(all) { // claude is told an answer by the words of its question
+		return nil, nil
+	}
 	answers := map[string]string{}
 	for i, one := range all {
 		words := one.text("question")
