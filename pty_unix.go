@@ -1100,6 +1100,11 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 func endSignals() []os.Signal {
 	all := []os.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGILL,
 		syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGSEGV, syscall.SIGSYS}
+	other := syscall.Signal(7) // SIGEMT, of macOS
+	if linux {
+		other = 16 // SIGSTKFLT, linux/arch/x86/include/uapi/asm/signal.h
+	}
+	all = append(all, other)
 	return slices.DeleteFunc(all, signal.Ignored)
 }
 
