@@ -5616,6 +5616,17 @@ func redact(s string) string {
 	return s
 }
 
+// reNamedSecret is a secret that was taken out, with the word before it.
+var reNamedSecret = re(`(\w+)\W*\[redacted\]`)
+
+// usesSecret reports whether a redacted text uses a variable to which it gives a secret, by that word: what was taken
+// out may be a command.
+func usesSecret(text string) bool {
+	return slices.ContainsFunc(reNamedSecret.expr().FindAllStringSubmatch(text, -1), func(found []string) bool {
+		return re(`\$\W?` + found[1] + `\b`).MatchString(text)
+	})
+}
+
 // keyBegins is how a key in PEM begins.
 const keyBegins = "-----BEGIN PRIVATE KEY-----\n"
 

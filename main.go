@@ -5159,6 +5159,7 @@ func (p *PromptRecord) begin(source, session string, life time.Duration) {
 		p.Signals = []string{source}
 	}
 	p.Confidence = p.Prompt.Confidence()
+	p.Cut = p.Cut || usesSecret(p.region())
 	p.listAnswers()
 	if whole {
 		p.parts.body = strings.Split(p.Full, "\n")
