@@ -4182,6 +4182,7 @@ var (
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
 		`continue|next|accept)`)
 	reAsked = re(`^[^:]*\?\W*$`)
+	reRadio = re(`^[^\pL\[]*\([ xX*•]\)`) // Enter takes the option that is ticked, wherever the pointer stands
 	reLead  = re(`^[?◆◇✔●■]\s+`)
 	reAside = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer, a list
 )
@@ -4326,7 +4327,7 @@ func (v *view) column(r int) *group {
 	head := v.rows[r]
 	boxes := head.tick >= 0 && (v.hidden || v.row <= r || v.buttonRow() > r)
 	lit := v.sample(head) != Attr{FG: -1, BG: -1}
-	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) {
+	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) || head.fits(reRadio) {
 		return nil
 	}
 	above := v.grow(head, -1)
@@ -4341,14 +4342,19 @@ func (v *view) column(r int) *group {
 		}
 		g.at, g.marked = i, true
 	}
-	if g.marked {
-		v.joinLabels(g)
-		return g
+	odd, weak := v.unlike(g.opts)
+	if !g.marked {
+		g.at, g.weak = odd, weak
+		if g.at != len(above) && !boxes {
+			return nil
+		}
+	} else if odd >= 0 && odd != g.at && !v.faint(v.sample(g.opts[odd])) {
+		a := v.s.attr(g.opts[g.at].row, g.opts[g.at].labelAt)
+		if a.BG < 0 && !a.Reverse && (!weak || a == Attr{FG: -1, BG: -1}) {
+			g.at = -1 // the mark may be that of the default
+		}
 	}
-	g.at, g.weak = v.unlike(g.opts)
-	if g.at != len(above) && !boxes {
-		return nil
-	}
+	v.joinLabels(g)
 	return g
 }
 
@@ -4416,7 +4422,7 @@ func (v *view) joinLabels(g *group) {
 		for r := o.row + 1; r <= v.last && (i+1 == len(g.opts) || r < g.opts[i+1].row); r++ {
 			w := v.rows[r]
 			alike := v.faintAt(r, w.optionAt) == v.faintAt(o.row, o.labelAt)
-			if w.text == "" || !alike || !v.explains(w, g.opts[g.at]) {
+			if w.text == "" || !alike || !v.explains(w, g.opts[max(0, g.at)]) {
 				break
 			}
 			g.opts[i].label += " " + w.text
@@ -4615,7 +4621,7 @@ func (v *view) menu(g *group) *candidate {
 		}
 		f.Choices = append(f.Choices, c)
 		f.Ticked = append(f.Ticked, o.tick == 1)
-		f.Multi = f.Multi || o.tick >= 0 && !strings.Contains(o.text, "(")
+		f.Multi = f.Multi || o.tick >= 0
 	}
 	if g.shape == angles && len(g.opts) == 1 {
 		f.Type = ConfirmEnter
