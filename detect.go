@@ -2717,7 +2717,7 @@ type Detector struct {
 type candidate struct {
 	Prompt
 	esc     bool          // the dialog names Escape as the way out
-	guess   bool          // its answers are not read from the screen but guessed
+	guess   bool          // its answers are not read from the screen but guessed, or it says more of them
 	line    string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
 	heading string        // of a printed list: what stands above it
 	ended   bool          // the line that asks has ended, the cursor is in the blank row below it
@@ -4093,6 +4093,8 @@ func (v *view) safeDefault(f *candidate) string {
 		return v.defaultOfPress(f)
 	case f.Multi, f.guess, turned && !(f.Permission && v.known):
 		return ""
+	case f.onLine() && f.tellsMore():
+		return ""
 	case refusal != "":
 		return refusal
 	case f.esc && len(f.Choices) > 0:
@@ -4112,6 +4114,28 @@ func (v *view) safeDefault(f *candidate) string {
 		}
 	}
 	return key
+}
+
+// tellsMore reports whether the text of a question on a line does not name the answer that would refuse, or says more of
+// its key: "n: delete all".
+func (f *candidate) tellsMore() bool {
+	named := answersOf(plain(f.Question))
+	if f.Type == YesNo && len(named) == 1 && !means("no", named[0].Label) {
+		return true
+	}
+	for _, c := range f.Choices {
+		if !declines(c.Label) {
+			continue
+		}
+		more := regexp.MustCompile(`(?im)(?:^|[^\pL\pN'])` + regexp.QuoteMeta(c.Keys) + `(?:['"\])}>]* *[:=–>-]+ *|` +
+			`['"\])}>]+ +| +(?:to|means|will) +|  +)(\pL.*?)(?:  +\d|$)`)
+		for _, m := range more.FindAllStringSubmatch(plain(f.Full), -1) {
+			if !isRefusal(m[1]) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // reNot turns an English question around: "no" to "Do not delete it?" deletes it.
@@ -4932,7 +4956,7 @@ var (
 	reHotkeys = re(`(?:(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
 		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)|(\pL{2,})\(([A-Z])\))` +
-		`( ?[,:–-] *(?:\pL{4,}|\pL+ \pL)[\pL' -]*\b| \([^()]{2,}\))?`)
+		`( *[^\s\pL\pN.?!([<'"] *(?:\pL{3,}|\pL+ \pL)[\pL' -]*\b| \([^()]{2,}\))?`)
 	reWord = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
 		`skip|edit|help|fingerprint)$`)
 	reChoose = re(`^(#\?|\?#)$|[:>?\]#)]$`)
@@ -4944,13 +4968,15 @@ var (
 	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
 		`\s*([A-Za-z?])(?:\)| =)\s|\s*([a-z])\. |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
-	reColumns    = re(`(\d{1,2})[.:)]\s+(\S+(?: \S+)*)(?:\s{2,}|$)`)
+	reColumns    = re(`(?:^\s?|\s\s)\d{1,2}[.:)]\s+\S`)
+	reAmount     = re(`(?i)\b(how (many|much|long|often)|number of|count)\b`)
 	reListed     = re(`^(#\?|[\pL\pN_ /]{0,30}[:>?])$`)
 	reText       = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
 	reRemark     = re(`^\(.* .*\)$`)
 	reSays       = re(`\pL[\pL\pN]`)
 	reSplits     = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
 	reChoiceWord = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
+	reEnglish    = re(`(?i)\b(the|or|this|your?|and|with|for|are|does|what|which|it)\b`) // "old or new? [o/n]"
 	reDigits     = re(`^\d+$`)
 	reRange      = re(`^(\d{1,2}) ?(?:-|–|to|\.\.) ?(\d{1,2})$`)
 	// reBelow is the mark behind which a question in the line above is answered: Symfony, click.
@@ -5155,6 +5181,10 @@ func asksWhat(text string) bool {
 // question that they make; "" without them.
 func answersNamed(text string) (kind PromptType, choices []Choice) {
 	choices = answersOf(plain(text))
+	if len(choices) == 1 {
+		both := withOther(choices[0].Label)
+		choices = []Choice{typed(both[0], both[0]), typed(both[1], both[1])}
+	}
 	if len(choices) == 0 || !distinct(choices) {
 		return "", nil
 	}
@@ -5171,7 +5201,11 @@ func answersNamed(text string) (kind PromptType, choices []Choice) {
 			others = others || !rePlain.MatchString(c.Label)
 		}
 	}
-	if len(choices) == 2 && yes < 0 {
+	abbreviated := func(k Choice) bool {
+		return regexp.MustCompile(`(?i)(?:^|\PL)` + regexp.QuoteMeta(k.Label) + `\pL\pL`).MatchString(text)
+	}
+	foreign := !reEnglish.MatchString(text) && !(abbreviated(choices[0]) && abbreviated(choices[len(choices)-1]))
+	if len(choices) == 2 && yes < 0 && foreign {
 		yes, no = pairIn(choices)
 		others = false
 	}
@@ -5232,9 +5266,6 @@ func answersOf(text string) []Choice {
 		few := len(strings.Fields(rest)) < 3 || reDigits.MatchString(answers[0])
 		if rest != "" && !strings.ContainsAny(rest[:1], "[(") && few && !reQuoted.MatchString(marker) {
 			continue
-		}
-		if len(answers) == 1 {
-			answers = withOther(answers[0])
 		}
 		keys = nil
 		for _, answer := range answers {
@@ -5342,7 +5373,7 @@ func typed(key, label string) Choice {
 // heading asks.
 func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	text = plain(text)
-	list, heading := v.listAbove(text, top)
+	list, heading, more := v.listAbove(text, top)
 	if len(list) == 0 && hasWord("choose", text) && !v.tty.Canonical {
 		for _, w := range v.rows[v.row+1 : v.last+1] { // of Inquirer's rawlist it stands below, and nothing else
 			list = append(list, itemsOf(w.raw)...)
@@ -5352,11 +5383,12 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		}
 	}
 	answers := answersOf(text)
-	if len(list) < 2 || len(answers) > 1 && !reDigits.MatchString(answers[0].Label) { // it was answered before
+	if len(list) < 2 || len(answers) > 0 && !reDigits.MatchString(answers[0].Label) { // it was answered before
 		return false
 	}
 	f.Full = text
 	f.Type = MultipleChoice
+	f.guess = more || reAmount.MatchString(text)
 	if heading >= 0 && !reSays.MatchString(text) {
 		f.Question = v.rows[heading].text
 	}
@@ -5374,20 +5406,20 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	return true
 }
 
-// listAbove are the items printed above the line in row top, and the row above them, −1 without one.
-// A line that asks for a choice may stand a remark below them.
-func (v *view) listAbove(text string, top int) (list []Choice, heading int) {
+// listAbove are the items printed over the line in row top, and the row above them, −1 without one.
+// A line that asks for a choice may stand a remark below them: more, which may belong to the last label.
+func (v *view) listAbove(text string, top int) (list []Choice, heading int, more bool) {
 	asks := reChoose.MatchString(text) && (len(text) == 2 || reCounts.MatchString(text) || hasWord("choose", text))
 	r := top - 1
 	if !asks && !reListed.MatchString(text) {
-		return nil, r
+		return nil, r, false
 	}
 	for extra := 1; r >= 0; r-- {
 		var raw string
 		raw, r = v.whole(v.rows[r].raw, r)
 		items := itemsOf(raw)
 		if !distinct(slices.Concat(items, list)) {
-			return list, -1 // another list, further up
+			return list, -1, more // another list, further up
 		}
 		list = append(items, list...)
 		if len(items) > 0 {
@@ -5398,23 +5430,28 @@ func (v *view) listAbove(text string, top int) (list []Choice, heading int) {
 		question := rePrefilled.FindStringSubmatch(row)
 		answered := question != nil && question[1] != text // another one asked for one of the list
 		remark := asks && len(list) == 0 && !answered
+		more = more || remark && row != ""
 		if row != "" && row[0] != '\\' && !remark || extra > 2 {
 			break
 		}
 		extra++
 	}
-	return list, r
+	return list, r, more
 }
 
 // itemsOf are the options in a row of a printed list: one, or several in columns.
 func itemsOf(raw string) (items []Choice) {
-	all := reColumns.expr().FindAllStringSubmatch(raw, -1)
-	if len(all) < 2 {
-		all = reItem.expr().FindAllStringSubmatch(raw, 1)
+	columns := reColumns.expr().FindAllStringIndex(raw, -1)
+	for i := 1; i < len(columns); i++ { // all up to the next one is its label
+		items = append(items, itemsOf(raw[columns[i-1][0]:columns[i][0]])...)
 	}
-	for _, m := range all {
+	if len(items) > 0 {
+		raw = raw[columns[len(items)][0]:]
+	}
+	m := reItem.FindStringSubmatch(raw)
+	if m != nil {
 		label := len(m) - 1
-		items = append(items, Choice{Key: strings.Join(m[1:label], ""), Label: m[label]})
+		items = append(items, Choice{Key: strings.Join(m[1:label], ""), Label: strings.TrimSpace(m[label])})
 	}
 	return items
 }

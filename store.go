@@ -2443,11 +2443,7 @@ func (p *PromptRecord) meaning(c Choice) Answer {
 	if p.Multi || p.Type == Unknown {
 		return a
 	}
-	no := -1
-	if len(p.Choices) == 2 {
-		_, no = pairIn(p.Choices)
-	}
-	plainNo := p.Type == YesNo && c.Key == "n" || no >= 0 && p.Choices[no] == c
+	plainNo := p.Type == YesNo && c.Key == "n"
 	a.Refuses = plainNo || c.Key == "esc" || isRefusal(c.Label)
 	a.Grants = (p.Permission || p.Type == YesNo) && (c.Grants || c.Key == "y")
 	a.Always = a.Grants && (c.Key == hookAlways || reLasting.MatchString(c.Label))
