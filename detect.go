@@ -4165,12 +4165,16 @@ var reBarePress = re(`(?i)^[^\pL\pN]*(please )?(press|hit|strike|push)?\s*(the\s
 var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|q to|stop)\b|` +
 	`\^[A-Z]\b`)
 
-// defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, nothing
-// in it names another way out, and nothing is asked. The configuration can make it "esc", or
-// nothing.
+// judged is how many bytes of what stands above a question's context are judged with it, however short that is set.
+const judged = 600
+
+// defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, it ends there, nothing in it
+// names another way out, and nothing is asked. The configuration can make it "esc", or nothing.
 func (v *view) defaultOfPress(f *candidate) string {
-	text := strings.Join(append(slices.Concat(f.parts.above, f.parts.body), f.Question), "\n")
-	asks := reOtherWay.MatchString(text) || strings.Contains(text, "?")
+	text := strings.Join(slices.Concat(f.parts.above, f.parts.body, f.parts.among), "\n")
+	text += "\n" + f.Question + "\n" + f.Far[max(0, len(f.Far)-judged):]
+	ends := !f.parts.line || isBlank(strings.Join(f.parts.among, ""))
+	asks := !ends || reOtherWay.MatchString(text) || strings.Contains(text, "?")
 	set, given := v.o.SafeDefaults[ConfirmEnter]
 	switch {
 	case f.Cut || asks || !reBarePress.MatchString(f.Question):
