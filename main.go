@@ -3204,6 +3204,11 @@ func (d *desk) create(q *question) bool {
 		life = d.cfg.PermissionTimeout
 	}
 	rec := PromptRecord{Asked: Asked{Prompt: *q.screen, Cwd: d.rec.Cwd}}
+	for i, ticked := range q.screen.Ticked {
+		if ticked {
+			rec.Ticked = append(rec.Ticked, q.screen.Choices[i].Key)
+		}
+	}
 	if rec.Idle {
 		rec.Constraints.MaxLength = maxMessage
 		d.dressNotice(&rec)

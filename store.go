@@ -1202,6 +1202,11 @@ const (
 	uncertain = string(AwaitingReply) + " ?" // the same, where an edit of it may yet be carried out
 )
 
+// shows names what the newest message of an open question shows: its choices that are ticked.
+func (p *PromptRecord) shows() string {
+	return strings.TrimSpace(string(AwaitingReply) + " " + strings.Join(p.Ticked, ","))
+}
+
 // wants names what a message of the prompt is to show: a status, of an open question with the choices that are ticked.
 // What is to look the same has the same name. An older atlasbridge wrote more behind a status.
 func (p *PromptRecord) wants(m Message) string {
@@ -1215,7 +1220,7 @@ func (p *PromptRecord) wants(m Message) string {
 	case older, p.Open() && p.before() != "":
 		return replaced
 	case p.Open():
-		return strings.TrimSpace(string(AwaitingReply) + " " + strings.Join(p.Ticked, ","))
+		return p.shows()
 	case p.onItsWay():
 		status = string(ReplyReceived)
 	case p.Status == Resolved && p.Value == nil && maybe(p.DecidedBy) == "auto:timeout":

@@ -733,9 +733,8 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 		return t.message(j, s, r.outgoing(0, nil))
 	}
 	q := *p
-	q.Ticked = nil
 	out := t.offer(&q, s)
-	if p.Chat != here || p.ShownAll != q.ShownAll || p.Ticked != nil { // a tap can be faster than the answer
+	if p.Chat != here || p.ShownAll != q.ShownAll {
 		change := func(p *PromptRecord) {
 			if p.elsewhere(here) { // those cannot be changed any more
 				p.Messages = nil
@@ -743,7 +742,6 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 			}
 			p.Chat = here
 			p.ShownAll = q.ShownAll
-			p.Ticked = nil
 		}
 		return &job{key: key, free: true, done: func() error { return t.store.Change(p.ID, change) }}
 	}
@@ -760,7 +758,7 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 			m := p.message(sent.ID)
 			seconds, _ := sent.Date.(float64) // 0 of another shape
 			m.Date = int64(seconds)
-			m.Shows = string(AwaitingReply)
+			m.Shows = q.shows()
 			if p.Send == q.Send { // else more has been asked for meanwhile
 				p.Send = ""
 			}
