@@ -4173,7 +4173,7 @@ const judged = 600
 func (v *view) defaultOfPress(f *candidate) string {
 	text := strings.Join(slices.Concat(f.parts.above, f.parts.body, f.parts.among), "\n")
 	text += "\n" + f.Question + "\n" + f.Far[max(0, len(f.Far)-judged):]
-	ends := !f.parts.line || isBlank(strings.Join(f.parts.among, ""))
+	ends := !f.onLine() || isBlank(strings.Join(f.parts.among, ""))
 	asks := !ends || reOtherWay.MatchString(text) || strings.Contains(text, "?")
 	set, given := v.o.SafeDefaults[ConfirmEnter]
 	switch {
