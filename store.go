@@ -2448,7 +2448,11 @@ func (p *PromptRecord) meaning(c Choice) Answer {
 	if p.Multi || p.Type == Unknown {
 		return a
 	}
-	plainNo := p.Type == YesNo && c.Key == "n"
+	no := -1
+	if p.Source == fromAsk && len(p.Choices) == 2 { // a script may call them y and n, or j and N
+		_, no = pairIn(p.Choices)
+	}
+	plainNo := p.Type == YesNo && c.Key == "n" || no >= 0 && p.Choices[no] == c
 	a.Refuses = plainNo || c.Key == "esc" || isRefusal(c.Label)
 	a.Grants = (p.Permission || p.Type == YesNo) && (c.Grants || c.Key == "y")
 	a.Always = a.Grants && (c.Key == hookAlways || reLasting.MatchString(c.Label))
