@@ -1517,6 +1517,7 @@ type Store struct {
 	writeTrouble   error         // why the last change was not recorded
 	auditTrouble   error         // why the audit log lacks an entry
 	compactTrouble error         // why the last compaction failed
+	vanished       error         // that the file did, until it is told
 
 	poll atomic.Pointer[os.File] // the lock of the polling; nil: another process has it
 }
@@ -1564,11 +1565,13 @@ func (s *Store) Notes() []string {
 	return slices.Clone(s.notes)
 }
 
-// Trouble is what keeps the store from its duties at present.
+// Trouble is what keeps the store from its duties at present. That the file vanished it tells once.
 func (s *Store) Trouble() error {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
-	return cmp.Or(s.writeTrouble, s.auditTrouble, s.compactTrouble)
+	err := cmp.Or(s.writeTrouble, s.auditTrouble, s.compactTrouble, s.vanished)
+	s.vanished = nil
+	return err
 }
 
 // Look runs fn, which must not call the Store, on the state as it is now. Where it cannot be read any more it is as it
@@ -1638,6 +1641,7 @@ func (s *Store) catchUp() error {
 		s.log.drop() // else it would pass for the file that was read
 		return err
 	}
+	old := s.view
 	if other { // it was compacted, by us or by another process
 		s.view = emptyView()
 		s.read = 0
@@ -1646,7 +1650,35 @@ func (s *Store) catchUp() error {
 		s.notes = nil
 		s.compactTrouble = nil
 	}
-	return s.replay(b)
+	if err := s.replay(b); err != nil || !other {
+		return err
+	}
+	return s.restore(old)
+}
+
+// restore writes the file anew with what is alive in old, and not as new there, of the sessions and questions that this
+// process holds. A compaction keeps that: somebody has removed the file, or has put an older one in its place.
+func (s *Store) restore(old *View) error {
+	held := func(id string) bool { return s.holder(lockName(id)) == os.Getpid() }
+	whole := true
+	for key, r := range old.records {
+		now := s.view.records[key]
+		newest := now != nil && !now.head().At.Before(r.head().At)
+		if old.alive(r) && !newest && (held(r.head().ID) || held(concerns(r))) {
+			s.view.apply(r)
+			whole = false
+		}
+	}
+	if whole {
+		return nil
+	}
+	err := s.rewrite()
+	s.log.drop() // the next look reads what was written
+	if err != nil {
+		return err
+	}
+	s.vanished = errors.New("state.jsonl was removed, or an older one put there: what is open was recorded anew")
+	return s.catchUp()
 }
 
 // replay brings the view up to the last complete line in b, and s.read behind it. Every line is checked, the last sound
@@ -2770,23 +2802,21 @@ func (s *Store) rewrite() error {
 // retained reports whether a compaction keeps the record: it is alive, or not old.
 func (s *Store) retained(r Record) bool {
 	life := s.retention
-	alive := false
-	switch r := r.(type) {
-	case *MetaRecord:
-		alive = true
-	case *SessionRecord:
-		alive = s.view.active(r.ID)
-	case *PromptRecord:
-		alive = !r.Open() && r.owes() || !r.over() && s.view.active(r.SessionID)
-	case *InputRecord:
+	if kind := r.head().Rec; kind == "input" || kind == "update" {
 		life = updateLife
-	case *stored:
-		alive = r.Rec == "text" // it lives as long as its prompt
-		if r.Rec == "update" {
-			life = updateLife
-		}
 	}
-	return alive || time.Since(r.head().At) < life
+	return s.view.alive(r) || time.Since(r.head().At) < life
+}
+
+// alive tells whether every compaction keeps the record.
+func (v *View) alive(r Record) bool {
+	switch r := r.(type) {
+	case *SessionRecord:
+		return v.active(r.ID)
+	case *PromptRecord:
+		return !r.Open() && r.owes() || !r.over() && v.active(r.SessionID)
+	}
+	return r.head().Rec == "meta" || r.head().Rec == "text" // a text lives as long as its prompt
 }
 
 // ---- files of sessions ----
