@@ -4101,12 +4101,12 @@ func (v *view) safeDefault(f *candidate) string {
 		return "esc"
 	case f.Permission, decides, f.Cut:
 		return ""
-	case f.Type == FreeText:
+	case f.Type == FreeText && !consents(set):
 		return set
 	}
 	key := ""
 	for _, c := range f.Choices {
-		if !isASCII(c.Label) { // who knows what it does
+		if !isASCII(c.Label) || consents(c.Label) { // who knows what it does
 			return ""
 		}
 		if c.Key == set || strings.EqualFold(c.Label, set) {
@@ -4114,6 +4114,14 @@ func (v *view) safeDefault(f *candidate) string {
 		}
 	}
 	return key
+}
+
+// reConsents are the English words that consent besides those that grant something.
+var reConsents = re(`(?i)\b(ok|okay|sure|go ahead|y|yep|yeah|all)\b`)
+
+// consents reports whether a text grants something in one of its words.
+func consents(text string) bool {
+	return hasWord("yes", text) || hasWord("allow", text) || reConsents.MatchString(text)
 }
 
 // tellsMore reports whether the text of a question on a line does not name the answer that would refuse, or says more of
