@@ -873,14 +873,18 @@ func (c *cell) set(r rune, pen *Attr) {
 	c.Attr = *pen
 }
 
-// combine adds a mark to the character just written, as long as there is room for it.
+// combine adds a mark to the character just written. A character with a combination for which there is no room shows
+// as a broken one: it must not be the same as without that.
 func (s *Screen) combine(r rune) {
 	marks := s.marks[s.base.marks] + string(r)
 	i, known := s.markSets[marks]
-	if !known {
-		if len(marks) > maxMarks || len(s.marks) >= maxMarkSets {
-			return
-		}
+	switch {
+	case known:
+	case len(marks) > maxMarks:
+		return
+	case len(s.marks) >= maxMarkSets:
+		s.base.ch = utf8.RuneError
+	default:
 		i = len(s.marks)
 		s.marks = append(s.marks, marks)
 		s.markSets[marks] = i
