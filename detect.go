@@ -111,6 +111,7 @@ type Screen struct {
 	marks       []string            // the combinations of them so far, none first
 	markSets    map[string]int      // where each of them is there
 	modes       [modeOther + 1]bool // by number
+	insert      bool                // IRM: what is printed moves the rest of its row
 
 	state  byte   // of the parser
 	params []int  // of the last control sequence, 0 where empty
@@ -264,6 +265,7 @@ func (c *cursor) clamp(rows, cols int, sameWidth bool) {
 func (s *Screen) reset() {
 	s.changes++
 	s.page = &s.primary
+	s.insert = false
 	s.modes = [modeOther + 1]bool{modeAutowrap: true, modeCursor: true}
 	s.top, s.bottom = 0, s.rows-1
 	s.cursor = cursor{}
@@ -642,6 +644,10 @@ func (s *Screen) controlSequence(seq []byte) {
 		s.cursor = s.saved
 	case "m": // SGR
 		s.pen.set(s.params)
+	case "h", "l": // SM, RM
+		if slices.Contains(s.params, 4) {
+			s.insert = seq[0] == 'h'
+		}
 	case "?h": // DECSET
 		s.setModes(true)
 	case "?l": // DECRST
@@ -781,13 +787,16 @@ func (s *Screen) print(p []byte) int {
 	if width == 0 || !s.makeRoom(width) {
 		return n
 	}
+	if s.insert {
+		s.shiftCells(width)
+	}
 	end := s.col + width
 	l := s.begin()
 	l.cells[s.col].set(r, &s.pen)
 	if width == 2 {
 		l.cells[s.col].wide = true
 		l.cells[s.col+1].set(0, &s.pen)
-	} else if !graphics {
+	} else if !graphics && !s.insert {
 		ascii := printASCII(l.cells[end:], p[n:], &s.pen)
 		end += ascii
 		n += ascii
