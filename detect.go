@@ -5754,17 +5754,27 @@ func redactArgs(args []string) []string {
 // safely is text as it may leave the machine, at most n bytes of it.
 func safely(text string, n int) string { return clip(redact(visible(text)), n) }
 
-// hiding are characters not shown, or that turn text around: C0, C1, zero width, bidi, tags,
-// variation selectors.
-var hiding = re(`[^\n\t\x20-\x7e\x{a0}-\x{10ffff}]|[\x{ad}\x{61c}\x{180e}\x{200b}-\x{200f}` +
-	`\x{2028}-\x{202e}\x{2060}-\x{206f}\x{fe00}-\x{fe0f}\x{feff}\x{fff9}-\x{fffb}` +
-	`\x{e0000}-\x{e01ef}]`)
+// hides reports whether a character is not shown, or turns text around: a control character, zero width, bidi, a tag, a
+// variation selector, what Unicode lets a font ignore.
+func hides(r rune) bool {
+	return r != '\n' && r != '\t' && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp,
+		unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
+}
 
 // visible writes what hides as \u{200B}; newline and tab stay.
 func visible(s string) string {
-	return hiding.expr().ReplaceAllStringFunc(s, func(c string) string {
-		return fmt.Sprintf(`\u{%04X}`, []rune(c)[0])
-	})
+	if strings.IndexFunc(s, hides) < 0 {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if hides(r) {
+			fmt.Fprintf(&b, `\u{%04X}`, r)
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
 }
 
 // clip cuts to at most n bytes, on a rune boundary; what is cut ends in "…".
