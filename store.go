@@ -1656,15 +1656,16 @@ func (s *Store) catchUp() error {
 	return s.restore(old)
 }
 
-// restore writes the file anew with what is alive in old, and not as new there, of the sessions and questions that this
-// process holds. A compaction keeps that: somebody has removed the file, or has put an older one in its place.
+// restore writes the file anew with what is alive in old and missing there, or is newer in old, of the sessions and
+// questions that this process holds. A compaction loses nothing of that: somebody has removed the file, or has put an
+// older one in its place.
 func (s *Store) restore(old *View) error {
 	held := func(id string) bool { return s.holder(lockName(id)) == os.Getpid() }
 	whole := true
 	for key, r := range old.records {
 		now := s.view.records[key]
-		newest := now != nil && !now.head().At.Before(r.head().At)
-		if old.alive(r) && !newest && (held(r.head().ID) || held(concerns(r))) {
+		lost := now == nil && old.alive(r) || now != nil && now.head().At.Before(r.head().At)
+		if lost && (held(r.head().ID) || held(concerns(r))) {
 			s.view.apply(r)
 			whole = false
 		}
