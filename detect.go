@@ -1673,8 +1673,8 @@ type difference struct {
 // such a mark blinks.
 const spinners = `\x{2800}-\x{28ff}` + movingMarks + `|/\\ -`
 
-// reMoves is what may move: a time, "1m 12s", "02:15", with the blanks behind it, which give way to its digits; a spinner,
-// or those at the end of a row, where blanks are left out.
+// reMoves is what may move: a time, "1m 12s", "02:15", with the blanks behind it, which give way to its digits; a
+// spinner, or those at the end of a row, where blanks are left out.
 var reMoves = re(`\b(?:(?:\d+h ?)?(?:\d+m ?)?\d+s|\d+:\d\d(?::\d\d)?)\b *|[` + spinners + `]*\n|[` +
 	spinners + `]`)
 
@@ -2653,9 +2653,9 @@ func drawnTable(rows []viewRow) bool {
 // ---- detector ----
 // The screen judged over time: when what it asks is a question, and when that is over.
 
-// settleQuiet is how long no output has come before the screen is looked at: it may be a frame of ten a second. A repaint
-// comes in pieces ≤ 30 ms apart, and 97 of 100 programs that wait are seen reading within 50 ms of their last output
-// (measured on 442 recordings).
+// settleQuiet is how long no output has come before the screen is looked at: it may be a frame of ten a second. A
+// repaint comes in pieces ≤ 30 ms apart, and 97 of 100 programs that wait are seen reading within 50 ms of their last
+// output (measured on 442 recordings).
 const settleQuiet = 110 * time.Millisecond
 
 // How long the masked screen must have been still before a candidate is believed.
@@ -2776,7 +2776,8 @@ func (d *Detector) Feed(p []byte, now time.Time) {
 	d.takeReports(now)
 }
 
-// takeReports takes what the tool has said of itself, the newest maxStatuses of it: it may have worked between two looks.
+// takeReports takes what the tool has said of itself, the newest maxStatuses of it: it may have worked between two
+// looks.
 func (d *Detector) takeReports(now time.Time) {
 	all := d.Screen.reports
 	d.Screen.reports = nil
@@ -4137,8 +4138,8 @@ func consents(text string) bool {
 	return hasWord("yes", text) || hasWord("allow", text) || reConsents.MatchString(text)
 }
 
-// tellsMore reports whether the text of a question on a line does not name the answer that would refuse, or says more of
-// its key: "n: delete all".
+// tellsMore reports whether the text of a question on a line does not name the answer that would refuse, or says more
+// of its key: "n: delete all".
 func (f *candidate) tellsMore() bool {
 	named := answersOf(plain(f.Question))
 	if f.Type == YesNo && len(named) == 1 && !means("no", named[0].Label) {
@@ -4949,8 +4950,8 @@ func (v *view) readStill() *candidate {
 	return f
 }
 
-// pressable are the keys that can be pressed from afar at a screen that no rule reads. Enter and Escape are offered with
-// every screen that may ask.
+// pressable are the keys that can be pressed from afar at a screen that no rule reads. Enter and Escape are offered
+// with every screen that may ask.
 func (v *view) pressable() (keys []Choice) {
 	for _, name := range strings.Fields("1 2 3 y n up/↑ down/↓ tab/Tab space/Space") {
 		key, label, _ := strings.Cut(name, "/")
@@ -5881,7 +5882,8 @@ func (c *castWriter) close(now time.Time) error {
 	if c == nil {
 		return nil
 	}
-	c.event("t", cmp.Or(c.state, TTYState{}.words()), now)
+	unknown := TTYState{}.words()
+	c.event("t", cmp.Or(c.state, unknown), now)
 	return errors.Join(c.w.Flush(), c.file.Close())
 }
 
