@@ -28,7 +28,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -1009,11 +1008,16 @@ func (a *Adapter) probe(ctx context.Context, command string, env []string) tool 
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	ask := exec.CommandContext(ctx, t.Path, "--version")
-	ask.Env = env
-	ask.WaitDelay = time.Second       // for what it started to let go of its output
-	output, _ := ask.CombinedOutput() // what it said before an error counts
-	t.Version = reVersion.FindString(string(output))
+	p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, Host{})
+	if err == nil {
+		defer p.Close()
+		defer context.AfterFunc(ctx, func() {
+			p.Terminate(0)
+			p.Close()
+		})()
+		output, _ := io.ReadAll(io.LimitReader(p, 4096)) // what it said before an error counts
+		t.Version = reVersion.FindString(string(output))
+	}
 	version := versionNumbers(t.Version)
 	tooOld := slices.Compare(version, versionNumbers(a.MinVer)) < 0
 	if tooOld || slices.Compare(version, versionNumbers(a.MaxVer)) > 0 {
