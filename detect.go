@@ -3907,6 +3907,9 @@ func (v *view) box() inputBox {
 	if v.hintAt(row, w.at+widthOf(w.text)-widthOf(text)) {
 		text = ""
 	}
+	if text == "" && v.row > row { // a draft that begins with an empty row
+		text = cmp.Or(v.rows[v.row].text, "⏎")
+	}
 	alone := row == v.row && v.textRows(row+1, min(row+1, v.last)) == 0
 	return inputBox{found: true, row: row, draft: text, whole: alone && !reFolded.MatchString(text)}
 }
