@@ -3908,7 +3908,7 @@ func (v *view) box() inputBox {
 		text = ""
 	}
 	if text == "" && v.row > row { // a draft that begins with an empty row
-		text = cmp.Or(v.rows[v.row].text, "⏎")
+		text = "⏎" + v.rows[v.row].text
 	}
 	alone := row == v.row && v.textRows(row+1, min(row+1, v.last)) == 0
 	return inputBox{found: true, row: row, draft: text, whole: alone && !reFolded.MatchString(text)}
