@@ -328,7 +328,7 @@ func (s *Screen) appendText(text []byte, cells []cell) []byte {
 	return text
 }
 
-// anyLit tells whether a cell has a background, is reversed or a cursor's block.
+// anyLit reports whether a cell has a background, is reversed or a cursor's block.
 func anyLit(cells []cell) bool {
 	for i := range cells {
 		c := &cells[i]
@@ -370,10 +370,10 @@ func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.
 // Status is the last report of OSC 7501.
 func (s *Screen) Status() ProgramStatus { return s.status }
 
-// AltScreen tells whether the alternate screen is in use.
+// AltScreen reports whether the alternate screen is in use.
 func (s *Screen) AltScreen() bool { return s.page == &s.alternate }
 
-// BracketedPaste tells whether the program wants pastes bracketed.
+// BracketedPaste reports whether the program wants pastes bracketed.
 func (s *Screen) BracketedPaste() bool { return s.modes[modePaste] }
 
 // AppCursorKeys tells which arrows the program wants: see keyBytes.
@@ -1467,7 +1467,7 @@ const (
 	Unknown        PromptType = "unknown"
 )
 
-// Reading tells whether one of the foreground processes waits to read the terminal.
+// Reading reports whether one of the foreground processes waits to read the terminal.
 type Reading int
 
 const (
@@ -1744,7 +1744,7 @@ func (p *Prompt) follows(now *Prompt) bool {
 	return inOrder || !slices.Equal(was, is)
 }
 
-// isQuestion tells whether p asks something, and is no input box, nor a screen that may ask only if
+// isQuestion reports whether p asks something, and is no input box, nor a screen that may ask only if
 // it stays still. p may be nil.
 func (p *Prompt) isQuestion() bool {
 	return p != nil && !p.Idle && (p.Type != Unknown || len(p.Choices) == 0)
@@ -1780,7 +1780,7 @@ func (p *pattern) expr() *regexp.Regexp {
 	return p.re
 }
 
-// MatchString tells whether the pattern matches the text. There may be no pattern.
+// MatchString reports whether the pattern matches the text. There may be no pattern.
 func (p *pattern) MatchString(text string) bool { return p != nil && p.expr().MatchString(text) }
 
 // FindString is the first match, "" without one, or without a pattern.
@@ -2090,7 +2090,7 @@ func plain(text string) string {
 	}, text)
 }
 
-// isASCII tells whether the text has nothing but ASCII.
+// isASCII reports whether the text has nothing but ASCII.
 func isASCII(text string) bool {
 	for i := range len(text) {
 		if text[i] >= utf8.RuneSelf {
@@ -2242,7 +2242,7 @@ var adapters = []*Adapter{
 	},
 }
 
-// needsNoTerminal tells whether the tool prints and ends with these arguments.
+// needsNoTerminal reports whether the tool prints and ends with these arguments.
 func (a *Adapter) needsNoTerminal(args []string) bool {
 	return slices.ContainsFunc(args, func(arg string) bool {
 		name, _, _ := strings.Cut(arg, "=")
@@ -2250,7 +2250,7 @@ func (a *Adapter) needsNoTerminal(args []string) bool {
 	})
 }
 
-// streamsJSON tells whether the tool prints each message as a line of JSON. Known tools do that only where they print
+// streamsJSON reports whether the tool prints each message as a line of JSON. Known tools do that only where they print
 // and end.
 func (a *Adapter) streamsJSON(args []string) bool {
 	if a.Batch != nil && !a.needsNoTerminal(args) {
@@ -2316,7 +2316,7 @@ const (
 // reBreak is a key that interrupts a turn: Esc or ^C, also as kitty's keyboard protocol has them.
 var reBreak = re(`^(\x1b|\x03|\x1b\[27(;1)?u|\x1b\[99;5u)$`)
 
-// asks tells whether the tool says that a dialog of its own is open. That it has no key, or a wrong
+// asks reports whether the tool says that a dialog of its own is open. That it has no key, or a wrong
 // one, ends a turn (measured on claude 2.1).
 func (p ProgramStatus) asks() bool { return p.State == "blocked" && p.Kind != "auth" }
 
@@ -2545,7 +2545,7 @@ func (v *view) idle() *candidate {
 	return f
 }
 
-// hintAt tells whether the text there is a hint, the drawn cursor on its first character or not.
+// hintAt reports whether the text there is a hint, the drawn cursor on its first character or not.
 func (v *view) hintAt(row, col int) bool {
 	return v.faintAt(row, col) || v.s.attr(row, col).Reverse && v.faintAt(row, col+1)
 }
@@ -2569,7 +2569,7 @@ var (
 	reAsks = re(`(?:[?？؟\x{37e}]|[か吗嗎][。.])["'”’»)\]*_` + "`" + `]*(\s*\([^()]*\))?$`)
 )
 
-// asksInWords tells whether a text ends in a question; what it offers may follow: a list, code, a table.
+// asksInWords reports whether a text ends in a question; what it offers may follow: a list, code, a table.
 func asksInWords(text string) bool {
 	text = reCode.ReplaceAllString(text, "")
 	asks := func(text string) bool { return reAsks.MatchString(strings.TrimSpace(text)) }
@@ -2743,7 +2743,7 @@ type candidate struct {
 	drafted bool // Idle: a text stands in the box
 }
 
-// onLine tells whether the answer is typed in the cursor's line, where it shows.
+// onLine reports whether the answer is typed in the cursor's line, where it shows.
 func (c *candidate) onLine() bool { return c.line != "" || c.ended }
 
 // newCandidate is a question of that kind in which nothing is pointed at.
@@ -2827,7 +2827,7 @@ func (d *Detector) Typed(p []byte, now time.Time) {
 	}
 }
 
-// Working tells whether the tool is in a turn, at work or with a question of its own, as far as it tells.
+// Working reports whether the tool is in a turn, at work or with a question of its own, as far as it tells.
 func (d *Detector) Working() bool {
 	if d.turn.report == "" {
 		return d.view != nil && (d.view.working || d.view.reported)
@@ -2911,7 +2911,7 @@ func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 	return d.copied(&d.found.Prompt)
 }
 
-// Gone looks, and tells whether what Tick last returned has left for good.
+// Gone looks, and reports whether what Tick last returned has left for good.
 func (d *Detector) Gone(tty TTYState, now time.Time) bool {
 	d.look(tty, now)
 	d.track(now)
@@ -3171,7 +3171,7 @@ func (d *Detector) Next(now time.Time) time.Time {
 	return later(next, now)
 }
 
-// WantTTY tells whether a TTYState may change what Tick says. Full-screen agents always read, their own dialogs at
+// WantTTY reports whether a TTYState may change what Tick says. Full-screen agents always read, their own dialogs at
 // least.
 func (d *Detector) WantTTY(now time.Time) bool {
 	agent := d.Screen.AltScreen() || d.Screen.Status().State != ""
@@ -3364,7 +3364,7 @@ func (v *view) textEnd() int {
 	return 1 + v.up(end, hasText)
 }
 
-// spins tells whether the row says that the tool works.
+// spins reports whether the row says that the tool works.
 func (v *view) spins(w viewRow) bool {
 	return w.fits(v.a.Works) || w.fits(reSpinner)
 }
@@ -3568,7 +3568,7 @@ func (v *view) putCursor(row, col int) {
 // readings are the words for what is known of who reads, in the order of Reading.
 var readings = []string{"", "unknown", "reading", "busy"}
 
-// cursorLike tells whether a cell is drawn as a cursor, and its neighbours are not: reversed, a
+// cursorLike reports whether a cell is drawn as a cursor, and its neighbours are not: reversed, a
 // block, or on a background of its own. It is not in the last columns, where a scroll bar is.
 func (v *view) cursorLike(r, c int) bool {
 	cells := v.s.grid[r].cells
@@ -3584,7 +3584,7 @@ func (v *view) cursorLike(r, c int) bool {
 // cursorBlocks are the characters that programs draw a cursor with.
 const cursorBlocks = "█▋"
 
-// hintFrom tells whether the row shows nothing from column c on but what is faint, and its frame.
+// hintFrom reports whether the row shows nothing from column c on but what is faint, and its frame.
 func (v *view) hintFrom(r, c int) bool {
 	for ; c < v.s.cols; c++ {
 		ch := v.s.grid[r].cells[c].ch
@@ -3642,10 +3642,10 @@ func (w viewRow) indented() string {
 	return strings.Repeat(" ", w.at) + w.text
 }
 
-// showsAny tells whether there is anything in the row.
+// showsAny reports whether there is anything in the row.
 func showsAny(w viewRow) bool { return w.raw != "" }
 
-// hasText tells whether there is anything in the row besides a frame.
+// hasText reports whether there is anything in the row besides a frame.
 func hasText(w viewRow) bool { return w.text != "" }
 
 // cursorLine is the text up to the cursor, all of its row where that is hidden, and the row where
@@ -3769,7 +3769,7 @@ func (v *view) rowBefore(r int) (*line, bool) {
 	return v.s.above(1 - r)
 }
 
-// forgotten tells whether there was a row above row r that belongs to what stands on the screen.
+// forgotten reports whether there was a row above row r that belongs to what stands on the screen.
 func (v *view) forgotten(r int) bool {
 	if v.s.AltScreen() {
 		return v.s.lost
@@ -3777,10 +3777,10 @@ func (v *view) forgotten(r int) bool {
 	return v.s.scrolled+r > v.s.scrollbackFrom
 }
 
-// faintAt tells whether the text there is faint.
+// faintAt reports whether the text there is faint.
 func (v *view) faintAt(row, col int) bool { return v.faint(v.s.attr(row, col)) }
 
-// faint tells whether text drawn like that is dim or grey: it explains rather than offers.
+// faint reports whether text drawn like that is dim or grey: it explains rather than offers.
 func (v *view) faint(a Attr) bool { return a.Dim || isGrey(a.FG) }
 
 // atWork tells that a known tool is at work: its screen or its title shows it, and the protocol,
@@ -3801,7 +3801,7 @@ func (v *view) readsLine() bool {
 	return v.tty.Reading != ReadingBusy && v.tty.Canonical && v.tty.Echo
 }
 
-// reads tells whether the program reads the terminal, or may: where the system cannot tell, raw mode without echo is
+// reads reports whether the program reads the terminal, or may: where the system cannot tell, raw mode without echo is
 // that of one that reads (measured on 442 programs: precision .95).
 func (v *view) reads() bool {
 	raw := !v.tty.Canonical && !v.tty.Echo
@@ -3918,7 +3918,7 @@ func (v *view) box() inputBox {
 // and visible.
 var reHidden = re(`\\\[redacted\\\]|\\\\u\\\{[0-9A-F]+\\\}`)
 
-// showsCall tells whether the dialog shows a call of this tool with these arguments: a command or
+// showsCall reports whether the dialog shows a call of this tool with these arguments: a command or
 // an address stands in rows of its own, in all of its length or cut; of a file its name, of a question its
 // words. Blanks and wrapping do not count. subject is as it is stored, made safe.
 func (p *Prompt) showsCall(tool, subject string) bool {
@@ -3941,7 +3941,7 @@ func (p *Prompt) showsCall(tool, subject string) bool {
 // squeezed is a text without its blanks.
 func squeezed(text string) string { return strings.Join(strings.Fields(text), "") }
 
-// showsRows tells whether some rows, one after the other and nothing left over, are the text, or its beginning, which
+// showsRows reports whether some rows, one after the other and nothing left over, are the text, or its beginning, which
 // the tool has cut.
 func showsRows(rows []string, text string) bool {
 	whole, err := regexp.Compile("^(?:" + reHidden.ReplaceAllString(regexp.QuoteMeta(text), ".*") + ")$")
@@ -3979,7 +3979,7 @@ func (v *view) readIdle() *candidate {
 	return v.idle()
 }
 
-// inBox tells whether the row is that of an empty input box. A frame may be part of it.
+// inBox reports whether the row is that of an empty input box. A frame may be part of it.
 func (v *view) inBox(w viewRow) bool {
 	return w.fits(v.a.Box) || v.a.Box.MatchString(strings.TrimSpace(w.raw))
 }
@@ -5177,7 +5177,7 @@ func (v *view) bySilence(f *candidate) {
 	f.Choices = nil
 }
 
-// presses tells whether the text asks for a key to go on.
+// presses reports whether the text asks for a key to go on.
 func presses(text string) bool {
 	text = strings.ToLower(plain(text))
 	if reNotPress.MatchString(text) || rePress.MatchString(text) {
@@ -5648,7 +5648,7 @@ var (
 	reMemberName = re(`(?i)[a-z_-](?:key|word|secret|token)\\*["']$`) // of JSON
 )
 
-// isSecret tells whether the token at such a place is one, and not a word, a placeholder, code, or a path.
+// isSecret reports whether the token at such a place is one, and not a word, a placeholder, code, or a path.
 func isSecret(name, between, token string) bool {
 	if name == "" {
 		upper := strings.ToUpper(token) != token
@@ -6120,7 +6120,7 @@ func cmdLab(c *command) int {
 	return min(l.bad, 1)
 }
 
-// talks tells whether the output is for a person to read.
+// talks reports whether the output is for a person to read.
 func (l *lab) talks() bool {
 	return !l.c.opts.on("json") && !l.c.opts.on("screen")
 }

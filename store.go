@@ -2809,7 +2809,7 @@ func (s *Store) retained(r Record) bool {
 	return s.view.alive(r) || time.Since(r.head().At) < life
 }
 
-// alive tells whether every compaction keeps the record.
+// alive reports whether every compaction keeps the record.
 func (v *View) alive(r Record) bool {
 	switch r := r.(type) {
 	case *SessionRecord:
