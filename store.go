@@ -166,7 +166,6 @@ type setting struct {
 	Origin string          `json:"origin"` // "flag", "environment NAME", "config.toml:LINE" or "default"
 
 	def    string // the default, as it would stand in config.toml
-	does   string // what the help says of it, on one line
 	env    string // name of the variable in the environment, "" none
 	shape  string // regular expression of a text
 	must   string // said of a value that does not fit
@@ -269,7 +268,7 @@ log_level = "info"
 `
 
 // reSetting is a key in settingsText, with all that is said of it.
-var reSetting = re(`(?m)^([a-z_.]+) = (.*)\n    (.*)(?:\n    environment: (.*))?` +
+var reSetting = re(`(?m)^([a-z_.]+) = (.*)\n    .*(?:\n    environment: (.*))?` +
 	`(?:\n    is (.*))?\n    (must (?:.* from (\S+ to [^\s,]+))?.*)$`)
 
 // settings is the rows of settingsText.
@@ -278,11 +277,10 @@ func settings() (rows []setting) {
 		rows = append(rows, setting{
 			Key:    m[1],
 			def:    m[2],
-			does:   m[3],
-			env:    m[4],
-			shape:  m[5],
-			must:   m[6],
-			bounds: m[7],
+			env:    m[3],
+			shape:  m[4],
+			must:   m[5],
+			bounds: m[6],
 		})
 	}
 	return rows
