@@ -1046,8 +1046,8 @@ var next = map[State][]State{
 	Created:       {Routed, ReplyReceived, Resolved, Expired, Canceled, Failed},
 	Routed:        {AwaitingReply, ReplyReceived, Resolved, Expired, Canceled, Failed},
 	AwaitingReply: {ReplyReceived, Resolved, Expired, Canceled, Failed},
-	ReplyReceived: {Injected, Resolved, Failed},
-	Expired:       {Injected, Resolved, Failed},
+	ReplyReceived: {Injected, Failed},
+	Expired:       {Injected, Failed},
 	Injected:      {Resolved, Failed},
 }
 
@@ -1221,8 +1221,6 @@ func (p *PromptRecord) wants(m Message) string {
 		return p.shows()
 	case p.onItsWay():
 		status = string(ReplyReceived)
-	case p.Status == Resolved && p.Value == nil && maybe(p.DecidedBy) == "auto:timeout":
-		status = string(Expired)
 	}
 	if shown == status {
 		return m.Shows
@@ -1456,7 +1454,7 @@ func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 }
 
 // transition returns why r cannot follow old, which is now the truth about its id, empty without one. No session has
-// two prompts that await a reply, and only an active one has any that does or got one.
+// two prompts that await a reply, and only an active one has any that does or got one. Who decided stays.
 func (v *View) transition(old, r Record) error {
 	switch r := r.(type) {
 	case *SessionRecord:
@@ -1466,7 +1464,8 @@ func (v *View) transition(old, r Record) error {
 		}
 	case *PromptRecord:
 		was := old.(*PromptRecord)
-		legal := slices.Contains(next[was.Status], r.Status)
+		decided := was.DecidedBy != nil && maybe(r.DecidedBy) != *was.DecidedBy // by somebody else
+		legal := slices.Contains(next[was.Status], r.Status) && !decided
 		switch r.Status {
 		case was.Status:
 			return nil
