@@ -9502,7 +9502,11 @@ func (s *sim) sends(c simChoice, text string, to int64) {
 		if !c.plain {
 			s.said[c.text]++
 		}
-		s.arrives(func() { s.bot.writes(text, to) })
+		n := len(s.chosen) - 1
+		s.arrives(func() {
+			s.chosen[n].at = time.Now() // when Telegram says that it was written
+			s.bot.writes(text, to)
+		})
 	}
 }
 
