@@ -7542,6 +7542,7 @@ type simFate struct {
 	by      *simDialog // that its answer answered
 	dropped bool       // something of it was ignored, within the allowance
 	outrun  bool       // its hook's answer came after the dialog was answered
+	steered time.Time  // when its first arrow was read: what else is in the menu may change from then on
 }
 
 // simPrompt is a question as state.jsonl has it.
@@ -8625,6 +8626,9 @@ func (s *sim) shown(d *simDialog, p *simPrompt) {
 	} else if d.kind != "enter" && !p.refuses() {
 		s.fault("waiting has typed %q at %v", s.meaningOf(p), d)
 	}
+	if !p.steered.IsZero() && d.bornAt.After(p.steered) {
+		return
+	}
 	before := slices.ContainsFunc(s.stands, func(one simStand) bool { // it stood before as it stands again
 		same := slices.Equal(one.needs(), d.needs())
 		return one.n == d.n && same && slices.Equal(one.choices, d.choices) && one.from.Before(p.CreatedAt)
@@ -8807,6 +8811,9 @@ func (s *sim) takesMenu(text string, p *simPrompt) {
 			return
 		}
 		s.pointer = at
+		if p != nil && p.steered.IsZero() {
+			p.steered = time.Now()
+		}
 		s.at(between(s.random("moves", d.n), 0, 120), func() {
 			if s.up == d && s.pointer == at {
 				s.repaint()
@@ -9010,10 +9017,11 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 	n := len(s.hooks)
 	r := s.random("hook", n)
 	after := between(r, 0, 200)
+	ended := &atomic.Bool{}
 	if oneIn(r, 7) {
 		kill9 := oneIn(r, 2)
 		s.at(between(r, 100, 8000), func() {
-			if !h.done {
+			if !ended.Load() {
 				s.note("hook %d of dialog %d is killed, by SIGKILL %v", n, d.n, kill9)
 				h.dead.Store(kill9)
 				cancel()
@@ -9035,7 +9043,8 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 	go func() {
 		time.Sleep(delay)
 		text := s.runHook(ctx, hookInput("PermissionRequest", call), h, n)
-		time.Sleep(after)
+		ended.Store(true)
+		time.Sleep(after) // until claude takes what it printed
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		h.done, h.to = true, time.Now()
@@ -9043,7 +9052,7 @@ func (s *sim) callHook(d *simDialog, delay time.Duration) {
 	}()
 }
 
-// runHook is what a hook prints: nothing when it was killed.
+// runHook is what a hook prints.
 func (s *sim) runHook(ctx context.Context, input []byte, h *simHook, n int) (text []byte) {
 	name := fmt.Sprint(s.dir, "-hook-", n)
 	wrote := os.WriteFile(name, input, 0o600)
@@ -9057,9 +9066,7 @@ func (s *sim) runHook(ctx context.Context, input []byte, h *simHook, n int) (tex
 	defer out.Close()
 	s.note("hook %d of dialog %d is called", n, h.d.n)
 	s.world(ctx, nil, h.dead, in, out).run([]string{"hook"})
-	if !h.dead.Load() {
-		text, _ = os.ReadFile(out.Name()) // what cannot be read says nothing
-	}
+	text, _ = os.ReadFile(out.Name()) // what cannot be read says nothing
 	return text
 }
 
@@ -9092,6 +9099,10 @@ func (s *sim) hookSaid(h *simHook, n int, text []byte) {
 	p := s.askedBy(h, meaning)
 	if p == nil {
 		s.fault("the hook said %q, and no question was decided so", meaning)
+		return
+	}
+	if h.dead.Load() { // claude does not care for it, and nobody is told that
+		p.dropped = true
 		return
 	}
 	s.note("hook %d of dialog %d says %s, too late %v", n, d.n, meaning, d.over)
@@ -9663,10 +9674,10 @@ func (s *sim) judgeRepeats() {
 
 // judgeAccount checks that a message had a Yes only when all of what stood had been shown.
 func (s *sim) judgeAccount(m *simMessage, p *simPrompt) {
-	const lag = 250 * time.Millisecond // of who reads the terminal
+	const lag = 100 * time.Millisecond // of who reads the terminal
 	var stood []simStand
 	for _, one := range s.stands {
-		if one.from.Before(p.CreatedAt) && one.to.Add(lag).After(p.CreatedAt) {
+		if one.from.Add(lag).Before(p.CreatedAt) && one.to.After(p.CreatedAt) {
 			stood = append(stood, one)
 		}
 	}
