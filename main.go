@@ -1418,11 +1418,10 @@ const (
 	detectEvery  = time.Second / 100      // between looks of the detector
 	lookNotice   = time.Second            // between looks for what others record, at a tool's empty box
 	lookIdle     = 5 * time.Second        // the same, where nothing is asked: each wakes the Go runtime six times
-	reapEvery    = time.Minute            // between looks for sessions that died, and at the host's terminal
+	hostEvery    = time.Minute            // between looks at the host's terminal
 	hostLook     = time.Second            // after a SIGHUP: a shell that dies of one passes it on first
 	ownSignal    = time.Second / 10       // for a signal that dumps core to be acted on: Linux has a SIGTERM overtake it
 	endWait      = 5 * time.Second        // for our output to be read, once we are told to end
-	firstReap    = 3 * time.Second        // after the start: a hundred that start at once do not all look then
 	drainSend    = 3 * time.Second        // for the last messages
 	drainStream  = 10 * time.Minute       // for all output, with --stream
 	doingEvery   = time.Second            // between records of what is done
@@ -1915,7 +1914,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 // anybody though we are told to end.
 func (s *session) attend() {
 	s.relay.tapped = len(s.relay.taps)
-	s.watchdog.hostAt = time.Now().Add(reapEvery)
+	s.watchdog.hostAt = time.Now().Add(hostEvery)
 	s.watchdog.keyboardAt = time.Now()
 	s.watcher.detectedAt = time.Now() // nothing to look at yet
 	s.spawn(s.relay.copyOutput)
@@ -2014,7 +2013,6 @@ type watchdog struct {
 	looks      chan time.Time // a value when others may have recorded something: see keepBooks
 	doingAt    time.Time      // when what is done was last recorded
 	lookedAt   time.Time      // when keepBooks was last to look
-	reapAt     time.Time      // when to look for dead sessions
 	hostAt     time.Time      // when to look whether the host's terminal is there
 	keyboardAt time.Time      // when to look whether the keyboard is wanted
 	toldToEnd  time.Time      // when it was told to end, or saw that the terminal has gone; zero: neither
@@ -2027,16 +2025,15 @@ type duty struct {
 }
 
 // never is when nothing is due.
-func never() time.Time { return time.Now().Add(reapEvery) }
+func never() time.Time { return time.Now().Add(hostEvery) }
 
 // watchdog does what is due: others' records are looked for, the keyboard is watched for the time when it is ours, and
-// the host's terminal for its end, dead sessions are closed, and what the tool does is recorded.
+// the host's terminal for its end, and what the tool does is recorded.
 func (w *watchdog) watchdog() {
 	duties := []duty{
 		{w.lookAt, w.lookForRecords},
 		{w.keyboardDue, w.relay.readKeyboard},
 		{func() time.Time { return w.hostAt }, w.checkHost},
-		{w.reapDue, w.reap},
 		{w.activityDue, w.recordActivity},
 	}
 	first := func() (next duty) {
@@ -2085,25 +2082,10 @@ func (w *watchdog) keyboardDue() time.Time {
 
 // checkHost ends the session where the host's terminal has gone.
 func (w *watchdog) checkHost(now time.Time) {
-	w.hostAt = now.Add(reapEvery)
+	w.hostAt = now.Add(hostEvery)
 	if w.toldToEnd.IsZero() && w.relay.hostGone() {
 		w.hangUp()
 	}
-}
-
-// reapDue is when to look for dead sessions.
-func (w *watchdog) reapDue() time.Time {
-	if w.books.recorded {
-		return w.reapAt
-	}
-	return never()
-}
-
-// reap closes dead sessions: whoever polls edits their messages.
-func (w *watchdog) reap(now time.Time) {
-	w.reapAt = now.Add(reapEvery)
-	err := w.st.Reap(now)
-	w.books.tellTrouble("closing dead sessions", err)
 }
 
 // activityDue is when to record what the tool does.
@@ -3013,7 +2995,7 @@ func (v *watcher) gathers() bool {
 // detectAt is when the detector has something to do. While a typist works nothing is looked for.
 func (v *watcher) detectAt(now time.Time) time.Time {
 	if v.typist != nil {
-		return now.Add(reapEvery)
+		return now.Add(hostEvery)
 	}
 	return later(v.detectedAt.Add(detectEvery), v.det.Next(now))
 }
@@ -3948,7 +3930,6 @@ func (b *books) keepBooks() {
 	err := b.st.open()
 	b.lock()
 	b.opened = true
-	b.watchdog.reapAt = time.Now().Add(firstReap)
 	if err != nil {
 		b.tellTrouble("opening the state", err)
 	}
@@ -4936,6 +4917,7 @@ func (s *session) finish() {
 	s.desk.endQuestions()
 	s.books.recordExit()
 	s.phone.endInputs()
+	s.books.tellTrouble("closing dead sessions", s.st.Reap(time.Now())) // the next run may come days later
 	s.books.gatherStream(true)
 	s.books.tellEnd()
 	close(s.books.lastWords)
