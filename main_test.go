@@ -2458,6 +2458,9 @@ func TestTerminated(t *testing.T) {
 	dir := home(t, "")
 	p := mustPTYIn(t, "", append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir), os.Args[0], "run", "bash", "-c", `trap "" TERM HUP; yes`)
 	_, tool := sessionRuns(t, dir)
+	if _, err := p.Read(make([]byte, 1)); err != nil { // bash has set its trap
+		t.Fatal(err)
+	}
 	p.Signal(syscall.SIGTERM)
 	if code := p.Wait(); code != 137 || running(tool) {
 		t.Errorf("exit %d, or the tool runs", code)
