@@ -2455,7 +2455,8 @@ func (p *PromptRecord) listAnswers() {
 	if guessed || p.Type == ConfirmEnter || text && p.Source != fromAsk {
 		p.Answers = append(p.Answers, enter)
 	}
-	escapes := !text && (guessed || maybe(p.SafeDefault) == "esc") || p.Permission && p.refusal() == ""
+	dialog := p.place.row == 0 // who reads a line does not care for Esc
+	escapes := !text && (guessed || maybe(p.SafeDefault) == "esc") || p.Permission && p.refusal() == "" && dialog
 	if escapes && p.answers("esc") == nil {
 		p.Answers = append(p.Answers, Answer{Key: "esc", Label: "Esc", Keys: "\x1b", Refuses: true})
 	}
@@ -2560,12 +2561,12 @@ func (p *PromptRecord) interpret(given string) (value, reason string, why Refusa
 		return "", "", "this question has no safe default"
 	case given == "default":
 		return *p.SafeDefault, "", ""
-	case refused && p.Permission:
+	case refused && p.Permission && p.refusal() != "":
 		return p.refusal(), reason, p.checkText(reason)
 	case p.takesText():
 		return given, "", p.checkText(given)
 	}
-	why = Refusal("not an answer to this question: " + clip(strconv.Quote(given), 40) + "; it takes " + p.takes())
+	why = Refusal("not an answer to this question: " + clip(strconv.Quote(reason), 40) + "; it takes " + p.takes())
 	return "", "", why
 }
 

@@ -1602,7 +1602,7 @@ func (t *Telegram) hint(p *PromptRecord) string {
 	switch {
 	case p.Secret:
 		return "Passwords never go through Telegram: type it at the keyboard. "
-	case p.Permission:
+	case p.Permission && p.refusal() != "":
 		return "Reply = No, with your reason. "
 	case p.takesReply():
 		return "Reply = the text to type. "
