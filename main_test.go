@@ -8551,7 +8551,13 @@ func (s *sim) judgeKeys() {
 			next := slices.IndexFunc(s.stands, func(one simStand) bool { return one.from.After(d.overAt) })
 			soon := next >= 0 && s.stands[next].from.Sub(d.overAt) < time.Second
 			unmeant := soon && k.at.Before(s.stands[next].from.Add(reading))
-			return unmeant || k.d != nil && k.d.n == d.n || k.at.Before(d.overAt.Add(seeing)) // it may still have been seen
+			left := d.overAt
+			for _, one := range s.stands {
+				if one.n == d.n && one.to.After(left) {
+					left = one.to
+				}
+			}
+			return unmeant || k.d != nil && k.d.n == d.n || k.at.Before(left.Add(seeing)) // it may still have been seen
 		}
 		asked := slices.Collect(maps.Values(s.prompts))
 		return k.c != 0x03 && (slices.ContainsFunc(s.pastedAt, typing) || slices.ContainsFunc(asked, meant))
