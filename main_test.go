@@ -9683,10 +9683,13 @@ func (s *sim) judgeRepeats() {
 
 // judgeAccount checks that a message had a Yes only when all of what stood had been shown.
 func (s *sim) judgeAccount(m *simMessage, p *simPrompt) {
-	const lag = 100 * time.Millisecond // of who reads the terminal
+	const lag = 250 * time.Millisecond // of who reads the terminal
 	var stood []simStand
 	for _, one := range s.stands {
-		if one.from.Add(lag).Before(p.CreatedAt) && one.to.After(p.CreatedAt) {
+		switch after := p.CreatedAt.Sub(one.to); {
+		case after > 0 && after < lag:
+			return // what came of it may not have been seen, or half of it
+		case after <= 0 && one.from.Before(p.CreatedAt):
 			stood = append(stood, one)
 		}
 	}
