@@ -3972,15 +3972,16 @@ func isShown(run string, pieces []string) bool {
 			at = max(0, strings.Index(run, piece))
 		}
 		rest, whole := strings.CutPrefix(run[at:], piece)
-		if !whole {
-			for at := range run {
-				if cut && (at == 0 || i > 0) && strings.HasPrefix(piece, run[at:]) {
-					return true
-				}
-			}
-			return false
+		if whole {
+			run = rest
+			continue
 		}
-		run = rest
+		for at := range run {
+			if (at == 0 || i > 0) && strings.HasPrefix(piece, run[at:]) {
+				return cut
+			}
+		}
+		return false
 	}
 	return run == ""
 }
