@@ -1750,6 +1750,15 @@ func (p *Prompt) isQuestion() bool {
 	return p != nil && !p.Idle && (p.Type != Unknown || len(p.Choices) == 0)
 }
 
+// labels are those of the choices.
+func labels(of []Choice) []string {
+	var all []string
+	for _, c := range of {
+		all = append(all, c.Label)
+	}
+	return all
+}
+
 // Confidence is the band of Score.
 func (p *Prompt) Confidence() string {
 	switch {
@@ -1759,6 +1768,57 @@ func (p *Prompt) Confidence() string {
 		return "medium"
 	}
 	return "low"
+}
+
+// reHidden are the places in a stored text that show something else than what was there: see redact
+// and visible.
+var reHidden = re(`\\\[redacted\\\]|\\\\u\\\{[0-9A-F]+\\\}`)
+
+// showsCall reports whether the dialog shows a call of this tool with these arguments: a command or
+// an address stands in rows of its own, in all of its length or cut; of a file its name, of a question its
+// words. Blanks and wrapping do not count. subject is as it is stored, made safe.
+func (p *Prompt) showsCall(tool, subject string) bool {
+	rows := slices.Concat(p.parts.body, p.parts.among)
+	for i, row := range rows {
+		rows[i] = squeezed(row)
+	}
+	all := strings.Join(rows, "") + squeezed(p.Question)
+	switch tool {
+	case "Bash", "WebFetch":
+		return showsRows(rows, squeezed(subject))
+	case "ExitPlanMode":
+		return strings.Contains(strings.ToLower(all), "plan")
+	case "Edit", "Write", "MultiEdit", "NotebookEdit":
+		return strings.Contains(all, squeezed(filepath.Base(subject)))
+	}
+	return subject != "" && strings.Contains(all, squeezed(subject))
+}
+
+// squeezed is a text without its blanks.
+func squeezed(text string) string { return strings.Join(strings.Fields(text), "") }
+
+// showsRows reports whether some rows, one after the other and nothing left over, are the text, or its beginning, which
+// the tool has cut.
+func showsRows(rows []string, text string) bool {
+	whole, err := regexp.Compile("^(?:" + reHidden.ReplaceAllString(regexp.QuoteMeta(text), ".*") + ")$")
+	if text == "" || err != nil { // longer than a pattern may be
+		return false
+	}
+	for from := range rows {
+		run := ""
+		for _, row := range rows[from:] {
+			run += row
+			if len(run) > 2*len(text)+maxString {
+				break
+			}
+			beginning, cut := strings.CutSuffix(run, "…")
+			cut = cut && beginning != "" && strings.HasPrefix(text, beginning)
+			if row != "" && (cut || whole.MatchString(run)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // ---- patterns ----
@@ -3836,6 +3896,9 @@ func (v *view) read() *candidate {
 	return nil
 }
 
+// ---- input boxes ----
+// Where an agent takes its next message, and what stands there already.
+
 // maxBoxRows is how far above the cursor an input box may begin.
 const maxBoxRows = 20
 
@@ -3914,78 +3977,6 @@ func (v *view) box() inputBox {
 	return inputBox{found: true, row: row, draft: text, whole: alone && !reFolded.MatchString(text)}
 }
 
-// reHidden are the places in a stored text that show something else than what was there: see redact
-// and visible.
-var reHidden = re(`\[redacted\]|\\u\{[0-9A-F]+\}`)
-
-// showsCall reports whether the dialog shows a call of this tool with these arguments: a command or
-// an address stands in rows of its own, in all of its length or cut; of a file its name, of a question its
-// words. Blanks and wrapping do not count. subject is as it is stored, made safe.
-func (p *Prompt) showsCall(tool, subject string) bool {
-	rows := slices.Concat(p.parts.body, p.parts.among)
-	for i, row := range rows {
-		rows[i] = squeezed(row)
-	}
-	all := strings.Join(rows, "") + squeezed(p.Question)
-	switch tool {
-	case "Bash", "WebFetch":
-		return showsRows(rows, squeezed(subject))
-	case "ExitPlanMode":
-		return strings.Contains(strings.ToLower(all), "plan")
-	case "Edit", "Write", "MultiEdit", "NotebookEdit":
-		return strings.Contains(all, squeezed(filepath.Base(subject)))
-	}
-	return subject != "" && strings.Contains(all, squeezed(subject))
-}
-
-// squeezed is a text without its blanks.
-func squeezed(text string) string { return strings.Join(strings.Fields(text), "") }
-
-// showsRows reports whether some rows, one after the other and nothing left over, are the text, or its beginning, which
-// the tool has cut.
-func showsRows(rows []string, text string) bool {
-	pieces := reHidden.expr().Split(text, -1)
-	for from := range rows {
-		run := ""
-		for _, row := range rows[from:] {
-			run += row
-			if len(run) > 2*len(text)+maxString {
-				break
-			}
-			if row != "" && isShown(run, pieces) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// isShown reports whether run is the pieces of a text with anything between two of them, or its beginning and an "…".
-func isShown(run string, pieces []string) bool {
-	run, cut := strings.CutSuffix(run, "…")
-	for i, piece := range pieces {
-		at := 0
-		switch {
-		case i > 0 && i == len(pieces)-1:
-			at = max(0, len(run)-len(piece))
-		case i > 0:
-			at = max(0, strings.Index(run, piece))
-		}
-		rest, whole := strings.CutPrefix(run[at:], piece)
-		if whole {
-			run = rest
-			continue
-		}
-		for at := range run {
-			if (at == 0 || i > 0) && strings.HasPrefix(piece, run[at:]) {
-				return cut
-			}
-		}
-		return false
-	}
-	return run == ""
-}
-
 // readIdle finds the empty input box of a known tool, the cursor in it.
 func (v *view) readIdle() *candidate {
 	w := v.rows[v.row]
@@ -4003,232 +3994,6 @@ func (v *view) readIdle() *candidate {
 // inBox reports whether the row is that of an empty input box. A frame may be part of it.
 func (v *view) inBox(w viewRow) bool {
 	return w.fits(v.a.Box) || v.a.Box.MatchString(strings.TrimSpace(w.raw))
-}
-
-var (
-	// reDont are the English refusals of several words.
-	reDont = re(`^(don't|dont|do not) (trust|allow|run|proceed|continue|accept|apply|install|overwrite|delete|approve|` +
-		`grant|execute)( (it|this))?$`)
-	// reAfterNo is what may follow a refusal in a label that does no more than refuse, as agents have it, or its key.
-	reAfterNo = re(`^(exit|quit|thanks|thank you|suggest changes|with feedback|recommended|default|esc|escape|\w|` +
-		`(and )?tell \S+ (why|what to do( differently)?))$`)
-)
-
-// isRefusal reports whether all of a label refuses, so that it may be chosen while nobody answers, and unread: it
-// neither ends, skips nor changes anything, as "Quit", "Skip", "Cancel the order", "Don't ask again" and "No, install
-// anyway" do.
-func isRefusal(label string) bool {
-	refuses := false
-	between := func(r rune) bool { return strings.ContainsRune(",;:()-–—", r) }
-	for part := range strings.FieldsFuncSeq(strings.ToLower(plain(label)), between) {
-		part = strings.TrimFunc(part, func(r rune) bool { return !isWordRune(r) && r != '…' }) // what is cut may go on
-		switch {
-		case isAll("no", part), isAll("deny", part), reDont.MatchString(part):
-			refuses = true
-		case part != "" && !(refuses && reAfterNo.MatchString(part)):
-			return false
-		}
-	}
-	return refuses
-}
-
-// reEscOut is the hint of a dialog that Escape is the way out.
-var reEscOut = re(`(?i)\besc(ape)?\b[ :)\]]{1,3}(to |= ?)?` +
-	`(cancel|reject|exit|deny|decline|abort|dismiss|go back)`)
-
-// reNegated are the English refusals that are no single word.
-var reNegated = re(`(?i)^[^\pL\pN]*(n|don't|dont|do not|continue without)\b`)
-
-// grantsIt reports whether the choice lets the agent do something.
-func grantsIt(c Choice) bool {
-	return startsWith("yes", c.Label) || startsWith("allow", c.Label) || strings.EqualFold(c.Label, "y")
-}
-
-// declines reports whether a label begins as one that refuses, ends or leaves something: nothing is granted with that.
-func declines(label string) bool {
-	return startsWith("no", label) || startsWith("deny", label) || startsWith("quit", label) ||
-		reNegated.MatchString(plain(label))
-}
-
-// labels are those of the choices.
-func labels(of []Choice) []string {
-	var all []string
-	for _, c := range of {
-		all = append(all, c.Label)
-	}
-	return all
-}
-
-// finish adds what all prompts share: how sure it is, permission, safe default, what is shown.
-func (v *view) finish(f *candidate) {
-	v.score(f)
-	status := v.s.Status()
-	f.Permission = v.reported && status.Kind == "permission"
-	if f.Type == MultipleChoice && !f.Multi && slices.ContainsFunc(f.Choices, grantsIt) {
-		f.Permission = true
-	}
-	for i := range f.Choices {
-		c := &f.Choices[i]
-		allowed := f.Permission && f.Type == MultipleChoice && !declines(c.Label)
-		c.Grants = f.Type != Unknown && (allowed || grantsIt(*c))
-		c.Label = clip(visible(c.Label), 60)
-	}
-	f.Question = strings.TrimSpace(cmp.Or(f.Question, "which one?"))
-	f.Excerpt = safely(cmp.Or(f.Excerpt, f.Question), 200)
-	f.Full = cmp.Or(f.Full, f.Question)
-	f.Cut = f.Cut || len(f.Full) > maxFull
-	safe := v.safeDefault(f)
-	if safe != "" {
-		f.SafeDefault = &safe
-	}
-	f.seal()
-	f.Question = redact(visible(f.Question))
-}
-
-// score adds what agreed, the score, and how long the screen must have been still. A pattern that is not sure enough
-// is but a guess.
-func (v *view) score(f *candidate) {
-	signals := []string{}
-	if v.tty.Reading == ReadingYes {
-		signals = append(signals, "tty")
-	}
-	if f.by == "pattern" && f.Score+0.05*float64(len(signals)) < v.o.Threshold && !f.Idle && !f.Secret {
-		v.bySilence(f)
-	}
-	f.Score = math.Round(min(f.Score*100+5*float64(len(signals)), 99)) / 100
-	f.wait = cmp.Or(f.wait, settle)
-	state := v.s.Status().State
-	told := f.Idle && (state == "idle" || state == "done")
-	if v.known && (told || v.reported && !f.Idle) {
-		f.Score = 1
-		signal := "title"
-		if told || state == "blocked" {
-			signal = "protocol"
-		}
-		signals = append(signals, signal)
-	}
-	f.Signals = append([]string{cmp.Or(f.by, "structure")}, signals...)
-}
-
-// safeDefault is what may be typed while nobody answers, "" when nothing may: only what is known
-// to refuse, Escape where the dialog names it as the way out, Enter at a bare "Press Enter", or
-// what the configuration names for lists and texts in which nothing refuses, grants or is secret.
-func (v *view) safeDefault(f *candidate) string {
-	refusal, decides := refusalIn(f)
-	asks := f.heading + "\n" + f.Question
-	for _, c := range f.Choices {
-		if len(c.Label) > len("yes") {
-			asks = strings.ReplaceAll(asks, c.Label, "")
-		}
-	}
-	// "No" may mean that something goes on, or is lost; but not what a known tool wants to be allowed.
-	turned := hasWord("keep", asks) || hasWord("deny", asks) || hasWord("quit", asks) || reNot.MatchString(plain(asks))
-	set := v.o.SafeDefaults[f.Type]
-	switch {
-	case f.Idle, f.Secret, f.Type == Unknown:
-		return ""
-	case f.Type == ConfirmEnter:
-		return v.defaultOfPress(f)
-	case f.Multi, f.guess, turned && !(f.Permission && v.known):
-		return ""
-	case f.onLine() && f.tellsMore():
-		return ""
-	case refusal != "":
-		return refusal
-	case f.esc && len(f.Choices) > 0:
-		return "esc"
-	case f.Permission, decides, f.Cut:
-		return ""
-	case f.Type == FreeText && !consents(set):
-		return set
-	}
-	key := ""
-	for _, c := range f.Choices {
-		if !isASCII(c.Label) || consents(c.Label) { // who knows what it does
-			return ""
-		}
-		if c.Key == set || strings.EqualFold(c.Label, set) {
-			key = c.Key
-		}
-	}
-	return key
-}
-
-// reConsents are the English words that consent besides those that grant something.
-var reConsents = re(`(?i)\b(ok|okay|sure|go ahead|y|yep|yeah|all)\b`)
-
-// consents reports whether a text grants something in one of its words.
-func consents(text string) bool {
-	return hasWord("yes", text) || hasWord("allow", text) || reConsents.MatchString(text)
-}
-
-// tellsMore reports whether the text of a question on a line does not name the answer that would refuse, or says more
-// of its key: "n: delete all".
-func (f *candidate) tellsMore() bool {
-	named := answersOf(plain(f.Question))
-	if f.Type == YesNo && len(named) == 1 && !means("no", named[0].Label) {
-		return true
-	}
-	for _, c := range f.Choices {
-		if !declines(c.Label) {
-			continue
-		}
-		more := regexp.MustCompile(`(?im)(?:^|[^\pL\pN'])` + regexp.QuoteMeta(c.Keys) + `(?:['"\])}>]* *[:=–>-]+ *|` +
-			`['"\])}>]+ +| +(?:to|means|will) +|  +)(\pL.*?)(?:  +\d|$)`)
-		for _, m := range more.FindAllStringSubmatch(plain(f.Full), -1) {
-			if !isRefusal(m[1]) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// reNot turns an English question around: "no" to "Do not delete it?" deletes it.
-var reNot = re(`(?i)(\b(not|without)|n't)\b[^.;:!\n]*\?`)
-
-// refusalIn is the key of the last choice that is known to refuse, "" without one; and whether any
-// grants or refuses.
-func refusalIn(f *candidate) (key string, decides bool) {
-	yes := slices.ContainsFunc(f.Choices, func(c Choice) bool { return strings.EqualFold(c.Label, "y") })
-	for _, c := range f.Choices {
-		ours := f.Type == YesNo && c.Key == "n" // that it is "no" was known when it was made
-		if ours || yes && strings.EqualFold(c.Label, "n") || isRefusal(c.Label) {
-			key = c.Key
-		}
-		decides = decides || c.Grants || declines(c.Label)
-	}
-	return key, decides
-}
-
-// reBarePress is "Press Enter to continue" in its forms: it names nothing that Enter does but to go
-// on, and no other key.
-var reBarePress = re(`(?i)^[^\pL\pN]*(please )?(press|hit|strike|push)?\s*(the\s+)?` +
-	`[\[<("']?(enter|return|(any|a)\s+key)[\])>"']?(\s+key)?` +
-	`(\s+to\s+(continue|go on|return|go back|close( this window)?|exit|finish))?[^\pL\pN]*$`)
-
-// reOtherWay are words of another way out than Enter.
-var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|q to|stop)\b|` +
-	`\^[A-Z]\b`)
-
-// judged is how many bytes of what stands above a question's context are judged with it, however short that is set.
-const judged = 600
-
-// defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, it ends there, nothing in it
-// names another way out, and nothing is asked. The configuration can make it "esc", or nothing.
-func (v *view) defaultOfPress(f *candidate) string {
-	text := strings.Join(slices.Concat(f.parts.above, f.parts.body, f.parts.among), "\n")
-	text += "\n" + f.Question + "\n" + f.Far[max(0, len(f.Far)-judged):]
-	ends := !f.onLine() || isBlank(strings.Join(f.parts.among, ""))
-	asks := !ends || reOtherWay.MatchString(text) || strings.Contains(text, "?")
-	set, given := v.o.SafeDefaults[ConfirmEnter]
-	switch {
-	case f.Cut || asks || !reBarePress.MatchString(f.Question):
-		return ""
-	case given:
-		return set
-	}
-	return "enter"
 }
 
 // ---- menus ----
@@ -4260,6 +4025,10 @@ var (
 	reLead  = re(`^[?◆◇✔●■]\s+`)
 	reAside = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer, a list
 )
+
+// reEscOut is the hint of a dialog that Escape is the way out.
+var reEscOut = re(`(?i)\besc(ape)?\b[ :)\]]{1,3}(to |= ?)?` +
+	`(cancel|reject|exit|deny|decline|abort|dismiss|go back)`)
 
 // group is what may be a menu: options in one column, or side by side in one row.
 type group struct {
@@ -4857,6 +4626,9 @@ func (v *view) question(top, first int) string {
 	return asked
 }
 
+// ---- empty fields ----
+// What is to be filled in, with nothing typed yet.
+
 // readField finds a field to fill in with the cursor in it and nothing typed yet: fenced by lines,
 // or with a cursor that the program draws, below a question or above a row that says what Enter
 // does. In a fence that nothing asks for it is the input box of a program that waits for orders: above that stand the
@@ -4932,58 +4704,6 @@ func (v *view) fence() int {
 
 // reEnds are the keys that end a text, or leave it.
 var reEnds = re(`(?i)\b(enter|return|esc|escape)\b`)
-
-// The silence after which a screen that no rule reads may be a question. Programs that work paint
-// more often: known agents every 2.5 s at least (measured on 63 recordings), which the adapters'
-// longer time allows for. It is longer still where nobody can tell whether the program reads, and
-// where the cursor stands below finished lines: a relay (ssh -t, script) reads while a build works.
-const (
-	stillKnown = 2 // times Stuck: a known tool
-	stillBlind = 5 // nobody can tell, or finished lines
-)
-
-// readStill takes a screen for what may be a question that no rule reads: the program takes single
-// keys and reads, and it is no draft that stands there.
-func (v *view) readStill() *candidate {
-	draft := v.last < 0 || v.known && v.box().found
-	if v.tty.Canonical || v.tty.Echo || v.busy || draft && !v.reported {
-		return nil
-	}
-	f := newCandidate(Unknown, 0.60)
-	v.bySilence(f)
-	f.rows = [2]int{0, v.last}
-	f.Full = v.s.Text()
-	f.Choices = v.pressable()
-	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
-	switch {
-	case v.reported:
-		f.Question = v.s.Status().Msg
-		leaves := slices.ContainsFunc(v.rows, func(w viewRow) bool { return w.fits(reEscOut) })
-		f.Cut = v.s.Status().asks() && !leaves // the window is too small to show the end of the dialog
-	case !v.reads(), printed:
-		f.wait *= stillBlind
-	case v.known:
-		f.wait *= stillKnown
-	}
-	for _, w := range v.rows[max(0, v.last-14) : v.last+1] {
-		f.parts.body = append(f.parts.body, w.indented())
-		if w.heads() {
-			f.Question = sentence(w.text)
-		}
-	}
-	return f
-}
-
-// pressable are the keys that can be pressed from afar at a screen that no rule reads. Enter and Escape are offered
-// with every screen that may ask.
-func (v *view) pressable() (keys []Choice) {
-	for _, name := range strings.Fields("1 2 3 y n up/↑ down/↓ tab/Tab space/Space") {
-		key, label, _ := strings.Cut(name, "/")
-		sent, _ := keyBytes(key, v.s.AppCursorKeys()) // knows them all
-		keys = append(keys, Choice{Key: key, Label: cmp.Or(label, key), Keys: sent})
-	}
-	return keys
-}
 
 // ---- questions on the cursor's line ----
 // What a program printed, and waits behind or below.
@@ -5185,17 +4905,6 @@ func hotKeys(line string) (keys []Choice) {
 		keys = append(keys, typed(m[2]+m[4]+m[6]+m[8]+m[11], strings.TrimSpace(label)))
 	}
 	return keys
-}
-
-// bySilence makes it a guess, from silence alone.
-func (v *view) bySilence(f *candidate) {
-	f.Type = Unknown
-	f.Score = 0.60
-	f.wait = v.o.Stuck
-	f.silent = true
-	f.by = "silence"
-	f.why = "it keeps still"
-	f.Choices = nil
 }
 
 // presses reports whether the text asks for a key to go on.
@@ -5608,6 +5317,288 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	f.parts = shown{body: before, among: append([]string{right}, below...)}
 	f.showAbove(context, far)
 	return f
+}
+
+// ---- screens that keep still ----
+// What no rule reads may be a question all the same: after silence, with keys to press.
+
+// The silence after which a screen that no rule reads may be a question. Programs that work paint
+// more often: known agents every 2.5 s at least (measured on 63 recordings), which the adapters'
+// longer time allows for. It is longer still where nobody can tell whether the program reads, and
+// where the cursor stands below finished lines: a relay (ssh -t, script) reads while a build works.
+const (
+	stillKnown = 2 // times Stuck: a known tool
+	stillBlind = 5 // nobody can tell, or finished lines
+)
+
+// readStill takes a screen for what may be a question that no rule reads: the program takes single
+// keys and reads, and it is no draft that stands there.
+func (v *view) readStill() *candidate {
+	draft := v.last < 0 || v.known && v.box().found
+	if v.tty.Canonical || v.tty.Echo || v.busy || draft && !v.reported {
+		return nil
+	}
+	f := newCandidate(Unknown, 0.60)
+	v.bySilence(f)
+	f.rows = [2]int{0, v.last}
+	f.Full = v.s.Text()
+	f.Choices = v.pressable()
+	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
+	switch {
+	case v.reported:
+		f.Question = v.s.Status().Msg
+		leaves := slices.ContainsFunc(v.rows, func(w viewRow) bool { return w.fits(reEscOut) })
+		f.Cut = v.s.Status().asks() && !leaves // the window is too small to show the end of the dialog
+	case !v.reads(), printed:
+		f.wait *= stillBlind
+	case v.known:
+		f.wait *= stillKnown
+	}
+	for _, w := range v.rows[max(0, v.last-14) : v.last+1] {
+		f.parts.body = append(f.parts.body, w.indented())
+		if w.heads() {
+			f.Question = sentence(w.text)
+		}
+	}
+	return f
+}
+
+// bySilence makes it a guess, from silence alone.
+func (v *view) bySilence(f *candidate) {
+	f.Type = Unknown
+	f.Score = 0.60
+	f.wait = v.o.Stuck
+	f.silent = true
+	f.by = "silence"
+	f.why = "it keeps still"
+	f.Choices = nil
+}
+
+// pressable are the keys that can be pressed from afar at a screen that no rule reads. Enter and Escape are offered
+// with every screen that may ask.
+func (v *view) pressable() (keys []Choice) {
+	for _, name := range strings.Fields("1 2 3 y n up/↑ down/↓ tab/Tab space/Space") {
+		key, label, _ := strings.Cut(name, "/")
+		sent, _ := keyBytes(key, v.s.AppCursorKeys()) // knows them all
+		keys = append(keys, Choice{Key: key, Label: cmp.Or(label, key), Keys: sent})
+	}
+	return keys
+}
+
+// ---- what an answer means ----
+// Every prompt is finished here: what each choice grants or refuses, how sure it is, what waiting may type.
+
+// finish adds what all prompts share: how sure it is, permission, safe default, what is shown.
+func (v *view) finish(f *candidate) {
+	v.score(f)
+	status := v.s.Status()
+	f.Permission = v.reported && status.Kind == "permission"
+	if f.Type == MultipleChoice && !f.Multi && slices.ContainsFunc(f.Choices, grantsIt) {
+		f.Permission = true
+	}
+	for i := range f.Choices {
+		c := &f.Choices[i]
+		allowed := f.Permission && f.Type == MultipleChoice && !declines(c.Label)
+		c.Grants = f.Type != Unknown && (allowed || grantsIt(*c))
+		c.Label = clip(visible(c.Label), 60)
+	}
+	f.Question = strings.TrimSpace(cmp.Or(f.Question, "which one?"))
+	f.Excerpt = safely(cmp.Or(f.Excerpt, f.Question), 200)
+	f.Full = cmp.Or(f.Full, f.Question)
+	f.Cut = f.Cut || len(f.Full) > maxFull
+	safe := v.safeDefault(f)
+	if safe != "" {
+		f.SafeDefault = &safe
+	}
+	f.seal()
+	f.Question = redact(visible(f.Question))
+}
+
+// score adds what agreed, the score, and how long the screen must have been still. A pattern that is not sure enough
+// is but a guess.
+func (v *view) score(f *candidate) {
+	signals := []string{}
+	if v.tty.Reading == ReadingYes {
+		signals = append(signals, "tty")
+	}
+	if f.by == "pattern" && f.Score+0.05*float64(len(signals)) < v.o.Threshold && !f.Idle && !f.Secret {
+		v.bySilence(f)
+	}
+	f.Score = math.Round(min(f.Score*100+5*float64(len(signals)), 99)) / 100
+	f.wait = cmp.Or(f.wait, settle)
+	state := v.s.Status().State
+	told := f.Idle && (state == "idle" || state == "done")
+	if v.known && (told || v.reported && !f.Idle) {
+		f.Score = 1
+		signal := "title"
+		if told || state == "blocked" {
+			signal = "protocol"
+		}
+		signals = append(signals, signal)
+	}
+	f.Signals = append([]string{cmp.Or(f.by, "structure")}, signals...)
+}
+
+var (
+	// reDont are the English refusals of several words.
+	reDont = re(`^(don't|dont|do not) (trust|allow|run|proceed|continue|accept|apply|install|overwrite|delete|approve|` +
+		`grant|execute)( (it|this))?$`)
+	// reAfterNo is what may follow a refusal in a label that does no more than refuse, as agents have it, or its key.
+	reAfterNo = re(`^(exit|quit|thanks|thank you|suggest changes|with feedback|recommended|default|esc|escape|\w|` +
+		`(and )?tell \S+ (why|what to do( differently)?))$`)
+)
+
+// isRefusal reports whether all of a label refuses, so that it may be chosen while nobody answers, and unread: it
+// neither ends, skips nor changes anything, as "Quit", "Skip", "Cancel the order", "Don't ask again" and "No, install
+// anyway" do.
+func isRefusal(label string) bool {
+	refuses := false
+	between := func(r rune) bool { return strings.ContainsRune(",;:()-–—", r) }
+	for part := range strings.FieldsFuncSeq(strings.ToLower(plain(label)), between) {
+		part = strings.TrimFunc(part, func(r rune) bool { return !isWordRune(r) && r != '…' }) // what is cut may go on
+		switch {
+		case isAll("no", part), isAll("deny", part), reDont.MatchString(part):
+			refuses = true
+		case part != "" && !(refuses && reAfterNo.MatchString(part)):
+			return false
+		}
+	}
+	return refuses
+}
+
+// reNegated are the English refusals that are no single word.
+var reNegated = re(`(?i)^[^\pL\pN]*(n|don't|dont|do not|continue without)\b`)
+
+// grantsIt reports whether the choice lets the agent do something.
+func grantsIt(c Choice) bool {
+	return startsWith("yes", c.Label) || startsWith("allow", c.Label) || strings.EqualFold(c.Label, "y")
+}
+
+// declines reports whether a label begins as one that refuses, ends or leaves something: nothing is granted with that.
+func declines(label string) bool {
+	return startsWith("no", label) || startsWith("deny", label) || startsWith("quit", label) ||
+		reNegated.MatchString(plain(label))
+}
+
+// safeDefault is what may be typed while nobody answers, "" when nothing may: only what is known
+// to refuse, Escape where the dialog names it as the way out, Enter at a bare "Press Enter", or
+// what the configuration names for lists and texts in which nothing refuses, grants or is secret.
+func (v *view) safeDefault(f *candidate) string {
+	refusal, decides := refusalIn(f)
+	asks := f.heading + "\n" + f.Question
+	for _, c := range f.Choices {
+		if len(c.Label) > len("yes") {
+			asks = strings.ReplaceAll(asks, c.Label, "")
+		}
+	}
+	// "No" may mean that something goes on, or is lost; but not what a known tool wants to be allowed.
+	turned := hasWord("keep", asks) || hasWord("deny", asks) || hasWord("quit", asks) || reNot.MatchString(plain(asks))
+	set := v.o.SafeDefaults[f.Type]
+	switch {
+	case f.Idle, f.Secret, f.Type == Unknown:
+		return ""
+	case f.Type == ConfirmEnter:
+		return v.defaultOfPress(f)
+	case f.Multi, f.guess, turned && !(f.Permission && v.known):
+		return ""
+	case f.onLine() && f.tellsMore():
+		return ""
+	case refusal != "":
+		return refusal
+	case f.esc && len(f.Choices) > 0:
+		return "esc"
+	case f.Permission, decides, f.Cut:
+		return ""
+	case f.Type == FreeText && !consents(set):
+		return set
+	}
+	key := ""
+	for _, c := range f.Choices {
+		if !isASCII(c.Label) || consents(c.Label) { // who knows what it does
+			return ""
+		}
+		if c.Key == set || strings.EqualFold(c.Label, set) {
+			key = c.Key
+		}
+	}
+	return key
+}
+
+// refusalIn is the key of the last choice that is known to refuse, "" without one; and whether any
+// grants or refuses.
+func refusalIn(f *candidate) (key string, decides bool) {
+	yes := slices.ContainsFunc(f.Choices, func(c Choice) bool { return strings.EqualFold(c.Label, "y") })
+	for _, c := range f.Choices {
+		ours := f.Type == YesNo && c.Key == "n" // that it is "no" was known when it was made
+		if ours || yes && strings.EqualFold(c.Label, "n") || isRefusal(c.Label) {
+			key = c.Key
+		}
+		decides = decides || c.Grants || declines(c.Label)
+	}
+	return key, decides
+}
+
+// reConsents are the English words that consent besides those that grant something.
+var reConsents = re(`(?i)\b(ok|okay|sure|go ahead|y|yep|yeah|all)\b`)
+
+// consents reports whether a text grants something in one of its words.
+func consents(text string) bool {
+	return hasWord("yes", text) || hasWord("allow", text) || reConsents.MatchString(text)
+}
+
+// tellsMore reports whether the text of a question on a line does not name the answer that would refuse, or says more
+// of its key: "n: delete all".
+func (f *candidate) tellsMore() bool {
+	named := answersOf(plain(f.Question))
+	if f.Type == YesNo && len(named) == 1 && !means("no", named[0].Label) {
+		return true
+	}
+	for _, c := range f.Choices {
+		if !declines(c.Label) {
+			continue
+		}
+		more := regexp.MustCompile(`(?im)(?:^|[^\pL\pN'])` + regexp.QuoteMeta(c.Keys) + `(?:['"\])}>]* *[:=–>-]+ *|` +
+			`['"\])}>]+ +| +(?:to|means|will) +|  +)(\pL.*?)(?:  +\d|$)`)
+		for _, m := range more.FindAllStringSubmatch(plain(f.Full), -1) {
+			if !isRefusal(m[1]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// reNot turns an English question around: "no" to "Do not delete it?" deletes it.
+var reNot = re(`(?i)(\b(not|without)|n't)\b[^.;:!\n]*\?`)
+
+// reBarePress is "Press Enter to continue" in its forms: it names nothing that Enter does but to go
+// on, and no other key.
+var reBarePress = re(`(?i)^[^\pL\pN]*(please )?(press|hit|strike|push)?\s*(the\s+)?` +
+	`[\[<("']?(enter|return|(any|a)\s+key)[\])>"']?(\s+key)?` +
+	`(\s+to\s+(continue|go on|return|go back|close( this window)?|exit|finish))?[^\pL\pN]*$`)
+
+// reOtherWay are words of another way out than Enter.
+var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|q to|stop)\b|` +
+	`\^[A-Z]\b`)
+
+// judged is how many bytes of what stands above a question's context are judged with it, however short that is set.
+const judged = 600
+
+// defaultOfPress is "enter" for a question that only waits for Enter: all of it is known, it ends there, nothing in it
+// names another way out, and nothing is asked. The configuration can make it "esc", or nothing.
+func (v *view) defaultOfPress(f *candidate) string {
+	text := strings.Join(slices.Concat(f.parts.above, f.parts.body, f.parts.among), "\n")
+	text += "\n" + f.Question + "\n" + f.Far[max(0, len(f.Far)-judged):]
+	ends := !f.onLine() || isBlank(strings.Join(f.parts.among, ""))
+	asks := !ends || reOtherWay.MatchString(text) || strings.Contains(text, "?")
+	set, given := v.o.SafeDefaults[ConfirmEnter]
+	switch {
+	case f.Cut || asks || !reBarePress.MatchString(f.Question):
+		return ""
+	case given:
+		return set
+	}
+	return "enter"
 }
 
 // ---- safe text ----
