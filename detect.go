@@ -1637,7 +1637,7 @@ func (m *motion) see(text string, now time.Time) {
 	}
 }
 
-// of reports whether a unit that differs from what was asked counts: not while it is seen moving.
+// of compares a unit that differs from what was asked: the same where it is seen moving, unsure while it still may be.
 func (m *motion) of(unit int) sameness {
 	at := m.units[unit].at
 	last := at[leastMoves-1]
@@ -2376,8 +2376,8 @@ const (
 // reBreak is a key that interrupts a turn: Esc or ^C, also as kitty's keyboard protocol has them.
 var reBreak = re(`^(\x1b|\x03|\x1b\[27(;1)?u|\x1b\[99;5u)$`)
 
-// asks reports whether the tool says that a dialog of its own is open. That it has no key, or a wrong
-// one, ends a turn (measured on claude 2.1).
+// asks reports whether the tool says that a dialog of its own is open. A missing or wrong API key is none: it ends the
+// turn (measured on claude 2.1).
 func (p ProgramStatus) asks() bool { return p.State == "blocked" && p.Kind != "auth" }
 
 // noteWork notes that it works, in a turn that is a new one or goes on.
@@ -2790,7 +2790,7 @@ type Detector struct {
 type candidate struct {
 	Prompt
 	esc     bool          // the dialog names Escape as the way out
-	guess   bool          // its answers are not read from the screen but guessed, or it says more of them
+	guess   bool          // its answers are guessed, or the screen says more of them than their labels
 	line    string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
 	heading string        // of a printed list: what stands above it
 	ended   bool          // the line that asks has ended, the cursor is in the blank row below it
@@ -2992,8 +2992,8 @@ const movingMarks = "●○◎◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪
 // tickMarks tell what is ticked: that may change while a question stands.
 const tickMarks = "☐☒☑✔✓◯◉◻◼"
 
-// still is a character of the mask: a spinner, a mark that blinks, digits and blanks are none.
-func still(r rune) rune {
+// masked is r, or −1 for what may move on a screen that stands still: spinners, marks that blink, digits, blanks.
+func masked(r rune) rune {
 	digit := r >= '0' && r <= '9'
 	if digit || r == ' ' || r >= 0x2800 && r <= 0x28ff || strings.ContainsRune(movingMarks, r) {
 		return -1
@@ -3055,7 +3055,7 @@ func (d *Detector) foldOutput(now time.Time) {
 		d.outAt = now
 	}
 	shown := d.Screen.Text()
-	mask := strings.Map(still, shown)
+	mask := strings.Map(masked, shown)
 	row, col, hidden := d.Screen.Cursor()
 	if !hidden {
 		mask += fmt.Sprint(row, col)
@@ -3239,13 +3239,13 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	if d.adapter.Box != nil && agent && sure {
 		return false
 	}
-	still := d.lookDue.IsZero() || now.Sub(d.outAt) >= settleQuiet/2
-	return still && !d.ttyDue.After(now)
+	quiet := d.lookDue.IsZero() || now.Sub(d.outAt) >= settleQuiet/2
+	return quiet && !d.ttyDue.After(now)
 }
 
-// Behind is what shows where the answer to the question in force is typed, since key was: behind its line, of any other
-// the key where the cursor is; and whether the question still stands. Below a line that has ended only the key itself
-// is an echo: other words there are new output. It is about the last look.
+// Behind is what the last look saw where the answer was typed: behind the line of the question in force, else key, where
+// that stands at the cursor; and whether the question still stands. Below a line that has ended all but key is new
+// output.
 func (d *Detector) Behind(key string) (typed string, stands bool) {
 	if d.cur == nil {
 		return "", false
@@ -3843,10 +3843,8 @@ func (v *view) faintAt(row, col int) bool { return v.faint(v.s.attr(row, col)) }
 // faint reports whether text drawn like that is dim or grey: it explains rather than offers.
 func (v *view) faint(a Attr) bool { return a.Dim || isGrey(a.FG) }
 
-// atWork tells that a known tool is at work: its screen or its title shows it, and the protocol,
-// where it speaks that, does not say otherwise. What it says of itself comes from the same bytes as
-// a file that is shown, so that alone silences nothing; of a program that is not known it does not
-// count.
+// atWork reports whether a known tool is at work: its screen or its title shows it, and the protocol, where it speaks
+// that, does not say otherwise. The protocol alone silences nothing, for a file that is shown may hold its bytes.
 func (v *view) atWork() bool {
 	state := v.s.Status().State
 	if v.a.Speaks && state != "" && state != "clear" && state != "working" {
@@ -4181,7 +4179,7 @@ func (v *view) column(r int) *group {
 			continue
 		}
 		if g.marked || head.pointer == "" && !boxes {
-			return nil // marks of a list that is only printed; what is explained, not chosen
+			return nil // bullets of a list that is only printed; or head is not where the pointer is
 		}
 		g.at, g.marked = i, true
 	}
@@ -4273,9 +4271,9 @@ func (v *view) joinLabels(g *group) {
 	}
 }
 
-// unlike is the only option that is drawn unlike all others, which are alike; −1 none. Of two with a background it is
-// the one that is not grey, else of two the one that is not drawn as the end of its row; side by side the cell left
-// of the first counts.
+// unlike is the only option that is drawn unlike the others, −1 without one; weak: by no more than a colour or bold
+// print. Of two it is the one whose background is no grey, else the one not drawn as the rest of the row: its end, or
+// of options side by side the cell left of the first.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
@@ -4378,7 +4376,7 @@ const (
 	apart = "words apart"
 )
 
-// sides are these shapes: their row, with all of them in its group, and one of them.
+// sides are these shapes: the pattern of a row, whose group is all the choices, and that of one choice.
 var sides = []struct {
 	shape  string
 	row    *pattern
@@ -4580,8 +4578,8 @@ func asYesNo(f *candidate) {
 var reElided = re(`(?i)…\s*\+?\d+ (more )?lines|\boutput clipped\b`)
 
 // dialogTop is the first row of the dialog whose choices begin in that row; above tells that it began above the top of
-// the screen. A frame is all of it; without one neither an edge nor a heading further right begins it, for these stand
-// in what it asks about.
+// the screen. A framed one begins at its frame. Any other begins neither at an edge nor at a heading further right
+// than its choices, for both may stand in what it asks about.
 func (v *view) dialogTop(first int) (top int, above bool) {
 	framed := v.rows[first].depth > 0
 	headed := func(w viewRow) bool { return !framed && w.fits(v.a.Head) && w.at <= v.rows[first].optionAt }
@@ -4629,10 +4627,9 @@ func (v *view) question(top, first int) string {
 // ---- empty fields ----
 // What is to be filled in, with nothing typed yet.
 
-// readField finds a field to fill in with the cursor in it and nothing typed yet: fenced by lines,
-// or with a cursor that the program draws, below a question or above a row that says what Enter
-// does. In a fence that nothing asks for it is the input box of a program that waits for orders: above that stand the
-// last words of an agent, or what it is for, and there an order must name the key that ends the text.
+// readField finds a field to fill in, with the cursor in it and nothing typed yet: between two lines, or with a cursor
+// that the program draws below a question, or above a row that says what Enter does. Between two lines it is an idle
+// program's input box, unless an order above it names the key that ends the text: an agent's last words stand there.
 func (v *view) readField() *candidate {
 	after := v.after()
 	if v.hidden || v.tty.Canonical || v.busy || v.behind() {
@@ -4713,7 +4710,7 @@ var (
 		`[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
 		`\b(?i:yes ?/ ?no|y ?[/-] ?n|y or n|(?:type|press|enter) ['"]?(?:yes|y)\b['"]?)|` +
 		`\pL+/\pL+[ ?:]*$`)
-	// rePlain is, beside yes and no, no choice of its own.
+	// rePlain is what a question for yes or no may offer besides.
 	rePlain    = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint|esc|\^c)$`)
 	rePress    = re(`(?i)\[(press )?(enter|return|more)\b[^\]]{0,40}\]\s*$`)
 	reNotPress = re(`\+ ?enter|press [a-z]\b|\bdefault\b|` +
@@ -4820,7 +4817,7 @@ func (v *view) readLine() *candidate {
 // whose last question it finds.
 func (v *view) ruleOf(f *candidate, text string, top int) string {
 	last := v.row >= v.last
-	less := v.s.AltScreen() && last && v.reads() && v.s.attr(v.row, 0).Reverse // the name of its file
+	less := v.s.AltScreen() && last && v.reads() && v.s.attr(v.row, 0).Reverse // it shows its file's name so
 	kind, answers := answersNamed(text)
 	switch {
 	case less, last && !v.tty.Canonical && v.rows[v.row].fits(rePager):
@@ -4860,7 +4857,7 @@ func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 	case !open:
 		f.Type = YesNo
 		f.guess = true
-		f.Choices = []Choice{typed("y", "Yes"), typed("n", "No")}
+		f.Choices = []Choice{typedChoice("y", "Yes"), typedChoice("n", "No")}
 		return "it is a question for yes or no" // 18
 	case reText.MatchString(line) && !(v.drawn && reREPL.MatchString(text)):
 		return "it ends as a question does" // 54
@@ -4902,7 +4899,7 @@ func (v *view) readWords(f *candidate, text string, top int) *candidate {
 func hotKeys(line string) (keys []Choice) {
 	for _, m := range reHotkeys.expr().FindAllStringSubmatch(plain(line), -1) {
 		label := m[1] + m[2] + m[3] + m[5] + m[6] + m[7] + m[9] + m[10] + m[12]
-		keys = append(keys, typed(m[2]+m[4]+m[6]+m[8]+m[11], strings.TrimSpace(label)))
+		keys = append(keys, typedChoice(m[2]+m[4]+m[6]+m[8]+m[11], strings.TrimSpace(label)))
 	}
 	return keys
 }
@@ -4942,7 +4939,7 @@ func answersNamed(text string) (kind PromptType, choices []Choice) {
 	choices = answersOf(plain(text))
 	if len(choices) == 1 {
 		both := withOther(choices[0].Label)
-		choices = []Choice{typed(both[0], both[0]), typed(both[1], both[1])}
+		choices = []Choice{typedChoice(both[0], both[0]), typedChoice(both[1], both[1])}
 	}
 	if len(choices) == 0 || !distinct(choices) {
 		return "", nil
@@ -5028,7 +5025,7 @@ func answersOf(text string) []Choice {
 		}
 		keys = nil
 		for _, answer := range answers {
-			keys = append(keys, typed(answer, answer))
+			keys = append(keys, typedChoice(answer, answer))
 		}
 		return keys
 	}
@@ -5116,8 +5113,8 @@ func numbers(first, last string) (all []string) {
 	return all
 }
 
-// typed is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have changed.
-func typed(key, label string) Choice {
+// typedChoice is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have changed.
+func typedChoice(key, label string) Choice {
 	c := Choice{Key: key, Label: label, Keys: key}
 	if strings.EqualFold(key, "esc") {
 		c.Keys = "\x1b"
@@ -5160,7 +5157,7 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		return true
 	}
 	for _, c := range list[:min(len(list), 9)] {
-		f.Choices = append(f.Choices, typed(c.Key, c.Label))
+		f.Choices = append(f.Choices, typedChoice(c.Key, c.Label))
 	}
 	return true
 }
@@ -5215,8 +5212,8 @@ func itemsOf(raw string) (items []Choice) {
 	return items
 }
 
-// readAbove reads a cursor in an empty line: of a program that ended its question with a newline, that never said
-// anything, whose question has other output below it, or that hides the cursor.
+// readAbove reads what stands above a cursor in an empty line: the program ended its question with a newline, printed
+// more below it, never said anything, or hides the cursor.
 func (v *view) readAbove(f *candidate) *candidate {
 	line, top := v.lineAbove(v.row)
 	text := strings.TrimSpace(line)
@@ -5258,11 +5255,11 @@ func (v *view) readAbove(f *candidate) *candidate {
 // in one of the five lines above row end, all of one paragraph. In raw mode it is the line above alone. It returns its
 // row; −1: there is none.
 func (v *view) readMarkAbove(f *candidate, end int) int {
-	lines := 5
+	within := 5
 	if !v.tty.Canonical {
-		lines = 1
+		within = 1
 	}
-	for range lines {
+	for range within {
 		text, first, answered, known := v.lineBefore(end)
 		stop := answered || first < 0 || !known || isBlank(text)
 		if v.tty.Canonical && !v.readsLine() || !v.reads() || stop {
@@ -5414,8 +5411,8 @@ func (v *view) finish(f *candidate) {
 	f.Question = redact(visible(f.Question))
 }
 
-// score adds what agreed, the score, and how long the screen must have been still. A pattern that is not sure enough
-// is but a guess.
+// score sets the signals, the score, and how long the screen must have been still. A pattern below the threshold becomes
+// a guess from silence.
 func (v *view) score(f *candidate) {
 	signals := []string{}
 	if v.tty.Reading == ReadingYes {
@@ -6102,8 +6099,8 @@ func (tp *tape) check(seen []labEvent) error {
 		whole, partly := strings.CutSuffix(key, "_contains")
 		found, expected := inJSON(got[whole]), inJSON(want[key])
 		part := strings.Trim(strings.TrimPrefix(expected, "null"), `"`)
-		plain := key == "expected_choices" && expected == "[]" && got["expected_type"] == "TYPE_YES_NO"
-		same := found == expected || plain || partly && strings.Contains(found, part)
+		implied := key == "expected_choices" && expected == "[]" && got["expected_type"] == "TYPE_YES_NO"
+		same := found == expected || implied || partly && strings.Contains(found, part)
 		if strings.HasPrefix(key, "expected_") && !same {
 			return fmt.Errorf("%s: want %s, got %s", key, expected, found)
 		}
