@@ -5012,10 +5012,12 @@ func answersOf(text string) []Choice {
 	if len(keys) > 1 {
 		return keys
 	}
+	keys = nil
 	for _, at := range slices.Backward(reMarked.expr().FindAllStringIndex(text, -1)) {
 		marker := text[at[0]:at[1]]
 		answers := readMarker(marker)
-		if answers == nil {
+		named := func(answer string) bool { return strings.EqualFold(answer, keys[0].Label) }
+		if answers == nil || keys != nil && !slices.ContainsFunc(answers, named) {
 			continue
 		}
 		rest := strings.Trim(rePresent.ReplaceAllString(text[at[1]:], ""), " ?:>›❯»…‣")
@@ -5027,9 +5029,11 @@ func answersOf(text string) []Choice {
 		for _, answer := range answers {
 			keys = append(keys, typedChoice(answer, answer))
 		}
-		return keys
+		if len(keys) > 1 { // one alone may be the default of those before it
+			break
+		}
 	}
-	return nil
+	return keys
 }
 
 // withOther are the two answers of a marker that names one: a word, or a letter.

@@ -1501,9 +1501,7 @@ func bodyOf(p *PromptRecord) string {
 	if p.ambiguous() && p.Open() {
 		return text
 	}
-	lines := without(strings.Split(text, "\n"), strings.Fields(oneLine(p.Question)), func(line string) []string {
-		return strings.Fields(strings.TrimSuffix(line, "…")) // it may be cut
-	})
+	lines := without(strings.Split(text, "\n"), strings.Fields(oneLine(p.Question)), strings.Fields)
 	if p.Source == fromHook || p.Source == fromAsk { // those have no screen: every blank of theirs counts
 		return strings.Trim(strings.Join(lines, "\n"), "\n")
 	}
