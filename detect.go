@@ -2794,6 +2794,8 @@ type candidate struct {
 	line    string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
 	heading string        // of a printed list: what stands above it
 	ended   bool          // the line that asks has ended, the cursor is in the blank row below it
+	field   bool          // it is answered in a field
+	left    string        // of that: what stands left of the cursor
 	rows    [2]int        // the first and the last in which it asks: of its line, or of its dialog
 	by      string        // the first signal: pattern, silence; "" structure
 	why     string        // what finds it, in words
@@ -3020,12 +3022,32 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 		d.candidate = d.view.read()
 	}
 	d.found = d.candidate
+	if d.cur != nil && d.cur.field && d.typed {
+		d.lookInField()
+	}
 	d.lookAtTurn(now)
 	if d.found == nil {
 		return
 	}
 	d.motion.see(d.found.all, now)
 	d.found.motion = d.motion
+}
+
+// lookInField finds the question in force where nothing has changed but what is typed in its field.
+func (d *Detector) lookInField() {
+	v := d.view
+	v.typed = strings.TrimPrefix(v.left(), d.cur.left)
+	f := v.read()
+	v.typed = ""
+	if f == nil {
+		return
+	}
+	f.Question = d.cur.Question // it may be the hint that gave way to the text
+	f.seal()
+	f.motion = d.motion
+	if d.cur.compare(&f.Prompt) != another {
+		d.found = f
+	}
 }
 
 // lookAtTurn notes what the screen tells of the turn, and finds the box of one that is over although
@@ -3453,6 +3475,7 @@ type view struct {
 	hidden   bool   // no cursor is to be seen
 	drawn    bool   // the program draws it itself
 	before   string // then: what stands left of it
+	typed    string // in the field at the cursor, to be left out
 	modal    bool   // the rows are those of a dialog drawn over other text
 	reported bool   // the tool says that it asks
 	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
@@ -3721,6 +3744,11 @@ func (v *view) after() string {
 		return ""
 	}
 	return strings.TrimRight(v.s.part(cells[v.col:]), " ")
+}
+
+// left is what stands left of the cursor.
+func (v *view) left() string {
+	return strings.TrimSuffix(v.s.part(v.s.grid[v.row].cells[:v.col]), v.typed)
 }
 
 // behind reports whether something stands behind the cursor that is no hint of what may be typed.
@@ -4122,7 +4150,7 @@ func (v *view) readGroup() *candidate {
 	if !v.hidden && v.row < buttons && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
 		f := newCandidate(FreeText, 0.90)
 		f.why = "the cursor is in a field of it"
-		v.describe(f, buttons, buttons, nil)
+		v.describeField(f, buttons)
 		f.Secret = hasWord("secret", f.Question)
 		return f
 	}
@@ -4638,7 +4666,7 @@ func (v *view) readField() *candidate {
 	fence := v.fence()
 	fenced := fence >= 0
 	hint := fenced && v.faintAt(v.row, v.col-1) // behind which grok draws its cursor
-	if !hint && !reMark.MatchString(v.s.part(v.s.grid[v.row].cells[:v.col])) {
+	if !hint && !reMark.MatchString(v.left()) {
 		return nil
 	}
 	above := v.row
@@ -4654,7 +4682,7 @@ func (v *view) readField() *candidate {
 	_, rest, _ := strings.Cut(question, " ")
 	asks := reOrder.MatchString(question) && reEnds.MatchString(rest)
 	if !fenced {
-		field := v.drawn || after != "" // else it is readLine's
+		field := v.drawn || after+v.typed != "" // else it is readLine's
 		asks = field && (reHeading.MatchString(question) || hasWord("secret", question))
 	}
 	below := v.rows[min(v.row+1, v.last+1):min(v.row+9, v.last+1)]
@@ -4676,9 +4704,17 @@ func (v *view) readField() *candidate {
 	}
 	f.Secret = hasWord("secret", f.Question)
 	question = f.Question
-	v.describe(f, v.row, v.row, map[int]string{v.row: ""})
+	v.describeField(f, v.row)
 	f.Question = question
 	return f
+}
+
+// describeField completes a dialog with a field at the cursor, in whose row it does not depend on what is typed there.
+func (v *view) describeField(f *candidate, last int) {
+	f.field = true
+	f.left = v.left()
+	v.describe(f, last, last, map[int]string{v.row: f.left})
+	f.rows = [2]int{v.row, v.row}
 }
 
 // fence is the row from which on the rows around the cursor are set off: by a line above and one
