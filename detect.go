@@ -1525,6 +1525,7 @@ type Prompt struct {
 	Submit  string `json:"-"` // Multi: the bytes that end the choosing
 	Axis    string `json:"-"` // which arrows move the pointer: vertical, horizontal, ""
 	Pointer int    `json:"-"` // index of the choice highlighted, −1 none
+	drafted bool   // a text stands in the box, or in the field: another would be added to it
 
 	// lead is Shown without the choices and what stands among them, all is with them; both as they
 	// are on the screen, secrets included: they never leave the process.
@@ -2801,8 +2802,6 @@ type candidate struct {
 	why     string        // what finds it, in words
 	wait    time.Duration // how long the masked screen must have been still
 	silent  bool          // it is a guess from silence: wait counts from when anything last moved
-
-	drafted bool // Idle: a text stands in the box
 }
 
 // onLine reports whether the answer is typed in the cursor's line, where it shows.
@@ -4046,10 +4045,11 @@ var (
 	reGap     = re(` {3,}`)
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
 		`continue|next|accept)`)
-	reAsked = re(`^[^:]*\?\W*$`)
-	reRadio = re(`^[^\pL\[]*\([ xX*•]\)`) // Enter takes the option that is ticked, wherever the pointer stands
-	reLead  = re(`^[?◆◇✔●■]\s+`)
-	reAside = re(`^$|____|^[→●•-] `) // no part of a paragraph: an empty field, an answer, a list
+	reAsked  = re(`^[^:]*\?\W*$`)
+	reRadio  = re(`^[^\pL\[]*\([ xX*•]\)`) // Enter takes the option that is ticked, wherever the pointer stands
+	reLead   = re(`^[?◆◇✔●■]\s+`)
+	reVacant = re(`(^|[:?*` + uprights + `])\s*$`) // left of the cursor in a field with nothing in it, or a secret
+	reAside  = re(`^$|____|^[→●•-] `)              // no part of a paragraph: an empty field, an answer, a list
 )
 
 // reEscOut is the hint of a dialog that Escape is the way out.
@@ -4150,6 +4150,7 @@ func (v *view) readGroup() *candidate {
 	if !v.hidden && v.row < buttons && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
 		f := newCandidate(FreeText, 0.90)
 		f.why = "the cursor is in a field of it"
+		f.drafted = !reVacant.MatchString(v.left())
 		v.describeField(f, buttons)
 		f.Secret = hasWord("secret", f.Question)
 		return f
@@ -4497,6 +4498,9 @@ func (v *view) menu(g *group) *candidate {
 		f.Choices = nil
 	}
 	v.describe(f, g.first(), g.end(), rows)
+	if g.shape == slash { // its question stands in the same row
+		f.Question = sentence(strings.TrimRight(v.s.part(v.s.grid[g.end()].cells[:g.opts[0].at]), " ›‣"))
+	}
 	buttons := v.buttonRow()
 	if !f.Multi && buttons > g.end() && len(f.Choices) < 9 {
 		for _, o := range v.sideBySide(buttons).opts {

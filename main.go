@@ -4382,6 +4382,8 @@ func (t *typist) reply() (why string) {
 		return t.choose(want)
 	case named != nil && named[0].Keys != "":
 		rest = named[0].Keys
+	case t.q.screen.drafted:
+		return "a text stands in its field already"
 	case kind == FreeText || kind == Unknown:
 		text := strings.TrimLeft(t.text, "\n")
 		_, size := utf8.DecodeRuneInString(text)
