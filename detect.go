@@ -3170,7 +3170,11 @@ func (d *Detector) compare() sameness {
 func (d *Detector) behindLine() (typed string, verdict sameness) {
 	c := d.cur
 	line, top := d.view.cursorLine()
-	typed, begins := strings.CutPrefix(line+d.view.after(), strings.TrimRight(c.line, " "))
+	line += d.view.after()
+	typed, begins := strings.CutPrefix(line, strings.TrimRight(c.line, " "))
+	if !begins && c.Type == FreeText { // Inquirer's default gives way to what is typed
+		typed, begins = strings.CutPrefix(line, reDefault.ReplaceAllString(c.line, ""))
+	}
 	typed = strings.TrimSpace(typed)
 	switch {
 	case !begins || c.place.differs(d.view.place(top)):
@@ -4046,7 +4050,7 @@ var (
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
 		`continue|next|accept)`)
 	reAsked  = re(`^[^:]*\?\W*$`)
-	reRadio  = re(`^[^\pL\[]*\([ xX*•]\)`) // Enter takes the option that is ticked, wherever the pointer stands
+	reRadio  = re(`^([^\pL\[]*\([ xX*•]\)|❯[○●])`) // Enter takes the option that is ticked, wherever the pointer stands
 	reLead   = re(`^[?◆◇✔●■]\s+`)
 	reVacant = re(`(^|[:?*` + uprights + `])\s*$`) // left of the cursor in a field with nothing in it, or a secret
 	reAside  = re(`^$|____|^[→●•-] `)              // no part of a paragraph: an empty field, an answer, a list
@@ -4095,7 +4099,7 @@ func (v *view) reason(g *group) string {
 		return "a row says how to choose" // 71
 	case v.buttonRow() > g.end():
 		return "its buttons stand below it in a frame" // 3
-	case !g.sure() || draft:
+	case !g.sure() || draft || !g.marked && g.end() == v.s.rows-1: // a status line, and what is said below it
 		return ""
 	case inside && o.num != "":
 		return "its options are numbered" // 17
@@ -4301,8 +4305,8 @@ func (v *view) joinLabels(g *group) {
 }
 
 // unlike is the only option that is drawn unlike the others, −1 without one; weak: by no more than a colour or bold
-// print. Of two it is the one whose background is no grey, else the one not drawn as the rest of the row: its end, or
-// of options side by side the cell left of the first.
+// print. Of two it is the one whose background is no grey, else the one not drawn as what is around them: the end of
+// the row above, or of options side by side the cell left of the first.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
@@ -4319,7 +4323,7 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) == 2 && lit && grey(first) != grey(second) {
 		return int(number(grey(first))), false
 	}
-	rest := v.s.attr(row, v.s.cols-1)
+	rest := v.s.attr(row-1, v.s.cols-1)
 	if across {
 		rest = v.s.attr(row, left)
 	}
@@ -4789,6 +4793,7 @@ var (
 	// reBelow is the mark behind which a question in the line above is answered: Symfony, click.
 	reBelow      = re(`^[>›❯»]$`)
 	reAskedAbove = re(`[:?\])]\s*$`)
+	reDefault    = re(`\([^()]*\) *$`)
 	rePathIn     = re(`\s/\S`)
 	rePrefilled  = re(`^(.*[:?]) ?(\d{1,2})$`)
 	rePresent    = re(`^[ ?:]*[‣›»▸].*`)

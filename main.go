@@ -4474,12 +4474,12 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 			return more, ""
 		case edits && (word || !v.tty.Echo):
 			return more + "\r", ""
-		case stands && v.late && word:
+		case !v.late && (stands || !t.overtaken(v.look)): // it may only be painted anew
+			return "", whyWait
+		case stands && word, more != "":
 			return "", "only its first key was typed: the program did not show that; look at the terminal"
-		case v.late || !stands && t.overtaken(v.look): // else it may only be painted anew
-			return "", ""
 		}
-		return "", whyWait
+		return "", ""
 	})
 	if why == "" && boxed {
 		return t.enter()
