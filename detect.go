@@ -4147,8 +4147,8 @@ const maxBelow = 12
 // in a field of a framed dialog, that is to be filled in.
 func (v *view) readGroup() *candidate {
 	buttons := v.buttonRow()
-	if v.tty.Canonical || v.busy && buttons < 0 {
-		return nil // nothing is chosen with single keys; gpg, whose pinentry reads, is busy
+	if v.tty.Canonical {
+		return nil // nothing is chosen with single keys
 	}
 	w := v.rows[v.row]
 	if !v.hidden && v.row < buttons && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
@@ -4496,6 +4496,10 @@ func (v *view) menu(g *group) *candidate {
 		f.Choices = append(f.Choices, c)
 		f.Ticked = append(f.Ticked, o.tick == 1)
 		f.Multi = f.Multi || o.tick >= 0
+	}
+	if v.busy && v.buttonRow() < 0 { // of gpg, which is, pinentry reads
+		f.silent = true
+		f.wait = stillBlind * v.o.Stuck
 	}
 	if g.shape == angles && len(g.opts) == 1 {
 		f.Type = ConfirmEnter
