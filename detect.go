@@ -1773,7 +1773,7 @@ func (p *Prompt) Confidence() string {
 
 // reHidden are the places in a stored text that show something else than what was there: see redact
 // and visible.
-var reHidden = re(`\\\[redacted\\\]|\\\\u\\\{[0-9A-F]+\\\}`)
+var reHidden = re(`\[redacted\]|\\u\{[0-9A-F]+\}`)
 
 // showsCall reports whether the dialog shows a call of this tool with these arguments: a command or
 // an address stands in rows of its own, in all of its length or cut; of a file its name, of a question its
@@ -1801,10 +1801,7 @@ func squeezed(text string) string { return strings.Join(strings.Fields(text), ""
 // showsRows reports whether some rows, one after the other and nothing left over, are the text, or its beginning, which
 // the tool has cut.
 func showsRows(rows []string, text string) bool {
-	whole, err := regexp.Compile("^(?:" + reHidden.ReplaceAllString(regexp.QuoteMeta(text), ".*") + ")$")
-	if text == "" || err != nil { // longer than a pattern may be
-		return false
-	}
+	pieces := reHidden.expr().Split(text, -1)
 	for from := range rows {
 		run := ""
 		for _, row := range rows[from:] {
@@ -1812,14 +1809,38 @@ func showsRows(rows []string, text string) bool {
 			if len(run) > 2*len(text)+maxString {
 				break
 			}
-			beginning, cut := strings.CutSuffix(run, "…")
-			cut = cut && beginning != "" && strings.HasPrefix(text, beginning)
-			if row != "" && (cut || whole.MatchString(run)) {
+			if row != "" && isShown(run, pieces) {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// isShown reports whether run is the pieces of a text with anything between two of them, or its beginning and an "…".
+func isShown(run string, pieces []string) bool {
+	run, cut := strings.CutSuffix(run, "…")
+	for i, piece := range pieces {
+		at := 0
+		switch {
+		case i > 0 && i == len(pieces)-1:
+			at = max(0, len(run)-len(piece))
+		case i > 0:
+			at = max(0, strings.Index(run, piece))
+		}
+		rest, whole := strings.CutPrefix(run[at:], piece)
+		if whole {
+			run = rest
+			continue
+		}
+		for at := range run {
+			if (at == 0 || i > 0) && strings.HasPrefix(piece, run[at:]) {
+				return cut
+			}
+		}
+		return false
+	}
+	return run == ""
 }
 
 // ---- patterns ----
