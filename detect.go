@@ -1777,13 +1777,17 @@ var reHidden = re(`\[redacted\]|\\u\{[0-9A-F]+\}`)
 
 // showsCall reports whether the dialog shows a call of this tool with these arguments: a command or
 // an address stands in rows of its own, in all of its length or cut; of a file its name, of a question its
-// words. Blanks and wrapping do not count. subject is as it is stored, made safe.
+// words; of a call too long for the dialog, claude's words for that. Blanks and wrapping do not count. subject is as
+// it is stored, made safe.
 func (p *Prompt) showsCall(tool, subject string) bool {
 	rows := slices.Concat(p.parts.body, p.parts.among)
 	for i, row := range rows {
 		rows[i] = squeezed(row)
 	}
 	all := strings.Join(rows, "") + squeezed(p.Question)
+	if strings.Contains(all, "(valuecannotbeshowninfull—approvalwithheld") { // claude 2.1.332
+		return true
+	}
 	switch tool {
 	case "Bash", "WebFetch":
 		return showsRows(rows, squeezed(subject))

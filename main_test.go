@@ -3738,7 +3738,8 @@ func playDialogs(t *testing.T, r row) {
 	for _, one := range parted(r["asks"], ",") {
 		command, paint, _ := strings.Cut(one, " @")
 		ms, halves := strings.CutSuffix(paint, "/2")
-		a := ask{Command: command, Paint: -1, Halves: halves}
+		ms, withheld := strings.CutSuffix(ms, "/0")
+		a := ask{Command: command, Paint: -1, Halves: halves, Withheld: withheld}
 		fmt.Sscan(ms, &a.Paint) // "-": never
 		p.Asks = append(p.Asks, a)
 	}
@@ -3827,6 +3828,9 @@ func playDialogs(t *testing.T, r row) {
 	}
 	if keys := c.keys(); keys != r["keys"] {
 		t.Errorf("%s: the dialogs read %q, want %q", r["at"], keys, r["keys"])
+	}
+	if n := w.came("proceed?"); n > strings.Count(r["does"], "kill") {
+		t.Errorf("%s: a dialog whose hook lives was asked from the screen, too", r["at"])
 	}
 }
 
@@ -9791,9 +9795,10 @@ type play struct {
 
 // ask is a command that claude wants to run, and how its dialog comes.
 type ask struct {
-	Command string
-	Paint   int  // ms from the hook's call to the dialog; -1: there is none, as with -p
-	Halves  bool // it is painted in two steps, 150 ms apart
+	Command  string
+	Paint    int  // ms from the hook's call to the dialog; -1: there is none, as with -p
+	Halves   bool // it is painted in two steps, 150 ms apart
+	Withheld bool // it is painted without the command, as claude 2.1.332 does with a long one
 }
 
 // actor is the stand-in for claude. One goroutine owns all of it and takes what happened from a
@@ -10008,7 +10013,11 @@ func (a *actor) hooksAsk() int {
 // comes tells that this dialog waits, and paints it when its time has come.
 func (a *actor) comes(i int) {
 	a.coming = i
-	fmt.Print(claudeBlocked("approve Bash: "+a.play.Asks[i].Command, a.speaks))
+	words := "approve Bash: " + a.play.Asks[i].Command
+	if a.play.Asks[i].Withheld {
+		words = "permission prompt"
+	}
+	fmt.Print(claudeBlocked(words, a.speaks))
 	a.later(time.Duration(a.play.Asks[i].Paint)*time.Millisecond, func() {
 		a.coming = -1
 		if a.decided[i] {
@@ -10050,6 +10059,9 @@ func (a *actor) paintDialog(half bool) {
 	command := a.play.Asks[a.up].Command
 	rows := []string{"> go on", "", "● Bash(" + command + ")", "  ⎿  Running…", "", strings.Repeat("─", 80)}
 	body := []string{command, "Do it"}
+	if a.play.Asks[a.up].Withheld {
+		body = []string{"Do it", "(value cannot be shown in full — approval withheld; one-time options only)"}
+	}
 	dialog, _ := claudeDialog("Bash command", body, "Do you want to proceed?", dialogOptions, a.pointer)
 	if half {
 		dialog = dialog[:5]
