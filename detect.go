@@ -2223,7 +2223,7 @@ var adapters = []*Adapter{
 	{
 		Name:        "claude",
 		MinVer:      "2.1.0",
-		MaxVer:      "2.1.330",
+		MaxVer:      "2.1.332",
 		Hooks:       "claude-settings",
 		Batch:       []string{"-p", "--print"},
 		SubmitDelay: 100 * time.Millisecond,

@@ -2484,7 +2484,7 @@ func (p *PromptRecord) meaning(c Choice) Answer {
 		_, no = pairIn(p.Choices)
 	}
 	plainNo := p.Type == YesNo && c.Key == "n" || no >= 0 && p.Choices[no] == c
-	a.Refuses = plainNo || c.Key == "esc" || isRefusal(c.Label)
+	a.Refuses = plainNo || c.Key == "esc" || isRefusal(c.Label) || p.Permission && c.Key == maybe(p.SafeDefault)
 	a.Grants = (p.Permission || p.Type == YesNo) && (c.Grants || c.Key == "y")
 	a.Always = a.Grants && (c.Key == hookAlways || reLasting.MatchString(c.Label))
 	return a

@@ -1420,7 +1420,7 @@ func answerButton(p *PromptRecord, a Answer) button {
 		b.Data = tapLeave
 	case a.Always:
 		b.Style = styleLasting
-	case a.Grants:
+	case a.Grants && (p.Source == fromHook || consents(a.Label)):
 		b.Style = styleYes
 	case a.Refuses:
 		b.Style = styleNo
@@ -1591,16 +1591,19 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	if p.SafeDefault != nil && !p.Secret && p.Source != fromAsk {
 		then = clean(valueName(p, *p.SafeDefault), 80)
 	}
-	r.addLine("", "No answer by "+clock(p.ExpiresAt)+" = "+then+". "+t.hint(p)+sid(s))
+	r.addLine("", "No answer by "+clock(p.ExpiresAt)+" = "+then+". "+t.hint(s, p)+sid(s))
 	return r
 }
 
 // hint tells what can be done about an open question besides tapping.
-func (t *Telegram) hint(p *PromptRecord) string {
+func (t *Telegram) hint(s *SessionRecord, p *PromptRecord) string {
 	switch {
 	case p.Secret:
 		return "Passwords never go through Telegram: type it at the keyboard. "
 	case p.Permission && p.refusal() != "":
+		if p.Source == fromScreen && adapterFor(s.Tool).Box == nil { // nobody there reads why
+			return "Reply = No. "
+		}
 		return "Reply = No, with your reason. "
 	case p.takesReply():
 		return "Reply = the text to type. "
