@@ -2882,6 +2882,8 @@ func (s *setup) converse() error {
 			return err
 		}
 	}
+	s.bot.works("poll")
+	s.bot.works("send")
 	s.say("It works. Now: atlasbridge run claude")
 	return nil
 }
