@@ -340,19 +340,19 @@ func (v *Verdict) next(line []byte) (fields []Field, why string) {
 func (v *Verdict) conclude() {
 	v.OK = v.Reason == ""
 	if !v.OK {
-		v.Remedy = "keep a copy; what a crash kept out comes with the next entry; else move audit.log away, " +
+		v.Remedy = "keep a copy; what a crash kept out is added with the next entry; else move audit.log away, " +
 			"and a new one begins"
 		return
 	}
 	v.Proves = "no entry was changed, inserted, removed or reordered"
-	v.Limits = "that the end was not cut off, or all of it written anew: the state knows no entry"
+	v.Limits = "that the end was not cut off, or all of it rewritten: state.jsonl knows no entry"
 	if v.Noted != "" {
-		v.Proves += ", up to the last one that the state knows, and its end was not cut off"
-		v.Limits = "that what was written is true, nor anything against someone who wrote state.jsonl anew, too: " +
-			"compare the head with the one on your phone"
+		v.Proves += ", and none that state.jsonl knows is missing at the end"
+		v.Limits = "that entries were true when written, or that nobody rewrote state.jsonl as well: " +
+			"for that, compare the head with the one on your phone"
 	}
 	if v.Behind != "" {
-		v.Limits += "; nor anything about the entries up to " + v.Behind + ", which stand in the log before"
+		v.Limits += "; nor anything about the entries up to " + v.Behind + ", which are in the log before"
 	}
 }
 

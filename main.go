@@ -111,7 +111,7 @@ func (w world) run(args []string) (code int) {
 		code = c.do(c)
 	}
 	if c.lost != nil {
-		c.fail(&hintedError{fmt.Errorf("writing the output: %w", c.lost), "have standard output lead somewhere else"})
+		c.fail(&hintedError{fmt.Errorf("writing the output: %w", c.lost), "redirect standard output elsewhere"})
 		code = max(code, exitFailed)
 	}
 	return code
@@ -1022,7 +1022,7 @@ func (a *Adapter) probe(ctx context.Context, command string, env []string) tool 
 	tooOld := slices.Compare(version, versionNumbers(a.MinVer)) < 0
 	if tooOld || slices.Compare(version, versionNumbers(a.MaxVer)) > 0 {
 		t.Warning = strings.TrimSpace(t.Name+" "+t.Version) +
-			": not a version that was tried: if questions are missed, use one of " + t.Supported
+			" is untested: if questions are missed, use " + t.Supported
 	}
 	return t
 }
@@ -1191,7 +1191,7 @@ func (c *command) answer(s *Store) int {
 	if found := s.view.find(d); found != nil {
 		p = *found
 	}
-	why := Refusal("this runs inside of a session: what runs there does not answer")
+	why := Refusal("programs that run inside a session cannot answer")
 	todo := "use a terminal that was not started there, the session's own keyboard, or the phone"
 	if !s.inside() {
 		var err error
@@ -1209,7 +1209,7 @@ func (c *command) answer(s *Store) int {
 	said := before(": ", p.labels(*p.Value)) + before(": ", p.granted())
 	fmt.Fprintln(c, "answered "+shortID(p.ID)+visible(said))
 	if s.wrapperState(p.SessionID) == "stopped" {
-		c.complain("its session is stopped: the answer is typed when that goes on (`fg` there)")
+		c.complain("its session is stopped: the answer is typed when it continues (`fg` there)")
 	}
 	if err := s.Trouble(); err != nil {
 		c.fail(err) // says it: the answer counts all the same
@@ -1599,7 +1599,7 @@ func cmdRun(c *command) int {
 func noTool(name string) (todo string) {
 	switch {
 	case strings.Contains(name, " "):
-		return "the tool and each of its arguments are words of their own, without quotation marks around them all"
+		return "give the tool and each argument as separate words, not all in one pair of quotation marks"
 	case slices.Contains(toolNames(), name):
 		return "install it, or add its folder to PATH"
 	}
@@ -3556,11 +3556,11 @@ func (l *dialogs) hookEnded(h *question) {
 	switch {
 	case stored == nil || stored.settled() || stored.Status == Injected:
 	case stored.Open():
-		h.leave(Canceled, "who asked has ended")
+		h.leave(Canceled, "the program that asked has ended")
 	default:
 		h.rec = *stored
 		h.to = Failed
-		h.why = "who asked ended before the answer was passed on"
+		h.why = "the program that asked ended before it got the answer"
 	}
 }
 
@@ -4796,7 +4796,7 @@ func (t *typist) left() (why string) {
 		asks := t.command && v.look.isQuestion() // what the command is for
 		switch {
 		case t.command && !asks && !held && box.found && box.draft != "":
-			return "", "the tool made “" + safely(box.draft, 200) + "” of it, which stands in its input box now"
+			return "", "the tool made “" + safely(box.draft, 200) + "” of it, which is in its input box now"
 		case t.adapter.Box == nil || !held || asks:
 			return "", ""
 		}
@@ -4817,7 +4817,7 @@ func (t *typist) withdraw(reason string) (why string) {
 		if box.found && box.draft == "" {
 			return "", ""
 		}
-		return "", reason + ". It still stands in the input box"
+		return "", reason + ". It is still in the input box"
 	})
 	if why != "" {
 		return why
@@ -5716,7 +5716,7 @@ func lastingWords(suggestions []json.RawMessage, folder string) (words, widest s
 		short := strings.TrimSuffix(grant, filesToo)
 		if err != nil || grant == "" || long == "" {
 			grant, width = string(unescaped(raw)), grantsAll
-			short, long = "what is listed as lasting", ""
+			short, long = "all that is listed above", ""
 		}
 		if width > most {
 			most = width
@@ -5978,7 +5978,7 @@ func (a *asking) compose() error {
 		if max(len(b), len(text)) > maxHookFull {
 			return misuse("standard input has more than %d KiB as it is shown: give less of it", maxHookFull>>10)
 		}
-		p.Full += "\n" + cmp.Or(text, "(nothing came on standard input)")
+		p.Full += "\n" + cmp.Or(text, "(standard input was empty)")
 	}
 	for _, c := range p.Choices {
 		if utf8.RuneCountInString(c.Label) > wideLabel {

@@ -143,7 +143,7 @@ func (s *scene) state() string { return filepath.Join(s.dir, "state") }
 
 var (
 	reStandIn = regexp.MustCompile(`\b(DIR|URL|TOKEN|ID|SID|LINK|CODE)\b`)
-	rePairing = regexp.MustCompile(`(?s)https://t\.me/my_bot\?start=([0-9a-f]+)\s.*the code: +([0-9a-f]{8})\s`)
+	rePairing = regexp.MustCompile(`(?s)https://t\.me/my_bot\?start=([0-9a-f]+)\s.*this code: +([0-9a-f]{8})\s`)
 )
 
 // meant is a text with what its words stand for.
@@ -2179,7 +2179,7 @@ func TestVersionWarning(t *testing.T) {
 	needUnix(t)
 	bin, _ := versionedClaude(t, "9.9.9")
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	for flags, want := range map[string]string{"": "atlasbridge: claude 9.9.9: not a version that was tried", "--quiet": "hello"} {
+	for flags, want := range map[string]string{"": "atlasbridge: claude 9.9.9 is untested", "--quiet": "hello"} {
 		x := bridge(t, home(t, ""), strings.Fields("run "+flags+" claude")...)
 		x.exits(0)
 		shown := strings.TrimSpace(x.shown())

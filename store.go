@@ -185,11 +185,11 @@ timeout_seconds = 600
     seconds that a question waits for its answer
     must be a number from 1 to 86400
 permission_timeout_seconds = 300
-    the same where claude's hook asks for a permission
+    the same for a permission of claude's hook
     environment: PERMISSION_TIMEOUT_SEC
     must be a number from 1 to 86400
 detection_threshold = 0.65
-    how sure known words must be, 0.60 to 0.99; else "possibly a question"
+    confidence needed, 0.60 to 0.99; below it: "possibly a question"
     must be a number from 0.6 to 0.99
 stuck_timeout_seconds = 2.0
     seconds of silence that make an unfinished line a question
@@ -198,10 +198,10 @@ buffer_size_bytes = 4096
     output kept for ATLASBRIDGE_CAPTURE_PROMPTS
     must be a whole number from 512 to 1048576
 echo_suppression_ms = 150
-    time after an answer in which its echo is no question
+    time after an answer in which an echo is no question
     must be a number from 0 to 10000
 free_text_enabled = false
-    a text that is asked for can come by phone
+    questions for a text can be answered by phone
     must be true or false
 notify_idle = true
     tell the phone when a turn is over
@@ -218,11 +218,11 @@ telegram.bot_token = ""
     is ([0-9]{1,20}:[A-Za-z0-9_-]{1,128})?
     must be a bot token as BotFather gives it
 telegram.chat_id = 0
-    the chat where it asks
+    the chat that gets the questions
     environment: TELEGRAM_CHAT_ID
     must be a whole number from -4503599627370496 to 4503599627370496
 telegram.allowed_users = []
-    who may answer: user ids, as [1001, 1002]
+    who may answer: user ids, like [1001, 1002]
     environment: ALLOWED_USER_IDS
     must be a list of numeric ids from 1 to 4503599627370496, like [1001, 1002], without names and quotes
 telegram.api_base = "https://api.telegram.org"
@@ -238,30 +238,30 @@ stream.max_chars = 3500
     environment: OUTPUT_MAX_CHARS
     must be a whole number from 100 to 4096
 stream.flush_ms = 200
-    time that output is gathered for the stream
+    time that output is gathered for one message
     environment: OUTPUT_FLUSH_MS
     must be a number from 50 to 10000
 safe_defaults.yes_no = "n"
-    nobody answered a plain yes/no: only n is possible
+    typed when nobody answers a yes/no: only n is possible
     is n
     must be "n": nothing is approved by waiting
 safe_defaults.confirm_enter = "enter"
-    nobody answered a bare "Press Enter": enter, esc or ""
+    typed when nobody answers "Press Enter": enter, esc or ""
     is enter|esc|
     must be "enter", "esc" or "" for nothing
 safe_defaults.multiple_choice = ""
-    nobody chose: a choice, where none refuses or grants
+    chosen when nobody answers, if no choice refuses or grants
     is [^\pC\p{Zl}\p{Zp}]{0,60}
     must be a choice's number or its words, at most 60 characters on one line
 safe_defaults.free_text = ""
-    nobody gave the text asked for: this, if it is no secret
+    typed when nobody answers a question for a text, not a secret
     is [^\pC\p{Zl}\p{Zp}]{0,200}
     must be one line of at most 200 characters, none of them a control character
 retention_days = 30
     days that ended sessions stay in state.jsonl
     must be a whole number from 1 to 36500
 log_level = "info"
-    of atlasbridge.log: debug, info, warn, error
+    what goes to atlasbridge.log: debug, info, warn, error
     environment: LOG_LEVEL
     is (?i:debug|info|warn|error)
     must be debug, info, warn or error
@@ -538,11 +538,11 @@ func parseTOML(text string, known []setting) (map[string]setting, error) {
 			}
 		}
 		if problem == "" && entries[s.Key].Key != "" {
-			problem = s.Key + " is there twice"
+			problem = s.Key + " is set twice"
 		}
 		if problem != "" {
 			return nil, hinted(fmt.Errorf("%s: %s", s.Origin, problem), "lines look like  key = \"text\"  or  "+
-				"key = 42  under an optional  [table]; `atlasbridge help config` lists all keys")
+				"key = 42; a name with a dot goes under its [table]; see `atlasbridge help config`")
 		}
 		entries[s.Key] = s
 	}
@@ -2377,7 +2377,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	case !v.active(p.SessionID) || !s.Alive(p.SessionID):
 		return sessionOver
 	case p.Source == fromHook && !s.Alive(p.ID):
-		return "who asked has ended"
+		return "the program that asked has ended"
 	case p.Status == Created && !d.Trusted:
 		return "the question has not been asked yet"
 	case fromPhone(d.By):

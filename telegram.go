@@ -661,7 +661,7 @@ func (t *Telegram) request(ctx context.Context, j *job) (failed *apiError) {
 		if plain || !named || failed.Code != http.StatusBadRequest || failed.trouble(0) != "" {
 			return failed
 		}
-		t.noteTrouble("looks", "messages are sent again without their looks: "+failed.Error())
+		t.noteTrouble("looks", "messages are sent again without formatting: "+failed.Error())
 		plain = true
 		out.Entities = nil
 		for _, row := range out.Markup.Rows {
@@ -1553,16 +1553,16 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		return t.turnText(p, s)
 	}
 	asked := oneLine(p.Question)
-	lasting := before("Blue also allows: ", oneLine(p.Lasting))
+	lasting := before("Blue also means: ", oneLine(p.Lasting))
 	above := p.Above
 	room := partUnits
 	switch {
 	case !p.Open():
-		lasting = before("Allowed from now on: ", oneLine(p.granted()))
+		lasting = before("From now on: ", oneLine(p.granted()))
 		above = ""
 		room = 1200
 	case p.ambiguous():
-		asked = "Possibly a question: it stands still and waits for keys"
+		asked = "Possibly a question: it waits for keys"
 	case p.Cwd != "" && p.Cwd != s.Cwd:
 		asked += "\nin " + oneLine(p.Cwd)
 	}
@@ -1585,7 +1585,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		return r
 	}
 	if p.Cut {
-		r.addLine("", "⚠️ Part of it is not known here: look at the terminal. From here it can only be refused.")
+		r.addLine("", "⚠️ Part of it is missing here: see the terminal. From here you can only refuse it.")
 	}
 	then := "left unanswered"
 	if p.SafeDefault != nil && !p.Secret && p.Source != fromAsk {
@@ -1993,7 +1993,7 @@ func (t *Telegram) Poll(ctx context.Context) {
 		pause := time.Second
 		switch {
 		case err != nil:
-			t.noteTrouble("poll", fmt.Sprint("no answers come from the phone: ", err))
+			t.noteTrouble("poll", fmt.Sprint("no answers arrive from the phone: ", err))
 		case !held: // another process polls
 			t.noteTrouble("poll", "")
 		default:
@@ -2259,7 +2259,7 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	switch {
 	case bad != nil:
 		if ok {
-			r.tell(&u, intent{reply: "✗ Nothing was done: it came in a form that is not known here. " +
+			r.tell(&u, intent{reply: "✗ Nothing was done: this kind of message is not known here. " +
 				"Look for a newer atlasbridge."})
 		}
 		r.warn(fmt.Errorf("update %d is not acted on: %w", u.ID, bad))
@@ -2415,7 +2415,7 @@ func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
 var reCommand = re(`(?i)^/([a-z][\w:.-]*)(@\w+)?(\s|$)`)
 
 // helpText says what can be done here, in lines that a phone need not break: what is used most comes first.
-const helpText = `Questions come here: tap an answer,
+const helpText = `Questions arrive here: tap an answer
 or reply with text.
 
 Other text goes to the session that
@@ -2430,9 +2430,9 @@ it replies to, or to the only one.
 /switch  all my text to one session
 /release  undo /switch
 /cancel  end the program
-/help  what can be done here
+/help  this list
 
-Of several sessions name one:
+With several sessions, name one:
 /stop 1a2b3c4d`
 
 // reHelp is the line of a command in helpText.
@@ -2712,7 +2712,7 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 		p = in.waitingQuestion(s)
 		secret := p != nil && p.Secret
 		if !secret && in.doubtful(s, p, text) {
-			return intent{reply: "✗ Nothing was done: it is not sure which question you mean. " +
+			return intent{reply: "✗ Nothing was done: it is not clear which question you mean. " +
 				"Reply to the question's own message, or send it again."}
 		}
 	}
@@ -2790,7 +2790,7 @@ func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 	case keys != "", p.takesReply() && replied:
 		return ""
 	case p.takesKeys(), p.takesReply() && !in.freeText:
-		return "✗ Nothing was typed: it is not sure that something is asked. Reply to its own message to type there."
+		return "✗ Nothing was typed: that may be no question. Reply to its own message to type there."
 	case p.Type == FreeText && !in.freeText:
 		return "✗ Nothing was typed: text from here is switched off (free_text_enabled)."
 	case p.Permission && !replied:
@@ -2967,7 +2967,7 @@ func (s *setup) askToken() error {
 	if !onTerminal(s.stdin) {
 		return errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
 	}
-	s.say("Make a bot with @BotFather in Telegram\n(/newbot), or /mybots shows its token.")
+	s.say("In Telegram, @BotFather makes a bot (/newbot)\nor shows its token (/mybots).")
 	for {
 		token, err := s.ask("Paste the token here (it is not shown): ")
 		if err != nil {
@@ -2978,7 +2978,7 @@ func (s *setup) askToken() error {
 		if token != "" && row.assign(s.cfg) == nil {
 			return nil
 		}
-		s.say("That is no token: it looks like\n123456789:AAExample-of_35_letters")
+		s.say("That is not a token. One looks like\n123456789:AAExample-of_35_letters")
 	}
 }
 
@@ -3000,7 +3000,7 @@ func (s *setup) pair(bot string) error {
 			err := s.bot.reach(s.ctx)
 			if err == nil && !s.opts.on("no-test") {
 				err = s.bot.call(s.ctx, "sendMessage", map[string]any{"chat_id": c.ChatID,
-					"text": "✅ AtlasBridge is connected: its questions come here."}, nil)
+					"text": "✅ AtlasBridge is connected: questions arrive here."}, nil)
 			}
 			failed, ok := err.(*apiError)
 			if !ok {
@@ -3035,7 +3035,7 @@ func (s *setup) meet(bot string) error {
 	defer s.bot.store.LeavePoll()
 	code := newNonce()[:8] // short, for it may be typed by hand
 	s.say("Open https://t.me/%s?start=%s\nand tap Start.", bot, code)
-	s.say("Or send it the code:  %s\n(in a group: /start %[1]s)", code)
+	s.say("Or send the bot this code:  %s\n(in a group: /start %[1]s)", code)
 	m, err := s.awaitCode(code)
 	if err != nil {
 		return err
@@ -3043,7 +3043,7 @@ func (s *setup) meet(bot string) error {
 	if err := dropTyped(s.stdin); err != nil {
 		return err
 	}
-	answer, err := s.ask("Is that you? Who is trusted here can type into your terminal. [y/N] ")
+	answer, err := s.ask("Is that you? This account can then type into your terminal. [y/N] ")
 	yes := strings.EqualFold(answer, "y") || strings.EqualFold(answer, "yes")
 	if err == nil && !yes {
 		err = hinted(errors.New("nobody was trusted"), "run atlasbridge setup again: it makes a new code")
@@ -3080,7 +3080,7 @@ func (s *setup) awaitCode(code string) (*message, error) {
 			s.say("That was not the code.")
 		}
 	}
-	return nil, hinted(errors.New("nothing came within 10 minutes"), "run atlasbridge setup again: it makes a new code")
+	return nil, hinted(errors.New("no code arrived within 10 minutes"), "run atlasbridge setup again: it makes a new code")
 }
 
 // say writes a line that fits the terminal.
