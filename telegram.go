@@ -109,8 +109,8 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 	return t
 }
 
-// refresh has the settings count that config.toml has now: who was taken out of it answers nothing more. That they are
-// wrong is told once, by who polls; then nothing changes.
+// refresh takes over config.toml as it is now: a user who was taken out of it is ignored. If the file is invalid the
+// old settings stay, and the poller reports that once.
 func (t *Telegram) refresh() {
 	t.refreshMu.Lock()
 	defer t.refreshMu.Unlock()
@@ -145,7 +145,7 @@ func (t *Telegram) Trouble() string {
 	return ""
 }
 
-// noteTrouble remembers what keeps that way from working, "" nothing, and logs it when it is new.
+// noteTrouble remembers text as the trouble with that way, "" for none, and logs it if it is new.
 func (t *Telegram) noteTrouble(way, text string) {
 	old, _ := t.troubles.Swap(way, text) // nil: it is the first
 	if text != "" && text != old {
@@ -153,8 +153,8 @@ func (t *Telegram) noteTrouble(way, text string) {
 	}
 }
 
-// noteFailure remembers what an error says about a way of working. What is not soon over is said at the terminal, and
-// noted for other processes, until that way works.
+// noteFailure remembers what e says about sending or polling. Lasting trouble is reported at the terminal, and noted
+// for other processes until works is called.
 func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
 	text := e.trouble(failures)
 	if text == "" {
@@ -171,7 +171,7 @@ func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
 	}
 }
 
-// works records that a way of working works, whatever kept it from that before, here or in another process.
+// works records that sending (or polling) has just succeeded, which ends trouble of other processes, too.
 func (t *Telegram) works(way string) {
 	t.noteTrouble(way, "")
 	t.warn(t.store.NoteFact("trouble "+way, ""))
@@ -253,7 +253,7 @@ func (e *apiError) cause() (what, todo string) {
 	return "", ""
 }
 
-// trouble is cause in one sentence, where there was a failure before also of what may soon be over.
+// trouble returns cause as one sentence; from the second failure on also for what may soon be over.
 func (e *apiError) trouble(failures int) string {
 	what, todo := e.cause()
 	switch {
@@ -265,7 +265,7 @@ func (e *apiError) trouble(failures int) string {
 	return ""
 }
 
-// explained is what an error of call means, and what to do about it; nil stays nil.
+// explained returns an error of call in plain words, with a hint; nil stays nil.
 func explained(err error) error {
 	e, ok := err.(*apiError)
 	if !ok {
@@ -354,7 +354,7 @@ func (t *Telegram) noAnswer(method string, err error) *apiError {
 }
 
 // ---- pacing ----
-// Of all processes' messages the one that ranks first leaves when the turn of the chat has come.
+// At each turn of the chat, the message that ranks first among all processes is sent.
 
 const (
 	// 1/s in a chat, 20/min in a group: https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this
@@ -362,7 +362,7 @@ const (
 	paceGroup = 3900 * time.Millisecond // 4 + 60/3.9 < 20
 )
 
-// rank is what a message may overtake: what has a later one.
+// rank orders messages: a lower one overtakes a higher one.
 type rank int
 
 const (
@@ -397,8 +397,8 @@ func reserve(next, now time.Time, every time.Duration, as rank) (time.Time, time
 	return now.Add(due + every), 0
 }
 
-// updatePace changes when the next message of all processes may leave. The file holds that and when it was written, in
-// Unix nanoseconds. Where it cannot be used, change sees the zero time, and Telegram alone paces.
+// updatePace changes when the next message of any process may be sent. The file holds that and when it was written, in
+// Unix nanoseconds. If it is unusable change gets the zero time, and Telegram alone paces.
 func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
 	f, err := holdLock(filepath.Join(t.store.Dir, "telegram.pace"), paceChat)
 	if err != nil {
@@ -415,7 +415,7 @@ func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
 	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, time.Now().UnixNano()), 0) // if lost, Telegram paces
 }
 
-// here says whose numbers messages have: the bot's, in its chat.
+// here names the bot and the chat whose message numbers we use.
 func (t *Telegram) here() string { return fmt.Sprintf("%s/%d", t.botID(), t.cfg.Load().ChatID) }
 
 // backoff is the pause after failure n ≥ 0: 1 s doubling to 60 s, less r of a quarter.
@@ -534,9 +534,9 @@ func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 // when is when a job may be done.
 func (m *mailer) when(j *job) time.Time { return later(j.at, m.notYet[j.key]) }
 
-// nextJob is the most urgent job of those that may be done now, else the one that may be done first, nil: nothing is to
-// be done. changed is closed by the next change of the state. Of records those count of this process's session, and,
-// where this process polls, those of sessions whose process has ended.
+// nextJob returns the most urgent job that may be done now, else the one that may be done first, nil for none. changed
+// is closed by the next change of the state. Only records of this process's session count and, if this process polls,
+// those of sessions whose process has ended.
 func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
 	prompts, sessions, changed := t.store.Unsettled(t.session)
 	dead := func(id string) bool { return t.polling.Load() && !t.store.Alive(id) }
@@ -568,11 +568,11 @@ func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
 	return next, changed
 }
 
-// editedAlready are the words of an error that tells that an edit has nothing to change.
+// editedAlready are the Bot API's words for an edit that has nothing to change.
 var editedAlready = []string{"message is not modified", "message to edit not found", "message can't be edited"}
 
-// do makes the job's request, and records what has become of it: if not now then as soon as that can be; until then it
-// is not made again, and others go on, such as the notice that nothing can be recorded.
+// do makes the job's request and records the outcome. If it cannot record that, it tries again later without repeating
+// the request; other jobs go on, such as the notice that nothing can be recorded.
 func (t *Telegram) do(ctx context.Context, j *job) {
 	m := &t.mailer
 	record := m.undone[j.key]
@@ -672,7 +672,7 @@ func (t *Telegram) request(ctx context.Context, j *job) (failed *apiError) {
 	}
 }
 
-// lingering is a context that ends so long after ctx: what is on its way may still arrive.
+// lingering returns a context that outlives ctx by linger, for requests under way.
 func lingering(ctx context.Context, linger time.Duration) (_ context.Context, cancel func()) {
 	longer, end := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(linger, end) })
@@ -693,8 +693,8 @@ func (t *Telegram) pause(e *apiError, failures int) time.Duration {
 // ---- what is due ----
 // A question's messages show what its record says; this is the difference.
 
-// due is what the messages of a question need next, none: they show what they are to show. ours: its session is that of
-// this process, else it is over. Those of another bot or chat cannot be changed from here.
+// due returns what the messages of a question need next, nothing if they are up to date. ours: this process runs its
+// session; else that is over. Messages of another bot or chat cannot be changed from here.
 func (t *Telegram) due(p *PromptRecord, s *SessionRecord, ours bool) (jobs []*job) {
 	elsewhere := p.elsewhere(t.here())
 	switch {
@@ -770,8 +770,8 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 	return t.message(j, s, out)
 }
 
-// offer is the message of an open question with its buttons. What affirms is among them, and all of it counts as shown,
-// only where the message says every word that is asked, with what goes before it.
+// offer returns an open question's message with its buttons. They include what affirms, and all counts as shown, only
+// if the message, with what was sent before it, says every word that is asked.
 func (t *Telegram) offer(p *PromptRecord, s *SessionRecord) *outgoing {
 	r := t.questionText(p, s)
 	message := p.before() + "\n" + r.text
@@ -799,8 +799,8 @@ func (t *Telegram) message(j *job, about *SessionRecord, out *outgoing) *job {
 	return j
 }
 
-// dueEdit is what is to change about a message of a question, nil nothing. An edit whose answer was lost may be carried
-// out on top of a later one: that one is repeated when it no longer can be.
+// dueEdit returns the edit that a message of a question needs, nil for none. An edit whose answer was lost may still
+// land on top of a later one: that one is repeated once it no longer can.
 func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bool) *job {
 	j := &job{key: fmt.Sprint(p.ID, " ", m.ID), rank: rankOutcome}
 	shows := p.wants(m)
@@ -870,8 +870,8 @@ func (p *PromptRecord) before() string {
 // ---- notices and streams ----
 // Messages that ask nothing.
 
-// Notify has the notice sent, in as many messages as it needs, behind those before: replies behind replies. Of more
-// than can wait the oldest are left out.
+// Notify queues the notice, in as many messages as it needs; replies are a queue of their own. If too many wait, the
+// oldest are left out.
 func (t *Telegram) Notify(n Notice) {
 	n.Text = clean(n.Text, 1<<20)
 	n.Mono = clean(n.Mono, 1<<20)
@@ -949,8 +949,8 @@ func (t *Telegram) noticeJob() *job {
 	return t.message(j, nil, out)
 }
 
-// first is the notice's first message, which session it is about, nil none, and what is left for others: where there is
-// no Text or Mono, none.
+// first returns the notice's first message, about that session (nil: none), and the rest, for further ones if it has
+// Text or Mono.
 func (n Notice) first(about *SessionRecord) (r *richText, rest Notice) {
 	var text, mono string
 	text, n.Text = cutText(n.Text, partUnits)
@@ -1005,15 +1005,15 @@ func (s *stream) add(lines []string, live string) {
 	}
 }
 
-// breakHere has what is added from now on go into a message of its own: another one is about to be sent.
+// breakHere makes what is added from now on begin a new message: another one is about to be sent.
 func (s *stream) breakHere() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.runs = append(s.runs, "")
 }
 
-// next is what the current message is to say next, "" nothing new, and whether more waits to follow. Where it says it
-// all already, the next one begins.
+// next returns the current message's new text, "" for no change, and whether more follows. If the message says it all
+// already, a new one begins.
 func (s *stream) next(limit int) (text string, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -1123,7 +1123,7 @@ func (r *richText) add(look, s string) {
 }
 
 // MarshalJSON returns the looks as the Bot API takes them, the quotation before what stands in it. Nothing in the text
-// is a link, a mention or a command. It is done when a message is sent: most that could be due never are.
+// is a link, a mention or a command. It runs when a message is sent: most that are composed never are.
 func (r *richText) MarshalJSON() ([]byte, error) {
 	r.disarm()
 	all := []entity{}
@@ -1176,7 +1176,7 @@ func clean(s string, n int) string {
 	return short + "…"
 }
 
-// oneLine is a text that is to be one row: where it begins another, it shows so.
+// oneLine returns s as one row, with a visible mark for each line end.
 func oneLine(s string) string { return strings.ReplaceAll(s, "\n", " ⏎ ") }
 
 // cutText cuts s after at most n UTF-16 units: at a line end, which is lost, if there is one in the second half, else
@@ -1299,8 +1299,8 @@ var reToken = re(`\S*\d(?:[ ().-]*\d){6,}\S*|\S+`)
 var reActive = re(`://|(^|[^\pL\pN_])(/[\w]|@\w|#\d*[\pL_]|\$[A-Z])|\w@\w|` +
 	`[\pL\pN_-]\.\pL{2}|\.xn--|\d\.\d+\.\d+\.\d|\+\d|\d([ ().-]*\d){6}|:[\da-fA-F]{0,4}:`)
 
-// disarm draws every word that Telegram would act on as code, which it leaves alone and copies well. What stands beside
-// code is a word by itself, too.
+// disarm draws every word that Telegram would act on as code, which it leaves alone and copies well. Text beside code
+// is a word of its own, too.
 func (r *richText) disarm() {
 	r.looks = append(r.looks, make([]string, len(r.text)-len(r.looks))...)
 	plain := []byte(r.text)
@@ -1375,9 +1375,9 @@ func markup(rows [][]button) inlineKeyboard {
 	return inlineKeyboard{Rows: append([][]button{}, rows...)}
 }
 
-// keyboard is a question's buttons: its answers, and what else can be seen of it. While not all of it has been shown,
-// nothing but what refuses it is offered; when it is over, at most to ask it again. Ticked are the keys chosen so far
-// where several may be; they live in the buttons: what is seen is submitted.
+// keyboard returns a question's buttons: its answers, and those that show more of it. Until all of it has been shown
+// only refusals are offered; when it is over, at most "Ask again". If several choices may be ticked, the buttons' data
+// holds the ticks, so that what is seen is submitted.
 func keyboard(p *PromptRecord) [][]button {
 	switch {
 	case p.expiredOpen():
@@ -1494,8 +1494,8 @@ var (
 	reAtMargin  = re(`(?m)^[^ \n]`)
 )
 
-// bodyOf is what a question's message shows of its text: without the rows that its sentence says again, nor those of
-// the choices where the buttons say all of them.
+// bodyOf returns the text that a question's message shows: without the rows of the question itself, and of its choices
+// if the buttons say all of them.
 func bodyOf(p *PromptRecord) string {
 	text := strings.TrimRight(cmp.Or(p.Full, p.Excerpt), " \t\n")
 	if p.ambiguous() && p.Open() {
@@ -1518,7 +1518,7 @@ func bodyOf(p *PromptRecord) string {
 	return body
 }
 
-// cellsOf are what stands in a row side by side, without what marks an item of a list.
+// cellsOf returns the cells of a row, without the mark of a list's item.
 func cellsOf(row string) []string {
 	row = reItemMark.ReplaceAllString(strings.TrimSpace(row), "")
 	if row == "" {
@@ -1527,7 +1527,7 @@ func cellsOf(row string) []string {
 	return reColumnGap.expr().Split(row, -1)
 }
 
-// without are the lines without the first of those that say these words and nothing else; read gives a line's words.
+// without returns lines less the first run of them that says exactly words; read returns a line's words.
 func without(lines, words []string, read func(line string) []string) []string {
 	for first := range lines {
 		left := words
@@ -1634,7 +1634,7 @@ func before(mark, s string) string {
 	return mark + s
 }
 
-// explain is why an answer to p was refused, with what became of p where that is why.
+// explain returns why an answer to p was refused; if p was over, what became of it.
 func explain(why Refusal, p *PromptRecord) string {
 	if why != questionOver {
 		return string(why)
@@ -1643,8 +1643,8 @@ func explain(why Refusal, p *PromptRecord) string {
 	return string(why) + ": " + what + more
 }
 
-// outcomeOf is what was answered, or what happened instead, and what more there is to say: who decided it, and when. Of
-// several users who may answer it says which one did.
+// outcomeOf returns what was answered, or what happened instead, and as more who decided it, and when. If several users
+// may answer, it names the one who did.
 func outcomeOf(p *PromptRecord, several bool) (what, more string) {
 	what = "answered"
 	if p.Idle {
@@ -1729,7 +1729,7 @@ func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
 
 const topicAfter = 5 * time.Second // a session that lives so long gets a topic
 
-// topicGone are the words of an error that tells that a topic cannot be written to.
+// topicGone are the Bot API's words for a topic that cannot be written to.
 var topicGone = []string{"message thread not found", "TOPIC_ID_INVALID", "TOPIC_DELETED", "TOPIC_CLOSED"}
 
 // topicOf is the topic that messages about the session go to, 0: none.
@@ -1740,9 +1740,9 @@ func (t *Telegram) topicOf(s *SessionRecord) int64 {
 	return max(0, s.ThreadID)
 }
 
-// dueTopic makes the session a topic, or ends that of one that has ended, nil: neither. Whether its chat has topics
-// shows as one is asked for, once: what may have been made is not made again. A group's topic is closed; in a private
-// chat, where that cannot be, its name tells how the session ended.
+// dueTopic makes a topic for the session, or ends that of an ended session; nil for neither. Whether the chat has
+// topics shows when one is asked for, only once lest two be made. A group's topic is closed; in a private chat, where
+// that cannot be, its name tells how the session ended.
 func (t *Telegram) dueTopic(s *SessionRecord) *job {
 	chat := t.cfg.Load().ChatID
 	active := s.Status == "active"
@@ -1778,7 +1778,7 @@ func (t *Telegram) dueTopic(s *SessionRecord) *job {
 	return j
 }
 
-// inTopic is the session whose topic that is, nil: none's.
+// inTopic returns the session with that topic, nil: none.
 func (v *View) inTopic(chat, thread int64) *SessionRecord {
 	for _, s := range v.Sessions {
 		if thread > 0 && s.ThreadID == thread && s.ThreadChat == chat {
@@ -1788,7 +1788,7 @@ func (v *View) inTopic(chat, thread int64) *SessionRecord {
 	return nil
 }
 
-// reach makes sure that the bot may write to its chat, where it shows for some seconds that it types.
+// reach tests that the bot may write to its chat: there it seems to be typing for some seconds.
 func (t *Telegram) reach(ctx context.Context) error {
 	return t.call(ctx, "sendChatAction", map[string]any{"chat_id": t.cfg.Load().ChatID, "action": "typing"}, nil)
 }
@@ -1894,17 +1894,17 @@ type message struct {
 	service
 }
 
-// there is a member of a message of which only counts whether it is there.
+// there is a member of a message of which only the presence counts.
 type there = *struct{}
 
-// abroad are the members of a message that replies to what is no message of its chat.
+// abroad has the members of a message that replies to something outside of its chat.
 type abroad struct {
 	ExternalReply there `json:"external_reply"` // to a message of another chat or topic
 	Quote         there `json:"quote"`          // what it quotes of the message replied to
 	ReplyToStory  there `json:"reply_to_story"`
 }
 
-// changed are the members of a message that its sender did not write as it is, in his own name.
+// changed has the members of a message that is not its sender's own words, in his own name.
 type changed struct {
 	SenderChat    there `json:"sender_chat"` // a channel, or an anonymous administrator
 	ForwardOrigin there `json:"forward_origin"`
@@ -1912,7 +1912,7 @@ type changed struct {
 	EditDate      int64 `json:"edit_date"`
 }
 
-// service are the members of a message that nobody wrote: something happened in the chat.
+// service has the members of a message that nobody wrote: something happened in the chat.
 type service struct {
 	TopicCreated  there `json:"forum_topic_created"`
 	TopicEdited   there `json:"forum_topic_edited"`
@@ -1983,9 +1983,9 @@ func (c *chat) configured(chatID, person int64) bool {
 	return c.ID == chatID && (group || c.Type == "private" && c.ID == person)
 }
 
-// Poll handles updates for all sessions whenever it has the lock, for which it looks each second: another takes over
-// within 2 s. It ends with ctx, and with it all that it has begun. Whoever may mend what keeps it from polling, such as
-// setup, can poll meanwhile.
+// Poll handles updates for all sessions while it has the poll lock. It tries for that each second, so another process
+// takes over within 2 s. It ends with ctx, and so does all that it began. While it cannot poll it leaves the lock to
+// others, such as setup.
 func (t *Telegram) Poll(ctx context.Context) {
 	r := &receiver{Telegram: t}
 	for ctx.Err() == nil {
@@ -2041,8 +2041,8 @@ func (r *receiver) greet() {
 	r.warn(r.call(r.ctx, "setMyCommands", map[string]any{"commands": menu, "scope": scope}, nil))
 }
 
-// poll asks for updates and handles them until ctx ends or this process is not the poller any more, or it is kept from
-// that by what does not pass: then it is to wait that long.
+// poll asks for updates and handles them until ctx ends, this process is no longer the poller, or lasting trouble stops
+// it: then pause is how long to wait.
 func (r *receiver) poll() (pause time.Duration) {
 	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1}
 	for r.ctx.Err() == nil {
@@ -2122,8 +2122,8 @@ func (r *receiver) handleUpdates(updates []json.RawMessage, params *pollParams) 
 	r.resendAfterOutage()
 }
 
-// resendAfterOutage sends the questions that wait again when an outage is over that lasted longer than an undelivered
-// tap lives. While the state cannot be read, it is not over.
+// resendAfterOutage sends waiting questions again after an outage in which Telegram may have dropped a tap. While the
+// state cannot be read, the outage is not over.
 func (r *receiver) resendAfterOutage() {
 	now := time.Now().Round(0)
 	if now.Sub(r.lastOK) > tapLife {
@@ -2145,8 +2145,8 @@ func (r *receiver) resendAfterOutage() {
 	r.lastOK = now
 }
 
-// reap looks for sessions that have died, whose messages this process takes care of from then on, and tells who sent
-// something to one that it was not done. It ends with the polling.
+// reap finds sessions that have died, takes over their messages, and tells those who sent them something that it was
+// not done. It ends with the polling.
 func (r *receiver) reap() {
 	for r.ctx.Err() == nil {
 		pause := reapAfter
@@ -2162,7 +2162,7 @@ func (r *receiver) reap() {
 	}
 }
 
-// tellFailed tells who sent something to a session that was killed before it could do that.
+// tellFailed answers what was sent to a session that was killed before it could do it.
 func (r *receiver) tellFailed() error {
 	var told []Record
 	err := r.store.Update(func(v *View) ([]Record, error) {
@@ -2200,8 +2200,8 @@ func (t *Telegram) warn(err error) {
 	}
 }
 
-// tell says what came of an update: of a message in replies, in the order of what they reply to; of a tap at once and
-// once, where nothing was done in a box that must be closed, also where that was the last that this process waited for.
+// tell reports the outcome of an update: of a message in replies, in order; of a tap at once and only once, in a box
+// that must be closed if nothing was done. It does so even if this process waited for nothing else.
 func (r *receiver) tell(u *update, want intent) {
 	if m := u.Message; m != nil {
 		r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), choose: want.choose})
@@ -2247,9 +2247,9 @@ type intent struct {
 	choose   []*SessionRecord // one of which is to be chosen
 }
 
-// dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and it must come
-// again. What has a member of another shape than documented, which the operator is told where the rest names him, or
-// comes from anybody else, counts as handled.
+// dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and the update
+// must be fetched again. An update of a stranger, or of an undocumented shape, counts as handled; if that was the
+// operator's, he is told.
 func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	var u update
 	bad := json.Unmarshal(raw, &u) // the other members stay
@@ -2274,8 +2274,7 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	return u.ID, err
 }
 
-// auditStranger records that somebody else wrote, or pressed a button; from may be nil. Of those in one minute it
-// records the first.
+// auditStranger records the first message or tap of a stranger in each minute; from may be nil.
 func (r *receiver) auditStranger(u *update, from *user) {
 	minute := time.Now().Unix() / 60
 	if minute != r.minute {
@@ -2567,7 +2566,7 @@ func isKey(word string) bool {
 	return ok
 }
 
-// claim makes text that is no reply go to this session from now on, none: to the only one.
+// claim sends text that is no reply to this session from now on; none: to the only one.
 func (in *incoming) claim(to []*SessionRecord) intent {
 	id := ""
 	reply := "✓ Your text goes to the only session, or to what it replies to."
@@ -2581,13 +2580,13 @@ func (in *incoming) claim(to []*SessionRecord) intent {
 	return intent{reply: reply, record: &MetaRecord{Head: Head{ID: in.claimed()}, Value: id}}
 }
 
-// choice has the operator choose a session for that command; a tap has text go to it from then on.
+// choice asks the operator to choose a session for the command; a tap also claims the session.
 func (in *incoming) choice(name string) intent {
 	reply := "✗ Which session? Tap it, reply to one of its messages, or write /" + name + " 1a2b3c4d. " + in.list()
 	return intent{reply: reply, choose: in.view.named("")}
 }
 
-// claimed is the name of the fact which session text of the operator's goes to.
+// claimed names the fact that tells the session the operator's text goes to.
 func (in *incoming) claimed() string { return "claim " + in.from.who() }
 
 // input is something for a session to do.
@@ -2738,10 +2737,10 @@ const (
 	textCrosses = 5 * time.Second // that what is over may be meant: the same, where the clocks are 3 s apart
 )
 
-// doubtful reports whether a text for the session that replies to nothing may not be meant for p, the question that
-// waits there now, nil none: that had only just been sent, or another had just ended. Other sessions count when they
-// are over: those that are not would have to be named. Who has answered the other one did not mean it again, unless p
-// waits, or the text is an answer to it.
+// doubtful reports whether a text that replies to nothing may not be meant for p, the question that waits in the
+// session (nil: none), because p had only just been sent or another had just ended. Of other sessions only ended ones
+// count: text for a live one names it. Another question that this user answered counts only if p waits, or the text
+// answers it.
 func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) bool {
 	waits := p != nil && !p.Idle
 	if waits && (p.newest().Date == 0 || in.Date < p.newest().Date+textAfter) {
@@ -2763,8 +2762,8 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 	return false
 }
 
-// waitingQuestion is the session's question in this chat that waits for an answer, nil: none does. One whose message is
-// only not recorded does, too.
+// waitingQuestion returns the session's question in this chat that waits for an answer, nil: none, even if its message
+// is not recorded yet.
 func (in *incoming) waitingQuestion(s *SessionRecord) (found *PromptRecord) {
 	for _, p := range in.view.Prompts {
 		waits := p.Status == AwaitingReply // there is one at most
