@@ -14,15 +14,15 @@
 // "text" whose id is its SHA-256: a JSON object of what was shown, the question, its context, its answers. Every line
 // of the question names it in about_sha256 and says what became of the question; a compaction keeps it with that.
 //
-// Writing: state.lock, which is never renamed, is held from reading what others appended to the fsync of what follows
-// from it, in the audit log too. One Update is one write to each: to state.jsonl the records and, in the record
-// "audit", the audit entries that they mean; then to audit.log these entries. When a write fails the file is cut back;
-// when that fails too, this process never writes it again.
+// Writing: state.lock, which is never renamed, is held from reading what others appended until what follows from it is
+// on the disk, in both files. One Update is one write to each: to state.jsonl the records and, in the record "audit",
+// the audit entries that they mean; then to audit.log these entries. When a write fails the file is cut back; when that
+// fails too, this process never writes it again.
 //
-// What a crash can leave is the beginning of a write. Its whole lines do no harm: an update of Telegram is written
-// after what it led to, and what comes again is done once. Its torn line is moved to state.jsonl.torn-TIME. Entries
-// that the audit log lacks, for a crash or because it could not be written, are entered from the state before the next.
-// A damaged line before the end stays, is reported, and fails its question; so does a text that is missing.
+// A crash can leave the beginning of a write. Its whole lines do no harm: an update of Telegram is written after what
+// it led to, so that it is done once if it comes again. Its torn line is moved to state.jsonl.torn-TIME. Entries that
+// the audit log lacks, after a crash or a failed write, are entered from the state before the next. A damaged line
+// before the end stays, is reported, and fails its question; so does a text that is missing.
 //
 // Compaction keeps the last line of every record that is alive or not old, in a new file that is renamed into place;
 // other processes follow. A file with damage, or of an earlier schema, is first copied to state.jsonl.backup-TIME.
@@ -296,8 +296,8 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 	return c, nil
 }
 
-// load gives every setting its value. A source is checked also where another one wins over it. What another program may
-// have meant is left out where it is wrong, and so is what mend says.
+// load gives every setting its value. Each source is checked, even if another one wins. A wrong value is left out if it
+// may be meant for another program, or if mend says so.
 func (c *Config) load(getenv func(string) string, flags map[string]string) error {
 	c.getenv = getenv
 	c.flags = flags
@@ -358,8 +358,8 @@ func modTime(path string) time.Time {
 // configTime is when config.toml was last written, the zero time without one.
 func configTime(dir string) time.Time { return modTime(filepath.Join(dir, "config.toml")) }
 
-// reloaded is the settings as they are now, but for the channel and what belongs to it, and whether there is a stream:
-// these a session has begun with. c, which others may be reading, stays as it is. After an error nothing but the stamp
+// reloaded returns the settings as they are now, except those that a session keeps: the channel, what belongs to it,
+// and whether there is a stream. c, which others may be reading, stays as it is. After an error nothing but the stamp
 // has changed.
 func (c *Config) reloaded() (*Config, error) {
 	now, err := loadConfig(c.Dir, c.getenv, c.flags)
@@ -383,8 +383,8 @@ func (s setting) shared() bool {
 	return strings.HasPrefix(s.Origin, "environment ") && !reOurs.MatchString(s.env)
 }
 
-// given is the setting with the value that a text stands for; a list needs no brackets. It is the zero one where no
-// text is given. What is no value of the setting assign refuses.
+// given returns the setting with the value that text stands for, or the zero setting for no text; a list needs no
+// brackets. assign refuses what is no value of it.
 func (s setting) given(text, origin string) setting {
 	if text == "" {
 		return setting{}
@@ -461,8 +461,8 @@ func (c *Config) whyLocal() string {
 	return "no Telegram here"
 }
 
-// chooseChannel is telegram where a token was given and nothing else was. The error says what telegram lacks, and names
-// where that which needs it came from. No users are never taken for "everyone".
+// chooseChannel chooses telegram if a token was given and no channel. The error says what telegram lacks, and which
+// source of a setting needs that. No users never means everyone.
 func (c *Config) chooseChannel() error {
 	if c.Channel == "" {
 		c.Channel = "telegram"
@@ -587,17 +587,17 @@ func openLog(dir, level string) (*slog.Logger, error) {
 //
 // A journal is a file of lines that several processes append to: state.jsonl and audit.log, both under one lock.
 
-// files makes a call, which a test lets fail, or kills us before.
+// files makes a call; a test's may fail it, or kill us before it.
 type files func(op string, f *os.File, call func() error) error
 
-// directly makes it, and nothing else.
+// directly makes the call, as it is.
 func directly(_ string, _ *os.File, call func() error) error { return call() }
 
-// lockWait is for how long a lock between processes is waited for. Each holds it for one append, two fsyncs: a hundred
-// that come at once are done in four seconds.
+// lockWait is how long we wait for a lock between processes. Each holds it for one append, two fsyncs: a hundred at
+// once need four seconds.
 const lockWait = 10 * time.Second
 
-// lockVain is for how long it is waited for after that was in vain.
+// lockVain is how long we wait for it after that was in vain.
 const lockVain = 100 * time.Millisecond
 
 // lockPause is the first pause between tries, lockPauses the longest: an fsync takes as long.
@@ -616,8 +616,8 @@ type stateLock struct {
 	closed bool
 }
 
-// turn is a lock between goroutines: one has it at a time. It is no sync.Mutex, for in a test's virtual time
-// (testing/synctest) who waits for that stops the clock, and so whoever sleeps until a file's lock is free.
+// turn is a lock between goroutines. It is not a sync.Mutex because a goroutine that waits for one stops the virtual
+// clock of testing/synctest, and with it those that sleep until a file's lock is free.
 type turn chan struct{}
 
 // Lock waits for the turn.
@@ -626,8 +626,8 @@ func (t turn) Lock() { t <- struct{}{} }
 // Unlock ends it.
 func (t turn) Unlock() { <-t }
 
-// acquire waits for the lock, a while: a process that was stopped while it had the lock must not stop all others.
-// release follows, after an error, too.
+// acquire waits for the lock, for a time: a process that is stopped while it holds it must not stop all others. Call
+// release after an error, too.
 func (l *stateLock) acquire() error {
 	l.mu.Lock()
 	if l.closed {
@@ -644,8 +644,8 @@ func (l *stateLock) acquire() error {
 	return err
 }
 
-// holdLock takes the lock of the file of that name, which it makes where there is none, unless another process has it
-// for longer than wait (errLocked): who removes that file must not part us from other processes.
+// holdLock locks the file of that name, which it makes if it is missing; errLocked if another process holds it for
+// longer than wait. If the file was replaced meanwhile it locks the new one, as others do.
 func holdLock(name string, wait time.Duration) (*os.File, error) {
 	for {
 		f, err := openPrivate(name, os.O_RDWR|os.O_CREATE)
@@ -694,7 +694,7 @@ type journal struct {
 	end   int64    // bytes of the file
 	anew  bool     // look has opened another file than before: a compaction, or the user, puts another one there
 	known bool     // the folder's entry of the file is on the disk
-	// poison, if not nil, is why what the file ends with is unknown: nothing is written any more.
+	// poison, if not nil, is why the end of the file is unknown: nothing more is written.
 	poison error
 }
 
@@ -736,7 +736,7 @@ func (j *journal) read(at int64, size int) ([]byte, error) {
 	return b, err
 }
 
-// drop gives back the file.
+// drop closes the file.
 func (j *journal) drop() {
 	if j.f != nil {
 		_ = j.f.Close() // what counts was fsynced
@@ -870,7 +870,7 @@ func marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// sealed is the line of a record: of a prompt what may change of it, for the rest is in the texts that it names.
+// sealed returns the line of a record: of a prompt only what may change, for its texts have the rest.
 func sealed(r Record) ([]byte, error) {
 	var members any = r
 	if p, ok := r.(*PromptRecord); ok {
@@ -892,7 +892,7 @@ type promptLine struct {
 	Life
 }
 
-// stored is a record of which hardly anybody reads more than its head: where its line stands in the file.
+// stored is a record of which mostly only the head is read, and where its line is in the file.
 type stored struct {
 	Head
 	at   int64
@@ -916,8 +916,8 @@ func (s *Store) encode(records []Record) (lines []byte, err error) {
 	return lines, nil
 }
 
-// name names the text of the prompt, which must have its head, and returns that, if the state does not have it. One
-// that was not read stays as it is.
+// name makes p name its text, which it returns if the state lacks it. p must have its head; if p's text was not read, p
+// stays as it is.
 func (s *Store) name(p *PromptRecord) (missing []Record) {
 	if p.AboutSHA != "" && p.Answers == nil {
 		return nil
@@ -933,8 +933,8 @@ func (s *Store) name(p *PromptRecord) (missing []Record) {
 	return missing
 }
 
-// join gives the prompt the text that its line names. Where that is missing the question fails, as with a damaged line.
-// One that is over is soon asked for nothing but what became of it, and has no answers.
+// join gives the prompt the text that its line names. If that is missing the question fails, as with a damaged line. A
+// question that is over gets no answers: only its outcome is still needed.
 func (s *Store) join(p *PromptRecord) {
 	over := p.settled() && !p.owes()
 	switch {
@@ -962,7 +962,7 @@ func (s *Store) join(p *PromptRecord) {
 	}
 }
 
-// damage fails a question of whose record a part is lost: it may have been answered.
+// damage fails a question whose record is partly lost: it may have been answered.
 func (p *PromptRecord) damage() {
 	p.Status = Failed
 	p.Reason = "its record in the state file is damaged"
@@ -1247,8 +1247,8 @@ func (p *PromptRecord) region() string {
 	return strings.Trim(strings.Join(rows, "\n"), "\n")
 }
 
-// unaccounted are the rows of the region that the message does not say: each with its words in order, where no other
-// row is said. Blanks and frames do not count. The row of a choice may be said by its label alone.
+// unaccounted returns the rows of the region that the message lacks: a row needs all its words, in order, where no
+// other row has its own. Blanks and frames do not count. For a choice's row its label is enough.
 func (p *PromptRecord) unaccounted(message string) []string {
 	lines := map[string]int{} // of the message, how many are left
 	for line := range strings.SplitSeq(message, "\n") {
@@ -1292,15 +1292,15 @@ func (p *PromptRecord) unaccounted(message string) []string {
 	})
 }
 
-// withoutFrames is a row with one blank for all that stands between its words, frames included.
+// withoutFrames returns a row with one blank between its words, frames left out.
 func withoutFrames(row string) string {
 	return strings.Join(strings.FieldsFunc(row, func(r rune) bool {
 		return unicode.IsSpace(r) || r >= '─' && r <= '╿'
 	}), " ")
 }
 
-// words are what the question is about, at most so many bytes: of a tool's call the arguments, of all else the sentence
-// that asks and what stands by it. A notice asks nothing.
+// words returns what the question is about, in at most that many bytes: a call's arguments, else the question with what
+// is beside it. A notice asks nothing.
 func (p *PromptRecord) words(most int) string {
 	words := strings.TrimSpace(p.Question + "\n" + p.Excerpt)
 	switch {
@@ -1453,8 +1453,8 @@ func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 	return found
 }
 
-// transition returns why r cannot follow old, which is now the truth about its id, empty without one. No session has
-// two prompts that await a reply, and only an active one has any that does or got one. Who decided stays.
+// transition returns why r cannot follow old, which is now the truth about its id, empty without one. At most one
+// prompt of a session awaits a reply, and none is sent or answered once it has ended. Who decided stays.
 func (v *View) transition(old, r Record) error {
 	switch r := r.(type) {
 	case *SessionRecord:
@@ -1562,7 +1562,7 @@ func (s *Store) Notes() []string {
 	return slices.Clone(s.notes)
 }
 
-// Trouble is what keeps the store from its duties at present. That the file vanished it tells once.
+// Trouble returns what keeps the store from its work now. That the file vanished it says once.
 func (s *Store) Trouble() error {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
@@ -1571,8 +1571,8 @@ func (s *Store) Trouble() error {
 	return err
 }
 
-// Look runs fn, which must not call the Store, on the state as it is now. Where it cannot be read any more it is as it
-// was, with an error.
+// Look runs fn, which must not call the Store, on the current state; with an error, on the last state that could be
+// read.
 func (s *Store) Look(fn func(*View)) error {
 	defer s.log.release()
 	err := s.begin()
@@ -1617,7 +1617,7 @@ func (s *Store) begin() error {
 	return s.catchUp()
 }
 
-// catchUp reads what others appended, not when the log is poisoned: then its last line failed.
+// catchUp reads what others appended, unless the file is poisoned: its last line failed.
 func (s *Store) catchUp() error {
 	if s.log.poison != nil {
 		return nil
@@ -1653,9 +1653,8 @@ func (s *Store) catchUp() error {
 	return s.restore(old)
 }
 
-// restore writes the file anew with what is alive in old and missing there, or is newer in old, of the sessions and
-// questions that this process holds. A compaction loses nothing of that: somebody has removed the file, or has put an
-// older one in its place.
+// restore rewrites the file with those live records of this process's sessions and questions that it lacks, or has
+// older than old. No compaction loses them: somebody has removed the file, or put an older one in its place.
 func (s *Store) restore(old *View) error {
 	held := func(id string) bool { return s.holder(lockName(id)) == os.Getpid() }
 	whole := true
@@ -1853,8 +1852,8 @@ func (s *Store) lack(why error) {
 	}
 }
 
-// check gives records their heads, and says what they mean for the audit log. With the texts that they name and the
-// state does not have they are whole. An error is why one cannot be.
+// check gives records their heads, and returns them with the texts that the state lacks, and their audit entries. An
+// error is why a record cannot be written.
 func (s *Store) check(recs []Record) (whole []Record, events []Event, err error) {
 	newest := map[string]Record{}
 	for _, r := range recs {
@@ -1923,8 +1922,8 @@ func (s *Store) record(recs []Record) error {
 	return nil
 }
 
-// enter chains events to the audit log, whose head is noted, and returns the record of the new one, with all entries
-// that the log lacks. After an error, why the log cannot be read, these are all that it may lack.
+// enter chains events to the audit log, whose head is noted, and returns the record of the new head, with all entries
+// that the log lacks. If the log cannot be read, the error, these are all it may lack.
 func (s *Store) enter(noted MetaRecord, events []Event) (*MetaRecord, error) {
 	tail, err := s.auditTail(noted.chainHead)
 	last, lacking := goOn(tail, noted.chainHead, noted.Entries)
@@ -1944,9 +1943,8 @@ func (s *Store) enter(noted MetaRecord, events []Event) (*MetaRecord, error) {
 	return &head, err
 }
 
-// auditTail reads the end of the audit log, and all of it where only that has the entry that the state notes: one that
-// was put back from a copy knows less. Bytes after the last newline are a write that a crash cut short: they are moved
-// aside.
+// auditTail reads the end of the audit log, or all of it if the entry that the state notes is not there: a state put
+// back from a copy knows less. Bytes after the last newline, a write that a crash cut short, are moved aside.
 func (s *Store) auditTail(noted chainHead) ([]byte, error) {
 	log := s.audit
 	if err := log.look(); err != nil {
@@ -2364,7 +2362,7 @@ func (v *View) find(d Decision) *PromptRecord {
 	return found[0]
 }
 
-// guard is why the prompt takes no answer, or none from there, whatever the answer is.
+// guard returns why the prompt takes no answer at all, or none from this sender.
 func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
 	late := p.Open() && !now.Before(p.ExpiresAt)
 	switch {
@@ -2548,7 +2546,7 @@ func (p *PromptRecord) named(words string) (value string) {
 	return ""
 }
 
-// interpret is the value to record for an answer, with the reason given for a refusal, or why it is none.
+// interpret returns the value to record for an answer and the reason of a refusal, or why it is none.
 func (p *PromptRecord) interpret(given string) (value, reason string, why Refusal) {
 	value = p.named(given)
 	reason, refused := strings.CutPrefix(given, "deny:")
@@ -2596,8 +2594,8 @@ func (p *PromptRecord) takesText() bool {
 // takesKeys reports whether it is a screen that no rule reads: single keys may be pressed at it.
 func (p *PromptRecord) takesKeys() bool { return p.Type == Unknown && len(p.Choices) > 0 }
 
-// takesReply reports whether it is possibly a question: a text that replies to it is typed there, whatever the settings
-// say of texts, for who replies has seen the screen.
+// takesReply reports whether it is possibly a question: a text that replies to it is typed, whatever free_text_enabled
+// says, for whoever replies has seen the screen.
 func (p *PromptRecord) takesReply() bool {
 	return p.ambiguous() && (p.Type == FreeText || p.Type == Unknown)
 }
@@ -2614,8 +2612,8 @@ func (p *PromptRecord) checkText(s string) Refusal {
 	return ""
 }
 
-// isOdd reports whether a character may stand in no text: a control character other than a tab and a newline, and what
-// was read of something that is no UTF-8.
+// isOdd reports whether r may be in no text: a control character other than a tab and a newline, or what stands for
+// invalid UTF-8.
 func isOdd(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' || r == '\uFFFD' }
 
 // refuses reports whether a value refuses, or leaves the question as it is: it counts though not all was shown.
@@ -2623,9 +2621,8 @@ func (p *PromptRecord) refuses(value string) bool {
 	return slices.ContainsFunc(p.answers(value), func(a Answer) bool { return a.Refuses })
 }
 
-// unread refuses an answer to what the one who gives it cannot have read: from the phone all must have been shown
-// there; what is not known here at all can only be answered at the session's own keyboard, which asks nobody here. An
-// answer that refuses is taken.
+// unread refuses an answer from somebody who cannot have read the question: the phone must have been shown all of it,
+// and a question of which a part is not known here is for the session's own keyboard. An answer that refuses is taken.
 func (p *PromptRecord) unread(value, by string) Refusal {
 	if p.Idle || p.refuses(value) {
 		return ""
@@ -2674,8 +2671,8 @@ func (p *PromptRecord) ambiguous() bool {
 //
 // A session learns of its answers, and a hook of its own, from the state.
 
-// A record that concerns a session changes the time of its lock's file. Who waits for it looks at that: what concerns
-// others costs nothing.
+// A record that concerns a session changes the time of its lock's file. A session watches only that, so records of
+// others cost it nothing.
 
 const (
 	lookSlowly = 500 * time.Millisecond // at the time of that file
@@ -2730,8 +2727,8 @@ func (s *Store) Follow(ctx context.Context, session string, look <-chan time.Tim
 	return out
 }
 
-// news gives what has changed of the session, in its order, and what is closed by the next change that this process
-// reads. An error is not told: it fails for everybody, and others tell of it.
+// news returns the session's records that have changed, in order, and a channel that the next change read here closes.
+// Its error need not be reported: it fails for all, and others do.
 func (s *Store) news(session string, seen map[string]time.Time) (recs []Record, wake <-chan struct{}, err error) {
 	defer s.log.release()
 	err = s.begin()
@@ -2807,7 +2804,7 @@ func (s *Store) retained(r Record) bool {
 	return s.view.alive(r) || time.Since(r.head().At) < life
 }
 
-// alive reports whether every compaction keeps the record.
+// alive reports whether no compaction drops the record.
 func (v *View) alive(r Record) bool {
 	switch r := r.(type) {
 	case *SessionRecord:
@@ -2843,15 +2840,15 @@ func (s *Store) newFile(session, name string) (*os.File, error) {
 
 // ---- locks and reap ----
 //
-// A process that lives holds locks: of its session, of a hook's question, of the polling. A free one tells that it
+// A live process holds locks: of its session, of a hook's question, of the polling. A free lock means that it has
 // ended.
 
 func lockName(session string) string { return "sessions/" + session + ".lock" }
 
 func (s *Store) lockPath(session string) string { return filepath.Join(s.Dir, lockName(session)) }
 
-// HoldSession comes before the session's record: an active one whose lock is free is dead.
-// release removes its file: nobody takes the lock of a session that has ended.
+// HoldSession locks a session, before it is recorded: an active one whose lock is free is dead. release removes the
+// lock's file, for nobody locks an ended session.
 func (s *Store) HoldSession(id string) (release func(), err error) {
 	f, err := s.hold(lockName(id), lockVain)
 	if err != nil {
@@ -2882,8 +2879,8 @@ func (s *Store) LeavePoll() {
 	}
 }
 
-// hold takes a lock for as long as this process, or what it is about, lives, and writes our pid into its file. Who only
-// looks whether it is free has it for a moment.
+// hold takes a lock for as long as this process, or what it is about, lives, and writes our pid into its file. A
+// process that tests it has it for a moment.
 func (s *Store) hold(name string, wait time.Duration) (*os.File, error) {
 	f, err := holdLock(filepath.Join(s.Dir, name), wait)
 	if err == nil {
