@@ -1654,6 +1654,7 @@ func newSession(c *command) (*session, error) {
 	s.phone = &phone{session: s, files: map[string]fetched{}}
 	s.watchdog = &watchdog{session: s, signals: make(chan os.Signal, 8), looks: make(chan time.Time, 1)}
 	s.books = &books{session: s, ch: localChannel{}, notes: hostStream{c.stderr}}
+	s.rec.Local = cfg.Channel == "local"
 	s.tg.session = s.rec.ID
 	s.tg.tell = func(trouble string) { s.books.tellFirst(trouble) }
 	if c.network != nil {
@@ -3245,7 +3246,7 @@ func (d *desk) ask(q *question) {
 		}
 		d.await(away, q.closed)
 	}
-	for !q.closed() && q.rec.Status == Created && time.Now().Before(q.rec.ExpiresAt) && !d.route(q) {
+	for !q.closed() && q.rec.Status == Created && !d.route(q) {
 		d.await(time.Now().Add(retryEvery), q.closed)
 	}
 	if q.screen == nil { // its hook expires it
@@ -3257,13 +3258,19 @@ func (d *desk) ask(q *question) {
 	}
 }
 
-// route has the question sent.
+// route has the question sent. Of one of the screen the time begins only now: it was not answered while somebody was at
+// the keyboard.
 func (d *desk) route(q *question) bool {
 	if d.cfg.Channel == "local" { // it waits for `atlasbridge answer`
 		return d.transition(q, Routed, asIs) && d.transition(q, AwaitingReply, asIs)
 	}
 	d.books.breakStream()
-	return d.transition(q, Routed, func(r *PromptRecord) { r.Send = sendQuestion })
+	return d.transition(q, Routed, func(r *PromptRecord) {
+		r.Send = sendQuestion
+		if q.screen != nil {
+			r.ExpiresAt = r.ExpiresAt.Add(time.Since(r.CreatedAt))
+		}
+	})
 }
 
 // expire ends a question of the screen that nobody answered. Only what is known to refuse is typed, and nothing at all
@@ -3631,11 +3638,15 @@ func (p *phone) nextInput() (r *InputRecord, why string) {
 		if waits && r.types() {
 			continue
 		}
+		late := !time.Now().Before(r.At.Add(inputTime))
 		why := p.inputWaits(r)
-		if why == "" && r.isText() && !p.relay.output.hold() {
+		switch {
+		case why == "" && late:
+			why = "the session was stopped"
+		case why == "" && r.isText() && !p.relay.output.hold():
 			why = "somebody types at the keyboard"
 		}
-		if why == "" || !time.Now().Before(r.At.Add(inputTime)) {
+		if why == "" || late {
 			return r, why
 		}
 		waits = true
@@ -3723,8 +3734,12 @@ func (p *phone) handleInput(r *InputRecord) {
 	case "again":
 		p.askAgain(r)
 	case "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so
-		if p.desk.askedSince(r.WrittenAt) {
+		switch {
+		case p.desk.askedSince(r.WrittenAt):
 			p.inputDone(r, "you wrote that before this was asked", Notice{})
+			return
+		case r.WrittenAt.Before(p.relay.lastKey):
+			p.inputDone(r, "somebody typed at the keyboard since you wrote that: look at /screen", Notice{})
 			return
 		}
 		sent := 0

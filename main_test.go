@@ -4104,6 +4104,30 @@ func TestAskShowsAll(t *testing.T) {
 	s.gets(0, "merge\n", "")
 }
 
+// TestAskShowsAllOrNothing: where Telegram refuses a part of what is asked, nothing is allowed: the script learns of it.
+func TestAskShowsAllOrNothing(t *testing.T) {
+	t.Parallel()
+	p := newBotAPI(t)
+	p.decides(func(method string, params map[string]any) (todo fate) {
+		if method == "sendMessage" && strings.Contains(fmt.Sprint(params["text"]), "line 300\n") {
+			todo.answer = apiRefusal("whatever")
+		}
+		return todo
+	})
+	var diff strings.Builder
+	for i := range 600 {
+		fmt.Fprintf(&diff, "+line %d\n", i)
+	}
+	s := asks(t, home(t, p.config("")), diff.String(), "Merge?", "-")
+	p.press(p.shows("Merge?", "Show all"), "Show all")
+	s.gets(125, "", "whatever")
+	for _, m := range p.history() {
+		if _, ok := m.ending("Yes"); ok {
+			t.Errorf("it can be allowed, and not all of it was shown: %q", m.text)
+		}
+	}
+}
+
 // TestAskInside: a script in a session asks whatever is typed there, and two may ask at once.
 func TestAskInside(t *testing.T) {
 	t.Parallel()
@@ -4255,7 +4279,7 @@ func playTrouble(t *testing.T, r row) {
 		}
 	}
 	c.allOver(c.dir)
-	outcome, outcomes := regexp.MustCompile(`(?m)^(not |\S.* · (phone|atlasbridge answer)).*`), []string{}
+	outcome, outcomes := regexp.MustCompile(`(?m)^(not |\S.* · (phone|atlasbridge answer|the session ended)).*`), []string{}
 	for _, id := range slices.Sorted(maps.Keys(c.messages)) {
 		if text := c.message(id).text; strings.Contains(text, "Continue?") {
 			outcomes = append(outcomes, outcome.FindAllString(text, -1)...)
@@ -4996,6 +5020,9 @@ func TestNamesOfSessions(t *testing.T) {
 	others := []int64{w.writes("/stop@OtherBot", 0), w.writes("/cancel@otherbot deploy", 0), w.writes("/weather@OtherBot", 0)}
 	w.until(t, "sendMessage", replies(w.writes("/screen deploy", 0))+".*it runs")
 	w.until(t, "sendMessage", replies(w.writes("/screen@My_Bot", 0))+".*it runs")
+	id := awaitRecord(t, dir, "session", "it runs", func(r record) bool { return r.str("status") == "active" }).str("id")
+	w.until(t, "sendMessage", replies(w.writes("/screen "+id[:7], 0))+".*Which session")
+	w.until(t, "sendMessage", replies(w.writes("/screen "+id[:8], 0))+".*it runs")
 	ours, err := json.Marshal(w.requests())
 	for _, id := range others {
 		if err != nil || regexp.MustCompile(replies(id)).Match(ours) {
@@ -5007,6 +5034,85 @@ func TestNamesOfSessions(t *testing.T) {
 			t.Errorf("what was meant for another bot is done: %v", in)
 		}
 	}
+}
+
+// TestTextForWhoHasEnded: a text that was written while the session that it was for still ran goes to no other.
+func TestTextForWhoHasEnded(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api")
+	soon := strings.Replace(ago(-time.Hour), `"at"`, `"ended_at"`, 1) // after the text was written
+	plant(t, p.dir, `"rec":"session","id":"gone","status":"completed",`+ago(0)+","+soon,
+		`"rec":"meta","id":"claim telegram:1001","value":"gone",`+ago(0))
+	p.plays(row{"text": "delete it", "happens": "says ✗ Which session?"})
+	p.plays(row{"text": "/keys ENTER", "happens": "says ✗ Which session?"})
+}
+
+// TestLocalSessionIsNotThePhones: a session that asks nobody by phone gets nothing from there, and is no reason to ask
+// which one is meant.
+func TestLocalSessionIsNotThePhones(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api")
+	p.starts("own", "--channel", "local")
+	for _, r := range []row{
+		{"text": "go on", "happens": `text api "go on"; types api go on`},
+		{"text": "/send own go on", "happens": "says ✗ Which session?"},
+		{"text": "/cancel own", "happens": "says ✗ Which session?"},
+	} {
+		p.plays(r)
+	}
+	if keys := p.tools["own"].keys(); keys != "" {
+		t.Errorf("%q was typed", keys)
+	}
+}
+
+// TestWrittenBefore: what the phone wanted before a session was stopped for long, or keys that it wanted before somebody
+// typed at the keyboard, are refused with words: nothing is typed.
+func TestWrittenBefore(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "api")
+	id := awaitRun(t, p.dir, "api").str("id")
+	for i, r := range []struct {
+		kind  string
+		stood time.Duration // ago it was recorded
+		why   string
+	}{
+		{"text", 2 * time.Minute, "the session was stopped"},
+		{"keys", 2 * time.Minute, "the session was stopped"},
+		{"keys", 0, "somebody typed at the keyboard"},
+	} {
+		if r.stood == 0 {
+			p.terms["api"].types("typed\r")
+			p.terms["api"].sees("typed")
+		}
+		written := strings.Replace(ago(time.Hour), `"at"`, `"written_at"`, 1)
+		plant(t, p.dir, fmt.Sprintf(`"rec":"input","id":"9:%d","session_id":%q,"kind":%q,"by":"telegram:1001","text":"Y",`+
+			`"reply_to":%d,"status":"queued",%s,%s`, 70+i, id, r.kind, 70+i, written, ago(r.stood)))
+		p.w.writes("/sessions", 0) // it is looked for
+		p.w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d\}.*✗ .*%s`, 70+i, r.why))
+	}
+	if keys := p.tools["api"].keys(); keys != "typed\n" {
+		t.Errorf("%q was typed", keys)
+	}
+}
+
+// TestAskedBeforeItExpires: however long somebody is at the keyboard, a question goes to the phone, and has its time
+// there, before anything is typed by waiting.
+func TestAskedBeforeItExpires(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	w := newBotAPI(t)
+	c := newPuppet(t, "tool", "puppet")
+	x := bridge(t, home(t, w.config("away_after_seconds = 3\n")), "run", "--timeout", "2s", c.tool)
+	c.show("start", "")
+	x.types("typed\r")
+	x.sees("typed")
+	c.show("ask", "Delete the cache? (y/n) ")
+	m := w.find("Delete the cache?", noButton)
+	if keys := c.keysAt("ask"); keys != "" {
+		t.Errorf("%q was typed before", keys)
+	}
+	w.ended(m.id)
+	c.reads("ask", "n\n")
 }
 
 // TestNumbersOfAnotherChat: when the bot's chat has been changed, the open question is asked there, too; a reply to a
@@ -5042,6 +5148,24 @@ func TestNumbersOfAnotherChat(t *testing.T) {
 	x.exits(0)
 	if now := w.message(m.id); now.method != m.method {
 		t.Errorf("the other chat's message %d is written over: %v", m.id, now)
+	}
+}
+
+// TestShownInAnotherChat: what was shown in one chat was not shown in another: there nothing but a refusal can be tapped.
+func TestShownInAnotherChat(t *testing.T) {
+	t.Parallel()
+	w := newBotAPI(t)
+	dir := home(t, w.config(""))
+	asks(t, dir, strings.Repeat("a line that is deleted\n", 300), "Apply?", "-")
+	w.press(w.shows("Apply?", "Show all"), "Show all")
+	m := w.shows("Apply?", "Yes")
+	moved := strings.NewReplacer("chat_id = 1001", "chat_id = 1002", "[1001]", "[1002]").Replace(w.config(""))
+	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(moved), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	there := w.where("it is asked there", func(now seen) bool { return now.id > m.id && len(now.buttons) > 0 })
+	if _, ok := there.ending("Yes"); ok {
+		t.Errorf("it can be allowed: %v", there.buttons)
 	}
 }
 
@@ -5329,6 +5453,29 @@ func TestStream(t *testing.T) {
 		if len(got) != 1200 || got[i] != fmt.Sprint(i+1) {
 			t.Fatalf("of 1200 lines the phone shows %d: %q", len(got), got)
 		}
+	}
+}
+
+// TestStreamAfterALostAnswer: each word comes once, also where Telegram's answer to a piece of it was lost.
+func TestStreamAfterALostAnswer(t *testing.T) {
+	t.Parallel()
+	p := newPhonePlay(t, "")
+	p.starts("api", "--stream")
+	edits := 0
+	p.w.decides(func(method string, params map[string]any) (todo fate) {
+		if strings.Contains(fmt.Sprint(params["text"]), "two") {
+			edits++
+			todo.cut = edits == 1
+		}
+		return todo
+	})
+	for _, word := range []string{"one", "two", "three"} {
+		p.tools["api"].show(word, word+"\r\n")
+		p.w.shows(word, "")
+		p.w.await(t, "the lost edit is made again", func() bool { return edits != 1 })
+	}
+	if n := p.w.came("one"); n != 1 {
+		t.Errorf("the first word came %d times", n)
 	}
 }
 

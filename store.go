@@ -1101,8 +1101,9 @@ type SessionRecord struct {
 	PID       int        `json:"pid"`     // the child's
 	Wrapper   int        `json:"wrapper"` // atlasbridge's own pid
 	Label     string     `json:"label"`
-	Status    string     `json:"status"`   // active completed crashed terminated
-	Activity  string     `json:"activity"` // starting running waiting waiting_permission idle
+	Local     bool       `json:"local,omitempty"` // it asks nobody by phone
+	Status    string     `json:"status"`          // active completed crashed terminated
+	Activity  string     `json:"activity"`        // starting running waiting waiting_permission idle
 	StartedAt time.Time  `json:"started_at"`
 	EndedAt   *time.Time `json:"ended_at"`
 	ExitCode  *int       `json:"exit_code"`
@@ -2349,12 +2350,9 @@ func (s *Store) decide(v *View, p *PromptRecord, d Decision, now time.Time) (why
 
 // find is the prompt that the decision names, nil when it names none, or two.
 func (v *View) find(d Decision) *PromptRecord {
-	names := func(short, id string) bool {
-		return short == id || len(short) >= 8 && strings.HasPrefix(id, short)
-	}
 	anySession := d.Trusted && d.SessionID == ""
 	found := v.which(func(p *PromptRecord) bool {
-		return names(d.PromptID, p.ID) && (anySession || names(d.SessionID, p.SessionID))
+		return isShort(d.PromptID, p.ID) && (anySession || isShort(d.SessionID, p.SessionID))
 	})
 	if len(found) != 1 {
 		return nil
@@ -2550,14 +2548,15 @@ func (p *PromptRecord) named(words string) (value string) {
 func (p *PromptRecord) interpret(given string) (value, reason string, why Refusal) {
 	value = p.named(given)
 	reason, refused := strings.CutPrefix(given, "deny:")
+	isDefault := given == "default" && p.Type != FreeText
 	switch {
 	case p.Secret:
 		return "", "", "a password is typed at the keyboard alone"
 	case value != "":
 		return value, "", ""
-	case given == "default" && p.SafeDefault == nil:
+	case isDefault && p.SafeDefault == nil:
 		return "", "", "this question has no safe default"
-	case given == "default":
+	case isDefault:
 		return *p.SafeDefault, "", ""
 	case refused && p.Permission && p.refusal() != "":
 		return p.refusal(), reason, p.checkText(reason)
@@ -2959,8 +2958,10 @@ func (s *Store) Reap(now time.Time) error {
 	return nil
 }
 
-// endedFirst is why an input was not done.
-const endedFirst = "the program ended first"
+const (
+	endedFirst = "the program ended first" // why an input was not done
+	maybeTyped = "the session ended: whether the answer was typed is uncertain"
+)
 
 // orphaned is the prompt after its session has ended.
 func (p *PromptRecord) orphaned() *PromptRecord {
@@ -2975,7 +2976,7 @@ func (p *PromptRecord) orphaned() *PromptRecord {
 	case p.mayBeAsked():
 		q.Reason = p.Reason + ", and the session has ended"
 	default:
-		q.Reason = "the session ended: whether the answer was typed is uncertain"
+		q.Reason = maybeTyped
 	}
 	return &q
 }
@@ -2991,5 +2992,10 @@ func newNonce() string { return digest([]byte(rand.Text()))[len("sha256:"):][:32
 
 // shortID is an id as people and callback data have it.
 func shortID(id string) string { return id[:min(8, len(id))] }
+
+// isShort reports whether that is the id, or as much of its beginning as shortID is.
+func isShort(short, id string) bool {
+	return short == id || len(short) >= 8 && strings.HasPrefix(id, short)
+}
 
 func ref[T any](v T) *T { return &v }

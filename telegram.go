@@ -568,8 +568,8 @@ func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
 	return next, changed
 }
 
-// editedAlready are the Bot API's words for an edit that has nothing to change.
-var editedAlready = []string{"message is not modified", "message to edit not found", "message can't be edited"}
+// editGone are the Bot API's words for a message that cannot be edited any more.
+var editGone = []string{"message to edit not found", "message can't be edited"}
 
 // do makes the job's request and records the outcome. If it cannot record that, it tries again later without repeating
 // the request; other jobs go on, such as the notice that nothing can be recorded.
@@ -594,7 +594,7 @@ func (t *Telegram) do(ctx context.Context, j *job) {
 func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 	m := &t.mailer
 	failed := t.request(ctx, j)
-	if failed == nil || failed.mentions(editedAlready...) {
+	if failed == nil || failed.mentions(editGone...) {
 		delete(m.failures, j.key)
 		if j.method != "" {
 			m.refused = false
@@ -653,6 +653,9 @@ func (t *Telegram) request(ctx context.Context, j *job) (failed *apiError) {
 		switch {
 		case failed == nil || !isMessage:
 			return failed
+		case failed.mentions("message is not modified"): // it was carried out before, and the answer lost
+			j.result.(*sentMessage).ID = out.EditID
+			return nil
 		case out.ThreadID != 0 && failed.mentions(topicGone...):
 			out.ThreadID = 0
 			continue
@@ -725,7 +728,6 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 	}
 	if before.Mono != "" {
 		r, rest := before.first(s)
-		j.insists = false
 		j.done = func() error {
 			t.mailer.before[key] = rest
 			return nil
@@ -736,12 +738,13 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 	out := t.offer(&q, s)
 	if p.Chat != here || p.ShownAll != q.ShownAll {
 		change := func(p *PromptRecord) {
-			if p.elsewhere(here) { // those cannot be changed any more
+			p.ShownAll = q.ShownAll
+			if p.elsewhere(here) { // those cannot be changed any more, and here nothing was shown
 				p.Messages = nil
 				p.Send = sendQuestion
+				p.ShownAll = false
 			}
 			p.Chat = here
-			p.ShownAll = q.ShownAll
 		}
 		return &job{key: key, free: true, done: func() error { return t.store.Change(p.ID, change) }}
 	}
@@ -1669,8 +1672,11 @@ func outcomeOf(p *PromptRecord, several bool) (what, more string) {
 		return "not answered", before(": ", reason)
 	case p.Status == Failed:
 		fate := "not delivered: "
-		if p.ScreenSHA != "" {
+		switch {
+		case p.ScreenSHA != "":
 			fate = "typed: "
+		case p.Reason == maybeTyped:
+			fate = ""
 		}
 		return fate + what, before(" · ", reason)
 	case p.Status == Canceled:
@@ -2595,10 +2601,12 @@ func (in *incoming) input(s *SessionRecord, kind, text string) *InputRecord {
 		Text: text, ReplyTo: in.ID, ThreadID: in.topic(), WrittenAt: in.at.UTC(), Status: "queued"}
 }
 
-// named are the live sessions that a word names, by the beginning of the id or by the label, in alphabetical order.
+// named are the live sessions that a word names, by the beginning of the id or by the label, in alphabetical order; ""
+// names all. Those that ask nobody by phone are none of them: nothing could be said of what came of it.
 func (v *View) named(word string) (live []*SessionRecord) {
 	for _, s := range v.Sessions {
-		if s.Status == "active" && (strings.HasPrefix(s.ID, strings.ToLower(word)) || s.Label == word) {
+		named := word == "" || s.Label == word || isShort(strings.ToLower(word), s.ID)
+		if s.Status == "active" && !s.Local && named {
 			live = append(live, s)
 		}
 	}
@@ -2658,7 +2666,7 @@ func (in *incoming) repliedQuestion() *PromptRecord {
 
 // impliedSession is the id of the session that the message is about, or the beginning of it: that of the question
 // replied to, the one that the message replied to names or was for, the one whose topic it is in, the one claimed where
-// it replies to nothing; "" where nothing tells.
+// it replies to nothing, unless that had ended when it was written; "" where nothing tells.
 func (in *incoming) impliedSession(p *PromptRecord) string {
 	if p != nil {
 		return p.SessionID
@@ -2670,12 +2678,12 @@ func (in *incoming) impliedSession(p *PromptRecord) string {
 		}
 	}
 	s := in.view.inTopic(in.Chat.ID, in.topic())
-	claimed := in.view.fact(in.claimed())
+	claimed := in.view.Sessions[in.view.fact(in.claimed())]
 	switch {
 	case s != nil:
 		return s.ID
-	case to == nil && in.view.active(claimed):
-		return claimed
+	case to == nil && claimed != nil && (claimed.EndedAt == nil || claimed.EndedAt.After(in.at)):
+		return claimed.ID
 	}
 	return ""
 }
