@@ -3293,9 +3293,9 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	return quiet && !d.ttyDue.After(now)
 }
 
-// Behind is what the last look saw where the answer was typed: behind the line of the question in force, else key, where
-// that stands at the cursor; and whether the question still stands. Below a line that has ended all but key is new
-// output.
+// Behind is what the last look saw where the answer was typed: behind the line of the question in force, else key,
+// where that stands at the cursor; and whether the question still stands. Below a line that has ended all but key is
+// new output.
 func (d *Detector) Behind(key string) (typed string, stands bool) {
 	if d.cur == nil {
 		return "", false
@@ -5191,7 +5191,8 @@ func numbers(first, last string) (all []string) {
 	return all
 }
 
-// typedChoice is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have changed.
+// typedChoice is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have
+// changed.
 func typedChoice(key, label string) Choice {
 	c := Choice{Key: key, Label: label, Keys: key}
 	if strings.EqualFold(key, "esc") {
@@ -5489,8 +5490,8 @@ func (v *view) finish(f *candidate) {
 	f.Question = redact(visible(f.Question))
 }
 
-// score sets the signals, the score, and how long the screen must have been still. A pattern below the threshold becomes
-// a guess from silence.
+// score sets the signals, the score, and how long the screen must have been still. A pattern below the threshold
+// becomes a guess from silence.
 func (v *view) score(f *candidate) {
 	signals := []string{}
 	if v.tty.Reading == ReadingYes {
