@@ -10917,6 +10917,7 @@ func (s *botAPI) topicDone(method string, p map[string]any) (answer string) {
 	name, _ := p["name"].(string)
 	switch {
 	case s.topics == nil:
+		s.breaks(method, "the chat has no topics")
 		return apiRefusal("the chat is not a forum")
 	case method == "createForumTopic":
 		s.lastID++

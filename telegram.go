@@ -453,6 +453,7 @@ type mailer struct {
 	failures map[string]int          // in a row
 	notYet   map[string]time.Time    // when the next attempt may be made
 	undone   map[string]func() error // what is still to be recorded of a request that was made
+	topics   map[int64]bool          // whether a chat has topics, where that is known
 	before   map[string]Notice       // what is left of the text that goes before a question, once that has begun
 	refused  bool                    // Telegram takes nothing at all, until somebody mends that
 	cfg      *Config                 // the settings with which that is so
@@ -497,7 +498,7 @@ type sentMessage struct {
 // Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
 func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, before: map[string]Notice{},
-		undone: map[string]func() error{}}
+		undone: map[string]func() error{}, topics: map[int64]bool{}}
 	for ending := false; ctx.Err() == nil; {
 		t.refresh()
 		if cfg := t.cfg.Load(); cfg != t.mailer.cfg {
@@ -1746,12 +1747,13 @@ func (t *Telegram) topicOf(s *SessionRecord) int64 {
 	return max(0, s.ThreadID)
 }
 
-// dueTopic makes a topic for the session, or ends that of an ended session; nil for neither. Whether the chat has
-// topics shows when one is asked for, only once lest two be made. A group's topic is closed; in a private chat, where
-// that cannot be, its name tells how the session ended.
+// dueTopic makes a topic for the session, where the chat has them, only once lest two be made, or ends that of an ended
+// session; nil for neither. A group's topic is closed; in a private chat, where that cannot be, its name tells how the
+// session ended.
 func (t *Telegram) dueTopic(s *SessionRecord) *job {
 	chat := t.cfg.Load().ChatID
 	active := s.Status == "active"
+	has, known := t.mailer.topics[chat]
 	mark := "✗ "
 	switch {
 	case active:
@@ -1764,14 +1766,27 @@ func (t *Telegram) dueTopic(s *SessionRecord) *job {
 		"name": mark + title(s) + " " + shortID(s.ID)}
 	var made struct {
 		ThreadID int64 `json:"message_thread_id"`
+		Topics   bool  `json:"has_topics_enabled"` // of getMe: in private chats
+		Forum    bool  `json:"is_forum"`           // of getChat: in this group
 	}
 	j.done = func() error {
 		return t.store.SetTopic(s.ID, Topic{cmp.Or(s.ThreadID, made.ThreadID, noTopic), chat, !active})
 	}
 	switch {
-	case active && s.ThreadID == 0:
-		j.method = "createForumTopic"
+	case active && s.ThreadID == 0 && !known:
+		j.method = "getMe"
+		if chat < 0 {
+			j.method = "getChat"
+		}
 		j.at = s.StartedAt.Add(topicAfter)
+		j.free = true
+		j.result = &made
+		j.done = func() error {
+			t.mailer.topics[chat] = made.Topics || made.Forum
+			return nil
+		}
+	case active && s.ThreadID == 0 && has:
+		j.method = "createForumTopic"
 		j.result = &made
 		j.lost = j.done
 	case active, s.ThreadEnded, t.topicOf(s) == 0:
