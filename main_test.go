@@ -9070,6 +9070,7 @@ func (s *sim) comes(d *simDialog, r *rand.Rand) {
 			return
 		}
 		s.pointer = 0
+		s.print("%s", claudeBlocked(words, s.speaks)) // it may have gone on with another one meanwhile
 		s.stand(d)
 		if oneIn(r, 3) {
 			rows, _, _ := s.rows()
