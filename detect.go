@@ -3931,6 +3931,7 @@ var readers = []struct {
 	{"lists and buttons", (*view).readGroup},
 	{"empty fields", (*view).readField},
 	{"questions on a line", (*view).readLine},
+	{"rows of keys", (*view).readKeys},
 	{"screens that keep still", (*view).readStill},
 }
 
@@ -5393,6 +5394,29 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	f.parts = shown{body: before, among: append([]string{right}, below...)}
 	f.showAbove(context, far)
 	return f
+}
+
+// ---- rows of keys ----
+// Dialogs of full-screen programs that take one key.
+
+// readKeys finds a row that names nothing but the keys of choices, of which one grants and one refuses: "[y] Approve
+// [n] Deny".
+func (v *view) readKeys() *candidate {
+	if v.tty.Canonical || !v.reads() {
+		return nil
+	}
+	declining := func(c Choice) bool { return declines(c.Label) }
+	for r := v.last; r >= max(0, v.last-maxBelow); r-- {
+		row := plain(v.rows[r].text)
+		keys := hotKeys(row)
+		alone := !reSays.MatchString(reHotkeys.ReplaceAllString(row, ""))
+		if alone && slices.ContainsFunc(keys, grantsIt) && slices.ContainsFunc(keys, declining) {
+			f := newCandidate(MultipleChoice, 0.90)
+			f.Choices = keys
+			return v.describe(f, r, r, nil)
+		}
+	}
+	return nil
 }
 
 // ---- screens that keep still ----
