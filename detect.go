@@ -4075,8 +4075,9 @@ var (
 	reGap     = re(` {3,}`)
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
 		`continue|next|accept)`)
-	reAsked  = re(`^[^:]*\?\W*$`)
-	reRadio  = re(`^([^\pL\[]*\([ xX*•]\)|❯[○●])`) // Enter takes the option that is ticked, wherever the pointer stands
+	reAsked = re(`^[^:]*\?\W*$`)
+	// reRadio are options of which Enter takes the one ticked, wherever the pointer stands, or the keys that choose them.
+	reRadio  = re(`^([^\pL\[]*\([ xX*•]\)|❯[○●]|[a-z]  +\pL)`)
 	reLead   = re(`^[?◆◇✔●■]\s+`)
 	reVacant = re(`(^|[:?*` + uprights + `])\s*$`) // left of the cursor in a field with nothing in it, or a secret
 	reAside  = re(`^$|____|^[→●•-] `)              // no part of a paragraph: an empty field, an answer, a list
@@ -4304,9 +4305,9 @@ func (v *view) isOption(o, head viewRow, num string) bool {
 	return like && !asks && !reCount.MatchString(o.label) && !(described && v.dimmer(o, head))
 }
 
-// dimmer reports whether row o is faint and the pointer's row is not.
+// dimmer reports whether row o, which is no option by its mark, is faint and the pointer's row is not.
 func (v *view) dimmer(o, head viewRow) bool {
-	return !strings.HasPrefix(o.text, "○") && v.faint(v.sample(o)) && !v.faint(v.sample(head))
+	return !strings.HasPrefix(o.text, "○") && o.tick < 0 && v.faint(v.sample(o)) && !v.faint(v.sample(head))
 }
 
 // explains reports whether row o belongs to an option above it.
@@ -4332,7 +4333,7 @@ func (v *view) joinLabels(g *group) {
 
 // unlike is the only option that is drawn unlike the others, −1 without one; weak: by no more than a colour or bold
 // print. Of two it is the one whose background is no grey, else the one not drawn as what is around them: the end of
-// the row above, or of options side by side the cell left of the first.
+// the row above, or of options side by side the cell left of the first. Else it is the only one that is not dim.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
@@ -4371,7 +4372,17 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 			return at, k > 2
 		}
 	}
-	return -1, false
+	bright := -1
+	for i, o := range opts {
+		switch {
+		case v.sample(o).Dim:
+		case bright >= 0:
+			return -1, false
+		default:
+			bright = i
+		}
+	}
+	return bright, true
 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
@@ -4392,9 +4403,9 @@ func number(b bool) int32 {
 	return 0
 }
 
-// sample is how the end of an option's first words is drawn: before them may be a mark of its own.
+// sample is how the end of an option's first words is drawn: before them may be a mark of its own, behind them a hint.
 func (v *view) sample(o viewRow) Attr {
-	words, _, _ := strings.Cut(o.label, "  ")
+	words, _, _ := strings.Cut(strings.ReplaceAll(o.label, " (", "  "), "  ")
 	last, _ := utf8.DecodeLastRuneInString(words)
 	return v.s.attr(o.row, o.labelAt+max(0, widthOf(words)-runeWidth(last)))
 }
