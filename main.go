@@ -3,8 +3,8 @@
 //
 // Every `atlasbridge run` is a whole bridge for its own session: no daemon, no server, no open port. Sessions share
 // files in ~/.atlasbridge: config.toml; state.jsonl with sessions, prompts and replies; audit.log, each line with the
-// hash of the one before; atlasbridge.log. Who controls an allowed account can type into your terminal.
-// Nothing is ever approved by waiting.
+// hash of the one before; atlasbridge.log. Anyone with an allowed account can type into your terminal. Waiting never
+// approves anything.
 //
 // Exit status: the child's own; 128+N when signal N killed it; 1 a check or command failed, or ask was refused; 2
 // usage; 124 nobody answered ask in time; 125 atlasbridge failed before the child ran, or could not ask; 126 the tool
@@ -52,8 +52,8 @@ func main() {
 	os.Exit(theWorld().run(os.Args[1:]))
 }
 
-// world is all of the outside that a command touches: the simulation has another. There is no clock in it, for the time
-// in a bubble of testing/synctest is virtual.
+// world is everything outside that a command touches; the simulation has its own. It has no clock, for time in a bubble
+// of testing/synctest is virtual.
 type world struct {
 	ctx      context.Context
 	getenv   func(string) string
@@ -585,7 +585,7 @@ func (c *command) parse(args []string) error {
 	}
 }
 
-// unknown returns what may be meant by the name of no command.
+// unknown returns the remedy for a name that is no command.
 func unknown(name string) string {
 	best := ""
 	for n := range len(name) { // the command that begins like name for longest
@@ -619,12 +619,12 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 	return cfg, err
 }
 
-// complain writes a line for the person to standard error. Nobody can be told when that is not read either.
+// complain writes a line for the person to standard error. If that fails, nobody can be told.
 func (c *command) complain(text string) {
 	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(text)))
 }
 
-// warn tells what stops nothing, except to a run that is to be quiet and to the tool that reads what a hook says.
+// warn reports what stops nothing, but not in a quiet run, nor in a hook, whose words the tool reads.
 func (c *command) warn(text string) {
 	if !c.on("quiet") && c.name() != "hook" {
 		c.complain(text)
@@ -639,7 +639,7 @@ func (e usageError) Error() string { return string(e) }
 // misuse returns a usageError.
 func misuse(format string, args ...any) error { return usageError(fmt.Sprintf(format, args...)) }
 
-// fail tells an error, and what to do about it where that is known, and returns the exit status.
+// fail reports an error, with its hint if it has one, and returns the exit status.
 func (c *command) fail(err error) int {
 	if wrong, ok := errors.AsType[usageError](err); ok {
 		c.complain(string(wrong) + "; usage: atlasbridge " + c.synopsis())
@@ -699,8 +699,8 @@ func (c *command) printJSON(v any) int {
 	return 0
 }
 
-// show prints a list, with --json as it is, else as a table: the headings, then the cells of each element. Instead of
-// an empty table's rows it says none.
+// show prints a list, with --json as it is, else as a table: the headings, then the cells of each element. For an empty
+// one it says none, too.
 func show[T any](c *command, list []T, none, headings string, cells func(T) []any) int {
 	if c.on("json") {
 		return c.printJSON(list)
@@ -806,10 +806,10 @@ func cmdCompletion(c *command) int {
 }
 
 // ---- doctor ----
-// Every check is made, whatever the others found; what cannot be found out because of them is left out. What takes
-// long, the network, comes last.
+// Every check is made, whatever the others found, unless it depends on one that failed. The network, which takes long,
+// comes last.
 
-// doctorListens is for how long another program's poll is waited for: each takes the bot from the other.
+// doctorListens is how long doctor polls to notice another program: each poll ends the other's.
 const doctorListens = 7 // seconds: longer than another atlasbridge pauses
 
 // check is what doctor found out about one thing.
@@ -1330,8 +1330,8 @@ var c1 = re(`[\x{80}-\x{9f}]`)
 // columned are the members of an entry that logs shows in front.
 var columned = strings.Fields("ts event session_id prompt_id")
 
-// entry is what logs prints of a line, "" for an entry of another session than --session; of a damaged one the session
-// is not known. Whatever a terminal could obey is escaped, in JSON too.
+// entry returns what logs prints for a line, "" if --session excludes it, which a damaged line never is. Whatever a
+// terminal could obey is escaped, in JSON too.
 func (c *command) entry(line []byte) string {
 	fields, err := parseEntry(line)
 	if err != nil {
@@ -1367,7 +1367,7 @@ func (c *command) entry(line []byte) string {
 // reUnquoted is a value that logs shows without quotes.
 var reUnquoted = re(`^[\w:./@+,-]*$`)
 
-// legibly is a text on one line, with nothing that a terminal obeys, and in quotes unless it is a plain word.
+// legibly returns text on one line, with nothing that a terminal obeys, and quoted unless it is a plain word.
 func legibly(text string) string {
 	if reUnquoted.MatchString(text) {
 		return text
@@ -1387,9 +1387,9 @@ func legibly(text string) string {
 //	                                  └─► phone.doInputs: what the phone wants, in order ─► typist
 //	watchdog.watchdog: what is due by the clock;  watchdog.watchSignals;  books.sendStream
 //
-// A sequence gives the turn away in await, and while it writes to the child. So in between nothing changes but by its
-// own hand. Output reaches the host before anything looks at it, and keys the child. The fields of a piece that have no
-// comment of their own about that are touched by who has the turn alone.
+// A sequence gives the turn away in await, and while it writes to the child; in between nobody else changes anything.
+// Output goes to the host before we inspect it; keys go to the child before we inspect them. The turn guards the fields
+// of all pieces, unless a field's comment says otherwise.
 
 // Times of a session. What is measured is in the facts about the tool that is named.
 const (
@@ -1518,8 +1518,8 @@ func (s *turnOrder) unlock() {
 	s.turn.Unlock()
 }
 
-// wakeWaiting wakes who awaits what holds now, for when the turn is free. Each look costs less than to wake in vain: a
-// spinner's frame would wake them all.
+// wakeWaiting wakes the waiters whose condition holds now. Checking costs less than waking them in vain: each frame of
+// a spinner would wake all.
 func (s *turnOrder) wakeWaiting() {
 	s.waiting = slices.DeleteFunc(s.waiting, func(w waiter) bool {
 		woken := w.holds()
@@ -1530,8 +1530,8 @@ func (s *turnOrder) wakeWaiting() {
 	})
 }
 
-// await gives the turn away until holds is true, at most until that time; the zero time never comes. It reports whether
-// holds is true. Who has the turn calls holds, too: it only looks.
+// await gives the turn away until holds is true, or until that time (zero: never). It reports whether holds is true.
+// Whoever has the turn calls holds, too, so it must change nothing.
 func (s *turnOrder) await(until time.Time, holds func() bool) bool {
 	s.wakeWaiting()
 	for !holds() {
@@ -1557,7 +1557,7 @@ func (s *turnOrder) await(until time.Time, holds func() bool) bool {
 	return true
 }
 
-// beside starts a goroutine that has the turn, but while it awaits something. Its panic leaves no raw terminal behind.
+// beside starts a goroutine that has the turn except in await. Its panic leaves no raw terminal behind.
 func (s *session) beside(f func()) {
 	s.spawn(func() {
 		s.lock()
@@ -1718,11 +1718,11 @@ func sessionRecord(tool string, args []string, label string) SessionRecord {
 	}
 }
 
-// findTerminal decides what the child has of ours. What is no terminal on our side is none for the tool, where one of
-// our standard streams is a terminal, or the tool needs none: it gets it as it is, but for a pipe of output or errors,
-// which we copy: who reads it may show a question to a person, as tee does. A file is read by nobody now, and what a
-// full-screen tool logs there is not on its screen. Else it gets a terminal to ask in: output and errors are that, and
-// an input that brings nothing (/dev/null); what is written there has no carriage returns added, and errors stay apart.
+// findTerminal decides which of our streams the child gets. If one of them is a terminal, or the tool needs none, a
+// stream that is no terminal is handed on as it is, but for a pipe of output or errors, which we copy: its reader may
+// show a question to a person, as tee does. Nobody reads a file now, and what a full-screen tool logs there is not on
+// its screen. Else the child gets a terminal to ask in, as output and errors, and as input if that brings nothing
+// (/dev/null); our streams get its output without added carriage returns, errors apart.
 func (r *relay) findTerminal(c *command) error {
 	ours := [3]*os.File{c.stdin, c.stdout, c.stderr}
 	for _, f := range slices.Backward(ours[:]) {
@@ -1848,16 +1848,14 @@ func (h *hostTerminal) size() Size {
 	return Size{Rows: 30, Cols: 100}
 }
 
-// run spawns the tool and stays until everything about it is told. An error means that it did not
-// run.
+// run runs the tool, and returns when all about it is reported. An error means that it did not run.
 func (s *session) run(ctx context.Context, argv []string) error {
 	release, err := s.st.HoldSession(s.rec.ID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	// None may end us with the terminal raw. SIGPIPE is caught, not ignored: the child would
-	// inherit that.
+	// None may end us with the terminal raw. SIGPIPE is caught, not ignored: the child would inherit that.
 	s.catch(s.watchdog.signals, append(endSignals(), suspendSignal, resumeSignal)...)
 	s.catch(make(chan os.Signal), syscall.SIGPIPE)
 	s.ctx, s.stop = context.WithCancel(ctx)
@@ -1911,8 +1909,8 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	return nil
 }
 
-// attend starts all that goes on beside the child, and returns when that is gone and its output drained, or not read by
-// anybody though we are told to end.
+// attend starts what runs beside the child. It returns when the child is gone and its output drained, or when we are
+// told to end and nobody reads it.
 func (s *session) attend() {
 	s.relay.tapped = len(s.relay.taps)
 	s.watchdog.hostAt = time.Now().Add(hostEvery)
@@ -1987,7 +1985,7 @@ func (v *watcher) startDetector(size Size) {
 	}
 }
 
-// spawn starts a goroutine whose panic does not leave the terminal raw.
+// spawn starts a goroutine whose panic leaves no terminal raw.
 func (s *session) spawn(f func()) {
 	go func() {
 		defer s.st.catchPanic()
@@ -2299,8 +2297,8 @@ type hostTerminal struct {
 	undoRaw atomic.Pointer[func() error] // puts the terminal back, nil: it is not raw
 }
 
-// backlog is what has happened at the child's terminal and the screen has not got: output that the host has, and keys
-// that the child has. It gathers for settleQuiet, unless it is wanted at once.
+// backlog is what the screen has not got yet: output that the host has, and keys that the child has. It gathers for
+// settleQuiet, unless it is wanted at once.
 type backlog struct {
 	wake chan struct{} // the detector is to take it now
 	look *time.Timer   // or when this fires
@@ -2492,7 +2490,7 @@ func (b *backlog) takeEach(hurry bool) {
 	}
 }
 
-// typed notes keys that are about to go to the child. False: they must not, for somebody else types.
+// typed notes keys about to go to the child, or reports false: they must not, a typist works.
 func (b *backlog) typed(p []byte) (pass bool) {
 	modes := b.modes() // before the program has the keys: it may change them then
 	b.mu.Lock()
@@ -2515,7 +2513,7 @@ func (b *backlog) wrote() {
 	}
 }
 
-// hold has no more keys pass, and reports whether all that have are written and known; else the detector turns when
+// hold lets no more keys pass. It reports whether all before are written and known, else the detector is woken when
 // they are.
 func (b *backlog) hold() (alone bool) {
 	b.mu.Lock()
@@ -2527,7 +2525,7 @@ func (b *backlog) hold() (alone bool) {
 	return !b.passing && len(b.keys) == 0
 }
 
-// letPass lets keys pass again, unless some are passing: who holds them waits for that.
+// letPass ends a hold. It does nothing while a key is being written.
 func (b *backlog) letPass() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -2549,10 +2547,10 @@ func (h *hostTerminal) makeRaw(child PTY) error {
 	return nil
 }
 
-// readKeyboard reads the keyboard as soon as that is ours and the tool's. Who is let go on in the background and
-// brought to the foreground later gets no signal of that from bash. And where the tool's output goes to another program
-// that one may read the keyboard itself, as less does, and writes to a terminal that is not raw: until the tool reads
-// its own.
+// readKeyboard reads the keyboard once it is ours and the tool's. It looks again and again, because bash sends no
+// signal to a process that it continues in the background and later brings to the foreground. And a program that reads
+// the tool's output, such as less, may read the keyboard and need a terminal that is not raw, until the tool reads its
+// own.
 func (r *relay) readKeyboard(now time.Time) {
 	if !r.mayListen() {
 		return
@@ -2617,8 +2615,8 @@ func (r *relay) copyOutput() {
 	}
 }
 
-// forHost is output as the host's terminal is to get it. While that is not raw, in the background or for others of a
-// pipeline, its own driver has a line feed begin a line.
+// forHost returns output as the host's terminal needs it. While that is not raw, in the background or for others of a
+// pipeline, its driver adds the carriage returns.
 func (h *hostTerminal) forHost(p []byte, child PTY) []byte {
 	raw := h.raw.Load()
 	shared := h.handed.Streams[1] != nil
@@ -2635,8 +2633,8 @@ func (h *hostTerminal) forHost(p []byte, child PTY) []byte {
 	return bytes.ReplaceAll(p, []byte("\r\n"), []byte("\n"))
 }
 
-// copyTap copies what comes from a tap, until its end. What a child that is gone has left there is read; who else holds
-// it open is not waited for.
+// copyTap copies what comes from a tap, until its end. It reads what a child that is gone left there, but waits for
+// nobody else who holds it open.
 func (r *relay) copyTap(t tap) {
 	buf := make([]byte, tapBytes)
 	var err error
@@ -2680,8 +2678,8 @@ func newlines(p []byte) []byte {
 	return bytes.ReplaceAll(p, []byte("\n"), []byte("\r\n"))
 }
 
-// takeOutput hands the screen what the host has got, and notes the keys that the child got meanwhile, each where it
-// came.
+// takeOutput hands the screen the output that the host has, and notes at their places in it the keys that the child
+// has.
 func (r *relay) takeOutput() {
 	p, keys, at, drained := r.output.take()
 	seen := 0
@@ -2763,7 +2761,7 @@ func (r *relay) came() int64 {
 	return r.pty.Came() + r.piped.Load()
 }
 
-// writeTyping writes what is to be typed and is no typist's.
+// writeTyping writes queued keys that are no typist's.
 func (r *relay) writeTyping() {
 	for {
 		r.await(time.Time{}, func() bool { return r.childGone || len(r.typing) > 0 })
@@ -2782,7 +2780,7 @@ func (r *relay) writeTyping() {
 	}
 }
 
-// writes reports whether something is to be typed that is no typist's.
+// writes reports whether such keys are queued or being written.
 func (r *relay) writes() bool { return r.inFlight || len(r.typing) > 0 }
 
 // unwritten tells what kept keys from the child, if anything. Any goroutine may call it.
@@ -2871,9 +2869,9 @@ func stops(keys []byte) bool {
 	return bytes.ContainsRune(keys, 0x03) || string(keys) == "\x1b"
 }
 
-// noteLine notes how much of a line that has not ended stands in the terminal after keys, which it got in these modes:
-// the system does not count it. Who reads in raw mode gets what is there. ^D hands over what is there, but ends no
-// line; the key behind ^V is a character like others.
+// noteLine notes how much of an unfinished line the terminal holds after keys, typed in these modes: the system does
+// not count it. A reader in raw mode gets what is there. ^D hands that over but ends no line; the key behind ^V is a
+// character like others.
 func (s *relay) noteLine(keys string, modes Modes) {
 	for _, r := range keys {
 		literal := s.quoted
@@ -3089,8 +3087,8 @@ func (d *desk) endSeen(p *Prompt) {
 	}
 }
 
-// takeUp takes up what the screen asks: the dialog of a hook's question tells only that it stands;
-// anything else is carried, or waits until what is carried is over.
+// takeUp carries what the screen asks, once what is carried now is over. The dialog of a hook's question tells only
+// that it stands.
 func (d *desk) takeUp() {
 	p := d.watcher.seen
 	if p == nil || d.childGone {
@@ -3111,7 +3109,7 @@ func (d *desk) takeUp() {
 	d.beside(func() { d.carry(q) })
 }
 
-// leave has q end so, for this reason, unless it is to end already, or was decided.
+// leave makes q end as to, because of why, unless it is ending or was decided.
 func (q *question) leave(to State, why string) {
 	if q.to == "" && (q.rec.Status == "" || q.rec.Open()) {
 		q.to = to
@@ -3159,8 +3157,8 @@ func (d *desk) carryNext(q *question) {
 	d.takeUp()
 }
 
-// expectsHook reports whether a hook may still call about the dialog p: of a tool that speaks the
-// protocol only where it says that it asks for an approval or an answer (measured on claude 2.1).
+// expectsHook reports whether a hook may still call about the dialog p. A tool that speaks the protocol must say that
+// it asks for an approval or an answer (measured on claude 2.1).
 func (l *dialogs) expectsHook(p *Prompt) bool {
 	if !l.hooked || p.Idle || p.Type != MultipleChoice {
 		return false
@@ -3184,7 +3182,7 @@ func (d *desk) inForce() *question {
 	return d.dialogs.hooks[0]
 }
 
-// create stores what the screen asks. False: it could not, and is to try again later.
+// create stores what the screen asks. False means that it failed: try again later.
 func (d *desk) create(q *question) bool {
 	life := d.cfg.Timeout
 	if q.screen.Permission {
@@ -3225,7 +3223,7 @@ func (d *desk) dressNotice(r *PromptRecord) {
 	r.Watched = d.watched(d.relay.lastKey)
 }
 
-// watched reports whether somebody is at the keyboard, and not at the phone. They did something here last at that time.
+// watched reports whether somebody is at the keyboard, and not at the phone; last is when they did something here.
 func (d *desk) watched(last time.Time) bool {
 	return d.relay.interactive && time.Since(last) < d.cfg.Away && last.After(d.phone.phoneAt)
 }
@@ -3236,8 +3234,8 @@ func (d *desk) endRings() bool {
 	return d.watchdog.toldToEnd.IsZero() && !d.watched(later(d.relay.lastKey, d.rec.StartedAt))
 }
 
-// ask has q, which is stored and in force, sent once nobody types here any more, who may answer it here. It returns
-// when q is answered, expired or over.
+// ask sends q, which is stored and in force, once nobody types here, where it may be answered. It returns when q is
+// answered, expired or over.
 func (d *desk) ask(q *question) {
 	for d.relay.interactive && !q.closed() {
 		away := d.relay.lastKey.Add(d.cfg.Away)
@@ -3295,15 +3293,15 @@ func (d *desk) expire(q *question) bool {
 	return false
 }
 
-// recordEnd records that q ended as it is to. Where somebody pressed keys for it, it is answered by them. As long as
-// that cannot be recorded no other is asked.
+// recordEnd records the end of q; keys that somebody pressed for it are its answer. Until that is recorded no other
+// question is asked.
 func (d *desk) recordEnd(q *question) {
 	for q.to != "" && !d.tryEnd(q) && !d.childGone {
 		d.await(time.Now().Add(retryEvery), d.ended)
 	}
 }
 
-// tryEnd is recordEnd, once; false: it is to be tried again.
+// tryEnd tries recordEnd once; false means try again.
 func (d *desk) tryEnd(q *question) (done bool) {
 	open := q.rec.Open()
 	moved := false
@@ -3331,8 +3329,7 @@ func (d *desk) tryEnd(q *question) (done bool) {
 	return true
 }
 
-// transition moves the prompt of q to a status, and keeps our copy true. False: that was not allowed, or
-// not stored.
+// transition moves the prompt of q, and our copy, to a status. False means that it was not allowed, or not stored.
 func (d *desk) transition(q *question, to State, change func(*PromptRecord)) bool {
 	var after PromptRecord
 	moved, err := d.st.Move(q.rec.ID, to, func(r *PromptRecord) {
@@ -3413,8 +3410,8 @@ type dialogs struct {
 	calm   time.Time   // since when a known tool says that it asks nothing; zero: it asks
 }
 
-// hooksOf are the waiting hooks' questions whose dialog p is: all of the first call that it shows with its arguments,
-// or that the tool names. A name that is told while the dialog named before still stands means the next one.
+// hooksOf returns the waiting hooks' questions whose dialog p is: all of the first call whose arguments p shows, or
+// that the tool names. A name that is reported while the dialog named before stands means the next one.
 func (l *dialogs) hooksOf(p *Prompt) (all []*question) {
 	shown := func(h *question) bool { return p.showsCall(h.rec.Tool, h.rec.Subject) }
 	named := func(h *question) bool {
@@ -3448,7 +3445,7 @@ func (l *dialogs) standsSeen(h *question) bool {
 // dialogStands reports whether the dialog of h stands on the screen, or the tool says that it does.
 func (l *dialogs) dialogStands(h *question) bool { return l.standsSeen(h) || h.namedIn(l.named) }
 
-// dialogLeft reports whether the dialog of h stood and has left for good, or the tool has said for long that it asks
+// dialogLeft reports whether the dialog of h was there and is gone for good, or the tool has long said that it asks
 // nothing.
 func (l *dialogs) dialogLeft(h *question) bool {
 	switch {
@@ -3460,7 +3457,7 @@ func (l *dialogs) dialogLeft(h *question) bool {
 	return !h.stoodAt.IsZero() && time.Since(h.stoodAt) >= dialogGone
 }
 
-// handleStatus takes what a known tool says of itself, and so whether a hook's dialog stands.
+// handleStatus notes what a known tool says of itself, and so which hook's dialog stands.
 func (l *dialogs) handleStatus(status ProgramStatus) {
 	if l.adapter.Box == nil {
 		return
@@ -3483,9 +3480,8 @@ func (l *dialogs) handleStatus(status ProgramStatus) {
 	l.named = named
 }
 
-// addHook takes a question that `atlasbridge hook` has stored. What the screen asked of the same,
-// and nobody was told, is forgotten; what was told already stays, and the hook leaves it to the
-// dialog.
+// addHook takes a question that `atlasbridge hook` has stored. If the screen has asked the same but sent nothing yet,
+// that is dropped; else it stays, and the hook leaves it to the dialog.
 func (l *dialogs) addHook(rec PromptRecord) {
 	stored := l.books.promptInState(rec.ID)
 	if stored == nil || stored.Status != Created {
@@ -3557,7 +3553,7 @@ func (l *dialogs) watchHook(h *question) {
 	}
 }
 
-// hookEnded ends a question whose hook does not live any more.
+// hookEnded ends a question whose hook has ended.
 func (l *dialogs) hookEnded(h *question) {
 	stored := l.books.promptInState(h.rec.ID)
 	switch {
@@ -3571,8 +3567,8 @@ func (l *dialogs) hookEnded(h *question) {
 	}
 }
 
-// resolveHook ends a question whose hook has given its answer to the tool, once that has taken it: the dialog is
-// gone, or there was none. A key that was pressed here in the same moment may have been faster: that is said.
+// resolveHook ends a question whose hook has given the tool its answer, once the dialog is gone, or at once without
+// one. If a key was pressed here in the same moment, it may have been faster: the reason says so.
 func (l *dialogs) resolveHook(h *question) {
 	passed := time.Now()
 	l.await(passed.Add(l.cfg.EchoWindow), l.ended) // a key on its way may be there first
@@ -3660,7 +3656,7 @@ func (r *InputRecord) types() bool { return r.isText() || r.Kind == "keys" }
 // isText reports whether a text is typed for the input.
 func (r *InputRecord) isText() bool { return r.Kind == "text" || r.Kind == "file" }
 
-// inputWaits tells what the input cannot be done for yet although it soon may be, "" nothing.
+// inputWaits returns why the input has to wait, although not for long, "" if it need not.
 func (p *phone) inputWaits(r *InputRecord) (why string) {
 	unseen := p.adapter.Box != nil && p.relay.came() > p.relay.taken
 	switch {
@@ -3692,8 +3688,8 @@ func (p *phone) inputWaits(r *InputRecord) (why string) {
 	return p.boxWaits(look, p.det.Box(tty, now))
 }
 
-// boxWaits tells what keeps a text from the input box that may soon be over, "" nothing. What reads and has shown
-// nothing at all asks nothing.
+// boxWaits returns what keeps a text from the input box for now, "" for nothing. A program that reads and has shown
+// nothing asks nothing.
 func (p *phone) boxWaits(look *Prompt, box inputBox) (why string) {
 	silent := look != nil && !look.Secret && slices.Contains(look.Signals, "silence") && box.found && box.draft == ""
 	switch {
@@ -3759,14 +3755,14 @@ func (p *phone) handleInput(r *InputRecord) {
 	}
 }
 
-// askedSince reports whether the open question came after that time, or so shortly before that nobody can have read it:
-// what was wanted then is not meant for it.
+// askedSince reports whether the open question is newer than at, or so little older that nobody can have read it: what
+// was wanted then is not meant for it.
 func (d *desk) askedSince(at time.Time) bool {
 	q := d.inForce()
 	return q != nil && q.rec.Open() && !q.rec.Idle && at.Before(q.rec.CreatedAt.Add(textAfter*time.Second))
 }
 
-// dense is a screen's text without what is blank at the ends of its rows and of itself, and with single blank rows.
+// dense returns a screen's text with single blank rows, and without blanks at the ends of its rows and its own.
 func dense(text string) string {
 	var rows []string
 	for row := range strings.SplitSeq(text, "\n") {
@@ -3885,8 +3881,8 @@ func (p *phone) inputFile(r *InputRecord) {
 	p.inputText(&typed)
 }
 
-// inputDone records that it was done, or with a reason that it was refused, and replies: where there
-// is nothing to say, by a mark at the message. A text that was typed answers a tool that was idle.
+// inputDone records that r was done, or why it was refused, and replies, if only with a mark at the message. A text
+// that was typed answers a tool that was idle.
 func (p *phone) inputDone(r *InputRecord, why string, reply Notice) {
 	typed := r.isText() && why == ""
 	after := *r
@@ -3939,8 +3935,8 @@ type books struct {
 	warning  string // of the tool's version, to be told at the end
 }
 
-// keepBooks reads the state beside the child: how much history there is delays nothing that that does. It records the
-// session, and follows what others record of it. A child that ends before is recorded once, with its end.
+// keepBooks reads the state beside the child, so that a long history does not delay it. It records the session, and
+// follows what others record of it. A child that ends first is recorded once, with its end.
 func (b *books) keepBooks() {
 	err := b.st.open()
 	b.lock()
@@ -3968,8 +3964,7 @@ func (b *books) keepBooks() {
 	}
 }
 
-// save stores records. False: it could not, which the operator is told. What is not in the state is
-// not typed.
+// save stores records, or tells the operator and returns false. What is not in the state is not typed.
 func (b *books) save(doing string, recs ...Record) bool {
 	err := b.st.keep(recs...)
 	b.tellTrouble(doing, err)
@@ -4034,8 +4029,8 @@ func (b *books) tellDestination() {
 	fmt.Fprintln(b.notes, "atlasbridge: "+visible(where)+who)
 }
 
-// tellFirst tells the person at the terminal of trouble, unless the child has printed, or that was done: then told is
-// false. Any goroutine may call it.
+// tellFirst reports trouble at the terminal, once, and only before the child prints; else told is false. Any goroutine
+// may call it.
 func (b *books) tellFirst(trouble string) (told bool) {
 	b.relay.first.Do(func() {
 		end := "\n"
@@ -4111,11 +4106,11 @@ func (b *books) breakStream() {
 // ---- the typist ----
 // It is the only way for an answer, or a text from the phone, to become bytes that the child reads.
 
-// typist types one answer, or one text, closed loop. While it works the keyboard is held back and no question is looked
-// for. Before its first key the question must stand on the screen as it was shown, all of it; before Enter is pressed
-// in a menu the choice under the pointer must be the one that was chosen, by its label. A text goes into an empty input
-// box alone. If the screen does not follow in time it stops and tells the operator. It never types at what it has not
-// just seen, and counts nothing as typed that was not written.
+// typist types one answer, or one text, closed loop. While it works the keyboard is held and nobody looks for
+// questions. Before its first key the question must stand on the screen as it was shown, all of it; before Enter is
+// pressed in a menu the choice under the pointer must be the one that was chosen, by its label. A text goes into an
+// empty input box alone. If the screen does not follow in time it stops and tells the operator. It never types at what
+// it has not just seen, and counts nothing as typed that was not written.
 type typist struct {
 	*session
 	q       *question // whose answer it is; nil: the phone's text
@@ -4179,9 +4174,9 @@ func (t *typist) work(do func() (why string)) (why string) {
 	return why
 }
 
-// press types the keys that find gives for what stands on the screen this instant. It looks again while find returns
-// why there are none, which is why once the time is over, and when output came before they were written. Before the
-// first key guard looks, too.
+// press types the keys that find returns for the screen as it is this instant. While find returns why there are none,
+// or output comes before they are written, it looks again, until the time is over. Before the first key guard looks,
+// too.
 func (t *typist) press(within time.Duration, find func(v sight) (keys, why string)) (why string) {
 	until := time.Now().Add(within)
 	for ; ; t.await(time.Now().Add(typistLook), func() bool { return t.childGone || t.stopped }) {
@@ -4260,8 +4255,8 @@ func (t *typist) write(keys string) (why string) {
 	return ""
 }
 
-// mayBegin returns why the first key is not to be typed, "" it is: what is typed now would not be read, or not by
-// itself, or guard does not let it. A program that does not read may be busy for a moment beyond that time.
+// mayBegin returns why the first key must not be typed, "" if it may: the program would not read it, or not by itself,
+// or guard objects. A program that does not read may be busy for a moment beyond that time.
 func (t *typist) mayBegin(v sight, until time.Time) (why string) {
 	switch {
 	case t.q != nil && v.tty.Reading == ReadingBusy:
@@ -4279,7 +4274,7 @@ func (t *typist) mayBegin(v sight, until time.Time) (why string) {
 	return why
 }
 
-// stands reports whether nobody has read the answer; where that is not known, whether its question stands.
+// stands reports whether the answer is unread or, where that is unknown, its question still stands.
 func (t *typist) stands() bool {
 	if t.q == nil {
 		return false
@@ -4345,8 +4340,8 @@ func (d *desk) typeReason(p *PromptRecord) {
 		By: *p.DecidedBy, User: p.DecidedUser, Text: p.Reason, PromptID: p.ID, Status: "queued"})
 }
 
-// dropHeld drops the keys that were typed while the question stood that is answered now. Where the next one stands
-// already all are: nobody answers that so soon.
+// dropHeld drops the held keys that were typed while the question answered now stood; all, if the next one stands
+// already: nobody answers that so soon.
 func (t *typist) dropHeld() {
 	if len(t.relay.held) == 0 || t.q != nil && t.q.rec.Idle {
 		return
@@ -4446,9 +4441,9 @@ func (t *typist) stillAsked(v sight) (why string) {
 	return ""
 }
 
-// opening is what goes first of an answer. Whether Enter ends it is for the terminal as it is now, not as it was when
-// it was asked: where it takes lines it does. In raw mode the program may take one key, and what follows would answer
-// the next question (e2fsck, mutt): the first key goes alone there, the rest when the program has shown that.
+// opening returns what is typed first. Whether Enter ends it depends on the terminal as it is now, not as it was when
+// it asked: in line mode it does. In raw mode the program may take one key, and the rest would answer the next question
+// (e2fsck, mutt): so the first key goes alone, the rest once the program has shown that.
 func (t *typist) opening(first, rest string, ends bool) (keys string, alone bool) {
 	key, _ := utf8.DecodeRuneInString(first)
 	switch {
@@ -4461,9 +4456,9 @@ func (t *typist) opening(first, rest string, ends bool) (keys string, alone bool
 	return first + rest, false
 }
 
-// spell types the rest of an answer while the question stands, and the program reads and has shown the first key
-// behind it: it edits a line, and Enter ends that. Else the key was all it took. What the terminal itself shows tells
-// that of no program; but one that takes words takes more than the first key. A screen that no rule reads (text) stands
+// spell types the rest of an answer while the question stands, and the program reads and has shown the first key behind
+// it: it edits a line, and Enter ends that. Else the key was all it took. An echo by the terminal itself proves
+// nothing; but a program that takes words takes more than the first key. A screen that no rule reads (text) stands
 // while it is still one, with the key, or a mark that hides it, at the cursor.
 func (t *typist) spell(first, rest string, text bool) (why string) {
 	t.word = first + rest
@@ -4657,8 +4652,8 @@ func (p *Prompt) submits() (keys string) {
 	return keys
 }
 
-// echo lets the echo of what is typed pass, and returns when the program has read the answer. The error is that it did
-// not, or that nobody has read it and the question has gone.
+// echo waits until the program has read the answer and the echo is over. It returns why that failed: not read in time,
+// or still unread when the question had gone.
 func (t *typist) echo() (why string) {
 	until := time.Now().Add(t.cfg.EchoWindow)
 	t.det.Sleep(until)
@@ -4777,9 +4772,9 @@ func (t *typist) enter() (why string) {
 	return why
 }
 
-// enterKey is Enter once the text stands in the box, or why not yet; other is the command that Enter would take
-// instead. A question that has come meanwhile would be answered by it; a line that ends in the text, and may look like
-// one for that, is none.
+// enterKey returns Enter once the text is in the box, or why not yet; other is the command that Enter would take
+// instead. Enter would also answer a question that has come up; a line that only looks like one, for it ends in the
+// text, is none.
 func (t *typist) enterKey(v sight, late bool) (keys, other, why string) {
 	plain := t.adapter.Box == nil
 	held := t.holdsText()
@@ -4802,8 +4797,7 @@ func (t *typist) enterKey(v sight, late bool) (keys, other, why string) {
 	return "", "", "the text does not show in the input box: look at the terminal"
 }
 
-// left waits until the text has left the box. Of a command that a tool does not
-// know it may have made another one (opencode).
+// left waits until the text has left the box. A tool may have made another command of one it does not know (opencode).
 func (t *typist) left() (why string) {
 	return t.press(submitTime, func(v sight) (keys, why string) {
 		held := t.holdsText()
@@ -4851,8 +4845,8 @@ func picksAnother(text, picks string) bool {
 // boxFrame is what may stand at the ends of an input box's rows.
 const boxFrame = " " + uprights
 
-// holdsText reports whether the end of the text stands where the cursor is, or a tool shows it folded as a paste, or
-// the path of a picture as that. A tool without a box of its own shows nothing behind it.
+// holdsText reports whether the end of the text is at the cursor, or the tool shows it folded, as a paste or a picture.
+// A tool without a box of its own shows nothing behind it.
 func (t *typist) holdsText() bool {
 	end := t.text[strings.LastIndex(t.text, "\n")+1:]
 	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))
@@ -4971,8 +4965,8 @@ func (s *session) finish() {
 	}
 }
 
-// endQuestions ends what is still asked, and what is being typed: a write to a closed terminal returns, and what it
-// says decides whether an answer was typed.
+// endQuestions ends what is still asked or being typed: a write to a closed terminal returns, and its result decides
+// whether an answer was typed.
 func (d *desk) endQuestions() {
 	d.await(time.Time{}, func() bool { return d.books.opened && !d.relay.inFlight })
 	for _, h := range slices.Clone(d.dialogs.hooks) {
@@ -5007,8 +5001,7 @@ func (p *phone) endInputs() {
 	}
 }
 
-// endExpired takes back the offer to ask again what expired, the oldest first: there is nothing to
-// ask any more, for this reason.
+// endExpired withdraws each offer to ask again, the oldest first: nothing is left to ask, because of why.
 func (d *desk) endExpired(why string) {
 	d.lapsed = false
 	for _, p := range d.st.PromptsOf(d.rec.ID) {
@@ -5328,8 +5321,8 @@ func cmdHook(c *command) int {
 }
 
 // isAmbiguous reports whether an object in the next JSON value has two members of one name, or of names that differ in
-// case alone: encoding/json takes the last of them for either, and merges them; the tool may read another. It reports
-// so, too, of what has more levels than depth, which costs too much to be shown.
+// case alone: encoding/json takes the last of them for either, and merges them; the tool may read another. It also
+// reports true for more levels than depth, which cost too much to show.
 func isAmbiguous(d *json.Decoder, depth int) bool {
 	d.UseNumber()
 	open, err := d.Token()
@@ -5395,8 +5388,7 @@ func toolCall(session, tool, id string, input json.RawMessage) Event {
 // reEscapes are the escapes of characters in JSON.
 var reEscapes = re(`(?:\\u[0-9a-fA-F]{4})+|\\.`)
 
-// unescaped is the same JSON with its characters themselves where they need no escapes: these would hide words, and
-// what is a secret by its shape.
+// unescaped returns the same JSON without needless escapes, which would hide words, and what is a secret by its shape.
 func unescaped(input json.RawMessage) json.RawMessage {
 	return json.RawMessage(reEscapes.expr().ReplaceAllStringFunc(string(input), func(escapes string) string {
 		var text string
@@ -5437,7 +5429,7 @@ func (h *hook) decide(c *command) error {
 	return h.st.end(to, why, h.asked...)
 }
 
-// wait asks one question of the call, and returns it answered or expired; nil, also for none: the tool's dialog is to
+// wait asks one question of the call, and returns it answered or expired; nil, as for a nil p, lets the tool's dialog
 // ask.
 func (h *hook) wait(ctx context.Context, p *PromptRecord) (*PromptRecord, error) {
 	if p == nil {
@@ -5500,7 +5492,7 @@ func shortPath(path, folder string) string {
 	return short
 }
 
-// object is a JSON object. What is read of it is taken out: what is left was not told yet.
+// object is a JSON object. Reading a member removes it: the rest was not shown yet.
 type object map[string]json.RawMessage
 
 // take reads a member where v can hold it.
@@ -5793,7 +5785,7 @@ func (s suggestion) grant(folder string) (words string, width int) {
 	return words + strings.Join(all, " and "), width
 }
 
-// lineDiff shows the lines that go and those that come, without those that both texts begin and end with.
+// lineDiff returns the removed and the added lines, without those that both texts begin or end with.
 func lineDiff(before, after string) string {
 	a := slices.Collect(strings.Lines(before))
 	b := slices.Collect(strings.Lines(after))
@@ -5910,7 +5902,7 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 // reOurs are the names of our settings in an environment, in any case, as Windows has them.
 var reOurs = re(`(?i)^(ATLASBRIDGE|TELEGRAM)_`)
 
-// childEnv takes all of ours out of an environment but what `atlasbridge hook` needs.
+// childEnv removes our variables from env, but for what `atlasbridge hook` needs.
 func childEnv(env []string, c *Config, sessionID string) []string {
 	clean := slices.DeleteFunc(env, func(entry string) bool {
 		return reOurs.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
@@ -6098,8 +6090,8 @@ func catchSignals(quit context.CancelCauseFunc) {
 	}()
 }
 
-// bridge asks in a session of its own: it listens to Telegram while nobody else does, and has the message say in the
-// end what has become of the question.
+// bridge asks in a session of its own: it listens to Telegram while nobody else does, and in the end makes the message
+// say what became of the question.
 func (a *asking) bridge() error {
 	a.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a reader that is gone makes the write fail, and no more
 	ctx, quit := context.WithCancelCause(a.ctx)
@@ -6164,8 +6156,7 @@ func (a *asking) bridge() error {
 	return errors.Join(err, unsaid)
 }
 
-// send has the question sent, and says at the terminal, and anywhere where there is no Telegram, how it is answered
-// without a phone.
+// send sends the question. At a terminal, and wherever there is no Telegram, it says how to answer without a phone.
 func (a *asking) send() error {
 	how := "asked on the phone; from another terminal"
 	phone := a.Channel == "telegram"
@@ -6201,8 +6192,8 @@ func (a *asking) obey(in InputRecord, quit context.CancelCauseFunc) {
 	}
 }
 
-// conclude passes on what has become of the question, which cause has ended where it is no answer, and records that. An
-// error is why there is no answer. What could not be told was not answered.
+// conclude passes on and records what became of the question; cause ended it, if not an answer. An error is why there
+// is no answer. An answer that cannot be passed on was not given.
 func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 	stop, ended := errors.AsType[*stopped](cause)
 	var answer *string

@@ -1455,7 +1455,7 @@ func (v *View) which(want func(*PromptRecord) bool) []*PromptRecord {
 }
 
 // transition returns why r cannot follow old, which is now the truth about its id, empty without one. At most one
-// prompt of a session awaits a reply, and none is sent or answered once it has ended. Who decided stays.
+// prompt of a session awaits a reply; only an active session's is sent or answered. Who decided stays.
 func (v *View) transition(old, r Record) error {
 	switch r := r.(type) {
 	case *SessionRecord:
