@@ -3158,7 +3158,7 @@ func (d *desk) carryNext(q *question) {
 }
 
 // expectsHook reports whether a hook may still call about the dialog p. A tool that speaks the protocol must say that
-// it asks for an approval or an answer (measured on claude 2.1).
+// it asks for an approval or an answer (measured on claude 2.1: of a long command "permission prompt").
 func (l *dialogs) expectsHook(p *Prompt) bool {
 	if !l.hooked || p.Idle || p.Type != MultipleChoice {
 		return false
@@ -3166,7 +3166,9 @@ func (l *dialogs) expectsHook(p *Prompt) bool {
 	if l.det.Screen.Status().State == "" {
 		return true
 	}
-	return strings.HasPrefix(l.named, "approve") || strings.HasPrefix(l.named, "answer:")
+	return slices.ContainsFunc([]string{"approve", "answer:", "permission"}, func(word string) bool {
+		return strings.HasPrefix(l.named, word)
+	})
 }
 
 // inForce is the question that is asked now, nil none.

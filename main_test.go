@@ -6395,7 +6395,7 @@ func TestRepliesInOrder(t *testing.T) {
 	p.unpaced()
 	held := make(chan struct{})
 	p.w.decides(func(method string, params map[string]any) (todo fate) {
-		if method == "sendMessage" && strings.Contains(fmt.Sprint(params["text"]), "Questions come") {
+		if method == "sendMessage" && strings.Contains(fmt.Sprint(params["text"]), "Questions arrive") {
 			todo.hold = held
 		}
 		return todo
@@ -6403,7 +6403,7 @@ func TestRepliesInOrder(t *testing.T) {
 	for _, text := range []string{"/help", "/sessions", "/nonsense", "/release"} {
 		p.w.writes(text, 0)
 	}
-	p.w.until(t, "sendMessage", "Questions come")
+	p.w.until(t, "sendMessage", "Questions arrive")
 	p.w.confirmed(t, p.w.lastUp)
 	close(held)
 	p.w.shows("Your text goes to", "")
