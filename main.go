@@ -552,8 +552,8 @@ func (o *opts) on(name string) bool {
 	return given
 }
 
-// parse takes flags and arguments apart; flag.ErrHelp means that help is asked for. What follows -- is an argument, as
-// is all behind the first one of a command that has arguments in <>.
+// parse separates flags from arguments; flag.ErrHelp means that help is asked for. All after -- is arguments, as is all
+// after the first one of a command that has arguments in <>.
 func (c *command) parse(args []string) error {
 	c.opts = &opts{flags: map[string]string{}}
 	set := flag.NewFlagSet("", flag.ContinueOnError)
@@ -1183,8 +1183,8 @@ func (c *command) approvals(s *Store) int {
 
 func cmdAnswer(c *command) int { return c.withState(c.answer) }
 
-// answer gives a question its answer from this terminal. What runs inside a session gives none. An answer that was
-// given is a success, also where the audit log could not be written: that is said.
+// answer answers a question from this terminal, but never from inside a session. An answer that was given is a success,
+// even if the audit log could not be written: that is reported.
 func (c *command) answer(s *Store) int {
 	d := Decision{PromptID: c.args[0], Value: c.args[1], By: "cli:answer", Trusted: true}
 	var p PromptRecord
@@ -1391,7 +1391,7 @@ func legibly(text string) string {
 // Output goes to the host before we inspect it; keys go to the child before we inspect them. The turn guards the fields
 // of all pieces, unless a field's comment says otherwise.
 
-// Times of a session. What is measured is in the facts about the tool that is named.
+// Times of a session. A measured one names the tool that it was measured on.
 const (
 	keyGrace     = 300 * time.Millisecond // after a key at the keyboard, for the screen to show it
 	dialogGrace  = 300 * time.Millisecond // claude 2.1 ignores keys in a dialog's first 0.1 to 0.2 s
@@ -1478,7 +1478,7 @@ type session struct {
 	ctx     context.Context // of what goes on beside the child, until stop
 	stop    func()
 
-	// Who has the turn owns these, and the fields of the pieces.
+	// The turn guards these, and the fields of the pieces.
 	cfg *Config
 	rec SessionRecord
 	det *Detector
@@ -1493,7 +1493,7 @@ type session struct {
 	books    *books
 }
 
-// turnOrder is whose turn it is. Who has it, and no other, may touch what the turn guards.
+// turnOrder is whose turn it is. Only the goroutine that has it may touch what it guards.
 type turnOrder struct {
 	turn      turn
 	waiting   []waiter // who gave the turn away in await
@@ -1568,9 +1568,9 @@ func (s *session) beside(f func()) {
 
 // ---- start ----
 //
-// What can fail is done before the tool runs; what was begun is ended when it fails.
+// What can fail comes before the tool runs; if it fails, all before it is undone.
 
-// cmdRun runs a tool and gives its exit status. Where the tool cannot be run it is a shell's.
+// cmdRun runs a tool and returns its exit status, a shell's if the tool cannot run.
 func cmdRun(c *command) int {
 	s, err := newSession(c)
 	if err != nil {
@@ -2047,8 +2047,8 @@ func (w *watchdog) watchdog() {
 	}
 }
 
-// lookAt is when to look again whether others have recorded something, such as an answer, where the screen shows
-// nothing new until then.
+// lookAt returns when to look again for records of others, such as an answer, if the screen shows nothing new until
+// then.
 func (w *watchdog) lookAt() time.Time {
 	pause := lookIdle
 	q := w.desk.inForce()
@@ -2062,7 +2062,7 @@ func (w *watchdog) lookAt() time.Time {
 	return w.lookedAt.Add(pause)
 }
 
-// lookForRecords has keepBooks look whether others have recorded something.
+// lookForRecords makes keepBooks look for records of others.
 func (w *watchdog) lookForRecords(now time.Time) {
 	w.lookedAt = now
 	select {
@@ -2125,10 +2125,9 @@ func (w *watchdog) watchSignals() {
 	}
 }
 
-// handleSignal stops the tool, or lets it go on, or reloads the configuration on SIGHUP. A SIGHUP that came because the
-// terminal is lost, or at a terminal where there is nothing to reload, ends the session, as every other signal does;
-// but ^C and ^\ at a terminal that is not raw are for the tool. Once the child has ended a signal cuts short what is
-// left to send.
+// handleSignal stops or continues the tool, or reloads the configuration on SIGHUP. A SIGHUP because the terminal is
+// lost, or at a terminal where there is nothing to reload, ends the session, as every other signal does; but ^C and ^\
+// at a terminal that is not raw are for the tool. Once the child has ended a signal cuts short what is left to send.
 func (w *watchdog) handleSignal(sig os.Signal) {
 	switch {
 	case w.childGone && sig != resumeSignal && sig != suspendSignal:
@@ -2193,7 +2192,7 @@ func (w *watchdog) stopWithTool() {
 	w.suspend()
 }
 
-// suspend stops this process, with the host's terminal as it was, until the shell lets it go on: see resume.
+// suspend stops this process, with the host's terminal as it was, until the shell continues it: see resume.
 func (w *watchdog) suspend() {
 	w.relay.restore()
 	w.st.LeavePoll()
@@ -2202,9 +2201,9 @@ func (w *watchdog) suspend() {
 	signal.Notify(w.signals, suspendSignal)
 }
 
-// resume lets the tool go on, where we were stopped too. In the background the host's terminal stays the shell's. Keys
-// are read after that: the SIGCONT would take back a ^Z among them. The terminal has shown the ^Z that stopped the tool
-// behind its question: no program gets that key, and the question stands as it did.
+// resume continues the tool, even if we were stopped ourselves. In the background the host's terminal stays the
+// shell's. Keys are read only then: SIGCONT would take back a ^Z among them. The terminal has shown the ^Z that stopped
+// the tool behind its question, but no program gets that key: the question is the same.
 func (w *watchdog) resume() {
 	w.relay.takeOutput()
 	row, col, _ := w.det.Screen.Cursor()
@@ -2446,7 +2445,7 @@ func (b *backlog) add(p []byte, hurry, end bool) {
 	}
 }
 
-// arm has the detector take what is there, now or when more may have gathered. The lock is held.
+// arm wakes the detector, now or when more may have gathered. The lock is held.
 func (b *backlog) arm(now bool) {
 	if now || b.hurry {
 		ring(b.wake)
@@ -2456,7 +2455,7 @@ func (b *backlog) arm(now bool) {
 	}
 }
 
-// ring wakes who waits for that, unless it is woken already.
+// ring wakes the goroutine that waits for bell, if any.
 func ring(bell chan struct{}) {
 	select {
 	case bell <- struct{}{}:
@@ -2480,7 +2479,7 @@ func (b *backlog) take() (p []byte, keys []typedKeys, at time.Time, drained bool
 	return p, keys, b.at, b.ended
 }
 
-// takeEach has each piece be taken at once, or not.
+// takeEach turns gathering off (hurry), or on.
 func (b *backlog) takeEach(hurry bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -2503,7 +2502,7 @@ func (b *backlog) typed(p []byte) (pass bool) {
 	return b.passing
 }
 
-// wrote notes that those keys are written.
+// wrote notes that the keys are written.
 func (b *backlog) wrote() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -2588,8 +2587,8 @@ func (h *hostTerminal) restore() {
 	}
 }
 
-// copyOutput copies the child's output to the host, then hands it to the detector, until the end of
-// both. What asks the terminal, or reports a dialog, is not left to gather.
+// copyOutput copies the child's output to the host, then hands it to the detector, until the end of both. A query to
+// the terminal, or a report of a dialog, does not gather.
 func (r *relay) copyOutput() {
 	asks := []byte("\x1b]7501")
 	if r.tty == nil {
@@ -3038,8 +3037,8 @@ func (v *watcher) terminalState(now time.Time) TTYState {
 
 // ---- desk ----
 //
-// What the screen asks is carried to its end by a goroutine of its own, and so is what a hook asks. One question is in
-// force at a time: what was asked from the screen already, then the hooks', in the order they came.
+// A goroutine of its own carries each question, of the screen or a hook, to its end. One question is in force at a
+// time: one that was already asked from the screen, then the hooks', in the order they came.
 
 // desk is what is asked.
 type desk struct {
@@ -3258,8 +3257,8 @@ func (d *desk) ask(q *question) {
 	}
 }
 
-// route has the question sent. Of one of the screen the time begins only now: it was not answered while somebody was at
-// the keyboard.
+// route makes Show send q. The time of a question of the screen begins only now: nobody was to answer it while somebody
+// was at the keyboard.
 func (d *desk) route(q *question) bool {
 	if d.cfg.Channel == "local" { // it waits for `atlasbridge answer`
 		return d.transition(q, Routed, asIs) && d.transition(q, AwaitingReply, asIs)
@@ -3513,8 +3512,8 @@ func (l *dialogs) addHook(rec PromptRecord) {
 	l.beside(func() { l.watchHook(h) })
 }
 
-// carryHook takes a hook's question to its end. The hook gives the tool its answer; watchHook notices that the dialog
-// was answered here, or the hook ended.
+// carryHook carries a hook's question to its end. The hook gives the tool its answer; watchHook notices if the dialog
+// is answered here, or the hook ends.
 func (l *dialogs) carryHook(h *question) {
 	turn := func() bool { return h.closed() || l.desk.inForce() == h }
 	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)
@@ -3537,8 +3536,8 @@ func (l *dialogs) carryHook(h *question) {
 	l.desk.carryNext(h)
 }
 
-// watchHook notices that a hook's question is over without us: its dialog is gone, or the hook itself, which lives
-// until it has passed its answer on.
+// watchHook ends a hook's question that is over without us: its dialog has gone, or the hook itself, which lives until
+// it has passed its answer on.
 func (l *dialogs) watchHook(h *question) {
 	done := func() bool { return !slices.Contains(l.hooks, h) }
 	for next := time.Now(); !l.await(next, done); {
@@ -3592,8 +3591,8 @@ func (l *dialogs) resolveHook(h *question) {
 
 // ---- inputs from the phone ----
 //
-// What the phone wants of a session is done in order, one thing after the other. Nothing is refused because of
-// something that is under way: it waits, for a while.
+// Inputs from the phone are done in order, one after the other. None is refused because something else is under way: it
+// waits, for a while.
 
 // phone is what the phone wants of the session.
 type phone struct {
@@ -3606,7 +3605,7 @@ type phone struct {
 	phoneEnds bool               // it has ended the program
 }
 
-// doInputs does what the phone asks for. What has to wait keeps its place; only what types nothing goes first.
+// doInputs does what the phone asks for, in order; only what types nothing passes an input that waits.
 func (p *phone) doInputs() {
 	for {
 		p.await(time.Time{}, func() bool { return p.childGone || p.books.recorded && len(p.inputs) > 0 && p.typist == nil })
@@ -3920,9 +3919,9 @@ func (p *phone) auditInput(r *InputRecord, about ...Field) {
 
 // ---- books ----
 //
-// What is recorded, and who is told of it.
+// What is recorded, and who learns of it.
 
-// books is what is recorded of the session, and told.
+// books keeps the session's records and reports.
 type books struct {
 	*session
 	ch        Channel
@@ -4499,8 +4498,8 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 	return why
 }
 
-// choose makes these choices of a menu: each by its own key, or by arrows towards it and a key once the pointer stands
-// there. Each key must show in the menu before the next.
+// choose makes these choices of a menu: each by its own key, or by arrows and a key once the pointer is there. Each key
+// must show in the menu before the next.
 func (t *typist) choose(want []int) (why string) {
 	var menu, before *Prompt // as it is, and as it was before the last key
 	within := keyGrace + lookTime
@@ -4566,8 +4565,8 @@ func (t *typist) choose(want []int) (why string) {
 	return notFollowed // a row that no arrow reaches, or ticks that exclude each other
 }
 
-// locate is the index in now of the choice that was shown as number i, by its label; −1 when it is not there, or not
-// alone.
+// locate returns the index in now of the choice shown as number i, by its label; −1 if no choice, or more than one, has
+// it.
 func (t *typist) locate(now *Prompt, i int) int {
 	shown := t.q.screen.Choices
 	at := -1
@@ -4687,7 +4686,7 @@ func (t *typist) echo() (why string) {
 	return why
 }
 
-// pasted is text as it is typed: no line end in it presses Enter.
+// pasted returns text so that no line end in it presses Enter.
 func (s *session) pasted(text string) string {
 	if s.det.Screen.BracketedPaste() {
 		return "\x1b[200~" + text + "\x1b[201~"
@@ -4815,7 +4814,7 @@ func (t *typist) left() (why string) {
 	})
 }
 
-// withdraw takes the text out of the box again: it is not sent, for this reason.
+// withdraw clears the text from the box: it is not sent, for this reason.
 func (t *typist) withdraw(reason string) (why string) {
 	t.given = false
 	t.steer = true
@@ -4862,7 +4861,7 @@ func (t *typist) holdsText() bool {
 }
 
 // ---- recordings ----
-// What castWriter writes: that of --record, and captured scenarios.
+// castWriter writes those of --record and captured scenarios.
 
 // startRecording creates or empties the file, which only its owner can read, where its file system knows of owners.
 func startRecording(path, tool string, size Size, now time.Time) (*castWriter, error) {
@@ -4919,7 +4918,7 @@ func (v *watcher) captureScenario(p *Prompt, now time.Time) error {
 
 // ---- end ----
 //
-// The books are closed, and the phone is told.
+// The session's last records and messages.
 
 // finish closes the books and sends the last messages, and all of the output with --stream. It begins with the turn.
 func (s *session) finish() {
@@ -5255,8 +5254,8 @@ func (s *Store) end(to State, why string, ids ...string) (err error) {
 // The second kind of session: it owns one prompt at a time, and holds a lock with its id for as long as it lives.
 
 // hook is one run of `atlasbridge hook`: the tool's JSON (measured on claude 2.1, codex has the same) becomes a prompt
-// of the session, and the decision about it the tool's own answer. What is unparsable, lost, late or killed prints
-// nothing: the tool's dialog asks. An answer that could not be written was not given.
+// of the session, and the decision about it the tool's own answer. If anything fails or is late it prints nothing: the
+// tool's dialog asks. An answer that was not written was not given.
 type hook struct {
 	Event       string            `json:"hook_event_name"`
 	Cwd         string            `json:"cwd"`
@@ -5826,8 +5825,8 @@ func (s *session) installHooks(argv []string) []string {
 	return slices.Concat([]string{argv[0], "--settings", string(merged)}, rest)
 }
 
-// settingsArgument takes the values of --settings out of the arguments, and gives the last one. What follows -- is no
-// option.
+// settingsArgument removes the values of --settings from the arguments, and returns the last. After -- there are no
+// options.
 func settingsArgument(args []string) (settings string, rest []string) {
 	settings = "{}"
 	for len(args) > 0 && args[0] != "--" {

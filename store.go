@@ -1006,7 +1006,7 @@ func (l *stateLine) isStored() bool {
 	return l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text" || l.Rec == "update")
 }
 
-// decode reads the whole line, which check found sound. What is stored is in the view.
+// decode reads the whole line, which check found sound; a stored one is in the view.
 func (s *Store) decode(l *stateLine) {
 	r := newRecord(l.Rec)
 	l.err = json.Unmarshal(l.text, r)
@@ -1189,7 +1189,7 @@ type Message struct {
 	LostAt int64 `json:"lost_at,omitempty"`
 }
 
-// What of a question is to be sent, see Send.
+// Values of Send: what of a question to send.
 const (
 	sendQuestion = "question"
 	sendAll      = "all"    // all of it, then the question
@@ -1207,7 +1207,7 @@ func (p *PromptRecord) shows() string {
 }
 
 // wants names what a message of the prompt is to show: a status, of an open question with the choices that are ticked.
-// What is to look the same has the same name. An older atlasbridge wrote more behind a status.
+// Equal names mean equal looks. An older atlasbridge wrote more behind a status.
 func (p *PromptRecord) wants(m Message) string {
 	shown, _, _ := strings.Cut(m.Shows, " ")
 	hasButtons := shown == "" || shown == string(Expired) || isOpen(State(shown))
@@ -1354,7 +1354,7 @@ type InputRecord struct {
 	Text      string `json:"text"`           // of a file: its caption, then what is typed
 	ReplyTo   int64  `json:"reply_to"`       // the message to answer
 	ThreadID  int64  `json:"thread_id"`      // the topic it was written in, 0: none
-	// WrittenAt is when it was asked for: no message acts on a question that came later. Of a tap it is when that came.
+	// WrittenAt is when it was written, or a tap arrived: no message acts on a question that is newer.
 	WrittenAt time.Time `json:"written_at"`
 	PromptID  string    `json:"prompt_id"`
 	Status    string    `json:"status"` // queued done refused; failed: its session ended, which nobody has told yet
@@ -1485,7 +1485,7 @@ func (v *View) transition(old, r Record) error {
 
 // ---- open and replay ----
 //
-// What the file holds is brought into a View, and what others append to it, too.
+// Lines of the file, and those that others append, are read into a View.
 
 const (
 	compactMin    = 1 << 20        // bytes: a smaller file opens within 3 ms (measured)
@@ -1774,7 +1774,7 @@ func (s *Store) isStale() bool {
 //
 // Every change goes through Update: on the disk together with its audit entries, in the view, then in the audit log.
 
-// maxOwed is how many entries the state keeps for an audit log that cannot be written. What happens then is lost to it.
+// maxOwed is how many entries the state keeps for an audit log that cannot be written. Later ones are lost to that.
 const maxOwed = 500
 
 // Update runs fn, which must not call the Store, on the current state under the lock and makes what it returns durable,
@@ -2816,7 +2816,7 @@ func (v *View) alive(r Record) bool {
 
 // ---- files of sessions ----
 //
-// What the operator sends to a session is kept in a folder of its own, as long as records are.
+// Files sent to a session are kept in a folder of its own, as long as its record.
 
 // fileNameMax is how much of the end of a name from outside is kept, in bytes.
 const fileNameMax = 60

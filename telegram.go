@@ -33,7 +33,7 @@ import (
 )
 
 // ---- the channel ----
-// What the rest of the program knows of Telegram.
+// All that the program knows of Telegram.
 
 // Channel carries to the operator what the state says of questions, and notices. Only Show blocks.
 type Channel interface {
@@ -990,8 +990,7 @@ type stream struct {
 	chat  string   // whose number that is
 }
 
-// add adds lines that are finished, and what follows them now. Of more than the phone can keep up with the middle is
-// left out.
+// add adds lines that are finished, and what follows them now. If the phone cannot keep up, the middle is left out.
 func (s *stream) add(lines []string, live string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -1044,7 +1043,7 @@ func (s *stream) next(limit int) (text string, more bool) {
 	return "", false
 }
 
-// streamJob brings the stream's current message up to date, or begins it. What is refused for good is not sent again.
+// streamJob brings the stream's current message up to date, or begins it. One refused for good is not sent again.
 func (t *Telegram) streamJob() *job {
 	if t.stream == nil {
 		return nil
@@ -1236,7 +1235,7 @@ func sid(s *SessionRecord) string { return "[SID:" + shortID(s.ID) + "]" }
 func origin(s *SessionRecord) string { return title(s) + " " + sid(s) }
 
 // ---- markdown ----
-// Of an agent's answer code, bold words, headings and bullets become entities; a table stays as it is, in monospace.
+// Code, bold words, headings and bullets in an agent's answer become entities; a table stays as it is, in monospace.
 // All else is plain text.
 
 var (
@@ -1549,9 +1548,9 @@ func without(lines, words []string, read func(line string) []string) []string {
 	return lines
 }
 
-// questionText is a question's message: whose it is, what it is about, what is asked and in which folder, where that is
-// not its session's, and at last until when and what happens then, or what became of it. What there is no room for is
-// left out: of what stands above it all, of all else the middle.
+// questionText returns a question's message: whose it is, what it is about, what is asked (and in which folder, if not
+// its session's), and at last until when and what happens then, or what became of it. If room is short, the text above
+// the question is left out, and the middle of all else.
 func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	if p.Idle {
 		return t.turnText(p, s)
@@ -1697,8 +1696,8 @@ func outcomeOf(p *PromptRecord, several bool) (what, more string) {
 // ---- the end of a turn ----
 // One message a turn: what it came to, and the answer.
 
-// turnText is the message of a turn's end: whose turn, what it came to and how long it took, the tool's answer, and how
-// to go on or how it went. A reply still reaches the session when the notice has expired.
+// turnText returns the message of a turn's end: whose it was, how it ended, how long it took, the tool's answer, how to
+// go on or what followed. A reply still reaches the session when the notice has expired.
 func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
 	came := string(p.Turn)
 	switch {
@@ -1731,8 +1730,8 @@ func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
 }
 
 // ---- topics ----
-// Where the chat has topics a session that has lived for some seconds has one, which ends with it. What the operator
-// wrote there is his: none is deleted. Whatever fails about it, the message goes to the plain chat.
+// In a chat with topics each session that has run for some seconds has one, which ends with it. None is deleted: what
+// the operator wrote there is his. If a topic fails, the message goes to the plain chat.
 
 const topicAfter = 5 * time.Second // a session that lives so long gets a topic
 
@@ -1870,7 +1869,7 @@ func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) fet
 }
 
 // ---- polling ----
-// One process asks for updates, for all sessions. What it has recorded it confirms; the rest comes again.
+// One process asks for updates, for all sessions. It confirms those it recorded; the rest arrive again.
 
 const (
 	pollTimeout   = 50                     // seconds; more are clamped (source of telegram-bot-api)
@@ -2517,7 +2516,7 @@ func (in *incoming) sendFile(s *SessionRecord, p *PromptRecord, file *FileRef, c
 	return intent{record: record}
 }
 
-// command is what a command asks for. Of one about a session its name, or none, comes first in the line.
+// command returns what a command asks for. One about a session may begin with the session's name.
 func (in *incoming) command(name, line string) intent {
 	if own, ok := otherNames[name]; ok {
 		name = own
@@ -2655,8 +2654,8 @@ func (in *incoming) target(command, word string) (s *SessionRecord, p *PromptRec
 	return nil, nil, refused
 }
 
-// repliedQuestion is the question that the message replies to, nil: none. A message whose number is not recorded, for
-// the answer of Telegram is late or was lost, is known by its buttons.
+// repliedQuestion returns the question that the message replies to, nil: none. If Telegram's answer is late or lost,
+// and so no number recorded, the buttons tell it.
 func (in *incoming) repliedQuestion() *PromptRecord {
 	to := in.repliedTo()
 	if to == nil || to.ID == 0 {
@@ -2679,9 +2678,9 @@ func (in *incoming) repliedQuestion() *PromptRecord {
 	return nil
 }
 
-// impliedSession is the id of the session that the message is about, or the beginning of it: that of the question
-// replied to, the one that the message replied to names or was for, the one whose topic it is in, the one claimed where
-// it replies to nothing, unless that had ended when it was written; "" where nothing tells.
+// impliedSession returns the id, or its beginning, of the session that the message is about: the replied question's,
+// the one that the message replied to names or was for, the one whose topic it is in, or, if it replies to nothing, the
+// claimed one, unless that had ended when the message was written; "" if none is known.
 func (in *incoming) impliedSession(p *PromptRecord) string {
 	if p != nil {
 		return p.SessionID
@@ -2754,7 +2753,7 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 	return intent{question: ref(*p), decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: text}}
 }
 
-// Of a text that replies to nothing.
+// For text that replies to nothing.
 const (
 	textAfter   = 2               // seconds, by Telegram's clock, that its question must have been there
 	textCrosses = 5 * time.Second // that what is over may be meant: the same, where the clocks are 3 s apart
@@ -2838,7 +2837,7 @@ func (p *PromptRecord) asks() bool { return p.Open() && !p.Idle }
 
 // ---- setup ----
 // `atlasbridge setup` is one conversation: the token, who the operator is, a test message, config.toml. It asks only
-// for what Telegram does not take as it is configured. What the environment says is used, and never stored.
+// for settings that Telegram refuses. Settings from the environment are used, and never stored.
 
 // Keys of what setup finds out.
 const (
@@ -2855,7 +2854,7 @@ type setup struct {
 	cfg *Config // the bot's, filled in as the conversation goes on
 }
 
-// cmdSetup shows nothing that is typed meanwhile, and leaves none of it for the shell: it may be the token.
+// cmdSetup keeps what is typed meanwhile off the screen and from the shell: it may be the token.
 func cmdSetup(c *command) int {
 	ctx, quit := context.WithCancelCause(c.ctx)
 	defer quit(nil)
@@ -2910,8 +2909,8 @@ func (s *setup) converse() error {
 	return nil
 }
 
-// configure reads the file, the environment and the flags. What is wrong in the file, and can be found anew, counts as
-// not there.
+// configure reads the file, the environment and the flags. A wrong setting in the file that setup can find anew is
+// ignored.
 func (s *setup) configure() error {
 	flags := map[string]string{
 		"channel": "local", // so that nothing need be complete yet
@@ -2946,8 +2945,8 @@ func (s *setup) given(key string) bool {
 	return origin == "flag" || strings.HasPrefix(origin, "environment ")
 }
 
-// reject says what is wrong with settings that are to be found anew; where one of them is given that is an error, as
-// what may soon be over is.
+// reject reports why settings must be found anew. It returns an error if one of them is given, or the trouble may soon
+// be over.
 func (s *setup) reject(failed *apiError, keys ...string) error {
 	problem := explained(failed)
 	if what, _ := failed.cause(); what == "" {
