@@ -4396,7 +4396,7 @@ func (t *typist) reply() (why string) {
 	case t.q.screen.drafted:
 		return "a text stands in its field already"
 	case kind == FreeText || kind == Unknown:
-		text := strings.TrimLeft(t.text, "\n")
+		text := strings.TrimLeft(t.text, "\n\t")
 		_, size := utf8.DecodeRuneInString(text)
 		spelt = true
 		first = text[:size]
@@ -4686,12 +4686,12 @@ func (t *typist) echo() (why string) {
 	return why
 }
 
-// pasted returns text so that no line end in it presses Enter.
+// pasted returns text as it is typed: no line end in it presses Enter, and no tab completes a word.
 func (s *session) pasted(text string) string {
 	if s.det.Screen.BracketedPaste() {
 		return "\x1b[200~" + text + "\x1b[201~"
 	}
-	return strings.ReplaceAll(text, "\n", " ")
+	return strings.NewReplacer("\n", " ", "\t", " ").Replace(text)
 }
 
 // boxIsEmpty returns why the text is not typed into the input box, "" it may be. A draft is left alone.
