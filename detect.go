@@ -4115,7 +4115,7 @@ func (v *view) reason(g *group) string {
 	}
 	o := g.opts[0]
 	inside := v.hidden || v.row <= g.end()
-	draft := !v.hidden && v.row >= o.row && inside && v.col > v.rows[v.row].labelAt // is typed in it
+	draft := v.typesIn(g)
 	hint := v.choosingRow(g)
 	alone := len(g.opts) == 1 && o.tick < 0
 	pointed := g.sure() || o.tick >= 0 || g.at >= 0 && inside && v.reads()
@@ -4136,6 +4136,11 @@ func (v *view) reason(g *group) string {
 		return v.reasonRead(g)
 	}
 	return ""
+}
+
+// typesIn reports whether the cursor stands behind a text in an option.
+func (v *view) typesIn(g *group) bool {
+	return !v.hidden && v.row >= g.first() && v.row <= g.end() && v.col > v.rows[v.row].labelAt
 }
 
 // reasonRead is the same where the program reads keys at the list.
