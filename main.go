@@ -3639,7 +3639,7 @@ func (p *phone) nextInput() (r *InputRecord, why string) {
 		why := p.inputWaits(r)
 		switch {
 		case why == "" && late:
-			why = "the session was stopped"
+			why = "the session was stopped or busy"
 		case why == "" && r.isText() && !p.relay.output.hold():
 			why = "somebody types at the keyboard"
 		}

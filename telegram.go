@@ -569,9 +569,6 @@ func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
 	return next, changed
 }
 
-// editGone are the Bot API's words for a message that cannot be edited any more.
-var editGone = []string{"message to edit not found", "message can't be edited"}
-
 // do makes the job's request and records the outcome. If it cannot record that, it tries again later without repeating
 // the request; other jobs go on, such as the notice that nothing can be recorded.
 func (t *Telegram) do(ctx context.Context, j *job) {
@@ -595,7 +592,7 @@ func (t *Telegram) do(ctx context.Context, j *job) {
 func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 	m := &t.mailer
 	failed := t.request(ctx, j)
-	if failed == nil || failed.mentions(editGone...) {
+	if failed == nil {
 		delete(m.failures, j.key)
 		if j.method != "" {
 			m.refused = false
