@@ -4215,10 +4215,10 @@ func (v *view) readGroup() *candidate {
 	return v.menu(second)
 }
 
-// aspects are in what an option may be drawn unlike the others: the last two, bold print and a colour, may be something
-// else.
-func aspects(a Attr) [5]int32 {
-	return [...]int32{number(a.Reverse), a.BG, number(a.Underline), number(a.Bold), a.FG}
+// aspects are in what an option may be drawn unlike the others: bold print, a colour, and that it alone is not dim, may be
+// something else.
+func aspects(a Attr) [6]int32 {
+	return [...]int32{number(a.Reverse), a.BG, number(a.Underline), number(a.Bold), a.FG, number(!a.Dim)}
 }
 
 // buttonRow is the row of the buttons of a framed dialog, in angle brackets as whiptail, dialog and pinentry have them;
@@ -4343,7 +4343,7 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
 	}
-	var drawn [][5]int32
+	var drawn [][6]int32
 	for _, o := range opts {
 		drawn = append(drawn, aspects(v.sample(o)))
 	}
@@ -4359,6 +4359,7 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if across {
 		rest = v.s.attr(row, left)
 	}
+	rest.Dim = true
 	for k := range drawn[0] {
 		common := drawn[0][k]
 		if len(drawn) == 2 {
@@ -4373,21 +4374,11 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 				at = i
 			}
 		}
-		if odd == 1 {
+		if odd == 1 && (k < 5 || drawn[at][k] > 0) {
 			return at, k > 2
 		}
 	}
-	bright := -1
-	for i, o := range opts {
-		switch {
-		case v.sample(o).Dim:
-		case bright >= 0:
-			return -1, false
-		default:
-			bright = i
-		}
-	}
-	return bright, true
+	return -1, false
 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
