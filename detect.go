@@ -2820,8 +2820,7 @@ type candidate struct {
 	line    string        // of a question on the cursor's line: the text up to the cursor; "" for dialogs
 	heading string        // of a printed list: what stands above it
 	ended   bool          // the line that asks has ended, the cursor is in the blank row below it
-	field   bool          // it is answered in a field
-	left    string        // of that: what stands left of the cursor
+	left    *string       // it is answered in a field: what stands left of the cursor there; else nil
 	rows    [2]int        // the first and the last in which it asks: of its line, or of its dialog
 	by      string        // the first signal: pattern, silence; "" structure
 	why     string        // what finds it, in words
@@ -3046,7 +3045,7 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 		d.candidate = d.view.read()
 	}
 	d.found = d.candidate
-	if d.cur != nil && d.cur.field && d.typed {
+	if d.cur != nil && d.cur.left != nil && d.typed {
 		d.lookInField()
 	}
 	d.lookAtTurn(now)
@@ -3060,7 +3059,7 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 // lookInField finds the question in force where nothing has changed but what is typed in its field.
 func (d *Detector) lookInField() {
 	v := d.view
-	v.typed = strings.TrimPrefix(v.left(), d.cur.left)
+	v.typed = strings.TrimPrefix(v.left(), *d.cur.left)
 	f := v.read()
 	v.typed = ""
 	if f == nil {
@@ -3673,7 +3672,7 @@ func (v *view) putCursor(row, col int) {
 	v.row, v.col = row, col
 	v.hidden = false
 	v.drawn = true
-	v.before = v.s.part(v.s.grid[row].cells[:col])
+	v.before = v.left()
 }
 
 // readings are the words for what is known of who reads, in the order of Reading.
@@ -4215,8 +4214,8 @@ func (v *view) readGroup() *candidate {
 	return v.menu(second)
 }
 
-// aspects are in what an option may be drawn unlike the others: bold print, a colour, and that it alone is not dim, may be
-// something else.
+// aspects are in what an option may be drawn unlike the others. The last three, bold print, a colour, and not to be
+// dim, may mean something else.
 func aspects(a Attr) [6]int32 {
 	return [...]int32{number(a.Reverse), a.BG, number(a.Underline), number(a.Bold), a.FG, number(!a.Dim)}
 }
@@ -4538,10 +4537,10 @@ func (v *view) menu(g *group) *candidate {
 		f.Type = ConfirmEnter
 		f.Choices = nil
 	}
-	v.describe(f, g.first(), g.end(), rows)
 	if g.shape == slash { // its question stands in the same row
 		f.Question = sentence(strings.TrimRight(v.s.part(v.s.grid[g.end()].cells[:g.opts[0].at]), " ›‣"))
 	}
+	v.describe(f, g.first(), g.end(), rows)
 	buttons := v.buttonRow()
 	if !f.Multi && buttons > g.end() && len(f.Choices) < 9 {
 		for _, o := range v.sideBySide(buttons).opts {
@@ -4602,7 +4601,9 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		// What stands above a blank row may be earlier output.
 		head = max(top, v.up(v.belowText(first), func(w viewRow) bool { return w.raw == "" })+1)
 	}
-	f.Question = v.question(head, first)
+	if f.Question == "" {
+		f.Question = v.question(head, first)
+	}
 	if f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) {
 		about := ""
 		for _, w := range v.rows[top:first] {
@@ -4748,17 +4749,14 @@ func (v *view) readField() *candidate {
 		return nil
 	}
 	f.Secret = hasWord("secret", f.Question)
-	question = f.Question
 	v.describeField(f, v.row)
-	f.Question = question
 	return f
 }
 
 // describeField completes a dialog with a field at the cursor, in whose row it does not depend on what is typed there.
 func (v *view) describeField(f *candidate, last int) {
-	f.field = true
-	f.left = v.left()
-	v.describe(f, last, last, map[int]string{v.row: f.left})
+	f.left = ref(v.left())
+	v.describe(f, last, last, map[int]string{v.row: *f.left})
 	f.rows = [2]int{v.row, v.row}
 }
 
@@ -5409,7 +5407,7 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 // readKeys finds a row that names nothing but the keys of choices, of which one grants and one refuses: "[y] Approve
 // [n] Deny".
 func (v *view) readKeys() *candidate {
-	if v.tty.Canonical || !v.reads() {
+	if v.tty.Canonical || v.known || !v.hidden || !v.reads() { // where a cursor shows a text may be edited
 		return nil
 	}
 	declining := func(c Choice) bool { return declines(c.Label) }
