@@ -3059,18 +3059,19 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 // lookInField finds the question in force where nothing has changed but what is typed in its field.
 func (d *Detector) lookInField() {
 	v := d.view
+	v.typed = ""
 	v.typed = strings.TrimPrefix(v.left(), *d.cur.left)
 	f := v.read()
+	if f != nil {
+		f.Question = d.cur.Question // it may be the hint that gave way to the text
+		f.seal()
+		f.motion = d.motion
+		if d.cur.compare(&f.Prompt) != another {
+			d.found = f
+			return
+		}
+	}
 	v.typed = ""
-	if f == nil {
-		return
-	}
-	f.Question = d.cur.Question // it may be the hint that gave way to the text
-	f.seal()
-	f.motion = d.motion
-	if d.cur.compare(&f.Prompt) != another {
-		d.found = f
-	}
 }
 
 // lookAtTurn notes what the screen tells of the turn, and finds the box of one that is over although
@@ -3225,7 +3226,7 @@ func (d *Detector) schedule(now time.Time) time.Time {
 	case f == nil:
 		return time.Time{}
 	case d.cur != nil && d.compare() != another:
-		if d.enterAt.IsZero() || f.Idle {
+		if d.enterAt.IsZero() || f.Idle || d.view.typed != "" {
 			return time.Time{}
 		}
 		return d.againAt(f)
