@@ -4126,7 +4126,7 @@ func (v *view) reason(g *group) string {
 		return "a row says how to choose" // 71
 	case v.buttonRow() > g.end():
 		return "its buttons stand below it in a frame" // 3
-	case !g.sure() || draft || !g.marked && g.end() == v.s.rows-1: // a status line, and what is said below it
+	case !g.sure() || draft:
 		return ""
 	case inside && o.num != "":
 		return "its options are numbered" // 17
@@ -4148,6 +4148,7 @@ func (v *view) reasonRead(g *group) string {
 	away := v.hidden || v.drawn && v.row < g.first()
 	near := v.hidden || v.row <= g.end() || v.col == 0 && v.row <= g.end()+2 // as where it was printed
 	switch {
+	case !g.marked && g.end() == v.s.rows-1: // a status line, and what is said below it
 	case away && g.opts[0].depth > 0:
 		return "it stands in a frame" // 10
 	case near && v.last-g.end() <= 2 && v.textRows(g.first(), g.end()) > g.end()-g.first(): // no blank rows in it
