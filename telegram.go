@@ -1420,7 +1420,7 @@ func answerButton(p *PromptRecord, a Answer) button {
 		b.Data = tapLeave
 	case a.Always:
 		b.Style = styleLasting
-	case a.Grants && (p.Source == fromHook || consents(a.Label)):
+	case a.Grants && consents(a.Label):
 		b.Style = styleYes
 	case a.Refuses:
 		b.Style = styleNo
