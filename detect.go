@@ -5442,7 +5442,7 @@ const (
 // keys and reads, and it is no draft that stands there.
 func (v *view) readStill() *candidate {
 	draft := v.last < 0 || v.known && v.box().found
-	if v.tty.Canonical || v.tty.Echo || v.busy || draft && !v.reported {
+	if v.tty.Canonical || v.busy || draft && !v.reported {
 		return nil
 	}
 	f := newCandidate(Unknown, 0.60)
