@@ -1583,7 +1583,11 @@ func cmdRun(c *command) int {
 	}
 	missing := errors.Is(err, errNoTool)
 	if missing {
-		err = hinted(err, noTool(c.opts.args[0]))
+		todo := "install it, or add its folder to PATH"
+		if strings.Contains(c.opts.args[0], " ") {
+			todo = "give the tool and each argument as separate words, not all in one pair of quotation marks"
+		}
+		err = hinted(err, todo)
 	}
 	c.fail(err)
 	switch {
@@ -1595,30 +1599,10 @@ func cmdRun(c *command) int {
 	return exitInternal
 }
 
-// noTool is what to do about a tool that is in no folder of PATH, "" where that is not known.
-func noTool(name string) (todo string) {
-	switch {
-	case strings.Contains(name, " "):
-		return "give the tool and each argument as separate words, not all in one pair of quotation marks"
-	case slices.Contains(toolNames(), name):
-		return "install it, or add its folder to PATH"
-	}
-	return ""
-}
-
 // isTool reports whether that is the name of a tool, known or there.
 func isTool(name string) bool {
 	_, err := findTool(name)
-	return err == nil || slices.Contains(toolNames(), name)
-}
-
-// toolNames are the names of the tools that have an adapter.
-func toolNames() []string {
-	var names []string
-	for _, a := range adapters[:len(adapters)-1] {
-		names = append(names, a.Name)
-	}
-	return names
+	return err == nil || adapterFor(name).Box != nil
 }
 
 // newSession does what can fail before anything is spawned.
@@ -3165,9 +3149,8 @@ func (l *dialogs) expectsHook(p *Prompt) bool {
 	if l.det.Screen.Status().State == "" {
 		return true
 	}
-	return slices.ContainsFunc([]string{"approve", "answer:", "permission"}, func(word string) bool {
-		return strings.HasPrefix(l.named, word)
-	})
+	return strings.HasPrefix(l.named, "approve") || strings.HasPrefix(l.named, "answer:") ||
+		strings.HasPrefix(l.named, "permission")
 }
 
 // inForce is the question that is asked now, nil none.
