@@ -542,63 +542,6 @@ func TestTOML(t *testing.T) {
 	}
 }
 
-// TestTOMLAgainstPython: what is accepted means what another implementation of TOML says it means.
-func TestTOMLAgainstPython(t *testing.T) {
-	if exec.Command("python3", "-c", "import tomllib").Run() != nil {
-		t.Skip("python3 with tomllib is not installed")
-	}
-	var texts []string
-	for _, row := range table(t, "toml.txt") {
-		texts = append(texts, row["text"])
-	}
-	for a := range strings.FieldsSeq(`1 +1 -0 0 00 1_0 0x1F 1.5 1. .5 1e3 1E-3 1.5e+03 inf nan true tru
-		"" "a" "\u0041\t" "\t\"" "\x41" '' '\' [] [1,] [1,2] [-1] [[1],[]] 1979-05-27 {} "a a`) {
-		for _, b := range []string{"", " ", "# c", ",", "]", "1", `"`, "'", "\r", "\t#"} {
-			for _, key := range []string{"k = ", "[t]\nk=", "k.j = ", "k=1\nk = "} {
-				texts = append(texts, key+a+b)
-			}
-		}
-	}
-	in, _ := json.Marshal(texts) // strings
-	cmd := exec.Command("python3", "-c", `
-import json, sys, tomllib
-def read(text):
-    try: return tomllib.loads(text)
-    except Exception: return None
-print(json.dumps([read(t) for t in json.load(sys.stdin)], default=str))`)
-	cmd.Stdin = bytes.NewReader(in)
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("python3: %v", err)
-	}
-	var answers []map[string]any
-	out = regexp.MustCompile(`-?\b(NaN|Infinity)\b`).ReplaceAll(out, []byte(`"$0"`))
-	if err := json.Unmarshal(out, &answers); err != nil {
-		t.Fatalf("what python3 says: %v", err)
-	}
-	accepted := 0
-	for i, text := range texts {
-		entries, err := parseTOML(text, nil)
-		if err != nil {
-			continue
-		}
-		accepted++
-		for key, e := range entries {
-			want, got := any(answers[i]), any(nil)
-			for name := range strings.SplitSeq(strings.Trim(key, "[]"), ".") {
-				m, _ := want.(map[string]any)
-				want = m[name]
-			}
-			if e.Value != nil && (json.Unmarshal(e.Value, &got) != nil || !reflect.DeepEqual(got, want)) {
-				t.Errorf("%q: %s is %s here, %v in tomllib", text, key, e.Value, want)
-			}
-		}
-	}
-	if accepted < 80 {
-		t.Errorf("only %d of %d texts were accepted", accepted, len(texts))
-	}
-}
-
 // FuzzConfig: no text panics the parser; what is accepted stays what it is with comments and blanks around it.
 func FuzzConfig(f *testing.F) {
 	for _, row := range table(f, "toml.txt") {
@@ -4426,7 +4369,7 @@ func TestSessionsEndTogether(t *testing.T) {
 	p.allOver(dir)
 	for _, q := range records(t, dir, "prompt") {
 		said := p.message(newestMessage(q)).text
-		if !matches("not (delivered|answered)", said) && !(q.str("status") == "resolved" && strings.Contains(said, "Yes")) {
+		if !matches("not (delivered|answered)|is uncertain", said) && !(q.str("status") == "resolved" && strings.Contains(said, "Yes")) {
 			t.Errorf("a question is %s, its message says %q", q.str("status"), said)
 		}
 	}
