@@ -8,7 +8,7 @@
 //	terminal, files, Windows         terminal.txt reading.txt
 //	sessions                         scenes/*.txt typed.txt waiting.txt
 //	hooks, ask, requests in trouble  hooks.txt dialogs.txt settings.txt asks.txt requests.txt
-//	programs that ask                programs.txt again.txt leftout.txt
+//	programs that ask                programs.txt again.txt leftout.txt above.txt
 //	what the phone shows             pages.txt markdown.txt
 //	what the phone sends, pacing     phone.txt updates.txt troubles.txt topics.txt pace.txt
 //	state and audit log              answers.txt transitions.txt retention.txt tamper.txt shown.txt
@@ -2639,92 +2639,45 @@ func rounds(t *testing.T) int {
 func TestTextAboveAQuestionCounts(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	type row struct {
-		name, ask, change string // ask: with %s for what it is about, change: likewise
-		before, after     string
-		late              bool // the old button is tapped when the new message is there
-		menu              bool // in raw mode, answered by Enter
-	}
-	lines := strings.Repeat("some line of output\r\n", 30)
-	rows := []row{}
-	for _, shape := range []row{
-		{name: "in place", ask: "\x1b[H\x1b[J%s\r\nProceed? (y/n) ", change: "\x1b[H\x1b[J%s\r\nProceed? (y/n) "},
-		{name: "in place, blank line", ask: "\x1b[H\x1b[J%s\r\n\r\nProceed? (y/n) ",
-			change: "\x1b[H\x1b[J%s\r\n\r\nProceed? (y/n) "},
-		{name: "alternate screen", ask: "\x1b[?1049h\x1b[2J\x1b[H%s\r\n\r\nProceed? (y/n) ",
-			change: "\x1b7\x1b[1;1H%s\x1b[K\x1b8"},
-		{name: "scrolled", ask: lines + "%s\r\nProceed? (y/n) ", change: "\x1b7\x1b[1A\r%s\x1b[K\x1b8"},
-		{name: "scrolled, blank line", ask: lines + "%s\r\n\r\nProceed? (y/n) ", change: "\x1b7\x1b[2A\r%s\x1b[K\x1b8"},
-		{name: "asked anew below", ask: "%s\r\nProceed? (y/n) ", change: "\r\n%s\r\nProceed? (y/n) "},
-	} {
-		for _, late := range []bool{false, true} {
-			one := shape
-			one.before = "Delete the file a.txt"
-			one.after = "Delete the file b.txt"
-			one.late = late
-			rows = append(rows, one)
+	rows := table(t, "above.txt")
+	for i, r := range rows {
+		if r["asks"] == "" {
+			r["asks"], r["changes"] = rows[i-1]["asks"], rows[i-1]["changes"]
 		}
-		shape.before, shape.after = "$ rm -rf ~/x", "$ rm -rf ~/ x"
-		rows = append(rows, shape)
 	}
-	for _, pair := range [][2]string{
-		{"• ls /tmp ...", "• rm -rf /home ..."},
-		{"● Delete the cache of user bob…", "● Delete the whole database of production…"},
-		{"• shut down every server after 30s", "• shut down every server after 0s"},
-		{"○ production   ● staging", "● production   ○ staging"},
-		{"☐ production   ☑ staging", "☑ production   ☐ staging"},
-		{"Delete all backups older than (48h 0m 0s)", "Delete all backups older than (1s)"},
-		{"Delete the backups in 30 s", "Delete the backups in 0 s"},
-		{"Deletes all in 30s (esc to stop it)", "Deletes all in 0s (esc to stop it)"},
-		{"· Delete web1", "* Delete web1"},
-		{"Delete: ✶ web1   web2", "Delete:   web1 ✶ web2"},
-		{"Delete: ◐ web1 ○ web2", "Delete: ○ web1 ◐ web2"},
-		{"Delete: ✓ web1 ✗ web2", "Delete: ✗ web1 ✓ web2"},
-		{"⠋ Delete web1", "⠙ Delete web1"},
-		{"Delete e\u0301", "Delete e\u0301\u0302"},
-		{"Delete e" + strings.Repeat("\u0301", 12), "Delete e" + strings.Repeat("\u0301", 12) + "\u0302"},
-		{"Delete Backup", "Delete backup"},
-		{"rm -rf /home/bob/tmp", "rm -rf / home/bob/tmp"},
-		{"rm -rf a  b", "rm -rf a b"},
-		{"Delete 10 files", "Delete 90 files"},
-	} {
-		rows = append(rows,
-			row{"same shape, a line", "\x1b[H\x1b[J%s\r\nProceed? (y/n) ", "\x1b7\x1b[H%s\x1b[K\x1b8", pair[0], pair[1],
-				false, false},
-			row{"same shape, a menu", "\x1b[H\x1b[J\x1b[?25l%s\r\n\r\nProceed?\r\n❯ Yes\r\n  No\r\n",
-				"\x1b7\x1b[H%s\x1b[K\x1b8", pair[0], pair[1], false, true})
-	}
-	beside(t, rows, func(t *testing.T, row row) {
+	beside(t, rows, func(t *testing.T, r row) {
 		w, c, dir, x := stageSession(t, "")
+		before, after := r["before"], r["after"]
+		menu, late := r["when"] == "menu", r["when"] == "late"
 		keys := "y\n"
-		if row.menu {
+		if menu {
 			keys = "\r"
 		}
-		c.order(order{Name: "a", Write: fmt.Sprintf(row.ask, row.before), Raw: row.menu})
+		c.order(order{Name: "a", Write: strings.Replace(r["asks"], "%s", before, 1), Raw: menu})
 		m := w.find("Proceed?", yesButton)
-		if !strings.Contains(m.text, row.before) {
-			t.Errorf("the message does not show %q: %s", row.before, m.text)
+		if !strings.Contains(m.text, before) {
+			t.Errorf("the message does not show %q: %s", before, m.text)
 		}
-		c.show("b", fmt.Sprintf(row.change, row.after))
-		x.sees(row.after)
+		c.show("b", strings.Replace(r["changes"], "%s", after, 1))
+		x.sees(after)
 		fresh := func() seen {
-			return w.where(row.after+" in a message of its own", func(n seen) bool {
+			return w.where(after+" in a message of its own", func(n seen) bool {
 				_, ok := n.choice(yesButton)
-				return ok && n.id != m.id && strings.Contains(n.text, row.after)
+				return ok && n.id != m.id && strings.Contains(n.text, after)
 			})
 		}
-		if row.late {
+		if late {
 			fresh()
 		}
 		tap := w.tap(m, yesButton)
-		if said := w.answer(tap); row.late && !saysNothing.MatchString(said) {
+		if said := w.answer(tap); late && !saysNothing.MatchString(said) {
 			t.Errorf("the old button says %q", said)
 		}
 		over := w.where("the old message's end", func(n seen) bool {
 			return n.id == m.id && len(n.buttons) == 0 && !strings.Contains(n.text, "on its way")
 		})
 		if saysAnswered.MatchString(over.text) {
-			t.Fatalf("the old message's Yes answered %q", row.after)
+			t.Fatalf("the old message's Yes answered %q", after)
 		}
 		w.unanswered(m.id, saysReplaced, saysLost)
 		n := fresh()
