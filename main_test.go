@@ -8,7 +8,7 @@
 //	terminal, files, Windows         terminal.txt reading.txt
 //	sessions                         scenes/*.txt typed.txt waiting.txt
 //	hooks, ask, requests in trouble  hooks.txt dialogs.txt settings.txt asks.txt requests.txt
-//	programs that ask                programs.txt again.txt leftout.txt above.txt
+//	programs that ask                programs.txt again.txt leftout.txt above.txt moving.txt
 //	what the phone shows             pages.txt markdown.txt
 //	what the phone sends, pacing     phone.txt updates.txt troubles.txt topics.txt pace.txt
 //	state and audit log              answers.txt transitions.txt retention.txt tamper.txt shown.txt
@@ -2639,13 +2639,7 @@ func rounds(t *testing.T) int {
 func TestTextAboveAQuestionCounts(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	rows := table(t, "above.txt")
-	for i, r := range rows {
-		if r["asks"] == "" {
-			r["asks"], r["changes"] = rows[i-1]["asks"], rows[i-1]["changes"]
-		}
-	}
-	beside(t, rows, func(t *testing.T, r row) {
+	beside(t, filled(table(t, "above.txt"), "asks", "changes"), func(t *testing.T, r row) {
 		w, c, dir, x := stageSession(t, "")
 		before, after := r["before"], r["after"]
 		menu, late := r["when"] == "menu", r["when"] == "late"
@@ -2702,48 +2696,38 @@ func TestTextAboveAQuestionCounts(t *testing.T) {
 func TestWhatIsSeenMovingIsTheSame(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	const line = "\x1b[H\x1b[JUpdates are ready\r\nProceed? (y/n) "
-	const menu = "\x1b[H\x1b[J\x1b[?25lUpdates are ready\r\n\r\nProceed?\r\n❯ Yes\r\n  No\r\n"
-	braille := func(n int) string { return string([]rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[n%10]) }
-	seconds := func(from, step int) func(int) string {
-		return func(n int) string { return fmt.Sprintf("(%ds)", from+step*n) }
-	}
-	type row struct {
-		name, ask string
-		menu      bool
-		at        string // where it moves
-		frame     func(int) string
-		every     time.Duration
-	}
-	rows := []row{
-		{"spinner above a line", line, false, "\x1b[1;19H", braille, 100 * time.Millisecond},
-		{"spinner above a menu", menu, true, "\x1b[1;19H", braille, 100 * time.Millisecond},
-		{"spinner beside the heading", menu, true, "\x1b[3;10H", braille, 100 * time.Millisecond},
-		{"seconds above a line", line, false, "\x1b[1;19H", seconds(2, 1), time.Second},
-		{"seconds that grow a digit", line, false, "\x1b[1;19H", seconds(6, 1), time.Second},
-		{"seconds back", menu, true, "\x1b[1;19H", seconds(99, -1), time.Second},
-		{"seconds beside the heading", menu, true, "\x1b[3;10H", seconds(12, 1), time.Second},
-	}
-	beside(t, rows, func(t *testing.T, row row) {
+	beside(t, filled(table(t, "moving.txt"), "asks"), func(t *testing.T, r row) {
 		w, c, dir, _ := stageSession(t, "")
+		menu := r["menu"] != ""
+		every := 100 * time.Millisecond
+		from, step := 0, 0
+		if n, _ := fmt.Sscan(r["seconds"], &from, &step); n > 0 { // else it is a spinner
+			every = time.Second
+		}
+		frame := func(n int) string {
+			if every < time.Second {
+				return string([]rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")[n%10])
+			}
+			return fmt.Sprintf("(%ds)", from+step*n)
+		}
 		want := "y\n"
-		if row.menu {
+		if menu {
 			want = "\r"
 		}
-		name, write := "ask", row.ask
+		name, write := "ask", r["asks"]
 		var m seen
 		asked := func(one seen) bool {
 			_, ok := one.choice(yesButton)
 			return ok && strings.Contains(one.text, "Proceed?")
 		}
-		tick := time.NewTicker(row.every)
+		tick := time.NewTicker(every)
 		defer tick.Stop()
 		for n := 0; c.keysAt("ask") != want; n++ { // it never stops moving, whatever else is waited for
-			c.order(order{Name: name, Write: write + "\x1b7" + row.at + row.frame(n) + "\x1b8", Raw: row.menu && n == 0})
+			c.order(order{Name: name, Write: write + "\x1b7" + r["at"] + frame(n) + "\x1b8", Raw: menu && n == 0})
 			name, write = "", ""
 			all := w.history()
 			i := slices.IndexFunc(all, asked)
-			switch moved := time.Duration(n) * row.every; {
+			switch moved := time.Duration(n) * every; {
 			case moved > 16*time.Second+patience():
 				t.Fatal("the tap is never typed")
 			case m.id == 0 && moved >= 6*time.Second && i >= 0:
@@ -12624,6 +12608,18 @@ func table(t testing.TB, file string) (rows []row) {
 		}
 		if r != nil {
 			rows = append(rows, r)
+		}
+	}
+	return rows
+}
+
+// filled is the rows, in which these columns are as in the row above where they are empty.
+func filled(rows []row, columns ...string) []row {
+	for i, r := range rows {
+		for _, column := range columns {
+			if r[column] == "" {
+				r[column] = rows[i-1][column]
+			}
 		}
 	}
 	return rows
