@@ -1222,6 +1222,8 @@ func (p *PromptRecord) wants(m Message) string {
 		return p.shows()
 	case p.onItsWay():
 		status = string(ReplyReceived)
+	case p.Status == Resolved && p.Value == nil && maybe(p.DecidedBy) == "auto:timeout": // its hook has told the tool
+		status = string(Expired)
 	}
 	if shown == status {
 		return m.Shows
