@@ -2757,6 +2757,7 @@ const (
 	anewWait   = 500 * time.Millisecond  // after an answer: what was painted anew since is another question
 	againWait  = 1500 * time.Millisecond // the same where nothing was painted, and the program reads
 	againKnown = 3 * time.Second         // the same of an agent: busy it shows a key after 2.2 s (claude 2.1)
+	maxBlink   = 2 * time.Second         // for half a period: what comes back later is no blinking
 	maxAsked   = 6                       // questions a minute while nothing is typed
 	maxFull    = 16 << 10                // bytes of a dialog
 	maxFar     = 4 << 10                 // characters of what stands above a question's context
@@ -3106,13 +3107,14 @@ func (d *Detector) foldOutput(now time.Time) {
 	if !hidden {
 		mask += fmt.Sprint(row, col)
 	}
-	if !slices.Contains(d.shown[:], shown) || d.movedAt.IsZero() {
+	changed := mask != d.mask || d.changedAt.IsZero()
+	if !slices.Contains(d.shown[:], shown) || changed && d.outAt.Sub(d.changedAt) > maxBlink {
 		d.movedAt = d.outAt
 	}
 	if shown != d.shown[0] {
 		d.shown = [2]string{shown, d.shown[0]}
 	}
-	if mask != d.mask || d.changedAt.IsZero() {
+	if changed {
 		d.mask = mask
 		d.changedAt = d.outAt
 		d.tty = TTYState{}
