@@ -4409,8 +4409,12 @@ func (t *typist) stillAsked(v sight) (why string) {
 	if verdict == unsure && t.unsure.IsZero() {
 		t.unsure = time.Now()
 	}
+	grace := keyGrace
+	if t.q.typedBy == "" && t.relay.lastKey.After(t.det.movedAt) { // the screen does not show what the key did
+		grace = sendTime
+	}
 	switch {
-	case time.Since(t.relay.lastKey) < keyGrace, verdict == unsure && time.Since(t.unsure) < moveTime:
+	case time.Since(t.relay.lastKey) < grace, verdict == unsure && time.Since(t.unsure) < moveTime:
 		return whyWait
 	case verdict != theSame:
 		return "the question had changed"
