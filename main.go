@@ -3791,6 +3791,10 @@ func (p *phone) stopTurn(r *InputRecord) {
 		p.inputDone(r, p.rec.Tool+" is not working: there is nothing to stop", Notice{})
 		return
 	}
+	if known && p.det.turn.since.After(r.WrittenAt.Add(textAfter*time.Second)) {
+		p.inputDone(r, "you wrote that before this turn began: /stop again stops it", Notice{})
+		return
+	}
 	p.relay.inject(p.adapter.Stop, r.By)
 	p.auditInput(r, Field{"command", r.Kind}, Field{"bytes_len", len(p.adapter.Stop)})
 	why := ""
