@@ -3081,6 +3081,9 @@ func (d *desk) takeUp() {
 	for _, h := range hooks {
 		h.stoodAt = time.Now()
 	}
+	if len(hooks) > 0 {
+		d.det.askedAt = nil // a hook's questions are no flood of the screen's
+	}
 	news := !p.Idle || p.Turn != TurnReady && d.cfg.NotifyIdle // an idle box is at the end of a turn
 	if len(hooks) > 0 || d.asked != nil || !news {
 		return
