@@ -4604,33 +4604,6 @@ func TestNothingIsLeftOut(t *testing.T) {
 	})
 }
 
-// TestKnownToolInLineMode: a known tool that reads lines is asked as any program is, for words too.
-func TestKnownToolInLineMode(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	w := newBotAPI(t)
-	dir := home(t, w.config("free_text_enabled = true"))
-	tool := filepath.Join(t.TempDir(), "claude")
-	writeProgram(t, tool, `#!/bin/bash
-case $1 in --version) echo 2.1.330; exit;; esac
-read -p 'Paste code here: ' a; read -p 'Enter your name: ' b; read -p 'Do you want to trust this folder? ' c
-printf '1) Option A\n2) Option B\n'; read d
-echo "got $a $b $c $d"`)
-	x := bridge(t, dir, "run", tool)
-	for _, row := range []struct{ question, reply string }{
-		{"Paste code here:", "c0de"}, {"Enter your name:", "Ada"}, {"Do you want to trust this folder?", ""}, {"Option B", "2"},
-	} {
-		m := w.where(row.question, func(m seen) bool { return strings.Contains(m.text, row.question) })
-		if row.reply == "" {
-			w.tap(m, noButton)
-			continue
-		}
-		awaitPrompt(t, dir, row.question, "awaiting_reply")
-		w.writes(row.reply, m.id)
-	}
-	x.sees("got c0de Ada n 2")
-}
-
 // TestOverInBothWrappers: of two wrappers around each other both ask, and when the one's question is answered the other's
 // message ends within two seconds and does not come again.
 func TestOverInBothWrappers(t *testing.T) {
@@ -4659,44 +4632,6 @@ func TestOverInBothWrappers(t *testing.T) {
 		a.tells("over")
 		a.exits(0)
 		a.reads("y ")
-	})
-}
-
-// TestKeysDuringAText: keys that are typed while a text from the phone is being typed come after it, but not at a question
-// that it brought up: there they are dropped, and the phone is told. ^C goes through at once, and ends it.
-func TestKeysDuringAText(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	const menu = "Select a model\r\n\r\n❯ 1. Fast\r\n  2. Large\r\n\r\nEnter to confirm\x1b[?25l"
-	type row struct{ typed, next, reads, told string }
-	beside(t, []row{
-		{"1", "working\r\n", "/model\r1", ""},
-		{"1", menu, "/model\r", "dropped"},
-		{"\x03", "", "/model\x03", "stopped at the keyboard"},
-	}, func(t *testing.T, row row) {
-		w := newBotAPI(t)
-		c := newPuppet(t, "claude", "puppet")
-		dir := home(t, w.config("away_after_seconds = 0\n"))
-		x := bridge(t, dir, "run", c.tool)
-		c.order(order{Raw: true, Name: "ask", Write: "\x1b[2J\x1b[H" + claudeBox("")})
-		awaitRun(t, dir, "")
-		id := w.writes("//model", 0)
-		c.reads("ask", "/model")
-		x.types(row.typed)
-		if row.next != "" {
-			c.show("", "\x1b[2J\x1b[H"+claudeBox("/model"))
-			c.reads("ask", "/model\r")
-			c.show("", "\x1b[2J\x1b[H"+row.next)
-		}
-		if row.told == "" {
-			w.done(id)
-		} else {
-			w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*%s`, id, row.told))
-		}
-		c.reads("ask", row.reads)
-		if keys := c.keys(); keys != row.reads {
-			t.Errorf("typed in all: %q", keys)
-		}
 	})
 }
 
@@ -4804,40 +4739,6 @@ func TestTextForABusyProgram(t *testing.T) {
 		awaitPrompt(t, dir, "", "awaiting_reply")
 		w.writes(row.answer, w.where("the question", func(m seen) bool { return len(m.buttons) > 0 }).id)
 		x.sees("got [" + row.answer + "]")
-	})
-}
-
-// TestReplyToAScreen: a text that replies to "possibly a question" is typed there, and Enter, whatever the settings say of
-// texts: who wrote it has seen the screen. One that replies to nothing is not.
-func TestReplyToAScreen(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	type row struct{ name, tool, shows, one, rest string }
-	const paste = "Browser did not open?\r\n\r\nPaste code here if prompted > "
-	beside(t, []row{
-		{"a known tool", "claude", paste, "1", ", 2 go"},
-		{"a known tool, masked", "claude", paste, "*", "******"},
-		{"any tool", "tool", "\x1b[2J\x1b[HCode\r\n\r\n", "1", ""},
-	}, func(t *testing.T, row row) {
-		w := newBotAPI(t)
-		c := newPuppet(t, row.tool, "puppet")
-		dir := home(t, w.config("away_after_seconds = 0\nfree_text_enabled = false\n"))
-		bridge(t, dir, "run", c.tool)
-		c.order(order{Raw: true, Name: "ask", Write: row.shows})
-		m := w.find("Possibly a question", enterButton)
-		awaitPrompt(t, dir, "", "awaiting_reply")
-		plain := w.writes("1, 2 go", 0)
-		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was .*[Rr]eply`, plain))
-		w.writes("1, 2 go", m.id)
-		c.reads("ask", "1")
-		c.show("", row.one)
-		if row.tool == "claude" {
-			c.reads("ask", "1, 2 go")
-			c.show("", row.rest)
-		}
-		c.reads("ask", "1, 2 go\r")
-		c.show("over", "\x1b[2J\x1b[Hworking\r\n")
-		w.ended(m.id, regexp.MustCompile("\n1, 2 go · phone"))
 	})
 }
 
@@ -4975,26 +4876,6 @@ func TestWrittenBefore(t *testing.T) {
 	}
 }
 
-// TestAskedBeforeItExpires: however long somebody is at the keyboard, a question goes to the phone, and has its time
-// there, before anything is typed by waiting.
-func TestAskedBeforeItExpires(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	w := newBotAPI(t)
-	c := newPuppet(t, "tool", "puppet")
-	x := bridge(t, home(t, w.config("away_after_seconds = 3\n")), "run", "--timeout", "2s", c.tool)
-	c.show("start", "")
-	x.types("typed\r")
-	x.sees("typed")
-	c.show("ask", "Delete the cache? (y/n) ")
-	m := w.find("Delete the cache?", noButton)
-	if keys := c.keysAt("ask"); keys != "" {
-		t.Errorf("%q was typed before", keys)
-	}
-	w.ended(m.id)
-	c.reads("ask", "n\n")
-}
-
 // TestNumbersOfAnotherChat: when the bot's chat has been changed, the open question is asked there, too; a reply to a
 // message there that has the number of the question's before answers nothing, and no outcome is written over that.
 func TestNumbersOfAnotherChat(t *testing.T) {
@@ -5100,40 +4981,6 @@ func TestTakenOutOfTheAllowlist(t *testing.T) {
 	taps(m, 1001, "No")
 	first.gets(1, "no\n", "")
 	p.shows("the settings stay as they were", "")
-}
-
-// TestAskBesideAQuestion: a script that asks in the background of a session keeps none of the session's own questions
-// from the phone, and each gets its own answer.
-func TestAskBesideAQuestion(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	p := newBotAPI(t)
-	x := bridge(t, home(t, p.config("away_after_seconds = 0")), "run", "--name", "box", "bash", "-c",
-		`ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" ask Deploy? >"$0" 2>/dev/null & read -p "Delete it? (y/n) " a; wait; `+
-			`echo "got $a, $(cat "$0")"`, filepath.Join(t.TempDir(), "out"))
-	asked := p.shows("Deploy?", "Yes")
-	m := p.shows("Delete it?", "No")
-	p.press(m, "No")
-	p.ended(m.id)
-	p.press(asked, "Yes")
-	x.sees("got n, yes")
-	x.exits(0)
-}
-
-// TestAskAgainIsOver: what expired cannot be asked again when it was answered at the keyboard, or another question
-// stands there: the button goes.
-func TestAskAgainIsOver(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	beside(t, []string{"done\r\n", "Really? (y/n) "}, func(t *testing.T, next string) {
-		w, c, _, x := stageSession(t, "timeout_seconds = 3\npermission_timeout_seconds = 3")
-		c.show("ask", "Colours\r\n1) red\r\n2) green\r\nChoose a number: ")
-		m := w.find("Choose a number", againButton)
-		x.types("1\r")
-		c.reads("ask", "1\n")
-		c.show("next", next)
-		w.ended(m.id)
-	})
 }
 
 // TestInboxFull: however much strangers send at once, the operator's tap arrives.
@@ -7159,70 +7006,6 @@ func TestDeadAreFound(t *testing.T) {
 	}
 	if names("sessions") != "unknown.lock" {
 		t.Errorf("whose end is known has no lock: %s", names("sessions"))
-	}
-}
-
-// TestDiskFull: while the disk is full no answer is taken that cannot be recorded, the program runs on and can be answered at
-// the keyboard, the phone is told, and doctor tells; then all works again, and the audit log holds.
-func TestDiskFull(t *testing.T) {
-	needUnix(t)
-	bot := newBotAPI(t)
-	dir := home(t, bot.config("away_after_seconds = 0"))
-	full := filepath.Join(t.TempDir(), "full")
-	t.Setenv("ATLASBRIDGE_TEST_FAULT", "full "+full)
-	x := bridge(t, dir, "run", "sh", "-c", `for q in One Two Three; do printf "$q? (y/n) "; read a; echo "$q got $a"; done`)
-	first := awaitPrompt(t, dir, "One?", "awaiting_reply").str("id")
-	makeFile(t, "", full)
-	s := begins(t, dir, "", "answer", first, "y")
-	s.gets(1, "", "no space left")
-	if p := promptBy(t, dir, first); p.str("status") != "awaiting_reply" || strings.Contains(x.shown(), "got") {
-		t.Errorf("an answer that cannot be recorded was taken: %v\n%s", p, x.shown())
-	}
-	d := begins(t, dir, "", "doctor")
-	if d.Wait() == nil || !matches(`FAIL +state .*no space left`, d.stdout.String()) {
-		t.Errorf("doctor does not find that the disk is full: %s", &d.stdout)
-	}
-	x.types("n\r")
-	x.sees("One got n")
-	bot.shows("no space left", "")
-	x.types("y\r")
-	x.sees("Two got y")
-	os.Remove(full)
-	bot.shows("recorded again", "")
-	third := awaitPrompt(t, dir, "Three?", "awaiting_reply").str("id")
-	if code, _, says := cli(t, dir, "answer", third, "y"); code != 0 {
-		t.Errorf("there is room again: exit %d, %s", code, says)
-	}
-	x.sees("Three got y")
-	x.exits(0)
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 {
-		t.Errorf("the log after a full disk: %s", out)
-	}
-}
-
-// TestStateVanishes: where state.jsonl is removed while a program runs, what was asked can be answered as before, what comes
-// next is asked, the phone is told, and the audit log holds.
-func TestStateVanishes(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	bot := newBotAPI(t)
-	dir := home(t, bot.config("away_after_seconds = 0"))
-	x := bridge(t, dir, "run", "sh", "-c", `for q in One Two Three; do printf "$q? (y/n) "; read a; echo "$q got $a"; done`)
-	state := filepath.Join(dir, "state.jsonl")
-	first := bot.find("One?", yesButton)
-	os.Remove(state)
-	bot.tap(first, yesButton)
-	x.sees("One got y")
-	bot.ended(first.id, saysAnswered)
-	bot.shows("state.jsonl was removed", "")
-	second := bot.find("Two?", yesButton)
-	bot.tap(second, yesButton)
-	x.sees("Two got y")
-	bot.ended(second.id, saysAnswered)
-	bot.tap(bot.find("Three?", yesButton), yesButton)
-	x.exits(0)
-	if code, out, _ := cli(t, dir, "audit", "verify"); code != 0 {
-		t.Errorf("the log beside a state that vanished: %s", out)
 	}
 }
 
