@@ -4323,7 +4323,8 @@ type quiz struct {
 	t            *testing.T
 	folder       string
 	home         string
-	last, before seen // messages that asked
+	last, before seen  // messages that asked
+	written      int64 // the operator's message that replied to nothing
 }
 
 // newQuiz starts the program of a case in a terminal of so many rows, behind that relay, which always reads in raw mode.
@@ -4486,9 +4487,13 @@ func (a *quiz) play(verb, words string) {
 		plain = words // a pattern
 	}
 	switch verb {
-	case "asks":
+	case "asks", "finds":
+		after := a.last.id
+		if verb == "finds" {
+			after = 0
+		}
 		text, label, _ := strings.Cut(plain, "|")
-		a.before, a.last = a.last, a.asks(a.last.id, strings.TrimSpace(text), strings.TrimSpace(label))
+		a.before, a.last = a.last, a.asks(after, strings.TrimSpace(text), strings.TrimSpace(label))
 	case "tap":
 		a.press(a.last, words)
 	case "old":
@@ -4496,9 +4501,23 @@ func (a *quiz) play(verb, words string) {
 		if said := a.answer(a.tapped(a.before.id, a.before.buttons[label])); !saysNothing.MatchString(said) {
 			a.t.Errorf("a tap on the question before is told %q", said)
 		}
-	case "reply":
+	case "reply", "open":
 		awaitPrompt(a.t, a.home, "", "awaiting_reply")
-		a.writes(words, a.last.id)
+		if verb == "reply" {
+			a.writes(words, a.last.id)
+		}
+	case "write":
+		awaitRun(a.t, a.home, "")
+		a.written = a.writes(words, 0)
+		a.confirmed(a.t, a.written-5000+1)
+	case "done":
+		a.done(a.written)
+	case "tells":
+		a.until(a.t, "sendMessage", fmt.Sprintf(`"message_id":%d.*%s`, a.written, words))
+	case "dated":
+		a.botAPI.change(func() { a.dates = int64(digits(words)) })
+	case "skew":
+		a.botAPI.change(func() { a.skew = int64(digits(words)) })
 	case "says", "lacks":
 		if matches(words, a.message(a.last.id).text) != (verb == "says") {
 			a.t.Errorf("it says %q, %s %s", a.message(a.last.id).text, verb, words)
@@ -4604,37 +4623,6 @@ func TestNothingIsLeftOut(t *testing.T) {
 	})
 }
 
-// TestOverInBothWrappers: of two wrappers around each other both ask, and when the one's question is answered the other's
-// message ends within two seconds and does not come again.
-func TestOverInBothWrappers(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	beside(t, []string{"inner", "outer"}, func(t *testing.T, answered string) {
-		a := newQuiz(t, block{parts: map[string]string{"relay": "nested", "program": `read -p 'Delete the cache? (y/n) ' a; echo "$a" >>"$F/got"; echo "A[$a]"
-			until [ -e "$F/over" ]; do sleep 0.02; done`}})
-		both := map[bool]seen{}
-		a.botAPI.await(t, "two messages", func() bool {
-			for _, m := range a.messages {
-				if _, ok := m.choice(yesButton); ok && strings.Contains(m.text, "Delete the cache?") {
-					both[strings.HasPrefix(m.text, "inner")] = *m
-				}
-			}
-			return len(both) == 2
-		})
-		m, other := both[answered == "inner"], both[answered != "inner"]
-		a.tap(m, yesButton)
-		a.reads("y ")
-		a.ended(m.id, saysAnswered)
-		a.botAPI.await(t, "the end of the other's message", func() bool {
-			return len(a.messages[other.id].buttons) == 0
-		})
-		a.asksNothing()
-		a.tells("over")
-		a.exits(0)
-		a.reads("y ")
-	})
-}
-
 // TestBusyToolTakesItLate: what a tool that has much to do shows seconds after a key (2.2 s measured on claude) has been answered,
 // in one message, and no key is typed twice.
 func TestBusyToolTakesItLate(t *testing.T) {
@@ -4664,81 +4652,6 @@ func TestBusyToolTakesItLate(t *testing.T) {
 		if keys := c.keys(); keys != row.key+row.then {
 			t.Errorf("typed in all: %q", keys)
 		}
-	})
-}
-
-// TestTextIsForWhatWasThere: a text that replies to nothing answers no question that had only just been sent when it was
-// written, nor one when another had just ended, whatever the clocks say: it is refused with words; a later one counts.
-func TestTextIsForWhatWasThere(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	type row struct {
-		ended string // by whom the question is that was meant
-		skew  int64  // seconds that Telegram's clock is ahead
-	}
-	beside(t, []row{{"keyboard", 0}, {"keyboard", 2}, {"phone", 0}, {"phone", 1}}, func(t *testing.T, r row) {
-		w, c, dir, x := stageSession(t, "")
-		w.change(func() { w.skew = r.skew })
-		c.show("first", "Delete the cache? (y/n) ")
-		m := w.find("Delete the cache?", yesButton)
-		awaitPrompt(t, dir, "", "awaiting_reply")
-		if r.ended == "phone" {
-			w.writes("y", 0)
-			c.reads("first", "y\n")
-		} else {
-			x.types("n\r")
-			c.reads("first", "n\n")
-		}
-		c.show("second", "done\r\nDelete production? (y/n) ")
-		w.find("Delete production?", yesButton)
-		awaitPrompt(t, dir, "Delete production?", "awaiting_reply")
-		w.change(func() { w.dates = 0 })
-		id := w.writes("y", 0)
-		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was done: .*question's own message`, id))
-		w.ended(m.id)
-		if keys := c.keysAt("second"); keys != "" {
-			t.Errorf("%q was typed at the second question", keys)
-		}
-		w.change(func() { w.dates = 6 })
-		w.writes("n", 0)
-		c.reads("second", "n\n")
-	})
-}
-
-// TestTextForABusyProgram: a text for a program that works waits until that reads and gets it, where it asks nothing; what
-// it asks by then was not there when the text was written: the text is refused with words, and nothing is typed.
-func TestTextForABusyProgram(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	type row struct{ text, before, reads, answer string }
-	beside(t, []row{
-		{"early bird", "", "read a", ""},
-		{"/send w early bird", "", "read a", ""},
-		{"early bird", "echo hello", "read a", ""},
-		{"early bird", "echo hello", "read -p 'Your name: ' a", "Ada"},
-		{"y", "", "read -p 'Go? (y/n) ' a", "n"},
-	}, func(t *testing.T, row row) {
-		w := newBotAPI(t)
-		folder := t.TempDir()
-		dir := home(t, w.config("away_after_seconds = 0\nfree_text_enabled = true\n"))
-		x := bridge(t, dir, "run", "--name", "w", "bash", "-c", row.before+`
-			until [ -e "$0/go" ]; do sleep 0.02; done; `+row.reads+`; echo "got [$a]"`, folder)
-		awaitRun(t, dir, "")
-		w.change(func() { w.dates = 0 })
-		id := w.writes(row.text, 0)
-		w.confirmed(t, id-5000+1)
-		if err := os.WriteFile(filepath.Join(folder, "go"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if row.answer == "" {
-			x.sees("got [early bird]")
-			w.done(id)
-			return
-		}
-		w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*✗ .*question`, id))
-		awaitPrompt(t, dir, "", "awaiting_reply")
-		w.writes(row.answer, w.where("the question", func(m seen) bool { return len(m.buttons) > 0 }).id)
-		x.sees("got [" + row.answer + "]")
 	})
 }
 
