@@ -22,11 +22,8 @@
 package main
 
 import (
-	"archive/tar"
-	"bufio"
 	"bytes"
 	"cmp"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -5886,14 +5883,9 @@ func TestTopicsOfTheDead(t *testing.T) {
 	t.Parallel()
 	p := newPhonePlay(t, "topics")
 	p.w.topics[7], p.w.topics[8] = "killed", "of another chat"
-	state, ago := "", time.Now().Add(-time.Hour).UTC().Format("2006-01-02T15:04:05.000000Z")
 	for thread, chat := range map[int]int{7: 1001, 8: 1002} {
-		state += withCRC(fmt.Sprintf(`{"v":2,"rec":"session","id":"%d1111111-0000-4000-8000-000000000000","at":%[2]q,"tool":"tool",`+
-			`"args":[],"cwd":"/","pid":1,"wrapper":1,"label":"api","status":"crashed","activity":"","started_at":%[2]q,"ended_at":%[2]q,`+
-			`"exit_code":null,"thread_id":%[1]d,"thread_chat_id":%[3]d,"thread_ended":false}`, thread, ago, chat))
-	}
-	if err := os.WriteFile(filepath.Join(p.dir, "state.jsonl"), []byte(state), 0o600); err != nil {
-		t.Fatal(err)
+		plant(t, p.dir, fmt.Sprintf(`"rec":"session","id":"%d1111111-0000-4000-8000-000000000000",%s,"tool":"tool","label":"api",`+
+			`"status":"crashed","thread_id":%[1]d,"thread_chat_id":%[3]d,"thread_ended":false`, thread, ago(time.Hour), chat))
 	}
 	p.starts("poller")
 	p.w.await(t, "the topic says it", func() bool { return p.w.topics[7] == "✗ api · tool 71111111" })
@@ -6992,97 +6984,6 @@ func TestHeadOnThePhone(t *testing.T) {
 	if seq, hash, _ := strings.Cut(head[1], " "); err != nil ||
 		!regexp.MustCompile(`(?m)^\{"seq":`+seq+`,.*"hash":"`+hash+`"\}$`).Match(log) {
 		t.Errorf("%q is not the head of an entry in\n%s", head[1], log)
-	}
-}
-
-// ---- audit.go: logs and the debug bundle ----
-// What is read, and what may leave the machine.
-
-// TestLogs: logs prints the local time, each value so that it cannot be taken for another and nothing that a terminal obeys;
-// with --session those of one, with --tail the last ten and those that come. What cannot be read is an error.
-func TestLogs(t *testing.T) {
-	t.Parallel()
-	dir := home(t, "")
-	var log strings.Builder
-	for i := range 12 {
-		fmt.Fprintf(&log, "\"event\":\"REPLY_REJECTED\",\"session_id\":\"%08d-1\",\"n\":%d,\"reason\":\"there is no \\\"0\\\" by=x\",\"by\":\"cli\","+
-			"\"exit_code\":null,\"label\":\"\",\"who\":\"x\\u001b[2J\u009b31m\\n{}\",\"a_sha256\":\"sha256:0\"\n", i, i)
-	}
-	path := filepath.Join(dir, "audit.log")
-	makeFile(t, chained(log.String())+"damaged \x1b[2J\n", path)
-	for _, r := range table(t, "logs.txt") {
-		code, out, says := cli(t, dir, strings.Fields(r["args"])...)
-		out += says
-		if code != digits(r["exit"]) || strings.Count(out, "\n") < digits(r["lines"]) || !matches(r["says"], out) || strings.ContainsAny(out, "\x1b\u009b") {
-			t.Errorf("%s: exit %d, %q", r["at"], code, out)
-		}
-	}
-	tail := newScript(t, dir, "", "logs", "--tail")
-	tail.Stdout = nil
-	stdout, _ := tail.StdoutPipe()
-	tail.begin()
-	defer tail.Wait()
-	defer tail.Process.Kill()
-	lines := bufio.NewScanner(stdout)
-	for _, want := range strings.Fields("00000003 00000004 00000005 00000006 00000007 00000008 00000009 00000010 00000011 damaged NEWS") {
-		if want == "NEWS" {
-			f, _ := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
-			f.WriteString(chained(`"event":"NEWS"`))
-			f.Close()
-		}
-		if !lines.Scan() || !strings.Contains(lines.Text(), want) {
-			t.Errorf("the tail has %q, want %s", lines.Text(), want)
-		}
-	}
-	os.Remove(path)
-	os.Mkdir(path, 0o700)
-	if code, out, says := cli(t, dir, "logs"); code != 1 || out != "" || !strings.Contains(says, "audit.log") {
-		t.Errorf("a log that cannot be read: exit %d, %s%s", code, out, says)
-	}
-}
-
-// TestBundle: a debug bundle leaves out what people wrote unless --full, and secrets, nonces and other files always. It runs
-// no tool, replaces no file, and says what it could not read.
-func TestBundle(t *testing.T) {
-	dir := home(t, "[telegram]\nbot_token = '"+fakeToken+"'\nchat_id = 7\nallowed_users = [7]\n")
-	bin, asked := versionedClaude(t, "9999.1.2")
-	t.Setenv("PATH", bin)
-	for name, text := range map[string]string{
-		"state.jsonl": `{"v":2,"rec":"prompt","id":"p1","excerpt":"rm the-excerpt","value":"the-answer","choices":[{"label":"the-choice"}],` +
-			`"nonce":"the-nonce","status":"resolved","messages":[{"id":17}]}` + "\nthe-torn",
-		"audit.log":       `{"seq":1,"event":"PROMPT_RESOLVED","excerpt":"the-excerpt","value":"the-answer"}` + "\n",
-		"atlasbridge.log": `{"level":"ERROR","msg":"calling ` + fakeToken + `"}` + "\n",
-		"other.txt":       "the-stranger",
-	} {
-		makeFile(t, text, dir, name)
-	}
-	os.Mkdir(filepath.Join(dir, "atlasbridge.log.1"), 0o700)
-	for column, flag := range map[string]string{"usual": "", "full": "--full"} {
-		path := filepath.Join(t.TempDir(), "b.tar.gz")
-		args := append([]string{"debug", "bundle", "--output", path}, strings.Fields(flag)...)
-		code, out, says := cli(t, dir, args...)
-		info, err := os.Stat(path)
-		if code != 0 || err != nil || info.Mode().Perm() != 0o600 || !strings.Contains(out, "state.jsonl") ||
-			!matches(`left out: .*atlasbridge\.log\.1`, says) {
-			t.Fatalf("%q: exit %d, %v, %v, %s%s", args, code, info, err, out, says)
-		}
-		f, _ := os.Open(path)
-		defer f.Close()
-		zip, _ := gzip.NewReader(f)
-		all := ""
-		tape := tar.NewReader(zip)
-		for head, err := tape.Next(); err == nil; head, err = tape.Next() {
-			text, _ := io.ReadAll(tape)
-			all += fmt.Sprintf("<%s %o>%s\n", filepath.Base(head.Name), head.Mode, text)
-		}
-		for _, r := range table(t, "bundle.txt") {
-			if strings.Contains(all, r["text"]) != (r[column] == "yes") {
-				t.Errorf("%s: %s: the bundle has it: not %s\n%s", r["at"], column, r[column], all)
-			}
-		}
-		if code, _, says := cli(t, dir, args...); code != 1 || !strings.Contains(says, "--output") || asked() != 0 {
-			t.Errorf("over a file: exit %d, %s; claude was run %d times", code, says, asked())
-		}
 	}
 }
 
