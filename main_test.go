@@ -4332,11 +4332,7 @@ func newQuiz(t *testing.T, b block) *quiz {
 	interpreter, program := "bash", b.parts["program"]
 	if strings.Contains(program, "say(") {
 		interpreter = "python3"
-		prelude, err := os.ReadFile(filepath.Join("testdata", "quiz.py"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		program = string(prelude) + program
+		program = textOf(t, "testdata", "quiz.py") + program
 	}
 	needTool(t, "bash", "stty", "sleep", "seq", interpreter)
 	writeProgram(t, filepath.Join(a.folder, "p"), program)
@@ -4401,14 +4397,6 @@ func elsewhere(t *testing.T, folder string, argv ...string) (address string) {
 	return listener.Addr().String()
 }
 
-// tells makes the file that the program waits for.
-func (a *quiz) tells(name string) {
-	a.t.Helper()
-	if err := os.WriteFile(filepath.Join(a.folder, name), nil, 0o600); err != nil {
-		a.t.Fatal(err)
-	}
-}
-
 // got is what the program has read.
 func (a *quiz) got() string {
 	text, _ := os.ReadFile(filepath.Join(a.folder, "got")) // not there: nothing
@@ -4431,19 +4419,6 @@ func (a *quiz) asks(after int64, text, label string) (found seen) {
 		_, ok := m.ending(label)
 		return ok && m.id > after && strings.Contains(m.text, text)
 	})
-}
-
-// asksNothing waits for longer than anything takes to be asked, and then for nothing that can be answered by Yes.
-func (a *quiz) asksNothing() {
-	a.t.Helper()
-	<-time.After(2 * time.Second)
-	a.botAPI.mu.Lock()
-	defer a.botAPI.mu.Unlock()
-	for _, m := range a.messages {
-		if _, ok := m.choice(yesButton); ok {
-			a.t.Errorf("what is over is asked: %q", m.text)
-		}
-	}
 }
 
 // TestPrograms: what a person reads on the phone is all that is asked, as long as it is asked, and what is tapped there is
@@ -4533,7 +4508,14 @@ func (a *quiz) play(verb, words string) {
 			a.t.Errorf("the phone was sent %q", said)
 		}
 	case "quiet":
-		a.asksNothing()
+		<-time.After(2 * time.Second) // longer than anything takes to be asked
+		a.botAPI.change(func() {
+			for _, m := range a.messages {
+				if _, ok := m.choice(yesButton); ok {
+					a.t.Errorf("what is over is asked: %q", m.text)
+				}
+			}
+		})
 	case "reads":
 		a.reads(words + " ")
 	case "types":
@@ -4541,7 +4523,7 @@ func (a *quiz) play(verb, words string) {
 	case "sees":
 		a.sees(words)
 	case "make":
-		a.tells(words)
+		makeFile(a.t, "", a.folder, words)
 	case "await":
 		comesTrue(a.t, "the program marks "+words, func() bool { return len(inFolder(a.folder, words)) > 0 })
 	default:
@@ -4652,27 +4634,6 @@ func TestBusyToolTakesItLate(t *testing.T) {
 	})
 }
 
-// TestTextAfterAScript: a text that was meant for a script's question, which has just been answered, does not answer the
-// only session's, however long that has been there.
-func TestTextAfterAScript(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	w, c, dir, _ := stageSession(t, "")
-	c.show("ask", "Delete production? (y/n) ")
-	w.find("Delete production?", yesButton)
-	awaitPrompt(t, dir, "Delete production?", "awaiting_reply")
-	script := asks(t, dir, "", "Delete the cache?")
-	tapped := time.Now().Unix()
-	w.press(w.shows("Delete the cache?", "Yes"), "Yes")
-	script.gets(0, "yes\n", "")
-	w.change(func() { w.dates -= time.Now().Unix() - tapped }) // written then, however long the script took to end
-	id := w.writes("y", 0)
-	w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was done: `, id))
-	if keys := c.keys(); keys != "" {
-		t.Errorf("%q was typed", keys)
-	}
-}
-
 // TestTextForWhoHasEnded: a text that was written while the session that it was for still ran goes to no other.
 func TestTextForWhoHasEnded(t *testing.T) {
 	t.Parallel()
@@ -4724,9 +4685,7 @@ func TestNumbersOfAnotherChat(t *testing.T) {
 	m := w.find("Delete production?", yesButton)
 	awaitPrompt(t, dir, "", "awaiting_reply")
 	moved := strings.NewReplacer("chat_id = 1001", "chat_id = 1002", "[1001]", "[1002]").Replace(w.config(""))
-	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(moved), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	makeFile(t, moved, dir, "config.toml")
 	chat := map[string]any{"id": 1002, "type": "private"}
 	list := map[string]any{"message_id": m.id, "date": 5, "chat": chat, "text": "Running: nothing",
 		"from": map[string]any{"id": 9, "is_bot": true}}
@@ -4759,31 +4718,11 @@ func TestShownInAnotherChat(t *testing.T) {
 	w.press(w.shows("Apply?", "Show all"), "Show all")
 	m := w.shows("Apply?", "Yes")
 	moved := strings.NewReplacer("chat_id = 1001", "chat_id = 1002", "[1001]", "[1002]").Replace(w.config(""))
-	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(moved), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	makeFile(t, moved, dir, "config.toml")
 	there := w.where("it is asked there", func(now seen) bool { return now.id > m.id && len(now.buttons) > 0 })
 	if _, ok := there.ending("Yes"); ok {
 		t.Errorf("it can be allowed: %v", there.buttons)
 	}
-}
-
-// TestReplyToWhatIsNotRecorded: while nobody knows whether the question's message was sent, a reply to it answers it, as
-// a tap does; a text that replies to nothing is refused with words.
-func TestReplyToWhatIsNotRecorded(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	w, c, _, _ := stageSession(t, "")
-	defer w.loses("Delete")()
-	c.show("ask", "Delete the cache? (y/n) ")
-	m := w.find("Delete the cache?", yesButton)
-	id := w.writes("y", 0)
-	w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was done: .*question's own message`, id))
-	if keys := c.keys(); keys != "" {
-		t.Errorf("%q was typed", keys)
-	}
-	w.writes("n", m.id)
-	c.reads("ask", "n\n")
 }
 
 // TestTakenOutOfTheAllowlist: who is taken out of config.toml answers nothing from then on, also where nobody told the
@@ -4805,17 +4744,12 @@ func TestTakenOutOfTheAllowlist(t *testing.T) {
 			"from": map[string]any{"id": by}, "message": map[string]any{"message_id": m.id, "date": time.Now().Unix(),
 				"chat": map[string]any{"id": -1005, "type": "supergroup"}}}})
 	}
-	writeConfig := func(text string) {
-		if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 	first := asks(t, dir, "", "--timeout", "50s", "First?")
 	m := p.shows("First?", "Yes")
-	writeConfig(group("[1001]"))
+	makeFile(t, group("[1001]"), dir, "config.toml")
 	taps(m, 1002, "Yes")
 	comesTrue(t, "who was taken out is a stranger", func() bool { return len(entries(t, dir, "UNAUTHORIZED")) > 0 })
-	writeConfig("nonsense")
+	makeFile(t, "nonsense", dir, "config.toml")
 	taps(m, 1001, "No")
 	first.gets(1, "no\n", "")
 	p.shows("the settings stay as they were", "")
@@ -4899,12 +4833,10 @@ func pageOf(t *testing.T, b block) (*inquiry, *terminal) {
 	c := &inquiry{block: b, botAPI: w, t: t, dir: home(t, w.config("away_after_seconds = 0\n"+b.parts["config"]))}
 	text, err := strconv.Unquote("\"" + strings.ReplaceAll(strings.ReplaceAll(strings.TrimSuffix(screen, "\n"), `"`, `\"`), "\n", "\\r\\n") + "\"")
 	file := filepath.Join(t.TempDir(), "screen")
-	if err == nil {
-		err = os.WriteFile(file, []byte(text), 0o600)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	makeFile(t, text, file)
 	program := "stty " + cmp.Or(strings.TrimSpace(b.parts["modes"]), "sane") + "; cat \"$0\"; dd ibs=1 count=1 2>/dev/null >&2"
 	return c, bridge(t, c.dir, "run", "--name", "api", "sh", "-c", program, file)
 }
@@ -5952,9 +5884,7 @@ func TestUpdatesByBot(t *testing.T) {
 	p.tools["api"].reads("start", "one\n")
 	p.w.confirmed(t, p.w.lastUp) // from now on the old bot's polls are no first ones
 	config := strings.Replace(p.w.config(""), fakeToken, "987654321"+fakeToken[9:], 1)
-	if err := os.WriteFile(filepath.Join(p.dir, "config.toml"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	makeFile(t, config, p.dir, "config.toml")
 	p.terms["api"].signal("HUP")
 	p.w.await(t, "it asks for those of the new bot", func() bool { return p.w.polls[len(p.w.polls)-1] == 0 && len(p.w.polls) > 1 })
 	p.w.change(func() { p.w.lastUp-- })
@@ -6039,19 +5969,29 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// TestTappedUnknownMessage: a message whose number nobody learned, because an answer was lost, tells it by a tap: that
-// counts as on any other, and the message loses its buttons.
-func TestTappedUnknownMessage(t *testing.T) {
+// TestUnknownMessage: a message whose number nobody learned, because an answer was lost, tells it by a reply or a tap: that
+// counts as on any other, and a message that was tapped loses its buttons. A text that replies to nothing is refused with words.
+func TestUnknownMessage(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	beside(t, []bool{false, true}, func(t *testing.T, over bool) {
+	beside(t, []string{"reply", "tap", "tap when it is over"}, func(t *testing.T, how string) {
 		w, c, dir, _ := stageSession(t, "")
 		release := sync.OnceFunc(w.loses("Go on?"))
 		defer release()
 		c.show("ask", "Go on? (y/n) ")
 		first := w.find("Go on?", yesButton)
+		if how == "reply" {
+			id := w.writes("y", 0)
+			w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d.*Nothing was done: .*question's own message`, id))
+			if keys := c.keys(); keys != "" {
+				t.Errorf("%q was typed", keys)
+			}
+			w.writes("n", first.id)
+			c.reads("ask", "n\n")
+			return
+		}
 		told := "✓ Yes"
-		if over {
+		if how != "tap" {
 			release()
 			second := w.where("it is sent again", func(m seen) bool { return m.id > first.id && len(m.buttons) > 0 })
 			awaitPrompt(t, dir, "", "awaiting_reply")
@@ -6062,7 +6002,7 @@ func TestTappedUnknownMessage(t *testing.T) {
 		if said := w.answer(w.tapped(first.id, first.buttons["Yes"])); !strings.Contains(said, told) {
 			t.Errorf("it is told %q, want %q", said, told)
 		}
-		if !over {
+		if how == "tap" {
 			c.reads("ask", "y\n")
 			w.ended(first.id, saysAnswered)
 		}
@@ -6827,9 +6767,8 @@ func TestHeadOnThePhone(t *testing.T) {
 	if head == nil {
 		t.Fatalf("no head in %q", m.text)
 	}
-	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
-	if seq, hash, _ := strings.Cut(head[1], " "); err != nil ||
-		!regexp.MustCompile(`(?m)^\{"seq":`+seq+`,.*"hash":"`+hash+`"\}$`).Match(log) {
+	log := textOf(t, dir, "audit.log")
+	if seq, hash, _ := strings.Cut(head[1], " "); !matches(`(?m)^\{"seq":`+seq+`,.*"hash":"`+hash+`"\}$`, log) {
 		t.Errorf("%q is not the head of an entry in\n%s", head[1], log)
 	}
 }
@@ -12120,12 +12059,8 @@ type swap struct{ file, from, to string }
 // readMutants returns the mutants in testdata/mutants.txt.
 func readMutants(t *testing.T) (all []guard) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", "mutants.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	head := regexp.MustCompile(`^= (\S+) (\S+) (\S+): (.+)$`)
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(textOf(t, "testdata", "mutants.txt")) {
 		kind, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 		if h := head.FindStringSubmatch(strings.TrimSpace(line)); h != nil {
 			all = append(all, guard{name: h[1], test: h[3], promise: h[4], edits: []swap{{file: h[2]}}})
@@ -12158,11 +12093,7 @@ func TestMutants(t *testing.T) {
 	for _, m := range mutants {
 		for _, e := range m.edits {
 			if program[e.file] == "" {
-				text, err := os.ReadFile(e.file)
-				if err != nil {
-					t.Fatal(err)
-				}
-				program[e.file] = string(text)
+				program[e.file] = textOf(t, e.file)
 			}
 			if n := strings.Count(program[e.file], e.from); n != 1 {
 				t.Errorf("mutant %s: its lines stand %d times in %s:\n%s", m.name, n, e.file, e.from)
@@ -12208,17 +12139,13 @@ func buildMutants(t *testing.T, program map[string]string) (suite string) {
 	replace := map[string]string{}
 	for file, text := range program {
 		replace[filepath.Join(here, file)] = filepath.Join(dir, file)
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		makeFile(t, text, dir, file)
 	}
 	overlay, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	makeFile(t, string(overlay), dir, "overlay.json")
 	suite = filepath.Join(dir, "suite")
 	build := exec.Command("go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", suite, ".")
 	if out, err := build.CombinedOutput(); err != nil {
