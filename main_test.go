@@ -10606,7 +10606,6 @@ var (
 	yesButton     = regexp.MustCompile(`(?i)^[^\pL\d]*(\d+[.:)]?\s*)?(yes|allow|continue)[^\pL]*$`)
 	noButton      = regexp.MustCompile(`(?i)^[^\pL\d]*(\d+[.:)]?\s*)?(no|deny)[^\pL]*$`)
 	showAllButton = regexp.MustCompile(`(?i)show all`)
-	againButton   = regexp.MustCompile(`(?i)ask again`)
 	enterButton   = regexp.MustCompile(`(?i)enter|continue`)
 	grantButton   = regexp.MustCompile(`(?i)\b(yes|enter|allow|approve|continue|execute)\b`)
 	anyButton     = regexp.MustCompile(`.`)
