@@ -4639,8 +4639,8 @@ func TestTextForWhoHasEnded(t *testing.T) {
 	t.Parallel()
 	p := newPhonePlay(t, "api")
 	soon := strings.Replace(ago(-time.Hour), `"at"`, `"ended_at"`, 1) // after the text was written
-	plant(t, p.dir, `"rec":"session","id":"gone","status":"completed",`+ago(0)+","+soon,
-		`"rec":"meta","id":"claim telegram:1001","value":"gone",`+ago(0))
+	plant(t, p.dir, `"rec":"session","id":"gone-for-good","status":"completed",`+ago(0)+","+soon,
+		`"rec":"meta","id":"claim telegram:1001","value":"gone-for-good",`+ago(0))
 	p.plays(row{"text": "delete it", "happens": "says ✗ Which session?"})
 	p.plays(row{"text": "/keys ENTER", "happens": "says ✗ Which session?"})
 }
