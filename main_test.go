@@ -92,7 +92,8 @@ func TestScripts(t *testing.T) {
 //	bot             starts a Bot API, and makes a config.toml of the lines below and what reaches it; where "bare", none
 //	always METHOD … it answers that method so from now on: an error code and words, or a result as JSON
 //	once METHOD …   it answers the next such call so; well: no call is refused any more
-//	phone ID TEXT   user ID writes that to the bot; a TEXT "tap LABEL" taps a button of the message that has one
+//	phone ID TEXT   user ID writes that to the bot
+//	tap LABEL       user 1001 taps a button of the message that has one
 //	shown WORDS     waits until the phone shows them
 //	calls N METHOD  it has been called so often; asks METHOD JSON: and so
 //	$ LINE          a shell runs the line to its end; below it, what is to come: exit N (0), > standard output, ! standard error
@@ -208,6 +209,8 @@ func (s *scene) step(verb, rest, below string) {
 		s.bot.change(func() { s.bot.fault = nil })
 	case "phone":
 		s.phone(first, more)
+	case "tap":
+		s.bot.press(s.bot.shows("", rest), rest)
 	case "shown":
 		s.bot.shows(rest, "")
 	case "calls":
@@ -274,22 +277,12 @@ func (s *scene) answers(method, answer string, once bool) {
 	})
 }
 
-// phone has a user write to the bot, or tap a button.
+// phone has a user write to the bot.
 func (s *scene) phone(user, text string) {
-	id, _ := strconv.Atoi(user)
-	from := map[string]any{"id": id, "first_name": "Ada", "username": "ada_l"}
-	said := map[string]any{"message_id": 1, "date": time.Now().Unix(), "chat": map[string]any{"id": id, "type": "private"}}
-	label, taps := strings.CutPrefix(text, "tap ")
-	if !taps {
-		said["from"] = from
-		said["text"] = text
-		s.bot.update(map[string]any{"message": said})
-		return
-	}
-	m := s.bot.shows("", label)
-	data, _ := m.ending(label)
-	said["message_id"] = m.id
-	s.bot.update(map[string]any{"callback_query": map[string]any{"id": "q" + user, "data": data, "from": from, "message": said}})
+	id := digits(user)
+	s.bot.update(map[string]any{"message": map[string]any{"message_id": 1, "date": time.Now().Unix(), "text": text,
+		"from": map[string]any{"id": id, "first_name": "Ada", "username": "ada_l"},
+		"chat": map[string]any{"id": id, "type": "private"}}})
 }
 
 // runs has a shell run a line.
@@ -1822,27 +1815,6 @@ func TestDoesItRead(t *testing.T) {
 	})
 }
 
-// TestTappedWhileStopped: what was tapped while a tool was stopped is typed when it goes on, and its message says so.
-func TestTappedWhileStopped(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	needTool(t, "dash")
-	w := newBotAPI(t)
-	dir := home(t, w.config("away_after_seconds = 0\n"))
-	script := `set -m; "$TEST_BINARY" run --quiet dash -c 'printf "Go? (y/n) "; read k; echo "got [$k]"'
-		echo stopped; until [ -e "$ATLASBRIDGE_HOME/go" ]; do :; done; fg`
-	x := inTerminal(t, append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir), "dash", "-c", script)
-	m := w.find("Go?", yesButton)
-	awaitPrompt(t, dir, "Go?", "awaiting_reply")
-	x.types("\x1a")
-	x.sees("stopped")
-	w.tap(m, yesButton)
-	writeProgram(t, filepath.Join(dir, "go"), "")
-	x.sees("got [y]")
-	w.ended(m.id, saysAnswered)
-	x.exits(0)
-}
-
 // TestNeighbourSetsNonBlocking: another process that has the host's terminal may set it to O_NONBLOCK: every key typed
 // after that still arrives, all of the output reaches the terminal, and the child ends by itself.
 func TestNeighbourSetsNonBlocking(t *testing.T) {
@@ -1895,90 +1867,6 @@ open("done", "w").write("set\n")`
 
 // ---- files and locks ----
 // What is kept is for the user alone, may be used by several processes, and is on the disk when that is said.
-
-// TestPrivateFiles: a file in which others could read or write, or which leads elsewhere, is refused with the reason, and not
-// touched; as soon as the user has mended that it is used again.
-func TestPrivateFiles(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	needTool(t, "mkfifo")
-	shell := func(dir, line string) string {
-		cmd := exec.Command("sh", "-c", line)
-		cmd.Dir, cmd.Env = dir, append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir)
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Fatalf("%s: %v: %s", line, err, out)
-		}
-		return string(out)
-	}
-	aside := "mv state.jsonl other; "
-	for _, row := range []struct{ does, says, mends string }{
-		{"chmod 644 state.jsonl", `others \(mode 0644\)`, "chmod go= state.jsonl"},
-		{aside + "ln -s other state.jsonl", "symbolic link", "mv other state.jsonl"},
-		{aside + "ln -s nowhere state.jsonl", "symbolic link", "mv other state.jsonl; [ ! -e nowhere ]"},
-		{aside + "mkdir -m 700 state.jsonl", "is a directory", "rmdir state.jsonl; mv other state.jsonl"},
-		{aside + "mkfifo -m 600 state.jsonl", "is no file", "mv other state.jsonl"},
-		{"[ $(id -u) = 0 ] && chown 7 state.jsonl || chmod 640 state.jsonl", "user 7's|others", "chown $(id -u) state.jsonl; chmod 600 state.jsonl"},
-	} {
-		dir := home(t, "")
-		shell(dir, `umask 0; "$TEST_BINARY" run --quiet true`)
-		if wide := shell(dir, "find . -perm -040 -o -perm -020 -o -perm -010 -o -perm -04 -o -perm -02 -o -perm -01"); wide != "" {
-			t.Errorf("others can reach %s", wide)
-		}
-		before := shell(dir, "cat state.jsonl")
-		shell(dir, row.does)
-		if code, _, errs := cli(t, dir, "status"); code != 1 || !matches(row.says, errs) {
-			t.Errorf("%s: exit %d, %s; want %q", row.does, code, errs, row.says)
-		}
-		shell(dir, row.mends)
-		if code, out, errs := cli(t, dir, "status", "--all"); code != 0 || !strings.Contains(out, "completed") || shell(dir, "cat state.jsonl") != before {
-			t.Errorf("%s, mended by %s: exit %d, %s%s", row.does, row.mends, code, out, errs)
-		}
-	}
-}
-
-// TestStoppedWithALock: where another process keeps the lock of the state a command ends with what to do about it, and
-// works as soon as the lock is free, or another file has its name.
-func TestStoppedWithALock(t *testing.T) {
-	t.Parallel()
-	needTool(t, "flock")
-	dir := home(t, "")
-	path := filepath.Join(dir, "state.lock")
-	holder := exec.Command("sh", "-c", `umask 077; exec flock "$0" sh -c "echo held; read x"`, path)
-	in, err1 := holder.StdinPipe()
-	out, err2 := holder.StdoutPipe()
-	if err := errors.Join(err1, err2, holder.Start()); err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close() // which ends it
-	if _, err := io.ReadFull(out, make([]byte, len("held\n"))); err != nil {
-		t.Fatal(err)
-	}
-	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); code == 0 || !strings.Contains(errs, "continue it, if it is stopped") {
-		t.Errorf("while it is held: exit %d, %s", code, errs)
-	}
-	os.Remove(path) // whoever does that parts nobody: each takes the one that is there
-	if code, _, errs := cli(t, dir, "answer", "12345678", "y"); !strings.Contains(errs, "there is no question") {
-		t.Errorf("after that: exit %d, %s", code, errs)
-	}
-}
-
-// TestFolderThatCannotSync: a file system that cannot make folders durable is none that failed to.
-func TestFolderThatCannotSync(t *testing.T) {
-	t.Parallel()
-	needLinux(t)
-	needTool(t, "strace")
-	for fault, want := range map[string]int{"EINVAL": 124, "EOPNOTSUPP": 124, "ENOTTY": 124, "EIO": 125, "ENOSPC": 125} {
-		dir := home(t, "")
-		cmd := exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-P", dir, "-e", "inject=fsync:error="+fault,
-			os.Args[0], "ask", "--timeout", "3s", "Really?")
-		cmd.Env = append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir)
-		out, err := cmd.CombinedOutput()
-		if code := cmd.ProcessState.ExitCode(); code != want {
-			t.Errorf("%s: exit %d, want %d: %s%v", fault, code, want, out, err)
-		}
-	}
-}
 
 // ---- pty: Windows ----
 // The same promises on the other system.
@@ -2114,21 +2002,6 @@ func TestWindowsUnderWine(t *testing.T) {
 // ---- main.go: session ----
 // What the loop does with bytes, questions and time, without a terminal.
 
-// A version that was not tried is told once in each run; with --quiet not a byte is told.
-func TestVersionWarning(t *testing.T) {
-	needUnix(t)
-	bin, _ := versionedClaude(t, "9.9.9")
-	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	for flags, want := range map[string]string{"": "atlasbridge: claude 9.9.9 is untested", "--quiet": "hello"} {
-		x := bridge(t, home(t, ""), strings.Fields("run "+flags+" claude")...)
-		x.exits(0)
-		shown := strings.TrimSpace(x.shown())
-		if strings.Count(shown, want) != 1 || strings.Count(shown, "hello") != 1 || flags != "" && shown != want {
-			t.Errorf("%q: the terminal shows\n%s", flags, shown)
-		}
-	}
-}
-
 // TestCleanText lets nothing through that a terminal, a line discipline or a paste would act on.
 func TestCleanText(t *testing.T) {
 	for text, want := range map[string]string{
@@ -2150,115 +2023,6 @@ func TestCleanText(t *testing.T) {
 		if r != '\n' && r != '\r' && r != '\t' && got != "xy" {
 			t.Errorf("control character %#x gets through: %q", r, got)
 		}
-	}
-}
-
-// Every call in stream-json output is audited, and what each came to, without its output, wherever the output is cut:
-// among a message's content (claude 2.1, qwen), or on a line of its own (gemini 0.61, and the specification's form).
-func TestToolCallsOfStreamJSON(t *testing.T) {
-	output := `{"type":"system"}` + "\r\n" +
-		`{"type":"assistant","message":{"content":[{"type":"text","text":"hi"},` +
-		`{"type":"tool_use","id":"toolu_1","name":"Bash","input":{"command":"ls"}},` +
-		`{"type":"tool_use","id":"toolu_2","name":"Read","input":{"file_path":"a"}}]}}` +
-		"\r\nnot json\r\n" + `{"type":"user","message":{"content":"text"}}` + "\r\n" +
-		`{"type":"user","message":{"content":[{"type":"tool_result","content":"sk-secret","is_error":true,` +
-		`"tool_use_id":"toolu_2"},{"type":"tool_result","content":[{"type":"text","text":"sk-secret"}],` +
-		`"tool_use_id":"toolu_1"}]},"tool_use_result":"sk-secret"}` + "\r\n" +
-		`{"type":"tool_use","tool_name":"run_shell_command","tool_id":"run_1","parameters":{"command":"touch x"}}` + "\n" +
-		`{"type":"tool_result","tool_id":"run_1","status":"success","output":"sk-secret"}` + "\n" +
-		`{"type":"tool_use","id":"id_1","name":"bash","input":{"command":"true"}}` + "\n" +
-		`{"type":"tool_result","tool_id":"run_0","status":"error","output":"sk-secret"}` + "\n"
-	entry := regexp.MustCompile(`"event":"(TOOL_\w+)".*"tool":"(\w*)","tool_use_id":"(\w*)",(.*?)` +
-		`(?:,"arguments_sha256":"sha256:[0-9a-f]{64}")?,"prev_hash"`)
-	want := []string{
-		`TOOL_CALL Bash toolu_1 "arguments":"{\"command\":\"ls\"}"`,
-		`TOOL_CALL Read toolu_2 "arguments":"{\"file_path\":\"a\"}"`,
-		`TOOL_RESULT Read toolu_2 "success":false`,
-		`TOOL_RESULT Bash toolu_1 "success":true`,
-		`TOOL_CALL run_shell_command run_1 "arguments":"{\"command\":\"touch x\"}"`,
-		`TOOL_RESULT run_shell_command run_1 "success":true`,
-		`TOOL_CALL bash id_1 "arguments":"{\"command\":\"true\"}"`,
-		`TOOL_RESULT  run_0 "success":false`,
-	}
-	dir := home(t, "")
-	needTool(t, "dd")
-	printed := filepath.Join(t.TempDir(), "printed")
-	if err := os.WriteFile(printed, []byte(output), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cuts := []string{"1", "7", "100000"}
-	for _, cut := range cuts {
-		script := "dd 2>/dev/null bs=" + cut + " if='" + printed + "'"
-		if code, out, errs := cli(t, dir, "run", "sh", "-c", script, "--output-format=stream-json"); code != 0 || out != output {
-			t.Errorf("exit %d: %s %s", code, out, errs)
-		}
-	}
-	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
-	var got []string
-	for _, e := range entry.FindAllStringSubmatch(string(log), -1) {
-		got = append(got, strings.Join(e[1:], " "))
-	}
-	if err != nil || !slices.Equal(got, slices.Repeat(want, 3)) || strings.Contains(string(log), "sk-secret") {
-		t.Errorf("audited (%v):\n%s", err, strings.Join(got, "\n"))
-	}
-}
-
-// TestChildDoesNotWaitForTheState: a program begins, and ends, while the state cannot be read yet; then its session is
-// recorded, from its start to its end.
-func TestChildDoesNotWaitForTheState(t *testing.T) {
-	needUnix(t)
-	needTool(t, "flock")
-	t.Parallel()
-	dir := home(t, "")
-	mark := filepath.Join(t.TempDir(), "mark")
-	holder := exec.Command("sh", "-c", `umask 077; exec flock "$0" sh -c 'echo held; until [ -e "$0" ]; do sleep 0.01; done' "$1"`,
-		filepath.Join(dir, "state.lock"), mark)
-	out, err := holder.StdoutPipe()
-	if err := errors.Join(err, holder.Start()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.WriteFile(mark, nil, 0o600) }) // which ends it
-	if _, err := io.ReadFull(out, make([]byte, len("held\n"))); err != nil {
-		t.Fatal(err)
-	}
-	if code, _, stderr := cli(t, dir, "run", "--quiet", "sh", "-c", ": > '"+mark+"'; exit 7"); code != 7 {
-		t.Errorf("exit %d, want the program's 7: %s", code, stderr)
-	}
-	all, log := records(t, dir, "session"), jsonLines(t, dir, "audit.log")
-	if len(all) != 1 || all[0].str("status") != "completed" || all[0].str("exit_code") != "7" || all[0].str("ended_at") == "" {
-		t.Errorf("its record is %v", all)
-	}
-	if len(log) != 2 || log[0].str("event") != "SESSION_START" || log[1].str("event") != "SESSION_END" {
-		t.Errorf("the audit log has %v, want its start and its end", log)
-	}
-}
-
-// TestRecordingKeepsSecrets: what is typed while the terminal shows nothing of it, or answers a question for a secret, is
-// in no recording, and who may read the recording is its owner alone, though the file was there.
-func TestRecordingKeepsSecrets(t *testing.T) {
-	needUnix(t)
-	path := filepath.Join(t.TempDir(), "r.cast")
-	if err := os.WriteFile(path, []byte("old"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	x := bridge(t, home(t, ""), "run", "--record", path, "bash", "-c",
-		`read -p "Name: " n; read -s -p "Code: " p; echo; echo "[$n] ${#p}"`)
-	x.sees("Name:")
-	x.types("ada\r")
-	x.sees("Code:")
-	x.types("xyzzy7\r")
-	x.sees("[ada] 6")
-	x.exits(0)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Contains(text, []byte(`"ada\r"`)) || bytes.Count(text, []byte(`"i"`)) != 1 {
-		t.Errorf("recorded: %s", text)
-	}
-	info, err := os.Stat(path)
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("it is %v, %v", info.Mode(), err)
 	}
 }
 
@@ -2294,26 +2058,6 @@ func TestScenes(t *testing.T) {
 	for _, file := range inFolder("testdata/scenes", "*.txt") {
 		name := filepath.Base(file)
 		t.Run(name, func(t *testing.T) { playScenes(t, "scenes/"+name) })
-	}
-}
-
-// TestRecordingStays: a run whose tool cannot be found, or not be run, leaves an old recording as it was, and makes no new one.
-func TestRecordingStays(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	for tool, code := range map[string]int{"no-such-tool-here": 127, dir: 126} {
-		old := filepath.Join(dir, "old.cast")
-		if err := os.WriteFile(old, []byte("kept"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		for _, path := range []string{old, filepath.Join(dir, "new.cast")} {
-			if got, _, errs := cli(t, home(t, ""), "run", "--record", path, tool); got != code && runtime.GOOS != "windows" {
-				t.Errorf("%s: exit %d: %s", tool, got, errs)
-			}
-		}
-		if text, err := os.ReadFile(old); err != nil || string(text) != "kept" || len(inFolder(dir, "*")) != 1 {
-			t.Errorf("%s: %q, %v; there is %q", tool, text, err, inFolder(dir, "*"))
-		}
 	}
 }
 
@@ -2805,47 +2549,6 @@ func TestNothingUnseenIsAllowed(t *testing.T) {
 	})
 }
 
-// TestWaitingLeavesAPipeAlone: what is piped into a tool arrives as it is, whatever waits meanwhile.
-func TestWaitingLeavesAPipeAlone(t *testing.T) {
-	needUnix(t)
-	needTool(t, "cat", "bash")
-	t.Parallel()
-	type row struct {
-		script string
-		after  time.Duration // until the data comes
-	}
-	beside(t, []row{
-		{`cat > "$0"`, time.Second},
-		{`cat > "$0"`, 4 * time.Second},
-		{`echo Press Enter to continue; cat > "$0"`, 4 * time.Second},
-	}, func(t *testing.T, row row) {
-		dir := home(t, "timeout_seconds = 1\nstuck_timeout_seconds = 0.5\n")
-		file := filepath.Join(t.TempDir(), "f")
-		cmd := exec.Command(os.Args[0], "run", "bash", "-c", row.script, file)
-		cmd.Env = append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir)
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		<-time.After(row.after)
-		if _, err := io.WriteString(in, "data\n"); err != nil {
-			t.Error(err)
-		}
-		if err := in.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
-		}
-		if got, err := os.ReadFile(file); err != nil || string(got) != "data\n" {
-			t.Errorf("the file holds %q (%v)", got, err)
-		}
-	})
-}
-
 // TestPasswordToWhatIsNotRecorded: who replies with a password to a message that nobody knows was sent is asked to
 // delete it, too.
 func TestPasswordToWhatIsNotRecorded(t *testing.T) {
@@ -2859,27 +2562,6 @@ func TestPasswordToWhatIsNotRecorded(t *testing.T) {
 	w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d\}.*"✗ .*delete it`, id))
 	x.types("abc\r")
 	x.sees("[3]")
-}
-
-// TestProgramEndsAsItIsAnswered: an answer that finds its program gone is "not delivered", never "answered", also where
-// a child of the program holds the terminal.
-func TestProgramEndsAsItIsAnswered(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	w := newBotAPI(t)
-	c := newPuppet(t, "tool", "puppet")
-	dir := home(t, w.config("away_after_seconds = 0"))
-	bridge(t, dir, "run", "sh", "-c", `trap "" HUP; sleep 30 & exec "$0"`, c.tool)
-	c.show("ask", "Go? (y/n) ")
-	m := w.find("Go?", yesButton)
-	c.order(order{Exit: true})
-	c.until("gone", -1)
-	w.tap(m, yesButton)
-	awaitRecord(t, dir, "prompt", "failed", func(r record) bool { return r.str("status") == "failed" })
-	w.unanswered(m.id, saysLost)
-	if len(entries(t, dir, "REPLY_INJECTED")) > 0 {
-		t.Error("the audit log has it as typed")
-	}
 }
 
 // TestResumedAtItsEnd: a session that is stopped and resumed while it sends its last messages sends all of them.
@@ -3759,70 +3441,6 @@ func TestHookSettings(t *testing.T) {
 	}
 }
 
-// TestHookFromAnyFolder: claude's shell finds us wherever we are installed.
-func TestHookFromAnyFolder(t *testing.T) {
-	t.Parallel()
-	needTool(t, "jq")
-	for _, folder := range []string{"it's here", "a $HOME `b` \"c\""} {
-		t.Run(folder, func(t *testing.T) {
-			t.Parallel()
-			where := t.TempDir()
-			ours := filepath.Join(where, folder, "atlasbridge")
-			err := os.Mkdir(filepath.Dir(ours), 0o700)
-			if err == nil {
-				err = exec.Command("cp", os.Args[0], ours).Run()
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			claude := filepath.Join(where, "claude")
-			writeProgram(t, claude, `#!/bin/sh
-command=$(printf %s "$2" | jq -r '.hooks.PermissionRequest[0].hooks[0].command')
-export ATLASBRIDGE_TEST_CHILD=main
-echo '{"hook_event_name":"PermissionRequest","tool_name":"Bash","cwd":"/","tool_input":{"command":"ls"}}' | sh -c "$command"
-`)
-			p := newBotAPI(t)
-			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main",
-				"ATLASBRIDGE_HOME="+home(t, p.config("away_after_seconds = 1")))
-			x := inTerminal(t, env, ours, "run", claude)
-			p.press(p.shows("ls", "Yes"), "Yes")
-			x.sees(`"behavior":"allow"`)
-			x.exits(0)
-		})
-	}
-}
-
-// TestInputsAreAudited: what the phone has typed is in the audit log, keys by their names, with who it was; and so is who
-// had nothing to say.
-func TestInputsAreAudited(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	w, c, dir, _ := stageSession(t, "")
-	c.order(order{Raw: true, Name: "works", Write: "Working\r\n"})
-	w.find("Working", anyButton)
-	w.update(map[string]any{"message": map[string]any{"message_id": 7, "date": time.Now().Unix(), "text": "hi",
-		"from": map[string]any{"id": 2002, "first_name": "M", "username": "mallory"}, "chat": map[string]any{"id": 2002}}})
-	w.done(w.writes("/keys y ENTER", 0))
-	c.reads("works", "y\r")
-	w.done(w.writes("/stop", 0))
-	c.reads("works", "\x03")
-	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	who := `"by":"telegram:1001","user_id":1001,"username":"Operator"`
-	for _, want := range []string{
-		`"UNAUTHORIZED","update_id":\d+,"by":"telegram:2002","user_id":2002,"username":"mallory","prev_hash"`,
-		`"SESSION_COMMAND","session_id":"[^"]*","command":"keys","keys":"y ENTER",` + who + `,"prev_hash"`,
-		`"INPUT_FORWARDED","session_id":"[^"]*",` + who + `,"keys":"y ENTER","bytes_len":2,"prev_hash"`,
-		`"INPUT_FORWARDED","session_id":"[^"]*",` + who + `,"command":"stop","bytes_len":1,"prev_hash"`,
-	} {
-		if !regexp.MustCompile(want).Match(log) {
-			t.Errorf("not in the log: %s\n%s", want, log)
-		}
-	}
-}
-
 // TestLocalChannelOnlyWaits: with the local channel nothing is typed by waiting, and claude's hooks only audit: its dialog
 // is the user's, as without us, or that of atlasbridge answer.
 func TestLocalChannelOnlyWaits(t *testing.T) {
@@ -4003,59 +3621,6 @@ func TestAskShowsAllOrNothing(t *testing.T) {
 			t.Errorf("it can be allowed, and not all of it was shown: %q", m.text)
 		}
 	}
-}
-
-// TestAskInside: a script in a session asks whatever is typed there, and two may ask at once.
-func TestAskInside(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	p := newBotAPI(t)
-	dir := home(t, p.config("away_after_seconds = 60"))
-	ask := `ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" `
-	x := bridge(t, dir, "run", "--name", "box", "sh", "-c", ask+`ask First?; echo "first $?"; `+
-		ask+`ask --choices a,b Second? & `+ask+`ask Third?; echo "third $?"; wait; echo "all $?"; sleep 1`)
-	m := p.shows("First?", "Yes")
-	x.types("y\r") // is for whatever reads the terminal
-	p.press(m, "No")
-	x.sees("first 1")
-	p.ended(m.id)
-	for range 2 {
-		m := p.where("an open question", func(m seen) bool { return len(m.buttons) > 0 })
-		press := "Yes"
-		if strings.Contains(m.text, "Second?") {
-			press = "b"
-		}
-		p.press(m, press)
-		p.ended(m.id)
-	}
-	x.sees("third 0")
-	x.sees("all 0")
-	x.exits(0)
-	for _, q := range records(t, dir, "prompt") {
-		if q.str("source") != "ask" || q.str("status") != "resolved" || q.str("decided_by") != "telegram:1001" {
-			t.Errorf("the question %q of %s is %s by %s", q.str("question"), q.str("source"), q.str("status"), q.str("decided_by"))
-		}
-	}
-}
-
-// TestAskInsideUnanswered: a session's script learns that nobody answered, and that it was given up is told.
-func TestAskInsideUnanswered(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	p := newBotAPI(t)
-	dir := home(t, p.config(""))
-	ask := `ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" ask `
-	x := bridge(t, dir, "run", "sh", "-c", ask+`--timeout 2s First? & wait $!; echo "first $?"; `+
-		ask+`Second? & sleep 1; kill -9 $!; wait $!; echo "second $?"; `+
-		ask+`Third?; echo "third $?"; sleep 1`)
-	first := p.shows("First?", "Yes")
-	x.sees("first 124")
-	p.ended(first.id)
-	x.sees("second 137")
-	p.press(p.shows("Third?", "Yes"), "Yes")
-	x.sees("third 0")
-	x.exits(0)
-	p.ended(p.shows("Second?", "").id)
 }
 
 // ---- the whole program: debts ----
