@@ -5,10 +5,10 @@
 //	command line, settings, README   testdata/cli/*.txt ask.txt refusals.txt toml.txt
 //	screen, transcript, safe text    screens.txt transcript.txt redact.txt
 //	detector, recordings, lab        tapes/*.txt lines.txt pictures.txt floods.txt mutes.txt examples.txt scenarios/ recordings/
-//	terminal, files, Windows         terminal.txt reading.txt
-//	sessions                         scenes/*.txt typed.txt waiting.txt
+//	terminal, files, Windows         terminal.txt reading.txt wine.txt
+//	sessions                         scenes/*.txt typed.txt waiting.txt hungup.txt
 //	hooks, ask, requests in trouble  hooks.txt dialogs.txt settings.txt asks.txt requests.txt
-//	programs that ask                programs.txt again.txt leftout.txt above.txt moving.txt
+//	programs that ask                programs.txt again.txt leftout.txt above.txt moving.txt unseen.txt
 //	what the phone shows             pages.txt markdown.txt
 //	what the phone sends, pacing     phone.txt updates.txt troubles.txt topics.txt pace.txt
 //	state and audit log              answers.txt transitions.txt retention.txt tamper.txt shown.txt
@@ -560,11 +560,7 @@ func FuzzConfig(f *testing.F) {
 
 // TestREADME: the README's tables say what the program says itself, of commands and of settings, and its lines fit.
 func TestREADME(t *testing.T) {
-	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	readme := string(text)
+	readme := textOf(t, "README.md")
 	for name, summary := range commandsHelped(t) {
 		_, help, _ := cli(t, home(t, ""), "help", name)
 		synopsis, _, _ := strings.Cut(strings.TrimPrefix(help, "atlasbridge "), "\n")
@@ -596,11 +592,7 @@ func TestREADME(t *testing.T) {
 // readmeBlocks are the fenced blocks of the README in that language.
 func readmeBlocks(t *testing.T, language string, count int) (blocks []string) {
 	t.Helper()
-	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(textOf(t, "README.md"), -1) {
 		blocks = append(blocks, m[1])
 	}
 	if len(blocks) != count {
@@ -1807,10 +1799,10 @@ func TestDoesItRead(t *testing.T) {
 			x.signal("TERM")
 			x.exits(143)
 		}
-		text, err := os.ReadFile(cast)
+		text := textOf(t, cast)
 		asks := len(records(t, dir, "prompt")) > 0
-		if err != nil || !strings.Contains(string(text), fmt.Sprintf("%q, %q", "t", r["state"])) || asks && strings.HasPrefix(r["state"], "busy canon") {
-			t.Errorf("%s: %s is never the state, asked: %v; %v\n%s", r["at"], r["state"], asks, err, text)
+		if !strings.Contains(text, fmt.Sprintf("%q, %q", "t", r["state"])) || asks && strings.HasPrefix(r["state"], "busy canon") {
+			t.Errorf("%s: %s is never the state, asked: %v\n%s", r["at"], r["state"], asks, text)
 		}
 	})
 }
@@ -1948,29 +1940,11 @@ func TestWindowsUnderWine(t *testing.T) {
 	for _, umask := range []string{"022", "077"} {
 		t.Run("umask "+umask, func(t *testing.T) {
 			home, run := newWine(t, library[0], umask, program)
-			for _, row := range []struct {
-				args string
-				code int
-				says string
-			}{
-				{"version", 0, "windows/amd64"},
-				{"doctor", 0, "is yours alone"},
-				{"status", 0, "no sessions"},
-				{"config", 0, "retention_days"},
-				{"run --quiet cmd /c echo hi", 0, "hi"},
-				{"run --quiet cmd /c exit 3", 3, ""},
-				{"status --all", 0, "completed"},
-				{"ask --timeout 1s Really?", 124, "nobody answered"},
-				{"answer zz y", 1, "there is no question"},
-				{"approvals", 0, "no open questions"},
-				{"logs", 0, "exit_code=3"},
-				{"audit verify", 0, "audit.log holds"},
-				{"doctor", 0, "is yours alone"},
-			} {
-				t.Run(row.args, func(t *testing.T) {
-					out, code := run(t, "main", strings.Fields(row.args)...)
-					if code != row.code || !strings.Contains(out, row.says) {
-						t.Errorf("exit %d, %q; want %d, %q", code, out, row.code, row.says)
+			for _, r := range table(t, "wine.txt") {
+				t.Run(r["args"], func(t *testing.T) {
+					out, code := run(t, "main", strings.Fields(r["args"])...)
+					if code != digits(r["exit"]) || !strings.Contains(out, r["says"]) {
+						t.Errorf("exit %d, %q; want %s, %q", code, out, r["exit"], r["says"])
 					}
 				})
 			}
@@ -2066,53 +2040,30 @@ func TestScenes(t *testing.T) {
 func TestHungUp(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
-	const plain = `"$TEST_BINARY" run --quiet `
-	const writesOn = `bash -c '(trap "" TERM HUP; for i in {1..3000}; do sleep 0.01; echo x; echo y >&2; done) & sleep 1000'`
-	shellEnds := func(x *terminal, _ int) { x.kill(x.pty.PID(), syscall.SIGKILL) }
-	closed := func(x *terminal, _ int) { x.pty.Close() }
-	hup := func(x *terminal, wrapper int) { x.kill(wrapper, syscall.SIGHUP) }
-	term := func(x *terminal, wrapper int) { x.kill(wrapper, syscall.SIGTERM) }
-	rows := []struct {
-		name    string
-		config  string
-		command string
-		happens func(x *terminal, wrapper int)
-		lives   bool
-	}{
-		{"shell killed", "", plain + "sleep 1000", shellEnds, false},
-		{"shell killed, no job control", "", "set +m; " + plain + "cat", shellEnds, false},
-		{"shell killed, SIGHUP ignored", "", plain + `bash -c 'trap "" HUP; sleep 1000; :'`, shellEnds, false},
-		{"shell killed, all ignored", "", plain + `bash -c 'trap "" HUP TERM; sleep 1000; sleep 1000'`, shellEnds, false},
-		{"shell killed, grandchildren", "", plain + `bash -ic 'sleep 1000 & sleep 1000'`, shellEnds, false},
-		{"closed", "", plain + "cat", closed, false},
-		{"closed, flood", "", plain + "yes", closed, false},
-		{"closed, another session", "", "setsid -w " + plain + "sleep 1000", closed, false},
-		{"closed, orphaned group", "", "set +m; (" + plain + "sleep 1000 &)", closed, false},
-		{"closed, nohup", "", "trap '' HUP; " + plain + "sleep 1000", closed, true},
-		{"SIGHUP", "timeout_seconds = 77\n", plain + "sleep 1000", hup, true},
-		{"SIGHUP, nothing to reload", "", plain + "sleep 1000", hup, false},
-		{"SIGTERM, output that nobody reads", "", plain + `bash -c 'trap "" TERM HUP; yes' | sleep 1000`, term, false},
-		{"SIGTERM, errors that nobody reads", "", plain + `bash -c 'yes >&2' 2>&1 >/dev/null | sleep 1000`, term, false},
-		{"SIGTERM, a grandchild that nobody reads", "", plain + writesOn + " 2>&1 | sleep 1000", term, false},
-		{"SIGHUP, no terminal", "", plain + "sleep 1000 </dev/null 2>&1 | cat", hup, true},
-	}
-	for _, row := range rows {
-		t.Run(row.name, func(t *testing.T) {
+	for _, b := range blocks(t, "hungup.txt") {
+		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
-			dir := home(t, row.config)
+			dir := home(t, b.parts["config"])
 			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+dir, "PS1=ready$ ",
 				"HISTFILE=/dev/null")
 			x := inTerminal(t, env, "bash", "--norc", "--noprofile", "-i")
 			x.sees("ready$")
-			needToolsOf(t, []string{row.command})
-			x.types(row.command + "\r")
+			needToolsOf(t, []string{b.parts[""]})
+			x.types(strings.Replace(strings.TrimSpace(b.parts[""]), "RUN", `"$TEST_BINARY" run --quiet`, 1) + "\r")
 			wrapper, tool := sessionRuns(t, dir)
 			t.Cleanup(func() { x.kill(wrapper, syscall.SIGKILL) })
-			row.happens(x, wrapper)
-			if row.lives {
+			switch happens, _, _ := strings.Cut(b.name, ","); happens {
+			case "shell killed":
+				x.signal("KILL")
+			case "closed":
+				x.pty.Close()
+			default:
+				signals(t, wrapper, strings.TrimPrefix(happens, "SIG"))
+			}
+			if _, lives := b.parts["lives"]; lives {
 				x.kill(wrapper, syscall.SIGHUP) // once more: the first has been dealt with
 				comesTrue(t, "SIGHUP is dealt with", func() bool {
-					return row.name == "closed, nohup" || len(entries(t, dir, "CONFIG_RELOADED")) > 0
+					return b.name == "closed, nohup" || len(entries(t, dir, "CONFIG_RELOADED")) > 0
 				})
 				if !running(tool) || !running(wrapper) {
 					t.Error("it has ended")
@@ -2163,9 +2114,7 @@ func TestOutputThatNobodyLookedAt(t *testing.T) {
 	inTerminal(t, env, os.Args[0], "run", c.tool)
 	c.show("a", "Delete a.txt? (y/n) ")
 	id := awaitPrompt(t, dir, "Delete a.txt", "awaiting_reply").str("id")
-	if err := os.WriteFile(stall, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	makeFile(t, "", stall)
 	c.show("b", "\x1b[H\x1b[JDelete b.txt? (y/n) ")
 	if code, _, says := cli(t, dir, "answer", id, "y"); code != 0 {
 		t.Fatalf("the answer is refused: %s", says)
@@ -2269,9 +2218,7 @@ func TestResizedAtStart(t *testing.T) {
 		}
 		size := fmt.Sprintf("%d %d", last.Rows, last.Cols)
 		x.sees(size)
-		if err := os.WriteFile(end, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		makeFile(t, "", end)
 		x.sees("end " + size + " end")
 		x.exits(0)
 		if modes := x.pty.State(); !modes.Canonical || !modes.Echo {
@@ -2491,39 +2438,17 @@ func TestWhatIsSeenMovingIsTheSame(t *testing.T) {
 func TestNothingUnseenIsAllowed(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	words := func(n int) (all string) {
-		for i := range n {
-			all += fmt.Sprintf("w%03d ", i)
-		}
-		return all
-	}
-	command := func(rows int) (all string) {
-		for i := range rows {
-			all += fmt.Sprintf("run --now w%03d /srv/data \\\r\n", i)
-		}
-		return all
-	}
-	menu := "\r\nProceed?\r\n❯ Yes\r\n  No\r\n"
-	type row struct {
-		name  string
-		raw   bool
-		text  string
-		words int
-		want  string
-	}
-	beside(t, []row{
-		{"a line of 1200", false, words(240) + "Proceed? (y/n) ", 240, "y\n"},
-		{"13 rows", false, command(13) + "Proceed? (y/n) ", 13, "y\n"},
-		{"40 rows", false, command(40) + "Proceed? (y/n) ", 40, "y\n"},
-		{"menu of 40 rows", true, "\x1b[?25l" + command(40) + menu, 40, "\r"},
-		{"Enter after 40 rows", false, command(40) + "Press Enter to continue", 40, "\n"},
-	}, func(t *testing.T, row row) {
+	beside(t, table(t, "unseen.txt"), func(t *testing.T, r row) {
 		w, c, _, _ := stageSession(t, "")
-		c.order(order{Raw: row.raw, Name: "ask", Write: row.text})
+		text := ""
+		for i := range digits(r["times"]) {
+			text += fmt.Sprintf(r["line"], i)
+		}
+		c.order(order{Raw: r["mode"] == "raw", Name: "ask", Write: text + r["asks"]})
 		m := w.where("a question", func(m seen) bool { return len(m.buttons) > 0 })
 		missing := func() (list []string) {
 			all := strings.Join(strings.Fields(w.texts()), "")
-			for i := range row.words {
+			for i := range digits(r["times"]) {
 				if word := fmt.Sprintf("w%03d", i); !strings.Contains(all, word) {
 					list = append(list, word)
 				}
@@ -2531,7 +2456,7 @@ func TestNothingUnseenIsAllowed(t *testing.T) {
 			return list
 		}
 		if _, grants := m.choice(grantButton); !grants {
-			if _, ok := m.choice(noButton); !ok && row.want != "\n" {
+			if _, ok := m.choice(noButton); !ok && r["keys"] != "\n" {
 				t.Errorf("it cannot be refused: %v", m.buttons)
 			}
 			w.tap(m, showAllButton)
@@ -2541,11 +2466,10 @@ func TestNothingUnseenIsAllowed(t *testing.T) {
 			})
 		}
 		if list := missing(); len(list) > 0 {
-			t.Errorf("%v can be tapped, and %d of %d words were never shown: %v", m.buttons,
-				len(list), row.words, list)
+			t.Errorf("%v can be tapped, and %d of %s words were never shown: %v", m.buttons, len(list), r["times"], list)
 		}
 		w.tap(m, grantButton)
-		c.reads("ask", row.want)
+		c.reads("ask", r["keys"])
 	})
 }
 
@@ -2790,9 +2714,7 @@ func (s *staged) step(verb, arg string) {
 	case "reload": // the configuration becomes this
 		awaitRun(s.t, s.dir, "")
 		config := strings.ReplaceAll(s.parts[arg], "API\n", s.w.config(""))
-		if err := os.WriteFile(filepath.Join(s.dir, "config.toml"), []byte(config), 0o600); err != nil {
-			s.t.Fatal(err)
-		}
+		makeFile(s.t, config, s.dir, "config.toml")
 		s.x.signal("HUP")
 	case "asked": // a new question is open, or was
 		comesTrue(s.t, "a new question is open", func() bool {
@@ -2880,9 +2802,8 @@ func (s *staged) step(verb, arg string) {
 	case "audited": // the log gets such an event
 		comesTrue(s.t, "the audit log has "+arg, func() bool { return len(entries(s.t, s.dir, arg)) > 0 })
 	case "audit", "unaudited": // the log has such an entry, or none
-		log, err := os.ReadFile(filepath.Join(s.dir, "audit.log"))
-		if err != nil || matches(arg, string(log)) != (verb == "audit") {
-			s.t.Errorf("%s %s: %v in\n%s", verb, arg, err, log)
+		if log := textOf(s.t, s.dir, "audit.log"); matches(arg, log) != (verb == "audit") {
+			s.t.Errorf("%s %s: in\n%s", verb, arg, log)
 		}
 	default:
 		s.t.Fatalf("no such step: %s %s", verb, arg)
@@ -3441,42 +3362,25 @@ func TestHookSettings(t *testing.T) {
 	}
 }
 
-// TestLocalChannelOnlyWaits: with the local channel nothing is typed by waiting, and claude's hooks only audit: its dialog
-// is the user's, as without us, or that of atlasbridge answer.
+// TestLocalChannelOnlyWaits: with the local channel claude's hooks only audit, and nothing is typed by waiting: its dialog is
+// the user's, as without us, or that of atlasbridge answer.
 func TestLocalChannelOnlyWaits(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	flags := []string{"--channel", "local", "--timeout", "2s"}
-	t.Run("claude", func(t *testing.T) {
-		t.Parallel()
-		a := ask{Command: "touch /srv/x", Paint: 100}
-		_, c, dir, x := claudeSession(t, "", play{Asks: []ask{a}}, flags...)
-		p := awaitPrompt(t, dir, a.Command, "expired")
-		if p.str("source") != "screen" || p["value"] != nil || c.count("hookend") > 0 {
-			t.Errorf("it is asked by the %s, and expires with %v", p.str("source"), p["value"])
-		}
-		x.types("1")
-		if r := c.until("decided", 0); r.By != "keyboard" || r.Text != "Yes" || c.keys() != "1" {
-			t.Errorf("%s by %s, %q was typed", r.Text, r.By, c.keys())
-		}
-		c.until("done", -1)
-		if n := len(entries(t, dir, "TOOL_CALL")); n != 1 {
-			t.Errorf("%d calls are audited", n)
-		}
-	})
-	t.Run("yes or no", func(t *testing.T) {
-		t.Parallel()
-		_, c, dir, x := stageSession(t, "", flags...)
-		c.show("ask", "Go on? (y/n) ")
-		if p := awaitPrompt(t, dir, "Go on?", "expired"); p["value"] != nil {
-			t.Errorf("it expires with %v", p["value"])
-		}
-		x.types("y\r")
-		c.reads("ask", "y\n")
-		if keys := c.keys(); keys != "y\n" {
-			t.Errorf("%q was typed", keys)
-		}
-	})
+	a := ask{Command: "touch /srv/x", Paint: 100}
+	_, c, dir, x := claudeSession(t, "", play{Asks: []ask{a}}, "--channel", "local", "--timeout", "2s")
+	p := awaitPrompt(t, dir, a.Command, "expired")
+	if p.str("source") != "screen" || p["value"] != nil || c.count("hookend") > 0 {
+		t.Errorf("it is asked by the %s, and expires with %v", p.str("source"), p["value"])
+	}
+	x.types("1")
+	if r := c.until("decided", 0); r.By != "keyboard" || r.Text != "Yes" || c.keys() != "1" {
+		t.Errorf("%s by %s, %q was typed", r.Text, r.By, c.keys())
+	}
+	c.until("done", -1)
+	if n := len(entries(t, dir, "TOOL_CALL")); n != 1 {
+		t.Errorf("%d calls are audited", n)
+	}
 }
 
 // ---- the whole program: ask ----
