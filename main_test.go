@@ -7,7 +7,7 @@
 //	detector, recordings, lab        tapes/*.txt lines.txt pictures.txt floods.txt mutes.txt examples.txt scenarios/ recordings/
 //	terminal, files, Windows         terminal.txt reading.txt wine.txt
 //	sessions                         scenes/*.txt typed.txt waiting.txt hungup.txt
-//	hooks, ask, requests in trouble  hooks.txt dialogs.txt settings.txt asks.txt requests.txt
+//	hooks, ask, requests in trouble  hooks.txt dialogs.txt asks.txt requests.txt
 //	programs that ask                programs.txt again.txt leftout.txt above.txt moving.txt unseen.txt
 //	what the phone shows             pages.txt markdown.txt
 //	what the phone sends, pacing     phone.txt updates.txt troubles.txt topics.txt pace.txt
@@ -3311,54 +3311,6 @@ func playDialogs(t *testing.T, r row) {
 	}
 	if n := w.came("proceed?"); n > strings.Count(r["does"], "kill") {
 		t.Errorf("%s: a dialog whose hook lives was asked from the screen, too", r["at"])
-	}
-}
-
-// TestHookSettings: claude is given our hooks beside the user's own, which it would use without us; the hooks that only
-// audit a result hold nobody up, and another tool is given nothing.
-func TestHookSettings(t *testing.T) {
-	needUnix(t)
-	t.Parallel()
-	folder := t.TempDir()
-	file, claude, vim := filepath.Join(folder, "s.json"), filepath.Join(folder, "claude"), filepath.Join(folder, "vim")
-	writeProgram(t, file, `{"model":"x","hooks":{"Stop":[{"hooks":[]}]}}`)
-	for _, tool := range []string{claude, vim} {
-		writeProgram(t, tool, "#!/bin/sh\nfor a; do echo \"$a\"; done\n")
-	}
-	given := func(dir, tool, arguments string) []string {
-		words := strings.Fields(arguments)
-		for i, word := range words { // the name may have blanks
-			words[i] = strings.ReplaceAll(word, "FILE", file)
-		}
-		s := runs(t, dir, append([]string{"--channel", "local", tool}, words...)...)
-		s.wait()
-		return strings.Split(strings.TrimSpace(s.stdout.String()), "\n")
-	}
-	for _, r := range table(t, "settings.txt") {
-		got := given(home(t, ""), claude, r["arguments"])
-		var settings struct {
-			Model string
-			Hooks map[string][]struct{ Hooks []struct{ Async bool } }
-		}
-		if r["stops"] != "0" {
-			if err := json.Unmarshal([]byte(got[1]), &settings); err != nil || got[0] != "--settings" {
-				t.Fatalf("%s: claude is given %q (%v)", r["at"], got, err)
-			}
-			got = got[2:]
-		}
-		rest, hooks := strings.ReplaceAll(r["rest"], "FILE", file), settings.Hooks
-		if strings.Join(got, " ") != rest || settings.Model != r["model"] || fmt.Sprint(len(hooks["Stop"])) != r["stops"] {
-			t.Errorf("%s: beside %+v claude is given %q, want %q", r["at"], settings, got, rest)
-		}
-		for event, groups := range hooks {
-			of := groups[len(groups)-1].Hooks
-			if event == "PermissionRequest" || len(of) != 1 || of[0].Async != strings.HasPrefix(event, "PostToolUse") {
-				t.Errorf("%s: with the local channel %s has the hooks %+v", r["at"], event, groups)
-			}
-		}
-	}
-	if got := given(home(t, ""), vim, "x"); len(got) != 1 {
-		t.Errorf("a tool without hooks is given %q", got)
 	}
 }
 
