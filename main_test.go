@@ -241,8 +241,7 @@ func (s *scene) step(verb, rest, below string) {
 		}
 		s.term.types(keys)
 	case "ends":
-		code, _ := strconv.Atoi(rest)
-		s.term.exits(code)
+		s.term.exits(digits(rest))
 	case "signal":
 		s.term.signal(rest)
 	case "stop":
@@ -309,7 +308,7 @@ func (s *scene) runs(line string) {
 // expects notes what is to come of the line that ran.
 func (s *scene) expects(verb, text string) {
 	if verb == "exit" {
-		s.awaits, _ = strconv.Atoi(text)
+		s.awaits = digits(text)
 	} else {
 		s.want[verb] = append(s.want[verb], text)
 	}
@@ -472,8 +471,7 @@ func TestAskedAndAnswered(t *testing.T) {
 		if code, _, stderr := cli(t, s.state(), "answer", p.str("id"), row["answer"]); code != 0 {
 			t.Errorf("%s: %q is not taken: %s", row["at"], row["answer"], stderr)
 		}
-		code, _ := strconv.Atoi(row["exit"]) // "" is 0
-		scripts[i].gets(code, row["prints"]+"\n", ".")
+		scripts[i].gets(digits(row["exit"]), row["prints"]+"\n", ".")
 	}
 }
 
@@ -1011,7 +1009,7 @@ func readTape(t *testing.T, at, name, text string) *tapeText {
 	return c
 }
 
-// digits is a number that a pattern has found.
+// digits is a number that a pattern has found, or a row has; "" is 0.
 func digits(text string) int {
 	n, _ := strconv.Atoi(text)
 	return n
@@ -1736,8 +1734,7 @@ func playTerminal(t *testing.T, b block, with bool) (shown string) {
 
 // keysOf is a text of terminal.txt as it is typed or shown.
 func keysOf(text string) string {
-	text = strings.NewReplacer("⏎", "\r", `\n`, "\r\n", "^H", "\x08", "^Z", "\x1a", "^C", "\x03", "^D", "\x04", `^\`, "\x1c").Replace(text)
-	return text
+	return strings.NewReplacer("⏎", "\r", `\n`, "\r\n", "^H", "\x08", "^Z", "\x1a", "^C", "\x03", "^D", "\x04", `^\`, "\x1c").Replace(text)
 }
 
 // endAll kills processes, which may have ended.
@@ -2552,15 +2549,7 @@ func TestNoKeyIsLost(t *testing.T) {
 			want += piece
 			<-time.After(time.Duration(chance.IntN(1500)) * time.Microsecond) // as fast as a paste over a slow line
 		}
-		c.await(t, "it read all", func() bool {
-			got := ""
-			for _, r := range c.reports {
-				if r.What == "key" {
-					got += r.Text
-				}
-			}
-			return got == want
-		})
+		c.await(t, "it read all", func() bool { return c.read() == want })
 	})
 }
 
@@ -2642,9 +2631,9 @@ func playScene(t *testing.T, parts map[string]string) {
 	s.play(lines)
 	if s.c != nil && s.c.count("gone") == 0 {
 		s.x.types("%\r")
-		s.c.await(s.t, "it reads the last key", func() bool { return strings.Contains(s.read(), "%") })
+		s.c.await(s.t, "it reads the last key", func() bool { return strings.Contains(s.c.read(), "%") })
 		s.c.change(func() {
-			if got, _, _ := strings.Cut(s.read(), "%"); got != s.want {
+			if got, _, _ := strings.Cut(s.c.read(), "%"); got != s.want {
 				t.Errorf("it read %q, want %q", got, s.want)
 			}
 		})
@@ -2696,7 +2685,7 @@ func (s *staged) step(verb, arg string) {
 	case "gets": // it reads these keys next
 		s.want += arg
 		s.c.await(s.t, fmt.Sprintf("it read %q", s.want), func() bool {
-			return s.strays() || len(s.read()) >= len(s.want)
+			return s.strays() || len(s.c.read()) >= len(s.want)
 		})
 	case "type": // at the keyboard
 		s.x.types(arg)
@@ -2845,8 +2834,8 @@ func (s *staged) screen(text string) string {
 }
 
 // read is all that the puppet has read; its lock is held.
-func (s *staged) read() (keys string) {
-	for _, r := range s.c.reports {
+func (c *puppet) read() (keys string) {
+	for _, r := range c.reports {
 		if r.What == "key" {
 			keys += r.Text
 		}
@@ -2856,7 +2845,7 @@ func (s *staged) read() (keys string) {
 
 // strays reports whether the puppet read what it should not, which is an error; its lock is held.
 func (s *staged) strays() bool {
-	got := s.read()
+	got := s.c.read()
 	if strings.HasPrefix(s.want, got) || strings.HasPrefix(got, s.want) && strings.HasSuffix(got, "%") {
 		return false
 	}
@@ -3425,58 +3414,51 @@ func TestAsks(t *testing.T) {
 	beside(t, blocks(t, "asks.txt"), playCase)
 }
 
-// TestAskShowsAll: while not all of what it is about was shown nothing but a refusal is taken; then it can be answered.
+// TestAskShowsAll: while not all of what it is about was shown nothing but a refusal is taken; then it can be answered. Where
+// Telegram refuses a part of it, nothing is allowed, and the script learns of that.
 func TestAskShowsAll(t *testing.T) {
 	t.Parallel()
-	p := newBotAPI(t)
-	dir := home(t, p.config(""))
 	var diff strings.Builder
 	for i := range 600 {
 		fmt.Fprintf(&diff, "+line %d\n", i)
 	}
-	s := asks(t, dir, diff.String(), "--choices", "merge,no", "Merge?", "-")
-	m := p.shows("Merge?", "Show all")
-	if label, ok := m.choice(regexp.MustCompile("merge")); ok {
-		t.Fatalf("%q can be tapped at what nobody has read", label)
-	}
-	data, _ := m.ending("no")
-	if said := p.answer(p.tapped(m.id, strings.TrimSuffix(data, "2")+"1")); !strings.Contains(said, "Show all") {
-		t.Fatalf("a forged tap is told %q", said)
-	}
-	p.press(m, "Show all")
-	all := p.shows("Merge?", "merge")
-	shown := p.texts()
-	for i := range 600 {
-		if !strings.Contains(shown, fmt.Sprintf("+line %d\n", i)) {
-			t.Fatalf("line %d was not shown", i)
+	beside(t, []string{"shown", "refused"}, func(t *testing.T, all string) {
+		p := newBotAPI(t)
+		p.decides(func(method string, params map[string]any) (todo fate) {
+			if all == "refused" && method == "sendMessage" && strings.Contains(fmt.Sprint(params["text"]), "line 300\n") {
+				todo.answer = apiRefusal("whatever")
+			}
+			return todo
+		})
+		s := asks(t, home(t, p.config("")), diff.String(), "--choices", "merge,no", "Merge?", "-")
+		m := p.shows("Merge?", "Show all")
+		if label, ok := m.choice(regexp.MustCompile("merge")); ok {
+			t.Fatalf("%q can be tapped at what nobody has read", label)
 		}
-	}
-	p.press(all, "merge")
-	s.gets(0, "merge\n", "")
-}
-
-// TestAskShowsAllOrNothing: where Telegram refuses a part of what is asked, nothing is allowed: the script learns of it.
-func TestAskShowsAllOrNothing(t *testing.T) {
-	t.Parallel()
-	p := newBotAPI(t)
-	p.decides(func(method string, params map[string]any) (todo fate) {
-		if method == "sendMessage" && strings.Contains(fmt.Sprint(params["text"]), "line 300\n") {
-			todo.answer = apiRefusal("whatever")
+		data, _ := m.ending("no")
+		if said := p.answer(p.tapped(m.id, strings.TrimSuffix(data, "2")+"1")); !strings.Contains(said, "Show all") {
+			t.Fatalf("a forged tap is told %q", said)
 		}
-		return todo
+		p.press(m, "Show all")
+		if all == "refused" {
+			s.gets(125, "", "whatever")
+			for _, m := range p.history() {
+				if _, ok := m.ending("merge"); ok {
+					t.Errorf("it can be allowed, and not all of it was shown: %q", m.text)
+				}
+			}
+			return
+		}
+		m = p.shows("Merge?", "merge")
+		shown := p.texts()
+		for line := range strings.Lines(diff.String()) {
+			if !strings.Contains(shown, line) {
+				t.Fatalf("%q was not shown", line)
+			}
+		}
+		p.press(m, "merge")
+		s.gets(0, "merge\n", "")
 	})
-	var diff strings.Builder
-	for i := range 600 {
-		fmt.Fprintf(&diff, "+line %d\n", i)
-	}
-	s := asks(t, home(t, p.config("")), diff.String(), "Merge?", "-")
-	p.press(p.shows("Merge?", "Show all"), "Show all")
-	s.gets(125, "", "whatever")
-	for _, m := range p.history() {
-		if _, ok := m.ending("Yes"); ok {
-			t.Errorf("it can be allowed, and not all of it was shown: %q", m.text)
-		}
-	}
 }
 
 // ---- the whole program: debts ----
