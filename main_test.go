@@ -95,7 +95,7 @@ func TestScripts(t *testing.T) {
 //	phone ID TEXT   user ID writes that to the bot
 //	tap LABEL       user 1001 taps a button of the message that has one
 //	shown WORDS     waits until the phone shows them
-//	calls N METHOD  it has been called so often; asks METHOD JSON: and so
+//	calls N METHOD  it has been called so often; asks METHOD JSON: and so; sent N WORDS: so many messages had these words
 //	$ LINE          a shell runs the line to its end; below it, what is to come: exit N (0), > standard output, ! standard error
 //	% LINE          a terminal runs the line; sees WORDS (or lacks), types KEYS (Go's escapes) and ends N are about the last one,
 //	                as are signal NAME and stop, which waits until it is stopped and holds no lock
@@ -217,8 +217,12 @@ func (s *scene) step(verb, rest, below string) {
 		if n := s.bot.count(more); strconv.Itoa(n) != first {
 			s.t.Errorf("%s: %d calls of %s, not %s", s.at, n, more, first)
 		}
+	case "sent":
+		if n := s.bot.came(more); strconv.Itoa(n) != first {
+			s.t.Errorf("%s: %d messages with %q were sent, not %s", s.at, n, more, first)
+		}
 	case "asks":
-		s.bot.until(s.t, first, "^"+regexp.QuoteMeta(more)+"$")
+		s.bot.until(s.t, first, "^"+strings.ReplaceAll(regexp.QuoteMeta(more), "…", ".*")+"$")
 	case "$":
 		s.runs(rest)
 	case "%":
@@ -2220,47 +2224,6 @@ func TestResizedAtStart(t *testing.T) {
 		x.exits(0)
 		if modes := x.pty.State(); !modes.Canonical || !modes.Echo {
 			t.Errorf("the terminal is left as %+v", modes)
-		}
-	})
-}
-
-// TestInputsOfTheEnded: what was sent to a session that was killed, or whose program ended, before it could do that is
-// refused; whoever listens then, or the session itself, says so, once.
-func TestInputsOfTheEnded(t *testing.T) {
-	t.Parallel()
-	needUnix(t)
-	beside(t, []string{"the wrapper", "the program"}, func(t *testing.T, killed string) {
-		p := newBotAPI(t)
-		dir := home(t, p.config("free_text_enabled = true"))
-		other := bridge(t, dir, "run", "--name", "other", "sleep", "1000")
-		awaitRun(t, dir, "other")
-		x := bridge(t, dir, "run", "--name", "lost", "sleep", "1000") // it reads nothing: what is sent waits
-		lost := awaitRun(t, dir, "lost")
-		freezes(t, dir, x.pty.PID())
-		to := p.writes("/send lost hello", 0)
-		becomes := func(status string) {
-			awaitRecord(t, dir, "input", status, func(r record) bool { return r.str("status") == status })
-		}
-		becomes("queued")
-		if killed == "the program" { // nobody else is there to say so
-			other.kill(other.pty.PID(), syscall.SIGKILL)
-			x.kill(int(numberOf(lost, "pid")), syscall.SIGKILL)
-			x.signal("CONT")
-		} else {
-			x.kill(x.pty.PID(), syscall.SIGKILL)
-		}
-		p.await(t, "the operator is told", func() bool {
-			for _, call := range p.calls {
-				reply, _ := call.p["reply_parameters"].(map[string]any)
-				if numberOf(reply, "message_id") == to && strings.Contains(fmt.Sprint(call.p["text"]), "the program ended first") {
-					return true
-				}
-			}
-			return false
-		})
-		becomes("refused")
-		if n := p.came("the program ended first"); n != 1 {
-			t.Errorf("it is told %d times", n)
 		}
 	})
 }
