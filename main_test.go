@@ -2516,12 +2516,6 @@ func TestNoKeyIsLost(t *testing.T) {
 	})
 }
 
-// claudeBox is claude's input box with that in it.
-func claudeBox(draft string) string {
-	rule := strings.Repeat("─", 80)
-	return rule + "❯\u00a0" + draft + "\r\n" + rule + fmt.Sprintf("\x1b[2;%dH", 3+len(draft))
-}
-
 // ---- bench: scenes ----
 // What a program, a phone and a keyboard do, one step a line, in testdata/scenes.
 
@@ -10563,23 +10557,6 @@ func textOf(t testing.TB, path ...string) string {
 		t.Fatal(err)
 	}
 	return string(text)
-}
-
-// versionedClaude makes a folder with a program claude of that version. It says hello once the log warns of its version; asked counts how often it was asked for its version.
-func versionedClaude(t testing.TB, version string) (bin string, asked func() int) {
-	t.Helper()
-	needTool(t, "grep", "sleep")
-	bin = t.TempDir()
-	script := fmt.Sprintf(`#!/bin/sh
-case $1 in --version) echo >>'%[1]s/asked'; echo '%[2]s (Claude Code)'; exit ;; esac
-until grep -q %[2]s "$ATLASBRIDGE_HOME/atlasbridge.log"; do sleep 0.02; done
-echo hello
-`, bin, version)
-	writeProgram(t, filepath.Join(bin, "claude"), script)
-	return bin, func() int {
-		lines, _ := os.ReadFile(filepath.Join(bin, "asked")) // not there: never
-		return len(lines)
-	}
 }
 
 // writeProgram makes a script that can be run at once: no child that another test starts meanwhile has it open for
