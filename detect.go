@@ -2757,7 +2757,6 @@ const (
 	anewWait   = 500 * time.Millisecond  // after an answer: what was painted anew since is another question
 	againWait  = 1500 * time.Millisecond // the same where nothing was painted, and the program reads
 	againKnown = 3 * time.Second         // the same of an agent: busy it shows a key after 2.2 s (claude 2.1)
-	maxBlink   = 2 * time.Second         // for half a period: what comes back later is no blinking
 	maxAsked   = 6                       // questions a minute while nothing is typed
 	maxFull    = 16 << 10                // bytes of a dialog
 	maxFar     = 4 << 10                 // characters of what stands above a question's context
@@ -2798,8 +2797,8 @@ type Detector struct {
 
 	outAt     time.Time // when output last came
 	changedAt time.Time // when it last changed the mask
-	movedAt   time.Time // when it last showed something that the last two screens did not
-	shown     [2]string // these screens: what blinks is one of two
+	movedAt   time.Time // when it last showed something else, but for what blinks
+	shown     [3]string // the last screens, the newest first: what blinks alternates between two
 	lookedAt  time.Time // when the screen was last looked at
 	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
 
@@ -2849,7 +2848,7 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 		o.BufferBytes = 4096
 	}
 	o.Context = cmp.Or(o.Context, ref(600))
-	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o}
+	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o, shown: [3]string{"\x00"}} // which no screen shows
 }
 
 // Feed takes output of the child. Next asks for a Tick at lookDue, which looks at it; an earlier one does, too.
@@ -3107,14 +3106,13 @@ func (d *Detector) foldOutput(now time.Time) {
 	if !hidden {
 		mask += fmt.Sprint(row, col)
 	}
-	changed := mask != d.mask || d.changedAt.IsZero()
-	if !slices.Contains(d.shown[:], shown) || changed && d.outAt.Sub(d.changedAt) > maxBlink {
-		d.movedAt = d.outAt
-	}
 	if shown != d.shown[0] {
-		d.shown = [2]string{shown, d.shown[0]}
+		if shown != d.shown[1] || d.shown[0] != d.shown[2] { // else it blinks
+			d.movedAt = d.outAt
+		}
+		d.shown = [3]string{shown, d.shown[0], d.shown[1]}
 	}
-	if changed {
+	if mask != d.mask || d.changedAt.IsZero() {
 		d.mask = mask
 		d.changedAt = d.outAt
 		d.tty = TTYState{}
