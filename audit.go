@@ -237,7 +237,6 @@ type Verdict struct {
 	Reason    string `json:"reason"`
 	Remedy    string `json:"remedy"`
 	Noted     string `json:"noted"` // the last entry that the state knows, as SEQ:HASH; "" none
-	Proves    string `json:"proves"`
 	Limits    string `json:"does_not_prove"`
 
 	begins int64 // behind which entry the log may begin, −1 any
@@ -336,7 +335,7 @@ func (v *Verdict) next(line []byte) (fields []Field, why string) {
 	return fields, ""
 }
 
-// conclude says what the verdict proves, or what to do.
+// conclude says what the verdict does not prove, or what to do.
 func (v *Verdict) conclude() {
 	v.OK = v.Reason == ""
 	if !v.OK {
@@ -344,12 +343,9 @@ func (v *Verdict) conclude() {
 			"and a new one begins"
 		return
 	}
-	v.Proves = "no entry was changed, inserted, removed or reordered"
-	v.Limits = "that the end was not cut off, or all of it rewritten: state.jsonl knows no entry"
-	if v.Noted != "" {
-		v.Proves += ", and none that state.jsonl knows is missing at the end"
-		v.Limits = "that entries were true when written, or that nobody rewrote state.jsonl as well: " +
-			"for that, compare the head with the one on your phone"
+	v.Limits = "that nobody rewrote state.jsonl as well: for that, compare the head with the one on your phone"
+	if v.Noted == "" {
+		v.Limits = "that the end was not cut off, or all of it rewritten: state.jsonl knows no entry"
 	}
 	if v.Behind != "" {
 		v.Limits += "; nor anything about the entries up to " + v.Behind + ", which are in the log before"

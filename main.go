@@ -234,8 +234,8 @@ Examples:
 open questions of all sessions, with the time left
 
 Lists the questions that wait for an answer: the id for atlasbridge answer, the
-session, the time left, the possible answers, and the question itself with the
-command or file it is about, and what each answer means and grants.
+session, the time left, the question with the command or file it is about, and
+the possible answers with what each one means and grants.
 
 Flags:
   --json  print one array`
@@ -294,9 +294,10 @@ recompute the audit chain, name the first bad line
 
 Each line of audit.log has the hash of the line before, so that a line that was
 changed, inserted, moved or removed is found. The state keeps the hash of the
-last line, so that a tail that was cut is found, too; the message that ends a
-session has it as well. If you move audit.log away, the next one says which
-entry it follows.
+last line, so that a tail that was cut is found, too. The message that ends a
+session has the number of that line and the first 24 digits of its hash: only
+that finds who rewrote the state as well. If you move audit.log away, the next
+one says which entry it follows.
 
 An entry has seq, ts, event, the session and the question it is about, and the
 details of the event. prev_hash is the hash of the line before; hash is
@@ -420,8 +421,8 @@ explains the settings, in config.toml and in the environment.`
 	completionPage = `completion bash|zsh|fish
 shell completion
 
-Prints a script with which the shell completes the commands and flags of
-atlasbridge.
+Prints a script with which the shell completes the commands of atlasbridge,
+their flags, and the words that these take.
 
 Examples:
   echo 'eval "$(atlasbridge completion bash)"' >> ~/.bashrc
@@ -596,7 +597,7 @@ func unknown(name string) string {
 			}
 		}
 	}
-	todo := "to run a tool: atlasbridge run TOOL"
+	todo := "`atlasbridge help` lists the commands, `atlasbridge run TOOL` runs a tool"
 	switch {
 	case isTool(name):
 		todo = "did you mean `atlasbridge run " + name + "`?"
@@ -621,7 +622,7 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 
 // complain writes a line for the person to standard error. If that fails, nobody can be told.
 func (c *command) complain(text string) {
-	fmt.Fprintf(c.stderr, "atlasbridge: %s\n", redact(visible(text)))
+	fmt.Fprint(c.stderr, fitted("atlasbridge: "+redact(visible(text))+"\n", c.stderr))
 }
 
 // warn reports what stops nothing, but not in a quiet run, nor in a hook, whose words the tool reads.
@@ -682,9 +683,22 @@ func hintOf(err error) string {
 // Write writes to standard output. After an error nothing more is written, and the command fails in the end.
 func (c *command) Write(p []byte) (int, error) {
 	if c.lost == nil {
-		_, c.lost = c.stdout.Write(p)
+		_, c.lost = io.WriteString(c.stdout, fitted(string(p), c.stdout))
 	}
 	return len(p), c.lost
+}
+
+// reRow is a piece of a row that may be broken at the blank behind it, into pieces of %d columns. A row of JSON, or of a
+// command that may be copied, stays whole.
+const reRow = `(?m)(^ *(?:[]{}["]|(?:\w+: +)?atlasbridge ).*|.{1,%d})( +|\n)`
+
+// fitted returns text with its rows broken between words where f is a terminal and too narrow for them.
+func fitted(text string, f *os.File) string {
+	size, err := terminalSize(f)
+	if err != nil || size.Cols == 0 { // it is not known
+		return text
+	}
+	return re(fmt.Sprintf(reRow, size.Cols)).expr().ReplaceAllString(text, "$1\n")
 }
 
 // printJSON prints v, with times as the files have them.
@@ -708,20 +722,18 @@ func show[T any](c *command, list []T, none, headings string, cells func(T) []an
 	if len(list) == 0 {
 		fmt.Fprintln(c.stderr, none)
 	}
-	w := tabwriter.NewWriter(c, 0, 0, 2, ' ', 0)
+	var table strings.Builder
+	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, headings)
-	oneLine := strings.NewReplacer("\n", " ", "\t", " ")
 	for _, one := range list {
-		row := cells(one)
-		for i, cell := range row {
-			mark := "\t"
-			if i == len(row)-1 {
-				mark = "\n"
-			}
-			fmt.Fprint(w, oneLine.Replace(visible(fmt.Sprint(cell))), mark)
+		var row []string
+		for _, cell := range cells(one) {
+			row = append(row, strings.Join(strings.Fields(visible(fmt.Sprint(cell))), " "))
 		}
+		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
-	w.Flush() // c remembers what could not be written
+	w.Flush() // cannot fail
+	fmt.Fprint(c, table.String())
 	return 0
 }
 
@@ -770,6 +782,7 @@ const bashCompletion = `_atlasbridge() {
   1:*|2:help:*) list=$(atlasbridge help | sed -n 's/^  \([a-z]*\)  *.*/\1/p') ;;
   *:-*:*) list=$(atlasbridge help "$command" 2>/dev/null | sed -n 's/^  \(--[a-z-]*\) .*/\1/p') ;;
   *:--*) list=$(atlasbridge help "$command" 2>/dev/null | sed -n "s/^  $flag \([a-z]*|[a-z|]*\) .*/\1/p") ;;
+  2:*) list=$(atlasbridge help "$command" 2>/dev/null | sed -n '1s/^atlasbridge [a-z]* \([a-z|][a-z|]*\).*/\1/p') ;;
   esac
   local head=${2%%"$cur"}
   COMPREPLY=($(compgen -P "${head#=}" -W "${list//|/ }" -- "$cur"))
@@ -788,6 +801,9 @@ const fishCompletion = `for line in (atlasbridge help | string match -r '^  [a-z
     set -l command (string match -rg '^  ([a-z]+) +(.*)' -- $line)
     complete -c atlasbridge -n '__fish_use_subcommand; or __fish_seen_subcommand_from help' \
         -fa $command[1] -d $command[2]
+    set -l words (atlasbridge help $command[1] | string match -rg '^atlasbridge \S+ ([a-z|]+)' | string replace -a '|' ' ')
+    test -n "$words"; and complete -c atlasbridge -fa $words \
+        -n "__fish_seen_subcommand_from $command[1]; and test (count (commandline -opc)) = 2"
     for line in (atlasbridge help $command[1] | string match -r '^  --.*')
         set -l flag (string match -rg '^  --([a-z-]+) ?(\S*)  +(.*)' -- $line)
         set -l value
@@ -899,16 +915,15 @@ func (d *doctor) found(name string, err error, detail, warning string) {
 func (d *doctor) checkState(dir string) *Store {
 	st, err := openState(dir, d.disk, keepLonger)
 	if err != nil {
-		todo := "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"
-		d.found("state", hinted(err, todo), "", "")
+		d.found("state", hinted(err, "keep a copy (`atlasbridge debug bundle`), then move state.jsonl away"), "", "")
 		return nil
 	}
 	err = hinted(st.NoteFact("doctor", time.Now().UTC().Format(stampLayout)),
 		"make "+dir+" a folder that you can write to, or set ATLASBRIDGE_HOME to another")
 	notes := strings.Join(st.Notes(), "; ")
 	if err == nil && strings.Contains(notes, damagedLine) {
-		todo := "all else counts; keep a copy (`atlasbridge debug bundle`), then delete the damaged line"
-		err = hinted(errors.New(notes), todo)
+		err = hinted(errors.New(notes),
+			"all else counts; keep a copy (`atlasbridge debug bundle`), then delete the damaged line")
 	}
 	d.found("state", err, "can be used: a record was written for a test", notes)
 	return st
@@ -1123,7 +1138,7 @@ func (c *command) status(s *Store) int {
 		if row.Status != "active" && !c.on("all") {
 			continue
 		}
-		row.Open = len(s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && !p.Idle && s.waits(p) }))
+		row.Open = len(s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && s.waits(p) }))
 		list = append(list, row)
 	}
 	slices.SortFunc(list, func(a, b statusRow) int { // "active" sorts first
@@ -1170,14 +1185,10 @@ func cmdApprovals(c *command) int { return c.withState(c.approvals) }
 func (c *command) approvals(s *Store) int {
 	open := s.view.which(s.waits)
 	slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
-	return show(c, open, "no open questions", "PROMPT\tSESSION\tLEFT\tANSWERS\tQUESTION", func(p *PromptRecord) []any {
+	return show(c, open, "no open questions", "PROMPT\tSESSION\tLEFT\tQUESTION · ANSWERS", func(p *PromptRecord) []any {
 		r := s.view.Sessions[p.SessionID]
-		about := cmp.Or(p.words(maxListed), p.Question, p.Excerpt)
-		if len(p.Choices) > 0 && p.Type != YesNo {
-			about += " · " + p.takes()
-		}
-		left := span(time.Until(p.ExpiresAt))
-		return []any{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), left, clip(p.takes(), 24), about}
+		about := p.words(maxListed) + " · " + p.takes()
+		return []any{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)), about}
 	})
 }
 
@@ -1262,8 +1273,7 @@ func (c *command) audit(s *Store) int {
 	case c.on("json"):
 		c.printJSON(v)
 	case v.OK:
-		fmt.Fprintf(c, "audit.log holds: %d entries, head %s\nproves: %s\ndoes not prove: %s\n",
-			v.Entries, v, v.Proves, v.Limits)
+		fmt.Fprintf(c, "audit.log holds: %d entries, head %s\ndoes not prove: %s\n", v.Entries, v, v.Limits)
 	default:
 		fmt.Fprintf(c, "audit.log:%d: %s\n%d entries form one chain\nwhat to do: %s\n",
 			v.Line, visible(v.Reason), v.Entries, v.Remedy)
@@ -4000,24 +4010,25 @@ func (b *books) promptInState(id string) *PromptRecord {
 
 // tellDestination tells the person at the terminal where questions go, before anything of the child's is copied.
 func (b *books) tellDestination() {
-	if b.cfg.Channel != "telegram" {
-		remedy := ""
-		if !b.cfg.choseChannel() {
-			remedy = " (see `atlasbridge setup`)"
+	where := b.cfg.whyLocal() + waitsHere
+	if b.cfg.Channel == "telegram" {
+		where = "questions go to Telegram, bot " + b.tg.botID()
+		if b.relay.interactive && b.cfg.Away > 0 {
+			where += ", " + span(b.cfg.Away) + " after your last key"
 		}
-		fmt.Fprintln(b.notes, "atlasbridge: "+b.cfg.whyLocal()+waitsHere+remedy)
-		return
+		users := b.cfg.row("telegram.allowed_users")
+		if variable, ok := strings.CutPrefix(users.Origin, "environment "); ok { // perhaps another program's
+			where += "; " + variable + " lets " + string(users.Value) + " answer"
+		}
+	} else if !b.cfg.choseChannel() {
+		where += " (see `atlasbridge setup`)"
 	}
-	where := "questions go to Telegram, bot " + b.tg.botID()
-	if b.relay.interactive && b.cfg.Away > 0 {
-		where += ", " + span(b.cfg.Away) + " after your last key"
-	}
-	who := "" // another program's environment may widen who may type here
-	users := b.cfg.row("telegram.allowed_users")
-	if variable, ok := strings.CutPrefix(users.Origin, "environment "); ok {
-		who = "; " + variable + " lets " + string(users.Value) + " answer"
-	}
-	fmt.Fprintln(b.notes, "atlasbridge: "+visible(where)+who)
+	b.tell(visible(where))
+}
+
+// tell says something to the person at the terminal, while that is not raw.
+func (b *books) tell(text string) {
+	fmt.Fprint(b.notes, fitted("atlasbridge: "+text+"\n", b.stderr))
 }
 
 // tellFirst reports trouble at the terminal, once, and only before the child prints; else told is false. Any goroutine
@@ -5042,20 +5053,13 @@ func (b *books) tellEnd() {
 	b.audit("writing the audit log")
 	var head MetaRecord
 	_ = b.st.Look(func(v *View) { head = v.audit() }) // as it was, where it cannot be read
-	lived := span(b.rec.EndedAt.Sub(b.rec.StartedAt))
 	how := howEnded(&b.rec, b.phone.phoneEnds)
-	text := fmt.Sprintf("%s · %s", how, lived)
-	switch n := b.questionsAsked(); n {
-	case 0:
-		if how == "ended" { // nothing that a person needs to know
-			return
-		}
-	case 1:
-		text += " · 1 question"
-	default:
-		text += fmt.Sprintf(" · %d questions", n)
+	asked := b.questionsAsked()
+	if asked == 0 && how == "ended" { // nothing that a person needs to know
+		return
 	}
-	text += fmt.Sprintf("\naudit %d %s", head.Seq, head.Hash)
+	text := fmt.Sprintf("%s · %s · questions: %d\naudit %d %.24s", how, span(b.rec.EndedAt.Sub(b.rec.StartedAt)), asked,
+		head.Seq, strings.TrimPrefix(head.Hash, "sha256:")) // fits into one row
 	b.notify(Notice{Urgent: true, Text: text, Last: true, Ring: b.desk.endRings()})
 }
 
@@ -5087,22 +5091,20 @@ func howEnded(r *SessionRecord, byPhone bool) string {
 
 // tellAtTerminal tells the person at the terminal what they should know of this session.
 func (b *books) tellAtTerminal() {
-	var words strings.Builder
-	tell := func(text string) { words.WriteString("atlasbridge: " + text + "\n") }
 	if b.warning != "" {
-		tell(b.warning)
+		b.tell(b.warning)
 	}
 	if b.relay.unshown != nil && !errors.Is(b.relay.unshown, syscall.EPIPE) { // who closes a pipe wants no more
-		tell("the output could not be written: " + b.relay.unshown.Error())
+		b.tell("the output could not be written: " + b.relay.unshown.Error())
 	}
 	if err := b.watcher.cast.close(time.Now()); err != nil {
-		tell("writing the recording: " + err.Error())
+		b.tell("writing the recording: " + err.Error())
 	}
 	if b.trouble != "" {
-		tell(redact(b.trouble) + " (see `atlasbridge doctor`)")
+		b.tell(redact(b.trouble) + " (see `atlasbridge doctor`)")
 	}
 	for _, what := range b.st.Notes() {
-		tell(what + " (see `atlasbridge doctor`)")
+		b.tell(what + " (see `atlasbridge doctor`)")
 	}
 	ours := b.tg.Trouble()
 	others := ""
@@ -5112,13 +5114,12 @@ func (b *books) tellAtTerminal() {
 	told, _ := b.tg.troubles.Load("told") // nil: nothing
 	switch {
 	case ours != "":
-		tell(ours)
+		b.tell(ours)
 	case others != "" && others != told: // else it was told at the start, and nobody has tried since
-		tell(others)
+		b.tell(others)
 	case others == "" && told != nil:
-		tell(fmt.Sprint("Telegram works again; for a time it did not: ", told))
+		b.tell(fmt.Sprint("Telegram works again; for a time it did not: ", told))
 	}
-	fmt.Fprint(b.notes, words.String())
 }
 
 // ---- asking: a question that is no screen's ----
@@ -5559,6 +5560,7 @@ func ownQuestion(o object, words string, others []string) (p *PromptRecord, labe
 	}
 	asked := Prompt{Type: MultipleChoice, Question: words}
 	p = &PromptRecord{Asked: Asked{Prompt: asked, Subject: safely(words, maxFull)}}
+	o.text("header")                // the name of its tab in the dialog
 	o.take("multiSelect", &p.Multi) // what is no bool is a row
 	labels = map[string]string{}
 	var rows []string

@@ -6123,12 +6123,12 @@ func TestHeadOnThePhone(t *testing.T) {
 	s := begins(t, dir, "", "run", "false")
 	m := bot.shows("audit ", "")
 	s.Wait()
-	head := regexp.MustCompile(`audit (\d+ sha256:[0-9a-f]{64})`).FindStringSubmatch(m.text)
+	head := regexp.MustCompile(`\naudit (\d+ [0-9a-f]{24})\n`).FindStringSubmatch(m.text)
 	if head == nil {
 		t.Fatalf("no head in %q", m.text)
 	}
 	log := textOf(t, dir, "audit.log")
-	if seq, hash, _ := strings.Cut(head[1], " "); !matches(`(?m)^\{"seq":`+seq+`,.*"hash":"`+hash+`"\}$`, log) {
+	if seq, hash, _ := strings.Cut(head[1], " "); !matches(`(?m)^\{"seq":`+seq+`,.*"hash":"sha256:`+hash+`[0-9a-f]{40}"\}$`, log) {
 		t.Errorf("%q is not the head of an entry in\n%s", head[1], log)
 	}
 }

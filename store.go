@@ -2911,9 +2911,9 @@ func (s *Store) holder(name string) int {
 // Alive reports whether the lock of the session, or of the hook's question, is held, or that this cannot be known.
 func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
-// waits reports whether an answer to the prompt can still be taken, and who asked it lives.
+// waits reports whether the prompt is a question to which an answer can still be taken, and who asked it lives.
 func (s *Store) waits(p *PromptRecord) bool {
-	return s.guard(s.view, p, Decision{Trusted: true}, time.Now()) == ""
+	return !p.Idle && s.guard(s.view, p, Decision{Trusted: true}, time.Now()) == ""
 }
 
 // Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes locks of sessions and

@@ -2985,7 +2985,7 @@ func (s *setup) askToken() error {
 	if !onTerminal(s.stdin) {
 		return errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
 	}
-	s.say("In Telegram, @BotFather makes a bot (/newbot)\nor shows its token (/mybots).")
+	s.say("In Telegram, @BotFather makes a bot (/newbot) or shows its token (/mybots).")
 	for {
 		token, err := s.ask("Paste the token here (it is not shown): ")
 		if err != nil {
@@ -3047,8 +3047,9 @@ func (s *setup) meet(bot string) error {
 		return err
 	}
 	if !held {
-		err := fmt.Errorf("process %d listens to the bot: a session, or another setup", s.bot.store.holder("poll.lock"))
-		return hinted(err, "end it, then run atlasbridge setup again")
+		listener := s.bot.store.holder("poll.lock")
+		return hinted(fmt.Errorf("process %d listens to the bot: a session, or another setup", listener),
+			"end it, then run atlasbridge setup again")
 	}
 	defer s.bot.store.LeavePoll()
 	code := newNonce()[:8] // short, for it may be typed by hand
@@ -3061,7 +3062,8 @@ func (s *setup) meet(bot string) error {
 	if err := dropTyped(s.stdin); err != nil {
 		return err
 	}
-	answer, err := s.ask("Is that you? This account can then type into your terminal. [y/N] ")
+	s.say("This account could then type into your terminal.")
+	answer, err := s.ask("Is that you? [y/N] ")
 	yes := strings.EqualFold(answer, "y") || strings.EqualFold(answer, "yes")
 	if err == nil && !yes {
 		err = hinted(errors.New("nobody was trusted"), "run atlasbridge setup again: it makes a new code")
@@ -3079,10 +3081,10 @@ func (s *setup) awaitCode(code string) (*message, error) {
 	for ctx.Err() == nil {
 		var updates []update
 		failed, ok := s.bot.call(ctx, "getUpdates", params, &updates).(*apiError)
-		if ok && !failed.temporary() {
-			return nil, explained(failed)
-		}
 		if ok {
+			if !failed.temporary() {
+				return nil, explained(failed)
+			}
 			_ = sleep(ctx, s.bot.pause(failed, 0)) // the loop ends with it
 		}
 		for _, u := range updates {
@@ -3103,7 +3105,7 @@ func (s *setup) awaitCode(code string) (*message, error) {
 
 // say writes a line that fits the terminal.
 func (s *setup) say(format string, args ...any) {
-	fmt.Fprintf(s.stdout, format+"\n", args...)
+	fmt.Fprintf(s, format+"\n", args...)
 }
 
 // ask returns the line that is typed next, without blanks around it.
