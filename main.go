@@ -203,7 +203,8 @@ Examples:
 check everything; says what to do about each failure
 
 Checks settings, files, audit log, terminal, tools, bot and chat, and says how
-to fix each failure. It sends no message.
+to fix each failure. It sends no message. The last check takes seven seconds: it
+waits for another program that polls the same bot.
 
 Flags:
   --json  print one object
@@ -688,8 +689,8 @@ func (c *command) Write(p []byte) (int, error) {
 	return len(p), c.lost
 }
 
-// reRow is a piece of a row that may be broken at the blank behind it, into pieces of %d columns. A row of JSON, or of a
-// command that may be copied, stays whole.
+// reRow is a piece of a row, of %d columns at most, behind which the row can be broken. A row of JSON, or of a command
+// that may be copied, stays whole.
 const reRow = `(?m)(^ *(?:[]{}["]|(?:\w+: +)?atlasbridge ).*|.{1,%d})( +|\n)`
 
 // fitted returns text with its rows broken between words where f is a terminal and too narrow for them.
@@ -782,7 +783,7 @@ const bashCompletion = `_atlasbridge() {
   1:*|2:help:*) list=$(atlasbridge help | sed -n 's/^  \([a-z]*\)  *.*/\1/p') ;;
   *:-*:*) list=$(atlasbridge help "$command" 2>/dev/null | sed -n 's/^  \(--[a-z-]*\) .*/\1/p') ;;
   *:--*) list=$(atlasbridge help "$command" 2>/dev/null | sed -n "s/^  $flag \([a-z]*|[a-z|]*\) .*/\1/p") ;;
-  2:*) list=$(atlasbridge help "$command" 2>/dev/null | sed -n '1s/^atlasbridge [a-z]* \([a-z|][a-z|]*\).*/\1/p') ;;
+  2:*) list=$(atlasbridge help "$command" 2>/dev/null | sed -n '1s/^[a-z]* [a-z]* \([a-z|][a-z|]*\).*/\1/p') ;;
   esac
   local head=${2%%"$cur"}
   COMPREPLY=($(compgen -P "${head#=}" -W "${list//|/ }" -- "$cur"))
@@ -801,7 +802,8 @@ const fishCompletion = `for line in (atlasbridge help | string match -r '^  [a-z
     set -l command (string match -rg '^  ([a-z]+) +(.*)' -- $line)
     complete -c atlasbridge -n '__fish_use_subcommand; or __fish_seen_subcommand_from help' \
         -fa $command[1] -d $command[2]
-    set -l words (atlasbridge help $command[1] | string match -rg '^atlasbridge \S+ ([a-z|]+)' | string replace -a '|' ' ')
+    set -l words (atlasbridge help $command[1] | string match -rg '^atlasbridge \S+ ([a-z|]+)')
+    set words (string replace -a '|' ' ' -- $words)
     test -n "$words"; and complete -c atlasbridge -fa $words \
         -n "__fish_seen_subcommand_from $command[1]; and test (count (commandline -opc)) = 2"
     for line in (atlasbridge help $command[1] | string match -r '^  --.*')

@@ -1610,7 +1610,7 @@ func (t *Telegram) hint(s *SessionRecord, p *PromptRecord) string {
 	case p.Type == FreeText && t.cfg.Load().FreeText:
 		return "Reply with the text. "
 	case p.Type == FreeText:
-		return "Text from here is off (free_text_enabled): type it at the keyboard. "
+		return "Answering with text is off (free_text_enabled): type it at the keyboard. "
 	case p.Multi:
 		return "Tap to tick, then Submit. "
 	case p.takesText():
@@ -2810,7 +2810,7 @@ func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 	case p.takesKeys(), p.takesReply() && !in.freeText:
 		return "✗ Nothing was typed: that may be no question. Reply to its own message to type there."
 	case p.Type == FreeText && !in.freeText:
-		return "✗ Nothing was typed: text from here is switched off (free_text_enabled)."
+		return "✗ Nothing was typed: answering with text is off (free_text_enabled)."
 	case p.Permission && !replied:
 		return "✗ Nothing was done: a permission is asked for. Tap a button, or reply to it to refuse."
 	}
