@@ -689,17 +689,15 @@ func (c *command) Write(p []byte) (int, error) {
 	return len(p), c.lost
 }
 
-// reRow is a piece of a row, of %d columns at most, behind which the row can be broken. A row of JSON, or of a command
-// that may be copied, stays whole.
-const reRow = `(?m)(^ *(?:[]{}["]|(?:\w+: +)?atlasbridge ).*|.{1,%d})( +|\n)`
-
-// fitted returns text with its rows broken between words where f is a terminal and too narrow for them.
+// fitted returns text with its rows broken between words where f is a terminal and too narrow for them. A row of JSON, or
+// of a command that may be copied, stays whole.
 func fitted(text string, f *os.File) string {
 	size, err := terminalSize(f)
 	if err != nil || size.Cols == 0 { // it is not known
 		return text
 	}
-	return re(fmt.Sprintf(reRow, size.Cols)).expr().ReplaceAllString(text, "$1\n")
+	return re(fmt.Sprintf(`(?m)(^ *(?:[]{}["]|(?:\w+: +)?atlasbridge ).*|.{1,%d})( +|\n)`,
+		min(size.Cols, 1000))).expr().ReplaceAllString(text, "$1\n") // more repetitions no pattern can have
 }
 
 // printJSON prints v, with times as the files have them.
@@ -4025,7 +4023,7 @@ func (b *books) tellDestination() {
 	} else if !b.cfg.choseChannel() {
 		where += " (see `atlasbridge setup`)"
 	}
-	b.tell(visible(where))
+	b.tell(where)
 }
 
 // tell says something to the person at the terminal, while that is not raw.
@@ -4037,11 +4035,11 @@ func (b *books) tell(text string) {
 // may call it.
 func (b *books) tellFirst(trouble string) (told bool) {
 	b.relay.first.Do(func() {
-		end := "\n"
+		text := fitted("atlasbridge: "+trouble+"\n", b.stderr)
 		if b.relay.raw.Load() {
-			end = "\r\n"
+			text = strings.ReplaceAll(text, "\n", "\r\n")
 		}
-		fmt.Fprint(b.notes, "atlasbridge: "+trouble+end)
+		fmt.Fprint(b.notes, text)
 		told = true
 	})
 	return told

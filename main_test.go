@@ -1619,7 +1619,7 @@ func TestEndOfAProgramRings(t *testing.T) {
 	for away, silent := range map[int]any{0: nil, 60: true} {
 		w := newBotAPI(t)
 		bridge(t, home(t, w.config(fmt.Sprint("away_after_seconds = ", away))), "run", "sh", "-c", "exit 3").exits(3)
-		if end := w.until(t, "sendMessage", "sh ended|exit 3|failed|✗"); end.p["disable_notification"] != silent {
+		if end := w.until(t, "sendMessage", "exit 3|failed|✗"); end.p["disable_notification"] != silent {
 			t.Errorf("away after %d s: %v", away, end.p)
 		}
 	}
@@ -2470,7 +2470,7 @@ func TestResumedAtItsEnd(t *testing.T) {
 	m := w.find("Go?", yesButton)
 	c.order(order{Exit: true})
 	w.unanswered(m.id, saysLost)
-	w.where("the end", func(m seen) bool { return strings.Contains(m.text, "tool ended") })
+	w.where("the end", func(m seen) bool { return strings.Contains(m.text, "tool\nended") })
 }
 
 // unlocked tells whether no process of a state folder holds a lock of it.

@@ -961,9 +961,8 @@ func (n Notice) first(about *SessionRecord) (r *richText, rest Notice) {
 	r = &richText{}
 	if about != nil {
 		r.addLine("bold", title(about))
-		text = " " + text
 	}
-	r.add("", strings.TrimRight(text, " "))
+	r.addLine("", text)
 	r.addLine("pre "+n.Lang, mono)
 	if n.leftOut > 0 {
 		r.addLine("", fmt.Sprintf("(%d messages before this one were left out)", n.leftOut))
