@@ -5123,7 +5123,7 @@ func TestTopics(t *testing.T) {
 			}
 			p.unpaced()
 			p.tools[r["name"]].order(order{Exit: true})
-			end := p.w.shows(" ended", "")
+			end := p.w.shows("ended ·", "")
 			if end.thread != m.thread {
 				t.Errorf("%s: the end is told in topic %d", r["at"], end.thread)
 			}
@@ -5194,7 +5194,7 @@ func TestSentIsSent(t *testing.T) {
 	p.tools["api"].show("ask", "Continue? (y/n) ")
 	awaitRecord(t, p.dir, "prompt", "Continue?", func(r record) bool { return newestMessage(r) == 5 })
 	p.tools["api"].order(order{Exit: true})
-	p.w.until(t, "sendMessage", " ended")
+	p.w.until(t, "sendMessage", "ended ·")
 	asked := 0
 	for _, c := range p.w.requests() {
 		if c.method == "sendMessage" && strings.Contains(fmt.Sprint(c.p["text"]), "Continue?") {
