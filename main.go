@@ -689,8 +689,8 @@ func (c *command) Write(p []byte) (int, error) {
 	return len(p), c.lost
 }
 
-// fitted returns text with its rows broken between words where f is a terminal and too narrow for them. A row of JSON, or
-// of a command that may be copied, stays whole.
+// fitted returns text with its rows broken between words where f is a terminal and too narrow for them. A row of JSON,
+// or of a command that may be copied, stays whole.
 func fitted(text string, f *os.File) string {
 	size, err := terminalSize(f)
 	if err != nil || size.Cols == 0 { // it is not known
@@ -5058,7 +5058,7 @@ func (b *books) tellEnd() {
 	if asked == 0 && how == "ended" { // nothing that a person needs to know
 		return
 	}
-	text := fmt.Sprintf("%s · %s · questions: %d\naudit %d %.24s", how, span(b.rec.EndedAt.Sub(b.rec.StartedAt)), asked,
+	text := fmt.Sprintf("%s · %s · %d asked\naudit %d %.24s", how, span(b.rec.EndedAt.Sub(b.rec.StartedAt)), asked,
 		head.Seq, strings.TrimPrefix(head.Hash, "sha256:")) // fits into one row
 	b.notify(Notice{Urgent: true, Text: text, Last: true, Ring: b.desk.endRings()})
 }
