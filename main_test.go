@@ -4030,9 +4030,12 @@ func TestWrittenBefore(t *testing.T) {
 		p.w.writes("/sessions", 0) // it is looked for
 		p.w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d\}.*✗ .*%s`, 70+i, r.why))
 	}
-	if keys := p.tools["api"].keys(); keys != "typed\n" {
-		t.Errorf("%q was typed", keys)
-	}
+	c := p.tools["api"]
+	c.change(func() {
+		if keys := c.read(); keys != "typed\n" {
+			t.Errorf("%q was typed", keys)
+		}
+	})
 }
 
 // TestNumbersOfAnotherChat: when the bot's chat has been changed, the open question is asked there, too; a reply to a
@@ -10804,6 +10807,10 @@ func (x *terminal) while(dir string, do func()) {
 	x.t.Helper()
 	freezes(x.t, dir, x.pty.PID())
 	do()
+	// To ask takes longer than the kernel's worker that hands on what a program has written.
+	if state := psState(x.pty.PID()); !strings.HasPrefix(state, "T") {
+		x.t.Errorf("the wrapper, which was stopped, is %q", state)
+	}
 	x.signal("CONT")
 }
 
