@@ -7250,7 +7250,9 @@ func (s *sim) judgeKeys() {
 			d := p.by
 			if d == nil { // nothing took it
 				stood := k.d != nil || slices.ContainsFunc(s.stands, func(one simStand) bool {
-					return k.at.After(one.to) && k.at.Before(one.to.Add(seeing)) // one hidden for a moment
+					back := func(other simStand) bool { return other.n == one.n && other.from.After(k.at) }
+					hidden := k.at.Before(one.to.Add(seeing)) || slices.ContainsFunc(s.stands, back)
+					return k.at.After(one.to) && hidden // for a moment
 				})
 				return stood && k.at.Before(p.DecidedAt.Add(answering))
 			}
