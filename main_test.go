@@ -7251,9 +7251,7 @@ func (s *sim) judgeKeys() {
 			d := p.by
 			if d == nil { // nothing took it
 				stood := k.d != nil || slices.ContainsFunc(s.stands, func(one simStand) bool {
-					back := func(other simStand) bool { return other.n == one.n && other.from.After(k.at) }
-					hidden := k.at.Before(one.to.Add(seeing)) || slices.ContainsFunc(s.stands, back)
-					return k.at.After(one.to) && hidden // for a moment
+					return k.at.After(one.bornAt) && k.at.Before(one.to.Add(seeing)) // also while it was hidden for a moment
 				})
 				return stood && k.at.Before(p.DecidedAt.Add(answering))
 			}
