@@ -1944,7 +1944,8 @@ func TestWindowsUnderWine(t *testing.T) {
 			for _, r := range table(t, "wine.txt") {
 				t.Run(r["args"], func(t *testing.T) {
 					out, code := run(t, "main", strings.Fields(r["args"])...)
-					if code != digits(r["exit"]) || !strings.Contains(out, r["says"]) {
+					words := strings.Join(strings.Fields(out), "") // its console has 80 columns
+					if code != digits(r["exit"]) || !strings.Contains(words, strings.ReplaceAll(r["says"], " ", "")) {
 						t.Errorf("exit %d, %q; want %s, %q", code, out, r["exit"], r["says"])
 					}
 				})
