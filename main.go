@@ -5560,7 +5560,6 @@ func ownQuestion(o object, words string, others []string) (p *PromptRecord, labe
 	}
 	asked := Prompt{Type: MultipleChoice, Question: words}
 	p = &PromptRecord{Asked: Asked{Prompt: asked, Subject: safely(words, maxFull)}}
-	o.text("header")                // the name of its tab in the dialog
 	o.take("multiSelect", &p.Multi) // what is no bool is a row
 	labels = map[string]string{}
 	var rows []string
