@@ -4818,7 +4818,7 @@ var (
 		`\s*([A-Za-z?])(?:\)| =)\s|\s*([a-z])\. |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
 	reColumns    = re(`(?:^\s?|\s\s)\d{1,2}[.:)]\s+\S`)
 	reAmount     = re(`(?i)\b(how (many|much|long|often)|number of|count)\b`)
-	reListed     = re(`^(#\?|[\pL\pN_ /]{0,30}[:>?])$`)
+	reListed     = re(`^(#\?|[\pL\pN_ /()]{0,30}[:>?])$`)
 	reText       = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
 	reRemark     = re(`^\(.* .*\)$`)
 	reSays       = re(`\pL[\pL\pN]`)
