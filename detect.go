@@ -4801,7 +4801,7 @@ var (
 	reGoesOn  = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
 	rePager   = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
 	reYn      = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
-	reHotkeys = re(`(?:(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN-]*(?: \pL[\pL\pN-]*){0,3})|` +
+	reHotkeys = re(`(?:(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN'-]*(?: \pL[\pL\pN'-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
 		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)|(\pL{2,})\(([A-Z])\))` +
 		`( *[^\s\pL\pN.?!([<'"] *(?:\pL{3,}|\pL+ \pL)[\pL' -]*\b| \([^()]{2,}\))?`)
@@ -4949,6 +4949,9 @@ func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 
 // readWords reads a line that asks by its words alone, a question above it in which it is answered, or silence.
 func (v *view) readWords(f *candidate, text string, top int) *candidate {
+	if v.hidden && v.s.AltScreen() {
+		return nil
+	}
 	f.Score = 0.75
 	if !v.reads() {
 		f.wait = v.o.Stuck
@@ -5102,7 +5105,7 @@ func answersOf(text string) []Choice {
 		if answers == nil || keys != nil && !slices.ContainsFunc(answers, named) {
 			continue
 		}
-		rest := strings.Trim(rePresent.ReplaceAllString(text[at[1]:], ""), " ?:>›❯»…‣")
+		rest := strings.Trim(rePresent.ReplaceAllString(text[at[1]:], ""), " ?:>›❯»…‣"+cursorBlocks)
 		few := len(strings.Fields(rest)) < 3 || reDigits.MatchString(answers[0])
 		if rest != "" && !strings.ContainsAny(rest[:1], "[(") && few && !reQuoted.MatchString(marker) {
 			continue
