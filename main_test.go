@@ -11262,23 +11262,25 @@ func table(t testing.TB, file string) (rows []row) {
 			continue
 		}
 		r := row{"at": fmt.Sprintf("%s:%d", file, i+1)}
-		for k, column := range strings.Split(line, "|") {
+		columns := strings.Split(line, "|")
+		if names != nil && len(columns) > len(names) {
+			t.Fatalf("%s has more columns than its head; a bar is \\x7c", r["at"])
+		}
+		for k, column := range columns {
 			column = strings.TrimSpace(column)
-			switch plain, err := strconv.Unquote(column); {
-			case len(names) <= k || r == nil:
+			plain, err := strconv.Unquote(column)
+			switch {
+			case len(rows) == 0 && len(names) <= k:
 				names = append(names, column)
-				r = nil
 			case err == nil && strings.HasPrefix(column, `"`):
 				r[names[k]] = plain
 			default:
 				r[names[k]] = column
 			}
 		}
-		if r != nil {
-			rows = append(rows, r)
-		}
+		rows = append(rows, r)
 	}
-	return rows
+	return rows[1:]
 }
 
 // filled is the rows, in which these columns are as in the row above where they are empty.
