@@ -1477,6 +1477,9 @@ const (
 	ReadingBusy
 )
 
+// readings are the words for what is known of who reads, in the order of Reading.
+var readings = []string{"", "unknown", "reading", "busy"}
+
 // TTYState is signal 2, the terminal's own state as the system sees it. The zero value: not asked.
 type TTYState struct {
 	Reading   Reading
@@ -2364,376 +2367,6 @@ func adapterFor(name string) *Adapter {
 		}
 	}
 	return adapters[len(adapters)-1]
-}
-
-// ---- turns ----
-// What an agent's turn has come to: by the protocol, its title, its screen, and what was typed.
-
-// TurnState is how it stands with an agent's turn.
-type TurnState string
-
-const (
-	TurnReady       TurnState = "ready"       // it waits, and nothing was asked of it
-	TurnFinished    TurnState = "finished"    // the turn is over
-	TurnAsks        TurnState = "asks"        // the turn is over, and its last words are a question
-	TurnInterrupted TurnState = "interrupted" // somebody broke the turn off
-	TurnFailed      TurnState = "failed"      // an error ended the turn
-)
-
-// turnSigns is what was noticed of a turn while it went on, between two looks too.
-type turnSigns struct {
-	typed    bool      // something was typed since the start
-	sent     bool      // Enter was, since an end was told
-	worked   bool      // it has worked, and what came of that was not told yet
-	since    time.Time // when it began to
-	workedAt time.Time // when it was last seen to
-	brokeAt  time.Time // when Esc or ^C was typed meanwhile, zero never
-	report   string    // the protocol's last, "" none
-	ended    string    // the report that ended the turn: done, error, idle; "" none
-	why      string    // the tool's own words for an error
-	told     string    // the turn on the screen when an end was told
-}
-
-const (
-	breakTime = time.Second     // from the key that interrupts a turn to its end, at most
-	unseen    = 5 * time.Second // without a sign of work but the protocol's: it is over
-)
-
-// reBreak is a key that interrupts a turn: Esc or ^C, also as kitty's keyboard protocol has them.
-var reBreak = re(`^(\x1b|\x03|\x1b\[27(;1)?u|\x1b\[99;5u)$`)
-
-// asks reports whether the tool says that a dialog of its own is open. A missing or wrong API key is none: it ends the
-// turn (measured on claude 2.1).
-func (p ProgramStatus) asks() bool { return p.State == "blocked" && p.Kind != "auth" }
-
-// noteWork notes that it works, in a turn that is a new one or goes on.
-func (t *turnSigns) noteWork(fresh bool, now time.Time) {
-	if fresh || !t.worked {
-		t.since = now
-		t.brokeAt = time.Time{}
-		t.ended = ""
-	}
-	t.worked = true
-	t.workedAt = now
-}
-
-// noteReport notes a report of the protocol. Work before anybody typed that ends in idle is no
-// turn: codex starts with it.
-func (t *turnSigns) noteReport(status ProgramStatus, now time.Time) {
-	before := t.report
-	t.report = status.State
-	if status.State == "blocked" && !status.asks() {
-		t.report = "error"
-	}
-	switch t.report {
-	case "working":
-		t.noteWork(before != "working" && before != "blocked", now)
-	case "done", "error":
-		t.noteWork(false, now)
-		t.ended = t.report
-		t.why = status.Msg
-	case "idle":
-		if !t.typed {
-			t.worked = false
-		}
-		if t.ended == "" {
-			t.ended = "idle"
-		}
-	}
-}
-
-// ending is when the turn may be taken for over at the earliest: an input box that was empty all the
-// time says nothing of a turn that has just begun.
-func (t *turnSigns) ending() time.Time {
-	if t.worked && t.report == "working" {
-		return t.workedAt.Add(unseen)
-	}
-	return t.workedAt.Add(settleIdle)
-}
-
-// noteKeys notes what was typed while it worked or not; what terminals send by themselves does not
-// count.
-func (t *turnSigns) noteKeys(p []byte, working bool, now time.Time) {
-	if len(p) == 0 || isReport(string(p)) {
-		return
-	}
-	t.typed = true
-	t.sent = t.sent || bytes.ContainsAny(p, "\r\n")
-	if working && reBreak.expr().Match(p) {
-		t.brokeAt = now
-	}
-}
-
-// answer is what a turn has left on the screen.
-type answer struct {
-	all    string    // all of it, the message that began it too
-	rows   []viewRow // of the last message of the tool's own
-	headed bool      // it begins there
-	end    TurnState // that rows below it tell: finished, interrupted, failed; "" none
-	why    string    // failed: the words of the error
-}
-
-// answer reads the rows above row end from the user's last message on, or from the end of the
-// turn before on: never the words of an earlier turn.
-func (v *view) answer(end int) answer {
-	message := v.up(end, v.ofUser)
-	t := answer{headed: message > 0 || v.s.scrolled == 0 && !v.s.AltScreen()} // codex keeps it in the first row
-
-	var aside TurnState // what tells the end, or the message, that the row belongs to
-	if message >= 0 {
-		aside = TurnReady
-	}
-	for _, w := range v.rows[max(0, message):end] {
-		t.all += w.text + "\n"
-		ends := v.ends(w)
-		if ends != "" || w.text == "" {
-			aside = ends
-		}
-		if ends == TurnFailed || ends == TurnInterrupted || ends == TurnFinished && t.end == "" {
-			t.end = ends
-			t.why = ""
-		}
-		text := v.words(w.text)
-		if aside == TurnFailed {
-			t.why = strings.TrimSpace(t.why + " " + text)
-		}
-		if aside != "" {
-			continue
-		}
-		mark := v.a.Says.FindString(w.raw)
-		if mark != "" || text != "" && t.end != "" { // words below an end are of another turn
-			t = answer{all: t.all, headed: true}
-			w = readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], v.s.cols)
-		}
-		w.text = v.words(w.text)
-		t.rows = append(t.rows, w)
-	}
-	return t
-}
-
-// words is a row's text without the mark of an error before it and without selectors that choose
-// how a character is drawn.
-func (v *view) words(text string) string {
-	text = strings.NewReplacer("\ufe0e", "", "\ufe0f", "").Replace(text)
-	failed := v.a.Fails.FindStringSubmatch(text)
-	if failed != nil {
-		text = failed[1]
-	}
-	return strings.TrimSpace(text)
-}
-
-// ends is the end of a turn that begins in that row; TurnReady for what stands below it and is none of its words, ""
-// for none. Opencode frames errors with another colour at their edge than the input box has.
-func (v *view) ends(w viewRow) TurnState {
-	edge := strings.IndexAny(w.raw, uprights)
-	framed := v.a.Mark == "" && v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
-	switch {
-	case w.fits(v.a.Stopped):
-		return TurnInterrupted
-	case w.fits(v.a.Fails), framed:
-		return TurnFailed
-	case w.fits(v.a.Closes):
-		return TurnFinished
-	case w.fits(v.a.Hints):
-		return TurnReady
-	}
-	return ""
-}
-
-// ofUser reports whether a message of the user's begins in that row.
-func (v *view) ofUser(w viewRow) bool { return v.a.Said.MatchString(w.raw) }
-
-// turn is what has become of the agent's turn that left that on the screen, and the line that tells it. What the
-// protocol says of the end counts more than the screen. An end that it calls idle is an interruption where the screen
-// says so, or where somebody pressed the key for it just before: the tool's own commands end like that too.
-func (t *turnSigns) turn(on answer, words string) (state TurnState, line string) {
-	line = words[strings.LastIndexByte(words, '\n')+1:]
-	switch {
-	case !t.worked:
-		return TurnReady, ""
-	case t.ended == "error":
-		return TurnFailed, cmp.Or(t.why, on.why, line, "it shows no reason")
-	case t.ended == "done":
-	case on.end == TurnInterrupted, t.workedAt.Sub(t.brokeAt) < breakTime:
-		return TurnInterrupted, line
-	case on.end == TurnFailed:
-		return TurnFailed, cmp.Or(on.why, "it shows no reason")
-	}
-	if asksInWords(words) {
-		return TurnAsks, line
-	}
-	return TurnFinished, line
-}
-
-// tellTurn says in an idle prompt what the turn came to, with its words. There are none where its
-// message was taken back into the box: what stands above that was told before.
-func (d *Detector) tellTurn(p *Prompt, drafted bool) {
-	v, t := d.view, &d.turn
-	on := v.answer(v.textEnd())
-	if v.known && on.all == t.told {
-		on = answer{all: on.all}
-	}
-	words := v.message(on)
-	if v.known {
-		state, line := t.turn(on, words)
-		if state == TurnReady || drafted && state == TurnInterrupted {
-			words = ""
-		}
-		p.Turn = state
-		p.since = t.since
-		if !t.since.IsZero() {
-			p.Took = int(t.workedAt.Sub(t.since).Round(time.Second).Seconds())
-		}
-		p.Question = turnSentence(v.a.Name, state, line)
-		p.Excerpt = safely(p.Question, 200)
-		if state != TurnReady {
-			t.sent, t.worked = false, false
-			t.told = on.all
-		}
-	}
-	p.Full = safely(words, maxFull)
-}
-
-// turnSentence says how it stands with a turn of the tool of that name.
-func turnSentence(name string, state TurnState, line string) string {
-	switch state {
-	case TurnReady:
-		return name + " is ready and waits for your next message"
-	case TurnAsks:
-		return name + " asks you: " + safely(line, 300)
-	case TurnInterrupted:
-		return name + " was interrupted and waits for your next message"
-	case TurnFailed:
-		return name + " failed: " + safely(line, 400)
-	}
-	return name + " has finished and waits for your next message"
-}
-
-// readLeft finds the input box of a known tool in which a text stands: somebody types there, or the
-// tool has put back the message of a turn that was interrupted.
-func (v *view) readLeft() *candidate {
-	if v.a.Mark == "" || !v.box().found {
-		return nil
-	}
-	f := v.idle()
-	f.drafted = true
-	v.finish(f)
-	return f
-}
-
-// idle is the candidate of an input box.
-func (v *view) idle() *candidate {
-	f := newCandidate(FreeText, 0.90)
-	f.rows = [2]int{v.row, v.row}
-	f.wait = settleIdle
-	f.Idle = true
-	f.Question = v.a.Name + " waits for your next message"
-	return f
-}
-
-// hintAt reports whether the text there is a hint, the drawn cursor on its first character or not.
-func (v *view) hintAt(row, col int) bool {
-	return v.faintAt(row, col) || v.s.attr(row, col).Reverse && v.faintAt(row, col+1)
-}
-
-// ---- a turn's words ----
-// What a tool says on the screen, as Markdown: its marks taken away, what was wrapped joined, tables as they are drawn.
-
-// listItem is the mark of an item of a list.
-const listItem = `(?:[-*+•]|\d{1,3}[.)]|\pL[.)])`
-
-// wrapMargin is how many columns at the right a tool may leave free where it wraps its words: opencode leaves 5.
-const wrapMargin = 6
-
-var (
-	reListItem = re(`^` + listItem + `\s+`)                       // the mark of an item of a list
-	reColumn   = re(`[─━═]+`)                                     // the line above or below a column of a table
-	reCode     = re("(?ms)^ *```.*?(^ *```|\\z)")                 // a block of code
-	reOffers   = re(`(?m)^(?:[ |>#]|` + listItem + `[^\S\n]).*$`) // what may follow a question in words
-
-	// reAsks is the end of a sentence that is a question.
-	reAsks = re(`(?:[?？؟\x{37e}]|[か吗嗎][。.])["'”’»)\]*_` + "`" + `]*(\s*\([^()]*\))?$`)
-)
-
-// asksInWords reports whether a text ends in a question; what it offers may follow: a list, code, a table.
-func asksInWords(text string) bool {
-	text = reCode.ReplaceAllString(text, "")
-	asks := func(text string) bool { return reAsks.MatchString(strings.TrimSpace(text)) }
-	return asks(text) || asks(reOffers.ReplaceAllString(text, ""))
-}
-
-// message is what the tool has said last, as Markdown. One whose beginning is not on the screen any more begins with
-// "…".
-func (v *view) message(on answer) string {
-	margin := v.s.cols
-	for _, w := range on.rows {
-		if w.text != "" {
-			margin = min(margin, w.at)
-		}
-	}
-	var b strings.Builder
-	hang, table := 0, false
-	before := viewRow{}
-	for i, w := range append(slices.Clip(on.rows), before) { // a blank row ends a table
-		fenced := table
-		table = i < len(on.rows) && drawnTable(on.rows[i:]) || table && !w.gap()
-		if table != fenced {
-			b.WriteString("\n```")
-		}
-		switch {
-		case table:
-			b.WriteString("\n" + strings.TrimRight(w.raw, " "))
-		case v.goesOn(before, w, hang):
-			b.WriteString(joint(before.text, w.text) + w.text)
-		default:
-			hang = w.at + widthOf(reListItem.FindString(w.text))
-			b.WriteString(strings.TrimRight("\n"+strings.Repeat(" ", max(0, w.at-margin))+w.text, " "))
-		}
-		before = w
-	}
-	text := strings.Trim(b.String(), "\n")
-	if !on.headed && text != "" {
-		text = "…\n" + text
-	}
-	return text
-}
-
-// gap reports whether the row shows nothing.
-func (w *viewRow) gap() bool { return w.text == "" && !w.rule }
-
-// goesOn reports whether a row goes on with the one before it: its first word had no room there, and it begins where
-// the words of that line do.
-func (v *view) goesOn(before, w viewRow, hang int) bool {
-	word, _, _ := strings.Cut(w.text, " ")
-	first, size := utf8.DecodeRuneInString(word)
-	if runeWidth(first) == 2 {
-		word = word[:size]
-	}
-	room := before.at+widthOf(before.text)+1+widthOf(word) <= v.s.cols-wrapMargin
-	return !room && w.text != "" && w.at == hang && !reListItem.MatchString(w.text)
-}
-
-// joint is what stands between two words that a tool has wrapped: nothing between two wide characters.
-func joint(before, after string) string {
-	left, _ := utf8.DecodeLastRuneInString(before)
-	right, _ := utf8.DecodeRuneInString(after)
-	if runeWidth(left) == 2 && runeWidth(right) == 2 {
-		return ""
-	}
-	return " "
-}
-
-// drawnTable reports whether the rows begin with a table that is drawn with lines.
-func drawnTable(rows []viewRow) bool {
-	for _, w := range rows {
-		if w.gap() {
-			break
-		}
-		if w.rule && len(reColumn.expr().FindAllStringIndex(w.raw, 2)) == 2 {
-			return true
-		}
-	}
-	return false
 }
 
 // ---- detector ----
@@ -3676,9 +3309,6 @@ func (v *view) putCursor(row, col int) {
 	v.before = v.left()
 }
 
-// readings are the words for what is known of who reads, in the order of Reading.
-var readings = []string{"", "unknown", "reading", "busy"}
-
 // cursorLike reports whether a cell is drawn as a cursor, and its neighbours are not: reversed, a
 // block, or on a background of its own. It is not in the last columns, where a scroll bar is.
 func (v *view) cursorLike(r, c int) bool {
@@ -3713,6 +3343,14 @@ func widthOf(text string) int {
 		n += runeWidth(r)
 	}
 	return n
+}
+
+// number is 1 for true.
+func number(b bool) int32 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // readRow reads a row of a screen with that many columns.
@@ -4049,6 +3687,33 @@ func (v *view) readIdle() *candidate {
 // inBox reports whether the row is that of an empty input box. A frame may be part of it.
 func (v *view) inBox(w viewRow) bool {
 	return w.fits(v.a.Box) || v.a.Box.MatchString(strings.TrimSpace(w.raw))
+}
+
+// readLeft finds the input box of a known tool in which a text stands: somebody types there, or the
+// tool has put back the message of a turn that was interrupted.
+func (v *view) readLeft() *candidate {
+	if v.a.Mark == "" || !v.box().found {
+		return nil
+	}
+	f := v.idle()
+	f.drafted = true
+	v.finish(f)
+	return f
+}
+
+// idle is the candidate of an input box.
+func (v *view) idle() *candidate {
+	f := newCandidate(FreeText, 0.90)
+	f.rows = [2]int{v.row, v.row}
+	f.wait = settleIdle
+	f.Idle = true
+	f.Question = v.a.Name + " waits for your next message"
+	return f
+}
+
+// hintAt reports whether the text there is a hint, the drawn cursor on its first character or not.
+func (v *view) hintAt(row, col int) bool {
+	return v.faintAt(row, col) || v.s.attr(row, col).Reverse && v.faintAt(row, col+1)
 }
 
 // ---- menus ----
@@ -4390,14 +4055,6 @@ func isGrey(colour int32) bool {
 	red, green, blue := colour>>16&0xff, colour>>8&0xff, colour&0xff
 	brightest := max(red, green, blue)
 	return brightest-min(red, green, blue) <= 32 && brightest < 0xc0
-}
-
-// number is 1 for true.
-func number(b bool) int32 {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // sample is how the end of an option's first words is drawn: before them may be a mark of its own, behind them a hint.
@@ -5709,6 +5366,349 @@ func (v *view) defaultOfPress(f *candidate) string {
 		return set
 	}
 	return "enter"
+}
+
+// ---- turns ----
+// What an agent's turn has come to: by the protocol, its title, its screen, and what was typed.
+
+// TurnState is how it stands with an agent's turn.
+type TurnState string
+
+const (
+	TurnReady       TurnState = "ready"       // it waits, and nothing was asked of it
+	TurnFinished    TurnState = "finished"    // the turn is over
+	TurnAsks        TurnState = "asks"        // the turn is over, and its last words are a question
+	TurnInterrupted TurnState = "interrupted" // somebody broke the turn off
+	TurnFailed      TurnState = "failed"      // an error ended the turn
+)
+
+// turnSigns is what was noticed of a turn while it went on, between two looks too.
+type turnSigns struct {
+	typed    bool      // something was typed since the start
+	sent     bool      // Enter was, since an end was told
+	worked   bool      // it has worked, and what came of that was not told yet
+	since    time.Time // when it began to
+	workedAt time.Time // when it was last seen to
+	brokeAt  time.Time // when Esc or ^C was typed meanwhile, zero never
+	report   string    // the protocol's last, "" none
+	ended    string    // the report that ended the turn: done, error, idle; "" none
+	why      string    // the tool's own words for an error
+	told     string    // the turn on the screen when an end was told
+}
+
+const (
+	breakTime = time.Second     // from the key that interrupts a turn to its end, at most
+	unseen    = 5 * time.Second // without a sign of work but the protocol's: it is over
+)
+
+// reBreak is a key that interrupts a turn: Esc or ^C, also as kitty's keyboard protocol has them.
+var reBreak = re(`^(\x1b|\x03|\x1b\[27(;1)?u|\x1b\[99;5u)$`)
+
+// asks reports whether the tool says that a dialog of its own is open. A missing or wrong API key is none: it ends the
+// turn (measured on claude 2.1).
+func (p ProgramStatus) asks() bool { return p.State == "blocked" && p.Kind != "auth" }
+
+// noteWork notes that it works, in a turn that is a new one or goes on.
+func (t *turnSigns) noteWork(fresh bool, now time.Time) {
+	if fresh || !t.worked {
+		t.since = now
+		t.brokeAt = time.Time{}
+		t.ended = ""
+	}
+	t.worked = true
+	t.workedAt = now
+}
+
+// noteReport notes a report of the protocol. Work before anybody typed that ends in idle is no
+// turn: codex starts with it.
+func (t *turnSigns) noteReport(status ProgramStatus, now time.Time) {
+	before := t.report
+	t.report = status.State
+	if status.State == "blocked" && !status.asks() {
+		t.report = "error"
+	}
+	switch t.report {
+	case "working":
+		t.noteWork(before != "working" && before != "blocked", now)
+	case "done", "error":
+		t.noteWork(false, now)
+		t.ended = t.report
+		t.why = status.Msg
+	case "idle":
+		if !t.typed {
+			t.worked = false
+		}
+		if t.ended == "" {
+			t.ended = "idle"
+		}
+	}
+}
+
+// ending is when the turn may be taken for over at the earliest: an input box that was empty all the
+// time says nothing of a turn that has just begun.
+func (t *turnSigns) ending() time.Time {
+	if t.worked && t.report == "working" {
+		return t.workedAt.Add(unseen)
+	}
+	return t.workedAt.Add(settleIdle)
+}
+
+// noteKeys notes what was typed while it worked or not; what terminals send by themselves does not
+// count.
+func (t *turnSigns) noteKeys(p []byte, working bool, now time.Time) {
+	if len(p) == 0 || isReport(string(p)) {
+		return
+	}
+	t.typed = true
+	t.sent = t.sent || bytes.ContainsAny(p, "\r\n")
+	if working && reBreak.expr().Match(p) {
+		t.brokeAt = now
+	}
+}
+
+// answer is what a turn has left on the screen.
+type answer struct {
+	all    string    // all of it, the message that began it too
+	rows   []viewRow // of the last message of the tool's own
+	headed bool      // it begins there
+	end    TurnState // that rows below it tell: finished, interrupted, failed; "" none
+	why    string    // failed: the words of the error
+}
+
+// answer reads the rows above row end from the user's last message on, or from the end of the
+// turn before on: never the words of an earlier turn.
+func (v *view) answer(end int) answer {
+	message := v.up(end, v.ofUser)
+	t := answer{headed: message > 0 || v.s.scrolled == 0 && !v.s.AltScreen()} // codex keeps it in the first row
+
+	var aside TurnState // what tells the end, or the message, that the row belongs to
+	if message >= 0 {
+		aside = TurnReady
+	}
+	for _, w := range v.rows[max(0, message):end] {
+		t.all += w.text + "\n"
+		ends := v.ends(w)
+		if ends != "" || w.text == "" {
+			aside = ends
+		}
+		if ends == TurnFailed || ends == TurnInterrupted || ends == TurnFinished && t.end == "" {
+			t.end = ends
+			t.why = ""
+		}
+		text := v.words(w.text)
+		if aside == TurnFailed {
+			t.why = strings.TrimSpace(t.why + " " + text)
+		}
+		if aside != "" {
+			continue
+		}
+		mark := v.a.Says.FindString(w.raw)
+		if mark != "" || text != "" && t.end != "" { // words below an end are of another turn
+			t = answer{all: t.all, headed: true}
+			w = readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], v.s.cols)
+		}
+		w.text = v.words(w.text)
+		t.rows = append(t.rows, w)
+	}
+	return t
+}
+
+// words is a row's text without the mark of an error before it and without selectors that choose
+// how a character is drawn.
+func (v *view) words(text string) string {
+	text = strings.NewReplacer("\ufe0e", "", "\ufe0f", "").Replace(text)
+	failed := v.a.Fails.FindStringSubmatch(text)
+	if failed != nil {
+		text = failed[1]
+	}
+	return strings.TrimSpace(text)
+}
+
+// ends is the end of a turn that begins in that row; TurnReady for what stands below it and is none of its words, ""
+// for none. Opencode frames errors with another colour at their edge than the input box has.
+func (v *view) ends(w viewRow) TurnState {
+	edge := strings.IndexAny(w.raw, uprights)
+	framed := v.a.Mark == "" && v.s.attr(w.row, edge).FG != v.s.attr(v.row, edge).FG
+	switch {
+	case w.fits(v.a.Stopped):
+		return TurnInterrupted
+	case w.fits(v.a.Fails), framed:
+		return TurnFailed
+	case w.fits(v.a.Closes):
+		return TurnFinished
+	case w.fits(v.a.Hints):
+		return TurnReady
+	}
+	return ""
+}
+
+// ofUser reports whether a message of the user's begins in that row.
+func (v *view) ofUser(w viewRow) bool { return v.a.Said.MatchString(w.raw) }
+
+// turn is what has become of the agent's turn that left that on the screen, and the line that tells it. What the
+// protocol says of the end counts more than the screen. An end that it calls idle is an interruption where the screen
+// says so, or where somebody pressed the key for it just before: the tool's own commands end like that too.
+func (t *turnSigns) turn(on answer, words string) (state TurnState, line string) {
+	line = words[strings.LastIndexByte(words, '\n')+1:]
+	switch {
+	case !t.worked:
+		return TurnReady, ""
+	case t.ended == "error":
+		return TurnFailed, cmp.Or(t.why, on.why, line, "it shows no reason")
+	case t.ended == "done":
+	case on.end == TurnInterrupted, t.workedAt.Sub(t.brokeAt) < breakTime:
+		return TurnInterrupted, line
+	case on.end == TurnFailed:
+		return TurnFailed, cmp.Or(on.why, "it shows no reason")
+	}
+	if asksInWords(words) {
+		return TurnAsks, line
+	}
+	return TurnFinished, line
+}
+
+// tellTurn says in an idle prompt what the turn came to, with its words. There are none where its
+// message was taken back into the box: what stands above that was told before.
+func (d *Detector) tellTurn(p *Prompt, drafted bool) {
+	v, t := d.view, &d.turn
+	on := v.answer(v.textEnd())
+	if v.known && on.all == t.told {
+		on = answer{all: on.all}
+	}
+	words := v.message(on)
+	if v.known {
+		state, line := t.turn(on, words)
+		if state == TurnReady || drafted && state == TurnInterrupted {
+			words = ""
+		}
+		p.Turn = state
+		p.since = t.since
+		if !t.since.IsZero() {
+			p.Took = int(t.workedAt.Sub(t.since).Round(time.Second).Seconds())
+		}
+		p.Question = turnSentence(v.a.Name, state, line)
+		p.Excerpt = safely(p.Question, 200)
+		if state != TurnReady {
+			t.sent, t.worked = false, false
+			t.told = on.all
+		}
+	}
+	p.Full = safely(words, maxFull)
+}
+
+// turnSentence says how it stands with a turn of the tool of that name.
+func turnSentence(name string, state TurnState, line string) string {
+	switch state {
+	case TurnReady:
+		return name + " is ready and waits for your next message"
+	case TurnAsks:
+		return name + " asks you: " + safely(line, 300)
+	case TurnInterrupted:
+		return name + " was interrupted and waits for your next message"
+	case TurnFailed:
+		return name + " failed: " + safely(line, 400)
+	}
+	return name + " has finished and waits for your next message"
+}
+
+// ---- a turn's words ----
+// What a tool says on the screen, as Markdown: its marks taken away, what was wrapped joined, tables as they are drawn.
+
+// listItem is the mark of an item of a list.
+const listItem = `(?:[-*+•]|\d{1,3}[.)]|\pL[.)])`
+
+// wrapMargin is how many columns at the right a tool may leave free where it wraps its words: opencode leaves 5.
+const wrapMargin = 6
+
+var (
+	reListItem = re(`^` + listItem + `\s+`)                       // the mark of an item of a list
+	reColumn   = re(`[─━═]+`)                                     // the line above or below a column of a table
+	reCode     = re("(?ms)^ *```.*?(^ *```|\\z)")                 // a block of code
+	reOffers   = re(`(?m)^(?:[ |>#]|` + listItem + `[^\S\n]).*$`) // what may follow a question in words
+
+	// reAsks is the end of a sentence that is a question.
+	reAsks = re(`(?:[?？؟\x{37e}]|[か吗嗎][。.])["'”’»)\]*_` + "`" + `]*(\s*\([^()]*\))?$`)
+)
+
+// asksInWords reports whether a text ends in a question; what it offers may follow: a list, code, a table.
+func asksInWords(text string) bool {
+	text = reCode.ReplaceAllString(text, "")
+	asks := func(text string) bool { return reAsks.MatchString(strings.TrimSpace(text)) }
+	return asks(text) || asks(reOffers.ReplaceAllString(text, ""))
+}
+
+// message is what the tool has said last, as Markdown. One whose beginning is not on the screen any more begins with
+// "…".
+func (v *view) message(on answer) string {
+	margin := v.s.cols
+	for _, w := range on.rows {
+		if w.text != "" {
+			margin = min(margin, w.at)
+		}
+	}
+	var b strings.Builder
+	hang, table := 0, false
+	before := viewRow{}
+	for i, w := range append(slices.Clip(on.rows), before) { // a blank row ends a table
+		fenced := table
+		table = i < len(on.rows) && drawnTable(on.rows[i:]) || table && !w.gap()
+		if table != fenced {
+			b.WriteString("\n```")
+		}
+		switch {
+		case table:
+			b.WriteString("\n" + strings.TrimRight(w.raw, " "))
+		case v.goesOn(before, w, hang):
+			b.WriteString(joint(before.text, w.text) + w.text)
+		default:
+			hang = w.at + widthOf(reListItem.FindString(w.text))
+			b.WriteString(strings.TrimRight("\n"+strings.Repeat(" ", max(0, w.at-margin))+w.text, " "))
+		}
+		before = w
+	}
+	text := strings.Trim(b.String(), "\n")
+	if !on.headed && text != "" {
+		text = "…\n" + text
+	}
+	return text
+}
+
+// gap reports whether the row shows nothing.
+func (w *viewRow) gap() bool { return w.text == "" && !w.rule }
+
+// goesOn reports whether a row goes on with the one before it: its first word had no room there, and it begins where
+// the words of that line do.
+func (v *view) goesOn(before, w viewRow, hang int) bool {
+	word, _, _ := strings.Cut(w.text, " ")
+	first, size := utf8.DecodeRuneInString(word)
+	if runeWidth(first) == 2 {
+		word = word[:size]
+	}
+	room := before.at+widthOf(before.text)+1+widthOf(word) <= v.s.cols-wrapMargin
+	return !room && w.text != "" && w.at == hang && !reListItem.MatchString(w.text)
+}
+
+// joint is what stands between two words that a tool has wrapped: nothing between two wide characters.
+func joint(before, after string) string {
+	left, _ := utf8.DecodeLastRuneInString(before)
+	right, _ := utf8.DecodeRuneInString(after)
+	if runeWidth(left) == 2 && runeWidth(right) == 2 {
+		return ""
+	}
+	return " "
+}
+
+// drawnTable reports whether the rows begin with a table that is drawn with lines.
+func drawnTable(rows []viewRow) bool {
+	for _, w := range rows {
+		if w.gap() {
+			break
+		}
+		if w.rule && len(reColumn.expr().FindAllStringIndex(w.raw, 2)) == 2 {
+			return true
+		}
+	}
+	return false
 }
 
 // ---- safe text ----
