@@ -53,6 +53,8 @@ import (
 // once. describe finds the dialog's top, takes rows 7 to 15 as the region, "Do you want to proceed?" as the question;
 // finish finds that "Yes" grants and "No" is all of a refusal: that may be chosen when nobody answers. Once the masked
 // screen has been still for settle, Tick returns the Prompt, and then looks only for its end.
+//
+// How it decides stands in the table readers, in reason (lists), ruleOf and ruleOfWords (lines), and in finish.
 
 // ---- screen ----
 // What the terminal shows, in bounded memory: a parser over a grid of cells.
@@ -160,7 +162,7 @@ type line struct {
 	end    int   // cells from here on are not written yet: blanks
 	ground int32 // in that background
 	cut    bool  // what stood at its end is lost: the screen became narrower
-	asked  int   // cells from its left that showed a question when that was answered, and were not written since
+	asked  int   // cells from its left that showed a question when that was answered, not written since: see anew
 	history
 
 	stale bool     // shown is not what it shows any more
@@ -174,7 +176,7 @@ type history struct {
 	wrapped  bool // it goes on in the next row
 	told     bool // it is in the transcript
 	again    bool // it was, before it was written anew
-	answered bool // it was answered, or left: what stands above belongs to earlier questions
+	answered bool // it was answered, or left: what stands above belongs to earlier questions (see lineBefore)
 }
 
 // cell is one place of the grid.
@@ -825,9 +827,9 @@ func (l *line) touch(col int) {
 	}
 }
 
-// asked notes that the rows from the first to the last show a question that is being answered: onLine, up to the
+// markAsked notes that the rows from the first to the last show a question that is being answered: onLine, up to the
 // cursor.
-func (s *Screen) asked(rows [2]int, onLine bool) {
+func (s *Screen) markAsked(rows [2]int, onLine bool) {
 	for r := rows[0]; r <= rows[1]; r++ {
 		s.grid[r].asked = s.cols
 	}
@@ -1464,7 +1466,7 @@ const (
 	ConfirmEnter   PromptType = "confirm_enter"
 	MultipleChoice PromptType = "multiple_choice"
 	FreeText       PromptType = "free_text"
-	Unknown        PromptType = "unknown"
+	Unknown        PromptType = "unknown" // no rule reads it; with Choices: a still screen, which may ask nothing
 )
 
 // Reading reports whether one of the foreground processes waits to read the terminal.
@@ -1480,7 +1482,7 @@ const (
 // readings are the words for what is known of who reads, in the order of Reading.
 var readings = []string{"", "unknown", "reading", "busy"}
 
-// TTYState is signal 2, the terminal's own state as the system sees it. The zero value: not asked.
+// TTYState is the terminal's own state as the system sees it. The zero value: not asked.
 type TTYState struct {
 	Reading   Reading
 	Canonical bool
@@ -1901,10 +1903,15 @@ func (p *pattern) ReplaceAllString(text, replacement string) string {
 // whole words in lower case. They stand in the catalogues (glibc, gettext) of coreutils, apt, dpkg, debconf, gnupg,
 // git, shadow, PAM, sudo, newt, dialog, nano, mc. What is not here is neither a refusal nor harmless.
 //
+//	yes, no  say that and nothing else
 //	letters  what is typed for yes and for no: yesexpr and noexpr of glibc
 //	deny     refuses, and does nothing else
+//	allow    grants something
 //	quit     leaves or goes back, which may lose something
 //	keep     "no" to it means that something goes on, or is lost
+//	press    before, or behind, a word of key: asks for a key
+//	secret   is what should be typed unseen
+//	choose   asks for one of a list that is printed
 //	what     begins a question that yes and no do not answer
 //
 // Of keep, press, secret and choose the beginning of a word is enough, if it has four bytes.
@@ -2089,7 +2096,7 @@ var lexicon = sync.OnceValues(func() (find map[string]*regexp.Regexp, of map[str
 	of = map[string][]string{}
 	for line := range strings.Lines(strings.TrimSpace(wordTable)) {
 		meaning := strings.Fields(line)[1]
-		list := strings.Split(strings.TrimSpace(line[11:]), "|")
+		list := strings.Split(strings.TrimSpace(line[11:]), "|") // the words stand in one column
 		of[meaning] = append(of[meaning], list[0])
 		stem := strings.Contains("keep press secret choose", meaning)
 		for _, word := range list {
@@ -2416,14 +2423,14 @@ type Detector struct {
 	turn      turnSigns
 	reports   []ProgramStatus // of the protocol, that wait for TakeStatuses
 	view      *view           // the last look
-	candidate *candidate      // what its readers found
+	candidate *candidate      // what its readers found: see found
 
 	window   []string // the rows of a known tool's window in the last look
 	told     int      // of these rows, from the top, were told
 	windowAt int      // rows that had scrolled out by then
 	begun    bool     // the tool was given something to do
 
-	found  *candidate // of the last look, nil none
+	found  *candidate // candidate, or with what was typed in it: the question of cur, a box with a draft; nil none
 	cur    *candidate // the question in force, the last one returned; nil none
 	motion motion     // in the text of found
 	typed  bool       // something was typed while it was in force
@@ -2526,8 +2533,8 @@ func (d *Detector) Resize(rows, cols int, now time.Time) {
 	d.Feed(nil, now)
 }
 
-// Typed notes what goes to the child: Enter ends a question for good; any key may have answered the
-// one in force.
+// Typed notes what goes to the child: any key may have answered the question in force. The first Enter, or a character
+// typed behind its line, begins an answer.
 func (d *Detector) Typed(p []byte, now time.Time) {
 	enter := bytes.ContainsAny(p, "\r\n")
 	d.turn.noteKeys(p, d.Working(), now)
@@ -2562,7 +2569,7 @@ func (d *Detector) Answering() {
 	if d.cur != nil && d.compare() != another {
 		d.Screen.Answered(d.cur.onLine())
 		if d.found != nil {
-			d.Screen.asked(d.found.rows, d.found.onLine())
+			d.Screen.markAsked(d.found.rows, d.found.onLine())
 		}
 	}
 	d.view, d.found = view, found // to look counts at its own times alone
@@ -3741,7 +3748,7 @@ var (
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
 		`continue|next|accept)`)
 	reAsked = re(`^[^:]*\?\W*$`)
-	// reRadio are options of which Enter takes the one ticked, wherever the pointer stands, or the keys that choose them.
+	// reRadio are options that no pointer chooses: Enter takes the one ticked, or each has a key. column leaves them out.
 	reRadio  = re(`^([^\pL\[]*\([ xX*•]\)|❯[○●]|[a-z]  +\pL)`)
 	reLead   = re(`^[?◆◇✔●■]\s+`)
 	reVacant = re(`(^|[:?*` + uprights + `])\s*$`) // left of the cursor in a field with nothing in it, or a secret
@@ -4444,6 +4451,7 @@ var reEnds = re(`(?i)\b(enter|return|esc|escape)\b`)
 // What a program printed, and waits behind or below.
 
 var (
+	// reMarked is where a line may name its answers: brackets, "yes/no", "type yes". readMarker says whether it does.
 	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|` +
 		`[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
 		`\b(?i:yes ?/ ?no|y ?[/-] ?n|y or n|(?:type|press|enter) ['"]?(?:yes|y)\b['"]?)|` +
@@ -4455,30 +4463,34 @@ var (
 		`to (skip|select|choose|submit)\b|` +
 		`selection|s[eé]lection|number|num[eé]ro|nummer|choice|keep|path`)
 	// reGoesOn ends a sentence that waits for a key.
-	reGoesOn  = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
-	rePager   = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
-	reYn      = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
+	reGoesOn = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
+	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
+	// reYn are letters of which each is an answer: "Yn", "ynaq?".
+	reYn = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
+	// reHotkeys is a key with its label, in five forms, and what goes on with that: hotKeys joins the groups.
 	reHotkeys = re(`(?:(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN'-]*(?: \pL[\pL\pN'-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
 		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)|(\pL{2,})\(([A-Z])\))` +
 		`( *[^\s\pL\pN.?!([<'"] *(?:\pL{3,}|\pL+ \pL)[\pL' -]*\b| \([^()]{2,}\))?`)
+	// reWord is an answer that a marker may name without a list.
 	reWord = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
 		`skip|edit|help|fingerprint)$`)
 	reChoose = re(`^(#\?|\?#)$|[:>?\]#)]$`)
 	reCounts = re(`\d ?- ?\d`)
-	reREPL   = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
+	// reREPL is the prompt of a shell, or of another reader of commands.
+	reREPL = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
 		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|` +
 		`(?i:(cmd|command)\b[^:]*:))$`)
-	reOpen  = re(`^\? |[^?]$`)
+	reOpen  = re(`^\? |[^?]$`) // is answered by a text: it ends without "?", or a program marks it so
 	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
 		`\s*([A-Za-z?])(?:\)| =)\s|\s*([a-z])\. |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
 	reColumns    = re(`(?:^\s?|\s\s)\d{1,2}[.:)]\s+\S`)
 	reAmount     = re(`(?i)\b(how (many|much|long|often)|number of|count)\b`)
-	reListed     = re(`^(#\?|[\pL\pN_ /()]{0,30}[:>?])$`)
+	reListed     = re(`^(#\?|[\pL\pN_ /()]{0,30}[:>?])$`) // so short that a list above it tells what is asked
 	reText       = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
-	reRemark     = re(`^\(.* .*\)$`)
-	reSays       = re(`\pL[\pL\pN]`)
+	reRemark     = re(`^\(.* .*\)$`) // the line above asks
+	reSays       = re(`\pL[\pL\pN]`) // has a word at all
 	reSplits     = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
 	reChoiceWord = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
 	reEnglish    = re(`(?i)\b(the|or|this|your?|and|with|for|are|does|what|which|it)\b`) // "old or new? [o/n]"
@@ -5182,7 +5194,7 @@ func (v *view) finish(f *candidate) {
 }
 
 // score sets the signals, the score, and how long the screen must have been still. A pattern below the threshold
-// becomes a guess from silence.
+// becomes a guess from silence: by default none is.
 func (v *view) score(f *candidate) {
 	signals := []string{}
 	if v.tty.Reading == ReadingYes {

@@ -136,7 +136,7 @@ var (
 type PTY interface {
 	io.ReadWriteCloser
 	Resize(Size) error
-	State() TTYState // signal 2; ReadingUnknown where the system cannot tell
+	State() TTYState // ReadingUnknown where the system cannot tell
 	Modes() Modes    // what is quick to know
 	Wait() int       // exit status, 128+N when a signal killed it; once
 	Signaled() bool  // after Wait: it was a signal that killed it, no status of its own
