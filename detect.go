@@ -672,13 +672,10 @@ func (s *Screen) repeat(n int) {
 	if s.base == nil || s.wrapNext {
 		return
 	}
-	again := []byte(string(s.base.ch))
-	width := runeWidth(s.base.ch)
+	room := (s.cols - s.col) / runeWidth(s.base.ch)
+	again := strings.Repeat(string(s.base.ch), min(n, room))
 	s.base = nil
-	for room := (s.cols - s.col) / width; n > 0 && room > 0; room-- {
-		s.print(again)
-		n--
-	}
+	s.take([]byte(again))
 }
 
 // setModes sets the modes that the parameters name. The alternate screen is blank each time it
@@ -798,7 +795,10 @@ func (s *Screen) print(p []byte) int {
 	if width == 2 {
 		l.cells[s.col].wide = true
 		l.cells[s.col+1].set(0, &s.pen)
-	} else if !graphics && !s.insert {
+	} else if !graphics && !s.insert && r != utf8.RuneError {
+		run := printRun(l.cells[end:], p, n, r, &s.pen)
+		end += run
+		n += run * n
 		ascii := printASCII(l.cells[end:], p[n:], &s.pen)
 		end += ascii
 		n += ascii
@@ -860,6 +860,21 @@ func (s *Screen) makeRoom(width int) bool {
 		s.moveTo(s.row, 0)
 	}
 	return s.col+width <= s.cols
+}
+
+// printRun writes the character r, size bytes that the text begins with, once more for each time that it follows there,
+// as in the frame of a box, as far as the cells go, and returns how often that is.
+func printRun(cells []cell, text []byte, size int, r rune, pen *Attr) int {
+	text = text[:min(len(text), size*(len(cells)+1))]
+	same := size
+	for same < len(text) && text[same] == text[same-size] {
+		same++
+	}
+	cells = cells[:same/size-1]
+	for i := range cells {
+		cells[i].set(r, pen)
+	}
+	return len(cells)
 }
 
 // printASCII is the fast path: it writes the ASCII that the text begins with, as far as the cells go, and returns how
