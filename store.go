@@ -614,6 +614,7 @@ type stateLock struct {
 	lock   *os.File      // nil while it is not held
 	wait   time.Duration // for the lock, at most; lockVain once that was in vain
 	closed bool
+	named  bool // the entries of the files in their folder are on the disk
 }
 
 // turn is a lock between goroutines. It is not a sync.Mutex because a goroutine that waits for one stops the virtual
@@ -689,11 +690,10 @@ func (l *stateLock) release() {
 // journal is one such file. What look finds holds until the lock is released.
 type journal struct {
 	*stateLock
-	path  string
-	f     *os.File // nil after a failed write: that descriptor is never written or fsynced again
-	end   int64    // bytes of the file
-	anew  bool     // look has opened another file than before: a compaction, or the user, puts another one there
-	known bool     // the folder's entry of the file is on the disk
+	path string
+	f    *os.File // nil after a failed write: that descriptor is never written or fsynced again
+	end  int64    // bytes of the file
+	anew bool     // look has opened another file than before: a compaction, or the user, puts another one there
 	// poison, if not nil, is why the end of the file is unknown: nothing more is written.
 	poison error
 }
@@ -708,7 +708,7 @@ func (j *journal) look() error {
 			return err
 		}
 		j.f = f
-		j.known = false
+		j.named = false
 	}
 	info, err := j.f.Stat()
 	if err != nil {
@@ -749,11 +749,11 @@ func (j *journal) append(b []byte) error {
 	if j.poison != nil {
 		return j.poison
 	}
-	if !j.known {
+	if !j.named {
 		if err := j.do("fsync folder", nil, func() error { return syncDir(filepath.Dir(j.path)) }); err != nil {
 			return err
 		}
-		j.known = true
+		j.named = true
 	}
 	err := j.do("write", j.f, func() error {
 		_, err := j.f.Write(b)
@@ -785,6 +785,7 @@ func (j *journal) create(path string, b []byte) error {
 	if err != nil {
 		return err
 	}
+	j.named = false
 	beside := journal{stateLock: j.stateLock, path: path, f: f}
 	err = beside.append(b)
 	beside.drop()
