@@ -796,12 +796,9 @@ func (s *Screen) print(p []byte) int {
 		l.cells[s.col].wide = true
 		l.cells[s.col+1].set(0, &s.pen)
 	} else if !graphics && !s.insert && r != utf8.RuneError {
-		run := printRun(l.cells[end:], p, n, r, &s.pen)
-		end += run
-		n += run * n
-		ascii := printASCII(l.cells[end:], p[n:], &s.pen)
-		end += ascii
-		n += ascii
+		columns, written := printPlain(l.cells[end:], p, n, r, &s.pen)
+		end += columns
+		n = written
 	}
 	s.base = &l.cells[end-width]
 	s.wrote(l, end)
@@ -862,33 +859,24 @@ func (s *Screen) makeRoom(width int) bool {
 	return s.col+width <= s.cols
 }
 
-// printRun writes the character r, size bytes that the text begins with, once more for each time that it follows there,
-// as in the frame of a box, as far as the cells go, and returns how often that is.
-func printRun(cells []cell, text []byte, size int, r rune, pen *Attr) int {
-	text = text[:min(len(text), size*(len(cells)+1))]
-	same := size
-	for same < len(text) && text[same] == text[same-size] {
-		same++
-	}
-	cells = cells[:same/size-1]
+// printPlain is the fast path: behind the character r, n bytes that the text begins with, it writes what follows of
+// ASCII and of r again, as in the frame of a box, as far as the cells go. It returns how many columns, and n and their
+// bytes.
+func printPlain(cells []cell, text []byte, n int, r rune, pen *Attr) (columns, written int) {
+	again := text[:n]
 	for i := range cells {
-		cells[i].set(r, pen)
-	}
-	return len(cells)
-}
-
-// printASCII is the fast path: it writes the ASCII that the text begins with, as far as the cells go, and returns how
-// much that is.
-func printASCII(cells []cell, text []byte, pen *Attr) int {
-	n := min(len(cells), len(text))
-	cells = cells[:n]
-	for i, b := range text[:n] {
-		if b < ' ' || b >= 0x7f {
-			return i
+		switch {
+		case n < len(text) && text[n] >= ' ' && text[n] < 0x7f:
+			cells[i].set(rune(text[n]), pen)
+			n++
+		case bytes.HasPrefix(text[n:], again):
+			cells[i].set(r, pen)
+			n += len(again)
+		default:
+			return i, n
 		}
-		cells[i].set(rune(b), pen)
 	}
-	return n
+	return len(cells), n
 }
 
 // set makes it a character of one column.
