@@ -4053,7 +4053,7 @@ func TestNumbersOfAnotherChat(t *testing.T) {
 	makeFile(t, moved, dir, "config.toml")
 	chat := map[string]any{"id": 1002, "type": "private"}
 	list := map[string]any{"message_id": m.id, "date": 5, "chat": chat, "text": "Running: nothing",
-		"from": map[string]any{"id": 9, "is_bot": true}}
+		"from": map[string]any{"id": 123456789, "is_bot": true}}
 	w.update(map[string]any{"message": map[string]any{"message_id": 7000, "date": time.Now().Unix() + 3, "text": "y",
 		"from": map[string]any{"id": 1002}, "chat": chat, "reply_to_message": list}})
 	w.until(t, "sendMessage", `"chat_id":1002.*"message_id":7000.*Which session`)
@@ -4820,8 +4820,8 @@ func (p *phonePlay) letter(text, arrives string) map[string]any {
 		m["date"] = p.asked.at.Unix()
 	}
 	for how := range strings.SplitSeq(arrives, ", ") {
-		if how == "from 1001" {
-			m["reply_to_message"].(map[string]any)["from"] = map[string]any{"id": 1001}
+		if id, ok := strings.CutPrefix(how, "from "); ok {
+			m["reply_to_message"].(map[string]any)["from"] = map[string]any{"id": json.Number(id), "is_bot": id != "1001"}
 		}
 		if strings.HasPrefix(how, "{") {
 			if err := json.Unmarshal([]byte(how), &m); err != nil {
@@ -9427,7 +9427,7 @@ func (s *botAPI) carryOut(method string, p map[string]any) (answer string) {
 	}
 	switch method {
 	case "getMe":
-		return apiResult(fmt.Sprintf(`{"id":9,"is_bot":true,"first_name":"Bot","username":"my_bot",`+
+		return apiResult(fmt.Sprintf(`{"id":123456789,"is_bot":true,"first_name":"Bot","username":"my_bot",`+
 			`"has_topics_enabled":%v}`, s.topics != nil))
 	case "createForumTopic", "editForumTopic", "closeForumTopic":
 		return s.topicDone(method, p)
@@ -9744,7 +9744,7 @@ func (s *botAPI) letter(thread int64, text string, to int64) map[string]any {
 			"message_id":   to,
 			"date":         time.Now().Unix(),
 			"chat":         s.chatObject(),
-			"from":         map[string]any{"id": 9, "is_bot": true, "first_name": "Bot"},
+			"from":         map[string]any{"id": 123456789, "is_bot": true, "first_name": "Bot"},
 			"text":         of.text,
 			"reply_markup": map[string]any{"inline_keyboard": of.keyboard()},
 		}

@@ -2662,7 +2662,7 @@ func (in *incoming) repliedQuestion() *PromptRecord {
 			return p
 		}
 	}
-	if !in.repliesToBot() {
+	if !in.repliesToUs() {
 		return nil
 	}
 	for _, b := range slices.Concat(to.Markup.Rows...) {
@@ -2682,7 +2682,7 @@ func (in *incoming) impliedSession(p *PromptRecord) string {
 		return p.SessionID
 	}
 	to := in.repliedTo()
-	if in.repliesToBot() {
+	if in.repliesToUs() {
 		if mark := sessionMark.FindStringSubmatch(cmp.Or(to.Text, to.Caption)); mark != nil {
 			return mark[1]
 		}
@@ -2715,10 +2715,15 @@ func (m *message) repliedTo() *message {
 	return m.ReplyTo
 }
 
-// repliesToBot reports whether it replies to a message of ours: only a bot in the chat can be that.
+// repliesToBot reports whether it replies to a bot's message.
 func (m *message) repliesToBot() bool {
 	to := m.repliedTo()
 	return to != nil && to.From != nil && to.From.IsBot
+}
+
+// repliesToUs reports whether it replies to a message of our own bot: a group may have others, with marks like ours.
+func (in *incoming) repliesToUs() bool {
+	return in.repliesToBot() && strings.HasPrefix(in.here, fmt.Sprintf("%d/", in.repliedTo().From.ID))
 }
 
 // answerOrInput gives text to a session: as the answer to its open question, or as free input. p is the question
