@@ -1287,25 +1287,35 @@ func (c *command) audit(s *Store) int {
 // lastEntries is how many entries --tail begins with.
 const lastEntries = 10
 
-// cmdLogs prints the entries there are, and with --tail the last ten and those that come, until it is interrupted.
+// cmdLogs prints the entries there are, and with --tail the last ten and those that come, until it is interrupted: also
+// those of a log that begins only then, or after the user has moved this one away.
 func cmdLogs(c *command) int {
 	dir, err := stateDir(c.getenv)
 	if err != nil {
 		return c.fail(err)
 	}
-	f, err := os.Open(filepath.Join(dir, "audit.log"))
+	path := filepath.Join(dir, "audit.log")
+	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		f, err = os.Open(os.DevNull) // nothing has happened yet
 	}
 	if err != nil {
 		return c.fail(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // nothing was written to it
+
 	var last []string // entries that --tail begins with
 	tail := c.on("tail")
 	for following := !tail; ; following = true {
+		named, absent := os.Stat(path)
+		read, err := f.Stat()
+		if err != nil {
+			return c.fail(err)
+		}
+		// What comes after moved is seen is in the new log: this one is read to its end.
+		moved := absent == nil && !os.SameFile(named, read)
 		torn := 0 // bytes of a last line that is being written
-		err := eachLine(f, func(line []byte) (more bool) {
+		err = eachLine(f, func(line []byte) (more bool) {
 			torn = 0
 			if line[len(line)-1] != '\n' {
 				torn = len(line)
@@ -1328,7 +1338,13 @@ func cmdLogs(c *command) int {
 		if !tail || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil {
 			return 0
 		}
-		if _, err := f.Seek(int64(-torn), io.SeekCurrent); err != nil {
+		if moved {
+			_ = f.Close() // nothing was written to it
+			f, err = os.Open(path)
+		} else {
+			_, err = f.Seek(int64(-torn), io.SeekCurrent)
+		}
+		if err != nil {
 			return c.fail(err)
 		}
 	}
