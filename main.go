@@ -2205,10 +2205,16 @@ func (w *watchdog) stopWithTool() {
 // suspend stops this process, with the host's terminal as it was, until the shell continues it: see resume.
 func (w *watchdog) suspend() {
 	w.relay.restore()
-	w.st.LeavePoll()
+	w.st.standStill(w.signals)
+}
+
+// standStill stops this process, while it has nothing that others wait for, until a shell continues it; signals then
+// gets the next ^Z.
+func (s *Store) standStill(signals chan os.Signal) {
+	s.LeavePoll()
 	signal.Ignore(suspendSignal) // stopSelf's
-	w.st.Still(stopSelf)
-	signal.Notify(w.signals, suspendSignal)
+	s.Still(stopSelf)
+	signal.Notify(signals, suspendSignal)
 }
 
 // resume continues the tool, even if we were stopped ourselves. In the background the host's terminal stays the
@@ -6109,6 +6115,9 @@ func (a *asking) bridge() error {
 	ctx, quit := context.WithCancelCause(a.ctx)
 	defer quit(nil)
 	catchSignals(quit)
+	if resumes() {
+		a.catchSuspend()
+	}
 	own := sessionRecord("ask", []string{}, "")
 	own.PID = own.Wrapper
 	own.ThreadID = noTopic // for one question
@@ -6166,6 +6175,17 @@ func (a *asking) bridge() error {
 	time.AfterFunc(drainSend, disconnect) // the rest is owed
 	beside.Wait()
 	return errors.Join(err, unsaid)
+}
+
+// catchSuspend has another process listen to Telegram while a shell has stopped this one, as by ^Z.
+func (a *asking) catchSuspend() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, suspendSignal)
+	go func() { // ends with the process
+		for range signals {
+			a.standStill(signals)
+		}
+	}()
 }
 
 // send sends the question. At a terminal, and wherever there is no Telegram, it says how to answer without a phone.
