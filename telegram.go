@@ -316,9 +316,20 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 	case a.Code == 0:
 		a.Text = resp.Status + ", but nothing the Bot API would say"
 	default:
-		a.Text = redact(fmt.Sprintf("%d: %s", a.Code, a.Text)) // a server may repeat the path, which has the token
+		a.Text = fmt.Sprintf("%d: %s", a.Code, a.Text)
 	}
+	a.Text = t.withoutToken(a.Text)
 	return &a.apiError
+}
+
+// withoutToken returns what a server or the network said without the token: they may repeat the path, which has it.
+func (t *Telegram) withoutToken(text string) string {
+	_, secret, found := strings.Cut(t.cfg.Load().Token, ":")
+	text = redact(text)
+	if found {
+		text = strings.ReplaceAll(text, secret, "[redacted]")
+	}
+	return text
 }
 
 // open begins one request: to post params, or, where they are nil, to get a file. The token is in its address.
@@ -347,10 +358,9 @@ func (t *Telegram) noAnswer(method string, err error) *apiError {
 	if inner := errors.Unwrap(err); inner != nil { // what url.Error wraps is without the URL
 		err = inner
 	}
-	text := strings.ReplaceAll(err.Error(), t.cfg.Load().Token, "‹token›")
 	var dial *net.OpError
 	unsent := errors.As(err, &dial) && dial.Op == "dial"
-	return &apiError{method: method, Text: text, unsent: unsent}
+	return &apiError{method: method, Text: t.withoutToken(err.Error()), unsent: unsent}
 }
 
 // ---- pacing ----
@@ -1838,7 +1848,7 @@ func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) fet
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK { // a redirection too
-		return fetched{err: errors.New(resp.Status)}
+		return fetched{err: errors.New(t.withoutToken(resp.Status))}
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxFile+1))
 	switch {
