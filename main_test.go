@@ -4874,9 +4874,12 @@ func TestPollerIsReplaced(t *testing.T) {
 	needTool(t, "bash")
 	t.Parallel()
 	for how, leave := range map[string]func(*phonePlay){
-		"killed":  func(p *phonePlay) { p.terms["api"].signal("KILL") },
-		"ended":   func(p *phonePlay) { p.tools["api"].order(order{Exit: true}) },
-		"stopped": func(p *phonePlay) { p.terms["api"].types("\x1a") },
+		"killed": func(p *phonePlay) { p.terms["api"].signal("KILL") },
+		"ended":  func(p *phonePlay) { p.tools["api"].order(order{Exit: true}) },
+		"stopped": func(p *phonePlay) {
+			p.terms["api"].types("\x1a")
+			p.terms["api"].sees("Stopped") // says bash: it no longer polls
+		},
 	} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
@@ -4915,7 +4918,7 @@ func TestPollerIsReplaced(t *testing.T) {
 func (p *phonePlay) inShell(name string) {
 	p.t.Helper()
 	p.tools[name] = newPuppet(p.t, "tool", "puppet")
-	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+p.dir, "HISTFILE=")
+	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+p.dir, "HISTFILE=", "LC_ALL=C")
 	p.terms[name] = inTerminal(p.t, env, "bash", "--norc", "--noprofile", "-i")
 	p.terms[name].types(fmt.Sprintf("%q run --name %s %q\r", os.Args[0], name, p.tools[name].tool))
 	p.screens[name] = "start"
