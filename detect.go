@@ -4187,7 +4187,7 @@ func (v *view) menu(g *group) *candidate {
 		if i < from || i >= from+9 {
 			continue
 		}
-		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i-from+1)), Label: reGap.ReplaceAllString(o.label, "  ")}
+		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: reGap.ReplaceAllString(o.label, "  ")}
 		if len(o.num) == 1 && v.a.Digits { // of two the first one would choose
 			c.Keys = o.num
 		}

@@ -4592,30 +4592,31 @@ func (t *typist) choose(want []int) (why string) {
 	return notFollowed // a row that no arrow reaches, or ticks that exclude each other
 }
 
-// locate returns the index in now of the choice shown as number i, by its label; −1 if no choice, or more than one, has
-// it.
+// locate returns the index in now of the choice shown as number i, by its label; −1 if none has it. Of several of the
+// same words it is the one in the same place, while the rows are those that were shown.
 func (t *typist) locate(now *Prompt, i int) int {
-	shown := t.q.screen.Choices
-	at := -1
-	found := 0
-	for k, c := range now.Choices {
-		if alike(c.Label, shown[i].Label) { // but for the seconds that it counts
-			at = k
-			found++
-		}
+	asked := t.q.screen
+	want := asked.Choices[i]
+	placed := func(c Choice) bool { return c.Key == want.Key }
+	named := func(c Choice) bool { return c.Label == want.Label }
+	if !slices.ContainsFunc(now.Choices, named) { // it counts seconds
+		named = func(c Choice) bool { return placed(c) && alike(c.Label, want.Label) }
 	}
-	if found > 1 && len(now.Choices) == len(shown) && alike(now.Choices[i].Label, shown[i].Label) {
-		return i // two of the same words, in the same places
+	at := slices.IndexFunc(now.Choices, named)
+	if at < 0 || !slices.ContainsFunc(now.Choices[at+1:], named) {
+		return at
 	}
-	if found != 1 {
+	if !slices.Equal(now.parts.among, asked.parts.among) {
 		return -1
 	}
-	return at
+	return slices.IndexFunc(now.Choices, placed)
 }
 
-// unmoved reports whether the menu stands as it did before: pointer, ticks, words.
+// unmoved reports whether the menu stands as it did before: pointer, ticks, choices. What else of it has changed may
+// not be what the key did, which then is still to come.
 func (p *Prompt) unmoved(before *Prompt) bool {
-	return p.Pointer == before.Pointer && slices.Equal(p.Ticked, before.Ticked) && p.all == before.all
+	return p.Pointer == before.Pointer && slices.Equal(p.Ticked, before.Ticked) &&
+		slices.Equal(p.Choices, before.Choices)
 }
 
 // nextTick is the first choice in now whose tick is not as wanted, −1: all are.

@@ -1476,7 +1476,7 @@ func buttonRows(p *PromptRecord, all []button) [][]button {
 
 // buttonText is what an answer is called: its label, behind its number where the program gives it one.
 func buttonText(p *PromptRecord, a Answer) string {
-	if p.Permission || p.Source == fromAsk || a.Label == a.Key || !strings.Contains("0123456789", a.Key) {
+	if p.Permission || p.Source == fromAsk || a.Label == a.Key || strings.Trim(a.Key, "0123456789") != "" {
 		return a.Label
 	}
 	return a.Key + " " + a.Label
