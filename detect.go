@@ -1927,6 +1927,7 @@ en allow   allow|always|approve|accept|confirm|trust|grant|run|proceed|authorize
 en allow   i accept|i understand
 en quit    exit|quit|back|skip|never|go back|close
 en keep    keep|skip|save|ignore|leave|preserve|retain|prevent|disable|exclude|block|stop|terminate|interrupt
+en keep    postpone|delay|defer|hold|wait for|wait until|pause|undo|protect|reuse|dry run|dry-run|back up|make a backup
 en press   press|hit|strike|push
 en key     any key|a key|the any key|space|space bar|enter|return
 en secret  password|passphrase|pass phrase|passcode|pin|secret|secret value|token|access token|api key|api-key
@@ -1940,7 +1941,7 @@ de deny    abbrechen|abbruch|verweigern|ablehnen|verwerfen|zurückweisen|nicht v
 de allow   immer|erlauben|zulassen|akzeptieren|annehmen|genehmigen|vertrauen|bestätigen|gestatten|zustimmen
 de allow   immer erlauben
 de quit    beenden|verlassen|ende|schließen|aufhören|zurück
-de keep    behalt|beibehalt|überspring|speicher|ignorier|lassen
+de keep    behalt|beibehalt|überspring|speicher|ignorier|lassen|verschieb|warten|pausier|rückgängig|schütz
 de press   drücke|betätigen
 de key     taste|eingabetaste
 de secret  passwort|passwörter|kennwort|mantra|paßwort
@@ -1952,7 +1953,7 @@ fr letters on
 fr deny    annuler|abandonner|abandon|interrompre|refuser|rejeter|rejet|interdire
 fr allow   toujours|autoriser|accepter|permettre|approuver|confirmer|faire confiance|toujours autoriser|confiance
 fr quit    quitter|sortir|fermer|terminer|retour|précédent
-fr keep    garder|conserv|ignor|enregistr|sauvegard|laisser
+fr keep    garder|conserv|ignor|enregistr|sauvegard|laisser|reporter|attend|pause|protég
 fr press   appuyez|appuyer|pressez|tapez|enfoncez
 fr key     touche|entrée|retour chariot
 fr secret  mot de passe|phrase de passe|phrase secrète|mots de passe|code personnel
@@ -1964,7 +1965,7 @@ es letters sn
 es deny    cancelar|cancela|abortar|interrumpir|denegar|rechazar|rechazo|negar|prohibir|no confiar
 es allow   siempre|permitir|aceptar|confiar|confirmar|confirme|confianza
 es quit    salir|abandonar|finalizar|terminar|cerrar|fin|atrás|anterior|volver
-es keep    manten|conserv|omitir|guardar|ignorar|dejar
+es keep    manten|conserv|omitir|guardar|ignorar|dejar|aplaz|pospon|esper|pausa|deshac|proteg
 es press   pulse|presione|pulsar|teclee
 es key     tecla|intro
 es secret  contraseña|clave|frase de paso
@@ -1977,7 +1978,7 @@ it deny    annulla|annullare|interrompere|interrompi|rifiuta|rifiutare|negare|ne
 it allow   sempre|consentire|consenti|permettere|permetti|accetta|accettare|approva|autorizza|autorizzare|confermare
 it allow   conferma|fidarsi|fiducia
 it quit    uscire|esci|uscita|chiudere|abbandona|chiudi|indietro
-it keep    manten|conserv|ignor|salva|lasci
+it keep    manten|conserv|ignor|salva|lasci|rimand|posticip|attend|aspett|pausa|protegg
 it press   premere|premi|premete
 it key     tasto|invio
 it choose  scegli|seleziona|selezione|scelta|numero|opzione
@@ -1988,7 +1989,7 @@ pt letters sn
 pt deny    cancelar|abortar|interromper|negar|rejeitar|recusar|não confiar
 pt allow   sempre|permitir|aceitar|aprovar|autorizar|confiar|confirmar|confiança|conceder
 pt quit    sair|sai|fechar|terminar|encerrar|voltar|recuar|anterior|atrás
-pt keep    manter|conserv|ignor|salvar|guardar|deixar
+pt keep    manter|conserv|ignor|salvar|guardar|deixar|adiar|esper|pausa|desfaz|proteg
 pt press   pressione|prima|carregue|tecle|pressionar|aperte
 pt key     tecla
 pt secret  senha|palavra-passe|palavra-chave|frase secreta|palavra passe
@@ -2000,7 +2001,7 @@ nl letters jn
 nl deny    annuleren|annuleer|afbreken|breek af|weigeren|verbieden|verwerpen|verwerp
 nl allow   altijd|toestaan|accepteer|accepteren|vertrouwen|vertrouw|bevestigen|bevestig|toelaten|sta toe
 nl quit    afsluiten|stoppen|verlaten|einde|stop|sluiten|beëindigen|terug|vorige
-nl keep    behoud|bewaar|bewaren|overslaan|opslaan|negeer
+nl keep    behoud|bewaar|bewaren|overslaan|opslaan|negeer|uitstel|wacht|pauz|ongedaan|bescherm
 nl press   druk|toets|typ
 nl key     toets
 nl secret  wachtwoord|paswoord
@@ -2012,7 +2013,7 @@ pl letters tn
 pl deny    anuluj|przerwij|poniechaj|przerwać|anulować|odmów|odmowa|odrzuć|odrzucić|odrzucenie|zabroń
 pl allow   zawsze|zezwól|pozwól|zgoda|akceptuj|zaakceptować|akceptacja|zatwierdź|zaufaj|potwierdź|zezwolić
 pl quit    wyjdź|wyjście|zakończ|koniec|zamknij|opuść|wstecz|powrót|wróć
-pl keep    zachowa|pomiń|pominąć|zapisa|zostaw
+pl keep    zachowa|pomiń|pominąć|zapisa|zostaw|odłoż|odrocz|poczek|wstrzym|cofn|chroni
 pl press   naciśnij|nacisnąć|wciśnij|wcisnąć|wciśnięcie
 pl key     klawisz|klawisza
 pl secret  hasło|hasła|frazę
@@ -2024,7 +2025,7 @@ ru letters дн
 ru deny    отмена|отменить|прервать|прерывание|запретить|отказать|отклонить|отвергнуть|отказаться|не доверять|отказ
 ru allow   всегда|разрешить|позволить|принять|одобрить|доверять|подтвердить|доверие|принимать|подтвердите
 ru quit    выход|выйти|закрыть|завершить|покинуть|назад|вернуться
-ru keep    сохран|остав|пропуст
+ru keep    сохран|остав|пропуст|отлож|подожд|приостан|защит
 ru press   нажмите|нажать|нажатие
 ru key     клавишу|клавиша|ввод
 ru secret  пароль|пароля
@@ -2036,7 +2037,7 @@ uk letters тн
 uk deny    скасувати|відміна|перервати|відмінити|скасування|заборонити|відхилити|відмовити|відкинути|відмова
 uk allow   завжди|дозволити|надати|прийняти|довіряти|підтвердити|погодитися|довіра
 uk quit    вийти|вихід|закрити|завершити|закінчити|назад|повернутися
-uk keep    зберег|залиш|пропуст
+uk keep    зберег|залиш|пропуст|відклад|зачек|призупин|захист
 uk press   натисніть|натиснути|натискання
 uk key     клавішу|клавіша
 uk secret  пароль|пароля|кодову фразу|ключову фразу|пінкод
@@ -2048,7 +2049,7 @@ tr letters eh
 tr deny    iptal|vazgeç|durdur|reddet|reddedildi|reddetme|izin verme
 tr allow   her zaman|izin ver|onayla|kabul et|güven|kabul
 tr quit    çık|çıkış|kapat|çıkmak|sonlandır|bitir|geri|önceki
-tr keep    kaydet|koru|atla|sakla
+tr keep    kaydet|koru|atla|sakla|ertele|bekle|duraklat|geri al
 tr press   basın|bas
 tr key     tuşa|tuş|düğmeye|düğme
 tr secret  parola|şifre
@@ -2060,7 +2061,7 @@ ja letters yn
 ja deny    キャンセル|取消|中止|取り消し|中断|拒否|拒否する|拒絶|信頼しない|禁止|拒否します
 ja allow   常に|許可|承認|受け入れる|許可する|信頼|同意|受諾|常に許可|確認|受入|信用
 ja quit    終了|閉じる|抜ける|戻る|前へ
-ja keep    保存|保持|残|スキップ|維持
+ja keep    保存|保持|残|スキップ|維持|延期|待つ|待ち|待機|一時停止|元に戻
 ja press   押す|押して|押せば
 ja key     キー|リターン|エンター|改行|リターンキー
 ja secret  パスワード|パスフレーズ
@@ -2072,7 +2073,7 @@ zh letters yn
 zh deny    取消|放弃|放棄|中止|中断|中斷|拒绝|拒絕|不信任|禁止|否决|不接受|不允许
 zh allow   总是|總是|允许|允許|接受|同意|批准|信任|确认|確認|总是允许|授权|許可
 zh quit    退出|离开|離開|结束|結束|关闭|關閉|返回|后退|上一步|向后
-zh keep    保存|保留|跳过|跳過|儲存|储存
+zh keep    保存|保留|跳过|跳過|儲存|储存|推迟|延迟|延期|等待|暂停|暫停|撤销|撤銷
 zh press   按|请按|請按|敲
 zh key     任意键|任意鍵|一个键|任何鍵|按键|任何键|回车|回车键|確認鍵|輸入鍵|回車
 zh secret  密码|密碼|口令|密語
@@ -2084,7 +2085,7 @@ ko letters yn
 ko deny    취소|중단|중지|거부|거절|금지
 ko allow   항상|허용|승인|수락|신뢰|동의|확인|허가
 ko quit    종료|끝내기|나가기|닫기|끝냄|마침|뒤로|이전
-ko keep    저장|유지|건너|보존
+ko keep    저장|유지|건너|보존|연기|기다|대기|일시|되돌
 ko press   누르십시오|누르세요|치세요|누르면|누르기|눌러
 ko key     아무 키|아무키나|엔터|리턴
 ko secret  암호|비밀번호|패스워드
@@ -4253,6 +4254,13 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		} else {
 			f.parts.among = append(f.parts.among, row)
 		}
+	}
+	typed := v.rows[v.row]
+	below := !v.hidden && !v.drawn && v.row > bottom
+	if !v.known && below && typed.text != "" && !typed.fits(reChoosing) && !typed.fits(reEscOut) { // not of the menu
+		f.guess = true
+		f.Full += typed.indented() + "\n"
+		f.parts.among = append(f.parts.among, typed.indented())
 	}
 	f.esc = slices.ContainsFunc(v.rows[top:max(end, v.last)+1], func(w viewRow) bool { return w.fits(reEscOut) })
 	head := top

@@ -2891,13 +2891,17 @@ func (s *relay) noteLine(keys string, modes Modes) {
 	for _, r := range keys {
 		literal := s.quoted
 		s.quoted = r == 0x16 && !literal
+		size := 1
+		if !modes.UTF8 { // its bytes are taken back one by one
+			size = utf8.RuneLen(r)
+		}
 		switch {
 		case !modes.Canonical || !literal && strings.ContainsRune("\r\n\x03\x15\x1a\x1c", r): // ^C ^U ^Z ^\
 			s.begun = 0
-		case !literal && (r == 0x7f || r == '\b'):
+		case !literal && r == modes.Erase:
 			s.begun = max(0, s.begun-1)
 		case literal || r != 0x04:
-			s.begun++
+			s.begun += size
 		}
 	}
 }
@@ -4495,6 +4499,9 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 	why = t.press(followTime, func(v sight) (keys, why string) {
 		typed, stands := t.det.Behind(first)
 		shown := strings.HasPrefix(strings.ToLower(typed), strings.ToLower(first))
+		if t.q.rec.Type != FreeText && strings.Contains(typed, " ") { // another question follows it
+			shown = false
+		}
 		reads := v.tty.Reading != ReadingBusy && v.tty.Waiting <= 0
 		boxed = false
 		if text {

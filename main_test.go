@@ -6669,7 +6669,7 @@ func (p *simPTY) Stopped() <-chan struct{} { return nil }
 
 func (p *simPTY) Modes() Modes {
 	state := p.State()
-	return Modes{Processed: true, Canonical: state.Canonical, Echo: state.Echo}
+	return Modes{Processed: true, Canonical: state.Canonical, Echo: state.Echo, Erase: 0x7f, UTF8: true}
 }
 
 func (p *simPTY) Terminate(time.Duration) {}

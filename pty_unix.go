@@ -86,6 +86,8 @@ type Modes struct {
 	Processed bool // a line feed begins a line
 	Canonical bool // nobody has set it to be drawn on
 	Echo      bool // it shows what is typed
+	Erase     rune // the key that takes back the last character of a line
+	UTF8      bool // all bytes of it
 }
 
 // Size is that of a terminal, laid out as struct winsize of the system.
@@ -515,6 +517,8 @@ func (p *unixPTY) Modes() Modes {
 		Processed: modes.Oflag&unix.OPOST != 0,
 		Canonical: modes.Lflag&unix.ICANON != 0,
 		Echo:      modes.Lflag&unix.ECHO != 0,
+		Erase:     rune(modes.Cc[unix.VERASE]),
+		UTF8:      modes.Iflag&unix.IUTF8 != 0,
 	}
 }
 

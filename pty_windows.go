@@ -64,6 +64,8 @@ type Modes struct {
 	Processed bool // a line feed begins a line
 	Canonical bool // nobody has set it to be drawn on
 	Echo      bool // it shows what is typed
+	Erase     rune // the key that takes back the last character of a line
+	UTF8      bool // all bytes of it
 }
 
 // Size is that of a terminal, laid out as struct winsize of the system.
@@ -301,7 +303,9 @@ func (p *winPTY) State() TTYState {
 }
 
 // Modes are those of every console.
-func (p *winPTY) Modes() Modes { return Modes{Processed: true, Canonical: true, Echo: true} }
+func (p *winPTY) Modes() Modes {
+	return Modes{Processed: true, Canonical: true, Echo: true, Erase: 0x7f, UTF8: true}
+}
 
 // actAs is false: here no process of ours is anything but a command.
 func actAs([]string) bool { return false }
