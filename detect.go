@@ -4164,6 +4164,9 @@ func (v *view) sideBySide(r int) *group {
 // reTickMark is a mark that tells by its colour whether the option behind it is ticked (enquirer, gum).
 var reTickMark = re(`^[✔✓•⬡⬢]\s+`)
 
+// maxKey is how many digits of a label name a choice: the data of a button is short.
+const maxKey = 9
+
 // menu makes the prompt of a group. Of more than nine options it has those around the pointer.
 func (v *view) menu(g *group) *candidate {
 	f := newCandidate(MultipleChoice, 0.90)
@@ -4198,6 +4201,15 @@ func (v *view) menu(g *group) *candidate {
 		f.Choices = append(f.Choices, c)
 		f.Ticked = append(f.Ticked, o.tick == 1)
 		f.Multi = f.Multi || o.tick >= 0
+	}
+	own := slices.Clone(f.Choices) // a number that is all of a label names that choice, and no other
+	for i, c := range own {
+		if reDigits.MatchString(c.Label) && len(c.Label) <= maxKey {
+			own[i].Key = c.Label
+		}
+	}
+	if distinct(own) {
+		f.Choices = own
 	}
 	if v.busy && v.buttonRow() < 0 { // of gpg, which is, pinentry reads
 		f.silent = true

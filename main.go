@@ -1483,8 +1483,8 @@ const (
 var (
 	// reReport is what terminals send by themselves (ctlseqs).
 	reReport = re(`(?s)^\x1b(\[[IO<M?>]|\[[0-9;]+[Rnt](\x1b|$)|[\]P_])`)
-	// reArrow is a key that moves and decides nothing.
-	reArrow = re(`^\x1b[\[O][0-9;]*[A-Z~]$`)
+	// reArrow is a key that moves and decides nothing, once or, held down, several times.
+	reArrow = re(`^(\x1b[\[O][0-9;]*[A-Z~])+$`)
 	// reOwnCommand is how the operator writes a command of the tool's own.
 	reOwnCommand = re(`^//\w`)
 	// reFirstWord is the beginning of a text up to the first blank.
