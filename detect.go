@@ -4913,7 +4913,7 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	text = plain(text)
 	list, heading, more := v.listAbove(text, top)
 	if len(list) == 0 && hasWord("choose", text) && !v.tty.Canonical {
-		for _, w := range v.rows[v.row+1 : v.last+1] { // of Inquirer's rawlist it stands below, and nothing else
+		for _, w := range v.rows[v.row+1 : max(v.row, v.last)+1] { // of Inquirer's rawlist it stands below, and nothing else
 			list = append(list, itemsOf(w.raw)...)
 		}
 		if len(list) > 0 && list[0].Key != "1" {
