@@ -4536,6 +4536,7 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 // must show in the menu before the next.
 func (t *typist) choose(want []int) (why string) {
 	var menu, before *Prompt // as it is, and as it was before the last key
+	var movedAt time.Time    // when it last changed
 	within := keyGrace + lookTime
 	for range maxMenuKeys {
 		var then func() (why string) // nil: the menu goes on
@@ -4544,7 +4545,14 @@ func (t *typist) choose(want []int) (why string) {
 			if !t.q.screen.follows(now) || before != nil && now.unmoved(before) {
 				return "", notFollowed
 			}
+			if menu != nil && !now.unmoved(menu) {
+				movedAt = time.Now()
+			}
 			menu = now
+			turned := before != nil && !slices.Equal(now.Choices, before.Choices)
+			if turned && time.Since(movedAt) < settle { // the rest of its rows may still be painted
+				return "", notFollowed
+			}
 			t.steer = now.Multi
 			then = nil
 			target := t.locate(now, want[0])
