@@ -4686,10 +4686,10 @@ func (t *typist) review() (why string) {
 	})
 }
 
-// submits are the keys of the last choice of a review page that submits, "" without one.
+// submits are the keys of the choice of a review page that submits, "" of any other dialog (measured on claude 2.1).
 func (p *Prompt) submits() (keys string) {
 	for _, c := range p.Choices {
-		if strings.HasPrefix(strings.ToLower(c.Label), "submit") {
+		if c.Label == "Submit answers" {
 			keys = c.Keys
 		}
 	}

@@ -3722,7 +3722,12 @@ func newQuiz(t *testing.T, b block) *quiz {
 	script := fmt.Sprintf(`until [ "$(stty size)" = "%d 80" ]; do sleep 0.02; done; exec %s`, rows, command)
 	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "F="+a.folder, "TERM=xterm-256color",
 		"ATLASBRIDGE_HOME="+a.home)
-	a.terminal = inTerminal(t, env, os.Args[0], "run", "--name", "w", "bash", "-c", script)
+	argv := []string{os.Args[0], "run", "--name", "w", "bash", "-c", script}
+	if tool := strings.TrimSpace(b.parts["tool"]); tool != "" { // it is taken for this one
+		argv = append(argv[:4], filepath.Join(a.folder, tool))
+		writeProgram(t, argv[4], "#!/bin/bash\n[ \"$1\" = --version ] || "+script+"\n")
+	}
+	a.terminal = inTerminal(t, env, argv...)
 	if err := a.pty.Resize(Size{Rows: uint16(rows), Cols: 80}); err != nil {
 		t.Fatal(err)
 	}
