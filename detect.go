@@ -4202,13 +4202,13 @@ func (v *view) menu(g *group) *candidate {
 		f.Ticked = append(f.Ticked, o.tick == 1)
 		f.Multi = f.Multi || o.tick >= 0
 	}
-	own := slices.Clone(f.Choices) // a number that is all of a label names that choice, and no other
+	own := slices.Clone(f.Choices) // where none has a number, one that is all of a label names that choice
 	for i, c := range own {
 		if reDigits.MatchString(c.Label) && len(c.Label) <= maxKey {
 			own[i].Key = c.Label
 		}
 	}
-	if distinct(own) {
+	if distinct(own) && g.opts[0].num == "" {
 		f.Choices = own
 	}
 	if v.busy && v.buttonRow() < 0 { // of gpg, which is, pinentry reads
@@ -4268,7 +4268,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		}
 	}
 	typed := v.rows[v.row]
-	below := !v.hidden && !v.drawn && v.row > bottom
+	below := !v.hidden && !v.drawn && v.row > bottom && v.row != v.buttonRow()
 	if !v.known && below && typed.text != "" && !typed.fits(reChoosing) && !typed.fits(reEscOut) { // not of the menu
 		f.guess = true
 		f.Full += typed.indented() + "\n"
