@@ -3431,6 +3431,12 @@ func (v *view) left() string {
 // behind reports whether something stands behind the cursor that is no hint of what may be typed.
 func (v *view) behind() bool { return v.after() != "" && !v.drawn && !v.faintAt(v.row, v.col) }
 
+// behindText reports whether a character stands right before the cursor that is no hint of what may be typed, in a
+// program that edits its line itself.
+func (v *view) behindText() bool {
+	return !v.tty.Canonical && v.col > 0 && v.s.grid[v.row].cells[v.col-1].ch > ' ' && !v.faintAt(v.row, v.col-1)
+}
+
 // whole is the text of row r with that of the rows that run over into it, and the first of them.
 func (v *view) whole(text string, r int) (string, int) {
 	for r > 0 && v.s.grid[r-1].wrapped && len(text) <= maxFull {
@@ -4512,8 +4518,9 @@ var (
 	reAmount     = re(`(?i)\b(how (many|much|long|often)|number of|count)\b`)
 	reListed     = re(`^(#\?|[\pL\pN_ /()]{0,30}[:>?])$`) // so short that a list above it tells what is asked
 	reText       = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
-	reRemark     = re(`^\(.* .*\)$`) // the line above asks
-	reSays       = re(`\pL[\pL\pN]`) // has a word at all
+	reDrafted    = re(`^\? .*[^:?›‣>…)\]]$`) // Inquirer's field, with what it refused
+	reRemark     = re(`^\(.* .*\)$`)         // the line above asks
+	reSays       = re(`\pL[\pL\pN]`)         // has a word at all
 	reSplits     = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
 	reChoiceWord = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
 	reEnglish    = re(`(?i)\b(the|or|this|your?|and|with|for|are|does|what|which|it)\b`) // "old or new? [o/n]"
@@ -4634,6 +4641,7 @@ func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 		f.Choices = []Choice{typedChoice("y", "Yes"), typedChoice("n", "No")}
 		return "it is a question for yes or no" // 18
 	case reText.MatchString(line) && !(v.drawn && reREPL.MatchString(text)):
+		f.drafted = reDrafted.MatchString(text) && v.behindText()
 		return "it ends as a question does" // 54
 	}
 	return ""

@@ -3041,13 +3041,15 @@ func (v *watcher) detect() {
 	}
 }
 
-// terminalState looks at the child's terminal, and while an answer is typed at what waits in it. In raw mode no line is
-// begun: the system counts all that was typed.
+// terminalState looks at the child's terminal, and while an answer is typed first at what waits in it: who reads after a
+// key was taken reads on. In raw mode no line is begun: the system counts all that was typed.
 func (v *watcher) terminalState(now time.Time) TTYState {
-	tty := v.pty.State()
+	waiting := -1
 	if v.typist != nil {
-		tty.Waiting = v.pty.Waiting()
+		waiting = v.pty.Waiting()
 	}
+	tty := v.pty.State()
+	tty.Waiting = waiting
 	if !tty.Canonical {
 		v.relay.begun = 0
 	}
@@ -4253,6 +4255,7 @@ func (t *typist) write(keys string) (why string) {
 	t.writing = true
 	taken := t.relay.taken
 	at := time.Now()
+	modes := t.pty.Modes() // the program that has taken the key may set others
 	unseen := true
 	var err error
 	t.turn.Unlock()
@@ -4277,7 +4280,7 @@ func (t *typist) write(keys string) (why string) {
 	for i := range t.relay.held {
 		t.relay.held[i].unread = t.q != nil && (unread || t.relay.held[i].at.Before(at))
 	}
-	t.relay.noteLine(keys, t.pty.Modes())
+	t.relay.noteLine(keys, modes)
 	t.det.Typed([]byte(keys), time.Now())
 	t.watcher.recordKeys(keys, false, time.Now())
 	return ""
@@ -4490,42 +4493,54 @@ func (t *typist) opening(first, rest string, ends bool) (keys string, alone bool
 
 // spell types the rest of an answer while the question stands, and the program reads and has shown the first key behind
 // it: it edits a line, and Enter ends that. Else the key was all it took. An echo by the terminal itself proves
-// nothing; but a program that takes words takes more than the first key. A screen that no rule reads (text) stands
-// while it is still one, with the key, or a mark that hides it, at the cursor.
+// nothing: the program may take so many keys and no more (bash's read -n 4), so that each goes alone, and Enter once
+// more than a key is awaited still. A screen that no rule reads (text) stands while it is still one, with the key, or
+// a mark that hides it, at the cursor.
 func (t *typist) spell(first, rest string, text bool) (why string) {
 	t.word = first + rest
 	more := strings.TrimSuffix(rest, "\r")
-	boxed := false
+	_, size := utf8.DecodeRuneInString(more)
+	keysTyped := utf8.RuneCountInString(first)
+	boxed, single := false, false
 	why = t.press(followTime, func(v sight) (keys, why string) {
 		typed, stands := t.det.Behind(first)
-		shown := strings.HasPrefix(strings.ToLower(typed), strings.ToLower(first))
-		if t.q.rec.Type != FreeText && strings.Contains(typed, " ") { // another question follows it
-			shown = false
-		}
+		after, shown := strings.CutPrefix(strings.ToLower(typed), strings.ToLower(strings.TrimSpace(first)))
+		another := t.q.rec.Type != FreeText && strings.Contains(typed, " ") || v.tty.Echo && after != ""
+		shown = shown && !another // no other question follows it
 		reads := v.tty.Reading != ReadingBusy && v.tty.Waiting <= 0
-		boxed = false
+		boxed, single = false, false
 		if text {
 			stands = v.look != nil && v.look.Type == Unknown
-			shown = slices.ContainsFunc([]string{first, "*", "•"}, func(mark string) bool {
+			shown = slices.ContainsFunc([]string{strings.TrimSpace(first), "*", "•"}, func(mark string) bool {
 				typed, _ := t.det.Behind(mark)
 				return typed == mark
 			})
 		}
-		word := more != "" || text
+		word := more != "" || text || keysTyped > 1
 		edits := stands && shown && reads
 		switch {
 		case edits && text && t.adapter.Box != nil:
 			boxed = true
 			return more, ""
-		case edits && (word || !v.tty.Echo):
+		case edits && !v.tty.Echo:
 			return more + "\r", ""
+		case edits && !v.tty.Canonical && more != "":
+			single = true
+			return more[:size], ""
+		case edits && !v.tty.Canonical && v.late && (word || t.q.rec.Type == FreeText):
+			return "\r", ""
 		case !v.late && (stands || !t.overtaken(v.look)): // it may only be painted anew
 			return "", whyWait
+		case (stands || more != "") && keysTyped > 1:
+			return "", fmt.Sprintf("only its first %d keys were typed: look at the terminal", keysTyped)
 		case stands && word, more != "":
 			return "", "only its first key was typed: the program did not show that; look at the terminal"
 		}
 		return "", ""
 	})
+	if why == "" && single {
+		return t.spell(first+more[:size], rest[size:], text)
+	}
 	if why == "" && boxed {
 		return t.enter()
 	}
