@@ -4258,7 +4258,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 	bottom := end + len(v.linesBelow(end))
 	f.Cut = above || v.s.cutIn(top, bottom)
 	for _, w := range v.rows[top : bottom+1] {
-		f.Cut = f.Cut || w.row <= end && strings.IndexAny(w.text, "↑↓") == 0 || w.fits(reElided)
+		f.Cut = f.Cut || w.row <= end && w.fits(reScrolls) || w.fits(reElided)
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
 		row, ok := options[w.row]
 		if !ok {
@@ -4342,6 +4342,9 @@ func asYesNo(f *candidate) {
 		f.Choices[no].Key = "n"
 	}
 }
+
+// reScrolls is a row that says that its list goes on there; "↑/↓: move" explains keys.
+var reScrolls = re(`^[↑↓]([^/↑↓]|$)`)
 
 // reElided is a row that says that the tool itself leaves out a part of what it asks about.
 var reElided = re(`(?i)…\s*\+?\d+ (more )?lines|\boutput clipped\b`)
