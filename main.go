@@ -3041,8 +3041,8 @@ func (v *watcher) detect() {
 	}
 }
 
-// terminalState looks at the child's terminal, and while an answer is typed first at what waits in it: who reads after a
-// key was taken reads on. In raw mode no line is begun: the system counts all that was typed.
+// terminalState looks at the child's terminal, and while an answer is typed first at what waits in it: a program that
+// reads after it took the key reads on. In raw mode no line is begun: the system counts all that was typed.
 func (v *watcher) terminalState(now time.Time) TTYState {
 	waiting := -1
 	if v.typist != nil {
@@ -4492,23 +4492,23 @@ func (t *typist) opening(first, rest string, ends bool) (keys string, alone bool
 }
 
 // spell types the rest of an answer while the question stands, and the program reads and has shown the first key behind
-// it: it edits a line, and Enter ends that. Else the key was all it took. An echo by the terminal itself proves
-// nothing: the program may take so many keys and no more (bash's read -n 4), so that each goes alone, and Enter once
-// more than a key is awaited still. A screen that no rule reads (text) stands while it is still one, with the key, or
-// a mark that hides it, at the cursor.
+// it: it edits a line. Else the key was all it took. Enter goes alone, for the program may take so many keys and no
+// more, and Enter would answer the next question. An echo by the terminal itself proves nothing (bash's read -n 4):
+// there each key goes alone, and Enter once the question has stood for a while. A screen that no rule reads (text)
+// stands while it is still one, with the key, or a mark that hides it, at the cursor.
 func (t *typist) spell(first, rest string, text bool) (why string) {
 	t.word = first + rest
 	more := strings.TrimSuffix(rest, "\r")
 	_, size := utf8.DecodeRuneInString(more)
 	keysTyped := utf8.RuneCountInString(first)
-	boxed, single := false, false
+	boxed, part := false, 0 // part: how much of more was typed
 	why = t.press(followTime, func(v sight) (keys, why string) {
 		typed, stands := t.det.Behind(first)
 		after, shown := strings.CutPrefix(strings.ToLower(typed), strings.ToLower(strings.TrimSpace(first)))
 		another := t.q.rec.Type != FreeText && strings.Contains(typed, " ") || v.tty.Echo && after != ""
 		shown = shown && !another // no other question follows it
 		reads := v.tty.Reading != ReadingBusy && v.tty.Waiting <= 0
-		boxed, single = false, false
+		boxed, part = false, 0
 		if text {
 			stands = v.look != nil && v.look.Type == Unknown
 			shown = slices.ContainsFunc([]string{strings.TrimSpace(first), "*", "•"}, func(mark string) bool {
@@ -4522,15 +4522,20 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 		case edits && text && t.adapter.Box != nil:
 			boxed = true
 			return more, ""
-		case edits && !v.tty.Echo:
-			return more + "\r", ""
+		case edits && !v.tty.Echo && more == "":
+			return "\r", ""
 		case edits && !v.tty.Canonical && more != "":
-			single = true
-			return more[:size], ""
+			part = len(more)
+			if v.tty.Echo {
+				part = size
+			}
+			return more[:part], ""
 		case edits && !v.tty.Canonical && v.late && (word || t.q.rec.Type == FreeText):
 			return "\r", ""
 		case !v.late && (stands || !t.overtaken(v.look)): // it may only be painted anew
 			return "", whyWait
+		case !v.tty.Echo && keysTyped > 1 && !t.overtaken(v.look):
+			return "\r", ""
 		case (stands || more != "") && keysTyped > 1:
 			return "", fmt.Sprintf("only its first %d keys were typed: look at the terminal", keysTyped)
 		case stands && word, more != "":
@@ -4538,8 +4543,8 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 		}
 		return "", ""
 	})
-	if why == "" && single {
-		return t.spell(first+more[:size], rest[size:], text)
+	if why == "" && part > 0 {
+		return t.spell(first+more[:part], rest[part:], text)
 	}
 	if why == "" && boxed {
 		return t.enter()
