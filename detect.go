@@ -4208,14 +4208,8 @@ func (v *view) menu(g *group) *candidate {
 		f.Ticked = append(f.Ticked, o.tick == 1)
 		f.Multi = f.Multi || o.tick >= 0
 	}
-	own := slices.Clone(f.Choices) // where none has a number, one that is all of a label names that choice
-	for i, c := range own {
-		if reDigits.MatchString(c.Label) && len(c.Label) <= maxKey {
-			own[i].Key = c.Label
-		}
-	}
-	if distinct(own) && g.opts[0].num == "" {
-		f.Choices = own
+	if g.opts[0].num == "" {
+		f.Choices = namedByNumber(f.Choices)
 	}
 	if v.busy && v.buttonRow() < 0 { // of gpg, which is, pinentry reads
 		f.silent = true
@@ -4239,6 +4233,20 @@ func (v *view) menu(g *group) *candidate {
 		}
 	}
 	return f
+}
+
+// namedByNumber returns choices without a number of their own in which one that is all of a label names that choice.
+func namedByNumber(choices []Choice) []Choice {
+	own := slices.Clone(choices)
+	for i, c := range own {
+		if reDigits.MatchString(c.Label) && len(c.Label) <= maxKey {
+			own[i].Key = c.Label
+		}
+	}
+	if distinct(own) {
+		return own
+	}
+	return choices
 }
 
 // sentence is a line without its mark and without the keys it explains.
@@ -4273,12 +4281,10 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 			f.parts.among = append(f.parts.among, row)
 		}
 	}
-	typed := v.rows[v.row]
-	below := !v.hidden && !v.drawn && v.row > bottom && v.row != v.buttonRow()
-	if !v.known && below && typed.text != "" && !typed.fits(reChoosing) && !typed.fits(reEscOut) { // not of the menu
+	if row := v.promptBelow(bottom); row != "" {
 		f.guess = true
-		f.Full += typed.indented() + "\n"
-		f.parts.among = append(f.parts.among, typed.indented())
+		f.Full += row + "\n"
+		f.parts.among = append(f.parts.among, row)
 	}
 	f.esc = slices.ContainsFunc(v.rows[top:max(end, v.last)+1], func(w viewRow) bool { return w.fits(reEscOut) })
 	head := top
@@ -4341,6 +4347,17 @@ func asYesNo(f *candidate) {
 		f.Choices[yes].Key = "y"
 		f.Choices[no].Key = "n"
 	}
+}
+
+// promptBelow is the row at a cursor that stands below a dialog's last row and is none of its own: what is typed goes
+// there. "" where there is none.
+func (v *view) promptBelow(last int) string {
+	typed := v.rows[v.row]
+	above := v.row <= last || v.row == v.buttonRow()
+	if v.known || v.hidden || v.drawn || above || typed.text == "" || typed.fits(reChoosing) || typed.fits(reEscOut) {
+		return ""
+	}
+	return typed.indented()
 }
 
 // reScrolls is a row that says that its list goes on there; "↑/↓: move" explains keys.

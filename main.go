@@ -4503,19 +4503,9 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 	keysTyped := utf8.RuneCountInString(first)
 	boxed, part := false, 0 // part: how much of more was typed
 	why = t.press(followTime, func(v sight) (keys, why string) {
-		typed, stands := t.det.Behind(first)
-		after, shown := strings.CutPrefix(strings.ToLower(typed), strings.ToLower(strings.TrimSpace(first)))
-		another := t.q.rec.Type != FreeText && strings.Contains(typed, " ") || v.tty.Echo && after != ""
-		shown = shown && !another // no other question follows it
+		stands, shown := t.shows(v, first, text)
 		reads := v.tty.Reading != ReadingBusy && v.tty.Waiting <= 0
 		boxed, part = false, 0
-		if text {
-			stands = v.look != nil && v.look.Type == Unknown
-			shown = slices.ContainsFunc([]string{strings.TrimSpace(first), "*", "•"}, func(mark string) bool {
-				typed, _ := t.det.Behind(mark)
-				return typed == mark
-			})
-		}
 		word := more != "" || text || keysTyped > 1
 		edits := stands && shown && reads
 		switch {
@@ -4550,6 +4540,22 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 		return t.enter()
 	}
 	return why
+}
+
+// shows reports whether the question stands, and what was typed of its answer stands behind it, and no other question
+// behind that. Of a screen that no rule reads (text) see spell.
+func (t *typist) shows(v sight, first string, text bool) (stands, shown bool) {
+	typed, stands := t.det.Behind(first)
+	first = strings.TrimSpace(first)
+	if text {
+		return v.look != nil && v.look.Type == Unknown, slices.ContainsFunc([]string{first, "*", "•"}, func(mark string) bool {
+			typed, _ := t.det.Behind(mark)
+			return typed == mark
+		})
+	}
+	after, shown := strings.CutPrefix(strings.ToLower(typed), strings.ToLower(first))
+	another := t.q.rec.Type != FreeText && strings.Contains(typed, " ") || v.tty.Echo && after != ""
+	return stands, shown && !another
 }
 
 // choose makes these choices of a menu: each by its own key, or by arrows and a key once the pointer is there. Each key
