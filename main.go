@@ -4548,10 +4548,11 @@ func (t *typist) shows(v sight, first string, text bool) (stands, shown bool) {
 	typed, stands := t.det.Behind(first)
 	first = strings.TrimSpace(first)
 	if text {
-		return v.look != nil && v.look.Type == Unknown, slices.ContainsFunc([]string{first, "*", "•"}, func(mark string) bool {
+		shown = slices.ContainsFunc([]string{first, "*", "•"}, func(mark string) bool {
 			typed, _ := t.det.Behind(mark)
 			return typed == mark
 		})
+		return v.look != nil && v.look.Type == Unknown, shown
 	}
 	after, shown := strings.CutPrefix(strings.ToLower(typed), strings.ToLower(first))
 	another := t.q.rec.Type != FreeText && strings.Contains(typed, " ") || v.tty.Echo && after != ""
