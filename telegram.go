@@ -182,7 +182,7 @@ func (t *Telegram) works(way string) {
 
 const (
 	callLimit = 15 * time.Second // that any request may take, a poll on top of its timeout
-	maxAnswer = 16 << 20         // bytes that are read of an answer: 100 updates are far less
+	maxAnswer = 64 << 20         // bytes that are read of an answer: 100 updates are far less
 )
 
 // apiError is every way in which a call can fail. It never has the URL in it.
