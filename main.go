@@ -4522,16 +4522,8 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 			return more[:part], ""
 		case edits && !v.tty.Canonical && v.late && (word || t.q.rec.Type == FreeText):
 			return "\r", ""
-		case !v.late && (stands || !t.overtaken(v.look)): // it may only be painted anew
-			return "", whyWait
-		case !v.tty.Echo && keysTyped > 1 && !t.overtaken(v.look):
-			return "\r", ""
-		case (stands || more != "") && keysTyped > 1:
-			return "", fmt.Sprintf("only its first %d keys were typed: look at the terminal", keysTyped)
-		case stands && word, more != "":
-			return "", "only its first key was typed: the program did not show that; look at the terminal"
 		}
-		return "", ""
+		return t.unshown(v, stands, word, keysTyped, more)
 	})
 	if why == "" && part > 0 {
 		return t.spell(first+more[:part], rest[part:], text)
@@ -4540,6 +4532,22 @@ func (t *typist) spell(first, rest string, text bool) (why string) {
 		return t.enter()
 	}
 	return why
+}
+
+// unshown is what becomes of an answer when the program does not show what was typed of it, or takes no more now: keys
+// are typed, and more would follow them.
+func (t *typist) unshown(v sight, stands, word bool, keysTyped int, more string) (keys, why string) {
+	switch {
+	case !v.late && (stands || !t.overtaken(v.look)): // it may only be painted anew
+		return "", whyWait
+	case !v.tty.Echo && keysTyped > 1 && !t.overtaken(v.look):
+		return "\r", ""
+	case (stands || more != "") && keysTyped > 1:
+		return "", fmt.Sprintf("only its first %d keys were typed: look at the terminal", keysTyped)
+	case stands && word, more != "":
+		return "", "only its first key was typed: the program did not show that; look at the terminal"
+	}
+	return "", ""
 }
 
 // shows reports whether the question stands, and what was typed of its answer stands behind it, and no other question
