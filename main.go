@@ -3749,7 +3749,7 @@ func (p *phone) handleInput(r *InputRecord) {
 	case "cancel":
 		p.phoneEnds = true
 		p.watchdog.terminate(0)
-		p.inputDone(r, "", Notice{Text: "⏹ ending the program", Urgent: true})
+		p.inputDone(r, "", Notice{Text: "⏹ ending the program"})
 	case "stop":
 		p.stopTurn(r)
 	case "again":
@@ -5128,12 +5128,17 @@ func (b *books) tellEnd() {
 	_ = b.st.Look(func(v *View) { head = v.audit() }) // as it was, where it cannot be read
 	how := howEnded(&b.rec, b.phone.phoneEnds)
 	asked := b.questionsAsked()
-	if asked == 0 && how == "ended" { // nothing that a person needs to know
+	if b.rec.Local || asked == 0 && how == "ended" { // nothing that a person needs to know
 		return
 	}
 	text := fmt.Sprintf("%s · %s · %d asked\naudit %d %.24s", how, span(b.rec.EndedAt.Sub(b.rec.StartedAt)), asked,
 		head.Seq, strings.TrimPrefix(head.Hash, "sha256:")) // fits into one row
-	b.notify(Notice{Urgent: true, Text: text, Last: true, Ring: b.desk.endRings()})
+	b.rec.Farewell = &Farewell{text, b.desk.endRings()}
+	if b.save("recording the last message", ref(b.rec)) {
+		b.tg.wake()
+	} else {
+		b.notify(Notice{Text: text, Ring: b.rec.Farewell.Ring})
+	}
 }
 
 // questionsAsked is how many questions there were, notices apart.

@@ -3663,6 +3663,15 @@ func TestSessionsEndTogether(t *testing.T) {
 	next := runs(t, dir, "sleep", "600")
 	defer func() { _ = next.Process.Kill() }() // it is not needed any more
 	p.allOver(dir)
+	p.awaitFor(t, patience()+8*2*time.Second, "each session that was not killed says that it has ended", func() bool {
+		ends := 0
+		for _, m := range p.messages {
+			if strings.Contains(m.text, "asked\naudit ") {
+				ends++
+			}
+		}
+		return ends == 6
+	})
 	for _, q := range records(t, dir, "prompt") {
 		said := p.message(newestMessage(q)).text
 		if !matches("not (delivered|answered)|is uncertain", said) && !(q.str("status") == "resolved" && strings.Contains(said, "Yes")) {

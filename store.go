@@ -1108,7 +1108,14 @@ type SessionRecord struct {
 	StartedAt time.Time  `json:"started_at"`
 	EndedAt   *time.Time `json:"ended_at"`
 	ExitCode  *int       `json:"exit_code"`
+	Farewell  *Farewell  `json:"farewell,omitempty"` // the message that it has ended, until that is sent
 	Topic
+}
+
+// Farewell is the last message about a session.
+type Farewell struct {
+	Text string `json:"text"`
+	Ring bool   `json:"ring"` // with sound
 }
 
 // Topic is where in the chat a session's messages go. It is chosen once: a record of the session that says nothing of
@@ -2136,21 +2143,21 @@ func (s *Store) ChannelTrouble() string {
 	return ""
 }
 
-// SetTopic records a session's topic.
-func (s *Store) SetTopic(session string, to Topic) error {
+// ChangeSession records a change of a session.
+func (s *Store) ChangeSession(id string, change func(*SessionRecord)) error {
 	return s.Update(func(v *View) ([]Record, error) {
-		old := v.Sessions[session]
+		old := v.Sessions[id]
 		if old == nil { // it is long over
 			return nil, nil
 		}
 		r := *old
-		r.Topic = to
+		change(&r)
 		return []Record{&r}, nil
 	})
 }
 
 // Unsettled are the prompts of which messages may not show what they are to show, the oldest first, and their
-// sessions, with this one and those whose topic has not ended with them. changed is closed by the next change of the
+// sessions, with this one and those that have ended, but not on the phone. changed is closed by the next change of the
 // state that this process reads.
 func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[string]*SessionRecord,
 	changed <-chan struct{}) {
@@ -2162,7 +2169,8 @@ func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[st
 		sessions[p.SessionID] = cmp.Or(s.view.Sessions[p.SessionID], &SessionRecord{Head: Head{ID: p.SessionID}})
 	}
 	for id, r := range s.view.Sessions {
-		if id == session || r.ThreadID > 0 && !r.ThreadEnded && r.Status != "active" {
+		owes := r.Farewell != nil || r.ThreadID > 0 && !r.ThreadEnded
+		if id == session || owes && r.Status != "active" {
 			sessions[id] = r
 		}
 	}

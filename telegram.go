@@ -53,8 +53,6 @@ type Notice struct {
 	ThreadID  int64 // with ReplyTo: the topic that one is in, 0: none
 	Done      bool  // nothing is said: the message ReplyTo is marked as done
 	Ring      bool  // with sound, silent otherwise
-	Urgent    bool  // before streams, as what rings or replies goes
-	Last      bool  // below all that the session's program wrote
 
 	leftOut int              // notices before it, which were too many
 	choose  []*SessionRecord // with a button each
@@ -560,7 +558,7 @@ func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
 	}
 	for id, s := range sessions {
 		if id == t.session || s.Status != "active" && dead(id) {
-			jobs = append(jobs, t.dueTopic(s))
+			jobs = append(jobs, t.dueFarewell(s), t.dueTopic(s))
 		}
 	}
 	now := time.Now()
@@ -857,6 +855,21 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bo
 	return t.message(j, s, out)
 }
 
+// dueFarewell is the last message about a session, below all others; nil where none is owed.
+func (t *Telegram) dueFarewell(s *SessionRecord) *job {
+	if s.Farewell == nil || s.ID == t.session && (t.noticeJob() != nil || t.streamJob() != nil) {
+		return nil
+	}
+	r, _ := Notice{Text: s.Farewell.Text}.first(s)
+	out := r.outgoing(0, nil)
+	out.Silent = !s.Farewell.Ring
+	j := &job{key: "end " + s.ID, rank: rankNotice}
+	j.done = func() error {
+		return t.store.ChangeSession(s.ID, func(r *SessionRecord) { r.Farewell = nil })
+	}
+	return t.message(j, s, out)
+}
+
 // message returns the prompt's message with that number, to be changed; one that was not known is new.
 func (p *PromptRecord) message(id int64) *Message {
 	i, known := slices.BinarySearchFunc(p.Messages, id, func(m Message, id int64) int { return cmp.Compare(m.ID, id) })
@@ -916,16 +929,13 @@ func (t *Telegram) noticeJob() *job {
 		return nil
 	}
 	n := waiting[max(0, slices.IndexFunc(waiting, func(n *Notice) bool { return n.ReplyTo != 0 }))]
-	if n.Last && t.streamJob() != nil {
-		return nil
-	}
 	about := t.store.Session(n.SessionID)
 	r, rest := n.first(about)
 	j := &job{key: fmt.Sprintf("%p", n), rank: rankRest, free: n.Done}
 	switch {
 	case n.ReplyTo != 0:
 		j.rank = rankQuestion
-	case n.Ring || n.Urgent:
+	case n.Ring:
 		j.rank = rankNotice
 	}
 	j.done = func() error {
@@ -1775,7 +1785,8 @@ func (t *Telegram) dueTopic(s *SessionRecord) *job {
 		Forum    bool  `json:"is_forum"`           // of getChat: in this group
 	}
 	j.done = func() error {
-		return t.store.SetTopic(s.ID, Topic{cmp.Or(s.ThreadID, made.ThreadID, noTopic), chat, !active})
+		topic := Topic{cmp.Or(s.ThreadID, made.ThreadID, noTopic), chat, !active}
+		return t.store.ChangeSession(s.ID, func(r *SessionRecord) { r.Topic = topic })
 	}
 	switch {
 	case active && s.ThreadID == 0 && !known:
