@@ -329,7 +329,8 @@ func (s *scene) check() {
 	}
 	for verb, stream := range map[string]string{">": "standard output", "!": "standard error"} {
 		if !describe(s.want[verb], s.got[verb]) {
-			s.t.Errorf("%s: $ %s\n%s is\n%snot\n%s", s.at, s.line, stream, s.got[verb], strings.Join(s.want[verb], "\n"))
+			s.t.Errorf("%s: $ %s\n%s is\n%snot\n%s",
+				s.at, s.line, stream, s.got[verb], strings.Join(s.want[verb], "\n"))
 		}
 	}
 	s.line = ""
@@ -501,7 +502,8 @@ func TestRefusedSettings(t *testing.T) {
 				t.Setenv(name, value)
 			}
 			ran := filepath.Join(t.TempDir(), "ran")
-			code, stdout, stderr := cli(t, dir, slices.Concat([]string{"run"}, strings.Fields(row["flags"]), []string{"touch", ran})...)
+			code, stdout, stderr := cli(t, dir, slices.Concat([]string{"run"},
+				strings.Fields(row["flags"]), []string{"touch", ran})...)
 			_, err := os.Stat(ran)
 			if code != 125 || stdout != "" || err == nil || !strings.Contains(stderr, row["says"]) ||
 				!matches(`(?s)^atlasbridge: .*\natlasbridge: hint: [^\n]+\n$`, stderr) || strings.Contains(stderr, "ecret") {
@@ -706,7 +708,8 @@ func TestScreenAgainstTmux(t *testing.T) {
 		}
 		text := filepath.Join(dir, "out")
 		makeFile(t, out+"\x1b\\\x1b]2;all done\a", text)
-		tmux("new-session", "-d", "-s", "x", "-x", fmt.Sprint(cols), "-y", fmt.Sprint(rows), "stty raw -echo; cat '"+text+"'; exec sleep 600")
+		tmux("new-session", "-d", "-s", "x", "-x", fmt.Sprint(cols), "-y", fmt.Sprint(rows),
+			"stty raw -echo; cat '"+text+"'; exec sleep 600")
 		comesTrue(t, "tmux has shown "+file, func() bool { return tmux("display-message", "-p", "-t", "x", "#{pane_title}") == "all done\n" })
 		s := newScreen(rows, cols)
 		s.Write([]byte(out))
@@ -732,7 +735,9 @@ func recorded(t testing.TB, file string) (rows, cols int, events []castEvent) {
 	err := json.Unmarshal([]byte(head), &size)
 	for line := range strings.Lines(body) {
 		var e castEvent
-		err = cmp.Or(err, json.Unmarshal([]byte(line), &[]any{&e.at, &e.kind, &e.text}))
+		if err == nil {
+			err = json.Unmarshal([]byte(line), &[]any{&e.at, &e.kind, &e.text})
+		}
 		events = append(events, e)
 	}
 	if err != nil {
@@ -936,7 +941,8 @@ func TestTapes(t *testing.T) {
 		}
 	}
 	for _, r := range table(t, "lines.txt") { // of programs that print a line, and wait for three seconds
-		text := fmt.Sprintf("%s\n3s %q\n= %s\n  choices %q\n  safe_default %s\n", r["terminal"], r["line"], r["asks"], r["choices"], r["safe_default"])
+		text := fmt.Sprintf("%s\n3s %q\n= %s\n  choices %q\n  safe_default %s\n", r["terminal"],
+			r["line"], r["asks"], r["choices"], r["safe_default"])
 		tapes = append(tapes, readTape(t, r["at"], strconv.Quote(r["line"]), text))
 	}
 	asked := labOf(t, tapes)
@@ -978,7 +984,8 @@ var (
 )
 
 // controls are how the characters that nobody sees are written in a row.
-var controls = strings.NewReplacer("␛", "\x1b", "␇", "\a", "␠", " ", "␍", "\r", "␊", "\n", "␈", "\b", "␉", "\t", "⍽", "\u00a0")
+var controls = strings.NewReplacer("␛", "\x1b", "␇", "\a", "␠", " ", "␍", "\r", "␊", "\n", "␈",
+	"\b", "␉", "\t", "⍽", "\u00a0")
 
 // readTape reads a case.
 func readTape(t *testing.T, at, name, text string) *tapeText {
@@ -1359,7 +1366,8 @@ func TestNothingMutes(t *testing.T) {
 	for _, r := range table(t, "mutes.txt") {
 		for _, tool := range []string{"generic", "claude", "gemini"} {
 			for _, end := range []string{"\x1b[2J\x1b[H", "\r\n"} {
-				text := fmt.Sprintf("%s reading canon echo 80x24\n0s %q\n60s \"Continue? [y/n] \"\n", tool, r["printed"]+end)
+				text := fmt.Sprintf("%s reading canon echo 80x24\n0s %q\n60s \"Continue? [y/n] \"\n", tool,
+					r["printed"]+end)
 				tapes = append(tapes, readTape(t, r["at"], tool, text))
 			}
 		}
@@ -1476,7 +1484,8 @@ func TestBlind(t *testing.T) {
 		return kinds
 	}
 	known := last("testdata/scenarios")
-	unknown := last(filepath.Join(copied(t, blind, "testdata/scenarios", "testdata/recordings"), "scenarios"))
+	unknown := last(filepath.Join(copied(t, blind, "testdata/scenarios", "testdata/recordings"),
+		"scenarios"))
 	wrong := 0
 	for file, kind := range known {
 		if unknown[file] != kind {
@@ -1486,7 +1495,8 @@ func TestBlind(t *testing.T) {
 		delete(unknown, file)
 	}
 	if len(known) < 60 || wrong > 3 || len(unknown) > 10 {
-		t.Errorf("of %d questions %d are read otherwise, and %d are asked that are none: %q", len(known), wrong, len(unknown),
+		t.Errorf("of %d questions %d are read otherwise, and %d are asked that are none: %q",
+			len(known), wrong, len(unknown),
 			slices.Sorted(maps.Keys(unknown)))
 	}
 }
@@ -1504,10 +1514,14 @@ func TestRecordings(t *testing.T) {
 		_, out, _ := cli(t, t.TempDir(), "lab", "--json", dir)
 		events := filepath.Join(t.TempDir(), "events")
 		makeFile(t, out, events)
-		scored, err := exec.Command("python3", filepath.Join(shared, "score.py"), filepath.Join(shared, "index.jsonl"), events).Output()
+		scored, err := exec.Command("python3", filepath.Join(shared, "score.py"),
+			filepath.Join(shared, "index.jsonl"), events).Output()
 		t.Logf("%s: %s", what, scored)
 		var figures map[string]map[string]any
-		if err = cmp.Or(err, json.Unmarshal(scored, &figures)); err != nil {
+		if err == nil {
+			err = json.Unmarshal(scored, &figures)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		got[what] = figures
@@ -1553,7 +1567,11 @@ func FuzzTape(f *testing.F) {
 	f.Add(".json", `{"tool":"claude","pty_output":"Go? (y/n) ","expected_type":"TYPE_YES_NO"}`)
 	far := regexp.MustCompile(`\d{3}|\d[eE]|"r"`) // what takes long
 	f.Fuzz(func(t *testing.T, ext, text string) {
-		file := filepath.Join(t.TempDir(), "tape"+map[bool]string{true: ".json"}[ext == ".json"])
+		name := "tape"
+		if ext == ".json" {
+			name += ext
+		}
+		file := filepath.Join(t.TempDir(), name)
 		if far.MatchString(text) {
 			return
 		}
@@ -1579,7 +1597,8 @@ func BenchmarkDetector(b *testing.B) {
 func TestEndOfATurnIsTold(t *testing.T) {
 	needUnix(t)
 	t.Parallel()
-	w, c, dir, x := claudeSession(t, "away_after_seconds = 2\nnotify_idle = true", play{Asks: []ask{{Command: "touch x", Paint: -1}}})
+	w, c, dir, x := claudeSession(t, "away_after_seconds = 2\nnotify_idle = true",
+		play{Asks: []ask{{Command: "touch x", Paint: -1}}})
 	finished := regexp.MustCompile(`(?s)claude finished.*?(That is done\.|$)`)
 	told := func(want string) {
 		t.Helper()
@@ -1618,7 +1637,8 @@ func TestEndOfAProgramRings(t *testing.T) {
 	t.Parallel()
 	for away, silent := range map[int]any{0: nil, 60: true} {
 		w := newBotAPI(t)
-		bridge(t, home(t, w.config(fmt.Sprint("away_after_seconds = ", away))), "run", "sh", "-c", "exit 3").exits(3)
+		bridge(t, home(t, w.config(fmt.Sprint("away_after_seconds = ", away))), "run", "sh", "-c",
+			"exit 3").exits(3)
 		if end := w.until(t, "sendMessage", "exit 3|failed|✗"); end.p["disable_notification"] != silent {
 			t.Errorf("away after %d s: %v", away, end.p)
 		}
@@ -1644,7 +1664,8 @@ func TestTerminal(t *testing.T) {
 		}
 		if b.parts["alone"] == "" {
 			if without := playTerminal(t, b, false); without != with {
-				t.Errorf("%s: with us …%q, without us …%q", b.at, with[max(0, len(with)-900):], without[max(0, len(without)-900):])
+				t.Errorf("%s: with us …%q, without us …%q",
+					b.at, with[max(0, len(with)-900):], without[max(0, len(without)-900):])
 			}
 		}
 	})
@@ -1738,7 +1759,8 @@ func playTerminal(t *testing.T, b block, with bool) (shown string) {
 
 // keysOf is a text of terminal.txt as it is typed or shown.
 func keysOf(text string) string {
-	return strings.NewReplacer("⏎", "\r", `\n`, "\r\n", "^H", "\x08", "^Z", "\x1a", "^C", "\x03", "^D", "\x04", `^\`, "\x1c").Replace(text)
+	return strings.NewReplacer("⏎", "\r", `\n`, "\r\n", "^H", "\x08", "^Z", "\x1a", "^C", "\x03",
+		"^D", "\x04", `^\`, "\x1c").Replace(text)
 }
 
 // endAll kills processes, which may have ended.
@@ -1769,7 +1791,8 @@ func TestEveryByteBothWays(t *testing.T) {
 	}()
 	out, code := readAll(t, p)
 	if err := <-wrote; err != nil || out != string(all) || code != 0 {
-		t.Errorf("%d bytes came back of the %d that were typed; exit %d, %v", len(out), len(all), code, err)
+		t.Errorf("%d bytes came back of the %d that were typed; exit %d, %v",
+			len(out), len(all), code, err)
 	}
 }
 
@@ -1788,7 +1811,8 @@ func TestDoesItRead(t *testing.T) {
 			dir = filepath.Join(dir, "state")
 		}
 		cast := filepath.Join(dir, "cast")
-		argv = append(argv, "run", "--quiet", "--record", cast, "sh", "-c", "printf 'Continue? (y/n) '; "+r["program"])
+		argv = append(argv, "run", "--quiet", "--record", cast, "sh", "-c",
+			"printf 'Continue? (y/n) '; "+r["program"])
 		x := inTerminal(t, append(env, "ATLASBRIDGE_HOME="+dir), argv...)
 		if reading, _, _ := strings.Cut(r["state"], " "); reading == "busy" {
 			x.exits(0)
@@ -2052,7 +2076,8 @@ func TestHungUp(t *testing.T) {
 			x := inTerminal(t, env, "bash", "--norc", "--noprofile", "-i")
 			x.sees("ready$")
 			needToolsOf(t, []string{b.parts[""]})
-			x.types(strings.Replace(strings.TrimSpace(b.parts[""]), "RUN", `"$TEST_BINARY" run --quiet`, 1) + "\r")
+			x.types(strings.Replace(strings.TrimSpace(b.parts[""]), "RUN", `"$TEST_BINARY" run --quiet`,
+				1) + "\r")
 			wrapper, tool := sessionRuns(t, dir)
 			t.Cleanup(func() { x.kill(wrapper, syscall.SIGKILL) })
 			switch happens, _, _ := strings.Cut(b.name, ","); happens {
@@ -2094,7 +2119,8 @@ func TestTerminated(t *testing.T) {
 	needUnix(t)
 	needTool(t, "yes", "bash")
 	dir := home(t, "")
-	p := mustPTYIn(t, "", append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir), os.Args[0], "run", "bash", "-c", `trap "" TERM HUP; yes`)
+	p := mustPTYIn(t, "", append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir), os.Args[0], "run", "bash",
+		"-c", `trap "" TERM HUP; yes`)
 	_, tool := sessionRuns(t, dir)
 	if _, err := p.Read(make([]byte, 1)); err != nil { // bash has set its trap
 		t.Fatal(err)
@@ -2126,7 +2152,8 @@ func TestOutputThatNobodyLookedAt(t *testing.T) {
 		return r.str("id") == id && r.str("status") != "awaiting_reply" && r.str("status") != "reply_received"
 	})
 	if keys := c.keysAt("b"); keys != "" || p.str("status") != "failed" {
-		t.Errorf("the question that left became %s, and %q answered what was not shown", p.str("status"), keys)
+		t.Errorf("the question that left became %s, and %q answered what was not shown",
+			p.str("status"), keys)
 	}
 }
 
@@ -2140,7 +2167,8 @@ func TestPanics(t *testing.T) {
 			t.Parallel()
 			dir := home(t, newBotAPI(t).config(""))
 			env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=panic "+where, "ATLASBRIDGE_HOME="+dir)
-			x := inTerminal(t, env, os.Args[0], "run", "--stream", "bash", "-c", `trap "" TERM HUP; while :; do sleep 1; echo x; done`)
+			x := inTerminal(t, env, os.Args[0], "run", "--stream", "bash", "-c",
+				`trap "" TERM HUP; while :; do sleep 1; echo x; done`)
 			x.exits(2) // Go's, of a panic
 			if shown := x.shown(); !strings.Contains(shown, ".go:") {
 				t.Errorf("it shows %s", shown)
@@ -2179,7 +2207,8 @@ func TestClosedAtStart(t *testing.T) {
 		})
 		for _, r := range records(t, dir, "session") {
 			if r.str("status") == "active" || r["exit_code"] == nil {
-				t.Errorf("%s %v after the start of %s, it is recorded as %q, exit %v", how, moment, tool, r["status"], r["exit_code"])
+				t.Errorf("%s %v after the start of %s, it is recorded as %q, exit %v",
+					how, moment, tool, r["status"], r["exit_code"])
 			}
 		}
 	})
@@ -2250,7 +2279,8 @@ func TestStreamOfAnAgent(t *testing.T) {
 	}, func(t *testing.T, row row) {
 		w, c, _, x := stageSession(t, "", "--stream", "--adapter", "claude")
 		paint := func(n int, text, state string) {
-			screen := picture(t, "claude", strings.ReplaceAll(row.pictures[n%len(row.pictures)]+text, "\n", "\r\n"), "")
+			screen := picture(t, "claude", strings.ReplaceAll(row.pictures[n%len(row.pictures)]+text, "\n",
+				"\r\n"), "")
 			screen = strings.ReplaceAll(screen, strings.Repeat("─", 100), strings.Repeat("─", 80))
 			c.order(order{Write: screen + "\x1b]7501;state=" + state + ":app=claude-code\x1b\\", Raw: n == 0})
 		}
@@ -2428,7 +2458,8 @@ func TestNothingUnseenIsAllowed(t *testing.T) {
 			})
 		}
 		if list := missing(); len(list) > 0 {
-			t.Errorf("%v can be tapped, and %d of %s words were never shown: %v", m.buttons, len(list), r["times"], list)
+			t.Errorf("%v can be tapped, and %d of %s words were never shown: %v",
+				m.buttons, len(list), r["times"], list)
 		}
 		w.tap(m, grantButton)
 		c.reads("ask", r["keys"])
@@ -2481,7 +2512,8 @@ func unlocked(t *testing.T, dir, name string) bool {
 	path := filepath.Join(dir, name)
 	if runtime.GOOS != "linux" {
 		needTool(t, "perl")
-		return exec.Command("perl", "-e", `open F, "<", shift or exit; exit !flock F, 6`, path).Run() == nil
+		return exec.Command("perl", "-e", `open F, "<", shift or exit; exit !flock F, 6`,
+			path).Run() == nil
 	}
 	file, _ := os.Stat(path) // not there yet: nobody holds it
 	for _, pid := range processesOf(dir) {
@@ -2685,7 +2717,8 @@ func (s *staged) step(verb, arg string) {
 		}
 	case "ends": // the question does, so, with this reason
 		r := awaitRecord(s.t, s.dir, "prompt", s.prompt+" is "+status, func(r record) bool {
-			return r.str("id") == s.prompt && (s.exited || s.stray() || slices.Contains(append(ends, status), r.str("status")))
+			return r.str("id") == s.prompt && (s.exited || s.stray() || slices.Contains(append(ends,
+				status), r.str("status")))
 		})
 		was := slices.ContainsFunc(jsonLines(s.t, s.dir, "state.jsonl"), func(r record) bool {
 			return r.str("id") == s.prompt && r.str("status") == status
@@ -3109,7 +3142,8 @@ func (c *inquiry) seen() string {
 	if c.session != nil {
 		fmt.Fprintf(&b, "prints: %s\n", decisionOf(c.stdout.String()))
 	} else {
-		fmt.Fprintf(&b, "exit %d\nstdout: %q\nstderr: %q\n", c.ProcessState.ExitCode(), c.stdout.String(), c.stderr.String())
+		fmt.Fprintf(&b, "exit %d\nstdout: %q\nstderr: %q\n", c.ProcessState.ExitCode(),
+			c.stdout.String(), c.stderr.String())
 		for _, r := range records(c.t, c.dir, "session") {
 			if r.str("tool") == "ask" {
 				fmt.Fprintf(&b, "session: %s %s\n", r.str("status"), r.str("exit_code"))
@@ -3117,7 +3151,8 @@ func (c *inquiry) seen() string {
 		}
 	}
 	for _, r := range records(c.t, c.dir, "prompt") {
-		fmt.Fprintf(&b, "%s by %s: %s\n", r.str("status"), cmp.Or(r.str("decided_by"), "nobody"), r.str("reason"))
+		fmt.Fprintf(&b, "%s by %s: %s\n", r.str("status"), cmp.Or(r.str("decided_by"), "nobody"),
+			r.str("reason"))
 	}
 	_, logs, _ := cli(c.t, c.dir, "logs")
 	for line := range strings.Lines(logs) {
@@ -3236,7 +3271,8 @@ func playDialogs(t *testing.T, r row) {
 	}
 	for i, want := range parted(r["decided"], ";") {
 		if got := c.until("decided", i); got.Text+" by "+got.By != want {
-			t.Errorf("%s: the tool was told %s by %s of %s, want %s", r["at"], got.Text, got.By, p.Asks[i].Command, want)
+			t.Errorf("%s: the tool was told %s by %s of %s, want %s",
+				r["at"], got.Text, got.By, p.Asks[i].Command, want)
 		}
 	}
 	c.until("done", -1)
@@ -3360,7 +3396,8 @@ func (s *script) gets(code int, stdout, stderr string) {
 	s.wait()
 	got := s.ProcessState.ExitCode()
 	if got != code || s.stdout.String() != stdout || !matches(stderr, s.stderr.String()) {
-		s.t.Errorf("ask: exit %d, want %d\nstdout %q, want %q\nstderr %q, want %s", got, code, s.stdout.String(), stdout,
+		s.t.Errorf("ask: exit %d, want %d\nstdout %q, want %q\nstderr %q, want %s",
+			got, code, s.stdout.String(), stdout,
 			s.stderr.String(), stderr)
 	}
 }
@@ -3494,7 +3531,8 @@ func playTrouble(t *testing.T, r row) {
 	}
 	c.change(func() {
 		if !several {
-			c.session = runs(t, c.dir, "sh", "-c", `printf "Continue? [y/n] "; read x; echo "$x" >> "$0"`, filepath.Join(c.dir, "got"))
+			c.session = runs(t, c.dir, "sh", "-c", `printf "Continue? [y/n] "; read x; echo "$x" >> "$0"`,
+				filepath.Join(c.dir, "got"))
 		}
 		x.victim = cmp.Or(listener, c.session)
 	})
@@ -3715,7 +3753,8 @@ func newQuiz(t *testing.T, b block) *quiz {
 	case "tmux":
 		command = `tmux -u -S "$F/s" -f /dev/null new-session '` + command + `' \; set status off`
 		t.Cleanup(func() {
-			_ = exec.Command("tmux", "-S", filepath.Join(a.folder, "s"), "kill-server").Run() // it may have ended
+			_ = exec.Command("tmux", "-S", filepath.Join(a.folder, "s"),
+				"kill-server").Run() // it may have ended
 		})
 	case "nested":
 		command = `env ATLASBRIDGE_TEST_CHILD=main "$TEST_BINARY" run --name inner ` + command
@@ -3728,7 +3767,8 @@ func newQuiz(t *testing.T, b block) *quiz {
 		needTool(t, relay)
 	}
 	rows, _ := strconv.Atoi(cmp.Or(strings.TrimSpace(b.parts["rows"]), "24"))
-	script := fmt.Sprintf(`until [ "$(stty size)" = "%d 80" ]; do sleep 0.02; done; exec %s`, rows, command)
+	script := fmt.Sprintf(`until [ "$(stty size)" = "%d 80" ]; do sleep 0.02; done; exec %s`, rows,
+		command)
 	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "F="+a.folder, "TERM=xterm-256color",
 		"ATLASBRIDGE_HOME="+a.home)
 	argv := []string{os.Args[0], "run", "--name", "w", "bash", "-c", script}
@@ -3753,7 +3793,8 @@ func elsewhere(t *testing.T, folder string, argv ...string) (address string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	remote, err := startPTY(argv, append(os.Environ(), "F="+folder), "", Size{Rows: 24, Cols: 80}, Host{})
+	remote, err := startPTY(argv, append(os.Environ(), "F="+folder), "", Size{Rows: 24, Cols: 80},
+		Host{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -3782,7 +3823,8 @@ func (a *quiz) got() string {
 // reads waits until the program has read all of this and no more.
 func (a *quiz) reads(want string) {
 	a.t.Helper()
-	comesTrue(a.t, fmt.Sprintf("the program has read %q", want), func() bool { return len(a.got()) >= len(want) })
+	comesTrue(a.t, fmt.Sprintf("the program has read %q", want),
+		func() bool { return len(a.got()) >= len(want) })
 	if got := a.got(); got != want {
 		a.t.Fatalf("the program has read %q, want %q", got, want)
 	}
@@ -4063,7 +4105,8 @@ func TestNumbersOfAnotherChat(t *testing.T) {
 	c.show("ask", "Delete production? (y/n) ")
 	m := w.find("Delete production?", yesButton)
 	awaitPrompt(t, dir, "", "awaiting_reply")
-	moved := strings.NewReplacer("chat_id = 1001", "chat_id = 1002", "[1001]", "[1002]").Replace(w.config(""))
+	moved := strings.NewReplacer("chat_id = 1001", "chat_id = 1002", "[1001]",
+		"[1002]").Replace(w.config(""))
 	makeFile(t, moved, dir, "config.toml")
 	chat := map[string]any{"id": 1002, "type": "private"}
 	list := map[string]any{"message_id": m.id, "date": 5, "chat": chat, "text": "Running: nothing",
@@ -4076,7 +4119,8 @@ func TestNumbersOfAnotherChat(t *testing.T) {
 		t.Errorf("%q was typed", keys)
 	}
 	awaitRecord(t, dir, "prompt", "it waits there", func(r record) bool {
-		return r.str("status") == "awaiting_reply" && strings.HasSuffix(r.str("telegram_chat"), "/1002") && r.str("send") == ""
+		return r.str("status") == "awaiting_reply" && strings.HasSuffix(r.str("telegram_chat"),
+			"/1002") && r.str("send") == ""
 	})
 	w.update(map[string]any{"message": map[string]any{"message_id": 7001, "date": time.Now().Unix() + 5, "text": "n",
 		"from": map[string]any{"id": 1002}, "chat": chat}})
@@ -4096,7 +4140,8 @@ func TestShownInAnotherChat(t *testing.T) {
 	asks(t, dir, strings.Repeat("a line that is deleted\n", 300), "Apply?", "-")
 	w.press(w.shows("Apply?", "Show all"), "Show all")
 	m := w.shows("Apply?", "Yes")
-	moved := strings.NewReplacer("chat_id = 1001", "chat_id = 1002", "[1001]", "[1002]").Replace(w.config(""))
+	moved := strings.NewReplacer("chat_id = 1001", "chat_id = 1002", "[1001]",
+		"[1002]").Replace(w.config(""))
 	makeFile(t, moved, dir, "config.toml")
 	there := w.where("it is asked there", func(now seen) bool { return now.id > m.id && len(now.buttons) > 0 })
 	if _, ok := there.ending("Yes"); ok {
@@ -4182,7 +4227,8 @@ func TestPages(t *testing.T) {
 			}
 		}
 		c.where("what became of it", func(m seen) bool {
-			return m.id == first.id && !reUntil.MatchString(m.text) && !strings.Contains(m.text, "on its way")
+			return m.id == first.id && !reUntil.MatchString(m.text) && !strings.Contains(m.text,
+				"on its way")
 		})
 		got := ""
 		for _, call := range c.requests() {
@@ -4216,7 +4262,8 @@ func pageOf(t *testing.T, b block) (*inquiry, *terminal) {
 		t.Fatal(err)
 	}
 	makeFile(t, text, file)
-	program := "stty " + cmp.Or(strings.TrimSpace(b.parts["modes"]), "sane") + "; cat \"$0\"; dd ibs=1 count=1 2>/dev/null >&2"
+	program := "stty " + cmp.Or(strings.TrimSpace(b.parts["modes"]),
+		"sane") + "; cat \"$0\"; dd ibs=1 count=1 2>/dev/null >&2"
 	return c, bridge(t, c.dir, "run", "--name", "api", "sh", "-c", program, file)
 }
 
@@ -4264,7 +4311,8 @@ func TestAnswerOfATurn(t *testing.T) {
 	t.Parallel()
 	needUnix(t)
 	turn := func(said string) (*botAPI, seen) {
-		w, _, _, _ := claudeSession(t, "away_after_seconds = 0", play{Asks: []ask{{Command: "true"}}, Said: said})
+		w, _, _, _ := claudeSession(t, "away_after_seconds = 0",
+			play{Asks: []ask{{Command: "true"}}, Said: said})
 		w.tap(w.find("true", yesButton), yesButton)
 		return w, w.shows("finished", "")
 	}
@@ -4412,17 +4460,19 @@ func wordsIn(v any) (words []string) {
 func randomCall(rnd *rand.Rand) string {
 	all := strings.Fields("rm -rf /home $(id) ; | && `ls` ○ ● ☐ * · … ... until No Yes then Lasting: a b word words Ωmega 日本 1. 2) -- > ❯ " +
 		"/cancel @you 4111111111111111 +15551234567 1.2.3.4 (y/n) {} '\"' \\n ⏎ , . " + strings.Repeat("x", 300))
+	sizes, blanks := []int{2, 9, 60, 900}, []string{" ", "  ", "\n"}
 	text := func() string {
 		var b strings.Builder
-		for range rnd.IntN([]int{2, 9, 60, 900}[rnd.IntN(4)]) {
-			b.WriteString(all[rnd.IntN(len(all))] + []string{" ", "  ", "\n"}[rnd.IntN(3)])
+		for range rnd.IntN(sizes[rnd.IntN(4)]) {
+			b.WriteString(all[rnd.IntN(len(all))] + blanks[rnd.IntN(3)])
 		}
 		return b.String()
 	}
 	input := map[string]any{}
 	for _, name := range strings.Fields("description command file_path old_string new_string content url prompt plan replace_all X") {
 		if rnd.IntN(3) == 0 {
-			input[name] = []any{text(), rnd.IntN(9), []string{text()}, map[string]string{"deep": text()}}[rnd.IntN(4)]
+			values := []any{text(), rnd.IntN(9), []string{text()}, map[string]string{"deep": text()}}
+			input[name] = values[rnd.IntN(4)]
 		}
 	}
 	var raw strings.Builder
@@ -4503,7 +4553,8 @@ func FuzzMarkdown(f *testing.F) {
 	}
 	words := regexp.MustCompile(`[\pL\pN]+`)
 	f.Fuzz(func(t *testing.T, text string) {
-		text = strings.ReplaceAll(strings.ToValidUTF8(text, "?"), "\x00", "?") // as what a hook brings is cleaned
+		text = strings.ReplaceAll(strings.ToValidUTF8(text, "?"), "\x00",
+			"?") // as what a hook brings is cleaned
 		p := sent(t, text)
 		wellFormed(t, p)
 		left := words.FindAllString(fmt.Sprint(p["text"]), -1)
@@ -4641,7 +4692,8 @@ func newPhonePlay(t *testing.T, sessions string, flags ...string) *phonePlay {
 func (p *phonePlay) starts(name string, flags ...string) {
 	p.t.Helper()
 	p.tools[name] = newPuppet(p.t, "tool", "puppet")
-	p.terms[name] = bridge(p.t, p.dir, slices.Concat([]string{"run", "--name", name}, flags, []string{p.tools[name].tool})...)
+	p.terms[name] = bridge(p.t, p.dir, slices.Concat([]string{"run", "--name", name}, flags,
+		[]string{p.tools[name].tool})...)
 	p.screens[name] = "start"
 	p.tools[name].show("start", "")
 	awaitRecord(p.t, p.dir, "session", name+" runs", func(r record) bool {
@@ -4679,7 +4731,8 @@ func (p *phonePlay) plays(r row) {
 	button, tapped := strings.CutPrefix(r["arrives"], "tap ")
 	if strings.HasPrefix(r["arrives"], `{"update_id":N`) {
 		data, _ := p.asked.ending("Yes")
-		raw := strings.ReplaceAll(strings.Replace(r["arrives"], "N", fmt.Sprint(p.w.lastUp+1), 1), "DATA", data)
+		raw := strings.ReplaceAll(strings.Replace(r["arrives"], "N", fmt.Sprint(p.w.lastUp+1), 1),
+			"DATA", data)
 		if err := json.Unmarshal([]byte(raw), &update); err != nil {
 			p.t.Fatal(r["at"], err)
 		}
@@ -4747,7 +4800,8 @@ func (p *phonePlay) shows(what string) {
 	what, hidden := strings.CutPrefix(what, "hidden ")
 	name, text, _ := strings.Cut(what, " ")
 	comesTrue(p.t, "what was sent to the sessions is done", func() bool {
-		return !slices.ContainsFunc(records(p.t, p.dir, "input"), func(r record) bool { return r.str("status") == "queued" })
+		return !slices.ContainsFunc(records(p.t, p.dir, "input"),
+			func(r record) bool { return r.str("status") == "queued" })
 	})
 	p.screens[name] = what + fmt.Sprint(p.asked.id)
 	switch text {
@@ -4829,7 +4883,8 @@ func (p *phonePlay) letter(text, arrives string) map[string]any {
 	}
 	sessions := records(p.t, p.dir, "session")
 	newest := sessions[len(sessions)-1].str("id")
-	m := p.w.letter(thread, strings.NewReplacer("ID7", newest[:7], "ID8", newest[:8]).Replace(text), to)
+	m := p.w.letter(thread, strings.NewReplacer("ID7", newest[:7], "ID8", newest[:8]).Replace(text),
+		to)
 	if early {
 		m["date"] = p.asked.at.Unix()
 	}
@@ -4932,7 +4987,8 @@ func TestPollerIsReplaced(t *testing.T) {
 func (p *phonePlay) inShell(name string) {
 	p.t.Helper()
 	p.tools[name] = newPuppet(p.t, "tool", "puppet")
-	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+p.dir, "HISTFILE=", "LC_ALL=C")
+	env := append(os.Environ(), "ATLASBRIDGE_TEST_CHILD=main", "ATLASBRIDGE_HOME="+p.dir,
+		"HISTFILE=", "LC_ALL=C")
 	p.terms[name] = inTerminal(p.t, env, "bash", "--norc", "--noprofile", "-i")
 	p.terms[name].types(fmt.Sprintf("%q run --name %s %q\r", os.Args[0], name, p.tools[name].tool))
 	p.screens[name] = "start"
@@ -5059,7 +5115,8 @@ func trouble(t *testing.T, r row) {
 	p.starts("api")
 	x := p.terms["api"]
 	said := func(text string) int {
-		return strings.Count(strings.Join(strings.Fields(x.shown()), ""), strings.Join(strings.Fields(text), ""))
+		return strings.Count(strings.Join(strings.Fields(x.shown()), ""),
+			strings.Join(strings.Fields(text), ""))
 	}
 	if r["told"] != "" {
 		comesTrue(t, "the terminal tells: "+r["told"], func() bool { return said(r["told"]) == 1 })
@@ -5141,7 +5198,8 @@ func TestTopics(t *testing.T) {
 			p.tools[r["name"]].show("ask", "Continue? (y/n) ")
 			m := p.w.find("Continue?", yesButton)
 			if p.w.came("Continue?") != 1 || (m.thread != 0) != (r["in a topic"] == "yes") {
-				t.Errorf("%s: the question came %d times, in topic %d", r["at"], p.w.came("Continue?"), m.thread)
+				t.Errorf("%s: the question came %d times, in topic %d",
+					r["at"], p.w.came("Continue?"), m.thread)
 			}
 			p.unpaced()
 			p.tools[r["name"]].order(order{Exit: true})
@@ -5425,7 +5483,8 @@ func livesThrough(t *testing.T, fault string) (struck bool) {
 	said := life.stdout.String()
 	wrong := func(format string, args ...any) {
 		t.Helper()
-		t.Fatalf("%s: %s\nit said %q, %q", fault, fmt.Sprintf(format, args...), said, life.stderr.String())
+		t.Fatalf("%s: %s\nit said %q, %q",
+			fault, fmt.Sprintf(format, args...), said, life.stderr.String())
 	}
 	kind, _, _ := strings.Cut(fault, " ")
 	if kind == "fail" && !strings.Contains(said, "lived\n") {
@@ -5451,7 +5510,8 @@ func livesThrough(t *testing.T, fault string) (struck bool) {
 	next, again := poses(t, dir, "Again?")
 	comesTrue(t, fault+": no question of the dead is open", func() bool { // it looks who has died
 		return !slices.ContainsFunc(records(t, dir, "prompt"), func(p record) bool {
-			return p.str("id") != again.str("id") && !slices.Contains([]string{"resolved", "failed"}, p.str("status"))
+			return p.str("id") != again.str("id") && !slices.Contains([]string{"resolved", "failed"},
+				p.str("status"))
 		})
 	})
 	cli(t, dir, "answer", again.str("id"), "no")
@@ -5503,7 +5563,8 @@ func poses(t *testing.T, dir string, args ...string) (*script, record) {
 // plant appends records to the state as a process does that has ended; of each the members behind its version.
 func plant(t testing.TB, dir string, objects ...string) {
 	t.Helper()
-	f, err := os.OpenFile(filepath.Join(dir, "state.jsonl"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(filepath.Join(dir, "state.jsonl"), os.O_WRONLY|os.O_APPEND|os.O_CREATE,
+		0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -5560,7 +5621,8 @@ func TestCutAnywhere(t *testing.T) {
 		all, pieces := kept("state.jsonl")
 		if ids != "cba"[:whole] || strings.Contains(says, "moved aside") != torn || again != "" ||
 			all != state[:cut] || torn != (pieces == 1) {
-			t.Fatalf("cut at %d: %d of the records %q, it says %q, then %q; kept in %d pieces: %s", cut, whole, ids, says, again, pieces, all)
+			t.Fatalf("cut at %d: %d of the records %q, it says %q, then %q; kept in %d pieces: %s",
+				cut, whole, ids, says, again, pieces, all)
 		}
 	}
 	line := len(state) / 3
@@ -5685,7 +5747,8 @@ func TestTexts(t *testing.T) {
 			}
 			texts[r.str("id")]++
 			if sum := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(r.str("text")))); r.str("id") != sum || texts[sum] > 1 {
-				t.Errorf("a text has the id %s and the hash %s; it comes for the %d. time", r.str("id"), sum, texts[sum])
+				t.Errorf("a text has the id %s and the hash %s; it comes for the %d. time",
+					r.str("id"), sum, texts[sum])
 			}
 		}
 		now := promptBy(t, dir, p.str("id"))
@@ -5693,7 +5756,8 @@ func TestTexts(t *testing.T) {
 		named := texts[was.str("about_sha256")] == 1 && was["choices"] == nil
 		if now.str("full") != "Which?\n"+strings.TrimSuffix(rows, "\n") || !strings.Contains(now.str("shown"), rows) || beside > 32<<10 ||
 			was.str("shown")+was.str("full")+was.str("above") != "was shownwas fullwas above" || was.str("status") != "failed" || !named {
-			t.Errorf("compacted: %v; %d bytes beside texts; the question is %v, that of before %v", compacts, beside, now, was)
+			t.Errorf("compacted: %v; %d bytes beside texts; the question is %v, that of before %v",
+				compacts, beside, now, was)
 		}
 	}
 }
@@ -5702,7 +5766,8 @@ func TestTexts(t *testing.T) {
 func TestRetention(t *testing.T) {
 	t.Parallel()
 	dir := home(t, "")
-	plant(t, dir, `"rec":"session","id":"live","status":"active",`+ago(0), `"rec":"session","id":"over","status":"completed",`+ago(0))
+	plant(t, dir, `"rec":"session","id":"live","status":"active",`+ago(0),
+		`"rec":"session","id":"over","status":"completed",`+ago(0))
 	rows := table(t, "retention.txt")
 	ages := map[string]time.Duration{"1 day": 24 * time.Hour, "10 days": 240 * time.Hour, "40 days": 960 * time.Hour}
 	for _, r := range rows {
@@ -5768,8 +5833,8 @@ func FuzzStateLine(f *testing.F) {
 		dir := home(t, "")
 		line := withCRC(strings.ReplaceAll(object, "\n", "")) + object + "\n"
 		makeFile(t, line, dir, "state.jsonl")
-		for _, command := range []string{"status", "approvals", "answer"} {
-			code, _, says := cli(t, dir, append([]string{command, "--json"}, map[string][]string{"answer": {"a", "y"}}[command]...)...)
+		for _, command := range []string{"status --json", "approvals --json", "answer --json a y"} {
+			code, _, says := cli(t, dir, strings.Fields(command)...)
 			if code != 0 && says == "" {
 				t.Errorf("%s: exit %d, and nothing is said", command, code)
 			}
@@ -5790,13 +5855,15 @@ func BenchmarkOpen(b *testing.B) {
 			dir := home(b, "")
 			var text strings.Builder
 			for i := range 100000 {
-				line := fmt.Sprintf(`{"v":2,"rec":"prompt","id":"%08x",%s,"type":"yes_no","full":"%01000d"}`, i/max(1, each), life, 0)
+				line := fmt.Sprintf(`{"v":2,"rec":"prompt","id":"%08x",%s,"type":"yes_no","full":"%01000d"}`,
+					i/max(1, each), life, 0)
 				switch {
 				case each > 0:
 				case i%5 == 0:
 					line = fmt.Sprintf(`{"v":2,"rec":"text","id":"%08x",%s,"text":"%01000d"}`, i/5, ago(0), 0)
 				default:
-					line = fmt.Sprintf(`{"v":2,"rec":"prompt","id":"%08x",%s,"about_sha256":"%08x"}`, i/5, life, i/5)
+					line = fmt.Sprintf(`{"v":2,"rec":"prompt","id":"%08x",%s,"about_sha256":"%08x"}`, i/5, life,
+						i/5)
 				}
 				text.WriteString(withCRC(line))
 			}
@@ -5823,7 +5890,8 @@ func TestAnswers(t *testing.T) {
 		rows = append(rows, row{"at": "the limit", "by": "tap", "given": "ans:ID:SESSION:NONCE:y", "recorded": "y"})
 	}
 	hour := strings.Replace(ago(-time.Hour), `"at"`, `"expires_at"`, 1)
-	plant(t, dir, `"rec":"session","id":"alive-session","status":"active",`+ago(0), `"rec":"session","id":"dead","status":"active",`+ago(0))
+	plant(t, dir, `"rec":"session","id":"alive-session","status":"active",`+ago(0),
+		`"rec":"session","id":"dead","status":"active",`+ago(0))
 	for i, r := range rows {
 		plant(t, dir, fmt.Sprintf(`"rec":"prompt","id":"%08x-1",%s,"session_id":"alive-session","status":"awaiting_reply","confidence":"high",`+
 			`"signals":["pattern"],"type":"yes_no","nonce":"%016x0000000000000000","shown_all":true,%s,%s`, i+1, ago(0), i+1, hour,
@@ -5855,16 +5923,19 @@ func TestAnswers(t *testing.T) {
 		}
 		switch {
 		case refused && (!strings.Contains(said, refusal) || outcome(p) != outcome(of) && p.str("session_id") != "dead"):
-			t.Errorf("%s: %q is refused with %q, want %q; the question is\n%v\nand was\n%v", r["at"], r["given"], said, refusal, p, of)
+			t.Errorf("%s: %q is refused with %q, want %q; the question is\n%v\nand was\n%v",
+				r["at"], r["given"], said, refusal, p, of)
 		case !refused && (p.str("value") != r["recorded"] || p["nonce_used"] != true || p.str("decided_by") == ""):
-			t.Errorf("%s: %q is recorded as %q, want %q (%s); %v", r["at"], r["given"], p.str("value"), r["recorded"], said, p)
+			t.Errorf("%s: %q is recorded as %q, want %q (%s); %v",
+				r["at"], r["given"], p.str("value"), r["recorded"], said, p)
 		case !refused && r["by"] == "tap":
 			phones++
 		}
 	}
 	code, _, said := cli(t, dir, "answer", before[len(rows)-1].str("id"), "y")
 	if phones != 10 || code != 0 {
-		t.Errorf("%d taps counted; the command is not held up by the phone's limit: exit %d, %s", phones, code, said)
+		t.Errorf("%d taps counted; the command is not held up by the phone's limit: exit %d, %s",
+			phones, code, said)
 	}
 }
 
@@ -6406,11 +6477,10 @@ func (s *sim) world(ctx context.Context, start func() PTY, dead *atomic.Bool, fi
 	if err != nil {
 		s.fault("%v", err)
 	}
+	env := map[string]string{"ATLASBRIDGE_HOME": s.dir, "ATLASBRIDGE_SESSION": s.id}
 	w := world{
 		ctx: ctx, stdin: null, stdout: null, stderr: null,
-		getenv: func(name string) string {
-			return map[string]string{"ATLASBRIDGE_HOME": s.dir, "ATLASBRIDGE_SESSION": s.id}[name]
-		},
+		getenv:   func(name string) string { return env[name] },
 		keyboard: &s.keys,
 		start: func(_, env []string, _ string, _ Size, _ Host) (PTY, error) {
 			for _, e := range env {
@@ -10293,9 +10363,10 @@ func faultsOf(fault string) files {
 	n, err := strconv.ParseInt(at, 10, 64)
 	var count atomic.Int64
 	lost := disk{synced: map[string]int64{}, named: map[string]bool{}}
+	countsOf := map[string]string{"tear": "write", "power": "write rename"}
 	me, _ := os.FindProcess(os.Getpid()) // which is there
 	return func(op string, f *os.File, call func() error) error {
-		counts := map[string]string{"tear": "write", "power": "write rename"}[kind]
+		counts := countsOf[kind]
 		if slices.Contains(readingOps, op) || !strings.Contains(counts, op) && counts != "" {
 			done := call()
 			lost.learns(op, f)
