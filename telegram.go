@@ -862,7 +862,7 @@ func (t *Telegram) dueFarewell(s *SessionRecord) *job {
 	}
 	r, _ := Notice{Text: s.Farewell.Text}.first(s)
 	out := r.outgoing(0, nil)
-	out.Silent = !s.Farewell.Ring
+	out.Silent = !s.Farewell.Ring || s.ID != t.session // that is no news
 	j := &job{key: "end " + s.ID, rank: rankNotice}
 	j.done = func() error {
 		return t.store.ChangeSession(s.ID, func(r *SessionRecord) { r.Farewell = nil })
