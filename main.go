@@ -1837,13 +1837,13 @@ func isPipe(f *os.File) bool {
 
 // tapStream has the child write its stream i to us, on the way to where it goes. seen is called by a goroutine of the
 // tap's own.
-func (s *relay) tapStream(i int, out *os.File, seen func(p []byte)) error {
-	r, w, err := os.Pipe()
+func (r *relay) tapStream(i int, out *os.File, seen func(p []byte)) error {
+	end, childs, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("a pipe for the tool: %w", err)
 	}
-	s.handed.Streams[i] = w
-	s.taps = append(s.taps, tap{r: r, w: w, out: hostStream{out}, seen: seen})
+	r.handed.Streams[i] = childs
+	r.taps = append(r.taps, tap{r: end, w: childs, out: hostStream{out}, seen: seen})
 	return nil
 }
 
@@ -2821,11 +2821,10 @@ func (r *relay) resize() {
 func (r *relay) readKeys() {
 	buf := make([]byte, 4096)
 	some := false
-	n, err := r.in.Read(buf)
-	for ; n > 0; n, err = r.in.Read(buf) { // whatever ends it, no more is typed
+	for n, _ := r.in.Read(buf); n > 0; n, _ = r.in.Read(buf) { // whatever ends it, no more is typed
 		some = true
 		if r.output.typed(buf[:n]) {
-			_, err = r.pty.Write(buf[:n])
+			_, err := r.pty.Write(buf[:n])
 			r.output.wrote()
 			r.unwritten(err)
 			continue
@@ -2887,21 +2886,21 @@ func stops(keys []byte) bool {
 // noteLine notes how much of an unfinished line the terminal holds after keys, typed in these modes: the system does
 // not count it. A reader in raw mode gets what is there. ^D hands that over but ends no line; the key behind ^V is a
 // character like others.
-func (s *relay) noteLine(keys string, modes Modes) {
-	for _, r := range keys {
-		literal := s.quoted
-		s.quoted = r == 0x16 && !literal
+func (r *relay) noteLine(keys string, modes Modes) {
+	for _, key := range keys {
+		literal := r.quoted
+		r.quoted = key == 0x16 && !literal
 		size := 1
 		if !modes.UTF8 { // its bytes are taken back one by one
-			size = utf8.RuneLen(r)
+			size = utf8.RuneLen(key)
 		}
 		switch {
-		case !modes.Canonical || !literal && strings.ContainsRune("\r\n\x03\x15\x1a\x1c", r): // ^C ^U ^Z ^\
-			s.begun = 0
-		case !literal && r == modes.Erase:
-			s.begun = max(0, s.begun-1)
-		case literal || r != 0x04:
-			s.begun += size
+		case !modes.Canonical || !literal && strings.ContainsRune("\r\n\x03\x15\x1a\x1c", key): // ^C ^U ^Z ^\
+			r.begun = 0
+		case !literal && key == modes.Erase:
+			r.begun = max(0, r.begun-1)
+		case literal || key != 0x04:
+			r.begun += size
 		}
 	}
 }
