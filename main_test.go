@@ -6485,7 +6485,9 @@ func (s *sim) world(ctx context.Context, start func() PTY, dead *atomic.Bool, fi
 		start: func(_, env []string, _ string, _ Size, _ Host) (PTY, error) {
 			for _, e := range env {
 				if id, ok := strings.CutPrefix(e, "ATLASBRIDGE_SESSION="); ok {
+					s.mu.Lock()
 					s.id = id
+					s.mu.Unlock()
 				}
 			}
 			return start(), nil
