@@ -1487,6 +1487,8 @@ var (
 	reArrow = re(`^(\x1b[\[O][0-9;]*[A-Z~])+$`)
 	// reOwnCommand is how the operator writes a command of the tool's own.
 	reOwnCommand = re(`^//\w`)
+	// reTip is what explains a choice behind its label.
+	reTip = re(` (\(.*\)|- .*)$`)
 	// reFirstWord is the beginning of a text up to the first blank.
 	reFirstWord = re(`^\S*`)
 )
@@ -4587,6 +4589,9 @@ func (t *typist) choose(want []int) (why string) {
 			if turned && time.Since(movedAt) < settle { // the rest of its rows may still be painted
 				return "", notFollowed
 			}
+			if slices.ContainsFunc(want, func(w int) bool { return t.locate(now, w) < 0 }) {
+				return "", "the choice is no longer on the screen"
+			}
 			t.steer = now.Multi
 			then = nil
 			target := t.locate(now, want[0])
@@ -4605,9 +4610,6 @@ func (t *typist) choose(want []int) (why string) {
 				then = t.leaves
 			default:
 				then = func() string { return "" }
-			}
-			if target < 0 {
-				return "", "the choice is no longer on the screen"
 			}
 			own := now.Choices[target].Keys
 			switch {
@@ -4648,8 +4650,10 @@ func (t *typist) locate(now *Prompt, i int) int {
 	want := asked.Choices[i]
 	placed := func(c Choice) bool { return c.Key == want.Key }
 	named := func(c Choice) bool { return c.Label == want.Label }
-	if !slices.ContainsFunc(now.Choices, named) { // it counts seconds
-		named = func(c Choice) bool { return placed(c) && alike(c.Label, want.Label) }
+	if !slices.ContainsFunc(now.Choices, named) { // it counts seconds, or has a hint
+		named = func(c Choice) bool {
+			return placed(c) && (alike(c.Label, want.Label) || now.bare(c) == asked.bare(want))
+		}
 	}
 	at := slices.IndexFunc(now.Choices, named)
 	if at < 0 || !slices.ContainsFunc(now.Choices[at+1:], named) {
@@ -4659,6 +4663,14 @@ func (t *typist) locate(now *Prompt, i int) int {
 		return -1
 	}
 	return slices.IndexFunc(now.Choices, placed)
+}
+
+// bare is the label of a choice, at the pointer without a hint, which some programs show there alone (clack, prompts).
+func (p *Prompt) bare(c Choice) string {
+	if p.Pointer < 0 || p.Choices[p.Pointer] != c {
+		return c.Label
+	}
+	return reTip.ReplaceAllString(c.Label, "")
 }
 
 // unmoved reports whether the menu stands as it did before: pointer, ticks, choices. What else of it has changed may
