@@ -3947,6 +3947,9 @@ func (v *view) column(r int) *group {
 	return g
 }
 
+// separator stands between the options of Inquirer's lists.
+const separator = "──────────────"
+
 // grow finds the options above (step −1) or below (1) the one in row head, the nearest first. Between them may stand
 // blank rows, where a pointer or numbers show that they belong together, and what explains an option.
 func (v *view) grow(head viewRow, step int) []viewRow {
@@ -3963,6 +3966,7 @@ func (v *view) grow(head viewRow, step int) []viewRow {
 	for r := head.row + step; r >= 0 && r <= v.last && gap < most && len(found) < 40; r += step {
 		o := v.rows[r]
 		switch {
+		case strings.TrimSpace(o.raw) == separator:
 		case o.text == "" && (head.num != "" || !o.rule):
 			gap++
 		case o.text == "" || gap > 0 && head.num == "" && v.dimmer(o, head):
