@@ -3789,9 +3789,16 @@ func (g *group) end() int { return g.opts[len(g.opts)-1].row }
 // sure reports whether an option is pointed at, by more than a colour or bold print.
 func (g *group) sure() bool { return g.at >= 0 && !g.weak }
 
+// focusBar stands left of the one field of a form that has the keyboard (huh).
+const focusBar = "┃"
+
 // reason is what makes a group one to choose from, "" where nothing does; each with the recordings, of 688, whose last
 // question it finds. One option alone needs a row below it that says how the pointer moves, or what Enter takes.
 func (v *view) reason(g *group) string {
+	barred := func(w viewRow) bool { return strings.HasPrefix(w.raw, focusBar) }
+	if !barred(v.rows[g.first()]) && slices.ContainsFunc(v.rows, barred) {
+		return ""
+	}
 	if g.across {
 		return v.reasonAcross(g)
 	}
