@@ -3998,7 +3998,7 @@ func (v *view) isOption(o, head viewRow, num string) bool {
 		inLine := max(o.optionAt-head.optionAt, head.optionAt-o.optionAt) <= 1
 		return o.num == num && inLine || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
 	}
-	asks := head.pointer == "" && o.heads()
+	asks := head.pointer == "" && o.heads() || o.pointer != "" && head.pointer != "" && o.pointer != head.pointer
 	like := o.optionAt == head.optionAt && o.depth == head.depth && (o.tick < 0) == (head.tick < 0)
 	described := v.dimmer(v.rows[min(head.row+1, v.s.rows-1)], head)
 	return like && !asks && !reCount.MatchString(o.label) && !(described && v.dimmer(o, head))
