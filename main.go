@@ -1409,7 +1409,7 @@ func legibly(text string) string {
 //	               └────► backlog ◄──────────────────────┘
 //	                         ▼
 //	         watcher.detector: screen, what is asked ─► desk.carry, one for each question ─► typist ─► child
-//	books.keepBooks: records of others ─► dialogs.carryHook, one for each hook's question
+//	books.keepBooks: records of others ─► desk.carryHook, one for each hook's question
 //	                                  └─► phone.doInputs: what the phone wants, in order ─► typist
 //	watchdog.watchdog: what is due by the clock;  watchdog.watchSignals;  books.sendStream
 //
@@ -1514,7 +1514,6 @@ type session struct {
 	relay    *relay
 	watcher  *watcher
 	desk     *desk
-	dialogs  *dialogs
 	phone    *phone
 	typist   *typist // who types, nil nobody
 	watchdog *watchdog
@@ -1662,7 +1661,6 @@ func newSession(c *command) (*session, error) {
 	s.relay = &relay{session: s, hostTerminal: hostTerminal{back: make(chan struct{}, 1)}, output: newBacklog()}
 	s.watcher = &watcher{session: s}
 	s.desk = &desk{session: s}
-	s.dialogs = &dialogs{session: s}
 	s.phone = &phone{session: s, files: map[string]fetched{}}
 	s.watchdog = &watchdog{session: s, signals: make(chan os.Signal, 8), looks: make(chan time.Time, 1)}
 	s.books = &books{session: s, ch: localChannel{}, notes: hostStream{c.stderr}}
@@ -2724,7 +2722,7 @@ func (r *relay) handleOutput(p []byte, now time.Time) {
 	r.det.Feed(p, now)
 	r.watcher.cast.output(p, now)
 	for _, status := range r.det.TakeStatuses() {
-		r.dialogs.handleStatus(status)
+		r.desk.handleStatus(status)
 	}
 	if r.calls != nil {
 		r.auditToolCalls(p)
@@ -2936,7 +2934,7 @@ func (d *desk) noteTyped(by string, at time.Time) {
 	if d.asked != nil {
 		d.asked.noteTyped(by, at)
 	}
-	if len(d.dialogs.hooks) == 0 {
+	if len(d.hooks) == 0 {
 		return
 	}
 	p := d.det.Look(d.pty.State(), time.Now())
@@ -2944,7 +2942,7 @@ func (d *desk) noteTyped(by string, at time.Time) {
 		p = d.watcher.seen
 	}
 	if p != nil {
-		for _, h := range d.dialogs.hooksOf(p) {
+		for _, h := range d.hooksOf(p) {
 			h.noteTyped(by, at)
 		}
 	}
@@ -2973,7 +2971,7 @@ func (r *relay) heldBytes() int {
 type watcher struct {
 	*session
 	seen       *Prompt     // what the detector last found, until it is gone
-	seenAs     string      // what the tool named then, see dialogs
+	seenAs     string      // what the tool named then, see hooksOf
 	detectedAt time.Time   // when the detector last looked
 	cast       *castWriter // nil without --record
 }
@@ -3037,7 +3035,7 @@ func (v *watcher) detect() {
 	}
 	if p != nil {
 		v.seen = p
-		v.seenAs = v.dialogs.named
+		v.seenAs = v.desk.named
 		v.desk.takeUp()
 	}
 }
@@ -3063,7 +3061,7 @@ func (v *watcher) terminalState(now time.Time) TTYState {
 // A goroutine of its own carries each question, of the screen or a hook, to its end. One question is in force at a
 // time: one that was already asked from the screen, then the hooks', in the order they came.
 
-// desk is what is asked.
+// desk is what is asked, and what is known of the dialogs of hooks that the screen may show.
 type desk struct {
 	*session
 	asked      *question // of the screen
@@ -3071,6 +3069,11 @@ type desk struct {
 	carried    int       // goroutines that carry what is asked, or an input
 	answer     string    // the tool's last, by its hook; "" none came
 	answeredAt time.Time // when it came
+
+	hooked bool        // the tool's hooks ask
+	hooks  []*question // of hooks, in the order they came
+	named  string      // what a known tool says that it asks: the protocol's words, "" nothing
+	calm   time.Time   // since when a known tool says that it asks nothing; zero: it asks
 }
 
 // question is a prompt that waits for an answer, and what is known of it beyond its record.
@@ -3088,8 +3091,8 @@ type question struct {
 
 // endSeen ends what was seen and has left the screen; p stands there instead, nil nothing that asks.
 func (d *desk) endSeen(p *Prompt) {
-	for _, h := range d.dialogs.hooks {
-		if d.dialogs.standsSeen(h) {
+	for _, h := range d.hooks {
+		if d.standsSeen(h) {
 			h.stoodAt = time.Now()
 		}
 	}
@@ -3116,7 +3119,7 @@ func (d *desk) takeUp() {
 	if p == nil || d.childGone {
 		return
 	}
-	hooks := d.dialogs.hooksOf(p)
+	hooks := d.hooksOf(p)
 	for _, h := range hooks {
 		h.stoodAt = time.Now()
 	}
@@ -3149,10 +3152,10 @@ func (q *question) closed() bool { return q.to != "" || !q.rec.Open() }
 // stored, sent and answered, and types the answer.
 func (d *desk) carry(q *question) {
 	gone := func() bool { return q.to != "" }
-	if d.dialogs.expectsHook(q.screen) {
+	if d.expectsHook(q.screen) {
 		d.await(q.seenAt.Add(hookWait), gone)
 	}
-	d.await(time.Time{}, func() bool { return gone() || d.books.recorded && len(d.dialogs.hooks) == 0 && d.typist == nil })
+	d.await(time.Time{}, func() bool { return gone() || d.books.recorded && len(d.hooks) == 0 && d.typist == nil })
 	for !gone() && !d.create(q) {
 		d.await(time.Now().Add(retryEvery), gone)
 	}
@@ -3184,28 +3187,28 @@ func (d *desk) carryNext(q *question) {
 
 // expectsHook reports whether a hook may still call about the dialog p. A tool that speaks the protocol must say that
 // it asks for an approval or an answer (measured on claude 2.1: of a long command "permission prompt").
-func (l *dialogs) expectsHook(p *Prompt) bool {
-	if !l.hooked || p.Idle || p.Type != MultipleChoice {
+func (d *desk) expectsHook(p *Prompt) bool {
+	if !d.hooked || p.Idle || p.Type != MultipleChoice {
 		return false
 	}
-	if l.det.Screen.Status().State == "" {
+	if d.det.Screen.Status().State == "" {
 		return true
 	}
-	return strings.HasPrefix(l.named, "approve") || strings.HasPrefix(l.named, "answer:") ||
-		strings.HasPrefix(l.named, "permission")
+	return strings.HasPrefix(d.named, "approve") || strings.HasPrefix(d.named, "answer:") ||
+		strings.HasPrefix(d.named, "permission")
 }
 
 // inForce is the question that is asked now, nil none.
 func (d *desk) inForce() *question {
 	open := func(h *question) bool { return h.rec.Open() }
-	i := slices.IndexFunc(d.dialogs.hooks, open)
+	i := slices.IndexFunc(d.hooks, open)
 	switch {
-	case d.asked != nil && d.asked.rec.Status != "" || len(d.dialogs.hooks) == 0:
+	case d.asked != nil && d.asked.rec.Status != "" || len(d.hooks) == 0:
 		return d.asked
 	case i >= 0:
-		return d.dialogs.hooks[i]
+		return d.hooks[i]
 	}
-	return d.dialogs.hooks[0]
+	return d.hooks[0]
 }
 
 // create stores what the screen asks. False means that it failed: try again later.
@@ -3277,7 +3280,15 @@ func (d *desk) ask(q *question) {
 		d.await(time.Time{}, q.closed)
 		return
 	}
-	for d.await(q.rec.ExpiresAt, q.closed); !q.closed() && !d.expire(q); {
+	expire := func() bool { // nothing is typed while somebody may still feed standard input, or answer here alone
+		return d.transition(q, Expired, func(r *PromptRecord) {
+			r.expire()
+			if d.relay.fed || d.cfg.Channel == "local" {
+				r.Value = nil
+			}
+		})
+	}
+	for d.await(q.rec.ExpiresAt, q.closed); !q.closed() && !expire(); {
 		d.await(time.Now().Add(retryEvery), q.closed)
 	}
 }
@@ -3297,28 +3308,6 @@ func (d *desk) route(q *question) bool {
 	})
 }
 
-// expire ends a question of the screen that nobody answered. Only what is known to refuse is typed, and nothing at all
-// while somebody may still feed standard input, or where only the terminal was asked. False: it could not be recorded,
-// or somebody decided in this very moment.
-func (d *desk) expire(q *question) bool {
-	life := q.rec.ExpiresAt.Sub(q.rec.CreatedAt)
-	expired := d.transition(q, Expired, func(r *PromptRecord) {
-		r.Reason = fmt.Sprintf("no answer in %d s", inSeconds(life))
-		r.Value = r.SafeDefault
-		if d.relay.fed || d.cfg.Channel == "local" {
-			r.Value = nil
-		}
-	})
-	if expired {
-		return true
-	}
-	p, err := d.st.Prompt(q.rec.ID)
-	if err == nil && p == nil { // from the state
-		q.leave(Failed, "it vanished")
-	}
-	return false
-}
-
 // recordEnd records the end of q; keys that somebody pressed for it are its answer. Until that is recorded no other
 // question is asked.
 func (d *desk) recordEnd(q *question) {
@@ -3327,32 +3316,27 @@ func (d *desk) recordEnd(q *question) {
 	}
 }
 
-// tryEnd tries recordEnd once; false means try again.
+// tryEnd tries recordEnd once; false means try again. What was decided meanwhile is not typed any more, but a hook that
+// lives passes it on.
 func (d *desk) tryEnd(q *question) (done bool) {
-	open := q.rec.Open()
-	moved := false
-	switch {
-	case open && q.typedBy != "":
-		moved = d.transition(q, Resolved, func(r *PromptRecord) {
-			r.DecidedBy = ref(q.typedBy)
-			r.Value = nil
-		})
-	case open || q.to != Canceled:
-		moved = d.transition(q, q.to, func(r *PromptRecord) { r.Reason = q.why })
-	}
-	if moved || d.books.trouble != "" {
-		return moved
-	}
-	stored := d.books.promptInState(q.rec.ID)
+	stored, _ := d.st.Prompt(q.rec.ID) // as it was, where it cannot be read: then it cannot be written, which is told
 	if stored == nil {
 		return true
 	}
 	q.rec = *stored
-	if q.screen != nil && stored.Status == ReplyReceived { // in this very moment
-		why := q.why + " before the answer was typed"
-		d.transition(q, Failed, func(r *PromptRecord) { r.Reason = why })
+	to := q.to
+	why := q.why
+	switch {
+	case q.rec.Open() && q.typedBy != "":
+		return d.transition(q, Resolved, func(r *PromptRecord) { r.DecidedBy = ref(q.typedBy) })
+	case q.rec.Open():
+	case q.rec.settled(), q.screen == nil && (to == Canceled || q.rec.Status == Injected):
+		return true
+	case to == Canceled:
+		to = Failed
+		why += " before the answer was typed"
 	}
-	return true
+	return d.transition(q, to, func(r *PromptRecord) { r.Reason = why })
 }
 
 // transition moves the prompt of q, and our copy, to a status. False means that it was not allowed, or not stored.
@@ -3390,7 +3374,7 @@ func (d *desk) handleRecord(rec Record) {
 		q := d.byID(r.ID)
 		switch {
 		case q == nil && r.Source == fromHook && r.Status == Created:
-			d.dialogs.addHook(*r)
+			d.addHook(*r)
 		case q == nil || r.Status == q.rec.Status || d.typist != nil && d.typist.q == q:
 		default:
 			news := q.rec.Open()
@@ -3404,7 +3388,7 @@ func (d *desk) handleRecord(rec Record) {
 
 // byID is the question with this id, nil when we have none.
 func (d *desk) byID(id string) *question {
-	for _, q := range append(d.dialogs.hooks, d.asked) {
+	for _, q := range append(d.hooks, d.asked) {
 		if q != nil && q.rec.ID == id {
 			return q
 		}
@@ -3427,31 +3411,22 @@ func answeredNotice(p *PromptRecord) Notice {
 // A tool's hook asks in a process of its own, which gives the tool the answer. The dialog stands on
 // the screen meanwhile, and may be answered there.
 
-// dialogs is what hooks ask, and what is known of the dialogs that the screen may show of it.
-type dialogs struct {
-	*session
-	hooked bool        // the tool's hooks ask
-	hooks  []*question // of hooks, in the order they came
-	named  string      // what a known tool says that it asks: the protocol's words, "" nothing
-	calm   time.Time   // since when a known tool says that it asks nothing; zero: it asks
-}
-
 // hooksOf returns the waiting hooks' questions whose dialog p is: all of the first call whose arguments p shows, or
 // that the tool names. A name that is reported while the dialog named before stands means the next one.
-func (l *dialogs) hooksOf(p *Prompt) (all []*question) {
+func (d *desk) hooksOf(p *Prompt) (all []*question) {
 	shown := func(h *question) bool { return p.showsCall(h.rec.Tool, h.rec.Subject) }
 	named := func(h *question) bool {
-		return p != nil && !p.Idle && (l.watcher.seenAs == "" || l.watcher.seenAs == l.named) && h.namedIn(l.named)
+		return p != nil && !p.Idle && (d.watcher.seenAs == "" || d.watcher.seenAs == d.named) && h.namedIn(d.named)
 	}
-	i := slices.IndexFunc(l.hooks, shown)
+	i := slices.IndexFunc(d.hooks, shown)
 	if i < 0 {
-		i = slices.IndexFunc(l.hooks, named)
+		i = slices.IndexFunc(d.hooks, named)
 	}
 	if i < 0 {
 		return nil
 	}
-	for _, h := range l.hooks {
-		if h.rec.sameCall(&l.hooks[i].rec) {
+	for _, h := range d.hooks {
+		if h.rec.sameCall(&d.hooks[i].rec) {
 			all = append(all, h)
 		}
 	}
@@ -3464,142 +3439,129 @@ func (h *question) namedIn(words string) bool {
 }
 
 // standsSeen reports whether the dialog of h stands on the screen.
-func (l *dialogs) standsSeen(h *question) bool {
-	return l.watcher.seen != nil && slices.Contains(l.hooksOf(l.watcher.seen), h)
+func (d *desk) standsSeen(h *question) bool {
+	return d.watcher.seen != nil && slices.Contains(d.hooksOf(d.watcher.seen), h)
 }
 
 // dialogStands reports whether the dialog of h stands on the screen, or the tool says that it does.
-func (l *dialogs) dialogStands(h *question) bool { return l.standsSeen(h) || h.namedIn(l.named) }
+func (d *desk) dialogStands(h *question) bool { return d.standsSeen(h) || h.namedIn(d.named) }
 
 // dialogLeft reports whether the dialog of h was there and is gone for good, or the tool has long said that it asks
 // nothing.
-func (l *dialogs) dialogLeft(h *question) bool {
+func (d *desk) dialogLeft(h *question) bool {
 	switch {
-	case l.dialogStands(h):
+	case d.dialogStands(h):
 		return false
-	case !l.calm.IsZero() && time.Since(later(l.calm, h.rec.CreatedAt)) >= hookUnasked:
+	case !d.calm.IsZero() && time.Since(later(d.calm, h.rec.CreatedAt)) >= hookUnasked:
 		return true
 	}
 	return !h.stoodAt.IsZero() && time.Since(h.stoodAt) >= dialogGone
 }
 
 // handleStatus notes what a known tool says of itself, and so which hook's dialog stands.
-func (l *dialogs) handleStatus(status ProgramStatus) {
-	if l.adapter.Box == nil {
+func (d *desk) handleStatus(status ProgramStatus) {
+	if d.adapter.Box == nil {
 		return
 	}
 	named := ""
 	switch {
 	case status.State == "blocked":
 		named = squeezed(safely(status.Msg, maxFull))
-		l.calm = time.Time{}
+		d.calm = time.Time{}
 	case status.State == "":
-		l.calm = time.Time{}
-	case l.calm.IsZero():
-		l.calm = time.Now()
+		d.calm = time.Time{}
+	case d.calm.IsZero():
+		d.calm = time.Now()
 	}
-	for _, h := range l.hooks {
-		if h.namedIn(l.named) != h.namedIn(named) {
+	for _, h := range d.hooks {
+		if h.namedIn(d.named) != h.namedIn(named) {
 			h.stoodAt = time.Now()
 		}
 	}
-	l.named = named
+	d.named = named
 }
 
 // addHook takes a question that `atlasbridge hook` has stored. If the screen has asked the same but sent nothing yet,
 // that is dropped; else it stays, and the hook leaves it to the dialog.
-func (l *dialogs) addHook(rec PromptRecord) {
-	stored := l.books.promptInState(rec.ID)
-	if stored == nil || stored.Status != Created {
-		return // it was over before we heard of it
-	}
+func (d *desk) addHook(rec PromptRecord) {
 	h := &question{rec: rec}
-	q := l.desk.asked
+	q := d.asked
 	if q != nil && q.rec.Idle {
 		q.leave(Canceled, worksAgain)
 	}
 	if q != nil && !q.screen.Idle && q.screen.showsCall(rec.Tool, rec.Subject) {
 		if q.rec.Status != "" {
-			l.desk.transition(h, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
+			d.transition(h, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
 			return
 		}
 		q.leave(Canceled, "")
 	}
-	l.hooks = append(l.hooks, h)
-	sort.SliceStable(l.hooks, func(i, j int) bool {
-		return l.hooks[i].rec.CreatedAt.Before(l.hooks[j].rec.CreatedAt)
+	d.hooks = append(d.hooks, h)
+	sort.SliceStable(d.hooks, func(i, j int) bool {
+		return d.hooks[i].rec.CreatedAt.Before(d.hooks[j].rec.CreatedAt)
 	})
-	if l.dialogStands(h) {
+	if d.dialogStands(h) {
 		h.stoodAt = time.Now()
 	}
-	l.desk.carried++
-	l.beside(func() { l.carryHook(h) })
-	l.beside(func() { l.watchHook(h) })
+	d.carried++
+	d.beside(func() { d.carryHook(h) })
+	d.beside(func() { d.watchHook(h) })
 }
 
 // carryHook carries a hook's question to its end. The hook gives the tool its answer; watchHook notices if the dialog
 // is answered here, or the hook ends.
-func (l *dialogs) carryHook(h *question) {
-	turn := func() bool { return h.closed() || l.desk.inForce() == h }
+func (d *desk) carryHook(h *question) {
+	turn := func() bool { return h.closed() || d.inForce() == h }
 	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)
-	if l.await(h.rec.ExpiresAt.Add(-life/4), turn) {
-		l.desk.ask(h)
+	if d.await(h.rec.ExpiresAt.Add(-life/4), turn) {
+		d.ask(h)
 	} else {
 		h.leave(Canceled, "its time was over before it could be asked: the dialog asks")
 	}
-	for over := false; !over; {
-		l.await(time.Time{}, func() bool { return h.to != "" || h.rec.settled() || h.rec.Status == Injected })
+	for {
+		d.await(time.Time{}, func() bool { return h.to != "" || h.rec.settled() || h.rec.Status == Injected })
+		d.recordEnd(h)
 		if h.rec.Status == Injected {
-			l.resolveHook(h)
+			d.resolveHook(h)
+		}
+		if h.rec.settled() || d.childGone {
 			break
 		}
-		l.desk.recordEnd(h)
-		over = h.rec.settled() || l.childGone
 		h.to = "" // its hook passes on what was decided in this very moment
 	}
-	l.hooks = slices.DeleteFunc(l.hooks, func(other *question) bool { return other == h })
-	l.desk.carryNext(h)
+	d.hooks = slices.DeleteFunc(d.hooks, func(other *question) bool { return other == h })
+	d.carryNext(h)
 }
 
 // watchHook ends a hook's question that is over without us: its dialog has gone, or the hook itself, which lives until
 // it has passed its answer on.
-func (l *dialogs) watchHook(h *question) {
-	done := func() bool { return !slices.Contains(l.hooks, h) }
-	for next := time.Now(); !l.await(next, done); {
+func (d *desk) watchHook(h *question) {
+	done := func() bool { return !slices.Contains(d.hooks, h) }
+	for next := time.Now(); !d.await(next, done); {
 		next = time.Now().Add(hookCheck)
 		left := h.stoodAt.Add(dialogGone)
 		switch {
-		case !h.closed() && l.dialogLeft(h):
+		case !h.closed() && d.dialogLeft(h):
 			h.leave(Canceled, "answered in the terminal, or given up by the tool")
-		case !l.st.Alive(h.rec.ID):
-			l.hookEnded(h)
+		case !d.st.Alive(h.rec.ID):
+			h.to = Failed
+			if h.rec.Open() {
+				h.to = Canceled
+			}
+			h.why = "the program that asked has ended"
 		case left.Before(next) && left.After(time.Now()):
 			next = left
 		}
 	}
 }
 
-// hookEnded ends a question whose hook has ended.
-func (l *dialogs) hookEnded(h *question) {
-	stored := l.books.promptInState(h.rec.ID)
-	switch {
-	case stored == nil || stored.settled() || stored.Status == Injected:
-	case stored.Open():
-		h.leave(Canceled, "the program that asked has ended")
-	default:
-		h.rec = *stored
-		h.to = Failed
-		h.why = "the program that asked ended before it got the answer"
-	}
-}
-
 // resolveHook ends a question whose hook has given the tool its answer, once the dialog is gone, or at once without
 // one. If a key was pressed here in the same moment, it may have been faster: the reason says so.
-func (l *dialogs) resolveHook(h *question) {
+func (d *desk) resolveHook(h *question) {
 	passed := time.Now()
-	l.await(passed.Add(l.cfg.EchoWindow), l.ended) // a key on its way may be there first
-	l.await(passed.Add(dialogGone), func() bool { return l.childGone || !l.dialogStands(h) })
-	l.desk.transition(h, Resolved, func(r *PromptRecord) {
+	d.await(passed.Add(d.cfg.EchoWindow), d.ended) // a key on its way may be there first
+	d.await(passed.Add(dialogGone), func() bool { return d.childGone || !d.dialogStands(h) })
+	d.transition(h, Resolved, func(r *PromptRecord) {
 		since := passed
 		if r.DecidedAt != nil {
 			since = *r.DecidedAt
@@ -3608,9 +3570,9 @@ func (l *dialogs) resolveHook(h *question) {
 			r.Reason = bothAnswered
 		}
 	})
-	if l.standsSeen(h) {
-		l.det.Sleep(time.Now().Add(l.cfg.EchoWindow))
-		l.watcher.seen = nil
+	if d.standsSeen(h) {
+		d.det.Sleep(time.Now().Add(d.cfg.EchoWindow))
+		d.watcher.seen = nil
 	}
 }
 
@@ -4025,16 +3987,6 @@ func (b *books) tellTrouble(doing string, err error) {
 		b.log.Error(doing, "error", b.trouble)
 		b.notify(Notice{Text: "⚠ " + held + redact(b.trouble), Ring: true})
 	}
-}
-
-// promptInState is the prompt as the state has it, nil when it has none of this id or cannot be
-// read.
-func (b *books) promptInState(id string) *PromptRecord {
-	p, err := b.st.Prompt(id)
-	if err != nil {
-		return nil
-	}
-	return p
 }
 
 // tellDestination tells the person at the terminal where questions go, before anything of the child's is copied.
@@ -5059,14 +5011,9 @@ func (s *session) finish() {
 // whether an answer was typed.
 func (d *desk) endQuestions() {
 	d.await(time.Time{}, func() bool { return d.books.opened && !d.relay.inFlight })
-	for _, h := range slices.Clone(d.dialogs.hooks) {
-		stored := d.books.promptInState(h.rec.ID) // what it has passed on was answered, though we may not have heard of it
-		if stored != nil {
-			h.rec = *stored
-		}
-		if h.rec.Open() || h.rec.Status == ReplyReceived || h.rec.Status == Expired {
-			h.to, h.why = Failed, programEnded
-		}
+	for _, h := range d.hooks {
+		h.to = Failed // unless it has passed its answer on
+		h.why = programEnded
 	}
 	if d.asked != nil {
 		d.asked.leave(Failed, programEnded)
@@ -5299,12 +5246,11 @@ func (p *PromptRecord) await(ctx context.Context, st *Store, obey func(*InputRec
 			why = "its time was over before it could be asked"
 		default:
 			to = Expired
-			why = fmt.Sprintf("no answer in %d s", inSeconds(p.ExpiresAt.Sub(p.CreatedAt)))
 		}
 		_, err := st.Move(p.ID, to, func(p *PromptRecord) {
 			p.Reason = why
 			if to == Expired {
-				p.Value = p.SafeDefault
+				p.expire()
 			}
 		})
 		if err == nil {
@@ -5315,6 +5261,12 @@ func (p *PromptRecord) await(ctx context.Context, st *Store, obey func(*InputRec
 		}
 	}
 	return nil, nil
+}
+
+// expire says what waiting comes to: the answer that is known to refuse, if there is one.
+func (p *PromptRecord) expire() {
+	p.Reason = fmt.Sprintf("no answer in %d s", inSeconds(p.ExpiresAt.Sub(p.CreatedAt)))
+	p.Value = p.SafeDefault
 }
 
 // inSeconds is a time in whole seconds.
@@ -5898,12 +5850,12 @@ func (s *session) installHooks(argv []string) []string {
 	if s.adapter.Hooks != "claude-settings" {
 		return argv
 	}
-	s.dialogs.hooked = s.cfg.Channel != "local" // else the dialog is the user's
+	s.desk.hooked = s.cfg.Channel != "local" // else the dialog is the user's
 	given, rest := settingsArgument(argv[1:])
 	merged, err := s.withHooks(given)
 	if err != nil {
 		s.log.Warn("the tool's hooks are not used", "why", err.Error())
-		s.dialogs.hooked = false
+		s.desk.hooked = false
 		return argv
 	}
 	return slices.Concat([]string{argv[0], "--settings", string(merged)}, rest)
@@ -5965,7 +5917,7 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 	}
 	call += before(" --timeout ", s.cfg.flags["permission_timeout_seconds"])
 	hooks := stopHook
-	if s.dialogs.hooked {
+	if s.desk.hooked {
 		hooks += permissionHook
 	}
 	if s.relay.calls == nil { // else its output tells of every call
