@@ -1062,17 +1062,14 @@ func cmdConfig(c *command) int {
 	})
 }
 
-// openState opens the state for a command, and reports what is damaged.
-func (c *command) openState() (*Store, error) {
+// openState opens the state for a command, which may forget what is older than so many days, and reports what is
+// damaged.
+func (c *command) openState(days int) (*Store, error) {
 	dir, err := stateDir(c.getenv)
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := loadConfig(dir, c.getenv, nil)
-	if err != nil {
-		cfg.RetentionDays = keepLonger
-	}
-	s, err := openState(dir, c.disk, cfg.RetentionDays)
+	s, err := openState(dir, c.disk, days)
 	if err != nil {
 		return nil, err
 	}
@@ -1084,7 +1081,7 @@ func (c *command) openState() (*Store, error) {
 
 // withState does something with the state, and closes it.
 func (c *command) withState(do func(*Store) int) int {
-	s, err := c.openState()
+	s, err := c.openState(keepLonger)
 	if err != nil {
 		return c.fail(err)
 	}
@@ -1307,13 +1304,7 @@ func cmdLogs(c *command) int {
 	var last []string // entries that --tail begins with
 	tail := c.on("tail")
 	for following := !tail; ; following = true {
-		named, absent := os.Stat(path)
-		read, err := f.Stat()
-		if err != nil {
-			return c.fail(err)
-		}
-		// What comes after moved is seen is in the new log: this one is read to its end.
-		moved := absent == nil && !os.SameFile(named, read)
+		moved := !isNamed(f, path) // what comes after that is in a new log: this one is read to its end
 		torn := 0 // bytes of a last line that is being written
 		err = eachLine(f, func(line []byte) (more bool) {
 			torn = 0
@@ -1338,14 +1329,10 @@ func cmdLogs(c *command) int {
 		if !tail || c.lost != nil || sleep(c.ctx, 200*time.Millisecond) != nil {
 			return 0
 		}
-		if moved {
+		_, _ = f.Seek(int64(-torn), io.SeekCurrent) // it is a file
+		if begun, err := os.Open(path); moved && err == nil {
 			_ = f.Close() // nothing was written to it
-			f, err = os.Open(path)
-		} else {
-			_, err = f.Seek(int64(-torn), io.SeekCurrent)
-		}
-		if err != nil {
-			return c.fail(err)
+			f = begun
 		}
 	}
 }
@@ -3086,16 +3073,12 @@ type question struct {
 	to      State        // it is to end so, "" it stands
 	why     string       // for this reason
 
-	stoodAt time.Time // a hook's: when its dialog last appeared or left; zero: it was not seen
+	stoodAt time.Time // a hook's: when its dialog was last known to stand; zero: it was not seen
 }
 
 // endSeen ends what was seen and has left the screen; p stands there instead, nil nothing that asks.
 func (d *desk) endSeen(p *Prompt) {
-	for _, h := range d.hooks {
-		if d.standsSeen(h) {
-			h.stoodAt = time.Now()
-		}
-	}
+	d.noteDialogs()
 	d.watcher.seen = nil
 	if d.lapsed {
 		d.endExpired(leftScreen)
@@ -3119,10 +3102,8 @@ func (d *desk) takeUp() {
 	if p == nil || d.childGone {
 		return
 	}
+	d.noteDialogs()
 	hooks := d.hooksOf(p)
-	for _, h := range hooks {
-		h.stoodAt = time.Now()
-	}
 	if len(hooks) > 0 {
 		d.det.askedAt = nil // a hook's questions are no flood of the screen's
 	}
@@ -3186,16 +3167,10 @@ func (d *desk) carryNext(q *question) {
 }
 
 // expectsHook reports whether a hook may still call about the dialog p. A tool that speaks the protocol must say that
-// it asks for an approval or an answer (measured on claude 2.1: of a long command "permission prompt").
+// it asks something.
 func (d *desk) expectsHook(p *Prompt) bool {
-	if !d.hooked || p.Idle || p.Type != MultipleChoice {
-		return false
-	}
-	if d.det.Screen.Status().State == "" {
-		return true
-	}
-	return strings.HasPrefix(d.named, "approve") || strings.HasPrefix(d.named, "answer:") ||
-		strings.HasPrefix(d.named, "permission")
+	mayAsk := d.named != "" || d.det.Screen.Status().State == ""
+	return d.hooked && !p.Idle && p.Type == MultipleChoice && mayAsk
 }
 
 // inForce is the question that is asked now, nil none.
@@ -3473,12 +3448,18 @@ func (d *desk) handleStatus(status ProgramStatus) {
 	case d.calm.IsZero():
 		d.calm = time.Now()
 	}
+	d.noteDialogs()
+	d.named = named
+	d.noteDialogs()
+}
+
+// noteDialogs notes which hooks' dialogs stand: before that changes, and after.
+func (d *desk) noteDialogs() {
 	for _, h := range d.hooks {
-		if h.namedIn(d.named) != h.namedIn(named) {
+		if d.dialogStands(h) {
 			h.stoodAt = time.Now()
 		}
 	}
-	d.named = named
 }
 
 // addHook takes a question that `atlasbridge hook` has stored. If the screen has asked the same but sent nothing yet,
@@ -3500,9 +3481,7 @@ func (d *desk) addHook(rec PromptRecord) {
 	sort.SliceStable(d.hooks, func(i, j int) bool {
 		return d.hooks[i].rec.CreatedAt.Before(d.hooks[j].rec.CreatedAt)
 	})
-	if d.dialogStands(h) {
-		h.stoodAt = time.Now()
-	}
+	d.noteDialogs()
 	d.carried++
 	d.beside(func() { d.carryHook(h) })
 	d.beside(func() { d.watchHook(h) })
@@ -4007,20 +3986,20 @@ func (b *books) tellDestination() {
 	b.tell(where)
 }
 
-// tell says something to the person at the terminal, while that is not raw.
+// tell says something to the person at the terminal. Any goroutine may call it.
 func (b *books) tell(text string) {
-	fmt.Fprint(b.notes, fitted("atlasbridge: "+text+"\n", b.stderr))
+	text = fitted("atlasbridge: "+text+"\n", b.stderr)
+	if b.relay.raw.Load() {
+		text = strings.ReplaceAll(text, "\n", "\r\n")
+	}
+	fmt.Fprint(b.notes, text)
 }
 
 // tellFirst reports trouble at the terminal, once, and only before the child prints; else told is false. Any goroutine
 // may call it.
 func (b *books) tellFirst(trouble string) (told bool) {
 	b.relay.first.Do(func() {
-		text := fitted("atlasbridge: "+trouble+"\n", b.stderr)
-		if b.relay.raw.Load() {
-			text = strings.ReplaceAll(text, "\n", "\r\n")
-		}
-		fmt.Fprint(b.notes, text)
+		b.tell(trouble)
 		told = true
 	})
 	return told
@@ -5054,6 +5033,8 @@ func (d *desk) endExpired(why string) {
 // recordExit records how the program ended.
 func (b *books) recordExit() {
 	code := *b.rec.ExitCode
+	began := b.rec // it may have ended before it was recorded
+	began.ExitCode = nil
 	sig := syscall.Signal(code - 128)
 	switch {
 	case !b.watchdog.toldToEnd.IsZero():
@@ -5067,16 +5048,7 @@ func (b *books) recordExit() {
 	}
 	b.rec.EndedAt = ref(time.Now().UTC())
 	b.rec.Activity = ""
-	recs := []Record{ref(b.rec)}
-	known := b.st.Session(b.rec.ID)
-	if known == nil { // it ended before it could be recorded
-		began := b.rec
-		began.Status = "active"
-		began.EndedAt = nil
-		began.ExitCode = nil
-		recs = []Record{&began, recs[0]}
-	}
-	b.save("recording the end", recs...)
+	b.save("recording the end", &began, ref(b.rec))
 }
 
 // tellEnd sends the message that the program has ended, below all of its output.
@@ -5971,7 +5943,6 @@ type asking struct {
 	tg     *Telegram
 	prompt PromptRecord
 	given  map[string]string // what is printed for a choice, by its key
-	values string            // what can be answered, as the terminal is told
 	code   int               // the exit status: exitInternal until there is an answer, or none can come
 }
 
@@ -6047,12 +6018,10 @@ func (a *asking) addAnswers() error {
 		return a.addChoices(strings.Split(a.text("choices"), ","))
 	case text:
 		p.Type = FreeText
-		a.values = "TEXT"
 	default:
 		p.Type = YesNo
 		p.Permission = true
 		a.given = map[string]string{"y": "yes", "n": "no"}
-		a.values = "yes|no"
 	}
 	p.Constraints.MaxLength = maxMessage // of the text, or of the reason for a refusal
 	return nil
@@ -6086,7 +6055,6 @@ func (a *asking) addChoices(words []string) error {
 		a.prompt.Choices = append(a.prompt.Choices, Choice{Key: key, Label: label})
 		a.given[key] = word
 	}
-	a.values = strings.Join(words, "|")
 	return nil
 }
 
@@ -6100,7 +6068,7 @@ func (a *asking) run() (err error) {
 		err := errors.New("the phone cannot answer with a text: free_text_enabled is false")
 		return hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
 	}
-	a.Store, err = a.openState()
+	a.Store, err = a.openState(a.RetentionDays)
 	if err != nil {
 		return err
 	}
@@ -6221,7 +6189,7 @@ func (a *asking) send() error {
 		err = errors.Join(err, a.end(AwaitingReply, "", a.prompt.ID))
 	}
 	if !phone || onTerminal(a.stderr) {
-		a.complain(how + ": atlasbridge answer " + shortID(a.prompt.ID) + " " + a.values)
+		a.complain(how + ": atlasbridge answer " + shortID(a.prompt.ID) + " ANSWER; it takes " + a.prompt.takes())
 	}
 	return err
 }
