@@ -1305,7 +1305,7 @@ func cmdLogs(c *command) int {
 	tail := c.on("tail")
 	for following := !tail; ; following = true {
 		moved := !isNamed(f, path) // what comes after that is in a new log: this one is read to its end
-		torn := 0 // bytes of a last line that is being written
+		torn := 0                  // bytes of a last line that is being written
 		err = eachLine(f, func(line []byte) (more bool) {
 			torn = 0
 			if line[len(line)-1] != '\n' {
@@ -1474,6 +1474,8 @@ var (
 	reArrow = re(`^(\x1b[\[O][0-9;]*[A-Z~])+$`)
 	// reOwnCommand is how the operator writes a command of the tool's own.
 	reOwnCommand = re(`^//\w`)
+	// reHooksAsk is what claude says of the dialogs that its hooks may answer.
+	reHooksAsk = re(`^(approve|answer:|permission)`)
 	// reTip is what explains a choice behind its label.
 	reTip = re(` (\(.*\)|- .*)$`)
 	// reFirstWord is the beginning of a text up to the first blank.
@@ -3167,9 +3169,9 @@ func (d *desk) carryNext(q *question) {
 }
 
 // expectsHook reports whether a hook may still call about the dialog p. A tool that speaks the protocol must say that
-// it asks something.
+// it asks for an approval or an answer (measured on claude 2.1: of a long command "permission prompt").
 func (d *desk) expectsHook(p *Prompt) bool {
-	mayAsk := d.named != "" || d.det.Screen.Status().State == ""
+	mayAsk := reHooksAsk.MatchString(d.named) || d.det.Screen.Status().State == ""
 	return d.hooked && !p.Idle && p.Type == MultipleChoice && mayAsk
 }
 
