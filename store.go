@@ -1377,7 +1377,6 @@ type InputRecord struct {
 type FileRef struct {
 	ID   string `json:"file_id"`
 	Name string `json:"file_name"` // as the sender calls it, "" of a photo: never a path
-	Size int64  `json:"file_size"` // 0: unknown
 }
 
 // UpdateRecord says that an update of Telegram was acted on. Its id is the bot's number, a colon and the update's: the
@@ -2838,14 +2837,15 @@ var reNotInName = re(`[^A-Za-z0-9.-]+`)
 // filesDir is the folder of a session's files.
 func (s *Store) filesDir(session string) string { return filepath.Join(s.Dir, "files", session) }
 
-// newFile makes a file in the folder of a session's files; its name is a number and what is harmless of the name given.
-func (s *Store) newFile(session, name string) (*os.File, error) {
+// saveFile puts a file into the folder of a session's files. Its name is a number and what is harmless of that name.
+func (s *Store) saveFile(session, name string, body []byte) (path string, err error) {
 	if err := secureDir(s.filesDir(session)); err != nil {
-		return nil, err
+		return "", err
 	}
 	name = reNotInName.ReplaceAllString(name, "_")
-	name = strings.Trim(name[max(0, len(name)-fileNameMax):], "._")
-	return os.CreateTemp(s.filesDir(session), "*-"+name) // in a folder that is the user's alone
+	name = shortID(newNonce()) + "-" + strings.Trim(name[max(0, len(name)-fileNameMax):], "._")
+	path = filepath.Join(s.filesDir(session), name)
+	return path, replacePrivate(path, body)
 }
 
 // ---- locks and reap ----

@@ -180,7 +180,7 @@ func (t *Telegram) works(way string) {
 
 const (
 	callLimit = 15 * time.Second // that any request may take, a poll on top of its timeout
-	maxAnswer = 64 << 20         // bytes that are read of an answer: 100 updates are far less
+	maxAnswer = 64 << 20         // bytes that are read of an answer: 100 updates, or a file, are far less
 )
 
 // apiError is every way in which a call can fail. It never has the URL in it.
@@ -290,12 +290,7 @@ func (t *Telegram) call(ctx context.Context, method string, params, result any) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	resp, err := t.open(ctx, "/bot", method, params)
-	if err != nil {
-		return t.noAnswer(method, err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	resp, body, err := t.exchange(ctx, "/bot", method, params)
 	if err != nil {
 		return t.noAnswer(method, err)
 	}
@@ -330,13 +325,14 @@ func (t *Telegram) withoutToken(text string) string {
 	return text
 }
 
-// open begins one request: to post params, or, where they are nil, to get a file. The token is in its address.
-func (t *Telegram) open(ctx context.Context, kind, path string, params any) (*http.Response, error) {
+// exchange makes one request, and returns its answer and what that says. The request posts params, or, where they are
+// nil, gets a file. The token is in its address.
+func (t *Telegram) exchange(ctx context.Context, kind, path string, params any) (*http.Response, []byte, error) {
 	cfg := t.cfg.Load()
 	method := http.MethodPost
 	body, err := json.Marshal(params)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if params == nil {
 		method = http.MethodGet
@@ -345,10 +341,16 @@ func (t *Telegram) open(ctx context.Context, kind, path string, params any) (*ht
 	url := strings.TrimRight(cfg.APIBase, "/") + kind + cfg.Token + "/" + path
 	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	return t.http.Do(req)
+	resp, err := t.http.Do(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	return resp, answer, err
 }
 
 // noAnswer is what went wrong with a request that got no answer. It has neither the URL nor the token in it.
@@ -1844,7 +1846,7 @@ type fetched struct {
 	err  error
 }
 
-// fetch gets a file into the session's folder; what came of one that did not come whole is removed.
+// fetch gets a file into the session's folder.
 func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) fetched {
 	var there struct {
 		Path string `json:"file_path"`
@@ -1853,36 +1855,21 @@ func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) fet
 	if err != nil {
 		return fetched{err: err}
 	}
-	resp, err := t.open(ctx, "/file/bot", there.Path, nil)
-	if err != nil {
-		return fetched{err: t.noAnswer("getFile", err)}
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK { // a redirection too
-		return fetched{err: errors.New(t.withoutToken(resp.Status))}
-	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxFile+1))
+	resp, body, err := t.exchange(ctx, "/file/bot", there.Path, nil)
 	switch {
 	case err != nil:
 		return fetched{err: t.noAnswer("getFile", err)}
+	case resp.StatusCode != http.StatusOK: // a redirection too
+		return fetched{err: errors.New(t.withoutToken(resp.Status))}
 	case len(body) > maxFile:
-		return fetched{err: errors.New("the file is too big")}
+		return fetched{err: errors.New("the file is too big: 20 MB are allowed")}
 	}
 	name := file.Name
 	if name == "" {
 		name = there.Path
 	}
-	f, err := t.store.newFile(session, name)
-	if err != nil {
-		return fetched{err: err}
-	}
-	_, err = f.Write(body)
-	err = errors.Join(err, f.Close())
-	if err != nil {
-		_ = os.Remove(f.Name()) // what it is about is the error before
-		return fetched{err: err}
-	}
-	return fetched{path: f.Name(), size: len(body), sha: digest(body)}
+	path, err := t.store.saveFile(session, name, body)
+	return fetched{path, len(body), digest(body), err}
 }
 
 // ---- polling ----
@@ -2522,11 +2509,8 @@ func (in *incoming) sendFile(s *SessionRecord, p *PromptRecord, file *FileRef, c
 	if p == nil {
 		p = in.waitingQuestion(s)
 	}
-	switch {
-	case p != nil && p.asks():
+	if p != nil && p.asks() {
 		return intent{reply: "✗ Nothing was done: a file answers no question. " + questionOpen}
-	case file.Size > maxFile:
-		return intent{reply: "✗ Nothing was done: the file is too big: 20 MB are allowed."}
 	}
 	record := in.input(s, "file", caption)
 	record.File = file
