@@ -2769,12 +2769,13 @@ func (s *Store) compact() error {
 }
 
 // rewrite puts a file with the last lines of the records that are retained in the place of the old one. With a session
-// go the files that were sent to it.
+// go the files that were sent to it, and its lock's file, where it was killed.
 func (s *Store) rewrite() error {
 	var kept []Record
 	named := map[string]bool{}
 	for _, r := range s.view.records {
 		if !s.retained(r) {
+			_ = os.Remove(s.lockPath(r.head().ID)) // mostly there is none
 			if ended, ok := r.(*SessionRecord); ok {
 				if err := os.RemoveAll(s.filesDir(ended.ID)); err != nil {
 					return err
@@ -2925,11 +2926,10 @@ func (s *Store) waits(p *PromptRecord) bool {
 	return !p.Idle && s.guard(s.view, p, Decision{Trusted: true}, time.Now()) == ""
 }
 
-// Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes locks of sessions and
-// questions that are over.
+// Reap records dead sessions as crashed, and their prompts and inputs as failed.
 func (s *Store) Reap(now time.Time) error {
-	dead := map[string]bool{} // sessions and questions whose locks nobody takes any more
-	err := s.Update(func(v *View) (recs []Record, _ error) {
+	return s.Update(func(v *View) (recs []Record, _ error) {
+		dead := map[string]bool{}
 		for id, r := range v.Sessions {
 			dead[id] = r.Status != "active" || !s.Alive(id)
 			if dead[id] && r.Status == "active" {
@@ -2940,8 +2940,7 @@ func (s *Store) Reap(now time.Time) error {
 				recs = append(recs, &q)
 			}
 		}
-		for id, p := range v.Prompts {
-			dead[id] = p.over() || dead[p.SessionID]
+		for _, p := range v.Prompts {
 			if dead[p.SessionID] && (!p.over() || p.mayBeAsked() || p.unsaid) {
 				recs = append(recs, p.orphaned())
 			}
@@ -2956,17 +2955,6 @@ func (s *Store) Reap(now time.Time) error {
 		}
 		return recs, nil
 	})
-	if err != nil {
-		return err
-	}
-	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are none
-	for _, lock := range locks {
-		id := strings.TrimSuffix(lock.Name(), ".lock")
-		if dead[id] && !s.Alive(id) {
-			_ = os.Remove(s.lockPath(id)) // a free lock says the same
-		}
-	}
-	return nil
 }
 
 const (
