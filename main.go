@@ -1629,14 +1629,11 @@ func newSession(c *command) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	log, err := openLog(cfg.Dir, cfg.LogLevel)
-	if err != nil {
-		return nil, err
-	}
 	st, err := newStore(cfg.Dir, c.disk, cfg.RetentionDays)
 	if err != nil {
 		return nil, err
 	}
+	log := openLog(cfg.Dir, cfg.LogLevel)
 	s := &session{
 		world:     c.world,
 		turnOrder: turnOrder{turn: make(turn, 1)},
@@ -6078,11 +6075,7 @@ func (a *asking) run() (err error) {
 	if err := a.Reap(time.Now()); err != nil {
 		return err
 	}
-	log, err := openLog(a.Store.Dir, a.LogLevel)
-	if err != nil {
-		return err
-	}
-	a.tg = newTelegram(a.Config, a.Store, log)
+	a.tg = newTelegram(a.Config, a.Store, openLog(a.Store.Dir, a.LogLevel))
 	return a.bridge()
 }
 

@@ -555,16 +555,11 @@ func parseTOML(text string, known []setting) (map[string]setting, error) {
 
 const logLimit = 1 << 20 // bytes from which the next session starts another log
 
-// openLog opens the log file (0600): JSON Lines, every text through redact. A line that cannot be written is lost, and
-// a session does not need its log.
-func openLog(dir, level string) (*slog.Logger, error) {
+// openLog opens the log file (0600) of a state folder that is there: JSON Lines, every text through redact. A line that
+// cannot be written is lost, and a session does not need its log.
+func openLog(dir, level string) *slog.Logger {
 	var least slog.Level
-	if err := least.UnmarshalText([]byte(level)); err != nil {
-		return nil, fmt.Errorf("opening the log: %w", err)
-	}
-	if err := secureDir(dir); err != nil {
-		return nil, fmt.Errorf("opening the log: %w", err)
-	}
+	_ = least.UnmarshalText([]byte(level)) // the settings have no other: what is none leaves info
 	path := filepath.Join(dir, "atlasbridge.log")
 	info, err := os.Stat(path)
 	if err == nil && info.Size() >= logLimit {
@@ -572,7 +567,7 @@ func openLog(dir, level string) (*slog.Logger, error) {
 	}
 	file, err := openPrivate(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE)
 	if err != nil {
-		return slog.New(slog.DiscardHandler), nil
+		return slog.New(slog.DiscardHandler)
 	}
 	redacted := func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key != slog.TimeKey {
@@ -580,7 +575,7 @@ func openLog(dir, level string) (*slog.Logger, error) {
 		}
 		return a
 	}
-	return slog.New(slog.NewJSONHandler(file, &slog.HandlerOptions{Level: least, ReplaceAttr: redacted})), nil
+	return slog.New(slog.NewJSONHandler(file, &slog.HandlerOptions{Level: least, ReplaceAttr: redacted}))
 }
 
 // ---- the journal ----
@@ -1433,10 +1428,8 @@ func (v *View) apply(r Record) {
 
 // acted reports whether the update of that number was acted on.
 func (v *View) acted(update string) bool {
-	if v.Inputs[update] != nil { // a power cut may have lost the record of that
-		return true
-	}
-	return v.records["update "+update] != nil
+	return v.records["update "+update] != nil ||
+		v.Inputs[update] != nil // a power cut may have lost the update's own
 }
 
 func (v *View) active(id string) bool {
@@ -1513,20 +1506,25 @@ type Store struct {
 	log       *journal      // state.jsonl; its mutex guards what follows
 	audit     *journal      // audit.log, under the same lock
 
-	view           *View
-	read           int64         // bytes of the file that view holds
-	lines          int           // in them, since a compaction was tried
-	stale          bool          // a record is to be forgotten with the next write, or brought up to this schema
-	wake           chan struct{} // closed when view changes
-	older          bool          // a record has an earlier schema version
-	notes          []string      // what was found damaged in the file
-	unsaid         []Event       // neither file could take them: they come before the next
-	writeTrouble   error         // why the last change was not recorded
-	auditTrouble   error         // why the audit log lacks an entry
-	compactTrouble error         // why the last compaction failed
-	vanished       error         // that the file did, until it is told
+	contents
+	stale        bool          // a record is to be forgotten with the next write, or brought up to this schema
+	wake         chan struct{} // closed when view changes
+	unsaid       []Event       // neither file could take them: they come before the next
+	writeTrouble error         // why the last change was not recorded
+	auditTrouble error         // why the audit log lacks an entry
+	vanished     error         // that the file did, until it is told
 
 	poll atomic.Pointer[os.File] // the lock of the polling; nil: another process has it
+}
+
+// contents is what was read of state.jsonl.
+type contents struct {
+	view           *View
+	read           int64    // bytes of the file that view holds
+	lines          int      // in them, since a compaction was tried
+	older          bool     // a record has an earlier schema version
+	notes          []string // what was found damaged in the file
+	compactTrouble error    // why the last compaction of it failed
 }
 
 // openState opens the state in dir, which it makes when it is missing, and reads it. Ended sessions stay for days.
@@ -1551,7 +1549,7 @@ func newStore(dir string, do files, days int) (*Store, error) {
 		retention: time.Duration(days) * 24 * time.Hour,
 		log:       &journal{stateLock: lock, path: filepath.Join(dir, "state.jsonl")},
 		audit:     &journal{stateLock: lock, path: filepath.Join(dir, "audit.log")},
-		view:      emptyView(),
+		contents:  contents{view: emptyView()},
 		wake:      make(chan struct{}),
 	}
 	for _, folder := range []string{dir, filepath.Join(dir, "sessions")} {
@@ -1650,12 +1648,7 @@ func (s *Store) catchUp() error {
 	}
 	old := s.view
 	if other { // it was compacted, by us or by another process
-		s.view = emptyView()
-		s.read = 0
-		s.lines = 0
-		s.older = false
-		s.notes = nil
-		s.compactTrouble = nil
+		s.contents = contents{view: emptyView()}
 	}
 	if err := s.replay(b); err != nil || !other {
 		return err

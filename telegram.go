@@ -273,10 +273,8 @@ func explained(err error) error {
 	switch {
 	case what != "":
 		return hinted(errors.New(what), todo)
-	case e.Code == 0:
-		todo = "check the network, a proxy (HTTPS_PROXY), and telegram.api_base where it is set; then try again"
 	case e.temporary():
-		todo = "that is Telegram's own trouble, or that of a proxy: try again later"
+		todo = "check the network, a proxy (HTTPS_PROXY), and telegram.api_base where it is set; or try again later"
 	}
 	return hinted(e, todo)
 }
@@ -1967,7 +1965,7 @@ type receiver struct {
 	failures  int             // of getUpdates in a row
 	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
 	bot       string          // the number of the bot whose updates these are
-	name      string          // its user name, by which a command for it is told from one for another bot
+	name      string          // its user name, by which a command for it is told from another bot's; "" not known yet
 	minute    int64           // since 1970, in which is counted:
 	strangers int             // updates of others
 	clashedAt time.Time       // when another program's poll ended ours last
@@ -2031,6 +2029,8 @@ func (t *Telegram) Poll(ctx context.Context) {
 func (r *receiver) listen(ctx context.Context) (pause time.Duration) {
 	inner, stop := context.WithCancel(ctx)
 	r.ctx = inner
+	r.bot = r.botID()
+	r.name = ""
 	if r.lastOK.IsZero() {
 		r.lastOK = time.Now().Round(0)
 	}
@@ -2070,16 +2070,11 @@ func (r *receiver) greet() {
 func (r *receiver) poll() (pause time.Duration) {
 	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1}
 	for r.ctx.Err() == nil {
-		bot := r.botID()
 		var err error
-		if bot != r.bot {
+		if r.name == "" {
 			var me user
 			err = r.call(r.ctx, "getMe", struct{}{}, &me)
-			if err == nil {
-				r.bot = bot
-				r.name = me.Username
-				params.Offset = 0 // those of another bot say nothing
-			}
+			r.name = me.Username
 		}
 		began := time.Now()
 		offset := params.Offset
@@ -2091,8 +2086,8 @@ func (r *receiver) poll() (pause time.Duration) {
 			return 0
 		}
 		r.refresh()
-		if r.botID() != bot { // they are another bot's
-			continue
+		if r.botID() != r.bot { // they are another bot's
+			return pollLeast
 		}
 		failed, ok := err.(*apiError)
 		if !ok {
@@ -2534,7 +2529,7 @@ func (in *incoming) command(name, line string) intent {
 		return in.claim(nil)
 	}
 	word, rest, _ := strings.Cut(line, " ")
-	if name == "keys" && isKey(word) {
+	if name == "keys" && len(in.view.named(word)) == 0 {
 		word = ""
 		rest = line
 	}
@@ -2544,8 +2539,6 @@ func (in *incoming) command(name, line string) intent {
 	switch {
 	case mustBeNamed && word == "" && !implied:
 		return in.choice(name)
-	case s == nil && name == "keys" && (word != "" || line == ""):
-		return in.keys(nil, "")
 	case s == nil && refused.reply == "":
 		return in.choice(name)
 	case s == nil:
