@@ -2762,13 +2762,12 @@ func (s *Store) compact() error {
 }
 
 // rewrite puts a file with the last lines of the records that are retained in the place of the old one. With a session
-// go the files that were sent to it, and its lock's file, where it was killed.
+// go the files that were sent to it.
 func (s *Store) rewrite() error {
 	var kept []Record
 	named := map[string]bool{}
 	for _, r := range s.view.records {
 		if !s.retained(r) {
-			_ = os.Remove(s.lockPath(r.head().ID)) // mostly there is none
 			if ended, ok := r.(*SessionRecord); ok {
 				if err := os.RemoveAll(s.filesDir(ended.ID)); err != nil {
 					return err
@@ -2919,10 +2918,11 @@ func (s *Store) waits(p *PromptRecord) bool {
 	return !p.Idle && s.guard(s.view, p, Decision{Trusted: true}, time.Now()) == ""
 }
 
-// Reap records dead sessions as crashed, and their prompts and inputs as failed.
+// Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes locks of sessions and
+// questions that are over.
 func (s *Store) Reap(now time.Time) error {
-	return s.Update(func(v *View) (recs []Record, _ error) {
-		dead := map[string]bool{}
+	dead := map[string]bool{} // sessions and questions whose locks nobody takes any more
+	err := s.Update(func(v *View) (recs []Record, _ error) {
 		for id, r := range v.Sessions {
 			dead[id] = r.Status != "active" || !s.Alive(id)
 			if dead[id] && r.Status == "active" {
@@ -2933,7 +2933,8 @@ func (s *Store) Reap(now time.Time) error {
 				recs = append(recs, &q)
 			}
 		}
-		for _, p := range v.Prompts {
+		for id, p := range v.Prompts {
+			dead[id] = p.over() || dead[p.SessionID]
 			if dead[p.SessionID] && (!p.over() || p.mayBeAsked() || p.unsaid) {
 				recs = append(recs, p.orphaned())
 			}
@@ -2948,6 +2949,17 @@ func (s *Store) Reap(now time.Time) error {
 		}
 		return recs, nil
 	})
+	if err != nil {
+		return err
+	}
+	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are none
+	for _, lock := range locks {
+		id := strings.TrimSuffix(lock.Name(), ".lock")
+		if dead[id] && !s.Alive(id) {
+			_ = os.Remove(s.lockPath(id)) // a free lock says the same
+		}
+	}
+	return nil
 }
 
 const (
