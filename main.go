@@ -1062,14 +1062,17 @@ func cmdConfig(c *command) int {
 	})
 }
 
-// openState opens the state for a command, which may forget what is older than so many days, and reports what is
-// damaged.
-func (c *command) openState(days int) (*Store, error) {
+// openState opens the state for a command, and reports what is damaged.
+func (c *command) openState() (*Store, error) {
 	dir, err := stateDir(c.getenv)
 	if err != nil {
 		return nil, err
 	}
-	s, err := openState(dir, c.disk, days)
+	cfg, err := loadConfig(dir, c.getenv, nil)
+	if err != nil {
+		cfg.RetentionDays = keepLonger
+	}
+	s, err := openState(dir, c.disk, cfg.RetentionDays)
 	if err != nil {
 		return nil, err
 	}
@@ -1081,7 +1084,7 @@ func (c *command) openState(days int) (*Store, error) {
 
 // withState does something with the state, and closes it.
 func (c *command) withState(do func(*Store) int) int {
-	s, err := c.openState(keepLonger)
+	s, err := c.openState()
 	if err != nil {
 		return c.fail(err)
 	}
@@ -6067,7 +6070,7 @@ func (a *asking) run() (err error) {
 		err := errors.New("the phone cannot answer with a text: free_text_enabled is false")
 		return hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
 	}
-	a.Store, err = a.openState(a.RetentionDays)
+	a.Store, err = a.openState()
 	if err != nil {
 		return err
 	}
