@@ -3793,7 +3793,8 @@ func (g *group) sure() bool { return g.at >= 0 && !g.weak }
 const focusBar = "┃"
 
 // reason is what makes a group one to choose from, "" where nothing does; each with the recordings, of 688, whose last
-// question it finds. One option alone needs a row below it that says how the pointer moves, or what Enter takes.
+// question it finds. One option alone needs a row below it that says how the pointer moves, or what Enter takes. Of a
+// form only what has the bar beside it is asked.
 func (v *view) reason(g *group) string {
 	barred := func(w viewRow) bool { return strings.HasPrefix(w.raw, focusBar) }
 	if !barred(v.rows[g.first()]) && slices.ContainsFunc(v.rows, barred) {
@@ -3973,7 +3974,7 @@ func (v *view) grow(head viewRow, step int) []viewRow {
 	for r := head.row + step; r >= 0 && r <= v.last && gap < most && len(found) < 40; r += step {
 		o := v.rows[r]
 		switch {
-		case strings.TrimSpace(o.raw) == separator:
+		case strings.TrimSpace(o.raw) == separator: // the list goes on
 		case o.text == "" && (head.num != "" || !o.rule):
 			gap++
 		case o.text == "" || gap > 0 && head.num == "" && v.dimmer(o, head):
@@ -3998,10 +3999,11 @@ func (v *view) isOption(o, head viewRow, num string) bool {
 		inLine := max(o.optionAt-head.optionAt, head.optionAt-o.optionAt) <= 1
 		return o.num == num && inLine || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
 	}
-	asks := head.pointer == "" && o.heads() || o.pointer != "" && head.pointer != "" && o.pointer != head.pointer
+	asks := head.pointer == "" && o.heads()
+	marked := o.pointer != "" && head.pointer != "" && o.pointer != head.pointer // as a heading is
 	like := o.optionAt == head.optionAt && o.depth == head.depth && (o.tick < 0) == (head.tick < 0)
 	described := v.dimmer(v.rows[min(head.row+1, v.s.rows-1)], head)
-	return like && !asks && !reCount.MatchString(o.label) && !(described && v.dimmer(o, head))
+	return like && !asks && !marked && !reCount.MatchString(o.label) && !(described && v.dimmer(o, head))
 }
 
 // dimmer reports whether row o, which is no option by its mark, is faint and the pointer's row is not.

@@ -273,8 +273,10 @@ func explained(err error) error {
 	switch {
 	case what != "":
 		return hinted(errors.New(what), todo)
+	case e.Code == 0:
+		todo = "check the network, a proxy (HTTPS_PROXY), and telegram.api_base where it is set; then try again"
 	case e.temporary():
-		todo = "check the network, a proxy (HTTPS_PROXY), and telegram.api_base where it is set; or try again later"
+		todo = "that is Telegram's own trouble, or that of a proxy: try again later"
 	}
 	return hinted(e, todo)
 }
