@@ -5945,6 +5945,7 @@ type asking struct {
 	tg     *Telegram
 	prompt PromptRecord
 	given  map[string]string // what is printed for a choice, by its key
+	values string            // what can be answered, as the terminal is told
 	code   int               // the exit status: exitInternal until there is an answer, or none can come
 }
 
@@ -6020,10 +6021,12 @@ func (a *asking) addAnswers() error {
 		return a.addChoices(strings.Split(a.text("choices"), ","))
 	case text:
 		p.Type = FreeText
+		a.values = "TEXT"
 	default:
 		p.Type = YesNo
 		p.Permission = true
 		a.given = map[string]string{"y": "yes", "n": "no"}
+		a.values = "yes|no"
 	}
 	p.Constraints.MaxLength = maxMessage // of the text, or of the reason for a refusal
 	return nil
@@ -6057,6 +6060,7 @@ func (a *asking) addChoices(words []string) error {
 		a.prompt.Choices = append(a.prompt.Choices, Choice{Key: key, Label: label})
 		a.given[key] = word
 	}
+	a.values = strings.Join(words, "|")
 	return nil
 }
 
@@ -6187,7 +6191,7 @@ func (a *asking) send() error {
 		err = errors.Join(err, a.end(AwaitingReply, "", a.prompt.ID))
 	}
 	if !phone || onTerminal(a.stderr) {
-		a.complain(how + ": atlasbridge answer " + shortID(a.prompt.ID) + " ANSWER; it takes " + a.prompt.takes())
+		a.complain(how + ": atlasbridge answer " + shortID(a.prompt.ID) + " " + a.values)
 	}
 	return err
 }
