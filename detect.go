@@ -2442,7 +2442,7 @@ type Detector struct {
 	outAt     time.Time // when output last came
 	changedAt time.Time // when it last changed the mask
 	movedAt   time.Time // when it last showed something else, but for what blinks
-	shown     [3]string // the last screens, the newest first: what blinks alternates between two
+	shown     [3]string // the last screens and cursors, the newest first: what blinks alternates between two
 	lookedAt  time.Time // when the screen was last looked at
 	enterAt   time.Time // when Enter was typed; of an injection the end of its echo: asleep until then
 
@@ -2748,7 +2748,9 @@ func (d *Detector) foldOutput(now time.Time) {
 	mask := strings.Map(masked, shown)
 	row, col, hidden := d.Screen.Cursor()
 	if !hidden {
-		mask += fmt.Sprint(row, col)
+		at := fmt.Sprint(row, col)
+		mask += at
+		shown += at
 	}
 	if shown != d.shown[0] {
 		if shown != d.shown[1] || d.shown[0] != d.shown[2] { // else it blinks
