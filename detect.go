@@ -1932,6 +1932,8 @@ en press   press|hit|strike|push
 en key     any key|a key|the any key|space|space bar|enter|return
 en secret  password|passphrase|pass phrase|passcode|pin|secret|secret value|token|access token|api key|api-key
 en secret  api_key|apikey|otp|verification code|2fa code
+en secret  recovery code|security code|authentication code|seed phrase|recovery phrase|mnemonic
+en secret  encryption key|master key|unseal key|recovery key
 en choose  choice|choose|select|selection|option|number|which|pick|what|your
 en what    what|which|where|who|how|why|when|name|enter|in which
 de yes     ja
