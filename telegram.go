@@ -1360,7 +1360,8 @@ const (
 	tapAgain  = "~again"         // ask what stands there anew
 	tapEnter  = "~enter"         // press Enter at a question for text
 	tapLeave  = "~leave"         // leave the question to the terminal
-	tapTick   = "~t:"            // and keys: these are ticked
+	tapTick   = "~t:+"           // and a key: that choice is ticked
+	tapUntick = "~t:-"           // and a key: it is not
 	tapSubmit = "~s:"            // and keys: these are chosen
 
 	tapSession = "use:" // and the beginning of an id, of no question: text goes to that session from now on
@@ -1397,8 +1398,8 @@ func markup(rows [][]button) inlineKeyboard {
 }
 
 // keyboard returns a question's buttons: its answers, and those that show more of it. Until all of it has been shown
-// only refusals are offered; when it is over, at most "Ask again". If several choices may be ticked, the buttons' data
-// holds the ticks, so that what is seen is submitted.
+// only refusals are offered; when it is over, at most "Ask again". The data of Submit holds the ticks, so that what is
+// seen is submitted.
 func keyboard(p *PromptRecord) [][]button {
 	switch {
 	case p.expiredOpen():
@@ -1447,17 +1448,12 @@ func answerButton(p *PromptRecord, a Answer) button {
 		b.Style = styleNo
 	case p.Multi && a.Keys == "":
 		mark := "▫️ "
+		b.Data = tapTick + a.Key
 		if slices.Contains(p.Ticked, a.Key) {
 			mark = "✓ "
-		}
-		var keys []string
-		for _, c := range p.Choices {
-			if slices.Contains(p.Ticked, c.Key) != (c.Key == a.Key) {
-				keys = append(keys, c.Key)
-			}
+			b.Data = tapUntick + a.Key
 		}
 		b.Text = mark + b.Text
-		b.Data = tapTick + strings.Join(keys, ",")
 	}
 	return b
 }
@@ -2377,6 +2373,7 @@ func (in *incoming) tapped() intent {
 	q := ref(*p)
 	want.question = q
 	ours := p.hasNonce(d.Nonce)
+	_, ticks, submits := strings.Cut(in.tap.Data, tapSubmit)
 	crossed := in.ID == p.newest().ID && (p.Open() || time.Since(p.At) < tapCrosses)
 	if ours && !crossed { // the message has buttons of which the state knows nothing: its sending was never answered
 		m := q.message(in.ID)
@@ -2387,6 +2384,8 @@ func (in *incoming) tapped() intent {
 	switch {
 	case in.ID < p.newest().ID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
 		want.refused = "this message is out of date, use the newest one of its question"
+	case submits && p.Open() && ticks != strings.Join(p.Ticked, ","): // tapped before the message showed them
+		want.refused = "what is ticked has changed since: look at it, then tap Submit again"
 	case !strings.HasPrefix(d.Value, "~") || !ours:
 	case d.Value == tapAgain && in.view.active(p.SessionID) && p.Status == Expired: // what stands there is asked anew
 		again := in.input(in.view.Sessions[p.SessionID], "again", "")
@@ -2398,13 +2397,28 @@ func (in *incoming) tapped() intent {
 		want.decision = nil
 		want.record = q
 		q.message(in.ID).Date = in.Date // its sending may not have been answered
-		q.Send = d.Value[1:]
-		if keys, ticks := strings.CutPrefix(d.Value, tapTick); ticks {
-			q.Send = p.Send
-			q.Ticked = strings.FieldsFunc(keys, func(c rune) bool { return c == ',' })
+		if !q.tick(d.Value) {
+			q.Send = d.Value[1:]
 		}
 	}
 	return want
+}
+
+// tick ticks or unticks what a button says, one choice alone: others may have been tapped since it was shown. False: it
+// is no such button.
+func (p *PromptRecord) tick(value string) bool {
+	key, on := strings.CutPrefix(value, tapTick)
+	key, off := strings.CutPrefix(key, tapUntick)
+	var ticked []string
+	for _, c := range p.Choices {
+		if c.Key == key && on || c.Key != key && slices.Contains(p.Ticked, c.Key) {
+			ticked = append(ticked, c.Key)
+		}
+	}
+	if on || off {
+		p.Ticked = ticked
+	}
+	return on || off
 }
 
 // parseCallbackData is what a button says, and of which question: nil of none that is known.
