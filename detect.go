@@ -1535,8 +1535,8 @@ type Prompt struct {
 	Pointer int    `json:"-"` // index of the choice highlighted, −1 none
 	drafted bool   // a text stands in the box, or in the field: another would be added to it
 
-	// lead is Shown without the choices and what stands among them, all is with them; both as they
-	// are on the screen, secrets included: they never leave the process.
+	// lead is Shown without the choices, what stands among them and how to choose, all is with them; both as they are on
+	// the screen, secrets included: they never leave the process.
 	lead   string
 	all    string
 	since  time.Time // Idle: when the turn began, zero unknown
@@ -1575,7 +1575,7 @@ func (p *Prompt) seal() {
 	rows := append([]string{kind}, p.parts.above...)
 	rows = append(rows, p.parts.body...)
 	rows = append(rows, "? "+p.Question)
-	p.lead = strings.Join(rows, "\n")
+	p.lead = reKeysHint.ReplaceAllString(strings.Join(rows, "\n"), "")
 	rows = append(rows, p.parts.among...)
 	for _, c := range p.Choices {
 		rows = append(rows, "- "+c.Key+" "+c.Label)
@@ -3740,11 +3740,16 @@ func (v *view) hintAt(row, col int) bool {
 // ---- menus ----
 // Lists with a pointer, choices side by side, and dialogs in a frame.
 
+// keysHint is a hint in parentheses at a row's end: which keys choose.
+const keysHint = `(?im)[ \t]*[\[(](use|press|move)[^\])\n]*(arrow|space|enter|up|down)[^\](\)\n]*` +
+	`(\(\S*\)[^\])\n]*)?[\])][ \t]*$`
+
 var (
 	reOption = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox +
 		`((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
-	reHinted = re(`(?i)\s*([\[(](use|press|move)[^\])]*(arrow|space|enter|up|down)[^\])]*.|` +
-		`› ?-? ?use arrow-.*|[›…·])\s*$`)
+	reHinted = re(keysHint + `|\s*(› ?-? ?use arrow-.*|[›…·])\s*$`)
+	// reKeysHint is what stands behind a question until the first key (inquirer 9, tty-prompt).
+	reKeysHint = re(keysHint)
 	// reChoosing is what a row says that tells how to choose.
 	reChoosing = re(`(?i)↑ ?[/|,]? ?↓|↓ ?[/|,]? ?↑|← ?[/|,]? ?[↑↓→]|⏎|⇆|\b(arrows?|navigate)\b|` +
 		`\btab\b.{0,12}\b(select|toggle)|` +

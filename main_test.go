@@ -7877,11 +7877,12 @@ func (s *sim) runHook(ctx context.Context, input []byte, h *simHook, n int) (tex
 	return text
 }
 
-// askedBy is the question of a hook that said so, the latest where its twin asked, too.
-func (s *sim) askedBy(h *simHook, meaning string) (found *simPrompt) {
+// askedBy is the question of a hook that said so with that reason, the latest where its twin asked, too.
+func (s *sim) askedBy(h *simHook, meaning, reason string) (found *simPrompt) {
 	for _, p := range s.questions() {
+		gave := strings.HasPrefix(reason, "say-")
 		if p.Source == "hook" && strings.Contains(p.Full, h.d.name) && p.Value != nil && *p.Value == meaning && !p.CreatedAt.Before(h.from) &&
-			(found == nil || found.DecidedAt.Before(*p.DecidedAt)) {
+			(!gave || p.Reason == reason) && (found == nil || found.DecidedAt.Before(*p.DecidedAt)) {
 			found = p
 		}
 	}
@@ -7893,6 +7894,7 @@ func (s *sim) hookSaid(h *simHook, n int, text []byte) {
 	d := h.d
 	var got struct {
 		Behavior           string
+		Message            string
 		UpdatedPermissions []json.RawMessage
 	}
 	if err := json.Unmarshal([]byte(decisionOf(string(text))), &got); err != nil {
@@ -7903,7 +7905,7 @@ func (s *sim) hookSaid(h *simHook, n int, text []byte) {
 	if len(got.UpdatedPermissions) > 0 {
 		meaning = "always"
 	}
-	p := s.askedBy(h, meaning)
+	p := s.askedBy(h, meaning, got.Message)
 	if p == nil {
 		s.fault("the hook said %q, and no question was decided so", meaning)
 		return
