@@ -3740,9 +3740,9 @@ func (v *view) hintAt(row, col int) bool {
 // ---- menus ----
 // Lists with a pointer, choices side by side, and dialogs in a frame.
 
-// keysHint is a hint in parentheses at a row's end: which keys choose.
+// keysHint is a hint in parentheses at a row's end, or at that of the row below: which keys choose.
 const keysHint = `(?im)[ \t]*[\[(](use|press|move)[^\])\n]*(arrow|space|enter|up|down)[^\](\)\n]*` +
-	`(\(\S*\)[^\])\n]*)?[\])][ \t]*$`
+	`(\(\S*\)[^\])\n]*)?(\n[^\])\n]*)?[\])][ \t]*$`
 
 var (
 	reOption = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox +
