@@ -3949,6 +3949,9 @@ func (v *view) column(r int) *group {
 		g.at, g.marked = i, true
 	}
 	odd, weak := v.unlike(g.opts)
+	if odd < 0 && boxes { // whiptail lights what stands in the box
+		odd, weak = v.unlike(insides(g.opts))
+	}
 	if !g.marked {
 		g.at, g.weak = odd, weak
 		if g.at != len(above) && !boxes {
@@ -4084,6 +4087,14 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 		}
 	}
 	return -1, false
+}
+
+// insides are what stands in the boxes of options.
+func insides(opts []viewRow) (all []viewRow) {
+	for _, o := range opts {
+		all = append(all, viewRow{row: o.row, at: o.at, labelAt: o.optionAt + 1, label: "x"})
+	}
+	return all
 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
