@@ -3948,10 +3948,7 @@ func (v *view) column(r int) *group {
 		}
 		g.at, g.marked = i, true
 	}
-	odd, weak := v.unlike(g.opts)
-	if odd < 0 && boxes { // whiptail lights what stands in the box
-		odd, weak = v.unlike(insides(g.opts))
-	}
+	odd, weak := v.litOption(g.opts)
 	if !g.marked {
 		g.at, g.weak = odd, weak
 		if g.at != len(above) && !boxes {
@@ -4089,12 +4086,17 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	return -1, false
 }
 
-// insides are what stands in the boxes of options.
-func insides(opts []viewRow) (all []viewRow) {
-	for _, o := range opts {
-		all = append(all, viewRow{row: o.row, at: o.at, labelAt: o.optionAt + 1, label: "x"})
+// litOption is unlike, or the option whose box is lit inside (whiptail).
+func (v *view) litOption(opts []viewRow) (at int, weak bool) {
+	at, weak = v.unlike(opts)
+	if at >= 0 || opts[0].tick < 0 {
+		return at, weak
 	}
-	return all
+	var insides []viewRow
+	for _, o := range opts {
+		insides = append(insides, viewRow{row: o.row, at: o.at, labelAt: o.optionAt + 1, label: "x"})
+	}
+	return v.unlike(insides)
 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
