@@ -1576,6 +1576,9 @@ func (p *Prompt) seal() {
 	rows = append(rows, p.parts.body...)
 	rows = append(rows, "? "+p.Question)
 	p.lead = reKeysHint.ReplaceAllString(strings.Join(rows, "\n"), "")
+	if ticked := p.ticked(); ticked != "" { // tty-prompt repeats it behind its question
+		p.lead = strings.TrimSuffix(strings.ReplaceAll(p.lead+"\n", " "+ticked+"\n", "\n"), "\n")
+	}
 	rows = append(rows, p.parts.among...)
 	for _, c := range p.Choices {
 		rows = append(rows, "- "+c.Key+" "+c.Label)
@@ -1584,6 +1587,17 @@ func (p *Prompt) seal() {
 		rows = append(rows, "…")
 	}
 	p.all = strings.Join(rows, "\n")
+}
+
+// ticked names the choices that are ticked, as a text.
+func (p *Prompt) ticked() string {
+	var names []string
+	for i, c := range p.Choices {
+		if i < len(p.Ticked) && p.Ticked[i] {
+			names = append(names, c.Label)
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 // publish makes of all what may leave the process: Shown, redacted and with nothing hidden. It is left
