@@ -2229,10 +2229,8 @@ type Adapter struct {
 	Digits      bool          // a digit chooses at once, without Enter
 	Submit      string        // goes on from a list with ticks to the review
 	Mark        string        // what an input box begins with
-	Clear       string        // the keys that empty a box of one row (measured)
 	Stop        string        // the key that interrupts a turn (measured)
 	StopAgain   *pattern      // a row that asks for that key a second time
-	Picks       *pattern      // the row of its list of commands that Enter takes: the command, other names in ()
 	Box         *pattern      // the row of the empty input box, the turn over
 	Head        *pattern      // the first row of a dialog without a frame
 	Works       *pattern      // a row, or ESC and the title, while it works
@@ -2260,9 +2258,7 @@ var adapters = []*Adapter{
 		Digits:      true,
 		Submit:      "\x1b[C",
 		Mark:        "❯",
-		Clear:       "\x05\x15",
 		Stop:        "\x1b",
-		Picks:       re(`^❯ /(\S+(?: \([^)]*\))?)  +\S`),
 		Box:         re(`^❯(\x{a0}|$)`),
 		Works: re(`^\x1b[◐◑◒◓]|esc to interrupt|^[·✻✽✳✶✢*] .*… \(|` +
 			`\(running \w+ hook|^✻ .* · retrying in \d`),
@@ -2282,9 +2278,7 @@ var adapters = []*Adapter{
 		Batch:       []string{"exec", "e"},
 		SubmitDelay: 100 * time.Millisecond,
 		Mark:        "›",
-		Clear:       "\x05\x15",
 		Stop:        "\x1b",
-		Picks:       re(`^› /(\S+(?: \([^)]*\))?)  +\S`),
 		Box:         re(`^›( Ask Codex to do anything)?$`),
 		Head:        re(`^(Would you like to|Folder access|Hooks need review|Question \d)`),
 		Works:       re(`^\x1b[⠁-⣿]|\(\d+[hms][^)]* • esc to interrupt\)`),
@@ -2305,9 +2299,7 @@ var adapters = []*Adapter{
 		SubmitDelay: 1500 * time.Millisecond,
 		Digits:      true,
 		Mark:        ">",
-		Clear:       "\x05\x15",
 		Stop:        "\x1b",
-		Picks:       re(`^([a-z][\w:-]*(?: \([^)]*\))?)  +\p{Lu}`),
 		Box:         re(`^>(\s+Type your message.*)?$`),
 		Works:       re(`^\x1b\s*✦|\(esc to cancel, \d+[hms]`),
 		Asks:        re(`^\s*✋`),
@@ -2340,7 +2332,6 @@ var adapters = []*Adapter{
 		SubmitDelay: 100 * time.Millisecond,
 		Digits:      true,
 		Mark:        ">",
-		Clear:       "\x15",
 		Stop:        "\x1b",
 		Box:         re(`^>(\s+Type your message.*)?$`),
 		Head:        re(`^\? `),
@@ -3661,26 +3652,6 @@ func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
 	}
 	line, _ := v.cursorLine()
 	return inputBox{found: true, draft: strings.TrimSpace(line), whole: reMark.MatchString(line)}
-}
-
-// The rows in which a list of commands stands, from the cursor's: above the box its highlighted one is the first, below
-// it the one behind the frame.
-const (
-	picksAbove = 12
-	picksBelow = 2
-)
-
-// Picks is the command that Enter would take from the list of commands at the input box, with its other names, ""
-// where there is no such list. It is about the last look.
-func (d *Detector) Picks() string {
-	v := d.view
-	for _, w := range v.rows[max(0, v.row-picksAbove) : min(v.last, v.row+picksBelow)+1] {
-		m := v.a.Picks.FindStringSubmatch(strings.TrimSpace(w.raw))
-		if m != nil {
-			return m[1]
-		}
-	}
-	return ""
 }
 
 // box is the input box of a known tool around the cursor: the tool's mark begins it or, where it has none (opencode),

@@ -4164,9 +4164,6 @@ func (t *typist) press(within time.Duration, find func(v sight) (keys, why strin
 		keys, why := "", ""
 		if !t.allowed {
 			why = t.mayBegin(v, until)
-			if why == questionOpen { // it is to be asked, which waits for us
-				return why
-			}
 		}
 		if why == "" {
 			keys, why = find(v)
@@ -4174,7 +4171,8 @@ func (t *typist) press(within time.Duration, find func(v sight) (keys, why strin
 		if why == "" && keys != "" {
 			why = t.write(keys)
 		}
-		if why == "" || v.late && why != whyWait {
+		asked := why == questionOpen // it is to be asked, which waits for us
+		if why == "" || asked || v.late && why != whyWait {
 			t.allowed = t.allowed || why == ""
 			return why
 		}
@@ -4765,104 +4763,51 @@ func plainText(text string) string {
 	return text
 }
 
-// enter presses Enter, again where the text stays in the box, and waits until it has left. A known tool that does not
-// take a command gets it back.
+// enter presses Enter, again where the text stays in the box, and waits until it has left.
 func (t *typist) enter() (why string) {
 	t.steer = false
-	other := "" // the command that Enter would take instead
 	for _, again := range []bool{false, true} {
-		late := time.Now().Add(t.adapter.SubmitDelay + submitTime)
-		why = t.press(t.adapter.SubmitDelay, func(v sight) (keys, why string) {
+		why = t.press(t.adapter.SubmitDelay+submitTime, func(v sight) (keys, why string) {
 			if again && !t.holdsText() { // it has left
 				return "", ""
 			}
-			keys, other, why = t.enterKey(v, !time.Now().Before(late))
-			return keys, why
+			return t.enterKey(v)
 		})
-		if other != "" {
-			return t.withdraw("nothing was sent: for " + t.text + " " + t.rec.Tool + " would take /" + other)
-		}
 		if why == "" {
-			why = t.left()
+			why = t.press(submitTime, t.left)
 		}
 		if why != textStays {
 			return why
 		}
 	}
-	if t.command {
-		return t.withdraw(t.rec.Tool + " does not take " + t.text + ": nothing was sent")
-	}
 	return why
 }
 
-// enterKey returns Enter once the text is in the box, or why not yet; other is the command that Enter would take
-// instead. Enter would also answer a question that has come up; a line that only looks like one, for it ends in the
-// text, is none.
-func (t *typist) enterKey(v sight, late bool) (keys, other, why string) {
-	plain := t.adapter.Box == nil
+// enterKey returns Enter once the text is in the box, or why not yet. Enter would also answer a question that has come
+// up; a line that only looks like one, for it ends in the text, is none.
+func (t *typist) enterKey(v sight) (keys, why string) {
 	held := t.holdsText()
 	takesText := v.look != nil && (v.look.Type == FreeText || v.look.Type == Unknown)
+	line := t.adapter.Box == nil && v.tty.Canonical // in raw mode it may not be a line that is edited
 	switch {
+	case time.Since(t.sentAt) < t.adapter.SubmitDelay:
+		return "", whyWait
 	case v.look.isQuestion() && (!takesText || !held):
-		return "", "", questionOpen
-	case plain && !held && !t.det.Box(t.pty.State(), time.Now()).found: // it may be a menu
-		return "", "", "the input line has gone from the screen before Enter: look at the terminal"
-	case !v.late:
-		return "", "", whyWait
-	case held && t.command && picksAnother(t.text, t.det.Picks()):
-		other, _, _ = strings.Cut(t.det.Picks(), " ")
-		return "", other, ""
-	case held || plain && t.pty.Modes().Canonical: // in raw mode it may not be a line that is edited
-		return "\r", "", ""
-	case !late:
-		return "", "", whyWait
+		return "", questionOpen
+	case held || line && t.det.Box(v.tty, time.Now()).found: // else it may be a menu
+		return "\r", ""
 	}
-	return "", "", "the text does not show in the input box: look at the terminal"
+	return "", "the text does not show in the input box: look at the terminal"
 }
 
 // left waits until the text has left the box. A tool may have made another command of one it does not know (opencode).
-func (t *typist) left() (why string) {
-	return t.press(submitTime, func(v sight) (keys, why string) {
-		held := t.holdsText()
-		box := t.det.Box(t.pty.State(), time.Now())
-		asks := t.command && v.look.isQuestion() // what the command is for
-		switch {
-		case t.command && !asks && !held && box.found && box.draft != "":
-			return "", "the tool made “" + safely(box.draft, 200) + "” of it, which is in its input box now"
-		case t.adapter.Box == nil || !held || asks:
-			return "", ""
-		}
-		return "", textStays
-	})
-}
-
-// withdraw clears the text from the box: it is not sent, for this reason.
-func (t *typist) withdraw(reason string) (why string) {
-	t.given = false
-	t.steer = true
-	why = t.press(submitTime, just(t.adapter.Clear))
-	if why != "" {
-		return why
+func (t *typist) left(v sight) (keys, why string) {
+	stays := t.holdsText() || t.command && t.det.Box(v.tty, time.Now()).draft != ""
+	asks := t.command && v.look.isQuestion() // what the command is for
+	if t.adapter.Box == nil || !stays || asks {
+		return "", ""
 	}
-	why = t.press(submitTime, func(sight) (keys, why string) {
-		box := t.det.Box(t.pty.State(), time.Now())
-		if box.found && box.draft == "" {
-			return "", ""
-		}
-		return "", reason + ". It is still in the input box"
-	})
-	if why != "" {
-		return why
-	}
-	return reason
-}
-
-// picksAnother reports whether Enter would take another command than the text, without arguments, from the tool's list
-// of commands: a longer one, of which only the beginning was typed.
-func picksAnother(text, picks string) bool {
-	names := strings.FieldsFunc(picks, func(r rune) bool { return strings.ContainsRune(" (),", r) })
-	own := strings.TrimPrefix(text, "/")
-	return picks != "" && !strings.Contains(own, " ") && !slices.Contains(names, own)
+	return "", textStays
 }
 
 // boxFrame is what may stand at the ends of an input box's rows.
