@@ -4502,14 +4502,16 @@ func (t *typist) shows(v sight, first string, text bool) (stands, shown bool) {
 // choose makes these choices of a menu: each by its own key, or by arrows and a key once the pointer is there. Each key
 // must show in the menu before the next.
 func (t *typist) choose(want []int) (why string) {
+	asked := t.q.screen
+	known := t.adapter.Box != nil && asked.Pointer >= 0
 	var menu, before *Prompt // as it is, and as it was before the last key
 	var movedAt time.Time    // when it last changed
 	within := keyGrace + lookTime
 	for range maxMenuKeys {
-		var then func() (why string) // nil: the menu goes on
+		first, rest, alone := "", "", false // of the choice's own keys; the first is typed alone
 		why := t.press(within, func(v sight) (keys, why string) {
 			now := v.look
-			if !t.q.screen.follows(now) || before != nil && now.unmoved(before) {
+			if !asked.follows(now) || before != nil && now.unmoved(before) {
 				return "", notFollowed
 			}
 			if menu != nil && !now.unmoved(menu) {
@@ -4520,53 +4522,47 @@ func (t *typist) choose(want []int) (why string) {
 			if turned && time.Since(movedAt) < settle { // the rest of its rows may still be painted
 				return "", notFollowed
 			}
-			if slices.ContainsFunc(want, func(w int) bool { return t.locate(now, w) < 0 }) {
+			var chosen []int
+			for _, w := range want {
+				chosen = append(chosen, t.locate(now, w))
+			}
+			if slices.Contains(chosen, -1) {
 				return "", "the choice is no longer on the screen"
 			}
-			t.steer = now.Multi
-			then = nil
-			target := t.locate(now, want[0])
+			target := chosen[0]
 			key := "\r"
-			known := t.adapter.Box != nil && now.Pointer >= 0
-			switch {
-			case now.Multi:
+			if now.Multi {
+				target = now.wrongTick(chosen)
 				key = " "
-				target = t.nextTick(now, want)
-				if target < 0 { // all are as wanted
-					t.steer = false
-					then = t.review
-					return cmp.Or(now.Submit, "\r"), ""
-				}
-			case known:
-				then = t.leaves
-			default:
-				then = func() string { return "" }
+			}
+			t.steer = now.Multi && target >= 0
+			if target < 0 { // all are ticked that were chosen
+				return cmp.Or(now.Submit, "\r"), ""
 			}
 			own := now.Choices[target].Keys
 			switch {
-			case own != "" && !now.Multi:
-				_, size := utf8.DecodeRuneInString(own)
-				keys, alone := t.opening(own[:size], own[size:], !known)
-				if alone {
-					then = func() (why string) { return t.spell(own[:size], own[size:], false) }
-				}
-				return keys, ""
-			case own != "":
+			case own != "" && now.Multi:
 				return own, ""
+			case own != "":
+				_, size := utf8.DecodeRuneInString(own)
+				first, rest = own[:size], own[size:]
+				keys, alone = t.opening(first, rest, !known)
+				return keys, ""
 			case now.Pointer < 0:
 				return "", "the menu shows no pointer to move"
 			case now.Pointer == target:
 				return key, ""
 			}
 			t.steer = true
-			then = nil
 			return t.arrow(now, target), ""
 		})
-		if why != "" {
+		switch {
+		case why != "":
 			return why
-		}
-		if then != nil {
-			return then()
+		case alone:
+			return t.spell(first, rest, false)
+		case !t.steer:
+			return t.leaves(known)
 		}
 		before = menu
 		within = sendTime
@@ -4611,11 +4607,10 @@ func (p *Prompt) unmoved(before *Prompt) bool {
 		slices.Equal(p.Choices, before.Choices)
 }
 
-// nextTick is the first choice in now whose tick is not as wanted, −1: all are.
-func (t *typist) nextTick(now *Prompt, want []int) int {
-	for i, ticked := range now.Ticked {
-		wanted := slices.ContainsFunc(want, func(w int) bool { return t.locate(now, w) == i })
-		if ticked != wanted {
+// wrongTick is the first choice that is ticked and not wanted, or wanted and not ticked, −1 none.
+func (p *Prompt) wrongTick(wanted []int) int {
+	for i, ticked := range p.Ticked {
+		if ticked != slices.Contains(wanted, i) {
 			return i
 		}
 	}
@@ -4638,39 +4633,18 @@ func (s *session) arrow(now *Prompt, target int) string {
 	return keys
 }
 
-// leaves waits until a known tool's dialog has gone: what still stands did not take the key.
-func (t *typist) leaves() (why string) {
+// leaves waits until a known tool's dialog, or a menu with ticks, has gone: what still stands did not take the key.
+func (t *typist) leaves(known bool) (why string) {
+	asked := t.q.screen
+	if !known && !asked.Multi {
+		return ""
+	}
 	return t.press(sendTime, func(v sight) (keys, why string) {
-		if t.q.screen.same(v.look) {
+		if asked.same(v.look) || asked.Multi && asked.follows(v.look) {
 			return "", "the dialog did not take the answer; look at the terminal"
 		}
 		return "", ""
 	})
-}
-
-// review confirms the review page that some menus with ticks show before they are done.
-func (t *typist) review() (why string) {
-	return t.press(sendTime, func(v sight) (keys, why string) {
-		switch {
-		case t.q.screen.follows(v.look):
-			return "", "the menu did not take the answer; look at the terminal"
-		case v.look != nil:
-			return v.look.submits(), ""
-		case time.Since(t.sentAt) < followTime: // its review page may come yet
-			return "", whyWait
-		}
-		return "", ""
-	})
-}
-
-// submits are the keys of the choice of a review page that submits, "" of any other dialog (measured on claude 2.1).
-func (p *Prompt) submits() (keys string) {
-	for _, c := range p.Choices {
-		if c.Label == "Submit answers" {
-			keys = c.Keys
-		}
-	}
-	return keys
 }
 
 // echo waits until the program has read the answer and the echo is over. It returns why that failed: not read in time,
