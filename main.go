@@ -1481,6 +1481,10 @@ var (
 	reHooksAsk = re(`^(approve|answer:|permission)`)
 	// reTip is what explains a choice behind its label.
 	reTip = re(` (\(.*\)|- .*)$`)
+	// reRowEnd is the end of a row, with the blanks before it.
+	reRowEnd = re(`[ \x{a0}]*(\n|$)`)
+	// reBlankRows are blank rows, one after the other.
+	reBlankRows = re(`\n{3,}`)
 	// reFirstWord is the beginning of a text up to the first blank.
 	reFirstWord = re(`^\S*`)
 )
@@ -1650,7 +1654,7 @@ func newSession(c *command) (*session, error) {
 	s.relay = &relay{session: s, hostTerminal: hostTerminal{back: make(chan struct{}, 1)}, output: newBacklog()}
 	s.watcher = &watcher{session: s}
 	s.desk = &desk{session: s}
-	s.phone = &phone{session: s, files: map[string]fetched{}}
+	s.phone = &phone{session: s}
 	s.watchdog = &watchdog{session: s, signals: make(chan os.Signal, 8), looks: make(chan time.Time, 1)}
 	s.books = &books{session: s, ch: localChannel{}, notes: hostStream{c.stderr}}
 	s.rec.Local = cfg.Channel == "local"
@@ -3339,10 +3343,9 @@ func asIs(*PromptRecord) {}
 func (d *desk) handleRecord(rec Record) {
 	switch r := rec.(type) {
 	case *InputRecord:
-		if r.Status != "queued" || slices.Contains(d.phone.heard, r.ID) {
+		if r.Status != "queued" {
 			return
 		}
-		d.phone.heard = append(d.phone.heard, r.ID)
 		d.phone.inputs = append(d.phone.inputs, r)
 		if r.File != nil {
 			d.phone.fetch(r)
@@ -3565,12 +3568,10 @@ func (d *desk) resolveHook(h *question) {
 // phone is what the phone wants of the session.
 type phone struct {
 	*session
-	inputs    []*InputRecord     // in order
-	heard     []string           // ids of all that came: a record may change, and comes again
-	files     map[string]fetched // of those inputs that have come
-	fetching  int                // files that have not come
-	phoneAt   time.Time          // when it last answered or sent something
-	phoneEnds bool               // it has ended the program
+	inputs    []*InputRecord // in order
+	fetching  int            // files that have not come
+	phoneAt   time.Time      // when it last answered or sent something
+	phoneEnds bool           // it has ended the program
 }
 
 // doInputs does what the phone asks for, in order; only what types nothing passes an input that waits.
@@ -3636,13 +3637,12 @@ func (p *phone) inputWaits(r *InputRecord) (why string) {
 	}
 	q := p.desk.inForce()
 	asked := q != nil && !q.rec.Idle && q.rec.Status != ""
-	_, came := p.files[r.ID]
 	switch {
 	case q != nil && q.rec.Status != "" && !q.rec.Open():
 		return "an answer is still on its way to the tool"
 	case asked || !r.isText():
 		return ""
-	case r.Kind == "file" && !came:
+	case r.File != nil:
 		return "its file did not come"
 	}
 	tty := p.pty.State()
@@ -3715,10 +3715,8 @@ func (p *phone) handleInput(r *InputRecord) {
 		}
 		p.auditInput(r, Field{"keys", r.Text}, Field{"bytes_len", sent})
 		p.inputDone(r, "", Notice{})
-	case "text":
+	case "text", "file":
 		p.inputText(r)
-	case "file":
-		p.inputFile(r)
 	default:
 		p.inputDone(r, "this session does not know how to do that", Notice{})
 	}
@@ -3733,14 +3731,8 @@ func (d *desk) askedSince(at time.Time) bool {
 
 // dense returns a screen's text with single blank rows, and without blanks at the ends of its rows and its own.
 func dense(text string) string {
-	var rows []string
-	for row := range strings.SplitSeq(text, "\n") {
-		row = strings.TrimRight(row, " \u00a0")
-		if row != "" || len(rows) > 0 && rows[len(rows)-1] != "" {
-			rows = append(rows, row)
-		}
-	}
-	return strings.TrimRight(strings.Join(rows, "\n"), "\n")
+	text = reRowEnd.ReplaceAllString(text, "\n")
+	return strings.Trim(reBlankRows.ReplaceAllString(text, "\n\n"), "\n")
 }
 
 // askAgain makes a new prompt of what stands on the screen, after one that expired or could not be
@@ -3763,14 +3755,7 @@ func (s *phone) askAgain(r *InputRecord) {
 }
 
 // stopTurn presses the key that interrupts a turn, again where the tool asks for it, and waits for the turn's end.
-// Texts that still wait are not typed any more.
 func (p *phone) stopTurn(r *InputRecord) {
-	for _, text := range slices.Clone(p.inputs) {
-		if text.types() && text.At.Before(r.At) {
-			p.inputs = slices.DeleteFunc(p.inputs, func(other *InputRecord) bool { return other == text })
-			p.inputDone(text, "/stop came before it could be typed", Notice{})
-		}
-	}
 	known := p.adapter.Box != nil
 	if known && !p.inTurn() {
 		p.inputDone(r, p.rec.Tool+" is not working: there is nothing to stop", Notice{})
@@ -3826,32 +3811,30 @@ func (p *phone) inputText(r *InputRecord) {
 	t.passHeld()
 }
 
-// fetch gets the file of an input.
+// fetch gets the file of an input, which then types where that was put, and what was written below it.
 func (p *phone) fetch(r *InputRecord) {
 	ctx, cancel := context.WithDeadline(p.ctx, r.At.Add(inputTime))
 	p.fetching++
 	p.spawn(func() {
 		defer cancel()
-		got := p.tg.fetch(ctx, p.rec.ID, r.File)
+		path, body, err := p.tg.fetch(ctx, p.rec.ID, r.File)
 		p.lock()
 		defer p.unlock()
 		p.fetching--
-		p.files[r.ID] = got
+		i := slices.Index(p.inputs, r)
+		switch {
+		case p.childGone || i < 0: // it was refused meanwhile
+		case err != nil:
+			p.inputs = slices.Delete(p.inputs, i, i+1)
+			p.inputDone(r, "the file could not be fetched: "+err.Error(), Notice{})
+		default:
+			p.auditInput(r, Field{"file_len", len(body)}, Field{"file_sha256", digest(body)})
+			typed := *r // qwen sends no picture's path alone, others make something else of it
+			typed.File = nil
+			typed.Text = path + " " + cmp.Or(r.Text, "(from the phone)")
+			p.inputs[i] = &typed
+		}
 	})
-}
-
-// inputFile types where the file of r was put, and what was written below it.
-func (p *phone) inputFile(r *InputRecord) {
-	got := p.files[r.ID]
-	delete(p.files, r.ID)
-	if got.err != nil {
-		p.inputDone(r, "the file could not be fetched: "+got.err.Error(), Notice{})
-		return
-	}
-	p.auditInput(r, Field{"file_len", got.size}, Field{"file_sha256", got.sha})
-	typed := *r // qwen sends no picture's path alone, others make something else of it
-	typed.Text = got.path + " " + cmp.Or(r.Text, "(from the phone)")
-	p.inputText(&typed)
 }
 
 // inputDone records that r was done, or why it was refused, and replies, if only with a mark at the message. A text
@@ -4299,8 +4282,8 @@ func (d *desk) typeReason(p *PromptRecord) {
 	if p.DecidedBy == nil || *p.DecidedBy == "auto:timeout" || !p.Permission || p.Reason == "" || d.adapter.Box == nil {
 		return
 	}
-	d.books.save("recording an input", &InputRecord{Head: Head{ID: newID()}, SessionID: d.rec.ID, Kind: "text",
-		By: *p.DecidedBy, User: p.DecidedUser, Text: p.Reason, PromptID: p.ID, Status: "queued"})
+	d.books.save("recording an input", &InputRecord{Head: Head{ID: d.tg.botID() + ":" + newID()}, SessionID: d.rec.ID,
+		Kind: "text", By: *p.DecidedBy, User: p.DecidedUser, Text: p.Reason, PromptID: p.ID, Status: "queued"})
 }
 
 // dropHeld drops the held keys that were typed while the question answered now stood; all, if the next one stands
@@ -4869,8 +4852,11 @@ func (s *session) finish() {
 	s.relay.restore()
 	s.desk.endQuestions()
 	s.books.recordExit()
-	s.phone.endInputs()
-	s.books.tellTrouble("closing dead sessions", s.st.Reap(time.Now())) // the next run may come days later
+	err := s.st.Reap(time.Now()) // the next run may come days later
+	if err == nil {
+		err = s.tg.tellFailed()
+	}
+	s.books.tellTrouble("closing what is over", err)
 	s.books.gatherStream(true)
 	s.books.tellEnd()
 	close(s.books.lastWords)
@@ -4919,23 +4905,6 @@ func (d *desk) endQuestions() {
 		d.asked.leave(Failed, programEnded)
 	}
 	d.await(time.Time{}, func() bool { return d.carried == 0 && d.typist == nil })
-	d.endExpired("the program has ended")
-}
-
-// endInputs refuses what the phone wanted and what was still to be done, also what this process has not heard of yet.
-// The end of the session is recorded: no more come.
-func (p *phone) endInputs() {
-	_ = p.st.Look(func(v *View) { // as it was, where it cannot be read
-		for _, r := range v.Inputs {
-			if r.SessionID == p.rec.ID && r.Status == "queued" && !slices.Contains(p.heard, r.ID) {
-				p.inputs = append(p.inputs, r)
-			}
-		}
-	})
-	slices.SortStableFunc(p.inputs, func(a, b *InputRecord) int { return a.At.Compare(b.At) })
-	for _, r := range p.inputs {
-		p.inputDone(r, endedFirst, Notice{})
-	}
 }
 
 // endExpired withdraws each offer to ask again, the oldest first: nothing is left to ask, because of why.

@@ -1834,38 +1834,29 @@ func (t *Telegram) reach(ctx context.Context) error {
 // maxFile is what getFile gives out, in bytes: https://core.telegram.org/bots/api#getfile
 const maxFile = 20 << 20
 
-// fetched is a file of the operator's as it came.
-type fetched struct {
-	path string
-	size int
-	sha  string // SHA-256, "sha256:…"
-	err  error
-}
-
-// fetch gets a file into the session's folder.
-func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) fetched {
+// fetch gets a file, and puts it into the session's folder.
+func (t *Telegram) fetch(ctx context.Context, session string, file *FileRef) (path string, body []byte, err error) {
 	var there struct {
 		Path string `json:"file_path"`
 	}
-	err := t.call(ctx, "getFile", map[string]string{"file_id": file.ID}, &there)
-	if err != nil {
-		return fetched{err: err}
+	if err := t.call(ctx, "getFile", map[string]string{"file_id": file.ID}, &there); err != nil {
+		return "", nil, err
 	}
 	resp, body, err := t.exchange(ctx, "/file/bot", there.Path, nil)
 	switch {
 	case err != nil:
-		return fetched{err: t.noAnswer("getFile", err)}
+		return "", nil, t.noAnswer("getFile", err)
 	case resp.StatusCode != http.StatusOK: // a redirection too
-		return fetched{err: errors.New(t.withoutToken(resp.Status))}
+		return "", nil, errors.New(t.withoutToken(resp.Status))
 	case len(body) > maxFile:
-		return fetched{err: errors.New("the file is too big: 20 MB are allowed")}
+		return "", nil, errors.New("the file is too big: 20 MB are allowed")
 	}
 	name := file.Name
 	if name == "" {
 		name = there.Path
 	}
-	path, err := t.store.saveFile(session, name, body)
-	return fetched{path, len(body), digest(body), err}
+	path, err = t.store.saveFile(session, name, body)
+	return path, body, err
 }
 
 // ---- polling ----
@@ -2179,10 +2170,10 @@ func (r *receiver) reap() {
 	}
 }
 
-// tellFailed answers what was sent to a session that was killed before it could do it.
-func (r *receiver) tellFailed() error {
+// tellFailed answers what was sent to a session that ended before it could do it.
+func (t *Telegram) tellFailed() error {
 	var told []Record
-	err := r.store.Update(func(v *View) ([]Record, error) {
+	err := t.store.Update(func(v *View) ([]Record, error) {
 		for _, failed := range v.Inputs {
 			if failed.Status == "failed" {
 				in := *failed
@@ -2190,12 +2181,13 @@ func (r *receiver) tellFailed() error {
 				told = append(told, &in)
 			}
 		}
+		slices.SortFunc(told, func(a, b Record) int { return strings.Compare(a.head().ID, b.head().ID) })
 		return told, nil
 	})
 	for _, one := range told {
 		in := one.(*InputRecord)
-		if err == nil && strings.HasPrefix(in.ID, r.botID()+":") { // it came from there
-			r.Notify(Notice{Text: "✗ " + in.Reason, Ring: true, SessionID: in.SessionID, ReplyTo: in.ReplyTo,
+		if err == nil && strings.HasPrefix(in.ID, t.botID()+":") { // it came from there
+			t.Notify(Notice{Text: "✗ " + in.Reason, Ring: true, SessionID: in.SessionID, ReplyTo: in.ReplyTo,
 				ThreadID: in.ThreadID})
 		}
 	}
