@@ -4331,33 +4331,26 @@ func (t *typist) reply() (why string) {
 		}
 	}
 	kind := t.q.rec.Type
-	first, rest := "", ""
-	spelt := false
 	switch {
 	case len(want) > 0:
 		return t.choose(want)
 	case named != nil && named[0].Keys != "":
-		rest = named[0].Keys
+		return t.press(keyGrace+lookTime, just(named[0].Keys))
 	case t.q.screen.drafted:
 		return "a text stands in its field already"
-	case kind == FreeText || kind == Unknown:
-		text := strings.TrimLeft(t.text, "\n\t")
-		_, size := utf8.DecodeRuneInString(text)
-		spelt = true
-		first = text[:size]
-		rest = t.pasted(text[size:]) + "\r"
-	default:
+	case kind != FreeText && kind != Unknown:
 		return "there is no choice " + value
 	}
+	text := strings.TrimLeft(t.text, "\n\t")
+	_, size := utf8.DecodeRuneInString(text)
+	first := text[:size]
+	rest := t.pasted(text[size:]) + "\r"
 	alone := false
 	why = t.press(keyGrace+lookTime, func(sight) (keys, why string) {
-		keys = rest
-		if spelt {
-			keys, alone = t.opening(first, rest, true)
-		}
+		keys, alone = t.opening(first, rest, true)
 		return keys, ""
 	})
-	if why == "" && alone {
+	if alone && why == "" {
 		return t.spell(first, rest, t.q.rec.takesKeys())
 	}
 	return why
@@ -4407,79 +4400,73 @@ func (t *typist) opening(first, rest string, ends bool) (keys string, alone bool
 }
 
 // spell types the rest of an answer while the question stands, and the program reads and has shown the first key behind
-// it: it edits a line. Else the key was all it took. Enter goes alone, for the program may take so many keys and no
-// more, and Enter would answer the next question. An echo by the terminal itself proves nothing (bash's read -n 4):
-// there each key goes alone, and Enter once the question has stood for a while. A screen that no rule reads (text)
-// stands while it is still one, with the key, or a mark that hides it, at the cursor.
+// it: it edits a line. Else the key was all it took, or no more of the answer is typed. Enter goes alone, for the
+// program may take so many keys and no more, and Enter would answer the next question. An echo by the terminal itself
+// proves nothing (bash's read -n 4): there each key goes alone, and Enter once the question has stood for a while. A
+// screen that no rule reads (text) stands while it is still one, with the key, or a mark that hides it, at the cursor.
 func (t *typist) spell(first, rest string, text bool) (why string) {
 	t.word = first + rest
-	more := strings.TrimSuffix(rest, "\r")
-	_, size := utf8.DecodeRuneInString(more)
-	keysTyped := utf8.RuneCountInString(first)
-	boxed, part := false, 0 // part: how much of more was typed
-	why = t.press(followTime, func(v sight) (keys, why string) {
-		stands, shown := t.shows(v, first, text)
-		reads := v.tty.Reading != ReadingBusy && v.tty.Waiting <= 0
-		boxed, part = false, 0
-		word := more != "" || text || keysTyped > 1
-		edits := stands && shown && reads
+	for typed := first; ; {
+		keys := ""
+		why := t.press(followTime, func(v sight) (_, why string) {
+			keys, why = t.spellOn(v, typed, text)
+			return keys, why
+		})
 		switch {
-		case edits && text && t.adapter.Box != nil:
-			boxed = true
-			return more, ""
-		case edits && !v.tty.Echo && more == "":
-			return "\r", ""
-		case edits && !v.tty.Canonical && more != "":
-			part = len(more)
-			if v.tty.Echo {
-				part = size
-			}
-			return more[:part], ""
-		case edits && !v.tty.Canonical && v.late && (word || t.q.rec.Type == FreeText):
-			return "\r", ""
+		case why != "" || keys == "" || keys == "\r":
+			return why
+		case text && t.adapter.Box != nil:
+			return t.enter()
 		}
-		return t.unshown(v, stands, word, keysTyped, more)
-	})
-	if why == "" && part > 0 {
-		return t.spell(first+more[:part], rest[part:], text)
+		typed += keys
 	}
-	if why == "" && boxed {
-		return t.enter()
-	}
-	return why
 }
 
-// unshown is what becomes of an answer when the program does not show what was typed of it, or takes no more now: keys
-// are typed, and more would follow them.
-func (t *typist) unshown(v sight, stands, word bool, keysTyped int, more string) (keys, why string) {
+// spellOn returns what comes behind what was typed of an answer, "" nothing: see spell.
+func (t *typist) spellOn(v sight, typed string, text bool) (keys, why string) {
+	stands, edits := t.shows(v, typed, text)
+	asks := t.overtaken(v.look)
+	more := strings.TrimSuffix(t.word[len(typed):], "\r")
+	count := utf8.RuneCountInString(typed)
+	word := more != "" || text || count > 1
 	switch {
-	case !v.late && (stands || !t.overtaken(v.look)): // it may only be painted anew
-		return "", whyWait
-	case !v.tty.Echo && keysTyped > 1 && !t.overtaken(v.look):
+	case edits && !v.tty.Echo && more == "":
 		return "\r", ""
-	case (stands || more != "") && keysTyped > 1:
-		return "", fmt.Sprintf("only its first %d keys were typed: look at the terminal", keysTyped)
-	case stands && word, more != "":
-		return "", "only its first key was typed: the program did not show that; look at the terminal"
+	case edits && !v.tty.Canonical && more != "":
+		_, size := utf8.DecodeRuneInString(more)
+		if !v.tty.Echo {
+			size = len(more)
+		}
+		return more[:size], ""
+	case edits && !v.tty.Canonical && v.late && (word || t.q.rec.Type == FreeText):
+		return "\r", ""
+	case !v.late && (stands || !asks): // it may only be painted anew
+		return "", whyWait
+	case !v.tty.Echo && count > 1 && !asks:
+		return "\r", ""
+	case more != "" || stands && word:
+		return "", fmt.Sprintf("only its first %d keys were typed: look at the terminal", count)
 	}
 	return "", ""
 }
 
-// shows reports whether the question stands, and what was typed of its answer stands behind it, and no other question
-// behind that. Of a screen that no rule reads (text) see spell.
-func (t *typist) shows(v sight, first string, text bool) (stands, shown bool) {
+// shows reports whether the question stands, and whether the program reads, and shows what was typed of its answer
+// behind it, and no other question behind that. Of a screen that no rule reads (text) see spell.
+func (t *typist) shows(v sight, first string, text bool) (stands, edits bool) {
+	reads := v.tty.Reading != ReadingBusy && v.tty.Waiting <= 0
 	typed, stands := t.det.Behind(first)
 	first = strings.TrimSpace(first)
 	if text {
-		shown = slices.ContainsFunc([]string{first, "*", "•"}, func(mark string) bool {
+		shown := slices.ContainsFunc([]string{first, "*", "•"}, func(mark string) bool {
 			typed, _ := t.det.Behind(mark)
 			return typed == mark
 		})
-		return v.look != nil && v.look.Type == Unknown, shown
+		stands = v.look != nil && v.look.Type == Unknown
+		return stands, stands && shown && reads
 	}
 	after, shown := strings.CutPrefix(strings.ToLower(typed), strings.ToLower(first))
 	another := t.q.rec.Type != FreeText && strings.Contains(typed, " ") || v.tty.Echo && after != ""
-	return stands, shown && !another
+	return stands, stands && shown && reads && !another
 }
 
 // choose makes these choices of a menu: each by its own key, or by arrows and a key once the pointer is there. Each key
