@@ -219,9 +219,7 @@ Exit status: 0; 1 if a check failed (a warning is not a failure)`
 sessions: what runs, what waits, who listens to Telegram
 
 Lists your sessions on this machine, which process listens to Telegram for all
-of them, and what keeps questions from the phone, if anything does. In JSON,
-wrapper_state is running, stopped (as by ^Z: nothing is asked or typed until fg)
-or gone.
+of them, and what keeps questions from the phone, if anything does.
 
 Flags:
   --all   include sessions that have ended
@@ -623,7 +621,7 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 
 // complain writes a line for the person to standard error. If that fails, nobody can be told.
 func (c *command) complain(text string) {
-	fmt.Fprint(c.stderr, fitted("atlasbridge: "+redact(visible(text))+"\n", c.stderr))
+	fmt.Fprintln(c.stderr, "atlasbridge: "+redact(visible(text)))
 }
 
 // warn reports what stops nothing, but not in a quiet run, nor in a hook, whose words the tool reads.
@@ -684,20 +682,9 @@ func hintOf(err error) string {
 // Write writes to standard output. After an error nothing more is written, and the command fails in the end.
 func (c *command) Write(p []byte) (int, error) {
 	if c.lost == nil {
-		_, c.lost = io.WriteString(c.stdout, fitted(string(p), c.stdout))
+		_, c.lost = c.stdout.Write(p)
 	}
 	return len(p), c.lost
-}
-
-// fitted returns text with its rows broken between words where f is a terminal and too narrow for them. A row of JSON,
-// or of a command that may be copied, stays whole.
-func fitted(text string, f *os.File) string {
-	size, err := terminalSize(f)
-	if err != nil || size.Cols == 0 { // it is not known
-		return text
-	}
-	return re(fmt.Sprintf(`(?m)(^ *(?:[]{}["]|(?:\w+: +)?atlasbridge ).*|.{1,%d})( +|\n)`,
-		min(size.Cols, 1000))).expr().ReplaceAllString(text, "$1\n") // more repetitions no pattern can have
 }
 
 // printJSON prints v, with times as the files have them.
@@ -1106,21 +1093,6 @@ type statusRow struct {
 	*SessionRecord
 	Open  int  `json:"open_prompts"`
 	Polls bool `json:"polls"` // listens to Telegram for all sessions
-
-	// WrapperState is "running", "stopped" as by ^Z, when nothing is asked or typed, or "gone".
-	WrapperState string `json:"wrapper_state"`
-}
-
-// wrapperState is that of the process that holds the session's lock.
-func (s *Store) wrapperState(session string) string {
-	pid := s.holder(lockName(session))
-	switch {
-	case pid == 0:
-		return "gone"
-	case pid > 0 && processStopped(pid):
-		return "stopped"
-	}
-	return "running"
 }
 
 func cmdStatus(c *command) int { return c.withState(c.status) }
@@ -1130,8 +1102,8 @@ func (c *command) status(s *Store) int {
 	list := []statusRow{}
 	poller := s.holder("poll.lock")
 	for id, r := range s.view.Sessions {
-		row := statusRow{SessionRecord: ref(*r), WrapperState: s.wrapperState(id), Polls: poller > 0 && r.Wrapper == poller}
-		if r.Status == "active" && row.WrapperState == "gone" {
+		row := statusRow{SessionRecord: ref(*r), Polls: poller > 0 && r.Wrapper == poller}
+		if r.Status == "active" && !s.Alive(id) {
 			row.Status = "crashed"
 			row.Activity = ""
 		}
@@ -1151,10 +1123,7 @@ func (c *command) status(s *Store) int {
 	headings := "SESSION\tPID\tSTATE\tUP\tOPEN\tTOOL"
 	code := show(c, list, "no sessions; start one: atlasbridge run <tool>", headings, func(r statusRow) []any {
 		state := cmp.Or(r.Activity, r.Status)
-		switch {
-		case r.WrapperState == "stopped":
-			state = r.WrapperState
-		case r.ExitCode != nil && *r.ExitCode != 0:
+		if r.ExitCode != nil && *r.ExitCode != 0 {
 			state += fmt.Sprintf(", exit %d", *r.ExitCode)
 		}
 		up := span(cmp.Or(r.EndedAt, &now).Sub(r.StartedAt))
@@ -1219,9 +1188,6 @@ func (c *command) answer(s *Store) int {
 	}
 	said := before(": ", p.labels(*p.Value)) + before(": ", p.granted())
 	fmt.Fprintln(c, "answered "+shortID(p.ID)+visible(said))
-	if s.wrapperState(p.SessionID) == "stopped" {
-		c.complain("its session is stopped: the answer is typed when it continues (`fg` there)")
-	}
 	if err := s.Trouble(); err != nil {
 		c.fail(err) // says it: the answer counts all the same
 	}
@@ -1465,7 +1431,7 @@ const (
 	programEnded = "the program ended"
 	leftScreen   = "the question left the screen"
 	worksAgain   = "the tool works again"
-	waitsHere    = ": questions wait for the keyboard or `atlasbridge answer`"
+	waitsHere    = ": questions wait here or for `atlasbridge answer`"
 	bothAnswered = "a key was pressed at the keyboard in the same moment: " +
 		"the terminal shows which of the two counted"
 )
@@ -3965,15 +3931,13 @@ func (b *books) tellDestination() {
 		if variable, ok := strings.CutPrefix(users.Origin, "environment "); ok { // perhaps another program's
 			where += "; " + variable + " lets " + string(users.Value) + " answer"
 		}
-	} else if !b.cfg.choseChannel() {
-		where += " (see `atlasbridge setup`)"
 	}
 	b.tell(where)
 }
 
 // tell says something to the person at the terminal. Any goroutine may call it.
 func (b *books) tell(text string) {
-	text = fitted("atlasbridge: "+text+"\n", b.stderr)
+	text = "atlasbridge: " + text + "\n"
 	if b.relay.raw.Load() {
 		text = strings.ReplaceAll(text, "\n", "\r\n")
 	}

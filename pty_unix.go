@@ -7,7 +7,7 @@
 //	what the child waits for foregroundReading (Linux alone tells)
 //	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                         dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
-//	processes                processStopped, parentOf
+//	processes                parentOf
 //	files                    mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy,
 //	                         lockFile, unlockFile, cutFile, replaceFile, syncDir
 //
@@ -1141,26 +1141,17 @@ func stopSelf() {
 // ---- processes ----
 // What the system tells of others.
 
-// processStopped reports whether a process is there and stopped, as by ^Z.
-func processStopped(pid int) bool {
-	return strings.HasPrefix(processFacts(pid)[statState], "T")
-}
-
 // parentOf is the pid of the process's parent; 0: it has none, there is no such process, or the system does not tell
-// (Linux without /proc). A process whose parent has ended gets another, on Linux process 1 or a subreaper.
+// (Linux without /proc). A process whose parent has ended gets another, on Linux process 1 or a subreaper. macOS has its
+// own ps tell it, which no program can replace.
 func parentOf(pid int) int {
-	parent, _ := strconv.Atoi(processFacts(pid)[statParent]) // "" is 0
-	return parent
-}
-
-// processFacts are the first of statFields. macOS has its own ps tell them, which no program can replace.
-func processFacts(pid int) (facts [statThreads + 1]string) {
-	if linux {
-		return statFields(procDir(pid))
+	text := statFields(procDir(pid))[statParent]
+	if !linux {
+		line, _ := exec.Command("/bin/ps", "-o", "ppid=", "-p", strconv.Itoa(pid)).Output() // "" is gone
+		text = strings.TrimSpace(string(line))
 	}
-	line, _ := exec.Command("/bin/ps", "-o", "stat=,ppid=", "-p", strconv.Itoa(pid)).Output() // "" is gone
-	copy(facts[:], strings.Fields(string(line)))
-	return facts
+	parent, _ := strconv.Atoi(text) // "" is 0
+	return parent
 }
 
 // ---- files ----

@@ -4,7 +4,7 @@
 //	the child's terminal startPTY, findTool, the methods of PTY, actAs
 //	the host's terminal  terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                     dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
-//	processes            processStopped, parentOf
+//	processes            parentOf
 //	files                mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy,
 //	                     lockFile, unlockFile, cutFile, replaceFile, syncDir
 //
@@ -421,9 +421,6 @@ func stopSelf() {}
 
 // ---- processes ----
 // What the system tells of others.
-
-// processStopped tells nothing: no shell here stops a process.
-func processStopped(int) bool { return false }
 
 // parentOf is the pid of the process's parent; 0: it has none, there is no such process, or the system does not tell.
 // Windows keeps the pid of a parent that has ended, which another process may have by now.
