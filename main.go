@@ -33,7 +33,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -3449,9 +3448,6 @@ func (d *desk) addHook(rec PromptRecord) {
 		q.leave(Canceled, "")
 	}
 	d.hooks = append(d.hooks, h)
-	sort.SliceStable(d.hooks, func(i, j int) bool {
-		return d.hooks[i].rec.CreatedAt.Before(d.hooks[j].rec.CreatedAt)
-	})
 	d.noteDialogs()
 	d.carried++
 	d.beside(func() { d.carryHook(h) })
@@ -3489,7 +3485,6 @@ func (d *desk) watchHook(h *question) {
 	done := func() bool { return !slices.Contains(d.hooks, h) }
 	for next := time.Now(); !d.await(next, done); {
 		next = time.Now().Add(hookCheck)
-		left := h.stoodAt.Add(dialogGone)
 		switch {
 		case !h.closed() && d.dialogLeft(h):
 			h.leave(Canceled, "answered in the terminal, or given up by the tool")
@@ -3499,8 +3494,6 @@ func (d *desk) watchHook(h *question) {
 				h.to = Canceled
 			}
 			h.why = "the program that asked has ended"
-		case left.Before(next) && left.After(time.Now()):
-			next = left
 		}
 	}
 }
@@ -3647,9 +3640,7 @@ func (p *phone) handleInput(r *InputRecord) {
 	case "answer": // the tool's own Stop hook
 		p.desk.answer = r.Text
 		p.desk.answeredAt = r.At
-		taken := *r
-		taken.Text = "" // it is in the notice's record from then on
-		p.inputDone(&taken, "", Notice{})
+		p.inputDone(r, "", Notice{})
 	case "screen":
 		screen := dense(visible(redact(p.det.Screen.Text())))
 		if screen == "" {
@@ -4764,31 +4755,28 @@ func (v *watcher) recordKeys(keys string, hidden bool, at time.Time) {
 	}
 }
 
-// capture keeps a scenario of what led to a question, where the environment asks for that.
+// capture keeps what led to a question, where the environment asks for that: the output still kept, which a replay looks
+// at until it has settled.
 func (v *watcher) capture(p *Prompt) {
 	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
 		return
 	}
-	if err := v.captureScenario(p, time.Now()); err != nil {
+	now := time.Now()
+	dir := filepath.Join(v.cfg.Dir, "captured_scenarios")
+	name := fmt.Sprintf("%s-%s-%s.cast", v.rec.Tool, p.Type, now.UTC().Format("20060102T150405.000"))
+	var cast *castWriter
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		cast, err = startRecording(filepath.Join(dir, name), v.rec.Tool, v.relay.size(), now)
+	}
+	if err == nil {
+		cast.output(v.det.Raw(), now)
+		cast.tty(v.pty.State(), now)
+		err = cast.close(now.Add(v.cfg.Stuck + time.Second))
+	}
+	if err != nil {
 		v.log.Warn("capturing a scenario", "error", err.Error())
 	}
-}
-
-// captureScenario writes the output still kept, which a replay looks at until it has settled.
-func (v *watcher) captureScenario(p *Prompt, now time.Time) error {
-	dir := filepath.Join(v.cfg.Dir, "captured_scenarios")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	stamp := now.UTC().Format("20060102T150405.000")
-	name := fmt.Sprintf("%s-%s-%s.cast", v.rec.Tool, p.Type, stamp)
-	r, err := startRecording(filepath.Join(dir, name), v.rec.Tool, v.relay.size(), now)
-	if err != nil {
-		return err
-	}
-	r.output(v.det.Raw(), now)
-	r.tty(v.pty.State(), now)
-	return r.close(now.Add(v.cfg.Stuck + time.Second))
 }
 
 // ---- end ----
@@ -4862,9 +4850,6 @@ func (d *desk) endQuestions() {
 func (d *desk) endExpired(why string) {
 	d.lapsed = false
 	for _, p := range d.st.PromptsOf(d.rec.ID) {
-		if d.relay.lastKey.After(p.ExpiresAt) {
-			why = "then a key was pressed at the keyboard"
-		}
 		if p.mayBeAsked() {
 			d.transition(&question{rec: *p}, Failed, func(r *PromptRecord) { r.Reason += ", and " + why })
 		}
@@ -4898,7 +4883,12 @@ func (b *books) tellEnd() {
 	var head MetaRecord
 	_ = b.st.Look(func(v *View) { head = v.audit() }) // as it was, where it cannot be read
 	how := howEnded(&b.rec, b.phone.phoneEnds)
-	asked := b.questionsAsked()
+	asked := 0 // notices apart
+	for _, p := range b.st.PromptsOf(b.rec.ID) {
+		if !p.Idle {
+			asked++
+		}
+	}
 	if b.rec.Local || asked == 0 && how == "ended" { // nothing that a person needs to know
 		return
 	}
@@ -4910,16 +4900,6 @@ func (b *books) tellEnd() {
 	} else {
 		b.notify(Notice{Text: text, Ring: b.rec.Farewell.Ring})
 	}
-}
-
-// questionsAsked is how many questions there were, notices apart.
-func (b *books) questionsAsked() (n int) {
-	for _, p := range b.st.PromptsOf(b.rec.ID) {
-		if !p.Idle {
-			n++
-		}
-	}
-	return n
 }
 
 // howEnded says how the tool's run ended, in a message.
@@ -5235,17 +5215,13 @@ func toolCall(session, tool, id string, input json.RawMessage) Event {
 		{"arguments_sha256", digest(input)}}}
 }
 
-// reEscapes are the escapes of characters in JSON.
-var reEscapes = re(`(?:\\u[0-9a-fA-F]{4})+|\\.`)
-
 // unescaped returns the same JSON without needless escapes, which would hide words, and what is a secret by its shape.
 func unescaped(input json.RawMessage) json.RawMessage {
-	return json.RawMessage(reEscapes.expr().ReplaceAllStringFunc(string(input), func(escapes string) string {
-		var text string
-		_ = json.Unmarshal([]byte(`"`+escapes+`"`), &text) // it is valid: it was decoded before
-		text = inJSON(text)
-		return text[1 : len(text)-1]
-	}))
+	var value any
+	d := json.NewDecoder(bytes.NewReader(input))
+	d.UseNumber()
+	_ = d.Decode(&value) // it is valid: it was decoded before
+	return json.RawMessage(inJSON(value))
 }
 
 // toolResult is the audit entry of what a call came to: not its output.
