@@ -5759,9 +5759,8 @@ type asking struct {
 	*Store
 	tg     *Telegram
 	prompt PromptRecord
-	given  map[string]string // what is printed for a choice, by its key
-	values string            // what can be answered, as the terminal is told
-	code   int               // the exit status: exitInternal until there is an answer, or none can come
+	values string // what can be answered, as the terminal is told
+	code   int    // the exit status: exitInternal until there is an answer, or none can come
 }
 
 // cmdAsk exits with what the answer says, or with that there is none.
@@ -5840,7 +5839,6 @@ func (a *asking) addAnswers() error {
 	default:
 		p.Type = YesNo
 		p.Permission = true
-		a.given = map[string]string{"y": "yes", "n": "no"}
 		a.values = "yes|no"
 	}
 	p.Constraints.MaxLength = maxMessage // of the text, or of the reason for a refusal
@@ -5853,14 +5851,12 @@ func (a *asking) addChoices(words []string) error {
 	for i, word := range words {
 		words[i] = strings.TrimSpace(word)
 	}
-	hides := func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }
-	a.given = map[string]string{}
 	next := 1
 	for _, word := range words {
-		label := redact(visible(word))
+		label := oneLine(clean(word, maxLabel)) // what cannot be shown is another
 		same := func(c Choice) bool { return strings.EqualFold(c.Label, label) }
 		known := slices.ContainsFunc(a.prompt.Choices, same)
-		if word == "" || strings.ContainsFunc(word, hides) || units(label) > maxLabel || known || len(words) > maxChoices {
+		if word == "" || label != word || known || len(words) > maxChoices {
 			return misuse("%q in --choices: up to %d different choices are possible, each of 1 to %d characters that "+
 				"can be shown", word, maxChoices, maxLabel)
 		}
@@ -5873,7 +5869,6 @@ func (a *asking) addChoices(words []string) error {
 			next++
 		}
 		a.prompt.Choices = append(a.prompt.Choices, Choice{Key: key, Label: label})
-		a.given[key] = word
 	}
 	a.values = strings.Join(words, "|")
 	return nil
@@ -6041,7 +6036,11 @@ func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 		code = exitUnanswered
 		err = errors.New(strings.Replace(end.Reason, "no answer", "nobody answered", 1) + before(": ", a.tg.Trouble()))
 	case end.Status == ReplyReceived:
-		answer = ref(cmp.Or(a.given[*end.Value], *end.Value))
+		said := cmp.Or(end.labels(*end.Value), *end.Value)
+		if end.Type == YesNo {
+			said = strings.ToLower(said)
+		}
+		answer = &said
 		if !end.refuses(*end.Value) {
 			status = "answered"
 			code = 0
