@@ -586,23 +586,16 @@ func (c *command) parse(args []string) error {
 
 // unknown returns the remedy for a name that is no command.
 func unknown(name string) string {
-	best := ""
-	for n := range len(name) { // the command that begins like name for longest
+	near := "`atlasbridge help` lists the commands"
+	for n := 2; n <= len(name); n++ { // the command that begins like name for longest
 		for _, m := range commands() {
-			if strings.HasPrefix(m.name(), strings.ToLower(name[:n+1])) {
-				best = m.name()
+			if strings.HasPrefix(m.name(), strings.ToLower(name[:n])) {
+				near = "did you mean `atlasbridge " + m.name() + "`?"
 				break
 			}
 		}
 	}
-	todo := "`atlasbridge help` lists the commands, `atlasbridge run TOOL` runs a tool"
-	switch {
-	case isTool(name):
-		todo = "did you mean `atlasbridge run " + name + "`?"
-	case best != "":
-		todo = "did you mean `atlasbridge " + best + "`?"
-	}
-	return fmt.Sprintf("unknown command %q; %s", name, todo)
+	return fmt.Sprintf("unknown command %q; `atlasbridge run TOOL` runs a tool, %s", name, near)
 }
 
 // config reads the settings; flags win over the file and the environment. With an error at most Dir is set.
@@ -1585,12 +1578,6 @@ func cmdRun(c *command) int {
 		return 126
 	}
 	return exitInternal
-}
-
-// isTool reports whether that is the name of a tool, known or there.
-func isTool(name string) bool {
-	_, err := findTool(name)
-	return err == nil || adapterFor(name).Box != nil
 }
 
 // newSession does what can fail before anything is spawned.
@@ -3757,13 +3744,12 @@ func (p *phone) inputText(r *InputRecord) {
 		p.inputDone(r, why, Notice{})
 		return
 	}
-	t := &typist{session: p.session, text: cleanText(r.Text)}
+	t := &typist{session: p.session, boxed: true, text: cleanText(r.Text)}
 	t.command = reOwnCommand.MatchString(t.text)
 	if t.command {
 		t.text = t.text[1:]
 	}
-	t.guard = t.boxIsEmpty
-	why := t.work(t.send)
+	why := t.work()
 	p.inputDone(r, why, Notice{Text: t.note})
 	t.passHeld()
 }
@@ -4016,24 +4002,24 @@ func (b *books) breakStream() {
 type typist struct {
 	*session
 	q       *question // whose answer it is; nil: the phone's text
+	boxed   bool      // what is typed goes into the tool's input box, else it answers a question
 	text    string
 	command bool   // that is a command of the tool's own
 	note    string // what else is to be told of the answer, "" nothing
 
-	guard     func(v sight) (why string) // tells why the first key is not to be typed
-	began     time.Time                  // the work
-	allowed   bool                       // the first key may be typed, or was
-	unsure    time.Time                  // since when what changed in the question may be seen moving, zero: nothing may
-	steer     bool                       // the next keys choose nothing: they move a pointer, or write into a box
-	given     bool                       // bytes of the answer have reached the child, or a text's Enter
-	partly    bool                       // some had before the last were written
-	done      bool                       // all is typed
-	writing   bool                       // some are being written
-	sent      int                        // bytes that were written last
-	sentAt    time.Time                  // when
-	screenSHA string                     // SHA-256 of what stood on the screen when the first key went
-	stopped   bool                       // at the keyboard
-	word      string                     // an answer of which the first key was typed alone
+	began     time.Time // the work
+	allowed   bool      // the first key may be typed, or was
+	unsure    time.Time // since when what changed in the question may be seen moving, zero: nothing may
+	steer     bool      // the next keys choose nothing: they move a pointer, or write into a box
+	given     bool      // bytes of the answer have reached the child, or a text's Enter
+	partly    bool      // some had before the last were written
+	done      bool      // all is typed
+	writing   bool      // some are being written
+	sent      int       // bytes that were written last
+	sentAt    time.Time // when
+	screenSHA string    // SHA-256 of what stood on the screen when the first key went
+	stopped   bool      // at the keyboard
+	word      string    // an answer of which the first key was typed alone
 }
 
 // sight is what stands on the screen this instant.
@@ -4053,12 +4039,16 @@ const (
 	notFollowed = "the menu did not follow the keys; look at the terminal"
 )
 
-// work types, by do, when nobody else does and the keyboard is held, and returns why not all is typed, "" it is.
-func (t *typist) work(do func() (why string)) (why string) {
+// work types when nobody else does and the keyboard is held, and returns why not all is typed, "" it is.
+func (t *typist) work() (why string) {
 	t.await(time.Time{}, func() bool { return t.childGone || t.session.typist == nil && t.relay.output.hold() })
 	t.session.typist = t
 	t.relay.output.takeEach(true)
 	t.began = time.Now()
+	do := t.reply
+	if t.boxed {
+		do = t.send
+	}
 	why = do()
 	if why == "" {
 		t.done = true
@@ -4077,8 +4067,7 @@ func (t *typist) work(do func() (why string)) (why string) {
 }
 
 // press types the keys that find returns for the screen as it is this instant. While find returns why there are none,
-// or output comes before they are written, it looks again, until the time is over. Before the first key guard looks,
-// too.
+// or output comes before they are written, it looks again, until the time is over. The first key waits for mayBegin, too.
 func (t *typist) press(within time.Duration, find func(v sight) (keys, why string)) (why string) {
 	until := time.Now().Add(within)
 	for ; ; t.await(time.Now().Add(typistLook), func() bool { return t.childGone || t.stopped }) {
@@ -4157,7 +4146,7 @@ func (t *typist) write(keys string) (why string) {
 }
 
 // mayBegin returns why the first key must not be typed, "" if it may: the program would not read it, or not by itself,
-// or guard objects. A program that does not read may be busy for a moment beyond that time.
+// or its question, or the empty box, does not stand. A program that does not read may be busy for a moment beyond that time.
 func (t *typist) mayBegin(v sight, until time.Time) (why string) {
 	switch {
 	case t.q != nil && v.tty.Reading == ReadingBusy:
@@ -4166,8 +4155,10 @@ func (t *typist) mayBegin(v sight, until time.Time) (why string) {
 		why = "keys were typed that the program has not read; look at the terminal"
 	case t.relay.begun > 0:
 		why = "a line was begun at the keyboard: end it there, or empty it"
+	case t.boxed:
+		return t.boxIsEmpty(v)
 	default:
-		return t.guard(v)
+		return t.stillAsked(v)
 	}
 	if time.Since(until) < followTime {
 		return whyWait
@@ -4196,15 +4187,9 @@ func (t *typist) overtaken(look *Prompt) bool {
 // typeAnswer types the decision about q, and records that, or why it could not be.
 func (d *desk) typeAnswer(q *question) {
 	d.await(q.seenAt.Add(dialogGrace), func() bool { return d.childGone || d.adapter.Box == nil })
-	t := &typist{session: d.session, q: q, text: cleanText(*q.rec.Value)}
-	t.guard = t.stillAsked
-	do := t.reply
-	if q.rec.Idle {
-		t.guard = t.boxIsEmpty
-		do = t.send
-	}
+	t := &typist{session: d.session, q: q, boxed: q.rec.Idle, text: cleanText(*q.rec.Value)}
 	expired := q.rec.Status == Expired
-	why := t.work(do)
+	why := t.work()
 	if why == "" || t.given {
 		d.transition(q, Injected, func(r *PromptRecord) {
 			r.ScreenSHA = t.screenSHA
@@ -4582,7 +4567,7 @@ func (t *typist) echo() (why string) {
 	lost := false
 	first, _ := utf8.DecodeRuneInString(t.word)
 	why = t.press(t.cfg.EchoWindow, func(v sight) (keys, why string) {
-		unread := t.q != nil && !t.q.rec.Idle && v.tty.Waiting > 0
+		unread := !t.boxed && v.tty.Waiting > 0
 		if unread && v.tty.Reading == ReadingBusy { // a key woke it: that it is busy says nothing of what stands
 			v.tty.Reading = ReadingYes
 			v.look = t.det.Look(v.tty, time.Now())
