@@ -3627,7 +3627,9 @@ func (p *phone) handleInput(r *InputRecord) {
 	case "answer": // the tool's own Stop hook
 		p.desk.answer = r.Text
 		p.desk.answeredAt = r.At
-		p.inputDone(r, "", Notice{})
+		taken := *r
+		taken.Text = "" // it is in the notice's record from then on
+		p.inputDone(&taken, "", Notice{})
 	case "screen":
 		screen := dense(visible(redact(p.det.Screen.Text())))
 		if screen == "" {
