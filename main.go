@@ -3274,17 +3274,12 @@ func (d *desk) tryEnd(q *question) (done bool) {
 
 // transition moves the prompt of q, and our copy, to a status. False means that it was not allowed, or not stored.
 func (d *desk) transition(q *question, to State, change func(*PromptRecord)) bool {
-	var after PromptRecord
-	moved, err := d.st.Move(q.rec.ID, to, func(r *PromptRecord) {
-		change(r)
-		after = *r
-	})
-	after.Status = to
-	if moved {
-		q.rec = after
+	moved, err := d.st.Move(q.rec.ID, to, change)
+	if moved != nil {
+		q.rec = *moved
 	}
 	d.books.tellTrouble("recording a prompt", err)
-	return moved && err == nil
+	return moved != nil
 }
 
 // asIs changes nothing.

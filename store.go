@@ -1990,8 +1990,9 @@ func (s *Store) VerifyAudit() (Verdict, error) {
 	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), begins, head)
 }
 
-// Move takes a prompt along one legal transition; change may fill in more.
-func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved bool, err error) {
+// Move takes a prompt along one legal transition, and returns it; nil: it was not legal, or not stored. change may fill
+// in more.
+func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved *PromptRecord, err error) {
 	now := time.Now().UTC()
 	err = s.Update(func(v *View) ([]Record, error) {
 		old := v.Prompts[id]
@@ -1999,9 +2000,7 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 			return nil, nil
 		}
 		p := *old
-		if change != nil {
-			change(&p)
-		}
+		change(&p)
 		p.Status = to
 		if to == Expired {
 			p.DecidedBy = ref("auto:timeout")
@@ -2009,17 +2008,20 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved boo
 		if old.Open() && !p.Open() && p.DecidedAt == nil {
 			p.DecidedAt = &now
 		}
-		moved = v.transition(old, &p) == nil
-		switch {
-		case !moved:
+		if v.transition(old, &p) != nil {
 			return nil, nil
-		case to == Injected:
+		}
+		moved = &p
+		if to == Injected {
 			reply := &ReplyRecord{Head{ID: id}, id, p.SessionID, maybe(p.Value), replySource(&p), now}
 			return []Record{reply, &p}, nil
 		}
 		return []Record{&p}, nil
 	})
-	return moved && err == nil, err
+	if err != nil {
+		return nil, err
+	}
+	return moved, nil
 }
 
 // maybe is the text, "" of none.
