@@ -3215,7 +3215,6 @@ func (d *desk) ask(q *question) {
 	}
 	expire := func() bool { // nothing is typed while somebody may still feed standard input, or answer here alone
 		return d.transition(q, Expired, func(r *PromptRecord) {
-			r.expire()
 			if d.relay.fed || d.cfg.Channel == "local" {
 				r.Value = nil
 			}
@@ -5022,12 +5021,7 @@ func (p *PromptRecord) await(ctx context.Context, st *Store, obey func(*InputRec
 		default:
 			to = Expired
 		}
-		_, err := st.Move(p.ID, to, func(p *PromptRecord) {
-			p.Reason = why
-			if to == Expired {
-				p.expire()
-			}
-		})
+		err := st.end(to, why, p.ID)
 		if err == nil {
 			now, err = st.Prompt(p.ID)
 		}
@@ -5037,15 +5031,6 @@ func (p *PromptRecord) await(ctx context.Context, st *Store, obey func(*InputRec
 	}
 	return nil, nil
 }
-
-// expire says what waiting comes to: the answer that is known to refuse, if there is one.
-func (p *PromptRecord) expire() {
-	p.Reason = fmt.Sprintf("no answer in %d s", inSeconds(p.ExpiresAt.Sub(p.CreatedAt)))
-	p.Value = p.SafeDefault
-}
-
-// inSeconds is a time in whole seconds.
-func inSeconds(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }
 
 // keep stores records as they are.
 func (s *Store) keep(recs ...Record) error {

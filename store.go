@@ -2000,11 +2000,13 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved *Pr
 			return nil, nil
 		}
 		p := *old
-		change(&p)
-		p.Status = to
-		if to == Expired {
+		if to == Expired { // waiting comes to the answer that is known to refuse, if there is one
+			p.Reason = fmt.Sprintf("no answer in %d s", inSeconds(p.ExpiresAt.Sub(p.CreatedAt)))
+			p.Value = p.SafeDefault
 			p.DecidedBy = ref("auto:timeout")
 		}
+		change(&p)
+		p.Status = to
 		if old.Open() && !p.Open() && p.DecidedAt == nil {
 			p.DecidedAt = &now
 		}
@@ -2023,6 +2025,9 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved *Pr
 	}
 	return moved, nil
 }
+
+// inSeconds is a time in whole seconds.
+func inSeconds(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }
 
 // maybe is the text, "" of none.
 func maybe(text *string) string {
