@@ -1253,48 +1253,32 @@ func (p *PromptRecord) region() string {
 	return strings.Trim(strings.Join(rows, "\n"), "\n")
 }
 
-// unaccounted returns the rows of the region that the message lacks: a row needs all its words, in order, where no
+// accountedIn reports whether the message says all of the region: each row needs all its words, in order, where no
 // other row has its own. Blanks and frames do not count. For a choice's row its label is enough.
-func (p *PromptRecord) unaccounted(message string) []string {
-	lines := map[string]int{} // of the message, how many are left
+func (p *PromptRecord) accountedIn(message string) bool {
+	var lines strings.Builder
 	for line := range strings.SplitSeq(message, "\n") {
-		lines[withoutFrames(line)]++
+		lines.WriteString("\n " + withoutFrames(line) + " ")
 	}
-	use := func(row string) bool {
-		lines[row]--
-		return lines[row] >= 0
-	}
-	var rows []string // that are no line
-	for row := range strings.SplitSeq(p.region(), "\n") {
-		words := withoutFrames(row)
-		if words != "" && !use(words) {
-			rows = append(rows, row)
-		}
-	}
-	var left strings.Builder
-	for line := range strings.SplitSeq(message, "\n") {
-		words := withoutFrames(line)
-		if use(words) {
-			left.WriteString(" " + words + " \n")
-		}
-	}
-	rest := left.String()
-	take := func(text string) bool {
-		before, after, found := strings.Cut(rest, " "+withoutFrames(text)+" ")
+	rest := lines.String() + "\n"
+	take := func(text, around string) bool {
+		before, after, found := strings.Cut(rest, around+" "+withoutFrames(text)+" "+around)
 		if found {
-			rest = before + " \n " + after
+			rest = before + around + " \n " + around + after
 		}
 		return found
 	}
-	takeLabel := func(row string) bool {
-		label := reItemMark.ReplaceAllString(strings.TrimSpace(row), "")
-		return slices.Contains(labels(p.Choices), label) && take(label)
+	rows := slices.DeleteFunc(strings.Split(p.region(), "\n"), func(row string) bool {
+		return withoutFrames(row) == "" || take(row, "\n")
+	})
+	rows = slices.DeleteFunc(rows, func(row string) bool { return take(row, "") })
+	takeLabel := func(cell string) bool {
+		label := reItemMark.ReplaceAllString(cell, "")
+		return slices.Contains(labels(p.Choices), label) && take(label, "")
 	}
-	rows = slices.DeleteFunc(rows, take)
-	rows = slices.DeleteFunc(rows, takeLabel)
-	return slices.DeleteFunc(rows, func(row string) bool {
-		cells := slices.DeleteFunc(reColumnGap.expr().Split(row, -1), takeLabel)
-		return len(cells) == 0 || take(strings.Join(cells, " "))
+	return !slices.ContainsFunc(rows, func(row string) bool {
+		cells := slices.DeleteFunc(reColumnGap.expr().Split(strings.TrimSpace(row), -1), takeLabel)
+		return len(cells) > 0 && !take(strings.Join(cells, " "), "")
 	})
 }
 

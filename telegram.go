@@ -793,7 +793,7 @@ func (t *Telegram) offer(p *PromptRecord, s *SessionRecord) *outgoing {
 			message += "\n" + b.Text
 		}
 	}
-	p.ShownAll = !p.Cut && (was || len(p.unaccounted(message)) == 0)
+	p.ShownAll = !p.Cut && (was || p.accountedIn(message))
 	return r.outgoing(0, keyboard(p))
 }
 
@@ -1505,9 +1505,14 @@ func valueName(p *PromptRecord, value string) string {
 // ---- what a question's message says ----
 // One message for a question's whole life: what is asked, then what became of it.
 
+const (
+	columnGap = ` {2,}`                              // between buttons side by side
+	itemMark  = `(?:[^\pL\pN\s]\s*)?(?:\d+[.)]\s+)?` // a pointer, a number
+)
+
 var (
-	reColumnGap = re(` {2,}`)                               // between buttons side by side
-	reItemMark  = re(`^(?:[^\pL\pN\s]\s*)?(?:\d+[.)]\s+)?`) // a pointer, a number
+	reColumnGap = re(columnGap)
+	reItemMark  = re("^" + itemMark)
 	reAtMargin  = re(`(?m)^[^ \n]`)
 )
 
@@ -1518,48 +1523,36 @@ func bodyOf(p *PromptRecord) string {
 	if p.ambiguous() && p.Open() {
 		return text
 	}
-	lines := without(strings.Split(text, "\n"), strings.Fields(oneLine(p.Question)), strings.Fields)
+	text = without(text, "", `\s+`, strings.Fields(oneLine(p.Question)))
 	if p.Source == fromHook || p.Source == fromAsk { // those have no screen: every blank of theirs counts
-		return strings.Trim(strings.Join(lines, "\n"), "\n")
+		return strings.Trim(text, "\n")
 	}
 	unsaid := func(a Answer) bool {
 		return p.Multi || utf8.RuneCountInString(buttonText(p, a)) > wideLabel || strings.HasSuffix(a.Label, "…")
 	}
 	if !slices.ContainsFunc(p.Answers, unsaid) {
-		lines = without(lines, labels(p.Choices), cellsOf)
+		text = without(text, itemMark, columnGap+`|\s*\n\s*`, labels(p.Choices))
 	}
-	body := dense(strings.Join(lines, "\n"))
+	body := dense(text)
 	for body != "" && !reAtMargin.MatchString(body) {
 		body = strings.ReplaceAll("\n"+body, "\n ", "\n")[1:]
 	}
 	return body
 }
 
-// cellsOf returns the cells of a row, without the mark of a list's item.
-func cellsOf(row string) []string {
-	row = reItemMark.ReplaceAllString(strings.TrimSpace(row), "")
-	if row == "" {
-		return nil
+// without returns text less its first rows that say all words and nothing else, each behind what mark matches, with
+// what gap matches between them.
+func without(text, mark, gap string, words []string) string {
+	var all []string
+	for _, word := range words {
+		all = append(all, mark+regexp.QuoteMeta(word))
 	}
-	return reColumnGap.expr().Split(row, -1)
-}
-
-// without returns lines less the first run of them that says exactly words; read returns a line's words.
-func without(lines, words []string, read func(line string) []string) []string {
-	for first := range lines {
-		left := words
-		for i := first; i < len(lines) && len(left) > 0; i++ {
-			said := read(lines[i])
-			if len(said) > len(left) || !slices.Equal(said, left[:len(said)]) || i == first && len(said) == 0 {
-				break
-			}
-			left = left[len(said):]
-			if len(left) == 0 {
-				return slices.Delete(lines, first, i+1)
-			}
-		}
+	rows := regexp.MustCompile(`(?m)^[ \t]*` + strings.Join(all, "(?:"+gap+")") + `[ \t]*(\n|\z)`)
+	at := rows.FindStringIndex(text)
+	if at == nil {
+		return text
 	}
-	return lines
+	return text[:at[0]] + text[at[1]:]
 }
 
 // questionText returns a question's message: whose it is, what it is about, what is asked (and in which folder, if not
