@@ -151,12 +151,12 @@ type Config struct {
 	Flush    time.Duration `json:"stream.flush_ms"`
 
 	inForce []setting // all of them, with value and origin
-	ignored []string  // what the environment says that is not used, and why
+	ignored []string  // what the environment says, or the file, that is not used, and why
 	stamp   time.Time // when the file that was read had been written
 	getenv  func(string) string
 	flags   map[string]string // of the command line, by setting
 
-	mend func(key string, problem error) bool // whether that value in the file is left out; nil: none is
+	mends bool // what of the bot's settings in the file is wrong counts as not there: setup finds it anew
 }
 
 // setting is a row of the configuration: what `config --json` shows (the token masked), and what it can be.
@@ -297,7 +297,7 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 }
 
 // load gives every setting its value. Each source is checked, even if another one wins. A wrong value is left out if it
-// may be meant for another program, or if mend says so.
+// may be meant for another program, or if mends says so.
 func (c *Config) load(getenv func(string) string, flags map[string]string) error {
 	c.getenv = getenv
 	c.flags = flags
@@ -327,12 +327,12 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 			next.Value = source.Value
 			next.Origin = source.Origin
 			err := next.assign(c)
-			fromFile := source.Origin == file[s.Key].Origin
+			anew := c.mends && source.Origin == file[s.Key].Origin &&
+				strings.HasPrefix(s.Key, "telegram.") && s.Key != baseKey
 			switch {
 			case err == nil:
 				s = next
-			case fromFile && c.mend != nil && c.mend(s.Key, err):
-			case next.shared():
+			case anew, next.shared():
 				c.ignored = append(c.ignored, err.Error()+"; it is not used")
 			default:
 				return err

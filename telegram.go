@@ -2925,13 +2925,7 @@ func (s *setup) configure() error {
 		}
 		flags[tokenKey] = string(token)
 	}
-	s.cfg.mend = func(key string, problem error) bool {
-		anew := strings.HasPrefix(key, "telegram.") && key != baseKey
-		if anew {
-			s.say("%v", problem)
-		}
-		return anew
-	}
+	s.cfg.mends = true
 	err := s.cfg.load(s.getenv, flags)
 	for _, ignored := range s.cfg.ignored {
 		s.warn(ignored)
@@ -2965,41 +2959,31 @@ func (s *setup) reject(failed *apiError, keys ...string) error {
 // connect returns the name of the bot whose token Telegram takes: the one that is configured, else one that is typed.
 func (s *setup) connect() (bot string, err error) {
 	for {
-		if s.cfg.Token == "" {
-			if err := s.askToken(); err != nil {
+		if s.cfg.Token != "" {
+			var me user
+			failed, ok := s.bot.call(s.ctx, "getMe", struct{}{}, &me).(*apiError)
+			if !ok {
+				s.say("Bot: @%s", me.Username)
+				return me.Username, nil
+			}
+			if err := s.reject(failed, tokenKey); err != nil {
 				return "", err
 			}
 		}
-		var me user
-		failed, ok := s.bot.call(s.ctx, "getMe", struct{}{}, &me).(*apiError)
-		if !ok {
-			s.say("Bot: @%s", me.Username)
-			return me.Username, nil
+		if !onTerminal(s.stdin) {
+			return "", errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
 		}
-		if err := s.reject(failed, tokenKey); err != nil {
+		s.say("In Telegram, @BotFather makes a bot (/newbot) or shows its token (/mybots).")
+		token, err := s.ask("Paste the token here (it is not shown): ")
+		if err != nil {
 			return "", err
 		}
 		s.cfg.Token = ""
-	}
-}
-
-// askToken sets the token to one that is typed, and looks like one.
-func (s *setup) askToken() error {
-	if !onTerminal(s.stdin) {
-		return errors.New("no bot token: use --token-file FILE (/dev/stdin will do) or TELEGRAM_BOT_TOKEN")
-	}
-	s.say("In Telegram, @BotFather makes a bot (/newbot) or shows its token (/mybots).")
-	for {
-		token, err := s.ask("Paste the token here (it is not shown): ")
-		if err != nil {
-			return err
-		}
 		row := s.cfg.row(tokenKey)
 		row.Value = quoted(token)
-		if token != "" && row.assign(s.cfg) == nil {
-			return nil
+		if row.assign(s.cfg) != nil {
+			s.say("That is not a token. One looks like\n123456789:AAExample-of_35_letters")
 		}
-		s.say("That is not a token. One looks like\n123456789:AAExample-of_35_letters")
 	}
 }
 
@@ -3076,7 +3060,7 @@ func (s *setup) meet(bot string) error {
 	return err
 }
 
-// awaitCode waits for a person's message with the code, shows who writes meanwhile, and confirms all of that.
+// awaitCode waits for a person's message with the code, and shows who writes meanwhile.
 func (s *setup) awaitCode(code string) (*message, error) {
 	ctx, stop := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer stop()
@@ -3098,7 +3082,7 @@ func (s *setup) awaitCode(code string) (*message, error) {
 			}
 			s.say("%s, user %d, %s chat %d", m.From.name(), m.From.ID, m.Chat.Type, m.Chat.ID)
 			if slices.Contains(strings.Fields(strings.ToLower(m.Text)), code) { // of the link: "/start CODE"
-				return m, s.bot.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil)
+				return m, nil
 			}
 			s.say("That was not the code.")
 		}
