@@ -2194,19 +2194,10 @@ func (w *watchdog) terminate(grace time.Duration) {
 	w.spawn(func() { w.pty.Terminate(grace) })
 }
 
-// reload takes over the allowlist and limits of the configuration file, or keeps the old ones and
-// says so.
+// reload takes over the configuration file as it is now, or keeps the old settings and says so.
 func (w *watchdog) reload() {
-	fresh, err := w.cfg.reloaded()
-	if err != nil {
-		w.log.Warn(err.Error())
-		w.books.notify(Notice{Text: "⚠ " + err.Error()})
-		return
-	}
-	w.cfg = fresh
-	w.tg.cfg.Store(fresh)
-	w.tg.wake()
-	w.books.audit("auditing the reload", Event{Name: "CONFIG_RELOADED", SessionID: w.rec.ID})
+	w.tg.refresh(true)
+	w.cfg = w.tg.cfg.Load()
 }
 
 // ---- relay ----

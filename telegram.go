@@ -107,22 +107,22 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 	return t
 }
 
-// refresh takes over config.toml as it is now: a user who was taken out of it is ignored. If the file is invalid the
-// old settings stay, and the poller reports that once.
-func (t *Telegram) refresh() {
+// refresh takes over config.toml as it is now, if it was written since or somebody asked for that: a user who was taken
+// out of it is ignored. If the file is invalid the old settings stay, which is said once: to who asked, or by the poller.
+func (t *Telegram) refresh(asked bool) {
 	t.refreshMu.Lock()
 	defer t.refreshMu.Unlock()
 	old := t.cfg.Load()
-	if configTime(old.Dir) == old.stamp {
+	if !asked && configTime(old.Dir) == old.stamp {
 		return
 	}
 	fresh, err := old.reloaded()
 	t.cfg.Store(fresh)
 	t.wake()
 	if err == nil {
-		err = t.store.Audit(Event{Name: "CONFIG_RELOADED"})
-	} else if t.polling.Load() {
-		t.Notify(Notice{Text: "⚠ " + err.Error()})
+		err = t.store.Audit(Event{Name: "CONFIG_RELOADED", SessionID: t.session})
+	} else if asked || t.polling.Load() {
+		t.Notify(Notice{Text: "⚠ " + err.Error(), SessionID: t.session})
 	}
 	t.warn(err)
 }
@@ -510,7 +510,7 @@ func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, before: map[string]Notice{},
 		undone: map[string]func() error{}, topics: map[int64]bool{}}
 	for ending := false; ctx.Err() == nil; {
-		t.refresh()
+		t.refresh(false)
 		if cfg := t.cfg.Load(); cfg != t.mailer.cfg {
 			t.mailer.cfg = cfg
 			clear(t.mailer.notYet)
@@ -2067,7 +2067,7 @@ func (r *receiver) poll() (pause time.Duration) {
 		if r.ctx.Err() != nil || !r.store.Polls() {
 			return 0
 		}
-		r.refresh()
+		r.refresh(false)
 		if r.botID() != r.bot { // they are another bot's
 			return pollLeast
 		}
