@@ -43,16 +43,13 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unicode"
@@ -972,48 +969,40 @@ func seal(open []byte) string {
 	return `,"crc":"` + hex.EncodeToString(binary.BigEndian.AppendUint32(nil, sum)) + "\"}\n"
 }
 
-// stateLine is a line of the file, as far as it is known.
-type stateLine struct {
-	Head          // as it can be read, even of a damaged line
-	text   []byte // with its newline
-	at     int64  // where it stands
-	record Record // once decoded
-	err    error  // what is wrong with it
-}
-
-// check reads the beginning of a line, {"v":2,"rec":"prompt","id":"…", and notes where its checksum does not match.
-func (l *stateLine) check() {
-	parts := strings.SplitN(string(l.text[:min(len(l.text), lineHead)]), `"`, 15)
+// readHead reads the beginning of a line, {"v":2,"rec":"prompt","id":"…", as far as that can be read. An error says that
+// the line is damaged.
+func readHead(line []byte) (h Head, err error) {
+	parts := strings.SplitN(string(line[:min(len(line), lineHead)]), `"`, 15)
 	if len(parts) == 15 { // else it is damaged
-		l.V, _ = strconv.Atoi(strings.Trim(parts[2], ":,")) // 0 of a damaged line
-		l.Rec = parts[5]
-		l.ID = parts[9]
-		l.At, _ = time.Parse(stampLayout, parts[13]) // long ago, where there is none
+		h.V, _ = strconv.Atoi(strings.Trim(parts[2], ":,")) // 0 of a damaged line
+		h.Rec = parts[5]
+		h.ID = parts[9]
+		h.At, _ = time.Parse(stampLayout, parts[13]) // long ago, where there is none
 	}
-	open := l.text[:max(0, len(l.text)-crcMember)]
-	known := l.V > schemaVersion || newRecord(l.Rec) != nil
-	if string(l.text[len(open):]) != seal(open) || !known {
-		l.err = errors.New("its checksum does not match")
+	open := line[:max(0, len(line)-crcMember)]
+	known := h.V > schemaVersion || newRecord(h.Rec) != nil
+	if string(line[len(open):]) != seal(open) || !known {
+		return h, errors.New("its checksum does not match")
 	}
+	return h, nil
 }
 
-// isStored reports whether the line is read by hardly anybody: it stays where it is.
-func (l *stateLine) isStored() bool {
-	return l.V == schemaVersion && (l.Rec == "reply" || l.Rec == "text" || l.Rec == "update")
+// isStored reports whether hardly anybody reads the record: it stays where it is.
+func (h *Head) isStored() bool {
+	return h.V == schemaVersion && (h.Rec == "reply" || h.Rec == "text" || h.Rec == "update")
 }
 
-// decode reads the whole line, which check found sound; a stored one is in the view.
-func (s *Store) decode(l *stateLine) {
-	r := newRecord(l.Rec)
-	l.err = json.Unmarshal(l.text, r)
-	if l.err != nil {
-		return
+// decode reads a whole line, whose head is sound; a stored one is in the view.
+func (s *Store) decode(line []byte, kind string) (Record, error) {
+	r := newRecord(kind)
+	if err := json.Unmarshal(line, r); err != nil {
+		return nil, err
 	}
 	r.head().V = schemaVersion
-	l.record = r
 	if p, ok := r.(*PromptRecord); ok {
 		s.join(p)
 	}
+	return r, nil
 }
 
 // ---- records and the one transition table ----
@@ -1669,40 +1658,40 @@ func (s *Store) restore(old *View) error {
 // one of an id decoded. A question whose newest line is damaged has failed: what that said is unknown. A torn end is
 // moved aside: an error is that of moving it, or that a later atlasbridge wrote.
 func (s *Store) replay(b []byte) error {
-	var lines []*stateLine
 	at := s.read
-	for text := range bytes.Lines(b[:bytes.LastIndexByte(b, '\n')+1]) {
-		lines = append(lines, &stateLine{text: text, at: at})
-		at += int64(len(text))
-	}
-	s.share(lines, (*stateLine).check)
-	newest := map[string]*stateLine{}
+	lines := 0
+	newest := map[string]*stored{}
 	lost := map[string]bool{} // keys of which the newest line is damaged
 	var notes []string
-	damaged := func(l *stateLine) {
-		notes = append(notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, l.err, l.text))
+	text := func(l *stored) []byte { return b[l.at-s.read:][:l.size] }
+	damaged := func(l *stored, err error) {
+		notes = append(notes, fmt.Sprintf("state.jsonl: %s (%v): %.60q…", damagedLine, err, text(l)))
 		lost[l.key()] = true
 	}
-	for _, l := range lines {
+	for line := range bytes.Lines(b[:bytes.LastIndexByte(b, '\n')+1]) {
+		head, err := readHead(line)
+		l := &stored{head, at, len(line)}
+		at += int64(len(line))
+		lines++
 		switch {
-		case l.err != nil:
-			damaged(l)
+		case err != nil:
+			damaged(l, err)
 		case l.V > schemaVersion:
 			return fmt.Errorf("state.jsonl was written by a newer atlasbridge (schema %d): update this one", l.V)
 		case l.isStored():
-			s.view.apply(&stored{l.Head, l.at, len(l.text)})
+			s.view.apply(l)
 		default:
 			newest[l.key()] = l
 			delete(lost, l.key())
 		}
 	}
-	s.share(slices.Collect(maps.Values(newest)), s.decode)
 	for _, l := range newest {
-		if l.err != nil {
-			damaged(l)
+		r, err := s.decode(text(l), l.Rec)
+		if err != nil {
+			damaged(l, err)
 			continue
 		}
-		s.view.apply(l.record)
+		s.view.apply(r)
 		s.older = s.older || l.V < schemaVersion
 	}
 	for key := range lost {
@@ -1716,7 +1705,7 @@ func (s *Store) replay(b []byte) error {
 		s.stale = s.older || s.isStale()
 	}
 	s.read = at
-	s.lines += len(lines)
+	s.lines += lines
 	s.notes = append(s.notes, notes...)
 	close(s.wake)
 	s.wake = make(chan struct{})
@@ -1729,21 +1718,6 @@ func (s *Store) replay(b []byte) error {
 	}
 	s.notes = append(s.notes, fmt.Sprintf("state.jsonl: a torn end of %d bytes was moved aside", torn))
 	return nil
-}
-
-// share does something with each line: with many on all processors.
-func (s *Store) share(lines []*stateLine, do func(*stateLine)) {
-	var shares sync.WaitGroup
-	enough := len(lines)/runtime.GOMAXPROCS(0) + 100 // fewer are not worth a goroutine
-	for share := range slices.Chunk(lines, enough) {
-		shares.Go(func() {
-			defer s.catchPanic()
-			for _, l := range share {
-				do(l)
-			}
-		})
-	}
-	shares.Wait()
 }
 
 // isStale reports whether some record is to be forgotten.
