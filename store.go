@@ -1208,7 +1208,7 @@ func (p *PromptRecord) wants(m Message) string {
 	switch {
 	case older && !hasButtons:
 		return m.Shows
-	case older, p.Open() && p.before() != "":
+	case older:
 		return replaced
 	case p.Open():
 		return p.shows()

@@ -756,12 +756,6 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 		}
 		return &job{key: key, free: true, done: func() error { return t.store.Change(p.ID, change) }}
 	}
-	if own := p.newest(); p.before() != "" && own.ID != 0 { // two with buttons would confuse
-		edit := t.dueEdit(p, s, own, true)
-		if edit != nil {
-			return edit
-		}
-	}
 	out.Silent = p.Idle && p.Watched
 	j.done = func() error {
 		delete(t.mailer.before, key)
@@ -842,10 +836,6 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bo
 		m.Shows = uncertain
 		m.LostAt = time.Now().Unix()
 	})
-	if shows == string(Expired) && p.Idle && !p.isLong() { // it says so already
-		j.free = true
-		return j
-	}
 	out := &outgoing{method: "editMessageReplyMarkup", EditID: m.ID, Markup: markup(nil)}
 	switch {
 	case shows == replaced:
