@@ -455,7 +455,7 @@ const (
 	sideLimit    = 3 * time.Second        // that a request may take which is no message: a question may wait behind it
 	refusedPause = time.Minute            // after a question that Telegram does not take
 	maxNotices   = 50                     // that wait
-	maxRun       = 2 << 20                // bytes of a stream between two other messages
+	maxRun       = 2 << 20                // bytes of a stream that wait
 )
 
 // mailer is what Show remembers of what it did, by the keys of jobs.
@@ -986,17 +986,20 @@ func (n Notice) first(about *SessionRecord) (r *richText, rest Notice) {
 	return r, n
 }
 
-// stream turns the transcript into messages. The first of its runs goes into the current message, which is edited as
-// that grows, and into the next ones where it is longer; the live part stands at the end of the last run.
+// stream turns the transcript into messages. The text up to a mark goes into the current message, which is edited as
+// that grows, and into the next ones where it is longer; the live part stands at the end of all.
 type stream struct {
 	mu    sync.Mutex
-	runs  []string // finished lines, in runs between which another message was sent; none where it has not begun
-	live  string   // what may still change
-	key   string   // how the key in PEM begins in which the text so far ends, "" in none
-	shown string   // what the current message says
-	msg   int64    // the current message, 0: it has not begun
-	chat  string   // whose number that is
+	text  string // finished lines that are in no message but the current one, with breakMark where a new one begins
+	live  string // what may still change
+	key   string // how the key in PEM begins in which the text so far ends, "" in none
+	shown string // what the current message says
+	msg   int64  // the current message, 0: it has not begun
+	chat  string // whose number that is
 }
+
+// breakMark is in no text that is safe.
+const breakMark = "\x1e"
 
 // add adds lines that are finished, and what follows them now. If the phone cannot keep up, the middle is left out.
 func (s *stream) add(lines []string, live string) {
@@ -1006,13 +1009,9 @@ func (s *stream) add(lines []string, live string) {
 	safe := strings.TrimPrefix(redact(s.key+visible(text)), s.key)
 	s.key = openKey(s.key + text)
 	s.live = strings.TrimPrefix(redact(s.key+visible(live)), s.key)
-	if len(s.runs) == 0 {
-		s.runs = []string{""}
-	}
-	last := &s.runs[len(s.runs)-1]
-	*last += safe
-	if len(*last) > maxRun {
-		*last = abridge(*last, maxRun/2)
+	s.text += safe
+	if len(s.text) > maxRun {
+		s.text = abridge(s.text, maxRun/2)
 	}
 }
 
@@ -1020,7 +1019,7 @@ func (s *stream) add(lines []string, live string) {
 func (s *stream) breakHere() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.runs = append(s.runs, "")
+	s.text += breakMark
 }
 
 // next returns the current message's new text, "" for no change, and whether more follows. If the message says it all
@@ -1028,27 +1027,24 @@ func (s *stream) breakHere() {
 func (s *stream) next(limit int) (text string, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.runs) > 0 {
-		page, rest := cutText(s.runs[0], limit)
-		more = rest != "" || len(s.runs) > 1
+	for {
+		run, _, broken := strings.Cut(s.text, breakMark)
+		page, rest := cutText(run, limit)
+		more = rest != "" || broken
 		if !more {
 			page, _ = cutText(page+s.live, limit)
 		}
 		page = strings.TrimRight(strings.TrimLeft(page, "\n"), " \t\n")
-		if page != s.shown {
+		switch {
+		case page != s.shown:
 			return page, more
+		case !more:
+			return "", false
 		}
-		if !more {
-			break
-		}
-		s.runs[0] = rest
-		if rest == "" {
-			s.runs = s.runs[1:]
-		}
+		s.text = strings.TrimPrefix(s.text[len(run)-len(rest):], breakMark)
 		s.msg = 0
 		s.shown = ""
 	}
-	return "", false
 }
 
 // streamJob brings the stream's current message up to date, or begins it. One refused for good is not sent again.
