@@ -2029,19 +2029,22 @@ func (p *PromptRecord) owes() bool {
 	})
 }
 
-// Change changes what is known of a prompt's messages.
-func (s *Store) Change(id string, change func(*PromptRecord)) error {
+// amend records a change of the record with that key, unless there is none (any more) or it stays as it is.
+func amend[T any, R interface {
+	*T
+	Record
+}](s *Store, key string, change func(R)) error {
 	return s.Update(func(v *View) ([]Record, error) {
-		old := v.Prompts[id]
-		if old == nil {
+		old, ok := v.records[key].(R)
+		if !ok {
 			return nil, nil
 		}
-		p := *old
-		change(&p)
-		if reflect.DeepEqual(p, *old) {
+		r := *old
+		change(&r)
+		if reflect.DeepEqual(&r, (*T)(old)) {
 			return nil, nil
 		}
-		return []Record{&p}, nil
+		return []Record{R(&r)}, nil
 	})
 }
 
@@ -2098,19 +2101,6 @@ func (s *Store) ChannelTrouble() string {
 		}
 	}
 	return ""
-}
-
-// ChangeSession records a change of a session.
-func (s *Store) ChangeSession(id string, change func(*SessionRecord)) error {
-	return s.Update(func(v *View) ([]Record, error) {
-		old := v.Sessions[id]
-		if old == nil { // it is long over
-			return nil, nil
-		}
-		r := *old
-		change(&r)
-		return []Record{&r}, nil
-	})
 }
 
 // Unsettled are the prompts of which messages may not show what they are to show, the oldest first, and their

@@ -754,12 +754,12 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 			}
 			p.Chat = here
 		}
-		return &job{key: key, free: true, done: func() error { return t.store.Change(p.ID, change) }}
+		return &job{key: key, free: true, done: func() error { return amend(t.store, p.key(), change) }}
 	}
 	out.Silent = p.Idle && p.Watched
 	j.done = func() error {
 		delete(t.mailer.before, key)
-		return t.store.Change(p.ID, func(p *PromptRecord) {
+		return amend(t.store, p.key(), func(p *PromptRecord) {
 			m := p.message(sent.ID)
 			seconds, _ := sent.Date.(float64) // 0 of another shape
 			m.Date = int64(seconds)
@@ -823,7 +823,7 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bo
 	}
 	record := func(change func(*Message)) func() error {
 		return func() error {
-			return t.store.Change(p.ID, func(p *PromptRecord) { change(p.message(m.ID)) })
+			return amend(t.store, p.key(), func(p *PromptRecord) { change(p.message(m.ID)) })
 		}
 	}
 	j.done = record(func(m *Message) {
@@ -857,7 +857,7 @@ func (t *Telegram) dueFarewell(s *SessionRecord) *job {
 	out.Silent = !s.Farewell.Ring || s.ID != t.session // that is no news
 	j := &job{key: "end " + s.ID, rank: rankNotice}
 	j.done = func() error {
-		return t.store.ChangeSession(s.ID, func(r *SessionRecord) { r.Farewell = nil })
+		return amend(t.store, s.key(), func(r *SessionRecord) { r.Farewell = nil })
 	}
 	return t.message(j, s, out)
 }
@@ -1763,7 +1763,7 @@ func (t *Telegram) dueTopic(s *SessionRecord) *job {
 	}
 	j.done = func() error {
 		topic := Topic{cmp.Or(s.ThreadID, made.ThreadID, noTopic), chat, !active}
-		return t.store.ChangeSession(s.ID, func(r *SessionRecord) { r.Topic = topic })
+		return amend(t.store, s.key(), func(r *SessionRecord) { r.Topic = topic })
 	}
 	switch {
 	case active && s.ThreadID == 0 && !known:
