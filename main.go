@@ -3571,10 +3571,10 @@ func (p *phone) inputWaits(r *InputRecord) (why string) {
 	switch {
 	case q != nil && q.rec.Status != "" && !q.rec.Open():
 		return "an answer is still on its way to the tool"
-	case asked || !r.isText():
-		return ""
 	case r.File != nil:
 		return "its file did not come"
+	case asked || !r.isText():
+		return ""
 	}
 	tty := p.pty.State()
 	now := time.Now()

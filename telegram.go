@@ -2479,24 +2479,13 @@ func (in *incoming) understand() intent {
 	case s == nil:
 		return refused
 	case file != nil:
-		return in.sendFile(s, p, file, text)
+		record := in.input(s, "file", text)
+		record.File = file
+		return intent{record: record}
 	case text == "":
 		return intent{reply: "✗ Nothing was done: send it as plain text of up to 4096 bytes, as a photo or as a document."}
 	}
 	return in.answerOrInput(s, p, text)
-}
-
-// sendFile is a file for a session, with a caption: it answers no question. p is the one replied to, nil none.
-func (in *incoming) sendFile(s *SessionRecord, p *PromptRecord, file *FileRef, caption string) intent {
-	if p == nil {
-		p = in.waitingQuestion(s)
-	}
-	if p != nil && p.asks() {
-		return intent{reply: "✗ Nothing was done: a file answers no question. " + questionOpen}
-	}
-	record := in.input(s, "file", caption)
-	record.File = file
-	return intent{record: record}
 }
 
 // command returns what a command asks for. One about a session may begin with the session's name.
@@ -2817,9 +2806,6 @@ func (in *incoming) list() string {
 	}
 	return list
 }
-
-// asks reports whether the prompt is an open question.
-func (p *PromptRecord) asks() bool { return p.Open() && !p.Idle }
 
 // ---- setup ----
 // `atlasbridge setup` is one conversation: the token, who the operator is, a test message, config.toml. It asks only
