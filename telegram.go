@@ -460,7 +460,7 @@ const (
 
 // mailer is what Show remembers of what it did, by the keys of jobs.
 type mailer struct {
-	failures map[string]int          // in a row
+	failures int                     // in a row
 	notYet   map[string]time.Time    // when the next attempt may be made
 	undone   map[string]func() error // what is still to be recorded of a request that was made
 	topics   map[int64]bool          // whether a chat has topics, where that is known
@@ -507,7 +507,7 @@ type sentMessage struct {
 
 // Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
 func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
-	t.mailer = mailer{failures: map[string]int{}, notYet: map[string]time.Time{}, before: map[string]Notice{},
+	t.mailer = mailer{notYet: map[string]time.Time{}, before: map[string]Notice{},
 		undone: map[string]func() error{}, topics: map[int64]bool{}}
 	for ending := false; ctx.Err() == nil; {
 		t.refresh(false)
@@ -603,8 +603,8 @@ func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 	m := &t.mailer
 	failed := t.request(ctx, j)
 	if failed == nil {
-		delete(m.failures, j.key)
 		if j.method != "" {
+			m.failures = 0
 			m.refused = false
 			t.works("send")
 		}
@@ -621,10 +621,10 @@ func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 	}
 	_, isMessage := j.params.(*outgoing)
 	lasting := isMessage && failed.trouble(0) != "" // else a Bot API that is older may not know the method
-	pause := t.pause(failed, m.failures[j.key])
+	pause := t.pause(failed, m.failures)
 	switch {
 	case failed.temporary() || lasting:
-		t.noteFailure("send", failed, m.failures[j.key])
+		t.noteFailure("send", failed, m.failures)
 	default:
 		t.noteTrouble("refused", "Telegram does not take it, now or later: "+failed.Error())
 		if !j.insists {
@@ -633,7 +633,7 @@ func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 		pause = refusedPause
 	}
 	m.notYet[j.key] = time.Now().Add(pause)
-	m.failures[j.key]++
+	m.failures++
 	m.refused = lasting
 	if !failed.temporary() && t.giveUp != nil {
 		t.giveUp(failed)
@@ -849,13 +849,13 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bo
 
 // dueFarewell is the last message about a session, below all others; nil where none is owed.
 func (t *Telegram) dueFarewell(s *SessionRecord) *job {
-	if s.Farewell == nil || s.ID == t.session && (t.noticeJob() != nil || t.streamJob() != nil) {
+	if s.Farewell == nil {
 		return nil
 	}
 	r, _ := Notice{Text: s.Farewell.Text}.first(s)
 	out := r.outgoing(0, nil)
 	out.Silent = !s.Farewell.Ring || s.ID != t.session // that is no news
-	j := &job{key: "end " + s.ID, rank: rankNotice}
+	j := &job{key: "end " + s.ID, rank: rankRest}
 	j.done = func() error {
 		return amend(t.store, s.key(), func(r *SessionRecord) { r.Farewell = nil })
 	}
