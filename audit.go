@@ -446,27 +446,22 @@ func (c *command) writeBundle(w io.Writer) error {
 	for _, a := range adapters[:len(adapters)-1] { // the last one stands for all others
 		tools = append(tools, findAdapted(a, a.Name)) // without a version: to ask for it would run the tool
 	}
-	about, err := json.MarshalIndent(map[string]any{
+	about, err := json.Marshal(map[string]any{
 		"version":      version(),
 		"tools":        tools,
 		"config":       cfg.inForce,
 		"config_error": problem,
-	}, "", "  ")
+	})
 	if err != nil {
 		return err
 	}
-	if _, err := b.add("about.json", bytes.NewReader(about), bytes.Clone); err != nil {
+	if _, err := b.add("about.json", bytes.NewReader(about), true); err != nil {
 		return err
 	}
-	full := c.opts.on("full")
 	for _, name := range bundled {
 		f, unread := os.Open(filepath.Join(cfg.Dir, name))
 		if unread == nil {
-			keep := bytes.Clone
-			if !full || name == "state.jsonl" { // the logs have no nonces, and the audit log's bytes are hashed
-				keep = func(line []byte) []byte { return withhold(line, full) }
-			}
-			unread, err = b.add(name, f, keep)
+			unread, err = b.add(name, f, c.opts.on("full"))
 			_ = f.Close() // nothing was written to it
 		}
 		if err != nil {
@@ -479,12 +474,12 @@ func (c *command) writeBundle(w io.Writer) error {
 	return errors.Join(b.tar.Close(), zip.Close())
 }
 
-// add puts what is kept of the lines of r into the archive, if that is anything. unread is why r could not be read:
-// then it is left out.
-func (b *bundle) add(name string, r io.Reader, keep func(line []byte) []byte) (unread, err error) {
+// add puts the lines of r into the archive, less what is withheld, if that leaves anything. unread is why r could not be
+// read: then it is left out.
+func (b *bundle) add(name string, r io.Reader, full bool) (unread, err error) {
 	var kept bytes.Buffer // the archive has the length before the text
 	unread = eachLine(r, func(line []byte) (more bool) {
-		text := redact(string(keep(line)))
+		text := redact(string(withhold(line, full)))
 		if b.token != "" {
 			text = strings.ReplaceAll(text, b.token, "[token]")
 		}
@@ -507,21 +502,20 @@ func (b *bundle) add(name string, r io.Reader, keep func(line []byte) []byte) (u
 	return nil, err
 }
 
-// withhold takes every text that is not known to be harmless out of JSON Lines, so that a member added later is not
+// withhold takes every text that is not known to be harmless out of a line of JSON, so that a member added later is not
 // shown by mistake; with full, nonces only. Of a damaged line nothing is left.
-func withhold(lines []byte, full bool) []byte {
-	var kept bytes.Buffer
-	for line := range bytes.Lines(lines) {
-		var record map[string]json.RawMessage
-		if err := json.Unmarshal(line, &record); err != nil {
-			record = nil
-		}
-		maps.DeleteFunc(record, func(name string, value json.RawMessage) bool {
-			telling := strings.ContainsAny(string(value[:1]), `"[{`) && !slices.Contains(harmless, name)
-			return name == "nonce" || telling && !full
-		})
-		text, _ := json.Marshal(record) // cannot fail: the values were read as JSON
-		kept.Write(append(text, '\n'))
+func withhold(line []byte, full bool) []byte {
+	var record map[string]json.RawMessage
+	if err := json.Unmarshal(line, &record); err != nil {
+		record = nil
 	}
-	return kept.Bytes()
+	if full && record["nonce"] == nil && record != nil { // the bytes of the audit log are hashed
+		return line
+	}
+	maps.DeleteFunc(record, func(name string, value json.RawMessage) bool {
+		telling := strings.ContainsAny(string(value[:1]), `"[{`) && !slices.Contains(harmless, name)
+		return name == "nonce" || telling && !full
+	})
+	text, _ := json.Marshal(record) // cannot fail: the values were read as JSON
+	return append(text, '\n')
 }
