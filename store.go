@@ -1188,10 +1188,8 @@ const (
 	sendRecent   = "recent" // the end of the screen, then the question
 )
 
-const (
-	replaced  = "replaced"                   // what a message shows that has lost its buttons to a newer one
-	uncertain = string(AwaitingReply) + " ?" // the same, where an edit of it may yet be carried out
-)
+// replaced is what a message shows that has lost its buttons to a newer one.
+const replaced = "replaced"
 
 // shows names what the newest message of an open question shows: its choices that are ticked.
 func (p *PromptRecord) shows() string {
@@ -1208,7 +1206,7 @@ func (p *PromptRecord) wants(m Message) string {
 	switch {
 	case older && !hasButtons:
 		return m.Shows
-	case older:
+	case older, p.Open() && p.before() != "":
 		return replaced
 	case p.Open():
 		return p.shows()

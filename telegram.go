@@ -668,8 +668,7 @@ func (t *Telegram) request(ctx context.Context, j *job) (failed *apiError) {
 			out.ThreadID = 0
 			continue
 		}
-		named := failed.mentions("parse", "entit", "style", "nsupported") || out.EditID == 0
-		if plain || !named || failed.Code != http.StatusBadRequest || failed.trouble(0) != "" {
+		if plain || failed.Code != http.StatusBadRequest || failed.trouble(0) != "" {
 			return failed
 		}
 		t.noteTrouble("looks", "messages are sent again without formatting: "+failed.Error())
@@ -756,6 +755,12 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 		}
 		return &job{key: key, free: true, done: func() error { return amend(t.store, p.key(), change) }}
 	}
+	if own := p.newest(); p.before() != "" && own.ID != 0 { // two with buttons would confuse
+		edit := t.dueEdit(p, s, own, true)
+		if edit != nil {
+			return edit
+		}
+	}
 	out.Silent = p.Idle && p.Watched
 	j.done = func() error {
 		delete(t.mailer.before, key)
@@ -832,10 +837,7 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bo
 			m.LostAt = 0
 		}
 	})
-	j.lost = record(func(m *Message) {
-		m.Shows = uncertain
-		m.LostAt = time.Now().Unix()
-	})
+	j.lost = record(func(m *Message) { m.LostAt = time.Now().Unix() })
 	out := &outgoing{method: "editMessageReplyMarkup", EditID: m.ID, Markup: markup(nil)}
 	switch {
 	case shows == replaced:
