@@ -2364,8 +2364,6 @@ func (in *incoming) tapped() intent {
 		again := in.input(in.view.Sessions[p.SessionID], "again", "")
 		again.PromptID = p.ID
 		return intent{record: again, reply: "✓ asking again"}
-	case d.Value == tapAgain:
-		want.refused = "there is nothing to ask again"
 	case p.Open():
 		want.decision = nil
 		want.record = q
@@ -2546,16 +2544,15 @@ func (in *incoming) toSession(name string, s *SessionRecord, rest string) intent
 // keys are those to press.
 func (in *incoming) keys(s *SessionRecord, line string) intent {
 	words := strings.Fields(line)
-	if len(words) == 0 || slices.ContainsFunc(words, func(word string) bool { return !isKey(word) }) {
+	unknown := func(word string) bool {
+		_, known := keyBytes(word, false)
+		return !known
+	}
+	if len(words) == 0 || slices.ContainsFunc(words, unknown) {
 		return intent{reply: "✗ Press what? Example: /keys ESC UP. Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
 			"SHIFT_TAB Y N 1 2 3 SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 	}
 	return intent{record: in.input(s, "keys", line)}
-}
-
-func isKey(word string) bool {
-	_, ok := keyBytes(word, false)
-	return ok
 }
 
 // claim sends text that is no reply to this session from now on; none: to the only one.
