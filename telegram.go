@@ -18,7 +18,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -191,7 +190,6 @@ type apiError struct {
 		RetryAfter int64 `json:"retry_after"` // seconds, 0: it was not said
 	}
 	method string
-	unsent bool // there was no connection: nothing can have been done
 }
 
 // apiAnswer is an answer of the Bot API.
@@ -358,9 +356,7 @@ func (t *Telegram) noAnswer(method string, err error) *apiError {
 	if inner := errors.Unwrap(err); inner != nil { // what url.Error wraps is without the URL
 		err = inner
 	}
-	var dial *net.OpError
-	unsent := errors.As(err, &dial) && dial.Op == "dial"
-	return &apiError{method: method, Text: t.withoutToken(err.Error()), unsent: unsent}
+	return &apiError{method: method, Text: t.withoutToken(err.Error())}
 }
 
 // ---- pacing ----
@@ -613,7 +609,7 @@ func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 	if wait := failed.retryAfter(); wait > 0 { // for all processes
 		t.updatePace(func(next time.Time) time.Time { return later(next, time.Now().Add(wait)) })
 	}
-	if failed.Code == 0 && !failed.unsent || failed.Code >= 500 { // it may be done, or be done yet
+	if failed.Code == 0 || failed.Code >= 500 { // it may be done, or be done yet
 		record = j.lost
 	}
 	if ctx.Err() != nil {
