@@ -474,8 +474,8 @@ func (c *command) writeBundle(w io.Writer) error {
 	return errors.Join(b.tar.Close(), zip.Close())
 }
 
-// add puts the lines of r into the archive, less what is withheld, if that leaves anything. unread is why r could not be
-// read: then it is left out.
+// add puts the lines of r into the archive, less what is withheld, if that leaves anything. unread is why r could not
+// be read: then it is left out.
 func (b *bundle) add(name string, r io.Reader, full bool) (unread, err error) {
 	var kept bytes.Buffer // the archive has the length before the text
 	unread = eachLine(r, func(line []byte) (more bool) {

@@ -4054,7 +4054,8 @@ func (t *typist) work() (why string) {
 }
 
 // press types the keys that find returns for the screen as it is this instant. While find returns why there are none,
-// or output comes before they are written, it looks again, until the time is over. The first key waits for mayBegin, too.
+// or output comes before they are written, it looks again, until the time is over. The first key waits for mayBegin,
+// too.
 func (t *typist) press(within time.Duration, find func(v sight) (keys, why string)) (why string) {
 	until := time.Now().Add(within)
 	for ; ; t.await(time.Now().Add(typistLook), func() bool { return t.childGone || t.stopped }) {
@@ -4133,7 +4134,8 @@ func (t *typist) write(keys string) (why string) {
 }
 
 // mayBegin returns why the first key must not be typed, "" if it may: the program would not read it, or not by itself,
-// or its question, or the empty box, does not stand. A program that does not read may be busy for a moment beyond that time.
+// or its question, or the empty box, does not stand. A program that does not read may be busy for a moment beyond that
+// time.
 func (t *typist) mayBegin(v sight, until time.Time) (why string) {
 	switch {
 	case t.q != nil && v.tty.Reading == ReadingBusy:
@@ -4727,8 +4729,8 @@ func (v *watcher) recordKeys(keys string, hidden bool, at time.Time) {
 	}
 }
 
-// capture keeps what led to a question, where the environment asks for that: the output still kept, which a replay looks
-// at until it has settled.
+// capture keeps what led to a question, where the environment asks for that: the output still kept, which a replay
+// looks at until it has settled.
 func (v *watcher) capture(p *Prompt) {
 	if os.Getenv("ATLASBRIDGE_CAPTURE_PROMPTS") != "1" || p.Secret {
 		return

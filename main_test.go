@@ -2889,7 +2889,7 @@ func TestLongCall(t *testing.T) {
 			inParts := patience() + 30*time.Second // a message a second
 			c.awaitFor(t, inParts, "what can be shown of it", func() bool {
 				n := c.messages[slices.Max(slices.Collect(maps.Keys(c.messages)))]
-				return n.id > m.id && len(n.buttons) > 0
+				return n.id > m.id && len(n.buttons) > 0 && len(c.messages[m.id].buttons) == 0
 			})
 		}
 		c.play("forge allow")

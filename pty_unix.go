@@ -1142,8 +1142,8 @@ func stopSelf() {
 // What the system tells of others.
 
 // parentOf is the pid of the process's parent; 0: it has none, there is no such process, or the system does not tell
-// (Linux without /proc). A process whose parent has ended gets another, on Linux process 1 or a subreaper. macOS has its
-// own ps tell it, which no program can replace.
+// (Linux without /proc). A process whose parent has ended gets another, on Linux process 1 or a subreaper. macOS has
+// its own ps tell it, which no program can replace.
 func parentOf(pid int) int {
 	text := statFields(procDir(pid))[statParent]
 	if !linux {

@@ -969,8 +969,8 @@ func seal(open []byte) string {
 	return `,"crc":"` + hex.EncodeToString(binary.BigEndian.AppendUint32(nil, sum)) + "\"}\n"
 }
 
-// readHead reads the beginning of a line, {"v":2,"rec":"prompt","id":"…", as far as that can be read. An error says that
-// the line is damaged.
+// readHead reads the beginning of a line, {"v":2,"rec":"prompt","id":"…", as far as that can be read. An error says
+// that the line is damaged.
 func readHead(line []byte) (h Head, err error) {
 	parts := strings.SplitN(string(line[:min(len(line), lineHead)]), `"`, 15)
 	if len(parts) == 15 { // else it is damaged

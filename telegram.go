@@ -107,7 +107,8 @@ func newTelegram(cfg *Config, st *Store, log *slog.Logger) *Telegram {
 }
 
 // refresh takes over config.toml as it is now, if it was written since or somebody asked for that: a user who was taken
-// out of it is ignored. If the file is invalid the old settings stay, which is said once: to who asked, or by the poller.
+// out of it is ignored. If the file is invalid the old settings stay, which is said once: to who asked, or by the
+// poller.
 func (t *Telegram) refresh(asked bool) {
 	t.refreshMu.Lock()
 	defer t.refreshMu.Unlock()
@@ -3027,7 +3028,7 @@ func (s *setup) meet(bot string) error {
 	return err
 }
 
-// awaitCode waits for a person's message with the code, and shows who writes meanwhile.
+// awaitCode waits for a person's message with the code, shows who writes meanwhile, and confirms all of that.
 func (s *setup) awaitCode(code string) (*message, error) {
 	ctx, stop := context.WithTimeout(s.ctx, 10*time.Minute)
 	defer stop()
@@ -3049,7 +3050,7 @@ func (s *setup) awaitCode(code string) (*message, error) {
 			}
 			s.say("%s, user %d, %s chat %d", m.From.name(), m.From.ID, m.Chat.Type, m.Chat.ID)
 			if slices.Contains(strings.Fields(strings.ToLower(m.Text)), code) { // of the link: "/start CODE"
-				return m, nil
+				return m, s.bot.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil)
 			}
 			s.say("That was not the code.")
 		}
