@@ -1638,9 +1638,6 @@ type movement struct {
 // see takes in what the text is now.
 func (m *motion) see(text string, now time.Time) {
 	m.now = now
-	if text == m.text {
-		return
-	}
 	changes, ok := differences(m.text, text)
 	m.text = text
 	if !ok {
@@ -2193,7 +2190,7 @@ func plain(text string) string {
 		switch {
 		case r >= '！' && r <= '～':
 			return r - '！' + '!'
-		case r == '、', r == '，':
+		case r == '、':
 			return ','
 		case r == '。':
 			return '.'
@@ -2735,7 +2732,7 @@ func (d *Detector) lookAtTurn(now time.Time) {
 	case t.worked && d.found == nil:
 		d.found = v.readLeft()
 	case t.worked:
-	case t.sent && t.report == "" && d.adapter.Asks == nil && v.known && d.found != nil && d.found.Idle:
+	case t.sent && t.report == "" && v.known && d.found != nil && d.found.Idle:
 		on := v.answer(v.textEnd())
 		if on.end != "" && on.all != t.told { // a turn too short to be seen, of a tool that tells nothing
 			t.noteWork(true, now)
@@ -2780,7 +2777,7 @@ func (d *Detector) track(now time.Time) {
 		return
 	}
 	worked := d.turn.worked && (d.turn.typed || d.turn.ended != "")
-	if worked && d.cur.Idle && d.view.known {
+	if worked && d.cur.Idle {
 		d.forget()
 		return
 	}
@@ -2813,7 +2810,7 @@ func (d *Detector) track(now time.Time) {
 func (d *Detector) leave(now time.Time) {
 	r := d.cur.place.row - 1 - d.Screen.scrolled
 	asks := d.tty.Canonical && d.tty.Reading == ReadingYes
-	here := d.cur.onLine() && d.cur.place.sizes == d.Screen.sizes
+	here := d.cur.place.sizes == d.Screen.sizes
 	if here && !asks && r >= 0 && r < d.view.row && !d.Screen.grid[r].answered {
 		d.Screen.grid[r].answered = true
 		d.Screen.changes++
@@ -2888,7 +2885,7 @@ func (d *Detector) schedule(now time.Time) time.Time {
 	if f.silent {
 		due = d.movedAt.Add(f.wait)
 	}
-	if f.Idle && d.adapter.Box != nil {
+	if f.Idle {
 		due = later(due, d.turn.ending())
 	}
 	if f.silent && d.view.reported { // the report comes before the dialog is painted
@@ -2973,9 +2970,6 @@ func (d *Detector) Explain() string {
 	}
 	return fmt.Sprintf("found by the reader of %s, in rows %d to %d", f.why, f.rows[0]+1, f.rows[1]+1)
 }
-
-// Raw is the last BufferBytes of the child.
-func (d *Detector) Raw() []byte { return d.raw }
 
 // Activity is what the status command shows.
 func (d *Detector) Activity() string {
@@ -3294,8 +3288,7 @@ func boxOver(s *Screen, r, c int) rectangle {
 	box := rectangle{row: r + 1, col: c, cols: end - c}
 	for background != 0 && end < s.cols && box.row > 0 {
 		cells := s.grid[box.row-1].cells
-		inside := cells[c].BG == background && cells[end-1].BG == background
-		if !inside || cells[c-1].BG == background || cells[end].BG == background {
+		if cells[c].BG != background || cells[c-1].BG == background || cells[end].BG == background {
 			break
 		}
 		box.row--
@@ -3440,12 +3433,6 @@ func (v *view) left() string {
 // behind reports whether something stands behind the cursor that is no hint of what may be typed.
 func (v *view) behind() bool { return v.after() != "" && !v.drawn && !v.faintAt(v.row, v.col) }
 
-// behindText reports whether a character stands right before the cursor that is no hint of what may be typed, in a
-// program that edits its line itself.
-func (v *view) behindText() bool {
-	return !v.tty.Canonical && v.col > 0 && v.s.grid[v.row].cells[v.col-1].ch > ' ' && !v.faintAt(v.row, v.col-1)
-}
-
 // whole is the text of row r with that of the rows that run over into it, and the first of them.
 func (v *view) whole(text string, r int) (string, int) {
 	for r > 0 && v.s.grid[r-1].wrapped && len(text) <= maxFull {
@@ -3490,7 +3477,7 @@ func (v *view) linesAbove(top int) (paragraph, context, far []string, cut bool) 
 		var known bool
 		text, top, answered, known = v.lineBefore(top)
 		size := utf8.RuneCountInString(text)
-		blank := known && isBlank(text)
+		blank := isBlank(text)
 		if part == &paragraph && blank {
 			part, left = &context, *v.o.Context
 		}
@@ -3868,7 +3855,7 @@ func (v *view) readGroup() *candidate {
 		return nil // nothing is chosen with single keys
 	}
 	w := v.rows[v.row]
-	if !v.hidden && v.row < buttons && (w.depth > 1 || w.depth > 0 && strings.Contains(w.raw, "_")) {
+	if !v.hidden && v.row < buttons && (w.depth > 1 || strings.Contains(w.raw, "_")) {
 		f := newCandidate(FreeText, 0.90)
 		f.why = "the cursor is in a field of it"
 		f.drafted = !reVacant.MatchString(v.left())
@@ -3886,7 +3873,7 @@ func (v *view) readGroup() *candidate {
 			if g.why == "" {
 				continue
 			}
-			if !g.weak && g.shape != angles && (len(g.opts) > 1 || g.opts[0].tick >= 0) {
+			if !g.weak && g.shape != angles && len(g.opts) > 1 {
 				return v.menu(g)
 			}
 			if second == nil || second.weak && !g.weak {
@@ -4374,7 +4361,7 @@ func asYesNo(f *candidate) {
 func (v *view) promptBelow(last int) string {
 	typed := v.rows[v.row]
 	above := v.row <= last || v.row == v.buttonRow()
-	if v.known || v.hidden || v.drawn || above || typed.text == "" || typed.fits(reChoosing) || typed.fits(reEscOut) {
+	if v.known || v.hidden || above || typed.fits(reChoosing) || typed.fits(reEscOut) {
 		return ""
 	}
 	return typed.indented()
@@ -4478,7 +4465,7 @@ func (v *view) readField() *candidate {
 		f.wait = v.o.Stuck
 		f.rows = [2]int{v.row, v.row}
 		return f
-	case !fenced && v.drawn && slices.ContainsFunc(below, func(w viewRow) bool { return w.fits(reSubmits) }):
+	case v.drawn && slices.ContainsFunc(below, func(w viewRow) bool { return w.fits(reSubmits) }):
 		f.Question = cmp.Or(strings.TrimSpace(after), asked.text)
 	default:
 		return nil
@@ -4681,7 +4668,8 @@ func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 		f.Choices = []Choice{typedChoice("y", "Yes"), typedChoice("n", "No")}
 		return "it is a question for yes or no" // 18
 	case reText.MatchString(line) && !(v.drawn && reREPL.MatchString(text)):
-		f.drafted = reDrafted.MatchString(text) && v.behindText()
+		written := v.s.grid[v.row].cells[max(0, v.col-1)].ch > ' ' // up to the cursor
+		f.drafted = !v.tty.Canonical && reDrafted.MatchString(text) && written
 		return "it ends as a question does" // 54
 	}
 	return ""
@@ -4960,7 +4948,7 @@ func typedChoice(key, label string) Choice {
 func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	text = plain(text)
 	list, heading, more := v.listAbove(text, top)
-	if len(list) == 0 && hasWord("choose", text) && !v.tty.Canonical {
+	if len(list) == 0 && hasWord("choose", text) {
 		for _, w := range v.rows[v.row+1 : max(v.row, v.last)+1] { // of Inquirer's rawlist it stands below, and nothing else
 			list = append(list, itemsOf(w.raw)...)
 		}
@@ -5278,7 +5266,7 @@ func (v *view) score(f *candidate) {
 	f.wait = cmp.Or(f.wait, settle)
 	state := v.s.Status().State
 	told := f.Idle && (state == "idle" || state == "done")
-	if v.known && (told || v.reported && !f.Idle) {
+	if v.known && (told || v.reported) {
 		f.Score = 1
 		signal := "title"
 		if told || state == "blocked" {
@@ -5530,7 +5518,7 @@ func (t *turnSigns) noteReport(status ProgramStatus, now time.Time) {
 // ending is when the turn may be taken for over at the earliest: an input box that was empty all the
 // time says nothing of a turn that has just begun.
 func (t *turnSigns) ending() time.Time {
-	if t.worked && t.report == "working" {
+	if t.report == "working" {
 		return t.workedAt.Add(unseen)
 	}
 	return t.workedAt.Add(settleIdle)

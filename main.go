@@ -4744,7 +4744,7 @@ func (v *watcher) capture(p *Prompt) {
 		cast, err = startRecording(filepath.Join(dir, name), v.rec.Tool, v.relay.size(), now)
 	}
 	if err == nil {
-		cast.output(v.det.Raw(), now)
+		cast.output(v.det.raw, now)
 		cast.tty(v.pty.State(), now)
 		err = cast.close(now.Add(v.cfg.Stuck + time.Second))
 	}
