@@ -1530,8 +1530,7 @@ type Prompt struct {
 	Shown string `json:"shown,omitempty"`
 
 	Ticked  []bool `json:"-"` // Multi: which are ticked now
-	Submit  string `json:"-"` // Multi: the bytes that end the choosing
-	Axis    string `json:"-"` // which arrows move the pointer: vertical, horizontal, ""
+	Across  bool   `json:"-"` // the arrows to the left and right move the pointer
 	Pointer int    `json:"-"` // index of the choice highlighted, −1 none
 	drafted bool   // a text stands in the box, or in the field: another would be added to it
 
@@ -4184,11 +4183,7 @@ const maxKey = 9
 func (v *view) menu(g *group) *candidate {
 	f := newCandidate(MultipleChoice, 0.90)
 	f.why = g.why
-	f.Axis = "vertical"
-	f.Submit = v.a.Submit
-	if g.across {
-		f.Axis = "horizontal"
-	}
+	f.Across = g.across
 	from := max(0, g.at-8)
 	f.Pointer = g.at - from
 	rows := map[int]string{}

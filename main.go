@@ -4436,7 +4436,7 @@ func (t *typist) choose(want []int) (why string) {
 			}
 			t.steer = now.Multi && target >= 0
 			if target < 0 { // all are ticked that were chosen
-				return cmp.Or(now.Submit, "\r"), ""
+				return cmp.Or(t.adapter.Submit, "\r"), ""
 			}
 			own := now.Choices[target].Keys
 			switch {
@@ -4521,9 +4521,9 @@ func (s *session) arrow(now *Prompt, target int) string {
 	forward := target > now.Pointer
 	name := "UP"
 	switch {
-	case now.Axis == "horizontal" && forward:
+	case now.Across && forward:
 		name = "RIGHT"
-	case now.Axis == "horizontal":
+	case now.Across:
 		name = "LEFT"
 	case forward:
 		name = "DOWN"
