@@ -1423,7 +1423,7 @@ const (
 	programEnded = "the program ended"
 	leftScreen   = "the question left the screen"
 	worksAgain   = "the tool works again"
-	waitsHere    = ": questions wait here or for `atlasbridge answer`"
+	waitsHere    = ": questions wait for the keyboard or `atlasbridge answer`"
 	bothAnswered = "a key was pressed at the keyboard in the same moment: " +
 		"the terminal shows which of the two counted"
 )
@@ -3895,6 +3895,8 @@ func (b *books) tellDestination() {
 		if variable, ok := strings.CutPrefix(users.Origin, "environment "); ok { // perhaps another program's
 			where += "; " + variable + " lets " + string(users.Value) + " answer"
 		}
+	} else if !b.cfg.choseChannel() {
+		where += " (see `atlasbridge setup`)"
 	}
 	b.tell(where)
 }
