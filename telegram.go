@@ -835,6 +835,10 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bo
 		}
 	})
 	j.lost = record(func(m *Message) { m.LostAt = time.Now().Unix() })
+	if shows == string(Expired) && p.Idle && !p.isLong() { // it says so already
+		j.free = true
+		return j
+	}
 	out := &outgoing{method: "editMessageReplyMarkup", EditID: m.ID, Markup: markup(nil)}
 	switch {
 	case shows == replaced:
