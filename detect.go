@@ -3981,7 +3981,7 @@ func (v *view) isOption(o, head viewRow, num string) bool {
 	}
 	asks := head.pointer == "" && o.heads()
 	marked := o.pointer != "" && head.pointer != "" && o.pointer != head.pointer // as a heading is
-	like := o.optionAt == head.optionAt && o.depth == head.depth && (o.tick < 0) == (head.tick < 0)
+	like := o.num == "" && o.optionAt == head.optionAt && o.depth == head.depth && (o.tick < 0) == (head.tick < 0)
 	described := v.dimmer(v.rows[min(head.row+1, v.s.rows-1)], head)
 	return like && !asks && !marked && !reCount.MatchString(o.label) && !(described && v.dimmer(o, head))
 }
