@@ -3219,7 +3219,7 @@ func playDialogs(t *testing.T, r row) {
 	var tapped int64 // the last message that is over
 	for _, step := range parted(r["does"], ";") {
 		verb, word, _ := strings.Cut(step, " ")
-		n := strings.Index("123", cmp.Or(word, "x")) // of the ask
+		n := strings.Index("1234567", cmp.Or(word, "x")) // of the ask
 		switch verb {
 		case "half":
 			c.until("paint", n)
