@@ -1622,10 +1622,10 @@ const (
 
 // motion is what was seen moving in the text of a question, look by look. A unit is a time in the text, or a spinner.
 type motion struct {
-	text  string           // as it was at the last look
-	since time.Time        // since when nothing has changed in it but what may move
-	now   time.Time        // of the last look
-	units map[int]movement // those that have changed since, by their place in the text
+	text  string            // as it was at the last look
+	since time.Time         // since when nothing has changed in it but what may move
+	now   time.Time         // of the last look
+	units map[unit]movement // those that have changed since
 }
 
 // movement is what one unit has done.
@@ -1641,7 +1641,7 @@ func (m *motion) see(text string, now time.Time) {
 	m.text = text
 	if !ok {
 		m.since = now
-		m.units = map[int]movement{}
+		m.units = map[unit]movement{}
 		return
 	}
 	for _, c := range changes {
@@ -1657,8 +1657,8 @@ func (m *motion) see(text string, now time.Time) {
 }
 
 // of compares a unit that differs from what was asked: the same where it is seen moving, unsure while it still may be.
-func (m *motion) of(unit int) sameness {
-	at := m.units[unit].at
+func (m *motion) of(u unit) sameness {
+	at := m.units[u].at
 	last := at[leastMoves-1]
 	switch {
 	case !at[0].IsZero() && last.Sub(at[0]) <= moveTime && m.now.Sub(last) <= moveTime:
@@ -1684,9 +1684,12 @@ func (m *motion) compare(asked, now string) sameness {
 
 // difference is a unit that differs between two texts.
 type difference struct {
-	unit    int
+	unit    unit
 	was, is string
 }
+
+// unit is the place of what may move in a text: its row, and which of the row's it is.
+type unit struct{ row, n int }
 
 // spinners are the characters that programs show one after the other, in the same place, while they work; blank, where
 // such a mark blinks.
@@ -1700,22 +1703,31 @@ var reMoves = re(`\b(?:(?:\d+h ?)?(?:\d+m ?)?\d+s|\d+:\d\d(?::\d\d)?)\b *|[` + s
 // differences are the units in which two texts differ where they may move. ok is false where they differ in anything
 // else.
 func differences(a, b string) (all []difference, ok bool) {
-	if a == b {
-		return nil, true
+	before, after := strings.Split(a, "\n"), strings.Split(b, "\n")
+	if len(before) != len(after) {
+		return nil, false
 	}
-	before, was := unitsOf(a)
-	after, is := unitsOf(b)
-	for unit := 0; before == after && unit < len(was); unit++ {
-		if was[unit] != is[unit] {
-			all = append(all, difference{unit, was[unit], is[unit]})
+	for row, text := range before {
+		if text == after[row] {
+			continue
+		}
+		around, was := unitsOf(text)
+		beside, is := unitsOf(after[row])
+		if around != beside {
+			return nil, false
+		}
+		for n := range was {
+			if was[n] != is[n] {
+				all = append(all, difference{unit{row, n}, was[n], is[n]})
+			}
 		}
 	}
-	return all, before == after
+	return all, true
 }
 
-// unitsOf are the units of a text that may move, and what stands around them.
-func unitsOf(text string) (around string, units []string) {
-	around = reMoves.expr().ReplaceAllStringFunc(text+"\n", func(unit string) string {
+// unitsOf are the units of a row that may move, and what stands around them.
+func unitsOf(row string) (around string, units []string) {
+	around = reMoves.expr().ReplaceAllStringFunc(row+"\n", func(unit string) string {
 		units = append(units, unit)
 		return "\x00"
 	})
@@ -2105,50 +2117,57 @@ ko choose  선택|번호|숫자
 ko what    무엇|어느|어디|누구|어떻게|몇|언제|왜|어떤
 `
 
-// lexicon is the word table as it is used: for each meaning the expression that finds one of its words, and the words
-// for yes and for no, and their letters, of each language in turn. It is made when the first question is read.
-var lexicon = sync.OnceValues(func() (find map[string]*regexp.Regexp, of map[string][]string) {
-	whole, stems, joined := map[string][]string{}, map[string][]string{}, map[string][]string{}
-	of = map[string][]string{}
+// word is a word of the table. joined: it may follow letters, as Han, Kana and Hangul are written; begun: letters may
+// follow it.
+type word struct {
+	text          string
+	joined, begun bool
+}
+
+// lexicon is the word table as it is used: the words of each meaning, and the words for yes and for no, and their
+// letters, of each language in turn. It is made when the first question is read.
+var lexicon = sync.OnceValues(func() (words map[string][]word, of map[string][]string) {
+	words, of = map[string][]word{}, map[string][]string{}
 	for line := range strings.Lines(strings.TrimSpace(wordTable)) {
 		meaning := strings.Fields(line)[1]
 		list := strings.Split(strings.TrimSpace(line[11:]), "|") // the words stand in one column
 		of[meaning] = append(of[meaning], list[0])
 		stem := strings.Contains("keep press secret choose", meaning)
-		for _, word := range list {
-			first, size := utf8.DecodeRuneInString(word)
+		for _, text := range list {
+			first, size := utf8.DecodeRuneInString(text)
 			eastern := unicode.In(first, unicode.Han, unicode.Hiragana, unicode.Katakana, unicode.Hangul)
-			switch {
-			case eastern && (stem || size < len(word)): // one character alone is a word where it stands alone
-				joined[meaning] = append(joined[meaning], word)
-			case stem && len(word) >= 4:
-				stems[meaning] = append(stems[meaning], word)
-			default:
-				whole[meaning] = append(whole[meaning], word)
-			}
+			joined := eastern && (stem || size < len(text)) // one character alone is a word where it stands alone
+			words[meaning] = append(words[meaning], word{text, joined, joined || stem && len(text) >= 4})
 		}
 	}
-	find = map[string]*regexp.Regexp{}
-	either := func(words []string) string { return strings.Join(append(words, "\x00"), "|") } // there may be none
-	for meaning := range of {
-		eastern := either(joined[meaning])
-		// Each class takes long to compile.
-		find[meaning] = regexp.MustCompile(`(?:^|[^\pL\pN])((?:` + either(whole[meaning]) + `)(?:[^\pL\pN]|$)|` +
-			either(stems[meaning]) + `)|(` + eastern + `)`)
-		find[meaning].Longest()
-	}
-	return find, of
+	return words, of
 })
 
-// findWord is where the first word of that meaning stands in a text that is plain and in lower case, −1 none.
+// findWord is where the first word of that meaning stands in a text that is plain and in lower case, and of two the
+// longer one; −1 none.
 func findWord(meaning, text string) (from, to int) {
-	find, _ := lexicon()
-	at := find[meaning].FindStringSubmatchIndex(text)
-	if at == nil {
-		return -1, -1
+	words, _ := lexicon()
+	from, to = -1, -1
+	for _, w := range words[meaning] {
+		for end := 0; ; {
+			next := strings.Index(text[end:], w.text)
+			if next < 0 {
+				break
+			}
+			at := end + next
+			end = at + len(w.text)
+			before, _ := utf8.DecodeLastRuneInString(text[:at])
+			after, _ := utf8.DecodeRuneInString(text[end:])
+			if !w.joined && isWordRune(before) || !w.begun && isWordRune(after) {
+				continue
+			}
+			if from < 0 || at < from || at == from && end > to {
+				from, to = at, end
+			}
+			break
+		}
 	}
-	from, to = max(at[2], at[4]), max(at[3], at[5])
-	return from, from + len(strings.TrimRightFunc(text[from:to], func(r rune) bool { return !isWordRune(r) }))
+	return from, to
 }
 
 // afterWord returns what follows the word of that meaning that a label begins with, a mark before it left out.
