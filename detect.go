@@ -4127,11 +4127,12 @@ func (v *view) choosingRow(g *group) int {
 		}
 		left -= v.textRows(r, r)
 	}
-	above := v.up(g.first(), tells)
-	if above < g.first()-3 {
-		return -1
+	for r := g.first() - 1; r >= max(0, g.first()-3); r-- {
+		if tells(v.rows[r]) {
+			return r
+		}
 	}
-	return above
+	return -1
 }
 
 // The shapes of choices side by side.
