@@ -3757,8 +3757,9 @@ var (
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
 		`continue|next|accept)`)
 	reAsked = re(`^[^:]*\?\W*$`)
-	// reRadio are options that no pointer chooses: Enter takes the one ticked, or each has a key. column leaves them out.
-	reRadio  = re(`^([^\pL\[]*\([ xX*•]\)|❯[○●]|[a-z]  +\pL)`)
+	// reRadio are options that no pointer chooses: Enter takes the one ticked, or ticks (pterm), or each has a key.
+	// column leaves them out.
+	reRadio  = re(`^([^\pL\[]*(?:\([ xX*•]\)|\[✗\])|❯[○●]|[a-z]  +\pL)`)
 	reLead   = re(`^[?◆◇✔●■]\s+`)
 	reVacant = re(`(^|[:?*` + uprights + `])\s*$`) // left of the cursor in a field with nothing in it, or a secret
 	reAside  = re(`^$|____|^[→●•-] `)              // no part of a paragraph: an empty field, an answer, a list
@@ -3806,7 +3807,7 @@ func (v *view) reason(g *group) string {
 	inside := v.hidden || v.row <= g.end()
 	draft := v.typesIn(g)
 	hint := v.choosingRow(g)
-	alone := len(g.opts) == 1 && o.tick < 0
+	alone := len(g.opts) == 1
 	pointed := g.sure() || o.tick >= 0 || g.at >= 0 && inside && v.reads()
 	switch {
 	case alone && (hint < g.end() || !v.rows[hint].fits(reMoving)):
@@ -4043,12 +4044,22 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 		drawn = append(drawn, aspects(v.sample(o)))
 	}
 	first, second := v.sample(opts[0]).BG, v.sample(opts[1]).BG
-	grey := func(background int32) bool { return isGrey(background) || background >= 232 && background < 240 }
 	row, left := opts[0].row, opts[0].at-1
 	across := row == opts[1].row
+	buttons := false // each has a background of its own
+	for c := opts[0].labelAt; across && c < opts[1].labelAt; c++ {
+		between := v.s.attr(row, c).BG
+		buttons = buttons || first >= 0 && second >= 0 && between != first && between != second
+	}
+	grey := func(background int32) bool {
+		return isGrey(background) || background >= 232 && background < 240 || buttons && background == 0
+	}
 	lit := first >= 0 && (second >= 0 || !across) // in a column one bar alone may be no menu
-	if len(opts) == 2 && lit && grey(first) != grey(second) {
+	switch two := len(opts) == 2; {
+	case two && lit && grey(first) != grey(second):
 		return int(number(grey(first))), false
+	case two && buttons:
+		return -1, false
 	}
 	rest := v.s.attr(row-1, v.s.cols-1)
 	if across {
@@ -4178,7 +4189,8 @@ func (v *view) sideBySide(r int) *group {
 			o.at = w.at + widthOf(w.text[:part[2]+m[0]])
 			o.labelAt = o.at + widthOf(in[m[0]:m[2]])
 			g.opts = append(g.opts, o)
-			if strings.HasPrefix(in[m[0]:], "●") {
+			cursor := !v.hidden && v.row == r && v.col >= o.at && v.col < o.labelAt+widthOf(o.label)
+			if cursor || strings.HasPrefix(in[m[0]:], "●") {
 				g.at, g.marked = i, true
 			}
 		}
