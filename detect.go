@@ -4033,8 +4033,9 @@ func (v *view) joinLabels(g *group) {
 }
 
 // unlike is the only option that is drawn unlike the others, −1 without one; weak: by no more than a colour or bold
-// print. Of two it is the one whose background is no grey, else the one not drawn as what is around them: the end of
-// the row above, or of options side by side the cell left of the first. Else it is the only one that is not dim.
+// print. Of two it is the one whose background is no grey, and of two buttons not black: else their colours do not
+// tell. Of two others it is the one not drawn as what is around them: the end of the row above, or of options side by
+// side the cell left of the first. Else it is the only one that is not dim.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
@@ -4046,19 +4047,15 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	first, second := v.sample(opts[0]).BG, v.sample(opts[1]).BG
 	row, left := opts[0].row, opts[0].at-1
 	across := row == opts[1].row
-	buttons := false // each has a background of its own
-	for c := opts[0].labelAt; across && c < opts[1].labelAt; c++ {
-		between := v.s.attr(row, c).BG
-		buttons = buttons || first >= 0 && second >= 0 && between != first && between != second
-	}
+	buttons := across && v.areButtons(opts)
 	grey := func(background int32) bool {
 		return isGrey(background) || background >= 232 && background < 240 || buttons && background == 0
 	}
 	lit := first >= 0 && (second >= 0 || !across) // in a column one bar alone may be no menu
-	switch two := len(opts) == 2; {
-	case two && lit && grey(first) != grey(second):
+	if len(opts) == 2 && lit && grey(first) != grey(second) {
 		return int(number(grey(first))), false
-	case two && buttons:
+	}
+	if len(opts) == 2 && buttons {
 		return -1, false
 	}
 	rest := v.s.attr(row-1, v.s.cols-1)
@@ -4085,6 +4082,19 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 		}
 	}
 	return -1, false
+}
+
+// areButtons reports whether the first two of options side by side have each a background of its own: another one is
+// between them.
+func (v *view) areButtons(opts []viewRow) bool {
+	first, second := v.sample(opts[0]).BG, v.sample(opts[1]).BG
+	for c := opts[0].labelAt; c < opts[1].labelAt; c++ {
+		between := v.s.attr(opts[0].row, c).BG
+		if first >= 0 && second >= 0 && between != first && between != second {
+			return true
+		}
+	}
+	return false
 }
 
 // litOption is unlike, or the option whose box is lit inside (whiptail).
