@@ -2873,7 +2873,7 @@ func (d *desk) noteTyped(by string, at time.Time) {
 	if len(d.hooks) == 0 {
 		return
 	}
-	p := d.det.Look(d.pty.State(), time.Now())
+	p := d.look()
 	if p == nil {
 		p = d.watcher.seen
 	}
@@ -2975,6 +2975,9 @@ func (v *watcher) detect() {
 		v.desk.takeUp()
 	}
 }
+
+// look returns what the screen asks this instant, nil nothing.
+func (s *session) look() *Prompt { return s.det.Look(s.pty.State(), time.Now()) }
 
 // terminalState looks at the child's terminal, and while an answer is typed first at what waits in it: a program that
 // reads after it took the key reads on. In raw mode no line is begun: the system counts all that was typed.
@@ -3673,7 +3676,7 @@ func (s *phone) askAgain(r *InputRecord) {
 		s.inputDone(r, "a question is open already", Notice{})
 		return
 	}
-	p := s.det.Look(s.pty.State(), time.Now())
+	p := s.look()
 	if p == nil || p.Idle {
 		s.inputDone(r, "the question is no longer on the screen", Notice{})
 		return
@@ -3715,7 +3718,7 @@ func (p *phone) stopTurn(r *InputRecord) {
 
 // inTurn looks, and reports whether the tool works, or asks something meanwhile.
 func (p *phone) inTurn() bool {
-	p.det.Look(p.pty.State(), time.Now())
+	p.look()
 	q := p.desk.inForce()
 	return p.det.Working() || q != nil && !q.rec.Idle
 }
@@ -4166,7 +4169,7 @@ func (t *typist) stands() bool {
 	if !t.given || t.writing || waiting > 0 {
 		return true
 	}
-	return waiting < 0 && t.q.screen.same(t.det.Look(t.pty.State(), time.Now()))
+	return waiting < 0 && t.q.screen.same(t.look())
 }
 
 // overtaken reports whether look is another question than the one that is answered; a text answers none.
@@ -4197,7 +4200,7 @@ func (d *desk) typeAnswer(q *question) {
 		}
 		q.to, q.why = Failed, why
 		d.recordEnd(q)
-		if !expired && !q.rec.Idle && !d.childGone && q.screen.same(d.det.Look(d.pty.State(), time.Now())) {
+		if !expired && !q.rec.Idle && !d.childGone && q.screen.same(d.look()) {
 			d.det.Again() // it is asked anew
 		}
 	}
@@ -4223,7 +4226,7 @@ func (t *typist) dropHeld() {
 	if len(t.relay.held) == 0 || t.q != nil && t.q.rec.Idle {
 		return
 	}
-	asked := t.overtaken(t.det.Look(t.pty.State(), time.Now()))
+	asked := t.overtaken(t.look())
 	dropped := 0
 	t.relay.held = slices.DeleteFunc(t.relay.held, func(k typedKeys) bool {
 		drop := (k.unread || asked) && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys)
