@@ -1511,8 +1511,10 @@ func (s *turnOrder) wakeWaiting() {
 	})
 }
 
-// await gives the turn away until holds is true, or until that time (zero: never). It reports whether holds is true.
-// Whoever has the turn calls holds, too, so it must change nothing.
+// until gives the turn away until holds is true. Whoever has the turn calls holds, too, so it must change nothing.
+func (s *turnOrder) until(holds func() bool) { s.await(time.Time{}, holds) }
+
+// await is until with an end at that time (zero: none). It reports whether holds is true.
 func (s *turnOrder) await(until time.Time, holds func() bool) bool {
 	s.wakeWaiting()
 	for !holds() {
@@ -1899,7 +1901,7 @@ func (s *session) attend() {
 	}
 	told := func() bool { return !s.watchdog.toldToEnd.IsZero() }
 	ended := func() bool { return s.rec.ExitCode != nil && s.relay.drained && s.relay.tapped == 0 }
-	s.await(time.Time{}, func() bool { return ended() || told() && s.rec.ExitCode != nil })
+	s.until(func() bool { return ended() || told() && s.rec.ExitCode != nil })
 	if told() { // nobody may read our output, or a grandchild write on and on
 		s.await(s.watchdog.toldToEnd.Add(endWait), ended)
 	}
@@ -2715,7 +2717,7 @@ func (r *relay) came() int64 {
 // writeTyping writes queued keys that are no typist's.
 func (r *relay) writeTyping() {
 	for {
-		r.await(time.Time{}, func() bool { return r.childGone || len(r.typing) > 0 })
+		r.until(func() bool { return r.childGone || len(r.typing) > 0 })
 		if r.childGone {
 			return
 		}
@@ -2768,7 +2770,7 @@ func (r *relay) readKeys() {
 		r.lock()
 		r.takeOutput()
 		r.handleKeys(typedKeys{keys: bytes.Clone(buf[:n]), at: time.Now()})
-		r.await(time.Time{}, func() bool { return r.childGone || r.heldBytes()+len(r.typing) < maxHeld })
+		r.until(func() bool { return r.childGone || r.heldBytes()+len(r.typing) < maxHeld })
 		r.unlock()
 	}
 	r.lock()
@@ -3088,7 +3090,7 @@ func (d *desk) carry(q *question) {
 	if d.expectsHook(q.screen) {
 		d.await(q.seenAt.Add(hookWait), gone)
 	}
-	d.await(time.Time{}, func() bool { return gone() || d.books.recorded && len(d.hooks) == 0 && d.typist == nil })
+	d.until(func() bool { return gone() || d.books.recorded && len(d.hooks) == 0 && d.typist == nil })
 	for !gone() && !d.create(q) {
 		d.await(time.Now().Add(retryEvery), gone)
 	}
@@ -3204,7 +3206,7 @@ func (d *desk) ask(q *question) {
 		d.await(time.Now().Add(retryEvery), q.closed)
 	}
 	if q.screen == nil { // its hook expires it
-		d.await(time.Time{}, q.closed)
+		d.until(q.closed)
 		return
 	}
 	expire := func() bool { // nothing is typed while somebody may still feed standard input, or answer here alone
@@ -3440,7 +3442,7 @@ func (d *desk) carryHook(h *question) {
 		h.leave(Canceled, "its time was over before it could be asked: the dialog asks")
 	}
 	for {
-		d.await(time.Time{}, func() bool { return h.to != "" || h.rec.settled() || h.rec.Status == Injected })
+		d.until(func() bool { return h.to != "" || h.rec.settled() || h.rec.Status == Injected })
 		d.recordEnd(h)
 		if h.rec.Status == Injected {
 			d.resolveHook(h)
@@ -3511,7 +3513,7 @@ type phone struct {
 // doInputs does what the phone asks for, in order; only what types nothing passes an input that waits.
 func (p *phone) doInputs() {
 	for {
-		p.await(time.Time{}, func() bool { return p.childGone || p.books.recorded && len(p.inputs) > 0 && p.typist == nil })
+		p.until(func() bool { return p.childGone || p.books.recorded && len(p.inputs) > 0 && p.typist == nil })
 		if p.childGone {
 			return
 		}
@@ -3952,7 +3954,7 @@ func (b *books) notify(n Notice) {
 func (b *books) sendStream() {
 	sent := int64(0)
 	for {
-		b.await(time.Time{}, func() bool { return b.childGone || b.relay.taken > sent })
+		b.until(func() bool { return b.childGone || b.relay.taken > sent })
 		flush := time.Now().Add(b.cfg.Flush)
 		for time.Now().Before(flush) && !b.childGone {
 			b.await(time.Now().Add(min(frameTime, time.Until(flush))), b.ended)
@@ -4033,7 +4035,7 @@ const (
 
 // work types when nobody else does and the keyboard is held, and returns why not all is typed, "" it is.
 func (t *typist) work() (why string) {
-	t.await(time.Time{}, func() bool { return t.childGone || t.session.typist == nil && t.relay.output.hold() })
+	t.until(func() bool { return t.childGone || t.session.typist == nil && t.relay.output.hold() })
 	t.session.typist = t
 	t.relay.output.takeEach(true)
 	t.began = time.Now()
@@ -4792,7 +4794,7 @@ func (s *session) finish() {
 	<-s.books.said
 	s.lock()
 	defer s.unlock()
-	s.await(time.Time{}, func() bool { return s.phone.fetching == 0 })
+	s.until(func() bool { return s.phone.fetching == 0 })
 	signal.Stop(s.watchdog.signals) // the books are closed: a signal ends us as it does any program
 	var late <-chan time.Time       // nil: what we say is waited for
 	if !s.watchdog.toldToEnd.IsZero() {
@@ -4814,7 +4816,7 @@ func (s *session) finish() {
 // endQuestions ends what is still asked or being typed: a write to a closed terminal returns, and its result decides
 // whether an answer was typed.
 func (d *desk) endQuestions() {
-	d.await(time.Time{}, func() bool { return d.books.opened && !d.relay.inFlight })
+	d.until(func() bool { return d.books.opened && !d.relay.inFlight })
 	for _, h := range d.hooks {
 		h.to = Failed // unless it has passed its answer on
 		h.why = programEnded
@@ -4822,7 +4824,7 @@ func (d *desk) endQuestions() {
 	if d.asked != nil {
 		d.asked.leave(Failed, programEnded)
 	}
-	d.await(time.Time{}, func() bool { return d.carried == 0 && d.typist == nil })
+	d.until(func() bool { return d.carried == 0 && d.typist == nil })
 }
 
 // endExpired withdraws each offer to ask again, the oldest first: nothing is left to ask, because of why.
