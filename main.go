@@ -454,12 +454,12 @@ func commands() []manual {
 		{cmdRun, runPage},
 		{cmdSetup, setupPage},
 		{cmdDoctor, doctorPage},
-		{cmdStatus, statusPage},
-		{cmdApprovals, approvalsPage},
-		{cmdAnswer, answerPage},
+		{withState(cmdStatus), statusPage},
+		{withState(cmdApprovals), approvalsPage},
+		{withState(cmdAnswer), answerPage},
 		{cmdAsk, askPage},
 		{cmdLogs, logsPage},
-		{cmdAudit, auditPage},
+		{withState(cmdAudit), auditPage},
 		{cmdDebug, debugPage},
 		{cmdLab, labPage},
 		{cmdHook, hookPage},
@@ -1061,14 +1061,16 @@ func (c *command) openState() (*Store, error) {
 	return s, nil
 }
 
-// withState does something with the state, and closes it.
-func (c *command) withState(do func(*Store) int) int {
-	s, err := c.openState()
-	if err != nil {
-		return c.fail(err)
+// withState returns a command that opens the state, does something with it, and closes it.
+func withState(do func(*command, *Store) int) func(*command) int {
+	return func(c *command) int {
+		s, err := c.openState()
+		if err != nil {
+			return c.fail(err)
+		}
+		defer s.Close()
+		return do(c, s)
 	}
-	defer s.Close()
-	return do(s)
 }
 
 // span is a time that has passed, or is left, without its seconds from a minute on.
@@ -1087,10 +1089,8 @@ type statusRow struct {
 	Polls bool `json:"polls"` // listens to Telegram for all sessions
 }
 
-func cmdStatus(c *command) int { return c.withState(c.status) }
-
-// status lists sessions, and who listens to Telegram.
-func (c *command) status(s *Store) int {
+// cmdStatus lists sessions, and who listens to Telegram.
+func cmdStatus(c *command, s *Store) int {
 	list := []statusRow{}
 	poller := s.holder("poll.lock")
 	for id, r := range s.view.Sessions {
@@ -1140,10 +1140,8 @@ func (c *command) status(s *Store) int {
 // maxListed is how much approvals says of a question, in bytes: a screenful.
 const maxListed = 2000
 
-func cmdApprovals(c *command) int { return c.withState(c.approvals) }
-
-// approvals lists the questions that wait for an answer.
-func (c *command) approvals(s *Store) int {
+// cmdApprovals lists the questions that wait for an answer.
+func cmdApprovals(c *command, s *Store) int {
 	open := s.view.which(s.waits)
 	slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
 	return show(c, open, "no open questions", "PROMPT\tSESSION\tLEFT\tQUESTION · ANSWERS", func(p *PromptRecord) []any {
@@ -1153,11 +1151,9 @@ func (c *command) approvals(s *Store) int {
 	})
 }
 
-func cmdAnswer(c *command) int { return c.withState(c.answer) }
-
-// answer answers a question from this terminal, but never from inside a session. An answer that was given is a success,
-// even if the audit log could not be written: that is reported.
-func (c *command) answer(s *Store) int {
+// cmdAnswer answers a question from this terminal, but never from inside a session. An answer that was given is a
+// success, even if the audit log could not be written: that is reported.
+func cmdAnswer(c *command, s *Store) int {
 	d := Decision{PromptID: c.args[0], Value: c.args[1], By: "cli:answer", Trusted: true}
 	var p PromptRecord
 	if found := s.view.find(d); found != nil {
@@ -1220,10 +1216,8 @@ func (s *Store) inside() bool {
 // ---- commands: audit verify, logs ----
 // They only read.
 
-func cmdAudit(c *command) int { return c.withState(c.audit) }
-
-// audit says whether the chain of the audit log holds.
-func (c *command) audit(s *Store) int {
+// cmdAudit says whether the chain of the audit log holds.
+func cmdAudit(c *command, s *Store) int {
 	v, err := s.VerifyAudit()
 	switch {
 	case err != nil:
@@ -5104,7 +5098,7 @@ func cmdHook(c *command) int {
 		return 0 // the tool's dialog asks
 	}
 	c.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
-	c.withState(func(s *Store) int {
+	withState(func(_ *command, s *Store) int {
 		h.st = s
 		if s.Alive(h.session) { // the session's record may come later than its tool's first hook
 			err = h.handle(c)
@@ -5113,7 +5107,7 @@ func cmdHook(c *command) int {
 			c.fail(err)
 		}
 		return 0
-	})
+	})(c)
 	return 0
 }
 

@@ -2836,7 +2836,7 @@ func cmdSetup(c *command) int {
 	if err == nil {
 		defer func() { _ = errors.Join(dropTyped(c.stdin), show()) }() // a terminal that has gone shows nothing
 	}
-	return c.withState(func(st *Store) int {
+	return withState(func(_ *command, st *Store) int {
 		cfg := &Config{Dir: st.Dir}
 		s := &setup{command: c, bot: newTelegram(cfg, st, nil), cfg: cfg}
 		err := s.converse()
@@ -2849,7 +2849,7 @@ func cmdSetup(c *command) int {
 		}
 		fmt.Fprintln(c.stderr, "\natlasbridge: setup was ended; config.toml is as it was")
 		return 128 + int(end.sig)
-	})
+	})(c)
 }
 
 // converse takes one step after the other. The file is written last, so that an error leaves it as it was.
