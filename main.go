@@ -2265,7 +2265,7 @@ type backlog struct {
 	passing bool         // some are being written to it
 }
 
-// typedKeys are keys that were typed here, or what a pipe brought: nil at its end.
+// typedKeys are keys for the child: typed here or by us, or what a pipe brought, nil at its end.
 type typedKeys struct {
 	keys   []byte
 	at     time.Time
@@ -2632,7 +2632,7 @@ func (r *relay) takeOutput() {
 	seen := 0
 	for _, k := range keys {
 		r.handleOutput(p[seen:k.behind], k.at)
-		r.noteKeys(k)
+		r.noteKeyboard(k)
 		seen = k.behind
 	}
 	r.handleOutput(p[seen:], at)
@@ -2794,20 +2794,17 @@ func (r *relay) handleKeys(k typedKeys) {
 	}
 	r.output.hold() // until these are written
 	r.typing = append(r.typing, keys...)
-	r.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), modes: r.pty.Modes()})
+	r.noteKeyboard(typedKeys{keys: []byte(keys), at: time.Now(), modes: r.pty.Modes()})
 }
 
-// noteKeys notes what is typed here, and goes to the child.
-func (r *relay) noteKeys(k typedKeys) {
-	keys := string(k.keys)
+// noteKeyboard notes what is typed here, and goes to the child.
+func (r *relay) noteKeyboard(k typedKeys) {
 	by := ""
-	if !isReport(keys) {
+	if !isReport(string(k.keys)) {
 		by = "cli:local"
 		r.lastKey = k.at
 	}
-	r.noteLine(keys, k.modes)
-	r.notePressed(keys, by, k.at)
-	r.watcher.recordKeys(keys, k.hidden(), k.at)
+	r.noteKeys(k, by)
 }
 
 // stops reports whether keys end what a typist does: ^C or Esc.
@@ -2845,20 +2842,24 @@ func isReport(keys string) bool {
 // inject queues keys for the child. by tells who pressed them.
 func (r *relay) inject(keys, by string) {
 	r.typing = append(r.typing, keys...)
-	r.noteLine(keys, r.pty.Modes())
-	r.notePressed(keys, by, time.Now())
-	r.watcher.recordKeys(keys, false, time.Now())
+	r.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), modes: r.pty.Modes()}, by)
 }
 
-// notePressed notes keys that go to the child. by tells who pressed them where they may answer what stands on the
-// screen, else "".
-func (r *relay) notePressed(keys, by string, at time.Time) {
+// noteKeys notes keys that go to the child, and records them, but none of a secret. by tells who pressed them where
+// they may answer what stands on the screen, else "".
+func (r *relay) noteKeys(k typedKeys, by string) {
+	keys := string(k.keys)
+	r.noteLine(keys, k.modes)
 	paste := len(keys) > maxArrow // to match one takes long
 	stops := keys == suspendKey && r.handed.Resumes
 	if by != "" && !stops && (paste || !reArrow.MatchString(keys)) {
-		r.desk.noteTyped(by, at)
+		r.desk.noteTyped(by, k.at)
 	}
-	r.det.Typed([]byte(keys), at)
+	r.det.Typed(k.keys, k.at)
+	asked := r.desk.asked
+	if !k.hidden() && (asked == nil || !asked.screen.Secret) {
+		r.watcher.cast.event("i", keys, k.at)
+	}
 }
 
 // noteTyped notes who pressed a key that may answer what stands on the screen, which may not have settled yet.
@@ -4128,9 +4129,7 @@ func (t *typist) write(keys string) (why string) {
 	for i := range t.relay.held {
 		t.relay.held[i].unread = t.q != nil && (unread || t.relay.held[i].at.Before(at))
 	}
-	t.relay.noteLine(keys, modes)
-	t.det.Typed([]byte(keys), time.Now())
-	t.watcher.recordKeys(keys, false, time.Now())
+	t.relay.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), modes: modes}, "")
 	return ""
 }
 
@@ -4721,13 +4720,6 @@ func startRecording(path, tool string, size Size, now time.Time) (*castWriter, e
 		Env:    map[string]any{"TERM": os.Getenv("TERM")},
 	}
 	return newCast(file, head, now), nil
-}
-
-// recordKeys records keys that went to the child, but none of a secret. hidden: the terminal did not show them.
-func (v *watcher) recordKeys(keys string, hidden bool, at time.Time) {
-	if !hidden && (v.desk.asked == nil || !v.desk.asked.screen.Secret) {
-		v.cast.event("i", keys, at)
-	}
 }
 
 // capture keeps what led to a question, where the environment asks for that: the output still kept, which a replay
