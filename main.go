@@ -1840,18 +1840,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	}
 	defer s.relay.restore()
 	s.relay.listen()
-	if s.cfg.Channel == "telegram" {
-		s.books.polling.Go(func() {
-			defer s.st.catchPanic()
-			s.tg.Poll(s.ctx)
-		})
-	}
-	s.books.lastWords = make(chan struct{})
-	s.books.said = make(chan struct{})
-	s.spawn(func() {
-		defer close(s.books.said)
-		s.books.ch.Show(s.ctx, s.books.lastWords)
-	})
+	s.books.hangUp = s.st.connect(s.ctx, s.books.ch)
 	s.watcher.startDetector(size)
 	s.rec.PID = s.pty.PID()
 	s.lock()
@@ -3809,16 +3798,38 @@ func (p *phone) auditInput(r *InputRecord, about ...Field) {
 // books keeps the session's records and reports.
 type books struct {
 	*session
-	ch        Channel
-	notes     io.Writer // for our own words to the person at the terminal
-	polling   sync.WaitGroup
-	lastWords chan struct{} // closed when the channel is to end with what there is to say
-	said      chan struct{} // closed when it has
+	ch     Channel
+	notes  io.Writer                 // for our own words to the person at the terminal
+	hangUp func(limit time.Duration) // see connect
 
 	opened   bool   // the state was read, or could not be
 	recorded bool   // the session is in it, as far as it can be written
 	trouble  string // of the state file
 	warning  string // of the tool's version, to be told at the end
+}
+
+// connect has the channel show what it is to show, and Telegram listened to while no other process does, until ctx
+// ends. hangUp ends that when the channel has said what there is to say, or after the limit: then the rest is owed.
+func (s *Store) connect(ctx context.Context, ch Channel) (hangUp func(limit time.Duration)) {
+	ctx, cut := context.WithCancel(ctx)
+	lastWords := make(chan struct{})
+	var beside sync.WaitGroup
+	beside.Go(func() {
+		defer s.catchPanic()
+		ch.Show(ctx, lastWords)
+		cut()
+	})
+	if phone, ok := ch.(*Telegram); ok {
+		beside.Go(func() {
+			defer s.catchPanic()
+			phone.Poll(ctx)
+		})
+	}
+	return func(limit time.Duration) {
+		close(lastWords)
+		time.AfterFunc(limit, cut)
+		beside.Wait()
+	}
 }
 
 // keepBooks reads the state beside the child, so that a long history does not delay it. It records the session, and
@@ -4765,19 +4776,13 @@ func (s *session) finish() {
 	s.books.tellTrouble("closing what is over", err)
 	s.books.gatherStream(true)
 	s.books.tellEnd()
-	close(s.books.lastWords)
 	limit := drainSend
 	if s.cfg.Stream && s.tg.Trouble() == "" {
 		limit = drainStream
 	}
 	s.unlock()
-	select { // until the channel has sent everything, or a signal ends us: see handleSignal
-	case <-s.books.said:
-	case <-s.ctx.Done():
-	case <-time.After(limit):
-	}
-	s.stop() // cuts requests short
-	<-s.books.said
+	s.books.hangUp(limit) // a signal cuts it short: see handleSignal
+	s.stop()
 	s.lock()
 	defer s.unlock()
 	s.until(func() bool { return s.phone.fetching == 0 })
@@ -4788,7 +4793,6 @@ func (s *session) finish() {
 	}
 	told := make(chan struct{})
 	s.spawn(func() {
-		s.books.polling.Wait()
 		s.books.ch.Close() // nothing is to be sent any more
 		s.books.tellAtTerminal()
 		close(told)
@@ -5895,17 +5899,11 @@ func (a *asking) bridge() error {
 		}
 		quit(err)
 	}
-	online, disconnect := context.WithCancel(a.ctx)
-	defer disconnect()
-	lastWords := make(chan struct{})
-	var beside sync.WaitGroup
+	var ch Channel = localChannel{}
 	if a.Channel == "telegram" {
-		beside.Go(func() { a.tg.Poll(online) })
-		beside.Go(func() {
-			a.tg.Show(online, lastWords)
-			disconnect()
-		})
+		ch = a.tg
 	}
+	hangUp := a.connect(a.ctx, ch)
 	end, err := p.await(ctx, a.Store, func(in *InputRecord) { a.obey(*in, quit) })
 	if end != nil {
 		err = a.conclude(end, context.Cause(ctx))
@@ -5921,11 +5919,9 @@ func (a *asking) bridge() error {
 	if end != nil && end.answeredByCommand() {
 		n := answeredNotice(end)
 		n.SessionID = own.ID
-		a.tg.Notify(n)
+		ch.Notify(n)
 	}
-	close(lastWords)
-	time.AfterFunc(drainSend, disconnect) // the rest is owed
-	beside.Wait()
+	hangUp(drainSend)
 	return errors.Join(err, unsaid)
 }
 
