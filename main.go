@@ -1579,7 +1579,11 @@ func cmdRun(c *command) int {
 // newSession does what can fail before anything is spawned.
 func newSession(c *command) (*session, error) {
 	tool := filepath.Base(c.opts.args[0])
-	flags := settingsOf(c.opts)
+	flags := timeoutOf(c.opts)
+	flags["channel"] = c.opts.text("channel")
+	if c.opts.on("stream") {
+		flags["stream.enabled"] = "true"
+	}
 	cfg, err := c.config(flags)
 	if err != nil {
 		return nil, err
@@ -1637,17 +1641,7 @@ func newSession(c *command) (*session, error) {
 	return s, nil
 }
 
-// settingsOf is what the command line says about settings, "" where it says nothing.
-func settingsOf(o *opts) map[string]string {
-	flags := timeoutOf(o)
-	flags["channel"] = o.text("channel")
-	if o.on("stream") {
-		flags["stream.enabled"] = "true"
-	}
-	return flags
-}
-
-// timeoutOf is settingsOf for --timeout alone.
+// timeoutOf is what --timeout says about settings, "" where it was not given.
 func timeoutOf(o *opts) map[string]string {
 	seconds := o.text("timeout")
 	return map[string]string{"timeout_seconds": seconds, "permission_timeout_seconds": seconds}
@@ -1882,12 +1876,9 @@ func (s *session) attend() {
 	if s.cfg.Stream {
 		s.beside(s.books.sendStream)
 	}
-	told := func() bool { return !s.watchdog.toldToEnd.IsZero() }
-	ended := func() bool { return s.rec.ExitCode != nil && s.relay.drained && s.relay.tapped == 0 }
-	s.until(func() bool { return ended() || told() && s.rec.ExitCode != nil })
-	if told() { // nobody may read our output, or a grandchild write on and on
-		s.await(s.watchdog.toldToEnd.Add(endWait), ended)
-	}
+	drained := func() bool { return s.relay.drained && s.relay.tapped == 0 }
+	s.until(func() bool { return s.rec.ExitCode != nil && (drained() || !s.watchdog.toldToEnd.IsZero()) })
+	s.await(s.watchdog.toldToEnd.Add(endWait), drained) // nobody may read our output, or a grandchild write on and on
 }
 
 // checkVersion asks the tool, which argv0 runs, for its version beside the child, and warns of one that was not tried.
@@ -3322,7 +3313,7 @@ func answeredNotice(p *PromptRecord) Notice {
 func (d *desk) hooksOf(p *Prompt) (all []*question) {
 	shown := func(h *question) bool { return p.showsCall(h.rec.Tool, h.rec.Subject) }
 	named := func(h *question) bool {
-		return p != nil && !p.Idle && (d.watcher.seenAs == "" || d.watcher.seenAs == d.named) && h.namedIn(d.named)
+		return !p.Idle && (d.watcher.seenAs == "" || d.watcher.seenAs == d.named) && h.namedIn(d.named)
 	}
 	i := slices.IndexFunc(d.hooks, shown)
 	if i < 0 {
@@ -3841,7 +3832,7 @@ func (b *books) keepBooks() {
 	if err != nil {
 		b.tellTrouble("opening the state", err)
 	}
-	if b.await(b.rec.StartedAt.Add(recordAfter), func() bool { return b.childGone || b.rec.ExitCode != nil }) {
+	if b.await(b.rec.StartedAt.Add(recordAfter), func() bool { return b.rec.ExitCode != nil }) {
 		b.unlock()
 		return
 	}
@@ -4814,7 +4805,7 @@ func (d *desk) endQuestions() {
 	if d.asked != nil {
 		d.asked.leave(Failed, programEnded)
 	}
-	d.until(func() bool { return d.carried == 0 && d.typist == nil })
+	d.until(func() bool { return d.carried == 0 })
 }
 
 // endExpired withdraws each offer to ask again, the oldest first: nothing is left to ask, because of why.
@@ -4866,9 +4857,7 @@ func (b *books) tellEnd() {
 	text := fmt.Sprintf("%s · %s · %d asked\naudit %d %.24s", how, span(b.rec.EndedAt.Sub(b.rec.StartedAt)), asked,
 		head.Seq, strings.TrimPrefix(head.Hash, "sha256:")) // fits into one row
 	b.rec.Farewell = &Farewell{text, b.desk.endRings()}
-	if b.save("recording the last message", ref(b.rec)) {
-		b.tg.wake()
-	} else {
+	if !b.save("recording the last message", ref(b.rec)) {
 		b.notify(Notice{Text: text, Ring: b.rec.Farewell.Ring})
 	}
 }
