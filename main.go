@@ -3276,7 +3276,7 @@ func (d *desk) handleRecord(rec Record) {
 		default:
 			news := q.rec.Open()
 			q.rec = *r
-			if news && !r.Open() && r.DecidedBy != nil && fromPhone(*r.DecidedBy) {
+			if news && !r.Open() && fromPhone(maybe(r.DecidedBy)) {
 				d.phone.phoneAt = time.Now()
 			}
 		}
@@ -3295,7 +3295,7 @@ func (d *desk) byID(id string) *question {
 
 // answeredByCommand reports whether `atlasbridge answer` has given the answer.
 func (p *PromptRecord) answeredByCommand() bool {
-	return p.DecidedBy != nil && *p.DecidedBy == "cli:answer"
+	return maybe(p.DecidedBy) == "cli:answer"
 }
 
 // answeredNotice tells the phone that it was not the one to answer.
