@@ -1732,7 +1732,7 @@ func (r *relay) handOver(ours [3]*os.File, batch bool) error {
 }
 
 // findKeyboard finds where somebody types. A tool that is the last of a pipeline reads its keys from the terminal, not
-// from its input: less, fzf. One that is followed by others may share it with them: see keyboardStep.
+// from its input: less, fzf. One that is followed by others may share it with them: see readKeyboard.
 func (h *hostTerminal) findKeyboard(ours [3]*os.File) {
 	handed := h.handed.Streams
 	switch {
@@ -1779,6 +1779,7 @@ func (r *relay) tapStream(i int, out *os.File, seen func(p []byte)) error {
 	}
 	r.handed.Streams[i] = childs
 	r.taps = append(r.taps, tap{r: end, w: childs, out: hostStream{out}, seen: seen})
+	r.tapped++
 	return nil
 }
 
@@ -1846,7 +1847,6 @@ func (s *session) run(ctx context.Context, argv []string) error {
 // attend starts what runs beside the child. It returns when the child is gone and its output drained, or when we are
 // told to end and nobody reads it.
 func (s *session) attend() {
-	s.relay.tapped = len(s.relay.taps)
 	s.watchdog.hostAt = time.Now().Add(hostEvery)
 	s.watchdog.keyboardAt = time.Now()
 	s.watcher.detectedAt = time.Now() // nothing to look at yet
@@ -3078,11 +3078,11 @@ func (d *desk) carry(q *question) {
 			d.lapsed = true
 		}
 		d.recordEnd(q)
+		if d.watcher.seen == q.screen {
+			d.watcher.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
+		}
 	}
 	d.asked = nil
-	if d.watcher.seen == q.screen && q.rec.Status != "" {
-		d.watcher.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
-	}
 	d.carryNext(q)
 }
 
@@ -4591,7 +4591,7 @@ func (s *session) pasted(text string) string {
 
 // boxIsEmpty returns why the text is not typed into the input box, "" it may be. A draft is left alone.
 func (t *typist) boxIsEmpty(v sight) (why string) {
-	box := t.det.Box(t.pty.State(), time.Now())
+	box := t.det.Box(v.tty, time.Now())
 	why = t.phone.boxWaits(v.look, box)
 	switch {
 	case time.Since(t.began) < inputLook, time.Since(t.relay.lastKey) < keyGrace:
@@ -4844,7 +4844,7 @@ func (b *books) tellEnd() {
 	b.audit("writing the audit log")
 	var head MetaRecord
 	_ = b.st.Look(func(v *View) { head = v.audit() }) // as it was, where it cannot be read
-	how := howEnded(&b.rec, b.phone.phoneEnds)
+	how := b.howEnded()
 	asked := 0 // notices apart
 	for _, p := range b.st.PromptsOf(b.rec.ID) {
 		if !p.Idle {
@@ -4863,14 +4863,14 @@ func (b *books) tellEnd() {
 }
 
 // howEnded says how the tool's run ended, in a message.
-func howEnded(r *SessionRecord, byPhone bool) string {
-	code := *r.ExitCode
+func (b *books) howEnded() string {
+	code := *b.rec.ExitCode
 	switch {
-	case byPhone:
+	case b.phone.phoneEnds:
 		return "ended from the phone"
-	case r.Status == "terminated":
+	case b.rec.Status == "terminated":
 		return "was ended"
-	case r.Status == "crashed":
+	case b.rec.Status == "crashed":
 		return "crashed: " + syscall.Signal(code-128).String()
 	case code != 0:
 		return fmt.Sprintf("ended with exit %d", code)
