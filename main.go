@@ -1285,7 +1285,10 @@ func cmdLogs(c *command) int {
 			return 0
 		}
 		_, _ = f.Seek(int64(-torn), io.SeekCurrent) // it is a file
-		if begun, err := os.Open(path); moved && err == nil {
+		if !moved {
+			continue
+		}
+		if begun, err := os.Open(path); err == nil {
 			_ = f.Close() // nothing was written to it
 			f = begun
 		}
