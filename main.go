@@ -4846,7 +4846,7 @@ func (b *books) recordExit() {
 func (b *books) tellEnd() {
 	b.audit("writing the audit log")
 	var head MetaRecord
-	_ = b.st.Look(func(v *View) { head = v.audit() }) // as it was, where it cannot be read
+	_ = b.st.Look(func(v *View) { head = v.fact("audit") }) // as it was, where it cannot be read
 	how := b.howEnded()
 	asked := 0 // notices apart
 	for _, p := range b.st.PromptsOf(b.rec.ID) {

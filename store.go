@@ -1371,14 +1371,12 @@ type View struct {
 	Sessions map[string]*SessionRecord
 	Prompts  map[string]*PromptRecord
 	Inputs   map[string]*InputRecord
-	Meta     map[string]*MetaRecord
 	records  map[string]Record // all of them, by kind and id: the Store's
 }
 
 // emptyView is the view of an empty file.
 func emptyView() *View {
-	return &View{map[string]*SessionRecord{}, map[string]*PromptRecord{}, map[string]*InputRecord{},
-		map[string]*MetaRecord{}, map[string]Record{}}
+	return &View{map[string]*SessionRecord{}, map[string]*PromptRecord{}, map[string]*InputRecord{}, map[string]Record{}}
 }
 
 // apply makes r the truth about its id.
@@ -1392,8 +1390,6 @@ func (v *View) apply(r Record) {
 		v.Prompts[h.ID] = r
 	case *InputRecord:
 		v.Inputs[h.ID] = r
-	case *MetaRecord:
-		v.Meta[h.ID] = r
 	}
 }
 
@@ -1407,12 +1403,13 @@ func (v *View) active(id string) bool {
 	return v.Sessions[id] != nil && v.Sessions[id].Status == "active"
 }
 
-// audit is how far the audit log's chain goes, as far as the state knows.
-func (v *View) audit() MetaRecord {
-	if m := v.Meta["audit"]; m != nil {
-		return *m
+// fact is what was noted last under that name, the zero value for nothing.
+func (v *View) fact(name string) MetaRecord {
+	m, ok := v.records["meta "+name].(*MetaRecord)
+	if !ok {
+		return MetaRecord{}
 	}
-	return MetaRecord{}
+	return *m
 }
 
 // which are the prompts that want holds for, in the order in which they were asked; never nil.
@@ -1781,7 +1778,7 @@ func (s *Store) write(recs []Record, unread error) error {
 	if len(events) == 0 && s.auditTrouble == nil {
 		return s.record(recs)
 	}
-	noted := s.view.audit()
+	noted := s.view.fact("audit")
 	if unread != nil {
 		noted = MetaRecord{} // others may have gone on
 	}
@@ -1932,7 +1929,7 @@ func (s *Store) VerifyAudit() (Verdict, error) {
 	if err == nil {
 		err = s.audit.look()
 	}
-	noted := s.view.audit()
+	noted := s.view.fact("audit")
 	s.log.release()
 	if err != nil {
 		return Verdict{}, err
@@ -2068,19 +2065,10 @@ func (s *Store) Session(id string) *SessionRecord {
 	return s.view.Sessions[id]
 }
 
-// fact is what was noted last under that name, "" nothing.
-func (v *View) fact(name string) string {
-	m := v.Meta[name]
-	if m == nil {
-		return ""
-	}
-	return m.Value
-}
-
 // NoteFact records a value under a name, unless it is there.
 func (s *Store) NoteFact(name, value string) error {
 	return s.Update(func(v *View) ([]Record, error) {
-		if v.fact(name) == value {
+		if v.fact(name).Value == value {
 			return nil, nil
 		}
 		return []Record{&MetaRecord{Head: Head{ID: name}, Value: value}}, nil
@@ -2093,9 +2081,9 @@ func (s *Store) ChannelTrouble() string {
 	defer s.log.release()
 	_ = s.begin() // as it was, where it cannot be read
 	for _, name := range []string{"trouble poll", "trouble send"} {
-		text := s.view.fact(name)
-		if text != "" && !s.view.Meta[name].At.Before(configTime(s.Dir)) {
-			return text + " (" + s.view.Meta[name].At.Local().Format("Jan 2, 15:04") + ")"
+		noted := s.view.fact(name)
+		if noted.Value != "" && !noted.At.Before(configTime(s.Dir)) {
+			return noted.Value + " (" + noted.At.Local().Format("Jan 2, 15:04") + ")"
 		}
 	}
 	return ""

@@ -2662,7 +2662,7 @@ func (in *incoming) impliedSession(p *PromptRecord) string {
 		}
 	}
 	s := in.view.inTopic(in.Chat.ID, in.topic())
-	claimed := in.view.Sessions[in.view.fact(in.claimed())]
+	claimed := in.view.Sessions[in.view.fact(in.claimed()).Value]
 	switch {
 	case s != nil:
 		return s.ID
