@@ -68,7 +68,6 @@ type Telegram struct {
 	jitter   func() float64 // rand.Float64, or a test's own
 	cfg      atomic.Pointer[Config]
 	skew     atomic.Int64 // Telegram's clock minus ours, by its last answer, a time.Duration
-	polling  atomic.Bool  // this process holds the poll lock
 	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
 	tell     func(string) // says that to the person at the terminal, where it is still possible; or nil
 
@@ -121,7 +120,7 @@ func (t *Telegram) refresh(asked bool) {
 	t.wake()
 	if err == nil {
 		err = t.store.Audit(Event{Name: "CONFIG_RELOADED", SessionID: t.session})
-	} else if asked || t.polling.Load() {
+	} else if asked || t.store.Polls() {
 		t.Notify(Notice{Text: "⚠ " + err.Error(), SessionID: t.session})
 	}
 	t.warn(err)
@@ -547,7 +546,7 @@ func (m *mailer) when(j *job) time.Time { return later(j.at, m.notYet[j.key]) }
 // those of sessions whose process has ended.
 func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
 	prompts, sessions, changed := t.store.Unsettled(t.session)
-	dead := func(id string) bool { return t.polling.Load() && !t.store.Alive(id) }
+	dead := func(id string) bool { return t.store.Polls() && !t.store.Alive(id) }
 	jobs := []*job{t.noticeJob(), t.streamJob()}
 	for _, p := range prompts {
 		ours := p.SessionID == t.session
@@ -2005,13 +2004,11 @@ func (r *receiver) listen(ctx context.Context) (pause time.Duration) {
 	if r.lastOK.IsZero() {
 		r.lastOK = time.Now().Round(0)
 	}
-	r.polling.Store(true)
 	r.beside(r.reap)
 	r.beside(r.greet)
 	pause = r.poll()
 	stop()
 	r.work.Wait()
-	r.polling.Store(false)
 	r.store.LeavePoll()
 	if pause == 0 { // another process may poll
 		r.lastOK = time.Time{}
