@@ -2472,7 +2472,7 @@ func (in *incoming) understand() intent {
 	default:
 		return in.command(strings.ToLower(command[1]), strings.TrimSpace(text[len(command[0]):]))
 	}
-	s, p, refused := in.target("send", "")
+	s, p, refused := in.target("", "")
 	switch {
 	case s == nil:
 		return refused
@@ -2507,22 +2507,10 @@ func (in *incoming) command(name, line string) intent {
 		word = ""
 		rest = line
 	}
-	implied := word == "" && (in.repliedTo() != nil || in.view.inTopic(in.Chat.ID, in.topic()) != nil)
 	s, _, refused := in.target(name, word)
-	mustBeNamed := name == "cancel" || name == "switch"
-	switch {
-	case mustBeNamed && word == "" && !implied:
-		return in.choice(name)
-	case s == nil && refused.reply == "":
-		return in.choice(name)
-	case s == nil:
+	if s == nil {
 		return refused
 	}
-	return in.toSession(name, s, rest)
-}
-
-// toSession is what a command about that session asks for.
-func (in *incoming) toSession(name string, s *SessionRecord, rest string) intent {
 	text := strings.TrimSpace(rest)
 	switch {
 	case name == "switch":
@@ -2595,19 +2583,37 @@ func (v *View) named(word string) (live []*SessionRecord) {
 	return live
 }
 
-// target finds the live session meant, by the first of: the word in a command; the message replied to (then also the
-// question asked there); the topic it was written in; where it replies to nothing, the claim, or being the only one.
-// Else it refuses: it never guesses. No refusal: people talking in a group.
+// target finds the live session meant, by the first of: the word in a command; the message replied to, by its question
+// (p, too) or by the session that it names; the topic it was written in; where it replies to nothing, the claim, unless
+// that session had ended when the message was written, or being the only one. Else it refuses: it never guesses. No
+// refusal: people talking in a group, for text is of no command.
 func (in *incoming) target(command, word string) (s *SessionRecord, p *PromptRecord, refused intent) {
+	to := in.repliedTo()
+	mustBeNamed := command == "cancel" || command == "switch" // by the word, or by what it replies to or stands in
+	var mark []string
+	if in.repliesToUs() {
+		mark = sessionMark.FindStringSubmatch(to.Text + to.Caption) // it has one of them
+	}
+	topic := in.view.inTopic(in.Chat.ID, in.topic())
+	claimed := in.view.Sessions[in.view.fact(in.claimed()).Value]
+	p = in.repliedQuestion()
 	name := word
-	if word == "" {
-		p = in.repliedQuestion()
-		name = in.impliedSession(p)
+	switch {
+	case word != "":
+	case p != nil:
+		name = p.SessionID
+	case mark != nil:
+		name = mark[1]
+	case topic != nil:
+		name = topic.ID
+	case to != nil, mustBeNamed, claimed == nil:
+	case claimed.EndedAt == nil || claimed.EndedAt.After(in.at):
+		name = claimed.ID
 	}
 	private := in.Chat.ID > 0
 	elsewhere := in.ReplyTo == nil && in.abroad != abroad{} // such as to a story
 	live := in.view.named(name)
-	if word == "" && elsewhere || name == "" && (in.repliedTo() != nil || !private) { // the only one is not meant
+	if word == "" && elsewhere || name == "" && (to != nil || mustBeNamed || !private) { // the only one is not meant
 		live = nil
 	}
 	switch {
@@ -2615,8 +2621,8 @@ func (in *incoming) target(command, word string) (s *SessionRecord, p *PromptRec
 		refused.reply = "✗ Nothing was sent: you wrote that before " + origin(live[0]) + " began."
 	case len(live) == 1:
 		return live[0], p, intent{}
-	case name != "", private:
-		refused = in.choice(command)
+	case name != "", private, command != "":
+		refused = in.choice(cmp.Or(command, "send"))
 	}
 	return nil, nil, refused
 }
@@ -2643,30 +2649,6 @@ func (in *incoming) repliedQuestion() *PromptRecord {
 		}
 	}
 	return nil
-}
-
-// impliedSession returns the id, or its beginning, of the session that the message is about: the replied question's,
-// the one that the message replied to names or was for, the one whose topic it is in, or, if it replies to nothing, the
-// claimed one, unless that had ended when the message was written; "" if none is known.
-func (in *incoming) impliedSession(p *PromptRecord) string {
-	if p != nil {
-		return p.SessionID
-	}
-	to := in.repliedTo()
-	if in.repliesToUs() {
-		if mark := sessionMark.FindStringSubmatch(cmp.Or(to.Text, to.Caption)); mark != nil {
-			return mark[1]
-		}
-	}
-	s := in.view.inTopic(in.Chat.ID, in.topic())
-	claimed := in.view.Sessions[in.view.fact(in.claimed()).Value]
-	switch {
-	case s != nil:
-		return s.ID
-	case to == nil && claimed != nil && (claimed.EndedAt == nil || claimed.EndedAt.After(in.at)):
-		return claimed.ID
-	}
-	return ""
 }
 
 // topic is the topic that the message is in, 0: none.
