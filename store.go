@@ -2024,23 +2024,26 @@ func (p *PromptRecord) owes() bool {
 	})
 }
 
-// amend records a change of the record with that key, unless there is none (any more) or it stays as it is.
-func amend[T any, R interface {
+// amends returns what records a change of the record with that key, unless there is none (any more) or it stays as it
+// is.
+func amends[T any, R interface {
 	*T
 	Record
-}](s *Store, key string, change func(R)) error {
-	return s.Update(func(v *View) ([]Record, error) {
-		old, ok := v.records[key].(R)
-		if !ok {
-			return nil, nil
-		}
-		r := *old
-		change(&r)
-		if reflect.DeepEqual(&r, (*T)(old)) {
-			return nil, nil
-		}
-		return []Record{R(&r)}, nil
-	})
+}](s *Store, key string, change func(R)) func() error {
+	return func() error {
+		return s.Update(func(v *View) ([]Record, error) {
+			old, ok := v.records[key].(R)
+			if !ok {
+				return nil, nil
+			}
+			r := *old
+			change(&r)
+			if reflect.DeepEqual(&r, (*T)(old)) {
+				return nil, nil
+			}
+			return []Record{R(&r)}, nil
+		})
+	}
 }
 
 // Prompt is one prompt as it is now, nil where there is none. It is read only. Where the state cannot be read any more

@@ -749,7 +749,7 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 			}
 			p.Chat = here
 		}
-		return &job{key: key, free: true, done: func() error { return amend(t.store, p.key(), change) }}
+		return &job{key: key, free: true, done: amends(t.store, p.key(), change)}
 	}
 	if own := p.newest(); p.before() != "" && own.ID != 0 { // two with buttons would confuse
 		edit := t.dueEdit(p, s, own, true)
@@ -758,21 +758,19 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 		}
 	}
 	out.Silent = p.Idle && p.Watched
-	j.done = func() error {
+	j.done = amends(t.store, p.key(), func(p *PromptRecord) {
 		delete(t.mailer.before, key)
-		return amend(t.store, p.key(), func(p *PromptRecord) {
-			m := p.message(sent.ID)
-			seconds, _ := sent.Date.(float64) // 0 of another shape
-			m.Date = int64(seconds)
-			m.Shows = q.shows()
-			if p.Send == q.Send { // else more has been asked for meanwhile
-				p.Send = ""
-			}
-			if p.Status == Routed {
-				p.Status = AwaitingReply
-			}
-		})
-	}
+		m := p.message(sent.ID)
+		seconds, _ := sent.Date.(float64) // 0 of another shape
+		m.Date = int64(seconds)
+		m.Shows = q.shows()
+		if p.Send == q.Send { // else more has been asked for meanwhile
+			p.Send = ""
+		}
+		if p.Status == Routed {
+			p.Status = AwaitingReply
+		}
+	})
 	return t.message(j, s, out)
 }
 
@@ -823,9 +821,7 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bo
 		j.rank = rankRest
 	}
 	record := func(change func(*Message)) func() error {
-		return func() error {
-			return amend(t.store, p.key(), func(p *PromptRecord) { change(p.message(m.ID)) })
-		}
+		return amends(t.store, p.key(), func(p *PromptRecord) { change(p.message(m.ID)) })
 	}
 	j.done = record(func(m *Message) {
 		m.Shows = shows
@@ -858,9 +854,7 @@ func (t *Telegram) dueFarewell(s *SessionRecord) *job {
 	out := r.outgoing(0, nil)
 	out.Silent = !s.Farewell.Ring || s.ID != t.session // that is no news
 	j := &job{key: "end " + s.ID, rank: rankRest}
-	j.done = func() error {
-		return amend(t.store, s.key(), func(r *SessionRecord) { r.Farewell = nil })
-	}
+	j.done = amends(t.store, s.key(), func(r *SessionRecord) { r.Farewell = nil })
 	return t.message(j, s, out)
 }
 
@@ -1763,10 +1757,9 @@ func (t *Telegram) dueTopic(s *SessionRecord) *job {
 		Topics   bool  `json:"has_topics_enabled"` // of getMe: in private chats
 		Forum    bool  `json:"is_forum"`           // of getChat: in this group
 	}
-	j.done = func() error {
-		topic := Topic{cmp.Or(s.ThreadID, made.ThreadID, noTopic), chat, !active}
-		return amend(t.store, s.key(), func(r *SessionRecord) { r.Topic = topic })
-	}
+	j.done = amends(t.store, s.key(), func(r *SessionRecord) {
+		r.Topic = Topic{cmp.Or(s.ThreadID, made.ThreadID, noTopic), chat, !active}
+	})
 	switch {
 	case active && s.ThreadID == 0 && !known:
 		j.method = "getMe"
