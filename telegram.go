@@ -53,6 +53,7 @@ type Notice struct {
 	Done      bool  // nothing is said: the message ReplyTo is marked as done
 	Ring      bool  // with sound, silent otherwise
 
+	edit    int64            // the message that becomes it, 0: it is a new one
 	leftOut int              // notices before it, which were too many
 	choose  []*SessionRecord // with a button each
 }
@@ -727,15 +728,15 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 	}
 	before, begun := t.mailer.before[key]
 	if !begun {
-		before = Notice{Mono: clean(p.before(), 1<<20), Lang: p.Lang}
+		before = Notice{Mono: clean(p.before(), 1<<20), Lang: p.Lang, Ring: true}
 	}
 	if before.Mono != "" {
-		r, rest := before.first(s)
+		part, rest := before.first(s)
 		j.done = func() error {
 			t.mailer.before[key] = rest
 			return nil
 		}
-		return t.message(j, s, r.outgoing(0, nil))
+		return t.message(j, s, part)
 	}
 	q := *p
 	out := t.offer(&q, s)
@@ -850,9 +851,8 @@ func (t *Telegram) dueFarewell(s *SessionRecord) *job {
 	if s.Farewell == nil {
 		return nil
 	}
-	r, _ := Notice{Text: s.Farewell.Text}.first(s)
-	out := r.outgoing(0, nil)
-	out.Silent = !s.Farewell.Ring || s.ID != t.session // that is no news
+	news := s.Farewell.Ring && s.ID == t.session
+	out, _ := Notice{Text: s.Farewell.Text, Ring: news}.first(s)
 	j := &job{key: "end " + s.ID, rank: rankRest}
 	j.done = amends(t.store, s.key(), func(r *SessionRecord) { r.Farewell = nil })
 	return t.message(j, s, out)
@@ -918,7 +918,7 @@ func (t *Telegram) noticeJob() *job {
 	}
 	n := waiting[max(0, slices.IndexFunc(waiting, func(n *Notice) bool { return n.ReplyTo != 0 }))]
 	about := t.store.Session(n.SessionID)
-	r, rest := n.first(about)
+	out, rest := n.first(about)
 	j := &job{key: fmt.Sprintf("%p", n), rank: rankRest, free: n.Done}
 	switch {
 	case n.ReplyTo != 0:
@@ -944,29 +944,23 @@ func (t *Telegram) noticeJob() *job {
 		}
 		return j
 	}
-	var rows [][]button
-	for _, s := range n.choose {
-		rows = append(rows, []button{{Text: title(s) + " " + shortID(s.ID), Data: tapSession + shortID(s.ID)}})
+	j = t.message(j, about, out)
+	if n.ReplyTo != 0 {
+		out.ReplyTo = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
+		out.ThreadID = n.ThreadID // it goes where that message is
 	}
-	out := r.outgoing(0, rows)
-	out.Silent = !n.Ring
-	if n.ReplyTo == 0 {
-		return t.message(j, about, out)
-	}
-	out.ReplyTo = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
-	out.ThreadID = n.ThreadID // it goes where that message is
-	return t.message(j, nil, out)
+	return j
 }
 
 // first returns the notice's first message, about that session (nil: none), and the rest, for further ones if it has
 // Text or Mono.
-func (n Notice) first(about *SessionRecord) (r *richText, rest Notice) {
+func (n Notice) first(about *SessionRecord) (out *outgoing, rest Notice) {
 	var text, mono string
 	text, n.Text = cutText(n.Text, partUnits)
 	if n.Text == "" {
 		mono, n.Mono = cutText(n.Mono, partUnits-units(text))
 	}
-	r = &richText{}
+	r := &richText{}
 	if about != nil {
 		r.addLine("bold", title(about))
 	}
@@ -979,7 +973,13 @@ func (n Notice) first(about *SessionRecord) (r *richText, rest Notice) {
 	if about != nil {
 		r.addLine("", sid(about))
 	}
-	return r, n
+	var rows [][]button
+	for _, s := range n.choose {
+		rows = append(rows, []button{{Text: title(s) + " " + shortID(s.ID), Data: tapSession + shortID(s.ID)}})
+	}
+	out = r.outgoing(n.edit, rows)
+	out.Silent = !n.Ring
+	return out, n
 }
 
 // stream turns the transcript into messages. The text up to a mark goes into the current message, which is edited as
@@ -1071,9 +1071,7 @@ func (t *Telegram) streamJob() *job {
 		s.shown = text
 		return nil
 	}
-	r, _ := Notice{Mono: text}.first(about)
-	out := r.outgoing(s.msg, nil)
-	out.Silent = s.msg == 0
+	out, _ := Notice{Mono: text, edit: s.msg, Ring: s.msg != 0}.first(about) // an edit has no sound to leave out
 	return t.message(j, about, out)
 }
 
