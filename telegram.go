@@ -476,6 +476,7 @@ type job struct {
 	method  string    // "" none: there is only something to be recorded
 	params  any       // *outgoing of a message
 	result  any
+	sent    sentMessage  // result of a message
 	done    func() error // records that it was done
 	lost    func() error // records that no answer came: it may be carried out even later; nil: never mind
 }
@@ -659,7 +660,7 @@ func (t *Telegram) request(ctx context.Context, j *job) (failed *apiError) {
 		case failed == nil || !isMessage:
 			return failed
 		case failed.mentions("message is not modified"): // it was carried out before, and the answer lost
-			j.result.(*sentMessage).ID = out.EditID
+			j.sent.ID = out.EditID
 			return nil
 		case out.ThreadID != 0 && failed.mentions(topicGone...):
 			out.ThreadID = 0
@@ -721,8 +722,7 @@ func (t *Telegram) due(p *PromptRecord, s *SessionRecord, ours bool) (jobs []*jo
 func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 	key := p.ID + " " + p.Send
 	here := t.here()
-	sent := &sentMessage{}
-	j := &job{key: key, insists: true, result: sent}
+	j := &job{key: key, insists: true}
 	if p.Idle {
 		j.rank = rankRest
 	}
@@ -761,8 +761,8 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 	out.Silent = p.Idle && p.Watched
 	j.done = amends(t.store, p.key(), func(p *PromptRecord) {
 		delete(t.mailer.before, key)
-		m := p.message(sent.ID)
-		seconds, _ := sent.Date.(float64) // 0 of another shape
+		m := p.message(j.sent.ID)
+		seconds, _ := j.sent.Date.(float64) // 0 of another shape
 		m.Date = int64(seconds)
 		m.Shows = q.shows()
 		if p.Send == q.Send { // else more has been asked for meanwhile
@@ -796,11 +796,9 @@ func (t *Telegram) message(j *job, about *SessionRecord, out *outgoing) *job {
 	if out.EditID == 0 && about != nil {
 		out.ThreadID = t.topicOf(about)
 	}
-	if j.result == nil {
-		j.result = &sentMessage{}
-	}
 	j.method = out.method
 	j.params = out
+	j.result = &j.sent
 	return j
 }
 
@@ -1058,15 +1056,14 @@ func (t *Telegram) streamJob() *job {
 		s.msg = 0
 	}
 	about := t.store.Session(t.session)
-	sent := &sentMessage{}
-	j := &job{key: "stream", rank: rankRest, result: sent}
+	j := &job{key: "stream", rank: rankRest}
 	if more {
 		j.rank = rankNotice
 	}
 	j.done = func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.msg = sent.ID
+		s.msg = j.sent.ID
 		s.chat = here
 		s.shown = text
 		return nil
