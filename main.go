@@ -1164,7 +1164,7 @@ func cmdAnswer(c *command, s *Store) int {
 	if !s.inside() {
 		var err error
 		todo = "atlasbridge approvals lists the open questions"
-		p, why, err = s.Decide(d, time.Now())
+		p, why, err = s.Decide(d)
 		if err != nil {
 			return c.fail(err)
 		}
@@ -4763,7 +4763,7 @@ func (s *session) finish() {
 	s.relay.restore()
 	s.desk.endQuestions()
 	s.books.recordExit()
-	err := s.st.Reap(time.Now()) // the next run may come days later
+	err := s.st.Reap() // the next run may come days later
 	if err == nil {
 		err = s.tg.tellFailed()
 	}
@@ -5838,7 +5838,7 @@ func (a *asking) run() (err error) {
 		return err
 	}
 	defer a.Close()
-	if err := a.Reap(time.Now()); err != nil {
+	if err := a.Reap(); err != nil {
 		return err
 	}
 	a.tg = newTelegram(a.Config, a.Store, openLog(a.Store.Dir, a.LogLevel))

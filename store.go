@@ -2252,26 +2252,26 @@ const (
 
 // Decide gives a prompt its answer, durably, if it is the first and all guards hold.
 // Questions of a session that is found dead fail at once.
-func (s *Store) Decide(d Decision, now time.Time) (p PromptRecord, why Refusal, err error) {
+func (s *Store) Decide(d Decision) (p PromptRecord, why Refusal, err error) {
 	err = s.Update(func(v *View) ([]Record, error) {
 		if found := v.find(d); found != nil {
 			p = *found
 		}
-		why = s.decide(v, &p, d, now)
+		why = s.decide(v, &p, d)
 		if why != "" {
 			return nil, nil
 		}
 		return []Record{&p}, nil
 	})
 	if err == nil && why == sessionOver && p.Open() {
-		err = s.Reap(now)
+		err = s.Reap()
 	}
 	return p, why, err
 }
 
 // decide gives the prompt the answer, or says why it does not.
-func (s *Store) decide(v *View, p *PromptRecord, d Decision, now time.Time) (why Refusal) {
-	why = s.guard(v, p, d, now)
+func (s *Store) decide(v *View, p *PromptRecord, d Decision) (why Refusal) {
+	why = s.guard(v, p, d)
 	if why != "" {
 		return why
 	}
@@ -2288,7 +2288,7 @@ func (s *Store) decide(v *View, p *PromptRecord, d Decision, now time.Time) (why
 		p.Status = Canceled
 		p.Reason = "left as it is"
 	}
-	p.DecidedAt = ref(now.UTC())
+	p.DecidedAt = ref(time.Now().UTC())
 	p.DecidedBy = &d.By
 	p.DecidedUser = d.User
 	p.Value = &value
@@ -2308,8 +2308,8 @@ func (v *View) find(d Decision) *PromptRecord {
 }
 
 // guard returns why the prompt takes no answer at all, or none from this sender.
-func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refusal {
-	late := p.Open() && !now.Before(p.ExpiresAt)
+func (s *Store) guard(v *View, p *PromptRecord, d Decision) Refusal {
+	late := p.Open() && !time.Now().Before(p.ExpiresAt)
 	switch {
 	case p.ID == "":
 		return Refusal("there is no question " + clip(strconv.Quote(d.PromptID), 40))
@@ -2324,7 +2324,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision, now time.Time) Refus
 	case p.Status == Created && !d.Trusted:
 		return "the question has not been asked yet"
 	case fromPhone(d.By):
-		return v.tooFast(p.SessionID, now)
+		return v.tooFast(p.SessionID)
 	}
 	return ""
 }
@@ -2337,10 +2337,10 @@ func (p *PromptRecord) hasNonce(nonce string) bool {
 }
 
 // tooFast refuses what comes after too many answers by phone to this session.
-func (v *View) tooFast(session string, now time.Time) Refusal {
+func (v *View) tooFast(session string) Refusal {
 	recent := v.which(func(p *PromptRecord) bool {
 		byPhone := p.SessionID == session && fromPhone(maybe(p.DecidedBy))
-		return byPhone && now.Sub(*p.DecidedAt).Abs() < time.Minute
+		return byPhone && time.Since(*p.DecidedAt).Abs() < time.Minute
 	})
 	if len(recent) < decisionsLimit {
 		return ""
@@ -2859,12 +2859,12 @@ func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
 // waits reports whether the prompt is a question to which an answer can still be taken, and who asked it lives.
 func (s *Store) waits(p *PromptRecord) bool {
-	return !p.Idle && s.guard(s.view, p, Decision{Trusted: true}, time.Now()) == ""
+	return !p.Idle && s.guard(s.view, p, Decision{Trusted: true}) == ""
 }
 
 // Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes locks of sessions and
 // questions that are over.
-func (s *Store) Reap(now time.Time) error {
+func (s *Store) Reap() error {
 	dead := map[string]bool{} // sessions and questions whose locks nobody takes any more
 	err := s.Update(func(v *View) (recs []Record, _ error) {
 		for id, r := range v.Sessions {
@@ -2873,7 +2873,7 @@ func (s *Store) Reap(now time.Time) error {
 				q := *r
 				q.Status = "crashed"
 				q.Activity = ""
-				q.EndedAt = ref(now.UTC())
+				q.EndedAt = ref(time.Now().UTC())
 				recs = append(recs, &q)
 			}
 		}

@@ -2125,7 +2125,7 @@ func (r *receiver) resendAfterOutage() {
 func (r *receiver) reap() {
 	for r.ctx.Err() == nil {
 		pause := reapAfter
-		err := r.store.Reap(time.Now())
+		err := r.store.Reap()
 		if err == nil {
 			err = r.tellFailed()
 		}
@@ -2276,7 +2276,7 @@ func (r *receiver) act(u *update, from *user) error {
 		if skew := time.Duration(r.skew.Load()); skew.Abs() > 3*time.Second { // less may be rounding and the network
 			in.at = in.at.Add(-skew)
 		}
-		r.warn(r.store.Reap(time.Now())) // who has died is not meant
+		r.warn(r.store.Reap()) // who has died is not meant
 	}
 	var want intent
 	err := r.store.Update(func(v *View) (records []Record, _ error) {
@@ -2289,7 +2289,7 @@ func (r *receiver) act(u *update, from *user) error {
 		if d != nil && want.refused == "" {
 			d.By = from.who()
 			d.User = from.name()
-			want.refused = r.store.decide(v, want.question, *d, time.Now())
+			want.refused = r.store.decide(v, want.question, *d)
 			if want.refused == "" {
 				want.record = want.question
 			}
