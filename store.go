@@ -2093,8 +2093,8 @@ func (s *Store) ChannelTrouble() string {
 }
 
 // Unsettled are the prompts of which messages may not show what they are to show, the oldest first, and their
-// sessions, with this one and those that have ended, but not on the phone. changed is closed by the next change of the
-// state that this process reads.
+// sessions, with this one and those that have not ended on the phone. changed is closed by the next change of the state
+// that this process reads.
 func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[string]*SessionRecord,
 	changed <-chan struct{}) {
 	defer s.log.release()
@@ -2105,8 +2105,7 @@ func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[st
 		sessions[p.SessionID] = cmp.Or(s.view.Sessions[p.SessionID], &SessionRecord{Head: Head{ID: p.SessionID}})
 	}
 	for id, r := range s.view.Sessions {
-		owes := r.Farewell != nil || r.ThreadID > 0 && !r.ThreadEnded
-		if id == session || owes && r.Status != "active" {
+		if id == session || r.Farewell != nil || r.ThreadID > 0 && !r.ThreadEnded {
 			sessions[id] = r
 		}
 	}

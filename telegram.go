@@ -645,12 +645,10 @@ func (t *Telegram) request(ctx context.Context, j *job) (failed *apiError) {
 	if j.method == "" {
 		return nil
 	}
-	flying, cancel := lingering(ctx, answerLinger)
+	flying, cancel := lingering(ctx)
 	defer cancel()
 	out, isMessage := j.params.(*outgoing)
-	if isMessage {
-		out.ChatID = t.cfg.Load().ChatID
-	} else {
+	if !isMessage {
 		flying, cancel = context.WithTimeout(flying, sideLimit)
 		defer cancel()
 	}
@@ -680,10 +678,10 @@ func (t *Telegram) request(ctx context.Context, j *job) (failed *apiError) {
 	}
 }
 
-// lingering returns a context that outlives ctx by linger, for requests under way.
-func lingering(ctx context.Context, linger time.Duration) (_ context.Context, cancel func()) {
+// lingering returns a context that outlives ctx by answerLinger, for requests under way.
+func lingering(ctx context.Context) (_ context.Context, cancel func()) {
 	longer, end := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(linger, end) })
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(answerLinger, end) })
 	return longer, func() {
 		stop()
 		end()
@@ -796,6 +794,7 @@ func (t *Telegram) message(j *job, about *SessionRecord, out *outgoing) *job {
 	if out.EditID == 0 && about != nil {
 		out.ThreadID = t.topicOf(about)
 	}
+	out.ChatID = t.cfg.Load().ChatID
 	j.method = out.method
 	j.params = out
 	j.result = &j.sent
@@ -819,16 +818,14 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bo
 	if !ours {
 		j.rank = rankRest
 	}
-	record := func(change func(*Message)) func() error {
-		return amends(t.store, p.key(), func(p *PromptRecord) { change(p.message(m.ID)) })
-	}
-	j.done = record(func(m *Message) {
+	j.done = amends(t.store, p.key(), func(p *PromptRecord) {
+		m := p.message(m.ID)
 		m.Shows = shows
 		if time.Since(time.Unix(m.LostAt, 0)) >= lostLife {
 			m.LostAt = 0
 		}
 	})
-	j.lost = record(func(m *Message) { m.LostAt = time.Now().Unix() })
+	j.lost = amends(t.store, p.key(), func(p *PromptRecord) { p.message(m.ID).LostAt = time.Now().Unix() })
 	if shows == string(Expired) && p.Idle && !p.isLong() { // it says so already
 		j.free = true
 		return j
@@ -2190,7 +2187,7 @@ func (r *receiver) tell(u *update, want intent) {
 		"show_alert":        refused,
 	}
 	r.beside(func() {
-		ctx, cancel := lingering(r.ctx, answerLinger)
+		ctx, cancel := lingering(r.ctx)
 		defer cancel()
 		r.warn(r.call(ctx, "answerCallbackQuery", params, nil))
 	})
