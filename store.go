@@ -324,12 +324,13 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 			next.Value = source.Value
 			next.Origin = source.Origin
 			err := next.assign(c)
+			shared := source.Origin == "environment "+s.env && !reOurs.MatchString(s.env) // as LOG_LEVEL is
 			anew := c.mends && source.Origin == file[s.Key].Origin &&
 				strings.HasPrefix(s.Key, "telegram.") && s.Key != baseKey
 			switch {
 			case err == nil:
 				s = next
-			case anew, next.shared():
+			case anew, shared:
 				c.ignored = append(c.ignored, err.Error()+"; it is not used")
 			default:
 				return err
@@ -373,11 +374,6 @@ func (c *Config) reloaded() (*Config, error) {
 	}
 	now.Stream = c.Stream
 	return now, nil
-}
-
-// shared reports whether the value is from a variable that other programs read too, such as LOG_LEVEL.
-func (s setting) shared() bool {
-	return strings.HasPrefix(s.Origin, "environment ") && !reOurs.MatchString(s.env)
 }
 
 // given returns the setting with the value that text stands for, or the zero setting for no text; a list needs no
@@ -2231,7 +2227,7 @@ type Answer struct {
 // Decision is an answer on its way to a prompt.
 type Decision struct {
 	PromptID  string // or its beginning, of 8 digits at least
-	SessionID string // likewise; Trusted may leave it out
+	SessionID string // likewise; Trusted leaves it out
 	Nonce     string // 16 digits at least
 	Value     string // a choice's key, "1,3", "enter" "esc" "cancel" "default", "deny:reason", or text
 	By        string // telegram:<id>, cli:answer
@@ -2296,9 +2292,8 @@ func (s *Store) decide(v *View, p *PromptRecord, d Decision) (why Refusal) {
 
 // find is the prompt that the decision names, nil when it names none, or two.
 func (v *View) find(d Decision) *PromptRecord {
-	anySession := d.Trusted && d.SessionID == ""
 	found := v.which(func(p *PromptRecord) bool {
-		return isShort(d.PromptID, p.ID) && (anySession || isShort(d.SessionID, p.SessionID))
+		return isShort(d.PromptID, p.ID) && (d.Trusted || isShort(d.SessionID, p.SessionID))
 	})
 	if len(found) != 1 {
 		return nil
