@@ -2303,13 +2303,12 @@ func (v *View) find(d Decision) *PromptRecord {
 
 // guard returns why the prompt takes no answer at all, or none from this sender.
 func (s *Store) guard(v *View, p *PromptRecord, d Decision) Refusal {
-	late := p.Open() && !time.Now().Before(p.ExpiresAt)
 	switch {
 	case p.ID == "":
 		return Refusal("there is no question " + clip(strconv.Quote(d.PromptID), 40))
 	case !d.Trusted && !p.hasNonce(d.Nonce):
 		return "the answer does not belong to this question"
-	case late || !p.Open():
+	case !p.Open() || !time.Now().Before(p.ExpiresAt):
 		return questionOver
 	case !v.active(p.SessionID) || !s.Alive(p.SessionID):
 		return sessionOver
@@ -2504,8 +2503,8 @@ func (p *PromptRecord) interpret(given string) (value, reason string, why Refusa
 	case p.takesText():
 		return given, "", p.checkText(given)
 	}
-	why = Refusal("not an answer to this question: " + clip(strconv.Quote(reason), 40) + "; it takes " + p.takes())
-	return "", "", why
+	return "", "", Refusal("not an answer to this question: " + clip(strconv.Quote(reason), 40) +
+		"; it takes " + p.takes())
 }
 
 // labels are what the answers are called that a value names, "" of a text.
@@ -2537,7 +2536,7 @@ func (p *PromptRecord) takesKeys() bool { return p.Type == Unknown && len(p.Choi
 // takesReply reports whether it is possibly a question: a text that replies to it is typed, whatever free_text_enabled
 // says, for whoever replies has seen the screen.
 func (p *PromptRecord) takesReply() bool {
-	return p.ambiguous() && (p.Type == FreeText || p.Type == Unknown)
+	return p.ambiguous() && p.takesText()
 }
 
 // checkText is why a text cannot be typed as it is: too long, or with control characters, which would be keys.
@@ -2564,13 +2563,11 @@ func (p *PromptRecord) refuses(value string) bool {
 // unread refuses an answer from somebody who cannot have read the question: the phone must have been shown all of it,
 // and a question of which a part is not known here is for the session's own keyboard. An answer that refuses is taken.
 func (p *PromptRecord) unread(value, by string) Refusal {
-	if p.Idle || p.refuses(value) {
-		return ""
-	}
-	if p.Cut {
+	switch {
+	case p.Idle, p.refuses(value):
+	case p.Cut:
 		return "part of what it asks is not known here: it can only be answered at the keyboard, or refused"
-	}
-	if fromPhone(by) && !p.ShownAll {
+	case fromPhone(by) && !p.ShownAll:
 		return "not all of it was shown: tap Show all, then answer there"
 	}
 	return ""
