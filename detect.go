@@ -3275,18 +3275,19 @@ func (b rectangle) cut(s *Screen, r int) string {
 	return strings.TrimRight(strings.Repeat(" ", b.col)+inside, " ")
 }
 
-// modal is the dialog that is drawn over other text, the zero value without one: rows in whose
-// middle a background of their own begins and ends in the same columns, with text on both sides of
-// it or on one.
+// modal is the dialog that is drawn over other text, the zero value without one: rows with text in whose middle a
+// background of their own begins and ends in the same columns, with text on both sides of it or on one.
 func modal(s *Screen) rectangle {
 	for r := s.rows - 1; r >= 0; r-- {
 		for c := 1; c < s.cols && s.grid[r].lit; {
 			box := boxOver(s, r, c)
-			beside := ""
+			inside, beside := "", ""
 			for _, l := range s.grid[box.row : box.row+box.rows] {
+				inside += s.part(l.cells[c : c+box.cols])
 				beside += s.part(l.cells[:c]) + s.part(l.cells[c+box.cols:])
 			}
-			if box.rows >= 4 && box.cols >= 20 && strings.ContainsFunc(beside, isWordRune) {
+			says := strings.ContainsFunc(inside, isWordRune) && strings.ContainsFunc(beside, isWordRune)
+			if box.rows >= 4 && box.cols >= 20 && says {
 				return box
 			}
 			c += box.cols
