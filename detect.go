@@ -3758,9 +3758,9 @@ var (
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
 		`continue|next|accept)`)
 	reAsked = re(`^[^:]*\?\W*$`)
-	// reRadio are options that no pointer chooses: Enter takes the one ticked, or ticks (pterm), or each has a key.
-	// column leaves them out.
-	reRadio  = re(`^([^\pL\[]*(?:\([ xX*•]\)|\[✗\])|❯[○●]|[a-z]  +\pL)`)
+	// reRadio are options that no pointer chooses: Enter takes the one ticked, or ticks (pterm), or each has a key. column
+	// begins with none of them: beside "●" an empty circle is an option, and among its like it has a tick.
+	reRadio  = re(`^([^\pL\[]*(?:\([ xX*•]\)|\[✗\])|❯[○●]|○|[a-z]  +\pL)`)
 	reLead   = re(`^[?◆◇✔●■]\s+`)
 	reVacant = re(`(^|[:?*` + uprights + `])\s*$`) // left of the cursor in a field with nothing in it, or a secret
 	reAside  = re(`^$|____|^[→●•-] `)              // no part of a paragraph: an empty field, an answer, a list
