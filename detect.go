@@ -4208,8 +4208,11 @@ func (v *view) sideBySide(r int) *group {
 		if len(g.opts) < 2 && s.shape != angles || s.shape == apart && !v.reads() {
 			return nil
 		}
+		odd, weak := v.unlike(g.opts)
 		if g.at < 0 {
-			g.at, g.weak = v.unlike(g.opts)
+			g.at, g.weak = odd, weak
+		} else if odd >= 0 && odd != g.at && !weak {
+			g.at = -1 // the cursor may have been left there
 		}
 		return g
 	}
