@@ -3855,6 +3855,8 @@ func (v *view) reasonAcross(g *group) string {
 	boxed := g.sure() && strings.Count(w.text, "[") == len(g.opts)
 	other := func(o viewRow) bool { return !grantsIt(Choice{Label: o.label}) && !declines(o.label) }
 	switch {
+	case len(g.opts) == 1 && v.sample(g.opts[0]) == v.s.attr(w.row, g.opts[0].at-1): // something else has the keyboard
+		return ""
 	case !bare && (w.row >= v.last-4 || w.depth > 0):
 		return "they are drawn as buttons" // 17
 	case g.at >= 0 && (boxed || !slices.ContainsFunc(g.opts, other)):

@@ -504,7 +504,11 @@ func groupOf(f *os.File) (int, error) {
 // processes and threads the child has.
 func (p *unixPTY) State() TTYState {
 	modes := p.Modes()
-	return TTYState{Reading: p.reading(), Canonical: modes.Canonical, Echo: modes.Echo, Waiting: -1}
+	reading := p.reading()
+	if reading == ReadingBusy && !modes.Canonical && p.sleeps() {
+		reading = ReadingUnknown // it may look for keys between two sleeps
+	}
+	return TTYState{Reading: reading, Canonical: modes.Canonical, Echo: modes.Echo, Waiting: -1}
 }
 
 // Modes are those of the terminal now.
@@ -862,12 +866,14 @@ func procFile(path string) (string, error) {
 	return string(b[:max(0, n)]), err
 }
 
-// System calls that wait for input: linux/arch/x86/entry/syscalls/syscall_64.tbl.
+// System calls that wait for input, or for a time: linux/arch/x86/entry/syscalls/syscall_64.tbl.
 var amd64Calls = map[int]string{
 	0:   "read",
 	7:   "poll",
 	19:  "readv",
 	23:  "select",
+	35:  "nanosleep",
+	230: "clock_nanosleep",
 	232: "epoll_wait",
 	270: "pselect6",
 	271: "ppoll",
@@ -882,23 +888,35 @@ var arm64Calls = map[int]string{
 	65:  "readv",
 	72:  "pselect6",
 	73:  "ppoll",
+	101: "nanosleep",
+	115: "clock_nanosleep",
 	441: "epoll_pwait2",
 }
 
-// waitsFor lists the descriptors whose input a thread is blocked on; none when it runs or does anything else. An
-// error means that the system does not say.
-func waitsFor(task string) (fds []int, err error) {
+// sleeps reports whether the leader of the foreground group waits for a time.
+func (p *unixPTY) sleeps() bool {
+	group, _ := groupOf(p.master) // it waits for nothing where there is none
+	call, _, _, _ := callOf(procDir(group))
+	return strings.HasSuffix(call, "nanosleep")
+}
+
+// callOf is the system call that a thread is in, "" of another one, with its first arguments.
+func callOf(task string) (name string, a0, a1 int, err error) {
 	call, err := procFile(task + "/syscall")
-	if err != nil {
-		return nil, err
-	}
-	number, a0, a1 := -1, 0, 0
+	number := -1
 	fmt.Sscanf(call, "%d 0x%x 0x%x", &number, &a0, &a1) // not in a call: "running", or number -1
 	calls := arm64Calls
 	if amd64 {
 		calls = amd64Calls
 	}
-	switch calls[number] {
+	return calls[number], a0, a1, err
+}
+
+// waitsFor lists the descriptors whose input a thread is blocked on; none when it runs or does anything else. An
+// error means that the system does not say.
+func waitsFor(task string) (fds []int, err error) {
+	call, a0, a1, err := callOf(task)
+	switch call {
 	case "read", "readv": // (descriptor, …)
 		fds = []int{a0}
 	case "poll", "ppoll": // (array, count, …)
