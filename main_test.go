@@ -7877,12 +7877,17 @@ func (s *sim) runHook(ctx context.Context, input []byte, h *simHook, n int) (tex
 	return text
 }
 
-// askedBy is the question of a hook that said so with that reason, the latest where its twin asked, too.
+// askedBy is the question of a hook that said so with that reason, the latest where its twin asked, too: then the tool
+// takes one answer for both.
 func (s *sim) askedBy(h *simHook, meaning, reason string) (found *simPrompt) {
 	for _, p := range s.questions() {
 		gave := strings.HasPrefix(reason, "say-")
-		if p.Source == "hook" && strings.Contains(p.Full, h.d.name) && p.Value != nil && *p.Value == meaning && !p.CreatedAt.Before(h.from) &&
-			(!gave || p.Reason == reason) && (found == nil || found.DecidedAt.Before(*p.DecidedAt)) {
+		said := p.Source == "hook" && strings.Contains(p.Full, h.d.name) && p.Value != nil && *p.Value == meaning &&
+			!p.CreatedAt.Before(h.from) && (!gave || p.Reason == reason)
+		if said && found != nil {
+			found.outrun, p.outrun = true, true
+		}
+		if said && (found == nil || found.DecidedAt.Before(*p.DecidedAt)) {
 			found = p
 		}
 	}
