@@ -4564,8 +4564,8 @@ var (
 	// reGoesOn ends a sentence that waits for a key.
 	reGoesOn = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
 	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
-	// reYn are letters of which each is an answer: "Yn", "ynaq?".
-	reYn = re(`^((yn|ny)[a-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8})$`)
+	// reYn are letters of which each is an answer: "Yn", "ynaq?", "yadH" or "yAdh" of Inquirer.
+	reYn = re(`^((?i:yn|ny)[A-Za-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8}|[a-z]{2,8}H|[Yy][A-Za-z]{2,7}h)$`)
 	// reHotkeys is a key with its label, in five forms, and what goes on with that: hotKeys joins the groups.
 	reHotkeys = re(`(?:(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN'-]*(?: \pL[\pL\pN'-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
@@ -4929,7 +4929,7 @@ func readMarker(marker string) []string {
 	if limits != nil {
 		return numbers(limits[1], limits[2])
 	}
-	if reYn.MatchString(strings.ToLower(inner)) { // nothing stands between the letters
+	if reYn.MatchString(inner) { // nothing stands between the letters
 		return strings.Split(inner, "")
 	}
 	answers := []string{inner}
