@@ -4587,7 +4587,7 @@ var (
 	reColumns    = re(`(?:^\s?|\s\s)\d{1,2}[.:)]\s+\S`)
 	reAmount     = re(`(?i)\b(how (many|much|long|often)|number of|count)\b`)
 	reListed     = re(`^(#\?|[\pL\pN_ /()]{0,30}[:>?])$`) // so short that a list above it tells what is asked
-	reText       = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(][^\])]*[\])]$`)
+	reText       = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(|][^\])|]*[\])|]$`)
 	reDrafted    = re(`^\? .*[^:?›‣>…)\]]$`) // Inquirer's field, with what it refused
 	reRemark     = re(`^\(.* .*\)$`)         // the line above asks
 	reSays       = re(`\pL[\pL\pN]`)         // has a word at all
