@@ -3501,13 +3501,15 @@ func (p *phone) doInputs() {
 			continue
 		}
 		p.inputs = slices.DeleteFunc(p.inputs, func(other *InputRecord) bool { return other == r })
-		if why != "" {
-			p.inputDone(r, fmt.Sprintf("it waited %s, and %s", span(inputTime), why), Notice{})
-			continue
+		var reply Notice
+		if why == "" {
+			p.desk.carried++ // the end of the session waits for it
+			reply, why = p.handleInput(r)
+			p.desk.carried--
+		} else {
+			why = fmt.Sprintf("it waited %s, and %s", span(inputTime), why)
 		}
-		p.desk.carried++ // the end of the session waits for it
-		p.handleInput(r)
-		p.desk.carried--
+		p.inputDone(r, why, reply)
 	}
 }
 
@@ -3586,8 +3588,9 @@ func (p *phone) boxWaits(look *Prompt, box inputBox) (why string) {
 	return ""
 }
 
-// handleInput does one thing: text, keys, a look at the screen, the question again, the end.
-func (p *phone) handleInput(r *InputRecord) {
+// handleInput does one thing: text, keys, a look at the screen, the question again, the end. It returns what to reply,
+// or why it is refused.
+func (p *phone) handleInput(r *InputRecord) (reply Notice, why string) {
 	if fromPhone(r.By) {
 		p.phoneAt = time.Now()
 	}
@@ -3595,31 +3598,22 @@ func (p *phone) handleInput(r *InputRecord) {
 	case "answer": // the tool's own Stop hook
 		p.desk.answer = r.Text
 		p.desk.answeredAt = r.At
-		taken := *r
-		taken.Text = "" // it is in the notice's record from then on
-		p.inputDone(&taken, "", Notice{})
 	case "screen":
-		screen := dense(visible(redact(p.det.Screen.Text())))
-		if screen == "" {
-			screen = "(the screen is empty)"
-		}
-		p.inputDone(r, "", Notice{Mono: screen})
+		reply.Mono = cmp.Or(dense(visible(redact(p.det.Screen.Text()))), "(the screen is empty)")
 	case "cancel":
 		p.phoneEnds = true
 		p.watchdog.terminate(0)
-		p.inputDone(r, "", Notice{Text: "⏹ ending the program"})
+		reply.Text = "⏹ ending the program"
 	case "stop":
-		p.stopTurn(r)
+		why = p.stopTurn(r)
 	case "again":
-		p.askAgain(r)
+		why = p.askAgain()
 	case "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so
 		switch {
 		case p.desk.askedSince(r.WrittenAt):
-			p.inputDone(r, "you wrote that before this was asked", Notice{})
-			return
+			return reply, "you wrote that before this was asked"
 		case r.WrittenAt.Before(p.relay.lastKey):
-			p.inputDone(r, "somebody typed at the keyboard since you wrote that: look at /screen", Notice{})
-			return
+			return reply, "somebody typed at the keyboard since you wrote that: look at /screen"
 		}
 		sent := 0
 		for _, name := range strings.Fields(r.Text) {
@@ -3628,12 +3622,12 @@ func (p *phone) handleInput(r *InputRecord) {
 			sent += len(keys)
 		}
 		p.auditInput(r, Field{"keys", r.Text}, Field{"bytes_len", sent})
-		p.inputDone(r, "", Notice{})
 	case "text", "file":
-		p.inputText(r)
+		reply.Text, why = p.inputText(r)
 	default:
-		p.inputDone(r, "this session does not know how to do that", Notice{})
+		why = "this session does not know how to do that"
 	}
+	return reply, why
 }
 
 // askedSince reports whether the open question is newer than at, or so little older that nobody can have read it: what
@@ -3651,49 +3645,44 @@ func dense(text string) string {
 
 // askAgain makes a new prompt of what stands on the screen, after one that expired or could not be
 // answered.
-func (s *phone) askAgain(r *InputRecord) {
+func (s *phone) askAgain() (why string) {
 	if s.desk.inForce() != nil {
-		s.inputDone(r, "a question is open already", Notice{})
-		return
+		return "a question is open already"
 	}
 	p := s.look()
 	if p == nil || p.Idle {
-		s.inputDone(r, "the question is no longer on the screen", Notice{})
-		return
+		return "the question is no longer on the screen"
 	}
 	s.watcher.seen = nil
 	s.desk.endExpired("it was asked again")
 	s.det.Again()
 	ring(s.relay.output.wake)
-	s.inputDone(r, "", Notice{})
+	return ""
 }
 
 // stopTurn presses the key that interrupts a turn, again where the tool asks for it, and waits for the turn's end.
-func (p *phone) stopTurn(r *InputRecord) {
+func (p *phone) stopTurn(r *InputRecord) (why string) {
 	known := p.adapter.Box != nil
-	if known && !p.inTurn() {
-		p.inputDone(r, p.rec.Tool+" is not working: there is nothing to stop", Notice{})
-		return
-	}
-	if known && p.det.turn.since.After(r.WrittenAt.Add(textAfter*time.Second)) {
-		p.inputDone(r, "you wrote that before this turn began: /stop again stops it", Notice{})
-		return
+	switch {
+	case known && !p.inTurn():
+		return p.rec.Tool + " is not working: there is nothing to stop"
+	case known && p.det.turn.since.After(r.WrittenAt.Add(textAfter*time.Second)):
+		return "you wrote that before this turn began: /stop again stops it"
 	}
 	p.relay.inject(p.adapter.Stop, r.By)
 	p.auditInput(r, Field{"command", r.Kind}, Field{"bytes_len", len(p.adapter.Stop)})
-	why := ""
 	twice := false
-	for late := time.Now().Add(stopTime); known && p.inTurn() && !p.childGone && why == ""; {
+	for late := time.Now().Add(stopTime); known && p.inTurn() && !p.childGone; {
 		if again := p.adapter.StopAgain.MatchString(p.det.Screen.Text()); again && !twice {
 			twice = true
 			p.relay.inject(p.adapter.Stop, r.By)
 		}
 		if !time.Now().Before(late) {
-			why = "the key was pressed, but " + p.rec.Tool + " still works: look at /screen"
+			return "the key was pressed, but " + p.rec.Tool + " still works: look at /screen"
 		}
 		p.await(time.Now().Add(inputLook), p.ended)
 	}
-	p.inputDone(r, why, Notice{})
+	return ""
 }
 
 // inTurn looks, and reports whether the tool works, or asks something meanwhile.
@@ -3703,25 +3692,23 @@ func (p *phone) inTurn() bool {
 	return p.det.Working() || q != nil && !q.rec.Idle
 }
 
-// inputText types into an input box or a REPL.
-func (p *phone) inputText(r *InputRecord) {
+// inputText types into an input box or a REPL. note is what else is to be told of that.
+func (p *phone) inputText(r *InputRecord) (note, why string) {
 	q := p.desk.inForce()
 	if q != nil && !q.rec.Idle && q.rec.Status != "" {
-		why := questionOpen
 		if q.rec.Secret {
-			why = "a password is typed at the keyboard." + deleteIt
+			return "", "a password is typed at the keyboard." + deleteIt
 		}
-		p.inputDone(r, why, Notice{})
-		return
+		return "", questionOpen
 	}
 	t := &typist{session: p.session, boxed: true, text: cleanText(r.Text)}
 	t.command = reOwnCommand.MatchString(t.text)
 	if t.command {
 		t.text = t.text[1:]
 	}
-	why := t.work()
-	p.inputDone(r, why, Notice{Text: t.note})
+	why = t.work()
 	t.passHeld()
+	return t.note, why
 }
 
 // fetch gets the file of an input, which then types where that was put, and what was written below it.
@@ -3757,9 +3744,12 @@ func (p *phone) inputDone(r *InputRecord, why string, reply Notice) {
 	after := *r
 	after.Status = "done"
 	after.Reason = why
-	if why != "" {
+	switch {
+	case why != "":
 		after.Status = "refused"
 		reply = Notice{Text: "✗ " + why, Ring: true}
+	case r.Kind == "answer":
+		after.Text = "" // it is in the notice's record from then on
 	}
 	if typed {
 		text := []byte(cleanText(r.Text))
