@@ -1356,7 +1356,7 @@ func legibly(text string) string {
 //	         watcher.detector: screen, what is asked ─► desk.carry, one for each question ─► typist ─► child
 //	books.keepBooks: records of others ─► desk.carryHook, one for each hook's question
 //	                                  └─► phone.doInputs: what the phone wants, in order ─► typist
-//	watchdog.watchdog: what is due by the clock;  watchdog.watchSignals;  books.sendStream
+//	watchdog.watchRecords, watchHost, watchActivity, watchSignals;  relay.watchKeyboard;  books.sendStream
 //
 // A sequence gives the turn away in await, and while it writes to the child; in between nobody else changes anything.
 // Output goes to the host before we inspect it; keys go to the child before we inspect them. The turn guards the fields
@@ -1735,7 +1735,7 @@ func (r *relay) handOver(ours [3]*os.File, batch bool) error {
 }
 
 // findKeyboard finds where somebody types. A tool that is the last of a pipeline reads its keys from the terminal, not
-// from its input: less, fzf. One that is followed by others may share it with them: see readKeyboard.
+// from its input: less, fzf. One that is followed by others may share it with them: see watchKeyboard.
 func (h *hostTerminal) findKeyboard(ours [3]*os.File) {
 	handed := h.handed.Streams
 	switch {
@@ -1850,8 +1850,6 @@ func (s *session) run(ctx context.Context, argv []string) error {
 // attend starts what runs beside the child. It returns when the child is gone and its output drained, or when we are
 // told to end and nobody reads it.
 func (s *session) attend() {
-	s.watchdog.hostAt = time.Now().Add(hostEvery)
-	s.watchdog.keyboardAt = time.Now()
 	s.watcher.detectedAt = time.Now() // nothing to look at yet
 	s.spawn(s.relay.copyOutput)
 	for _, t := range s.relay.taps {
@@ -1873,7 +1871,10 @@ func (s *session) attend() {
 	s.spawn(s.watcher.detector)
 	s.spawn(s.books.keepBooks)
 	s.spawn(s.watchdog.watchSignals)
-	s.beside(s.watchdog.watchdog)
+	s.beside(s.watchdog.watchRecords)
+	s.beside(s.watchdog.watchHost)
+	s.beside(s.watchdog.watchActivity)
+	s.beside(s.relay.watchKeyboard)
 	s.beside(s.relay.writeTyping)
 	s.beside(s.phone.doInputs)
 	if s.cfg.Stream {
@@ -1942,41 +1943,19 @@ func (s *session) crashing() {
 // watchdog does what is due, and what signals want.
 type watchdog struct {
 	*session
-	signals    chan os.Signal
-	looks      chan time.Time // a value when others may have recorded something: see keepBooks
-	doingAt    time.Time      // when what is done was last recorded
-	lookedAt   time.Time      // when keepBooks was last to look
-	hostAt     time.Time      // when to look whether the host's terminal is there
-	keyboardAt time.Time      // when to look whether the keyboard is wanted
-	toldToEnd  time.Time      // when it was told to end, or saw that the terminal has gone; zero: neither
+	signals   chan os.Signal
+	looks     chan time.Time // a value when others may have recorded something: see keepBooks
+	lookedAt  time.Time      // when keepBooks was last to look
+	toldToEnd time.Time      // when it was told to end, or saw that the terminal has gone; zero: neither
 }
 
-// duty is something that is due by the clock.
-type duty struct {
-	at func() time.Time // the next time, as things stand
-	do func(now time.Time)
-}
-
-// never is when nothing is due.
-func never() time.Time { return time.Now().Add(hostEvery) }
-
-// watchdog does what is due: others' records are looked for, the keyboard is watched for the time when it is ours, and
-// the host's terminal for its end, and what the tool does is recorded.
-func (w *watchdog) watchdog() {
-	duties := []duty{
-		{w.lookAt, w.lookForRecords},
-		{w.keyboardDue, w.relay.readKeyboard},
-		{func() time.Time { return w.hostAt }, w.checkHost},
-		{w.activityDue, w.recordActivity},
-	}
-	first := func() (next duty) {
-		return slices.MinFunc(duties, func(a, b duty) int { return a.at().Compare(b.at()) })
-	}
+// watchRecords has keepBooks look for records of others in time.
+func (w *watchdog) watchRecords() {
 	for !w.childGone {
-		due := first().at()
-		sooner := w.await(due, func() bool { return w.childGone || first().at().Before(due) })
+		due := w.lookAt()
+		sooner := w.await(due, func() bool { return w.childGone || w.lookAt().Before(due) })
 		if !sooner {
-			first().do(time.Now())
+			w.lookForRecords()
 		}
 	}
 }
@@ -1997,43 +1976,39 @@ func (w *watchdog) lookAt() time.Time {
 }
 
 // lookForRecords makes keepBooks look for records of others.
-func (w *watchdog) lookForRecords(now time.Time) {
-	w.lookedAt = now
+func (w *watchdog) lookForRecords() {
+	w.lookedAt = time.Now()
 	select {
-	case w.looks <- now:
+	case w.looks <- w.lookedAt:
 	default:
 	}
 }
 
-// keyboardDue is when to look whether the keyboard is ours.
-func (w *watchdog) keyboardDue() time.Time {
-	if w.relay.mayListen() {
-		return w.keyboardAt
+// watchHost looks now and then whether the host's terminal is there.
+func (w *watchdog) watchHost() {
+	for !w.await(time.Now().Add(hostEvery), w.ended) {
+		w.checkHost()
 	}
-	return never()
 }
 
 // checkHost ends the session where the host's terminal has gone.
-func (w *watchdog) checkHost(now time.Time) {
-	w.hostAt = now.Add(hostEvery)
-	if w.toldToEnd.IsZero() && w.relay.hostGone() {
+func (w *watchdog) checkHost() {
+	if !w.childGone && w.toldToEnd.IsZero() && w.relay.hostGone() {
 		w.hangUp()
 	}
 }
 
-// activityDue is when to record what the tool does.
-func (w *watchdog) activityDue() time.Time {
-	if w.books.recorded && w.det.Activity() != w.rec.Activity {
-		return w.doingAt.Add(doingEvery)
+// watchActivity records what the tool does.
+func (w *watchdog) watchActivity() {
+	for {
+		w.until(func() bool { return w.childGone || w.books.recorded && w.det.Activity() != w.rec.Activity })
+		if w.childGone {
+			return
+		}
+		w.rec.Activity = w.det.Activity()
+		w.books.save("recording the session", ref(w.rec))
+		w.await(time.Now().Add(doingEvery), w.ended)
 	}
-	return never()
-}
-
-// recordActivity records what the tool does.
-func (w *watchdog) recordActivity(now time.Time) {
-	w.doingAt = now
-	w.rec.Activity = w.det.Activity()
-	w.books.save("recording the session", ref(w.rec))
 }
 
 // watchSignals does what signals want, follows the size of the host's terminal, and stops with the tool.
@@ -2043,7 +2018,7 @@ func (w *watchdog) watchSignals() {
 		select {
 		case <-w.relay.resized:
 			act = func() {
-				w.relay.readKeyboard(time.Now()) // we are in the foreground: no other gets that signal
+				w.relay.readKeyboard() // we are in the foreground: no other gets that signal
 				w.relay.resize()
 			}
 		case sig := <-w.signals:
@@ -2080,7 +2055,10 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 		w.hangUp()
 	case sig == syscall.SIGHUP && w.reloads():
 		w.reload()
-		w.hostAt = time.Now().Add(hostLook)
+		w.beside(func() {
+			w.await(time.Now().Add(hostLook), w.ended)
+			w.checkHost()
+		})
 	case (sig == os.Interrupt || sig == syscall.SIGQUIT) && w.relay.tty != nil && !w.relay.raw.Load():
 		_ = w.pty.Signal(sig) // a child that is gone needs none
 	default:
@@ -2477,15 +2455,26 @@ func (h *hostTerminal) makeRaw(child PTY) error {
 	return nil
 }
 
-// readKeyboard reads the keyboard once it is ours and the tool's. It looks again and again, because bash sends no
-// signal to a process that it continues in the background and later brings to the foreground. And a program that reads
-// the tool's output, such as less, may read the keyboard and need a terminal that is not raw, until the tool reads its
-// own.
-func (r *relay) readKeyboard(now time.Time) {
+// watchKeyboard looks for the time when the keyboard is ours and the tool's. It looks again and again, because bash
+// sends no signal to a process that it continues in the background and later brings to the foreground. And a program
+// that reads the tool's output, such as less, may read the keyboard and need a terminal that is not raw, until the tool
+// reads its own.
+func (r *relay) watchKeyboard() {
+	for {
+		r.until(func() bool { return r.childGone || r.mayListen() })
+		if r.childGone {
+			return
+		}
+		r.readKeyboard()
+		r.await(time.Now().Add(keyboardLook), r.ended)
+	}
+}
+
+// readKeyboard reads the keyboard if it is ours and the tool's.
+func (r *relay) readKeyboard() {
 	if !r.mayListen() {
 		return
 	}
-	r.watchdog.keyboardAt = now.Add(keyboardLook)
 	if !r.wanted.Load() && r.pty.State().Reading == ReadingBusy || !inForeground(r.keys) {
 		return
 	}
@@ -2535,7 +2524,7 @@ func (r *relay) copyOutput() {
 			_ = r.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
 			r.lock()
 			r.unshown = lost
-			r.watchdog.hostAt = time.Now()
+			r.watchdog.checkHost()
 			r.unlock()
 		}
 		r.output.add(p, bytes.Contains(p, asks), err != nil)
@@ -2757,7 +2746,7 @@ func (r *relay) readKeys() {
 		r.handleKeys(typedKeys{at: time.Now()})
 	}
 	r.fed = false
-	r.watchdog.hostAt = time.Now() // a terminal may have gone
+	r.watchdog.checkHost() // a terminal may have gone
 }
 
 // handleKeys passes on what could not pass by itself. While a typist works it is held.
@@ -2908,7 +2897,7 @@ func (v *watcher) detector() {
 		}
 		v.relay.takeOutput()
 		v.detect()
-		v.watchdog.lookForRecords(time.Now()) // a hook may call when its dialog is painted
+		v.watchdog.lookForRecords() // a hook may call when its dialog is painted
 		v.relay.output.takeEach(!v.gathers())
 		if v.typist == nil && !v.relay.writes() {
 			v.relay.output.letPass()
