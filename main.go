@@ -2604,7 +2604,7 @@ func (r *relay) takeOutput() {
 	seen := 0
 	for _, k := range keys {
 		r.handleOutput(p[seen:k.behind], k.at)
-		r.noteKeyboard(k)
+		r.noteKeys(k, "cli:local")
 		seen = k.behind
 	}
 	r.handleOutput(p[seen:], at)
@@ -2765,18 +2765,7 @@ func (r *relay) handleKeys(k typedKeys) {
 		keys = "\x04\x04" // the line discipline makes the end from ^D; the first may only end a line
 	}
 	r.output.hold() // until these are written
-	r.typing = append(r.typing, keys...)
-	r.noteKeyboard(typedKeys{keys: []byte(keys), at: time.Now(), modes: r.pty.Modes()})
-}
-
-// noteKeyboard notes what is typed here, and goes to the child.
-func (r *relay) noteKeyboard(k typedKeys) {
-	by := ""
-	if !isReport(string(k.keys)) {
-		by = "cli:local"
-		r.lastKey = k.at
-	}
-	r.noteKeys(k, by)
+	r.inject(keys, "cli:local")
 }
 
 // stops reports whether keys end what a typist does: ^C or Esc.
@@ -2822,9 +2811,13 @@ func (r *relay) inject(keys, by string) {
 func (r *relay) noteKeys(k typedKeys, by string) {
 	keys := string(k.keys)
 	r.noteLine(keys, k.modes)
+	report := isReport(keys)
+	if by == "cli:local" && !report {
+		r.lastKey = k.at
+	}
 	paste := len(keys) > maxArrow // to match one takes long
 	stops := keys == suspendKey && r.handed.Resumes
-	if by != "" && !stops && (paste || !reArrow.MatchString(keys)) {
+	if by != "" && !report && !stops && (paste || !reArrow.MatchString(keys)) {
 		r.desk.noteTyped(by, k.at)
 	}
 	r.det.Typed(k.keys, k.at)
