@@ -2039,16 +2039,12 @@ func (w *watchdog) watchSignals() {
 // at a terminal that is not raw are for the tool. Once the child has ended a signal cuts short what is left to send.
 func (w *watchdog) handleSignal(sig os.Signal) {
 	switch {
-	case w.childGone && sig != resumeSignal && sig != suspendSignal:
-		w.stop()
+	case sig == suspendSignal && !w.relay.handed.Resumes: // nobody would resume us
+	case w.childGone && sig == suspendSignal:
+		w.suspend()
+	case w.childGone && sig == resumeSignal:
 	case w.childGone:
-		if sig == suspendSignal && w.relay.handed.Resumes { // else nobody would resume us
-			w.suspend()
-		}
-	case sig == suspendSignal:
-		if w.relay.handed.Resumes {
-			_ = w.pty.Signal(sig) // a child that is gone needs none; when it stops, so do we
-		}
+		w.stop()
 	case sig == resumeSignal:
 		w.resume()
 	case sig == syscall.SIGHUP && w.relay.hostGone():
@@ -2059,8 +2055,9 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 			w.await(time.Now().Add(hostLook), w.ended)
 			w.checkHost()
 		})
-	case (sig == os.Interrupt || sig == syscall.SIGQUIT) && w.relay.tty != nil && !w.relay.raw.Load():
-		_ = w.pty.Signal(sig) // a child that is gone needs none
+	case sig == suspendSignal,
+		(sig == os.Interrupt || sig == syscall.SIGQUIT) && w.relay.tty != nil && !w.relay.raw.Load():
+		_ = w.pty.Signal(sig) // a child that is gone needs none; when it stops, so do we
 	default:
 		_ = w.pty.Signal(sig) // the same
 		grace := ownSignal
@@ -3063,7 +3060,7 @@ func (d *desk) carry(q *question) {
 			d.lapsed = true
 		}
 		d.recordEnd(q)
-		if d.watcher.seen == q.screen {
+		if d.watcher.seen == q.screen { // else another was seen before the answer came, and is asked now
 			d.watcher.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
 		}
 	}
@@ -3089,15 +3086,11 @@ func (d *desk) expectsHook(p *Prompt) bool {
 
 // inForce is the question that is asked now, nil none.
 func (d *desk) inForce() *question {
-	open := func(h *question) bool { return h.rec.Open() }
-	i := slices.IndexFunc(d.hooks, open)
-	switch {
-	case d.asked != nil && d.asked.rec.Status != "" || len(d.hooks) == 0:
+	if d.asked != nil && d.asked.rec.Status != "" || len(d.hooks) == 0 {
 		return d.asked
-	case i >= 0:
-		return d.hooks[i]
 	}
-	return d.hooks[0]
+	open := func(h *question) bool { return h.rec.Open() }
+	return d.hooks[max(0, slices.IndexFunc(d.hooks, open))]
 }
 
 // create stores what the screen asks. False means that it failed: try again later.
@@ -3144,12 +3137,6 @@ func (d *desk) dressNotice(r *PromptRecord) {
 // watched reports whether somebody is at the keyboard, and not at the phone; last is when they did something here.
 func (d *desk) watched(last time.Time) bool {
 	return d.relay.interactive && time.Since(last) < d.cfg.Away && last.After(d.phone.phoneAt)
-}
-
-// endRings reports whether the end of the program is news: it ended by itself, and nobody was here since it was
-// started.
-func (d *desk) endRings() bool {
-	return d.watchdog.toldToEnd.IsZero() && !d.watched(later(d.relay.lastKey, d.rec.StartedAt))
 }
 
 // ask sends q, which is stored and in force, once nobody types here, where it may be answered. It returns when q is
@@ -3974,14 +3961,13 @@ type typist struct {
 	note    string // what else is to be told of the answer, "" nothing
 
 	began     time.Time // the work
-	allowed   bool      // the first key may be typed, or was
 	unsure    time.Time // since when what changed in the question may be seen moving, zero: nothing may
 	steer     bool      // the next keys choose nothing: they move a pointer, or write into a box
 	given     bool      // bytes of the answer have reached the child, or a text's Enter
 	partly    bool      // some had before the last were written
 	done      bool      // all is typed
 	writing   bool      // some are being written
-	sent      int       // bytes that were written last
+	sent      int       // bytes that were written last, 0: none yet
 	sentAt    time.Time // when
 	screenSHA string    // SHA-256 of what stood on the screen when the first key went
 	stopped   bool      // at the keyboard
@@ -4056,7 +4042,7 @@ func (t *typist) press(within time.Duration, find func(v sight) (keys, why strin
 		tty := t.watcher.terminalState(now)
 		v := sight{t.det.Look(tty, now), tty, !now.Before(until)}
 		keys, why := "", ""
-		if !t.allowed {
+		if t.sent == 0 {
 			why = t.mayBegin(v, until)
 		}
 		if why == "" {
@@ -4067,7 +4053,6 @@ func (t *typist) press(within time.Duration, find func(v sight) (keys, why strin
 		}
 		asked := why == questionOpen // it is to be asked, which waits for us
 		if why == "" || asked || v.late && why != whyWait {
-			t.allowed = t.allowed || why == ""
 			return why
 		}
 	}
@@ -4150,11 +4135,12 @@ func (t *typist) overtaken(look *Prompt) bool {
 	return asks && (t.q == nil || !t.q.screen.same(look))
 }
 
-// typeAnswer types the decision about q, and records that, or why it could not be.
+// typeAnswer types the decision about q, and records that; q is to end with the reason where it could not be.
 func (d *desk) typeAnswer(q *question) {
 	d.await(q.seenAt.Add(dialogGrace), func() bool { return d.childGone || d.adapter.Box == nil })
 	t := &typist{session: d.session, q: q, boxed: q.rec.Idle, text: cleanText(*q.rec.Value)}
 	expired := q.rec.Status == Expired
+	q.to = "" // the answer came first
 	why := t.work()
 	if why == "" || t.given {
 		d.transition(q, Injected, func(r *PromptRecord) {
@@ -4171,14 +4157,9 @@ func (d *desk) typeAnswer(q *question) {
 			why = q.rec.Reason + "; nothing was typed: " + why
 		}
 		q.to, q.why = Failed, why
-		d.recordEnd(q)
 		if !expired && !q.rec.Idle && !d.childGone && q.screen.same(d.look()) {
 			d.det.Again() // it is asked anew
 		}
-	}
-	q.to = ""                                    // it has ended
-	if why == "" || d.watcher.seen == q.screen { // else another was seen before the answer came, and is asked now
-		d.watcher.seen = nil
 	}
 	t.passHeld()
 }
@@ -4831,9 +4812,11 @@ func (b *books) tellEnd() {
 	}
 	text := fmt.Sprintf("%s · %s · %d asked\naudit %d %.24s", how, span(b.rec.EndedAt.Sub(b.rec.StartedAt)), asked,
 		head.Seq, strings.TrimPrefix(head.Hash, "sha256:")) // fits into one row
-	b.rec.Farewell = &Farewell{text, b.desk.endRings()}
+	watched := b.desk.watched(later(b.relay.lastKey, b.rec.StartedAt))
+	rings := b.watchdog.toldToEnd.IsZero() && !watched // it ended by itself, and nobody was here since it was started
+	b.rec.Farewell = &Farewell{text, rings}
 	if !b.save("recording the last message", ref(b.rec)) {
-		b.notify(Notice{Text: text, Ring: b.rec.Farewell.Ring})
+		b.notify(Notice{Text: text, Ring: rings})
 	}
 }
 
