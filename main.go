@@ -3142,12 +3142,8 @@ func (d *desk) watched(last time.Time) bool {
 // ask sends q, which is stored and in force, once nobody types here, where it may be answered. It returns when q is
 // answered, expired or over.
 func (d *desk) ask(q *question) {
-	for d.relay.interactive && !q.closed() {
-		away := d.relay.lastKey.Add(d.cfg.Away)
-		if !away.After(time.Now()) {
-			break
-		}
-		d.await(away, q.closed)
+	for d.relay.interactive && !q.closed() && time.Since(d.relay.lastKey) < d.cfg.Away {
+		d.await(d.relay.lastKey.Add(d.cfg.Away), q.closed)
 	}
 	for !q.closed() && q.rec.Status == Created && !d.route(q) {
 		d.await(time.Now().Add(retryEvery), q.closed)
@@ -3755,7 +3751,6 @@ type books struct {
 	notes  io.Writer                 // for our own words to the person at the terminal
 	hangUp func(limit time.Duration) // see connect
 
-	opened   bool   // the state was read, or could not be
 	recorded bool   // the session is in it, as far as it can be written
 	trouble  string // of the state file
 	warning  string // of the tool's version, to be told at the end
@@ -3790,7 +3785,6 @@ func (s *Store) connect(ctx context.Context, ch Channel) (hangUp func(limit time
 func (b *books) keepBooks() {
 	err := b.st.open()
 	b.lock()
-	b.opened = true
 	if err != nil {
 		b.tellTrouble("opening the state", err)
 	}
@@ -4232,13 +4226,9 @@ func (t *typist) reply() (why string) {
 	_, size := utf8.DecodeRuneInString(text)
 	first := text[:size]
 	rest := t.pasted(text[size:]) + "\r"
-	alone := false
-	why = t.press(keyGrace+lookTime, func(sight) (keys, why string) {
-		keys, alone = t.opening(first, rest, true)
-		return keys, ""
-	})
-	if alone && why == "" {
-		return t.spell(first, rest, t.q.rec.takesKeys())
+	why = t.press(keyGrace+lookTime, func(sight) (keys, why string) { return t.opening(first, rest, true), "" })
+	if t.word != "" && why == "" {
+		return t.spell(t.q.rec.takesKeys())
 	}
 	return why
 }
@@ -4273,17 +4263,19 @@ func (t *typist) stillAsked(v sight) (why string) {
 
 // opening returns what is typed first. Whether Enter ends it depends on the terminal as it is now, not as it was when
 // it asked: in line mode it does. In raw mode the program may take one key, and the rest would answer the next question
-// (e2fsck, mutt): so the first key goes alone, the rest once the program has shown that.
-func (t *typist) opening(first, rest string, ends bool) (keys string, alone bool) {
+// (e2fsck, mutt): so the first key goes alone, and the rest is spelled once the program has shown that.
+func (t *typist) opening(first, rest string, ends bool) (keys string) {
+	t.word = ""
 	key, _ := utf8.DecodeRuneInString(first)
 	switch {
 	case !unicode.IsPrint(key):
 	case t.pty.Modes().Canonical:
 		rest = strings.TrimSuffix(rest, "\r") + "\r"
 	case rest != "" || ends:
-		return first, true
+		t.word = first + rest
+		return first
 	}
-	return first + rest, false
+	return first + rest
 }
 
 // spell types the rest of an answer while the question stands, and the program reads and has shown the first key behind
@@ -4291,9 +4283,8 @@ func (t *typist) opening(first, rest string, ends bool) (keys string, alone bool
 // program may take so many keys and no more, and Enter would answer the next question. An echo by the terminal itself
 // proves nothing (bash's read -n 4): there each key goes alone, and Enter once the question has stood for a while. A
 // screen that no rule reads (text) stands while it is still one, with the key, or a mark that hides it, at the cursor.
-func (t *typist) spell(first, rest string, text bool) (why string) {
-	t.word = first + rest
-	for typed := first; ; {
+func (t *typist) spell(text bool) (why string) {
+	for typed := t.word[:t.sent]; ; {
 		keys := ""
 		why := t.press(followTime, func(v sight) (_, why string) {
 			keys, why = t.spellOn(v, typed, text)
@@ -4365,7 +4356,6 @@ func (t *typist) choose(want []int) (why string) {
 	var movedAt time.Time    // when it last changed
 	within := keyGrace + lookTime
 	for range maxMenuKeys {
-		first, rest, alone := "", "", false // of the choice's own keys; the first is typed alone
 		why := t.press(within, func(v sight) (keys, why string) {
 			now := v.look
 			if !asked.follows(now) || before != nil && now.unmoved(before) {
@@ -4402,9 +4392,7 @@ func (t *typist) choose(want []int) (why string) {
 				return own, ""
 			case own != "":
 				_, size := utf8.DecodeRuneInString(own)
-				first, rest = own[:size], own[size:]
-				keys, alone = t.opening(first, rest, !known)
-				return keys, ""
+				return t.opening(own[:size], own[size:], !known), ""
 			case now.Pointer < 0:
 				return "", "the menu shows no pointer to move"
 			case now.Pointer == target:
@@ -4416,8 +4404,8 @@ func (t *typist) choose(want []int) (why string) {
 		switch {
 		case why != "":
 			return why
-		case alone:
-			return t.spell(first, rest, false)
+		case t.word != "":
+			return t.spell(false)
 		case !t.steer:
 			return t.leaves(known)
 		}
@@ -4753,7 +4741,7 @@ func (s *session) finish() {
 // endQuestions ends what is still asked or being typed: a write to a closed terminal returns, and its result decides
 // whether an answer was typed.
 func (d *desk) endQuestions() {
-	d.until(func() bool { return d.books.opened && !d.relay.inFlight })
+	d.until(func() bool { return !d.relay.inFlight })
 	for _, h := range d.hooks {
 		h.to = Failed // unless it has passed its answer on
 		h.why = programEnded
