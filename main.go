@@ -1557,14 +1557,14 @@ func cmdRun(c *command) int {
 		c.fail(err)
 		return exitInternal
 	}
-	err = s.run(c.ctx, c.opts.args)
+	err = s.run(c.ctx, c.args)
 	if err == nil {
 		return *s.rec.ExitCode
 	}
 	missing := errors.Is(err, errNoTool)
 	if missing {
 		todo := "install it, or add its folder to PATH"
-		if strings.Contains(c.opts.args[0], " ") {
+		if strings.Contains(c.args[0], " ") {
 			todo = "give the tool and each argument as separate words, not all in one pair of quotation marks"
 		}
 		err = hinted(err, todo)
@@ -1581,10 +1581,10 @@ func cmdRun(c *command) int {
 
 // newSession does what can fail before anything is spawned.
 func newSession(c *command) (*session, error) {
-	tool := filepath.Base(c.opts.args[0])
-	flags := timeoutOf(c.opts)
-	flags["channel"] = c.opts.text("channel")
-	if c.opts.on("stream") {
+	tool := filepath.Base(c.args[0])
+	flags := c.timeout()
+	flags["channel"] = c.text("channel")
+	if c.on("stream") {
 		flags["stream.enabled"] = "true"
 	}
 	cfg, err := c.config(flags)
@@ -1603,8 +1603,8 @@ func newSession(c *command) (*session, error) {
 		st:        st,
 		tg:        newTelegram(cfg, st, log),
 		log:       log,
-		adapter:   adapterFor(cmp.Or(c.opts.text("adapter"), tool)),
-		rec:       sessionRecord(tool, c.opts.args[1:], c.opts.text("name")),
+		adapter:   adapterFor(cmp.Or(c.text("adapter"), tool)),
+		rec:       sessionRecord(tool, c.args[1:], c.text("name")),
 	}
 	s.relay = &relay{session: s, hostTerminal: hostTerminal{back: make(chan struct{}, 1)}, output: newBacklog()}
 	s.watcher = &watcher{session: s}
@@ -1625,18 +1625,18 @@ func newSession(c *command) (*session, error) {
 			s.tg.stream = &stream{}
 		}
 	}
-	if c.opts.on("quiet") {
+	if c.on("quiet") {
 		s.books.notes = io.Discard
 	}
-	if s.adapter.streamsJSON(c.opts.args[1:]) {
+	if s.adapter.streamsJSON(c.args[1:]) {
 		s.relay.calls = &callReader{session: s.rec.ID, names: map[string]string{}}
 	}
 	if err := s.relay.findTerminal(c); err != nil {
 		return nil, err
 	}
-	_, missing := findTool(c.opts.args[0]) // then run says so, and an old recording stays as it was
-	if c.opts.on("record") && missing == nil {
-		s.watcher.cast, err = startRecording(c.opts.text("record"), tool, s.relay.size(), time.Now())
+	_, missing := findTool(c.args[0]) // then run says so, and an old recording stays as it was
+	if c.on("record") && missing == nil {
+		s.watcher.cast, err = startRecording(c.text("record"), tool, s.relay.size(), time.Now())
 		if err != nil {
 			return nil, err
 		}
@@ -1644,8 +1644,8 @@ func newSession(c *command) (*session, error) {
 	return s, nil
 }
 
-// timeoutOf is what --timeout says about settings, "" where it was not given.
-func timeoutOf(o *opts) map[string]string {
+// timeout is what --timeout says about settings, "" where it was not given.
+func (o *opts) timeout() map[string]string {
 	seconds := o.text("timeout")
 	return map[string]string{"timeout_seconds": seconds, "permission_timeout_seconds": seconds}
 }
@@ -1683,7 +1683,7 @@ func (r *relay) findTerminal(c *command) error {
 	r.in = hostStream{c.stdin}
 	r.out = hostStream{c.stdout}
 	if handsStreams {
-		err := r.handOver(ours, r.adapter.needsNoTerminal(c.opts.args[1:]))
+		err := r.handOver(ours, r.adapter.needsNoTerminal(c.args[1:]))
 		if err != nil {
 			return err
 		}
@@ -5085,7 +5085,7 @@ func (h *hook) handle(c *command) error {
 		return h.st.keep(&InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
 			Text: answer, Status: "queued"})
 	case "PermissionRequest":
-		cfg, err := c.config(timeoutOf(c.opts))
+		cfg, err := c.config(c.timeout())
 		if err != nil {
 			return err
 		}
@@ -5768,7 +5768,7 @@ func (a *asking) addChoices(words []string) error {
 
 // run asks, and passes the answer on. An error is why there is none.
 func (a *asking) run() (err error) {
-	a.Config, err = a.config(timeoutOf(a.opts))
+	a.Config, err = a.config(a.timeout())
 	if err != nil {
 		return err
 	}
