@@ -1401,7 +1401,8 @@ const (
 // Sizes of a session, in bytes unless said otherwise.
 const (
 	maxMessage  = 4096      // of an operator's text
-	maxHeld     = 64 << 10  // of keys that wait for the typist
+	maxHeld     = 1000      // pieces of keys that wait for the typist, each of up to 4096 bytes
+	maxTyping   = 64 << 10  // of keys that wait for the child
 	maxUnread   = 512 << 10 // of output that the screen may lag behind the host
 	wakeUnread  = 256 << 10 // of it are not left to gather
 	maxArrow    = 32        // of a key that moves
@@ -1831,7 +1832,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	} else {
 		s.checkVersion(argv[0])
 	}
-	if err := s.relay.makeRaw(s.pty); err != nil { // the terminal has gone
+	if err := s.relay.makeRaw(); err != nil { // the terminal has gone
 		s.pty.Terminate(0)
 		s.pty.Close() // what counts is why
 		return err
@@ -2130,7 +2131,7 @@ func (w *watchdog) resume() {
 	if w.relay.keys != nil && !inForeground(w.relay.keys) {
 		w.relay.raw.Store(false) // whatever it was when we were stopped
 	}
-	if err := w.relay.makeRaw(w.pty); err != nil {
+	if err := w.relay.makeRaw(); err != nil {
 		w.log.Warn("going on", "error", err.Error())
 	}
 	w.relay.resize()
@@ -2438,17 +2439,17 @@ func (b *backlog) letPass() {
 }
 
 // makeRaw sets the host's terminal to raw mode, where somebody types there and it is ours to set.
-func (h *hostTerminal) makeRaw(child PTY) error {
-	if h.keys == nil || !h.wanted.Load() || !inForeground(h.keys) {
+func (r *relay) makeRaw() error {
+	if r.keys == nil || !r.wanted.Load() || !inForeground(r.keys) {
 		return nil
 	}
-	h.raw.Store(true)
-	undo, err := rawMode(h.keys, h.handed.Streams[1] != nil && child.Modes().Processed)
+	r.raw.Store(true)
+	undo, err := rawMode(r.keys, r.handed.Streams[1] != nil && r.pty.Modes().Processed)
 	if err != nil {
-		h.raw.Store(false)
+		r.raw.Store(false)
 		return fmt.Errorf("setting the terminal to raw mode: %w", err)
 	}
-	h.undoRaw.CompareAndSwap(nil, &undo) // while it is raw, what it was at first counts
+	r.undoRaw.CompareAndSwap(nil, &undo) // while it is raw, what it was at first counts
 	return nil
 }
 
@@ -2476,7 +2477,7 @@ func (r *relay) readKeyboard() {
 		return
 	}
 	r.wanted.Store(true)
-	if err := r.makeRaw(r.pty); err != nil {
+	if err := r.makeRaw(); err != nil {
 		r.log.Warn("reading the keyboard", "error", err.Error())
 	}
 	r.resize()
@@ -2516,7 +2517,7 @@ func (r *relay) copyOutput() {
 		n, err := r.pty.Read(buf)
 		p := buf[:n]
 		r.first.Do(func() {})
-		_, lost := r.out.Write(r.forHost(p, r.pty))
+		_, lost := r.out.Write(r.forHost(p))
 		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
 			_ = r.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
 			r.lock()
@@ -2533,15 +2534,15 @@ func (r *relay) copyOutput() {
 
 // forHost returns output as the host's terminal needs it. While that is not raw, in the background or for others of a
 // pipeline, its driver adds the carriage returns.
-func (h *hostTerminal) forHost(p []byte, child PTY) []byte {
-	raw := h.raw.Load()
-	shared := h.handed.Streams[1] != nil
-	if !handsStreams || h.tty == nil || raw && !shared {
+func (r *relay) forHost(p []byte) []byte {
+	raw := r.raw.Load()
+	shared := r.handed.Streams[1] != nil
+	if !handsStreams || r.tty == nil || raw && !shared {
 		return p
 	}
 	if raw {
-		processed := child.Modes().Processed
-		_ = processOutput(h.keys, processed) // where it fails nobody sees the output
+		processed := r.pty.Modes().Processed
+		_ = processOutput(r.keys, processed) // where it fails nobody sees the output
 		if !processed {
 			return p
 		}
@@ -2628,7 +2629,7 @@ func (r *relay) handleOutput(p []byte, now time.Time) {
 	if r.calls != nil {
 		r.auditToolCalls(p)
 	}
-	if len(r.typing) < maxHeld { // else the child asks and does not read
+	if len(r.typing) < maxTyping { // else the child asks and does not read
 		r.typing = append(r.typing, r.det.Screen.TakeReplies(r.tty == nil)...)
 	}
 }
@@ -2733,7 +2734,7 @@ func (r *relay) readKeys() {
 		r.lock()
 		r.takeOutput()
 		r.handleKeys(typedKeys{keys: bytes.Clone(buf[:n]), at: time.Now()})
-		r.until(func() bool { return r.childGone || r.heldBytes()+len(r.typing) < maxHeld })
+		r.until(func() bool { return r.childGone || len(r.held) < maxHeld && len(r.typing) < maxTyping })
 		r.unlock()
 	}
 	r.lock()
@@ -2847,15 +2848,6 @@ func (d *desk) noteTyped(by string, at time.Time) {
 func (q *question) noteTyped(by string, at time.Time) {
 	q.typedBy = by
 	q.typedAt = at
-}
-
-// heldBytes is how much waits for the typist to end.
-func (r *relay) heldBytes() int {
-	n := 0
-	for _, h := range r.held {
-		n += len(h.keys)
-	}
-	return n
 }
 
 // ---- watcher ----
@@ -3357,15 +3349,16 @@ func (d *desk) noteDialogs() {
 func (d *desk) addHook(rec PromptRecord) {
 	h := &question{rec: rec}
 	q := d.asked
-	if q != nil && q.rec.Idle {
+	switch {
+	case q == nil:
+	case q.screen.Idle:
 		q.leave(Canceled, worksAgain)
-	}
-	if q != nil && !q.screen.Idle && q.screen.showsCall(rec.Tool, rec.Subject) {
-		if q.rec.Status != "" {
-			d.transition(h, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
-			return
-		}
+	case !q.screen.showsCall(rec.Tool, rec.Subject):
+	case q.rec.Status == "":
 		q.leave(Canceled, "")
+	default:
+		d.transition(h, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
+		return
 	}
 	d.hooks = append(d.hooks, h)
 	d.noteDialogs()
