@@ -655,14 +655,6 @@ func actAs(args []string) bool {
 	return true
 }
 
-// onMachine is the number of a system call of Linux on the machine that we run on.
-func onMachine(onAMD64, onARM64 uintptr) uintptr {
-	if amd64 {
-		return onAMD64
-	}
-	return onARM64
-}
-
 // ---- what the child waits for ----
 // Linux says in /proc which call a thread is blocked in. macOS does not: of a thread it reports whether it runs
 // (PROC_PIDTHREADINFO), and no longer what it sleeps on (fill_user64_externproc of xnu/bsd/kern/kern_sysctl.c leaves
@@ -1141,10 +1133,14 @@ func stopSelf() {
 	defer signal.Stop(resumed)
 	_ = unix.Kill(0, suspendSignal) // cannot fail: we are in that group
 	sig := syscall.SIGSTOP
+	call := uintptr(sigactionARM64)
+	if amd64 {
+		call = sigactionAMD64
+	}
 	if linux {
 		byItself := [4]uintptr{} // SIG_DFL, no flags, no mask
-		_, _, errno := unix.RawSyscall6(onMachine(sigactionAMD64, sigactionARM64), uintptr(suspendSignal),
-			uintptr(unsafe.Pointer(&byItself)), 0, maskBytes, 0, 0)
+		_, _, errno := unix.RawSyscall6(call, uintptr(suspendSignal), uintptr(unsafe.Pointer(&byItself)), 0,
+			maskBytes, 0, 0)
 		if errno == 0 {
 			sig = suspendSignal
 		}
@@ -1273,13 +1269,8 @@ func replaceFile(from, to string) error {
 	return os.Rename(from, to)
 }
 
-// cannotSync tells a file system that cannot do what it was asked for from one that failed. They say that in many ways:
-// EINVAL (Linux, webdav and macFUSE), ENOTSUP (SMB, NTFS), ENOTTY (ZFS).
-func cannotSync(err error) bool {
-	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.ENOTTY)
-}
-
-// syncDir makes what was created or renamed in a folder durable, where the file system can.
+// syncDir makes what was created or renamed in a folder durable, where the file system can. Those that cannot say so in
+// many ways: EINVAL (Linux, webdav and macFUSE), ENOTSUP (SMB, NTFS), ENOTTY (ZFS).
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -1287,7 +1278,7 @@ func syncDir(dir string) error {
 	}
 	defer d.Close()
 	err = d.Sync()
-	if cannotSync(err) {
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.ENOTTY) {
 		return nil
 	}
 	return err
