@@ -1812,9 +1812,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	defer s.stop()
 	env := childEnv(os.Environ(), s.cfg, s.rec.ID)
 	if s.relay.tty != nil {
-		resized, unwatch := resizeSignals(s.relay.tty) // before the size is read
-		defer unwatch()
-		s.relay.resized = resized
+		s.relay.resized = resizeSignals(s.relay.tty) // before the size is read
 	}
 	size := s.relay.size()
 	s.pty, err = s.start(s.installHooks(argv), env, s.rec.Cwd, size, s.relay.handed)

@@ -1099,11 +1099,11 @@ func waitFor(fd uintptr, write bool, limit time.Duration) error {
 	return err
 }
 
-// resizeSignals gives a value for each change of the host terminal's size, until stop.
-func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
+// resizeSignals gives a value for each change of the host terminal's size, as long as we live.
+func resizeSignals(*os.File) <-chan os.Signal {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGWINCH)
-	return c, func() { signal.Stop(c) }
+	return c
 }
 
 // endSignals are those that end us, without those we were started to ignore (nohup): the child ignores them too.

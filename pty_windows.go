@@ -12,7 +12,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -389,18 +388,13 @@ func processOutput(*os.File, bool) error { return nil }
 // waitReady is not needed here: no stream of ours says that it would block.
 func waitReady(*os.File, bool) error { return errors.ErrUnsupported }
 
-// resizeSignals gives a value for each change of the host terminal's size, until stop. There is no signal: it looks.
-func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
+// resizeSignals gives a value for each change of the host terminal's size, as long as we live. There is no signal: it
+// looks.
+func resizeSignals(f *os.File) <-chan os.Signal {
 	c := make(chan os.Signal, 1)
-	ctx, stop := context.WithCancel(context.Background())
 	last, _ := terminalSize(f) // without a size the first one is a change
 	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(resizeEvery):
-			}
+		for range time.Tick(resizeEvery) {
 			now, err := terminalSize(f)
 			if err == nil && now != last && len(c) == 0 {
 				last = now
@@ -408,7 +402,7 @@ func resizeSignals(f *os.File) (ch <-chan os.Signal, stop func()) {
 			}
 		}
 	}()
-	return c, stop
+	return c
 }
 
 // endSignals are those that end us. SIGTERM: the window was closed, or the system shuts down.
