@@ -1702,7 +1702,8 @@ func (r *relay) findTerminal(c *command) error {
 func (r *relay) handOver(ours [3]*os.File, batch bool) error {
 	made := r.tty == nil && !batch // a terminal that we have not
 	r.handed.Plain = made
-	if !onTerminal(ours[0]) && (!made || isFed(ours[0])) {
+	fed := kindOf(ours[0])&os.ModeCharDevice == 0 // a file, a pipe or a socket
+	if !onTerminal(ours[0]) && (fed || !made) {
 		r.handed.Streams[0] = ours[0]
 		r.in = nil
 	}
@@ -1714,7 +1715,7 @@ func (r *relay) handOver(ours [3]*os.File, batch bool) error {
 			r.handed.Streams[2] = r.handed.Streams[1]
 		case batch && i == 1 && r.calls != nil:
 			err = r.tapStream(i, ours[i], r.auditTapped)
-		case made || !batch && isPipe(ours[i]):
+		case made || !batch && kindOf(ours[i])&os.ModeNamedPipe != 0:
 			err = r.tapStream(i, ours[i], r.showTapped)
 		default:
 			r.handed.Streams[i] = ours[i]
@@ -1762,16 +1763,13 @@ func sameFile(a, b *os.File) bool {
 	return err != nil || os.SameFile(is, other)
 }
 
-// isFed reports whether f is a file, a pipe or a socket: no terminal, nor /dev/null.
-func isFed(f *os.File) bool {
+// kindOf is what f is, as /dev/null where it does not say.
+func kindOf(f *os.File) fs.FileMode {
 	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice == 0
-}
-
-// isPipe reports whether another program reads what is written there.
-func isPipe(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeNamedPipe != 0
+	if err != nil {
+		return os.ModeCharDevice
+	}
+	return info.Mode()
 }
 
 // tapStream has the child write its stream i to us, on the way to where it goes. seen is called by a goroutine of the
@@ -1837,12 +1835,12 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	}
 	defer s.relay.restore()
 	s.relay.listen()
-	s.books.hangUp = s.st.connect(s.ctx, s.books.ch)
+	hangUp := s.st.connect(s.ctx, s.books.ch)
 	s.watcher.startDetector(size)
 	s.rec.PID = s.pty.PID()
 	s.lock()
 	s.attend()
-	s.finish()
+	s.finish(hangUp)
 	return nil
 }
 
@@ -3738,9 +3736,8 @@ func (p *phone) auditInput(r *InputRecord, about ...Field) {
 // books keeps the session's records and reports.
 type books struct {
 	*session
-	ch     Channel
-	notes  io.Writer                 // for our own words to the person at the terminal
-	hangUp func(limit time.Duration) // see connect
+	ch    Channel
+	notes io.Writer // for our own words to the person at the terminal
 
 	recorded bool   // the session is in it, as far as it can be written
 	trouble  string // of the state file
@@ -4687,8 +4684,9 @@ func (v *watcher) capture(p *Prompt) {
 //
 // The session's last records and messages.
 
-// finish closes the books and sends the last messages, and all of the output with --stream. It begins with the turn.
-func (s *session) finish() {
+// finish closes the books and sends the last messages, and all of the output with --stream; for hangUp see connect. It
+// begins with the turn.
+func (s *session) finish(hangUp func(limit time.Duration)) {
 	s.pty.Close() // the child is gone
 	s.childGone = true
 	ring(s.relay.output.wake)
@@ -4707,7 +4705,7 @@ func (s *session) finish() {
 		limit = drainStream
 	}
 	s.unlock()
-	s.books.hangUp(limit) // a signal cuts it short: see handleSignal
+	hangUp(limit) // a signal cuts it short: see handleSignal
 	s.stop()
 	s.lock()
 	defer s.unlock()
