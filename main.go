@@ -5463,8 +5463,11 @@ func (s suggestion) grant(folder string) (words string, width int) {
 		words, width = "access to ", grantsFolder
 		for _, directory := range s.Directories {
 			short := shortPath(directory, folder)
-			if short == "." {
+			switch {
+			case short == ".":
 				short = "this folder"
+			case strings.HasPrefix(folder, directory): // and what else is beside it
+				width = grantsMode
 			}
 			all = append(all, short)
 		}
@@ -5473,11 +5476,13 @@ func (s suggestion) grant(folder string) (words string, width int) {
 		for _, r := range s.Rules {
 			rule := r.ToolName + "(" + r.RuleContent + ")"
 			wide := grantsCalls
-			if strings.Contains(r.RuleContent, "*") {
-				wide++
-			}
-			if r.RuleContent == "" {
+			switch {
+			case r.RuleContent == "":
 				rule, wide = "all of "+r.ToolName, grantsTool
+			case strings.Trim(r.RuleContent, "*:/") == "": // the same, in other words
+				wide = grantsTool
+			case strings.Contains(r.RuleContent, "*"):
+				wide++
 			}
 			at := len(all)
 			if wide > width { // it comes first, for a button may have no room for all

@@ -2477,7 +2477,8 @@ func (p *PromptRecord) named(words string) (value string) {
 	}
 	for _, a := range p.Answers {
 		same := strings.EqualFold(words, a.Key) || strings.EqualFold(words, a.Label)
-		if same || slices.Contains(otherWords[a.Key], strings.ToLower(words)) {
+		called := p.Type != MultipleChoice || a.Label == a.Key || a.Refuses || a.Grants // else "n" may be "nuke it"
+		if same || called && slices.Contains(otherWords[a.Key], strings.ToLower(words)) {
 			return a.Key
 		}
 	}

@@ -1885,6 +1885,7 @@ type abroad struct {
 type changed struct {
 	SenderChat    there `json:"sender_chat"` // a channel, or an anonymous administrator
 	ForwardOrigin there `json:"forward_origin"`
+	ForwardDate   int64 `json:"forward_date"` // the same, by a Bot API before 7.0
 	ViaBot        there `json:"via_bot"`
 	EditDate      int64 `json:"edit_date"`
 }
