@@ -132,7 +132,7 @@ type Screen struct {
 	lost           bool                 // rows of what stands on the alternate screen left it at its top
 	answering      int                  // row from 1 in which an answer is typed; anyRow; 0 none
 
-	changes uint // of what a look reads, but for the cursor: so many so far
+	changes uint // writes, and what else may have changed what a look reads: so many so far
 	sizes   int  // it has had so far
 
 	widths [512]rune // characters printed lately, each with its width in two bits below it
@@ -265,7 +265,6 @@ func (c *cursor) clamp(rows, cols int, sameWidth bool) {
 
 // reset is RIS: everything is as at the start, but what was counted or reported so far.
 func (s *Screen) reset() {
-	s.changes++
 	s.page = &s.primary
 	s.insert = false
 	s.modes = [modeOther + 1]bool{modeAutowrap: true, modeCursor: true}
@@ -386,6 +385,7 @@ func (s *Screen) AppCursorKeys() bool { return s.modes[modeAppCursor] }
 
 // Write takes the child's next bytes. It never fails.
 func (s *Screen) Write(b []byte) (int, error) {
+	s.changes++
 	rest := b
 	for len(s.input) > 0 && len(rest) > 0 { // a character that was cut
 		s.input = append(s.input, rest[0])
@@ -434,7 +434,6 @@ func (s *Screen) scrollThrough(p []byte) int {
 	s.moveTo(s.rows-1, 0)
 	s.base = nil
 	s.input = s.input[:0]
-	s.changes++
 	return end + 1
 }
 
@@ -684,7 +683,6 @@ func (s *Screen) setModes(on bool) {
 	for i := range s.params {
 		mode := min(s.arg(i, 0), modeOther)
 		s.modes[mode] = on
-		s.changes++
 		screen := mode == 47 || mode == 1047 || mode == 1049 // xterm's names for it, old and new
 		switch {
 		case screen && !on:
@@ -813,7 +811,6 @@ func (s *Screen) begin() *line {
 	l.history = history{wrapped: l.wrapped, again: l.told || l.again}
 	l.touch(s.col)
 	l.stale = true
-	s.changes++
 	return l
 }
 
@@ -905,7 +902,6 @@ func (s *Screen) combine(r rune) {
 	}
 	s.base.marks = uint16(i)
 	s.grid[s.row].stale = true
-	s.changes++
 }
 
 // mend blanks a wide character left of column col, which has lost its right half.
@@ -932,14 +928,12 @@ func (s *Screen) Answered(onLine bool) {
 // lineFeed ends the row, and with it an answer; further up something is painted again.
 func (s *Screen) lineFeed() {
 	s.grid[s.row].wrapped = false
-	s.changes++
 	row := s.answering - 1 - s.scrolled
 	if s.answering != 0 && s.row >= row {
 		if row < 0 {
 			row = s.row
 		}
 		s.grid[row].answered = true
-		s.changes++
 		s.answering = 0
 	}
 	s.step(1)
@@ -959,7 +953,6 @@ func (s *Screen) scroll(top, n int) {
 	if top < s.top || top > s.bottom {
 		return
 	}
-	s.changes++
 	region := s.grid[top : s.bottom+1]
 	count := min(max(n, -n), len(region))
 	at, first := len(region)-count, top // where the region is turned; the first of the rows that come back blank
@@ -1018,7 +1011,6 @@ func (s *Screen) erase(from, to int) {
 	case from == 0 && to >= s.cols:
 		s.scrollbackFrom = s.scrolled
 	}
-	s.changes++
 	if s.tr.on && !s.AltScreen() && to-from == s.rows*s.cols {
 		s.tellAll()
 	}
@@ -1072,7 +1064,6 @@ func (s *Screen) shiftCells(n int) {
 	l.wrapped = false
 	l.stale = true
 	l.touch(s.col)
-	s.changes++
 	rest := l.cells[s.col:]
 	n = min(max(n, -len(rest)), len(rest))
 	if n > 0 {
@@ -1232,7 +1223,6 @@ func (s *Screen) endString(end byte) {
 	switch code {
 	case "0", "2":
 		if rest != s.title {
-			s.changes++
 			s.reports = append(s.reports, ProgramStatus{Title: rest})
 		}
 		s.title = rest
@@ -1274,7 +1264,6 @@ func (s *Screen) noteStatus(report string) {
 		return
 	}
 	msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(fields["msg"], "=")) // as far as it is
-	s.changes++
 	s.status = ProgramStatus{
 		State: fields["state"],
 		Kind:  fields["kind"],
