@@ -806,16 +806,16 @@ func (s *Screen) print(p []byte) int {
 // begin is the row at the cursor, in which something is to be written now.
 func (s *Screen) begin() *line {
 	l := s.grid[s.row]
-	l.writeTo(s.col)
-	l.mend(s.col)
-	l.history = history{wrapped: l.wrapped, again: l.told || l.again}
 	l.touch(s.col)
-	l.stale = true
+	l.history = history{wrapped: l.wrapped, again: l.told || l.again}
 	return l
 }
 
-// touch notes that cells from column col on are written or erased.
+// touch makes the row ready for cells from column col on to be written, moved or erased.
 func (l *line) touch(col int) {
+	l.writeTo(col)
+	l.mend(col)
+	l.stale = true
 	if col < l.asked {
 		l.asked = 0
 	}
@@ -1010,9 +1010,9 @@ func (s *Screen) erase(from, to int) {
 		s.lost = s.lost && !whole
 	case from == 0 && to >= s.cols:
 		s.scrollbackFrom = s.scrolled
-	}
-	if s.tr.on && !s.AltScreen() && to-from == s.rows*s.cols {
-		s.tellAll()
+		if s.tr.on && whole {
+			s.tellAll()
+		}
 	}
 	for from < to {
 		l := s.grid[from/s.cols]
@@ -1025,10 +1025,7 @@ func (s *Screen) erase(from, to int) {
 
 // erase blanks the cells from column col to before column end.
 func (l *line) erase(col, end int, background int32) {
-	l.stale = true
 	l.touch(col)
-	l.writeTo(col)
-	l.mend(col)
 	if end < len(l.cells) {
 		l.writeTo(end)
 		clear(l.cells[col:end])
@@ -1038,10 +1035,10 @@ func (l *line) erase(col, end int, background int32) {
 	} else {
 		l.end = col
 		l.ground = background
+		l.wrapped = false
+		l.cut = false
+		l.answered = l.answered && col > 0
 	}
-	l.wrapped = l.wrapped && end < len(l.cells)
-	l.cut = l.cut && end < len(l.cells)
-	l.answered = l.answered && end-col < len(l.cells)
 }
 
 // eraseIn erases in these rows: from the cursor on (0), up to it (1), or all of them (2).
@@ -1061,9 +1058,8 @@ func (s *Screen) eraseIn(first, end int) {
 func (s *Screen) shiftCells(n int) {
 	l := s.grid[s.row]
 	l.writeTo(s.cols)
-	l.wrapped = false
-	l.stale = true
 	l.touch(s.col)
+	l.wrapped = false
 	rest := l.cells[s.col:]
 	n = min(max(n, -len(rest)), len(rest))
 	if n > 0 {
@@ -1073,7 +1069,6 @@ func (s *Screen) shiftCells(n int) {
 		copy(rest, rest[-n:])
 		clear(rest[len(rest)+n:])
 	}
-	l.mend(s.col)
 	l.mend(s.cols)
 }
 
