@@ -122,7 +122,7 @@ type Screen struct {
 
 	replies []byte // that wait for TakeReplies
 	title   string
-	status  ProgramStatus
+	status  ProgramStatus   // the last report of OSC 7501
 	reports []ProgramStatus // of the program and its title, that a detector has not taken yet
 	tr      transcript
 
@@ -368,17 +368,8 @@ func (s *Screen) attr(row, col int) Attr {
 // Cursor is where it stands, from 0.
 func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.modes[modeCursor] }
 
-// Status is the last report of OSC 7501.
-func (s *Screen) Status() ProgramStatus { return s.status }
-
 // AltScreen reports whether the alternate screen is in use.
 func (s *Screen) AltScreen() bool { return s.page == &s.alternate }
-
-// BracketedPaste reports whether the program wants pastes bracketed.
-func (s *Screen) BracketedPaste() bool { return s.modes[modePaste] }
-
-// AppCursorKeys tells which arrows the program wants: see keyBytes.
-func (s *Screen) AppCursorKeys() bool { return s.modes[modeAppCursor] }
 
 // ---- parser ----
 // Bytes become characters, control characters and sequences. None of it can fail.
@@ -2936,7 +2927,7 @@ func (d *Detector) Next(now time.Time) time.Time {
 // WantTTY reports whether a TTYState may change what Tick says. Full-screen agents always read, their own dialogs at
 // least.
 func (d *Detector) WantTTY(now time.Time) bool {
-	agent := d.Screen.AltScreen() || d.Screen.Status().State != ""
+	agent := d.Screen.AltScreen() || d.Screen.status.State != ""
 	sure := d.found != nil && !d.found.silent
 	if d.adapter.Box != nil && agent && sure {
 		return false
@@ -3212,7 +3203,7 @@ func (d *Detector) newView() *view {
 	v := &view{s: s, a: a, tty: d.tty, o: d.o, of: of, row: row, col: col, hidden: hidden}
 	v.known = a.Box != nil && !v.readsLine()
 	v.busy = v.tty.Reading == ReadingBusy && !v.known
-	v.reported = v.known && (a.Asks.MatchString(s.title) || s.Status().asks())
+	v.reported = v.known && (a.Asks.MatchString(s.title) || s.status.asks())
 	v.readRows()
 	v.last = v.up(s.rows, showsAny)
 	if v.hidden {
@@ -3556,7 +3547,7 @@ func (v *view) faint(a Attr) bool { return a.Dim || isGrey(a.FG) }
 // atWork reports whether a known tool is at work: its screen or its title shows it, and the protocol, where it speaks
 // that, does not say otherwise. The protocol alone silences nothing, for a file that is shown may hold its bytes.
 func (v *view) atWork() bool {
-	state := v.s.Status().State
+	state := v.s.status.State
 	if v.a.Speaks && state != "" && state != "clear" && state != "working" {
 		return false
 	}
@@ -5211,9 +5202,9 @@ func (v *view) readStill() *candidate {
 	printed := !v.s.AltScreen() && !v.hidden && v.col == 0 && v.row >= v.last
 	switch {
 	case v.reported:
-		f.Question = v.s.Status().Msg
+		f.Question = v.s.status.Msg
 		leaves := slices.ContainsFunc(v.rows, func(w viewRow) bool { return w.fits(reEscOut) })
-		f.Cut = v.s.Status().asks() && !leaves // the window is too small to show the end of the dialog
+		f.Cut = v.s.status.asks() && !leaves // the window is too small to show the end of the dialog
 	case !v.reads(), printed:
 		f.wait *= stillBlind
 	case v.known:
@@ -5244,7 +5235,7 @@ func (v *view) bySilence(f *candidate) {
 func (v *view) pressable() (keys []Choice) {
 	for _, name := range strings.Fields("1 2 3 y n up/↑ down/↓ tab/Tab space/Space") {
 		key, label, _ := strings.Cut(name, "/")
-		sent, _ := keyBytes(key, v.s.AppCursorKeys()) // knows them all
+		sent, _ := keyBytes(key, v.s.modes[modeAppCursor]) // knows them all
 		keys = append(keys, Choice{Key: key, Label: cmp.Or(label, key), Keys: sent})
 	}
 	return keys
@@ -5256,7 +5247,7 @@ func (v *view) pressable() (keys []Choice) {
 // finish adds what all prompts share: how sure it is, permission, safe default, what is shown.
 func (v *view) finish(f *candidate) {
 	v.score(f)
-	status := v.s.Status()
+	status := v.s.status
 	f.Permission = v.reported && status.Kind == "permission"
 	if f.Type == MultipleChoice && !f.Multi && slices.ContainsFunc(f.Choices, grantsIt) {
 		f.Permission = true
@@ -5291,7 +5282,7 @@ func (v *view) score(f *candidate) {
 	}
 	f.Score = math.Round(min(f.Score*100+5*float64(len(signals)), 99)) / 100
 	f.wait = cmp.Or(f.wait, settle)
-	state := v.s.Status().State
+	state := v.s.status.State
 	told := f.Idle && (state == "idle" || state == "done")
 	if v.known && (told || v.reported) {
 		f.Score = 1

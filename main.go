@@ -2888,7 +2888,7 @@ func (v *watcher) detector() {
 
 // gathers reports whether output may gather: nothing needs it at once. A dialog that the tool reports does.
 func (v *watcher) gathers() bool {
-	reported := v.det.Screen.Status().State == "blocked"
+	reported := v.det.Screen.status.State == "blocked"
 	return v.typist == nil && v.cast == nil && !v.cfg.Stream && !reported
 }
 
@@ -3068,7 +3068,7 @@ func (d *desk) carryNext(q *question) {
 // expectsHook reports whether a hook may still call about the dialog p. A tool that speaks the protocol must say that
 // it asks for an approval or an answer (measured on claude 2.1: of a long command "permission prompt").
 func (d *desk) expectsHook(p *Prompt) bool {
-	mayAsk := reHooksAsk.MatchString(d.named) || d.det.Screen.Status().State == ""
+	mayAsk := reHooksAsk.MatchString(d.named) || d.det.Screen.status.State == ""
 	return d.hooked && !p.Idle && p.Type == MultipleChoice && mayAsk
 }
 
@@ -3571,7 +3571,7 @@ func (p *phone) handleInput(r *InputRecord) (reply Notice, why string) {
 		}
 		sent := 0
 		for _, name := range strings.Fields(r.Text) {
-			keys, _ := keyBytes(name, p.det.Screen.AppCursorKeys()) // only names that are known get here
+			keys, _ := keyBytes(name, p.det.Screen.modes[modeAppCursor]) // only names that are known get here
 			p.relay.inject(keys, r.By)
 			sent += len(keys)
 		}
@@ -4462,7 +4462,7 @@ func (s *session) arrow(now *Prompt, target int) string {
 	case forward:
 		name = "DOWN"
 	}
-	keys, _ := keyBytes(name, s.det.Screen.AppCursorKeys()) // knows them all
+	keys, _ := keyBytes(name, s.det.Screen.modes[modeAppCursor]) // knows them all
 	return keys
 }
 
@@ -4515,7 +4515,7 @@ func (t *typist) echo() (why string) {
 
 // pasted returns text as it is typed: no line end in it presses Enter, and no tab completes a word.
 func (s *session) pasted(text string) string {
-	if s.det.Screen.BracketedPaste() {
+	if s.det.Screen.modes[modePaste] {
 		return "\x1b[200~" + text + "\x1b[201~"
 	}
 	return strings.NewReplacer("\n", " ", "\t", " ").Replace(text)
