@@ -2637,13 +2637,6 @@ func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 	return d.copied(&d.found.Prompt)
 }
 
-// Gone looks, and reports whether what Tick last returned has left for good.
-func (d *Detector) Gone(tty TTYState, now time.Time) bool {
-	d.look(tty, now)
-	d.track(now)
-	return d.cur == nil
-}
-
 // copied is a prompt that keeps what it is when the detector looks again.
 func (d *Detector) copied(asked *Prompt) *Prompt {
 	p := *asked

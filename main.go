@@ -2913,7 +2913,7 @@ func (v *watcher) detect() {
 	}
 	p := v.det.Tick(tty, now)
 	// The screen may have gone straight on to another question.
-	if (v.seen != nil || v.desk.lapsed) && (p != nil || v.det.Gone(tty, now)) {
+	if (v.seen != nil || v.desk.lapsed) && (p != nil || v.det.cur == nil) {
 		v.desk.endSeen(p)
 	}
 	if p != nil {
