@@ -68,7 +68,7 @@ const (
 	maxReplies    = 4096    // bytes of answers that wait for TakeReplies
 	maxMarks      = 28      // bytes combined with a character; tmux has 32 together with it
 	maxMarkSets   = 1000    // different combinations of marks
-	maxStatuses   = 16      // reports and titles that wait to be taken
+	maxStatuses   = 16      // reports and titles of one piece of output
 	maxScrollback = 120     // rows that have left the screen: about 12 KiB
 	leastFlood    = 1 << 16 // bytes written at once, from which on lines may scroll through unread
 	maxFlood      = 1 << 18 // bytes of which that is decided together
@@ -2422,9 +2422,8 @@ type Detector struct {
 	mask      string // the screen without what moves on it
 	tty       TTYState
 	turn      turnSigns
-	reports   []ProgramStatus // of the protocol, that wait for TakeStatuses
-	view      *view           // the last look
-	candidate *candidate      // what its readers found: see found
+	view      *view      // the last look
+	candidate *candidate // what its readers found: see found
 
 	window   []string // the rows of a known tool's window in the last look
 	told     int      // of these rows, from the top, were told
@@ -2492,19 +2491,20 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o, shown: [3]string{"\x00"}} // which no screen shows
 }
 
-// Feed takes output of the child. Next asks for a Tick at lookDue, which looks at it; an earlier one does, too.
-func (d *Detector) Feed(p []byte, now time.Time) {
+// Feed takes output of the child, and returns the reports of OSC 7501 in it. Next asks for a Tick at lookDue, which
+// looks at it; an earlier one does, too.
+func (d *Detector) Feed(p []byte, now time.Time) []ProgramStatus {
 	d.Screen.WriteFlood(p)
 	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
 	d.raw = d.raw[max(0, len(d.raw)-d.o.BufferBytes):]
 	d.outAt = now
 	d.lookDue = now.Add(min(settleQuiet, max(0, lookEvery-now.Sub(d.lookedAt))))
-	d.takeReports(now)
+	return d.takeReports(now)
 }
 
 // takeReports takes what the tool has said of itself, the newest maxStatuses of it: it may have worked between two
-// looks.
-func (d *Detector) takeReports(now time.Time) {
+// looks. It returns what is none of its titles.
+func (d *Detector) takeReports(now time.Time) (reports []ProgramStatus) {
 	all := d.Screen.reports
 	d.Screen.reports = nil
 	for _, status := range all[max(0, len(all)-maxStatuses):] {
@@ -2516,16 +2516,10 @@ func (d *Detector) takeReports(now time.Time) {
 			d.turn.noteReport(status, now)
 		}
 		if !titled {
-			d.reports = append(d.reports, status)
+			reports = append(reports, status)
 		}
 	}
-}
-
-// TakeStatuses are the reports of OSC 7501 since the last call.
-func (d *Detector) TakeStatuses() []ProgramStatus {
-	taken := d.reports
-	d.reports = nil
-	return taken
+	return reports
 }
 
 // Resize gives the screen another size.

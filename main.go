@@ -2617,9 +2617,8 @@ func (r *relay) handleOutput(p []byte, now time.Time) {
 			p = newlines(p)
 		}
 	}
-	r.det.Feed(p, now)
 	r.watcher.cast.output(p, now)
-	for _, status := range r.det.TakeStatuses() {
+	for _, status := range r.det.Feed(p, now) {
 		r.desk.handleStatus(status)
 	}
 	if r.calls != nil {
