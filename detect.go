@@ -132,7 +132,7 @@ type Screen struct {
 	lost           bool                 // rows of what stands on the alternate screen left it at its top
 	answering      int                  // row from 1 in which an answer is typed; anyRow; 0 none
 
-	changes uint // writes, and what else may have changed what a look reads: so many so far
+	changes uint // writes, and rows that were left since: so many so far
 	sizes   int  // it has had so far
 
 	widths [512]rune // characters printed lately, each with its width in two bits below it
@@ -218,7 +218,6 @@ func newScreen(rows, cols int) *Screen {
 func (s *Screen) Resize(rows, cols int) {
 	rows = min(max(rows, 1), maxRows)
 	cols = min(max(cols, 1), maxCols)
-	s.changes++
 	s.sizes++
 	inUse := s.page
 	for _, p := range []*page{&s.primary, &s.alternate} {
@@ -2415,22 +2414,21 @@ type DetectOptions struct {
 // Detector looks at a Screen over time. It is deterministic: the same calls give the same prompts.
 // One goroutine uses it.
 type Detector struct {
-	Screen    *Screen
-	adapter   *Adapter
-	o         DetectOptions
-	raw       []byte // the last BufferBytes of output
-	mask      string // the screen without what moves on it
-	tty       TTYState
-	turn      turnSigns
-	view      *view      // the last look
-	candidate *candidate // what its readers found: see found
+	Screen  *Screen
+	adapter *Adapter
+	o       DetectOptions
+	raw     []byte // the last BufferBytes of output
+	mask    string // the screen without what moves on it
+	tty     TTYState
+	turn    turnSigns
+	view    *view // the last look
 
 	window   []string // the rows of a known tool's window in the last look
 	told     int      // of these rows, from the top, were told
 	windowAt int      // rows that had scrolled out by then
 	begun    bool     // the tool was given something to do
 
-	found  *candidate // candidate, or with what was typed in it: the question of cur, a box with a draft; nil none
+	found  *candidate // what its readers find, or with what was typed the question of cur, a box with a draft; nil none
 	cur    *candidate // the question in force, the last one returned; nil none
 	motion motion     // in the text of found
 	typed  bool       // something was typed while it was in force
@@ -2488,7 +2486,8 @@ func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
 		o.BufferBytes = 4096
 	}
 	o.Context = cmp.Or(o.Context, ref(600))
-	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o, shown: [3]string{"\x00"}} // which no screen shows
+	// The first look finds another screen than "\x00".
+	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o, mask: "\x00", shown: [3]string{"\x00"}}
 }
 
 // Feed takes output of the child, and returns the reports of OSC 7501 in it. Next asks for a Tick at lookDue, which
@@ -2608,7 +2607,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.typed = false
 	d.askDue = time.Time{}
 	d.enterAt = time.Time{}
-	p := d.copied(&f.Prompt)
+	p := d.copied(f)
 	screen := []rune(redact(visible(d.Screen.Text())))
 	p.Recent = string(screen[max(0, len(screen)-500):])
 	p.Full = safely(p.Full, maxFull)
@@ -2628,12 +2627,12 @@ func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 	if d.found == nil {
 		return nil
 	}
-	return d.copied(&d.found.Prompt)
+	return d.copied(d.found)
 }
 
-// copied is a prompt that keeps what it is when the detector looks again.
-func (d *Detector) copied(asked *Prompt) *Prompt {
-	p := *asked
+// copied is its prompt, which keeps what it is when the detector looks again.
+func (d *Detector) copied(c *candidate) *Prompt {
+	p := c.Prompt
 	p.motion = d.motion
 	p.Choices = append([]Choice{}, p.Choices...)
 	return &p
@@ -2667,12 +2666,8 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	if !stale && d.view.tty == d.tty {
 		return
 	}
-	view := d.newView()
-	if view != d.view {
-		d.view = view
-		d.candidate = d.view.read()
-	}
-	d.found = d.candidate
+	d.view = d.newView()
+	d.found = d.view.read()
 	if d.cur != nil && d.cur.left != nil && d.typed {
 		d.lookInField()
 	}
@@ -2687,7 +2682,6 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 // lookInField finds the question in force where nothing has changed but what is typed in its field.
 func (d *Detector) lookInField() {
 	v := d.view
-	v.typed = ""
 	v.typed = strings.TrimPrefix(v.left(), *d.cur.left)
 	f := v.read()
 	if f != nil {
@@ -2742,7 +2736,7 @@ func (d *Detector) foldOutput(now time.Time) {
 		}
 		d.shown = [3]string{shown, d.shown[0], d.shown[1]}
 	}
-	if mask != d.mask || d.changedAt.IsZero() {
+	if mask != d.mask {
 		d.mask = mask
 		d.changedAt = d.outAt
 		d.tty = TTYState{}
@@ -2944,7 +2938,7 @@ func (d *Detector) Behind(key string) (typed string, stands bool) {
 
 // Explain says in words which reader has found something at the last look, and what tells it.
 func (d *Detector) Explain() string {
-	f := d.candidate
+	f := d.found
 	if f == nil {
 		return "no reader finds anything"
 	}
@@ -3670,6 +3664,7 @@ func (v *view) readLeft() *candidate {
 		return nil
 	}
 	f := v.idle()
+	f.why = "input boxes: a text stands in it"
 	f.drafted = true
 	v.finish(f)
 	return f
