@@ -2797,14 +2797,12 @@ func (d *Detector) leave(now time.Time) {
 func (d *Detector) compare() sameness {
 	c := d.cur
 	left := c.onLine() && d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty") // what asked reads no more
+	verdict := another
 	switch {
-	case left && d.found == nil:
-		return another
+	case left:
 	case d.found == nil && c.Idle && d.enterAt.IsZero() && d.view.known && !d.view.working:
 		return theSame
-	}
-	verdict := another
-	if c.onLine() && d.typed && !left {
+	case c.onLine() && d.typed:
 		_, verdict = d.behindLine()
 	}
 	if verdict == another && d.found != nil {
@@ -5462,7 +5460,7 @@ type turnSigns struct {
 	workedAt time.Time // when it was last seen to
 	brokeAt  time.Time // when Esc or ^C was typed meanwhile, zero never
 	report   string    // the protocol's last, "" none
-	ended    string    // the report that ended the turn: done, error, idle; "" none
+	ended    string    // the report that ended the turn: done, error; "" none
 	why      string    // the tool's own words for an error
 	told     string    // the turn on the screen when an end was told
 }
@@ -5508,9 +5506,6 @@ func (t *turnSigns) noteReport(status ProgramStatus, now time.Time) {
 	case "idle":
 		if !t.typed {
 			t.worked = false
-		}
-		if t.ended == "" {
-			t.ended = "idle"
 		}
 	}
 }
