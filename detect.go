@@ -3162,6 +3162,11 @@ type viewRow struct {
 // fits reports whether the pattern, if there is one, matches the row's text.
 func (w *viewRow) fits(p *pattern) bool { return p.MatchString(w.text) }
 
+// fitsAny reports whether the pattern, if there is one, matches the text of one of the rows.
+func fitsAny(rows []viewRow, p *pattern) bool {
+	return slices.ContainsFunc(rows, func(w viewRow) bool { return w.fits(p) })
+}
+
 // heads reports whether the row asks, as one above a list does.
 func (w *viewRow) heads() bool { return reHeading.MatchString(plain(w.text)) }
 
@@ -3530,8 +3535,7 @@ func (v *view) atWork() bool {
 	if v.a.Speaks && state != "" && state != "clear" && state != "working" {
 		return false
 	}
-	shows := func(w viewRow) bool { return w.fits(v.a.Works) }
-	return v.a.Works.MatchString("\x1b"+v.s.title) || slices.ContainsFunc(v.rows[max(0, v.last-12):v.last+1], shows)
+	return v.a.Works.MatchString("\x1b"+v.s.title) || fitsAny(v.rows[max(0, v.last-12):v.last+1], v.a.Works)
 }
 
 // readsLine reports whether lines are read, as no agent's own screen does: somebody else asks.
@@ -4291,7 +4295,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		f.Full += row + "\n"
 		f.parts.among = append(f.parts.among, row)
 	}
-	f.esc = slices.ContainsFunc(v.rows[top:max(end, v.last)+1], func(w viewRow) bool { return w.fits(reEscOut) })
+	f.esc = fitsAny(v.rows[top:max(end, v.last)+1], reEscOut)
 	head := top
 	if !v.known && !v.modal {
 		// A paragraph that has scrolled out belongs to it, what is further up is shown too.
@@ -4463,7 +4467,7 @@ func (v *view) readField() *candidate {
 		f.wait = v.o.Stuck
 		f.rows = [2]int{v.row, v.row}
 		return f
-	case v.drawn && slices.ContainsFunc(below, func(w viewRow) bool { return w.fits(reSubmits) }):
+	case v.drawn && fitsAny(below, reSubmits):
 		f.Question = cmp.Or(strings.TrimSpace(after), asked.text)
 	default:
 		return nil
@@ -5183,8 +5187,7 @@ func (v *view) readStill() *candidate {
 	switch {
 	case v.reported:
 		f.Question = v.s.status.Msg
-		leaves := slices.ContainsFunc(v.rows, func(w viewRow) bool { return w.fits(reEscOut) })
-		f.Cut = v.s.status.asks() && !leaves // the window is too small to show the end of the dialog
+		f.Cut = v.s.status.asks() && !fitsAny(v.rows, reEscOut) // the window is too small to show the end of the dialog
 	case !v.reads(), printed:
 		f.wait *= stillBlind
 	case v.known:
