@@ -3812,7 +3812,7 @@ func (v *view) reasonAcross(g *group) string {
 	w := v.rows[g.end()]
 	bare := g.shape == apart || g.shape == slash && g.at < 0
 	boxed := g.sure() && strings.Count(w.text, "[") == len(g.opts)
-	other := func(o viewRow) bool { return !grantsIt(Choice{Label: o.label}) && !declines(o.label) }
+	other := func(o viewRow) bool { return !grants(o.label) && !declines(o.label) }
 	switch {
 	case len(g.opts) == 1 && v.sample(g.opts[0]) == v.s.attr(w.row, g.opts[0].at-1): // something else has the keyboard
 		return ""
@@ -4314,7 +4314,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 	if f.Question == "" {
 		f.Question = v.question(head, first)
 	}
-	if f.Type == MultipleChoice && slices.ContainsFunc(f.Choices, grantsIt) {
+	if f.Type == MultipleChoice && slices.ContainsFunc(labels(f.Choices), grants) {
 		about := ""
 		for _, w := range v.rows[top:first] {
 			about = strings.TrimSpace(about + "\n" + w.text)
@@ -5145,12 +5145,12 @@ func (v *view) readKeys() *candidate {
 	if v.tty.Canonical || v.known || !v.hidden || !v.reads() { // where a cursor shows a text may be edited
 		return nil
 	}
-	declining := func(c Choice) bool { return declines(c.Label) }
 	for r := v.last; r >= max(0, v.last-maxBelow); r-- {
 		row := plain(v.rows[r].text)
 		keys := hotKeys(row)
+		names := labels(keys)
 		alone := !reSays.MatchString(reHotkeys.ReplaceAllString(row, ""))
-		if alone && slices.ContainsFunc(keys, grantsIt) && slices.ContainsFunc(keys, declining) {
+		if alone && slices.ContainsFunc(names, grants) && slices.ContainsFunc(names, declines) {
 			f := newCandidate(MultipleChoice, 0.90)
 			f.Choices = keys
 			return v.describe(f, r, r, nil)
@@ -5230,15 +5230,12 @@ func (v *view) pressable() (keys []Choice) {
 // finish adds what all prompts share: how sure it is, permission, safe default, what is shown.
 func (v *view) finish(f *candidate) {
 	v.score(f)
-	status := v.s.status
-	f.Permission = v.reported && status.Kind == "permission"
-	if f.Type == MultipleChoice && !f.Multi && slices.ContainsFunc(f.Choices, grantsIt) {
-		f.Permission = true
-	}
+	granting := f.Type == MultipleChoice && !f.Multi && slices.ContainsFunc(labels(f.Choices), grants)
+	f.Permission = granting || v.reported && v.s.status.Kind == "permission"
 	for i := range f.Choices {
 		c := &f.Choices[i]
 		allowed := f.Permission && f.Type == MultipleChoice && !declines(c.Label)
-		c.Grants = f.Type != Unknown && (allowed || grantsIt(*c))
+		c.Grants = f.Type != Unknown && (allowed || grants(c.Label))
 		c.Label = clip(visible(c.Label), 60)
 	}
 	f.Question = strings.TrimSpace(cmp.Or(f.Question, "which one?"))
@@ -5308,9 +5305,9 @@ func isRefusal(label string) bool {
 // reNegated are the English refusals that are no single word.
 var reNegated = re(`(?i)^[^\pL\pN]*(n|don't|dont|do not|continue without)\b`)
 
-// grantsIt reports whether the choice lets the agent do something.
-func grantsIt(c Choice) bool {
-	return startsWith("yes", c.Label) || startsWith("allow", c.Label) || strings.EqualFold(c.Label, "y")
+// grants reports whether a label begins as one that lets the agent do something.
+func grants(label string) bool {
+	return startsWith("yes", label) || startsWith("allow", label) || strings.EqualFold(label, "y")
 }
 
 // declines reports whether a label begins as one that refuses, ends or leaves something: nothing is granted with that.
