@@ -3337,7 +3337,7 @@ func widthOf(text string) int {
 }
 
 // number is 1 for true.
-func number(b bool) int32 {
+func number(b bool) int {
 	if b {
 		return 1
 	}
@@ -3355,7 +3355,7 @@ func readRow(raw string, cols int) viewRow {
 		tick: -1,
 	}
 	for _, r := range frame {
-		w.depth += int(number(strings.ContainsRune(uprights, r)))
+		w.depth += number(strings.ContainsRune(uprights, r))
 	}
 	w.rule = w.text == "" && strings.ContainsAny(raw, lines)
 	w.edge = w.rule && w.depth == 0 && strings.ContainsAny(raw, "╭┌╔")
@@ -3369,7 +3369,7 @@ func readRow(raw string, cols int) viewRow {
 	w.labelAt = w.tickAt + widthOf(m[4])
 	mark := m[2] + m[4]
 	if mark != "" {
-		w.tick = int(number(strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■")))
+		w.tick = number(strings.ContainsAny(mark, "xX*✔✓•◉◼☑☒■"))
 	}
 	return w
 }
@@ -3494,7 +3494,7 @@ func (v *view) linesBelow(r int) (below []string) {
 func (v *view) lineBefore(r int) (text string, first int, answered, known bool) {
 	l, known := v.rowBefore(r)
 	if !known || l.cut {
-		return "", -int(number(known || v.forgotten(r))), false, false
+		return "", -number(known || v.forgotten(r)), false, false
 	}
 	first = r
 	for more := true; more && len(text) <= maxFull; more = more && l.wrapped {
@@ -3735,8 +3735,7 @@ type group struct {
 	at     int    // the option pointed at, −1 unknown
 	marked bool   // by a mark, or by the cursor
 	weak   bool   // by no more than a colour or bold print
-	across bool   // side by side
-	shape  string // across: see sides
+	shape  string // side by side: see sides; "" in one column
 	why    string // the reason for which it is believed
 }
 
@@ -3760,7 +3759,7 @@ func (v *view) reason(g *group) string {
 	if !barred(v.rows[g.first()]) && slices.ContainsFunc(v.rows, barred) {
 		return ""
 	}
-	if g.across {
+	if g.shape != "" {
 		return v.reasonAcross(g)
 	}
 	o := g.opts[0]
@@ -3841,7 +3840,6 @@ func (v *view) readGroup() *candidate {
 		f.why = "the cursor is in a field of it"
 		f.drafted = !reVacant.MatchString(v.left())
 		v.describeField(f, buttons)
-		f.Secret = hasWord("secret", f.Question)
 		return f
 	}
 	var second *group
@@ -3870,8 +3868,8 @@ func (v *view) readGroup() *candidate {
 
 // aspects are in what an option may be drawn unlike the others. The last three, bold print, a colour, and not to be
 // dim, may mean something else.
-func aspects(a Attr) [6]int32 {
-	return [...]int32{number(a.Reverse), a.BG, number(a.Underline), number(a.Bold), a.FG, number(!a.Dim)}
+func aspects(a Attr) [6]int {
+	return [...]int{number(a.Reverse), int(a.BG), number(a.Underline), number(a.Bold), int(a.FG), number(!a.Dim)}
 }
 
 // buttonRow is the row of the buttons of a framed dialog, in angle brackets as whiptail, dialog and pinentry have them;
@@ -4002,7 +4000,7 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
 	}
-	var drawn [][6]int32
+	var drawn [][6]int
 	for _, o := range opts {
 		drawn = append(drawn, aspects(v.sample(o)))
 	}
@@ -4015,7 +4013,7 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	}
 	lit := first >= 0 && (second >= 0 || !across) // in a column one bar alone may be no menu
 	if len(opts) == 2 && lit && grey(first) != grey(second) {
-		return int(number(grey(first))), false
+		return number(grey(first)), false
 	}
 	if len(opts) == 2 && buttons {
 		return -1, false
@@ -4093,7 +4091,7 @@ func (v *view) sample(o viewRow) Attr {
 func (v *view) textRows(from, to int) int {
 	n := 0
 	for r := from; r <= to; r++ {
-		n += int(number(v.rows[r].text != ""))
+		n += number(v.rows[r].text != "")
 	}
 	return n
 }
@@ -4155,7 +4153,7 @@ func (v *view) sideBySide(r int) *group {
 			continue
 		}
 		in := w.text[part[2]:part[3]]
-		g := &group{at: -1, across: true, shape: s.shape}
+		g := &group{at: -1, shape: s.shape}
 		for i, m := range s.choice.expr().FindAllStringSubmatchIndex(in, 10) {
 			o := viewRow{row: r, tick: -1, label: in[m[2]:m[3]]}
 			o.at = w.at + widthOf(w.text[:part[2]+m[0]])
@@ -4190,7 +4188,7 @@ const maxKey = 9
 func (v *view) menu(g *group) *candidate {
 	f := newCandidate(MultipleChoice, 0.90)
 	f.why = g.why
-	f.Across = g.across
+	f.Across = g.shape != ""
 	from := max(0, g.at-8)
 	f.Pointer = g.at - from
 	rows := map[int]string{}
@@ -4199,7 +4197,7 @@ func (v *view) menu(g *group) *candidate {
 	for i, o := range g.opts {
 		if marks { // their colour tells what is ticked
 			mark, _ := utf8.DecodeRuneInString(o.label)
-			o.tick = int(number(mark != '•' && mark != '⬡' && !v.faintAt(o.row, o.labelAt)))
+			o.tick = number(mark != '•' && mark != '⬡' && !v.faintAt(o.row, o.labelAt))
 			o.label = reTickMark.ReplaceAllString(o.label, "")
 		}
 		rows[o.row] = strings.TrimSpace(rows[o.row] + " " + o.num + " " + o.label)
@@ -4472,7 +4470,6 @@ func (v *view) readField() *candidate {
 	default:
 		return nil
 	}
-	f.Secret = hasWord("secret", f.Question)
 	v.describeField(f, v.row)
 	return f
 }
@@ -4482,6 +4479,7 @@ func (v *view) describeField(f *candidate, last int) {
 	f.left = ref(v.left())
 	v.describe(f, last, last, map[int]string{v.row: *f.left})
 	f.rows = [2]int{v.row, v.row}
+	f.Secret = hasWord("secret", f.Question)
 }
 
 // fence is the row from which on the rows around the cursor are set off: by a line above and one
@@ -4722,11 +4720,12 @@ func hotKeys(line string) (keys []Choice) {
 // presses reports whether the text asks for a key to go on.
 func presses(text string) bool {
 	text = strings.ToLower(plain(text))
-	if reNotPress.MatchString(text) || rePress.MatchString(text) {
-		return !reNotPress.MatchString(text)
+	if reNotPress.MatchString(text) {
+		return false
 	}
 	from, to := findWord("press", text)
-	return from >= 0 && hasWord("key", text[max(0, from-nearKey):from]+" "+text[to:min(len(text), to+nearKey)])
+	return rePress.MatchString(text) ||
+		from >= 0 && hasWord("key", text[max(0, from-nearKey):from]+" "+text[to:min(len(text), to+nearKey)])
 }
 
 // nearKey is how many bytes a key may stand away from the word that says to press it.
@@ -5080,8 +5079,8 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 		within = 1
 	}
 	for range within {
-		text, first, answered, known := v.lineBefore(end)
-		stop := answered || first < 0 || !known || isBlank(text)
+		text, first, answered, _ := v.lineBefore(end)
+		stop := answered || first < 0 || isBlank(text) // as what is not known is
 		if v.tty.Canonical && !v.readsLine() || !v.reads() || stop {
 			return -1
 		}
@@ -5331,13 +5330,11 @@ func (v *view) safeDefault(f *candidate) string {
 	turned := hasWord("keep", asks) || hasWord("deny", asks) || hasWord("quit", asks) || reNot.MatchString(plain(asks))
 	set := v.o.SafeDefaults[f.Type]
 	switch {
-	case f.Idle, f.Secret, f.Type == Unknown:
-		return ""
 	case f.Type == ConfirmEnter:
 		return v.defaultOfPress(f)
-	case f.Multi, f.guess, turned && !(f.Permission && v.known):
+	case f.Idle, f.Secret, f.Type == Unknown, f.Multi, f.guess:
 		return ""
-	case f.onLine() && f.tellsMore():
+	case turned && !(f.Permission && v.known), f.onLine() && f.tellsMore():
 		return ""
 	case refusal != "":
 		return refusal
