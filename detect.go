@@ -2611,7 +2611,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	screen := []rune(redact(visible(d.Screen.Text())))
 	p.Recent = string(screen[max(0, len(screen)-500):])
 	p.Full = safely(p.Full, maxFull)
-	p.Above = redact(visible(p.Above))
+	p.Above = redact(visible(strings.Trim(strings.Join(p.parts.above, "\n"), "\n")))
 	p.Far = redact(visible(p.Far))
 	p.publish()
 	if p.Idle {
@@ -4264,7 +4264,7 @@ func sentence(line string) string {
 // describe completes a dialog whose choices are in rows first to end: its kind, question, text,
 // excerpt, and what of it is shown. options are its rows that hold choices, as they read whatever
 // is pointed at or ticked.
-func (v *view) describe(f *candidate, first, end int, options map[int]string) *candidate {
+func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 	if len(f.Choices) == 2 && !v.known && !f.Multi {
 		asYesNo(f)
 	}
@@ -4305,7 +4305,8 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		} else if len(paragraph) > 0 {
 			context = slices.Concat(context, []string{""}, paragraph)
 		}
-		f.showAbove(context, far)
+		f.parts.above = context
+		f.Far = strings.Join(far, "\n")
 		// What stands above a blank row may be earlier output.
 		head = max(top, v.up(v.belowText(first), func(w viewRow) bool { return w.raw == "" })+1)
 	}
@@ -4319,14 +4320,6 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) *c
 		}
 		f.Excerpt = headAndTail(redact(visible(about)), 200)
 	}
-	return f
-}
-
-// showAbove takes the context above a question, and what is further up.
-func (f *candidate) showAbove(context, far []string) {
-	f.parts.above = context
-	f.Above = strings.Trim(strings.Join(context, "\n"), "\n")
-	f.Far = strings.Join(far, "\n")
 }
 
 // untick makes the marks of ticks blanks: as ticks they may change while their question stands.
@@ -5130,8 +5123,8 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	rows := append(slices.Clone(before), strings.TrimRight(f.Full+" "+right, " "))
 	f.Full = strings.Join(append(rows, below...), "\n")
 	f.Cut = f.Cut || cut || v.s.cutIn(top, end+len(below))
-	f.parts = shown{body: before, among: append([]string{right}, below...)}
-	f.showAbove(context, far)
+	f.parts = shown{above: context, body: before, among: append([]string{right}, below...)}
+	f.Far = strings.Join(far, "\n")
 	return f
 }
 
@@ -5152,7 +5145,8 @@ func (v *view) readKeys() *candidate {
 		if alone && slices.ContainsFunc(names, grants) && slices.ContainsFunc(names, declines) {
 			f := newCandidate(MultipleChoice, 0.90)
 			f.Choices = keys
-			return v.describe(f, r, r, nil)
+			v.describe(f, r, r, nil)
+			return f
 		}
 	}
 	return nil
