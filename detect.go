@@ -6132,7 +6132,6 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 	tick := func(now time.Time) {
 		p := d.Tick(tty, now)
 		if p != nil {
-			delay := now.Sub(d.outAt)
 			each(labEvent{
 				File:       tp.name,
 				T:          now.Sub(start).Seconds(),
@@ -6140,7 +6139,7 @@ func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
 				Prompt:     p,
 				Ticked:     p.Ticked,
 				Why:        d.Explain(),
-				delay:      delay,
+				delay:      now.Sub(d.outAt),
 			})
 		}
 	}
@@ -6340,7 +6339,7 @@ func (l *lab) play(path string) error {
 		fmt.Fprintln(l.c, d.Screen.Text())
 	}
 	if l.c.opts.on("explain") && l.talks() {
-		l.explain("the screen at the end", d.Explain())
+		fmt.Fprintf(l.c, "    the screen at the end: %s\n", d.Explain())
 	}
 	return tp.check(seen)
 }
@@ -6361,11 +6360,6 @@ func (l *lab) print(e labEvent) {
 	fmt.Fprintf(l.c, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence,
 		e.Excerpt)
 	if l.c.opts.on("explain") {
-		l.explain(fmt.Sprintf("found %.2f s after the last output", e.delay.Seconds()), e.Why)
+		fmt.Fprintf(l.c, "    found %.2f s after the last output: %s\n", e.delay.Seconds(), e.Why)
 	}
-}
-
-// explain prints which reader saw something, in words.
-func (l *lab) explain(when string, why string) {
-	fmt.Fprintf(l.c, "    %s: %s\n", when, why)
 }
