@@ -4005,22 +4005,23 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 		drawn = append(drawn, aspects(v.sample(o)))
 	}
 	first, second := v.sample(opts[0]).BG, v.sample(opts[1]).BG
-	row, left := opts[0].row, opts[0].at-1
+	row := opts[0].row
 	across := row == opts[1].row
 	buttons := across && v.areButtons(opts)
 	grey := func(background int32) bool {
 		return isGrey(background) || background >= 232 && background < 240 || buttons && background == 0
 	}
 	lit := first >= 0 && (second >= 0 || !across) // in a column one bar alone may be no menu
-	if len(opts) == 2 && lit && grey(first) != grey(second) {
+	switch {
+	case len(opts) > 2:
+	case lit && grey(first) != grey(second):
 		return number(grey(first)), false
-	}
-	if len(opts) == 2 && buttons {
+	case buttons:
 		return -1, false
 	}
 	rest := v.s.attr(row-1, v.s.cols-1)
 	if across {
-		rest = v.s.attr(row, left)
+		rest = v.s.attr(row, opts[0].at-1)
 	}
 	rest.Dim = true
 	for k := range drawn[0] {
@@ -4425,17 +4426,13 @@ func (v *view) readField() *candidate {
 		return nil
 	}
 	fence := v.fence()
-	fenced := fence >= 0
+	fenced := fence < v.row
 	hint := fenced && v.faintAt(v.row, v.col-1) // behind which grok draws its cursor
 	if !hint && !reMark.MatchString(v.left()) {
 		return nil
 	}
-	above := v.row
-	if fenced {
-		above = fence
-	}
 	asked := viewRow{}
-	r := v.up(above, hasText)
+	r := v.up(fence, hasText)
 	if r >= 0 {
 		asked = v.rows[r]
 	}
@@ -4452,11 +4449,11 @@ func (v *view) readField() *candidate {
 	case asks:
 		f.Question = sentence(asked.text)
 	case fenced && !v.known:
-		f.Idle = true
+		f = v.idle()
+		f.Score = 0.80
 		f.Question = "the program waits for your next message"
 		f.silent = true // a box may stand there while the program works
 		f.wait = v.o.Stuck
-		f.rows = [2]int{v.row, v.row}
 		return f
 	case v.drawn && fitsAny(below, reSubmits):
 		f.Question = cmp.Or(strings.TrimSpace(after), asked.text)
@@ -4475,22 +4472,22 @@ func (v *view) describeField(f *candidate, last int) {
 	f.Secret = hasWord("secret", f.Question)
 }
 
-// fence is the row from which on the rows around the cursor are set off: by a line above and one
-// below, or by a background of their own; −1 none.
+// fence is the row from which on the rows around the cursor are set off, by a line above and one below; the cursor's
+// own where they are not.
 func (v *view) fence() int {
 	top := v.up(v.row, func(w viewRow) bool { return w.rule || w.text != "" })
 	if top < 0 || !v.rows[top].rule {
-		return -1
+		return v.row
 	}
 	for r := v.row + 1; r <= min(v.last, v.row+8); r++ {
 		if v.rows[r].rule {
 			return top
 		}
 		if v.rows[r].text != "" && v.rows[r].depth == 0 {
-			return -1
+			break
 		}
 	}
-	return -1
+	return v.row
 }
 
 // reEnds are the keys that end a text, or leave it.
