@@ -2655,19 +2655,19 @@ func masked(r rune) rune {
 
 // look brings the mask, the view and what is found in it up to date.
 func (d *Detector) look(tty TTYState, now time.Time) {
-	stale := d.view == nil || !d.lookDue.IsZero()
-	if stale {
+	if d.view == nil || !d.lookDue.IsZero() {
 		d.foldOutput(now)
 	}
 	if tty.Reading != ReadingUnasked {
 		d.tty = tty
 	}
 	d.motion.now = now
-	if !stale && d.view.tty == d.tty {
+	view := d.newView()
+	if view == d.view {
 		return
 	}
-	d.view = d.newView()
-	d.found = d.view.read()
+	d.view = view
+	d.found = view.read()
 	if d.cur != nil && d.cur.left != nil && d.typed {
 		d.lookInField()
 	}
@@ -3071,7 +3071,7 @@ func (v *view) textEnd() int {
 		return 1 + v.up(v.row, hasText)
 	}
 	box := v.box().row
-	if v.of.hidden && box > 0 && !v.rows[box-1].rule {
+	if !v.s.modes[modeCursor] && box > 0 && !v.rows[box-1].rule {
 		box = -1 // the pointer of a dialog
 	}
 	if v.a.Mark == "" {
@@ -3115,7 +3115,7 @@ type view struct {
 	a        *Adapter
 	tty      TTYState
 	o        DetectOptions
-	of       moment
+	changes  uint // of the screen: with tty all that a look depends on
 	rows     []viewRow
 	row, col int    // of the cursor
 	last     int    // the last row that shows anything, −1 none
@@ -3128,15 +3128,6 @@ type view struct {
 	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
 	busy     bool   // nobody reads; of a tool of ours that tells nothing
 	working  bool   // a known tool is at work: see atWork
-}
-
-// moment is all that a look depends on.
-type moment struct {
-	tty     TTYState
-	changes uint // of the screen
-	row     int  // of its cursor
-	col     int
-	hidden  bool
 }
 
 // viewRow is a row freed of its frame, and read as a choice: pointer, box to tick, number, words.
@@ -3179,12 +3170,11 @@ const (
 // newView looks at the screen and reads its rows, unless the last look still shows it.
 func (d *Detector) newView() *view {
 	s, a := d.Screen, d.adapter
-	row, col, hidden := s.Cursor()
-	of := moment{d.tty, s.changes, row, col, hidden}
-	if d.view != nil && d.view.of == of {
+	if d.view != nil && d.view.tty == d.tty && d.view.changes == s.changes {
 		return d.view
 	}
-	v := &view{s: s, a: a, tty: d.tty, o: d.o, of: of, row: row, col: col, hidden: hidden}
+	row, col, hidden := s.Cursor()
+	v := &view{s: s, a: a, tty: d.tty, o: d.o, changes: s.changes, row: row, col: col, hidden: hidden}
 	v.known = a.Box != nil && !v.readsLine()
 	v.busy = v.tty.Reading == ReadingBusy && !v.known
 	v.reported = v.known && (a.Asks.MatchString(s.title) || s.status.asks())
