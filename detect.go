@@ -3174,7 +3174,8 @@ func (d *Detector) newView() *view {
 		return d.view
 	}
 	row, col, hidden := s.Cursor()
-	v := &view{s: s, a: a, tty: d.tty, o: d.o, changes: s.changes, row: row, col: col, hidden: hidden}
+	v := &view{s: s, a: a, tty: d.tty, o: d.o, changes: s.changes, row: row, col: col}
+	v.hidden = hidden && !v.tty.Canonical && !v.tty.Echo // who lets the terminal echo asks where its cursor is
 	v.known = a.Box != nil && !v.readsLine()
 	v.busy = v.tty.Reading == ReadingBusy && !v.known
 	v.reported = v.known && (a.Asks.MatchString(s.title) || s.status.asks())
@@ -3194,75 +3195,14 @@ func (v *view) readRows() {
 		s.text(l)
 		l.writeTo(s.cols)
 	}
-	box := modal(s)
-	v.modal = box.rows > 0
-	v.hidden = v.hidden || v.modal
 	v.rows = make([]viewRow, s.rows)
 	for r, l := range s.grid {
-		switch {
-		case v.modal:
-			v.rows[r] = readRow(box.cut(s, r), s.cols)
-		case l.row == nil:
-			v.rows[r] = readRow(s.trimmed(l), s.cols)
-			l.row = ref(v.rows[r])
-		default:
-			v.rows[r] = *l.row
+		if l.row == nil {
+			l.row = ref(readRow(s.trimmed(l), s.cols))
 		}
+		v.rows[r] = *l.row
 		v.rows[r].row = r
 	}
-}
-
-// rectangle is a part of the screen.
-type rectangle struct{ row, col, rows, cols int }
-
-// cut is what row r shows inside of the rectangle, in its place.
-func (b rectangle) cut(s *Screen, r int) string {
-	if r < b.row || r >= b.row+b.rows {
-		return ""
-	}
-	inside := s.part(s.grid[r].cells[b.col : b.col+b.cols])
-	return strings.TrimRight(strings.Repeat(" ", b.col)+inside, " ")
-}
-
-// modal is the dialog that is drawn over other text, the zero value without one: rows with text in whose middle a
-// background of their own begins and ends in the same columns, with text on both sides of it or on one.
-func modal(s *Screen) rectangle {
-	for r := s.rows - 1; r >= 0; r-- {
-		for c := 1; c < s.cols && s.grid[r].lit; {
-			box := boxOver(s, r, c)
-			inside, beside := "", ""
-			for _, l := range s.grid[box.row : box.row+box.rows] {
-				inside += s.part(l.cells[c : c+box.cols])
-				beside += s.part(l.cells[:c]) + s.part(l.cells[c+box.cols:])
-			}
-			says := strings.ContainsFunc(inside, isWordRune) && strings.ContainsFunc(beside, isWordRune)
-			if box.rows >= 4 && box.cols >= 20 && says {
-				return box
-			}
-			c += box.cols
-		}
-	}
-	return rectangle{}
-}
-
-// boxOver is the rectangle whose last row is row r and whose background begins there in column c: the rows in which it
-// begins and ends in the same columns, whatever is lit inside.
-func boxOver(s *Screen, r, c int) rectangle {
-	background := s.grid[r].cells[c].BG
-	end := c
-	for end < s.cols && s.grid[r].cells[end].BG == background {
-		end++
-	}
-	box := rectangle{row: r + 1, col: c, cols: end - c}
-	for background != 0 && end < s.cols && box.row > 0 {
-		cells := s.grid[box.row-1].cells
-		if cells[c].BG != background || cells[c-1].BG == background || cells[end].BG == background {
-			break
-		}
-		box.row--
-		box.rows++
-	}
-	return box
 }
 
 // drawnCursor finds the cursor that a program draws itself while the terminal's is hidden: the
@@ -3769,8 +3709,6 @@ func (v *view) reason(g *group) string {
 		return ""
 	case inside && o.num != "":
 		return "its options are numbered" // 17
-	case v.modal:
-		return "it is a dialog drawn over other text" // 1
 	case v.reads():
 		return v.reasonRead(g)
 	}
@@ -4286,7 +4224,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 	}
 	f.esc = fitsAny(v.rows[top:max(end, v.last)+1], reEscOut)
 	head := top
-	if !v.known && !v.modal {
+	if !v.known {
 		// A paragraph that has scrolled out belongs to it, what is further up is shown too.
 		paragraph, context, far, cut := v.linesAbove(top)
 		if top == 0 {
