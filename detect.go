@@ -4303,10 +4303,11 @@ func (v *view) dialogTop(first int) (top int, above bool) {
 	headed := func(w viewRow) bool { return !framed && w.fits(v.a.Head) && w.at <= v.rows[first].optionAt }
 	top = v.up(first, func(w viewRow) bool {
 		gap := w.raw == "" && (framed && v.known || !v.known && v.rows[max(w.row-1, 0)].raw == "")
-		return w.top || w.edge && framed || headed(w) || gap
+		return w.top || w.edge && framed || gap
 	})
-	if top >= 0 && headed(v.rows[top]) {
-		return top, false
+	head := slices.IndexFunc(v.rows[top+1:first], headed) // the topmost: what is asked may have others in it
+	if head >= 0 {
+		return top + 1 + head, false
 	}
 	open := top < 0 && v.known && v.rows[0].raw != "" && !v.rows[0].fits(v.a.Head)
 	return top + 1, open && (v.s.AltScreen() || v.forgotten(0))
