@@ -3465,7 +3465,15 @@ func (v *view) atWork() bool {
 	if v.a.Speaks && state != "" && state != "clear" && state != "working" {
 		return false
 	}
-	return v.a.Works.MatchString("\x1b"+v.s.title) || fitsAny(v.rows[max(0, v.last-12):v.last+1], v.a.Works)
+	if v.a.Works.MatchString("\x1b" + v.s.title) {
+		return true
+	}
+	says := v.up(v.last+1, func(w viewRow) bool { return w.row >= v.last-12 && w.fits(v.a.Works) })
+	if says < 0 {
+		return false
+	}
+	dialog := v.readGroup() // above its choices stands what it asks, in which a command may say so
+	return dialog == nil || dialog.rows[0] < says
 }
 
 // readsLine reports whether lines are read, as no agent's own screen does: somebody else asks.
