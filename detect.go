@@ -4141,7 +4141,7 @@ func (v *view) menu(g *group) *candidate {
 		if i < from || i >= from+9 {
 			continue
 		}
-		c := Choice{Key: cmp.Or(o.num, fmt.Sprint(i+1)), Label: reGap.ReplaceAllString(o.label, "  ")}
+		c := Choice{Key: o.num, Label: reGap.ReplaceAllString(o.label, "  ")}
 		if len(o.num) == 1 && v.a.Digits { // of two the first one would choose
 			c.Keys = o.num
 		}
@@ -4153,7 +4153,7 @@ func (v *view) menu(g *group) *candidate {
 		f.Multi = f.Multi || o.tick >= 0
 	}
 	if g.opts[0].num == "" {
-		f.Choices = namedByNumber(f.Choices)
+		numbered(f.Choices, from+1)
 	}
 	if v.busy && v.buttonRow() < 0 { // of gpg, which is, pinentry reads
 		f.silent = true
@@ -4179,18 +4179,20 @@ func (v *view) menu(g *group) *candidate {
 	return f
 }
 
-// namedByNumber returns choices without a number of their own in which one that is all of a label names that choice.
-func namedByNumber(choices []Choice) []Choice {
-	own := slices.Clone(choices)
-	for i, c := range own {
-		if reDigits.MatchString(c.Label) && len(c.Label) <= maxKey {
-			own[i].Key = c.Label
+// numbered names choices, the first of which stands in that place of its list: by the number that is all of a label,
+// else by its place, or, where that names another, by a number beyond.
+func numbered(choices []Choice, first int) {
+	names := labels(choices)
+	for i, c := range choices {
+		choices[i].Key = c.Label
+		if !reDigits.MatchString(c.Label) || len(c.Label) > maxKey {
+			place := first + i
+			for slices.Contains(names, strconv.Itoa(place)) {
+				place += len(choices)
+			}
+			choices[i].Key = strconv.Itoa(place)
 		}
 	}
-	if distinct(own) {
-		return own
-	}
-	return choices
 }
 
 // sentence is a line without its mark and without the keys it explains.

@@ -4514,7 +4514,7 @@ func (t *typist) echo() (why string) {
 
 // pasted returns text as it is typed: no line end in it presses Enter, and no tab completes a word.
 func (s *session) pasted(text string) string {
-	if s.det.Screen.modes[modePaste] {
+	if s.det.Screen.modes[modePaste] && !s.pty.Modes().Canonical { // who reads lines may know nothing of it
 		return "\x1b[200~" + text + "\x1b[201~"
 	}
 	return strings.NewReplacer("\n", " ", "\t", " ").Replace(text)
@@ -5271,21 +5271,24 @@ func ownQuestion(o object, words string, others []string) (p *PromptRecord, labe
 	asked := Prompt{Type: MultipleChoice, Question: words}
 	p = &PromptRecord{Asked: Asked{Prompt: asked, Subject: safely(words, maxFull)}}
 	o.take("multiSelect", &p.Multi) // what is no bool is a row
-	labels = map[string]string{}
-	var rows []string
-	for i, option := range options {
-		key := strconv.Itoa(i + 1)
+	var said, rows []string
+	for _, option := range options {
 		label := option.text("label")
 		if label == "" {
 			return nil, nil
 		}
-		labels[key] = label
-		if i < maxChoices { // those beyond can be written
-			p.Choices = append(p.Choices, Choice{Key: key, Label: clip(oneLine(visible(redact(label))), 60)})
-		}
-		row := key + ". " + label + before(": ", option.text("description"))
+		said = append(said, label)
+		p.Choices = append(p.Choices, Choice{Label: clip(oneLine(visible(redact(label))), 60)})
+	}
+	numbered(p.Choices, 1)
+	labels = map[string]string{}
+	for i, option := range options {
+		key := p.Choices[i].Key
+		labels[key] = said[i]
+		row := key + ". " + said[i] + before(": ", option.text("description"))
 		rows = append(append(rows, oneLine(row)), option.rows()...)
 	}
+	p.Choices = p.Choices[:min(len(p.Choices), maxChoices)] // those beyond can be written
 	p.Full = strings.Join(slices.Concat(rows, o.rows(), others), "\n")
 	return p, labels
 }
@@ -5736,7 +5739,6 @@ func (a *asking) addChoices(words []string) error {
 	for i, word := range words {
 		words[i] = strings.TrimSpace(word)
 	}
-	next := 1
 	for _, word := range words {
 		label := oneLine(clean(word, maxLabel)) // what cannot be shown is another
 		same := func(c Choice) bool { return strings.EqualFold(c.Label, label) }
@@ -5745,16 +5747,9 @@ func (a *asking) addChoices(words []string) error {
 			return misuse("%q in --choices: up to %d different choices are possible, each of 1 to %d characters that "+
 				"can be shown", word, maxChoices, maxLabel)
 		}
-		key := word
-		if len(word) > 1 || !strings.Contains("123456789", word) {
-			for slices.Contains(words, fmt.Sprint(next)) {
-				next++
-			}
-			key = fmt.Sprint(next)
-			next++
-		}
-		a.prompt.Choices = append(a.prompt.Choices, Choice{Key: key, Label: label})
+		a.prompt.Choices = append(a.prompt.Choices, Choice{Label: label})
 	}
+	numbered(a.prompt.Choices, 1)
 	a.values = strings.Join(words, "|")
 	return nil
 }
