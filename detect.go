@@ -1464,7 +1464,8 @@ type TTYState struct {
 	Reading   Reading
 	Canonical bool
 	Echo      bool
-	Waiting   int // bytes of input that nobody has read, of whole lines where Canonical; −1 unknown, unasked
+	Waiting   int  // bytes of input that nobody has read, of whole lines where Canonical; −1 unknown, unasked
+	Sleeps    bool // why Reading is unknown: it works, or looks for its keys between two sleeps
 }
 
 // Choice is one answer a question offers.
@@ -5716,8 +5717,9 @@ const secretToken = "([^\\s\"'`$;|&()<>{}\\[\\]\\\\,]+)"
 
 // secrets are what may be a secret, in three groups: its name, what stands between, the token. A name is no part of a
 // path. Without a name it is a key by its shape (of AWS, GitHub, GitLab, Slack, Stripe, Google, OpenAI, Anthropic,
-// npm, Hugging Face, SendGrid, Vault and others, a JWT, the token of a bot of Telegram's), or a whole line of base64
-// in a text with a key in PEM. There is none in a text that has none of the hints, in small letters.
+// npm, Hugging Face, SendGrid, Vault and others, a JWT, the token of a bot of Telegram's), or, in a text with a key in
+// PEM, a line of base64 or a long run of it, which is hardly a path. There is none in a text that has none of the
+// hints, in small letters.
 var secrets = []struct {
 	hints string
 	at    *pattern
@@ -5732,6 +5734,7 @@ var secrets = []struct {
 		secretToken)},
 	{"://", re("(://[^\\s/:@]*)(:)([^\\s\"'`$;|&()<>{}\\[\\]\\\\,/@]+)@")},
 	{"key-----", re(`()(\n[ \t│]*|\\n)([A-Za-z0-9+/]{20,}={0,2})[ \t│]*(?:\n|\\|$)`)},
+	{"key-----", re(`()(\\n|^|[^A-Za-z0-9+/])([A-Za-z0-9+][A-Za-z0-9+/]{39,}={0,2}|[A-Za-z0-9+/]{60,}={0,2})`)},
 	{keyHints, re(`()()(\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 		`\b(?:gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[abeoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|` +
 		`dckr_pat_|pypi-|GOCSPX-|hvs\.|lin_api_|gsk_|xai-)[\w-]{16,}|` +

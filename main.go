@@ -4318,7 +4318,7 @@ func (t *typist) spellOn(v sight, typed string, text bool) (keys, why string) {
 // shows reports whether the question stands, and whether the program reads, and shows what was typed of its answer
 // behind it, and no other question behind that. Of a screen that no rule reads (text) see spell.
 func (t *typist) shows(v sight, first string, text bool) (stands, edits bool) {
-	reads := v.tty.Reading != ReadingBusy && v.tty.Waiting <= 0
+	reads := v.tty.Reading != ReadingBusy && !v.tty.Sleeps && v.tty.Waiting <= 0
 	typed, stands := t.det.Behind(first)
 	first = strings.TrimSpace(first)
 	if text {

@@ -504,11 +504,12 @@ func groupOf(f *os.File) (int, error) {
 // processes and threads the child has.
 func (p *unixPTY) State() TTYState {
 	modes := p.Modes()
-	reading := p.reading()
-	if reading == ReadingBusy && !modes.Canonical && p.sleeps() {
-		reading = ReadingUnknown // it may look for keys between two sleeps
+	now := TTYState{Reading: p.reading(), Canonical: modes.Canonical, Echo: modes.Echo, Waiting: -1}
+	if now.Reading == ReadingBusy && !now.Canonical && p.sleeps() {
+		now.Reading = ReadingUnknown
+		now.Sleeps = true
 	}
-	return TTYState{Reading: reading, Canonical: modes.Canonical, Echo: modes.Echo, Waiting: -1}
+	return now
 }
 
 // Modes are those of the terminal now.
