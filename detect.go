@@ -3176,12 +3176,13 @@ func (d *Detector) newView() *view {
 	}
 	row, col, hidden := s.Cursor()
 	v := &view{s: s, a: a, tty: d.tty, o: d.o, changes: s.changes, row: row, col: col}
-	v.hidden = hidden && !v.tty.Canonical && !v.tty.Echo // who lets the terminal echo asks where its cursor is
 	v.known = a.Box != nil && !v.readsLine()
 	v.busy = v.tty.Reading == ReadingBusy && !v.known
 	v.reported = v.known && (a.Asks.MatchString(s.title) || s.status.asks())
 	v.readRows()
 	v.last = v.up(s.rows, showsAny)
+	echoes := (v.tty.Canonical || v.tty.Echo) && strings.ContainsFunc(v.left(), isWordRune)
+	v.hidden = hidden && !echoes // who lets the terminal echo asks where its cursor is
 	if v.hidden {
 		v.drawnCursor(d.view)
 	}

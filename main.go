@@ -3987,8 +3987,12 @@ func (t *typist) work() (why string) {
 		t.done = true
 		why = t.echo()
 	}
-	if why != "" && t.q != nil && t.sent > 0 && t.pty.TakeBack(t.sent) { // it must not answer the next question
+	switch {
+	case why == "" || t.q == nil || t.sent == 0:
+	case t.pty.TakeBack(t.sent): // it must not answer the next question
 		t.given = t.partly
+	case !t.given:
+		why += "; its pointer may have moved"
 	}
 	if t.given && (why == whyStopped || why == whyEnded) {
 		why = ""
@@ -4135,7 +4139,7 @@ func (d *desk) typeAnswer(q *question) {
 	} else {
 		d.log.Warn("an answer was not typed", "why", why)
 		if expired && !t.given {
-			why = q.rec.Reason + "; nothing was typed: " + why
+			why = q.rec.Reason + "; no answer was typed: " + why
 		}
 		q.to, q.why = Failed, why
 		if !expired && !q.rec.Idle && !d.childGone && q.screen.same(d.look()) {
@@ -5469,7 +5473,7 @@ func (s suggestion) grant(folder string) (words string, width int) {
 			case short == ".":
 				short = "this folder"
 			case strings.HasPrefix(folder, directory): // and what else is beside it
-				width = grantsMode
+				width = grantsCalls + 2
 			}
 			all = append(all, short)
 		}
