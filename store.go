@@ -2477,7 +2477,7 @@ func (p *PromptRecord) named(words string) (value string) {
 	}
 	for _, a := range p.Answers {
 		same := strings.EqualFold(words, a.Key) || strings.EqualFold(words, a.Label)
-		called := p.Type != MultipleChoice || a.Label == a.Key || a.Refuses || a.Grants // else "n" may be "nuke it"
+		called := p.Type != MultipleChoice || p.Source == fromHook || a.Label == a.Key || a.Refuses // else "nuke it" is no
 		if same || called && slices.Contains(otherWords[a.Key], strings.ToLower(words)) {
 			return a.Key
 		}
