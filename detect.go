@@ -3124,7 +3124,6 @@ type view struct {
 	drawn    bool   // the program draws it itself
 	before   string // then: what stands left of it
 	typed    string // in the field at the cursor, to be left out
-	modal    bool   // the rows are those of a dialog drawn over other text
 	reported bool   // the tool says that it asks
 	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
 	busy     bool   // nobody reads; of a tool of ours that tells nothing
