@@ -3320,8 +3320,6 @@ func (d *desk) handleStatus(status ProgramStatus) {
 	case status.State == "blocked":
 		named = squeezed(safely(status.Msg, maxFull))
 		d.calm = time.Time{}
-	case status.State == "":
-		d.calm = time.Time{}
 	case d.calm.IsZero():
 		d.calm = time.Now()
 	}
