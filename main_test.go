@@ -7883,7 +7883,7 @@ func (s *sim) askedBy(h *simHook, meaning, reason string) (found *simPrompt) {
 	for _, p := range s.questions() {
 		gave := strings.HasPrefix(reason, "say-")
 		said := p.Source == "hook" && strings.Contains(p.Full, h.d.name) && p.Value != nil && *p.Value == meaning &&
-			!p.CreatedAt.Before(h.from) && (!gave || p.Reason == reason)
+			!p.CreatedAt.Before(h.from) && (!gave || p.Reason == reason || strings.Contains(p.Reason, "same moment"))
 		if said && found != nil {
 			found.outrun, p.outrun = true, true
 		}

@@ -2716,7 +2716,10 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 		if other == p || !here || !asked || own {
 			continue
 		}
-		over := *cmp.Or(other.DecidedAt, &other.At)
+		over := other.At
+		if other.DecidedAt != nil && other.Status != Failed { // that was noted after its answer could not be typed
+			over = *other.DecidedAt
+		}
 		if other.Open() || over.After(in.at.Add(-textCrosses)) {
 			return true
 		}
