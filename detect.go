@@ -1932,7 +1932,7 @@ en secret  api_key|apikey|otp|verification code|2fa code
 en secret  recovery code|security code|authentication code|seed phrase|recovery phrase|mnemonic
 en secret  encryption key|master key|unseal key|recovery key
 en choose  choice|choose|select|selection|option|number|which|pick|what|your
-en what    what|which|where|who|how|why|when|name|enter|in which
+en what    what|which|where|who|whom|how|why|when|name|enter|in which
 de yes     ja
 de no      nein
 de letters jn
@@ -4666,14 +4666,9 @@ func means(meaning, answer string) bool {
 	return strings.EqualFold(answer, meaning[:1]) || isAll(meaning, answer)
 }
 
-// asksWhat reports whether a question begins with a word that yes and no do not answer; where it is not in ASCII, which
-// may mean that blanks do not tell where it begins, one of its first three words may be that.
+// asksWhat reports whether one of the first three words of a question is one that yes and no do not answer.
 func asksWhat(text string) bool {
-	text = strings.ToLower(plain(text))
-	if isASCII(text) {
-		return startsWith("what", text)
-	}
-	fields := strings.Fields(strings.TrimLeftFunc(text, func(r rune) bool { return !isWordRune(r) }))
+	fields := strings.Fields(text)
 	return hasWord("what", strings.Join(fields[:min(3, len(fields))], " "))
 }
 
