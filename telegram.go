@@ -1497,7 +1497,7 @@ func bodyOf(p *PromptRecord) string {
 	if p.ambiguous() && p.Open() {
 		return text
 	}
-	text = without(text, "", `\s+`, strings.Fields(oneLine(p.Question)))
+	text = without(text, "", `\s+`, strings.Fields(p.Question))
 	if p.Source == fromHook || p.Source == fromAsk { // those have no screen: every blank of theirs counts
 		return strings.Trim(text, "\n")
 	}
