@@ -1552,7 +1552,13 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	}
 	asked = abridge(asked, maxUnits/4)
 	lasting = abridge(lasting, maxUnits/4)
-	body := abridge(bodyOf(p), max(0, room-units(asked+lasting)))
+	body := bodyOf(p)
+	last := body[strings.LastIndex(body, "\n")+1:]
+	if p.Source == fromScreen && strings.Contains(last, asked) { // with how to choose behind it
+		body = strings.TrimSuffix(body, last)
+		asked = last
+	}
+	body = abridge(body, max(0, room-units(asked+lasting)))
 	if units(above+body+asked+lasting) > room {
 		above = ""
 	}
