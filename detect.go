@@ -1925,6 +1925,7 @@ en allow   i accept|i understand
 en quit    exit|quit|back|skip|never|go back|close
 en keep    keep|skip|save|ignore|leave|preserve|retain|prevent|disable|exclude|block|stop|terminate|interrupt
 en keep    postpone|delay|defer|hold|wait for|wait until|pause|undo|protect|reuse|dry run|dry-run|back up|make a backup
+en keep    kept|left|held|backup|restor|revert|roll back|rollback|instead of|rather than|refrain|object to
 en press   press|hit|strike|push
 en key     any key|a key|the any key|space|space bar|enter|return
 en secret  password|passphrase|pass phrase|passcode|pin|secret|secret value|token|access token|api key|api-key
@@ -1941,6 +1942,7 @@ de allow   immer|erlauben|zulassen|akzeptieren|annehmen|genehmigen|vertrauen|bes
 de allow   immer erlauben
 de quit    beenden|verlassen|ende|schließen|aufhören|zurück
 de keep    behalt|beibehalt|überspring|speicher|ignorier|lassen|verschieb|warten|pausier|rückgängig|schütz
+de keep    gespeicher|gesicher|übersprung|erhalten|aufbewahr|bleiben|wiederherstell|anstatt|geschütz|verschoben
 de press   drücke|betätigen
 de key     taste|eingabetaste
 de secret  passwort|passwörter|kennwort|mantra|paßwort
@@ -1952,7 +1954,7 @@ fr letters on
 fr deny    annuler|abandonner|abandon|interrompre|refuser|rejeter|rejet|interdire
 fr allow   toujours|autoriser|accepter|permettre|approuver|confirmer|faire confiance|toujours autoriser|confiance
 fr quit    quitter|sortir|fermer|terminer|retour|précédent
-fr keep    garder|conserv|ignor|enregistr|sauvegard|laisser|reporter|attend|pause|protég
+fr keep    gard|conserv|ignor|enregistr|sauvegard|laiss|report|attend|pause|protég|restaur|rétabl
 fr press   appuyez|appuyer|pressez|tapez|enfoncez
 fr key     touche|entrée|retour chariot
 fr secret  mot de passe|phrase de passe|phrase secrète|mots de passe|code personnel
@@ -1964,7 +1966,7 @@ es letters sn
 es deny    cancelar|cancela|abortar|interrumpir|denegar|rechazar|rechazo|negar|prohibir|no confiar
 es allow   siempre|permitir|aceptar|confiar|confirmar|confirme|confianza
 es quit    salir|abandonar|finalizar|terminar|cerrar|fin|atrás|anterior|volver
-es keep    manten|conserv|omitir|guardar|ignorar|dejar|aplaz|pospon|esper|pausa|deshac|proteg
+es keep    manten|conserv|omit|guard|ignor|dejar|aplaz|pospon|esper|pausa|deshac|proteg|restaur|respald
 es press   pulse|presione|pulsar|teclee
 es key     tecla|intro
 es secret  contraseña|clave|frase de paso
@@ -1977,7 +1979,7 @@ it deny    annulla|annullare|interrompere|interrompi|rifiuta|rifiutare|negare|ne
 it allow   sempre|consentire|consenti|permettere|permetti|accetta|accettare|approva|autorizza|autorizzare|confermare
 it allow   conferma|fidarsi|fiducia
 it quit    uscire|esci|uscita|chiudere|abbandona|chiudi|indietro
-it keep    manten|conserv|ignor|salva|lasci|rimand|posticip|attend|aspett|pausa|protegg
+it keep    manten|conserv|ignor|salva|lasci|rimand|posticip|attend|aspett|pausa|protegg|protett|ripristin
 it press   premere|premi|premete
 it key     tasto|invio
 it choose  scegli|seleziona|selezione|scelta|numero|opzione
@@ -1988,7 +1990,7 @@ pt letters sn
 pt deny    cancelar|abortar|interromper|negar|rejeitar|recusar|não confiar
 pt allow   sempre|permitir|aceitar|aprovar|autorizar|confiar|confirmar|confiança|conceder
 pt quit    sair|sai|fechar|terminar|encerrar|voltar|recuar|anterior|atrás
-pt keep    manter|conserv|ignor|salvar|guardar|deixar|adiar|esper|pausa|desfaz|proteg
+pt keep    manter|mantid|conserv|ignor|salv|guard|deixa|adia|esper|pausa|desfaz|proteg|restaur
 pt press   pressione|prima|carregue|tecle|pressionar|aperte
 pt key     tecla
 pt secret  senha|palavra-passe|palavra-chave|frase secreta|palavra passe
@@ -2000,7 +2002,7 @@ nl letters jn
 nl deny    annuleren|annuleer|afbreken|breek af|weigeren|verbieden|verwerpen|verwerp
 nl allow   altijd|toestaan|accepteer|accepteren|vertrouwen|vertrouw|bevestigen|bevestig|toelaten|sta toe
 nl quit    afsluiten|stoppen|verlaten|einde|stop|sluiten|beëindigen|terug|vorige
-nl keep    behoud|bewaar|bewaren|overslaan|opslaan|negeer|uitstel|wacht|pauz|ongedaan|bescherm
+nl keep    behoud|bewaar|bewaren|overslaan|opslaan|opgeslagen|overgeslagen|negeer|uitstel|wacht|pauz|ongedaan|bescherm
 nl press   druk|toets|typ
 nl key     toets
 nl secret  wachtwoord|paswoord
@@ -2036,7 +2038,7 @@ uk letters тн
 uk deny    скасувати|відміна|перервати|відмінити|скасування|заборонити|відхилити|відмовити|відкинути|відмова
 uk allow   завжди|дозволити|надати|прийняти|довіряти|підтвердити|погодитися|довіра
 uk quit    вийти|вихід|закрити|завершити|закінчити|назад|повернутися
-uk keep    зберег|залиш|пропуст|відклад|зачек|призупин|захист
+uk keep    зберег|збереж|залиш|пропуст|відклад|зачек|призупин|захист
 uk press   натисніть|натиснути|натискання
 uk key     клавішу|клавіша
 uk secret  пароль|пароля|кодову фразу|ключову фразу|пінкод
@@ -2048,7 +2050,7 @@ tr letters eh
 tr deny    iptal|vazgeç|durdur|reddet|reddedildi|reddetme|izin verme
 tr allow   her zaman|izin ver|onayla|kabul et|güven|kabul
 tr quit    çık|çıkış|kapat|çıkmak|sonlandır|bitir|geri|önceki
-tr keep    kaydet|koru|atla|sakla|ertele|bekle|duraklat|geri al
+tr keep    kaydet|kayded|koru|atla|sakla|ertele|bekle|duraklat|geri al
 tr press   basın|bas
 tr key     tuşa|tuş|düğmeye|düğme
 tr secret  parola|şifre
@@ -5316,10 +5318,11 @@ func (f *candidate) tellsMore() bool {
 		if !declines(c.Label) {
 			continue
 		}
-		more := regexp.MustCompile(`(?im)(?:^|[^\pL\pN'])` + regexp.QuoteMeta(c.Keys) + `(?:['"\])}>]* *[:=–>-]+ *|` +
-			`['"\])}>]+ +| +(?:to|means|will) +|  +)(\pL.*?)(?:  +\d|$)`)
+		key := regexp.QuoteMeta(c.Keys)
+		more := regexp.MustCompile(`(?im)(?:^|[^\pL\pN'])` + key + `(?:['"\])}>]* *[:=–>-]+ *|` +
+			`['"\])}>]+ +| +(?:to|means|will) +|  +)(\pL.*?)(?:  +\d|$)|[(,;] *` + key + ` +(\pL.*)|(\pL+) \(` + key + `\)`)
 		for _, m := range more.FindAllStringSubmatch(plain(f.Full), -1) {
-			if !isRefusal(m[1]) {
+			if !isRefusal(m[1] + m[2] + m[3]) {
 				return true
 			}
 		}
