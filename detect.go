@@ -5138,6 +5138,8 @@ func (v *view) bySilence(f *candidate) {
 	f.by = "silence"
 	f.why = "it keeps still"
 	f.Choices = nil
+	edited := !v.tty.Canonical && !v.hidden && v.col > 0 // a line that its editor may have filled in
+	f.drafted = edited && isWordRune(v.s.grid[v.row].cells[v.col-1].ch)
 }
 
 // pressable are the keys that can be pressed from afar at a screen that no rule reads. Enter and Escape are offered
