@@ -3395,11 +3395,10 @@ func (d *desk) watchHook(h *question) {
 		case !h.closed() && d.dialogLeft(h):
 			h.leave(Canceled, "answered in the terminal, or given up by the tool")
 		case !d.st.Alive(h.rec.ID):
-			h.to = Failed
+			h.to, h.why = Failed, maybeTyped // it may not have been able to record that it was
 			if h.rec.Open() {
-				h.to = Canceled
+				h.to, h.why = Canceled, "the program that asked has ended"
 			}
-			h.why = "the program that asked has ended"
 		}
 	}
 }
@@ -4125,16 +4124,16 @@ func (d *desk) typeAnswer(q *question) {
 	expired := q.rec.Status == Expired
 	q.to = "" // the answer came first
 	why := t.work()
-	if why == "" || t.given {
-		d.transition(q, Injected, func(r *PromptRecord) {
+	record := func() bool {
+		typed := why != "" && !t.given || q.rec.Status == Injected
+		typed = typed || d.transition(q, Injected, func(r *PromptRecord) {
 			r.ScreenSHA = t.screenSHA
 			r.Note = t.note
 		})
+		return typed && (why != "" || d.transition(q, Resolved, asIs))
 	}
-	if why == "" {
-		d.transition(q, Resolved, asIs)
-		d.typeReason(&q.rec)
-	} else {
+	recorded := record()
+	if why != "" {
 		d.log.Warn("an answer was not typed", "why", why)
 		if expired && !t.given {
 			why = q.rec.Reason + "; no answer was typed: " + why
@@ -4145,6 +4144,12 @@ func (d *desk) typeAnswer(q *question) {
 		}
 	}
 	t.passHeld()
+	for !recorded && !d.await(time.Now().Add(retryEvery), d.ended) {
+		recorded = record()
+	}
+	if why == "" {
+		d.typeReason(&q.rec)
+	}
 }
 
 // typeReason types the words of a refusal that no hook took: they are the tool's next message.

@@ -2900,7 +2900,7 @@ func (s *Store) Reap() error {
 
 const (
 	endedFirst = "the program ended first" // why an input was not done
-	maybeTyped = "the session ended: whether the answer was typed is uncertain"
+	maybeTyped = "what asked has ended: whether it got the answer is uncertain"
 )
 
 // orphaned is the prompt after its session has ended.
