@@ -5806,13 +5806,17 @@ func redact(s string) string {
 	return s
 }
 
-// reNamedSecret is a secret that was taken out, with the word before it.
-var reNamedSecret = re(`(\w+)\W*\[redacted\]`)
+var (
+	// reNamedSecret is a secret that was taken out, with the word before it.
+	reNamedSecret = re(`(\w+)\W*\[redacted\]`)
+	// reBareSecret is one that stands where a shell has the name of a program, in no folder or in one that is shown.
+	reBareSecret = re(`(?m)(?:^|[;&|(])[^\w\n\[+-]*(?:\S*/)?\[redacted\]`)
+)
 
-// usesSecret reports whether a redacted text uses a variable to which it gives a secret, by that word: what was taken
-// out may be a command.
+// usesSecret reports whether what was taken out of a redacted text may be a command: it stands where one does, or the
+// text uses a variable to which it gives a secret, by that word.
 func usesSecret(text string) bool {
-	return slices.ContainsFunc(reNamedSecret.expr().FindAllStringSubmatch(text, -1), func(found []string) bool {
+	return reBareSecret.MatchString(text) || slices.ContainsFunc(reNamedSecret.expr().FindAllStringSubmatch(text, -1), func(found []string) bool {
 		return re(`\$\W?` + found[1] + `\b`).MatchString(text)
 	})
 }
