@@ -4894,8 +4894,8 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	if heading >= 0 && !reSays.MatchString(text) {
 		f.Question = v.rows[heading].text
 	}
-	if r := v.up(heading+1, hasText); r >= 0 {
-		f.heading = v.rows[r].text
+	for r := v.up(heading+1, hasText); r >= 0 && v.rows[r].text != ""; r-- {
+		f.heading = v.rows[r].text + "\n" + f.heading
 	}
 	first := list[0].Key
 	if first > "1" && first <= "9" { // the beginning has left the screen
@@ -5252,8 +5252,9 @@ func (v *view) safeDefault(f *candidate) string {
 	refusal, decides := refusalIn(f)
 	asks := f.heading + "\n" + f.Question
 	for _, c := range f.Choices {
-		if len(c.Label) > len("yes") {
-			asks = strings.ReplaceAll(asks, c.Label, "")
+		at := strings.LastIndex(asks, c.Label)
+		if f.onLine() && f.heading == "" && len(c.Label) > len("yes") && at >= 0 { // its line names them at its end
+			asks = asks[:at] + asks[at+len(c.Label):]
 		}
 	}
 	// "No" may mean that something goes on, or is lost; but not what a known tool wants to be allowed.
