@@ -5719,8 +5719,8 @@ const secretToken = "([^\\s\"'`$;|&()<>{}\\[\\]\\\\,]+)"
 // secrets are what may be a secret, in three groups: its name, what stands between, the token. A name is no part of a
 // path. Without a name it is a key by its shape (of AWS, GitHub, GitLab, Slack, Stripe, Google, OpenAI, Anthropic,
 // npm, Hugging Face, SendGrid, Vault and others, a JWT, the token of a bot of Telegram's), or, in a text with a key in
-// PEM, a line of base64 or a long run of it, which is hardly a path. There is none in a text that has none of the
-// hints, in small letters.
+// PEM, or as PGP and PuTTY write theirs, a line of base64 or a long run of it, which is hardly a path. There is none in
+// a text that has none of the hints, in small letters.
 var secrets = []struct {
 	hints string
 	at    *pattern
@@ -5734,20 +5734,21 @@ var secrets = []struct {
 	{"bearer authorization", re(`(?i)\b(authorization\\*["']?:[ \t]*\\*["']?(?:bearer|basic|token)|bearer)( )` +
 		secretToken)},
 	{"://", re("(://[^\\s/:@]*)(:)([^\\s\"'`$;|&()<>{}\\[\\]\\\\,/@]+)@")},
-	{"key-----", re(`()(\n[ \t│]*|\\n)([A-Za-z0-9+/]{20,}={0,2})[ \t│]*(?:\n|\\|$)`)},
-	{"key-----", re(`()(\\n|^|[^A-Za-z0-9+/])([A-Za-z0-9+][A-Za-z0-9+/]{39,}={0,2}|[A-Za-z0-9+/]{60,}={0,2})`)},
+	{blockHints, re(`()(\n[ \t│]*|\\n)([A-Za-z0-9+/]{20,}={0,2})[ \t│]*(?:\n|\\|$)`)},
+	{blockHints, re(`()(\\n|^|[^A-Za-z0-9+/])([A-Za-z0-9+][A-Za-z0-9+/]{39,}={0,2}|[A-Za-z0-9+/]{60,}={0,2})`)},
 	{keyHints, re(`()()(\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 		`\b(?:gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[abeoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|` +
-		`dckr_pat_|pypi-|GOCSPX-|hvs\.|lin_api_|gsk_|xai-)[\w-]{16,}|` +
+		`dckr_pat_|pypi-|GOCSPX-|hvs\.|lin_api_|gsk_|xai-|AGE-SECRET-KEY-|dop_v1_|tskey-|shpat_|glsa_)[\w-]{16,}|` +
 		`\bsk-(?:[a-z]+\d*-)*[a-z_]*[A-Z0-9][\w-]{15,}|\b(?:npm|hf)_[A-Za-z0-9]{30,}|` +
 		`\bSG\.[\w-]{16,}\.[\w-]{16,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:AA[\w-]{28,})`)},
 }
 
-// secretHints are in every name that secretName ends, keyHints in every key.
+// secretHints are in every name that secretName ends, keyHints in every key, blockHints around one of several lines.
 const (
 	secretHints = "pass pwd secret token credential key"
+	blockHints  = "key----- block----- private-lines:"
 	keyHints    = "akia asia ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ gl xox xapp- k_live_ k_test_ whsec_ aiza ya29. " +
-		"dckr_pat_ pypi- gocspx- hvs. lin_api_ gsk_ xai- sk- npm_ hf_ sg. eyj :aa"
+		"dckr_pat_ pypi- gocspx- hvs. lin_api_ gsk_ xai- sk- npm_ hf_ sg. eyj :aa age-secret dop_v1_ tskey- shpat_ glsa_"
 )
 
 // maxJudged is how long a token may be, in bytes, in which another name is looked for, so that the work is bounded.
@@ -5829,7 +5830,7 @@ const keyBegins = "-----BEGIN PRIVATE KEY-----\n"
 // known for a secret by that alone.
 func openKey(text string) string {
 	begin := strings.LastIndex(text, "-----BEGIN ")
-	if begin < 0 || strings.LastIndex(text, "-----END ") > begin || !strings.Contains(text[begin:], "KEY-----") {
+	if begin < 0 || strings.LastIndex(text, "-----END ") > begin || !strings.Contains(text[begin:], "KEY") {
 		return ""
 	}
 	return keyBegins
