@@ -1782,8 +1782,8 @@ var reHidden = re(`\[redacted\]|\\u\{[0-9A-F]+\}`)
 
 // showsCall reports whether the dialog shows a call of this tool with these arguments: a command or
 // an address stands in rows of its own, in all of its length or cut; of a file its name, of a question its
-// words; of a call too long for the dialog, claude's words for that. Blanks and wrapping do not count. subject is as
-// it is stored, made safe.
+// words, of another tool its name at the beginning of a row; of a call too long for the dialog, claude's words for that.
+// Blanks and wrapping do not count. subject is as it is stored, made safe.
 func (p *Prompt) showsCall(tool, subject string) bool {
 	rows := slices.Concat(p.parts.body, p.parts.among)
 	for i, row := range rows {
@@ -1800,6 +1800,8 @@ func (p *Prompt) showsCall(tool, subject string) bool {
 		return strings.Contains(strings.ToLower(all), "plan")
 	case "Edit", "Write", "MultiEdit", "NotebookEdit":
 		return strings.Contains(all, squeezed(filepath.Base(subject)))
+	case subject:
+		return slices.ContainsFunc(rows, func(row string) bool { return strings.HasPrefix(row, tool) })
 	}
 	return subject != "" && strings.Contains(all, squeezed(subject))
 }
@@ -5818,7 +5820,8 @@ var (
 // usesSecret reports whether what was taken out of a redacted text may be a command: it stands where one does, or the
 // text uses a variable to which it gives a secret, by that word.
 func usesSecret(text string) bool {
-	return reBareSecret.MatchString(text) || slices.ContainsFunc(reNamedSecret.expr().FindAllStringSubmatch(text, -1), func(found []string) bool {
+	named := reNamedSecret.expr().FindAllStringSubmatch(text, -1)
+	return reBareSecret.MatchString(text) || slices.ContainsFunc(named, func(found []string) bool {
 		return re(`\$\W?` + found[1] + `\b`).MatchString(text)
 	})
 }
