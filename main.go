@@ -4699,11 +4699,7 @@ func (s *session) finish(hangUp func(limit time.Duration)) {
 	s.relay.restore()
 	s.desk.endQuestions()
 	s.books.recordExit()
-	err := s.st.Reap() // the next run may come days later
-	if err == nil {
-		err = s.tg.tellFailed()
-	}
-	s.books.tellTrouble("closing what is over", err)
+	s.books.tellTrouble("closing what is over", s.st.Reap()) // the next run may come days later
 	s.books.gatherStream(true)
 	s.books.tellEnd()
 	limit := drainSend

@@ -43,6 +43,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -1206,6 +1207,8 @@ func (p *PromptRecord) wants(m Message) string {
 		return replaced
 	case p.Open():
 		return p.shows()
+	case p.Status == Expired && p.Idle && !p.isLong(): // it says so already
+		return m.Shows
 	case p.onItsWay():
 		status = string(ReplyReceived)
 	case p.Status == Resolved && p.Value == nil && maybe(p.DecidedBy) == "auto:timeout": // its hook has told the tool
@@ -2088,24 +2091,13 @@ func (s *Store) ChannelTrouble() string {
 	return ""
 }
 
-// Unsettled are the prompts of which messages may not show what they are to show, the oldest first, and their
-// sessions, with this one and those that have not ended on the phone. changed is closed by the next change of the state
-// that this process reads.
-func (s *Store) Unsettled(session string) (owed []*PromptRecord, sessions map[string]*SessionRecord,
-	changed <-chan struct{}) {
+// Unsettled are the prompts of which messages may not show what they are to show, the oldest first, and a view of the
+// sessions and inputs there are. changed is closed by the next change of the state that this process reads.
+func (s *Store) Unsettled() (owed []*PromptRecord, v *View, changed <-chan struct{}) {
 	defer s.log.release()
 	_ = s.begin() // as it was, where it cannot be read
-	sessions = map[string]*SessionRecord{}
-	owed = s.view.which((*PromptRecord).owes)
-	for _, p := range owed {
-		sessions[p.SessionID] = cmp.Or(s.view.Sessions[p.SessionID], &SessionRecord{Head: Head{ID: p.SessionID}})
-	}
-	for id, r := range s.view.Sessions {
-		if id == session || r.Farewell != nil || r.ThreadID > 0 && !r.ThreadEnded {
-			sessions[id] = r
-		}
-	}
-	return owed, sessions, s.wake
+	v = &View{Sessions: maps.Clone(s.view.Sessions), Inputs: maps.Clone(s.view.Inputs)}
+	return s.view.which((*PromptRecord).owes), v, s.wake
 }
 
 // ---- what is entered ----

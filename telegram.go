@@ -17,6 +17,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -475,8 +476,7 @@ type job struct {
 	insists bool      // where it is refused for good it is tried again, all others count as done
 	method  string    // "" none: there is only something to be recorded
 	params  any       // *outgoing of a message
-	result  any
-	sent    sentMessage  // result of a message
+	result  jobResult
 	done    func() error // records that it was done
 	lost    func() error // records that no answer came: it may be carried out even later; nil: never mind
 }
@@ -496,11 +496,14 @@ type outgoing struct {
 	ReplyTo  map[string]any `json:"reply_parameters,omitempty"`
 }
 
-// sentMessage is a message as Telegram has it once it is sent or edited. It has no other members: what was sent is not
-// sent again because one of them has another shape.
-type sentMessage struct {
-	ID   int64 `json:"message_id"`
-	Date any   // Unix seconds by Telegram's clock
+// jobResult is what counts of Telegram's answer. A member of another shape than documented stays zero: what was sent is
+// not sent again for that.
+type jobResult struct {
+	ID       int64 `json:"message_id"`
+	Date     int64 // Unix seconds by Telegram's clock
+	ThreadID int64 `json:"message_thread_id"`
+	Topics   bool  `json:"has_topics_enabled"` // of getMe: in private chats
+	Forum    bool  `json:"is_forum"`           // of getChat: in this group
 }
 
 // Show sends and edits until ctx ends. Once end is closed it returns when nothing more can be done at once.
@@ -547,34 +550,43 @@ func (m *mailer) when(j *job) time.Time { return later(j.at, m.notYet[j.key]) }
 // is closed by the next change of the state. Only records of this process's session count and, if this process polls,
 // those of sessions whose process has ended.
 func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
-	prompts, sessions, changed := t.store.Unsettled(t.session)
-	dead := func(id string) bool { return t.store.Polls() && !t.store.Alive(id) }
-	jobs := []*job{t.noticeJob(), t.streamJob()}
+	prompts, v, changed := t.store.Unsettled()
+	counts := func(session string, over bool) bool {
+		return session == t.session || over && t.store.Polls() && !t.store.Alive(session)
+	}
+	jobs := []*job{t.noticeJob(v), t.streamJob(v)}
 	for _, p := range prompts {
-		ours := p.SessionID == t.session
-		if ours || !p.Open() && dead(p.SessionID) {
-			jobs = append(jobs, t.due(p, sessions[p.SessionID], ours)...)
+		if counts(p.SessionID, !p.Open()) {
+			about := v.Sessions[p.SessionID]
+			if about == nil { // it is not recorded
+				about = &SessionRecord{Head: Head{ID: p.SessionID}}
+			}
+			jobs = append(jobs, t.due(p, about)...)
 		}
 	}
-	for id, s := range sessions {
-		if id == t.session || s.Status != "active" && dead(id) {
+	for _, id := range slices.Sorted(maps.Keys(v.Inputs)) {
+		in := v.Inputs[id]
+		if in.Status == "failed" && counts(in.SessionID, true) {
+			jobs = append(jobs, t.dueRefusal(in, v.Sessions[in.SessionID]))
+		}
+	}
+	for id, s := range v.Sessions {
+		if counts(id, s.Status != "active" && (s.Farewell != nil || s.ThreadID > 0 && !s.ThreadEnded)) {
 			jobs = append(jobs, t.dueFarewell(s), t.dueTopic(s))
 		}
 	}
-	now := time.Now()
-	for _, j := range jobs {
-		if j == nil {
-			continue
-		}
-		order := -1
-		if next != nil {
-			order = later(t.mailer.when(j), now).Compare(later(t.mailer.when(next), now))
-		}
-		if order < 0 || order == 0 && j.rank < next.rank {
-			next = j
-		}
+	jobs = slices.DeleteFunc(jobs, func(j *job) bool { return j == nil })
+	if len(jobs) == 0 {
+		return nil, changed
 	}
-	return next, changed
+	now := time.Now()
+	return slices.MinFunc(jobs, func(a, b *job) int {
+		sooner := later(t.mailer.when(a), now).Compare(later(t.mailer.when(b), now))
+		if sooner != 0 {
+			return sooner
+		}
+		return cmp.Compare(a.rank, b.rank)
+	}), changed
 }
 
 // do makes the job's request and records the outcome. If it cannot record that, it tries again later without repeating
@@ -653,12 +665,14 @@ func (t *Telegram) request(ctx context.Context, j *job) (failed *apiError) {
 		defer cancel()
 	}
 	for plain := false; ; {
-		failed, _ = t.call(flying, j.method, j.params, j.result).(*apiError)
+		var result json.RawMessage
+		failed, _ = t.call(flying, j.method, j.params, &result).(*apiError)
+		_ = json.Unmarshal(result, &j.result) // see jobResult
 		switch {
 		case failed == nil || !isMessage:
 			return failed
 		case failed.mentions("message is not modified"): // it was carried out before, and the answer lost
-			j.sent.ID = out.EditID
+			j.result.ID = out.EditID
 			return nil
 		case out.ThreadID != 0 && failed.mentions(topicGone...):
 			out.ThreadID = 0
@@ -699,9 +713,9 @@ func (t *Telegram) pause(e *apiError, failures int) time.Duration {
 // ---- what is due ----
 // A question's messages show what its record says; this is the difference.
 
-// due returns what the messages of a question need next, nothing if they are up to date. ours: this process runs its
-// session; else that is over. Messages of another bot or chat cannot be changed from here.
-func (t *Telegram) due(p *PromptRecord, s *SessionRecord, ours bool) (jobs []*job) {
+// due returns what the messages of a question need next, nothing if they are up to date. Messages of another bot or
+// chat cannot be changed from here.
+func (t *Telegram) due(p *PromptRecord, s *SessionRecord) (jobs []*job) {
 	elsewhere := p.elsewhere(t.here())
 	switch {
 	case p.Open() && (p.Send != "" || elsewhere):
@@ -710,7 +724,7 @@ func (t *Telegram) due(p *PromptRecord, s *SessionRecord, ours bool) (jobs []*jo
 		}
 	case !elsewhere:
 		for _, m := range p.Messages {
-			jobs = append(jobs, t.dueEdit(p, s, m, ours))
+			jobs = append(jobs, t.dueEdit(p, s, m))
 		}
 	}
 	return jobs
@@ -729,12 +743,14 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 		before = Notice{Mono: clean(p.before(), 1<<20), Lang: p.Lang, Ring: true}
 	}
 	if before.Mono != "" {
-		part, rest := before.first(s)
-		j.done = func() error {
+		part, rest := t.notice(key, before, s)
+		part.rank = j.rank
+		part.insists = true
+		part.done = func() error {
 			t.mailer.before[key] = rest
 			return nil
 		}
-		return t.message(j, s, part)
+		return part
 	}
 	q := *p
 	out := t.offer(&q, s)
@@ -750,18 +766,14 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 		}
 		return &job{key: key, free: true, done: amends(t.store, p.key(), change)}
 	}
-	if own := p.newest(); p.before() != "" && own.ID != 0 { // two with buttons would confuse
-		edit := t.dueEdit(p, s, own, true)
-		if edit != nil {
-			return edit
-		}
+	if own := p.newest(); own.ID != 0 && own.Shows != p.wants(own) { // two with buttons would confuse
+		return t.dueEdit(p, s, own)
 	}
 	out.Silent = p.Idle && p.Watched
 	j.done = amends(t.store, p.key(), func(p *PromptRecord) {
 		delete(t.mailer.before, key)
-		m := p.message(j.sent.ID)
-		seconds, _ := j.sent.Date.(float64) // 0 of another shape
-		m.Date = int64(seconds)
+		m := p.message(j.result.ID)
+		m.Date = j.result.Date
 		m.Shows = q.shows()
 		if p.Send == q.Send { // else more has been asked for meanwhile
 			p.Send = ""
@@ -797,13 +809,12 @@ func (t *Telegram) message(j *job, about *SessionRecord, out *outgoing) *job {
 	out.ChatID = t.cfg.Load().ChatID
 	j.method = out.method
 	j.params = out
-	j.result = &j.sent
 	return j
 }
 
 // dueEdit returns the edit that a message of a question needs, nil for none. An edit whose answer was lost may still
 // land on top of a later one: that one is repeated once it no longer can.
-func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bool) *job {
+func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message) *job {
 	j := &job{key: fmt.Sprint(p.ID, " ", m.ID), rank: rankOutcome}
 	shows := p.wants(m)
 	again := m.Shows == shows
@@ -815,7 +826,7 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bo
 	case shows == string(ReplyReceived):
 		j.at = p.At.Add(onItsWay)
 	}
-	if !ours {
+	if p.SessionID != t.session { // that is over
 		j.rank = rankRest
 	}
 	j.done = amends(t.store, p.key(), func(p *PromptRecord) {
@@ -826,10 +837,6 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message, ours bo
 		}
 	})
 	j.lost = amends(t.store, p.key(), func(p *PromptRecord) { p.message(m.ID).LostAt = time.Now().Unix() })
-	if shows == string(Expired) && p.Idle && !p.isLong() { // it says so already
-		j.free = true
-		return j
-	}
 	out := &outgoing{method: "editMessageReplyMarkup", EditID: m.ID, Markup: markup(nil)}
 	switch {
 	case shows == replaced:
@@ -846,11 +853,22 @@ func (t *Telegram) dueFarewell(s *SessionRecord) *job {
 	if s.Farewell == nil {
 		return nil
 	}
-	news := s.Farewell.Ring && s.ID == t.session
-	out, _ := Notice{Text: s.Farewell.Text, Ring: news}.first(s)
-	j := &job{key: "end " + s.ID, rank: rankRest}
+	j, _ := t.notice("end "+s.ID, Notice{Text: s.Farewell.Text, Ring: s.Farewell.Ring && s.ID == t.session}, s)
+	j.rank = rankRest
 	j.done = amends(t.store, s.key(), func(r *SessionRecord) { r.Farewell = nil })
-	return t.message(j, s, out)
+	return j
+}
+
+// dueRefusal is the answer to what was sent to a session that ended before it could do it; nil where another bot was
+// asked.
+func (t *Telegram) dueRefusal(in *InputRecord, s *SessionRecord) *job {
+	if !strings.HasPrefix(in.ID, t.botID()+":") {
+		return nil
+	}
+	n := Notice{Text: "✗ " + in.Reason, Ring: true, ReplyTo: in.ReplyTo, ThreadID: in.ThreadID}
+	j, _ := t.notice("input "+in.ID, n, s)
+	j.done = amends(t.store, in.key(), func(in *InputRecord) { in.Status = "refused" })
+	return j
 }
 
 // message returns the prompt's message with that number, to be changed; one that was not known is new.
@@ -904,23 +922,14 @@ func (t *Telegram) wake() {
 }
 
 // noticeJob is the next message of the notices, replies first, nil: none is to be sent.
-func (t *Telegram) noticeJob() *job {
+func (t *Telegram) noticeJob(v *View) *job {
 	t.noticesMu.Lock()
-	waiting := slices.Clone(t.notices)
-	t.noticesMu.Unlock()
-	if len(waiting) == 0 {
+	defer t.noticesMu.Unlock()
+	if len(t.notices) == 0 {
 		return nil
 	}
-	n := waiting[max(0, slices.IndexFunc(waiting, func(n *Notice) bool { return n.ReplyTo != 0 }))]
-	about := t.store.Session(n.SessionID)
-	out, rest := n.first(about)
-	j := &job{key: fmt.Sprintf("%p", n), rank: rankRest, free: n.Done}
-	switch {
-	case n.ReplyTo != 0:
-		j.rank = rankQuestion
-	case n.Ring:
-		j.rank = rankNotice
-	}
+	n := t.notices[max(0, slices.IndexFunc(t.notices, func(n *Notice) bool { return n.ReplyTo != 0 }))]
+	j, rest := t.notice(fmt.Sprintf("%p", n), *n, v.Sessions[n.SessionID])
 	j.done = func() error {
 		t.noticesMu.Lock()
 		defer t.noticesMu.Unlock()
@@ -930,26 +939,29 @@ func (t *Telegram) noticeJob() *job {
 		}
 		return nil
 	}
+	return j
+}
+
+// notice returns the job of the notice's first message, about that session (nil: none), and the rest, for further ones
+// if it has Text or Mono.
+func (t *Telegram) notice(key string, n Notice, about *SessionRecord) (j *job, rest Notice) {
+	j = &job{key: key, rank: rankRest}
+	switch {
+	case n.ReplyTo != 0:
+		j.rank = rankQuestion
+	case n.Ring:
+		j.rank = rankNotice
+	}
 	if n.Done {
+		j.free = true
 		j.method = "setMessageReaction"
 		j.params = map[string]any{
 			"chat_id":    t.cfg.Load().ChatID,
 			"message_id": n.ReplyTo,
 			"reaction":   []map[string]string{{"type": "emoji", "emoji": "👍"}}, // every chat has that one
 		}
-		return j
+		return j, n
 	}
-	j = t.message(j, about, out)
-	if n.ReplyTo != 0 {
-		out.ReplyTo = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
-		out.ThreadID = n.ThreadID // it goes where that message is
-	}
-	return j
-}
-
-// first returns the notice's first message, about that session (nil: none), and the rest, for further ones if it has
-// Text or Mono.
-func (n Notice) first(about *SessionRecord) (out *outgoing, rest Notice) {
 	var text, mono string
 	text, n.Text = cutText(n.Text, partUnits)
 	if n.Text == "" {
@@ -972,9 +984,14 @@ func (n Notice) first(about *SessionRecord) (out *outgoing, rest Notice) {
 	for _, s := range n.choose {
 		rows = append(rows, []button{{Text: title(s) + " " + shortID(s.ID), Data: tapSession + shortID(s.ID)}})
 	}
-	out = r.outgoing(n.edit, rows)
+	out := r.outgoing(n.edit, rows)
 	out.Silent = !n.Ring
-	return out, n
+	t.message(j, about, out)
+	if n.ReplyTo != 0 {
+		out.ReplyTo = map[string]any{"message_id": n.ReplyTo, "allow_sending_without_reply": true}
+		out.ThreadID = n.ThreadID // it goes where that message is
+	}
+	return j, n
 }
 
 // stream turns the transcript into messages. The text up to a mark goes into the current message, which is edited as
@@ -1039,7 +1056,7 @@ func (s *stream) next(limit int) (text string, more bool) {
 }
 
 // streamJob brings the stream's current message up to date, or begins it. One refused for good is not sent again.
-func (t *Telegram) streamJob() *job {
+func (t *Telegram) streamJob(v *View) *job {
 	if t.stream == nil {
 		return nil
 	}
@@ -1052,21 +1069,21 @@ func (t *Telegram) streamJob() *job {
 	if s.chat != here { // another chat's message
 		s.msg = 0
 	}
-	about := t.store.Session(t.session)
-	j := &job{key: "stream", rank: rankRest}
+	n := Notice{Mono: text, edit: s.msg, Ring: s.msg != 0} // an edit has no sound to leave out
+	j, _ := t.notice("stream", n, v.Sessions[t.session])
+	j.rank = rankRest
 	if more {
 		j.rank = rankNotice
 	}
 	j.done = func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.msg = j.sent.ID
+		s.msg = j.result.ID
 		s.chat = here
 		s.shown = text
 		return nil
 	}
-	out, _ := Notice{Mono: text, edit: s.msg, Ring: s.msg != 0}.first(about) // an edit has no sound to leave out
-	return t.message(j, about, out)
+	return j
 }
 
 // ---- text ----
@@ -1750,13 +1767,8 @@ func (t *Telegram) dueTopic(s *SessionRecord) *job {
 	j := &job{key: "topic " + s.ID, rank: rankRest}
 	j.params = map[string]any{"chat_id": chat, "message_thread_id": s.ThreadID,
 		"name": mark + title(s) + " " + shortID(s.ID)}
-	var made struct {
-		ThreadID int64 `json:"message_thread_id"`
-		Topics   bool  `json:"has_topics_enabled"` // of getMe: in private chats
-		Forum    bool  `json:"is_forum"`           // of getChat: in this group
-	}
 	j.done = amends(t.store, s.key(), func(r *SessionRecord) {
-		r.Topic = Topic{cmp.Or(s.ThreadID, made.ThreadID, noTopic), chat, !active}
+		r.Topic = Topic{cmp.Or(s.ThreadID, j.result.ThreadID, noTopic), chat, !active}
 	})
 	switch {
 	case active && s.ThreadID == 0 && !known:
@@ -1766,14 +1778,12 @@ func (t *Telegram) dueTopic(s *SessionRecord) *job {
 		}
 		j.at = s.StartedAt.Add(topicAfter)
 		j.free = true
-		j.result = &made
 		j.done = func() error {
-			t.mailer.topics[chat] = made.Topics || made.Forum
+			t.mailer.topics[chat] = j.result.Topics || j.result.Forum
 			return nil
 		}
 	case active && s.ThreadID == 0 && has:
 		j.method = "createForumTopic"
-		j.result = &made
 		j.lost = j.done
 	case active, s.ThreadEnded, t.topicOf(s) == 0:
 		return nil
@@ -2124,45 +2134,16 @@ func (r *receiver) resendAfterOutage() {
 	r.lastOK = now
 }
 
-// reap finds sessions that have died, takes over their messages, and tells those who sent them something that it was
-// not done. It ends with the polling.
+// reap finds sessions that have died: Show takes over their messages. It ends with the polling.
 func (r *receiver) reap() {
 	for r.ctx.Err() == nil {
 		pause := reapAfter
-		err := r.store.Reap()
-		if err == nil {
-			err = r.tellFailed()
-		}
-		if err != nil {
+		if err := r.store.Reap(); err != nil {
 			r.warn(err)
 			pause = refusedPause
 		}
 		_ = sleep(r.ctx, pause) // the loop ends with it
 	}
-}
-
-// tellFailed answers what was sent to a session that ended before it could do it.
-func (t *Telegram) tellFailed() error {
-	var told []Record
-	err := t.store.Update(func(v *View) ([]Record, error) {
-		for _, failed := range v.Inputs {
-			if failed.Status == "failed" {
-				in := *failed
-				in.Status = "refused"
-				told = append(told, &in)
-			}
-		}
-		slices.SortFunc(told, func(a, b Record) int { return strings.Compare(a.head().ID, b.head().ID) })
-		return told, nil
-	})
-	for _, one := range told {
-		in := one.(*InputRecord)
-		if err == nil && strings.HasPrefix(in.ID, t.botID()+":") { // it came from there
-			t.Notify(Notice{Text: "✗ " + in.Reason, Ring: true, SessionID: in.SessionID, ReplyTo: in.ReplyTo,
-				ThreadID: in.ThreadID})
-		}
-	}
-	return err
 }
 
 // beside does something beside the polling, which must end soon after ctx.
