@@ -1997,10 +1997,16 @@ func (t *Telegram) Poll(ctx context.Context) {
 	}
 }
 
-// listen polls, until ctx ends or this process is not the poller any more, and returns how long to wait then.
-func (r *receiver) listen(ctx context.Context) (pause time.Duration) {
-	inner, stop := context.WithCancel(ctx)
-	r.ctx = inner
+// listen polls, with what goes on beside that, until ctx ends, this process is no longer the poller, or lasting trouble
+// stops it. It returns how long to wait then.
+func (r *receiver) listen(ctx context.Context) time.Duration {
+	ctx, stop := context.WithCancel(ctx)
+	defer func() {
+		stop()
+		r.work.Wait()
+		r.store.LeavePoll()
+	}()
+	r.ctx = ctx
 	r.bot = r.botID()
 	r.name = ""
 	if r.lastOK.IsZero() {
@@ -2008,14 +2014,51 @@ func (r *receiver) listen(ctx context.Context) (pause time.Duration) {
 	}
 	r.beside(r.reap)
 	r.beside(r.greet)
-	pause = r.poll()
-	stop()
-	r.work.Wait()
-	r.store.LeavePoll()
-	if pause == 0 { // another process may poll
-		r.lastOK = time.Time{}
+	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1}
+	for {
+		var err error
+		if r.name == "" {
+			var me user
+			err = r.call(ctx, "getMe", struct{}{}, &me)
+			r.name = me.Username
+		}
+		began := time.Now()
+		offset := params.Offset
+		var updates []json.RawMessage
+		if err == nil {
+			err = r.call(ctx, "getUpdates", params, &updates)
+		}
+		if ctx.Err() != nil || !r.store.Polls() {
+			r.lastOK = time.Time{} // another process may poll
+			return 0
+		}
+		r.refresh(false)
+		if r.botID() != r.bot { // they are another bot's
+			return pollLeast
+		}
+		failed, ok := err.(*apiError)
+		if !ok {
+			r.failures = 0
+			params.Timeout = pollTimeout
+			r.handleUpdates(updates, params)
+			if params.Offset == offset {
+				_ = sleep(ctx, pollLeast-time.Since(began)) // the loop ends with it
+			}
+			continue
+		}
+		r.noteFailure("poll", failed, r.failures)
+		pause := r.pause(failed, r.failures)
+		if failed.Code == http.StatusConflict && !failed.mentions("webhook") {
+			r.clashedAt = time.Now()
+			pause = conflictPause
+		}
+		r.failures++
+		if !failed.temporary() {
+			return pause
+		}
+		params.Timeout = 1    // short: to know soon that all is well
+		_ = sleep(ctx, pause) // the loop ends with it
 	}
-	return pause
 }
 
 // greet gives the chat its menu of commands. Whether the bot may write there shows before there is something to say.
@@ -2033,56 +2076,6 @@ func (r *receiver) greet() {
 	}
 	scope := map[string]any{"type": "chat", "chat_id": r.cfg.Load().ChatID}
 	r.warn(r.call(r.ctx, "setMyCommands", map[string]any{"commands": menu, "scope": scope}, nil))
-}
-
-// poll asks for updates and handles them until ctx ends, this process is no longer the poller, or lasting trouble stops
-// it: then pause is how long to wait.
-func (r *receiver) poll() (pause time.Duration) {
-	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1}
-	for r.ctx.Err() == nil {
-		var err error
-		if r.name == "" {
-			var me user
-			err = r.call(r.ctx, "getMe", struct{}{}, &me)
-			r.name = me.Username
-		}
-		began := time.Now()
-		offset := params.Offset
-		var updates []json.RawMessage
-		if err == nil {
-			err = r.call(r.ctx, "getUpdates", params, &updates)
-		}
-		if r.ctx.Err() != nil || !r.store.Polls() {
-			return 0
-		}
-		r.refresh(false)
-		if r.botID() != r.bot { // they are another bot's
-			return pollLeast
-		}
-		failed, ok := err.(*apiError)
-		if !ok {
-			r.failures = 0
-			params.Timeout = pollTimeout
-			r.handleUpdates(updates, params)
-			if params.Offset == offset {
-				_ = sleep(r.ctx, pollLeast-time.Since(began)) // the loop ends with it
-			}
-			continue
-		}
-		r.noteFailure("poll", failed, r.failures)
-		pause := r.pause(failed, r.failures)
-		if failed.Code == http.StatusConflict && !failed.mentions("webhook") {
-			r.clashedAt = time.Now()
-			pause = conflictPause
-		}
-		r.failures++
-		if !failed.temporary() {
-			return pause
-		}
-		params.Timeout = 1      // short: to know soon that all is well
-		_ = sleep(r.ctx, pause) // the loop ends with it
-	}
-	return 0
 }
 
 // botID is the number of the bot, which is the beginning of its token and no secret.
