@@ -5247,18 +5247,27 @@ func declines(label string) bool {
 		reNegated.MatchString(plain(label))
 }
 
+// withoutLabels returns what is asked, without the choices that a line names at its end.
+func (f *candidate) withoutLabels() string {
+	asks := f.heading + "\n" + f.Question
+	if f.heading != "" || !f.onLine() {
+		return asks
+	}
+	for _, c := range f.Choices {
+		at := strings.LastIndex(asks, c.Label)
+		if len(c.Label) > len("yes") && at >= 0 {
+			asks = asks[:at] + asks[at+len(c.Label):]
+		}
+	}
+	return asks
+}
+
 // safeDefault is what may be typed while nobody answers, "" when nothing may: only what is known
 // to refuse, Escape where the dialog names it as the way out, Enter at a bare "Press Enter", or
 // what the configuration names for lists and texts in which nothing refuses, grants or is secret.
 func (v *view) safeDefault(f *candidate) string {
 	refusal, decides := refusalIn(f)
-	asks := f.heading + "\n" + f.Question
-	for _, c := range f.Choices {
-		at := strings.LastIndex(asks, c.Label)
-		if f.onLine() && f.heading == "" && len(c.Label) > len("yes") && at >= 0 { // its line names them at its end
-			asks = asks[:at] + asks[at+len(c.Label):]
-		}
-	}
+	asks := f.withoutLabels()
 	// "No" may mean that something goes on, or is lost; but not what a known tool wants to be allowed.
 	turned := hasWord("keep", asks) || hasWord("deny", asks) || hasWord("quit", asks) || reNot.MatchString(plain(asks))
 	set := v.o.SafeDefaults[f.Type]
