@@ -2465,7 +2465,6 @@ type candidate struct {
 	ended   bool          // the line that asks has ended, the cursor is in the blank row below it
 	left    *string       // it is answered in a field: what stands left of the cursor there; else nil
 	rows    [2]int        // the first and the last in which it asks: of its line, or of its dialog
-	by      string        // the first signal: pattern, silence; "" structure
 	why     string        // what finds it, in words
 	wait    time.Duration // how long the masked screen must have been still
 	silent  bool          // it is a guess from silence: wait counts from when anything last moved
@@ -2476,7 +2475,7 @@ func (c *candidate) onLine() bool { return c.line != "" || c.ended }
 
 // newCandidate is a question of that kind in which nothing is pointed at.
 func newCandidate(kind PromptType, score float64) *candidate {
-	return &candidate{Prompt: Prompt{Type: kind, Score: score, Pointer: -1}}
+	return &candidate{Prompt: Prompt{Type: kind, Score: score, Pointer: -1, Signals: []string{"structure"}}}
 }
 
 // newDetector returns a detector with a blank screen of that size.
@@ -4509,7 +4508,7 @@ func (v *view) readLine() *candidate {
 	line, top := v.cursorLine()
 	f := newCandidate("", 0.85) // the kind is still to be found
 	f.line = line
-	f.by = "pattern"
+	f.Signals[0] = "pattern"
 	f.place = v.place(top)
 	text := strings.TrimSpace(line)
 	if text == "" {
@@ -5137,7 +5136,7 @@ func (v *view) bySilence(f *candidate) {
 	f.Score = 0.60
 	f.wait = v.o.Stuck
 	f.silent = true
-	f.by = "silence"
+	f.Signals[0] = "silence"
 	f.why = "it keeps still"
 	f.Choices = nil
 	edited := !v.tty.Canonical && !v.hidden && v.col > 0 // a line that its editor may have filled in
@@ -5184,14 +5183,15 @@ func (v *view) finish(f *candidate) {
 // score sets the signals, the score, and how long the screen must have been still. A pattern below the threshold
 // becomes a guess from silence: by default none is.
 func (v *view) score(f *candidate) {
-	signals := []string{}
+	agrees := 0.0
 	if v.tty.Reading == ReadingYes {
-		signals = append(signals, "tty")
+		f.Signals = append(f.Signals, "tty")
+		agrees = 0.05
 	}
-	if f.by == "pattern" && f.Score+0.05*float64(len(signals)) < v.o.Threshold && !f.Idle && !f.Secret {
+	if f.Signals[0] == "pattern" && f.Score+agrees < v.o.Threshold && !f.Idle && !f.Secret {
 		v.bySilence(f)
 	}
-	f.Score = math.Round(min(f.Score*100+5*float64(len(signals)), 99)) / 100
+	f.Score = math.Round(100*min(f.Score+agrees, 0.99)) / 100
 	f.wait = cmp.Or(f.wait, settle)
 	state := v.s.status.State
 	told := f.Idle && (state == "idle" || state == "done")
@@ -5201,9 +5201,8 @@ func (v *view) score(f *candidate) {
 		if told || state == "blocked" {
 			signal = "protocol"
 		}
-		signals = append(signals, signal)
+		f.Signals = append(f.Signals, signal)
 	}
-	f.Signals = append([]string{cmp.Or(f.by, "structure")}, signals...)
 }
 
 var (
