@@ -2836,7 +2836,7 @@ func (d *Detector) behindLine() (typed string, verdict sameness) {
 		top = d.view.belowText(top)
 	}
 	now := c.Prompt
-	now.parts.body, now.parts.above, _, _ = d.view.linesAbove(top)
+	now.parts.body, _ = d.view.linesAbove(&now, top)
 	now.parts.among = append(c.parts.among[:1:1], d.view.linesBelow(d.view.row)...)
 	now.seal()
 	return typed, d.motion.compare(c.all, now.all)
@@ -3147,10 +3147,11 @@ type viewRow struct {
 	pointer  string
 	num      string
 	label    string
-	optionAt int // column of all behind the pointer
-	tickAt   int // of the box
-	labelAt  int // of the words
-	tick     int // −1 no box, 0 empty, 1 ticked
+	optionAt int  // column of all behind the pointer
+	tickAt   int  // of the box
+	labelAt  int  // of the words
+	tick     int  // −1 no box, 0 empty, 1 ticked
+	look     Attr // how its first words are drawn
 }
 
 // fits reports whether the pattern, if there is one, matches the row's text.
@@ -3195,17 +3196,16 @@ func (d *Detector) newView() *view {
 // readRows reads the screen's rows, those that it shows as before from what is known of them.
 func (v *view) readRows() {
 	s := v.s
-	for _, l := range s.grid {
-		s.text(l)
-		l.writeTo(s.cols)
-	}
 	v.rows = make([]viewRow, s.rows)
 	for r, l := range s.grid {
+		s.text(l)
+		l.writeTo(s.cols)
 		if l.row == nil {
 			l.row = ref(readRow(s.trimmed(l), s.cols))
 		}
 		v.rows[r] = *l.row
 		v.rows[r].row = r
+		v.rows[r].look = v.lookOf(v.rows[r]) // it may have changed without the text
 	}
 }
 
@@ -3378,11 +3378,12 @@ func (v *view) lineAbove(r int) (string, int) {
 	return v.whole(v.rows[r].raw, r)
 }
 
-// linesAbove are the lines above row top: the paragraph that ends there, in all of its length; the context, whole
-// lines of what stands above that, as many as context_chars allows; and what is further up. All begin with the row in
-// which an earlier question was answered, if there is one. cut: the beginning of the paragraph or the context is not
-// known any more.
-func (v *view) linesAbove(top int) (paragraph, context, far []string, cut bool) {
+// linesAbove are the lines above row top of a prompt: the paragraph that ends there, in all of its length. It gives the
+// prompt the context, whole lines of what stands above that, as many as context_chars allows, and what is further up.
+// All begin with the row in which an earlier question was answered, if there is one. cut: the beginning of the
+// paragraph or the context is not known any more.
+func (v *view) linesAbove(p *Prompt, top int) (paragraph []string, cut bool) {
+	var context, far []string
 	part, left := &paragraph, maxFull // the one that is being read, and how many characters it may still have
 	for answered := false; !answered; {
 		var text string
@@ -3408,7 +3409,9 @@ func (v *view) linesAbove(top int) (paragraph, context, far []string, cut bool) 
 	slices.Reverse(paragraph)
 	slices.Reverse(context)
 	slices.Reverse(far)
-	return paragraph, context, far, cut
+	p.parts.above = context
+	p.Far = strings.Join(far, "\n")
+	return paragraph, cut
 }
 
 // isBlank reports whether a row shows nothing but a frame.
@@ -3457,10 +3460,10 @@ func (v *view) forgotten(r int) bool {
 }
 
 // faintAt reports whether the text there is faint.
-func (v *view) faintAt(row, col int) bool { return v.faint(v.s.attr(row, col)) }
+func (v *view) faintAt(row, col int) bool { return v.s.attr(row, col).faint() }
 
 // faint reports whether text drawn like that is dim or grey: it explains rather than offers.
-func (v *view) faint(a Attr) bool { return a.Dim || isGrey(a.FG) }
+func (a Attr) faint() bool { return a.Dim || isGrey(a.FG) }
 
 // atWork reports whether a known tool is at work: its screen or its title shows it, and the protocol, where it speaks
 // that, does not say otherwise. The protocol alone silences nothing, for a file that is shown may hold its bytes.
@@ -3694,8 +3697,7 @@ func (g *group) sure() bool { return g.at >= 0 && !g.weak }
 const focusBar = "┃"
 
 // reason is what makes a group one to choose from, "" where nothing does; each with the recordings, of 688, whose last
-// question it finds. One option alone needs a row below it that says how the pointer moves, or what Enter takes. Of a
-// form only what has the bar beside it is asked.
+// question it finds. Of a form only what has the bar beside it is asked.
 func (v *view) reason(g *group) string {
 	barred := func(w viewRow) bool { return strings.HasPrefix(w.raw, focusBar) }
 	if !barred(v.rows[g.first()]) && slices.ContainsFunc(v.rows, barred) {
@@ -3704,11 +3706,18 @@ func (v *view) reason(g *group) string {
 	if g.shape != "" {
 		return v.reasonAcross(g)
 	}
+	return v.reasonDown(g)
+}
+
+// reasonDown is the same of options in one column. One alone needs a row below it that says how the pointer moves, or
+// what Enter takes.
+func (v *view) reasonDown(g *group) string {
 	o := g.opts[0]
 	inside := v.hidden || v.row <= g.end()
-	draft := v.typesIn(g)
-	hint := v.choosingRow(g)
+	typing := !v.hidden && v.row >= g.first() && v.row <= g.end()
+	draft := typing && v.col > v.rows[v.row].labelAt // the cursor stands behind a text in an option
 	alone := len(g.opts) == 1
+	hint := v.choosingRow(g)
 	pointed := g.sure() || o.tick >= 0 || g.at >= 0 && inside && v.reads()
 	switch {
 	case alone && (hint < g.end() || !v.rows[hint].fits(reMoving)):
@@ -3722,25 +3731,19 @@ func (v *view) reason(g *group) string {
 	case inside && o.num != "":
 		return "its options are numbered" // 17
 	case v.reads():
-		return v.reasonRead(g)
+		return v.reasonRead(g, inside || v.col == 0 && v.row <= g.end()+2)
 	}
 	return ""
 }
 
-// typesIn reports whether the cursor stands behind a text in an option.
-func (v *view) typesIn(g *group) bool {
-	return !v.hidden && v.row >= g.first() && v.row <= g.end() && v.col > v.rows[v.row].labelAt
-}
-
-// reasonRead is the same where the program reads keys at the list.
-func (v *view) reasonRead(g *group) string {
-	away := v.hidden || v.drawn && v.row < g.first()
-	near := v.hidden || v.row <= g.end() || v.col == 0 && v.row <= g.end()+2 // as where it was printed
+// reasonRead is the same where the program reads keys, near: with the cursor at the list, or where it was printed.
+func (v *view) reasonRead(g *group, near bool) string {
+	whole := v.textRows(g.first(), g.end()) > g.end()-g.first() // no blank rows in it
 	switch {
 	case !g.marked && g.end() == v.s.rows-1: // a status line, and what is said below it
-	case away && g.opts[0].depth > 0:
+	case v.hidden && g.opts[0].depth > 0:
 		return "it stands in a frame" // 10
-	case near && v.last-g.end() <= 2 && v.textRows(g.first(), g.end()) > g.end()-g.first(): // no blank rows in it
+	case near && v.last-g.end() <= 2 && whole:
 		return "the program reads keys at it" // 11
 	}
 	return ""
@@ -3750,14 +3753,13 @@ func (v *view) reasonRead(g *group) string {
 func (v *view) reasonAcross(g *group) string {
 	w := v.rows[g.end()]
 	bare := g.shape == apart || g.shape == slash && g.at < 0
-	boxed := g.sure() && strings.Count(w.text, "[") == len(g.opts)
 	other := func(o viewRow) bool { return !grants(o.label) && !declines(o.label) }
 	switch {
-	case len(g.opts) == 1 && v.sample(g.opts[0]) == v.s.attr(w.row, g.opts[0].at-1): // something else has the keyboard
+	case len(g.opts) == 1 && g.opts[0].look == v.s.attr(w.row, g.opts[0].at-1): // something else has the keyboard
 		return ""
 	case !bare && (w.row >= v.last-4 || w.depth > 0):
 		return "they are drawn as buttons" // 17
-	case g.at >= 0 && (boxed || !slices.ContainsFunc(g.opts, other)):
+	case g.at >= 0 && !slices.ContainsFunc(g.opts, other):
 		return "one is lit, and all of them decide" // 2
 	}
 	return ""
@@ -3823,7 +3825,7 @@ func (v *view) buttonRow() int {
 func (v *view) column(r int) *group {
 	head := v.rows[r]
 	boxes := head.tick >= 0 && (v.hidden || v.row <= r || v.buttonRow() > r)
-	lit := v.sample(head) != Attr{FG: -1, BG: -1}
+	lit := head.look != Attr{FG: -1, BG: -1}
 	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) || head.fits(reRadio) {
 		return nil
 	}
@@ -3839,20 +3841,42 @@ func (v *view) column(r int) *group {
 		}
 		g.at, g.marked = i, true
 	}
-	odd, weak := v.litOption(g.opts)
-	if !g.marked {
-		g.at, g.weak = odd, weak
-		if g.at != len(above) && !boxes {
-			return nil
-		}
-	} else if odd >= 0 && odd != g.at && !v.faint(v.sample(g.opts[odd])) {
-		a := v.s.attr(g.opts[g.at].row, g.opts[g.at].labelAt)
-		if a.BG < 0 && !a.Reverse && (!weak || a == Attr{FG: -1, BG: -1}) {
-			g.at = -1 // the mark may be that of the default
-		}
+	v.findFocus(g)
+	if !g.marked && g.at != len(above) && !boxes {
+		return nil
 	}
 	v.joinLabels(g)
 	return g
+}
+
+// findFocus finds the option that has the focus: the one marked, where no other is lit and it is not itself, for the
+// mark may be that of the default, or the cursor left there; else the one lit, or that whose box is lit inside
+// (whiptail).
+func (v *view) findFocus(g *group) {
+	odd, weak := v.unlike(g.opts)
+	if odd < 0 && g.opts[0].tick >= 0 {
+		var insides []viewRow
+		for _, o := range g.opts {
+			insides = append(insides, viewRow{row: o.row, look: v.s.attr(o.row, o.optionAt+1)})
+		}
+		odd, weak = v.unlike(insides)
+	}
+	if !g.marked {
+		g.at, g.weak = odd, weak
+		return
+	}
+	if odd < 0 || odd == g.at {
+		return
+	}
+	o := g.opts[g.at]
+	a := v.s.attr(o.row, o.labelAt)
+	lit := weak && a != Attr{FG: -1, BG: -1}
+	if g.shape == "" {
+		lit = lit || a.BG >= 0 || a.Reverse || g.opts[odd].look.faint()
+	}
+	if !lit {
+		g.at = -1
+	}
 }
 
 // separator stands between the options of Inquirer's lists.
@@ -3877,7 +3901,7 @@ func (v *view) grow(head viewRow, step int) []viewRow {
 		case strings.TrimSpace(o.raw) == separator: // the list goes on
 		case o.text == "" && (head.num != "" || !o.rule):
 			gap++
-		case o.text == "" || gap > 0 && head.num == "" && v.dimmer(o, head):
+		case o.text == "" || gap > 0 && head.num == "" && o.dimmer(head):
 			return found // a hint
 		case v.isOption(o, head, strconv.Itoa(num+step)):
 			found = append(found, o)
@@ -3902,20 +3926,20 @@ func (v *view) isOption(o, head viewRow, num string) bool {
 	asks := head.pointer == "" && o.heads()
 	marked := o.pointer != "" && head.pointer != "" && o.pointer != head.pointer // as a heading is
 	like := o.num == "" && o.optionAt == head.optionAt && o.depth == head.depth && (o.tick < 0) == (head.tick < 0)
-	described := v.dimmer(v.rows[min(head.row+1, v.s.rows-1)], head)
-	return like && !asks && !marked && !reCount.MatchString(o.label) && !(described && v.dimmer(o, head))
+	described := v.rows[min(head.row+1, v.s.rows-1)].dimmer(head)
+	return like && !asks && !marked && !reCount.MatchString(o.label) && !(described && o.dimmer(head))
 }
 
 // dimmer reports whether row o, which is no option by its mark, is faint and the pointer's row is not.
-func (v *view) dimmer(o, head viewRow) bool {
-	return !strings.HasPrefix(o.text, "○") && o.tick < 0 && v.faint(v.sample(o)) && !v.faint(v.sample(head))
+func (o *viewRow) dimmer(head viewRow) bool {
+	return !strings.HasPrefix(o.text, "○") && o.tick < 0 && o.look.faint() && !head.look.faint()
 }
 
 // explains reports whether row o belongs to an option above it.
 func (v *view) explains(o, head viewRow) bool {
 	above := v.rows[max(0, o.row-1)]
 	long := above.at+widthOf(above.text) > v.s.cols-20
-	return o.optionAt > head.optionAt || v.dimmer(o, head) || long && head.pointer != ""
+	return o.optionAt > head.optionAt || o.dimmer(head) || long && head.pointer != ""
 }
 
 // joinLabels adds to each label what it goes on with in the rows below it: only all of it refuses.
@@ -3933,25 +3957,26 @@ func (v *view) joinLabels(g *group) {
 }
 
 // unlike is the only option that is drawn unlike the others, −1 without one; weak: by no more than a colour or bold
-// print. Of two it is the one whose background is no grey, and of two buttons not black: else their colours do not
-// tell. Of two others it is the one not drawn as what is around them: the end of the row above, or of options side by
-// side the cell left of the first. Else it is the only one that is not dim.
+// print. Of two it is the one whose background is no grey; of two buttons, which have a background each and another one
+// between them, it is not black either, or their colours do not tell. Of two others it is the one not drawn as what is
+// around them: the end of the row above, or of options side by side the cell left of the first. Else it is the only one
+// that is not dim.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if len(opts) < 2 {
 		return -1, false
 	}
-	var drawn [][6]int
-	for _, o := range opts {
-		drawn = append(drawn, aspects(v.sample(o)))
-	}
-	first, second := v.sample(opts[0]).BG, v.sample(opts[1]).BG
 	row := opts[0].row
+	around := v.s.attr(row-1, v.s.cols-1)
 	across := row == opts[1].row
-	buttons := across && v.areButtons(opts)
+	if across {
+		around = v.s.attr(row, opts[0].at-1)
+	}
+	first, second := opts[0].look.BG, opts[1].look.BG
+	lit := first >= 0 && (second >= 0 || !across) // in a column one bar alone may be no menu
+	buttons := across && lit && v.areButtons(opts[0], opts[1])
 	grey := func(background int32) bool {
 		return isGrey(background) || background >= 232 && background < 240 || buttons && background == 0
 	}
-	lit := first >= 0 && (second >= 0 || !across) // in a column one bar alone may be no menu
 	switch {
 	case len(opts) > 2:
 	case lit && grey(first) != grey(second):
@@ -3959,15 +3984,15 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	case buttons:
 		return -1, false
 	}
-	rest := v.s.attr(row-1, v.s.cols-1)
-	if across {
-		rest = v.s.attr(row, opts[0].at-1)
+	around.Dim = true
+	var drawn [][6]int
+	for _, o := range opts {
+		drawn = append(drawn, aspects(o.look))
 	}
-	rest.Dim = true
 	for k := range drawn[0] {
 		common := drawn[0][k]
 		if len(drawn) == 2 {
-			common = aspects(rest)[k]
+			common = aspects(around)[k]
 		} else if drawn[1][k] == drawn[2][k] {
 			common = drawn[1][k]
 		}
@@ -3985,30 +4010,15 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	return -1, false
 }
 
-// areButtons reports whether the first two of options side by side have each a background of its own: another one is
-// between them.
-func (v *view) areButtons(opts []viewRow) bool {
-	first, second := v.sample(opts[0]).BG, v.sample(opts[1]).BG
-	for c := opts[0].labelAt; c < opts[1].labelAt; c++ {
-		between := v.s.attr(opts[0].row, c).BG
-		if first >= 0 && second >= 0 && between != first && between != second {
+// areButtons reports whether between two options side by side there is another background than theirs.
+func (v *view) areButtons(first, second viewRow) bool {
+	for c := first.labelAt; c < second.labelAt; c++ {
+		between := v.s.attr(first.row, c).BG
+		if between != first.look.BG && between != second.look.BG {
 			return true
 		}
 	}
 	return false
-}
-
-// litOption is unlike, or the option whose box is lit inside (whiptail).
-func (v *view) litOption(opts []viewRow) (at int, weak bool) {
-	at, weak = v.unlike(opts)
-	if at >= 0 || opts[0].tick < 0 {
-		return at, weak
-	}
-	var insides []viewRow
-	for _, o := range opts {
-		insides = append(insides, viewRow{row: o.row, at: o.at, labelAt: o.optionAt + 1, label: "x"})
-	}
-	return v.unlike(insides)
 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
@@ -4021,8 +4031,8 @@ func isGrey(colour int32) bool {
 	return brightest-min(red, green, blue) <= 32 && brightest < 0xc0
 }
 
-// sample is how the end of an option's first words is drawn: before them may be a mark of its own, behind them a hint.
-func (v *view) sample(o viewRow) Attr {
+// lookOf is how the end of an option's first words is drawn: before them may be a mark of its own, behind them a hint.
+func (v *view) lookOf(o viewRow) Attr {
 	words, _, _ := strings.Cut(strings.ReplaceAll(o.label, " (", "  "), "  ")
 	last, _ := utf8.DecodeLastRuneInString(words)
 	return v.s.attr(o.row, o.labelAt+max(0, widthOf(words)-runeWidth(last)))
@@ -4049,12 +4059,7 @@ func (v *view) choosingRow(g *group) int {
 		}
 		left -= v.textRows(r, r)
 	}
-	for r := g.first() - 1; r >= max(0, g.first()-3); r-- {
-		if tells(v.rows[r]) {
-			return r
-		}
-	}
-	return -1
+	return v.up(g.first(), func(w viewRow) bool { return w.row >= g.first()-3 && tells(w) })
 }
 
 // The shapes of choices side by side.
@@ -4099,6 +4104,7 @@ func (v *view) sideBySide(r int) *group {
 			o := viewRow{row: r, tick: -1, label: in[m[2]:m[3]]}
 			o.at = w.at + widthOf(w.text[:part[2]+m[0]])
 			o.labelAt = o.at + widthOf(in[m[0]:m[2]])
+			o.look = v.lookOf(o)
 			g.opts = append(g.opts, o)
 			cursor := !v.hidden && v.row == r && v.col >= o.at && v.col < o.labelAt+widthOf(o.label)
 			if cursor || strings.HasPrefix(in[m[0]:], "●") {
@@ -4108,12 +4114,7 @@ func (v *view) sideBySide(r int) *group {
 		if len(g.opts) < 2 && s.shape != angles || s.shape == apart && !v.reads() {
 			return nil
 		}
-		odd, weak := v.unlike(g.opts)
-		if g.at < 0 {
-			g.at, g.weak = odd, weak
-		} else if odd >= 0 && odd != g.at && !weak {
-			g.at = -1 // the cursor may have been left there
-		}
+		v.findFocus(g)
 		return g
 	}
 	return nil
@@ -4240,16 +4241,14 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 	head := top
 	if !v.known {
 		// A paragraph that has scrolled out belongs to it, what is further up is shown too.
-		paragraph, context, far, cut := v.linesAbove(top)
+		paragraph, cut := v.linesAbove(&f.Prompt, top)
 		if top == 0 {
 			f.parts.body = append(paragraph, f.parts.body...)
 			f.Full = strings.Join(append(paragraph, f.Full), "\n")
 			f.Cut = f.Cut || cut
 		} else if len(paragraph) > 0 {
-			context = slices.Concat(context, []string{""}, paragraph)
+			f.parts.above = slices.Concat(f.parts.above, []string{""}, paragraph)
 		}
-		f.parts.above = context
-		f.Far = strings.Join(far, "\n")
 		// What stands above a blank row may be earlier output.
 		head = max(top, v.up(v.belowText(first), func(w viewRow) bool { return w.raw == "" })+1)
 	}
@@ -5042,10 +5041,12 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 			f.Full = strings.TrimSpace(f.line)
 		}
 	}
-	before, context, far, cut := v.linesAbove(first)
+	before, cut := v.linesAbove(&f.Prompt, first)
 	if f.Idle {
 		before = before[max(0, len(before)-12):]
-		context, far, cut = nil, nil, false
+		f.parts.above = nil
+		f.Far = ""
+		cut = false
 	}
 	for n := len(before) - 1; n >= max(0, len(before)-3) && !enough; n-- {
 		enough = len(itemsOf(before[n])) > 0
@@ -5058,8 +5059,8 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	rows := append(slices.Clone(before), strings.TrimRight(f.Full+" "+right, " "))
 	f.Full = strings.Join(append(rows, below...), "\n")
 	f.Cut = f.Cut || cut || v.s.cutIn(top, end+len(below))
-	f.parts = shown{above: context, body: before, among: append([]string{right}, below...)}
-	f.Far = strings.Join(far, "\n")
+	f.parts.body = before
+	f.parts.among = append([]string{right}, below...)
 	return f
 }
 
