@@ -1782,7 +1782,7 @@ var reHidden = re(`\[redacted\]|\\u\{[0-9A-F]+\}`)
 
 // showsCall reports whether the dialog shows a call of this tool with these arguments: a command or
 // an address stands in rows of its own, in all of its length or cut; of a file its name, of a question its
-// words, of another tool its name at the beginning of a row; of a call too long for the dialog, claude's words for that.
+// words, of another tool its name at a row's beginning; of a call too long for the dialog, claude's words for that.
 // Blanks and wrapping do not count. subject is as it is stored, made safe.
 func (p *Prompt) showsCall(tool, subject string) bool {
 	rows := slices.Concat(p.parts.body, p.parts.among)
@@ -1956,7 +1956,7 @@ fr letters on
 fr deny    annuler|abandonner|abandon|interrompre|refuser|rejeter|rejet|interdire
 fr allow   toujours|autoriser|accepter|permettre|approuver|confirmer|faire confiance|toujours autoriser|confiance
 fr quit    quitter|sortir|fermer|terminer|retour|précédent
-fr keep    gard|conserv|ignor|enregistr|sauvegard|laiss|report|attend|pause|protég|restaur|rétabl
+fr keep    gard|conserv|ignor|enregistr|sauvegard|laiss|reporter|reporté|attend|pause|protég|restaur|rétabl
 fr press   appuyez|appuyer|pressez|tapez|enfoncez
 fr key     touche|entrée|retour chariot
 fr secret  mot de passe|phrase de passe|phrase secrète|mots de passe|code personnel
@@ -3753,13 +3753,14 @@ func (v *view) reasonRead(g *group, near bool) string {
 func (v *view) reasonAcross(g *group) string {
 	w := v.rows[g.end()]
 	bare := g.shape == apart || g.shape == slash && g.at < 0
+	boxed := g.sure() && strings.Count(w.text, "[") == len(g.opts)
 	other := func(o viewRow) bool { return !grants(o.label) && !declines(o.label) }
 	switch {
 	case len(g.opts) == 1 && g.opts[0].look == v.s.attr(w.row, g.opts[0].at-1): // something else has the keyboard
 		return ""
 	case !bare && (w.row >= v.last-4 || w.depth > 0):
 		return "they are drawn as buttons" // 17
-	case g.at >= 0 && !slices.ContainsFunc(g.opts, other):
+	case g.at >= 0 && (boxed || !slices.ContainsFunc(g.opts, other)):
 		return "one is lit, and all of them decide" // 2
 	}
 	return ""
