@@ -3395,7 +3395,8 @@ func (d *desk) watchHook(h *question) {
 		case !h.closed() && d.dialogLeft(h):
 			h.leave(Canceled, "answered in the terminal, or given up by the tool")
 		case !d.st.Alive(h.rec.ID):
-			h.to, h.why = Failed, maybeTyped // it may not have been able to record that it was
+			h.to = Failed
+			h.why = "what asked has ended: whether it got the answer is uncertain" // it may have been unable to record that
 			if h.rec.Open() {
 				h.to, h.why = Canceled, "the program that asked has ended"
 			}
@@ -4144,7 +4145,7 @@ func (d *desk) typeAnswer(q *question) {
 		}
 	}
 	t.passHeld()
-	for !recorded && !d.await(time.Now().Add(retryEvery), d.ended) {
+	for !recorded && d.books.trouble != "" && !d.await(time.Now().Add(retryEvery), d.ended) {
 		recorded = record()
 	}
 	if why == "" {

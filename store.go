@@ -2892,7 +2892,7 @@ func (s *Store) Reap() error {
 
 const (
 	endedFirst = "the program ended first" // why an input was not done
-	maybeTyped = "what asked has ended: whether it got the answer is uncertain"
+	maybeTyped = "the session ended: whether the answer was typed is uncertain"
 )
 
 // orphaned is the prompt after its session has ended.

@@ -1571,7 +1571,11 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	lasting = abridge(lasting, maxUnits/4)
 	body := bodyOf(p)
 	last := body[strings.LastIndex(body, "\n")+1:]
-	if p.Source == fromScreen && strings.Contains(last, asked) { // with how to choose behind it
+	more := p.Source == fromScreen && strings.Contains(last, asked) // how to choose stands behind it
+	for row := range strings.SplitSeq(p.Full, "\n") {
+		more = more && strings.TrimSpace(row) != asked
+	}
+	if more {
 		body = strings.TrimSuffix(body, last)
 		asked = last
 	}
