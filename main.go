@@ -3396,7 +3396,7 @@ func (d *desk) watchHook(h *question) {
 			h.leave(Canceled, "answered in the terminal, or given up by the tool")
 		case !d.st.Alive(h.rec.ID):
 			h.to = Failed
-			h.why = "what asked has ended: whether it got the answer is uncertain" // it may have been unable to record that
+			h.why = "what asked has ended: whether it got the answer" + isUncertain // it could perhaps not record that
 			if h.rec.Open() {
 				h.to, h.why = Canceled, "the program that asked has ended"
 			}

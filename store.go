@@ -2891,8 +2891,8 @@ func (s *Store) Reap() error {
 }
 
 const (
-	endedFirst = "the program ended first" // why an input was not done
-	maybeTyped = "the session ended: whether the answer was typed is uncertain"
+	endedFirst  = "the program ended first" // why an input was not done
+	isUncertain = " is uncertain"           // ends why an answer failed that may have been typed
 )
 
 // orphaned is the prompt after its session has ended.
@@ -2908,7 +2908,7 @@ func (p *PromptRecord) orphaned() *PromptRecord {
 	case p.mayBeAsked():
 		q.Reason = p.Reason + ", and the session has ended"
 	default:
-		q.Reason = maybeTyped
+		q.Reason = "the session ended: whether the answer was typed" + isUncertain
 	}
 	return &q
 }

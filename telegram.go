@@ -1683,7 +1683,7 @@ func outcomeOf(p *PromptRecord, several bool) (what, more string) {
 		switch {
 		case p.ScreenSHA != "":
 			fate = "typed: "
-		case p.Reason == maybeTyped:
+		case strings.HasSuffix(p.Reason, isUncertain):
 			fate = ""
 		}
 		return fate + what, before(" · ", reason)
