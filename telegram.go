@@ -1507,16 +1507,18 @@ var (
 	reAtMargin  = re(`(?m)^[^ \n]`)
 )
 
-// bodyOf returns the text that a question's message shows: without the rows of the question itself, and of its choices
-// if the buttons say all of them.
-func bodyOf(p *PromptRecord) string {
-	text := strings.TrimRight(cmp.Or(p.Full, p.Excerpt), " \t\n")
+// bodyOf returns the text that a question's message shows, without the rows of the question itself and of its choices
+// if the buttons say all of them, and what is asked: the question, or its row where how to choose stands behind it.
+func bodyOf(p *PromptRecord) (body, asked string) {
+	asked = oneLine(p.Question)
+	whole := strings.TrimRight(cmp.Or(p.Full, p.Excerpt), " \t\n")
 	if p.ambiguous() && p.Open() {
-		return text
+		return whole, asked
 	}
-	text = without(text, "", `\s+`, strings.Fields(p.Question))
+	text := without(whole, "", `\s+`, strings.Fields(p.Question))
+	shared := text == whole
 	if p.Source == fromHook || p.Source == fromAsk { // those have no screen: every blank of theirs counts
-		return strings.Trim(text, "\n")
+		return strings.Trim(text, "\n"), asked
 	}
 	unsaid := func(a Answer) bool {
 		return p.Multi || utf8.RuneCountInString(buttonText(p, a)) > wideLabel || strings.HasSuffix(a.Label, "…")
@@ -1524,11 +1526,15 @@ func bodyOf(p *PromptRecord) string {
 	if !slices.ContainsFunc(p.Answers, unsaid) {
 		text = without(text, itemMark, columnGap+`|\s*\n\s*`, labels(p.Choices))
 	}
-	body := dense(text)
+	body = dense(text)
 	for body != "" && !reAtMargin.MatchString(body) {
 		body = strings.ReplaceAll("\n"+body, "\n ", "\n")[1:]
 	}
-	return body
+	last := body[strings.LastIndex(body, "\n")+1:]
+	if shared && strings.Contains(last, asked) {
+		return strings.TrimSuffix(body, last), last
+	}
+	return body, asked
 }
 
 // without returns text less its first rows that say all words and nothing else, each behind what mark matches, with
@@ -1553,7 +1559,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	if p.Idle {
 		return t.turnText(p, s)
 	}
-	asked := oneLine(p.Question)
+	body, asked := bodyOf(p)
 	lasting := before("Blue also means: ", oneLine(p.Lasting))
 	above := p.Above
 	room := partUnits
@@ -1569,16 +1575,6 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 	}
 	asked = abridge(asked, maxUnits/4)
 	lasting = abridge(lasting, maxUnits/4)
-	body := bodyOf(p)
-	last := body[strings.LastIndex(body, "\n")+1:]
-	more := p.Source == fromScreen && strings.Contains(last, asked) // how to choose stands behind it
-	for row := range strings.SplitSeq(p.Full, "\n") {
-		more = more && strings.TrimSpace(row) != asked
-	}
-	if more {
-		body = strings.TrimSuffix(body, last)
-		asked = last
-	}
 	body = abridge(body, max(0, room-units(asked+lasting)))
 	if units(above+body+asked+lasting) > room {
 		above = ""
