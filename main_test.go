@@ -9032,8 +9032,13 @@ func (a *actor) runHooks(i int, event string, ready chan struct{}) {
 	if event == "Stop" {
 		input["stop_hook_active"], input["last_assistant_message"] = false, cmp.Or(a.play.Said, "That is done.")
 	} else {
+		command := a.play.Asks[i].Command
 		input["tool_name"] = "Bash"
-		input["tool_input"] = map[string]string{"command": a.play.Asks[i].Command, "description": "Do it"}
+		input["tool_input"] = map[string]string{"command": command, "description": "Do it"}
+		if tool, _, other := strings.Cut(command, ": "); other {
+			input["tool_name"] = tool
+			input["tool_input"] = map[string]string{"about": command}
+		}
 	}
 	if event == "PermissionRequest" {
 		input["permission_suggestions"] = []any{}
