@@ -3394,12 +3394,13 @@ func (d *desk) watchHook(h *question) {
 		switch {
 		case !h.closed() && d.dialogLeft(h):
 			h.leave(Canceled, "answered in the terminal, or given up by the tool")
-		case !d.st.Alive(h.rec.ID):
+		case d.st.Alive(h.rec.ID):
+		case h.rec.Open():
+			h.to = Canceled
+			h.why = "the program that asked has ended"
+		default: // it may have passed on the answer, and not have been able to record that
 			h.to = Failed
-			h.why = "what asked has ended: whether it got the answer" + isUncertain // it could perhaps not record that
-			if h.rec.Open() {
-				h.to, h.why = Canceled, "the program that asked has ended"
-			}
+			h.why = "what asked has ended: whether it got the answer" + isUncertain
 		}
 	}
 }
@@ -4125,13 +4126,15 @@ func (d *desk) typeAnswer(q *question) {
 	expired := q.rec.Status == Expired
 	q.to = "" // the answer came first
 	why := t.work()
+	given := why == "" || t.given
 	record := func() bool {
-		typed := why != "" && !t.given || q.rec.Status == Injected
-		typed = typed || d.transition(q, Injected, func(r *PromptRecord) {
+		if given && q.rec.Status != Injected && !d.transition(q, Injected, func(r *PromptRecord) {
 			r.ScreenSHA = t.screenSHA
 			r.Note = t.note
-		})
-		return typed && (why != "" || d.transition(q, Resolved, asIs))
+		}) {
+			return false
+		}
+		return why != "" || d.transition(q, Resolved, asIs)
 	}
 	recorded := record()
 	if why != "" {
