@@ -406,7 +406,8 @@ func (s *Screen) WriteFlood(p []byte) {
 // returns their length: all but as many as are kept, if p is plain text on the primary screen.
 func (s *Screen) scrollThrough(p []byte) int {
 	whole := !s.AltScreen() && s.top == 0 && s.bottom == s.rows-1
-	if s.tr.on || s.state != inText || !whole || bytes.ContainsAny(p, "\x0e\x0f\x1b") {
+	has := func(b byte) bool { return bytes.IndexByte(p, b) >= 0 } // ten times as fast as ContainsAny
+	if s.tr.on || s.state != inText || !whole || slices.ContainsFunc([]byte("\x1b\x0e\x0f"), has) {
 		return 0
 	}
 	end := len(p)
