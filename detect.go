@@ -2502,7 +2502,10 @@ func (d *Detector) Feed(p []byte, now time.Time) []ProgramStatus {
 	d.raw = append(d.raw, p[max(0, len(p)-d.o.BufferBytes):]...)
 	d.raw = d.raw[max(0, len(d.raw)-d.o.BufferBytes):]
 	d.outAt = now
-	d.lookDue = now.Add(min(settleQuiet, max(0, lookEvery-now.Sub(d.lookedAt))))
+	d.lookDue = now
+	if now.Sub(d.lookedAt) < lookEvery {
+		d.lookDue = now.Add(settleQuiet)
+	}
 	return d.takeReports(now)
 }
 

@@ -2198,8 +2198,8 @@ type hostTerminal struct {
 	undoRaw atomic.Pointer[func() error] // puts the terminal back, nil: it is not raw
 }
 
-// backlog is what the screen has not got yet: output that the host has, and keys that the child has. It gathers for
-// settleQuiet, unless it is wanted at once.
+// backlog is what the screen has not got yet: output that the host has, and keys that the child has. It gathers until
+// it pauses for settleQuiet, for lookEvery at most, unless it is wanted at once.
 type backlog struct {
 	wake chan struct{} // the detector is to take it now
 	look *time.Timer   // or when this fires
@@ -2208,7 +2208,7 @@ type backlog struct {
 	bytes []byte
 	spare []byte    // what was taken last, to be used again
 	at    time.Time // when the last output came
-	armed bool      // look will fire
+	since time.Time // when the first of it all came, zero: there is nothing
 	hurry bool      // each piece is wanted at once
 	ended bool      // no more comes
 
@@ -2333,22 +2333,22 @@ func (b *backlog) add(p []byte, hurry, end bool) (full bool) {
 	if len(b.bytes)+len(p) > cap(b.bytes) {
 		b.bytes = slices.Grow(b.bytes, max(len(p), min(4*len(b.bytes)+readBytes, maxUnread+readBytes-len(b.bytes))))
 	}
-	now := time.Now()
-	frame := len(b.bytes) > 0 && now.Sub(b.at) > settleQuiet/2 // of an animation: to wake once for two costs less
 	b.bytes = append(b.bytes, p...)
-	b.at = now
+	b.at = time.Now()
 	b.ended = b.ended || end
-	b.arm(hurry || end || frame)
+	b.arm(hurry || end, b.at)
 	return len(b.bytes) > maxUnread
 }
 
-// arm wakes the detector, now or when more may have gathered. The lock is held.
-func (b *backlog) arm(now bool) {
-	if now || b.hurry {
+// arm wakes the detector, at once or when it has all that gathers. The lock is held.
+func (b *backlog) arm(atOnce bool, now time.Time) {
+	if b.since.IsZero() {
+		b.since = now
+	}
+	if atOnce || b.hurry || now.Sub(b.since) >= lookEvery {
 		ring(b.wake)
-	} else if !b.armed {
+	} else {
 		b.look.Reset(settleQuiet)
-		b.armed = true
 	}
 }
 
@@ -2368,7 +2368,7 @@ func (b *backlog) take() (p []byte, keys []typedKeys, at time.Time, drained bool
 	p = b.bytes
 	b.bytes = b.spare[:0]
 	b.spare = p
-	b.armed = false
+	b.since = time.Time{}
 	b.look.Stop()
 	keys = b.keys
 	b.keys = nil
@@ -2381,7 +2381,7 @@ func (b *backlog) takeEach(hurry bool) {
 	defer b.mu.Unlock()
 	b.hurry = hurry
 	if len(b.bytes) > 0 {
-		b.arm(false)
+		b.arm(false, b.at)
 	}
 }
 
@@ -2392,8 +2392,9 @@ func (b *backlog) typed(p []byte) (pass bool) {
 	defer b.mu.Unlock()
 	b.passing = !b.held
 	if b.passing {
-		b.keys = append(b.keys, typedKeys{keys: bytes.Clone(p), at: time.Now(), behind: len(b.bytes), modes: modes})
-		b.arm(false)
+		now := time.Now()
+		b.keys = append(b.keys, typedKeys{keys: bytes.Clone(p), at: now, behind: len(b.bytes), modes: modes})
+		b.arm(false, now)
 	}
 	return b.passing
 }
