@@ -1818,8 +1818,11 @@ func TestDoesItRead(t *testing.T) {
 			dir = filepath.Join(dir, "state")
 		}
 		cast := filepath.Join(dir, "cast")
-		argv = append(argv, "run", "--quiet", "--record", cast, "sh", "-c",
-			"printf 'Continue? (y/n) '; "+r["program"])
+		ask, program := "printf 'Continue? (y/n) '", r["program"]
+		if !strings.Contains(program, "ASK") {
+			program = "ASK; " + program
+		}
+		argv = append(argv, "run", "--quiet", "--record", cast, "sh", "-c", strings.Replace(program, "ASK", ask, 1))
 		x := inTerminal(t, append(env, "ATLASBRIDGE_HOME="+dir), argv...)
 		if reading, _, _ := strings.Cut(r["state"], " "); reading == "busy" {
 			x.exits(0)
