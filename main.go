@@ -4608,14 +4608,15 @@ func (t *typist) enter() (why string) {
 // up; a line that only looks like one, for it ends in the text, is none.
 func (t *typist) enterKey(v sight) (keys, why string) {
 	held := t.holdsText()
+	asks := v.look.isQuestion()
 	takesText := v.look != nil && (v.look.Type == FreeText || v.look.Type == Unknown)
 	line := t.adapter.Box == nil && v.tty.Canonical // in raw mode it may not be a line that is edited
 	switch {
 	case time.Since(t.sentAt) < t.adapter.SubmitDelay:
 		return "", whyWait
-	case v.look.isQuestion() && (!takesText || !held):
+	case asks && (!takesText || !held && v.late):
 		return "", questionOpen
-	case held || line && t.det.Box(v.tty, time.Now()).found: // else it may be a menu
+	case held || !asks && line && t.det.Box(v.tty, time.Now()).found: // else it may be a menu
 		return "\r", ""
 	}
 	return "", "the text does not show in the input box: look at the terminal"
