@@ -4418,7 +4418,7 @@ func (t *typist) choose(want []int) (why string) {
 }
 
 // locate returns the index in now of the choice shown as number i, by its label; −1 if none has it. Of several of the
-// same words it is the one in the same place, while the rows are those that were shown.
+// same words, and of what is cut, it is the one in the same place, while the rows are those that were shown.
 func (t *typist) locate(now *Prompt, i int) int {
 	asked := t.q.screen
 	want := asked.Choices[i]
@@ -4430,7 +4430,8 @@ func (t *typist) locate(now *Prompt, i int) int {
 		}
 	}
 	at := slices.IndexFunc(now.Choices, named)
-	if at < 0 || !slices.ContainsFunc(now.Choices[at+1:], named) {
+	cut := strings.HasSuffix(want.Label, "…")
+	if at < 0 || !cut && !slices.ContainsFunc(now.Choices[at+1:], named) {
 		return at
 	}
 	if !slices.Equal(now.parts.among, asked.parts.among) {
