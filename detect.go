@@ -3800,6 +3800,9 @@ func (v *view) readGroup() *candidate {
 				continue
 			}
 			if !g.weak && g.shape != angles && len(g.opts) > 1 {
+				if !v.known && v.pointedAbove(g) {
+					return nil
+				}
 				return v.menu(g)
 			}
 			if second == nil || second.weak && !g.weak {
@@ -3811,6 +3814,15 @@ func (v *view) readGroup() *candidate {
 		return nil
 	}
 	return v.menu(second)
+}
+
+// pointedAbove reports whether a list above has a pointer, too, that is not faint: nobody can tell which of the two gets
+// the keys.
+func (v *view) pointedAbove(g *group) bool {
+	return v.up(g.first(), func(w viewRow) bool {
+		above := v.column(w.row)
+		return w.pointer != "" && above != nil && len(above.opts) > 1 && !v.faintAt(w.row, w.labelAt)
+	}) >= 0
 }
 
 // aspects are in what an option may be drawn unlike the others. The last three, bold print, a colour, and not to be
