@@ -1929,6 +1929,7 @@ en quit    exit|quit|back|skip|never|go back|close
 en keep    keep|skip|save|ignore|leave|preserve|retain|prevent|disable|exclude|block|stop|terminate|interrupt
 en keep    postpone|delay|defer|hold|wait for|wait until|pause|undo|protect|reuse|dry run|dry-run|back up|make a backup
 en keep    kept|left|held|backup|restor|revert|roll back|rollback|instead of|rather than|refrain|object to
+en keep    append|resume|recover|take a snapshot|create a snapshot|quarantine|halt|suspend|stay
 en press   press|hit|strike|push
 en key     any key|a key|the any key|space|space bar|enter|return
 en secret  password|passphrase|pass phrase|passcode|pin|secret|secret value|token|access token|api key|api-key
@@ -1940,12 +1941,13 @@ en what    what|which|where|who|whom|how|why|when|name|enter|in which
 de yes     ja
 de no      nein
 de letters jn
-de deny    abbrechen|abbruch|verweigern|ablehnen|verwerfen|zurückweisen|nicht vertrauen|verbieten
+de deny    abbrechen|abbruch|verweigern|ablehnen|zurückweisen|nicht vertrauen|verbieten
 de allow   immer|erlauben|zulassen|akzeptieren|annehmen|genehmigen|vertrauen|bestätigen|gestatten|zustimmen
 de allow   immer erlauben
-de quit    beenden|verlassen|ende|schließen|aufhören|zurück
+de quit    verwerfen|beenden|verlassen|ende|schließen|aufhören|zurück
 de keep    behalt|beibehalt|überspring|speicher|ignorier|lassen|verschieb|warten|pausier|rückgängig|schütz
 de keep    gespeicher|gesicher|übersprung|erhalten|aufbewahr|bleiben|wiederherstell|anstatt|geschütz|verschoben
+de keep    anhäng|anhalt|unterbrech|sicherung
 de press   drücke|betätigen
 de key     taste|eingabetaste
 de secret  passwort|passwörter|kennwort|mantra|paßwort
@@ -1954,10 +1956,10 @@ de what    welche|welcher|welches|welchen|wo|wohin|wer|wie|wieviel|warum|wann
 fr yes     oui
 fr no      non
 fr letters on
-fr deny    annuler|abandonner|abandon|interrompre|refuser|rejeter|rejet|interdire
+fr deny    annuler|refuser|rejeter|rejet|interdire
 fr allow   toujours|autoriser|accepter|permettre|approuver|confirmer|faire confiance|toujours autoriser|confiance
-fr quit    quitter|sortir|fermer|terminer|retour|précédent
-fr keep    gard|conserv|ignor|enregistr|sauvegard|laiss|reporter|reporté|attend|pause|protég|restaur|rétabl
+fr quit    abandonner|abandon|interrompre|quitter|sortir|fermer|terminer|retour|précédent
+fr keep    gard|conserv|ignor|enregistr|sauvegard|laiss|reporter|reporté|attend|pause|protég|restaur|rétabl|arrêt
 fr press   appuyez|appuyer|pressez|tapez|enfoncez
 fr key     touche|entrée|retour chariot
 fr secret  mot de passe|phrase de passe|phrase secrète|mots de passe|code personnel
@@ -1966,10 +1968,10 @@ fr what    quel|quelle|quels|quelles|quoi|où|qui|comment|combien|pourquoi|quand
 es yes     sí|si
 es no      no
 es letters sn
-es deny    cancelar|cancela|abortar|interrumpir|denegar|rechazar|rechazo|negar|prohibir|no confiar
+es deny    cancelar|cancela|abortar|denegar|rechazar|rechazo|negar|prohibir|no confiar
 es allow   siempre|permitir|aceptar|confiar|confirmar|confirme|confianza
-es quit    salir|abandonar|finalizar|terminar|cerrar|fin|atrás|anterior|volver
-es keep    manten|conserv|omit|guard|ignor|dejar|aplaz|pospon|esper|pausa|deshac|proteg|restaur|respald
+es quit    interrumpir|salir|abandonar|finalizar|terminar|cerrar|fin|atrás|anterior|volver
+es keep    manten|conserv|omit|guard|ignor|dejar|aplaz|pospon|esper|pausa|deshac|proteg|restaur|respald|deten|copia de
 es press   pulse|presione|pulsar|teclee
 es key     tecla|intro
 es secret  contraseña|clave|frase de paso
@@ -1978,11 +1980,12 @@ es what    qué|cuál|cuáles|dónde|quién|cómo|cuánto|cuántos|cuándo
 it yes     sì|si
 it no      no
 it letters sn
-it deny    annulla|annullare|interrompere|interrompi|rifiuta|rifiutare|negare|nega
+it deny    annulla|annullare|rifiuta|rifiutare|negare|nega
 it allow   sempre|consentire|consenti|permettere|permetti|accetta|accettare|approva|autorizza|autorizzare|confermare
 it allow   conferma|fidarsi|fiducia
-it quit    uscire|esci|uscita|chiudere|abbandona|chiudi|indietro
-it keep    manten|conserv|ignor|salva|lasci|rimand|posticip|attend|aspett|pausa|protegg|protett|ripristin
+it quit    interrompere|interrompi|uscire|esci|uscita|chiudere|abbandona|chiudi|indietro
+it keep    manten|conserv|ignor|salva|lasci|rimand|posticip|attend|aspett|pausa|protegg|protett|ripristin|ferma
+it keep    sospend|copia di
 it press   premere|premi|premete
 it key     tasto|invio
 it choose  scegli|seleziona|selezione|scelta|numero|opzione
@@ -1990,10 +1993,10 @@ it what    quale|quali|qual|dove|chi|quanto|quanti|perché|quando|che cosa
 pt yes     sim
 pt no      não
 pt letters sn
-pt deny    cancelar|abortar|interromper|negar|rejeitar|recusar|não confiar
+pt deny    cancelar|abortar|negar|rejeitar|recusar|não confiar
 pt allow   sempre|permitir|aceitar|aprovar|autorizar|confiar|confirmar|confiança|conceder
-pt quit    sair|sai|fechar|terminar|encerrar|voltar|recuar|anterior|atrás
-pt keep    manter|mantid|conserv|ignor|salv|guard|deixa|adia|esper|pausa|desfaz|proteg|restaur
+pt quit    interromper|sair|sai|fechar|terminar|encerrar|voltar|recuar|anterior|atrás
+pt keep    manter|mantid|conserv|ignor|salv|guard|deixa|adia|esper|pausa|desfaz|proteg|restaur|parar|cópia de
 pt press   pressione|prima|carregue|tecle|pressionar|aperte
 pt key     tecla
 pt secret  senha|palavra-passe|palavra-chave|frase secreta|palavra passe
@@ -2002,10 +2005,11 @@ pt what    qual|quais|onde|quem|como|quanto|quantos|quando
 nl yes     ja
 nl no      nee
 nl letters jn
-nl deny    annuleren|annuleer|afbreken|breek af|weigeren|verbieden|verwerpen|verwerp
+nl deny    annuleren|annuleer|afbreken|breek af|weigeren|verbieden
 nl allow   altijd|toestaan|accepteer|accepteren|vertrouwen|vertrouw|bevestigen|bevestig|toelaten|sta toe
-nl quit    afsluiten|stoppen|verlaten|einde|stop|sluiten|beëindigen|terug|vorige
+nl quit    verwerpen|verwerp|afsluiten|stoppen|verlaten|einde|stop|sluiten|beëindigen|terug|vorige
 nl keep    behoud|bewaar|bewaren|overslaan|opslaan|opgeslagen|overgeslagen|negeer|uitstel|wacht|pauz|ongedaan|bescherm
+nl keep    onderbreek|reservekopie
 nl press   druk|toets|typ
 nl key     toets
 nl secret  wachtwoord|paswoord
@@ -2014,10 +2018,10 @@ nl what    wat|welk|welke|waar|wie|hoe|hoeveel|waarom|wanneer
 pl yes     tak
 pl no      nie
 pl letters tn
-pl deny    anuluj|przerwij|poniechaj|przerwać|anulować|odmów|odmowa|odrzuć|odrzucić|odrzucenie|zabroń
+pl deny    anuluj|przerwij|poniechaj|przerwać|anulować|odmów|odmowa|zabroń
 pl allow   zawsze|zezwól|pozwól|zgoda|akceptuj|zaakceptować|akceptacja|zatwierdź|zaufaj|potwierdź|zezwolić
-pl quit    wyjdź|wyjście|zakończ|koniec|zamknij|opuść|wstecz|powrót|wróć
-pl keep    zachowa|pomiń|pominąć|zapisa|zostaw|odłoż|odrocz|poczek|wstrzym|cofn|chroni
+pl quit    odrzuć|odrzucić|odrzucenie|wyjdź|wyjście|zakończ|koniec|zamknij|opuść|wstecz|powrót|wróć
+pl keep    zachowa|pomiń|pominąć|zapisa|zostaw|odłoż|odrocz|poczek|wstrzym|cofn|chroni|zatrzym|kopię
 pl press   naciśnij|nacisnąć|wciśnij|wcisnąć|wciśnięcie
 pl key     klawisz|klawisza
 pl secret  hasło|hasła|frazę
@@ -2029,7 +2033,7 @@ ru letters дн
 ru deny    отмена|отменить|прервать|прерывание|запретить|отказать|отклонить|отвергнуть|отказаться|не доверять|отказ
 ru allow   всегда|разрешить|позволить|принять|одобрить|доверять|подтвердить|доверие|принимать|подтвердите
 ru quit    выход|выйти|закрыть|завершить|покинуть|назад|вернуться
-ru keep    сохран|остав|пропуст|отлож|подожд|приостан|защит
+ru keep    сохран|остав|пропуст|отлож|подожд|приостан|защит|останов|резервн
 ru press   нажмите|нажать|нажатие
 ru key     клавишу|клавиша|ввод
 ru secret  пароль|пароля
@@ -2038,10 +2042,10 @@ ru what    что|какой|какая|какое|какие|какую|кот�
 uk yes     так
 uk no      ні
 uk letters тн
-uk deny    скасувати|відміна|перервати|відмінити|скасування|заборонити|відхилити|відмовити|відкинути|відмова
+uk deny    скасувати|відміна|перервати|відмінити|скасування|заборонити|відхилити|відмовити|відмова
 uk allow   завжди|дозволити|надати|прийняти|довіряти|підтвердити|погодитися|довіра
-uk quit    вийти|вихід|закрити|завершити|закінчити|назад|повернутися
-uk keep    зберег|збереж|залиш|пропуст|відклад|зачек|призупин|захист
+uk quit    відкинути|вийти|вихід|закрити|завершити|закінчити|назад|повернутися
+uk keep    зберег|збереж|залиш|пропуст|відклад|зачек|призупин|захист|зупин|резервн
 uk press   натисніть|натиснути|натискання
 uk key     клавішу|клавіша
 uk secret  пароль|пароля|кодову фразу|ключову фразу|пінкод
@@ -2050,10 +2054,10 @@ uk what    що|який|яка|яке|які|яку|котрий|де|куди|
 tr yes     evet
 tr no      hayır
 tr letters eh
-tr deny    iptal|vazgeç|durdur|reddet|reddedildi|reddetme|izin verme
+tr deny    iptal|vazgeç|reddet|reddedildi|reddetme|izin verme
 tr allow   her zaman|izin ver|onayla|kabul et|güven|kabul
-tr quit    çık|çıkış|kapat|çıkmak|sonlandır|bitir|geri|önceki
-tr keep    kaydet|kayded|koru|atla|sakla|ertele|bekle|duraklat|geri al
+tr quit    durdur|çık|çıkış|kapat|çıkmak|sonlandır|bitir|geri|önceki
+tr keep    kaydet|kayded|koru|atla|sakla|ertele|bekle|duraklat|geri al|durdur|yedek
 tr press   basın|bas
 tr key     tuşa|tuş|düğmeye|düğme
 tr secret  parola|şifre
@@ -2065,7 +2069,7 @@ ja letters yn
 ja deny    キャンセル|取消|中止|取り消し|中断|拒否|拒否する|拒絶|信頼しない|禁止|拒否します
 ja allow   常に|許可|承認|受け入れる|許可する|信頼|同意|受諾|常に許可|確認|受入|信用
 ja quit    終了|閉じる|抜ける|戻る|前へ
-ja keep    保存|保持|残|スキップ|維持|延期|待つ|待ち|待機|一時停止|元に戻
+ja keep    保存|保持|残|スキップ|維持|延期|待つ|待ち|待機|停止|元に戻|バックアップ
 ja press   押す|押して|押せば
 ja key     キー|リターン|エンター|改行|リターンキー
 ja secret  パスワード|パスフレーズ
@@ -2074,10 +2078,10 @@ ja what    何|どの|どれ|どこ|誰|いくつ|いつ|なぜ|どちら
 zh yes     是|是的
 zh no      否|不是|不
 zh letters yn
-zh deny    取消|放弃|放棄|中止|中断|中斷|拒绝|拒絕|不信任|禁止|否决|不接受|不允许
+zh deny    取消|中止|中断|中斷|拒绝|拒絕|不信任|禁止|否决|不接受|不允许
 zh allow   总是|總是|允许|允許|接受|同意|批准|信任|确认|確認|总是允许|授权|許可
-zh quit    退出|离开|離開|结束|結束|关闭|關閉|返回|后退|上一步|向后
-zh keep    保存|保留|跳过|跳過|儲存|储存|推迟|延迟|延期|等待|暂停|暫停|撤销|撤銷
+zh quit    放弃|放棄|退出|离开|離開|结束|結束|关闭|關閉|返回|后退|上一步|向后
+zh keep    保存|保留|跳过|跳過|儲存|储存|推迟|延迟|延期|等待|暂停|暫停|撤销|撤銷|停止|备份|備份
 zh press   按|请按|請按|敲
 zh key     任意键|任意鍵|一个键|任何鍵|按键|任何键|回车|回车键|確認鍵|輸入鍵|回車
 zh secret  密码|密碼|口令|密語
@@ -2086,10 +2090,10 @@ zh what    什么|什麼|哪|谁|誰|多少|几个|为何|如何|怎么|多久
 ko yes     예|네
 ko no      아니요|아니오|아니
 ko letters yn
-ko deny    취소|중단|중지|거부|거절|금지
+ko deny    취소|중단|거부|거절|금지
 ko allow   항상|허용|승인|수락|신뢰|동의|확인|허가
-ko quit    종료|끝내기|나가기|닫기|끝냄|마침|뒤로|이전
-ko keep    저장|유지|건너|보존|연기|기다|대기|일시|되돌
+ko quit    중지|종료|끝내기|나가기|닫기|끝냄|마침|뒤로|이전
+ko keep    저장|유지|건너|보존|연기|기다|대기|일시|되돌|멈추|멈출|정지|백업
 ko press   누르십시오|누르세요|치세요|누르면|누르기|눌러
 ko key     아무 키|아무키나|엔터|리턴
 ko secret  암호|비밀번호|패스워드
@@ -5361,8 +5365,9 @@ func (f *candidate) tellsMore() bool {
 	return false
 }
 
-// reNot turns an English question around: "no" to "Do not delete it?" deletes it.
-var reNot = re(`(?i)(\b(not|without)|n't)\b[^.;:!\n]*\?`)
+// reNot turns a question around: "no" to "Do not delete it?" deletes it.
+var reNot = re(`(?i)((\b(not|without)|n't)\b|(^|[^\pL])(nicht|ohne|keine?|ne|sans|sin|non|senza|não|sem|niet|zonder|geen|` +
+	`nie|bez|не|без) \pL|¿(\pL+ )?no |m[ae]s[iı]n|ません|しない|(^|\n|否)不|않)[^.;:!\n]*\?`)
 
 // reBarePress is "Press Enter to continue" in its forms: it names nothing that Enter does but to go
 // on, and no other key.
