@@ -1499,6 +1499,7 @@ type Prompt struct {
 	Cut         bool       `json:"cut"`              // part of it is not in Full: it can only be refused
 	Permission  bool       `json:"permission"`       // grants something: no affirmative default
 	Multi       bool       `json:"multi"`            // several choices may be ticked
+	Turned      bool       `json:"turned,omitempty"` // what refuses lets it happen: "Keep it?", "Cancel it?"
 
 	// Shown is all that a person can base an answer on, as one canonical text: the kind of
 	// question, the rows of its region as they stand on the screen, the question, the answers in their
@@ -5291,13 +5292,15 @@ func (v *view) safeDefault(f *candidate) string {
 	asks := f.withoutLabels()
 	// "No" may mean that something goes on, or is lost; but not what a known tool wants to be allowed.
 	turned := hasWord("keep", asks) || hasWord("deny", asks) || hasWord("quit", asks) || reNot.MatchString(plain(asks))
+	turned = turned && !(f.Permission && v.known)
+	f.Turned = turned && len(f.Choices) > 0
 	set := v.o.SafeDefaults[f.Type]
 	switch {
 	case f.Type == ConfirmEnter:
 		return v.defaultOfPress(f)
 	case f.Idle, f.Secret, f.Type == Unknown, f.Multi, f.guess:
 		return ""
-	case turned && !(f.Permission && v.known), f.onLine() && f.tellsMore():
+	case turned, f.onLine() && f.tellsMore():
 		return ""
 	case refusal != "":
 		return refusal

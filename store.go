@@ -2554,10 +2554,11 @@ func (p *PromptRecord) refuses(value string) bool {
 }
 
 // unread refuses an answer from somebody who cannot have read the question: the phone must have been shown all of it,
-// and a question of which a part is not known here is for the session's own keyboard. An answer that refuses is taken.
+// and a question of which a part is not known here is for the session's own keyboard. An answer that refuses is taken,
+// where it lets nothing happen.
 func (p *PromptRecord) unread(value, by string) Refusal {
 	switch {
-	case p.Idle, p.refuses(value):
+	case p.Idle, p.refuses(value) && !p.Turned:
 	case p.Cut:
 		return "part of what it asks is not known here: it can only be answered at the keyboard, or refused"
 	case fromPhone(by) && !p.ShownAll:

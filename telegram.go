@@ -1403,7 +1403,7 @@ func keyboard(p *PromptRecord) [][]button {
 	var all []button
 	read := p.ShownAll && !p.Cut
 	for _, a := range p.Answers {
-		if read || a.Refuses {
+		if read || a.Refuses && !p.Turned {
 			all = append(all, answerButton(p, a))
 		}
 	}
@@ -1591,7 +1591,10 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		r.add("", sid(s))
 		return r
 	}
-	if p.Cut {
+	switch {
+	case p.Cut && p.Turned:
+		r.addLine("", "⚠️ Part of it is missing here: answer it at the terminal.")
+	case p.Cut:
 		r.addLine("", "⚠️ Part of it is missing here: see the terminal. From here you can only refuse it.")
 	}
 	then := "left unanswered"
