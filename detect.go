@@ -4166,6 +4166,7 @@ func (v *view) menu(g *group) *candidate {
 		}
 		rows[o.row] = strings.TrimSpace(rows[o.row] + " " + o.num + " " + o.label)
 		if i < from || i >= from+9 {
+			f.Cut = f.Cut || o.tick == 1 // nobody could untick it
 			continue
 		}
 		c := Choice{Key: o.num, Label: reGap.ReplaceAllString(o.label, "  ")}
@@ -4237,7 +4238,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 	top, above := v.dialogTop(first)
 	f.rows = [2]int{first, end}
 	bottom := end + len(v.linesBelow(end))
-	f.Cut = above || v.s.cutIn(top, bottom)
+	f.Cut = f.Cut || above || v.s.cutIn(top, bottom)
 	for _, w := range v.rows[top : bottom+1] {
 		f.Cut = f.Cut || w.row <= end && w.fits(reScrolls) || w.fits(reElided)
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
