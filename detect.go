@@ -5370,8 +5370,8 @@ func (f *candidate) tellsMore() bool {
 }
 
 // reNot turns a question around: "no" to "Do not delete it?" deletes it.
-var reNot = re(`(?i)((\b(not|without)|n't)\b|(^|[^\pL])(nicht|ohne|keine?|ne|sans|sin|non|senza|não|sem|niet|zonder|geen|` +
-	`nie|bez|не|без) \pL|¿(\pL+ )?no |m[ae]s[iı]n|ません|しない|(^|\n|否)不|않)[^.;:!\n]*\?`)
+var reNot = re(`(?i)((\b(not|without)|n't)\b|(^|[^\pL])(nicht|ohne|keine?|ne|sans|sin|non|senza|não|sem|niet|` +
+	`zonder|geen|nie|bez|не|без) \pL|¿(\pL+ )?no |m[ae]s[iı]n|ません|しない|(^|\n|否)不|않)[^.;:!\n]*\?`)
 
 // reBarePress is "Press Enter to continue" in its forms: it names nothing that Enter does but to go
 // on, and no other key.
@@ -5746,8 +5746,13 @@ func drawnTable(rows []viewRow) bool {
 // ---- safe text ----
 // What the child wrote, as it may leave the machine, and what an operator wrote, as it may be typed.
 
+// passwordIn is a password's name in other languages than English.
+const passwordIn = `passwort|kennwort|mot de passe|contraseña|senha|wachtwoord|hasło|пароль|parola|şifre|密码|パスワード|` +
+	`비밀번호|암호`
+
 // secretName ends the name of a secret; PASS and _KEY alone are names of the environment.
-const secretName = `(?:pass(?:word|wd|phrase|code)|_pass|(?-i:\bPASS|_KEY)|pwd|secret|token|credential|` +
+const secretName = `(?:pass(?:word|wd|phrase|code)(?: is(?: generated for \S+)?)?|` +
+	passwordIn + `|_pass|_auth|\bauth\\*["']|(?-i:\bPASS|_KEY)|pwd|secret|token|credential|` +
 	`(?:api|access|secret|private|account|auth|signing|encryption|master)[_-]?key)`
 
 // secretToken is a run without blanks, quotes, and what a shell or JSON acts on: no command can hide in it.
@@ -5763,11 +5768,12 @@ var secrets = []struct {
 	at    *pattern
 }{
 	{secretHints, re(`(?i)(?:^|[^\w./\\~-])([\w.-]*` + secretName + `(?:\\*["'])?)` +
-		`((?:[ \t]+[:=!]?=+>?[ \t]+|[:=!]?=+>?|[ \t]*:[ \t]*)\\*["']?)` + secretToken)},
+		`((?:[ \t]+[:=!]?=+>?[ \t]+|[:=!]?=+>?|[ \t]*[:：][ \t]*)\\*["']?)` + secretToken)},
 	{secretHints, re(`(?i)(?:^|\s)(--?[\w-]*(?:` + secretName + `|\bpass)|sshpass -p)((?:[ \t]+|=)\\*["']?)` +
 		secretToken)},
 	{"-p", re(`\b((?:mysql|mariadb|sshpass)[\w-]*(?: [^\n;|&]*)? -p)()` + secretToken)},
 	{"-u --user --proxy-user", re(`(?i)(?:^|\s)((?:-u|--user|--proxy-user)[ =]["']?[^\s:"'/]+)(:)` + secretToken)},
+	{secretHints, re(`(?i)\b(login[ \t]+\S+\s+password)([ \t]+)` + secretToken)}, // .netrc
 	{"bearer authorization", re(`(?i)\b(authorization\\*["']?:[ \t]*\\*["']?(?:bearer|basic|token)|bearer)( )` +
 		secretToken)},
 	{"://", re("(://[^\\s/:@]*)(:)([^\\s\"'`$;|&()<>{}\\[\\]\\\\,/@]+)@")},
@@ -5776,16 +5782,19 @@ var secrets = []struct {
 	{keyHints, re(`()()(\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
 		`\b(?:gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[abeoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|` +
 		`dckr_pat_|pypi-|GOCSPX-|hvs\.|lin_api_|gsk_|xai-|AGE-SECRET-KEY-|dop_v1_|tskey-|shpat_|glsa_)[\w-]{16,}|` +
+		`\bLS0tLS1CRUdJTi[\w+/]+={0,2}|` + // kubectl's: PEM in base64
 		`\bsk-(?:[a-z]+\d*-)*[a-z_]*[A-Z0-9][\w-]{15,}|\b(?:npm|hf)_[A-Za-z0-9]{30,}|` +
 		`\bSG\.[\w-]{16,}\.[\w-]{16,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:AA[\w-]{28,})`)},
 }
 
 // secretHints are in every name that secretName ends, keyHints in every key, blockHints around one of several lines.
 const (
-	secretHints = "pass pwd secret token credential key"
-	blockHints  = "key----- block----- private-lines:"
-	keyHints    = "akia asia ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ gl xox xapp- k_live_ k_test_ whsec_ aiza ya29. " +
-		"dckr_pat_ pypi- gocspx- hvs. lin_api_ gsk_ xai- sk- npm_ hf_ sg. eyj :aa age-secret dop_v1_ tskey- shpat_ glsa_"
+	secretHints = "pass pwd secret token credential key auth wort senha contraseña woord hasło пароль " +
+		"parola şifre 密码 パスワード 비밀번호 암호"
+	blockHints = "key----- block----- private-lines:"
+	keyHints   = "akia asia ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ gl xox xapp- k_live_ k_test_ whsec_ aiza ya29. " +
+		"dckr_pat_ pypi- gocspx- hvs. lin_api_ gsk_ xai- sk- npm_ hf_ sg. eyj :aa age-secret dop_v1_ tskey- shpat_ glsa_ " +
+		"ls0tls1crudjti"
 )
 
 // maxJudged is how long a token may be, in bytes, in which another name is looked for, so that the work is bounded.
@@ -5799,10 +5808,10 @@ var (
 		`(?i)^(?:true|false|null|nil|none|undefined|string|required|optional|hidden|x+|your[-_ ].*|.*\.\.\.)$`)
 	reWords      = re(`^(?:[A-Za-z]+|\d{1,4})(?:[-_.:/ ]+(?:[A-Za-z]+|\d{1,4}))*$`) // and short numbers
 	reMixed      = re(`[A-Za-z].*\d|\d.*[A-Za-z]`)
-	rePassMark   = re(`[\d!@#$^&*+?~]`)                               // what a password has and a word has not
-	rePassName   = re(`(?i)pass|pwd|-u|--user|://|-p$`)               // names a password
-	reEnvName    = re(`^[A-Z][A-Z0-9_]*$`)                            // of a variable of the environment
-	reMemberName = re(`(?i)[a-z_-](?:key|word|secret|token)\\*["']$`) // of JSON
+	rePassMark   = re(`[\d!@#$^&*+?~]`)                                    // what a password has and a word has not
+	rePassName   = re(`(?i)pass|pwd|` + passwordIn + `|-u|--user|://|-p$`) // names a password
+	reEnvName    = re(`^[A-Z][A-Z0-9_]*$`)                                 // of a variable of the environment
+	reMemberName = re(`(?i)[a-z_-](?:key|word|secret|token)\\*["']$`)      // of JSON
 )
 
 // isSecret reports whether the token at such a place is one, and not a word, a placeholder, code, or a path.
