@@ -5000,6 +5000,12 @@ func (v *view) readAbove(f *candidate) *candidate {
 	if !raw {
 		f.why = v.ruleOf(f, text, top)
 	}
+	_, _, answered, _ := v.lineBefore(v.belowText(v.row))
+	if !raw && f.why == "" && !answered && (reAsked.MatchString(text) || reOrder.MatchString(text)) {
+		f.Score = 0.75
+		f.wait = v.o.Stuck
+		f.why = v.ruleOfWords(f, text, top)
+	}
 	if f.why != "" {
 		return v.paragraph(f, top)
 	}
