@@ -4465,7 +4465,7 @@ var (
 	// reMarked is where a line may name its answers: brackets, "yes/no", "type yes". readMarker says whether it does.
 	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|` +
 		`[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
-		`\b(?i:yes ?/ ?no|y ?[/-] ?n|y or n|(?:type|press|enter) ['"]?(?:yes|y)\b['"]?)|` +
+		`\b(?i:yes ?(?:/|or) ?no|y ?[/-] ?n|y or n|(?:type|press|enter) ['"]?(?:yes|y)\b['"]?)|` +
 		`\pL+/\pL+[ ?:]*$`)
 	// rePlain is what a question for yes or no may offer besides.
 	rePlain    = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint|esc|\^c)$`)
@@ -4492,7 +4492,9 @@ var (
 	reREPL = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
 		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|` +
 		`(?i:(cmd|command)\b[^:]*:))$`)
-	reOpen  = re(`^\? |[^?]$`) // is answered by a text: it ends without "?", or a program marks it so
+	// reOpen is answered by a text: it ends without "?", a program marks it so, or no more than "this or that?", "number?".
+	reOpen = re(`^\? |[^?]$|^(?i:\S+ (or|oder|ou|o|of|lub|или|або|veya) \S+|` +
+		`(\S+ )?(number|nummer|num[eé]ro|número|номер)) ?\?$`)
 	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
 		`\s*([A-Za-z?])(?:\)| =)\s|\s*([a-z])\. |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
