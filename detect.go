@@ -3729,7 +3729,7 @@ func (v *view) reasonDown(g *group) string {
 	hint := v.choosingRow(g)
 	pointed := g.sure() || o.tick >= 0 || g.at >= 0 && inside && v.reads()
 	switch {
-	case alone && (hint < g.end() || !v.rows[hint].fits(reMoving)):
+	case alone && (g.at < 0 || hint < g.end() || !v.rows[hint].fits(reMoving)):
 		return ""
 	case hint >= 0 && pointed && (!draft || o.num != ""):
 		return "a row says how to choose" // 71
