@@ -3826,7 +3826,8 @@ func (v *view) readGroup() *candidate {
 func (v *view) pointedAbove(g *group) bool {
 	return v.up(g.first(), func(w viewRow) bool {
 		above := v.column(w.row)
-		return w.pointer != "" && above != nil && len(above.opts) > 1 && !v.faintAt(w.row, w.labelAt)
+		apart := above != nil && len(above.opts) > 1 && above.end() < g.first() // no heading with a mark
+		return apart && w.pointer != "" && !v.faintAt(w.row, w.labelAt)
 	}) >= 0
 }
 
