@@ -1400,7 +1400,7 @@ const (
 
 // Sizes of a session, in bytes unless said otherwise.
 const (
-	maxMessage  = 4096      // of an operator's text
+	maxMessage  = 4095      // of an operator's text: a line of a terminal has no more before its Enter
 	maxHeld     = 1000      // pieces of keys that wait for the typist, each of up to 4096 bytes
 	maxTyping   = 64 << 10  // of keys that wait for the child
 	maxUnread   = 256 << 10 // of output that the screen may lag behind the host

@@ -2450,7 +2450,7 @@ func (in *incoming) understand() intent {
 		record.File = file
 		return intent{record: record}
 	case text == "":
-		return intent{reply: "✗ Nothing was done: send it as plain text of up to 4096 bytes, as a photo or as a document."}
+		return intent{reply: "✗ Nothing was done: send it as plain text of up to 4095 bytes, as a photo or as a document."}
 	}
 	return in.answerOrInput(s, p, text)
 }
