@@ -1740,13 +1740,14 @@ func (p *Prompt) compare(now *Prompt) sameness {
 }
 
 // follows reports whether now is p after a key moved its pointer: a long list may show other choices then, but not the
-// same in another order. now may be nil.
+// same in another order, nor something else beside them, unless that may count what is ticked. now may be nil.
 func (p *Prompt) follows(now *Prompt) bool {
 	if now == nil || now.motion.compare(p.lead, now.lead) != theSame {
 		return false
 	}
 	was, is := labels(p.Choices), labels(now.Choices)
-	inOrder := slices.Equal(was, is)
+	inOrder := slices.Equal(was, is) &&
+		(p.Multi || alike(strings.Join(p.parts.among, "\n"), strings.Join(now.parts.among, "\n")))
 	slices.Sort(was)
 	slices.Sort(is)
 	return inOrder || !slices.Equal(was, is)
