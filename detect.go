@@ -3822,8 +3822,8 @@ func (v *view) readGroup() *candidate {
 	return v.menu(second)
 }
 
-// pointedAbove reports whether a list above has a pointer, too, that is not faint: nobody can tell which of the two gets
-// the keys.
+// pointedAbove reports whether a list above has a pointer, too, that is not faint: nobody can tell which of the two
+// gets the keys.
 func (v *view) pointedAbove(g *group) bool {
 	return v.up(g.first(), func(w viewRow) bool {
 		above := v.column(w.row)
@@ -4494,7 +4494,7 @@ var (
 	reREPL = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
 		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|` +
 		`(?i:(cmd|command)\b[^:]*:))$`)
-	// reOpen is answered by a text: it ends without "?", a program marks it so, or no more than "this or that?", "number?".
+	// reOpen is answered by a text: it ends without "?", a program marks it so, or it is no more than "this or that?".
 	reOpen = re(`^\? |[^?]$|^(?i:\S+ (or|oder|ou|o|of|lub|или|або|veya) \S+|` +
 		`(\S+ )?(number|nummer|num[eé]ro|número|номер)) ?\?$`)
 	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
