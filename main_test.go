@@ -4841,12 +4841,6 @@ func (p *phonePlay) shows(what string) {
 
 // tap is a tap on a button of the newest question, as an update has it; other says what of it is other than it should be.
 func (p *phonePlay) tap(button string) map[string]any {
-	if name, ok := strings.CutPrefix(button, "session "); ok {
-		label := name + " · tool " + awaitRun(p.t, p.dir, name).str("id")[:8]
-		m := p.w.shows("", label)
-		data, _ := m.ending(label)
-		return p.w.touch(m.id, data)
-	}
 	label, other, _ := strings.Cut(button, ", ")
 	data, _ := p.asked.ending(label)
 	part := strings.SplitN(data, ":", 5)
@@ -8125,8 +8119,6 @@ func (s *sim) watch(done <-chan struct{}) {
 
 // becomes gives a message a new text, and the person something to do.
 func (s *sim) becomes(now seen) {
-	now.buttons = maps.Clone(now.buttons)
-	maps.DeleteFunc(now.buttons, func(_, data string) bool { return strings.HasPrefix(data, "use:") }) // TestPhone taps those
 	m := s.msgs[now.id]
 	if m == nil {
 		m = &simMessage{id: now.id}

@@ -54,9 +54,8 @@ type Notice struct {
 	Done      bool  // nothing is said: the message ReplyTo is marked as done
 	Ring      bool  // with sound, silent otherwise
 
-	edit    int64            // the message that becomes it, 0: it is a new one
-	leftOut int              // notices before it, which were too many
-	choose  []*SessionRecord // with a button each
+	edit    int64 // the message that becomes it, 0: it is a new one
+	leftOut int   // notices before it, which were too many
 }
 
 // transport carries requests.
@@ -980,11 +979,7 @@ func (t *Telegram) notice(key string, n Notice, about *SessionRecord) (j *job, r
 	if about != nil {
 		r.addLine("", sid(about))
 	}
-	var rows [][]button
-	for _, s := range n.choose {
-		rows = append(rows, []button{{Text: title(s) + " " + shortID(s.ID), Data: tapSession + shortID(s.ID)}})
-	}
-	out := r.outgoing(n.edit, rows)
+	out := r.outgoing(n.edit, nil)
 	out.Silent = !n.Ring
 	t.message(j, about, out)
 	if n.ReplyTo != 0 {
@@ -1354,8 +1349,6 @@ const (
 	tapTick   = "~t:+"           // and a key: that choice is ticked
 	tapUntick = "~t:-"           // and a key: it is not
 	tapSubmit = "~s:"            // and keys: these are chosen
-
-	tapSession = "use:" // and the beginning of an id, of no question: text goes to that session from now on
 
 	maxCallbackData = 64 // bytes: https://core.telegram.org/bots/api#inlinekeyboardbutton
 )
@@ -2161,7 +2154,7 @@ func (t *Telegram) warn(err error) {
 // that must be closed if nothing was done. It does so even if this process waited for nothing else.
 func (r *receiver) tell(u *update, want intent) {
 	if m := u.Message; m != nil {
-		r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic(), choose: want.choose})
+		r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic()})
 		return
 	}
 	text, refused := strings.CutPrefix(want.reply, "✗ ")
@@ -2197,11 +2190,10 @@ type incoming struct {
 // intent is what an update asks for: one thing to be done, and what to say of it.
 type intent struct {
 	decision *Decision
-	question *PromptRecord    // that is decided, as it is then
-	refused  Refusal          // why the decision is none, "" that is for the state to say
-	record   Record           // what changes without a decision, or the session that text goes to from now on
-	reply    string           // begins with ✗ where nothing is done
-	choose   []*SessionRecord // one of which is to be chosen
+	question *PromptRecord // that is decided, as it is then
+	refused  Refusal       // why the decision is none, "" that is for the state to say
+	record   Record        // what changes without a decision, or the session that text goes to from now on
+	reply    string        // begins with ✗ where nothing is done
 }
 
 // dispatch handles one update and returns its number, 0 without one. After an error nothing was done, and the update
@@ -2298,11 +2290,8 @@ func (r *receiver) act(u *update, from *user) error {
 // ---- callback queries ----
 // A button was pressed.
 
-// tapped is what a button asks for: an answer to its question, a session, or what the button itself is for.
+// tapped is what a button asks for: an answer to its question, or what the button itself is for.
 func (in *incoming) tapped() intent {
-	if word, ok := strings.CutPrefix(in.tap.Data, tapSession); ok {
-		return in.claim(in.view.named(word))
-	}
 	d, p := parseCallbackData(in.tap.Data, in.view)
 	want := intent{decision: &d}
 	if p == nil {
@@ -2483,7 +2472,7 @@ func (in *incoming) command(name, line string) intent {
 	text := strings.TrimSpace(rest)
 	switch {
 	case name == "switch":
-		return in.claim([]*SessionRecord{s})
+		return in.claim(s)
 	case name == "keys":
 		return in.keys(s, rest)
 	case name != "send":
@@ -2510,24 +2499,15 @@ func (in *incoming) keys(s *SessionRecord, line string) intent {
 	return intent{record: in.input(s, "keys", line)}
 }
 
-// claim sends text that is no reply to this session from now on; none: to the only one.
-func (in *incoming) claim(to []*SessionRecord) intent {
+// claim sends text that is no reply to this session from now on; nil: to the only one.
+func (in *incoming) claim(to *SessionRecord) intent {
 	id := ""
 	reply := "✓ Your text goes to the only session, or to what it replies to."
-	switch {
-	case len(to) == 1:
-		id = to[0].ID
-		reply = "✓ Your text goes to " + origin(to[0])
-	case in.tap != nil:
-		return intent{reply: "✗ Nothing was done: that session has ended."}
+	if to != nil {
+		id = to.ID
+		reply = "✓ Your text goes to " + origin(to)
 	}
 	return intent{reply: reply, record: &MetaRecord{Head: Head{ID: in.claimed()}, Value: id}}
-}
-
-// choice asks the operator to choose a session for the command; a tap also claims the session.
-func (in *incoming) choice(name string) intent {
-	reply := "✗ Which session? Tap it, reply to one of its messages, or write /" + name + " 1a2b3c4d. " + in.list()
-	return intent{reply: reply, choose: in.view.named("")}
 }
 
 // claimed names the fact that tells the session the operator's text goes to.
@@ -2591,7 +2571,8 @@ func (in *incoming) target(command, word string) (s *SessionRecord, p *PromptRec
 	case len(live) == 1:
 		return live[0], p, intent{}
 	case name != "", private, command != "":
-		refused = in.choice(cmp.Or(command, "send"))
+		refused.reply = "✗ Which session? Reply to one of its messages, or write /" + cmp.Or(command, "send") + " 1a2b3c4d. " +
+			in.list()
 	}
 	return nil, nil, refused
 }
