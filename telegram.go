@@ -2571,8 +2571,8 @@ func (in *incoming) target(command, word string) (s *SessionRecord, p *PromptRec
 	case len(live) == 1:
 		return live[0], p, intent{}
 	case name != "", private, command != "":
-		refused.reply = "✗ Which session? Reply to one of its messages, or write /" + cmp.Or(command, "send") + " 1a2b3c4d. " +
-			in.list()
+		refused.reply = "✗ Which session? Reply to one of its messages, or write /" + cmp.Or(command, "send") +
+			" 1a2b3c4d. " + in.list()
 	}
 	return nil, nil, refused
 }
