@@ -1676,7 +1676,7 @@ func outcomeOf(p *PromptRecord, several bool) (what, more string) {
 		case p.ScreenSHA != "":
 			fate = "typed: "
 		case strings.HasSuffix(p.Reason, isUncertain):
-			fate = ""
+			fate = "perhaps "
 		}
 		return fate + what, before(" · ", reason)
 	case p.Status == Canceled:
