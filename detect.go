@@ -4465,8 +4465,8 @@ var reEnds = re(`(?i)\b(enter|return|esc|escape)\b`)
 
 var (
 	// reMarked is where a line may name its answers: brackets, "yes/no", "type yes". readMarker says whether it does.
-	reMarked = re(`[\[(<]([^()<>\[\]]{1,60}|` +
-		`[^()<>\[\]]{0,20}\[[^\]]{1,12}\][^()<>\[\]]{0,40})[\])>]|` +
+	reMarked = re(`[\[(<]([^()<>\[\]]+|` +
+		`[^()<>\[\]]*\[[^\]]+\][^()<>\[\]]*)[\])>]|` +
 		`\b(?i:yes ?(?:/|or) ?no|y ?[/-] ?n|y or n|(?:type|press|enter) ['"]?(?:yes|y)\b['"]?)|` +
 		`\pL+/\pL+[ ?:]*$`)
 	// rePlain is what a question for yes or no may offer besides.
@@ -4502,13 +4502,13 @@ var (
 		`\s*([A-Za-z?])(?:\)| =)\s|\s*([a-z])\. |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
 	reColumns    = re(`(?:^\s?|\s\s)\d{1,2}[.:)]\s+\S`)
 	reAmount     = re(`(?i)\b(how (many|much|long|often)|number of|count)\b`)
-	reListed     = re(`^(#\?|[\pL\pN_ /()]{0,30}[:>?])$`) // so short that a list above it tells what is asked
+	reListed     = re(`^(#\?|[\pL\pN_ /()]*[:>?])$`)
 	reText       = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(|][^\])|]*[\])|]$`)
 	reDrafted    = re(`^\? .*[^:?›‣>…)\]]$`) // Inquirer's field, with what it refused
 	reRemark     = re(`^\(.* .*\)$`)         // the line above asks
 	reSays       = re(`\pL[\pL\pN]`)         // has a word at all
 	reSplits     = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
-	reChoiceWord = re(`^[\pL\pN][\pL\pN_+-]{0,24}$`)
+	reChoiceWord = re(`^[\pL\pN][\pL\pN_+-]*$`)
 	reEnglish    = re(`(?i)\b(the|or|this|your?|and|with|for|are|does|what|which|it)\b`) // "old or new? [o/n]"
 	reDigits     = re(`^\d+$`)
 	reRange      = re(`^(\d{1,2}) ?(?:-|–|to|\.\.) ?(\d{1,2})$`)
@@ -4940,7 +4940,8 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 func (v *view) listAbove(text string, top int) (list []Choice, heading int, more bool) {
 	asks := reChoose.MatchString(text) && (len(text) == 2 || reCounts.MatchString(text) || hasWord("choose", text))
 	r := top - 1
-	if !asks && !reListed.MatchString(text) {
+	short := utf8.RuneCountInString(text) < 32 && reListed.MatchString(text) // the list tells what is asked
+	if !asks && !short {
 		return nil, r, false
 	}
 	for extra := 1; r >= 0; r-- {
