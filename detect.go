@@ -5791,8 +5791,10 @@ var secrets = []struct {
 	{blockHints, re(`()(\n[ \t│]*|\\n)([A-Za-z0-9+/]{20,}={0,2})[ \t│]*(?:\n|\\|$)`)},
 	{blockHints, re(`()(\\n|^|[^A-Za-z0-9+/])([A-Za-z0-9+][A-Za-z0-9+/]{39,}={0,2}|[A-Za-z0-9+/]{60,}={0,2})`)},
 	{keyHints, re(`()()(\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
-		`\b(?:gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[abeoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|` +
-		`dckr_pat_|pypi-|GOCSPX-|hvs\.|lin_api_|gsk_|xai-|AGE-SECRET-KEY-|dop_v1_|tskey-|shpat_|glsa_)[\w-]{16,}|` +
+		`\b(?:gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[a-eoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|` +
+		`dckr_pat_|pypi-|GOCSPX-|hv[bs]\.|lin_api_|gsk_|xai-|AGE-SECRET-KEY-|do[opr]_v1_|tskey-|shpat_|glsa_|ATATT3|` +
+		`ntn_|rubygems_|sbp_|figd_|nfp_|sntry[su]_|pscale_\w+_)[\w-]{16,}(?:=[0-9A-F]{8}\b)?|` +
+		`\bhooks\.slack\.com/services/[\w/]+|\bsig=[\w%+/-]{16,}={0,2}|` +
 		`\bLS0tLS1CRUdJTi[\w+/]+={0,2}|` + // kubectl's: PEM in base64
 		`\bsk-(?:[a-z]+\d*-)*[a-z_]*[A-Z0-9][\w-]{15,}|\b(?:npm|hf)_[A-Za-z0-9]{30,}|` +
 		`\bSG\.[\w-]{16,}\.[\w-]{16,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:AA[\w-]{28,})`)},
@@ -5805,7 +5807,7 @@ const (
 	blockHints = "key----- block----- private-lines:"
 	keyHints   = "akia asia ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ gl xox xapp- k_live_ k_test_ whsec_ aiza ya29. " +
 		"dckr_pat_ pypi- gocspx- hvs. lin_api_ gsk_ xai- sk- npm_ hf_ sg. eyj :aa age-secret dop_v1_ tskey- shpat_ glsa_ " +
-		"ls0tls1crudjti"
+		"ls0tls1crudjti hvb. doo_v1_ dor_v1_ atatt3 ntn_ rubygems_ sbp_ figd_ nfp_ sntrys_ sntryu_ pscale_ slack.com/ sig="
 )
 
 // maxJudged is how long a token may be, in bytes, in which another name is looked for, so that the work is bounded.
