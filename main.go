@@ -5092,7 +5092,7 @@ func (h *hook) handle(c *command) error {
 		}
 		h.ends = time.Now().Add(cfg.PermissionTimeout)
 		h.Input = unescaped(h.Input)
-		if around := h.st.Session(h.session); around != nil {
+		if around := h.st.view.Sessions[h.session]; around != nil {
 			h.folder = around.Cwd
 		}
 		_ = json.Unmarshal(h.Input, &h.args) // what is no object has no members

@@ -2060,13 +2060,6 @@ func (s *Store) PromptsOf(session string) (found []*PromptRecord) {
 	return found
 }
 
-// Session is one session as it is now, nil where there is none. It is read only.
-func (s *Store) Session(id string) *SessionRecord {
-	defer s.log.release()
-	_ = s.begin() // as it was, where it cannot be read
-	return s.view.Sessions[id]
-}
-
 // NoteFact records a value under a name, unless it is there.
 func (s *Store) NoteFact(name, value string) error {
 	return s.Update(func(v *View) ([]Record, error) {
