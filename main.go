@@ -3282,7 +3282,7 @@ func (d *desk) hooksOf(p *Prompt) (all []*question) {
 		return nil
 	}
 	for _, h := range d.hooks {
-		if h.rec.sameCall(&d.hooks[i].rec) {
+		if h.rec.call() == d.hooks[i].rec.call() {
 			all = append(all, h)
 		}
 	}
@@ -3398,7 +3398,7 @@ func (d *desk) watchHook(h *question) {
 		switch {
 		case !h.closed() && d.dialogLeft(h):
 			h.leave(Canceled, "answered in the terminal, or given up by the tool")
-		case d.st.Alive(h.rec.ID):
+		case d.st.Alive(h.rec.call()):
 		case h.rec.Open():
 			h.to = Canceled
 			h.why = "the program that asked has ended"
@@ -4973,7 +4973,7 @@ func (s *Store) end(to State, why string, ids ...string) (err error) {
 }
 
 // ---- hook: what a tool's own hook system asks ----
-// The second kind of session: it owns one prompt at a time, and holds a lock with its id for as long as it lives.
+// The second kind of session: it owns one prompt at a time, and holds a lock for as long as it lives.
 
 // hook is one run of `atlasbridge hook`: the tool's JSON (measured on claude 2.1, codex has the same) becomes a prompt
 // of the session, and the decision about it the tool's own answer. If anything fails or is late it prints nothing: the
@@ -4993,8 +4993,8 @@ type hook struct {
 	folder  string    // where the session was started: paths are shown as they are seen from there; "" not known (yet)
 	ends    time.Time // when the call's questions expire
 	args    object    // the members of Input that were not told yet
-	asked   []string  // ids of those that were answered or expired: of one call
-	locks   []func()  // each releases the lock of one
+	asked   []string  // ids of its questions that were answered or expired
+	call    string    // names this run, and its lock
 }
 
 // maxHookFull is how much of a call's arguments is shown, in bytes: twenty messages. A longer one is not allowed from
@@ -5124,11 +5124,12 @@ func toolResult(session, tool, id string, success bool) Event {
 
 // decide asks, and passes the decision on to the tool. The answers are injected when it has been written.
 func (h *hook) decide(c *command) error {
-	defer func() {
-		for _, release := range h.locks {
-			release()
-		}
-	}()
+	h.call = newID()
+	release, err := h.st.HoldSession(h.call)
+	if err != nil {
+		return err
+	}
+	defer release()
 	ask := h.permission
 	if h.Tool == "AskUserQuestion" {
 		ask = h.questions
@@ -5155,11 +5156,6 @@ func (h *hook) wait(ctx context.Context, p *PromptRecord) (*PromptRecord, error)
 		return nil, nil
 	}
 	h.complete(p)
-	release, err := h.st.HoldSession(p.ID)
-	if err != nil {
-		return nil, err
-	}
-	h.locks = append(h.locks, release)
 	if err := h.st.keep(p); err != nil {
 		return nil, err
 	}
@@ -5194,9 +5190,7 @@ func (h *hook) complete(p *PromptRecord) {
 		p.Excerpt = clip(p.Question, maxExcerpt)
 	}
 	p.Full = p.Question + "\n" + p.Full
-	if len(h.asked) > 0 { // of several questions
-		p.Call = h.asked[0]
-	}
+	p.Call = h.call
 	p.Constraints.MaxLength = maxMessage
 	p.Cut = len(p.region()) > maxHookFull
 	p.begin(fromHook, h.session, time.Until(h.ends))

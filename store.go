@@ -1132,7 +1132,7 @@ type Asked struct {
 	Watched     bool   `json:"watched,omitempty"` // Idle: somebody was at the keyboard when it came
 	// Answers are those that it takes: the choices in their order, then what else can be said to it.
 	Answers []Answer `json:"answers"`
-	// Call is, of several questions that a hook asks about one call, the id of the first.
+	// Call names the run of the hook that asks, which holds a lock of that name: one call's questions share it.
 	Call string `json:"call,omitempty"`
 }
 
@@ -1298,10 +1298,8 @@ func (p *PromptRecord) Open() bool { return isOpen(p.Status) }
 
 func isOpen(status State) bool { return slices.Contains(next[status], Canceled) }
 
-// sameCall reports whether both are questions of one call of the tool's: they share its dialog.
-func (p *PromptRecord) sameCall(q *PromptRecord) bool {
-	return cmp.Or(p.Call, p.ID) == cmp.Or(q.Call, q.ID)
-}
+// call is Call; an older atlasbridge gave each question a lock of its own.
+func (p *PromptRecord) call() string { return cmp.Or(p.Call, p.ID) }
 
 // settled reports whether nothing can happen to the prompt any more.
 func (p *PromptRecord) settled() bool { return next[p.Status] == nil }
@@ -2297,7 +2295,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision) Refusal {
 		return questionOver
 	case !v.active(p.SessionID) || !s.Alive(p.SessionID):
 		return sessionOver
-	case p.Source == fromHook && !s.Alive(p.ID):
+	case p.Source == fromHook && !s.Alive(p.call()):
 		return "the program that asked has ended"
 	case p.Status == Created && !d.Trusted:
 		return "the question has not been asked yet"
@@ -2765,7 +2763,7 @@ func (s *Store) saveFile(session, name string, body []byte) (path string, err er
 
 // ---- locks and reap ----
 //
-// A live process holds locks: of its session, of a hook's question, of the polling. A free lock means that it has
+// A live process holds locks: of its session, of a hook's call, of the polling. A free lock means that it has
 // ended.
 
 func lockName(session string) string { return "sessions/" + session + ".lock" }
@@ -2832,7 +2830,7 @@ func (s *Store) holder(name string) int {
 	return pid
 }
 
-// Alive reports whether the lock of the session, or of the hook's question, is held, or that this cannot be known.
+// Alive reports whether the lock of the session, or of the hook's call, is held, or that this cannot be known.
 func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
 // waits reports whether the prompt is a question to which an answer can still be taken, and who asked it lives.
@@ -2841,9 +2839,9 @@ func (s *Store) waits(p *PromptRecord) bool {
 }
 
 // Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes locks of sessions and
-// questions that are over.
+// calls that are over.
 func (s *Store) Reap() error {
-	dead := map[string]bool{} // sessions and questions whose locks nobody takes any more
+	dead := map[string]bool{} // sessions and calls whose locks nobody takes any more
 	err := s.Update(func(v *View) (recs []Record, _ error) {
 		for id, r := range v.Sessions {
 			dead[id] = r.Status != "active" || !s.Alive(id)
@@ -2855,8 +2853,8 @@ func (s *Store) Reap() error {
 				recs = append(recs, &q)
 			}
 		}
-		for id, p := range v.Prompts {
-			dead[id] = p.over() || dead[p.SessionID]
+		for _, p := range v.Prompts {
+			dead[p.call()] = p.over() || dead[p.SessionID]
 			if dead[p.SessionID] && (!p.over() || p.mayBeAsked() || p.unsaid) {
 				recs = append(recs, p.orphaned())
 			}
