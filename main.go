@@ -1159,7 +1159,7 @@ func cmdAnswer(c *command, s *Store) int {
 	if found := s.view.find(d); found != nil {
 		p = *found
 	}
-	why := Refusal("programs that run inside a session cannot answer")
+	why := "programs that run inside a session cannot answer"
 	todo := "use a terminal that was not started there, the session's own keyboard, or the phone"
 	if !s.inside() {
 		var err error
@@ -1170,7 +1170,7 @@ func cmdAnswer(c *command, s *Store) int {
 		}
 	}
 	if why != "" {
-		fields := []Field{{"reason", string(why)}, {"by", d.By}}
+		fields := []Field{{"reason", why}, {"by", d.By}}
 		_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields}) // else Trouble; it is not taken all the same
 		return c.fail(hinted(errors.New("nothing was typed: "+explain(why, &p)), todo))
 	}

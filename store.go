@@ -2218,19 +2218,15 @@ type Decision struct {
 	Trusted   bool   // by the answer command: no nonce to show
 }
 
-// Refusal is why a decision changed nothing: "" accepted, else a sentence that a person reads.
-type Refusal string
-
+// Why a decision changes nothing is a sentence that a person reads, "" where it is accepted.
 const (
-	// sessionOver refuses what nobody is left to type.
-	sessionOver Refusal = "the question's session has ended"
-	// questionOver refuses an answer to a question that is over, or whose time is.
-	questionOver Refusal = "the question is over"
+	sessionOver  = "the question's session has ended" // nobody is left to type it
+	questionOver = "the question is over"             // or its time is
 )
 
 // Decide gives a prompt its answer, durably, if it is the first and all guards hold.
 // Questions of a session that is found dead fail at once.
-func (s *Store) Decide(d Decision) (p PromptRecord, why Refusal, err error) {
+func (s *Store) Decide(d Decision) (p PromptRecord, why string, err error) {
 	err = s.Update(func(v *View) ([]Record, error) {
 		if found := v.find(d); found != nil {
 			p = *found
@@ -2248,7 +2244,7 @@ func (s *Store) Decide(d Decision) (p PromptRecord, why Refusal, err error) {
 }
 
 // decide gives the prompt the answer, or says why it does not.
-func (s *Store) decide(v *View, p *PromptRecord, d Decision) (why Refusal) {
+func (s *Store) decide(v *View, p *PromptRecord, d Decision) (why string) {
 	why = s.guard(v, p, d)
 	if why != "" {
 		return why
@@ -2285,10 +2281,10 @@ func (v *View) find(d Decision) *PromptRecord {
 }
 
 // guard returns why the prompt takes no answer at all, or none from this sender.
-func (s *Store) guard(v *View, p *PromptRecord, d Decision) Refusal {
+func (s *Store) guard(v *View, p *PromptRecord, d Decision) (why string) {
 	switch {
 	case p.ID == "":
-		return Refusal("there is no question " + clip(strconv.Quote(d.PromptID), 40))
+		return "there is no question " + clip(strconv.Quote(d.PromptID), 40)
 	case !d.Trusted && !p.hasNonce(d.Nonce):
 		return "the answer does not belong to this question"
 	case !p.Open() || !time.Now().Before(p.ExpiresAt):
@@ -2313,7 +2309,7 @@ func (p *PromptRecord) hasNonce(nonce string) bool {
 }
 
 // tooFast refuses what comes after too many answers by phone to this session.
-func (v *View) tooFast(session string) Refusal {
+func (v *View) tooFast(session string) (why string) {
 	recent := v.which(func(p *PromptRecord) bool {
 		byPhone := p.SessionID == session && fromPhone(maybe(p.DecidedBy))
 		return byPhone && time.Since(*p.DecidedAt).Abs() < time.Minute
@@ -2469,7 +2465,7 @@ func (p *PromptRecord) named(words string) (value string) {
 }
 
 // interpret returns the value to record for an answer and the reason of a refusal, or why it is none.
-func (p *PromptRecord) interpret(given string) (value, reason string, why Refusal) {
+func (p *PromptRecord) interpret(given string) (value, reason, why string) {
 	value = p.named(given)
 	reason, refused := strings.CutPrefix(given, "deny:")
 	isDefault := given == "default" && p.Type != FreeText
@@ -2487,8 +2483,8 @@ func (p *PromptRecord) interpret(given string) (value, reason string, why Refusa
 	case p.takesText():
 		return given, "", p.checkText(given)
 	}
-	return "", "", Refusal("not an answer to this question: " + clip(strconv.Quote(reason), 40) +
-		"; it takes " + p.takes())
+	return "", "", "not an answer to this question: " + clip(strconv.Quote(reason), 40) +
+		"; it takes " + p.takes()
 }
 
 // labels are what the answers are called that a value names, "" of a text.
@@ -2524,10 +2520,10 @@ func (p *PromptRecord) takesReply() bool {
 }
 
 // checkText is why a text cannot be typed as it is: too long, or with control characters, which would be keys.
-func (p *PromptRecord) checkText(s string) Refusal {
+func (p *PromptRecord) checkText(s string) (why string) {
 	limit := p.Constraints.MaxLength
 	if len(s) > limit {
-		return Refusal(fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit))
+		return fmt.Sprintf("the answer has %d bytes, %d are allowed", len(s), limit)
 	}
 	if strings.ContainsFunc(s, isOdd) {
 		return "the answer has control characters in it"
@@ -2547,7 +2543,7 @@ func (p *PromptRecord) refuses(value string) bool {
 // unread refuses an answer from somebody who cannot have read the question: the phone must have been shown all of it,
 // and a question of which a part is not known here is for the session's own keyboard. An answer that refuses is taken,
 // where it lets nothing happen.
-func (p *PromptRecord) unread(value, by string) Refusal {
+func (p *PromptRecord) unread(value, by string) (why string) {
 	switch {
 	case p.Idle, p.refuses(value) && !p.Turned:
 	case p.Cut:

@@ -1638,12 +1638,12 @@ func before(mark, s string) string {
 }
 
 // explain returns why an answer to p was refused; if p was over, what became of it.
-func explain(why Refusal, p *PromptRecord) string {
+func explain(why string, p *PromptRecord) string {
 	if why != questionOver {
-		return string(why)
+		return why
 	}
 	what, more := outcomeOf(p, false)
-	return string(why) + ": " + what + more
+	return why + ": " + what + more
 }
 
 // outcomeOf returns what was answered, or what happened instead, and as more who decided it, and when. If several users
@@ -2191,7 +2191,7 @@ type incoming struct {
 type intent struct {
 	decision *Decision
 	question *PromptRecord // that is decided, as it is then
-	refused  Refusal       // why the decision is none, "" that is for the state to say
+	refused  string        // why the decision is none, "" that is for the state to say
 	record   Record        // what changes without a decision, or the session that text goes to from now on
 	reply    string        // begins with ✗ where nothing is done
 }
@@ -2278,7 +2278,7 @@ func (r *receiver) act(u *update, from *user) error {
 		return err
 	case want.refused != "":
 		want.reply = "✗ Nothing was done: " + explain(want.refused, want.question)
-		fields := append([]Field{{"reason", string(want.refused)}}, person(from.who(), from.name())...)
+		fields := append([]Field{{"reason", want.refused}}, person(from.who(), from.name())...)
 		r.warn(r.store.Audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields}))
 	case d != nil && in.tap != nil:
 		want.reply = "✓ " + valueName(want.question, d.Value)
