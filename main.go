@@ -3090,7 +3090,7 @@ func (d *desk) create(q *question) bool {
 	if q.screen.Permission {
 		life = d.cfg.PermissionTimeout
 	}
-	rec := PromptRecord{Asked: Asked{Prompt: *q.screen, Cwd: d.rec.Cwd}}
+	rec := PromptRecord{Asked: Asked{Prompt: *q.screen}}
 	for i, ticked := range q.screen.Ticked {
 		if ticked {
 			rec.Ticked = append(rec.Ticked, q.screen.Choices[i].Key)
@@ -5814,7 +5814,6 @@ func (a *asking) bridge() error {
 	}
 	defer release()
 	p := &a.prompt
-	p.Cwd = own.Cwd
 	p.begin(fromAsk, own.ID, a.Timeout)
 	if err := a.keep(ref(own), p); err != nil {
 		return err

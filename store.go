@@ -1232,10 +1232,7 @@ type Limits struct {
 
 // region is what a question asks, in rows: nothing but a refusal is taken before every word of it has been shown.
 func (p *PromptRecord) region() string {
-	rows := []string{p.Above, cmp.Or(p.Full, p.Excerpt), p.Lasting}
-	if p.Source == fromHook {
-		rows = append(rows, p.Cwd)
-	}
+	rows := []string{p.Above, cmp.Or(p.Full, p.Excerpt), p.Lasting, p.Cwd}
 	return strings.Trim(strings.Join(rows, "\n"), "\n")
 }
 

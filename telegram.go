@@ -1563,7 +1563,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		room = 1200
 	case p.ambiguous():
 		asked = "Possibly a question: it waits for keys"
-	case p.Cwd != "" && p.Cwd != s.Cwd:
+	case p.Cwd != "":
 		asked += "\nin " + oneLine(p.Cwd)
 	}
 	asked = abridge(asked, maxUnits/4)
