@@ -3416,11 +3416,7 @@ func (d *desk) resolveHook(h *question) {
 	d.await(passed.Add(d.cfg.EchoWindow), d.ended) // a key on its way may be there first
 	d.await(passed.Add(dialogGone), func() bool { return d.childGone || !d.dialogStands(h) })
 	d.transition(h, Resolved, func(r *PromptRecord) {
-		since := passed
-		if r.DecidedAt != nil {
-			since = *r.DecidedAt
-		}
-		if h.typedBy == "cli:local" && h.typedAt.After(since.Add(-sameMoment)) {
+		if h.typedBy == "cli:local" && h.typedAt.After(r.DecidedAt.Add(-sameMoment)) {
 			r.Reason = bothAnswered
 		}
 	})
@@ -4162,7 +4158,7 @@ func (d *desk) typeAnswer(q *question) {
 
 // typeReason types the words of a refusal that no hook took: they are the tool's next message.
 func (d *desk) typeReason(p *PromptRecord) {
-	if p.DecidedBy == nil || *p.DecidedBy == "auto:timeout" || !p.Permission || p.Reason == "" || d.adapter.Box == nil {
+	if *p.DecidedBy == "auto:timeout" || !p.Permission || p.Reason == "" || d.adapter.Box == nil {
 		return
 	}
 	d.books.save("recording an input", &InputRecord{Head: Head{ID: d.tg.botID() + ":" + newID()}, SessionID: d.rec.ID,
