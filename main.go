@@ -2352,14 +2352,6 @@ func (b *backlog) arm(atOnce bool, now time.Time) {
 	}
 }
 
-// ring wakes the goroutine that waits for bell, if any.
-func ring(bell chan struct{}) {
-	select {
-	case bell <- struct{}{}:
-	default:
-	}
-}
-
 // take gives what is there, and when the last output came; drained: no more of that comes. The output is valid until
 // the next call.
 func (b *backlog) take() (p []byte, keys []typedKeys, at time.Time, drained bool) {
@@ -3912,7 +3904,7 @@ func (b *books) gatherStream(end bool) {
 	if b.tg.stream != nil {
 		lines, live := b.det.Transcript(end)
 		b.tg.stream.add(lines, live)
-		b.tg.wake()
+		ring(b.tg.bell)
 	}
 }
 

@@ -118,7 +118,7 @@ func (t *Telegram) refresh(asked bool) {
 	}
 	fresh, err := old.reloaded()
 	t.cfg.Store(fresh)
-	t.wake()
+	ring(t.bell)
 	if err == nil {
 		err = t.store.Audit(Event{Name: "CONFIG_RELOADED", SessionID: t.session})
 	} else if asked || t.store.Polls() {
@@ -437,6 +437,14 @@ func sleep(ctx context.Context, d time.Duration) error {
 	defer cancel()
 	<-timer.Done()
 	return ctx.Err()
+}
+
+// ring wakes the goroutine that waits for bell, now or as soon as it does.
+func ring(bell chan struct{}) {
+	select {
+	case bell <- struct{}{}:
+	default: // it was rung already
+	}
 }
 
 // ---- the mailer ----
@@ -909,15 +917,7 @@ func (t *Telegram) Notify(n Notice) {
 		t.notices[2].leftOut += 1 + t.notices[1].leftOut // the first may be on its way
 		t.notices = slices.Delete(t.notices, 1, 2)
 	}
-	t.wake()
-}
-
-// wake has Show look at once.
-func (t *Telegram) wake() {
-	select {
-	case t.bell <- struct{}{}:
-	default: // it will anyway
-	}
+	ring(t.bell)
 }
 
 // noticeJob is the next message of the notices, replies first, nil: none is to be sent.
