@@ -2108,7 +2108,9 @@ func (w *watchdog) suspend() {
 func (s *Store) standStill(signals chan os.Signal) {
 	s.LeavePoll()
 	signal.Ignore(suspendSignal) // stopSelf's
-	s.Still(stopSelf)
+	s.log.mu.Lock()              // no goroutine of ours has the lock between processes
+	stopSelf()
+	s.log.mu.Unlock()
 	signal.Notify(signals, suspendSignal)
 }
 

@@ -1572,13 +1572,6 @@ func (s *Store) catchPanic() {
 	panic(r)
 }
 
-// Still calls do while no goroutine of ours has a lock that other processes wait for.
-func (s *Store) Still(do func()) {
-	s.log.mu.Lock()
-	defer s.log.mu.Unlock()
-	do()
-}
-
 // begin takes the lock and reads what others appended. release follows, after an error, too.
 func (s *Store) begin() error {
 	if err := s.log.acquire(); err != nil {
