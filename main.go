@@ -2002,7 +2002,7 @@ func (w *watchdog) watchActivity() {
 			return
 		}
 		w.rec.Activity = w.det.Activity()
-		w.books.save("recording the session", ref(w.rec))
+		w.books.save(ref(w.rec))
 		w.await(time.Now().Add(doingEvery), w.ended)
 	}
 }
@@ -2631,7 +2631,7 @@ func (r *relay) handleOutput(p []byte, now time.Time) {
 func (r *relay) auditToolCalls(p []byte) {
 	events := r.calls.take(p)
 	if len(events) > 0 {
-		r.books.audit("auditing tool calls", events...)
+		r.books.audit(events...)
 	}
 }
 
@@ -3095,7 +3095,7 @@ func (d *desk) create(q *question) bool {
 		d.dressNotice(&rec)
 	}
 	rec.begin(fromScreen, d.rec.ID, life)
-	if !d.books.save("recording a question", ref(rec)) {
+	if !d.books.save(ref(rec)) {
 		return false
 	}
 	q.rec = rec
@@ -3201,7 +3201,7 @@ func (d *desk) transition(q *question, to State, change func(*PromptRecord)) boo
 	if moved != nil {
 		q.rec = *moved
 	}
-	d.books.tellTrouble("recording a prompt", err)
+	d.books.tellTrouble(err)
 	return moved != nil
 }
 
@@ -3702,7 +3702,7 @@ func (p *phone) inputDone(r *InputRecord, why string, reply Notice) {
 		sum := fmt.Sprintf("%x", sha256.Sum256(text))
 		p.auditInput(r, Field{"bytes_len", len(text)}, Field{"text_sha256", sum})
 	}
-	p.books.save("recording an input", &after)
+	p.books.save(&after)
 	reply.ReplyTo = r.ReplyTo
 	reply.ThreadID = r.ThreadID
 	reply.Done = reply.Text+reply.Mono == "" && r.PromptID == "" // else it is no message of the operator's
@@ -3718,7 +3718,7 @@ func (p *phone) inputDone(r *InputRecord, why string, reply Notice) {
 // auditInput audits what the phone has the tool get: keys by their names, texts and files by length and hash.
 func (p *phone) auditInput(r *InputRecord, about ...Field) {
 	fields := append(person(r.By, r.User), about...)
-	p.books.audit("auditing an input", Event{"INPUT_FORWARDED", p.rec.ID, "", fields})
+	p.books.audit(Event{"INPUT_FORWARDED", p.rec.ID, "", fields})
 }
 
 // ---- books ----
@@ -3766,7 +3766,7 @@ func (b *books) keepBooks() {
 	err := b.st.open()
 	b.lock()
 	if err != nil {
-		b.tellTrouble("opening the state", err)
+		b.tellTrouble(err)
 	}
 	if b.await(b.rec.StartedAt.Add(recordAfter), func() bool { return b.rec.ExitCode != nil }) {
 		b.unlock()
@@ -3775,7 +3775,7 @@ func (b *books) keepBooks() {
 	if os.Getenv("GOGC") == "" { // 12 MB instead of 16, less than 1 % more time at full output (measured)
 		time.AfterFunc(time.Second, func() { debug.SetGCPercent(25) }) // the first collection would delay the first keys
 	}
-	b.save("recording the session", ref(b.rec))
+	b.save(ref(b.rec))
 	b.recorded = true
 	b.unlock()
 	for r := range b.st.Follow(b.ctx, b.rec.ID, b.watchdog.looks) {
@@ -3789,21 +3789,21 @@ func (b *books) keepBooks() {
 }
 
 // save stores records, or tells the operator and returns false. What is not in the state is not typed.
-func (b *books) save(doing string, recs ...Record) bool {
+func (b *books) save(recs ...Record) bool {
 	err := b.st.keep(recs...)
-	b.tellTrouble(doing, err)
+	b.tellTrouble(err)
 	return err == nil
 }
 
 // audit enters events, and what the audit log lacks. That it could not is told.
-func (b *books) audit(doing string, events ...Event) {
+func (b *books) audit(events ...Event) {
 	_ = b.st.Audit(events...) // is trouble
-	b.tellTrouble(doing, nil)
+	b.tellTrouble(nil)
 }
 
 // tellTrouble tells the operator of trouble with the state or the audit log: of err, or of what the
 // store noted; once, and once when it is over.
-func (b *books) tellTrouble(doing string, err error) {
+func (b *books) tellTrouble(err error) {
 	held := "the state cannot be written, so nothing is asked or typed: "
 	if err == nil {
 		held = ""
@@ -3816,7 +3816,7 @@ func (b *books) tellTrouble(doing string, err error) {
 		b.notify(Notice{Text: "✓ what happens here is recorded again"})
 	case err != nil && b.trouble == "":
 		b.trouble = err.Error()
-		b.log.Error(doing, "error", b.trouble)
+		b.log.Error("what happens is not recorded", "error", b.trouble)
 		b.notify(Notice{Text: "⚠ " + held + redact(b.trouble), Ring: true})
 	}
 }
@@ -4155,7 +4155,7 @@ func (d *desk) typeReason(p *PromptRecord) {
 	if *p.DecidedBy == "auto:timeout" || !p.Permission || p.Reason == "" || d.adapter.Box == nil {
 		return
 	}
-	d.books.save("recording an input", &InputRecord{Head: Head{ID: d.tg.botID() + ":" + newID()}, SessionID: d.rec.ID,
+	d.books.save(&InputRecord{Head: Head{ID: d.tg.botID() + ":" + newID()}, SessionID: d.rec.ID,
 		Kind: "text", By: *p.DecidedBy, User: p.DecidedUser, Text: p.Reason, PromptID: p.ID, Status: "queued"})
 }
 
@@ -4699,7 +4699,7 @@ func (s *session) finish(hangUp func(limit time.Duration)) {
 	s.relay.restore()
 	s.desk.endQuestions()
 	s.books.recordExit()
-	s.books.tellTrouble("closing what is over", s.st.Reap()) // the next run may come days later
+	s.books.tellTrouble(s.st.Reap()) // the next run may come days later
 	s.books.gatherStream(true)
 	s.books.tellEnd()
 	limit := drainSend
@@ -4771,12 +4771,12 @@ func (b *books) recordExit() {
 	}
 	b.rec.EndedAt = ref(time.Now().UTC())
 	b.rec.Activity = ""
-	b.save("recording the end", &began, ref(b.rec))
+	b.save(&began, ref(b.rec))
 }
 
 // tellEnd sends the message that the program has ended, below all of its output.
 func (b *books) tellEnd() {
-	b.audit("writing the audit log")
+	b.audit()
 	var head MetaRecord
 	_ = b.st.Look(func(v *View) { head = v.fact("audit") }) // as it was, where it cannot be read
 	how := b.howEnded()
@@ -4794,7 +4794,7 @@ func (b *books) tellEnd() {
 	watched := b.desk.watched(later(b.relay.lastKey, b.rec.StartedAt))
 	rings := b.watchdog.toldToEnd.IsZero() && !watched // it ended by itself, and nobody was here since it was started
 	b.rec.Farewell = &Farewell{text, rings}
-	if !b.save("recording the last message", ref(b.rec)) {
+	if !b.save(ref(b.rec)) {
 		b.notify(Notice{Text: text, Ring: rings})
 	}
 }
