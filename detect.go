@@ -4356,18 +4356,24 @@ func (v *view) dialogTop(first int) (top int, above bool) {
 func (v *view) question(top, first int) string {
 	asked, paragraph := "", ""
 	best := 0
+	led := false // the paragraph begins with the mark of a step
 	for r := top; r < first; r++ {
 		w := v.rows[r]
 		aside := w.fits(reAside)
+		lead := reLead.MatchString(strings.TrimLeft(w.raw, " "+uprights))
 		moved := r > 0 && w.at != v.rows[r-1].at && !v.s.grid[r-1].wrapped
-		if aside || moved || w.fits(reLead) {
+		if aside || moved || lead {
 			paragraph = ""
+			led = lead
+		}
+		if lead {
+			best = 0 // those above are answered
 		}
 		if aside {
 			continue
 		}
 		paragraph = strings.TrimSpace(paragraph + " " + w.text)
-		kind := 0
+		kind := number(led)
 		if reAsked.MatchString(paragraph) {
 			kind = 2
 		} else if strings.Contains(paragraph+" ", "? ") {
