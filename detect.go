@@ -4794,7 +4794,7 @@ func answersOf(text string) []Choice {
 		if answers == nil || keys != nil && !slices.ContainsFunc(answers, named) {
 			continue
 		}
-		rest := strings.Trim(rePresent.ReplaceAllString(text[at[1]:], ""), " ?:>›❯»…‣"+cursorBlocks)
+		rest := strings.Trim(rePresent.ReplaceAllString(text[at[1]:], ""), " ,?:>›❯»…‣"+cursorBlocks)
 		few := len(strings.Fields(rest)) < 3 || reDigits.MatchString(answers[0])
 		if rest != "" && !strings.ContainsAny(rest[:1], "[(") && few && !reQuoted.MatchString(marker) {
 			continue
