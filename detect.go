@@ -4677,7 +4677,7 @@ func (v *view) readWords(f *candidate, text string, top int) *candidate {
 func hotKeys(line string) (keys []Choice) {
 	for _, m := range reHotkeys.expr().FindAllStringSubmatch(plain(line), -1) {
 		label := m[1] + m[2] + m[3] + m[5] + m[6] + m[7] + m[9] + m[10] + m[12]
-		keys = append(keys, typedChoice(m[2]+m[4]+m[6]+m[8]+m[11], strings.TrimSpace(label)))
+		keys = append(keys, typedChoice(m[2]+m[4]+m[6]+m[8]+m[11], strings.TrimSuffix(strings.TrimSpace(label), " or")))
 	}
 	return keys
 }
