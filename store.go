@@ -1254,11 +1254,11 @@ func (p *PromptRecord) accountedIn(message string) bool {
 	rows := slices.DeleteFunc(strings.Split(p.region(), "\n"), func(row string) bool {
 		return withoutFrames(row) == "" || take(row, "\n")
 	})
-	rows = slices.DeleteFunc(rows, func(row string) bool { return take(row, "") })
 	takeLabel := func(cell string) bool {
-		label := reItemMark.ReplaceAllString(cell, "")
+		label := reItemMark.ReplaceAllString(strings.TrimSpace(cell), "")
 		return slices.Contains(labels(p.Choices), label) && take(label, "")
 	}
+	rows = slices.DeleteFunc(rows, func(row string) bool { return take(row, "") || takeLabel(row) })
 	return !slices.ContainsFunc(rows, func(row string) bool {
 		cells := slices.DeleteFunc(reColumnGap.expr().Split(strings.TrimSpace(row), -1), takeLabel)
 		return len(cells) > 0 && !take(strings.Join(cells, " "), "")
