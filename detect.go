@@ -5778,8 +5778,8 @@ const secretToken = "([^\\s\"'`$;|&()<>{}\\[\\]\\\\,]+)"
 // secrets are what may be a secret, in three groups: its name, what stands between, the token. A name is no part of a
 // path. Without a name it is a key by its shape (of AWS, GitHub, GitLab, Slack, Stripe, Google, OpenAI, Anthropic,
 // npm, Hugging Face, SendGrid, Vault and others, a JWT, the token of a bot of Telegram's), or, in a text with a key in
-// PEM, or as PGP and PuTTY write theirs, a line of base64 or a long run of it, which is hardly a path. There is none in
-// a text that has none of the hints, in small letters.
+// PEM, or as PGP and PuTTY write theirs, a line of base64 or a long run of it, which is hardly a path. A key that is
+// broken at the end of its row goes on in the next. There is none in a text that has none of the hints, in small letters.
 var secrets = []struct {
 	hints string
 	at    *pattern
@@ -5796,15 +5796,22 @@ var secrets = []struct {
 	{"://", re("(://[^\\s/:@]*)(:)([^\\s\"'`$;|&()<>{}\\[\\]\\\\,/@]+)@")},
 	{blockHints, re(`()(\n[ \t│]*|\\n)([A-Za-z0-9+/]{20,}={0,2})[ \t│]*(?:\n|\\|$)`)},
 	{blockHints, re(`()(\\n|^|[^A-Za-z0-9+/])([A-Za-z0-9+][A-Za-z0-9+/]{39,}={0,2}|[A-Za-z0-9+/]{60,}={0,2})`)},
-	{keyHints, re(`()()(\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|` +
-		`\b(?:gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[a-eoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|` +
-		`dckr_pat_|pypi-|GOCSPX-|hv[bs]\.|lin_api_|gsk_|xai-|AGE-SECRET-KEY-|do[opr]_v1_|tskey-|shpat_|glsa_|ATATT3|` +
-		`ntn_|rubygems_|sbp_|figd_|nfp_|sntry[su]_|pscale_\w+_)[\w-]{16,}(?:=[0-9A-F]{8}\b)?|` +
+	{keyHints, re(`()()(\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\b(?:` + keyBegin + `)[\w-]{16,}(?:=[0-9A-F]{8}\b)?|` +
 		`\bhooks\.slack\.com/services/[\w/]+|\bsig=[\w%+/-]{16,}={0,2}|` +
 		`\bLS0tLS1CRUdJTi[\w+/]+={0,2}|` + // kubectl's: PEM in base64
 		`\bsk-(?:[a-z]+\d*-)*[a-z_]*[A-Z0-9][\w-]{15,}|\b(?:npm|hf)_[A-Za-z0-9]{30,}|` +
 		`\bSG\.[\w-]{16,}\.[\w-]{16,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:AA[\w-]{28,})`)},
+	{keyHints, re(`()(^|\W)((?:` + keyBegin + `|sk-|eyJ)[\w.-]*)` + rowBreak)},
+	{"[redacted]", re(`()(\[redacted\]` + rowBreak + `)([\w+=][\w+=.-]{15,})`)}, // no path, no command
 }
+
+// keyBegin begins the keys of many makers, rowBreak is where a program has broken one that is too long for its row.
+const (
+	keyBegin = `gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[a-eoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|` +
+		`dckr_pat_|pypi-|GOCSPX-|hv[bs]\.|lin_api_|gsk_|xai-|AGE-SECRET-KEY-|do[opr]_v1_|tskey-|shpat_|glsa_|ATATT3|` +
+		`ntn_|rubygems_|sbp_|figd_|nfp_|sntry[su]_|pscale_\w+_`
+	rowBreak = `[ \t│┃←]*\n[ \t│┃]*`
+)
 
 // secretHints are in every name that secretName ends, keyHints in every key, blockHints around one of several lines.
 const (
@@ -5863,11 +5870,14 @@ func isSecret(name, between, token string) bool {
 // redact takes out what is a secret by its shape, or by its name and its looks: single tokens in which no command can
 // hide, never more. Every sink uses it.
 func redact(s string) string {
-	small := strings.ToLower(s)
-	for _, kind := range secrets {
-		has := func(hint string) bool { return strings.Contains(small, hint) }
-		if slices.ContainsFunc(strings.Fields(kind.hints), has) {
-			s = redactBy(kind.at.expr(), s)
+	for before := ""; s != before; { // behind what was taken out may stand the rest of it
+		before = s
+		small := strings.ToLower(s)
+		for _, kind := range secrets {
+			has := func(hint string) bool { return strings.Contains(small, hint) }
+			if slices.ContainsFunc(strings.Fields(kind.hints), has) {
+				s = redactBy(kind.at.expr(), s)
+			}
 		}
 	}
 	return s
