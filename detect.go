@@ -3672,9 +3672,11 @@ var (
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
 		`continue|next|accept)`)
 	reAsked = re(`^[^:]*\?\W*$`)
-	// reRadio are options that no pointer chooses: Enter takes the one ticked, or ticks (pterm), or each has a key. column
-	// begins with none of them: beside "●" an empty circle is an option, and among its like it has a tick.
-	reRadio  = re(`^([^\pL\[]*(?:\([ xX*•]\)|\[✗\])|❯[○●]|○|[a-z]  +\pL)`)
+	// reRadio are options that no pointer chooses: Enter takes the one ticked, or ticks (pterm), or each has a key
+	// (reKeyed; above buttons it is a name). column begins with none of them: beside "●" an empty circle is an option, and
+	// among its like it has a tick.
+	reRadio  = re(`^([^\pL\[]*(?:\([ xX*•]\)|\[✗\])|❯[○●]|○)`)
+	reKeyed  = re(`^[a-z]  +\pL`)
 	reLead   = re(`^[?◆◇✔●■]\s+`)
 	reVacant = re(`(^|[:?*` + uprights + `])\s*$`) // left of the cursor in a field with nothing in it, or a secret
 	reAside  = re(`^$|____|^[→●•-] `)              // no part of a paragraph: an empty field, an answer, a list
@@ -3850,7 +3852,8 @@ func (v *view) column(r int) *group {
 	head := v.rows[r]
 	boxes := head.tick >= 0 && (v.hidden || v.row <= r || v.buttonRow() > r)
 	lit := head.look != Attr{FG: -1, BG: -1}
-	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) || head.fits(reRadio) {
+	keyed := head.fits(reRadio) || head.fits(reKeyed) && v.buttonRow() < r
+	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) || keyed {
 		return nil
 	}
 	above := v.grow(head, -1)
