@@ -4333,8 +4333,9 @@ func (v *view) promptBelow(last int) string {
 // reScrolls is a row that says that its list goes on there; "↑/↓: move" explains keys.
 var reScrolls = re(`^[↑↓]([^/↑↓]|$)`)
 
-// reElided is a row that says that the tool itself leaves out a part of what it asks about.
-var reElided = re(`(?i)…\s*\+?\d+ (more )?lines|\boutput clipped\b`)
+// reElided is a row that says that the tool itself leaves out a part of what it asks about: "46%" in a frame, of a text
+// that scrolls (dialog).
+var reElided = re(`(?i)…\s*\+?\d+ (more )?lines|\boutput clipped\b|^\d+%$`)
 
 // dialogTop is the first row of the dialog whose choices begin in that row; above tells that it began above the top of
 // the screen. A framed one begins at its frame. Any other begins neither at an edge nor at a heading further right
