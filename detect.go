@@ -5783,7 +5783,7 @@ const secretToken = "([^\\s\"'`$;|&()<>{}\\[\\]\\\\,]+)"
 // path. Without a name it is a key by its shape (of AWS, GitHub, GitLab, Slack, Stripe, Google, OpenAI, Anthropic,
 // npm, Hugging Face, SendGrid, Vault and others, a JWT, the token of a bot of Telegram's), or, in a text with a key in
 // PEM, or as PGP and PuTTY write theirs, a line of base64 or a long run of it, which is hardly a path. A key that is
-// broken at the end of its row goes on in the next. There is none in a text that has none of the hints, in small letters.
+// broken at the end of its row goes on in the next. There is none in a text without any of the hints, in small letters.
 var secrets = []struct {
 	hints string
 	at    *pattern
