@@ -4132,7 +4132,6 @@ func (d *desk) typeAnswer(q *question) {
 	}
 	recorded := record()
 	if why != "" {
-		d.log.Warn("an answer was not typed", "why", why)
 		if expired && !t.given {
 			why = q.rec.Reason + "; no answer was typed: " + why
 		}
@@ -4166,16 +4165,11 @@ func (t *typist) dropHeld() {
 		return
 	}
 	asked := t.overtaken(t.look())
-	dropped := 0
+	all := len(t.relay.held)
 	t.relay.held = slices.DeleteFunc(t.relay.held, func(k typedKeys) bool {
-		drop := (k.unread || asked) && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys)
-		if drop {
-			dropped += len(k.keys)
-		}
-		return drop
+		return (k.unread || asked) && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys)
 	})
-	if dropped > 0 {
-		t.log.Warn("keys typed while the phone's were being typed are not passed on", "bytes", dropped)
+	if len(t.relay.held) < all {
 		t.note = "keys typed at the keyboard meanwhile were dropped"
 	}
 }
