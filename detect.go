@@ -4335,7 +4335,8 @@ var reScrolls = re(`^[↑↓]([^/↑↓]|$)`)
 
 // reElided is a row that says that the tool itself leaves out a part of what it asks about: "46%" in a frame, of a text
 // that scrolls (dialog).
-var reElided = re(`(?i)…\s*\+?\d+ (more )?lines|\boutput clipped\b|^\d+%$`)
+var reElided = re(`(?i)(?:…|\.\.\.)\s*[+(]?\d+ (?:more )?(?:lines|hidden)|\d lines? (?:hidden|truncated)|` +
+	`\boutput clipped\b|^\d+%$`)
 
 // dialogTop is the first row of the dialog whose choices begin in that row; above tells that it began above the top of
 // the screen. A framed one begins at its frame. Any other begins neither at an edge nor at a heading further right
