@@ -4335,8 +4335,8 @@ var reScrolls = re(`^[↑↓]([^/↑↓]|$)`)
 
 // reElided is a row that says that the tool itself leaves out a part of what it asks about: "46%" in a frame, of a text
 // that scrolls (dialog).
-var reElided = re(`(?i)(?:…|\.\.\.)\s*[+(]?\d+ (?:more )?(?:lines|hidden)|\d lines? (?:hidden|truncated)|` +
-	`\boutput clipped\b|^\d+%$`)
+var reElided = re(`(?i)(?:…|\.\.\.)\s*[+(]?\d+ (?:more )?(?:lines|hidden)|` +
+	`\d (?:more )?lines? (?:hidden|truncated|omitted|not shown)|\boutput clipped\b|^\d+%$`)
 
 // dialogTop is the first row of the dialog whose choices begin in that row; above tells that it began above the top of
 // the screen. A framed one begins at its frame. Any other begins neither at an edge nor at a heading further right
@@ -5774,7 +5774,7 @@ const passwordIn = `passwort|kennwort|mot de passe|contraseña|senha|wachtwoord|
 
 // secretName ends the name of a secret; PASS and _KEY alone are names of the environment.
 const secretName = `(?:pass(?:word|wd|phrase|code)(?: is(?: generated for \S+)?)?|` +
-	passwordIn + `|_pass|_auth|\bauth\\*["']|(?-i:\bPASS|_KEY)|pwd|secret|token|credential|` +
+	passwordIn + `|_pass|_auth|\bauth\\*["']|(?-i:\bPASS|_KEY|_PW)|\bpsk|cookie|pwd|secret|token|credential|` +
 	`(?:api|access|secret|private|account|auth|signing|encryption|master)[_-]?key)`
 
 // secretToken is a run without blanks, quotes, and what a shell or JSON acts on: no command can hide in it.
@@ -5814,18 +5814,19 @@ var secrets = []struct {
 const (
 	keyBegin = `gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[a-eoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|` +
 		`dckr_pat_|pypi-|GOCSPX-|hv[bs]\.|lin_api_|gsk_|xai-|AGE-SECRET-KEY-|do[opr]_v1_|tskey-|shpat_|glsa_|ATATT3|` +
-		`ntn_|rubygems_|sbp_|figd_|nfp_|sntry[su]_|pscale_\w+_`
+		`ntn_|rubygems_|sbp_|figd_|nfp_|sntry[su]_|pscale_\w+_|r8_|pplx-|nvapi-|shpss_|PMAK-|NRAK-|ATBB`
 	rowBreak = `[ \t│┃←]*\n[ \t│┃]*`
 )
 
 // secretHints are in every name that secretName ends, keyHints in every key, blockHints around one of several lines.
 const (
-	secretHints = "pass pwd secret token credential key auth wort senha contraseña woord hasło пароль " +
+	secretHints = "pass pwd _pw psk cookie secret token credential key auth wort senha contraseña woord hasło пароль " +
 		"parola şifre 密码 パスワード 비밀번호 암호"
 	blockHints = "key----- block----- private-lines:"
 	keyHints   = "akia asia ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ gl xox xapp- k_live_ k_test_ whsec_ aiza ya29. " +
 		"dckr_pat_ pypi- gocspx- hvs. lin_api_ gsk_ xai- sk- npm_ hf_ sg. eyj :aa age-secret dop_v1_ tskey- shpat_ glsa_ " +
-		"ls0tls1crudjti hvb. doo_v1_ dor_v1_ atatt3 ntn_ rubygems_ sbp_ figd_ nfp_ sntrys_ sntryu_ pscale_ slack.com/ sig="
+		"ls0tls1crudjti hvb. doo_v1_ dor_v1_ atatt3 ntn_ rubygems_ sbp_ figd_ nfp_ sntrys_ sntryu_ pscale_ slack.com/ sig= " +
+		"r8_ pplx- nvapi- shpss_ pmak- nrak- atbb"
 )
 
 // maxJudged is how long a token may be, in bytes, in which another name is looked for, so that the work is bounded.
