@@ -2684,7 +2684,7 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 		if other.DecidedAt != nil && other.Status != Failed { // that was noted after its answer could not be typed
 			over = *other.DecidedAt
 		}
-		if other.Open() || over.After(in.at.Add(-textCrosses)) {
+		if other.Open() || other.mayBeAsked() || over.After(in.at.Add(-textCrosses)) {
 			return true
 		}
 	}
