@@ -2664,9 +2664,9 @@ const (
 )
 
 // doubtful reports whether a text that replies to nothing may not be meant for p, the question that waits in the
-// session (nil: none), because p had only just been sent or another had just ended. Of other sessions only ended ones
-// count: text for a live one names it. Another question that this user answered counts only if p waits, or the text
-// answers it.
+// session (nil: none), because p had only just been sent, or another had just ended, or expired and still stands. Of
+// other sessions only ended ones count: text for a live one names it. Another question that this user answered counts
+// only if p waits, or the text answers it.
 func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) bool {
 	waits := p != nil && !p.Idle
 	if waits && (p.newest().Date == 0 || in.Date < p.newest().Date+textAfter) {
