@@ -2545,6 +2545,7 @@ func (d *Detector) Resize(rows, cols int, now time.Time) {
 // typed behind its line, begins an answer.
 func (d *Detector) Typed(p []byte, now time.Time) {
 	enter := bytes.ContainsAny(p, "\r\n")
+	d.askedAt = nil
 	d.turn.noteKeys(p, d.Working(), now)
 	if d.cur != nil {
 		d.typed = true
@@ -2876,9 +2877,6 @@ func (d *Detector) schedule(now time.Time) time.Time {
 	}
 	if f.silent && d.view.reported { // the report comes before the dialog is painted
 		due = later(due, d.motion.since.Add(f.wait))
-	}
-	if d.typed {
-		d.askedAt = nil
 	}
 	if len(d.askedAt) >= maxAsked {
 		due = later(due, d.askedAt[0].Add(time.Minute))
