@@ -8499,7 +8499,7 @@ func (s *sim) judgeAccount(m *simMessage, p *simPrompt) {
 		switch after := p.CreatedAt.Sub(one.to); {
 		case after > 0 && after < lag:
 			return // what came of it may not have been seen, or half of it
-		case after <= 0 && one.from.Before(p.CreatedAt):
+		case after <= 0 && p.CreatedAt.Sub(one.from) > settle: // what was asked sooner stood there before
 			stood = append(stood, one)
 		}
 	}
