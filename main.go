@@ -5350,11 +5350,11 @@ func (h *hook) describe(p *PromptRecord) {
 	case "Edit", "Write":
 		p.Subject = in.text("file_path")
 		p.Question = h.Tool + " " + shortPath(p.Subject, h.folder) + "?"
-		before, after := "old_string", "new_string"
 		if h.Tool == "Write" {
-			before, after = "", "content"
+			p.Full = lineDiff("", in.text("content"))
+		} else {
+			p.Full = lineDiff(in.text("old_string"), in.text("new_string"))
 		}
-		p.Full = lineDiff(in.text(before), in.text(after))
 		p.Lang = "diff"
 	case "WebFetch":
 		p.Question = "Fetch this address?"

@@ -796,7 +796,9 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 // if the message, with what was sent before it, says every word that is asked.
 func (t *Telegram) offer(p *PromptRecord, s *SessionRecord) *outgoing {
 	r := t.questionText(p, s)
-	message := p.before() + "\n" + r.text
+	rows := strings.Split(r.text, "\n")
+	asked := rows[1:max(1, len(rows)-1)] // without our own words: a command may be called like one of them
+	message := p.before() + "\n" + strings.Join(asked, "\n")
 	was := p.ShownAll
 	p.ShownAll = true
 	for _, b := range slices.Concat(keyboard(p)...) {
