@@ -5490,24 +5490,25 @@ func (s suggestion) grant(folder string) (words string, width int) {
 	return words + strings.Join(all, " and "), width
 }
 
-// lineDiff returns the removed and the added lines, without those that both texts begin or end with.
+// lineDiff returns the removed and the added lines, without those that both texts begin or end with. Secrets are taken
+// out before that: without the lines around them some are none, such as the middle of a key in PEM.
 func lineDiff(before, after string) string {
 	a := slices.Collect(strings.Lines(before))
 	b := slices.Collect(strings.Lines(after))
-	for range 2 { // what both begin with, then, from behind, what both end with
-		for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
-			a, b = a[1:], b[1:]
-		}
-		slices.Reverse(a)
-		slices.Reverse(b)
+	fewer := min(len(a), len(b))
+	head, tail := 0, 0
+	for head < fewer && a[head] == b[head] {
+		head++
+	}
+	for tail < fewer-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
+		tail++
 	}
 	var rows []string
-	for i, line := range slices.Concat(a, b) {
-		mark := "-"
-		if i >= len(a) {
-			mark = "+"
+	for i, text := range []string{before, after} {
+		lines := slices.Collect(strings.Lines(redact(visible(text)))) // as many: no secret has a line end
+		for _, line := range lines[head : len(lines)-tail] {
+			rows = append(rows, "-+"[i:i+1]+strings.TrimSuffix(line, "\n"))
 		}
-		rows = append(rows, mark+strings.TrimSuffix(line, "\n"))
 	}
 	return strings.Join(rows, "\n")
 }
