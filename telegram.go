@@ -231,7 +231,7 @@ rights to send (text|a message)|CHAT_WRITE_FORBIDDEN|no write access => the bot 
 ^403: .*(kicked|not a member|deleted) => the bot is not in its group (…) => add it there again, or run atlasbridge setup
 ^403: |chat not found|upgraded to a supergroup => the bot may not write to its chat (…) => ` +
 	`press Start there, or run atlasbridge setup
-webhook => a webhook is set for this bot, so it cannot be polled => give AtlasBridge a bot of its own
+[wW]ebhook => a webhook is set for this bot, so it cannot be polled => give AtlasBridge a bot of its own
 ^409: => another program polls this bot, and each gets only some of the answers => ` +
 	`stop it; or give each machine a bot of its own, and share ATLASBRIDGE_HOME on one
 `
@@ -2046,7 +2046,7 @@ func (r *receiver) listen(ctx context.Context) time.Duration {
 		}
 		r.noteFailure("poll", failed, r.failures)
 		pause := r.pause(failed, r.failures)
-		if failed.Code == http.StatusConflict && !failed.mentions("webhook") {
+		if failed.Code == http.StatusConflict && !failed.mentions("webhook", "Webhook") {
 			r.clashedAt = time.Now()
 			pause = conflictPause
 		}
