@@ -347,6 +347,9 @@ func (v *Verdict) conclude() {
 	if v.Noted == "" {
 		v.Limits = "that the end was not cut off, or all of it rewritten: state.jsonl knows no entry"
 	}
+	if v.Noted != "" && v.String() != v.Noted { // a state that was put back from a copy knows less
+		v.Limits += "; nor who wrote what is behind " + v.Noted + ", which state.jsonl does not know"
+	}
 	if v.Behind != "" {
 		v.Limits += "; nor anything about the entries up to " + v.Behind + ", which are in the log before"
 	}
