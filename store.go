@@ -2470,7 +2470,7 @@ func (p *PromptRecord) interpret(given string) (value, reason, why string) {
 		return *p.SafeDefault, "", ""
 	case refused && p.Permission && p.refusal() != "":
 		return p.refusal(), reason, p.checkText(reason)
-	case p.takesText():
+	case p.takesText() && (given != "" || !p.Multi): // who ticks nothing has said nothing
 		return given, "", p.checkText(given)
 	}
 	return "", "", "not an answer to this question: " + clip(strconv.Quote(reason), 40) +
