@@ -2204,7 +2204,7 @@ type hostTerminal struct {
 // it pauses for settleQuiet, for lookEvery at most, unless it is wanted at once.
 type backlog struct {
 	wake chan struct{} // the detector is to take it now
-	look *time.Timer   // or when this fires
+	look *time.Timer   // or when this fires, even if others have it by then: they do not look at it
 	mu   sync.Mutex    // guards what follows
 
 	bytes []byte
@@ -2363,7 +2363,6 @@ func (b *backlog) take() (p []byte, keys []typedKeys, at time.Time, drained bool
 	b.bytes = b.spare[:0]
 	b.spare = p
 	b.since = time.Time{}
-	b.look.Stop()
 	keys = b.keys
 	b.keys = nil
 	return p, keys, b.at, b.ended
@@ -3404,13 +3403,16 @@ func (d *desk) watchHook(h *question) {
 }
 
 // resolveHook ends a question whose hook has given the tool its answer, once the dialog is gone, or at once without
-// one. If a key was pressed here in the same moment, it may have been faster: the reason says so.
+// one. If a key was pressed here in the same moment, or the dialog had left by then, the key may have been faster: the
+// reason says so.
 func (d *desk) resolveHook(h *question) {
 	passed := time.Now()
+	d.noteDialogs()
 	d.await(passed.Add(d.cfg.EchoWindow), d.ended) // a key on its way may be there first
 	d.await(passed.Add(dialogGone), func() bool { return d.childGone || !d.dialogStands(h) })
 	d.transition(h, Resolved, func(r *PromptRecord) {
-		if h.typedBy == "cli:local" && h.typedAt.After(r.DecidedAt.Add(-sameMoment)) {
+		crossed := h.typedAt.After(r.DecidedAt.Add(-sameMoment)) || h.stoodAt.Before(*r.DecidedAt) // it had left
+		if h.typedBy == "cli:local" && crossed {
 			r.Reason = bothAnswered
 		}
 	})

@@ -3250,6 +3250,8 @@ func playDialogs(t *testing.T, r row) {
 			awaitRecord(t, dir, "prompt", p.Asks[n].Command+" is over", func(q record) bool {
 				return q.str("subject") == p.Asks[n].Command && q.str("status") == "resolved"
 			})
+		case "wait": // longer than a key and a tap cross
+			<-time.After(1200 * time.Millisecond)
 		case "kill":
 			c.order(order{Signal: "KILL"})
 			tapped = asked.id
