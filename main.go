@@ -2204,7 +2204,7 @@ type hostTerminal struct {
 // it pauses for settleQuiet, for lookEvery at most, unless it is wanted at once.
 type backlog struct {
 	wake chan struct{} // the detector is to take it now
-	look *time.Timer   // or when this fires, even if others have it by then: they do not look at it
+	look *time.Timer   // or when this fires; others that take it leave it on, for they do not look at it
 	mu   sync.Mutex    // guards what follows
 
 	bytes []byte
@@ -2368,11 +2368,12 @@ func (b *backlog) take() (p []byte, keys []typedKeys, at time.Time, drained bool
 	return p, keys, b.at, b.ended
 }
 
-// takeEach turns gathering off (hurry), or on.
+// takeEach turns gathering off (hurry), or on. Who calls it has looked at what was taken, or will.
 func (b *backlog) takeEach(hurry bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.hurry = hurry
+	b.look.Stop()
 	if len(b.bytes) > 0 {
 		b.arm(false, b.at)
 	}
