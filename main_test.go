@@ -8492,7 +8492,8 @@ func (s *sim) judgeRepeats() {
 
 // judgeAccount checks that a message had a Yes only when all of what stood had been shown.
 func (s *sim) judgeAccount(m *simMessage, p *simPrompt) {
-	lag := 250 * time.Millisecond // of who reads the terminal
+	settles := 100 * time.Millisecond // a question, before it is asked
+	lag := 250 * time.Millisecond     // of who reads the terminal
 	if s.claude {
 		lag += 2 * time.Second // in which its hook may call
 	}
@@ -8501,7 +8502,7 @@ func (s *sim) judgeAccount(m *simMessage, p *simPrompt) {
 		switch after := p.CreatedAt.Sub(one.to); {
 		case after > 0 && after < lag:
 			return // what came of it may not have been seen, or half of it
-		case after <= 0 && p.CreatedAt.Sub(one.from) > settle: // what was asked sooner stood there before
+		case after <= 0 && p.CreatedAt.Sub(one.from) > settles: // what was asked sooner stood there before
 			stood = append(stood, one)
 		}
 	}
