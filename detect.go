@@ -344,13 +344,16 @@ func (l *line) writeTo(col int) {
 	if col <= l.end {
 		return
 	}
-	clear(l.cells[l.end:col])
-	if l.ground != 0 {
-		for c := l.end; c < col; c++ {
-			l.cells[c].BG = l.ground
-		}
-	}
+	blank(l.cells[l.end:col], l.ground)
 	l.end = col
+}
+
+// blank makes the cells blanks in that background.
+func blank(cells []cell, ground int32) {
+	clear(cells)
+	for c := range cells {
+		cells[c].BG = ground
+	}
 }
 
 // attr is how a cell is drawn; outside of the screen as a blank.
@@ -363,9 +366,6 @@ func (s *Screen) attr(row, col int) Attr {
 	a.BG--
 	return a
 }
-
-// Cursor is where it stands, from 0.
-func (s *Screen) Cursor() (row, col int, hidden bool) { return s.row, s.col, !s.modes[modeCursor] }
 
 // AltScreen reports whether the alternate screen is in use.
 func (s *Screen) AltScreen() bool { return s.page == &s.alternate }
@@ -1019,10 +1019,7 @@ func (l *line) erase(col, end int, background int32) {
 	l.touch(col)
 	if end < len(l.cells) {
 		l.writeTo(end)
-		clear(l.cells[col:end])
-		for c := col; c < end && background != 0; c++ {
-			l.cells[c].BG = background
-		}
+		blank(l.cells[col:end], background)
 	} else {
 		l.end = col
 		l.ground = background
@@ -2737,11 +2734,11 @@ func (d *Detector) foldOutput(now time.Time) {
 	if d.outAt.IsZero() {
 		d.outAt = now
 	}
-	shown := d.Screen.Text()
+	s := d.Screen
+	shown := s.Text()
 	mask := strings.Map(masked, shown)
-	row, col, hidden := d.Screen.Cursor()
-	if !hidden {
-		at := fmt.Sprint(row, col)
+	if s.modes[modeCursor] {
+		at := fmt.Sprint(s.row, s.col)
 		mask += at
 		shown += at
 	}
@@ -3185,15 +3182,14 @@ func (d *Detector) newView() *view {
 	if d.view != nil && d.view.tty == d.tty && d.view.changes == s.changes {
 		return d.view
 	}
-	row, col, hidden := s.Cursor()
-	v := &view{s: s, a: a, tty: d.tty, o: d.o, changes: s.changes, row: row, col: col}
+	v := &view{s: s, a: a, tty: d.tty, o: d.o, changes: s.changes, row: s.row, col: s.col}
 	v.known = a.Box != nil && !v.readsLine()
 	v.busy = v.tty.Reading == ReadingBusy && !v.known
 	v.reported = v.known && (a.Asks.MatchString(s.title) || s.status.asks())
 	v.readRows()
 	v.last = v.up(s.rows, showsAny)
 	echoes := (v.tty.Canonical || v.tty.Echo) && strings.ContainsFunc(v.left(), isWordRune)
-	v.hidden = hidden && !echoes // who lets the terminal echo asks where its cursor is
+	v.hidden = !s.modes[modeCursor] && !echoes // who lets the terminal echo asks where its cursor is
 	if v.hidden {
 		v.drawnCursor(d.view)
 	}
@@ -5990,7 +5986,7 @@ func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
-	return strings.ToValidUTF8(s[:max(n-len("…"), 0)], "") + "…"
+	return clipBytes(s, max(n-len("…"), 0)) + "…"
 }
 
 // headAndTail is a text of at most that many bytes: what is dangerous can stand at either end.

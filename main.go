@@ -2119,9 +2119,9 @@ func (s *Store) standStill(signals chan os.Signal) {
 // the tool behind its question, but no program gets that key: the question is the same.
 func (w *watchdog) resume() {
 	w.relay.takeOutput()
-	row, col, _ := w.det.Screen.Cursor()
-	line := w.det.Screen.Row(row)
-	if strings.HasSuffix(line, "^Z") && col == widthOf(line) {
+	screen := w.det.Screen
+	line := screen.Row(screen.row)
+	if strings.HasSuffix(line, "^Z") && screen.col == widthOf(line) {
 		w.det.Feed([]byte("\b\b\x1b[K"), time.Now())
 	}
 	w.relay.listens.Store(false)
@@ -4628,7 +4628,7 @@ const boxFrame = " " + uprights
 func (t *typist) holdsText() bool {
 	end := t.text[strings.LastIndex(t.text, "\n")+1:]
 	end = strings.TrimSpace(strings.ToValidUTF8(end[max(0, len(end)-16):], ""))
-	row, _, _ := t.det.Screen.Cursor()
+	row := t.det.Screen.row
 	above := strings.Trim(t.det.Screen.Row(max(0, row-1)), boxFrame)
 	box := above + strings.Trim(t.det.Screen.Row(row), boxFrame)
 	if t.adapter.Box == nil {
