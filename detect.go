@@ -3993,8 +3993,9 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 		around = v.s.attr(row, opts[0].at-1)
 	}
 	first, second := opts[0].look.BG, opts[1].look.BG
-	lit := first >= 0 && (second >= 0 || !across) // in a column one bar alone may be no menu
-	buttons := across && lit && v.areButtons(opts[0], opts[1])
+	lit := first >= 0 && (second >= 0 || !across)                             // in a column one bar alone may be no menu
+	other := func(c cell) bool { return c.BG-1 != first && c.BG-1 != second } // between them
+	buttons := across && lit && slices.ContainsFunc(v.s.grid[row].cells[opts[0].labelAt:opts[1].labelAt], other)
 	grey := func(background int32) bool {
 		return isGrey(background) || background >= 232 && background < 240 || buttons && background == 0
 	}
@@ -4029,17 +4030,6 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 		}
 	}
 	return -1, false
-}
-
-// areButtons reports whether between two options side by side there is another background than theirs.
-func (v *view) areButtons(first, second viewRow) bool {
-	for c := first.labelAt; c < second.labelAt; c++ {
-		between := v.s.attr(first.row, c).BG
-		if between != first.look.BG && between != second.look.BG {
-			return true
-		}
-	}
-	return false
 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
