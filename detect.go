@@ -3247,7 +3247,7 @@ func (v *view) cursorLike(r, c int) bool {
 		left = cells[c-1]
 	}
 	marked := func(c cell) bool { return c.Reverse || strings.ContainsRune(cursorBlocks, c.ch) }
-	lit := cells[c].BG != 0 && cells[c].BG != left.BG
+	lit := cells[c].BG != left.BG
 	return (marked(cells[c]) || lit) && !marked(left) && !marked(right) && left.BG == right.BG
 }
 
@@ -3297,7 +3297,7 @@ func readRow(raw string, cols int) viewRow {
 	}
 	w.rule = w.text == "" && strings.ContainsAny(raw, lines)
 	w.edge = w.rule && w.depth == 0 && strings.ContainsAny(raw, "╭┌╔")
-	w.top = w.rule && w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0
+	w.top = w.at >= cols-1 && strings.IndexAny(raw, "─▔━") == 0
 	m := reOption.FindStringSubmatch(w.text)
 	w.pointer = strings.Trim(m[1], "↑↓ ○")
 	w.num = strings.Trim(m[3], "(). :")
@@ -3759,14 +3759,13 @@ func (v *view) reasonRead(g *group, near bool) string {
 func (v *view) reasonAcross(g *group) string {
 	w := v.rows[g.end()]
 	bare := g.shape == apart || g.shape == slash && g.at < 0
-	boxed := g.sure() && strings.Count(w.text, "[") == len(g.opts)
 	other := func(o viewRow) bool { return !grants(o.label) && !declines(o.label) }
 	switch {
 	case len(g.opts) == 1 && g.opts[0].look == v.s.attr(w.row, g.opts[0].at-1): // something else has the keyboard
 		return ""
-	case !bare && (w.row >= v.last-4 || w.depth > 0):
+	case !bare && w.row >= v.last-4:
 		return "they are drawn as buttons" // 17
-	case g.at >= 0 && (boxed || !slices.ContainsFunc(g.opts, other)):
+	case g.at >= 0 && !slices.ContainsFunc(g.opts, other):
 		return "one is lit, and all of them decide" // 2
 	}
 	return ""
@@ -3807,7 +3806,7 @@ func (v *view) readGroup() *candidate {
 				}
 				return v.menu(g)
 			}
-			if second == nil || second.weak && !g.weak {
+			if second == nil {
 				second = g
 			}
 		}
@@ -3818,13 +3817,12 @@ func (v *view) readGroup() *candidate {
 	return v.menu(second)
 }
 
-// pointedAbove reports whether a list above has a pointer, too, that is not faint: nobody can tell which of the two
-// gets the keys.
+// pointedAbove reports whether a list above has a pointer, too: nobody can tell which of the two gets the keys.
 func (v *view) pointedAbove(g *group) bool {
 	return v.up(g.first(), func(w viewRow) bool {
 		above := v.column(w.row)
 		apart := above != nil && len(above.opts) > 1 && above.end() < g.first() // no heading with a mark
-		return apart && w.pointer != "" && !v.faintAt(w.row, w.labelAt)
+		return apart && w.pointer != ""
 	}) >= 0
 }
 
