@@ -4575,13 +4575,11 @@ func (v *view) readLine() *candidate {
 // ruleOf is the rule that makes a question of a line, "" none, the surest first, each with the recordings, of 688,
 // whose last question it finds.
 func (v *view) ruleOf(f *candidate, text string, top int) string {
-	last := v.row >= v.last
-	less := v.s.AltScreen() && last && v.reads() && v.s.attr(v.row, 0).Reverse // it shows its file's name so
 	kind, answers := answersNamed(text)
 	switch {
-	case less, last && !v.tty.Canonical && v.rows[v.row].fits(rePager):
+	case v.row >= v.last && !v.tty.Canonical && v.rows[v.row].fits(rePager):
 		f.Type = ConfirmEnter
-		return "it is the last line of a pager" // 5
+		return "it is the last line of a pager" // 3
 	case v.readPrinted(f, text, top):
 		return "a list is printed above it" // 22
 	case kind != "":
