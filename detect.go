@@ -1878,11 +1878,10 @@ func (p *pattern) MatchString(text string) bool { return p != nil && p.expr().Ma
 
 // FindString is the first match, "" without one, or without a pattern.
 func (p *pattern) FindString(text string) string {
-	m := p.FindStringSubmatch(text)
-	if m == nil {
+	if p == nil {
 		return ""
 	}
-	return m[0]
+	return p.expr().FindString(text)
 }
 
 // FindStringSubmatch are the groups of the first match, nil without one, or without a pattern.
@@ -2204,15 +2203,8 @@ func plain(text string) string {
 	}, text)
 }
 
-// isASCII reports whether the text has nothing but ASCII.
-func isASCII(text string) bool {
-	for i := range len(text) {
-		if text[i] >= utf8.RuneSelf {
-			return false
-		}
-	}
-	return true
-}
+// isASCII reports whether the text, which is valid UTF-8, has nothing but ASCII.
+func isASCII(text string) bool { return len(text) == utf8.RuneCountInString(text) }
 
 // ---- adapters ----
 // What is known of each tool.
@@ -3314,10 +3306,7 @@ func readRow(raw string, cols int) viewRow {
 
 // indented is the row's text in its column, without the frame.
 func (w viewRow) indented() string {
-	if w.text == "" {
-		return ""
-	}
-	return strings.Repeat(" ", w.at) + w.text
+	return strings.TrimRight(strings.Repeat(" ", w.at)+w.text, " ")
 }
 
 // showsAny reports whether there is anything in the row.
