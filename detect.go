@@ -3751,7 +3751,7 @@ func (v *view) reasonAcross(g *group) string {
 	switch {
 	case len(g.opts) == 1 && g.opts[0].look == v.s.attr(w.row, g.opts[0].at-1): // something else has the keyboard
 		return ""
-	case !bare && w.row >= v.last-4:
+	case !bare && (w.row >= v.last-4 || w.depth > 0):
 		return "they are drawn as buttons" // 17
 	case g.at >= 0 && !slices.ContainsFunc(g.opts, other):
 		return "one is lit, and all of them decide" // 2
