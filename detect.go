@@ -3497,6 +3497,7 @@ var readers = []struct {
 	{"lists and buttons", (*view).readGroup},
 	{"empty fields", (*view).readField},
 	{"questions on a line", (*view).readLine},
+	{"rows of keys", (*view).readKeys},
 	{"screens that keep still", (*view).readStill},
 }
 
@@ -5075,6 +5076,30 @@ func (v *view) paragraph(f *candidate, top int) *candidate {
 	f.parts.body = before
 	f.parts.among = append([]string{right}, below...)
 	return f
+}
+
+// ---- rows of keys ----
+// Dialogs of full-screen programs that take one key.
+
+// readKeys finds a row that names nothing but the keys of choices, of which one grants and one refuses: "[y] Approve
+// [n] Deny".
+func (v *view) readKeys() *candidate {
+	if v.tty.Canonical || v.known || !v.hidden || !v.reads() { // where a cursor shows a text may be edited
+		return nil
+	}
+	for r := v.last; r >= max(0, v.last-maxBelow); r-- {
+		row := plain(v.rows[r].text)
+		keys := hotKeys(row)
+		names := labels(keys)
+		alone := !reSays.MatchString(reHotkeys.ReplaceAllString(row, ""))
+		if alone && slices.ContainsFunc(names, grants) && slices.ContainsFunc(names, declines) {
+			f := newCandidate(MultipleChoice, 0.90)
+			f.Choices = keys
+			v.describe(f, r, r, nil)
+			return f
+		}
+	}
+	return nil
 }
 
 // ---- screens that keep still ----
