@@ -1926,8 +1926,8 @@ en allow   i accept|i understand
 en quit    exit|quit|back|skip|never|go back|close
 en keep    keep|skip|save|ignore|leave|preserve|retain|prevent|disable|exclude|block|stop|terminate|interrupt
 en keep    postpone|delay|defer|hold|wait for|wait until|pause|undo|protect|reuse|dry run|dry-run|back up|make a backup
-en keep    kept|left|held|backup|restor|revert|roll back|rollback|instead of|rather than|refrain|object to
-en keep    append|resume|recover|take a snapshot|create a snapshot|quarantine|halt|suspend|stay
+en keep    kept|left|held|backup|restor|revert|roll back|rollback|instead of|rather than|refrain|object|before
+en keep    append|resume|recover|take a snapshot|create a snapshot|quarantine|halt|suspend|stay|unless|forbid|opt out
 en press   press|hit|strike|push
 en key     any key|a key|the any key|space|space bar|enter|return
 en secret  password|passphrase|pass phrase|passcode|pin|secret|secret value|token|access token|api key|api-key
@@ -5349,7 +5349,7 @@ func (f *candidate) tellsMore() bool {
 			continue
 		}
 		key := regexp.QuoteMeta(c.Keys)
-		more := regexp.MustCompile(`(?im)(?:^|[^\pL\pN'])` + key + `(?:['"\])}>]* *[:=–>-]+ *|` +
+		more := regexp.MustCompile(`(?im)(?:^|[^\pL\pN'])(?:` + key + `|no)(?:['"\])}>]* *[:=–>-]+ *|` +
 			`['"\])}>]+ +| +(?:to|means|will) +|  +)(\pL.*?)(?:  +\d|$)|[(,;] *` + key + ` +(\pL.*)|(\pL+) \(` + key + `\)`)
 		for _, m := range more.FindAllStringSubmatch(plain(f.Full), -1) {
 			if !isRefusal(m[1] + m[2] + m[3]) {
