@@ -5350,7 +5350,7 @@ func (f *candidate) tellsMore() bool {
 		}
 		key := regexp.QuoteMeta(c.Keys)
 		more := regexp.MustCompile(`(?im)(?:^|[^\pL\pN'])(?:` + key + `|no)(?:['"\])}>]* *[:=–>-]+ *|` +
-			`['"\])}>]+ +| +(?:to|means|will) +|  +)(\pL.*?)(?:  +\d|$)|[(,;] *` + key + ` +(\pL.*)|(\pL+) [\[(]` + key + `[\])]`)
+			`['"\])}>]+ +| +(?:to|means|will) +|  +)(\pL.*?)(?:  +\d|$)|[(,;] *` + key + ` +(\pL.*)|(\pL+) [[(]` + key + `[])]`)
 		for _, m := range more.FindAllStringSubmatch(plain(f.Full), -1) {
 			if !isRefusal(m[1] + m[2] + m[3]) {
 				return true
