@@ -3239,7 +3239,7 @@ func (v *view) cursorLike(r, c int) bool {
 		left = cells[c-1]
 	}
 	marked := func(c cell) bool { return c.Reverse || strings.ContainsRune(cursorBlocks, c.ch) }
-	lit := cells[c].BG != left.BG
+	lit := cells[c].BG != 0 && cells[c].BG != left.BG
 	return (marked(cells[c]) || lit) && !marked(left) && !marked(right) && left.BG == right.BG
 }
 
@@ -5350,7 +5350,8 @@ func (f *candidate) tellsMore() bool {
 		}
 		key := regexp.QuoteMeta(c.Keys)
 		more := regexp.MustCompile(`(?im)(?:^|[^\pL\pN'])(?:` + key + `|no)(?:['"\])}>]* *[:=–>-]+ *|` +
-			`['"\])}>]+ +| +(?:to|means|will) +|  +)(\pL.*?)(?:  +\d|$)|[(,;] *` + key + ` +(\pL.*)|(\pL+) [[(]` + key + `[])]`)
+			`['"\])}>]+ +| +(?:to|means|will) +|  +)((?:[^\x00-\x7F\PL]|[a-z]\pL).*?)(?:  +\d|$)|` + // "[y/n] n" is an answer
+			`[(,;] *` + key + ` +(\pL.*)|(\pL+) [[(]` + key + `[])]`)
 		for _, m := range more.FindAllStringSubmatch(plain(f.Full), -1) {
 			if !isRefusal(m[1] + m[2] + m[3]) {
 				return true

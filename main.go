@@ -3408,7 +3408,6 @@ func (d *desk) watchHook(h *question) {
 // reason says so.
 func (d *desk) resolveHook(h *question) {
 	passed := time.Now()
-	d.noteDialogs()
 	d.await(passed.Add(d.cfg.EchoWindow), d.ended) // a key on its way may be there first
 	d.await(passed.Add(dialogGone), func() bool { return d.childGone || !d.dialogStands(h) })
 	d.transition(h, Resolved, func(r *PromptRecord) {

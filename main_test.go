@@ -2690,6 +2690,8 @@ func (s *staged) step(verb, arg string) {
 		})
 	case "type": // at the keyboard
 		s.x.types(arg)
+	case "second": // one passes, in which something else could be done
+		<-time.After(time.Second)
 	case "sees": // the terminal shows
 		s.x.sees(arg)
 	case "signal": // the wrapper gets
@@ -3252,6 +3254,7 @@ func playDialogs(t *testing.T, r row) {
 			})
 		case "wait": // longer than a key and a tap cross
 			<-time.After(1200 * time.Millisecond)
+		case "alone":
 		case "kill":
 			c.order(order{Signal: "KILL"})
 			tapped = asked.id
@@ -3289,6 +3292,9 @@ func playDialogs(t *testing.T, r row) {
 	}
 	c.until("done", -1)
 	w.allOver(dir)
+	if said := w.ended(tapped).text; strings.Contains(r["does"], "alone") && saysKeyboard.MatchString(said) {
+		t.Errorf("%s: nobody answered at the keyboard, its message says %q", r["at"], said)
+	}
 	var ends []string
 	for _, a := range p.Asks {
 		var of []string
