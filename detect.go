@@ -5351,7 +5351,7 @@ func (f *candidate) tellsMore() bool {
 		key := regexp.QuoteMeta(c.Keys)
 		more := regexp.MustCompile(`(?im)(?:^|[^\pL\pN'])(?:` + key + `|no)(?:['"\])}>]* *[:=–>-]+ *|` +
 			`['"\])}>]+ +| +(?:to|means|will) +|  +)((?:[^\x00-\x7F\PL]|[a-z]\pL).*?)(?:  +\d|$)|` + // "[y/n] n" is an answer
-			`[(,;] *` + key + ` +(\pL.*)|(\pL+) [[(]` + key + `[])]`)
+			`[(,;.!?]\s*` + key + ` +(\pL.*)|(\pL+) [[(]` + key + `[])]`)
 		for _, m := range more.FindAllStringSubmatch(plain(f.Full), -1) {
 			if !isRefusal(m[1] + m[2] + m[3]) {
 				return true
