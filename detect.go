@@ -5764,6 +5764,7 @@ var secrets = []struct {
 	{secretHints, re(`(?i)(?:^|\s)(--?[\w-]*(?:` + secretName + `|\bpass)|sshpass -p)((?:[ \t]+|=)\\*["']?)` +
 		secretToken)},
 	{"-p", re(`\b((?:mysql|mariadb|sshpass)[\w-]*(?: [^\n;|&]*)? -p)()` + secretToken)},
+	{"login redis", re(`\b((?:docker|podman) login[^\n;|&]* -p|redis-cli[^\n;|&]* -a)( )` + secretToken)},
 	{"-u --user --proxy-user", re(`(?i)(?:^|\s)((?:-u|--user|--proxy-user)[ =]["']?[^\s:"'/]+)(:)` + secretToken)},
 	{secretHints, re(`(?i)\b(login[ \t]+\S+\s+password)([ \t]+)` + secretToken)}, // .netrc
 	{"bearer authorization", re(`(?i)\b(authorization\\*["']?:[ \t]*\\*["']?(?:bearer|basic|token)|bearer)( )` +
