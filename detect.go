@@ -1565,9 +1565,9 @@ func (p *Prompt) seal() {
 // ticked names the choices that are ticked, as a text.
 func (p *Prompt) ticked() string {
 	var names []string
-	for i, c := range p.Choices {
-		if i < len(p.Ticked) && p.Ticked[i] {
-			names = append(names, c.Label)
+	for i, ticked := range p.Ticked {
+		if ticked {
+			names = append(names, p.Choices[i].Label)
 		}
 	}
 	return strings.Join(names, ", ")
@@ -2837,7 +2837,9 @@ func (d *Detector) behindLine() (typed string, verdict sameness) {
 	}
 	now := c.Prompt
 	now.parts.body, _ = d.view.linesAbove(&now, top)
-	now.parts.among = append(c.parts.among[:1:1], d.view.linesBelow(d.view.row)...)
+	if typed == "" { // below a key the program may say what that chooses, or how the word could go on
+		now.parts.among = append(c.parts.among[:1:1], d.view.linesBelow(d.view.row)...)
+	}
 	now.seal()
 	return typed, d.motion.compare(c.all, now.all)
 }
@@ -3635,7 +3637,7 @@ const keysHint = `(?im)[ \t]*[\[(](use|press|move)[^\])\n]*(arrow|space|enter|up
 var (
 	reOption = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox +
 		`((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
-	reHinted = re(keysHint + `|\s*(› ?-? ?use arrow-.*|[›…·])\s*$`)
+	reHinted = re(keysHint + `|\s*(› ?-? ?use arrow-.*|[›‣…·])\s*$`)
 	// reKeysHint is what stands behind a question until the first key (inquirer 9, tty-prompt).
 	reKeysHint = re(keysHint)
 	// reChoosing is what a row says that tells how to choose.
@@ -3862,14 +3864,14 @@ func (v *view) column(r int) *group {
 // (whiptail).
 func (v *view) findFocus(g *group) {
 	odd, weak := v.unlike(g.opts)
-	if odd < 0 && g.opts[0].tick >= 0 {
-		var insides []viewRow
-		for _, o := range g.opts {
-			insides = append(insides, viewRow{row: o.row, look: v.s.attr(o.row, o.optionAt+1)})
-		}
-		odd, weak = v.unlike(insides)
-	}
 	if !g.marked {
+		if odd < 0 && g.opts[0].tick >= 0 {
+			var insides []viewRow
+			for _, o := range g.opts {
+				insides = append(insides, viewRow{row: o.row, look: v.s.attr(o.row, o.optionAt+1)})
+			}
+			odd, weak = v.unlike(insides)
+		}
 		g.at, g.weak = odd, weak
 		return
 	}
@@ -3887,9 +3889,6 @@ func (v *view) findFocus(g *group) {
 	}
 }
 
-// separator stands between the options of Inquirer's lists.
-const separator = "──────────────"
-
 // grow finds the options above (step −1) or below (1) the one in row head, the nearest first. Between them may stand
 // blank rows, where a pointer or numbers show that they belong together, and what explains an option.
 func (v *view) grow(head viewRow, step int) []viewRow {
@@ -3906,7 +3905,7 @@ func (v *view) grow(head viewRow, step int) []viewRow {
 	for r := head.row + step; r >= 0 && r <= v.last && gap < most && len(found) < 40; r += step {
 		o := v.rows[r]
 		switch {
-		case strings.TrimSpace(o.raw) == separator: // the list goes on
+		case o.text == "" && reAmong.MatchString(o.raw): // the list goes on
 		case o.text == "" && (head.num != "" || !o.rule):
 			gap++
 		case o.text == "" || gap > 0 && head.num == "" && o.dimmer(head):
@@ -3956,7 +3955,7 @@ func (v *view) joinLabels(g *group) {
 		for r := o.row + 1; r <= v.last && (i+1 == len(g.opts) || r < g.opts[i+1].row); r++ {
 			w := v.rows[r]
 			alike := v.faintAt(r, w.optionAt) == v.faintAt(o.row, o.labelAt)
-			if w.text == "" || !alike || !v.explains(w, g.opts[max(0, g.at)]) {
+			if w.text == "" || reAmong.MatchString(w.raw) || !alike || !v.explains(w, g.opts[max(0, g.at)]) {
 				break
 			}
 			g.opts[i].label += " " + w.text
@@ -4168,7 +4167,7 @@ func (v *view) menu(g *group) *candidate {
 		f.Choices = nil
 	}
 	if g.shape == slash { // its question stands in the same row
-		f.Question = sentence(strings.TrimRight(v.s.part(v.s.grid[g.end()].cells[:g.opts[0].at]), " ›‣"))
+		f.Question = sentence(v.s.part(v.s.grid[g.end()].cells[:g.opts[0].at]))
 	}
 	v.describe(f, g.first(), g.end(), rows)
 	buttons := v.buttonRow()
@@ -4176,7 +4175,6 @@ func (v *view) menu(g *group) *candidate {
 		for _, o := range v.sideBySide(buttons).opts {
 			if declines(o.label) { // Escape stands for it in whiptail and dialog
 				f.Choices = append(f.Choices, Choice{Key: "esc", Label: o.label, Keys: "\x1b"})
-				f.Ticked = append(f.Ticked, false)
 			}
 		}
 	}
@@ -4212,11 +4210,12 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 		asYesNo(f)
 	}
 	top, above := v.dialogTop(first)
+	first = v.up(first, func(w viewRow) bool { return !reAmong.MatchString(w.raw) }) + 1
 	f.rows = [2]int{first, end}
 	bottom := end + len(v.linesBelow(end))
 	f.Cut = f.Cut || above || v.s.cutIn(top, bottom)
 	for _, w := range v.rows[top : bottom+1] {
-		f.Cut = f.Cut || w.row <= end && w.fits(reScrolls) || w.fits(reElided)
+		f.Cut = f.Cut || (f.Multi || w.row <= end) && w.fits(reScrolls) || w.fits(reElided)
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
 		row, ok := options[w.row]
 		if !ok {
@@ -4302,7 +4301,10 @@ func (v *view) promptBelow(last int) string {
 }
 
 // reScrolls is a row that says that its list goes on there; "↑/↓: move" explains keys.
-var reScrolls = re(`^[↑↓]([^/↑↓]|$)`)
+var reScrolls = re(`^[↑↓]([^/↑↓]|$)|\breveal more`)
+
+// reAmong is a row of a list that is no option: Inquirer's separator, or what says that more of the list is there.
+var reAmong = re(`^[\s│]*(\.\.\.|─{14}|[↑↓]([^/↑↓].*)?|.*\breveal more.*)$`)
 
 // reElided is a row that says that the tool itself leaves out a part of what it asks about: "46%" in a frame, of a text
 // that scrolls (dialog).
@@ -6062,8 +6064,7 @@ func (c *castWriter) close(now time.Time) error {
 	if c == nil {
 		return nil
 	}
-	unknown := TTYState{}.words()
-	c.event("t", cmp.Or(c.state, unknown), now)
+	c.event("t", cmp.Or(c.state, TTYState{}.words()), now)
 	return errors.Join(c.w.Flush(), c.file.Close())
 }
 

@@ -2877,8 +2877,7 @@ func (v *watcher) detector() {
 		if v.typist == nil && !v.relay.writes() {
 			v.relay.output.letPass()
 		}
-		next := v.detectAt(time.Now())
-		turn.Reset(time.Until(next))
+		turn.Reset(time.Until(v.detectAt(time.Now())))
 		v.unlock()
 	}
 }
@@ -4290,11 +4289,12 @@ func (t *typist) spell(text bool) (why string) {
 
 // spellOn returns what comes behind what was typed of an answer, "" nothing: see spell.
 func (t *typist) spellOn(v sight, typed string, text bool) (keys, why string) {
-	stands, edits := t.shows(v, typed, text)
-	asks := t.overtaken(v.look)
 	more := strings.TrimSuffix(t.word[len(typed):], "\r")
+	typed = strings.NewReplacer("\x1b[200~", "", "\x1b[201~", "").Replace(typed) // see pasted
+	stands, edits, short := t.shows(v, typed, text)
+	asks := t.overtaken(v.look)
 	count := utf8.RuneCountInString(typed)
-	word := more != "" || text || count > 1
+	word := text || count > 1
 	switch {
 	case edits && !v.tty.Echo && more == "":
 		return "\r", ""
@@ -4308,7 +4308,7 @@ func (t *typist) spellOn(v sight, typed string, text bool) (keys, why string) {
 		return "\r", ""
 	case !v.late && (stands || !asks): // it may only be painted anew
 		return "", whyWait
-	case !v.tty.Echo && count > 1 && !asks:
+	case !v.tty.Echo && count > 1 && !asks && !short:
 		return "\r", ""
 	case more != "" || stands && word:
 		return "", fmt.Sprintf("only its first %d keys were typed: look at the terminal", count)
@@ -4317,8 +4317,9 @@ func (t *typist) spellOn(v sight, typed string, text bool) (keys, why string) {
 }
 
 // shows reports whether the question stands, and whether the program reads, and shows what was typed of its answer
-// behind it, and no other question behind that. Of a screen that no rule reads (text) see spell.
-func (t *typist) shows(v sight, first string, text bool) (stands, edits bool) {
+// behind it, and no other question behind that, or only the beginning of it. Of a screen that no rule reads (text) see
+// spell.
+func (t *typist) shows(v sight, first string, text bool) (stands, edits, short bool) {
 	reads := v.tty.Reading != ReadingBusy && !v.tty.Sleeps && v.tty.Waiting <= 0
 	typed, stands := t.det.Behind(first)
 	first = strings.TrimSpace(first)
@@ -4328,11 +4329,12 @@ func (t *typist) shows(v sight, first string, text bool) (stands, edits bool) {
 			return typed == mark
 		})
 		stands = v.look != nil && v.look.Type == Unknown
-		return stands, stands && shown && reads
+		return stands, stands && shown && reads, false
 	}
 	after, shown := strings.CutPrefix(strings.ToLower(typed), strings.ToLower(first))
 	another := t.q.rec.Type != FreeText && strings.Contains(typed, " ") || v.tty.Echo && after != ""
-	return stands, stands && shown && reads && !another
+	short = typed != "" && typed != first && strings.HasPrefix(first, typed)
+	return stands, stands && shown && reads && !another, short
 }
 
 // choose makes these choices of a menu: each by its own key, or by arrows and a key once the pointer is there. Each key
@@ -4341,7 +4343,6 @@ func (t *typist) choose(want []int) (why string) {
 	asked := t.q.screen
 	known := t.adapter.Box != nil && asked.Pointer >= 0
 	var menu, before *Prompt // as it is, and as it was before the last key
-	var movedAt time.Time    // when it last changed
 	within := keyGrace + lookTime
 	for range maxMenuKeys {
 		why := t.press(within, func(v sight) (keys, why string) {
@@ -4349,12 +4350,9 @@ func (t *typist) choose(want []int) (why string) {
 			if !asked.follows(now) || before != nil && now.unmoved(before) {
 				return "", notFollowed
 			}
-			if menu != nil && !now.unmoved(menu) {
-				movedAt = time.Now()
-			}
 			menu = now
 			turned := before != nil && !slices.Equal(now.Choices, before.Choices)
-			if turned && time.Since(movedAt) < settle { // the rest of its rows may still be painted
+			if turned && time.Since(t.det.changedAt) < settle { // the rest of its rows may still be painted
 				return "", notFollowed
 			}
 			var chosen []int
