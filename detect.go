@@ -2595,7 +2595,7 @@ func (d *Detector) forget() {
 // Tick returns a question that is seen for the first time, else nil.
 func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.look(tty, now)
-	if !d.ttyDue.After(now) {
+	if !d.ttyAt().After(now) {
 		quiet := min(now.Sub(d.changedAt), now.Sub(d.enterAt))
 		d.ttyDue = now.Add(min(max(quiet, settleQuiet/2), pollTTY))
 	}
@@ -2896,7 +2896,7 @@ func (d *Detector) againAt(f *candidate) time.Time {
 func (d *Detector) Next(now time.Time) time.Time {
 	next := d.lookDue
 	if next.IsZero() {
-		next = d.ttyDue
+		next = d.ttyAt()
 	}
 	for _, due := range []time.Time{d.askDue, d.goneDue} {
 		if !due.IsZero() && due.Before(next) {
@@ -2914,9 +2914,11 @@ func (d *Detector) WantTTY(now time.Time) bool {
 	if d.adapter.Box != nil && agent && sure {
 		return false
 	}
-	quiet := d.lookDue.IsZero() || now.Sub(d.outAt) >= settleQuiet/2
-	return quiet && !d.ttyDue.After(now)
+	return !d.ttyAt().After(now)
 }
+
+// ttyAt is when the terminal's state is worth a look: right after its output a program is not back at its keyboard.
+func (d *Detector) ttyAt() time.Time { return later(d.ttyDue, d.outAt.Add(settleQuiet/2)) }
 
 // Behind is what the last look saw where the answer was typed: behind the line of the question in force, else key,
 // where that stands at the cursor; and whether the question still stands. Below a line that has ended all but key is
@@ -6064,7 +6066,8 @@ func (c *castWriter) close(now time.Time) error {
 	if c == nil {
 		return nil
 	}
-	c.event("t", cmp.Or(c.state, TTYState{}.words()), now)
+	unknown := TTYState{}.words()
+	c.event("t", cmp.Or(c.state, unknown), now)
 	return errors.Join(c.w.Flush(), c.file.Close())
 }
 
