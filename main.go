@@ -2132,9 +2132,7 @@ func (w *watchdog) resume() {
 		w.log.Warn("going on", "error", err.Error())
 	}
 	w.relay.resize()
-	if err := w.pty.Signal(resumeSignal); err != nil {
-		w.log.Info("going on", "error", err.Error())
-	}
+	_ = w.pty.Signal(resumeSignal) // a child that is gone needs none
 	w.relay.listen()
 }
 
@@ -2502,8 +2500,11 @@ func (r *relay) copyOutput() {
 		p := buf[:n]
 		r.first.Do(func() {})
 		_, lost := r.out.Write(r.forHost(p))
-		if lost != nil && n > 0 { // nobody can see the output any more, as when a terminal closes
-			_ = r.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
+		if errors.Is(lost, syscall.EPIPE) { // the child is to learn what it would without us
+			_ = r.pty.Signal(syscall.SIGPIPE) // one that is gone needs none
+			r.pty.Close()                     // no signal may end it
+		}
+		if lost != nil && n > 0 { // perhaps the terminal has closed
 			r.lock()
 			r.unshown = lost
 			r.watchdog.checkHost()

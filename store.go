@@ -357,22 +357,19 @@ func modTime(path string) time.Time {
 // configTime is when config.toml was last written, the zero time without one.
 func configTime(dir string) time.Time { return modTime(filepath.Join(dir, "config.toml")) }
 
-// reloaded returns the settings as they are now, except those that a session keeps: the channel, what belongs to it,
-// and whether there is a stream. c, which others may be reading, stays as it is. After an error nothing but the stamp
-// has changed.
+// reloaded returns the settings as they are now, except those that a session keeps: its channel, and whether there is a
+// stream. c, which others may be reading, stays as it is. After an error nothing but the stamp has changed.
 func (c *Config) reloaded() (*Config, error) {
 	now, err := loadConfig(c.Dir, c.getenv, c.flags)
+	if c.Channel == "telegram" && now.Channel == "local" {
+		err = errors.New("the new ones leave out Telegram, where this session asks")
+	}
 	if err != nil {
 		same := *c
 		same.stamp = now.stamp
 		return &same, fmt.Errorf("the settings stay as they were: %w", err)
 	}
-	if now.Channel != c.Channel {
-		now.Channel = c.Channel
-		now.Token = c.Token
-		now.ChatID = c.ChatID
-		now.APIBase = c.APIBase
-	}
+	now.Channel = c.Channel
 	now.Stream = c.Stream
 	return now, nil
 }
