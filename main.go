@@ -4348,7 +4348,7 @@ func (t *typist) choose(want []int) (why string) {
 	for range maxMenuKeys {
 		why := t.press(within, func(v sight) (keys, why string) {
 			now := v.look
-			if !asked.follows(now) || before != nil && now.unmoved(before) {
+			if v.tty.Reading == ReadingBusy || !asked.follows(now) || before != nil && now.unmoved(before) {
 				return "", notFollowed
 			}
 			menu = now
