@@ -4079,6 +4079,10 @@ func TestTextForWhoHasEnded(t *testing.T) {
 		`"rec":"meta","id":"claim telegram:1001","value":"gone-for-good",`+ago(0))
 	p.plays(row{"text": "delete it", "happens": "says ✗ Which session?"})
 	p.plays(row{"text": "/keys ENTER", "happens": "says ✗ Which session?"})
+	ahead := strings.Replace(ago(-time.Hour), `"at"`, `"decided_at"`, 1) // a clock that has been set back since
+	plant(t, p.dir, `"rec":"prompt","id":"x",`+ago(0)+`,"session_id":"gone-for-good","status":"resolved",`+
+		`"telegram_chat":"x","decided_by":"cli:local",`+ahead)
+	p.plays(row{"text": "/send api go on", "happens": `text api "go on"`})
 }
 
 // TestWrittenBefore: what the phone wanted before a session was stopped for long, or keys that it wanted before somebody

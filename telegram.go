@@ -2686,7 +2686,8 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 		if other.DecidedAt != nil && other.Status != Failed { // that was noted after its answer could not be typed
 			over = *other.DecidedAt
 		}
-		if other.Open() || other.mayBeAsked() || over.After(in.at.Add(-textCrosses)) {
+		recent := over.After(in.at.Add(-textCrosses)) && time.Until(over) < textCrosses // else the clock was ahead then
+		if other.Open() || other.mayBeAsked() || recent {
 			return true
 		}
 	}
