@@ -3713,8 +3713,8 @@ func (v *view) reason(g *group) string {
 func (v *view) reasonDown(g *group) string {
 	o := g.opts[0]
 	inside := v.hidden || v.row <= g.end()
-	typing := !v.hidden && v.row >= g.first() && v.row <= g.end()
-	draft := typing && v.col > v.rows[v.row].labelAt // the cursor stands behind a text in an option
+	typing := !v.hidden && inside && v.row >= g.first()
+	draft := typing && v.col > v.rows[v.row].labelAt && !v.rows[v.row].look.Reverse // behind a text in an option
 	alone := len(g.opts) == 1
 	hint := v.choosingRow(g)
 	pointed := g.sure() || o.tick >= 0 || g.at >= 0 && inside && v.reads()
@@ -3835,7 +3835,7 @@ func (v *view) buttonRow() int {
 // drawn unlike the others; nil where there is none.
 func (v *view) column(r int) *group {
 	head := v.rows[r]
-	boxes := head.tick >= 0 && (v.hidden || v.row <= r || v.buttonRow() > r)
+	boxes := head.tick >= 0 && (v.hidden || v.row <= r)
 	lit := head.look != Attr{FG: -1, BG: -1}
 	keyed := head.fits(reRadio) || head.fits(reKeyed) && v.buttonRow() < r
 	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) || keyed {
@@ -3934,7 +3934,9 @@ func (v *view) isOption(o, head viewRow, num string) bool {
 	}
 	asks := head.pointer == "" && o.heads()
 	marked := o.pointer != "" && head.pointer != "" && o.pointer != head.pointer // as a heading is
-	like := o.num == "" && o.optionAt == head.optionAt && o.depth == head.depth && (o.tick < 0) == (head.tick < 0)
+	tree := head.tick >= 0 && head.look.FG >= 0                                  // of boxes, one of them lit
+	inLine := tree || o.optionAt == head.optionAt
+	like := o.num == "" && inLine && o.depth == head.depth && (o.tick < 0) == (head.tick < 0)
 	described := v.rows[min(head.row+1, v.s.rows-1)].dimmer(head)
 	return like && !asks && !marked && !reCount.MatchString(o.label) && !(described && o.dimmer(head))
 }
@@ -4294,12 +4296,11 @@ func asYesNo(f *candidate) {
 // promptBelow is the row at a cursor that stands below a dialog's last row and is none of its own: what is typed goes
 // there. "" where there is none.
 func (v *view) promptBelow(last int) string {
-	typed := v.rows[v.row]
 	above := v.row <= last || v.row == v.buttonRow()
-	if v.known || v.hidden || above || typed.fits(reChoosing) || typed.fits(reEscOut) {
+	if v.known || v.hidden || above {
 		return ""
 	}
-	return typed.indented()
+	return v.rows[v.row].indented()
 }
 
 // reScrolls is a row that says that its list goes on there; "↑/↓: move" explains keys.
@@ -4327,7 +4328,7 @@ func (v *view) dialogTop(first int) (top int, above bool) {
 	if head >= 0 {
 		return top + 1 + head, false
 	}
-	open := top < 0 && v.known && v.rows[0].raw != "" && !v.rows[0].fits(v.a.Head)
+	open := top < 0 && v.known && v.rows[0].raw != ""
 	return top + 1, open && (v.s.AltScreen() || v.forgotten(0))
 }
 
@@ -4453,10 +4454,11 @@ var (
 	// reMarked is where a line may name its answers: brackets, "yes/no", "type yes". readMarker says whether it does.
 	reMarked = re(`[\[(<]([^()<>\[\]]+|` +
 		`[^()<>\[\]]*\[[^\]]+\][^()<>\[\]]*)[\])>]|` +
-		`\b(?i:yes ?(?:/|or) ?no|y ?[/-] ?n|y or n|(?:type|press|enter) ['"]?(?:yes|y)\b['"]?)|` +
+		`\b(?i:yes ?(?:/|or) ?no|y ?[/-] ?n|y or n|(?:type|press|enter) (?:the word )?['"]?(?:yes|y)\b['"]?)|` +
+		`['"«“‘](?i:yes)['"»”’]|` +
 		`\pL+/\pL+[ ?:]*$`)
 	// rePlain is what a question for yes or no may offer besides.
-	rePlain    = re(`(?i)^(y|n|yes|no|\?|q|quit|h|help|fingerprint|esc|\^c)$`)
+	rePlain    = re(`(?i)^(y|n|yes|no|-|\?|q|quit|h|help|fingerprint|esc|\^c)$`)
 	rePress    = re(`(?i)\[(press )?(enter|return|more)\b[^\]]{0,40}\]\s*$`)
 	reNotPress = re(`\+ ?enter|press [a-z]\b|\bdefault\b|` +
 		`to (skip|select|choose|submit)\b|` +
@@ -4465,7 +4467,7 @@ var (
 	reGoesOn = re(`(?i)(:|…|\.\.\.)\s*$|\bcontinue\b`)
 	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
 	// reYn are letters of which each is an answer: "Yn", "ynaq?", "yadH" or "yAdh" of Inquirer.
-	reYn = re(`^((?i:yn|ny)[A-Za-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8}|[a-z]{2,8}H|[Yy][A-Za-z]{2,7}h)$`)
+	reYn = re(`^((?i:yn|ny|y-n)[A-Za-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8}|[a-z]{2,8}H|[Yy][A-Za-z]{2,7}h)$`)
 	// reHotkeys is a key with its label, in five forms, and what goes on with that: hotKeys joins the groups.
 	reHotkeys = re(`(?:(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN'-]*(?: \pL[\pL\pN'-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
@@ -4486,26 +4488,28 @@ var (
 	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
 		`\s*([A-Za-z?])(?:\)| =)\s|\s*([a-z])\. |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
-	reColumns    = re(`(?:^\s?|\s\s)\d{1,2}[.:)]\s+\S`)
-	reAmount     = re(`(?i)\b(how (many|much|long|often)|number of|count)\b`)
-	reListed     = re(`^(#\?|[\pL\pN_ /()]*[:>?])$`)
-	reText       = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(|][^\])|]*[\])|]$`)
-	reDrafted    = re(`^\? .*[^:?›‣>…)\]]$`) // Inquirer's field, with what it refused
-	reRemark     = re(`^\(.* .*\)$`)         // the line above asks
-	reSays       = re(`\pL[\pL\pN]`)         // has a word at all
+	reColumns = re(`(?:^\s?|\s\s)\d{1,2}[.:)]\s+\S`)
+	reAmount  = re(`(?i)\b(how (many|much|long|often)|number of|count)\b`)
+	reListed  = re(`^(#\?|[\pL\pN_ /()]*[:>?])$`)
+	reText    = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(|][^\])|]*[\])|]$`)
+	reDrafted = re(`^\? .*[^:?›‣>…)\]]$`) // Inquirer's field, with what it refused
+	// reGoesWith is a line and the one below, a part of it: a remark, more keys, or the field for the "yes" it names.
+	reGoesWith = re(`.\n\(.* .*\)$|^[^?:]*\w[\])]\pL[^?:\n]*\n.*\w[\])]\pL.*\w[\])]\pL|` +
+		`(?i:\b(type|enter|only)\b.*['"«“‘]yes['"»”’].*[.!]\n.*[:?])$`)
+	reSays       = re(`\pL[\pL\pN]`) // has a word at all
 	reSplits     = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
 	reChoiceWord = re(`^[\pL\pN][\pL\pN_+-]*$`)
 	reEnglish    = re(`(?i)\b(the|or|this|your?|and|with|for|are|does|what|which|it)\b`) // "old or new? [o/n]"
 	reDigits     = re(`^\d+$`)
 	reRange      = re(`^(\d{1,2}) ?(?:-|–|to|\.\.) ?(\d{1,2})$`)
 	// reBelow is the mark behind which a question in the line above is answered: Symfony, click.
-	reBelow      = re(`^[>›❯»]$`)
-	reAskedAbove = re(`[:?\])]\s*$`)
+	reBelow      = re(`[:?\])]\s*\n[>›❯»]$`)
+	reAskedAbove = re(`[?:](.*([\])]|\b[Yy]/[Nn]))?\s*$`)
 	reDefault    = re(`\([^()]*\) *$`)
 	rePathIn     = re(`\s/\S`)
 	rePrefilled  = re(`^(.*[:?]) ?(\d{1,2})$`)
 	rePresent    = re(`^[ ?:]*[‣›»▸].*`)
-	reQuoted     = re(`(?i)^[\[(]?(?:type|press|enter) ['"]?(yes|y)\b|['"«“‘] ?(yes) ?['"»”’]`)
+	reQuoted     = re(`(?i)^[\[(]?(?:type|press|enter) (?:the word )?['"]?(yes|y)\b|['"«“‘] ?(yes) ?['"»”’]`)
 	reCapitals   = re(`(?i)capital|uppercase|majuscul|großbuchst|mayúsc|maiusc|maiúsc|hoofdletter|` +
 		`wielkimi|заглавн|прописн|великими|大文字|大写|대문자|büyük harf`)
 )
@@ -4529,14 +4533,14 @@ func (v *view) readLine() *candidate {
 	f.Question = text
 	above, first := v.lineAbove(top)
 	above = strings.TrimSpace(above)
+	both := above + "\n" + text
 	switch {
-	case first < 0:
-	case reRemark.MatchString(text):
+	case reGoesWith.MatchString(both):
 		text = above + " " + text
 		f.Question = text
 		top = first
-	case reBelow.MatchString(text) && reAskedAbove.MatchString(plain(above)):
-		f.Question = above + "\n" + text
+	case reBelow.MatchString(plain(both)):
+		f.Question = both
 		text = above
 		top = first
 	}
@@ -4896,9 +4900,11 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		}
 	}
 	answers := answersOf(text)
-	if len(list) < 2 || len(answers) > 0 && !reDigits.MatchString(answers[0].Label) { // it was answered before
+	isNumber := func(c Choice) bool { return reDigits.MatchString(c.Label) }
+	if len(list) < 2 || len(answers) > 0 && !isNumber(answers[0]) { // it was answered before
 		return false
 	}
+	list = append(list, slices.DeleteFunc(answers, isNumber)...) // "[1 - 2, all, quit]"
 	f.Full = text
 	f.Type = MultipleChoice
 	f.guess = more || reAmount.MatchString(text)
@@ -4986,19 +4992,20 @@ func (v *view) readAbove(f *candidate) *candidate {
 	if v.known || !v.reads() || v.s.AltScreen() {
 		return nil
 	}
+	end := v.belowText(v.row)
+	_, _, answered, _ := v.lineBefore(end)
 	if !raw {
 		f.why = v.ruleOf(f, text, top)
-	}
-	_, _, answered, _ := v.lineBefore(v.belowText(v.row))
-	if !raw && f.why == "" && !answered && (reAsked.MatchString(text) || reOrder.MatchString(text)) {
-		f.Score = 0.75
-		f.wait = v.o.Stuck
-		f.why = v.ruleOfWords(f, text, top)
+		if f.why == "" && !answered && (reAsked.MatchString(text) || reOrder.MatchString(text)) {
+			f.Score = 0.75
+			f.wait = v.o.Stuck
+			f.why = v.ruleOfWords(f, text, top)
+		}
 	}
 	if f.why != "" {
 		return v.paragraph(f, top)
 	}
-	asked := v.readMarkAbove(f, v.belowText(v.row))
+	asked := v.readMarkAbove(f, end)
 	switch {
 	case asked >= 0:
 		f.ended = true
@@ -5030,9 +5037,8 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 			return -1
 		}
 		text = strings.TrimSpace(text)
-		asks := reAskedAbove.MatchString(plain(text)) && strings.ContainsAny(text, "?:？：")
 		kind, answers := answersNamed(text)
-		if asks && kind == YesNo {
+		if kind == YesNo && reAskedAbove.MatchString(plain(text)) {
 			f.Type, f.Choices = kind, answers
 			f.Question = text
 			f.Score = 0.85
