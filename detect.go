@@ -3727,19 +3727,19 @@ func (v *view) reasonDown(g *group) string {
 		return "its buttons stand below it in a frame" // 3
 	case !g.sure() || draft:
 		return ""
-	case inside && o.num != "":
-		return "its options are numbered" // 17
-	case v.reads():
-		return v.reasonRead(g, inside || v.col == 0 && v.row <= g.end()+2)
 	}
-	return ""
+	return v.reasonRead(g, inside)
 }
 
-// reasonRead is the same where the program reads keys, near: with the cursor at the list, or where it was printed.
-func (v *view) reasonRead(g *group, near bool) string {
+// reasonRead is the same where nothing says how to choose: the program reads keys, with the cursor at the list (inside),
+// or where it was printed.
+func (v *view) reasonRead(g *group, inside bool) string {
+	near := inside || v.col == 0 && v.row <= g.end()+2
 	whole := v.textRows(g.first(), g.end()) > g.end()-g.first() // no blank rows in it
 	switch {
-	case !g.marked && g.end() == v.s.rows-1: // a status line, and what is said below it
+	case inside && g.opts[0].num != "":
+		return "its options are numbered" // 17
+	case !v.reads(), !g.marked && g.end() == v.s.rows-1: // a status line, and what is said below it
 	case v.hidden && g.opts[0].depth > 0:
 		return "it stands in a frame" // 10
 	case near && v.last-g.end() <= 2 && whole:
@@ -4900,11 +4900,9 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		}
 	}
 	answers := answersOf(text)
-	isNumber := func(c Choice) bool { return reDigits.MatchString(c.Label) }
-	if len(list) < 2 || len(answers) > 0 && !isNumber(answers[0]) { // it was answered before
+	if len(list) < 2 || len(answers) > 0 && !reDigits.MatchString(answers[0].Label) { // it was answered before
 		return false
 	}
-	list = append(list, slices.DeleteFunc(answers, isNumber)...) // "[1 - 2, all, quit]"
 	f.Full = text
 	f.Type = MultipleChoice
 	f.guess = more || reAmount.MatchString(text)

@@ -2046,7 +2046,8 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 	case sig == syscall.SIGHUP && w.relay.hostGone():
 		w.hangUp()
 	case sig == syscall.SIGHUP && w.reloads():
-		w.reload()
+		w.tg.refresh(true)
+		w.cfg = w.tg.cfg.Load()
 		w.beside(func() {
 			w.await(time.Now().Add(hostLook), w.ended)
 			w.checkHost()
@@ -2142,12 +2143,6 @@ func (w *watchdog) terminate(grace time.Duration) {
 		w.toldToEnd = time.Now()
 	}
 	w.spawn(func() { w.pty.Terminate(grace) })
-}
-
-// reload takes over the configuration file as it is now, or keeps the old settings and says so.
-func (w *watchdog) reload() {
-	w.tg.refresh(true)
-	w.cfg = w.tg.cfg.Load()
 }
 
 // ---- relay ----
@@ -2873,20 +2868,15 @@ func (v *watcher) detector() {
 		}
 		v.relay.takeOutput()
 		v.detect()
-		v.watchdog.lookForRecords() // a hook may call when its dialog is painted
-		v.relay.output.takeEach(!v.gathers())
+		v.watchdog.lookForRecords()                        // a hook may call when its dialog is painted
+		reported := v.det.Screen.status.State == "blocked" // a dialog: it is wanted at once
+		v.relay.output.takeEach(v.typist != nil || v.cast != nil || v.cfg.Stream || reported)
 		if v.typist == nil && !v.relay.writes() {
 			v.relay.output.letPass()
 		}
 		turn.Reset(time.Until(v.detectAt(time.Now())))
 		v.unlock()
 	}
-}
-
-// gathers reports whether output may gather: nothing needs it at once. A dialog that the tool reports does.
-func (v *watcher) gathers() bool {
-	reported := v.det.Screen.status.State == "blocked"
-	return v.typist == nil && v.cast == nil && !v.cfg.Stream && !reported
 }
 
 // detectAt is when the detector has something to do. While a typist works nothing is looked for.

@@ -2336,7 +2336,7 @@ func (p *PromptRecord) listAnswers() {
 		p.Constraints.MaxLength = maxText
 	}
 	if p.Type == YesNo && len(p.Choices) == 0 {
-		p.Choices = yesNo()
+		p.Choices = []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}}
 	}
 	p.Answers = []Answer{}
 	for _, c := range p.Choices {
@@ -2366,9 +2366,6 @@ func (p *PromptRecord) listAnswers() {
 		p.Answers = append(p.Answers, Answer{Key: leaveIt, Label: "Leave it", Refuses: true})
 	}
 }
-
-// yesNo are the choices of a plain yes or no.
-func yesNo() []Choice { return []Choice{{Key: "y", Label: "Yes"}, {Key: "n", Label: "No"}} }
 
 // reLasting is what a choice says that allows more than what is asked.
 var reLasting = re(
