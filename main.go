@@ -2129,9 +2129,7 @@ func (w *watchdog) resume() {
 	if w.relay.keys != nil && !inForeground(w.relay.keys) {
 		w.relay.raw.Store(false) // whatever it was when we were stopped
 	}
-	if err := w.relay.makeRaw(); err != nil {
-		w.log.Warn("going on", "error", err.Error())
-	}
+	w.tg.warn(w.relay.makeRaw())
 	w.relay.resize()
 	_ = w.pty.Signal(resumeSignal) // a child that is gone needs none
 	w.relay.listen()
@@ -2454,9 +2452,7 @@ func (r *relay) readKeyboard() {
 		return
 	}
 	r.wanted.Store(true)
-	if err := r.makeRaw(); err != nil {
-		r.log.Warn("reading the keyboard", "error", err.Error())
-	}
+	r.tg.warn(r.makeRaw())
 	r.resize()
 	r.listen()
 }
@@ -2681,20 +2677,13 @@ func (r *relay) writeTyping() {
 		_, err := r.pty.Write(keys)
 		r.lock()
 		r.inFlight = false
-		r.unwritten(err)
+		r.tg.warn(err)
 		ring(r.output.wake) // the keyboard may pass again
 	}
 }
 
 // writes reports whether such keys are queued or being written.
 func (r *relay) writes() bool { return r.inFlight || len(r.typing) > 0 }
-
-// unwritten tells what kept keys from the child, if anything. Any goroutine may call it.
-func (r *relay) unwritten(err error) {
-	if err != nil {
-		r.log.Warn("writing to the program", "error", err.Error())
-	}
-}
 
 // resize gives the child the size of the host's terminal.
 func (r *relay) resize() {
@@ -2717,7 +2706,7 @@ func (r *relay) readKeys() {
 		if r.output.typed(buf[:n]) {
 			_, err := r.pty.Write(buf[:n])
 			r.output.wrote()
-			r.unwritten(err)
+			r.tg.warn(err)
 			continue
 		}
 		r.lock()
@@ -3651,7 +3640,7 @@ func (p *phone) inputText(r *InputRecord) (note, why string) {
 
 // fetch gets the file of an input, which then types where that was put, and what was written below it.
 func (p *phone) fetch(r *InputRecord) {
-	ctx, cancel := context.WithDeadline(p.ctx, r.At.Add(inputTime))
+	ctx, cancel := context.WithDeadline(p.ctx, r.At.Add(inputTime/2)) // others wait behind it
 	p.fetching++
 	p.spawn(func() {
 		defer cancel()

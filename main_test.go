@@ -4083,6 +4083,10 @@ func TestTextForWhoHasEnded(t *testing.T) {
 	plant(t, p.dir, `"rec":"prompt","id":"x",`+ago(0)+`,"session_id":"gone-for-good","status":"resolved",`+
 		`"telegram_chat":"x","decided_by":"cli:local",`+ahead)
 	p.plays(row{"text": "/send api go on", "happens": `text api "go on"`})
+	id := awaitRun(t, p.dir, "api").str("id")
+	plant(t, p.dir, `"rec":"session","id":"`+id+`",`+ago(0)+`,"tool":"tool","label":"api","status":"active",`+
+		strings.Replace(ahead, "decided_at", "started_at", 1))
+	p.plays(row{"text": "/send api and on", "happens": `text api "and on"`})
 }
 
 // TestWrittenBefore: what the phone wanted before a session was stopped for long, or keys that it wanted before somebody
@@ -4672,6 +4676,8 @@ func newPhonePlay(t *testing.T, sessions string, flags ...string) *phonePlay {
 			http.NotFound(w, r)
 		case "elsewhere.jpg":
 			http.Redirect(w, r, "large.jpg", http.StatusFound)
+		case "stalls.jpg":
+			<-r.Context().Done()
 		case "huge.jpg":
 			_, _ = w.Write(make([]byte, 20<<20+1)) // the client may hang up
 		default:

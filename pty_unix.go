@@ -1228,7 +1228,7 @@ func checkPrivate(f *os.File) error {
 }
 
 // closeRemedy is how to close a file, or a folder with all that is in it, to others.
-func closeRemedy(path string) string { return "make it yours alone: chmod -R go= " + path }
+func closeRemedy(path string) string { return othersUse + "chmod -R go= " + path }
 
 // fileRemedy is what to do about a file or folder that cannot be made, opened or written; "" where that is not known.
 func fileRemedy(err error) string {
@@ -1243,6 +1243,8 @@ func fileRemedy(err error) string {
 		return "that disk is read-only: set ATLASBRIDGE_HOME to a folder on another"
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return "make room on that disk, or set ATLASBRIDGE_HOME to a folder on another"
+	case errors.Is(err, unix.EMFILE):
+		return "ulimit -n allows too few open files here: ulimit -n 256"
 	case errors.Is(err, unix.ENOTDIR):
 		return "a file stands where a folder is to be: move it away, or set ATLASBRIDGE_HOME to another folder"
 	}

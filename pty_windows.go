@@ -558,7 +558,7 @@ const (
 
 // closeRemedy is how to close a file, or a folder with all that is in it, to others.
 func closeRemedy(path string) string {
-	return "make it yours alone: icacls \"" + path + "\" /inheritance:r /grant:r %USERNAME%:F /T"
+	return othersUse + "icacls \"" + path + "\" /inheritance:r /grant:r %USERNAME%:F /T"
 }
 
 // fileRemedy is what to do about a file or folder that cannot be made, opened or written; "" where that is not known.

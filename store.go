@@ -61,6 +61,9 @@ const (
 	maxExcerpt   = 200     // bytes of an excerpt, SPEC section 5
 )
 
+// othersUse stands before the command with which closeRemedy takes a file or folder from others.
+const othersUse = "if others need it, set ATLASBRIDGE_HOME to another folder; else make it yours alone: "
+
 // ---- privacy of files ----
 //
 // Everything is in one folder, which is the user's alone.

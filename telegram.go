@@ -2568,7 +2568,7 @@ func (in *incoming) target(command, word string) (s *SessionRecord, p *PromptRec
 		live = nil
 	}
 	switch {
-	case len(live) == 1 && in.at.Before(live[0].StartedAt):
+	case len(live) == 1 && in.at.Before(live[0].StartedAt) && time.Until(live[0].StartedAt) < textCrosses:
 		refused.reply = "✗ Nothing was sent: you wrote that before " + origin(live[0]) + " began."
 	case len(live) == 1:
 		return live[0], p, intent{}
