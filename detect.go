@@ -3731,8 +3731,8 @@ func (v *view) reasonDown(g *group) string {
 	return v.reasonRead(g, inside)
 }
 
-// reasonRead is the same where nothing says how to choose: the program reads keys, with the cursor at the list (inside),
-// or where it was printed.
+// reasonRead is the same where nothing says how to choose: the program reads keys, with the cursor at the list
+// (inside), or where it was printed.
 func (v *view) reasonRead(g *group, inside bool) string {
 	near := inside || v.col == 0 && v.row <= g.end()+2
 	whole := v.textRows(g.first(), g.end()) > g.end()-g.first() // no blank rows in it
