@@ -11146,7 +11146,8 @@ func (c *puppet) taken(screen string) (keys string) {
 // reads waits until it has read want, while that screen stood.
 func (c *puppet) reads(screen, want string) {
 	c.t.Helper()
-	c.await(c.t, fmt.Sprintf("it read %q at %q", want, screen), func() bool {
+	stalls := time.Minute / 2 // so long a download may, before what waits behind it is done
+	c.awaitFor(c.t, patience()+stalls, fmt.Sprintf("it read %q at %q", want, screen), func() bool {
 		return strings.Contains(c.taken(screen), want)
 	})
 }
