@@ -531,7 +531,7 @@ func parseTOML(text string, known []setting) (map[string]setting, error) {
 				problem = tomlForm
 			}
 		}
-		if problem == "" && entries[s.Key].Key != "" {
+		if problem == "" && entries[s.Key].Key+entries[m[1]].Key != "" { // of a pair m[1] is ""
 			problem = s.Key + " is set twice"
 		}
 		if problem != "" {
