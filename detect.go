@@ -4296,11 +4296,12 @@ func asYesNo(f *candidate) {
 // promptBelow is the row at a cursor that stands below a dialog's last row and is none of its own: what is typed goes
 // there. "" where there is none.
 func (v *view) promptBelow(last int) string {
+	typed := v.rows[v.row]
 	above := v.row <= last || v.row == v.buttonRow()
-	if v.known || v.hidden || above {
+	if v.known || v.hidden || above || typed.fits(reChoosing) || typed.fits(reEscOut) {
 		return ""
 	}
-	return v.rows[v.row].indented()
+	return typed.indented()
 }
 
 // reScrolls is a row that says that its list goes on there; "↑/↓: move" explains keys.
