@@ -3712,9 +3712,9 @@ func (v *view) reason(g *group) string {
 // what Enter takes.
 func (v *view) reasonDown(g *group) string {
 	o := g.opts[0]
-	inside := v.hidden || v.row <= g.end()
-	typing := !v.hidden && inside && v.row >= g.first()
-	draft := typing && v.col > v.rows[v.row].labelAt && !v.rows[v.row].look.Reverse // behind a text in an option
+	inside := v.hidden || v.row <= g.end() && (g.marked || v.row+2 >= g.first())
+	draft := !v.hidden && inside && v.row >= g.first() && v.col > v.rows[v.row].labelAt &&
+		!v.rows[v.row].look.Reverse // the cursor stands behind a text in an option
 	alone := len(g.opts) == 1
 	hint := v.choosingRow(g)
 	pointed := g.sure() || o.tick >= 0 || g.at >= 0 && inside && v.reads()
@@ -3814,8 +3814,7 @@ func (v *view) readGroup() *candidate {
 func (v *view) pointedAbove(g *group) bool {
 	return v.up(g.first(), func(w viewRow) bool {
 		above := v.column(w.row)
-		apart := above != nil && len(above.opts) > 1 && above.end() < g.first() // no heading with a mark
-		return apart && w.pointer != ""
+		return w.pointer != "" && above != nil && len(above.opts) > 1 && above.end() < g.first() // no heading with a mark
 	}) >= 0
 }
 
@@ -4394,9 +4393,8 @@ func (v *view) readField() *candidate {
 	question := plain(strings.TrimLeft(asked.raw, " "+uprights)) // with the mark that it may begin with
 	_, rest, _ := strings.Cut(question, " ")
 	asks := reOrder.MatchString(question) && reEnds.MatchString(rest)
-	if !fenced {
-		field := v.drawn || after+v.typed != "" // else it is readLine's
-		asks = field && (reHeading.MatchString(question) || hasWord("secret", question))
+	if !fenced { // an empty one without a drawn cursor is readLine's
+		asks = (v.drawn || after+v.typed != "") && (reHeading.MatchString(question) || hasWord("secret", question))
 	}
 	below := v.rows[min(v.row+1, v.last+1):min(v.row+9, v.last+1)]
 	f := newCandidate(FreeText, 0.80)
@@ -4484,7 +4482,7 @@ var (
 		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|` +
 		`(?i:(cmd|command)\b[^:]*:))$`)
 	// reOpen is answered by a text: it ends without "?", a program marks it so, or it is no more than "this or that?".
-	reOpen = re(`^\? |[^?]$|^(?i:\S+ (or|oder|ou|o|of|lub|или|або|veya) \S+|` +
+	reOpen = re(`^\? |[^?]$|^[\[(][A-Za-z][\])]\pL|^(?i:\S+ (or|oder|ou|o|of|lub|или|або|veya) \S+|` +
 		`(\S+ )?(number|nummer|num[eé]ro|número|номер)) ?\?$`)
 	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
@@ -4648,7 +4646,7 @@ func (v *view) readWords(f *candidate, text string, top int) *candidate {
 		return nil
 	default:
 		v.bySilence(f)
-		if v.tty.Reading == ReadingUnknown && !v.reads() {
+		if !v.reads() {
 			f.wait *= stillBlind
 		}
 	}
@@ -5031,8 +5029,7 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 	}
 	for range within {
 		text, first, answered, _ := v.lineBefore(end)
-		stop := answered || first < 0 || isBlank(text) // as what is not known is
-		if v.tty.Canonical && !v.readsLine() || !v.reads() || stop {
+		if v.tty.Canonical && !v.readsLine() || !v.reads() || answered || first < 0 || isBlank(text) {
 			return -1
 		}
 		text = strings.TrimSpace(text)
