@@ -4454,7 +4454,7 @@ var (
 	reMarked = re(`[\[(<]([^()<>\[\]]+|` +
 		`[^()<>\[\]]*\[[^\]]+\][^()<>\[\]]*)[\])>]|` +
 		`\b(?i:yes ?(?:/|or) ?no|y ?[/-] ?n|y or n|(?:type|press|enter) (?:the word )?['"]?(?:yes|y)\b['"]?)|` +
-		`['"«“‘](?i:yes)['"»”’]|` +
+		`\b(?i:only ['"«“‘]yes['"»”’])|` +
 		`\pL+/\pL+[ ?:]*$`)
 	// rePlain is what a question for yes or no may offer besides.
 	rePlain    = re(`(?i)^(y|n|yes|no|-|\?|q|quit|h|help|fingerprint|esc|\^c)$`)
@@ -4494,7 +4494,7 @@ var (
 	reDrafted = re(`^\? .*[^:?›‣>…)\]]$`) // Inquirer's field, with what it refused
 	// reGoesWith is a line and the one below, a part of it: a remark, more keys, or the field for the "yes" it names.
 	reGoesWith = re(`.\n\(.* .*\)$|^[^?:]*\w[\])]\pL[^?:\n]*\n.*\w[\])]\pL.*\w[\])]\pL|` +
-		`(?i:\b(type|enter|only)\b.*['"«“‘]yes['"»”’].*[.!]\n.*[:?])$`)
+		`(?i:^(type|type the word|enter|only) ['"«“‘]yes['"»”’].*[.!]\n.*[:?])$`)
 	reSays       = re(`\pL[\pL\pN]`) // has a word at all
 	reSplits     = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
 	reChoiceWord = re(`^[\pL\pN][\pL\pN_+-]*$`)
