@@ -1508,7 +1508,7 @@ type Prompt struct {
 	Pointer int    `json:"-"` // index of the choice highlighted, −1 none
 	drafted bool   // a text stands in the box, or in the field: another would be added to it
 
-	// lead is Shown without the choices, what stands among them and how to choose, all is with them; both as they are on
+	// lead is Shown without the choices and what stands among them, all is with them; both as they are on
 	// the screen, secrets included: they never leave the process.
 	lead   string
 	all    string
@@ -1548,10 +1548,7 @@ func (p *Prompt) seal() {
 	rows := append([]string{kind}, p.parts.above...)
 	rows = append(rows, p.parts.body...)
 	rows = append(rows, "? "+p.Question)
-	p.lead = reKeysHint.ReplaceAllString(strings.Join(rows, "\n"), "")
-	if ticked := p.ticked(); ticked != "" { // tty-prompt repeats it behind its question
-		p.lead = strings.TrimSuffix(strings.ReplaceAll(p.lead+"\n", " "+ticked+"\n", "\n"), "\n")
-	}
+	p.lead = strings.Join(rows, "\n")
 	rows = append(rows, p.parts.among...)
 	for _, c := range p.Choices {
 		rows = append(rows, "- "+c.Key+" "+c.Label)
@@ -1560,6 +1557,16 @@ func (p *Prompt) seal() {
 		rows = append(rows, "…")
 	}
 	p.all = strings.Join(rows, "\n")
+}
+
+// unhinted is lead without how to choose, and without what is ticked: tty-prompt repeats that behind its question. It
+// is left until a pointer moves: that pattern costs as much as all else of a look.
+func (p *Prompt) unhinted() string {
+	text := reKeysHint.ReplaceAllString(p.lead, "") + "\n"
+	if ticked := p.ticked(); ticked != "" {
+		text = strings.ReplaceAll(text, " "+ticked+"\n", "\n")
+	}
+	return text
 }
 
 // ticked names the choices that are ticked, as a text.
@@ -1739,7 +1746,7 @@ func (p *Prompt) compare(now *Prompt) sameness {
 // follows reports whether now is p after a key moved its pointer: a long list may show other choices then, but not the
 // same in another order, nor something else beside them, unless that may count what is ticked. now may be nil.
 func (p *Prompt) follows(now *Prompt) bool {
-	if now == nil || now.motion.compare(p.lead, now.lead) != theSame {
+	if now == nil || now.motion.compare(p.unhinted(), now.unhinted()) != theSame {
 		return false
 	}
 	was, is := labels(p.Choices), labels(now.Choices)
@@ -2594,7 +2601,7 @@ func (d *Detector) forget() {
 
 // Tick returns a question that is seen for the first time, else nil.
 func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
-	d.look(tty, now)
+	d.look(tty, now, false)
 	if !d.ttyAt().After(now) {
 		quiet := min(now.Sub(d.changedAt), now.Sub(d.enterAt))
 		d.ttyDue = now.Add(min(max(quiet, settleQuiet/2), pollTTY))
@@ -2627,7 +2634,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 // Look returns what the screen asks this instant, nil nothing: the typist's eye. It is compared, and nothing of it
 // leaves the process: it is not redacted, and has no Shown before publish.
 func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
-	d.look(tty, now)
+	d.look(tty, now, true)
 	if d.found == nil {
 		return nil
 	}
@@ -2658,7 +2665,7 @@ func masked(r rune) rune {
 }
 
 // look brings the mask, the view and what is found in it up to date.
-func (d *Detector) look(tty TTYState, now time.Time) {
+func (d *Detector) look(tty TTYState, now time.Time, all bool) {
 	if d.view == nil || !d.lookDue.IsZero() {
 		d.foldOutput(now)
 	}
@@ -2671,6 +2678,12 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 		return
 	}
 	d.view = view
+	d.found = nil
+	if !all && d.cur == nil && d.adapter.Box == nil && now.Sub(d.changedAt) < settle/2 { // nothing can be asked yet
+		d.lookDue = d.changedAt.Add(settle)
+		view.changes--
+		return
+	}
 	d.found = view.read()
 	if d.cur != nil && d.cur.left != nil && d.typed {
 		d.lookInField()
@@ -2727,7 +2740,7 @@ func (d *Detector) foldOutput(now time.Time) {
 		d.outAt = now
 	}
 	s := d.Screen
-	shown := s.Text()
+	shown := fmt.Sprint(s.Text(), s.scrolled) // the rows of text that scrolls may all be the same
 	mask := strings.Map(masked, shown)
 	if s.modes[modeCursor] {
 		at := fmt.Sprint(s.row, s.col)
@@ -3546,7 +3559,7 @@ var reFolded = re(`\[(Pasted|Image)|[*•]$`)
 // Box looks at the input box. Of a tool that is not known it is the cursor's line, if that is idle
 // or shows nothing but a mark: what else stands there may be a draft.
 func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
-	d.look(tty, now)
+	d.look(tty, now, true)
 	v := d.view
 	switch {
 	case d.found != nil && d.found.Idle && !d.found.drafted:
