@@ -1560,24 +1560,19 @@ func (p *Prompt) seal() {
 }
 
 // unhinted is lead without how to choose, and without what is ticked: tty-prompt repeats that behind its question. It
-// is left until a pointer moves: that pattern costs as much as all else of a look.
+// is left until a pointer moves: the pattern costs as much as all else of a look.
 func (p *Prompt) unhinted() string {
 	text := reKeysHint.ReplaceAllString(p.lead, "") + "\n"
-	if ticked := p.ticked(); ticked != "" {
-		text = strings.ReplaceAll(text, " "+ticked+"\n", "\n")
-	}
-	return text
-}
-
-// ticked names the choices that are ticked, as a text.
-func (p *Prompt) ticked() string {
 	var names []string
 	for i, ticked := range p.Ticked {
 		if ticked {
 			names = append(names, p.Choices[i].Label)
 		}
 	}
-	return strings.Join(names, ", ")
+	if len(names) > 0 {
+		text = strings.ReplaceAll(text, " "+strings.Join(names, ", ")+"\n", "\n")
+	}
+	return text
 }
 
 // publish makes of all what may leave the process: Shown, redacted and with nothing hidden. It is left
@@ -2601,7 +2596,7 @@ func (d *Detector) forget() {
 
 // Tick returns a question that is seen for the first time, else nil.
 func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
-	d.look(tty, now, false)
+	d.look(tty, now)
 	if !d.ttyAt().After(now) {
 		quiet := min(now.Sub(d.changedAt), now.Sub(d.enterAt))
 		d.ttyDue = now.Add(min(max(quiet, settleQuiet/2), pollTTY))
@@ -2634,7 +2629,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 // Look returns what the screen asks this instant, nil nothing: the typist's eye. It is compared, and nothing of it
 // leaves the process: it is not redacted, and has no Shown before publish.
 func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
-	d.look(tty, now, true)
+	d.look(tty, now)
 	if d.found == nil {
 		return nil
 	}
@@ -2665,7 +2660,7 @@ func masked(r rune) rune {
 }
 
 // look brings the mask, the view and what is found in it up to date.
-func (d *Detector) look(tty TTYState, now time.Time, all bool) {
+func (d *Detector) look(tty TTYState, now time.Time) {
 	if d.view == nil || !d.lookDue.IsZero() {
 		d.foldOutput(now)
 	}
@@ -2679,7 +2674,8 @@ func (d *Detector) look(tty TTYState, now time.Time, all bool) {
 	}
 	d.view = view
 	d.found = nil
-	if !all && d.cur == nil && d.adapter.Box == nil && now.Sub(d.changedAt) < settle/2 { // nothing can be asked yet
+	unwanted := d.cur == nil && d.adapter.Box == nil && tty.Reading == ReadingUnasked
+	if unwanted && now.Sub(d.changedAt) < settle/2 { // text that comes cannot be asked yet
 		d.lookDue = d.changedAt.Add(settle)
 		view.changes--
 		return
@@ -3559,7 +3555,7 @@ var reFolded = re(`\[(Pasted|Image)|[*•]$`)
 // Box looks at the input box. Of a tool that is not known it is the cursor's line, if that is idle
 // or shows nothing but a mark: what else stands there may be a draft.
 func (d *Detector) Box(tty TTYState, now time.Time) inputBox {
-	d.look(tty, now, true)
+	d.look(tty, now)
 	v := d.view
 	switch {
 	case d.found != nil && d.found.Idle && !d.found.drafted:
