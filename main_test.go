@@ -7510,6 +7510,9 @@ func (s *sim) means(d *simDialog, meaning string, p *simPrompt) {
 	if want == "Enter" && p.Type == "unknown" {
 		begun, ends = took, true
 	}
+	if n := slices.Index(d.choices, meaning) + 1; n > 0 && p.Type == "unknown" && want == fmt.Sprint("text:", n) {
+		meaning = want // a text at a screen that no rule reads: the program takes it for a choice's number
+	}
 	if isText && ends && strings.HasSuffix(p.Question, simEcho(begun)) {
 		meaning = want // what the question shows as typed already is part of the answer
 	}
@@ -8585,13 +8588,24 @@ func (s *sim) judgeStands() {
 		asked := func(h *simHook) bool {
 			return h.from.Before(one.to) && (h.to.IsZero() || h.to.After(one.from))
 		}
-		many := 0 // questions in the minute before
+		lately := func(at time.Time) bool { return at.After(one.from.Add(-time.Minute)) && at.Before(one.to) }
+		many := 0 // questions in the minute before: those that are recorded, or what stood and the ends of turns
+		stood := 0
 		for _, p := range s.prompts {
-			if p.CreatedAt.After(one.from.Add(-time.Minute)) && p.CreatedAt.Before(one.to) {
+			if lately(p.CreatedAt) {
 				many++
 			}
+			if lately(p.CreatedAt) && p.Idle {
+				stood++
+			}
 		}
-		if d.touched || long < enough || d.hooked || many >= 6 || s.blind && d.kind == "menu" ||
+		for _, other := range s.stands {
+			if other != one && lately(other.from) {
+				stood++
+			}
+		}
+		waits := stood >= 6 && long < enough+time.Minute
+		if d.touched || long < enough || d.hooked || many >= 6 || waits || s.blind && d.kind == "menu" ||
 			slices.ContainsFunc(s.hooks, asked) {
 			continue
 		}
