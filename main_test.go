@@ -7510,8 +7510,9 @@ func (s *sim) means(d *simDialog, meaning string, p *simPrompt) {
 	if want == "Enter" && p.Type == "unknown" {
 		begun, ends = took, true
 	}
-	if n := slices.Index(d.choices, meaning) + 1; n > 0 && p.Type == "unknown" && want == fmt.Sprint("text:", n) {
-		meaning = want // a text at a screen that no rule reads: the program takes it for a choice's number
+	number := fmt.Sprint("text:", slices.Index(d.choices, meaning)+1)
+	if p.Type == "unknown" && want == number { // a text at a screen that no rule reads
+		meaning = want
 	}
 	if isText && ends && strings.HasSuffix(p.Question, simEcho(begun)) {
 		meaning = want // what the question shows as typed already is part of the answer
@@ -8588,9 +8589,10 @@ func (s *sim) judgeStands() {
 		asked := func(h *simHook) bool {
 			return h.from.Before(one.to) && (h.to.IsZero() || h.to.After(one.from))
 		}
-		lately := func(at time.Time) bool { return at.After(one.from.Add(-time.Minute)) && at.Before(one.to) }
-		many := 0 // questions in the minute before: those that are recorded, or what stood and the ends of turns
-		stood := 0
+		lately := func(at time.Time) bool {
+			return at.After(one.from.Add(-time.Minute)) && at.Before(one.to)
+		}
+		many, stood := 0, 0 // questions in the minute before: that are recorded; that may have been seen
 		for _, p := range s.prompts {
 			if lately(p.CreatedAt) {
 				many++
