@@ -4099,9 +4099,12 @@ var sides = []struct {
 		re(`\[? ?([^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*)`)},
 }
 
-// sideBySide is the group of choices side by side in row r, nil where there is none.
+// sideBySide is the group of choices side by side in row r, nil where there is none, or too much stands below.
 func (v *view) sideBySide(r int) *group {
 	w := v.rows[r]
+	if v.textRows(r+1, v.last) > maxBelow {
+		return nil
+	}
 	for _, s := range sides {
 		part := s.row.expr().FindStringSubmatchIndex(w.text)
 		if part == nil {
