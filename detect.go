@@ -3722,8 +3722,9 @@ func (v *view) reason(g *group) string {
 func (v *view) reasonDown(g *group) string {
 	o := g.opts[0]
 	inside := v.hidden || v.row <= g.end() && (g.marked || v.row+2 >= g.first())
-	draft := !v.hidden && inside && v.row >= g.first() && v.col > v.rows[v.row].labelAt &&
-		!v.rows[v.row].look.Reverse // the cursor stands behind a text in an option
+	w := v.rows[v.row]
+	draft := !v.hidden && inside && v.row >= g.first() && v.col > w.labelAt &&
+		!v.s.attr(v.row, w.labelAt).Reverse // the cursor stands behind a text in an option
 	alone := len(g.opts) == 1
 	hint := v.choosingRow(g)
 	pointed := g.sure() || o.tick >= 0 || g.at >= 0 && inside && v.reads()
