@@ -181,6 +181,9 @@ func (p *unixPTY) start(path string, argv []string, attr *syscall.ProcAttr, host
 		} else {
 			p.leader, err = begin(path, argv, attr)
 			p.pid = p.leader
+			if err != nil {
+				err = notRun{err}
+			}
 		}
 		started <- err
 		if err == nil {
