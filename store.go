@@ -406,9 +406,8 @@ func (s setting) assign(c *Config) error {
 	case strings.HasSuffix(s.Key, "_ms"):
 		unit = 1e6
 	}
-	if unit > 0 {
-		var amount float64
-		_ = json.Unmarshal(value, &amount) // what is no number does not fit
+	var amount float64
+	if unit > 0 && json.Unmarshal(value, &amount) == nil { // else it does not fit
 		value = fmt.Appendf(nil, "%.0f", amount*unit)
 	}
 	object := fmt.Sprintf("{%q: %s}", s.Key, value)
