@@ -1058,7 +1058,12 @@ func (t *Telegram) streamJob(v *View) *job {
 		return nil
 	}
 	s := t.stream
-	text, more := s.next(min(t.cfg.Load().MaxChars, partUnits))
+	limit := t.cfg.Load().MaxChars
+	about := v.Sessions[t.session]
+	if about != nil { // its first and last line count, too
+		limit = max(limit/2, limit-units(origin(about))-1)
+	}
+	text, more := s.next(min(limit, partUnits))
 	if text == "" {
 		return nil
 	}
@@ -1067,7 +1072,7 @@ func (t *Telegram) streamJob(v *View) *job {
 		s.msg = 0
 	}
 	n := Notice{Mono: text, edit: s.msg, Ring: s.msg != 0} // an edit has no sound to leave out
-	j, _ := t.notice("stream", n, v.Sessions[t.session])
+	j, _ := t.notice("stream", n, about)
 	j.rank = rankRest
 	if more {
 		j.rank = rankNotice
