@@ -4990,7 +4990,7 @@ func cmdHook(c *command) int {
 		err = json.Unmarshal(raw, h)
 	}
 	asks := h.Event == "PermissionRequest"
-	if err != nil || asks && isAmbiguous(json.NewDecoder(bytes.NewReader(raw)), maxHookDepth) {
+	if err != nil || asks && (h.Tool == "" || isAmbiguous(json.NewDecoder(bytes.NewReader(raw)), maxHookDepth)) {
 		return 0 // the tool's dialog asks
 	}
 	c.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
