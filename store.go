@@ -186,7 +186,7 @@ timeout_seconds = 600
     seconds that a question waits for its answer
     must be a number from 1 to 86400
 permission_timeout_seconds = 300
-    the same for a permission of claude's hook
+    the same for a permission
     environment: PERMISSION_TIMEOUT_SEC
     must be a number from 1 to 86400
 detection_threshold = 0.65
