@@ -5050,7 +5050,9 @@ func (h *hook) handle(c *command) error {
 		return h.st.keep(&InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
 			Text: answer, Status: "queued"})
 	case "PermissionRequest":
-		cfg, err := c.config(c.timeout())
+		flags := c.timeout()
+		flags["channel"] = "local" // what Telegram needs may be in our environment alone
+		cfg, err := c.config(flags)
 		if err != nil {
 			return err
 		}
