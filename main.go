@@ -1376,6 +1376,7 @@ const (
 	lookTime     = time.Second            // for a typist to see its question
 	frameTime    = 30 * time.Millisecond  // for a frame to be painted, with --stream: pieces ≤ 30 ms apart
 	typistLook   = time.Second / 40       // between looks of a typist
+	napTime      = time.Second / 4        // between two looks for keys, at most, of a program that sleeps meanwhile
 	keyboardLook = time.Second / 4        // between looks whether the keyboard is ours, and the tool reads it
 	tapQuiet     = 100 * time.Millisecond // of silence after the child's end, then a tap ends
 	busyTime     = 3 * time.Second        // beyond its time: a typist waits for a pause of the output
@@ -4059,7 +4060,7 @@ func (t *typist) write(keys string) (why string) {
 // time.
 func (t *typist) mayBegin(v sight, until time.Time) (why string) {
 	switch {
-	case t.q != nil && v.tty.Reading == ReadingBusy:
+	case t.q != nil && (v.tty.Reading == ReadingBusy || v.tty.Sleeps && time.Since(t.began) < napTime):
 		why = "the program does not read its keyboard; look at the terminal"
 	case v.tty.Waiting > 0:
 		why = "keys were typed that the program has not read; look at the terminal"

@@ -114,6 +114,9 @@ type unixPTY struct {
 	raw    syscall.RawConn // the master's
 	taking sync.Mutex      // guards what follows
 	taken  int64           // bytes of output that were read
+
+	ran   string    // how often and how long the sleeper had run when State last saw that it had: see naps
+	ranAt time.Time // when that was
 }
 
 // startPTY starts argv in dir on a new terminal of that size. Its errors wrap errNoTool or fs.ErrPermission.
@@ -508,7 +511,7 @@ func groupOf(f *os.File) (int, error) {
 func (p *unixPTY) State() TTYState {
 	modes := p.Modes()
 	now := TTYState{Reading: p.reading(), Canonical: modes.Canonical, Echo: modes.Echo, Waiting: -1}
-	if now.Reading == ReadingBusy && !now.Canonical && p.sleeps() {
+	if now.Reading == ReadingBusy && !now.Canonical && p.naps() {
 		now.Reading = ReadingUnknown
 		now.Sleeps = true
 	}
@@ -892,11 +895,18 @@ var arm64Calls = map[int]string{
 	441: "epoll_pwait2",
 }
 
-// sleeps reports whether the leader of the foreground group waits for a time.
-func (p *unixPTY) sleeps() bool {
+// naps reports whether the leader of the foreground group waits for a time, and has run a moment ago, as it has where it
+// looks for keys between two short sleeps.
+func (p *unixPTY) naps() bool {
 	group, _ := groupOf(p.master) // it waits for nothing where there is none
-	call, _, _, _ := callOf(procDir(group))
-	return strings.HasSuffix(call, "nanosleep")
+	proc := procDir(group)
+	call, _, _, _ := callOf(proc)
+	ran, _ := procFile(proc + "/schedstat") // "" where the system does not say
+	if ran != p.ran {
+		p.ran = ran
+		p.ranAt = time.Now()
+	}
+	return strings.HasSuffix(call, "nanosleep") && time.Since(p.ranAt) < napTime
 }
 
 // callOf is the system call that a thread is in, "" of another one, with its first arguments.
