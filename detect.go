@@ -1929,7 +1929,8 @@ en quit    exit|quit|back|skip|never|go back|close
 en keep    keep|skip|save|ignore|leave|preserve|retain|prevent|disable|exclude|block|stop|terminate|interrupt
 en keep    postpone|delay|defer|hold|wait for|wait until|pause|undo|protect|reuse|dry run|dry-run|back up|make a backup
 en keep    kept|left|held|backup|restor|revert|roll back|rollback|instead of|rather than|refrain|object|before
-en keep    append|resume|recover|take a snapshot|create a snapshot|quarantine|halt|suspend|stay|unless|forbid|opt out
+en keep    spare|rescue|avoid|review the|simulat|sandbox|safe mode|read-only mode|rather|confirm each|confirm every|verify
+en keep    limit|restrict|append|resume|recover|take a snapshot|create a snapshot|quarantine|halt|suspend|stay|unless|forbid|opt out
 en press   press|hit|strike|push
 en key     any key|a key|the any key|space|space bar|enter|return
 en secret  password|passphrase|pass phrase|passcode|pin|secret|secret value|token|access token|api key|api-key
@@ -1947,7 +1948,7 @@ de allow   immer erlauben
 de quit    verwerfen|beenden|verlassen|ende|schließen|aufhören|zurück
 de keep    behalt|beibehalt|überspring|speicher|ignorier|lassen|verschieb|warten|pausier|rückgängig|schütz
 de keep    gespeicher|gesicher|übersprung|erhalten|aufbewahr|bleiben|wiederherstell|anstatt|geschütz|verschoben
-de keep    anhäng|anhalt|unterbrech|sicherung
+de keep    anhäng|anhalt|unterbrech|sicherung|sichern|simul
 de press   drücke|betätigen
 de key     taste|eingabetaste
 de secret  passwort|passwörter|kennwort|mantra|paßwort
@@ -2093,7 +2094,7 @@ ko letters yn
 ko deny    취소|중단|거부|거절|금지
 ko allow   항상|허용|승인|수락|신뢰|동의|확인|허가
 ko quit    중지|종료|끝내기|나가기|닫기|끝냄|마침|뒤로|이전
-ko keep    저장|유지|건너|보존|연기|기다|대기|일시|되돌|멈추|멈출|정지|백업
+ko keep    저장|보관|유지|건너|보존|연기|기다|대기|일시|되돌|멈추|멈출|정지|백업
 ko press   누르십시오|누르세요|치세요|누르면|누르기|눌러
 ko key     아무 키|아무키나|엔터|리턴
 ko secret  암호|비밀번호|패스워드
