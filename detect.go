@@ -228,7 +228,6 @@ func (s *Screen) Resize(rows, cols int) {
 	s.saved.clamp(rows, cols, cols == s.cols)
 	if cols != s.cols { // its rows have another width
 		s.scrollback = [maxScrollback]*line{}
-		s.scrollbackFrom = s.scrolled
 	}
 	s.rows, s.cols = rows, cols
 	s.bottom = rows - 1
@@ -990,13 +989,15 @@ func (s *Screen) above(n int) (*line, bool) {
 	if s.AltScreen() || n > maxScrollback || at < s.scrollbackFrom {
 		return nil, false
 	}
-	return s.scrollback[at%maxScrollback], true
+	l := s.scrollback[at%maxScrollback]
+	return l, l != nil
 }
 
 // erase blanks the places from one to before another, counted row by row, in the pen's background.
 func (s *Screen) erase(from, to int) {
 	whole := to-from == s.rows*s.cols
 	switch {
+	case s.rows == 1: // its line has scrolled out, or is written anew
 	case s.AltScreen():
 		s.lost = s.lost && !whole
 	case from == 0 && to >= s.cols:
