@@ -5394,7 +5394,9 @@ func lastingWords(suggestions []json.RawMessage, folder string) (words, widest s
 	most := -1
 	for _, raw := range suggestions {
 		var s suggestion
-		err := json.Unmarshal(raw, &s)
+		known := json.NewDecoder(bytes.NewReader(raw))
+		known.DisallowUnknownFields() // what they grant besides is not known
+		err := known.Decode(&s)
 		grant, width := s.grant(folder)
 		long := ""
 		for i, d := range destinations {
