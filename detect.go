@@ -5157,9 +5157,9 @@ func (v *view) readStill() *candidate {
 	case v.known:
 		f.wait *= stillKnown
 	}
-	for _, w := range v.rows[max(0, v.last-14) : v.last+1] {
+	for _, w := range v.rows[:v.last+1] {
 		f.parts.body = append(f.parts.body, w.indented())
-		if w.heads() {
+		if w.heads() && w.row >= v.last-14 {
 			f.Question = sentence(w.text)
 		}
 	}
