@@ -82,14 +82,14 @@ func (w world) run(args []string) (code int) {
 		return exitUsage
 	}
 	name, args := args[0], args[1:]
-	if name == "help" && len(args) > 0 {
-		name, args = args[0], []string{"-h"}
-	}
 	switch name {
 	case "-h", "--help":
 		name = "help"
 	case "-v", "--version":
 		name = "version"
+	}
+	if name == "help" && len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		name, args = args[0], []string{"-h"}
 	}
 	for _, m := range commands() {
 		if m.name() == name {
