@@ -1930,8 +1930,9 @@ en quit    exit|quit|back|skip|never|go back|close
 en keep    keep|skip|save|ignore|leave|preserve|retain|prevent|disable|exclude|block|stop|terminate|interrupt
 en keep    postpone|delay|defer|hold|wait for|wait until|pause|undo|protect|reuse|dry run|dry-run|back up|make a backup
 en keep    kept|left|held|backup|restor|revert|roll back|rollback|instead of|rather than|refrain|object|before
-en keep    spare|rescue|avoid|review the|simulat|sandbox|safe mode|read-only mode|rather|confirm each|confirm every|verify
-en keep    limit|restrict|append|resume|recover|take a snapshot|create a snapshot|quarantine|halt|suspend|stay|unless|forbid|opt out
+en keep    spare|rescue|avoid|review the|simulat|sandbox|safe mode|read-only mode|rather|confirm each|confirm every
+en keep    verify|limit|restrict|append|resume|recover|take a snapshot|create a snapshot|quarantine|halt|suspend|stay
+en keep    unless|forbid|opt out
 en press   press|hit|strike|push
 en key     any key|a key|the any key|space|space bar|enter|return
 en secret  password|passphrase|pass phrase|passcode|pin|secret|secret value|token|access token|api key|api-key

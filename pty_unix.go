@@ -895,8 +895,8 @@ var arm64Calls = map[int]string{
 	441: "epoll_pwait2",
 }
 
-// naps reports whether the leader of the foreground group waits for a time, and has run a moment ago, as it has where it
-// looks for keys between two short sleeps.
+// naps reports whether the leader of the foreground group waits for a time, and has run a moment ago, as it has where
+// it looks for keys between two short sleeps.
 func (p *unixPTY) naps() bool {
 	group, _ := groupOf(p.master) // it waits for nothing where there is none
 	proc := procDir(group)
