@@ -2679,7 +2679,6 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	d.found = nil
 	unwanted := d.cur == nil && d.adapter.Box == nil && tty.Reading == ReadingUnasked
 	if unwanted && now.Sub(d.changedAt) < settle/2 { // text that comes cannot be asked yet
-		d.lookDue = d.changedAt.Add(settle)
 		view.changes--
 		return
 	}
