@@ -3620,7 +3620,8 @@ func (p *phone) inTurn() bool {
 	return p.det.Working() || q != nil && !q.rec.Idle
 }
 
-// inputText types into an input box or a REPL. note is what else is to be told of that.
+// inputText types into an input box or a REPL, and audits what was typed, even if no Enter followed. note is what else
+// is to be told of that.
 func (p *phone) inputText(r *InputRecord) (note, why string) {
 	q := p.desk.inForce()
 	if q != nil && !q.rec.Idle && q.rec.Status != "" {
@@ -3636,6 +3637,11 @@ func (p *phone) inputText(r *InputRecord) (note, why string) {
 	}
 	why = t.work()
 	t.passHeld()
+	if t.sent > 0 {
+		text := []byte(cleanText(r.Text))
+		sum := fmt.Sprintf("%x", sha256.Sum256(text))
+		p.auditInput(r, Field{"bytes_len", len(text)}, Field{"text_sha256", sum})
+	}
 	return t.note, why
 }
 
@@ -3678,11 +3684,6 @@ func (p *phone) inputDone(r *InputRecord, why string, reply Notice) {
 		reply = Notice{Text: "✗ " + why, Ring: true}
 	case r.Kind == "answer":
 		after.Text = "" // it is in the notice's record from then on
-	}
-	if typed {
-		text := []byte(cleanText(r.Text))
-		sum := fmt.Sprintf("%x", sha256.Sum256(text))
-		p.auditInput(r, Field{"bytes_len", len(text)}, Field{"text_sha256", sum})
 	}
 	p.books.save(&after)
 	reply.ReplyTo = r.ReplyTo
@@ -4526,7 +4527,11 @@ func (t *typist) send() (why string) {
 	if why != "" {
 		return why
 	}
-	return t.enter()
+	why = t.enter()
+	if why == questionOpen {
+		why = "it was typed without Enter: " + why
+	}
+	return why
 }
 
 // just finds keys whatever stands on the screen.
