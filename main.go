@@ -241,10 +241,10 @@ Flags:
 	answerPage = `answer <prompt-id> <value>
 answer a question from any terminal
 
-Does what a tap on the phone does, with the same checks. The first digits of the
-id are enough. The value is what a button says: y, n, a choice's number, letter
-or words, enter, esc, default; or the text that the question asks for. Programs
-that run inside a session cannot answer any question.
+Does what a tap on the phone does, with the same checks. The first eight digits
+of the id are enough. The value is what a button says: y, n, a choice's number,
+letter or words, enter, esc, default; or the text that the question asks for.
+Programs that run inside a session cannot answer any question.
 
 Examples:
   atlasbridge answer 3f2a91c4 y
