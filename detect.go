@@ -1879,14 +1879,6 @@ func (p *pattern) expr() *regexp.Regexp {
 // MatchString reports whether the pattern matches the text. There may be no pattern.
 func (p *pattern) MatchString(text string) bool { return p != nil && p.expr().MatchString(text) }
 
-// FindString is the first match, "" without one, or without a pattern.
-func (p *pattern) FindString(text string) string {
-	if p == nil {
-		return ""
-	}
-	return p.expr().FindString(text)
-}
-
 // FindStringSubmatch are the groups of the first match, nil without one, or without a pattern.
 func (p *pattern) FindStringSubmatch(text string) []string {
 	if p == nil {
@@ -5547,7 +5539,7 @@ func (v *view) answer(end int) answer {
 		if aside != "" {
 			continue
 		}
-		mark := v.a.Says.FindString(w.raw)
+		mark := strings.Join(v.a.Says.FindStringSubmatch(w.raw), "")
 		if mark != "" || text != "" && t.end != "" { // words below an end are of another turn
 			t = answer{all: t.all, headed: true}
 			w = readRow(strings.Repeat(" ", widthOf(mark))+w.raw[len(mark):], v.s.cols)
@@ -5706,7 +5698,7 @@ func (v *view) message(on answer) string {
 		case v.goesOn(before, w, hang):
 			b.WriteString(joint(before.text, w.text) + w.text)
 		default:
-			hang = w.at + widthOf(reListItem.FindString(w.text))
+			hang = w.at + widthOf(reListItem.expr().FindString(w.text))
 			b.WriteString(strings.TrimRight("\n"+strings.Repeat(" ", max(0, w.at-margin))+w.text, " "))
 		}
 		before = w

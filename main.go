@@ -1010,7 +1010,7 @@ func (a *Adapter) probe(ctx context.Context, command string, env []string) tool 
 			p.Close()
 		})()
 		output, _ := io.ReadAll(io.LimitReader(p, 4096)) // what it said before an error counts
-		t.Version = reVersion.FindString(string(output))
+		t.Version = reVersion.expr().FindString(string(output))
 	}
 	version := versionNumbers(t.Version)
 	tooOld := slices.Compare(version, versionNumbers(a.MinVer)) < 0
@@ -4543,7 +4543,7 @@ func just(keys string) func(sight) (keys, why string) {
 // and so does a word behind a /; a path alone opens a list, which a blank closes; a backslash at the end keeps Enter
 // from sending.
 func plainText(text string) string {
-	word := reFirstWord.FindString(text)
+	word := reFirstWord.expr().FindString(text)
 	switch {
 	case strings.HasPrefix(word, "!"), strings.HasPrefix(word, "#"):
 		text = " " + text
