@@ -5364,7 +5364,8 @@ func (f *candidate) tellsMore() bool {
 		key := regexp.QuoteMeta(c.Keys)
 		more := regexp.MustCompile(`(?im)(?:^|[^\pL\pN'])(?:` + key + `|no)(?:['"\])}>]* *[:=–>-]+ *|` +
 			`['"\])}>]+ +| +(?:to|means|will) +|  +)((?:[^\x00-\x7F\PL]|[a-z]\pL).*?)(?:  +\d|$)|` + // "[y/n] n" is an answer
-			`[(,;.!?]\s*` + key + ` +(\pL.*)|(\pL+) [[(]` + key + `[])]`)
+			`(?:[(,;.!?]\s*` + key + `|\b(?:answer|say|type|press|choose|enter)(?:ing)? (?:` + key + `|no),) +(\pL.*)|` +
+			`(\pL+) [[(]` + key + `[])]`)
 		for _, m := range more.FindAllStringSubmatch(plain(f.Full), -1) {
 			if !isRefusal(m[1] + m[2] + m[3]) {
 				return true
