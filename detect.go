@@ -4225,7 +4225,8 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 	bottom := end + len(v.linesBelow(end))
 	f.Cut = f.Cut || above || v.s.cutIn(top, bottom)
 	for _, w := range v.rows[top : bottom+1] {
-		f.Cut = f.Cut || (f.Multi || w.row <= end) && w.fits(reScrolls) || w.fits(reElided)
+		f.Cut = f.Cut || (f.Multi || w.row <= end) && w.fits(reScrolls) || w.fits(reElided) ||
+			reEmptied.MatchString(v.rows[max(w.row-1, 0)].raw+w.raw)
 		f.Full += strings.TrimRight(strings.Repeat(" ", min(w.at, 8))+w.text, " ") + "\n"
 		row, ok := options[w.row]
 		if !ok {
@@ -4320,6 +4321,9 @@ var reAmong = re(`^[\s│]*(\.\.\.|─{14}|[↑↓]([^/↑↓].*)?|.*\breveal mo
 // that scrolls (dialog).
 var reElided = re(`(?i)(?:…|\.\.\.)\s*[+(]?\d+ (?:more )?(?:lines|hidden)|` +
 	`\d (?:more )?lines? (?:hidden|truncated|omitted|not shown)|\boutput clipped\b|^\d+%$`)
+
+// reEmptied is two rows, the top and the bottom of a frame: what it frames had no room (gemini 0.61 in twelve rows).
+var reEmptied = re(`╮[ │]*╰`)
 
 // dialogTop is the first row of the dialog whose choices begin in that row; above tells that it began above the top of
 // the screen. A framed one begins at its frame. Any other begins neither at an edge nor at a heading further right
