@@ -3371,7 +3371,7 @@ func (d *desk) watchHook(h *question) {
 		next = time.Now().Add(hookCheck)
 		switch {
 		case !h.closed() && d.dialogLeft(h):
-			h.leave(Canceled, "answered in the terminal, or given up by the tool")
+			h.leave(Canceled, "answered or given up in the terminal, or asked there now")
 		case d.st.Alive(h.rec.call()):
 		case h.rec.Open():
 			h.to = Canceled

@@ -3316,6 +3316,20 @@ func playDialogs(t *testing.T, r row) {
 	}
 }
 
+// TestBackgroundCallIsLeftToItsDialog: claude asks about a call of an agent in the background only once its hook has left
+// that to the dialog. The message does not say that somebody has answered.
+func TestBackgroundCallIsLeftToItsDialog(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	a := ask{Command: "touch /srv/x", Paint: -1}
+	w, _, dir, _ := claudeSession(t, "", play{Asks: []ask{a}})
+	m := w.find(a.Command, yesButton)
+	awaitPrompt(t, dir, a.Command, "canceled")
+	if said := w.ended(m.id).text; !strings.Contains(said, "asked there now") {
+		t.Errorf("its dialog comes now, its message says %q", said)
+	}
+}
+
 // TestLocalChannelOnlyWaits: with the local channel claude's hooks only audit, and nothing is typed by waiting: its dialog is
 // the user's, as without us, or that of atlasbridge answer.
 func TestLocalChannelOnlyWaits(t *testing.T) {
