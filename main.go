@@ -1443,6 +1443,8 @@ var (
 	reBlankRows = re(`\n{3,}`)
 	// reFirstWord is the beginning of a text up to the first blank.
 	reFirstWord = re(`^\S*`)
+	// reOpensList is a text behind which Enter may do more than send it.
+	reOpensList = re(`^/\S*$|(^|\s)[@$]\S*$|\\$`)
 )
 
 // session is one run of a tool: what its pieces share, and the pieces. Each piece has the fields that are its business.
@@ -4540,8 +4542,8 @@ func just(keys string) func(sight) (keys, why string) {
 }
 
 // plainText is the text so that the known tools take it for nothing else (measured on all of them): ! runs a command,
-// and so does a word behind a /; a path alone opens a list, which a blank closes; a backslash at the end keeps Enter
-// from sending.
+// and so does a word behind a /; a path alone, and a last word behind @ or $, opens a list, of which Enter takes a row;
+// a blank closes it; a backslash at the end keeps Enter from sending.
 func plainText(text string) string {
 	word := reFirstWord.expr().FindString(text)
 	switch {
@@ -4549,7 +4551,7 @@ func plainText(text string) string {
 		text = " " + text
 	case strings.LastIndex(word, "/") == 0:
 		text = "\\" + text
-	case strings.HasPrefix(word, "/") && word == text, strings.HasSuffix(text, "\\"):
+	case reOpensList.MatchString(text):
 		text += " "
 	}
 	return text
