@@ -4666,6 +4666,7 @@ type phonePlay struct {
 	terms   map[string]*terminal // the same
 	screens map[string]string    // what each shows, by its row
 	asked   seen                 // the newest question
+	before  int64                // the message of the one before it
 	silent  map[int64]string     // messages that nothing may answer, and the row
 }
 
@@ -4865,7 +4866,8 @@ func (p *phonePlay) shows(what string) {
 		return
 	}
 	p.tools[name].order(order{Name: p.screens[name], Write: "\x1b[H\x1b[J" + text + " ", NoEcho: hidden})
-	p.asked = p.w.where(what, func(m seen) bool { return m.id > p.asked.id && strings.Contains(m.text, text) })
+	p.before = p.asked.id
+	p.asked = p.w.where(what, func(m seen) bool { return m.id > p.before && strings.Contains(m.text, text) })
 	awaitRecord(p.t, p.dir, "prompt", what, func(r record) bool {
 		return r.str("status") == "awaiting_reply" && newestMessage(r) == p.asked.id
 	})
@@ -4888,6 +4890,8 @@ func (p *phonePlay) tap(button string) map[string]any {
 		tap["data"] = value
 	case what == "message":
 		message["message_id"] = number
+	case what == "before":
+		message["message_id"] = p.before
 	case what == "from":
 		tap["from"] = map[string]any{"id": number, "username": "operator"}
 	case what == "chat":

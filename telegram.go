@@ -2301,7 +2301,7 @@ func (r *receiver) act(u *update, from *user) error {
 func (in *incoming) tapped() intent {
 	d, p := parseCallbackData(in.tap.Data, in.view)
 	want := intent{decision: &d}
-	if p == nil {
+	if p == nil || cmp.Or(in.questionOf(in.message), p) != p {
 		want.refused = "this question is not known here. It belongs to another machine or state folder with the same " +
 			"bot, or is long over: answer at its terminal"
 		return want
@@ -2552,7 +2552,7 @@ func (in *incoming) target(command, word string) (s *SessionRecord, p *PromptRec
 	}
 	topic := in.view.inTopic(in.Chat.ID, in.topic())
 	claimed := in.view.Sessions[in.view.fact(in.claimed()).Value]
-	p = in.repliedQuestion()
+	p = in.questionOf(to)
 	name := word
 	switch {
 	case word != "":
@@ -2584,22 +2584,18 @@ func (in *incoming) target(command, word string) (s *SessionRecord, p *PromptRec
 	return nil, nil, refused
 }
 
-// repliedQuestion returns the question that the message replies to, nil: none. If Telegram's answer is late or lost,
-// and so no number recorded, the buttons tell it.
-func (in *incoming) repliedQuestion() *PromptRecord {
-	to := in.repliedTo()
-	if to == nil || to.ID == 0 {
+// questionOf returns the question that a message of ours shows, nil: none. If Telegram's answer is late or lost, and so
+// no number recorded, the buttons tell it.
+func (in *incoming) questionOf(m *message) *PromptRecord {
+	if m == nil || m.ID == 0 {
 		return nil
 	}
 	for _, p := range in.view.Prompts {
-		if !p.elsewhere(in.here) && slices.ContainsFunc(p.Messages, func(m Message) bool { return m.ID == to.ID }) {
+		if !p.elsewhere(in.here) && slices.ContainsFunc(p.Messages, func(own Message) bool { return own.ID == m.ID }) {
 			return p
 		}
 	}
-	if !in.repliesToUs() {
-		return nil
-	}
-	for _, b := range slices.Concat(to.Markup.Rows...) {
+	for _, b := range slices.Concat(m.Markup.Rows...) {
 		d, p := parseCallbackData(b.Data, in.view)
 		if p != nil && p.hasNonce(d.Nonce) {
 			return p
