@@ -7385,9 +7385,9 @@ func (s *sim) judgeKeys() {
 				})
 				return stood && k.at.Before(p.DecidedAt.Add(answering))
 			}
-			next := slices.IndexFunc(s.stands, func(one simStand) bool { return one.from.After(d.overAt) })
-			soon := next >= 0 && s.stands[next].from.Sub(d.overAt) < time.Second
-			unmeant := soon && k.at.Before(s.stands[next].from.Add(reading))
+			next := slices.IndexFunc(s.stands, func(one simStand) bool { return one.bornAt.After(d.overAt) })
+			soon := next >= 0 && s.stands[next].bornAt.Sub(d.overAt) < time.Second
+			unmeant := soon && k.at.Before(s.stands[next].bornAt.Add(reading))
 			left := d.overAt
 			for _, one := range s.stands {
 				if one.n == d.n && one.to.After(left) {
