@@ -976,7 +976,7 @@ func (s *Screen) keepRow(l *line) *line {
 	slot := &s.scrollback[s.scrolled%maxScrollback]
 	s.scrolled++
 	l, *slot = *slot, l
-	if l == nil || len(l.cells) != s.cols {
+	if l == nil {
 		return &line{cells: make([]cell, s.cols)}
 	}
 	return l
@@ -2924,16 +2924,14 @@ func (d *Detector) WantTTY(now time.Time) bool {
 func (d *Detector) ttyAt() time.Time { return later(d.ttyDue, d.outAt.Add(settleQuiet/2)) }
 
 // Behind is what the last look saw where the answer was typed: behind the line of the question in force, else key,
-// where that stands at the cursor; and whether the question still stands. Below a line that has ended all but key is
-// new output.
+// where that stands at the cursor; and whether the question still stands.
 func (d *Detector) Behind(key string) (typed string, stands bool) {
 	if d.cur == nil {
 		return "", false
 	}
 	if d.cur.onLine() {
 		typed, verdict := d.behindLine()
-		other := d.cur.ended && typed != "" && !strings.EqualFold(typed, key)
-		return typed, verdict == theSame && !other
+		return typed, verdict == theSame
 	}
 	line, _ := d.view.cursorLine()
 	if strings.HasSuffix(line, key) {

@@ -805,7 +805,7 @@ func TestFloods(t *testing.T) {
 	var tapes []*tapeText
 	for _, r := range table(t, "floods.txt") {
 		line, _, _ := strings.Cut(r["line"], "\n")
-		flood := r["before"] + r["first"] + strings.Repeat(line+"\n", 1+(1<<17)/(len(line)+1)) + r["line"] + r["behind"]
+		flood := r["before"] + r["first"] + strings.Repeat(line+"\n", 1+(3<<17)/(len(line)+1)) + r["line"] + r["behind"]
 		pieces := ""
 		for piece := range slices.Chunk([]rune(flood), 999) {
 			pieces += fmt.Sprintf("0s %q\n", string(piece))
