@@ -1739,18 +1739,23 @@ func (p *Prompt) compare(now *Prompt) sameness {
 	return now.motion.compare(p.all, now.all)
 }
 
-// follows reports whether now is p after a key moved its pointer: a long list may show other choices then, but not the
-// same in another order, nor something else beside them, unless that may count what is ticked. now may be nil.
+// follows reports whether now is p after a key moved its pointer: a long list may show other choices then, in another
+// place each, but not the same in another order, nor something else beside them, unless that may count what is ticked.
+// now may be nil.
 func (p *Prompt) follows(now *Prompt) bool {
 	if now == nil || now.motion.compare(p.unhinted(), now.unhinted()) != theSame {
 		return false
 	}
 	was, is := labels(p.Choices), labels(now.Choices)
-	inOrder := slices.Equal(was, is) &&
-		(p.Multi || alike(strings.Join(p.parts.among, "\n"), strings.Join(now.parts.among, "\n")))
-	slices.Sort(was)
-	slices.Sort(is)
-	return inOrder || !slices.Equal(was, is)
+	if slices.Equal(was, is) {
+		return p.Multi || alike(strings.Join(p.parts.among, "\n"), strings.Join(now.parts.among, "\n"))
+	}
+	stay, kept := 0, 0
+	for i, c := range p.Choices[:min(len(was), len(is))] {
+		stay += number(alike(p.bare(c), now.bare(now.Choices[i])))
+		kept += number(slices.Contains(was, is[i]))
+	}
+	return stay == max(len(was), len(is)) || stay == 0 && kept < len(is)
 }
 
 // isQuestion reports whether p asks something, and is no input box, nor a screen that may ask only if
@@ -4128,9 +4133,6 @@ func (v *view) sideBySide(r int) *group {
 // reTickMark is a mark that tells by its colour whether the option behind it is ticked (enquirer, gum).
 var reTickMark = re(`^[✔✓•⬡⬢]\s+`)
 
-// maxKey is how many digits of a label name a choice: the data of a button is short.
-const maxKey = 9
-
 // menu makes the prompt of a group. Of more than nine options it has those around the pointer.
 func (v *view) menu(g *group) *candidate {
 	f := newCandidate(MultipleChoice, 0.90)
@@ -4195,7 +4197,7 @@ func numbered(choices []Choice, first int) {
 	names := labels(choices)
 	for i, c := range choices {
 		choices[i].Key = c.Label
-		if !reDigits.MatchString(c.Label) || len(c.Label) > maxKey {
+		if !reDigits.MatchString(c.Label) {
 			place := first + i
 			for slices.Contains(names, strconv.Itoa(place)) {
 				place += len(choices)
@@ -4253,8 +4255,6 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 			f.parts.body = append(paragraph, f.parts.body...)
 			f.Full = strings.Join(append(paragraph, f.Full), "\n")
 			f.Cut = f.Cut || cut
-		} else if len(paragraph) > 0 {
-			f.parts.above = slices.Concat(f.parts.above, []string{""}, paragraph)
 		}
 		// What stands above a blank row may be earlier output.
 		head = max(top, v.up(v.belowText(first), func(w viewRow) bool { return w.raw == "" })+1)
@@ -4303,7 +4303,7 @@ func asYesNo(f *candidate) {
 func (v *view) promptBelow(last int) string {
 	typed := v.rows[v.row]
 	above := v.row <= last || v.row == v.buttonRow()
-	if v.known || v.hidden || above || typed.fits(reChoosing) || typed.fits(reEscOut) {
+	if v.known || v.hidden || above || typed.fits(reChoosing) {
 		return ""
 	}
 	return typed.indented()
@@ -4608,7 +4608,7 @@ func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 	command := reREPL.MatchString(text) && !v.drawn
 	ending := strings.ToLower(strings.TrimRight(line, " :›‣>…»"))
 	_, secret := findWord("secret", ending)
-	open := reOpen.MatchString(strings.TrimRight(line, ".…")) || asksWhat(text) || len(hotKeys(text)) > 1
+	open := reOpen.MatchString(strings.TrimRight(line, ".…")) || asksWhat(text)
 	switch {
 	case !v.tty.Echo && secret >= 0 && (!strings.Contains(ending[secret:], "?") || asksWhat(ending)):
 		f.Secret = true
@@ -4902,9 +4902,6 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	if len(list) == 0 && hasWord("choose", text) {
 		for _, w := range v.rows[v.row+1 : max(v.row, v.last)+1] { // of Inquirer's rawlist it stands below, and nothing else
 			list = append(list, itemsOf(w.raw)...)
-		}
-		if len(list) > 0 && list[0].Key != "1" {
-			return false
 		}
 	}
 	answers := answersOf(text)
