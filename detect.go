@@ -96,7 +96,7 @@ const (
 )
 
 // anyRow is the row in which an answer is typed to a dialog: whichever the next line feed ends.
-const anyRow = -1
+var anyRow = &line{}
 
 // Screen is what the terminal shows, fed with the child's bytes cut anywhere. The parser is that of
 // https://vt100.net/emu/dec_ansi_parser as today's terminals are: text is UTF-8; no 8-bit C1
@@ -130,7 +130,7 @@ type Screen struct {
 	scrollback     [maxScrollback]*line // the last of them, row n at n % maxScrollback
 	scrollbackFrom int                  // the first that still belongs to what stands on the screen
 	lost           bool                 // rows of what stands on the alternate screen left it at its top
-	answering      int                  // row from 1 in which an answer is typed; anyRow; 0 none
+	answering      *line                // row in which an answer is typed; anyRow; nil none
 
 	changes uint // writes, and rows that were left since: so many so far
 	sizes   int  // it has had so far
@@ -901,30 +901,29 @@ func (l *line) mend(col int) {
 	}
 }
 
-// Answered notes that an answer is typed. The next line feed ends the row that was answered: on a
-// line that is where the cursor stands now, or further down; a dialog may be replaced by a row
-// further up.
+// Answered notes that an answer is typed. The next line feed ends the row that was answered: on a line that is where
+// the cursor stands now; a dialog may be replaced by a row further up.
 func (s *Screen) Answered(onLine bool) {
 	switch {
 	case s.AltScreen():
-		s.answering = 0
+		s.answering = nil
 	case onLine:
-		s.answering = s.scrolled + s.row + 1
+		s.answering = s.grid[s.row]
 	default:
 		s.answering = anyRow
 	}
 }
 
-// lineFeed ends the row, and with it an answer; further up something is painted again.
+// lineFeed ends the row, and with it an answer, in whatever row: a page may be painted over that one.
 func (s *Screen) lineFeed() {
-	s.grid[s.row].wrapped = false
-	row := s.answering - 1 - s.scrolled
-	if s.answering != 0 && s.row >= row {
-		if row < 0 {
-			row = s.row
-		}
-		s.grid[row].answered = true
-		s.answering = 0
+	l := s.grid[s.row]
+	l.wrapped = false
+	if s.answering == anyRow {
+		s.answering = l
+	}
+	if s.answering != nil {
+		s.answering.answered = true
+		s.answering = nil
 	}
 	s.step(1)
 }
@@ -1000,9 +999,10 @@ func (s *Screen) erase(from, to int) {
 	case s.rows == 1: // its line has scrolled out, or is written anew
 	case s.AltScreen():
 		s.lost = s.lost && !whole
-	case from == 0 && to >= s.cols:
+	case whole:
 		s.scrollbackFrom = s.scrolled
-		if s.tr.on && whole {
+		s.answering = nil
+		if s.tr.on {
 			s.tellAll()
 		}
 	}
@@ -2791,13 +2791,13 @@ func (d *Detector) track(now time.Time) {
 	}
 }
 
-// leave notes that the cursor has left the line of the question in force: no reader finds it there from now on. Where
-// a program reads lines, it asks still, whatever was printed below.
+// leave notes that the cursor has left the line of the question in force, if that stands there yet: no reader finds it
+// from now on. Where a program reads lines, it asks still, whatever was printed below.
 func (d *Detector) leave(now time.Time) {
 	r := d.cur.place.row - 1 - d.Screen.scrolled
-	asks := d.tty.Canonical && d.tty.Reading == ReadingYes
-	here := d.cur.place.sizes == d.Screen.sizes
-	if here && !asks && r >= 0 && r < d.view.row && !d.Screen.grid[r].answered {
+	here := d.cur.place.sizes == d.Screen.sizes && r >= 0 && r < d.view.row
+	if here && !(d.tty.Canonical && d.tty.Reading == ReadingYes) && !d.Screen.grid[r].answered &&
+		strings.HasPrefix(d.Screen.Row(r), clipBytes(d.cur.line, d.Screen.cols)) {
 		d.Screen.grid[r].answered = true
 		d.Screen.changes++
 		d.lookDue = now

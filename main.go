@@ -1540,6 +1540,11 @@ func (s *turnOrder) await(until time.Time, holds func() bool) bool {
 	return true
 }
 
+// pause is await for no longer than that.
+func (s *turnOrder) pause(longest time.Duration, holds func() bool) bool {
+	return s.await(time.Now().Add(longest), holds)
+}
+
 // beside starts a goroutine that has the turn except in await. Its panic leaves no raw terminal behind.
 func (s *session) beside(f func()) {
 	s.spawn(func() {
@@ -1985,7 +1990,7 @@ func (w *watchdog) lookForRecords() {
 
 // watchHost looks now and then whether the host's terminal is there.
 func (w *watchdog) watchHost() {
-	for !w.await(time.Now().Add(hostEvery), w.ended) {
+	for !w.pause(hostEvery, w.ended) {
 		w.checkHost()
 	}
 }
@@ -2006,7 +2011,7 @@ func (w *watchdog) watchActivity() {
 		}
 		w.rec.Activity = w.det.Activity()
 		w.books.save(ref(w.rec))
-		w.await(time.Now().Add(doingEvery), w.ended)
+		w.pause(doingEvery, w.ended)
 	}
 }
 
@@ -2052,7 +2057,7 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 		w.tg.refresh(true)
 		w.cfg = w.tg.cfg.Load()
 		w.beside(func() {
-			w.await(time.Now().Add(hostLook), w.ended)
+			w.pause(hostLook, w.ended)
 			w.checkHost()
 		})
 	case sig == suspendSignal,
@@ -2095,9 +2100,9 @@ func (w *watchdog) stopWithTool() {
 	if !w.relay.handed.Resumes {
 		return
 	}
-	w.await(time.Now().Add(2*typistLook), func() bool { return false }) // what is on its way through is counted by then
+	w.pause(2*typistLook, func() bool { return false }) // what is on its way through is counted by then
 	ring(w.relay.output.wake)
-	w.await(time.Now().Add(lookTime), func() bool { return w.relay.came() <= w.relay.taken })
+	w.pause(lookTime, func() bool { return w.relay.came() <= w.relay.taken })
 	w.suspend()
 }
 
@@ -2442,7 +2447,7 @@ func (r *relay) watchKeyboard() {
 			return
 		}
 		r.readKeyboard()
-		r.await(time.Now().Add(keyboardLook), r.ended)
+		r.pause(keyboardLook, r.ended)
 	}
 }
 
@@ -3016,7 +3021,7 @@ func (d *desk) carry(q *question) {
 	}
 	d.until(func() bool { return gone() || d.books.recorded && len(d.hooks) == 0 && d.typist == nil })
 	for !gone() && !d.create(q) {
-		d.await(time.Now().Add(retryEvery), gone)
+		d.pause(retryEvery, gone)
 	}
 	if q.rec.Status != "" {
 		d.ask(q)
@@ -3113,7 +3118,7 @@ func (d *desk) ask(q *question) {
 		d.await(d.relay.lastKey.Add(d.cfg.Away), q.closed)
 	}
 	for !q.closed() && q.rec.Status == Created && !d.route(q) {
-		d.await(time.Now().Add(retryEvery), q.closed)
+		d.pause(retryEvery, q.closed)
 	}
 	if q.screen == nil { // its hook expires it
 		d.until(q.closed)
@@ -3127,7 +3132,7 @@ func (d *desk) ask(q *question) {
 		})
 	}
 	for d.await(q.rec.ExpiresAt, q.closed); !q.closed() && !expire(); {
-		d.await(time.Now().Add(retryEvery), q.closed)
+		d.pause(retryEvery, q.closed)
 	}
 }
 
@@ -3150,7 +3155,7 @@ func (d *desk) route(q *question) bool {
 // question is asked.
 func (d *desk) recordEnd(q *question) {
 	for q.to != "" && !d.tryEnd(q) && !d.childGone {
-		d.await(time.Now().Add(retryEvery), d.ended)
+		d.pause(retryEvery, d.ended)
 	}
 }
 
@@ -3427,7 +3432,7 @@ func (p *phone) doInputs() {
 		}
 		r, why := p.nextInput()
 		if r == nil {
-			p.await(time.Now().Add(inputLook), p.ended)
+			p.pause(inputLook, p.ended)
 			continue
 		}
 		p.inputs = slices.DeleteFunc(p.inputs, func(other *InputRecord) bool { return other == r })
@@ -3610,7 +3615,7 @@ func (p *phone) stopTurn(r *InputRecord) (why string) {
 		if !time.Now().Before(late) {
 			return "the key was pressed, but " + p.rec.Tool + " still works: look at /screen"
 		}
-		p.await(time.Now().Add(inputLook), p.ended)
+		p.pause(inputLook, p.ended)
 	}
 	return ""
 }
@@ -3875,7 +3880,7 @@ func (b *books) sendStream() {
 		b.until(func() bool { return b.childGone || b.relay.taken > sent })
 		flush := time.Now().Add(b.cfg.Flush)
 		for time.Now().Before(flush) && !b.childGone {
-			b.await(time.Now().Add(min(frameTime, time.Until(flush))), b.ended)
+			b.pause(min(frameTime, time.Until(flush)), b.ended)
 			b.det.ReadWindow()
 		}
 		if b.childGone {
@@ -3986,7 +3991,7 @@ func (t *typist) work() (why string) {
 // too.
 func (t *typist) press(within time.Duration, find func(v sight) (keys, why string)) (why string) {
 	until := time.Now().Add(within)
-	for ; ; t.await(time.Now().Add(typistLook), func() bool { return t.childGone || t.stopped }) {
+	for ; ; t.pause(typistLook, func() bool { return t.childGone || t.stopped }) {
 		now := time.Now()
 		switch {
 		case t.stopped:
@@ -4126,7 +4131,7 @@ func (d *desk) typeAnswer(q *question) {
 		}
 	}
 	t.passHeld()
-	for !recorded && d.books.trouble != "" && !d.await(time.Now().Add(retryEvery), d.ended) {
+	for !recorded && d.books.trouble != "" && !d.pause(retryEvery, d.ended) {
 		recorded = record()
 	}
 	if why == "" {
