@@ -2815,7 +2815,10 @@ func (d *Detector) compare() sameness {
 	case d.found == nil && c.Idle && d.enterAt.IsZero() && d.view.known && !d.view.working:
 		return theSame
 	case c.onLine() && d.typed:
-		_, verdict = d.behindLine()
+		typed, stands := d.behindLine()
+		if len(answersOf(plain(typed))) == 0 { // else another question stands behind what was typed
+			verdict = stands
+		}
 	}
 	if verdict == another && d.found != nil {
 		d.found.motion = d.motion
