@@ -1617,8 +1617,7 @@ func (m *motion) see(text string, now time.Time) {
 	changes, ok := differences(m.text, text)
 	m.text = text
 	if !ok {
-		m.since = now
-		m.units = map[unit]movement{}
+		m.restart(now)
 		return
 	}
 	for _, c := range changes {
@@ -1631,6 +1630,12 @@ func (m *motion) see(text string, now time.Time) {
 		u.at[leastMoves-1] = now
 		m.units[c.unit] = u
 	}
+}
+
+// restart forgets what was seen moving.
+func (m *motion) restart(now time.Time) {
+	m.since = now
+	m.units = map[unit]movement{}
 }
 
 // of compares a unit that differs from what was asked: the same where it is seen moving, unsure while it still may be.

@@ -2798,6 +2798,7 @@ func (r *relay) noteKeys(k typedKeys, by string) {
 	report := isReport(keys)
 	if by == "cli:local" && !report {
 		r.lastKey = k.at
+		r.det.motion.restart(k.at) // what a key moves does not move by itself
 	}
 	paste := len(keys) > maxArrow // to match one takes long
 	stops := keys == suspendKey && r.handed.Resumes
