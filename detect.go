@@ -4740,7 +4740,9 @@ func answersNamed(text string) (kind PromptType, choices []Choice) {
 	if yes < 0 || no < 0 || others {
 		return MultipleChoice, choices
 	}
-	return YesNo, []Choice{choices[yes].spelled("y", "Yes"), choices[no].spelled("n", "No")}
+	both := choices[yes].Keys + choices[no].Keys
+	marked := both != strings.ToUpper(both) // a capital beside a small letter only marks the default
+	return YesNo, []Choice{choices[yes].spelled("y", "Yes", marked), choices[no].spelled("n", "No", marked)}
 }
 
 // distinct reports whether no two of the choices have the same key.
@@ -4753,15 +4755,15 @@ func distinct(of []Choice) bool {
 }
 
 // spelled is an answer as the button for yes or no has it: with what the program calls it where that is another word or
-// letter.
-func (c Choice) spelled(letter, word string) Choice {
+// letter. In small letters where one of the two is marked as the default by a capital.
+func (c Choice) spelled(letter, word string, marked bool) Choice {
 	label := word
 	if !strings.EqualFold(c.Label, letter) && !strings.EqualFold(c.Label, word) {
 		label += " (" + c.Label + ")"
 	}
 	keys := c.Keys
-	if c.Key == c.Label && utf8.RuneCountInString(keys) == 1 {
-		keys = strings.ToLower(keys) // the capital only marks the default
+	if marked && c.Key == c.Label && utf8.RuneCountInString(keys) == 1 {
+		keys = strings.ToLower(keys)
 	}
 	return Choice{Key: letter, Label: label, Keys: keys}
 }
