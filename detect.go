@@ -3685,7 +3685,7 @@ var (
 
 // reEscOut is the hint of a dialog that Escape is the way out: of nothing else, as "Esc to cancel the order" is.
 var reEscOut = re(`(?i)\besc(ape)?\b[ :)\]]{1,3}(to |= ?)?` +
-	`(cancel|reject|exit|deny|decline|abort|dismiss|go back)(\s*$|\s*[^\pL\s]|\s\s| or\b)`)
+	`(cancel|reject|exit|deny|decline|abort|dismiss|go back)(\s*$|\s*[^\pL\s(,:;=→–—-]|\s\s| or\b)`)
 
 // group is what may be a menu: options in one column, or side by side in one row.
 type group struct {
