@@ -1955,7 +1955,7 @@ de keep    gespeicher|gesicher|übersprung|erhalten|aufbewahr|bleiben|wiederhers
 de keep    anhäng|anhalt|unterbrech|sicherung|sichern|simul
 de press   drücke|betätigen
 de key     taste|eingabetaste
-de secret  passwort|passwörter|kennwort|mantra|paßwort
+de secret  passwort|passwörter|kennwort|mantra|paßwort|geheimnis|geheimzahl
 de choose  auswahl|auswählen|wähle|wahl|ihre wahl|nummer|zahl
 de what    welche|welcher|welches|welchen|wo|wohin|wer|wie|wieviel|warum|wann
 fr yes     oui
@@ -1993,6 +1993,7 @@ it keep    manten|conserv|ignor|salva|lasci|rimand|posticip|attend|aspett|pausa|
 it keep    sospend|copia di
 it press   premere|premi|premete
 it key     tasto|invio
+it secret  codice segreto|parola d'ordine|frase segreta|chiave segreta
 it choose  scegli|seleziona|selezione|scelta|numero|opzione
 it what    quale|quali|qual|dove|chi|quanto|quanti|perché|quando|che cosa
 pt yes     sim
