@@ -1051,11 +1051,13 @@ func changeModes(f *os.File, change func(*unix.Termios)) (undo func() error, err
 	}, nil
 }
 
-// muteEcho has a terminal not show what is typed, until undo. ^C is a signal all the same.
+// muteEcho has a terminal not show what is typed, until undo. ^C is a signal all the same; ^Z is none: after that and
+// fg a shell has the terminal show it.
 func muteEcho(f *os.File) (undo func() error, err error) {
 	return changeModes(f, func(mute *unix.Termios) {
 		mute.Lflag = mute.Lflag&^unix.ECHO | unix.ICANON | unix.ISIG
 		mute.Iflag |= unix.ICRNL
+		mute.Cc[unix.VSUSP] = 0xff // _POSIX_VDISABLE of macOS; on Linux no key of a UTF-8 terminal gives it
 	})
 }
 
