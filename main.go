@@ -1198,7 +1198,7 @@ func (s *Store) inside() bool {
 	if marked {
 		return true
 	}
-	wrappers := map[int]bool{}
+	wrappers := map[int]bool{0: true}                        // where there is no parent any more
 	locks, _ := os.ReadDir(filepath.Join(s.Dir, "sessions")) // without it there are no sessions
 	for _, lock := range locks {
 		wrappers[s.holder("sessions/"+lock.Name())] = true
@@ -1206,11 +1206,11 @@ func (s *Store) inside() bool {
 	pid := os.Getpid()
 	for range maxAncestors {
 		pid = parentOf(pid)
-		if pid == 0 || wrappers[pid] {
-			break
+		if wrappers[pid] {
+			return pid != 0
 		}
 	}
-	return pid != 0 && wrappers[pid]
+	return false
 }
 
 // ---- commands: audit verify, logs ----

@@ -159,7 +159,7 @@ func (t *Telegram) noteFailure(way string, e *apiError, failures int) {
 		return
 	}
 	t.noteTrouble(way, text)
-	if e.temporary() {
+	if e.trouble(0) == "" { // it may soon be over
 		return
 	}
 	t.troubles.Store("told", text)
@@ -226,6 +226,8 @@ func (e *apiError) mentions(words ...string) bool {
 // words. The first that fits counts.
 const causes = `
 ^40[14]: => Telegram refuses the bot token (…) => run atlasbridge setup
+^429: .*after \d{3,}$ => Telegram takes nothing for so many seconds (…) => ` +
+	`what is asked goes out after that; until then answer it at the keyboard, or with atlasbridge answer
 rights to send (text|a message)|CHAT_WRITE_FORBIDDEN|no write access => the bot may not write in its group (…) => ` +
 	`allow it in the group's permissions, or run atlasbridge setup
 ^403: .*(kicked|not a member|deleted) => the bot is not in its group (…) => add it there again, or run atlasbridge setup
@@ -619,8 +621,9 @@ func (t *Telegram) do(ctx context.Context, j *job) {
 func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 	m := &t.mailer
 	failed := t.request(ctx, j)
+	_, isMessage := j.params.(*outgoing)
 	if failed == nil {
-		if j.method != "" {
+		if isMessage { // what else is taken says nothing of these
 			m.failures = 0
 			m.refused = false
 			t.works("send")
@@ -636,7 +639,6 @@ func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 	if ctx.Err() != nil {
 		return record
 	}
-	_, isMessage := j.params.(*outgoing)
 	lasting := isMessage && failed.trouble(0) != "" // else a Bot API that is older may not know the method
 	pause := t.pause(failed, m.failures)
 	switch {
@@ -2070,7 +2072,7 @@ func (r *receiver) greet() {
 	switch {
 	case !ok:
 		r.works("send")
-	case !failed.temporary():
+	default:
 		r.noteFailure("send", failed, 0)
 	}
 	var menu []map[string]string
@@ -2851,7 +2853,7 @@ func (s *setup) given(key string) bool {
 // be over.
 func (s *setup) reject(failed *apiError, keys ...string) error {
 	problem := explained(failed)
-	if what, _ := failed.cause(); what == "" {
+	if failed.temporary() {
 		return problem
 	}
 	for _, key := range keys {
