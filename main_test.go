@@ -4754,7 +4754,8 @@ func (p *phonePlay) inputs() (texts []string) {
 
 // unpaced has all processes forget what they sent: the next message leaves at once.
 func (p *phonePlay) unpaced() {
-	err := os.Remove(filepath.Join(p.dir, "telegram.pace"))
+	bot, _, _ := strings.Cut(fakeToken, ":")
+	err := os.Remove(filepath.Join(p.dir, bot+".pace"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		p.t.Fatal(err)
 	}
@@ -5357,7 +5358,8 @@ func TestRepliesInOrder(t *testing.T) {
 	}
 }
 
-// TestUpdatesByBot: the numbers of another bot's updates are others: with another token what has a known number acts.
+// TestUpdatesByBot: the numbers of another bot's updates are others: with another token what has a known number acts. What
+// the old bot may not send for long goes out at once.
 func TestUpdatesByBot(t *testing.T) {
 	t.Parallel()
 	p := newPhonePlay(t, "")
@@ -5366,6 +5368,15 @@ func TestUpdatesByBot(t *testing.T) {
 	p.w.writes("one", 0)
 	p.tools["api"].reads("start", "one\n")
 	p.w.confirmed(t, p.w.lastUp) // from now on the old bot's polls are no first ones
+	var floods atomic.Int32
+	p.w.decides(func(method string, _ map[string]any) (todo fate) {
+		if method == "sendMessage" && floods.Add(1) == 1 {
+			todo.answer = `{"ok":false,"error_code":429,"description":"Too Many Requests","parameters":{"retry_after":3600}}`
+		}
+		return todo
+	})
+	p.w.writes("/nosuch", 0)
+	p.w.await(t, "the 429", func() bool { return floods.Load() == 1 })
 	config := strings.Replace(p.w.config(""), fakeToken, "987654321"+fakeToken[9:], 1)
 	makeFile(t, config, p.dir, "config.toml")
 	p.terms["api"].signal("HUP")
@@ -5373,6 +5384,7 @@ func TestUpdatesByBot(t *testing.T) {
 	p.w.change(func() { p.w.lastUp-- })
 	p.w.writes("two", 0)
 	comesTrue(t, "it acts", func() bool { return len(p.inputs()) == 2 })
+	p.w.shows("There is no /nosuch", "")
 }
 
 // TestPlainerLooks: an old Bot API, which refuses colours or newer looks of text, gets every question all the same; a method
