@@ -406,8 +406,8 @@ func reserve(next, now time.Time, every time.Duration, as rank) (time.Time, time
 	return now.Add(due + every), 0
 }
 
-// updatePace changes when the next message of the bot may be sent by any process. The file holds that and when it was written, in
-// Unix nanoseconds. If it is unusable change gets the zero time, and Telegram alone paces.
+// updatePace changes when the next message of the bot may be sent by any process. The file holds that and when it was
+// written, in Unix nanoseconds. If it is unusable change gets the zero time, and Telegram alone paces.
 func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
 	f, err := holdLock(filepath.Join(t.store.Dir, t.botID()+".pace"), paceChat)
 	if err != nil {
