@@ -1540,9 +1540,9 @@ func (s *turnOrder) await(until time.Time, holds func() bool) bool {
 	return true
 }
 
-// pause is await for no longer than that.
-func (s *turnOrder) pause(longest time.Duration, holds func() bool) bool {
-	return s.await(time.Now().Add(longest), holds)
+// awaitFor is await with an end after so long.
+func (s *turnOrder) awaitFor(limit time.Duration, holds func() bool) bool {
+	return s.await(time.Now().Add(limit), holds)
 }
 
 // beside starts a goroutine that has the turn except in await. Its panic leaves no raw terminal behind.
@@ -1990,7 +1990,7 @@ func (w *watchdog) lookForRecords() {
 
 // watchHost looks now and then whether the host's terminal is there.
 func (w *watchdog) watchHost() {
-	for !w.pause(hostEvery, w.ended) {
+	for !w.awaitFor(hostEvery, w.ended) {
 		w.checkHost()
 	}
 }
@@ -2011,7 +2011,7 @@ func (w *watchdog) watchActivity() {
 		}
 		w.rec.Activity = w.det.Activity()
 		w.books.save(ref(w.rec))
-		w.pause(doingEvery, w.ended)
+		w.awaitFor(doingEvery, w.ended)
 	}
 }
 
@@ -2057,7 +2057,7 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 		w.tg.refresh(true)
 		w.cfg = w.tg.cfg.Load()
 		w.beside(func() {
-			w.pause(hostLook, w.ended)
+			w.awaitFor(hostLook, w.ended)
 			w.checkHost()
 		})
 	case sig == suspendSignal,
@@ -2100,9 +2100,9 @@ func (w *watchdog) stopWithTool() {
 	if !w.relay.handed.Resumes {
 		return
 	}
-	w.pause(2*typistLook, func() bool { return false }) // what is on its way through is counted by then
+	w.awaitFor(2*typistLook, func() bool { return false }) // what is on its way through is counted by then
 	ring(w.relay.output.wake)
-	w.pause(lookTime, func() bool { return w.relay.came() <= w.relay.taken })
+	w.awaitFor(lookTime, func() bool { return w.relay.came() <= w.relay.taken })
 	w.suspend()
 }
 
@@ -2447,7 +2447,7 @@ func (r *relay) watchKeyboard() {
 			return
 		}
 		r.readKeyboard()
-		r.pause(keyboardLook, r.ended)
+		r.awaitFor(keyboardLook, r.ended)
 	}
 }
 
@@ -3022,7 +3022,7 @@ func (d *desk) carry(q *question) {
 	}
 	d.until(func() bool { return gone() || d.books.recorded && len(d.hooks) == 0 && d.typist == nil })
 	for !gone() && !d.create(q) {
-		d.pause(retryEvery, gone)
+		d.awaitFor(retryEvery, gone)
 	}
 	if q.rec.Status != "" {
 		d.ask(q)
@@ -3119,7 +3119,7 @@ func (d *desk) ask(q *question) {
 		d.await(d.relay.lastKey.Add(d.cfg.Away), q.closed)
 	}
 	for !q.closed() && q.rec.Status == Created && !d.route(q) {
-		d.pause(retryEvery, q.closed)
+		d.awaitFor(retryEvery, q.closed)
 	}
 	if q.screen == nil { // its hook expires it
 		d.until(q.closed)
@@ -3133,7 +3133,7 @@ func (d *desk) ask(q *question) {
 		})
 	}
 	for d.await(q.rec.ExpiresAt, q.closed); !q.closed() && !expire(); {
-		d.pause(retryEvery, q.closed)
+		d.awaitFor(retryEvery, q.closed)
 	}
 }
 
@@ -3156,7 +3156,7 @@ func (d *desk) route(q *question) bool {
 // question is asked.
 func (d *desk) recordEnd(q *question) {
 	for q.to != "" && !d.tryEnd(q) && !d.childGone {
-		d.pause(retryEvery, d.ended)
+		d.awaitFor(retryEvery, d.ended)
 	}
 }
 
@@ -3433,7 +3433,7 @@ func (p *phone) doInputs() {
 		}
 		r, why := p.nextInput()
 		if r == nil {
-			p.pause(inputLook, p.ended)
+			p.awaitFor(inputLook, p.ended)
 			continue
 		}
 		p.inputs = slices.DeleteFunc(p.inputs, func(other *InputRecord) bool { return other == r })
@@ -3616,7 +3616,7 @@ func (p *phone) stopTurn(r *InputRecord) (why string) {
 		if !time.Now().Before(late) {
 			return "the key was pressed, but " + p.rec.Tool + " still works: look at /screen"
 		}
-		p.pause(inputLook, p.ended)
+		p.awaitFor(inputLook, p.ended)
 	}
 	return ""
 }
@@ -3881,7 +3881,7 @@ func (b *books) sendStream() {
 		b.until(func() bool { return b.childGone || b.relay.taken > sent })
 		flush := time.Now().Add(b.cfg.Flush)
 		for time.Now().Before(flush) && !b.childGone {
-			b.pause(min(frameTime, time.Until(flush)), b.ended)
+			b.awaitFor(min(frameTime, time.Until(flush)), b.ended)
 			b.det.ReadWindow()
 		}
 		if b.childGone {
@@ -3992,7 +3992,7 @@ func (t *typist) work() (why string) {
 // too.
 func (t *typist) press(within time.Duration, find func(v sight) (keys, why string)) (why string) {
 	until := time.Now().Add(within)
-	for ; ; t.pause(typistLook, func() bool { return t.childGone || t.stopped }) {
+	for ; ; t.awaitFor(typistLook, func() bool { return t.childGone || t.stopped }) {
 		now := time.Now()
 		switch {
 		case t.stopped:
@@ -4132,7 +4132,7 @@ func (d *desk) typeAnswer(q *question) {
 		}
 	}
 	t.passHeld()
-	for !recorded && d.books.trouble != "" && !d.pause(retryEvery, d.ended) {
+	for !recorded && d.books.trouble != "" && !d.awaitFor(retryEvery, d.ended) {
 		recorded = record()
 	}
 	if why == "" {
