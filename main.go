@@ -1670,7 +1670,7 @@ func sessionRecord(tool string, args []string, label string) SessionRecord {
 		Label:     label,
 		Status:    "active",
 		Activity:  "starting",
-		StartedAt: time.Now().UTC(),
+		StartedAt: time.Now(),
 	}
 }
 
@@ -4757,7 +4757,7 @@ func (b *books) recordExit() {
 	default:
 		b.rec.Status = "crashed"
 	}
-	b.rec.EndedAt = ref(time.Now().UTC())
+	b.rec.EndedAt = ref(time.Now())
 	b.rec.Activity = ""
 	b.save(&began, ref(b.rec))
 }
@@ -4856,7 +4856,7 @@ func (s *stopped) Error() string { return s.why }
 
 // begin completes a prompt that is to be asked now.
 func (p *PromptRecord) begin(source, session string, life time.Duration) {
-	now := time.Now().UTC().Round(0) // the wall clock, which goes on while the machine sleeps
+	now := time.Now().Round(0) // the wall clock, which goes on while the machine sleeps
 	p.ID = newID()
 	p.SessionID = session
 	p.Source = source
@@ -5825,7 +5825,7 @@ func (a *asking) bridge() error {
 		own.Status = "terminated"
 	}
 	own.Activity = ""
-	own.EndedAt = ref(time.Now().UTC())
+	own.EndedAt = ref(time.Now())
 	own.ExitCode = &a.code
 	unsaid := a.keep(&own)
 	if end != nil && end.answeredByCommand() {

@@ -955,7 +955,7 @@ func (s *Store) join(p *PromptRecord) {
 func (p *PromptRecord) damage() {
 	p.Status = Failed
 	p.Reason = "its record in the state file is damaged"
-	p.At = time.Now().UTC()
+	p.At = time.Now()
 	p.unsaid = true
 }
 
@@ -1829,7 +1829,7 @@ func (s *Store) check(recs []Record) (whole []Record, events []Event, err error)
 // date completes the head of a record that follows old, nil none.
 func (s *Store) date(h *Head, old Record) {
 	h.V = schemaVersion
-	h.At = time.Now().UTC().Truncate(time.Microsecond)
+	h.At = time.Now().Truncate(time.Microsecond)
 	if old != nil && !h.At.After(old.head().At) {
 		h.At = old.head().At.Add(time.Microsecond)
 	}
@@ -1932,7 +1932,7 @@ func (s *Store) VerifyAudit() (Verdict, error) {
 // Move takes a prompt along one legal transition, and returns it; nil: it was not legal, or not stored. change may fill
 // in more.
 func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved *PromptRecord, err error) {
-	now := time.Now().UTC()
+	now := time.Now()
 	err = s.Update(func(v *View) ([]Record, error) {
 		old := v.Prompts[id]
 		if old == nil || old.Status == to || to == Expired && now.Before(old.ExpiresAt) {
@@ -2251,7 +2251,7 @@ func (s *Store) decide(v *View, p *PromptRecord, d Decision) (why string) {
 		p.Status = Canceled
 		p.Reason = "left as it is"
 	}
-	p.DecidedAt = ref(time.Now().UTC())
+	p.DecidedAt = ref(time.Now())
 	p.DecidedBy = &d.By
 	p.DecidedUser = d.User
 	p.Value = &value
@@ -2831,7 +2831,7 @@ func (s *Store) Reap() error {
 				q := *r
 				q.Status = "crashed"
 				q.Activity = ""
-				q.EndedAt = ref(time.Now().UTC())
+				q.EndedAt = ref(time.Now())
 				recs = append(recs, &q)
 			}
 		}

@@ -2525,7 +2525,7 @@ func (in *incoming) claimed() string { return "claim " + in.from.who() }
 // input is something for a session to do.
 func (in *incoming) input(s *SessionRecord, kind, text string) *InputRecord {
 	return &InputRecord{Head: Head{ID: in.update}, SessionID: s.ID, Kind: kind, By: in.from.who(), User: in.from.name(),
-		Text: text, ReplyTo: in.ID, ThreadID: in.topic(), WrittenAt: in.at.UTC(), Status: "queued"}
+		Text: text, ReplyTo: in.ID, ThreadID: in.topic(), WrittenAt: in.at, Status: "queued"}
 }
 
 // named are the live sessions that a word names, by the beginning of the id or by the label, in alphabetical order; ""
