@@ -1091,15 +1091,12 @@ type statusRow struct {
 
 // cmdStatus lists sessions, and who listens to Telegram.
 func cmdStatus(c *command, s *Store) int {
+	_ = s.Reap() // where a death cannot be written, status shows what is there
 	list := []statusRow{}
 	poller := s.holder("poll.lock")
 	for id, r := range s.view.Sessions {
-		row := statusRow{SessionRecord: ref(*r), Polls: poller > 0 && r.Wrapper == poller}
-		if r.Status == "active" && !s.Alive(id) {
-			row.Status = "crashed"
-			row.Activity = ""
-		}
-		if row.Status != "active" && !c.on("all") {
+		row := statusRow{SessionRecord: r, Polls: poller > 0 && r.Wrapper == poller}
+		if r.Status != "active" && !c.on("all") {
 			continue
 		}
 		row.Open = len(s.view.which(func(p *PromptRecord) bool { return p.SessionID == id && s.waits(p) }))
@@ -1155,24 +1152,30 @@ func cmdApprovals(c *command, s *Store) int {
 // success, even if the audit log could not be written: that is reported.
 func cmdAnswer(c *command, s *Store) int {
 	d := Decision{PromptID: c.args[0], Value: c.args[1], By: "cli:answer", Trusted: true}
+	_ = s.Reap() // a question of who has died is over; where that cannot be written, its answer cannot either
+	inside := s.inside()
 	var p PromptRecord
-	if found := s.view.find(d); found != nil {
-		p = *found
-	}
-	why := "programs that run inside a session cannot answer"
-	todo := "use a terminal that was not started there, the session's own keyboard, or the phone"
-	if !s.inside() {
-		var err error
-		todo = "atlasbridge approvals lists the open questions"
-		p, why, err = s.Decide(d)
-		if err != nil {
-			return c.fail(err)
+	why := "programs that run inside a session cannot answer: use another terminal, or the phone"
+	err := s.Update(func(v *View) ([]Record, error) {
+		if found := v.find(d); found != nil {
+			p = *found
 		}
+		if !inside {
+			why = s.Decide(v, &p, d)
+		}
+		if why != "" {
+			return nil, nil
+		}
+		return []Record{&p}, nil
+	})
+	if err != nil {
+		return c.fail(err)
 	}
 	if why != "" {
 		fields := []Field{{"reason", why}, {"by", d.By}}
 		_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields}) // else Trouble; it is not taken all the same
-		return c.fail(hinted(errors.New("nothing was typed: "+explain(why, &p)), todo))
+		return c.fail(hinted(errors.New("nothing was typed: "+explain(why, &p)),
+			"atlasbridge approvals lists the open questions"))
 	}
 	said := before(": ", p.labels(*p.Value)) + before(": ", p.granted())
 	fmt.Fprintln(c, "answered "+shortID(p.ID)+visible(said))

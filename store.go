@@ -2208,32 +2208,11 @@ type Decision struct {
 }
 
 // Why a decision changes nothing is a sentence that a person reads, "" where it is accepted.
-const (
-	sessionOver  = "the question's session has ended" // nobody is left to type it
-	questionOver = "the question is over"             // or its time is
-)
+const questionOver = "the question is over" // or its time is
 
-// Decide gives a prompt its answer, durably, if it is the first and all guards hold.
-// Questions of a session that is found dead fail at once.
-func (s *Store) Decide(d Decision) (p PromptRecord, why string, err error) {
-	err = s.Update(func(v *View) ([]Record, error) {
-		if found := v.find(d); found != nil {
-			p = *found
-		}
-		why = s.decide(v, &p, d)
-		if why != "" {
-			return nil, nil
-		}
-		return []Record{&p}, nil
-	})
-	if err == nil && why == sessionOver && p.Open() {
-		err = s.Reap()
-	}
-	return p, why, err
-}
-
-// decide gives the prompt the answer, or says why it does not.
-func (s *Store) decide(v *View, p *PromptRecord, d Decision) (why string) {
+// Decide gives the prompt the answer, if it is the first and all guards hold, or says why it does not. In an Update,
+// whose record the prompt becomes, that is durable.
+func (s *Store) Decide(v *View, p *PromptRecord, d Decision) (why string) {
 	why = s.guard(v, p, d)
 	if why != "" {
 		return why
@@ -2279,7 +2258,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision) (why string) {
 	case !p.Open() || !time.Now().Before(p.ExpiresAt):
 		return questionOver
 	case !v.active(p.SessionID) || !s.Alive(p.SessionID):
-		return sessionOver
+		return "the question's session has ended" // nobody is left to type it
 	case p.Source == fromHook && !s.Alive(p.call()):
 		return "the program that asked has ended"
 	case p.Status == Created && !d.Trusted:

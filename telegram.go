@@ -2271,7 +2271,7 @@ func (r *receiver) act(u *update, from *user) error {
 		if d != nil && want.refused == "" {
 			d.By = from.who()
 			d.User = from.name()
-			want.refused = r.store.decide(v, want.question, *d)
+			want.refused = r.store.Decide(v, want.question, *d)
 			if want.refused == "" {
 				want.record = want.question
 			}
