@@ -1574,11 +1574,7 @@ func cmdRun(c *command) int {
 	}
 	missing := errors.Is(err, errNoTool)
 	if missing {
-		todo := "install it, or add its folder to PATH"
-		if strings.Contains(c.args[0], " ") {
-			todo = "give the tool and each argument as separate words, not all in one pair of quotation marks"
-		}
-		err = hinted(err, todo)
+		err = hinted(err, "install it, add its folder to PATH, or give tool and arguments as separate words")
 	}
 	c.fail(err)
 	switch {
@@ -4689,10 +4685,10 @@ func (s *session) finish(hangUp func(limit time.Duration)) {
 	ring(s.relay.output.wake)
 	s.relay.restore()
 	s.desk.endQuestions()
-	s.books.recordExit()
+	how := s.books.recordExit()
 	s.books.tellTrouble(s.st.Reap()) // the next run may come days later
 	s.books.gatherStream(true)
-	s.books.tellEnd()
+	s.books.tellEnd(how)
 	limit := drainSend
 	if s.cfg.Stream && s.tg.Trouble() == "" {
 		limit = drainStream
@@ -4744,34 +4740,43 @@ func (d *desk) endExpired(why string) {
 	}
 }
 
-// recordExit records how the program ended.
-func (b *books) recordExit() {
+// recordExit records how the program ended, and returns that in words.
+func (b *books) recordExit() (how string) {
 	code := *b.rec.ExitCode
 	began := b.rec // it may have ended before it was recorded
 	began.ExitCode = nil
 	sig := syscall.Signal(code - 128)
+	killed := code > 128 && b.pty.Signaled()
+	typed := sig == syscall.SIGINT || sig == syscall.SIGQUIT // ^C and ^\, whoever pressed it
 	switch {
-	case !b.watchdog.toldToEnd.IsZero():
+	case !b.watchdog.toldToEnd.IsZero(), killed && typed:
 		b.rec.Status = "terminated"
-	case code <= 128 || !b.pty.Signaled():
-		b.rec.Status = "completed"
-	case sig == syscall.SIGINT || sig == syscall.SIGQUIT: // ^C and ^\, whoever pressed it
-		b.rec.Status = "terminated"
-	default:
+		how = "was ended"
+	case killed:
 		b.rec.Status = "crashed"
+		how = "crashed: " + sig.String()
+	default:
+		b.rec.Status = "completed"
+		how = "ended"
+		if code != 0 {
+			how = fmt.Sprintf("ended with exit %d", code)
+		}
+	}
+	if b.phone.phoneEnds {
+		how = "ended from the phone"
 	}
 	b.rec.EndedAt = ref(time.Now())
 	b.rec.Activity = ""
 	b.save(&began, ref(b.rec))
+	return how
 }
 
-// tellEnd sends the message that the program has ended, below all of its output.
-func (b *books) tellEnd() {
+// tellEnd sends the message that the program has ended, and how, below all of its output.
+func (b *books) tellEnd(how string) {
 	b.audit()
 	var head MetaRecord
 	_ = b.st.Look(func(v *View) { head = v.fact("audit") }) // as it was, where it cannot be read
-	how := b.howEnded()
-	asked := 0 // notices apart
+	asked := 0                                              // notices apart
 	for _, p := range b.st.PromptsOf(b.rec.ID) {
 		if !p.Idle {
 			asked++
@@ -4788,22 +4793,6 @@ func (b *books) tellEnd() {
 	if !b.save(ref(b.rec)) {
 		b.notify(Notice{Text: text, Ring: rings})
 	}
-}
-
-// howEnded says how the tool's run ended, in a message.
-func (b *books) howEnded() string {
-	code := *b.rec.ExitCode
-	switch {
-	case b.phone.phoneEnds:
-		return "ended from the phone"
-	case b.rec.Status == "terminated":
-		return "was ended"
-	case b.rec.Status == "crashed":
-		return "crashed: " + syscall.Signal(code-128).String()
-	case code != 0:
-		return fmt.Sprintf("ended with exit %d", code)
-	}
-	return "ended"
 }
 
 // tellAtTerminal tells the person at the terminal what they should know of this session.
