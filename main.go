@@ -2038,8 +2038,8 @@ func (w *watchdog) watchSignals() {
 }
 
 // handleSignal stops or continues the tool, or reloads the configuration on SIGHUP. A SIGHUP because the terminal is
-// lost, or at a terminal where there is nothing to reload, ends the session, as every other signal does; but ^C and ^\
-// at a terminal that is not raw are for the tool. Once the child has ended a signal cuts short what is left to send.
+// lost ends the session, as every other signal does; but ^C and ^\ at a terminal that is not raw are for the tool. Once
+// the child has ended a signal cuts short what is left to send.
 func (w *watchdog) handleSignal(sig os.Signal) {
 	switch {
 	case sig == suspendSignal && !w.relay.handed.Resumes: // nobody would resume us
@@ -2052,7 +2052,7 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 		w.resume()
 	case sig == syscall.SIGHUP && w.relay.hostGone():
 		w.hangUp()
-	case sig == syscall.SIGHUP && w.reloads():
+	case sig == syscall.SIGHUP:
 		w.tg.refresh(true)
 		w.cfg = w.tg.cfg.Load()
 		w.beside(func() {
@@ -2070,12 +2070,6 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 		}
 		w.terminate(grace)
 	}
-}
-
-// reloads reports whether there is something to reload. Without a terminal nothing else can be meant.
-func (w *watchdog) reloads() bool {
-	_, err := os.Stat(filepath.Join(w.cfg.Dir, "config.toml"))
-	return err == nil || w.relay.tty == nil
 }
 
 // hostGone reports whether the host's terminal has been closed, or belongs to nobody since the leader of our session
