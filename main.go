@@ -1621,7 +1621,7 @@ func newSession(c *command) (*session, error) {
 	s.books = &books{session: s, ch: localChannel{}, notes: hostStream{c.stderr}}
 	s.rec.Local = cfg.Channel == "local"
 	s.tg.session = s.rec.ID
-	s.tg.tell = func(trouble string) { s.books.tellFirst(trouble) }
+	s.tg.tell = s.books.tellFirst
 	if c.network != nil {
 		s.tg.http.Transport = c.network
 		s.tg.jitter = c.dice
@@ -5623,8 +5623,7 @@ type asking struct {
 	*Store
 	tg     *Telegram
 	prompt PromptRecord
-	values string // what can be answered, as the terminal is told
-	code   int    // the exit status: exitInternal until there is an answer, or none can come
+	code   int // the exit status: exitInternal until there is an answer, or none can come
 }
 
 // cmdAsk exits with what the answer says, or with that there is none.
@@ -5699,11 +5698,9 @@ func (a *asking) addAnswers() error {
 		return a.addChoices(strings.Split(a.text("choices"), ","))
 	case text:
 		p.Type = FreeText
-		a.values = "TEXT"
 	default:
 		p.Type = YesNo
 		p.Permission = true
-		a.values = "yes|no"
 	}
 	p.Constraints.MaxLength = maxMessage // of the text, or of the reason for a refusal
 	return nil
@@ -5726,7 +5723,6 @@ func (a *asking) addChoices(words []string) error {
 		a.prompt.Choices = append(a.prompt.Choices, Choice{Label: label})
 	}
 	numbered(a.prompt.Choices, 1)
-	a.values = strings.Join(words, "|")
 	return nil
 }
 
@@ -5848,7 +5844,7 @@ func (a *asking) send() error {
 		err = errors.Join(err, a.end(AwaitingReply, "", a.prompt.ID))
 	}
 	if !phone || onTerminal(a.stderr) {
-		a.complain(how + ": atlasbridge answer " + shortID(a.prompt.ID) + " " + a.values)
+		a.complain(how + ": atlasbridge answer " + shortID(a.prompt.ID) + " VALUE; it takes " + a.prompt.takes())
 	}
 	return err
 }

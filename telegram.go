@@ -68,9 +68,9 @@ type Telegram struct {
 	http     *http.Client
 	jitter   func() float64 // rand.Float64, or a test's own
 	cfg      atomic.Pointer[Config]
-	skew     atomic.Int64 // Telegram's clock minus ours, by its last answer, a time.Duration
-	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
-	tell     func(string) // says that to the person at the terminal, where it is still possible; or nil
+	skew     atomic.Int64             // Telegram's clock minus ours, by its last answer, a time.Duration
+	troubles sync.Map                 // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
+	tell     func(string) (told bool) // says that to the person at the terminal, where it is still possible; or nil
 
 	refreshMu sync.Mutex // held by refresh
 
@@ -274,10 +274,8 @@ func explained(err error) error {
 	switch {
 	case what != "":
 		return hinted(errors.New(what), todo)
-	case e.Code == 0:
-		todo = "check the network, a proxy (HTTPS_PROXY), and telegram.api_base where it is set; then try again"
 	case e.temporary():
-		todo = "that is Telegram's own trouble, or that of a proxy: try again later"
+		todo = "check the network, a proxy (HTTPS_PROXY), and telegram.api_base where it is set; or try again later"
 	}
 	return hinted(e, todo)
 }
@@ -1593,11 +1591,8 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		r.add("", sid(s))
 		return r
 	}
-	switch {
-	case p.Cut && p.Turned:
-		r.addLine("", "⚠️ Part of it is missing here: answer it at the terminal.")
-	case p.Cut:
-		r.addLine("", "⚠️ Part of it is missing here: see the terminal. From here you can only refuse it.")
+	if p.Cut {
+		r.addLine("", "⚠️ Part of it is missing here: see the terminal.")
 	}
 	then := "left unanswered"
 	if p.SafeDefault != nil && !p.Secret && p.Source != fromAsk {
