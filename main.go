@@ -1137,11 +1137,10 @@ func cmdStatus(c *command, s *Store) int {
 // maxListed is how much approvals says of a question, in bytes: a screenful.
 const maxListed = 2000
 
-// cmdApprovals lists the questions that wait for an answer.
+// cmdApprovals lists the questions that wait for an answer, the oldest first.
 func cmdApprovals(c *command, s *Store) int {
-	open := s.view.which(s.waits)
-	slices.SortFunc(open, func(a, b *PromptRecord) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
-	return show(c, open, "no open questions", "PROMPT\tSESSION\tLEFT\tQUESTION · ANSWERS", func(p *PromptRecord) []any {
+	headings := "PROMPT\tSESSION\tLEFT\tQUESTION · ANSWERS"
+	return show(c, s.view.which(s.waits), "no open questions", headings, func(p *PromptRecord) []any {
 		r := s.view.Sessions[p.SessionID]
 		about := p.words(maxListed) + " · " + p.takes()
 		return []any{shortID(p.ID), clip(cmp.Or(r.Label, r.Tool), 16), span(time.Until(p.ExpiresAt)), about}

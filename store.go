@@ -1859,7 +1859,7 @@ func (s *Store) record(recs []Record) error {
 		}
 	}
 	if s.stale || s.read >= compactMin && s.lines > compactFactor*len(s.view.records) {
-		_ = s.compact() // what fails of it is Trouble
+		s.compact()
 	}
 	return nil
 }
@@ -2630,8 +2630,8 @@ func (s *Store) news(session string, seen map[string]time.Time) (recs []Record, 
 //
 // The file is written anew with what is still wanted of it.
 
-// compact puts the new file in place; after an error, which is Trouble too, the old one is still the state.
-func (s *Store) compact() error {
+// compact puts the new file in place. Where that fails, which is Trouble, the old one is still the state.
+func (s *Store) compact() {
 	err := s.rewrite()
 	s.compactTrouble = nil
 	s.lines = 0 // else it is tried again at once
@@ -2639,7 +2639,6 @@ func (s *Store) compact() error {
 	if err != nil {
 		s.compactTrouble = fmt.Errorf("compacting the state: %w", err)
 	}
-	return s.compactTrouble
 }
 
 // rewrite puts a file with the last lines of the records that are retained in the place of the old one. With a session

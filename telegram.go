@@ -479,6 +479,7 @@ type job struct {
 	key     string    // tells what it is about
 	rank    rank      // what it may overtake
 	at      time.Time // not before that
+	ready   time.Time // the soonest that it may be done: after failures, too
 	free    bool      // it is no message: it takes no turn
 	insists bool      // where it is refused for good it is tried again, all others count as done
 	method  string    // "" none: there is only something to be recorded
@@ -526,7 +527,7 @@ func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 		j, changed := t.nextJob()
 		wait := mailLook
 		if j != nil {
-			wait = min(wait, time.Until(t.mailer.when(j)))
+			wait = min(wait, time.Until(j.ready))
 		}
 		if ending && (j == nil || time.Now().Before(j.at) || t.mailer.refused) {
 			return
@@ -549,9 +550,6 @@ func (t *Telegram) Show(ctx context.Context, end <-chan struct{}) {
 		}
 	}
 }
-
-// when is when a job may be done.
-func (m *mailer) when(j *job) time.Time { return later(j.at, m.notYet[j.key]) }
 
 // nextJob returns the most urgent job that may be done now, else the one that may be done first, nil for none. changed
 // is closed by the next change of the state. Only records of this process's session count and, if this process polls,
@@ -582,18 +580,25 @@ func (t *Telegram) nextJob() (next *job, changed <-chan struct{}) {
 			jobs = append(jobs, t.dueFarewell(s), t.dueTopic(s))
 		}
 	}
-	jobs = slices.DeleteFunc(jobs, func(j *job) bool { return j == nil })
-	if len(jobs) == 0 {
-		return nil, changed
-	}
 	now := time.Now()
-	return slices.MinFunc(jobs, func(a, b *job) int {
-		sooner := later(t.mailer.when(a), now).Compare(later(t.mailer.when(b), now))
-		if sooner != 0 {
-			return sooner
+	for _, j := range jobs {
+		if j == nil {
+			continue
 		}
-		return cmp.Compare(a.rank, b.rank)
-	}), changed
+		j.ready = later(now, later(j.at, t.mailer.notYet[j.key]))
+		if next == nil || j.before(next) {
+			next = j
+		}
+	}
+	return next, changed
+}
+
+// before reports whether j is more urgent than the other.
+func (j *job) before(other *job) bool {
+	if j.ready.Equal(other.ready) {
+		return j.rank < other.rank
+	}
+	return j.ready.Before(other.ready)
 }
 
 // do makes the job's request and records the outcome. If it cannot record that, it tries again later without repeating
