@@ -421,7 +421,7 @@ func cmdDebug(c *command) int {
 		}
 	}
 	if err != nil {
-		return c.fail(hinted(fmt.Errorf("writing the bundle: %w", err), "choose another file with --output"))
+		return c.fail(hintedf("choose another file with --output", "writing the bundle: %w", err))
 	}
 	fmt.Fprint(c, path,
 		": without the token; words of questions and answers with --full only; look into it before you send it\n")

@@ -662,6 +662,11 @@ func hinted(err error, todo string) error {
 	return &hintedError{err, todo}
 }
 
+// hintedf returns an error in these words, with what to do about it.
+func hintedf(todo, format string, args ...any) error {
+	return hinted(fmt.Errorf(format, args...), todo)
+}
+
 // hintOf returns what to do about an error, "" if that is not known.
 func hintOf(err error) string {
 	hint, ok := errors.AsType[*hintedError](err)
@@ -843,7 +848,7 @@ func cmdDoctor(c *command) int {
 		defer st.Close()
 		verdict, err := st.VerifyAudit()
 		if err == nil && !verdict.OK {
-			err = hinted(fmt.Errorf("audit.log:%d: %s", verdict.Line, verdict.Reason), verdict.Remedy)
+			err = hintedf(verdict.Remedy, "audit.log:%d: %s", verdict.Line, verdict.Reason)
 		}
 		d.found("audit", err, fmt.Sprintf("%d entries hold", verdict.Entries), "")
 	}
@@ -935,7 +940,7 @@ func (d *doctor) checkTelegram(bot *Telegram) {
 		return
 	}
 	err = bot.reach(d.ctx)
-	d.found("chat", explained(err), fmt.Sprintf("the bot can write to chat %d", bot.cfg.Load().ChatID), "")
+	d.found("chat", explained(err), fmt.Sprintf("the bot can write to chat %d", bot.chat()), "")
 	if bot.store == nil {
 		return
 	}
@@ -1173,8 +1178,8 @@ func cmdAnswer(c *command, s *Store) int {
 	if why != "" {
 		fields := []Field{{"reason", why}, {"by", d.By}}
 		_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields}) // else Trouble; it is not taken all the same
-		return c.fail(hinted(errors.New("nothing was typed: "+explain(why, &p)),
-			"atlasbridge approvals lists the open questions"))
+		return c.fail(hintedf("atlasbridge approvals lists the open questions",
+			"nothing was typed: %s", explain(why, &p)))
 	}
 	said := before(": ", p.labels(*p.Value)) + before(": ", p.granted())
 	fmt.Fprintln(c, "answered "+shortID(p.ID)+visible(said))
@@ -3662,7 +3667,7 @@ func (p *phone) fetch(r *InputRecord) {
 			p.inputs = slices.Delete(p.inputs, i, i+1)
 			p.inputDone(r, "the file could not be fetched: "+err.Error(), Notice{})
 		default:
-			p.auditInput(r, Field{"file_len", len(body)}, Field{"file_sha256", digest(body)})
+			p.auditInput(r, hidden("file", string(body))...)
 			typed := *r // qwen sends no picture's path alone, others make something else of it
 			typed.File = nil
 			typed.Text = path + " " + cmp.Or(r.Text, "(from the phone)")
@@ -5732,8 +5737,8 @@ func (a *asking) run() (err error) {
 		return err
 	}
 	if a.prompt.Type == FreeText && a.Channel == "telegram" && !a.FreeText {
-		err := errors.New("the phone cannot answer with a text: free_text_enabled is false")
-		return hinted(err, "set free_text_enabled = true in config.toml, or ask with --choices")
+		return hintedf("set free_text_enabled = true in config.toml, or ask with --choices",
+			"the phone cannot answer with a text: free_text_enabled is false")
 	}
 	a.Store, err = a.openState()
 	if err != nil {

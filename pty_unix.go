@@ -1232,12 +1232,12 @@ func checkPrivate(f *os.File) error {
 	path := f.Name()
 	switch {
 	case kind != unix.S_IFREG && kind != unix.S_IFDIR:
-		return hinted(fmt.Errorf("%s is no file and no folder: %w", path, os.ErrPermission), "move it away")
+		return hintedf("move it away", "%s is no file and no folder: %w", path, os.ErrPermission)
 	case int(st.Uid) != os.Geteuid():
 		err := fmt.Errorf("%s is not a file or folder of your own, but user %d's: %w", path, st.Uid, os.ErrPermission)
 		return hinted(err, fmt.Sprintf("make it yours: sudo chown -R %d %s", os.Geteuid(), path))
 	case st.Mode&0o077 != 0:
-		return hinted(fmt.Errorf("%s %w (mode %04o)", path, errShared, st.Mode&0o777), closeRemedy(path))
+		return hintedf(closeRemedy(path), "%s %w (mode %04o)", path, errShared, st.Mode&0o777)
 	}
 	return nil
 }

@@ -531,7 +531,7 @@ func checkPrivate(f *os.File) error {
 	}
 	if !namesNoOther(sd) {
 		path := f.Name()
-		return hinted(fmt.Errorf("%s %w", path, errShared), closeRemedy(path))
+		return hintedf(closeRemedy(path), "%s %w", path, errShared)
 	}
 	return nil
 }

@@ -307,7 +307,7 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 	path := filepath.Join(c.Dir, "config.toml")
 	text, err := readPrivate(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return hinted(fmt.Errorf("config.toml: %w", err), "it must be a file of your own that you can read: "+path)
+		return hintedf("it must be a file of your own that you can read: "+path, "config.toml: %w", err)
 	}
 	file, err := parseTOML(string(text), rows)
 	if err != nil {
@@ -415,7 +415,7 @@ func (s setting) assign(c *Config) error {
 		object = fmt.Sprintf(`{"safe_defaults": {%q: %s}}`, kind, value)
 	}
 	if !s.fits() || json.Unmarshal([]byte(object), c) != nil {
-		return hinted(fmt.Errorf("%s: %s %s", s.Origin, s.Key, s.must), "correct or remove it; default: "+s.def)
+		return hintedf("correct or remove it; default: "+s.def, "%s: %s %s", s.Origin, s.Key, s.must)
 	}
 	return nil
 }
@@ -484,8 +484,8 @@ func (c *Config) chooseChannel() error {
 	default:
 		return nil
 	}
-	return hinted(fmt.Errorf("%s: %s", c.row(asks).Origin, lacks),
-		"run `atlasbridge setup`, or set channel = \"local\"")
+	return hintedf("run `atlasbridge setup`, or set channel = \"local\"",
+		"%s: %s", c.row(asks).Origin, lacks)
 }
 
 // The lines of https://toml.io/en/v1.0.0 that are accepted: a table's header, a key and its value, or blank, and then a
@@ -534,8 +534,8 @@ func parseTOML(text string, known []setting) (map[string]setting, error) {
 			problem = s.Key + " is set twice"
 		}
 		if problem != "" {
-			return nil, hinted(fmt.Errorf("%s: %s", s.Origin, problem), "lines look like  key = \"text\"  or  "+
-				"key = 42; a name with a dot goes under its [table]; see `atlasbridge help config`")
+			return nil, hintedf("lines look like  key = \"text\"  or  key = 42; a name with a dot goes under its [table]; "+
+				"see `atlasbridge help config`", "%s: %s", s.Origin, problem)
 		}
 		entries[s.Key] = s
 	}

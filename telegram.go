@@ -382,7 +382,7 @@ const (
 // takeTurn takes the chat's next turn for a message of that rank, or returns how long to wait before the next attempt.
 func (t *Telegram) takeTurn(as rank) (wait time.Duration) {
 	every := paceChat
-	if t.cfg.Load().ChatID < 0 {
+	if t.chat() < 0 {
 		every = paceGroup
 	}
 	t.updatePace(func(next time.Time) time.Time {
@@ -422,8 +422,11 @@ func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
 	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, time.Now().UnixNano()), 0) // if lost, Telegram paces
 }
 
+// chat is the number of the chat that gets the questions.
+func (t *Telegram) chat() int64 { return t.cfg.Load().ChatID }
+
 // here names the bot and the chat whose message numbers we use.
-func (t *Telegram) here() string { return fmt.Sprintf("%s/%d", t.botID(), t.cfg.Load().ChatID) }
+func (t *Telegram) here() string { return fmt.Sprintf("%s/%d", t.botID(), t.chat()) }
 
 // backoff is the pause after failure n ≥ 0: 1 s doubling to 60 s, less r of a quarter.
 func backoff(n int, r float64) time.Duration {
@@ -820,7 +823,7 @@ func (t *Telegram) message(j *job, about *SessionRecord, out *outgoing) *job {
 	if out.EditID == 0 && about != nil {
 		out.ThreadID = t.topicOf(about)
 	}
-	out.ChatID = t.cfg.Load().ChatID
+	out.ChatID = t.chat()
 	j.method = out.method
 	j.params = out
 	return j
@@ -962,7 +965,7 @@ func (t *Telegram) notice(key string, n Notice, about *SessionRecord) (j *job, r
 		j.free = true
 		j.method = "setMessageReaction"
 		j.params = map[string]any{
-			"chat_id":    t.cfg.Load().ChatID,
+			"chat_id":    t.chat(),
 			"message_id": n.ReplyTo,
 			"reaction":   []map[string]string{{"type": "emoji", "emoji": "👍"}}, // every chat has that one
 		}
@@ -1749,7 +1752,7 @@ var topicGone = []string{"message thread not found", "TOPIC_ID_INVALID", "TOPIC_
 
 // topicOf is the topic that messages about the session go to, 0: none.
 func (t *Telegram) topicOf(s *SessionRecord) int64 {
-	if s.ThreadChat != t.cfg.Load().ChatID {
+	if s.ThreadChat != t.chat() {
 		return 0
 	}
 	return max(0, s.ThreadID)
@@ -1759,7 +1762,7 @@ func (t *Telegram) topicOf(s *SessionRecord) int64 {
 // session; nil for neither. A group's topic is closed; in a private chat, where that cannot be, its name tells how the
 // session ended.
 func (t *Telegram) dueTopic(s *SessionRecord) *job {
-	chat := t.cfg.Load().ChatID
+	chat := t.chat()
 	active := s.Status == "active"
 	has, known := t.mailer.topics[chat]
 	mark := "✗ "
@@ -1812,7 +1815,7 @@ func (v *View) inTopic(chat, thread int64) *SessionRecord {
 
 // reach tests that the bot may write to its chat: there it seems to be typing for some seconds.
 func (t *Telegram) reach(ctx context.Context) error {
-	return t.call(ctx, "sendChatAction", map[string]any{"chat_id": t.cfg.Load().ChatID, "action": "typing"}, nil)
+	return t.call(ctx, "sendChatAction", map[string]any{"chat_id": t.chat(), "action": "typing"}, nil)
 }
 
 // ---- files from the phone ----
@@ -2079,7 +2082,7 @@ func (r *receiver) greet() {
 	for _, line := range reHelp.expr().FindAllStringSubmatch(helpText, -1) {
 		menu = append(menu, map[string]string{"command": line[1], "description": line[2]})
 	}
-	scope := map[string]any{"type": "chat", "chat_id": r.cfg.Load().ChatID}
+	scope := map[string]any{"type": "chat", "chat_id": r.chat()}
 	r.warn(r.call(r.ctx, "setMyCommands", map[string]any{"commands": menu, "scope": scope}, nil))
 }
 
@@ -2858,8 +2861,8 @@ func (s *setup) reject(failed *apiError, keys ...string) error {
 	}
 	for _, key := range keys {
 		if s.given(key) {
-			return hinted(fmt.Errorf("%s: %s", s.cfg.row(key).Origin, problem),
-				"press Start in the bot's chat or correct the setting, then run atlasbridge setup again")
+			return hintedf("press Start in the bot's chat or correct the setting, then run atlasbridge setup again",
+				"%s: %s", s.cfg.row(key).Origin, problem)
 		}
 	}
 	s.say("%v", problem)
@@ -2936,8 +2939,8 @@ func (s *setup) pair(bot string) error {
 // at the terminal. No session polls meanwhile. Nothing that was typed before is a yes.
 func (s *setup) meet(bot string) error {
 	if !onTerminal(s.stdin) {
-		return hinted(errors.New("without a terminal nobody can be asked who may answer"),
-			"give --user-id ID; or run atlasbridge setup in a terminal")
+		return hintedf("give --user-id ID; or run atlasbridge setup in a terminal",
+			"without a terminal nobody can be asked who may answer")
 	}
 	held, err := s.bot.store.TryPoll()
 	if err != nil {
@@ -2945,8 +2948,8 @@ func (s *setup) meet(bot string) error {
 	}
 	if !held {
 		listener := s.bot.store.holder("poll.lock")
-		return hinted(fmt.Errorf("process %d listens to the bot: a session, or another setup", listener),
-			"end it, then run atlasbridge setup again")
+		return hintedf("end it, then run atlasbridge setup again",
+			"process %d listens to the bot: a session, or another setup", listener)
 	}
 	defer s.bot.store.LeavePoll()
 	code := newNonce()[:8] // short, for it may be typed by hand
@@ -2963,7 +2966,7 @@ func (s *setup) meet(bot string) error {
 	answer, err := s.ask("Is that you? [y/N] ")
 	yes := strings.EqualFold(answer, "y") || strings.EqualFold(answer, "yes")
 	if err == nil && !yes {
-		err = hinted(errors.New("nobody was trusted"), "run atlasbridge setup again: it makes a new code")
+		err = hintedf("run atlasbridge setup again: it makes a new code", "nobody was trusted")
 	}
 	s.cfg.ChatID = m.Chat.ID
 	s.cfg.Users = []int64{m.From.ID}
@@ -2997,7 +3000,7 @@ func (s *setup) awaitCode(code string) (*message, error) {
 			s.say("That was not the code.")
 		}
 	}
-	return nil, hinted(errors.New("no code arrived within 10 minutes"), "run atlasbridge setup again: it makes a new code")
+	return nil, hintedf("run atlasbridge setup again: it makes a new code", "no code arrived within 10 minutes")
 }
 
 // say writes a line that fits the terminal.
@@ -3017,7 +3020,7 @@ func (s *setup) ask(question string) (string, error) {
 	case line := <-typed:
 		s.say("")
 		if line == "" {
-			return "", hinted(errors.New("nothing was typed"), "run atlasbridge setup again")
+			return "", hintedf("run atlasbridge setup again", "nothing was typed")
 		}
 		return strings.TrimSpace(line), nil
 	case <-s.ctx.Done():
