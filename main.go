@@ -3169,7 +3169,7 @@ func (d *desk) tryEnd(q *question) (done bool) {
 	why := q.why
 	switch {
 	case q.rec.Open() && q.typedBy != "":
-		return d.transition(q, Resolved, func(r *PromptRecord) { r.DecidedBy = ref(q.typedBy) })
+		return d.transition(q, Resolved, func(r *PromptRecord) { r.DecidedBy = q.typedBy })
 	case q.rec.Open():
 	case q.rec.settled(), q.screen == nil && (to == Canceled || q.rec.Status == Injected):
 		return true
@@ -3214,7 +3214,7 @@ func (d *desk) handleRecord(rec Record) {
 		default:
 			news := q.rec.Open()
 			q.rec = *r
-			if news && !r.Open() && fromPhone(maybe(r.DecidedBy)) {
+			if news && !r.Open() && fromPhone(r.DecidedBy) {
 				d.phone.phoneAt = time.Now()
 			}
 		}
@@ -3233,7 +3233,7 @@ func (d *desk) byID(id string) *question {
 
 // answeredByCommand reports whether `atlasbridge answer` has given the answer.
 func (p *PromptRecord) answeredByCommand() bool {
-	return maybe(p.DecidedBy) == "cli:answer"
+	return p.DecidedBy == "cli:answer"
 }
 
 // answeredNotice tells the phone that it was not the one to answer.
@@ -4139,11 +4139,11 @@ func (d *desk) typeAnswer(q *question) {
 
 // typeReason types the words of a refusal that no hook took: they are the tool's next message.
 func (d *desk) typeReason(p *PromptRecord) {
-	if *p.DecidedBy == "auto:timeout" || !p.Permission || p.Reason == "" || d.adapter.Box == nil {
+	if p.DecidedBy == "auto:timeout" || !p.Permission || p.Reason == "" || d.adapter.Box == nil {
 		return
 	}
 	d.books.save(&InputRecord{Head: Head{ID: d.tg.botID() + ":" + newID()}, SessionID: d.rec.ID,
-		Kind: "text", By: *p.DecidedBy, User: p.DecidedUser, Text: p.Reason, PromptID: p.ID, Status: "queued"})
+		Kind: "text", By: p.DecidedBy, User: p.DecidedUser, Text: p.Reason, PromptID: p.ID, Status: "queued"})
 }
 
 // dropHeld drops the held keys that were typed while the question answered now stood; all, if the next one stands
@@ -5908,7 +5908,7 @@ func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 			By     string  `json:"by"`
 			ID     string  `json:"id"`
 			Reason string  `json:"reason"` // the operator's, for a refusal
-		}{answer, status, maybe(end.DecidedBy), end.ID, end.Reason})
+		}{answer, status, end.DecidedBy, end.ID, end.Reason})
 	} else if answer != nil {
 		fmt.Fprintln(a, *answer)
 	}

@@ -1144,7 +1144,7 @@ type Life struct {
 	CreatedAt   time.Time  `json:"created_at"`
 	ExpiresAt   time.Time  `json:"expires_at"`
 	DecidedAt   *time.Time `json:"decided_at,omitempty"`
-	DecidedBy   *string    `json:"decided_by,omitempty"`
+	DecidedBy   string     `json:"decided_by,omitempty"`
 	DecidedUser string     `json:"decided_user,omitempty"` // by phone: the name, which anyone can take
 	Value       *string    `json:"value,omitempty"`
 	// Messages are those about the prompt in Chat, the oldest first. Only the newest is the prompt's own; the others
@@ -1210,7 +1210,7 @@ func (p *PromptRecord) wants(m Message) string {
 		return m.Shows
 	case p.onItsWay():
 		status = string(ReplyReceived)
-	case p.Status == Resolved && p.Value == nil && maybe(p.DecidedBy) == "auto:timeout": // its hook has told the tool
+	case p.Status == Resolved && p.Value == nil && p.DecidedBy == "auto:timeout": // its hook has told the tool
 		status = string(Expired)
 	}
 	if shown == status {
@@ -1428,7 +1428,7 @@ func (v *View) transition(old, r Record) error {
 		}
 	case *PromptRecord:
 		was := old.(*PromptRecord)
-		decided := was.DecidedBy != nil && maybe(r.DecidedBy) != *was.DecidedBy // by somebody else
+		decided := was.DecidedBy != "" && r.DecidedBy != was.DecidedBy // by somebody else
 		legal := slices.Contains(next[was.Status], r.Status) && !decided
 		switch r.Status {
 		case was.Status:
@@ -1942,7 +1942,7 @@ func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved *Pr
 		if to == Expired { // waiting comes to the answer that is known to refuse, if there is one
 			p.Reason = fmt.Sprintf("no answer in %d s", inSeconds(p.ExpiresAt.Sub(p.CreatedAt)))
 			p.Value = p.SafeDefault
-			p.DecidedBy = ref("auto:timeout")
+			p.DecidedBy = "auto:timeout"
 		}
 		change(&p)
 		p.Status = to
@@ -1978,7 +1978,7 @@ func maybe(text *string) string {
 
 // replySource says whose answer was typed, in a record.
 func replySource(p *PromptRecord) string {
-	if strings.HasPrefix(maybe(p.DecidedBy), "auto:") {
+	if p.DecidedBy == "auto:timeout" {
 		return "timeout_default"
 	}
 	return "operator"
@@ -2101,9 +2101,9 @@ func auditEvents(old, r Record) (events []Event) {
 			return nil
 		}
 		events = []Event{promptEvent(r)}
-		if r.Permission && r.DecidedBy != nil && was.DecidedBy == nil {
+		if r.Permission && r.DecidedBy != "" && was.DecidedBy == "" {
 			events = append(events, Event{"PERMISSION_RESOLVE", r.SessionID, r.ID, slices.Concat(
-				person(*r.DecidedBy, r.DecidedUser),
+				person(r.DecidedBy, r.DecidedUser),
 				[]Field{{"decision", r.Value}}, // null where only the tool knows, or nobody answered
 				said("label", r.labels(maybe(r.Value))),
 				said("grants", r.granted()),
@@ -2147,7 +2147,7 @@ func promptEvent(p *PromptRecord) Event {
 		name = "REPLY_INJECTED"
 		fields = slices.Concat(answerFields(p), []Field{{"source", replySource(p)}}, said("screen_sha256", p.ScreenSHA))
 	}
-	fields = slices.Concat(fields, said("decided_by", maybe(p.DecidedBy)), said("username", p.DecidedUser))
+	fields = slices.Concat(fields, said("decided_by", p.DecidedBy), said("username", p.DecidedUser))
 	return Event{name, p.SessionID, p.ID, fields}
 }
 
@@ -2231,7 +2231,7 @@ func (s *Store) Decide(v *View, p *PromptRecord, d Decision) (why string) {
 		p.Reason = "left as it is"
 	}
 	p.DecidedAt = ref(time.Now())
-	p.DecidedBy = &d.By
+	p.DecidedBy = d.By
 	p.DecidedUser = d.User
 	p.Value = &value
 	return ""
@@ -2279,7 +2279,7 @@ func (p *PromptRecord) hasNonce(nonce string) bool {
 // tooFast refuses what comes after too many answers by phone to this session.
 func (v *View) tooFast(session string) (why string) {
 	recent := v.which(func(p *PromptRecord) bool {
-		byPhone := p.SessionID == session && fromPhone(maybe(p.DecidedBy))
+		byPhone := p.SessionID == session && fromPhone(p.DecidedBy)
 		return byPhone && time.Since(*p.DecidedAt).Abs() < time.Minute
 	})
 	if len(recent) < decisionsLimit {
@@ -2289,23 +2289,6 @@ func (v *View) tooFast(session string) (why string) {
 }
 
 func fromPhone(by string) bool { return strings.HasPrefix(by, "telegram:") }
-
-// byWhom says who decided, in a message.
-func byWhom(by *string) string {
-	who := maybe(by)
-	if fromPhone(who) {
-		return "phone"
-	}
-	return cmp.Or(deciders[who], who)
-}
-
-// deciders are those who decide, as people call them.
-var deciders = map[string]string{
-	"":             "terminal",
-	"cli:local":    "keyboard",
-	"cli:answer":   "atlasbridge answer",
-	"auto:timeout": "nobody answered",
-}
 
 // clock is when, in a message.
 func clock(t time.Time) string { return t.Local().Format("15:04") }

@@ -1658,6 +1658,14 @@ func explain(why string, p *PromptRecord) string {
 	return why + ": " + what + more
 }
 
+// deciders are those who decide, as people call them, but for users.
+var deciders = map[string]string{
+	"":             "terminal",
+	"cli:local":    "keyboard",
+	"cli:answer":   "atlasbridge answer",
+	"auto:timeout": "nobody answered",
+}
+
 // outcomeOf returns what was answered, or what happened instead, and as more who decided it, and when. If several users
 // may answer, it names the one who did.
 func outcomeOf(p *PromptRecord, several bool) (what, more string) {
@@ -1670,13 +1678,17 @@ func outcomeOf(p *PromptRecord, several bool) (what, more string) {
 	}
 	reason := clean(p.Reason, 300)
 	if p.DecidedAt != nil {
-		who := byWhom(p.DecidedBy)
-		if several && who == "phone" {
-			who += " " + strings.TrimPrefix(*p.DecidedBy, "telegram:")
+		who := deciders[p.DecidedBy]
+		user, byPhone := strings.CutPrefix(p.DecidedBy, "telegram:")
+		if byPhone {
+			who = "phone"
+		}
+		if byPhone && several {
+			who += " " + user
 		}
 		more = " · " + who + ", " + clock(*p.DecidedAt)
 	}
-	late := p.Open() || p.Status == Expired || maybe(p.DecidedBy) == "auto:timeout"
+	late := p.Open() || p.Status == Expired || p.DecidedBy == "auto:timeout"
 	switch {
 	case p.Reason == bothAnswered:
 		return "answered on the phone and at the keyboard in the same moment", ": the terminal shows which counted"
@@ -2683,7 +2695,7 @@ func (in *incoming) doubtful(s *SessionRecord, p *PromptRecord, text string) boo
 	for _, other := range in.view.Prompts {
 		here := other.SessionID == s.ID || !in.view.active(other.SessionID)
 		asked := !other.Idle && other.Chat != ""
-		own := !waits && maybe(other.DecidedBy) == in.from.who() &&
+		own := !waits && other.DecidedBy == in.from.who() &&
 			!other.takesText() && other.named(text) == ""
 		if other == p || !here || !asked || own {
 			continue
