@@ -832,11 +832,7 @@ func cmdDoctor(c *command) int {
 	d := &doctor{command: c}
 	cfg, err := d.config(nil)
 	if cfg.Channel == "local" {
-		todo := "atlasbridge setup connects your phone"
-		if cfg.choseChannel() {
-			todo = ""
-		}
-		d.found("token", nil, cfg.whyLocal()+waitsHere, todo)
+		d.found("token", nil, cfg.whyLocal()+waitsHere, "")
 	}
 	d.found("config", err, "settings and defaults are valid", "")
 	var st *Store // nil where it cannot be opened
@@ -1521,6 +1517,12 @@ func (s *turnOrder) wakeWaiting() {
 // until gives the turn away until holds is true. Whoever has the turn calls holds, too, so it must change nothing.
 func (s *turnOrder) until(holds func() bool) { s.await(time.Time{}, holds) }
 
+// comes is until that ends with the child, too. It reports whether that lives.
+func (s *turnOrder) comes(holds func() bool) bool {
+	s.until(func() bool { return s.childGone || holds() })
+	return !s.childGone
+}
+
 // await is until with an end at that time (zero: none). It reports whether holds is true.
 func (s *turnOrder) await(until time.Time, holds func() bool) bool {
 	s.wakeWaiting()
@@ -2007,11 +2009,7 @@ func (w *watchdog) checkHost() {
 
 // watchActivity records what the tool does.
 func (w *watchdog) watchActivity() {
-	for {
-		w.until(func() bool { return w.childGone || w.books.recorded && w.det.Activity() != w.rec.Activity })
-		if w.childGone {
-			return
-		}
+	for w.comes(func() bool { return w.books.recorded && w.det.Activity() != w.rec.Activity }) {
 		w.rec.Activity = w.det.Activity()
 		w.books.save(ref(w.rec))
 		w.awaitFor(doingEvery, w.ended)
@@ -2438,11 +2436,7 @@ func (r *relay) makeRaw() error {
 // that reads the tool's output, such as less, may read the keyboard and need a terminal that is not raw, until the tool
 // reads its own.
 func (r *relay) watchKeyboard() {
-	for {
-		r.until(func() bool { return r.childGone || r.mayListen() })
-		if r.childGone {
-			return
-		}
+	for r.comes(r.mayListen) {
 		r.readKeyboard()
 		r.awaitFor(keyboardLook, r.ended)
 	}
@@ -2670,11 +2664,7 @@ func (r *relay) came() int64 {
 
 // writeTyping writes queued keys that are no typist's.
 func (r *relay) writeTyping() {
-	for {
-		r.until(func() bool { return r.childGone || len(r.typing) > 0 })
-		if r.childGone {
-			return
-		}
+	for r.comes(func() bool { return len(r.typing) > 0 }) {
 		keys := r.typing
 		r.typing = nil
 		r.inFlight = true
@@ -3423,11 +3413,7 @@ type phone struct {
 
 // doInputs does what the phone asks for, in order; only what types nothing passes an input that waits.
 func (p *phone) doInputs() {
-	for {
-		p.until(func() bool { return p.childGone || p.books.recorded && len(p.inputs) > 0 && p.typist == nil })
-		if p.childGone {
-			return
-		}
+	for p.comes(func() bool { return p.books.recorded && len(p.inputs) > 0 && p.typist == nil }) {
 		r, why := p.nextInput()
 		if r == nil {
 			p.awaitFor(inputLook, p.ended)
@@ -3821,8 +3807,6 @@ func (b *books) tellDestination() {
 		if variable, ok := strings.CutPrefix(users.Origin, "environment "); ok { // perhaps another program's
 			where += "; " + variable + " lets " + string(users.Value) + " answer"
 		}
-	} else if !b.cfg.choseChannel() {
-		where += " (see `atlasbridge setup`)"
 	}
 	b.tell(where)
 }
@@ -3874,8 +3858,7 @@ func (b *books) notify(n Notice) {
 // sendStream looks at each frame of output, and gathers it for flush_ms.
 func (b *books) sendStream() {
 	sent := int64(0)
-	for {
-		b.until(func() bool { return b.childGone || b.relay.taken > sent })
+	for b.comes(func() bool { return b.relay.taken > sent }) {
 		flush := time.Now().Add(b.cfg.Flush)
 		for time.Now().Before(flush) && !b.childGone {
 			b.awaitFor(min(frameTime, time.Until(flush)), b.ended)

@@ -443,15 +443,12 @@ func (c *Config) row(key string) *setting {
 	return &c.inForce[slices.IndexFunc(c.inForce, func(s setting) bool { return s.Key == key })]
 }
 
-// choseChannel reports whether somebody chose the channel.
-func (c *Config) choseChannel() bool { return c.row("channel").Origin != "default" }
-
 // whyLocal is why nothing goes to Telegram.
 func (c *Config) whyLocal() string {
-	if c.choseChannel() {
+	if c.row("channel").Origin != "default" {
 		return "the channel is local, as chosen"
 	}
-	return "no Telegram here"
+	return "no Telegram (see `atlasbridge setup`)"
 }
 
 // chooseChannel chooses telegram if a token was given and no channel. The error says what telegram lacks, and which
