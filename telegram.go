@@ -1600,7 +1600,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		return r
 	}
 	if p.Cut {
-		r.addLine("", "⚠️ Part of it is missing here: see the terminal.")
+		r.addLine("", "⚠️ Part of it is missing here: see the terminal. Only there you can allow it.")
 	}
 	then := "left unanswered"
 	if p.SafeDefault != nil && !p.Secret && p.Source != fromAsk {
