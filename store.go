@@ -1473,6 +1473,7 @@ type Store struct {
 	vanished     error         // that the file did, until it is told
 
 	poll atomic.Pointer[os.File] // the lock of the polling; nil: another process has it
+	own  atomic.Pointer[os.File] // the lock of the session, or of the call, that this process is
 }
 
 // contents is what was read of state.jsonl.
@@ -1610,12 +1611,11 @@ func (s *Store) catchUp() error {
 // restore rewrites the file with those live records of this process's sessions and questions that it lacks, or has
 // older than old. No compaction loses them: somebody has removed the file, or put an older one in its place.
 func (s *Store) restore(old *View) error {
-	held := func(id string) bool { return s.holder(lockName(id)) == os.Getpid() }
 	whole := true
 	for key, r := range old.records {
 		now := s.view.records[key]
 		lost := now == nil && old.alive(r) || now != nil && now.head().At.Before(r.head().At)
-		if lost && (held(r.head().ID) || held(concerns(r))) {
+		if lost && (s.owns(r.head().ID) || s.owns(concerns(r))) {
 			s.view.apply(r)
 			whole = false
 		}
@@ -2563,6 +2563,7 @@ func (s *Store) Follow(ctx context.Context, session string, look <-chan time.Tim
 		defer close(out)
 		seen := map[string]time.Time{} // the newest change that was sent, by key
 		for ctx.Err() == nil {
+			s.owns(session)
 			touched := modTime(s.lockPath(session))
 			recs, wake, err := s.news(session, seen)
 			for _, r := range recs {
@@ -2717,7 +2718,28 @@ func (s *Store) HoldSession(id string) (release func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	return func() { _ = errors.Join(f.Close(), os.Remove(f.Name())) }, nil // a free lock says the same
+	s.own.Store(f)
+	return func() {
+		f := s.own.Swap(nil)
+		_ = errors.Join(f.Close(), os.Remove(f.Name())) // a free lock says the same
+	}, nil
+}
+
+// owns reports whether this process is that session, or call. The lock of a session whose file somebody has removed is
+// taken again: without it we would pass for dead.
+func (s *Store) owns(id string) bool {
+	f := s.own.Load()
+	if f == nil || f.Name() != s.lockPath(id) {
+		return false
+	}
+	if !isNamed(f, f.Name()) {
+		_ = mkdirPrivate(filepath.Dir(f.Name())) // else the lock says it
+		again, err := s.hold(lockName(id), 0)
+		if err == nil && s.own.CompareAndSwap(f, again) {
+			_ = f.Close() // nobody finds it any more
+		}
+	}
+	return true
 }
 
 // TryPoll makes this process the poller, unless another is.
