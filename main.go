@@ -1152,7 +1152,6 @@ func cmdApprovals(c *command, s *Store) int {
 // success, even if the audit log could not be written: that is reported.
 func cmdAnswer(c *command, s *Store) int {
 	d := Decision{PromptID: c.args[0], Value: c.args[1], By: "cli:answer", Trusted: true}
-	_ = s.Reap() // a question of who has died is over; where that cannot be written, its answer cannot either
 	inside := s.inside()
 	var p PromptRecord
 	why := "programs that run inside a session cannot answer: use another terminal, or the phone"
@@ -1170,6 +1169,9 @@ func cmdAnswer(c *command, s *Store) int {
 	})
 	if err != nil {
 		return c.fail(err)
+	}
+	if why == sessionOver {
+		_ = s.Reap() // else the next process does it
 	}
 	if why != "" {
 		fields := []Field{{"reason", why}, {"by", d.By}}
@@ -2040,8 +2042,8 @@ func (w *watchdog) watchSignals() {
 }
 
 // handleSignal stops or continues the tool, or reloads the configuration on SIGHUP. A SIGHUP because the terminal is
-// lost ends the session, as every other signal does; but ^C and ^\ at a terminal that is not raw are for the tool. Once
-// the child has ended a signal cuts short what is left to send.
+// lost, or at a terminal where there is nothing to reload, ends the session, as every other signal does; but ^C and ^\
+// at a terminal that is not raw are for the tool. Once the child has ended a signal cuts short what is left to send.
 func (w *watchdog) handleSignal(sig os.Signal) {
 	switch {
 	case sig == suspendSignal && !w.relay.handed.Resumes: // nobody would resume us
@@ -2054,7 +2056,7 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 		w.resume()
 	case sig == syscall.SIGHUP && w.relay.hostGone():
 		w.hangUp()
-	case sig == syscall.SIGHUP:
+	case sig == syscall.SIGHUP && w.reloads():
 		w.tg.refresh(true)
 		w.cfg = w.tg.cfg.Load()
 		w.beside(func() {
@@ -2072,6 +2074,12 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 		}
 		w.terminate(grace)
 	}
+}
+
+// reloads reports whether there is something to reload. Without a terminal nothing else can be meant.
+func (w *watchdog) reloads() bool {
+	_, err := os.Stat(filepath.Join(w.cfg.Dir, "config.toml"))
+	return err == nil || w.relay.tty == nil
 }
 
 // hostGone reports whether the host's terminal has been closed, or belongs to nobody since the leader of our session

@@ -2205,7 +2205,10 @@ type Decision struct {
 }
 
 // Why a decision changes nothing is a sentence that a person reads, "" where it is accepted.
-const questionOver = "the question is over" // or its time is
+const (
+	sessionOver  = "the question's session has ended" // nobody is left to type it
+	questionOver = "the question is over"             // or its time is
+)
 
 // Decide gives the prompt the answer, if it is the first and all guards hold, or says why it does not. In an Update,
 // whose record the prompt becomes, that is durable.
@@ -2255,7 +2258,7 @@ func (s *Store) guard(v *View, p *PromptRecord, d Decision) (why string) {
 	case !p.Open() || !time.Now().Before(p.ExpiresAt):
 		return questionOver
 	case !v.active(p.SessionID) || !s.Alive(p.SessionID):
-		return "the question's session has ended" // nobody is left to type it
+		return sessionOver
 	case p.Source == fromHook && !s.Alive(p.call()):
 		return "the program that asked has ended"
 	case p.Status == Created && !d.Trusted:
