@@ -68,9 +68,11 @@ type Telegram struct {
 	http     *http.Client
 	jitter   func() float64 // rand.Float64, or a test's own
 	cfg      atomic.Pointer[Config]
-	skew     atomic.Int64             // Telegram's clock minus ours, by its last answer, a time.Duration
-	troubles sync.Map                 // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
-	tell     func(string) (told bool) // says that to the person at the terminal, where it is still possible; or nil
+	skew     atomic.Int64 // Telegram's clock minus ours, by its last answer, a time.Duration
+	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
+
+	// tell says that to the person at the terminal, where it is still possible; or nil.
+	tell func(string) (told bool)
 
 	refreshMu sync.Mutex // held by refresh
 
