@@ -1978,7 +1978,7 @@ func (w *watchdog) lookAt() time.Time {
 	q := w.desk.inForce()
 	switch {
 	case q == nil:
-	case q.screen != nil && q.screen.Idle:
+	case q.rec.Idle:
 		pause = lookNotice
 	default:
 		pause = lookOften
@@ -3471,21 +3471,20 @@ func (r *InputRecord) isText() bool { return r.Kind == "text" || r.Kind == "file
 
 // inputWaits returns why the input has to wait, although not for long, "" if it need not.
 func (p *phone) inputWaits(r *InputRecord) (why string) {
-	unseen := p.adapter.Box != nil && p.relay.came() > p.relay.taken
 	switch {
-	case r.Kind == "stop" && unseen && !p.inTurn(): // the output may say that it works
+	case r.Kind == "stop" && p.adapter.Box != nil && p.relay.came() > p.relay.taken &&
+		!p.inTurn(): // the output may say that it works
 		return p.rec.Tool + " keeps writing"
 	case !r.types():
 		return ""
 	}
 	q := p.desk.inForce()
-	asked := q != nil && !q.rec.Idle && q.rec.Status != ""
 	switch {
 	case q != nil && q.rec.Status != "" && !q.rec.Open():
 		return "an answer is still on its way to the tool"
 	case r.File != nil:
 		return "its file did not come"
-	case asked || !r.isText():
+	case p.desk.asks().ID != "", !r.isText():
 		return ""
 	}
 	tty := p.pty.State()
@@ -3536,8 +3535,12 @@ func (p *phone) handleInput(r *InputRecord) (reply Notice, why string) {
 	case "again":
 		why = p.askAgain()
 	case "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so
+		asked := p.desk.asks()
 		switch {
-		case p.desk.askedSince(r.WrittenAt):
+		case r.PromptID != "" && (asked.ID != r.PromptID ||
+			p.watcher.seen != nil && !p.watcher.seen.same(p.look())):
+			return reply, "the question that you replied to does not stand here"
+		case r.WrittenAt.Before(asked.CreatedAt.Add(textAfter * time.Second)): // nobody can have read it
 			return reply, "you wrote that before this was asked"
 		case r.WrittenAt.Before(p.relay.lastKey):
 			return reply, "somebody typed at the keyboard since you wrote that: look at /screen"
@@ -3557,11 +3560,13 @@ func (p *phone) handleInput(r *InputRecord) (reply Notice, why string) {
 	return reply, why
 }
 
-// askedSince reports whether the open question is newer than at, or so little older that nobody can have read it: what
-// was wanted then is not meant for it.
-func (d *desk) askedSince(at time.Time) bool {
+// asks is the question that is open now, empty where there is none.
+func (d *desk) asks() (open PromptRecord) {
 	q := d.inForce()
-	return q != nil && q.rec.Open() && !q.rec.Idle && at.Before(q.rec.CreatedAt.Add(textAfter*time.Second))
+	if q != nil && !q.closed() && !q.rec.Idle {
+		open = q.rec
+	}
+	return open
 }
 
 // dense returns a screen's text with single blank rows, and without blanks at the ends of its rows and its own.
@@ -3622,11 +3627,11 @@ func (p *phone) inTurn() bool {
 // inputText types into an input box or a REPL, and audits what was typed, even if no Enter followed. note is what else
 // is to be told of that.
 func (p *phone) inputText(r *InputRecord) (note, why string) {
-	q := p.desk.inForce()
-	if q != nil && !q.rec.Idle && q.rec.Status != "" {
-		if q.rec.Secret {
-			return "", "a password is typed at the keyboard." + deleteIt
-		}
+	asked := p.desk.asks()
+	switch {
+	case asked.Secret:
+		return "", "a password is typed at the keyboard." + deleteIt
+	case asked.ID != "":
 		return "", questionOpen
 	}
 	t := &typist{session: p.session, boxed: true, text: cleanText(r.Text)}
@@ -3687,13 +3692,14 @@ func (p *phone) inputDone(r *InputRecord, why string, reply Notice) {
 	p.books.save(&after)
 	reply.ReplyTo = r.ReplyTo
 	reply.ThreadID = r.ThreadID
-	reply.Done = reply.Text+reply.Mono == "" && r.PromptID == "" // else it is no message of the operator's
+	reply.Done = reply.Text+reply.Mono == "" && r.Kind != "again" && r.ReplyTo != 0 // else it is no message of theirs
 	if r.Kind != "answer" {
 		p.books.notify(reply)
 	}
-	if typed && p.desk.asked != nil && p.desk.asked.rec.Idle {
-		p.desk.asked.noteTyped(r.By, time.Now())
-		p.desk.asked.leave(Canceled, "")
+	notice := p.desk.asked
+	if typed && notice != nil && notice.rec.Idle {
+		notice.noteTyped(r.By, time.Now())
+		notice.leave(Canceled, "")
 	}
 }
 
@@ -4134,7 +4140,7 @@ func (d *desk) typeReason(p *PromptRecord) {
 		return
 	}
 	d.books.save(&InputRecord{Head: Head{ID: d.tg.botID() + ":" + newID()}, SessionID: d.rec.ID,
-		Kind: "text", By: p.DecidedBy, User: p.DecidedUser, Text: p.Reason, PromptID: p.ID, Status: "queued"})
+		Kind: "text", By: p.DecidedBy, User: p.DecidedUser, Text: p.Reason, Status: "queued"})
 }
 
 // dropHeld drops the held keys that were typed while the question answered now stood; all, if the next one stands

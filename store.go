@@ -1322,8 +1322,8 @@ type InputRecord struct {
 	ThreadID  int64  `json:"thread_id"`      // the topic it was written in, 0: none
 	// WrittenAt is when it was written, or a tap arrived: no message acts on a question that is newer.
 	WrittenAt time.Time `json:"written_at"`
-	PromptID  string    `json:"prompt_id"`
-	Status    string    `json:"status"` // queued done refused; failed: its session ended, which nobody has told yet
+	PromptID  string    `json:"prompt_id"` // of a command that replies to a question: keys are for that alone
+	Status    string    `json:"status"`    // queued done refused; failed: its session ended, which nobody has told yet
 	Reason    string    `json:"reason"`
 
 	File *FileRef `json:"file,omitempty"`

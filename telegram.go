@@ -2343,9 +2343,7 @@ func (in *incoming) tapped() intent {
 		want.refused = "what is ticked has changed since: look at it, then tap Submit again"
 	case !strings.HasPrefix(d.Value, "~") || !ours:
 	case d.Value == tapAgain && in.view.active(p.SessionID) && p.Status == Expired: // what stands there is asked anew
-		again := in.input(in.view.Sessions[p.SessionID], "again", "")
-		again.PromptID = p.ID
-		return intent{record: again, reply: "✓ asking again"}
+		return intent{record: in.input(in.view.Sessions[p.SessionID], "again", ""), reply: "✓ asking again"}
 	case p.Open():
 		want.decision = nil
 		want.record = q
@@ -2491,7 +2489,7 @@ func (in *incoming) command(name, line string) intent {
 		word = ""
 		rest = line
 	}
-	s, _, refused := in.target(name, word)
+	s, p, refused := in.target(name, word)
 	if s == nil {
 		return refused
 	}
@@ -2499,10 +2497,15 @@ func (in *incoming) command(name, line string) intent {
 	switch {
 	case name == "switch":
 		return in.claim(s)
-	case name == "keys":
-		return in.keys(s, rest)
+	case name == "keys" && !areKeys(strings.Fields(rest)):
+		return intent{reply: "✗ Press what? Example: /keys ESC UP. Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
+			"SHIFT_TAB Y N 1 2 3 SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
 	case name != "send":
-		return intent{record: in.input(s, name, rest)}
+		record := in.input(s, name, rest)
+		if p != nil && !p.Idle {
+			record.PromptID = p.ID
+		}
+		return intent{record: record}
 	case text == "":
 		return intent{reply: "✗ Send what? Example: /send " + shortID(s.ID) + " go on"}
 	case reCommand.MatchString(text): // it is the tool's own
@@ -2511,18 +2514,13 @@ func (in *incoming) command(name, line string) intent {
 	return in.answerOrInput(s, nil, text)
 }
 
-// keys are those to press.
-func (in *incoming) keys(s *SessionRecord, line string) intent {
-	words := strings.Fields(line)
+// areKeys reports whether the words are names of keys, one at least.
+func areKeys(words []string) bool {
 	unknown := func(word string) bool {
 		_, known := keyBytes(word, false)
 		return !known
 	}
-	if len(words) == 0 || slices.ContainsFunc(words, unknown) {
-		return intent{reply: "✗ Press what? Example: /keys ESC UP. Keys: CTRL_A … CTRL_Z ENTER ESC TAB " +
-			"SHIFT_TAB Y N 1 2 3 SPACE BACKSPACE DELETE UP DOWN LEFT RIGHT PGUP PGDN HOME END"}
-	}
-	return intent{record: in.input(s, "keys", line)}
+	return len(words) > 0 && !slices.ContainsFunc(words, unknown)
 }
 
 // claim sends text that is no reply to this session from now on; nil: to the only one.
