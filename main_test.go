@@ -5194,6 +5194,95 @@ func trouble(t *testing.T, r row) {
 	}
 }
 
+// TestOutage: after an outage in which Telegram may have forgotten a tap, a question that waits is
+// sent again; the message before loses its buttons and answers nothing, and the answer counts once.
+func TestOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := bareBotAPI(t)
+		s.free = true // from what was tapped the buttons are taken, even if they are gone
+		var down atomic.Bool
+		s.fault = func(string, http.ResponseWriter) bool {
+			if down.Load() {
+				panic(http.ErrAbortHandler)
+			}
+			return false
+		}
+		s.Server = &httptest.Server{URL: "http://127.0.0.1:1"} // its address alone
+		dir := home(t, s.config("away_after_seconds = 0"))
+		null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys := &simStream{more: make(chan struct{}, 1)}
+		defer keys.put("", true)
+		out, screen := io.Pipe()
+		tool := &askingPTY{&simPTY{}, out, make(chan string, 1), make(chan struct{}), ""}
+		env := map[string]string{"ATLASBRIDGE_HOME": dir}
+		w := world{ctx: context.Background(), stdin: null, stdout: null, stderr: null,
+			network:  s,
+			disk:     func(_ string, _ *os.File, call func() error) error { return call() },
+			getenv:   func(name string) string { return env[name] },
+			dice:     func() float64 { return 0.5 },
+			keyboard: keys,
+			catch:    func(chan<- os.Signal, ...os.Signal) {},
+			start:    func(_, _ []string, _ string, _ Size, _ Host) (PTY, error) { return tool, nil },
+		}
+		done := make(chan int)
+		go func() { done <- w.run([]string{"run", "/nowhere/tool"}) }()
+		_, _ = io.WriteString(screen, "Go? (y/n) ")
+		first := s.shows("Go?", "Yes")
+		time.Sleep(time.Second)
+		down.Store(true)
+		time.Sleep(4 * time.Minute)
+		down.Store(false)
+		time.Sleep(90 * time.Second) // the longest pause of who polls is over
+		again := s.where("it is asked again", func(m seen) bool { return m.id > first.id })
+		comesTrue(t, "the first has no buttons", func() bool {
+			return len(s.message(first.id).buttons) == 0
+		})
+		said := s.answer(s.tapped(first.id, first.buttons["Yes"]))
+		if !strings.Contains(said, "out of date") {
+			t.Errorf("a tap on the first is told %q", said)
+		}
+		s.press(again, "Yes")
+		if typed := <-tool.typed; typed != "y\n" && typed != "y\r" || s.came("Go?") != 2 {
+			t.Errorf("it is asked %d times, and %q is typed", s.came("Go?"), typed)
+		}
+		_ = screen.Close()
+		close(tool.exited)
+		<-done
+	})
+}
+
+// askingPTY is a tool that reads one line.
+type askingPTY struct {
+	*simPTY
+	out    io.Reader
+	typed  chan string
+	exited chan struct{}
+	line   string
+}
+
+func (p *askingPTY) Read(b []byte) (int, error) { return p.out.Read(b) }
+func (p *askingPTY) Write(b []byte) (int, error) {
+	p.line += string(b)
+	if strings.ContainsAny(p.line, "\r\n") {
+		p.typed <- p.line
+	}
+	return len(b), nil
+}
+func (p *askingPTY) Came() int64  { return 0 }
+func (p *askingPTY) Waiting() int { return 0 }
+func (p *askingPTY) State() TTYState {
+	return TTYState{Reading: ReadingYes, Canonical: true, Echo: true}
+}
+func (p *askingPTY) Modes() Modes {
+	return Modes{Processed: true, Canonical: true, Echo: true, UTF8: true}
+}
+func (p *askingPTY) Resize(Size) error { return nil }
+func (p *askingPTY) Close() error      { return nil }
+func (p *askingPTY) Wait() int         { <-p.exited; return 0 }
+
 // TestNoticesAreBounded: of what the operator is told in an outage fifty messages come when the network is back, and one says how
 // many were left out.
 func TestNoticesAreBounded(t *testing.T) {
