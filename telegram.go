@@ -3007,7 +3007,8 @@ func (s *setup) awaitCode(code string) (*message, error) {
 			}
 			s.say("%s, user %d, %s chat %d", m.From.name(), m.From.ID, m.Chat.Type, m.Chat.ID)
 			if slices.Contains(strings.Fields(strings.ToLower(m.Text)), code) { // of the link: "/start CODE"
-				return m, s.bot.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil)
+				_ = s.bot.call(ctx, "getUpdates", &pollParams{Offset: params.Offset}, nil) // else it comes again, too old to act
+				return m, nil
 			}
 			s.say("That was not the code.")
 		}
