@@ -2801,10 +2801,9 @@ func (d *Detector) track(now time.Time) {
 // from now on. Where a program reads lines, it asks still, whatever was printed below.
 func (d *Detector) leave(now time.Time) {
 	r := d.cur.place.row - 1 - d.Screen.scrolled
-	line := cmp.Or(d.cur.line, d.cur.Question) // of a line that has ended
-	here := r >= 0 && r < d.view.row
+	here := d.cur.place.sizes == d.Screen.sizes && r >= 0 && r < d.view.row
 	if here && !(d.tty.Canonical && d.tty.Reading == ReadingYes) && !d.Screen.grid[r].answered &&
-		strings.HasPrefix(d.Screen.Row(r), clipBytes(line, d.Screen.cols)) {
+		strings.HasPrefix(d.Screen.Row(r), clipBytes(d.cur.line, d.Screen.cols)) {
 		d.Screen.grid[r].answered = true
 		d.Screen.changes++
 		d.lookDue = now
