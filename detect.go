@@ -387,8 +387,8 @@ func (s *Screen) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// WriteFlood is Write for a screen without a transcript. Where p is more lines of text than are kept, those of which
-// nothing is left in the end are not read, and each counts as one row that has scrolled out.
+// WriteFlood is Write. Where p is more lines of text than are kept, and there is no transcript, those of which nothing
+// is left in the end are not read.
 func (s *Screen) WriteFlood(p []byte) {
 	for len(p) >= leastFlood {
 		n := 1 + bytes.LastIndexByte(p[:min(len(p), maxFlood)], '\n')
@@ -401,10 +401,10 @@ func (s *Screen) WriteFlood(p []byte) {
 	s.Write(p)
 }
 
-// scrollThrough scrolls out the lines at the beginning of p of which nothing is left when all of p is written, and
-// returns their length: all but as many as are kept, if p is plain text on the primary screen.
+// scrollThrough takes the lines at the beginning of p of which nothing is left when all of p is written, unread, and
+// returns their length: all but as many as are kept, if p is plain text and all of the screen scrolls.
 func (s *Screen) scrollThrough(p []byte) int {
-	whole := !s.AltScreen() && s.top == 0 && s.bottom == s.rows-1
+	whole := s.top == 0 && s.bottom == s.rows-1
 	has := func(b byte) bool { return bytes.IndexByte(p, b) >= 0 } // ten times as fast as ContainsAny
 	if s.tr.on || s.state != inText || !whole || slices.ContainsFunc([]byte("\x1b\x0e\x0f"), has) {
 		return 0
@@ -416,14 +416,7 @@ func (s *Screen) scrollThrough(p []byte) int {
 	if end < 1 || p[end-1] != '\r' {
 		return 0
 	}
-	lines := bytes.Count(p[:end+1], []byte("\n"))
-	if lines < s.rows {
-		return 0
-	}
-	s.scrolled += lines - (s.rows - 1 - s.row)
-	s.moveTo(s.rows-1, 0)
-	s.base = nil
-	s.input = s.input[:0]
+	s.moveTo(s.row, 0)
 	return end + 1
 }
 

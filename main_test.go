@@ -805,13 +805,16 @@ func TestFloods(t *testing.T) {
 	var tapes []*tapeText
 	for _, r := range table(t, "floods.txt") {
 		line, _, _ := strings.Cut(r["line"], "\n")
-		flood := r["before"] + r["first"] + strings.Repeat(line+"\n", 1+(3<<17)/(len(line)+1)) + r["line"] + r["behind"]
+		flood := func(lines int) string {
+			return r["first"] + strings.Repeat(line+"\n", lines) + r["line"] + r["behind"]
+		}
+		many := 1 + (3<<17)/(len(line)+1)
 		pieces := ""
-		for piece := range slices.Chunk([]rune(flood), 999) {
+		for piece := range slices.Chunk([]rune(flood(400+many%400)), 999) { // more than is kept, and as many of any forty
 			pieces += fmt.Sprintf("0s %q\n", string(piece))
 		}
-		for _, written := range []string{fmt.Sprintf("0s %q\n", flood), pieces} {
-			text := "x reading canon echo 40x10\n" + written + "0s \"\\r\\n\\x1b[mGo? (y/n) \"\n3s\n"
+		for _, written := range []string{fmt.Sprintf("0s %q\n", flood(many)), pieces} {
+			text := fmt.Sprintf("x reading canon echo 40x10\n0s %q\n", r["before"]) + written + "0s \"\\r\\n\\x1b[mGo? (y/n) \"\n3s\n"
 			tapes = append(tapes, readTape(t, r["at"], r["line"], text))
 		}
 	}
