@@ -3776,9 +3776,9 @@ func (v *view) reasonAcross(g *group) string {
 // maxBelow is how many rows of text may stand below a group: a status line, a footer.
 const maxBelow = 12
 
-// readGroup finds what single keys choose, the lowest on the screen: what stands above may have been answered before. A
-// pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it. With the cursor
-// in a field of a framed dialog, that is to be filled in.
+// readGroup finds what single keys choose, the lowest on the screen: what stands above may have been answered before,
+// and so was a list below which a line names its answers. A pointer beats a colour, several options beat one, and the
+// list in a frame beats the buttons below it. With the cursor in a field of a framed dialog, that is to be filled in.
 func (v *view) readGroup() *candidate {
 	buttons := v.buttonRow()
 	if v.tty.Canonical {
@@ -3799,7 +3799,9 @@ func (v *view) readGroup() *candidate {
 				continue
 			}
 			g.why = v.reason(g)
-			if g.why == "" {
+			asks := v.promptBelow(g.end())
+			kind, _ := answersNamed(asks)
+			if g.why == "" || kind != "" && reAskedAbove.MatchString(plain(asks)) {
 				continue
 			}
 			if !g.weak && g.shape != angles && len(g.opts) > 1 {
