@@ -3777,7 +3777,7 @@ func (v *view) reasonAcross(g *group) string {
 const maxBelow = 12
 
 // readGroup finds what single keys choose, the lowest on the screen: what stands above may have been answered before,
-// and so was a list below which a line names its answers. A pointer beats a colour, several options beat one, and the
+// and so was a list below which a line names its answers, or, if it is in a frame, any stands. A pointer beats a colour, several options beat one, and the
 // list in a frame beats the buttons below it. With the cursor in a field of a framed dialog, that is to be filled in.
 func (v *view) readGroup() *candidate {
 	buttons := v.buttonRow()
@@ -3799,9 +3799,10 @@ func (v *view) readGroup() *candidate {
 				continue
 			}
 			g.why = v.reason(g)
-			asks := v.promptBelow(g.end())
-			kind, _ := answersNamed(asks)
-			if g.why == "" || kind != "" && reAskedAbove.MatchString(plain(asks)) {
+			below := v.promptBelow(g.end())
+			kind, _ := answersNamed(below)
+			asks := kind != "" && reAskedAbove.MatchString(plain(below))
+			if g.why == "" || asks || v.rows[g.end()].depth > 0 && !reMark.MatchString(below) {
 				continue
 			}
 			if !g.weak && g.shape != angles && len(g.opts) > 1 {
