@@ -895,6 +895,9 @@ var arm64Calls = map[int]string{
 	441: "epoll_pwait2",
 }
 
+// callStack is the field of proc_pid_syscall(5) with the pointer to the stack; a thread in no call has fewer.
+const callStack = 7
+
 // naps reports whether the leader of the foreground group waits for a time, and has run a moment ago, as it has where
 // it looks for keys between two short sleeps.
 func (p *unixPTY) naps() bool {
@@ -909,9 +912,14 @@ func (p *unixPTY) naps() bool {
 	return strings.HasSuffix(call, "nanosleep") && time.Since(p.ranAt) < napTime
 }
 
-// callOf is the system call that a thread is in, "" of another one, with its first arguments.
+// callOf is the system call that a thread is in, "" of another one, with its first arguments. Of a program of 32 bits,
+// whose calls have other numbers and whose stack lies below 4 GiB, it is not known.
 func callOf(task string) (name string, a0, a1 int, err error) {
 	call, err := procFile(task + "/syscall")
+	fields := strings.Fields(call)
+	if len(fields) > callStack && len(fields[callStack]) <= len("0xffffffff") {
+		return "", 0, 0, errors.ErrUnsupported
+	}
 	number := -1
 	fmt.Sscanf(call, "%d 0x%x 0x%x", &number, &a0, &a1) // not in a call: "running", or number -1
 	calls := arm64Calls
