@@ -3776,9 +3776,9 @@ func (v *view) reasonAcross(g *group) string {
 // maxBelow is how many rows of text may stand below a group: a status line, a footer.
 const maxBelow = 12
 
-// readGroup finds what single keys choose, the lowest on the screen: what stands above may have been answered before,
-// and so was a list below which a line names its answers, or, if it is in a frame, any stands. A pointer beats a colour, several options beat one, and the
-// list in a frame beats the buttons below it. With the cursor in a field of a framed dialog, that is to be filled in.
+// readGroup finds what single keys choose, the lowest on the screen: what stands above may have been answered before. A
+// pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it. With the cursor
+// in a field of a framed dialog, that is to be filled in.
 func (v *view) readGroup() *candidate {
 	buttons := v.buttonRow()
 	if v.tty.Canonical {
@@ -3799,10 +3799,7 @@ func (v *view) readGroup() *candidate {
 				continue
 			}
 			g.why = v.reason(g)
-			below := v.promptBelow(g.end())
-			kind, _ := answersNamed(below)
-			asks := kind != "" && reAskedAbove.MatchString(plain(below))
-			if g.why == "" || asks || v.rows[g.end()].depth > 0 && !reMark.MatchString(below) {
+			if g.why == "" || v.asksBelow(g) {
 				continue
 			}
 			if !g.weak && g.shape != angles && len(g.opts) > 1 {
@@ -3820,6 +3817,17 @@ func (v *view) readGroup() *candidate {
 		return nil
 	}
 	return v.menu(second)
+}
+
+// asksBelow reports whether the keys go to what stands below the group: the last row asks, and names its answers, or
+// the cursor is at a line below the group's frame, which whiptail leaves on a console.
+func (v *view) asksBelow(g *group) bool {
+	last := v.rows[v.last].text
+	kind, _ := answersNamed(last)
+	if v.last > g.end() && kind != "" && reAskedAbove.MatchString(plain(last)) {
+		return true
+	}
+	return v.rows[g.end()].depth > 0 && !reMark.MatchString(v.promptBelow(g.end()))
 }
 
 // pointedAbove reports whether a list above has a pointer, too: nobody can tell which of the two gets the keys.
