@@ -550,7 +550,7 @@ func (s *Screen) controlCharacter(b byte) {
 
 // escapeSequence acts on a sequence that is not a control sequence, given without its ESC.
 func (s *Screen) escapeSequence(seq []byte) {
-	if len(seq) == 2 && (seq[0] == '(' || seq[0] == ')') { // SCS
+	if seq[0] == '(' || seq[0] == ')' { // SCS
 		s.charset[seq[0]-'('] = seq[1]
 	}
 	switch string(seq) {
