@@ -2980,7 +2980,9 @@ func (s *setup) meet(bot string) error {
 	if err == nil && !yes {
 		err = hintedf("run atlasbridge setup again: it makes a new code", "nobody was trusted")
 	}
-	s.cfg.ChatID = m.Chat.ID
+	if !s.given(chatKey) { // else that is where to ask, and the code only tells who answers
+		s.cfg.ChatID = m.Chat.ID
+	}
 	s.cfg.Users = []int64{m.From.ID}
 	return err
 }
