@@ -243,11 +243,12 @@ func (p *unixPTY) slavePath() (string, error) {
 	return unix.ByteSliceToString(name[:]), nil
 }
 
-// prepare gives the slave the modes of the host's terminal; where there is none its own stay, with IUTF8, all that the
-// kernel's defaults lack of a terminal emulator's.
+// prepare gives the slave the modes of the host's terminal; where there is none, or a shell edits its next line there
+// while we start in the background, its own stay, with IUTF8, all that the kernel's defaults lack of a terminal
+// emulator's.
 func prepare(slave *os.File, host Host) error {
 	modes, err := getModes(host.TTY)
-	if err != nil {
+	if err != nil || !inForeground(host.TTY) {
 		if modes, err = getModes(slave); err != nil {
 			return err
 		}
