@@ -61,7 +61,7 @@ type world struct {
 	stderr   *os.File
 	keyboard io.Reader // nil: whatever of these is a terminal
 	disk     files
-	start    func(argv, env []string, dir string, size Size, host Host) (PTY, error)
+	start    func(argv, env []string, size Size, host Host) (PTY, error)
 	catch    func(c chan<- os.Signal, of ...os.Signal)
 	network  transport      // to the Bot API; nil: the system's
 	dice     func() float64 // with network: for the length of a pause
@@ -1003,7 +1003,7 @@ func (a *Adapter) probe(ctx context.Context, command string, env []string) tool 
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	p, err := startPTY([]string{t.Path, "--version"}, env, "", Size{Rows: 24, Cols: 80}, Host{})
+	p, err := startPTY([]string{t.Path, "--version"}, env, Size{Rows: 24, Cols: 80}, Host{})
 	if err == nil {
 		defer p.Close()
 		defer context.AfterFunc(ctx, func() {
@@ -1827,7 +1827,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		s.relay.resized = resizeSignals(s.relay.tty) // before the size is read
 	}
 	size := s.relay.size()
-	s.pty, err = s.start(s.installHooks(argv), env, s.rec.Cwd, size, s.relay.handed)
+	s.pty, err = s.start(s.installHooks(argv), env, size, s.relay.handed)
 	for _, t := range s.relay.taps {
 		t.w.Close() // the child has its own
 	}

@@ -3831,7 +3831,7 @@ func elsewhere(t *testing.T, folder string, argv ...string) (address string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	remote, err := startPTY(argv, append(os.Environ(), "F="+folder), "", Size{Rows: 24, Cols: 80},
+	remote, err := startPTY(argv, append(os.Environ(), "F="+folder), Size{Rows: 24, Cols: 80},
 		Host{})
 	if err != nil {
 		t.Fatal(err)
@@ -5231,7 +5231,7 @@ func TestOutage(t *testing.T) {
 			dice:     func() float64 { return 0.5 },
 			keyboard: keys,
 			catch:    func(chan<- os.Signal, ...os.Signal) {},
-			start:    func(_, _ []string, _ string, _ Size, _ Host) (PTY, error) { return tool, nil },
+			start:    func(_, _ []string, _ Size, _ Host) (PTY, error) { return tool, nil },
 		}
 		done := make(chan int)
 		go func() { done <- w.run([]string{"run", "/nowhere/tool"}) }()
@@ -6632,7 +6632,7 @@ func (s *sim) world(ctx context.Context, start func() PTY, dead *atomic.Bool, fi
 		ctx: ctx, stdin: null, stdout: null, stderr: null,
 		getenv:   func(name string) string { return env[name] },
 		keyboard: &s.keys,
-		start: func(_, env []string, _ string, _ Size, _ Host) (PTY, error) {
+		start: func(_, env []string, _ Size, _ Host) (PTY, error) {
 			for _, e := range env {
 				if id, ok := strings.CutPrefix(e, "ATLASBRIDGE_SESSION="); ok {
 					s.mu.Lock()
@@ -10724,8 +10724,8 @@ func panicking(here world, where string) world {
 		}
 	}
 	start := here.start
-	here.start = func(argv, env []string, dir string, size Size, host Host) (PTY, error) {
-		p, err := start(argv, env, dir, size, host)
+	here.start = func(argv, env []string, size Size, host Host) (PTY, error) {
+		p, err := start(argv, env, size, host)
 		return bomb{p, boom}, err
 	}
 	here.dice = rand.Float64
@@ -10758,8 +10758,8 @@ func (b bomb) RoundTrip(r *http.Request) (*http.Response, error) {
 // reader until somebody has asked ten times how much came.
 func stalling(here world, file string) world {
 	start := here.start
-	here.start = func(argv, env []string, dir string, size Size, host Host) (PTY, error) {
-		p, err := start(argv, env, dir, size, host)
+	here.start = func(argv, env []string, size Size, host Host) (PTY, error) {
+		p, err := start(argv, env, size, host)
 		return &stalledPTY{PTY: p, file: file}, err
 	}
 	return here
@@ -10899,7 +10899,10 @@ func mustPTYIn(t testing.TB, dir string, env []string, argv ...string) PTY {
 		needUnix(t)
 		needToolsOf(t, argv)
 	}
-	p, err := startPTY(argv, env, dir, Size{Rows: 30, Cols: 100, XPixel: 700, YPixel: 480}, Host{})
+	if dir != "" {
+		argv = append([]string{"sh", "-c", `cd "$0" && exec "$@"`, dir}, argv...)
+	}
+	p, err := startPTY(argv, env, Size{Rows: 30, Cols: 100, XPixel: 700, YPixel: 480}, Host{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -11114,7 +11117,7 @@ func bridge(t *testing.T, dir string, args ...string) *terminal {
 func inTerminal(t *testing.T, env []string, argv ...string) *terminal {
 	t.Helper()
 	needToolsOf(t, argv)
-	pty, err := startPTY(argv, env, "", Size{Rows: 24, Cols: 80}, Host{})
+	pty, err := startPTY(argv, env, Size{Rows: 24, Cols: 80}, Host{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -119,8 +119,9 @@ type unixPTY struct {
 	ranAt time.Time // when that was
 }
 
-// startPTY starts argv in dir on a new terminal of that size. Its errors wrap errNoTool or fs.ErrPermission.
-func startPTY(argv, env []string, dir string, size Size, host Host) (PTY, error) {
+// startPTY starts argv on a new terminal of that size, in the folder that we are in, even where its name leads nobody
+// there. Its errors wrap errNoTool or fs.ErrPermission.
+func startPTY(argv, env []string, size Size, host Host) (PTY, error) {
 	path, err := findTool(argv[0])
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
@@ -134,7 +135,7 @@ func startPTY(argv, env []string, dir string, size Size, host Host) (PTY, error)
 		err = p.Resize(size)
 	}
 	if err == nil {
-		err = p.start(path, argv, &syscall.ProcAttr{Dir: dir, Env: env}, host)
+		err = p.start(path, argv, &syscall.ProcAttr{Env: env}, host)
 	}
 	if err != nil {
 		p.Close() // nobody has written to it

@@ -87,11 +87,11 @@ type winPTY struct {
 	process windows.Handle // closed by live
 }
 
-// startPTY starts argv in dir on a new console of that size, which ends with us, and its programs with it. Each
+// startPTY starts argv on a new console of that size, which ends with us, and its programs with it. Each
 // program has its own modes, and none of the host's streams. Its errors wrap errNoTool.
-func startPTY(argv, env []string, dir string, size Size, _ Host) (PTY, error) {
+func startPTY(argv, env []string, size Size, _ Host) (PTY, error) {
 	p := &winPTY{exited: make(chan struct{})}
-	if err := p.start(argv, env, dir, size); err != nil {
+	if err := p.start(argv, env, size); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
 	go p.live(p.process)
@@ -99,7 +99,7 @@ func startPTY(argv, env []string, dir string, size Size, _ Host) (PTY, error) {
 }
 
 // start makes the console and the child in it; after an error neither is there.
-func (p *winPTY) start(argv, env []string, dir string, size Size) error {
+func (p *winPTY) start(argv, env []string, size Size) error {
 	path, err := findTool(argv[0])
 	if err != nil {
 		return err
@@ -119,7 +119,7 @@ func (p *winPTY) start(argv, env []string, dir string, size Size) error {
 	r, w := windows.Handle(input.Fd()), windows.Handle(output.Fd())
 	err = windows.CreatePseudoConsole(coord(size), r, w, 0, &p.console)
 	if err == nil {
-		err = p.createProcess(path, argv, env, dir)
+		err = p.createProcess(path, argv, env)
 	}
 	if err != nil {
 		return errors.Join(err, p.Close())
@@ -138,7 +138,7 @@ func findTool(name string) (string, error) {
 }
 
 // createProcess starts the child in the console.
-func (p *winPTY) createProcess(path string, argv, env []string, dir string) error {
+func (p *winPTY) createProcess(path string, argv, env []string) error {
 	attrs, err := windows.NewProcThreadAttributeList(1)
 	if err != nil {
 		return err
@@ -155,14 +155,11 @@ func (p *winPTY) createProcess(path string, argv, env []string, dir string) erro
 	if !onTerminal(os.Stdin) || !onTerminal(os.Stdout) || !onTerminal(os.Stderr) {
 		si.Flags = windows.STARTF_USESTDHANDLES
 	}
-	if dir == "" {
-		dir = "."
-	}
 	const flags = windows.EXTENDED_STARTUPINFO_PRESENT | windows.CREATE_UNICODE_ENVIRONMENT
 	line := wide(windows.ComposeCommandLine(argv))
 	block := wide(strings.Join(env, "\x00") + "\x00")
 	var pi windows.ProcessInformation
-	err = windows.CreateProcess(wide(path), line, nil, nil, false, flags, block, wide(dir), &si.StartupInfo, &pi)
+	err = windows.CreateProcess(wide(path), line, nil, nil, false, flags, block, wide("."), &si.StartupInfo, &pi)
 	if err != nil {
 		return err
 	}
