@@ -2983,7 +2983,9 @@ func (s *setup) meet(bot string) error {
 	if !s.given(chatKey) { // else that is where to ask, and the code only tells who answers
 		s.cfg.ChatID = m.Chat.ID
 	}
-	s.cfg.Users = []int64{m.From.ID}
+	if !slices.Contains(s.cfg.Users, m.From.ID) { // else it is only the chat that did not do
+		s.cfg.Users = []int64{m.From.ID}
+	}
 	return err
 }
 
