@@ -4571,7 +4571,7 @@ func (v *view) readLine() *candidate {
 		elsewhere = v.row < v.last-2
 	}
 	switch {
-	case v.tty.Canonical && !v.tty.Echo:
+	case v.hides(text, kind):
 		f.why = "what is typed is not shown"
 		f.Type = FreeText
 		f.Secret = true
@@ -4589,6 +4589,13 @@ func (v *view) readLine() *candidate {
 		}
 	}
 	return v.paragraph(f, top)
+}
+
+// hides reports whether the line asks for a text that the terminal does not show as it is typed. Neither a question for
+// yes or no does, nor what waits for a key to go on: read -sp "Press Enter to continue..."
+func (v *view) hides(text string, kind PromptType) bool {
+	goesOn := presses(text) && reGoesOn.MatchString(text) && text[len(text)-1] != ':'
+	return v.tty.Canonical && !v.tty.Echo && (kind != YesNo && !goesOn || hasWord("secret", text))
 }
 
 // ruleOf is the rule that makes a question of a line, "" none, the surest first, each with the recordings, of 688,
