@@ -1252,8 +1252,8 @@ func (s *Screen) noteStatus(report string) {
 // ---- key bytes ----
 // What a terminal sends for a key: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
 
-// plainKeys are the keys that send the same in every mode.
-var plainKeys = map[string]string{
+// namedKeys are what the keys send that have a name.
+var namedKeys = map[string]string{
 	"ENTER":     "\r",
 	"ESC":       "\x1b",
 	"TAB":       "\t",
@@ -1263,6 +1263,12 @@ var plainKeys = map[string]string{
 	"DELETE":    "\x1b[3~",
 	"PGUP":      "\x1b[5~",
 	"PGDN":      "\x1b[6~",
+	"UP":        "\x1b[A",
+	"DOWN":      "\x1b[B",
+	"RIGHT":     "\x1b[C",
+	"LEFT":      "\x1b[D",
+	"HOME":      "\x1b[H",
+	"END":       "\x1b[F",
 	"Y":         "y",
 	"N":         "n",
 	"1":         "1",
@@ -1270,15 +1276,8 @@ var plainKeys = map[string]string{
 	"3":         "3",
 }
 
-// cursorKeys are the last bytes of the keys that send CSI, or SS3 where the program has set DECCKM.
-var cursorKeys = map[string]string{
-	"UP":    "A",
-	"DOWN":  "B",
-	"RIGHT": "C",
-	"LEFT":  "D",
-	"HOME":  "H",
-	"END":   "F",
-}
+// reCursorKey is a key that sends SS3 where the program has set DECCKM.
+var reCursorKey = re(`^\x1b\[([A-H])$`)
 
 // keyBytes is what the key of that name, in upper or lower case, sends; false for an unknown one.
 func keyBytes(name string, appCursor bool) (string, bool) {
@@ -1287,14 +1286,10 @@ func keyBytes(name string, appCursor bool) (string, bool) {
 	if ctrl && len(c) == 1 && c[0] >= '@' && c[0] <= '_' {
 		return string(rune(c[0] & 0x1f)), true
 	}
-	last, ok := cursorKeys[name]
-	if ok && appCursor {
-		return "\x1bO" + last, true
+	keys, ok := namedKeys[name]
+	if appCursor {
+		keys = reCursorKey.ReplaceAllString(keys, "\x1bO$1")
 	}
-	if ok {
-		return "\x1b[" + last, true
-	}
-	keys, ok := plainKeys[name]
 	return keys, ok
 }
 
