@@ -4566,7 +4566,7 @@ func (v *view) readLine() *candidate {
 		elsewhere = v.row < v.last-2
 	}
 	switch {
-	case v.hides(text, kind):
+	case v.asksUnseen(text, kind):
 		f.why = "what is typed is not shown"
 		f.Type = FreeText
 		f.Secret = true
@@ -4586,9 +4586,9 @@ func (v *view) readLine() *candidate {
 	return v.paragraph(f, top)
 }
 
-// hides reports whether the line asks for a text that the terminal does not show as it is typed. Neither a question for
+// asksUnseen reports whether the line asks for a text that the terminal does not show. Neither a question for
 // yes or no does, nor what waits for a key to go on: read -sp "Press Enter to continue..."
-func (v *view) hides(text string, kind PromptType) bool {
+func (v *view) asksUnseen(text string, kind PromptType) bool {
 	goesOn := presses(text) && reGoesOn.MatchString(text) && text[len(text)-1] != ':'
 	return v.tty.Canonical && !v.tty.Echo && (kind != YesNo && !goesOn || hasWord("secret", text))
 }
