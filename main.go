@@ -3362,6 +3362,7 @@ func (d *desk) carryHook(h *question) {
 		}
 		h.to = "" // its hook passes on what was decided in this very moment
 	}
+	d.awaitFor(dialogGone, func() bool { return d.childGone || !d.standsSeen(h) }) // it is painted over a moment later
 	d.hooks = slices.DeleteFunc(d.hooks, func(other *question) bool { return other == h })
 	d.carryNext(h)
 }
