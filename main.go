@@ -1151,16 +1151,16 @@ func cmdApprovals(c *command, s *Store) int {
 // cmdAnswer answers a question from this terminal, but never from inside a session. An answer that was given is a
 // success, even if the audit log could not be written: that is reported.
 func cmdAnswer(c *command, s *Store) int {
-	d := Decision{PromptID: c.args[0], Value: c.args[1], By: "cli:answer", Trusted: true}
 	inside := s.inside()
 	var p PromptRecord
 	why := "programs that run inside a session cannot answer: use another terminal, or the phone"
 	err := s.Update(func(v *View) ([]Record, error) {
-		if found := v.find(d); found != nil {
-			p = *found
+		named := v.which(func(p *PromptRecord) bool { return isShort(c.args[0], p.ID) })
+		if len(named) == 1 {
+			p = *named[0]
 		}
 		if !inside {
-			why = s.Decide(v, &p, d)
+			why = s.Decide(v, &p, c.args[1], "cli:answer", "")
 		}
 		if why != "" {
 			return nil, nil
@@ -1174,7 +1174,7 @@ func cmdAnswer(c *command, s *Store) int {
 		_ = s.Reap() // else the next process does it
 	}
 	if why != "" {
-		fields := []Field{{"reason", why}, {"by", d.By}}
+		fields := []Field{{"reason", why}, {"by", "cli:answer"}}
 		_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields}) // else Trouble; it is not taken all the same
 		return c.fail(hintedf("atlasbridge approvals lists the open questions",
 			"nothing was typed: %s", explain(why, &p)))

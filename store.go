@@ -33,7 +33,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/subtle"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -2193,17 +2192,6 @@ type Answer struct {
 	Always  bool   `json:"always,omitempty"`  // for longer than once
 }
 
-// Decision is an answer on its way to a prompt.
-type Decision struct {
-	PromptID  string // or its beginning, of 8 digits at least
-	SessionID string // likewise; Trusted leaves it out
-	Nonce     string // 16 digits at least
-	Value     string // a choice's key, "1,3", "enter" "esc" "cancel" "default", "deny:reason", or text
-	By        string // telegram:<id>, cli:answer
-	User      string // by phone: the name
-	Trusted   bool   // by the answer command: no nonce to show
-}
-
 // Why a decision changes nothing is a sentence that a person reads, "" where it is accepted.
 const (
 	sessionOver  = "the question's session has ended" // nobody is left to type it
@@ -2211,15 +2199,16 @@ const (
 )
 
 // Decide gives the prompt the answer, if it is the first and all guards hold, or says why it does not. In an Update,
-// whose record the prompt becomes, that is durable.
-func (s *Store) Decide(v *View, p *PromptRecord, d Decision) (why string) {
-	why = s.guard(v, p, d)
+// whose record the prompt becomes, that is durable. given is a choice's key, "1,3", "enter" "esc" "cancel" "default",
+// "deny:reason", or text; by is telegram:<id>, with the user's name, or cli:answer.
+func (s *Store) Decide(v *View, p *PromptRecord, given, by, user string) (why string) {
+	why = s.guard(v, p, by)
 	if why != "" {
 		return why
 	}
-	value, reason, why := p.interpret(d.Value)
+	value, reason, why := p.interpret(given)
 	if why == "" {
-		why = p.unread(value, d.By)
+		why = p.unread(value, by)
 	}
 	if why != "" {
 		return why
@@ -2231,49 +2220,29 @@ func (s *Store) Decide(v *View, p *PromptRecord, d Decision) (why string) {
 		p.Reason = "left as it is"
 	}
 	p.DecidedAt = ref(time.Now())
-	p.DecidedBy = d.By
-	p.DecidedUser = d.User
+	p.DecidedBy = by
+	p.DecidedUser = user
 	p.Value = &value
 	return ""
 }
 
-// find is the prompt that the decision names, nil when it names none, or two.
-func (v *View) find(d Decision) *PromptRecord {
-	found := v.which(func(p *PromptRecord) bool {
-		return isShort(d.PromptID, p.ID) && (d.Trusted || isShort(d.SessionID, p.SessionID))
-	})
-	if len(found) != 1 {
-		return nil
-	}
-	return found[0]
-}
-
 // guard returns why the prompt takes no answer at all, or none from this sender.
-func (s *Store) guard(v *View, p *PromptRecord, d Decision) (why string) {
+func (s *Store) guard(v *View, p *PromptRecord, by string) (why string) {
 	switch {
 	case p.ID == "":
-		return "there is no question " + clip(strconv.Quote(d.PromptID), 40)
-	case !d.Trusted && !p.hasNonce(d.Nonce):
-		return "the answer does not belong to this question"
+		return "there is no question with this id"
 	case !p.Open() || !time.Now().Before(p.ExpiresAt):
 		return questionOver
 	case !v.active(p.SessionID) || !s.Alive(p.SessionID):
 		return sessionOver
 	case p.Source == fromHook && !s.Alive(p.call()):
 		return "the program that asked has ended"
-	case p.Status == Created && !d.Trusted:
+	case p.Status == Created && fromPhone(by):
 		return "the question has not been asked yet"
-	case fromPhone(d.By):
+	case fromPhone(by):
 		return v.tooFast(p.SessionID)
 	}
 	return ""
-}
-
-// hasNonce reports whether this is the prompt's nonce, or enough of its beginning.
-func (p *PromptRecord) hasNonce(nonce string) bool {
-	const enough = 16 // digits: what callback data has room for
-	own := clipBytes(p.Nonce, len(nonce))
-	return len(own) >= enough && subtle.ConstantTimeCompare([]byte(nonce), []byte(own)) == 1
 }
 
 // tooFast refuses what comes after too many answers by phone to this session.
@@ -2800,7 +2769,7 @@ func (s *Store) Alive(id string) bool { return s.holder(lockName(id)) != 0 }
 
 // waits reports whether the prompt is a question to which an answer can still be taken, and who asked it lives.
 func (s *Store) waits(p *PromptRecord) bool {
-	return !p.Idle && s.guard(s.view, p, Decision{Trusted: true}) == ""
+	return !p.Idle && s.guard(s.view, p, "") == ""
 }
 
 // Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes locks of sessions and

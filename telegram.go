@@ -1460,12 +1460,12 @@ func answerButton(p *PromptRecord, a Answer) button {
 }
 
 // buttonRows puts as many buttons side by side as fit, each as wide as the widest, and blue ones apart, below. A button
-// whose data is too long to be sent back is left out; parseCallbackData reads what is.
+// whose data is too long to be sent back is left out.
 func buttonRows(p *PromptRecord, all []button) [][]button {
 	var rows, apart [][]button
 	widest := 0
 	for _, b := range all {
-		b.Data = fmt.Sprintf("ans:%.8s:%.8s:%.16s:%s", p.ID, p.SessionID, p.Nonce, b.Data)
+		b.Data = p.buttonMark() + b.Data
 		last := len(rows) - 1
 		width := max(utf8.RuneCountInString(b.Text), leastWidth)
 		switch {
@@ -1481,6 +1481,23 @@ func buttonRows(p *PromptRecord, all []button) [][]button {
 		}
 	}
 	return append(rows, apart...)
+}
+
+// buttonMark is how the data of the prompt's buttons begins. Without one of them nobody knows the nonce in it.
+func (p *PromptRecord) buttonMark() string {
+	return "ans:" + shortID(p.ID) + ":" + shortID(p.SessionID) + ":" + clipBytes(p.Nonce, 16) + ":"
+}
+
+// buttonOf returns the question that a button with this data belongs to, nil for none that is known, and what the
+// button says.
+func (v *View) buttonOf(data string) (p *PromptRecord, value string) {
+	for _, p := range v.Prompts {
+		value, found := strings.CutPrefix(data, p.buttonMark())
+		if found {
+			return p, value
+		}
+	}
+	return nil, ""
 }
 
 // buttonText is what an answer is called: its label, behind its number where the program gives it one.
@@ -2215,10 +2232,10 @@ type incoming struct {
 
 // intent is what an update asks for: one thing to be done, and what to say of it.
 type intent struct {
-	decision *Decision
-	question *PromptRecord // that is decided, as it is then
-	refused  string        // why the decision is none, "" that is for the state to say
-	record   Record        // what changes without a decision, or the session that text goes to from now on
+	question *PromptRecord // that is answered, as it is then; nil: none, without an ID: one that is not known
+	value    string        // the answer, as Decide takes it
+	refused  string        // why it is none, "" that is for the state to say
+	record   Record        // what changes without an answer, or the session that text goes to from now on
 	reply    string        // begins with ✗ where nothing is done
 }
 
@@ -2284,11 +2301,8 @@ func (r *receiver) act(u *update, from *user) error {
 		}
 		in.view = v
 		want = in.understand()
-		d := want.decision
-		if d != nil && want.refused == "" {
-			d.By = from.who()
-			d.User = from.name()
-			want.refused = r.store.Decide(v, want.question, *d)
+		if want.question != nil && want.refused == "" {
+			want.refused = r.store.Decide(v, want.question, want.value, from.who(), from.name())
 			if want.refused == "" {
 				want.record = want.question
 			}
@@ -2298,16 +2312,16 @@ func (r *receiver) act(u *update, from *user) error {
 		}
 		return append(records, &UpdateRecord{Head{ID: in.update}}), nil
 	})
-	d := want.decision
+	p := want.question
 	switch {
 	case err != nil || in.view == nil:
 		return err
 	case want.refused != "":
-		want.reply = "✗ Nothing was done: " + explain(want.refused, want.question)
+		want.reply = "✗ Nothing was done: " + explain(want.refused, p)
 		fields := append([]Field{{"reason", want.refused}}, person(from.who(), from.name())...)
-		r.warn(r.store.Audit(Event{"REPLY_REJECTED", d.SessionID, d.PromptID, fields}))
-	case d != nil && in.tap != nil:
-		want.reply = "✓ " + valueName(want.question, d.Value)
+		r.warn(r.store.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields}))
+	case p != nil && in.tap != nil:
+		want.reply = "✓ " + valueName(p, want.value)
 	}
 	r.tell(u, want)
 	return nil
@@ -2318,39 +2332,40 @@ func (r *receiver) act(u *update, from *user) error {
 
 // tapped is what a button asks for: an answer to its question, or what the button itself is for.
 func (in *incoming) tapped() intent {
-	d, p := parseCallbackData(in.tap.Data, in.view)
-	want := intent{decision: &d}
+	p, value := in.view.buttonOf(in.tap.Data)
 	if p == nil || cmp.Or(in.questionOf(in.message), p) != p {
-		want.refused = "this question is not known here. It belongs to another machine or state folder with the same " +
-			"bot, or is long over: answer at its terminal"
-		return want
+		return intent{question: new(PromptRecord), refused: "this question is not known here. It belongs to another " +
+			"machine or state folder with the same bot, or is long over: answer at its terminal"}
+	}
+	value, submits := strings.CutPrefix(value, tapSubmit)
+	switch value {
+	case tapEnter:
+		value = enterAlone
+	case tapLeave:
+		value = leaveIt
 	}
 	q := ref(*p)
-	want.question = q
-	ours := p.hasNonce(d.Nonce)
-	_, ticks, submits := strings.Cut(in.tap.Data, tapSubmit)
+	want := intent{question: q, value: value}
 	crossed := in.ID == p.newest().ID && (p.Open() || time.Since(p.At) < tapCrosses)
-	if ours && !crossed { // the message has buttons of which the state knows nothing: its sending was never answered
+	if !crossed { // the message has buttons of which the state knows nothing: its sending was never answered
 		m := q.message(in.ID)
 		m.Date = in.Date
 		m.Shows = string(AwaitingReply)
 		want.record = q
 	}
 	switch {
-	case in.ID < p.newest().ID && (p.Open() || d.Value == tapAgain): // a newer message is only not recorded yet
+	case in.ID < p.newest().ID && (p.Open() || value == tapAgain): // a newer message is only not recorded yet
 		want.refused = "this message is out of date, use the newest one of its question"
-	case submits && p.Open() && ticks != strings.Join(p.Ticked, ","): // tapped before the message showed them
+	case submits && p.Open() && value != strings.Join(p.Ticked, ","): // tapped before the message showed them
 		want.refused = "what is ticked has changed since: look at it, then tap Submit again"
-	case !strings.HasPrefix(d.Value, "~") || !ours:
-	case d.Value == tapAgain && in.view.active(p.SessionID) && p.Status == Expired: // what stands there is asked anew
+	case value == tapAgain && in.view.active(p.SessionID) && p.Status == Expired: // what stands there is asked anew
 		return intent{record: in.input(in.view.Sessions[p.SessionID], "again", ""), reply: "✓ asking again"}
-	case p.Open():
-		want.decision = nil
-		want.record = q
+	case strings.HasPrefix(value, "~") && p.Open():
 		q.message(in.ID).Date = in.Date // its sending may not have been answered
-		if !q.tick(d.Value) {
-			q.Send = d.Value[1:]
+		if !q.tick(value) {
+			q.Send = value[1:]
 		}
+		return intent{record: q}
 	}
 	return want
 }
@@ -2370,27 +2385,6 @@ func (p *PromptRecord) tick(value string) bool {
 		p.Ticked = ticked
 	}
 	return on || off
-}
-
-// parseCallbackData is what a button says, and of which question: nil of none that is known.
-func parseCallbackData(data string, v *View) (d Decision, p *PromptRecord) {
-	f := strings.SplitN(data, ":", 5)
-	if len(f) < 5 || f[0] != "ans" {
-		return Decision{}, nil
-	}
-	d = Decision{PromptID: f[1], SessionID: f[2], Nonce: f[3], Value: strings.TrimPrefix(f[4], tapSubmit)}
-	switch d.Value {
-	case tapEnter:
-		d.Value = enterAlone
-	case tapLeave:
-		d.Value = leaveIt
-	}
-	p = v.find(d)
-	if p != nil {
-		d.SessionID = p.SessionID
-		d.PromptID = p.ID
-	}
-	return d, p
 }
 
 // ---- messages and commands ----
@@ -2613,8 +2607,8 @@ func (in *incoming) questionOf(m *message) *PromptRecord {
 		}
 	}
 	for _, b := range slices.Concat(m.Markup.Rows...) {
-		d, p := parseCallbackData(b.Data, in.view)
-		if p != nil && p.hasNonce(d.Nonce) {
+		p, _ := in.view.buttonOf(b.Data)
+		if p != nil {
 			return p
 		}
 	}
@@ -2674,7 +2668,7 @@ func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string
 	if value == "" && p.Permission {
 		text = "deny:" + text
 	}
-	return intent{question: ref(*p), decision: &Decision{PromptID: p.ID, SessionID: s.ID, Nonce: p.Nonce, Value: text}}
+	return intent{question: ref(*p), value: text}
 }
 
 // For text that replies to nothing.
