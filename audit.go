@@ -39,8 +39,6 @@ const (
 	maxExact     = 1<<53 - 1 // jq 1.6 changes larger integers
 	maxAuditText = 4096      // bytes of a value
 	maxEntry     = 1 << 16   // bytes of a line
-	maxRead      = 4 << 20   // bytes of a line of any file that is read; no process writes a longer one
-
 )
 
 // ---- the chain ----
@@ -285,25 +283,15 @@ func verify(log io.Reader, begins int64, noted string) (Verdict, error) {
 	return v, nil
 }
 
-// eachLine gives do the lines of r, with their newlines, until it wants no more; a line is good until do returns. Of
-// one longer than maxRead do gets pieces that end in none: memory is bounded, whatever the file holds.
+// eachLine gives do the lines of r, with their newlines, until it wants no more. The last one may have none.
 func eachLine(r io.Reader, do func(line []byte) (more bool)) error {
-	in := bufio.NewReaderSize(r, 1<<16)
-	var long []byte // the beginning of a line that the reader cannot hold
+	in := bufio.NewReader(r)
 	for {
-		line, err := in.ReadSlice('\n')
-		if err == bufio.ErrBufferFull && len(long) < maxRead {
-			long = append(long, line...)
-			continue
-		}
-		if len(long) > 0 {
-			line = append(long, line...)
-			long = line[:0]
-		}
+		line, err := in.ReadBytes('\n')
 		if len(line) > 0 && !do(line) || err == io.EOF {
 			return nil
 		}
-		if err != nil && err != bufio.ErrBufferFull {
+		if err != nil {
 			return err
 		}
 	}
