@@ -841,7 +841,6 @@ func cmdDoctor(c *command) int {
 		d.checkPrivacy(cfg.Dir)
 	}
 	if st != nil {
-		defer st.Close()
 		verdict, err := st.VerifyAudit()
 		if err == nil && !verdict.OK {
 			err = hintedf(verdict.Remedy, "audit.log:%d: %s", verdict.Line, verdict.Reason)
@@ -1062,14 +1061,13 @@ func (c *command) openState() (*Store, error) {
 	return s, nil
 }
 
-// withState returns a command that opens the state, does something with it, and closes it.
+// withState returns a command that opens the state, and does something with it.
 func withState(do func(*command, *Store) int) func(*command) int {
 	return func(c *command) int {
 		s, err := c.openState()
 		if err != nil {
 			return c.fail(err)
 		}
-		defer s.Close()
 		return do(c, s)
 	}
 }
@@ -3259,7 +3257,7 @@ func (d *desk) hooksOf(p *Prompt) (all []*question) {
 		return nil
 	}
 	for _, h := range d.hooks {
-		if h.rec.call() == d.hooks[i].rec.call() {
+		if h.rec.Call == d.hooks[i].rec.Call {
 			all = append(all, h)
 		}
 	}
@@ -3376,7 +3374,7 @@ func (d *desk) watchHook(h *question) {
 		switch {
 		case !h.closed() && d.dialogLeft(h):
 			h.leave(Canceled, "answered or given up in the terminal, or asked there now")
-		case d.st.Alive(h.rec.call()):
+		case d.st.Alive(h.rec.Call):
 		case h.rec.Open():
 			h.to = Canceled
 			h.why = "the program that asked has ended"
@@ -5742,7 +5740,6 @@ func (a *asking) run() (err error) {
 	if err != nil {
 		return err
 	}
-	defer a.Close()
 	if err := a.Reap(); err != nil {
 		return err
 	}
@@ -5789,12 +5786,7 @@ func (a *asking) bridge() error {
 		return err
 	}
 	a.tg.session = own.ID
-	a.tg.giveUp = func(err error) {
-		if trouble := a.tg.Trouble(); trouble != "" { // says what to do
-			err = errors.New(trouble)
-		}
-		quit(err)
-	}
+	a.tg.giveUp = quit
 	var ch Channel = localChannel{}
 	if a.Channel == "telegram" {
 		ch = a.tg

@@ -592,13 +592,12 @@ const (
 
 // stateLock is state.lock, the lock of the journals.
 type stateLock struct {
-	do     files
-	name   string
-	mu     turn          // held from acquire to release, before the lock between processes
-	lock   *os.File      // nil while it is not held
-	wait   time.Duration // for the lock, at most; lockVain once that was in vain
-	closed bool
-	named  bool // the entries of the files in their folder are on the disk
+	do    files
+	name  string
+	mu    turn          // held from acquire to release, before the lock between processes
+	lock  *os.File      // nil while it is not held
+	wait  time.Duration // for the lock, at most; lockVain once that was in vain
+	named bool          // the entries of the files in their folder are on the disk
 }
 
 // turn is a lock between goroutines. It is not a sync.Mutex because a goroutine that waits for one stops the virtual
@@ -615,9 +614,6 @@ func (t turn) Unlock() { <-t }
 // release after an error, too.
 func (l *stateLock) acquire() error {
 	l.mu.Lock()
-	if l.closed {
-		return fs.ErrClosed
-	}
 	err := l.do("flock", nil, func() (err error) {
 		l.lock, err = holdLock(l.name, l.wait)
 		return err
@@ -1189,7 +1185,7 @@ func (p *PromptRecord) shows() string {
 }
 
 // wants names what a message of the prompt is to show: a status, of an open question with the choices that are ticked.
-// Equal names mean equal looks. An older atlasbridge wrote more behind a status.
+// Equal names mean equal looks.
 func (p *PromptRecord) wants(m Message) string {
 	shown, _, _ := strings.Cut(m.Shows, " ")
 	hasButtons := shown == "" || shown == string(Expired) || isOpen(State(shown))
@@ -1208,9 +1204,6 @@ func (p *PromptRecord) wants(m Message) string {
 		status = string(ReplyReceived)
 	case p.Status == Resolved && p.Value == nil && p.DecidedBy == "auto:timeout": // its hook has told the tool
 		status = string(Expired)
-	}
-	if shown == status {
-		return m.Shows
 	}
 	return status
 }
@@ -1289,9 +1282,6 @@ func (p *PromptRecord) words(most int) string {
 func (p *PromptRecord) Open() bool { return isOpen(p.Status) }
 
 func isOpen(status State) bool { return slices.Contains(next[status], Canceled) }
-
-// call is Call; an older atlasbridge gave each question a lock of its own.
-func (p *PromptRecord) call() string { return cmp.Or(p.Call, p.ID) }
 
 // settled reports whether nothing can happen to the prompt any more.
 func (p *PromptRecord) settled() bool { return next[p.Status] == nil }
@@ -1455,7 +1445,7 @@ const (
 	damagedLine = "a damaged line" // among the notes
 )
 
-// Store is the shared state. Its methods may be called from any goroutine.
+// Store is the shared state, as long as the process lives. Its methods may be called from any goroutine.
 type Store struct {
 	Dir       string
 	retention time.Duration // how long ended sessions and their questions are kept
@@ -1492,7 +1482,6 @@ func openState(dir string, do files, days int) (*Store, error) {
 		return nil, err
 	}
 	if err := s.open(); err != nil {
-		s.Close()
 		return nil, err
 	}
 	return s, nil
@@ -1544,16 +1533,6 @@ func (s *Store) Look(fn func(*View)) error {
 	err := s.begin()
 	fn(s.view)
 	return err
-}
-
-// Close gives back files and locks.
-func (s *Store) Close() {
-	s.log.mu.Lock()
-	defer s.log.mu.Unlock()
-	s.log.closed = true
-	s.log.drop()
-	s.audit.drop()
-	s.LeavePoll()
 }
 
 // catchPanic is deferred by every goroutine that works beside a session's terminal: it calls crashing when that panics.
@@ -2235,7 +2214,7 @@ func (s *Store) guard(v *View, p *PromptRecord, by string) (why string) {
 		return questionOver
 	case !v.active(p.SessionID) || !s.Alive(p.SessionID):
 		return sessionOver
-	case p.Source == fromHook && !s.Alive(p.call()):
+	case p.Source == fromHook && !s.Alive(p.Call):
 		return "the program that asked has ended"
 	case p.Status == Created && fromPhone(by):
 		return "the question has not been asked yet"
@@ -2788,7 +2767,7 @@ func (s *Store) Reap() error {
 			}
 		}
 		for _, p := range v.Prompts {
-			dead[p.call()] = p.over() || dead[p.SessionID]
+			dead[p.Call] = p.over() || dead[p.SessionID]
 			if dead[p.SessionID] && (!p.over() || p.mayBeAsked() || p.unsaid) {
 				recs = append(recs, p.orphaned())
 			}

@@ -647,13 +647,15 @@ func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 	if ctx.Err() != nil {
 		return record
 	}
-	lasting := isMessage && failed.trouble(0) != "" // else a Bot API that is older may not know the method
+	why := failed.trouble(0)
+	lasting := isMessage && why != "" // else a Bot API that is older may not know the method
 	pause := t.pause(failed, m.failures)
 	switch {
 	case failed.temporary() || lasting:
 		t.noteFailure("send", failed, m.failures)
 	default:
-		t.noteTrouble("refused", "Telegram does not take it, now or later: "+failed.Error())
+		why = failed.Error()
+		t.noteTrouble("refused", "Telegram does not take it, now or later: "+why)
 		if !j.insists {
 			return j.done
 		}
@@ -663,7 +665,7 @@ func (t *Telegram) outcome(ctx context.Context, j *job) (record func() error) {
 	m.failures++
 	m.refused = lasting
 	if !failed.temporary() && t.giveUp != nil {
-		t.giveUp(failed)
+		t.giveUp(errors.New(why))
 	}
 	return record
 }
