@@ -240,13 +240,12 @@ type Verdict struct {
 	begins int64 // behind which entry the log may begin, −1 any
 }
 
-// fault adds what is wrong with a line; the first line that has something wrong is the one that is named.
+// fault notes what is wrong with a line; only the first line that has something wrong is named.
 func (v *Verdict) fault(line int64, why string) {
 	if v.Reason == "" {
-		v.Line, v.Reason = line, why
-		return
+		v.Line = line
+		v.Reason = why
 	}
-	v.Reason += fmt.Sprintf("; line %d: %s", line, why)
 }
 
 // verify recomputes the chain up to the first line that does not hold, looks for the noted entry in it, "" none, and
@@ -265,7 +264,7 @@ func verify(log io.Reader, begins int64, noted string) (Verdict, error) {
 			return false
 		}
 		found = found || v.String() == noted
-		if why := asked.judge(fields, v.Behind == ""); why != "" && v.Reason == "" {
+		if why := asked.judge(fields, v.Behind == ""); why != "" {
 			v.fault(v.Entries, why)
 		}
 		return true
@@ -433,13 +432,8 @@ func (c *command) writeBundle(w io.Writer) error {
 	if invalid != nil {
 		problem = invalid.Error()
 	}
-	var tools []tool
-	for _, a := range adapters[:len(adapters)-1] { // the last one stands for all others
-		tools = append(tools, findAdapted(a, a.Name)) // without a version: to ask for it would run the tool
-	}
 	about, err := json.Marshal(map[string]any{
 		"version":      version(),
-		"tools":        tools,
 		"config":       cfg.inForce,
 		"config_error": problem,
 	})

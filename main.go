@@ -987,22 +987,17 @@ func knownTools(ctx context.Context, cfg *Config) []tool {
 // reVersion is a version among other words, as in "codex-cli 0.146.0".
 var reVersion = re(`[0-9]+(\.[0-9]+)+`)
 
-// findAdapted looks for the tool of an adapter, by the name of its command.
-func findAdapted(a *Adapter, command string) tool {
-	path, _ := findTool(command) // "" where it is not there
-	return tool{Name: a.Name, Path: path, Supported: a.MinVer + " to " + a.MaxVer}
-}
-
-// probe asks the tool that findAdapted has found for its version, and warns of one that was not tried. It ends with
-// ctx, or after ten seconds: Node takes up to 4 s to start (measured).
+// probe asks the adapter's tool, of which that is the command, for its version, and warns of one that was not tried. It
+// ends with ctx, or after ten seconds: Node takes up to 4 s to start (measured).
 func (a *Adapter) probe(ctx context.Context, command string, env []string) tool {
-	t := findAdapted(a, command)
-	if t.Path == "" {
+	path, _ := findTool(command) // "" where it is not there
+	t := tool{Name: a.Name, Path: path, Supported: a.MinVer + " to " + a.MaxVer}
+	if path == "" {
 		return t
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	p, err := startPTY([]string{t.Path, "--version"}, env, Size{Rows: 24, Cols: 80}, Host{})
+	p, err := startPTY([]string{path, "--version"}, env, Size{Rows: 24, Cols: 80}, Host{})
 	if err == nil {
 		defer p.Close()
 		defer context.AfterFunc(ctx, func() {
