@@ -1991,7 +1991,8 @@ func (u *user) who() string { return fmt.Sprint("telegram:", u.ID) }
 func (u *user) name() string { return safely(cmp.Or(u.Username, u.Name), 64) }
 
 // admitted decides, for every kind of update and nowhere else, whether it counts: when a person on the allowlist, known
-// by number alone, wrote it himself in the configured chat. The message of a tap is the bot's own.
+// by number alone, wrote it himself in the configured chat: that person's private one, or a group. The message of a tap
+// is the bot's own.
 func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
 	m := u.Message
 	switch {
@@ -2006,17 +2007,13 @@ func admitted(u *update, users []int64, chatID int64) (from *user, ok bool) {
 	if !ok || from == nil || from.IsBot {
 		return from, false
 	}
-	return from, slices.Contains(users, from.ID) && m.Chat.configured(chatID, from.ID)
+	own := m.Chat.Type == "private" && m.Chat.ID == from.ID
+	group := strings.HasSuffix(m.Chat.Type, "group") && chatID < 0
+	return from, slices.Contains(users, from.ID) && m.Chat.ID == chatID && (own || group)
 }
 
 // original reports whether its sender wrote the message as it is: in his own name, not forwarded, not changed.
 func (m *message) original() bool { return m.changed == changed{} }
-
-// configured reports whether it is the chat of the settings: that person's private chat, or a group.
-func (c *chat) configured(chatID, person int64) bool {
-	group := chatID < 0 && strings.HasSuffix(c.Type, "group")
-	return c.ID == chatID && (group || c.Type == "private" && c.ID == person)
-}
 
 // Poll handles updates for all sessions while it has the poll lock. It tries for that each second, so another process
 // takes over within 2 s. It ends with ctx, and so does all that it began. While it cannot poll it leaves the lock to
@@ -2363,7 +2360,6 @@ func (in *incoming) tapped() intent {
 	case value == tapAgain && in.view.active(p.SessionID) && p.Status == Expired: // what stands there is asked anew
 		return intent{record: in.input(in.view.Sessions[p.SessionID], "again", ""), reply: "✓ asking again"}
 	case strings.HasPrefix(value, "~") && p.Open():
-		q.message(in.ID).Date = in.Date // its sending may not have been answered
 		if !q.tick(value) {
 			q.Send = value[1:]
 		}
