@@ -248,12 +248,16 @@ func (v *Verdict) fault(line int64, why string) {
 	}
 }
 
-// verify recomputes the chain up to the first line that does not hold, looks for the noted entry in it, "" none, and
-// compares what was shown with what stood there when the answer was typed. Of those it names the first. The log may
-// begin behind the entry of that number, −1: of any. An error is one of reading.
-func verify(log io.Reader, begins int64, noted string) (Verdict, error) {
-	v := Verdict{Noted: noted, begins: begins, chainHead: chainHead{Hash: genesis}}
-	found := noted == ""
+// verify recomputes the chain up to the first line that does not hold, looks for the noted entry in it, and compares
+// what was shown with what stood there when the answer was typed. Of those it names the first. The log may begin behind
+// the entry of that number, −1: of any, as where none is noted. An error is one of reading.
+func verify(log io.Reader, noted chainHead, begins int64) (Verdict, error) {
+	v := Verdict{begins: -1, chainHead: chainHead{Hash: genesis}}
+	found := noted.Seq == 0
+	if !found {
+		v.Noted = noted.String()
+		v.begins = begins
+	}
 	asked := questions{}
 	whole := true // the chain
 	err := eachLine(log, func(line []byte) (more bool) {
@@ -263,7 +267,7 @@ func verify(log io.Reader, begins int64, noted string) (Verdict, error) {
 			whole = false
 			return false
 		}
-		found = found || v.String() == noted
+		found = found || v.chainHead == noted
 		if why := asked.judge(fields, v.Behind == ""); why != "" {
 			v.fault(v.Entries, why)
 		}
@@ -272,11 +276,9 @@ func verify(log io.Reader, begins int64, noted string) (Verdict, error) {
 	if err != nil {
 		return Verdict{}, err
 	}
-	if whole && !found && v.Behind != noted {
-		var seq int64
-		fmt.Sscan(noted, &seq) // what is no number stays 0
-		line := max(1, min(seq-v.Seq+v.Entries, v.Entries+1))
-		v.fault(line, "the entry "+noted+" is known but not there: the tail was cut or the chain computed anew")
+	if whole && !found && v.Behind != v.Noted {
+		line := max(1, min(noted.Seq-v.Seq+v.Entries, v.Entries+1))
+		v.fault(line, "the entry "+v.Noted+" is known but not there: the tail was cut or the chain computed anew")
 	}
 	v.conclude()
 	return v, nil

@@ -6345,7 +6345,7 @@ func TestCanonical(t *testing.T) {
 	}
 	dir := home(t, "")
 	cli(t, dir, "answer", "é😀<&>\"\\\x7f\u2028", "y")
-	cli(t, dir, "ask", "--timeout", "1s", "é \x01 \u2028 \"\\?")
+	cli(t, dir, "ask", "--timeout", "1s", "é😀<&> \x01\x7f \u2028 \"\\?")
 	for line := range strings.Lines(textOf(t, dir, "audit.log")) {
 		sh := exec.Command("sh", "-c", `jq -cj 'del(.hash)' | sha256sum`)
 		sh.Stdin = strings.NewReader(line)

@@ -1895,13 +1895,7 @@ func (s *Store) VerifyAudit() (Verdict, error) {
 	if err != nil {
 		return Verdict{}, err
 	}
-	begins := int64(-1)
-	head := ""
-	if noted.Seq > 0 {
-		begins = noted.Begins
-		head = noted.String()
-	}
-	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), begins, head)
+	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), noted.chainHead, noted.Begins)
 }
 
 // Move takes a prompt along one legal transition, and returns it; nil: it was not legal, or not stored. change may fill
