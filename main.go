@@ -3624,7 +3624,7 @@ func (p *phone) inputText(r *InputRecord) (note, why string) {
 	asked := p.desk.asks()
 	switch {
 	case asked.Secret:
-		return "", "a password is typed at the keyboard." + deleteIt
+		return "", typedHere
 	case asked.ID != "":
 		return "", questionOpen
 	}
@@ -4722,10 +4722,12 @@ func (d *desk) endQuestions() {
 // endExpired withdraws each offer to ask again, the oldest first: nothing is left to ask, because of why.
 func (d *desk) endExpired(why string) {
 	d.lapsed = false
-	for _, p := range d.st.PromptsOf(d.rec.ID) {
-		if p.mayBeAsked() {
-			d.transition(&question{rec: *p}, Failed, func(r *PromptRecord) { r.Reason += ", and " + why })
-		}
+	var offers []*PromptRecord
+	_ = d.st.Look(func(v *View) { // as it was, where it cannot be read
+		offers = v.which(func(p *PromptRecord) bool { return p.SessionID == d.rec.ID && p.mayBeAsked() })
+	})
+	for _, p := range offers {
+		d.transition(&question{rec: *p}, Failed, func(r *PromptRecord) { r.Reason += ", and " + why })
 	}
 }
 
@@ -4764,13 +4766,11 @@ func (b *books) recordExit() (how string) {
 func (b *books) tellEnd(how string) {
 	b.audit()
 	var head MetaRecord
-	_ = b.st.Look(func(v *View) { head = v.fact("audit") }) // as it was, where it cannot be read
-	asked := 0                                              // notices apart
-	for _, p := range b.st.PromptsOf(b.rec.ID) {
-		if !p.Idle {
-			asked++
-		}
-	}
+	asked := 0                    // notices apart
+	_ = b.st.Look(func(v *View) { // as it was, where it cannot be read
+		head = v.fact("audit")
+		asked = len(v.which(func(p *PromptRecord) bool { return p.SessionID == b.rec.ID && !p.Idle }))
+	})
 	if b.rec.Local || asked == 0 && how == "ended" { // nothing that a person needs to know
 		return
 	}

@@ -1149,8 +1149,8 @@ type Life struct {
 	Ticked []string `json:"ticked,omitempty"`
 	// Chat is whose numbers these are: the bot's and its chat's, "" until a message is about to leave.
 	Chat string `json:"telegram_chat,omitempty"`
-	// ShownAll tells that all of Shown has been on the phone. Until then only an answer that refuses is taken from
-	// there.
+	// ShownAll tells that all of Shown has been on the phone, and that no part of it is missing. Until then only an answer
+	// that refuses is taken from there.
 	ShownAll bool `json:"shown_all,omitempty"`
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed, with what
 	// was seen moving as it was shown.
@@ -1185,7 +1185,7 @@ func (p *PromptRecord) shows() string {
 }
 
 // wants names what a message of the prompt is to show: a status, of an open question with the choices that are ticked.
-// Equal names mean equal looks.
+// Equal names mean equal looks. An older atlasbridge wrote more behind a status.
 func (p *PromptRecord) wants(m Message) string {
 	shown, _, _ := strings.Cut(m.Shows, " ")
 	hasButtons := shown == "" || shown == string(Expired) || isOpen(State(shown))
@@ -1204,6 +1204,9 @@ func (p *PromptRecord) wants(m Message) string {
 		status = string(ReplyReceived)
 	case p.Status == Resolved && p.Value == nil && p.DecidedBy == "auto:timeout": // its hook has told the tool
 		status = string(Expired)
+	}
+	if shown == status {
+		return m.Shows
 	}
 	return status
 }
@@ -2006,14 +2009,6 @@ func amends[T any, R interface {
 func (s *Store) Prompt(id string) (p *PromptRecord, err error) {
 	err = s.Look(func(v *View) { p = v.Prompts[id] })
 	return p, err
-}
-
-// PromptsOf are a session's prompts, the oldest first. They are read only.
-func (s *Store) PromptsOf(session string) (found []*PromptRecord) {
-	_ = s.Look(func(v *View) { // as it was, where it cannot be read
-		found = v.which(func(p *PromptRecord) bool { return p.SessionID == session })
-	})
-	return found
 }
 
 // NoteFact records a value under a name, unless it is there.

@@ -1413,13 +1413,12 @@ func keyboard(p *PromptRecord) [][]button {
 		return buttonRows(p, []button{{Text: "The whole answer", Data: tapAll}})
 	}
 	var all []button
-	read := p.ShownAll && !p.Cut
 	for _, a := range p.Answers {
-		if read || a.Refuses && !p.Turned {
+		if p.ShownAll || a.Refuses && !p.Turned {
 			all = append(all, answerButton(p, a))
 		}
 	}
-	if p.Multi && read {
+	if p.Multi && p.ShownAll {
 		all = append(all, button{"Submit", tapSubmit + strings.Join(p.Ticked, ","), styleLasting})
 	}
 	if p.ambiguous() {
@@ -2556,7 +2555,7 @@ func (in *incoming) target(command, word string) (s *SessionRecord, p *PromptRec
 	to := in.repliedTo()
 	mustBeNamed := command == "cancel" || command == "switch" // by the word, or by what it replies to or stands in
 	var mark []string
-	if in.repliesToUs() {
+	if in.repliesToBot() && strings.HasPrefix(in.here, fmt.Sprintf("%d/", to.From.ID)) { // a group may have others
 		mark = sessionMark.FindStringSubmatch(to.Text + to.Caption) // it has one of them
 	}
 	topic := in.view.inTopic(in.Chat.ID, in.topic())
@@ -2636,11 +2635,6 @@ func (m *message) repliesToBot() bool {
 	return to != nil && to.From != nil && to.From.IsBot
 }
 
-// repliesToUs reports whether it replies to a message of our own bot: a group may have others, with marks like ours.
-func (in *incoming) repliesToUs() bool {
-	return in.repliesToBot() && strings.HasPrefix(in.here, fmt.Sprintf("%d/", in.repliedTo().From.ID))
-}
-
 // answerOrInput gives text to a session: as the answer to its open question, or as free input. p is the question
 // replied to; then text that is no choice refuses a permission.
 func (in *incoming) answerOrInput(s *SessionRecord, p *PromptRecord, text string) intent {
@@ -2717,15 +2711,15 @@ func (in *incoming) waitingQuestion(s *SessionRecord) (found *PromptRecord) {
 	return found
 }
 
-// deleteIt is said of a message that may have a password in it.
-const deleteIt = " If your message has a password in it, delete it."
+// typedHere is said of a message that may have a password in it.
+const typedHere = "a password is typed at the keyboard. If your message has a password in it, delete it."
 
 // refusal returns why text cannot answer the question, "" where it can. keys are the answers that it names; replied: it
 // is a reply to the question's own message.
 func (in *incoming) refusal(p *PromptRecord, keys string, replied bool) string {
 	switch {
 	case p.Secret:
-		return "✗ Nothing was typed: a password is typed at the keyboard." + deleteIt
+		return "✗ Nothing was typed: " + typedHere
 	case !replied && in.repliesToBot(): // it may be about another question
 		return "✗ Nothing was done: you replied to another message. Reply to the open question's own."
 	case keys != "", p.takesReply() && replied:
