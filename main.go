@@ -4801,18 +4801,15 @@ func (b *books) tellAtTerminal() {
 	for _, what := range b.st.Notes() {
 		b.tell(what + " (see `atlasbridge doctor`)")
 	}
-	ours := b.tg.Trouble()
-	others := ""
-	if b.cfg.Channel == "telegram" {
-		others = b.st.ChannelTrouble()
+	trouble := b.tg.Trouble()
+	if trouble == "" && b.cfg.Channel == "telegram" {
+		trouble = b.st.ChannelTrouble() // of who tried last
 	}
-	told, _ := b.tg.troubles.Load("told") // nil: nothing
+	told, wasTold := b.tg.troubles.Load("told")
 	switch {
-	case ours != "":
-		b.tell(ours)
-	case others != "" && others != told: // else it was told at the start, and nobody has tried since
-		b.tell(others)
-	case others == "" && told != nil:
+	case trouble != "":
+		b.tell(trouble)
+	case wasTold:
 		b.tell(fmt.Sprint("Telegram works again; for a time it did not: ", told))
 	}
 }
