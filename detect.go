@@ -1279,18 +1279,18 @@ var namedKeys = map[string]string{
 // reCursorKey is a key that sends SS3 where the program has set DECCKM.
 var reCursorKey = re(`^\x1b\[([A-H])$`)
 
-// keyBytes is what the key of that name, in upper or lower case, sends; false for an unknown one.
-func keyBytes(name string, appCursor bool) (string, bool) {
+// keyBytes is what the key of that name, in upper or lower case, sends; "" for an unknown one.
+func keyBytes(name string, appCursor bool) string {
 	name = strings.ToUpper(name)
 	c, ctrl := strings.CutPrefix(name, "CTRL_")
 	if ctrl && len(c) == 1 && c[0] >= '@' && c[0] <= '_' {
-		return string(rune(c[0] & 0x1f)), true
+		return string(rune(c[0] & 0x1f))
 	}
-	keys, ok := namedKeys[name]
+	keys := namedKeys[name]
 	if appCursor {
 		keys = reCursorKey.ReplaceAllString(keys, "\x1bO$1")
 	}
-	return keys, ok
+	return keys
 }
 
 // ---- transcript ----
@@ -5192,7 +5192,7 @@ func (v *view) bySilence(f *candidate) {
 func (v *view) pressable() (keys []Choice) {
 	for _, name := range strings.Fields("1 2 3 y n up/↑ down/↓ tab/Tab space/Space") {
 		key, label, _ := strings.Cut(name, "/")
-		sent, _ := keyBytes(key, v.s.modes[modeAppCursor]) // knows them all
+		sent := keyBytes(key, v.s.modes[modeAppCursor]) // knows them all
 		keys = append(keys, Choice{Key: key, Label: cmp.Or(label, key), Keys: sent})
 	}
 	return keys

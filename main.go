@@ -3541,7 +3541,7 @@ func (p *phone) handleInput(r *InputRecord) (reply Notice, why string) {
 		}
 		sent := 0
 		for _, name := range strings.Fields(r.Text) {
-			keys, _ := keyBytes(name, p.det.Screen.modes[modeAppCursor]) // only names that are known get here
+			keys := keyBytes(name, p.det.Screen.modes[modeAppCursor]) // only names that are known get here
 			p.relay.inject(keys, r.By)
 			sent += len(keys)
 		}
@@ -4439,7 +4439,7 @@ func (s *session) arrow(now *Prompt, target int) string {
 	case forward:
 		name = "DOWN"
 	}
-	keys, _ := keyBytes(name, s.det.Screen.modes[modeAppCursor]) // knows them all
+	keys := keyBytes(name, s.det.Screen.modes[modeAppCursor]) // knows them all
 	return keys
 }
 

@@ -2414,9 +2414,6 @@ With several sessions, name one:
 // reHelp is the line of a command in helpText.
 var reHelp = re(`(?m)^/([a-z]+)  (.+)$`)
 
-// otherNames are commands by which people know others.
-var otherNames = map[string]string{"claim": "switch", "start": "help"}
-
 // understand is what the update asks for. Text that came damaged or too long counts as none.
 func (in *incoming) understand() intent {
 	switch {
@@ -2461,8 +2458,11 @@ func (in *incoming) understand() intent {
 
 // command returns what a command asks for. One about a session may begin with the session's name.
 func (in *incoming) command(name, line string) intent {
-	if own, ok := otherNames[name]; ok {
-		name = own
+	switch name { // people know them by other names, too
+	case "claim":
+		name = "switch"
+	case "start":
+		name = "help"
 	}
 	switch {
 	case !strings.Contains(helpText, "\n/"+name+"  "):
@@ -2507,10 +2507,7 @@ func (in *incoming) command(name, line string) intent {
 
 // areKeys reports whether the words are names of keys, one at least.
 func areKeys(words []string) bool {
-	unknown := func(word string) bool {
-		_, known := keyBytes(word, false)
-		return !known
-	}
+	unknown := func(word string) bool { return keyBytes(word, false) == "" }
 	return len(words) > 0 && !slices.ContainsFunc(words, unknown)
 }
 
