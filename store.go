@@ -1982,8 +1982,7 @@ func (p *PromptRecord) owes() bool {
 	})
 }
 
-// amends returns what records a change of the record with that key, unless there is none (any more) or it stays as it
-// is.
+// amends returns what records a change of the record with that key, unless there is none (any more).
 func amends[T any, R interface {
 	*T
 	Record
@@ -1996,9 +1995,6 @@ func amends[T any, R interface {
 			}
 			r := *old
 			change(&r)
-			if reflect.DeepEqual(&r, (*T)(old)) {
-				return nil, nil
-			}
 			return []Record{R(&r)}, nil
 		})
 	}
