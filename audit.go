@@ -146,15 +146,11 @@ func lined(entries []json.RawMessage) (lines []byte) {
 // asJQ turns what encoding/json writes into what jq 1.6 to 1.8 print. What follows an escaped backslash is text.
 var asJQ = strings.NewReplacer(`\\`, `\\`, `\u2028`, "\u2028", `\u2029`, "\u2029", `\ufffd`, "\ufffd", "\x7f", `\u007f`)
 
-// canonical is the object with these members as jq -c prints it; nothing stands for a value that JSON does not know.
+// canonical is the object with these members as jq -c prints it.
 func canonical(fields []Field) []byte {
 	var members []string
 	for _, f := range fields {
-		member, err := marshal(map[string]any{f.Name: f.Value})
-		if err != nil {
-			member = nil
-		}
-		members = append(members, strings.Trim(string(member), "{}"))
+		members = append(members, strings.Trim(inJSON(map[string]any{f.Name: f.Value}), "{}"))
 	}
 	return []byte(asJQ.Replace("{" + strings.Join(members, ",") + "}"))
 }
@@ -434,15 +430,13 @@ func (c *command) writeBundle(w io.Writer) error {
 	if invalid != nil {
 		problem = invalid.Error()
 	}
-	about, err := json.Marshal(map[string]any{
+	about := inJSON(map[string]any{
 		"version":      version(),
 		"config":       cfg.inForce,
 		"config_error": problem,
 	})
+	_, err := b.add("about.json", strings.NewReader(about), true)
 	if err != nil {
-		return err
-	}
-	if _, err := b.add("about.json", bytes.NewReader(about), true); err != nil {
 		return err
 	}
 	for _, name := range bundled {

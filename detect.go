@@ -6260,7 +6260,7 @@ type labEvent struct {
 	delay  time.Duration // since the last byte
 }
 
-// inJSON is a value as a scenario's file has it.
+// inJSON is a value on one line of JSON; what JSON does not know is told instead.
 func inJSON(value any) string {
 	text, err := marshal(value)
 	if err != nil {

@@ -2193,12 +2193,12 @@ func (t *Telegram) warn(err error) {
 
 // tell reports the outcome of an update: of a message in replies, in order; of a tap at once and only once, in a box
 // that must be closed if nothing was done. It does so even if this process waited for nothing else.
-func (r *receiver) tell(u *update, want intent) {
+func (r *receiver) tell(u *update, reply string) {
 	if m := u.Message; m != nil {
-		r.Notify(Notice{Text: want.reply, ReplyTo: m.ID, ThreadID: m.topic()})
+		r.Notify(Notice{Text: reply, ReplyTo: m.ID, ThreadID: m.topic()})
 		return
 	}
-	text, refused := strings.CutPrefix(want.reply, "✗ ")
+	text, refused := strings.CutPrefix(reply, "✗ ")
 	params := map[string]any{
 		"callback_query_id": u.Callback.ID,
 		"text":              clean(text, 200), // https://core.telegram.org/bots/api#answercallbackquery
@@ -2249,8 +2249,7 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	switch {
 	case bad != nil:
 		if ok {
-			r.tell(&u, intent{reply: "✗ Nothing was done: this kind of message is not known here. " +
-				"Look for a newer atlasbridge."})
+			r.tell(&u, "✗ Nothing was done: this kind of message is not known here. Look for a newer atlasbridge.")
 		}
 		r.warn(fmt.Errorf("update %d is not acted on: %w", u.ID, bad))
 	case !ok:
@@ -2259,7 +2258,7 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 		err = r.act(&u, from)
 	}
 	if err != nil && u.Callback != nil {
-		r.tell(&u, intent{reply: "✗ The tap could not be recorded, so nothing was done yet; it is tried again."})
+		r.tell(&u, "✗ The tap could not be recorded, so nothing was done yet; it is tried again.")
 	}
 	return u.ID, err
 }
@@ -2321,7 +2320,7 @@ func (r *receiver) act(u *update, from *user) error {
 	case p != nil && in.tap != nil:
 		want.reply = "✓ " + valueName(p, want.value)
 	}
-	r.tell(u, want)
+	r.tell(u, want.reply)
 	return nil
 }
 
