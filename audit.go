@@ -430,48 +430,46 @@ func (c *command) writeBundle(w io.Writer) error {
 	if invalid != nil {
 		problem = invalid.Error()
 	}
-	about := inJSON(map[string]any{
+	about := map[string]any{
 		"version":      version(),
 		"config":       cfg.inForce,
 		"config_error": problem,
-	})
-	_, err := b.add("about.json", strings.NewReader(about), true)
+	}
+	err := b.add("about.json", []byte(inJSON(about)), true)
 	if err != nil {
 		return err
 	}
 	for _, name := range bundled {
-		f, unread := os.Open(filepath.Join(cfg.Dir, name))
-		if unread == nil {
-			unread, err = b.add(name, f, c.opts.on("full"))
-			_ = f.Close() // nothing was written to it
+		text, err := os.ReadFile(filepath.Join(cfg.Dir, name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
 		}
 		if err != nil {
-			return err
+			c.complain("left out: " + err.Error())
+			continue
 		}
-		if unread != nil && !errors.Is(unread, os.ErrNotExist) {
-			fmt.Fprintf(c.stderr, "atlasbridge: left out: %s\n", visible(unread.Error()))
+		if err := b.add(name, text, c.opts.on("full")); err != nil {
+			return err
 		}
 	}
 	return errors.Join(b.tar.Close(), zip.Close())
 }
 
-// add puts the lines of r into the archive, less what is withheld, if that leaves anything. unread is why r could not
-// be read: then it is left out.
-func (b *bundle) add(name string, r io.Reader, full bool) (unread, err error) {
+// add puts the lines of the text into the archive, less what is withheld, if that leaves anything.
+func (b *bundle) add(name string, text []byte, full bool) error {
 	var kept bytes.Buffer // the archive has the length before the text
-	unread = eachLine(r, func(line []byte) (more bool) {
-		text := redact(string(withhold(line, full)))
+	for line := range bytes.Lines(text) {
+		safe := redact(string(withhold(line, full)))
 		if b.token != "" {
-			text = strings.ReplaceAll(text, b.token, "[token]")
+			safe = strings.ReplaceAll(safe, b.token, "[token]")
 		}
-		kept.WriteString(text)
-		return true
-	})
-	if unread != nil || kept.Len() == 0 {
-		return unread, nil
+		kept.WriteString(safe)
+	}
+	if kept.Len() == 0 {
+		return nil
 	}
 	fmt.Fprintf(b, "%9d  %s\n", kept.Len(), name)
-	err = b.tar.WriteHeader(&tar.Header{
+	err := b.tar.WriteHeader(&tar.Header{
 		Name:    "atlasbridge/" + name,
 		Mode:    0o600,
 		Size:    int64(kept.Len()),
@@ -480,7 +478,7 @@ func (b *bundle) add(name string, r io.Reader, full bool) (unread, err error) {
 	if err == nil {
 		_, err = kept.WriteTo(b.tar)
 	}
-	return nil, err
+	return err
 }
 
 // withhold takes every text that is not known to be harmless out of a line of JSON, so that a member added later is not
