@@ -255,12 +255,10 @@ func verify(log io.Reader, noted chainHead, begins int64) (Verdict, error) {
 		v.begins = begins
 	}
 	asked := questions{}
-	whole := true // the chain
 	err := eachLine(log, func(line []byte) (more bool) {
 		fields, why := v.next(line)
 		if why != "" {
 			v.fault(v.Entries+1, why)
-			whole = false
 			return false
 		}
 		found = found || v.chainHead == noted
@@ -272,7 +270,7 @@ func verify(log io.Reader, noted chainHead, begins int64) (Verdict, error) {
 	if err != nil {
 		return Verdict{}, err
 	}
-	if whole && !found && v.Behind != v.Noted {
+	if !found && v.Behind != v.Noted {
 		line := max(1, min(noted.Seq-v.Seq+v.Entries, v.Entries+1))
 		v.fault(line, "the entry "+v.Noted+" is known but not there: the tail was cut or the chain computed anew")
 	}
