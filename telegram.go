@@ -1129,17 +1129,13 @@ type richText struct {
 
 // addLine adds s, unless it is empty, as lines of their own with that look.
 func (r *richText) addLine(look, s string) {
-	if s != "" {
-		r.breakLine()
-		r.add(look, s)
+	if s == "" {
+		return
 	}
-}
-
-// breakLine ends the last line, where there is one.
-func (r *richText) breakLine() {
 	if r.text != "" {
 		r.add("", "\n")
 	}
+	r.add(look, s)
 }
 
 // add adds s to the last line, with that look.
@@ -1757,7 +1753,7 @@ func (t *Telegram) turnText(p *PromptRecord, s *SessionRecord) *richText {
 	r.addLine("bold", title(s))
 	r.add("", " "+came)
 	if answer := markdown(abridge(p.Full, partUnits)); answer.text != "" {
-		r.breakLine()
+		r.add("", "\n")
 		r.text += answer.text
 		r.looks = append(r.looks, answer.looks...)
 	}
