@@ -1457,7 +1457,7 @@ type TTYState struct {
 
 // Choice is one answer a question offers.
 type Choice struct {
-	Key    string `json:"key"`              // names it in a Decision: "y", "n", "1", "2" …, the letter shown
+	Key    string `json:"key"`              // names it in an answer: "y", "n", "1", "2" …, the letter shown
 	Label  string `json:"label"`            // as on the screen, made safe, ≤ 60 bytes
 	Keys   string `json:"keys,omitempty"`   // the exact bytes that choose it; "" where a pointer must be moved
 	Grants bool   `json:"grants,omitempty"` // lets the agent do something (Yes, Allow, Trust…)

@@ -333,7 +333,7 @@ Exit status: 0 if the chain holds; 1 if it does not`
 	debugPage = `debug bundle [--output FILE] [--full]
 pack what a bug report needs, no secrets
 
-Packs state, audit log, program log, versions and settings for a bug report:
+Packs state, audit log, program log, version and settings for a bug report:
 never the token, and without --full no words of a question or an answer. Look
 into it before you send it.
 

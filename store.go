@@ -1149,8 +1149,8 @@ type Life struct {
 	Ticked []string `json:"ticked,omitempty"`
 	// Chat is whose numbers these are: the bot's and its chat's, "" until a message is about to leave.
 	Chat string `json:"telegram_chat,omitempty"`
-	// ShownAll tells that all of Shown has been on the phone, and that no part of it is missing. Until then only an answer
-	// that refuses is taken from there.
+	// ShownAll tells that all of Shown has been on the phone, and that no part of it is missing. Until then only an
+	// answer that refuses is taken from there.
 	ShownAll bool `json:"shown_all,omitempty"`
 	// ScreenSHA is the SHA-256 ("sha256:…") of the Shown that stood on the screen when the answer was typed, with what
 	// was seen moving as it was shown.

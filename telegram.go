@@ -1,6 +1,6 @@
 // telegram.go is the one file that reaches the network. Out: Show, one goroutine per process, makes messages equal to
 // what the state says, for its own session and, where it polls, for those whose process has ended. In: Poll, in the
-// process that holds the poll lock, for all sessions: an update becomes an intent, and that a Decision or records,
+// process that holds the poll lock, for all sessions: an update becomes an intent, and that an answer or a record,
 // together with its number. Text is sent with entities, never with a parse_mode: what a program printed cannot become
 // markup. A reply is routed by its question's number or buttons, or by the [SID:…] that ends our messages, other text
 // by its topic. The token never leaves this file: no error carries a URL.
