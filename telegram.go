@@ -788,7 +788,7 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 	if own := p.newest(); own.ID != 0 && own.Shows != p.wants(own) { // two with buttons would confuse
 		return t.dueEdit(p, s, own)
 	}
-	out.Silent = p.Idle && p.Watched
+	out.Silent = p.Watched
 	j.done = amends(t.store, p.key(), func(p *PromptRecord) {
 		delete(t.mailer.before, key)
 		m := p.message(j.result.ID)
@@ -1619,7 +1619,7 @@ func (t *Telegram) questionText(p *PromptRecord, s *SessionRecord) *richText {
 		r.addLine("", "⚠️ Part of it is missing here: see the terminal. Only there you can allow it.")
 	}
 	then := "left unanswered"
-	if p.SafeDefault != nil && !p.Secret && p.Source != fromAsk {
+	if p.SafeDefault != nil && !p.Secret {
 		then = clean(valueName(p, *p.SafeDefault), 80)
 	}
 	r.addLine("", "No answer by "+clock(p.ExpiresAt)+" = "+then+". "+t.hint(s, p)+sid(s))
@@ -1723,7 +1723,7 @@ func outcomeOf(p *PromptRecord, several bool) (what, more string) {
 		return cmp.Or(reason, "canceled"), more
 	case p.expiredOpen():
 		return "nobody answered", "; it still waits"
-	case late && (p.Value == nil || p.Source == fromAsk):
+	case late && p.Value == nil:
 		return "nobody answered", ""
 	case p.onItsWay():
 		more += " · on its way"
@@ -2548,7 +2548,7 @@ func (in *incoming) target(command, word string) (s *SessionRecord, p *PromptRec
 	mustBeNamed := command == "cancel" || command == "switch" // by the word, or by what it replies to or stands in
 	var mark []string
 	if in.repliesToBot() && strings.HasPrefix(in.here, fmt.Sprintf("%d/", to.From.ID)) { // a group may have others
-		mark = sessionMark.FindStringSubmatch(to.Text + to.Caption) // it has one of them
+		mark = sessionMark.FindStringSubmatch(to.Text)
 	}
 	topic := in.view.inTopic(in.Chat.ID, in.topic())
 	claimed := in.view.Sessions[in.view.fact(in.claimed()).Value]
