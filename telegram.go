@@ -2097,11 +2097,10 @@ func (r *receiver) listen(ctx context.Context) time.Duration {
 // greet gives the chat its menu of commands. Whether the bot may write there shows before there is something to say.
 func (r *receiver) greet() {
 	failed, ok := r.reach(r.ctx).(*apiError)
-	switch {
-	case !ok:
-		r.works("send")
-	default:
+	if ok {
 		r.noteFailure("send", failed, 0)
+	} else {
+		r.works("send")
 	}
 	var menu []map[string]string
 	for _, line := range reHelp.expr().FindAllStringSubmatch(helpText, -1) {
