@@ -1848,6 +1848,28 @@ func TestDoesItRead(t *testing.T) {
 	})
 }
 
+// TestWrittenCountsAtOnce: what a program wrote before it reads on counts as output, also while the kernel still has it
+// on its way to us: a key must not be typed at a question behind that.
+func TestWrittenCountsAtOnce(t *testing.T) {
+	needUnix(t)
+	written := filepath.Join(t.TempDir(), "written")
+	p := mustPTYIn(t, "", append(ptyEnv(""), "WRITTEN="+written), "sh", "-c",
+		`stty -echo; printf ready; while read a; do printf x; echo >>"$WRITTEN"; done`)
+	came, late := int64(len(readUntil(t, p, "ready"))), 0
+	for i := range int64(200) {
+		typeIn(t, p, "\r")
+		for info, err := os.Stat(written); err != nil || info.Size() <= i; info, err = os.Stat(written) {
+		}
+		if p.Came() != came+i+1 {
+			late++
+		}
+		readUntil(t, p, "x")
+	}
+	if late > 0 {
+		t.Errorf("%d of 200 letters did not count when they were written", late)
+	}
+}
+
 // TestNeighbourSetsNonBlocking: another process that has the host's terminal may set it to O_NONBLOCK: every key typed
 // after that still arrives, all of the output reaches the terminal, and the child ends by itself.
 func TestNeighbourSetsNonBlocking(t *testing.T) {
