@@ -9193,10 +9193,17 @@ func (a *actor) decide(i int, by, text string) {
 	a.tell(report{What: "decided", Dialog: i, By: by, Text: text})
 	if a.up == i {
 		a.up = -1
-		a.is("working")
 		stays := time.Duration(0)
-		if by == "hook" {
-			stays = 400 * time.Millisecond // to 500 (claude 2.1)
+		switch {
+		case by == "hook":
+			a.is("working")
+			stays = 500 * time.Millisecond // to 500 (claude 2.1)
+		case text == "Esc" && !a.play.Together: // it ends the turn, and its hook
+			a.signal(a.running[i], "TERM")
+			a.is("idle")
+			stays = 700 * time.Millisecond // 170 (claude 2.1): the session looks once a second whether the hook lives
+		default:
+			a.is("working")
 		}
 		a.coming = i // nothing else is painted meanwhile
 		a.later(stays, func() {
