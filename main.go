@@ -1392,7 +1392,8 @@ const (
 	hostLook     = time.Second            // after a SIGHUP: a shell that dies of one passes it on first
 	ownSignal    = time.Second / 10       // for a signal that dumps core to be acted on: Linux has a SIGTERM overtake it
 	endWait      = 5 * time.Second        // for our output to be read, once we are told to end
-	drainSend    = 3 * time.Second        // for the last messages
+	drainSend    = 3 * time.Second        // for the last messages, where there is trouble with Telegram
+	drainTurns   = 10 * time.Second       // for them, where they only wait for their turn: one a second
 	drainStream  = 10 * time.Minute       // for all output, with --stream
 	doingEvery   = time.Second            // between records of what is done
 )
@@ -4679,8 +4680,12 @@ func (s *session) finish(hangUp func(limit time.Duration)) {
 	s.books.gatherStream(true)
 	s.books.tellEnd(how)
 	limit := drainSend
-	if s.cfg.Stream && s.tg.Trouble() == "" {
+	switch {
+	case s.tg.Trouble() != "":
+	case s.cfg.Stream:
 		limit = drainStream
+	default:
+		limit = drainTurns
 	}
 	s.unlock()
 	hangUp(limit) // a signal cuts it short: see handleSignal
