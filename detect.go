@@ -3292,7 +3292,7 @@ func readRow(raw string, cols int) viewRow {
 		tick: -1,
 	}
 	for _, r := range frame {
-		w.depth += number(strings.ContainsRune(uprights, r))
+		w.depth += number(isUpright(r))
 	}
 	w.rule = w.text == "" && strings.ContainsAny(raw, lines)
 	w.edge = w.rule && w.depth == 0 && strings.ContainsAny(raw, "╭┌╔")
@@ -3794,7 +3794,7 @@ func (v *view) readGroup() *candidate {
 				continue
 			}
 			g.why = v.reason(g)
-			if g.why == "" || v.asksBelow(g) {
+			if g.why == "" || v.asksElsewhere(g) {
 				continue
 			}
 			if !g.weak && g.shape != angles && len(g.opts) > 1 {
@@ -3814,16 +3814,25 @@ func (v *view) readGroup() *candidate {
 	return v.menu(second)
 }
 
-// asksBelow reports whether the keys go to what stands below the group: the last row asks, and names its answers, or
-// the cursor is at a line below the group's frame, which whiptail leaves on a console.
-func (v *view) asksBelow(g *group) bool {
-	last := v.rows[v.last].text
-	kind, _ := answersNamed(last)
-	if v.last > g.end() && kind != "" && reAskedAbove.MatchString(plain(last)) {
-		return true
+// asksElsewhere reports whether the keys go to what stands below the group, or over it: a row that asks, and names its
+// answers, or the cursor is at a line below the group's frame, which whiptail leaves on a console.
+func (v *view) asksElsewhere(g *group) bool {
+	asks := func(text string) bool {
+		kind, _ := answersNamed(text)
+		return kind != "" && reAskedAbove.MatchString(plain(text))
 	}
-	return v.rows[g.end()].depth > 0 && !reMark.MatchString(v.promptBelow(g.end()))
+	asked := v.up(v.last+1, func(w viewRow) bool {
+		parts := strings.FieldsFunc(w.text, isUpright)
+		if w.row >= g.first() && w.row <= g.end() {
+			parts = parts[min(1, len(parts)):] // an option says what it likes
+		}
+		return slices.ContainsFunc(parts, asks)
+	})
+	return asked >= max(0, g.first()-1) || v.rows[g.end()].depth > 0 && !reMark.MatchString(v.promptBelow(g.end()))
 }
+
+// isUpright reports whether r is of a frame's side.
+func isUpright(r rune) bool { return strings.ContainsRune(uprights, r) }
 
 // pointedAbove reports whether a list above has a pointer, too: nobody can tell which of the two gets the keys.
 func (v *view) pointedAbove(g *group) bool {

@@ -403,7 +403,8 @@ func (p *unixPTY) PID() int {
 func (p *unixPTY) Came() int64 {
 	p.taking.Lock()
 	defer p.taking.Unlock()
-	n, _ := unread(p.master, request(linuxFIONREAD, darwinTIOCOUTQ)) // where it fails none is known of
+	var n int32
+	_ = ioctl(p.master, request(linuxFIONREAD, darwinTIOCOUTQ), &n) // where it fails none is known of
 	return p.taken + int64(n)
 }
 
@@ -411,31 +412,13 @@ func (p *unixPTY) Came() int64 {
 // its end are not counted (n_tty_ioctl of linux/drivers/tty/n_tty.c, ttnread of xnu/bsd/kern/tty.c).
 func (p *unixPTY) Waiting() int {
 	var n int32
-	err := p.withSlave(func(slave *os.File) (err error) {
-		n, err = unread(slave, request(linuxFIONREAD, darwinFIONREAD))
-		return err
+	err := p.withSlave(func(slave *os.File) error {
+		return ioctl(slave, request(linuxFIONREAD, darwinFIONREAD), &n)
 	})
 	if err != nil {
 		return -1
 	}
 	return int(n)
-}
-
-// unread asks how many bytes wait at this end, by that ioctl. What was written to the other end may be on its way, in
-// the hands of a thread of the kernel: poll waits for that (n_tty_poll of linux/drivers/tty/n_tty.c).
-func unread(end *os.File, number uint) (n int32, err error) {
-	raw, err := end.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	err = raw.Control(func(fd uintptr) {
-		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) // else the number is that of before
-	})
-	if err != nil {
-		return 0, err
-	}
-	err = ioctl(end, number, &n)
-	return n, err
 }
 
 // TakeBack drops the input that nobody has read where it is that many bytes. False: it has dropped nothing.
@@ -570,7 +553,9 @@ func (p *unixPTY) reading() Reading {
 	return familyReading(tty, p.pid, 0)
 }
 
-// ioctl makes a request of f's driver; f stays open and in the poller meanwhile, and may be nil.
+// ioctl makes a request of f's driver; f stays open and in the poller meanwhile, and may be nil. What was written to the
+// other end of a pty may be on its way, in the hands of a thread of the kernel, where FIONREAD does not count it: poll
+// waits for that (n_tty_poll of linux/drivers/tty/n_tty.c).
 func ioctl[T any](f *os.File, number uint, arg *T) error {
 	if f == nil {
 		return unix.EBADF
@@ -581,6 +566,7 @@ func ioctl[T any](f *os.File, number uint, arg *T) error {
 	}
 	var errno unix.Errno
 	err = raw.Control(func(fd uintptr) {
+		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) // else the number is that of before
 		_, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, uintptr(number), uintptr(unsafe.Pointer(arg)))
 	})
 	if err != nil {
