@@ -2399,11 +2399,11 @@ const (
 	maxFar     = 4 << 10                 // characters of what stands above a question's context
 )
 
-// DetectOptions are the settings of a Detector; zero values mean the defaults of the configuration.
+// DetectOptions are the settings of a Detector.
 type DetectOptions struct {
 	Threshold    float64       // lowest Score of a pattern
 	Stuck        time.Duration // without a byte: an unfinished line may be a question
-	Context      *int          // characters at most of what stands above a question
+	Context      int           // characters at most of what stands above a question
 	BufferBytes  int           // of raw output kept
 	SafeDefaults map[PromptType]string
 }
@@ -2472,16 +2472,6 @@ func newCandidate(kind PromptType, score float64) *candidate {
 
 // newDetector returns a detector with a blank screen of that size.
 func newDetector(a *Adapter, rows, cols int, o DetectOptions) *Detector {
-	if o.Threshold == 0 {
-		o.Threshold = 0.65
-	}
-	if o.Stuck == 0 {
-		o.Stuck = 2 * time.Second
-	}
-	if o.BufferBytes == 0 {
-		o.BufferBytes = 4096
-	}
-	o.Context = cmp.Or(o.Context, ref(600))
 	// The first look finds another screen than "\x00".
 	return &Detector{Screen: newScreen(rows, cols), adapter: a, o: o, mask: "\x00", shown: [3]string{"\x00"}}
 }
@@ -3392,7 +3382,7 @@ func (v *view) linesAbove(p *Prompt, top int) (paragraph []string, cut bool) {
 		size := utf8.RuneCountInString(text)
 		blank := isBlank(text)
 		if part == &paragraph && blank {
-			part, left = &context, *v.o.Context
+			part, left = &context, v.o.Context
 		}
 		if part == &context && size > left {
 			part, left = &far, maxFar
@@ -6162,8 +6152,9 @@ func (tp *tape) decode(data []byte) error {
 }
 
 // replay has a detector see a tape as in a session, up to its last event. each gets every prompt.
-func replay(tp *tape, o DetectOptions, each func(labEvent)) *Detector {
-	d := newDetector(adapterFor(tp.Title), tp.Height, tp.Width, o)
+func replay(tp *tape, each func(labEvent)) *Detector {
+	d := newDetector(adapterFor(tp.Title), tp.Height, tp.Width, DetectOptions{ // as config.toml has them
+		Threshold: 0.65, Stuck: 2 * time.Second, Context: 600, SafeDefaults: tp.defaults})
 	start := time.Unix(0, 0)
 	tty := TTYState{}
 	tick := func(now time.Time) {
@@ -6368,7 +6359,7 @@ func (l *lab) play(path string) error {
 		return fmt.Errorf("reading event %d of %s: %w", len(tp.events), tp.name, err)
 	}
 	var seen []labEvent
-	d := replay(tp, DetectOptions{SafeDefaults: tp.defaults}, func(e labEvent) {
+	d := replay(tp, func(e labEvent) {
 		seen = append(seen, e)
 		l.print(e)
 	})

@@ -1917,7 +1917,7 @@ func (v *watcher) startDetector(size Size) {
 		Threshold:    v.cfg.Threshold,
 		Stuck:        v.cfg.Stuck,
 		BufferBytes:  v.cfg.BufferBytes,
-		Context:      &v.cfg.Context,
+		Context:      v.cfg.Context,
 		SafeDefaults: v.cfg.SafeDefaults,
 	})
 	if v.cfg.Stream {
