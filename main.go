@@ -1354,7 +1354,7 @@ func legibly(text string) string {
 //	         watcher.detector: screen, what is asked ─► desk.carry, one for each question ─► typist ─► child
 //	books.keepBooks: records of others ─► desk.carryHook, one for each hook's question
 //	                                  └─► phone.doInputs: what the phone wants, in order ─► typist
-//	watchdog.watchRecords, watchHost, watchActivity, watchSignals;  relay.watchKeyboard;  books.sendStream
+//	watchdog.watchHost, watchActivity, watchSignals;  relay.watchKeyboard;  books.sendStream
 //
 // A sequence gives the turn away in await, and while it writes to the child; in between nobody else changes anything.
 // Output goes to the host before we inspect it; keys go to the child before we inspect them. The turn guards the fields
@@ -1619,8 +1619,8 @@ func newSession(c *command) (*session, error) {
 	s.watcher = &watcher{session: s}
 	s.desk = &desk{session: s}
 	s.phone = &phone{session: s}
-	s.watchdog = &watchdog{session: s, signals: make(chan os.Signal, 8), looks: make(chan time.Time, 1)}
-	s.books = &books{session: s, ch: localChannel{}, notes: hostStream{c.stderr}}
+	s.watchdog = &watchdog{session: s, signals: make(chan os.Signal, 8)}
+	s.books = &books{session: s, ch: localChannel{}, notes: hostStream{c.stderr}, looks: make(chan time.Time, 1)}
 	s.rec.Local = cfg.Channel == "local"
 	s.tg.session = s.rec.ID
 	s.tg.tell = s.books.tellFirst
@@ -1876,7 +1876,6 @@ func (s *session) attend() {
 	s.spawn(s.watcher.detector)
 	s.spawn(s.books.keepBooks)
 	s.spawn(s.watchdog.watchSignals)
-	s.beside(s.watchdog.watchRecords)
 	s.beside(s.watchdog.watchHost)
 	s.beside(s.watchdog.watchActivity)
 	s.beside(s.relay.watchKeyboard)
@@ -1949,44 +1948,7 @@ func (s *session) crashing() {
 type watchdog struct {
 	*session
 	signals   chan os.Signal
-	looks     chan time.Time // a value when others may have recorded something: see keepBooks
-	lookedAt  time.Time      // when keepBooks was last to look
-	toldToEnd time.Time      // when it was told to end, or saw that the terminal has gone; zero: neither
-}
-
-// watchRecords has keepBooks look for records of others in time.
-func (w *watchdog) watchRecords() {
-	for !w.childGone {
-		due := w.lookAt()
-		sooner := w.await(due, func() bool { return w.childGone || w.lookAt().Before(due) })
-		if !sooner {
-			w.lookForRecords()
-		}
-	}
-}
-
-// lookAt returns when to look again for records of others, such as an answer, if the screen shows nothing new until
-// then.
-func (w *watchdog) lookAt() time.Time {
-	pause := lookIdle
-	q := w.desk.inForce()
-	switch {
-	case q == nil:
-	case q.rec.Idle:
-		pause = lookNotice
-	default:
-		pause = lookOften
-	}
-	return w.lookedAt.Add(pause)
-}
-
-// lookForRecords makes keepBooks look for records of others.
-func (w *watchdog) lookForRecords() {
-	w.lookedAt = time.Now()
-	select {
-	case w.looks <- w.lookedAt:
-	default:
-	}
+	toldToEnd time.Time // when it was told to end, or saw that the terminal has gone; zero: neither
 }
 
 // watchHost looks now and then whether the host's terminal is there.
@@ -2839,7 +2801,8 @@ type watcher struct {
 	cast       *castWriter // nil without --record
 }
 
-// detector has the screen take what has gathered, and looks for questions, until the child has ended.
+// detector has the screen take what has gathered, looks for questions, and has keepBooks look for records of others,
+// until the child has ended.
 func (v *watcher) detector() {
 	turn := time.NewTimer(0)
 	for {
@@ -2855,13 +2818,16 @@ func (v *watcher) detector() {
 		}
 		v.relay.takeOutput()
 		v.detect()
-		v.watchdog.lookForRecords()                        // a hook may call when its dialog is painted
+		select {
+		case v.books.looks <- time.Now(): // a hook may call when its dialog is painted
+		default:
+		}
 		reported := v.det.Screen.status.State == "blocked" // a dialog: it is wanted at once
 		v.relay.output.takeEach(v.typist != nil || v.cast != nil || v.cfg.Stream || reported)
 		if v.typist == nil && !v.relay.writes() {
 			v.relay.output.letPass()
 		}
-		turn.Reset(time.Until(v.detectAt(time.Now())))
+		turn.Reset(min(time.Until(v.detectAt(time.Now())), v.desk.lookPause()))
 		v.unlock()
 	}
 }
@@ -2989,6 +2955,7 @@ func (d *desk) takeUp() {
 	d.watcher.capture(p)
 	d.carried++
 	d.beside(func() { d.carry(q) })
+	ring(d.relay.output.wake) // the next look for its answer is sooner
 }
 
 // leave makes q end as to, because of why, unless it is ending or was decided.
@@ -3053,6 +3020,19 @@ func (d *desk) inForce() *question {
 	}
 	open := func(h *question) bool { return h.rec.Open() }
 	return d.hooks[max(0, slices.IndexFunc(d.hooks, open))]
+}
+
+// lookPause is how long to wait for the next look for records of others, such as an answer, while the screen shows
+// nothing new.
+func (d *desk) lookPause() time.Duration {
+	q := d.inForce()
+	switch {
+	case q == nil:
+		return lookIdle
+	case q.rec.Idle:
+		return lookNotice
+	}
+	return lookOften
 }
 
 // create stores what the screen asks. False means that it failed: try again later.
@@ -3333,6 +3313,7 @@ func (d *desk) addHook(rec PromptRecord) {
 	d.carried++
 	d.beside(func() { d.carryHook(h) })
 	d.beside(func() { d.watchHook(h) })
+	ring(d.relay.output.wake) // see takeUp
 }
 
 // carryHook carries a hook's question to its end. The hook gives the tool its answer; watchHook notices if the dialog
@@ -3714,9 +3695,10 @@ type books struct {
 	ch    Channel
 	notes io.Writer // for our own words to the person at the terminal
 
-	recorded bool   // the session is in it, as far as it can be written
-	trouble  string // of the state file
-	warning  string // of the tool's version, to be told at the end
+	looks    chan time.Time // a value when others may have recorded something: see keepBooks
+	recorded bool           // the session is in it, as far as it can be written
+	trouble  string         // of the state file
+	warning  string         // of the tool's version, to be told at the end
 }
 
 // connect has the channel show what it is to show, and Telegram listened to while no other process does, until ctx
@@ -3761,7 +3743,7 @@ func (b *books) keepBooks() {
 	b.save(ref(b.rec))
 	b.recorded = true
 	b.unlock()
-	for r := range b.st.Follow(b.ctx, b.rec.ID, b.watchdog.looks) {
+	for r := range b.st.Follow(b.ctx, b.rec.ID, b.looks) {
 		b.lock()
 		b.relay.takeOutput() // and keys: they were first
 		if !b.childGone {
