@@ -1404,7 +1404,6 @@ const (
 	maxHeld     = 1000      // pieces of keys that wait for the typist, each of up to 4096 bytes
 	maxTyping   = 64 << 10  // of keys that wait for the child
 	maxUnread   = 256 << 10 // of output that the screen may lag behind the host
-	maxArrow    = 32        // of a key that moves
 	maxMenuKeys = 100       // keys: nine choices, each reached past eight others, and its tick
 	maxTapReads = 1000      // of a tap after the child's end
 	tapBytes    = 64 << 10  // of one read of a tap: a pipe holds as much
@@ -1638,7 +1637,7 @@ func newSession(c *command) (*session, error) {
 		s.books.notes = io.Discard
 	}
 	if s.adapter.streamsJSON(c.args[1:]) {
-		s.relay.calls = &callReader{session: s.rec.ID, names: map[string]string{}}
+		s.relay.calls = &callReader{names: map[string]string{}}
 	}
 	if err := s.relay.findTerminal(c); err != nil {
 		return nil, err
@@ -1755,7 +1754,7 @@ func (h *hostTerminal) findKeyboard(ours [3]*os.File) {
 		h.keys, _ = openTerminal() // without one nobody can type
 	}
 	h.interactive = h.keys != nil
-	h.wanted.Store(handed[1] == nil)
+	h.wanted = handed[1] == nil
 	if handsStreams && h.interactive {
 		h.in = hostKeys{f: h.keys, listens: &h.listens, back: h.back}
 	}
@@ -1861,7 +1860,6 @@ func (s *session) attend() {
 		s.spawn(func() { s.relay.copyTap(t) })
 	}
 	if s.relay.in != nil {
-		s.relay.output.modes = s.pty.Modes
 		s.spawn(s.relay.readKeys)
 	}
 	s.spawn(func() {
@@ -2129,13 +2127,12 @@ type relay struct {
 	tapped  int         // taps that have not ended
 	calls   *callReader // nil for a tool that does not write stream-json
 
-	lastKey  time.Time   // when somebody last typed here
-	begun    int         // characters of a line that was begun and not ended, in line mode
-	quoted   bool        // the last of them was ^V
-	fed      bool        // standard input is a pipe that has not ended: who feeds it answers
-	held     []typedKeys // at the keyboard while a typist works
-	typing   []byte      // for writeTyping
-	inFlight bool        // it writes
+	lastKey time.Time   // when somebody last typed here
+	begun   int         // characters of a line that was begun and not ended, in line mode
+	quoted  bool        // the last of them was ^V
+	fed     bool        // standard input is a pipe that has not ended: who feeds it answers
+	held    []typedKeys // at the keyboard while a typist works
+	typing  []byte      // for writeTyping, until it is written
 }
 
 // hostTerminal is the terminal, or the streams, that we were started with. All but its marks is set before the child
@@ -2149,10 +2146,10 @@ type hostTerminal struct {
 	ttyOurs     bool     // it is that of our session, see ownTerminal
 	keys        *os.File // the terminal that somebody may type at, nil none
 	interactive bool     // there is one
+	wanted      bool     // the keyboard is to be read
 	resized     <-chan os.Signal
 	back        chan struct{} // a value when listens has become true
 
-	wanted  atomic.Bool                  // the keyboard is to be read
 	raw     atomic.Bool                  // the terminal is raw, or is being changed
 	listens atomic.Bool                  // its keys are read
 	undoRaw atomic.Pointer[func() error] // puts the terminal back, nil: it is not raw
@@ -2172,10 +2169,9 @@ type backlog struct {
 	hurry bool      // each piece is wanted at once
 	ended bool      // no more comes
 
-	modes   func() Modes // of the child's terminal; set before the first key
-	keys    []typedKeys  // those that the child has got
-	held    bool         // no more go straight to the child: somebody else types
-	passing bool         // some are being written to it
+	keys    []typedKeys // those that the child has got
+	held    bool        // no more go straight to the child: somebody else types
+	passing bool        // some are being written to it
 }
 
 // typedKeys are keys for the child: typed here or by us, or what a pipe brought, nil at its end.
@@ -2187,14 +2183,10 @@ type typedKeys struct {
 	unread bool  // nobody had read the answer that was being typed: they belong to its question
 }
 
-// hidden reports whether the terminal did not show the keys, as when a password is read: no recording has them.
-func (k typedKeys) hidden() bool { return k.modes.Canonical && !k.modes.Echo }
-
-// callReader reads the calls of tools in stream-json output.
+// callReader is what auditToolCalls knows of the output so far.
 type callReader struct {
-	session string
-	line    []byte            // unfinished
-	names   map[string]string // of the tools, by the ids of calls without a result so far
+	line  []byte            // unfinished
+	names map[string]string // of the tools, by the ids of calls without a result so far
 }
 
 // toolUse is a call of a tool in stream-json output, or its result: among the content of a message (claude, qwen), or
@@ -2337,9 +2329,9 @@ func (b *backlog) takeEach(hurry bool) {
 	}
 }
 
-// typed notes keys about to go to the child, or reports false: they must not, a typist works.
-func (b *backlog) typed(p []byte) (pass bool) {
-	modes := b.modes() // before the program has the keys: it may change them then
+// typed notes keys about to go to the child, whose terminal has these modes, or reports false: they must not, a typist
+// works.
+func (b *backlog) typed(p []byte, modes Modes) (pass bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.passing = !b.held
@@ -2382,7 +2374,7 @@ func (b *backlog) letPass() {
 
 // makeRaw sets the host's terminal to raw mode, where somebody types there and it is ours to set.
 func (r *relay) makeRaw() error {
-	if r.keys == nil || !r.wanted.Load() || !inForeground(r.keys) {
+	if r.keys == nil || !r.wanted || !inForeground(r.keys) {
 		return nil
 	}
 	r.raw.Store(true)
@@ -2411,10 +2403,10 @@ func (r *relay) readKeyboard() {
 	if !r.mayListen() {
 		return
 	}
-	if !r.wanted.Load() && r.pty.State().Reading == ReadingBusy || !inForeground(r.keys) {
+	if !r.wanted && r.pty.State().Reading == ReadingBusy || !inForeground(r.keys) {
 		return
 	}
-	r.wanted.Store(true)
+	r.wanted = true
 	r.tg.warn(r.makeRaw())
 	r.resize()
 	r.listen()
@@ -2582,18 +2574,13 @@ func (r *relay) handleOutput(p []byte, now time.Time) {
 	}
 }
 
-// auditToolCalls audits the tool calls in stream-json output, and their results.
+// auditToolCalls reads more of stream-json output, a message a line, and audits the calls of tools in it and what they
+// came to.
 func (r *relay) auditToolCalls(p []byte) {
-	events := r.calls.take(p)
-	if len(events) > 0 {
-		r.books.audit(events...)
-	}
-}
-
-// take reads more of the output, a message a line, and returns what it tells of calls.
-func (r *callReader) take(p []byte) (events []Event) {
-	lines := bytes.Split(append(r.line, p...), []byte("\n"))
+	calls := r.calls
+	lines := bytes.Split(append(calls.line, p...), []byte("\n"))
 	last := len(lines) - 1
+	var events []Event
 	for _, line := range lines[:last] {
 		var m struct {
 			toolUse
@@ -2604,21 +2591,23 @@ func (r *callReader) take(p []byte) (events []Event) {
 			id := cmp.Or(use.ID, use.UseID, use.ToolID)
 			switch use.Type {
 			case "tool_use":
-				r.names[id] = cmp.Or(use.Name, use.ToolName)
+				calls.names[id] = cmp.Or(use.Name, use.ToolName)
 				input := use.Input
 				if input == nil {
 					input = use.Parameters
 				}
-				events = append(events, toolCall(r.session, r.names[id], id, input))
+				events = append(events, toolCall(r.rec.ID, calls.names[id], id, input))
 			case "tool_result":
 				failed := use.IsError || use.Status == "error"
-				events = append(events, toolResult(r.session, r.names[id], id, !failed))
-				delete(r.names, id)
+				events = append(events, toolResult(r.rec.ID, calls.names[id], id, !failed))
+				delete(calls.names, id)
 			}
 		}
 	}
-	r.line = bytes.Clone(lines[last][:min(len(lines[last]), maxHookInput)])
-	return events
+	calls.line = bytes.Clone(lines[last][:min(len(lines[last]), maxHookInput)])
+	if len(events) > 0 {
+		r.books.audit(events...)
+	}
 }
 
 // came are the bytes of output so far, from the child's terminal and its pipes.
@@ -2630,19 +2619,14 @@ func (r *relay) came() int64 {
 func (r *relay) writeTyping() {
 	for r.comes(func() bool { return len(r.typing) > 0 }) {
 		keys := r.typing
-		r.typing = nil
-		r.inFlight = true
 		r.turn.Unlock()
 		_, err := r.pty.Write(keys)
 		r.lock()
-		r.inFlight = false
+		r.typing = r.typing[len(keys):]
 		r.tg.warn(err)
 		ring(r.output.wake) // the keyboard may pass again
 	}
 }
-
-// writes reports whether such keys are queued or being written.
-func (r *relay) writes() bool { return r.inFlight || len(r.typing) > 0 }
 
 // resize gives the child the size of the host's terminal.
 func (r *relay) resize() {
@@ -2662,7 +2646,8 @@ func (r *relay) readKeys() {
 	some := false
 	for n, _ := r.in.Read(buf); n > 0; n, _ = r.in.Read(buf) { // whatever ends it, no more is typed
 		some = true
-		if r.output.typed(buf[:n]) {
+		modes := r.pty.Modes() // before the program has the keys: it may change them then
+		if r.output.typed(buf[:n], modes) {
 			_, err := r.pty.Write(buf[:n])
 			r.output.wrote()
 			r.tg.warn(err)
@@ -2732,7 +2717,7 @@ func (r *relay) noteLine(keys string, modes Modes) {
 
 // isReport reports whether keys are what terminals send by themselves.
 func isReport(keys string) bool {
-	return strings.HasPrefix(keys, "\x1b") && reReport.MatchString(keys) // to match a long paste takes long
+	return reReport.MatchString(keys)
 }
 
 // inject queues keys for the child. by tells who pressed them.
@@ -2751,14 +2736,14 @@ func (r *relay) noteKeys(k typedKeys, by string) {
 		r.lastKey = k.at
 		r.det.motion.restart(k.at) // what a key moves does not move by itself
 	}
-	paste := len(keys) > maxArrow // to match one takes long
 	stops := keys == suspendKey && r.handed.Resumes
-	if by != "" && !report && !stops && (paste || !reArrow.MatchString(keys)) {
+	if by != "" && !report && !stops && !reArrow.MatchString(keys) {
 		r.desk.noteTyped(by, k.at)
 	}
 	r.det.Typed(k.keys, k.at)
 	asked := r.desk.asked
-	if !k.hidden() && (asked == nil || !asked.screen.Secret) {
+	hidden := k.modes.Canonical && !k.modes.Echo // as when a password is read
+	if !hidden && (asked == nil || !asked.screen.Secret) {
 		r.watcher.cast.event("i", keys, k.at)
 	}
 }
@@ -2824,7 +2809,7 @@ func (v *watcher) detector() {
 		}
 		reported := v.det.Screen.status.State == "blocked" // a dialog: it is wanted at once
 		v.relay.output.takeEach(v.typist != nil || v.cast != nil || v.cfg.Stream || reported)
-		if v.typist == nil && !v.relay.writes() {
+		if v.typist == nil && len(v.relay.typing) == 0 {
 			v.relay.output.letPass()
 		}
 		turn.Reset(min(time.Until(v.detectAt(time.Now())), v.desk.lookPause()))
@@ -3902,7 +3887,6 @@ type typist struct {
 	given     bool      // bytes of the answer have reached the child, or a text's Enter
 	partly    bool      // some had before the last were written
 	done      bool      // all is typed
-	writing   bool      // some are being written
 	sent      int       // bytes that were written last, 0: none yet
 	sentAt    time.Time // when
 	screenSHA string    // SHA-256 of what stood on the screen when the first key went
@@ -3970,7 +3954,7 @@ func (t *typist) press(within time.Duration, find func(v sight) (keys, why strin
 			return whyStopped
 		case t.childGone:
 			return whyEnded
-		case t.relay.writes():
+		case len(t.relay.typing) > 0:
 			continue
 		case t.relay.came() > t.relay.taken: // it may take the question away
 			if !t.done && now.After(until.Add(busyTime)) {
@@ -4003,7 +3987,6 @@ func (t *typist) write(keys string) (why string) {
 	if t.q != nil && !t.steer {
 		t.det.Answering()
 	}
-	t.writing = true
 	taken := t.relay.taken
 	at := time.Now()
 	modes := t.pty.Modes() // the program that has taken the key may set others
@@ -4015,7 +3998,6 @@ func (t *typist) write(keys string) (why string) {
 		_, err = t.pty.Write([]byte(keys))
 	}
 	t.lock()
-	t.writing = false
 	if unseen {
 		return whyWait
 	}
@@ -4063,7 +4045,7 @@ func (t *typist) stands() bool {
 		return false
 	}
 	waiting := t.pty.Waiting()
-	if !t.given || t.writing || waiting > 0 {
+	if !t.given || waiting > 0 {
 		return true
 	}
 	return waiting < 0 && t.q.screen.same(t.look())
@@ -4695,7 +4677,6 @@ func (s *session) finish(hangUp func(limit time.Duration)) {
 // endQuestions ends what is still asked or being typed: a write to a closed terminal returns, and its result decides
 // whether an answer was typed.
 func (d *desk) endQuestions() {
-	d.until(func() bool { return !d.relay.inFlight })
 	for _, h := range d.hooks {
 		h.to = Failed // unless it has passed its answer on
 		h.why = programEnded
