@@ -1451,7 +1451,6 @@ type TTYState struct {
 	Reading   Reading
 	Canonical bool
 	Echo      bool
-	Waiting   int  // bytes of input that nobody has read, of whole lines where Canonical; −1 unknown, unasked
 	Sleeps    bool // why Reading is unknown: it works, or looks for its keys between two sleeps
 }
 

@@ -1756,7 +1756,7 @@ func (h *hostTerminal) findKeyboard(ours [3]*os.File) {
 	h.interactive = h.keys != nil
 	h.wanted = handed[1] == nil
 	if handsStreams && h.interactive {
-		h.in = hostKeys{f: h.keys, listens: &h.listens, back: h.back}
+		h.in = hostKeys{f: h.keys, raw: &h.raw, back: h.back}
 	}
 }
 
@@ -1841,7 +1841,6 @@ func (s *session) run(ctx context.Context, argv []string) error {
 		return err
 	}
 	defer s.relay.restore()
-	s.relay.listen()
 	hangUp := s.st.connect(s.ctx, s.books.ch)
 	s.watcher.startDetector(size)
 	s.rec.PID = s.pty.PID()
@@ -2081,8 +2080,8 @@ func (s *Store) standStill(signals chan os.Signal) {
 }
 
 // resume continues the tool, even if we were stopped ourselves. In the background the host's terminal stays the
-// shell's. Keys are read only then: SIGCONT would take back a ^Z among them. The terminal has shown the ^Z that stopped
-// the tool behind its question, but no program gets that key: the question is the same.
+// shell's. Keys are passed on only then: SIGCONT would take back a ^Z among them. The terminal has shown the ^Z that
+// stopped the tool behind its question, but no program gets that key: the question is the same.
 func (w *watchdog) resume() {
 	w.relay.takeOutput()
 	screen := w.det.Screen
@@ -2090,14 +2089,14 @@ func (w *watchdog) resume() {
 	if strings.HasSuffix(line, "^Z") && screen.col == widthOf(line) {
 		w.det.Feed([]byte("\b\b\x1b[K"), time.Now())
 	}
-	w.relay.listens.Store(false)
+	w.relay.output.hold()
 	if w.relay.keys != nil && !inForeground(w.relay.keys) {
 		w.relay.raw.Store(false) // whatever it was when we were stopped
 	}
 	w.tg.warn(w.relay.makeRaw())
 	w.relay.resize()
 	_ = w.pty.Signal(resumeSignal) // a child that is gone needs none
-	w.relay.listen()
+	ring(w.relay.output.wake)      // the keyboard may pass again
 }
 
 // terminate ends the child, if it has not ended by then, which ends the session.
@@ -2148,10 +2147,9 @@ type hostTerminal struct {
 	interactive bool     // there is one
 	wanted      bool     // the keyboard is to be read
 	resized     <-chan os.Signal
-	back        chan struct{} // a value when listens has become true
+	back        chan struct{} // a value when raw has become true
 
-	raw     atomic.Bool                  // the terminal is raw, or is being changed
-	listens atomic.Bool                  // its keys are read
+	raw     atomic.Bool                  // the terminal is raw, or is being changed: its keys are read
 	undoRaw atomic.Pointer[func() error] // puts the terminal back, nil: it is not raw
 }
 
@@ -2214,9 +2212,9 @@ type hostStream struct {
 // hostKeys is the terminal that somebody types at. It is read while it is raw, which it is in the foreground alone: the
 // kernel stops who reads it from the background.
 type hostKeys struct {
-	f       *os.File
-	listens *atomic.Bool
-	back    <-chan struct{} // a value when listens has become true
+	f    *os.File
+	raw  *atomic.Bool
+	back <-chan struct{} // a value when raw has become true
 }
 
 // tap is a pipe between the child and a stream of ours that is read along.
@@ -2258,13 +2256,13 @@ func (h hostStream) Write(p []byte) (int, error) {
 // Read waits until somebody types while the terminal is raw.
 func (k hostKeys) Read(p []byte) (int, error) {
 	for {
-		for !k.listens.Load() {
+		for !k.raw.Load() {
 			<-k.back
 		}
 		if err := waitReady(k.f, false); err != nil {
 			return 0, err
 		}
-		if k.listens.Load() { // else we were stopped meanwhile
+		if k.raw.Load() { // else we were stopped meanwhile
 			return hostStream{k.f}.Read(p)
 		}
 	}
@@ -2372,7 +2370,7 @@ func (b *backlog) letPass() {
 	b.held = b.held && b.passing
 }
 
-// makeRaw sets the host's terminal to raw mode, where somebody types there and it is ours to set.
+// makeRaw sets the host's terminal to raw mode, and has its keys read, where somebody types there and it is ours to set.
 func (r *relay) makeRaw() error {
 	if r.keys == nil || !r.wanted || !inForeground(r.keys) {
 		return nil
@@ -2384,6 +2382,7 @@ func (r *relay) makeRaw() error {
 		return fmt.Errorf("setting the terminal to raw mode: %w", err)
 	}
 	r.undoRaw.CompareAndSwap(nil, &undo) // while it is raw, what it was at first counts
+	ring(r.back)
 	return nil
 }
 
@@ -2409,23 +2408,13 @@ func (r *relay) readKeyboard() {
 	r.wanted = true
 	r.tg.warn(r.makeRaw())
 	r.resize()
-	r.listen()
 }
 
 // mayListen reports whether the keyboard is not read although it may be one day.
 func (r *relay) mayListen() bool { return r.keys != nil && !r.raw.Load() && r.ctx.Err() == nil }
 
-// listen has the keys of the host's terminal read, if it is raw.
-func (h *hostTerminal) listen() {
-	if h.raw.Load() {
-		h.listens.Store(true)
-		ring(h.back)
-	}
-}
-
 // restore puts the host's terminal back as it was. Any goroutine may call it, more than once.
 func (h *hostTerminal) restore() {
-	h.listens.Store(false)
 	undo := h.undoRaw.Swap(nil)
 	if undo != nil {
 		_ = (*undo)() // whoever has the terminal next sees it; there is nothing else to try
@@ -2851,15 +2840,9 @@ func (v *watcher) detect() {
 // look returns what the screen asks this instant, nil nothing.
 func (s *session) look() *Prompt { return s.det.Look(s.pty.State(), time.Now()) }
 
-// terminalState looks at the child's terminal, and while an answer is typed first at what waits in it: a program that
-// reads after it took the key reads on. In raw mode no line is begun: the system counts all that was typed.
+// terminalState looks at the child's terminal. In raw mode no line is begun: the system counts all that was typed.
 func (v *watcher) terminalState(now time.Time) TTYState {
-	waiting := -1
-	if v.typist != nil {
-		waiting = v.pty.Waiting()
-	}
 	tty := v.pty.State()
-	tty.Waiting = waiting
 	if !tty.Canonical {
 		v.relay.begun = 0
 	}
@@ -3896,9 +3879,10 @@ type typist struct {
 
 // sight is what stands on the screen this instant.
 type sight struct {
-	look *Prompt // what it asks, nil nothing
-	tty  TTYState
-	late bool // the time is over
+	look    *Prompt // what it asks, nil nothing
+	tty     TTYState
+	waiting int  // bytes of input that nobody has read, see PTY
+	late    bool // the time is over
 }
 
 // Reasons of a typist: it looks again, however late it is; or the rest is not typed.
@@ -3963,8 +3947,9 @@ func (t *typist) press(within time.Duration, find func(v sight) (keys, why strin
 			t.relay.takeOutput()
 			continue
 		}
+		waiting := t.pty.Waiting() // first: a program that reads after it took the key reads on
 		tty := t.watcher.terminalState(now)
-		v := sight{t.det.Look(tty, now), tty, !now.Before(until)}
+		v := sight{t.det.Look(tty, now), tty, waiting, !now.Before(until)}
 		keys, why := "", ""
 		if t.sent == 0 {
 			why = t.mayBegin(v, until)
@@ -4024,7 +4009,7 @@ func (t *typist) mayBegin(v sight, until time.Time) (why string) {
 	switch {
 	case t.q != nil && (v.tty.Reading == ReadingBusy || v.tty.Sleeps && time.Since(t.began) < napTime):
 		why = "the program does not read its keyboard; look at the terminal"
-	case v.tty.Waiting > 0:
+	case v.waiting > 0:
 		why = "keys were typed that the program has not read; look at the terminal"
 	case t.relay.begun > 0:
 		why = "a line was begun at the keyboard: end it there, or empty it"
@@ -4263,7 +4248,7 @@ func (t *typist) spellOn(v sight, typed string, text bool) (keys, why string) {
 // behind it, and no other question behind that, or only the beginning of it. Of a screen that no rule reads (text) see
 // spell.
 func (t *typist) shows(v sight, first string, text bool) (stands, edits, short bool) {
-	reads := v.tty.Reading != ReadingBusy && !v.tty.Sleeps && v.tty.Waiting <= 0
+	reads := v.tty.Reading != ReadingBusy && !v.tty.Sleeps && v.waiting <= 0
 	typed, stands := t.det.Behind(first)
 	first = strings.TrimSpace(first)
 	if text {
@@ -4432,7 +4417,7 @@ func (t *typist) echo() (why string) {
 	lost := false
 	first, _ := utf8.DecodeRuneInString(t.word)
 	why = t.press(t.cfg.EchoWindow, func(v sight) (keys, why string) {
-		unread := !t.boxed && v.tty.Waiting > 0
+		unread := !t.boxed && v.waiting > 0
 		if unread && v.tty.Reading == ReadingBusy { // a key woke it: that it is busy says nothing of what stands
 			v.tty.Reading = ReadingYes
 			v.look = t.det.Look(v.tty, time.Now())

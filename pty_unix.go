@@ -512,7 +512,7 @@ func groupOf(f *os.File) (int, error) {
 // processes and threads the child has.
 func (p *unixPTY) State() TTYState {
 	modes := p.Modes()
-	now := TTYState{Reading: p.reading(), Canonical: modes.Canonical, Echo: modes.Echo, Waiting: -1}
+	now := TTYState{Reading: p.reading(), Canonical: modes.Canonical, Echo: modes.Echo}
 	if now.Reading == ReadingBusy && !now.Canonical && p.naps() {
 		now.Reading = ReadingUnknown
 		now.Sleeps = true

@@ -295,7 +295,7 @@ func (p *winPTY) Terminate(time.Duration) {
 // State is what the system says about the terminal; ReadingUnknown where it cannot tell. The console host does not
 // tell.
 func (p *winPTY) State() TTYState {
-	return TTYState{Reading: ReadingUnknown, Canonical: true, Echo: true, Waiting: -1}
+	return TTYState{Reading: ReadingUnknown, Canonical: true, Echo: true}
 }
 
 // Modes are those of every console.
