@@ -1354,7 +1354,7 @@ func legibly(text string) string {
 //	         watcher.detector: screen, what is asked ─► desk.carry, one for each question ─► typist ─► child
 //	books.keepBooks: records of others ─► desk.carryHook, one for each hook's question
 //	                                  └─► phone.doInputs: what the phone wants, in order ─► typist
-//	watchdog.watchHost, watchActivity, watchSignals;  relay.watchKeyboard;  books.sendStream
+//	watchdog.watchActivity, watchSignals;  relay.watchKeyboard;  books.sendStream
 //
 // A sequence gives the turn away in await, and while it writes to the child; in between nobody else changes anything.
 // Output goes to the host before we inspect it; keys go to the child before we inspect them. The turn guards the fields
@@ -1388,8 +1388,6 @@ const (
 	detectEvery  = time.Second / 100      // between looks of the detector
 	lookNotice   = time.Second            // between looks for what others record, at a tool's empty box
 	lookIdle     = 5 * time.Second        // the same, where nothing is asked: each wakes the Go runtime six times
-	hostEvery    = time.Minute            // between looks at the host's terminal
-	hostLook     = time.Second            // after a SIGHUP: a shell that dies of one passes it on first
 	ownSignal    = time.Second / 10       // for a signal that dumps core to be acted on: Linux has a SIGTERM overtake it
 	endWait      = 5 * time.Second        // for our output to be read, once we are told to end
 	drainSend    = 3 * time.Second        // for the last messages, where there is trouble with Telegram
@@ -1873,7 +1871,6 @@ func (s *session) attend() {
 	s.spawn(s.watcher.detector)
 	s.spawn(s.books.keepBooks)
 	s.spawn(s.watchdog.watchSignals)
-	s.beside(s.watchdog.watchHost)
 	s.beside(s.watchdog.watchActivity)
 	s.beside(s.relay.watchKeyboard)
 	s.beside(s.relay.writeTyping)
@@ -1948,17 +1945,12 @@ type watchdog struct {
 	toldToEnd time.Time // when it was told to end, or saw that the terminal has gone; zero: neither
 }
 
-// watchHost looks now and then whether the host's terminal is there.
-func (w *watchdog) watchHost() {
-	for !w.awaitFor(hostEvery, w.ended) {
-		w.checkHost()
-	}
-}
-
-// checkHost ends the session where the host's terminal has gone.
+// checkHost ends the child as the end of its own terminal would, which ends the session, where the host's terminal has
+// gone.
 func (w *watchdog) checkHost() {
 	if !w.childGone && w.toldToEnd.IsZero() && w.relay.hostGone() {
-		w.hangUp()
+		_ = w.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
+		w.terminate(0)
 	}
 }
 
@@ -2007,15 +1999,9 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 		w.stop()
 	case sig == resumeSignal:
 		w.resume()
-	case sig == syscall.SIGHUP && w.relay.hostGone():
-		w.hangUp()
-	case sig == syscall.SIGHUP && w.reloads():
+	case sig == syscall.SIGHUP && !w.relay.hostGone() && w.reloads(): // a shell that dies of one passes it on first
 		w.tg.refresh(true)
 		w.cfg = w.tg.cfg.Load()
-		w.beside(func() {
-			w.awaitFor(hostLook, w.ended)
-			w.checkHost()
-		})
 	case sig == suspendSignal,
 		(sig == os.Interrupt || sig == syscall.SIGQUIT) && w.relay.tty != nil && !w.relay.raw.Load():
 		_ = w.pty.Signal(sig) // a child that is gone needs none; when it stops, so do we
@@ -2043,12 +2029,6 @@ func (h *hostTerminal) hostGone() bool {
 	}
 	_, err := terminalSize(h.tty)
 	return err != nil || h.ttyOurs && !ownTerminal(h.tty)
-}
-
-// hangUp ends the child as the end of its own terminal would, which ends the session.
-func (w *watchdog) hangUp() {
-	_ = w.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
-	w.terminate(0)
 }
 
 // stopWithTool stops us with the tool, where a shell resumes us, when what it wrote before is on the host's terminal.
@@ -2442,7 +2422,6 @@ func (r *relay) copyOutput() {
 		if lost != nil && n > 0 { // perhaps the terminal has closed
 			r.lock()
 			r.unshown = lost
-			r.watchdog.checkHost()
 			r.unlock()
 		}
 		r.gather(p, bytes.Contains(p, asks), err != nil)
@@ -2775,8 +2754,8 @@ type watcher struct {
 	cast       *castWriter // nil without --record
 }
 
-// detector has the screen take what has gathered, looks for questions, and has keepBooks look for records of others,
-// until the child has ended.
+// detector has the screen take what has gathered, looks for questions, for the host's terminal, and has keepBooks look
+// for records of others, until the child has ended.
 func (v *watcher) detector() {
 	turn := time.NewTimer(0)
 	for {
@@ -2792,6 +2771,7 @@ func (v *watcher) detector() {
 		}
 		v.relay.takeOutput()
 		v.detect()
+		v.watchdog.checkHost()
 		select {
 		case v.books.looks <- time.Now(): // a hook may call when its dialog is painted
 		default:
@@ -2809,7 +2789,7 @@ func (v *watcher) detector() {
 // detectAt is when the detector has something to do. While a typist works nothing is looked for.
 func (v *watcher) detectAt(now time.Time) time.Time {
 	if v.typist != nil {
-		return now.Add(hostEvery)
+		return now.Add(lookIdle)
 	}
 	return later(v.detectedAt.Add(detectEvery), v.det.Next(now))
 }
