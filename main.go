@@ -127,7 +127,8 @@ const (
 var (
 	errLocked = errors.New("locked by another process") // of a lock that is not waited for
 	errShared = errors.New("can be reached by others")  // of a file or folder that must be the user's alone
-	errNoTool = errors.New("command not found")         // of a tool that is in no folder of PATH
+	errNoTool = hintedf("install it, add its folder to PATH, or give tool and arguments as separate words",
+		"command not found") // of a tool that is in no folder of PATH
 )
 
 // PTY is the child's terminal, for any goroutine. Read gives io.EOF when the last process that held it is gone. Close
@@ -1354,7 +1355,7 @@ func legibly(text string) string {
 //	         watcher.detector: screen, what is asked ─► desk.carry, one for each question ─► typist ─► child
 //	books.keepBooks: records of others ─► desk.carryHook, one for each hook's question
 //	                                  └─► phone.doInputs: what the phone wants, in order ─► typist
-//	watchdog.watchActivity, watchSignals;  relay.watchKeyboard;  books.sendStream
+//	watchdog.watchActivity, watchSignals;  books.sendStream
 //
 // A sequence gives the turn away in await, and while it writes to the child; in between nobody else changes anything.
 // Output goes to the host before we inspect it; keys go to the child before we inspect them. The turn guards the fields
@@ -1563,21 +1564,15 @@ func (s *session) beside(f func()) {
 // cmdRun runs a tool and returns its exit status, a shell's if the tool cannot run.
 func cmdRun(c *command) int {
 	s, err := newSession(c)
-	if err != nil {
-		c.fail(err)
-		return exitInternal
+	if err == nil {
+		err = s.run(c.ctx, c.args)
 	}
-	err = s.run(c.ctx, c.args)
 	if err == nil {
 		return *s.rec.ExitCode
 	}
-	missing := errors.Is(err, errNoTool)
-	if missing {
-		err = hinted(err, "install it, add its folder to PATH, or give tool and arguments as separate words")
-	}
 	c.fail(err)
 	switch {
-	case missing:
+	case errors.Is(err, errNoTool):
 		return 127
 	case errors.Is(err, fs.ErrPermission) && strings.HasPrefix(err.Error(), "starting "):
 		return 126
@@ -1742,7 +1737,7 @@ func (r *relay) handOver(ours [3]*os.File, batch bool) error {
 }
 
 // findKeyboard finds where somebody types. A tool that is the last of a pipeline reads its keys from the terminal, not
-// from its input: less, fzf. One that is followed by others may share it with them: see watchKeyboard.
+// from its input: less, fzf. One that is followed by others may share it with them: see readKeyboard.
 func (h *hostTerminal) findKeyboard(ours [3]*os.File) {
 	handed := h.handed.Streams
 	switch {
@@ -1872,7 +1867,6 @@ func (s *session) attend() {
 	s.spawn(s.books.keepBooks)
 	s.spawn(s.watchdog.watchSignals)
 	s.beside(s.watchdog.watchActivity)
-	s.beside(s.relay.watchKeyboard)
 	s.beside(s.relay.writeTyping)
 	s.beside(s.phone.doInputs)
 	if s.cfg.Stream {
@@ -2366,18 +2360,10 @@ func (r *relay) makeRaw() error {
 	return nil
 }
 
-// watchKeyboard looks for the time when the keyboard is ours and the tool's. It looks again and again, because bash
+// readKeyboard reads the keyboard once it is ours and the tool's. The detector calls it again and again, because bash
 // sends no signal to a process that it continues in the background and later brings to the foreground. And a program
 // that reads the tool's output, such as less, may read the keyboard and need a terminal that is not raw, until the tool
 // reads its own.
-func (r *relay) watchKeyboard() {
-	for r.comes(r.mayListen) {
-		r.readKeyboard()
-		r.awaitFor(keyboardLook, r.ended)
-	}
-}
-
-// readKeyboard reads the keyboard if it is ours and the tool's.
 func (r *relay) readKeyboard() {
 	if !r.mayListen() {
 		return
@@ -2706,7 +2692,7 @@ func (r *relay) noteKeys(k typedKeys, by string) {
 	}
 	stops := keys == suspendKey && r.handed.Resumes
 	if by != "" && !report && !stops && !reArrow.MatchString(keys) {
-		r.desk.noteTyped(by, k.at)
+		r.desk.noteTyped(by)
 	}
 	r.det.Typed(k.keys, k.at)
 	asked := r.desk.asked
@@ -2717,9 +2703,9 @@ func (r *relay) noteKeys(k typedKeys, by string) {
 }
 
 // noteTyped notes who pressed a key that may answer what stands on the screen, which may not have settled yet.
-func (d *desk) noteTyped(by string, at time.Time) {
+func (d *desk) noteTyped(by string) {
 	if d.asked != nil {
-		d.asked.noteTyped(by, at)
+		d.asked.typedBy = by
 	}
 	if len(d.hooks) == 0 {
 		return
@@ -2730,15 +2716,9 @@ func (d *desk) noteTyped(by string, at time.Time) {
 	}
 	if p != nil {
 		for _, h := range d.hooksOf(p) {
-			h.noteTyped(by, at)
+			h.typedBy = by
 		}
 	}
-}
-
-// noteTyped notes who pressed a key that may answer the question, and when.
-func (q *question) noteTyped(by string, at time.Time) {
-	q.typedBy = by
-	q.typedAt = at
 }
 
 // ---- watcher ----
@@ -2754,7 +2734,7 @@ type watcher struct {
 	cast       *castWriter // nil without --record
 }
 
-// detector has the screen take what has gathered, looks for questions, for the host's terminal, and has keepBooks look
+// detector has the screen take what has gathered, looks for questions and at the host's terminal, and has keepBooks look
 // for records of others, until the child has ended.
 func (v *watcher) detector() {
 	turn := time.NewTimer(0)
@@ -2772,6 +2752,7 @@ func (v *watcher) detector() {
 		v.relay.takeOutput()
 		v.detect()
 		v.watchdog.checkHost()
+		v.relay.readKeyboard()
 		select {
 		case v.books.looks <- time.Now(): // a hook may call when its dialog is painted
 		default:
@@ -2781,9 +2762,24 @@ func (v *watcher) detector() {
 		if v.typist == nil && len(v.relay.typing) == 0 {
 			v.relay.output.letPass()
 		}
-		turn.Reset(min(time.Until(v.detectAt(time.Now())), v.desk.lookPause()))
+		turn.Reset(min(time.Until(v.detectAt(time.Now())), v.pause()))
 		v.unlock()
 	}
+}
+
+// pause is how long the detector may wait while the screen shows nothing new: others may record something, such as an
+// answer, and a shell may bring us to the foreground.
+func (v *watcher) pause() time.Duration {
+	q := v.desk.inForce()
+	switch {
+	case q != nil && !q.rec.Idle:
+		return lookOften
+	case v.relay.mayListen():
+		return keyboardLook
+	case q != nil:
+		return lookNotice
+	}
+	return lookIdle
 }
 
 // detectAt is when the detector has something to do. While a typist works nothing is looked for.
@@ -2856,7 +2852,6 @@ type question struct {
 	screen  *Prompt      // as the detector saw it; nil: a hook asks
 	seenAt  time.Time    // when that was
 	typedBy string       // who pressed a key that may have answered it, "" nobody
-	typedAt time.Time    // when that was
 	to      State        // it is to end so, "" it stands
 	why     string       // for this reason
 
@@ -2968,19 +2963,6 @@ func (d *desk) inForce() *question {
 	}
 	open := func(h *question) bool { return h.rec.Open() }
 	return d.hooks[max(0, slices.IndexFunc(d.hooks, open))]
-}
-
-// lookPause is how long to wait for the next look for records of others, such as an answer, while the screen shows
-// nothing new.
-func (d *desk) lookPause() time.Duration {
-	q := d.inForce()
-	switch {
-	case q == nil:
-		return lookIdle
-	case q.rec.Idle:
-		return lookNotice
-	}
-	return lookOften
 }
 
 // create stores what the screen asks. False means that it failed: try again later.
@@ -3318,7 +3300,7 @@ func (d *desk) resolveHook(h *question) {
 	d.await(passed.Add(d.cfg.EchoWindow), d.ended) // a key on its way may be there first
 	d.await(passed.Add(dialogGone), func() bool { return d.childGone || !d.dialogStands(h) })
 	d.transition(h, Resolved, func(r *PromptRecord) {
-		crossed := h.typedAt.After(r.DecidedAt.Add(-sameMoment)) || h.stoodAt.Before(*r.DecidedAt) // it had left
+		crossed := d.relay.lastKey.After(r.DecidedAt.Add(-sameMoment)) || h.stoodAt.Before(*r.DecidedAt) // it had left
 		if h.typedBy == "cli:local" && crossed {
 			r.Reason = bothAnswered
 		}
@@ -3622,7 +3604,7 @@ func (p *phone) inputDone(r *InputRecord, why string, reply Notice) {
 	}
 	notice := p.desk.asked
 	if typed && notice != nil && notice.rec.Idle {
-		notice.noteTyped(r.By, time.Now())
+		notice.typedBy = r.By
 		notice.leave(Canceled, "")
 	}
 }
