@@ -392,7 +392,7 @@ var harmless = strings.Fields(`
 
 // cmdDebug writes the bundle to a file that was not there before. One that was begun and failed is removed.
 func cmdDebug(c *command) int {
-	path := c.opts.text("output")
+	path := c.text("output")
 	if path == "" {
 		path = time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz")
 	}
@@ -446,7 +446,7 @@ func (c *command) writeBundle(w io.Writer) error {
 			c.complain("left out: " + err.Error())
 			continue
 		}
-		if err := b.add(name, text, c.opts.on("full")); err != nil {
+		if err := b.add(name, text, c.on("full")); err != nil {
 			return err
 		}
 	}

@@ -6316,7 +6316,7 @@ type lab struct {
 func cmdLab(c *command) int {
 	l := &lab{c: c, enc: json.NewEncoder(c)}
 	l.enc.SetEscapeHTML(false)
-	for _, root := range c.opts.args {
+	for _, root := range c.args {
 		l.walk(root)
 	}
 	if l.talks() {
@@ -6327,7 +6327,7 @@ func cmdLab(c *command) int {
 
 // talks reports whether the output is for a person to read.
 func (l *lab) talks() bool {
-	return !l.c.opts.on("json") && !l.c.opts.on("screen")
+	return !l.c.on("json") && !l.c.on("screen")
 }
 
 // walk plays a file, whatever its name, or the recordings and scenarios in a folder.
@@ -6362,10 +6362,10 @@ func (l *lab) play(path string) error {
 		seen = append(seen, e)
 		l.print(e)
 	})
-	if l.c.opts.on("screen") {
+	if l.c.on("screen") {
 		fmt.Fprintln(l.c, d.Screen.Text())
 	}
-	if l.c.opts.on("explain") && l.talks() {
+	if l.c.on("explain") && l.talks() {
 		fmt.Fprintf(l.c, "    the screen at the end: %s\n", d.Explain())
 	}
 	return tp.check(seen)
@@ -6373,9 +6373,9 @@ func (l *lab) play(path string) error {
 
 // print prints one prompt.
 func (l *lab) print(e labEvent) {
-	if l.c.opts.on("json") {
+	if l.c.on("json") {
 		e.Recent = ""
-		if !l.c.opts.on("explain") {
+		if !l.c.on("explain") {
 			e.Why = ""
 		}
 		_ = l.enc.Encode(e) // told when the command ends
@@ -6386,7 +6386,7 @@ func (l *lab) print(e labEvent) {
 	}
 	fmt.Fprintf(l.c, "%-40s %8.2f s  %-15s %-6s %q\n", e.File, e.T, e.Type, e.Confidence,
 		e.Excerpt)
-	if l.c.opts.on("explain") {
+	if l.c.on("explain") {
 		fmt.Fprintf(l.c, "    found %.2f s after the last output: %s\n", e.delay.Seconds(), e.Why)
 	}
 }

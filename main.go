@@ -533,29 +533,24 @@ func (m manual) checkArguments(args []string) error {
 type command struct {
 	world
 	manual
-	*opts
-	lost error // why something could not be written to standard output
-}
-
-// opts are the arguments of a command, parsed.
-type opts struct {
 	flags map[string]string // those that were given; a switch is "true"
 	args  []string          // without flags
+	lost  error             // why something could not be written to standard output
 }
 
 // text returns the value of a flag, "" if it was not given.
-func (o *opts) text(name string) string { return o.flags[name] }
+func (c *command) text(name string) string { return c.flags[name] }
 
 // on reports whether a flag was given, also as "".
-func (o *opts) on(name string) bool {
-	_, given := o.flags[name]
+func (c *command) on(name string) bool {
+	_, given := c.flags[name]
 	return given
 }
 
 // parse separates flags from arguments; flag.ErrHelp means that help is asked for. All after -- is arguments, as is all
 // after the first one of a command that has arguments in <>.
 func (c *command) parse(args []string) error {
-	c.opts = &opts{flags: map[string]string{}}
+	c.flags = map[string]string{}
 	set := flag.NewFlagSet("", flag.ContinueOnError)
 	set.SetOutput(io.Discard) // the caller tells the error
 	for _, match := range reFlag.expr().FindAllStringSubmatch(c.page, -1) {
@@ -1386,7 +1381,6 @@ const (
 	inputLook    = time.Second / 20       // between looks whether that is over
 	stopTime     = 5 * time.Second        // for a turn to end: up to 1.6 s (qwen 0.24)
 	sendTime     = 3 * time.Second        // for a tool to show a key, typed here or by us: busy 2.2 (claude 2.1)
-	detectEvery  = time.Second / 100      // between looks of the detector
 	lookNotice   = time.Second            // between looks for what others record, at a tool's empty box
 	lookIdle     = 5 * time.Second        // the same, where nothing is asked: each wakes the Go runtime six times
 	ownSignal    = time.Second / 10       // for a signal that dumps core to be acted on: Linux has a SIGTERM overtake it
@@ -1607,7 +1601,11 @@ func newSession(c *command) (*session, error) {
 		adapter:   adapterFor(cmp.Or(c.text("adapter"), tool)),
 		rec:       sessionRecord(tool, c.args[1:], c.text("name")),
 	}
-	s.relay = &relay{session: s, hostTerminal: hostTerminal{back: make(chan struct{}, 1)}, output: newBacklog()}
+	s.relay = &relay{
+		session:      s,
+		hostTerminal: hostTerminal{back: make(chan struct{}, 1)},
+		output:       &backlog{wake: make(chan struct{}, 1), look: time.NewTimer(settleQuiet)},
+	}
 	s.watcher = &watcher{session: s}
 	s.desk = &desk{session: s}
 	s.phone = &phone{session: s}
@@ -1630,7 +1628,7 @@ func newSession(c *command) (*session, error) {
 		s.books.notes = io.Discard
 	}
 	if s.adapter.streamsJSON(c.args[1:]) {
-		s.relay.calls = &callReader{names: map[string]string{}}
+		s.relay.calls = map[string]string{}
 	}
 	if err := s.relay.findTerminal(c); err != nil {
 		return nil, err
@@ -1646,8 +1644,8 @@ func newSession(c *command) (*session, error) {
 }
 
 // timeout is what --timeout says about settings, "" where it was not given.
-func (o *opts) timeout() map[string]string {
-	seconds := o.text("timeout")
+func (c *command) timeout() map[string]string {
+	seconds := c.text("timeout")
 	return map[string]string{"timeout_seconds": seconds, "permission_timeout_seconds": seconds}
 }
 
@@ -1846,7 +1844,6 @@ func (s *session) run(ctx context.Context, argv []string) error {
 // attend starts what runs beside the child. It returns when the child is gone and its output drained, or when we are
 // told to end and nobody reads it.
 func (s *session) attend() {
-	s.watcher.detectedAt = time.Now() // nothing to look at yet
 	s.spawn(s.relay.copyOutput)
 	for _, t := range s.relay.taps {
 		s.spawn(func() { s.relay.copyTap(t) })
@@ -2094,11 +2091,12 @@ type relay struct {
 	piped  atomic.Int64 // bytes of output so far from the child's pipes, as the screen gets them
 	first  sync.Once    // what is written to the terminal first: the child's output, or a line of ours
 
-	unshown error       // why output could not be written to the host, nil: all was
-	taken   int64       // bytes of output that the screen has got
-	drained bool        // that is all from the terminal
-	tapped  int         // taps that have not ended
-	calls   *callReader // nil for a tool that does not write stream-json
+	unshown error             // why output could not be written to the host, nil: all was
+	taken   int64             // bytes of output that the screen has got
+	drained bool              // that is all from the terminal
+	tapped  int               // taps that have not ended
+	calls   map[string]string // names of tools, by the ids of calls without a result; nil: the output is no stream-json
+	line    []byte            // of that, unfinished
 
 	lastKey time.Time   // when somebody last typed here
 	begun   int         // characters of a line that was begun and not ended, in line mode
@@ -2153,12 +2151,6 @@ type typedKeys struct {
 	behind int   // bytes of output that were there before
 	modes  Modes // of the child's terminal before it got them
 	unread bool  // nobody had read the answer that was being typed: they belong to its question
-}
-
-// callReader is what auditToolCalls knows of the output so far.
-type callReader struct {
-	line  []byte            // unfinished
-	names map[string]string // of the tools, by the ids of calls without a result so far
 }
 
 // toolUse is a call of a tool in stream-json output, or its result: among the content of a message (claude, qwen), or
@@ -2239,14 +2231,6 @@ func (k hostKeys) Read(p []byte) (int, error) {
 		if k.raw.Load() { // else we were stopped meanwhile
 			return hostStream{k.f}.Read(p)
 		}
-	}
-}
-
-// newBacklog is an empty one.
-func newBacklog() *backlog {
-	return &backlog{
-		wake: make(chan struct{}, 1),
-		look: time.NewTimer(settleQuiet), // it finds nothing at first
 	}
 }
 
@@ -2531,8 +2515,7 @@ func (r *relay) handleOutput(p []byte, now time.Time) {
 // auditToolCalls reads more of stream-json output, a message a line, and audits the calls of tools in it and what they
 // came to.
 func (r *relay) auditToolCalls(p []byte) {
-	calls := r.calls
-	lines := bytes.Split(append(calls.line, p...), []byte("\n"))
+	lines := bytes.Split(append(r.line, p...), []byte("\n"))
 	last := len(lines) - 1
 	var events []Event
 	for _, line := range lines[:last] {
@@ -2545,20 +2528,20 @@ func (r *relay) auditToolCalls(p []byte) {
 			id := cmp.Or(use.ID, use.UseID, use.ToolID)
 			switch use.Type {
 			case "tool_use":
-				calls.names[id] = cmp.Or(use.Name, use.ToolName)
+				r.calls[id] = cmp.Or(use.Name, use.ToolName)
 				input := use.Input
 				if input == nil {
 					input = use.Parameters
 				}
-				events = append(events, toolCall(r.rec.ID, calls.names[id], id, input))
+				events = append(events, toolCall(r.rec.ID, r.calls[id], id, input))
 			case "tool_result":
 				failed := use.IsError || use.Status == "error"
-				events = append(events, toolResult(r.rec.ID, calls.names[id], id, !failed))
-				delete(calls.names, id)
+				events = append(events, toolResult(r.rec.ID, r.calls[id], id, !failed))
+				delete(r.calls, id)
 			}
 		}
 	}
-	calls.line = bytes.Clone(lines[last][:min(len(lines[last]), maxHookInput)])
+	r.line = bytes.Clone(lines[last][:min(len(lines[last]), maxHookInput)])
 	if len(events) > 0 {
 		r.books.audit(events...)
 	}
@@ -2728,16 +2711,15 @@ func (d *desk) noteTyped(by string) {
 // watcher looks at the screen.
 type watcher struct {
 	*session
-	seen       *Prompt     // what the detector last found, until it is gone
-	seenAs     string      // what the tool named then, see hooksOf
-	detectedAt time.Time   // when the detector last looked
-	cast       *castWriter // nil without --record
+	seen   *Prompt     // what the detector last found, until it is gone
+	seenAs string      // what the tool named then, see hooksOf
+	cast   *castWriter // nil without --record
 }
 
 // detector has the screen take what has gathered, looks for questions and at the host's terminal, and has keepBooks look
 // for records of others, until the child has ended.
 func (v *watcher) detector() {
-	turn := time.NewTimer(0)
+	turn := time.NewTimer(lookEvery) // there is nothing to look at yet
 	for {
 		select {
 		case <-v.relay.output.wake:
@@ -2787,16 +2769,15 @@ func (v *watcher) detectAt(now time.Time) time.Time {
 	if v.typist != nil {
 		return now.Add(lookIdle)
 	}
-	return later(v.detectedAt.Add(detectEvery), v.det.Next(now))
+	return v.det.Next(now)
 }
 
 // detect looks whether a question has come or gone.
 func (v *watcher) detect() {
 	now := time.Now()
-	if v.detectAt(now).After(now) {
+	if v.relay.drained || v.detectAt(now).After(now) {
 		return
 	}
-	v.detectedAt = now
 	tty := TTYState{}
 	if v.det.WantTTY(now) {
 		tty = v.terminalState(now)
@@ -2834,11 +2815,10 @@ func (v *watcher) terminalState(now time.Time) TTYState {
 // desk is what is asked, and what is known of the dialogs of hooks that the screen may show.
 type desk struct {
 	*session
-	asked      *question // of the screen
-	lapsed     bool      // what stands on the screen expired: it may be asked again
-	carried    int       // goroutines that carry what is asked, or an input
-	answer     string    // the tool's last, by its hook; "" none came
-	answeredAt time.Time // when it came
+	asked   *question   // of the screen
+	lapsed  bool        // what stands on the screen expired: it may be asked again
+	carried int         // goroutines that carry what is asked, or an input
+	answer  InputRecord // the tool's last, by its hook; no Text: none came
 
 	hooked bool        // the tool's hooks ask
 	hooks  []*question // of hooks, in the order they came
@@ -2993,10 +2973,10 @@ func (d *desk) create(q *question) bool {
 // was at the keyboard.
 func (d *desk) dressNotice(r *PromptRecord) {
 	ended := r.Turn == TurnFinished || r.Turn == TurnAsks
-	if ended && d.answer != "" && d.answeredAt.After(r.since) {
-		r.Full = d.answer
+	if ended && d.answer.Text != "" && d.answer.At.After(r.since) {
+		r.Full = d.answer.Text
 		r.Turn = TurnFinished
-		if asksInWords(d.answer) {
+		if asksInWords(d.answer.Text) {
 			r.Turn = TurnAsks
 		}
 	}
@@ -3428,8 +3408,7 @@ func (p *phone) handleInput(r *InputRecord) (reply Notice, why string) {
 	}
 	switch r.Kind {
 	case "answer": // the tool's own Stop hook
-		p.desk.answer = r.Text
-		p.desk.answeredAt = r.At
+		p.desk.answer = *r
 	case "screen":
 		reply.Mono = cmp.Or(dense(visible(redact(p.det.Screen.Text()))), "(the screen is empty)")
 	case "cancel":
@@ -3934,20 +3913,14 @@ func (t *typist) write(keys string) (why string) {
 	if t.q != nil && !t.steer {
 		t.det.Answering()
 	}
-	taken := t.relay.taken
 	at := time.Now()
-	modes := t.pty.Modes() // the program that has taken the key may set others
-	unseen := true
-	var err error
-	t.turn.Unlock()
-	if t.relay.came() <= taken {
-		unseen = false
-		_, err = t.pty.Write([]byte(keys))
-	}
-	t.lock()
-	if unseen {
+	modes := t.pty.Modes()              // the program that has taken the key may set others
+	if t.relay.came() > t.relay.taken { // immediately before the key goes
 		return whyWait
 	}
+	t.turn.Unlock()
+	_, err := t.pty.Write([]byte(keys))
+	t.lock()
 	if err != nil {
 		t.stopped = true
 		return "it could not be typed: " + err.Error()
@@ -4011,9 +3984,8 @@ func (d *desk) typeAnswer(q *question) {
 	expired := q.rec.Status == Expired
 	q.to = "" // the answer came first
 	why := t.work()
-	given := why == "" || t.given
 	record := func() bool {
-		if given && q.rec.Status != Injected && !d.transition(q, Injected, func(r *PromptRecord) {
+		if t.given && q.rec.Status != Injected && !d.transition(q, Injected, func(r *PromptRecord) {
 			r.ScreenSHA = t.screenSHA
 			r.Note = t.note
 		}) {

@@ -2816,11 +2816,11 @@ func (s *setup) converse() error {
 func (s *setup) configure() error {
 	flags := map[string]string{
 		"channel": "local", // so that nothing need be complete yet
-		chatKey:   s.opts.text("chat-id"),
-		usersKey:  s.opts.text("user-id"),
-		baseKey:   s.opts.text("api-base"),
+		chatKey:   s.text("chat-id"),
+		usersKey:  s.text("user-id"),
+		baseKey:   s.text("api-base"),
 	}
-	if file := s.opts.text("token-file"); file != "" {
+	if file := s.text("token-file"); file != "" {
 		token, err := os.ReadFile(file)
 		if err != nil {
 			return err
@@ -2905,7 +2905,7 @@ func (s *setup) pair(bot string) error {
 	for {
 		if c.ChatID != 0 && len(c.Users) > 0 {
 			err := s.bot.reach(s.ctx)
-			if err == nil && !s.opts.on("no-test") {
+			if err == nil && !s.on("no-test") {
 				err = s.bot.call(s.ctx, "sendMessage", map[string]any{"chat_id": c.ChatID,
 					"text": "✅ AtlasBridge is connected: questions arrive here."}, nil)
 			}
