@@ -8,7 +8,7 @@
 //	the host's terminal      terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                         dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
 //	processes                parentOf
-//	files                    mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy,
+//	files                    mkdirPrivate, openPrivate, closeRemedy, fileRemedy,
 //	                         lockFile, unlockFile, cutFile, replaceFile, syncDir
 //
 // Neither looks at what is read or typed. What x/sys names for one of Linux and macOS only has a name here, with the
@@ -1205,17 +1205,9 @@ func mkdirPrivate(path string) error {
 	return os.Mkdir(path, 0o700)
 }
 
-// ownedPrivate is nil for a regular file, or a folder, that is the user's own and that no other can reach.
-func ownedPrivate(path string) error {
-	f, err := openPrivate(path, os.O_RDONLY)
-	if err != nil {
-		return err
-	}
-	return f.Close()
-}
-
-// openPrivate opens or creates a file 0600, whatever the umask, that must be ownedPrivate. No symbolic link is
-// followed (ELOOP), nothing refused is truncated, and O_NONBLOCK keeps a planted FIFO from hanging the open.
+// openPrivate opens or creates a file 0600, whatever the umask, or opens a folder, which must be the user's own and which
+// no other can reach. No symbolic link is followed (ELOOP), nothing refused is truncated, and O_NONBLOCK keeps a planted
+// FIFO from hanging the open.
 func openPrivate(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag&^os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
@@ -1235,7 +1227,7 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// checkPrivate is ownedPrivate of an open file.
+// checkPrivate gives an error when an open file or folder is not the user's own, or others can reach it.
 func checkPrivate(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {

@@ -5,7 +5,7 @@
 //	the host's terminal  terminalSize, ownTerminal, openTerminal, inForeground, resumes, rawMode, muteEcho,
 //	                     dropTyped, processOutput, waitReady, resizeSignals, endSignals, stopSelf
 //	processes            parentOf
-//	files                mkdirPrivate, ownedPrivate, openPrivate, closeRemedy, fileRemedy,
+//	files                mkdirPrivate, openPrivate, closeRemedy, fileRemedy,
 //	                     lockFile, unlockFile, cutFile, replaceFile, syncDir
 //
 // Neither looks at what is read or typed.
@@ -459,18 +459,8 @@ func private(inherit string) (*windows.SecurityAttributes, error) {
 	return attr, nil
 }
 
-// ownedPrivate is nil for a regular file or folder that is the user's (or an administrator's) own, and that no other
-// can reach.
-func ownedPrivate(path string) error {
-	f, err := openPrivate(path, os.O_RDONLY)
-	if err != nil {
-		return err
-	}
-	return f.Close()
-}
-
-// openPrivate opens or creates a file that must be ownedPrivate; nothing refused is truncated. It can be renamed,
-// replaced and removed meanwhile.
+// openPrivate opens or creates a file, or opens a folder, which must be the user's (or an administrator's) own and which
+// no other can reach; nothing refused is truncated. It can be renamed, replaced and removed meanwhile.
 func openPrivate(path string, flag int) (*os.File, error) {
 	info, err := os.Lstat(path)
 	if err == nil && !info.Mode().IsRegular() && !info.IsDir() {

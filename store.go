@@ -98,6 +98,15 @@ func secureDir(dir string) error {
 	return nil
 }
 
+// ownedPrivate is nil for a regular file, or a folder, that openPrivate opens.
+func ownedPrivate(path string) error {
+	f, err := openPrivate(path, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
 // readPrivate reads a file that must be the user's alone.
 func readPrivate(path string) ([]byte, error) {
 	f, err := openPrivate(path, os.O_RDONLY)
