@@ -1350,7 +1350,7 @@ func legibly(text string) string {
 //	         watcher.detector: screen, what is asked ─► desk.carry, one for each question ─► typist ─► child
 //	books.keepBooks: records of others ─► desk.carryHook, one for each hook's question
 //	                                  └─► phone.doInputs: what the phone wants, in order ─► typist
-//	watchdog.watchActivity, watchSignals;  books.sendStream
+//	watchdog.watchSignals;  books.sendStream
 //
 // A sequence gives the turn away in await, and while it writes to the child; in between nobody else changes anything.
 // Output goes to the host before we inspect it; keys go to the child before we inspect them. The turn guards the fields
@@ -1863,7 +1863,6 @@ func (s *session) attend() {
 	s.spawn(s.watcher.detector)
 	s.spawn(s.books.keepBooks)
 	s.spawn(s.watchdog.watchSignals)
-	s.beside(s.watchdog.watchActivity)
 	s.beside(s.relay.writeTyping)
 	s.beside(s.phone.doInputs)
 	if s.cfg.Stream {
@@ -1942,15 +1941,6 @@ func (w *watchdog) checkHost() {
 	if !w.childGone && w.toldToEnd.IsZero() && w.relay.hostGone() {
 		_ = w.pty.Signal(syscall.SIGHUP) // a child that is gone needs none
 		w.terminate(0)
-	}
-}
-
-// watchActivity records what the tool does.
-func (w *watchdog) watchActivity() {
-	for w.comes(func() bool { return w.books.recorded && w.det.Activity() != w.rec.Activity }) {
-		w.rec.Activity = w.det.Activity()
-		w.books.save(ref(w.rec))
-		w.awaitFor(doingEvery, w.ended)
 	}
 }
 
@@ -2603,7 +2593,6 @@ func (r *relay) readKeys() {
 		r.handleKeys(typedKeys{at: time.Now()})
 	}
 	r.fed = false
-	r.watchdog.checkHost() // a terminal may have gone
 }
 
 // handleKeys passes on what could not pass by itself. While a typist works it is held.
@@ -2716,8 +2705,9 @@ type watcher struct {
 	cast   *castWriter // nil without --record
 }
 
-// detector has the screen take what has gathered, looks for questions and at the host's terminal, and has keepBooks look
-// for records of others, until the child has ended.
+// detector has the screen take what has gathered and looks for questions, until the child has ended. What else is to be
+// done again and again is done at its turns: to look for records of others and at the host's terminal, and to record what
+// the tool does.
 func (v *watcher) detector() {
 	turn := time.NewTimer(lookEvery) // there is nothing to look at yet
 	for {
@@ -2731,6 +2721,7 @@ func (v *watcher) detector() {
 			v.unlock()
 			return
 		}
+		v.books.noteActivity() // before the screen is read: a question that is found then is stored first
 		v.relay.takeOutput()
 		v.detect()
 		v.watchdog.checkHost()
@@ -3606,6 +3597,7 @@ type books struct {
 
 	looks    chan time.Time // a value when others may have recorded something: see keepBooks
 	recorded bool           // the session is in it, as far as it can be written
+	notedAt  time.Time      // when noteActivity last recorded something
 	trouble  string         // of the state file
 	warning  string         // of the tool's version, to be told at the end
 }
@@ -3639,9 +3631,7 @@ func (s *Store) connect(ctx context.Context, ch Channel) (hangUp func(limit time
 func (b *books) keepBooks() {
 	err := b.st.open()
 	b.lock()
-	if err != nil {
-		b.tellTrouble(err)
-	}
+	b.tellTrouble(err)
 	if b.await(b.rec.StartedAt.Add(recordAfter), func() bool { return b.rec.ExitCode != nil }) {
 		b.unlock()
 		return
@@ -3659,6 +3649,16 @@ func (b *books) keepBooks() {
 			b.desk.handleRecord(r)
 		}
 		b.unlock()
+	}
+}
+
+// noteActivity records what the tool does, but not each short change of that.
+func (b *books) noteActivity() {
+	activity := b.det.Activity()
+	if b.recorded && activity != b.rec.Activity && time.Since(b.notedAt) >= doingEvery {
+		b.notedAt = time.Now()
+		b.rec.Activity = activity
+		b.save(ref(b.rec))
 	}
 }
 
@@ -4045,7 +4045,6 @@ func (t *typist) passHeld() {
 	for _, k := range held {
 		t.relay.handleKeys(k)
 	}
-	t.watcher.detect()
 	ring(t.relay.output.wake)
 }
 
