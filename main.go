@@ -1674,11 +1674,11 @@ func (r *relay) findTerminal(c *command) error {
 	ours := [3]*os.File{c.stdin, c.stdout, c.stderr}
 	for _, f := range slices.Backward(ours[:]) {
 		if onTerminal(f) {
-			r.tty = f
+			r.TTY = f
 		}
 	}
-	r.ttyOurs = ownTerminal(r.tty)
-	r.handed = Host{TTY: r.tty, Resumes: resumes()}
+	r.ttyOurs = ownTerminal(r.TTY)
+	r.Resumes = resumes()
 	r.in = hostStream{c.stdin}
 	r.out = hostStream{c.stdout}
 	if handsStreams {
@@ -1698,11 +1698,11 @@ func (r *relay) findTerminal(c *command) error {
 
 // handOver is findTerminal for streams that a child can be given; batch is a tool that needs no terminal.
 func (r *relay) handOver(ours [3]*os.File, batch bool) error {
-	made := r.tty == nil && !batch // a terminal that we have not
-	r.handed.Plain = made
+	made := r.TTY == nil && !batch // a terminal that we have not
+	r.Plain = made
 	fed := kindOf(ours[0])&os.ModeCharDevice == 0 // a file, a pipe or a socket
 	if !onTerminal(ours[0]) && (fed || !made) {
-		r.handed.Streams[0] = ours[0]
+		r.Streams[0] = ours[0]
 		r.in = nil
 	}
 	for i := 1; i <= 2; i++ {
@@ -1710,24 +1710,24 @@ func (r *relay) handOver(ours [3]*os.File, batch bool) error {
 		switch {
 		case onTerminal(ours[i]) || made && i == 1: // it gets its terminal
 		case i == 2 && sameFile(ours[1], ours[2]):
-			r.handed.Streams[2] = r.handed.Streams[1]
+			r.Streams[2] = r.Streams[1]
 		case batch && i == 1 && r.calls != nil:
 			err = r.tapStream(i, ours[i], r.auditTapped)
 		case made || !batch && kindOf(ours[i])&os.ModeNamedPipe != 0:
 			err = r.tapStream(i, ours[i], r.showTapped)
 		default:
-			r.handed.Streams[i] = ours[i]
+			r.Streams[i] = ours[i]
 		}
 		if err != nil {
 			return err
 		}
 	}
 	switch {
-	case r.handed.Streams[1] == nil:
-	case r.handed.Streams[2] == nil:
+	case r.Streams[1] == nil:
+	case r.Streams[2] == nil:
 		r.out = hostStream{ours[2]}
-	case r.tty != nil:
-		r.out = hostStream{r.tty}
+	case r.TTY != nil:
+		r.out = hostStream{r.TTY}
 	default:
 		r.out = io.Discard
 	}
@@ -1737,10 +1737,10 @@ func (r *relay) handOver(ours [3]*os.File, batch bool) error {
 // findKeyboard finds where somebody types. A tool that is the last of a pipeline reads its keys from the terminal, not
 // from its input: less, fzf. One that is followed by others may share it with them: see readKeyboard.
 func (h *hostTerminal) findKeyboard(ours [3]*os.File) {
-	handed := h.handed.Streams
+	handed := h.Streams
 	switch {
-	case h.tty != nil && h.tty == ours[0]:
-		h.keys = h.tty
+	case h.TTY != nil && h.TTY == ours[0]:
+		h.keys = h.TTY
 	case handed[0] != nil && handed[1] == nil && h.ttyOurs:
 		h.keys, _ = openTerminal() // without one nobody can type
 	}
@@ -1777,7 +1777,7 @@ func (r *relay) tapStream(i int, out *os.File, seen func(p []byte)) error {
 	if err != nil {
 		return fmt.Errorf("a pipe for the tool: %w", err)
 	}
-	r.handed.Streams[i] = childs
+	r.Streams[i] = childs
 	r.taps = append(r.taps, tap{r: end, w: childs, out: hostStream{out}, seen: seen})
 	r.tapped++
 	return nil
@@ -1785,8 +1785,8 @@ func (r *relay) tapStream(i int, out *os.File, seen func(p []byte)) error {
 
 // size is that of the host's terminal, or 30 × 100 without one.
 func (h *hostTerminal) size() Size {
-	if h.tty != nil {
-		size, err := terminalSize(h.tty)
+	if h.TTY != nil {
+		size, err := terminalSize(h.TTY)
 		if err == nil && size.Rows > 0 && size.Cols > 0 {
 			return size
 		}
@@ -1807,11 +1807,11 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	s.ctx, s.stop = context.WithCancel(ctx)
 	defer s.stop()
 	env := childEnv(os.Environ(), s.cfg, s.rec.ID)
-	if s.relay.tty != nil {
-		s.relay.resized = resizeSignals(s.relay.tty) // before the size is read
+	if s.relay.TTY != nil {
+		s.relay.resized = resizeSignals(s.relay.TTY) // before the size is read
 	}
 	size := s.relay.size()
-	s.pty, err = s.start(s.installHooks(argv), env, size, s.relay.handed)
+	s.pty, err = s.start(s.installHooks(argv), env, size, s.relay.Host)
 	for _, t := range s.relay.taps {
 		t.w.Close() // the child has its own
 	}
@@ -1823,7 +1823,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	s.books.tellDestination()
 	if s.adapter.Name == "generic" {
 		s.log.Warn("no adapter of its own: tool calls are not intercepted", "tool", s.rec.Tool)
-	} else {
+	} else if adapterFor(argv[0]) == s.adapter { // --adapter may be another's
 		s.checkVersion(argv[0])
 	}
 	if err := s.relay.makeRaw(); err != nil { // the terminal has gone
@@ -1873,12 +1873,8 @@ func (s *session) attend() {
 	s.await(s.watchdog.toldToEnd.Add(endWait), drained) // nobody may read our output, or a grandchild write on and on
 }
 
-// checkVersion asks the tool, which argv0 runs, for its version beside the child, and warns of one that was not tried.
-func (s *session) checkVersion(argv0 string) {
-	name := s.adapter.Name
-	if adapterFor(argv0) == s.adapter { // --adapter may be another's
-		name = argv0
-	}
+// checkVersion asks the tool of that name for its version beside the child, and warns of one that was not tried.
+func (s *session) checkVersion(name string) {
 	env := childEnv(os.Environ(), s.cfg, "")
 	s.spawn(func() {
 		t := s.adapter.probe(s.ctx, name, env)
@@ -1972,7 +1968,7 @@ func (w *watchdog) watchSignals() {
 // at a terminal that is not raw are for the tool. Once the child has ended a signal cuts short what is left to send.
 func (w *watchdog) handleSignal(sig os.Signal) {
 	switch {
-	case sig == suspendSignal && !w.relay.handed.Resumes: // nobody would resume us
+	case sig == suspendSignal && !w.relay.Resumes: // nobody would resume us
 	case w.childGone && sig == suspendSignal:
 		w.suspend()
 	case w.childGone && sig == resumeSignal:
@@ -1980,11 +1976,11 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 		w.stop()
 	case sig == resumeSignal:
 		w.resume()
-	case sig == syscall.SIGHUP && !w.relay.hostGone() && w.reloads(): // a shell that dies of one passes it on first
+	case sig == syscall.SIGHUP && !w.relay.hostGone() && w.reloads(): // it may go yet: see checkHost
 		w.tg.refresh(true)
 		w.cfg = w.tg.cfg.Load()
 	case sig == suspendSignal,
-		(sig == os.Interrupt || sig == syscall.SIGQUIT) && w.relay.tty != nil && !w.relay.raw.Load():
+		(sig == os.Interrupt || sig == syscall.SIGQUIT) && w.relay.TTY != nil && !w.relay.raw.Load():
 		_ = w.pty.Signal(sig) // a child that is gone needs none; when it stops, so do we
 	default:
 		_ = w.pty.Signal(sig) // the same
@@ -1999,22 +1995,22 @@ func (w *watchdog) handleSignal(sig os.Signal) {
 // reloads reports whether there is something to reload. Without a terminal nothing else can be meant.
 func (w *watchdog) reloads() bool {
 	_, err := os.Stat(filepath.Join(w.cfg.Dir, "config.toml"))
-	return err == nil || w.relay.tty == nil
+	return err == nil || w.relay.TTY == nil
 }
 
 // hostGone reports whether the host's terminal has been closed, or belongs to nobody since the leader of our session
 // ended.
 func (h *hostTerminal) hostGone() bool {
-	if h.tty == nil || signal.Ignored(syscall.SIGHUP) { // nohup
+	if h.TTY == nil || signal.Ignored(syscall.SIGHUP) { // nohup
 		return false
 	}
-	_, err := terminalSize(h.tty)
-	return err != nil || h.ttyOurs && !ownTerminal(h.tty)
+	_, err := terminalSize(h.TTY)
+	return err != nil || h.ttyOurs && !ownTerminal(h.TTY)
 }
 
 // stopWithTool stops us with the tool, where a shell resumes us, when what it wrote before is on the host's terminal.
 func (w *watchdog) stopWithTool() {
-	if !w.relay.handed.Resumes {
+	if !w.relay.Resumes {
 		return
 	}
 	w.awaitFor(2*typistLook, func() bool { return false }) // what is on its way through is counted by then
@@ -2088,25 +2084,25 @@ type relay struct {
 	calls   map[string]string // names of tools, by the ids of calls without a result; nil: the output is no stream-json
 	line    []byte            // of that, unfinished
 
-	lastKey time.Time   // when somebody last typed here
-	begun   int         // characters of a line that was begun and not ended, in line mode
-	quoted  bool        // the last of them was ^V
-	fed     bool        // standard input is a pipe that has not ended: who feeds it answers
-	held    []typedKeys // at the keyboard while a typist works
-	typing  []byte      // for writeTyping, until it is written
+	lastKey time.Time    // when somebody last typed here
+	begun   int          // characters of a line that was begun and not ended, in line mode
+	quoted  bool         // the last of them was ^V
+	fed     bool         // standard input is a pipe that has not ended: who feeds it answers
+	held    []*typedKeys // at the keyboard while a typist works
+	typing  []byte       // for writeTyping, until it is written
 }
 
-// hostTerminal is the terminal, or the streams, that we were started with. All but its marks is set before the child
-// starts.
+// hostTerminal is the terminal, or the streams, that we were started with. All is set before the child starts, but for
+// wanted, which the turn guards, and the marks.
 type hostTerminal struct {
+	Host // what the child has of it
+
 	in          io.Reader // what is typed to the child, nil: nothing
 	out         io.Writer
-	handed      Host     // what the child has of it
 	taps        []tap    // streams of the child that are read along
-	tty         *os.File // the terminal, nil without one
-	ttyOurs     bool     // it is that of our session, see ownTerminal
+	ttyOurs     bool     // the terminal is that of our session, see ownTerminal
 	keys        *os.File // the terminal that somebody may type at, nil none
-	interactive bool     // there is one
+	interactive bool     // somebody may type
 	wanted      bool     // the keyboard is to be read
 	resized     <-chan os.Signal
 	back        chan struct{} // a value when raw has become true
@@ -2318,13 +2314,13 @@ func (b *backlog) letPass() {
 	b.held = b.held && b.passing
 }
 
-// makeRaw sets the host's terminal to raw mode, and has its keys read, where somebody types there and it is ours to set.
+// makeRaw sets the host's terminal to raw mode and has its keys read, where somebody types there and it is ours to set.
 func (r *relay) makeRaw() error {
 	if r.keys == nil || !r.wanted || !inForeground(r.keys) {
 		return nil
 	}
 	r.raw.Store(true)
-	undo, err := rawMode(r.keys, r.handed.Streams[1] != nil && r.pty.Modes().Processed)
+	undo, err := rawMode(r.keys, r.Streams[1] != nil && r.pty.Modes().Processed)
 	if err != nil {
 		r.raw.Store(false)
 		return fmt.Errorf("setting the terminal to raw mode: %w", err)
@@ -2366,7 +2362,7 @@ func (h *hostTerminal) restore() {
 // the terminal, or a report of a dialog, does not gather.
 func (r *relay) copyOutput() {
 	asks := []byte("]7501") // without its Esc, which is everywhere
-	if r.tty == nil {
+	if r.TTY == nil {
 		asks = []byte("\x1b")
 	}
 	buf := make([]byte, readBytes)
@@ -2405,8 +2401,8 @@ func (r *relay) gather(p []byte, hurry, end bool) {
 // pipeline, its driver adds the carriage returns.
 func (r *relay) forHost(p []byte) []byte {
 	raw := r.raw.Load()
-	shared := r.handed.Streams[1] != nil
-	if !handsStreams || r.tty == nil || raw && !shared {
+	shared := r.Streams[1] != nil
+	if !handsStreams || r.TTY == nil || raw && !shared {
 		return p
 	}
 	if raw {
@@ -2435,9 +2431,7 @@ func (r *relay) copyTap(t tap) {
 		if _, lost := t.out.Write(buf[:n]); lost != nil {
 			err = lost // the tool learns it when the pipe is closed
 		}
-		if n > 0 {
-			t.seen(buf[:n])
-		}
+		t.seen(buf[:n])
 	}
 	t.r.Close() // nobody has written to it
 	r.lock()
@@ -2484,7 +2478,7 @@ func (r *relay) handleOutput(p []byte, now time.Time) {
 		return
 	}
 	r.taken += int64(len(p))
-	if r.handed.Plain {
+	if r.Plain {
 		modes := r.pty.Modes()
 		if modes.Canonical && !modes.Processed {
 			p = newlines(p)
@@ -2498,7 +2492,7 @@ func (r *relay) handleOutput(p []byte, now time.Time) {
 		r.auditToolCalls(p)
 	}
 	if len(r.typing) < maxTyping { // else the child asks and does not read
-		r.typing = append(r.typing, r.det.Screen.TakeReplies(r.tty == nil)...)
+		r.typing = append(r.typing, r.det.Screen.TakeReplies(r.TTY == nil)...)
 	}
 }
 
@@ -2599,7 +2593,7 @@ func (r *relay) readKeys() {
 func (r *relay) handleKeys(k typedKeys) {
 	if r.typist != nil {
 		k.unread = r.typist.stands()
-		r.held = append(r.held, k)
+		r.held = append(r.held, &k)
 		r.typist.stopped = r.typist.stopped || stops(k.keys)
 		return
 	}
@@ -2662,7 +2656,7 @@ func (r *relay) noteKeys(k typedKeys, by string) {
 		r.lastKey = k.at
 		r.det.motion.restart(k.at) // what a key moves does not move by itself
 	}
-	stops := keys == suspendKey && r.handed.Resumes
+	stops := keys == suspendKey && r.Resumes
 	if by != "" && !report && !stops && !reArrow.MatchString(keys) {
 		r.desk.noteTyped(by)
 	}
@@ -2706,8 +2700,8 @@ type watcher struct {
 }
 
 // detector has the screen take what has gathered and looks for questions, until the child has ended. What else is to be
-// done again and again is done at its turns: to look for records of others and at the host's terminal, and to record what
-// the tool does.
+// done again and again is done at its turns: it has keepBooks look for records of others, looks at the host's terminal,
+// and records what the tool does.
 func (v *watcher) detector() {
 	turn := time.NewTimer(lookEvery) // there is nothing to look at yet
 	for {
@@ -3930,8 +3924,8 @@ func (t *typist) write(keys string) (why string) {
 	t.partly = t.given
 	t.given = t.given || !t.steer
 	unread := t.pty.Waiting() != 0
-	for i := range t.relay.held {
-		t.relay.held[i].unread = t.q != nil && (unread || t.relay.held[i].at.Before(at))
+	for _, k := range t.relay.held {
+		k.unread = t.q != nil && (unread || k.at.Before(at))
 	}
 	t.relay.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), modes: modes}, "")
 	return ""
@@ -4029,7 +4023,7 @@ func (t *typist) dropHeld() {
 	}
 	asked := t.overtaken(t.look())
 	all := len(t.relay.held)
-	t.relay.held = slices.DeleteFunc(t.relay.held, func(k typedKeys) bool {
+	t.relay.held = slices.DeleteFunc(t.relay.held, func(k *typedKeys) bool {
 		return (k.unread || asked) && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys)
 	})
 	if len(t.relay.held) < all {
@@ -4043,7 +4037,7 @@ func (t *typist) passHeld() {
 	t.relay.held = nil
 	t.session.typist = nil
 	for _, k := range held {
-		t.relay.handleKeys(k)
+		t.relay.handleKeys(*k)
 	}
 	ring(t.relay.output.wake)
 }
