@@ -1559,7 +1559,7 @@ func (s *session) beside(f func()) {
 func cmdRun(c *command) int {
 	s, err := newSession(c)
 	if err == nil {
-		err = s.run(c.ctx, c.args)
+		err = s.run(c.args)
 	}
 	if err == nil {
 		return *s.rec.ExitCode
@@ -1795,7 +1795,7 @@ func (h *hostTerminal) size() Size {
 }
 
 // run runs the tool, and returns when all about it is reported. An error means that it did not run.
-func (s *session) run(ctx context.Context, argv []string) error {
+func (s *session) run(argv []string) error {
 	release, err := s.st.HoldSession(s.rec.ID)
 	if err != nil {
 		return err
@@ -1804,7 +1804,7 @@ func (s *session) run(ctx context.Context, argv []string) error {
 	// None may end us with the terminal raw. SIGPIPE is caught, not ignored: the child would inherit that.
 	s.catch(s.watchdog.signals, append(endSignals(), suspendSignal, resumeSignal)...)
 	s.catch(make(chan os.Signal), syscall.SIGPIPE)
-	s.ctx, s.stop = context.WithCancel(ctx)
+	s.ctx, s.stop = context.WithCancel(s.world.ctx)
 	defer s.stop()
 	env := childEnv(os.Environ(), s.cfg, s.rec.ID)
 	if s.relay.TTY != nil {
