@@ -1205,9 +1205,9 @@ func mkdirPrivate(path string) error {
 	return os.Mkdir(path, 0o700)
 }
 
-// openPrivate opens or creates a file 0600, whatever the umask, or opens a folder. It must be the user's own, and no other
-// can reach it. No symbolic link is followed (ELOOP), nothing refused is truncated, and O_NONBLOCK keeps a planted FIFO
-// from hanging the open.
+// openPrivate opens or creates a file 0600, whatever the umask, or opens a folder. It must be the user's own, and no
+// other can reach it. No symbolic link is followed (ELOOP), nothing refused is truncated, and O_NONBLOCK keeps a
+// planted FIFO from hanging the open.
 func openPrivate(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag&^os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {

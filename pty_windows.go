@@ -459,8 +459,8 @@ func private(inherit string) (*windows.SecurityAttributes, error) {
 	return attr, nil
 }
 
-// openPrivate opens or creates a file, or opens a folder. It must be the user's (or an administrator's) own, and no other
-// can reach it; nothing refused is truncated. It can be renamed, replaced and removed meanwhile.
+// openPrivate opens or creates a file, or opens a folder. It must be the user's (or an administrator's) own, and no
+// other can reach it; nothing refused is truncated. It can be renamed, replaced and removed meanwhile.
 func openPrivate(path string, flag int) (*os.File, error) {
 	info, err := os.Lstat(path)
 	if err == nil && !info.Mode().IsRegular() && !info.IsDir() {
