@@ -2749,9 +2749,10 @@ func (v *watcher) pause() time.Duration {
 	return lookIdle
 }
 
-// detectAt is when the detector has something to do. While a typist works nothing is looked for.
+// detectAt is when the detector has something to look for: nothing while a typist works, nor once nobody holds the child's
+// terminal any more.
 func (v *watcher) detectAt(now time.Time) time.Time {
-	if v.typist != nil {
+	if v.typist != nil || v.relay.drained {
 		return now.Add(lookIdle)
 	}
 	return v.det.Next(now)
@@ -2760,7 +2761,7 @@ func (v *watcher) detectAt(now time.Time) time.Time {
 // detect looks whether a question has come or gone.
 func (v *watcher) detect() {
 	now := time.Now()
-	if v.relay.drained || v.detectAt(now).After(now) {
+	if v.detectAt(now).After(now) {
 		return
 	}
 	tty := TTYState{}
