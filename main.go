@@ -1747,7 +1747,7 @@ func (h *hostTerminal) findKeyboard(ours [3]*os.File) {
 	h.interactive = h.keys != nil
 	h.wanted = handed[1] == nil
 	if handsStreams && h.interactive {
-		h.in = hostKeys{f: h.keys, raw: &h.raw, back: h.back}
+		h.in = hostKeys{h.keys, &h.raw, h.back}
 	}
 }
 
