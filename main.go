@@ -2587,6 +2587,7 @@ func (r *relay) readKeys() {
 		r.handleKeys(typedKeys{at: time.Now()})
 	}
 	r.fed = false
+	ring(r.output.wake) // the terminal may have gone: see checkHost
 }
 
 // handleKeys passes on what could not pass by itself. While a typist works it is held.
@@ -2749,8 +2750,8 @@ func (v *watcher) pause() time.Duration {
 	return lookIdle
 }
 
-// detectAt is when the detector has something to look for: nothing while a typist works, nor once nobody holds the child's
-// terminal any more.
+// detectAt is when the detector has something to look for: nothing while a typist works, nor once nobody holds the
+// child's terminal any more.
 func (v *watcher) detectAt(now time.Time) time.Time {
 	if v.typist != nil || v.relay.drained {
 		return now.Add(lookIdle)

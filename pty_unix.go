@@ -553,9 +553,9 @@ func (p *unixPTY) reading() Reading {
 	return familyReading(tty, p.pid, 0)
 }
 
-// ioctl makes a request of f's driver; f stays open and in the poller meanwhile, and may be nil. What was written to the
-// other end of a pty may be on its way, in the hands of a thread of the kernel, where FIONREAD does not count it: poll
-// waits for that (n_tty_poll of linux/drivers/tty/n_tty.c).
+// ioctl makes a request of f's driver; f stays open and in the poller meanwhile, and may be nil. What was written to
+// the other end of a pty may be on its way, in the hands of a thread of the kernel, where FIONREAD does not count it:
+// poll waits for that (n_tty_poll of linux/drivers/tty/n_tty.c).
 func ioctl[T any](f *os.File, number uint, arg *T) error {
 	if f == nil {
 		return unix.EBADF
