@@ -1858,7 +1858,10 @@ func TestWrittenCountsAtOnce(t *testing.T) {
 	came, late := int64(len(readUntil(t, p, "ready"))), 0
 	for i := range int64(200) {
 		typeIn(t, p, "\r")
-		for info, err := os.Stat(written); err != nil || info.Size() <= i; info, err = os.Stat(written) {
+		for size := int64(0); size <= i; {
+			if info, err := os.Stat(written); err == nil {
+				size = info.Size()
+			}
 		}
 		if p.Came() != came+i+1 {
 			late++
