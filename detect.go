@@ -2342,22 +2342,14 @@ func (a *Adapter) needsNoTerminal(args []string) bool {
 	})
 }
 
+// reStreamJSON are arguments, with a NUL between two, that ask for each message as a line of JSON.
+var reStreamJSON = re(`(^|\x00)(--output-format|-o)[=\x00]stream-json(\x00|$)`)
+
 // streamsJSON reports whether the tool prints each message as a line of JSON. Known tools do that only where they print
 // and end.
 func (a *Adapter) streamsJSON(args []string) bool {
-	if a.Batch != nil && !a.needsNoTerminal(args) {
-		return false
-	}
-	for i, arg := range args {
-		name, format, joined := strings.Cut(arg, "=")
-		if !joined && i+1 < len(args) {
-			format = args[i+1]
-		}
-		if format == "stream-json" && (name == "--output-format" || name == "-o") {
-			return true
-		}
-	}
-	return false
+	asked := reStreamJSON.MatchString(strings.Join(args, "\x00"))
+	return asked && (a.Batch == nil || a.needsNoTerminal(args))
 }
 
 // adapterFor is the row of a command, by its base name without extension; else the last one.
