@@ -184,11 +184,11 @@ type cell struct {
 	ch    rune   // 0 blank
 	marks uint16 // index of what combines with it: no pointer, so that the collector skips the grid
 	wide  bool   // it covers the next cell, which is blank
-	Attr         // colours are one higher, so that the zero value is a blank in the default ones
+	Attr
 }
 
-// Attr is how a cell is drawn, enough to tell a highlighted choice from the others. A colour is −1
-// for the default, 0 to 255 of the palette, else 1<<24|rgb.
+// Attr is how a cell is drawn, enough to tell a highlighted choice from the others. A colour is 0 for the default, 1 to
+// 256 of the palette, else 1<<24|rgb: the zero value is a blank in the default ones.
 type Attr struct {
 	Bold      bool
 	Dim       bool
@@ -357,13 +357,10 @@ func blank(cells []cell, ground int32) {
 
 // attr is how a cell is drawn; outside of the screen as a blank.
 func (s *Screen) attr(row, col int) Attr {
-	var a Attr
-	if row >= 0 && row < s.rows && col >= 0 && col < s.cols {
-		a = s.grid[row].cells[col].Attr
+	if row < 0 || row >= s.rows || col < 0 || col >= s.cols {
+		return Attr{}
 	}
-	a.FG--
-	a.BG--
-	return a
+	return s.grid[row].cells[col].Attr
 }
 
 // AltScreen reports whether the alternate screen is in use.
@@ -734,7 +731,7 @@ func setColour(colour *int32, params []int) int {
 	}
 	if len(params) > 4 && params[1] == 2 {
 		rgb := params[2]&255<<16 | params[3]&255<<8 | params[4]&255
-		*colour = int32(1<<24|rgb) + 1
+		*colour = int32(1<<24 | rgb)
 		return 5
 	}
 	return len(params)
@@ -3840,7 +3837,7 @@ func (v *view) buttonRow() int {
 func (v *view) column(r int) *group {
 	head := v.rows[r]
 	boxes := head.tick >= 0 && (v.hidden || v.row <= r)
-	lit := head.look != Attr{FG: -1, BG: -1}
+	lit := head.look != Attr{}
 	keyed := head.fits(reRadio) || head.fits(reKeyed) && v.buttonRow() < r
 	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) || keyed {
 		return nil
@@ -3886,9 +3883,9 @@ func (v *view) findFocus(g *group) {
 	}
 	o := g.opts[g.at]
 	a := v.s.attr(o.row, o.labelAt)
-	lit := weak && a != Attr{FG: -1, BG: -1}
+	lit := weak && a != Attr{}
 	if g.shape == "" {
-		lit = lit || a.BG >= 0 || a.Reverse || g.opts[odd].look.faint()
+		lit = lit || a.BG != 0 || a.Reverse || g.opts[odd].look.faint()
 	}
 	if !lit {
 		g.at = -1
@@ -3938,7 +3935,7 @@ func (v *view) isOption(o, head viewRow, num string) bool {
 	}
 	asks := head.pointer == "" && o.heads()
 	marked := o.pointer != "" && head.pointer != "" && o.pointer != head.pointer // as a heading is
-	tree := head.tick >= 0 && head.look.FG >= 0                                  // of boxes, one of them lit
+	tree := head.tick >= 0 && head.look.FG != 0                                  // of boxes, one of them lit
 	inLine := tree || o.optionAt == head.optionAt
 	like := o.num == "" && inLine && o.depth == head.depth && (o.tick < 0) == (head.tick < 0)
 	described := v.rows[min(head.row+1, v.s.rows-1)].dimmer(head)
@@ -3987,11 +3984,11 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 		around = v.s.attr(row, opts[0].at-1)
 	}
 	first, second := opts[0].look.BG, opts[1].look.BG
-	lit := first >= 0 && (second >= 0 || !across)                             // in a column one bar alone may be no menu
-	other := func(c cell) bool { return c.BG-1 != first && c.BG-1 != second } // between them
+	lit := first != 0 && (second != 0 || !across)                         // in a column one bar alone may be no menu
+	other := func(c cell) bool { return c.BG != first && c.BG != second } // between them
 	buttons := across && lit && slices.ContainsFunc(v.s.grid[row].cells[opts[0].labelAt:opts[1].labelAt], other)
 	grey := func(background int32) bool {
-		return isGrey(background) || background >= 232 && background < 240 || buttons && background == 0
+		return isGrey(background) || background > 232 && background <= 240 || buttons && background == 1
 	}
 	switch {
 	case len(opts) > 2:
@@ -4029,7 +4026,7 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
 func isGrey(colour int32) bool {
 	if colour < 1<<24 {
-		return colour == 8 || colour >= 240 && colour <= 250
+		return colour == 9 || colour > 240 && colour <= 251
 	}
 	red, green, blue := colour>>16&0xff, colour>>8&0xff, colour&0xff
 	brightest := max(red, green, blue)
