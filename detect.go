@@ -372,15 +372,12 @@ func (s *Screen) AltScreen() bool { return s.page == &s.alternate }
 // Write takes the child's next bytes. It never fails.
 func (s *Screen) Write(b []byte) (int, error) {
 	s.changes++
-	rest := b
-	for len(s.input) > 0 && len(rest) > 0 { // a character that was cut
-		s.input = append(s.input, rest[0])
-		rest = rest[1:]
-		n := s.take(s.input)
-		s.input = s.input[:copy(s.input, s.input[n:])]
+	p := b
+	if len(s.input) > 0 { // a character was cut
+		p = append(s.input, b...)
 	}
-	n := s.take(rest)
-	s.input = append(s.input, rest[n:]...)
+	n := s.take(p)
+	s.input = bytes.Clone(p[n:])
 	return len(b), nil
 }
 
@@ -2580,11 +2577,10 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 		return nil
 	}
 	d.askedAt = append(d.askedAt[max(0, len(d.askedAt)-maxAsked+1):], now)
-	d.forget()
+	d.Again()
 	d.cur = f
 	d.typed = false
 	d.askDue = time.Time{}
-	d.enterAt = time.Time{}
 	p := d.copied(f)
 	screen := []rune(redact(visible(d.Screen.Text())))
 	p.Recent = string(screen[max(0, len(screen)-500):])
@@ -6054,14 +6050,12 @@ func (c *castWriter) output(p []byte, now time.Time) {
 		return
 	}
 	p = append(c.tail, p...)
-	cut := len(p)
-	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
-		if !utf8.FullRune(p[len(p)-n:]) {
-			cut = len(p) - n
-		}
+	tail := p[max(0, len(p)-utf8.UTFMax+1):]
+	for len(tail) > 0 && utf8.FullRune(tail) {
+		tail = tail[1:]
 	}
-	c.tail = bytes.Clone(p[cut:])
-	c.event("o", string(p[:cut]), now)
+	c.tail = bytes.Clone(tail)
+	c.event("o", string(p[:len(p)-len(tail)]), now)
 }
 
 // tty writes the state of the terminal where it is another than before.
