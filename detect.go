@@ -1497,7 +1497,7 @@ type Prompt struct {
 	since  time.Time // Idle: when the turn began, zero unknown
 	parts  shown     // what both are made of
 	place  place     // where a question on a line begins
-	motion motion    // what was seen moving in all
+	motion *motion   // what the detector sees moving
 }
 
 // shown is a question's region: whole rows, exactly as they stand on the screen.
@@ -2607,7 +2607,6 @@ func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 // copied is its prompt, which keeps what it is when the detector looks again.
 func (d *Detector) copied(c *candidate) *Prompt {
 	p := c.Prompt
-	p.motion = d.motion
 	p.Choices = append([]Choice{}, p.Choices...)
 	return &p
 }
@@ -2656,7 +2655,6 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 		return
 	}
 	d.motion.see(d.found.all, now)
-	d.found.motion = d.motion
 }
 
 // lookInField finds the question in force where nothing has changed but what is typed in its field.
@@ -2667,7 +2665,6 @@ func (d *Detector) lookInField() {
 	if f != nil {
 		f.Question = d.cur.Question // it may be the hint that gave way to the text
 		f.seal()
-		f.motion = d.motion
 		if d.cur.compare(&f.Prompt) != another {
 			d.found = f
 			return
@@ -2789,7 +2786,6 @@ func (d *Detector) compare() sameness {
 		}
 	}
 	if verdict == another && d.found != nil {
-		d.found.motion = d.motion
 		verdict = c.compare(&d.found.Prompt)
 	}
 	return verdict
@@ -3097,6 +3093,7 @@ type view struct {
 	a        *Adapter
 	tty      TTYState
 	o        DetectOptions
+	motion   *motion
 	changes  uint // of the screen: with tty all that a look depends on
 	rows     []viewRow
 	row, col int    // of the cursor
@@ -3155,7 +3152,7 @@ func (d *Detector) newView() *view {
 	if d.view != nil && d.view.tty == d.tty && d.view.changes == s.changes {
 		return d.view
 	}
-	v := &view{s: s, a: a, tty: d.tty, o: d.o, changes: s.changes, row: s.row, col: s.col}
+	v := &view{s: s, a: a, tty: d.tty, o: d.o, motion: &d.motion, changes: s.changes, row: s.row, col: s.col}
 	v.known = a.Box != nil && !v.readsLine()
 	v.busy = v.tty.Reading == ReadingBusy && !v.known
 	v.reported = v.known && (a.Asks.MatchString(s.title) || s.status.asks())
@@ -5203,6 +5200,7 @@ func (v *view) finish(f *candidate) {
 	if safe != "" {
 		f.SafeDefault = &safe
 	}
+	f.motion = v.motion
 	f.seal()
 	f.Question = redact(visible(f.Question))
 }
