@@ -1593,12 +1593,11 @@ type movement struct {
 }
 
 // see takes in what the text is now.
-func (m *motion) see(text string, now time.Time) {
-	m.now = now
+func (m *motion) see(text string) {
 	changes, ok := differences(m.text, text)
 	m.text = text
 	if !ok {
-		m.restart(now)
+		m.restart(m.now)
 		return
 	}
 	for _, c := range changes {
@@ -1608,7 +1607,7 @@ func (m *motion) see(text string, now time.Time) {
 			u = movement{down: down}
 		}
 		copy(u.at[:], u.at[1:])
-		u.at[leastMoves-1] = now
+		u.at[leastMoves-1] = m.now
 		m.units[c.unit] = u
 	}
 }
@@ -2384,13 +2383,13 @@ const (
 	maxFar     = 4 << 10                 // characters of what stands above a question's context
 )
 
-// DetectOptions are the settings of a Detector.
+// DetectOptions are the settings of a Detector: a part of Config, by the names of config.toml.
 type DetectOptions struct {
-	Threshold    float64       // lowest Score of a pattern
-	Stuck        time.Duration // without a byte: an unfinished line may be a question
-	Context      int           // characters at most of what stands above a question
-	BufferBytes  int           // of raw output kept
-	SafeDefaults map[PromptType]string
+	Threshold    float64               `json:"detection_threshold"`   // lowest Score of a pattern
+	Stuck        time.Duration         `json:"stuck_timeout_seconds"` // no byte for so long: a line may be a question
+	Context      int                   `json:"context_chars"`         // characters at most of what stands above a question
+	BufferBytes  int                   `json:"buffer_size_bytes"`     // of raw output kept
+	SafeDefaults map[PromptType]string `json:"safe_defaults"`         // with what stands there of each type
 }
 
 // Detector looks at a Screen over time. It is deterministic: the same calls give the same prompts.
@@ -2589,7 +2588,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	p.Far = redact(visible(p.Far))
 	p.publish()
 	if p.Idle {
-		d.tellTurn(p, f.drafted)
+		d.tellTurn(p)
 	}
 	return p
 }
@@ -2654,7 +2653,7 @@ func (d *Detector) look(tty TTYState, now time.Time) {
 	if d.found == nil {
 		return
 	}
-	d.motion.see(d.found.all, now)
+	d.motion.see(d.found.all)
 }
 
 // lookInField finds the question in force where nothing has changed but what is typed in its field.
@@ -5604,7 +5603,7 @@ func (t *turnSigns) turn(on answer, words string) (state TurnState, line string)
 
 // tellTurn says in an idle prompt what the turn came to, with its words. There are none where its
 // message was taken back into the box: what stands above that was told before.
-func (d *Detector) tellTurn(p *Prompt, drafted bool) {
+func (d *Detector) tellTurn(p *Prompt) {
 	v, t := d.view, &d.turn
 	on := v.answer(v.textEnd())
 	if v.known && on.all == t.told {
@@ -5613,14 +5612,12 @@ func (d *Detector) tellTurn(p *Prompt, drafted bool) {
 	words := v.message(on)
 	if v.known {
 		state, line := t.turn(on, words)
-		if state == TurnReady || drafted && state == TurnInterrupted {
+		if state == TurnReady || p.drafted && state == TurnInterrupted {
 			words = ""
 		}
 		p.Turn = state
 		p.since = t.since
-		if !t.since.IsZero() {
-			p.Took = int(t.workedAt.Sub(t.since).Round(time.Second).Seconds())
-		}
+		p.Took = int(t.workedAt.Sub(t.since).Round(time.Second).Seconds())
 		p.Question = turnSentence(v.a.Name, state, line)
 		p.Excerpt = safely(p.Question, 200)
 		if state != TurnReady {

@@ -1892,13 +1892,7 @@ func (s *session) checkVersion(name string) {
 
 // startDetector makes the detector that looks at the child's output from now on.
 func (v *watcher) startDetector(size Size) {
-	v.det = newDetector(v.adapter, int(size.Rows), int(size.Cols), DetectOptions{
-		Threshold:    v.cfg.Threshold,
-		Stuck:        v.cfg.Stuck,
-		BufferBytes:  v.cfg.BufferBytes,
-		Context:      v.cfg.Context,
-		SafeDefaults: v.cfg.SafeDefaults,
-	})
+	v.det = newDetector(v.adapter, int(size.Rows), int(size.Cols), v.cfg.DetectOptions)
 	if v.cfg.Stream {
 		v.det.Screen.Transcript(false) // from now on it is kept
 	}

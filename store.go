@@ -137,18 +137,14 @@ type Config struct {
 	Channel  string `json:"channel"`
 	LogLevel string `json:"log_level"`
 
-	Timeout           time.Duration         `json:"timeout_seconds"`
-	PermissionTimeout time.Duration         `json:"permission_timeout_seconds"`
-	Stuck             time.Duration         `json:"stuck_timeout_seconds"`
-	EchoWindow        time.Duration         `json:"echo_suppression_ms"`
-	Away              time.Duration         `json:"away_after_seconds"`
-	Context           int                   `json:"context_chars"` // characters
-	Threshold         float64               `json:"detection_threshold"`
-	BufferBytes       int                   `json:"buffer_size_bytes"`
-	FreeText          bool                  `json:"free_text_enabled"`
-	NotifyIdle        bool                  `json:"notify_idle"`
-	SafeDefaults      map[PromptType]string `json:"safe_defaults"` // with what stands there of each type
-	RetentionDays     int                   `json:"retention_days"`
+	DetectOptions
+	Timeout           time.Duration `json:"timeout_seconds"`
+	PermissionTimeout time.Duration `json:"permission_timeout_seconds"`
+	EchoWindow        time.Duration `json:"echo_suppression_ms"`
+	Away              time.Duration `json:"away_after_seconds"`
+	FreeText          bool          `json:"free_text_enabled"`
+	NotifyIdle        bool          `json:"notify_idle"`
+	RetentionDays     int           `json:"retention_days"`
 
 	Token   string  `json:"telegram.bot_token"`
 	APIBase string  `json:"telegram.api_base"`
