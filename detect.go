@@ -1226,21 +1226,23 @@ func (s *Screen) replyColour(osc, level string, end byte) {
 
 // noteStatus takes a report of OSC 7501: key=value:key=value, msg in base64, padded or not.
 func (s *Screen) noteStatus(report string) {
-	fields := map[string]string{}
-	for _, field := range strings.Split(report, ":") {
+	status := ProgramStatus{}
+	for field := range strings.SplitSeq(report, ":") {
 		key, value, _ := strings.Cut(field, "=")
-		fields[key] = value
+		switch key {
+		case "state":
+			status.State = value
+		case "kind":
+			status.Kind = value
+		case "msg":
+			msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(value, "=")) // as far as it is
+			status.Msg = strings.ToValidUTF8(string(msg), "\ufffd")
+		}
 	}
-	if fields["state"] == "" {
-		return
+	if status.State != "" {
+		s.status = status
+		s.reports = append(s.reports, status)
 	}
-	msg, _ := base64.RawStdEncoding.DecodeString(strings.TrimRight(fields["msg"], "=")) // as far as it is
-	s.status = ProgramStatus{
-		State: fields["state"],
-		Kind:  fields["kind"],
-		Msg:   strings.ToValidUTF8(string(msg), "\ufffd"),
-	}
-	s.reports = append(s.reports, s.status)
 }
 
 // ---- key bytes ----
@@ -6015,19 +6017,11 @@ type castHeader struct {
 
 // castWriter writes a recording; a nil one writes nothing. What cannot be written is told by close.
 type castWriter struct {
-	file  io.Closer
+	file  io.Closer     // close closes it
 	w     *bufio.Writer // keeps the first error
 	start time.Time
 	tail  []byte // the beginning of a rune whose end is still to come
 	state string // of the terminal, as last written; "" not yet
-}
-
-// newCast begins a recording in a file, which close closes.
-func newCast(file io.WriteCloser, head castHeader, now time.Time) *castWriter {
-	c := &castWriter{file: file, w: bufio.NewWriter(file), start: now}
-	head.Version = 2
-	_ = json.NewEncoder(c.w).Encode(head) // c.w keeps the error
-	return c
 }
 
 // event writes one line.
@@ -6109,7 +6103,11 @@ type tapeEvent struct {
 }
 
 // decode reads a recording. After an error the last event is the one that could not be read.
-func (tp *tape) decode(data []byte) error {
+func (tp *tape) decode(path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if err := dec.Decode(&tp.castHeader); err != nil {
 		return err
@@ -6193,12 +6191,12 @@ const (
 // load reads a recording, or a scenario: the recording it names, or its output at once and then
 // five seconds.
 func (tp *tape) load(path string) error {
+	if filepath.Ext(path) != ".json" {
+		return tp.decode(path)
+	}
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return err
-	}
-	if filepath.Ext(path) != ".json" {
-		return tp.decode(data)
 	}
 	var s scenario
 	if err := json.Unmarshal(data, &s); err != nil {
@@ -6209,11 +6207,7 @@ func (tp *tape) load(path string) error {
 	}
 	tp.defaults = s.SafeDefaults
 	if s.Recording != "" {
-		data, err = os.ReadFile(filepath.Join(filepath.Dir(path), s.Recording))
-		if err != nil {
-			return err
-		}
-		if err := tp.decode(data); err != nil {
+		if err := tp.decode(filepath.Join(filepath.Dir(path), s.Recording)); err != nil {
 			return err
 		}
 	} else {

@@ -15,6 +15,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -4502,13 +4503,16 @@ func startRecording(path, tool string, size Size, now time.Time) (*castWriter, e
 	if err == nil && info.Mode().IsRegular() {
 		_ = file.Chmod(0o600) // as said above
 	}
+	c := &castWriter{file: file, w: bufio.NewWriter(file), start: now}
 	head := castHeader{
-		Width:  int(size.Cols),
-		Height: int(size.Rows),
-		Title:  tool,
-		Env:    map[string]any{"TERM": os.Getenv("TERM")},
+		Version: 2,
+		Width:   int(size.Cols),
+		Height:  int(size.Rows),
+		Title:   tool,
+		Env:     map[string]any{"TERM": os.Getenv("TERM")},
 	}
-	return newCast(file, head, now), nil
+	_ = json.NewEncoder(c.w).Encode(head) // c.w keeps the error
+	return c, nil
 }
 
 // capture keeps what led to a question, where the environment asks for that: the output still kept, which a replay
