@@ -369,8 +369,8 @@ func (s *Screen) AltScreen() bool { return s.page == &s.alternate }
 // ---- parser ----
 // Bytes become characters, control characters and sequences. None of it can fail.
 
-// Write takes the child's next bytes. It never fails.
-func (s *Screen) Write(b []byte) (int, error) {
+// Write takes the child's next bytes.
+func (s *Screen) Write(b []byte) {
 	s.changes++
 	p := b
 	if len(s.input) > 0 { // a character was cut
@@ -378,7 +378,6 @@ func (s *Screen) Write(b []byte) (int, error) {
 	}
 	n := s.take(p)
 	s.input = bytes.Clone(p[n:])
-	return len(b), nil
 }
 
 // WriteFlood is Write. Where p is more lines of text than are kept, and there is no transcript, those of which nothing
@@ -1602,15 +1601,14 @@ func (m *motion) see(text string) {
 		m.restart(m.now)
 		return
 	}
-	for _, c := range changes {
-		u := m.units[c.unit]
-		down := seconds(c.is) < seconds(c.was)
-		if u.down != down { // it counts the other way
-			u = movement{down: down}
+	for u, down := range changes {
+		moves := m.units[u]
+		if moves.down != down { // it counts the other way
+			moves = movement{down: down}
 		}
-		copy(u.at[:], u.at[1:])
-		u.at[leastMoves-1] = m.now
-		m.units[c.unit] = u
+		copy(moves.at[:], moves.at[1:])
+		moves.at[leastMoves-1] = m.now
+		m.units[u] = moves
 	}
 }
 
@@ -1640,16 +1638,10 @@ func (m *motion) compare(asked, now string) sameness {
 		return another
 	}
 	verdict := theSame
-	for _, c := range changes {
-		verdict = min(verdict, m.of(c.unit))
+	for u := range changes {
+		verdict = min(verdict, m.of(u))
 	}
 	return verdict
-}
-
-// difference is a unit that differs between two texts.
-type difference struct {
-	unit    unit
-	was, is string
 }
 
 // unit is the place of what may move in a text: its row, and which of the row's it is.
@@ -1664,9 +1656,10 @@ const spinners = `\x{2800}-\x{28ff}` + movingMarks + `|/\\ -`
 var reMoves = re(`\b(?:(?:\d+h ?)?(?:\d+m ?)?\d+s|\d+:\d\d(?::\d\d)?)\b *|[` + spinners + `]*\n|[` +
 	spinners + `]`)
 
-// differences are the units in which two texts differ where they may move. ok is false where they differ in anything
-// else.
-func differences(a, b string) (all []difference, ok bool) {
+// differences are the units in which two texts differ where they may move, and whether each is a time that counts down.
+// ok is false where they differ in anything else.
+func differences(a, b string) (down map[unit]bool, ok bool) {
+	down = map[unit]bool{}
 	before, after := strings.Split(a, "\n"), strings.Split(b, "\n")
 	if len(before) != len(after) {
 		return nil, false
@@ -1682,11 +1675,11 @@ func differences(a, b string) (all []difference, ok bool) {
 		}
 		for n := range was {
 			if was[n] != is[n] {
-				all = append(all, difference{unit{row, n}, was[n], is[n]})
+				down[unit{row, n}] = seconds(is[n]) < seconds(was[n])
 			}
 		}
 	}
-	return all, true
+	return down, true
 }
 
 // unitsOf are the units of a row that may move, and what stands around them.
@@ -2981,7 +2974,7 @@ func (d *Detector) ReadWindow() bool {
 		if v.ofUser(w) {
 			message = len(now)
 		}
-		text := strings.TrimRight(w.raw, " ")
+		text := w.raw
 		if w.text == "" {
 			text = ""
 		}
@@ -5608,7 +5601,7 @@ func (t *turnSigns) turn(on answer, words string) (state TurnState, line string)
 func (d *Detector) tellTurn(p *Prompt) {
 	v, t := d.view, &d.turn
 	on := v.answer(v.textEnd())
-	if v.known && on.all == t.told {
+	if on.all == t.told {
 		on = answer{all: on.all}
 	}
 	words := v.message(on)
@@ -5691,7 +5684,7 @@ func (v *view) message(on answer) string {
 		}
 		switch {
 		case table:
-			b.WriteString("\n" + strings.TrimRight(w.raw, " "))
+			b.WriteString("\n" + w.raw)
 		case v.goesOn(before, w, hang):
 			b.WriteString(joint(before.text, w.text) + w.text)
 		default:
@@ -5954,9 +5947,6 @@ func hides(r rune) bool {
 
 // visible writes what hides as \u{200B}; newline and tab stay.
 func visible(s string) string {
-	if strings.IndexFunc(s, hides) < 0 {
-		return s
-	}
 	var b strings.Builder
 	for _, r := range s {
 		if hides(r) {
