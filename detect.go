@@ -1308,15 +1308,11 @@ type transcript struct {
 
 // tellAbove takes the rows above a paragraph as final, as far as they are not being repainted.
 func (s *Screen) tellAbove(row int, repainted bool) {
-	t := &s.tr
-	if !t.on || t.window {
-		return
-	}
 	for row > 0 && s.grid[row-1].wrapped {
 		row--
 	}
 	for _, l := range s.grid[:row] {
-		if l.again && !l.told && !repainted && t.part == "" {
+		if l.again && !l.told && !repainted && s.tr.part == "" {
 			return
 		}
 		s.tell(l)
@@ -1561,7 +1557,7 @@ func (p *Prompt) unhinted() string {
 // publish makes of all what may leave the process: Shown, redacted and with nothing hidden. It is left
 // until a prompt is given out, for most looks at a screen that moves give none.
 func (p *Prompt) publish() {
-	p.Shown = redact(visible(p.all))
+	p.Shown = safeText(p.all)
 }
 
 // sameness is how what stands on the screen compares with what was asked.
@@ -2576,11 +2572,11 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.typed = false
 	d.askDue = time.Time{}
 	p := d.copied(f)
-	screen := []rune(redact(visible(d.Screen.Text())))
+	screen := []rune(safeText(d.Screen.Text()))
 	p.Recent = string(screen[max(0, len(screen)-500):])
 	p.Full = safely(p.Full, maxFull)
-	p.Above = redact(visible(strings.Trim(strings.Join(p.parts.above, "\n"), "\n")))
-	p.Far = redact(visible(p.Far))
+	p.Above = safeText(strings.Trim(strings.Join(p.parts.above, "\n"), "\n"))
+	p.Far = safeText(p.Far)
 	p.publish()
 	if p.Idle {
 		d.tellTurn(p)
@@ -4249,7 +4245,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 		for _, w := range v.rows[top:first] {
 			about = strings.TrimSpace(about + "\n" + w.text)
 		}
-		f.Excerpt = headAndTail(redact(visible(about)), 200)
+		f.Excerpt = headAndTail(safeText(about), 200)
 	}
 }
 
@@ -5196,7 +5192,7 @@ func (v *view) finish(f *candidate) {
 	}
 	f.motion = v.motion
 	f.seal()
-	f.Question = redact(visible(f.Question))
+	f.Question = safeText(f.Question)
 }
 
 // score sets the signals, the score, and how long the screen must have been still. A pattern below the threshold
@@ -5935,8 +5931,11 @@ func redactArgs(args []string) []string {
 	return safe
 }
 
-// safely is text as it may leave the machine, at most n bytes of it.
-func safely(text string, n int) string { return clip(redact(visible(text)), n) }
+// safeText is text as it may leave the machine: what hides is shown, secrets are taken out.
+func safeText(text string) string { return redact(visible(text)) }
+
+// safely is at most n bytes of that.
+func safely(text string, n int) string { return clip(safeText(text), n) }
 
 // hides reports whether a character is not shown, or turns text around: a control character, zero width, bidi, a tag, a
 // variation selector, what Unicode lets a font ignore.

@@ -610,7 +610,7 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 
 // complain writes a line for the person to standard error. If that fails, nobody can be told.
 func (c *command) complain(text string) {
-	fmt.Fprintln(c.stderr, "atlasbridge: "+redact(visible(text)))
+	fmt.Fprintln(c.stderr, "atlasbridge: "+safeText(text))
 }
 
 // warn reports what stops nothing, but not in a quiet run, nor in a hook, whose words the tool reads.
@@ -5361,7 +5361,7 @@ func lineDiff(before, after string) string {
 	}
 	var rows []string
 	for i, text := range []string{before, after} {
-		lines := slices.Collect(strings.Lines(redact(visible(text)))) // as many: no secret has a line end
+		lines := slices.Collect(strings.Lines(safeText(text))) // as many: no secret has a line end
 		for _, line := range lines[head : len(lines)-tail] {
 			rows = append(rows, "-+"[i:i+1]+strings.TrimSuffix(line, "\n"))
 		}
