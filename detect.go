@@ -656,9 +656,8 @@ func (s *Screen) repeat(n int) {
 // setModes sets the modes that the parameters name. The alternate screen is blank each time it
 // comes up, as in tmux.
 func (s *Screen) setModes(on bool) {
-	for i := range s.params {
-		mode := min(s.arg(i, 0), modeOther)
-		s.modes[mode] = on
+	for _, mode := range s.params {
+		s.modes[min(mode, modeOther)] = on
 		screen := mode == 47 || mode == 1047 || mode == 1049 // xterm's names for it, old and new
 		switch {
 		case screen && !on:
@@ -1019,7 +1018,7 @@ func (l *line) erase(col, end int, background int32) {
 // eraseIn erases in these rows: from the cursor on (0), up to it (1), or all of them (2).
 func (s *Screen) eraseIn(first, end int) {
 	from, to := first*s.cols, end*s.cols
-	switch s.arg(0, 0) {
+	switch s.params[0] {
 	case 0:
 		s.erase(s.offset(), to)
 	case 1:
@@ -1381,11 +1380,10 @@ func (s *Screen) Transcript(settle bool) (final []string, live string) {
 // takeLines returns the lines that became final since the last call.
 func (s *Screen) takeLines() []string {
 	t := &s.tr
-	var final []string
+	final := t.pending
 	if t.dropped > 0 {
-		final = []string{fmt.Sprintf("[… %d lines left out …]", t.dropped)}
+		final = slices.Insert(final, 0, fmt.Sprintf("[… %d lines left out …]", t.dropped))
 	}
-	final = append(final, t.pending...)
 	t.pending = nil
 	t.bytes = 0
 	t.dropped = 0
