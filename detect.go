@@ -2569,7 +2569,7 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.cur = f
 	d.typed = false
 	d.askDue = time.Time{}
-	p := d.copied(f)
+	p := f.copied()
 	screen := []rune(safeText(d.Screen.Text()))
 	p.Recent = string(screen[max(0, len(screen)-500):])
 	p.Full = safely(p.Full, maxFull)
@@ -2589,11 +2589,11 @@ func (d *Detector) Look(tty TTYState, now time.Time) *Prompt {
 	if d.found == nil {
 		return nil
 	}
-	return d.copied(d.found)
+	return d.found.copied()
 }
 
 // copied is its prompt, which keeps what it is when the detector looks again.
-func (d *Detector) copied(c *candidate) *Prompt {
+func (c *candidate) copied() *Prompt {
 	p := c.Prompt
 	p.Choices = append([]Choice{}, p.Choices...)
 	return &p
@@ -2672,7 +2672,7 @@ func (d *Detector) lookAtTurn(now time.Time) {
 		d.found = v.readLeft()
 	case t.worked:
 	case t.sent && t.report == "" && v.known && d.found != nil && d.found.Idle:
-		on := v.answer(v.textEnd())
+		on := v.answer()
 		if on.end != "" && on.all != t.told { // a turn too short to be seen, of a tool that tells nothing
 			t.noteWork(true, now)
 		}
@@ -5498,9 +5498,10 @@ type answer struct {
 	why    string    // failed: the words of the error
 }
 
-// answer reads the rows above row end from the user's last message on, or from the end of the
-// turn before on: never the words of an earlier turn.
-func (v *view) answer(end int) answer {
+// answer reads the program's text from the user's last message on, or from the end of the turn before on: never the
+// words of an earlier turn.
+func (v *view) answer() answer {
+	end := v.textEnd()
 	message := v.up(end, v.ofUser)
 	t := answer{headed: message > 0 || v.s.scrolled == 0 && !v.s.AltScreen()} // codex keeps it in the first row
 
@@ -5594,7 +5595,7 @@ func (t *turnSigns) turn(on answer, words string) (state TurnState, line string)
 // message was taken back into the box: what stands above that was told before.
 func (d *Detector) tellTurn(p *Prompt) {
 	v, t := d.view, &d.turn
-	on := v.answer(v.textEnd())
+	on := v.answer()
 	if on.all == t.told {
 		on = answer{all: on.all}
 	}
