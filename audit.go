@@ -392,7 +392,7 @@ var harmless = strings.Fields(`
 
 // cmdDebug writes the bundle to a file that was not there before. One that was begun and failed is removed.
 func cmdDebug(c *command) int {
-	path := c.text("output")
+	path := c.flags["output"]
 	if path == "" {
 		path = time.Now().Format("atlasbridge-debug-20060102-150405.tar.gz")
 	}

@@ -106,7 +106,7 @@ func (w world) run(args []string) (code int) {
 	case errors.Is(err, flag.ErrHelp):
 		fmt.Fprintln(c, "atlasbridge "+reForCheck.ReplaceAllString(c.page, ""))
 	case err != nil:
-		return c.fail(usageError(err.Error()))
+		return c.fail(usageError{err})
 	default:
 		code = c.do(c)
 	}
@@ -539,9 +539,6 @@ type command struct {
 	lost  error             // why something could not be written to standard output
 }
 
-// text returns the value of a flag, "" if it was not given.
-func (c *command) text(name string) string { return c.flags[name] }
-
 // on reports whether a flag was given, also as "".
 func (c *command) on(name string) bool {
 	_, given := c.flags[name]
@@ -621,17 +618,15 @@ func (c *command) warn(text string) {
 }
 
 // usageError is what is wrong with a command line.
-type usageError string
-
-func (e usageError) Error() string { return string(e) }
+type usageError struct{ error }
 
 // misuse returns a usageError.
-func misuse(format string, args ...any) error { return usageError(fmt.Sprintf(format, args...)) }
+func misuse(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 // fail reports an error, with its hint if it has one, and returns the exit status.
 func (c *command) fail(err error) int {
-	if wrong, ok := errors.AsType[usageError](err); ok {
-		c.complain(string(wrong) + "; usage: atlasbridge " + c.synopsis())
+	if _, wrong := errors.AsType[usageError](err); wrong {
+		c.complain(err.Error() + "; usage: atlasbridge " + c.synopsis())
 		return exitUsage
 	}
 	c.complain(err.Error())
@@ -1315,7 +1310,7 @@ func (c *command) entry(line []byte) string {
 			rest += " " + legibly(f.Name) + "=" + text
 		}
 	}
-	if !strings.HasPrefix(member["session_id"], c.text("session")) {
+	if !strings.HasPrefix(member["session_id"], c.flags["session"]) {
 		return ""
 	}
 	if c.on("json") {
@@ -1579,7 +1574,7 @@ func cmdRun(c *command) int {
 func newSession(c *command) (*session, error) {
 	tool := filepath.Base(c.args[0])
 	flags := c.timeout()
-	flags["channel"] = c.text("channel")
+	flags["channel"] = c.flags["channel"]
 	if c.on("stream") {
 		flags["stream.enabled"] = "true"
 	}
@@ -1599,8 +1594,8 @@ func newSession(c *command) (*session, error) {
 		st:        st,
 		tg:        newTelegram(cfg, st, log),
 		log:       log,
-		adapter:   adapterFor(cmp.Or(c.text("adapter"), tool)),
-		rec:       sessionRecord(tool, c.args[1:], c.text("name")),
+		adapter:   adapterFor(cmp.Or(c.flags["adapter"], tool)),
+		rec:       sessionRecord(tool, c.args[1:], c.flags["name"]),
 	}
 	s.relay = &relay{
 		session:      s,
@@ -1636,7 +1631,7 @@ func newSession(c *command) (*session, error) {
 	}
 	_, missing := findTool(c.args[0]) // then run says so, and an old recording stays as it was
 	if c.on("record") && missing == nil {
-		s.watcher.cast, err = startRecording(c.text("record"), tool, s.relay.size(), time.Now())
+		s.watcher.cast, err = startRecording(c.flags["record"], tool, s.relay.size(), time.Now())
 		if err != nil {
 			return nil, err
 		}
@@ -1646,7 +1641,7 @@ func newSession(c *command) (*session, error) {
 
 // timeout is what --timeout says about settings, "" where it was not given.
 func (c *command) timeout() map[string]string {
-	seconds := c.text("timeout")
+	seconds := c.flags["timeout"]
 	return map[string]string{"timeout_seconds": seconds, "permission_timeout_seconds": seconds}
 }
 
@@ -4866,16 +4861,13 @@ func cmdHook(c *command) int {
 		return 0 // the tool's dialog asks
 	}
 	c.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a tool that is gone makes the write fail, and no more
-	withState(func(_ *command, s *Store) int {
-		h.st = s
-		if s.Alive(h.session) { // the session's record may come later than its tool's first hook
-			err = h.handle(c)
-		}
-		if err != nil {
-			c.fail(err)
-		}
-		return 0
-	})(c)
+	h.st, err = c.openState()
+	if err == nil && h.st.Alive(h.session) { // the session's record may come later than its tool's first hook
+		err = h.handle(c)
+	}
+	if err != nil {
+		c.fail(err)
+	}
 	return 0
 }
 
@@ -4918,7 +4910,7 @@ func (h *hook) handle(c *command) error {
 		return h.st.Audit(toolResult(h.session, h.Tool, h.UseID, h.Event == "PostToolUse"))
 	case "Stop": // the tool's answer, for the session's idle notice: of a long one the beginning and the end
 		plain := strings.NewReplacer("\ufe0e", "", "\ufe0f", "", "\u200d", "") // of how an emoji is drawn
-		answer := abridge(visible(redact(plain.Replace(h.LastWords))), maxLastWords)
+		answer := abridge(safeText(plain.Replace(h.LastWords)), maxLastWords)
 		return h.st.keep(&InputRecord{Head: Head{ID: newID()}, SessionID: h.session, Kind: "answer", By: "hook:Stop",
 			Text: answer, Status: "queued"})
 	case "PermissionRequest":
@@ -5513,19 +5505,14 @@ func cmdAsk(c *command) int {
 
 // compose makes the prompt of the command line, and of standard input.
 func (a *asking) compose() error {
-	words := a.args
-	last := len(words) - 1
-	about := words[last] == "-"
-	if about {
-		words = words[:last]
-	}
+	about := len(a.args) > 1
 	p := &a.prompt
-	p.Question = clean(strings.Join(strings.Fields(strings.Join(words, "")), " "), maxShown)
+	p.Question = clean(strings.Join(strings.Fields(a.args[0]), " "), maxShown)
 	n := units(p.Question)
 	switch {
-	case len(words) > 1:
+	case about && a.args[1] != "-":
 		return misuse("the question is one argument: put it in quotation marks")
-	case n == 0:
+	case n == 0 || p.Question == "-":
 		return misuse("the question is missing")
 	case n > maxQuestion:
 		return misuse("the question has %d characters, %d are shown: give what it is about on standard input, with -",
@@ -5567,7 +5554,7 @@ func (a *asking) addAnswers() error {
 		return misuse("--choices and --text exclude each other")
 	case listed:
 		p.Type = MultipleChoice
-		return a.addChoices(strings.Split(a.text("choices"), ","))
+		return a.addChoices(strings.Split(a.command.flags["choices"], ","))
 	case text:
 		p.Type = FreeText
 	default:

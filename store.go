@@ -160,8 +160,6 @@ type Config struct {
 	stamp   time.Time // when the file that was read had been written
 	getenv  func(string) string
 	flags   map[string]string // of the command line, by setting
-
-	mends bool // what of the bot's settings in the file is wrong counts as not there: setup finds it anew
 }
 
 // setting is a row of the configuration: what `config --json` shows (the token masked), and what it can be.
@@ -302,7 +300,8 @@ func loadConfig(dir string, getenv func(string) string, flags map[string]string)
 }
 
 // load gives every setting its value. Each source is checked, even if another one wins. A wrong value is left out if it
-// may be meant for another program, or if mends says so.
+// may be meant for another program, and one of the bot's in the file if the flags have its token, as setup's have: that
+// finds it anew.
 func (c *Config) load(getenv func(string) string, flags map[string]string) error {
 	c.getenv = getenv
 	c.flags = flags
@@ -317,6 +316,7 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 	if err != nil {
 		return err
 	}
+	_, mends := flags[tokenKey]
 	for _, s := range rows {
 		sources := []setting{
 			{Value: json.RawMessage(s.def), Origin: "default"},
@@ -333,7 +333,7 @@ func (c *Config) load(getenv func(string) string, flags map[string]string) error
 			next.Origin = source.Origin
 			err := next.assign(c)
 			shared := source.Origin == "environment "+s.env && !reOurs.MatchString(s.env) // as LOG_LEVEL is
-			anew := c.mends && source.Origin == file[s.Key].Origin &&
+			anew := mends && source.Origin == file[s.Key].Origin &&
 				strings.HasPrefix(s.Key, "telegram.") && s.Key != baseKey
 			switch {
 			case err == nil:

@@ -2767,9 +2767,8 @@ func cmdSetup(c *command) int {
 		defer func() { _ = errors.Join(dropTyped(c.stdin), show()) }() // a terminal that has gone shows nothing
 	}
 	return withState(func(_ *command, st *Store) int {
-		cfg := &Config{Dir: st.Dir}
-		s := &setup{command: c, bot: newTelegram(cfg, st, nil), cfg: cfg}
-		err := s.converse()
+		s := &setup{command: c}
+		err := s.converse(st)
 		end, ended := errors.AsType[*stopped](context.Cause(ctx))
 		switch {
 		case err == nil:
@@ -2783,8 +2782,8 @@ func cmdSetup(c *command) int {
 }
 
 // converse takes one step after the other. The file is written last, so that an error leaves it as it was.
-func (s *setup) converse() error {
-	if err := s.configure(); err != nil {
+func (s *setup) converse(st *Store) error {
+	if err := s.configure(st); err != nil {
 		return err
 	}
 	name, err := s.connect()
@@ -2813,25 +2812,23 @@ func (s *setup) converse() error {
 
 // configure reads the file, the environment and the flags. A wrong setting in the file that setup can find anew is
 // ignored.
-func (s *setup) configure() error {
+func (s *setup) configure(st *Store) (err error) {
 	flags := map[string]string{
 		"channel": "local", // so that nothing need be complete yet
-		chatKey:   s.text("chat-id"),
-		usersKey:  s.text("user-id"),
-		baseKey:   s.text("api-base"),
+		tokenKey:  "",
+		chatKey:   s.flags["chat-id"],
+		usersKey:  s.flags["user-id"],
+		baseKey:   s.flags["api-base"],
 	}
-	if file := s.text("token-file"); file != "" {
+	if file := s.flags["token-file"]; file != "" {
 		token, err := os.ReadFile(file)
 		if err != nil {
 			return err
 		}
 		flags[tokenKey] = string(token)
 	}
-	s.cfg.mends = true
-	err := s.cfg.load(s.getenv, flags)
-	for _, ignored := range s.cfg.ignored {
-		s.warn(ignored)
-	}
+	s.cfg, err = s.config(flags)
+	s.bot = newTelegram(s.cfg, st, nil)
 	return err
 }
 
