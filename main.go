@@ -592,15 +592,18 @@ func unknown(name string) string {
 	return fmt.Sprintf("unknown command %q; `atlasbridge run TOOL` runs a tool, %s", name, near)
 }
 
-// config reads the settings; flags win over the file and the environment. With an error at most Dir is set.
+// config reads the settings; flags win over the file and the environment. With an error at most Dir is set. What is
+// ignored stops nothing: it is not told in a quiet run, nor in a hook, whose words the tool reads.
 func (c *command) config(flags map[string]string) (*Config, error) {
 	dir, err := stateDir(c.getenv)
 	if err != nil {
 		return &Config{}, err
 	}
 	cfg, err := loadConfig(dir, c.getenv, flags)
-	for _, ignored := range cfg.ignored {
-		c.warn(ignored)
+	if !c.on("quiet") && c.name() != "hook" {
+		for _, ignored := range cfg.ignored {
+			c.complain(ignored)
+		}
 	}
 	return cfg, err
 }
@@ -608,13 +611,6 @@ func (c *command) config(flags map[string]string) (*Config, error) {
 // complain writes a line for the person to standard error. If that fails, nobody can be told.
 func (c *command) complain(text string) {
 	fmt.Fprintln(c.stderr, "atlasbridge: "+safeText(text))
-}
-
-// warn reports what stops nothing, but not in a quiet run, nor in a hook, whose words the tool reads.
-func (c *command) warn(text string) {
-	if !c.on("quiet") && c.name() != "hook" {
-		c.complain(text)
-	}
 }
 
 // usageError is what is wrong with a command line.
@@ -969,9 +965,8 @@ func cmdAdapters(c *command) int {
 // knownTools asks each tool that has an adapter for its version.
 func knownTools(ctx context.Context, cfg *Config) []tool {
 	var list []tool
-	env := childEnv(os.Environ(), cfg, "")
 	for _, a := range adapters[:len(adapters)-1] { // the last one stands for all others
-		list = append(list, a.probe(ctx, a.Name, env))
+		list = append(list, a.probe(ctx, a.Name, cfg))
 	}
 	return list
 }
@@ -980,8 +975,8 @@ func knownTools(ctx context.Context, cfg *Config) []tool {
 var reVersion = re(`[0-9]+(\.[0-9]+)+`)
 
 // probe asks the adapter's tool, of which that is the command, for its version, and warns of one that was not tried. It
-// ends with ctx, or after ten seconds: Node takes up to 4 s to start (measured).
-func (a *Adapter) probe(ctx context.Context, command string, env []string) tool {
+// ends with ctx, or after ten seconds: Node takes up to 4 s to start (measured). The tool gets no secret of ours.
+func (a *Adapter) probe(ctx context.Context, command string, cfg *Config) tool {
 	path, _ := findTool(command) // "" where it is not there
 	t := tool{Name: a.Name, Path: path, Supported: a.MinVer + " to " + a.MaxVer}
 	if path == "" {
@@ -989,7 +984,7 @@ func (a *Adapter) probe(ctx context.Context, command string, env []string) tool 
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	p, err := startPTY([]string{path, "--version"}, env, Size{Rows: 24, Cols: 80}, Host{})
+	p, err := startPTY([]string{path, "--version"}, childEnv(os.Environ(), cfg, ""), Size{Rows: 24, Cols: 80}, Host{})
 	if err == nil {
 		defer p.Close()
 		defer context.AfterFunc(ctx, func() {
@@ -1871,9 +1866,9 @@ func (s *session) attend() {
 
 // checkVersion asks the tool of that name for its version beside the child, and warns of one that was not tried.
 func (s *session) checkVersion(name string) {
-	env := childEnv(os.Environ(), s.cfg, "")
+	cfg := s.cfg // SIGHUP replaces it
 	s.spawn(func() {
-		t := s.adapter.probe(s.ctx, name, env)
+		t := s.adapter.probe(s.ctx, name, cfg)
 		if s.ctx.Err() != nil || t.Warning == "" { // it was not let finish
 			return
 		}
@@ -5568,10 +5563,8 @@ func (a *asking) addAnswers() error {
 // addChoices adds choices. One that is a digit has it as its key, so that "2" is never the second one when another is
 // called 2.
 func (a *asking) addChoices(words []string) error {
-	for i, word := range words {
-		words[i] = strings.TrimSpace(word)
-	}
 	for _, word := range words {
+		word = strings.TrimSpace(word)
 		label := oneLine(clean(word, maxLabel)) // what cannot be shown is another
 		same := func(c Choice) bool { return strings.EqualFold(c.Label, label) }
 		known := slices.ContainsFunc(a.prompt.Choices, same)

@@ -2766,24 +2766,22 @@ func cmdSetup(c *command) int {
 	if err == nil {
 		defer func() { _ = errors.Join(dropTyped(c.stdin), show()) }() // a terminal that has gone shows nothing
 	}
-	return withState(func(_ *command, st *Store) int {
-		s := &setup{command: c}
-		err := s.converse(st)
-		end, ended := errors.AsType[*stopped](context.Cause(ctx))
-		switch {
-		case err == nil:
-			return 0
-		case !ended:
-			return c.fail(err)
-		}
-		fmt.Fprintln(c.stderr, "\natlasbridge: setup was ended; config.toml is as it was")
-		return 128 + int(end.sig)
-	})(c)
+	s := &setup{command: c}
+	err = s.converse()
+	end, ended := errors.AsType[*stopped](context.Cause(ctx))
+	switch {
+	case err == nil:
+		return 0
+	case !ended:
+		return c.fail(err)
+	}
+	fmt.Fprintln(c.stderr, "\natlasbridge: setup was ended; config.toml is as it was")
+	return 128 + int(end.sig)
 }
 
 // converse takes one step after the other. The file is written last, so that an error leaves it as it was.
-func (s *setup) converse(st *Store) error {
-	if err := s.configure(st); err != nil {
+func (s *setup) converse() error {
+	if err := s.configure(); err != nil {
 		return err
 	}
 	name, err := s.connect()
@@ -2810,9 +2808,13 @@ func (s *setup) converse(st *Store) error {
 	return nil
 }
 
-// configure reads the file, the environment and the flags. A wrong setting in the file that setup can find anew is
+// configure opens the state, and reads the file, the environment and the flags. A wrong setting in the file that setup can find anew is
 // ignored.
-func (s *setup) configure(st *Store) (err error) {
+func (s *setup) configure() error {
+	st, err := s.openState()
+	if err != nil {
+		return err
+	}
 	flags := map[string]string{
 		"channel": "local", // so that nothing need be complete yet
 		tokenKey:  "",
