@@ -5088,9 +5088,8 @@ func (h *hook) questions(ctx context.Context) (decision, error) {
 		}
 		answers[words] = answerWords(*end.Value, labels, p.Multi)
 	}
-	answered, err := json.Marshal(answers)
-	updated["answers"] = answered
-	return decision{"behavior": "allow", "updatedInput": updated}, err
+	updated["answers"] = json.RawMessage(inJSON(answers))
+	return decision{"behavior": "allow", "updatedInput": updated}, nil
 }
 
 // ownQuestion is the prompt of a question that claude asks in those words, with the labels of its options by their
