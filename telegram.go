@@ -2808,8 +2808,8 @@ func (s *setup) converse() error {
 	return nil
 }
 
-// configure opens the state, and reads the file, the environment and the flags. A wrong setting in the file that setup can find anew is
-// ignored.
+// configure opens the state, and reads the file, the environment and the flags. A wrong setting in the file that setup
+// can find anew is ignored.
 func (s *setup) configure() error {
 	st, err := s.openState()
 	if err != nil {
