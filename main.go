@@ -1835,6 +1835,7 @@ func (s *session) run(argv []string) error {
 // attend starts what runs beside the child. It returns when the child is gone and its output drained, or when we are
 // told to end and nobody reads it.
 func (s *session) attend() {
+	s.relay.output.hurry = s.watcher.cast != nil || s.cfg.Stream // from the first piece on
 	s.spawn(s.relay.copyOutput)
 	for _, t := range s.relay.taps {
 		s.spawn(func() { s.relay.copyTap(t) })
