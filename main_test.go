@@ -9200,7 +9200,7 @@ func (a *actor) decide(i int, by, text string) {
 		switch {
 		case by == "hook":
 			a.is("working")
-			stays = 500 * time.Millisecond // to 500 (claude 2.1)
+			stays = 400 * time.Millisecond // to 500 (claude 2.1)
 		case text == "Esc" && !a.play.Together: // it ends the turn, and its hook
 			a.signal(a.running[i], "TERM")
 			a.is("idle")
