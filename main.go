@@ -2805,8 +2805,7 @@ type question struct {
 	screen  *Prompt      // as the detector saw it; nil: a hook asks
 	seenAt  time.Time    // when that was
 	typedBy string       // who pressed a key that may have answered it, "" nobody
-	to      State        // it is to end so, "" it stands
-	why     string       // for this reason
+	end     *ending      // why it ends, nil: it stands
 
 	stoodAt time.Time // a hook's: when its dialog was last known to stand; zero: it was not seen
 }
@@ -2856,19 +2855,18 @@ func (d *desk) takeUp() {
 
 // leave makes q end as to, because of why, unless it is ending or was decided.
 func (q *question) leave(to State, why string) {
-	if q.to == "" && (q.rec.Status == "" || q.rec.Open()) {
-		q.to = to
-		q.why = why
+	if q.end == nil && (q.rec.Status == "" || q.rec.Open()) {
+		q.end = &ending{to: to, why: why}
 	}
 }
 
 // closed reports whether nobody can answer q any more, or somebody has.
-func (q *question) closed() bool { return q.to != "" || !q.rec.Open() }
+func (q *question) closed() bool { return q.end != nil || !q.rec.Open() }
 
 // carry takes one question of the screen to its end: it waits for a hook that may ask the same, has the question
 // stored, sent and answered, and types the answer.
 func (d *desk) carry(q *question) {
-	gone := func() bool { return q.to != "" }
+	gone := func() bool { return q.end != nil }
 	if d.expectsHook(q.screen) {
 		d.await(q.seenAt.Add(hookWait), gone)
 	}
@@ -2879,12 +2877,19 @@ func (d *desk) carry(q *question) {
 	if q.rec.Status != "" {
 		d.ask(q)
 		expired := q.rec.Status == Expired
-		if q.rec.Status == ReplyReceived || expired && q.rec.Value != nil {
-			d.typeAnswer(q)
-		} else if expired {
+		answered := q.rec.Status == ReplyReceived || expired && q.rec.Value != nil
+		why := ""
+		switch {
+		case answered && gone():
+			why = q.end.why + " before the answer was typed"
+		case answered:
+			why = d.typeAnswer(q)
+		case expired:
 			d.lapsed = true
 		}
-		d.recordEnd(q)
+		if why != "" {
+			d.record(func() error { return d.st.end(&q.rec, &ending{to: Failed, why: why}) })
+		}
 		if d.watcher.seen == q.screen { // else another was seen before the answer came, and is asked now
 			d.watcher.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
 		}
@@ -2935,6 +2940,9 @@ func (d *desk) create(q *question) bool {
 		d.dressNotice(&rec)
 	}
 	rec.begin(fromScreen, d.rec.ID, life)
+	if d.relay.fed || d.cfg.Channel == "local" { // who feeds standard input may answer yet, or somebody here alone
+		rec.SafeDefault = nil
+	}
 	if !d.books.save(ref(rec)) {
 		return false
 	}
@@ -2965,7 +2973,7 @@ func (d *desk) watched(last time.Time) bool {
 }
 
 // ask sends q, which is stored and in force, once nobody types here, where it may be answered. It returns when q is
-// answered, expired or over.
+// answered, expired or over, and that is recorded.
 func (d *desk) ask(q *question) {
 	for d.relay.interactive && !q.closed() && time.Since(d.relay.lastKey) < d.cfg.Away {
 		d.await(d.relay.lastKey.Add(d.cfg.Away), q.closed)
@@ -2973,19 +2981,25 @@ func (d *desk) ask(q *question) {
 	for !q.closed() && q.rec.Status == Created && !d.route(q) {
 		d.awaitFor(retryEvery, q.closed)
 	}
-	if q.screen == nil { // its hook expires it
-		d.until(q.closed)
-		return
-	}
-	expire := func() bool { // nothing is typed while somebody may still feed standard input, or answer here alone
-		return d.transition(q, Expired, func(r *PromptRecord) {
-			if d.relay.fed || d.cfg.Channel == "local" {
-				r.Value = nil
+	d.record(func() error {
+		return d.st.ask(&q.rec, func() *ending {
+			d.await(q.rec.ExpiresAt, q.closed)
+			if q.end != nil && q.typedBy != "" { // the keys that somebody pressed for it are its answer
+				return &ending{to: Resolved, by: q.typedBy}
 			}
+			return q.end
 		})
-	}
-	for d.await(q.rec.ExpiresAt, q.closed); !q.closed() && !expire(); {
-		d.awaitFor(retryEvery, q.closed)
+	})
+}
+
+// record tries to record something, again and again while the child lives.
+func (d *desk) record(try func() error) {
+	for {
+		err := try()
+		d.books.tellTrouble(err)
+		if err == nil || d.awaitFor(retryEvery, d.ended) {
+			return
+		}
 	}
 }
 
@@ -3004,45 +3018,11 @@ func (d *desk) route(q *question) bool {
 	})
 }
 
-// recordEnd records the end of q; keys that somebody pressed for it are its answer. Until that is recorded no other
-// question is asked.
-func (d *desk) recordEnd(q *question) {
-	for q.to != "" && !d.tryEnd(q) && !d.childGone {
-		d.awaitFor(retryEvery, d.ended)
-	}
-}
-
-// tryEnd tries recordEnd once; false means try again. What was decided meanwhile is not typed any more, but a hook that
-// lives passes it on.
-func (d *desk) tryEnd(q *question) (done bool) {
-	stored, _ := d.st.Prompt(q.rec.ID) // as it was, where it cannot be read: then it cannot be written, which is told
-	if stored == nil {
-		return true
-	}
-	q.rec = *stored
-	to := q.to
-	why := q.why
-	switch {
-	case q.rec.Open() && q.typedBy != "":
-		return d.transition(q, Resolved, func(r *PromptRecord) { r.DecidedBy = q.typedBy })
-	case q.rec.Open():
-	case q.rec.settled(), q.screen == nil && (to == Canceled || q.rec.Status == Injected):
-		return true
-	case to == Canceled:
-		to = Failed
-		why += " before the answer was typed"
-	}
-	return d.transition(q, to, func(r *PromptRecord) { r.Reason = why })
-}
-
-// transition moves the prompt of q, and our copy, to a status. False means that it was not allowed, or not stored.
+// transition moves the prompt of q to a status, if that is legal yet. False means that it could not be stored.
 func (d *desk) transition(q *question, to State, change func(*PromptRecord)) bool {
-	moved, err := d.st.Move(q.rec.ID, to, change)
-	if moved != nil {
-		q.rec = *moved
-	}
+	err := d.st.Move(&q.rec, to, change)
 	d.books.tellTrouble(err)
-	return moved != nil
+	return err == nil
 }
 
 // asIs changes nothing.
@@ -3188,7 +3168,7 @@ func (d *desk) addHook(rec PromptRecord) {
 	case q.rec.Status == "":
 		q.leave(Canceled, "")
 	default:
-		d.transition(h, Canceled, func(r *PromptRecord) { r.Reason = "asked from the screen already" })
+		d.books.tellTrouble(d.st.end(&h.rec, &ending{to: Canceled, why: "asked from the screen already"}))
 		return
 	}
 	d.hooks = append(d.hooks, h)
@@ -3204,21 +3184,13 @@ func (d *desk) addHook(rec PromptRecord) {
 func (d *desk) carryHook(h *question) {
 	turn := func() bool { return h.closed() || d.inForce() == h }
 	life := h.rec.ExpiresAt.Sub(h.rec.CreatedAt)
-	if d.await(h.rec.ExpiresAt.Add(-life/4), turn) {
-		d.ask(h)
-	} else {
+	if !d.await(h.rec.ExpiresAt.Add(-life/4), turn) {
 		h.leave(Canceled, "its time was over before it could be asked: the dialog asks")
 	}
-	for {
-		d.until(func() bool { return h.to != "" || h.rec.settled() || h.rec.Status == Injected })
-		d.recordEnd(h)
-		if h.rec.Status == Injected {
-			d.resolveHook(h)
-		}
-		if h.rec.settled() || d.childGone {
-			break
-		}
-		h.to = "" // its hook passes on what was decided in this very moment
+	d.ask(h)
+	d.until(func() bool { return h.rec.settled() || h.rec.Status == Injected || d.childGone }) // the hook passes it on
+	if h.rec.Status == Injected {
+		d.resolveHook(h)
 	}
 	d.awaitFor(dialogGone, func() bool { return d.childGone || !d.standsSeen(h) }) // it is painted over a moment later
 	d.hooks = slices.DeleteFunc(d.hooks, func(other *question) bool { return other == h })
@@ -3231,16 +3203,12 @@ func (d *desk) watchHook(h *question) {
 	done := func() bool { return !slices.Contains(d.hooks, h) }
 	for next := time.Now(); !d.await(next, done); {
 		next = time.Now().Add(hookCheck)
-		switch {
-		case !h.closed() && d.dialogLeft(h):
+		if d.dialogLeft(h) {
 			h.leave(Canceled, "answered or given up in the terminal, or asked there now")
-		case d.st.Alive(h.rec.Call):
-		case h.rec.Open():
-			h.to = Canceled
-			h.why = "the program that asked has ended"
-		default: // it may have passed on the answer, and not have been able to record that
-			h.to = Failed
-			h.why = "what asked has ended: whether it got the answer" + isUncertain
+		}
+		if !d.st.Alive(h.rec.Call) {
+			h.leave(Canceled, "the program that asked has ended")
+			d.books.tellTrouble(d.st.Reap()) // it may have passed on its answer, and not have been able to record that
 		}
 	}
 }
@@ -3959,13 +3927,12 @@ func (t *typist) overtaken(look *Prompt) bool {
 	return asks && (t.q == nil || !t.q.screen.same(look))
 }
 
-// typeAnswer types the decision about q, and records that; q is to end with the reason where it could not be.
-func (d *desk) typeAnswer(q *question) {
+// typeAnswer types the decision about q, and records that. It returns why that was not done.
+func (d *desk) typeAnswer(q *question) (why string) {
 	d.await(q.seenAt.Add(dialogGrace), func() bool { return d.childGone || d.adapter.Box == nil })
 	t := &typist{session: d.session, q: q, boxed: q.rec.Idle, text: cleanText(*q.rec.Value)}
 	expired := q.rec.Status == Expired
-	q.to = "" // the answer came first
-	why := t.work()
+	why = t.work()
 	record := func() bool {
 		if t.given && q.rec.Status != Injected && !d.transition(q, Injected, func(r *PromptRecord) {
 			r.ScreenSHA = t.screenSHA
@@ -3980,7 +3947,6 @@ func (d *desk) typeAnswer(q *question) {
 		if expired && !t.given {
 			why = q.rec.Reason + "; no answer was typed: " + why
 		}
-		q.to, q.why = Failed, why
 		if !expired && !q.rec.Idle && !d.childGone && q.screen.same(d.look()) {
 			d.det.Again() // it is asked anew
 		}
@@ -3992,6 +3958,7 @@ func (d *desk) typeAnswer(q *question) {
 	if why == "" {
 		d.typeReason(&q.rec)
 	}
+	return why
 }
 
 // typeReason types the words of a refusal that no hook took: they are the tool's next message.
@@ -4580,12 +4547,10 @@ func (s *session) finish(hangUp func(limit time.Duration)) {
 // endQuestions ends what is still asked or being typed: a write to a closed terminal returns, and its result decides
 // whether an answer was typed.
 func (d *desk) endQuestions() {
-	for _, h := range d.hooks {
-		h.to = Failed // unless it has passed its answer on
-		h.why = programEnded
-	}
-	if d.asked != nil {
-		d.asked.leave(Failed, programEnded)
+	for _, q := range append(d.hooks, d.asked) {
+		if q != nil {
+			q.leave(Failed, programEnded)
+		}
 	}
 	d.until(func() bool { return d.carried == 0 })
 }
@@ -4695,13 +4660,16 @@ const (
 	fromAsk    = "ask"
 )
 
-// stopped is a cause that takes a question back: a signal, or the phone's /cancel, which counts as SIGTERM.
-type stopped struct {
-	sig syscall.Signal
+// ending is how a question ends, if nobody answers it first. As the cause of a context it takes the question back: a
+// signal, or the phone's /cancel, which counts as SIGTERM.
+type ending struct {
+	to  State // "": it is left as it is
 	why string
+	by  string // whose keys have answered it, "" nobody's
+	sig syscall.Signal
 }
 
-func (s *stopped) Error() string { return s.why }
+func (e *ending) Error() string { return e.why }
 
 // begin completes a prompt that is to be asked now.
 func (p *PromptRecord) begin(source, session string, life time.Duration) {
@@ -4728,75 +4696,80 @@ func (p *PromptRecord) begin(source, session string, life time.Duration) {
 	}
 }
 
-// await returns the stored prompt when it is no longer open; who follows the session has it sent. obey gets what the
-// phone wants of the session meanwhile. Whoever asks ends the question, too. When its time is over it expires, with
-// its safe default as its value, or is canceled if it was never sent to anybody. When ctx ends it is canceled if the
-// cause is a stopped, and fails with any other cause. An answer that came first counts. Where the context has no cause
-// this process is being ended: await returns nil, and others find that nobody holds its lock. It returns nil, too,
-// when the session has died.
-func (p *PromptRecord) await(ctx context.Context, st *Store, obey func(*InputRecord)) (*PromptRecord, error) {
+// ask is how all questions are asked: it brings p, a copy of a stored prompt, to its end. wait returns when p, which it
+// keeps up to date, may have changed, or its time may be over; with how it ends, nil: it goes on. When its time is over
+// it expires, with its safe default as its value, or is canceled if it was never sent to anybody. An answer that came
+// first counts.
+func (s *Store) ask(p *PromptRecord, wait func() *ending) error {
+	for p.Open() {
+		end := wait()
+		switch {
+		case !p.Open() || end != nil && end.to == "":
+			return nil
+		case end != nil:
+		case time.Now().Before(p.ExpiresAt):
+			continue
+		case p.Status == Created:
+			end = &ending{to: Canceled, why: "its time was over before it could be asked"}
+		default:
+			end = &ending{to: Expired}
+		}
+		if err := s.end(p, end); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end ends p so, unless it has ended in another way, and makes it what is stored then.
+func (s *Store) end(p *PromptRecord, e *ending) error {
+	return s.Move(p, e.to, func(p *PromptRecord) {
+		p.DecidedBy = cmp.Or(e.by, p.DecidedBy)
+		if e.why != "" {
+			p.Reason = e.why
+		}
+	})
+}
+
+// await asks p as ask does, in a process that follows its session for it. obey gets what the phone wants of the session
+// meanwhile. A cause of ctx ends the question. It is left as it is, for others find that nobody holds its lock, where
+// there is none, for this process is being ended, and when the session has died.
+func (p *PromptRecord) await(ctx context.Context, st *Store, obey func(*InputRecord)) error {
 	following, stop := context.WithCancel(ctx)
 	defer stop()
 	news := st.Follow(following, p.SessionID, time.Tick(lookOften))
-	for now := p; now != nil; {
+	return st.ask(p, func() *ending {
+		var rec Record
 		select {
-		case rec := <-news: // nil once ctx has ended
-			switch r := rec.(type) {
-			case *InputRecord:
-				obey(r)
-			case *PromptRecord:
-				if r.ID == p.ID {
-					now = r
-				}
-			}
+		case rec = <-news: // nil once ctx has ended
 		case <-time.After(lookSlowly): // its time may be over, or the session
 		}
-		cause := context.Cause(ctx)
-		_, back := errors.AsType[*stopped](cause)
-		to := Canceled
-		why := ""
-		switch {
-		case !st.Alive(p.SessionID): // a session that was killed tells nobody
-			return nil, nil
-		case !now.Open():
-			return now, nil
-		case cause != nil && cause == ctx.Err():
-			return nil, nil
-		case cause != nil:
-			why = redact(cause.Error())
-			if !back {
-				to = Failed
+		if !st.Alive(p.SessionID) { // a session that was killed tells nobody
+			return &ending{}
+		}
+		switch r := rec.(type) {
+		case *InputRecord:
+			obey(r)
+		case *PromptRecord:
+			if r.ID == p.ID {
+				*p = *r
 			}
-		case time.Now().Before(p.ExpiresAt):
-			continue
-		case now.Status == Created:
-			why = "its time was over before it could be asked"
-		default:
-			to = Expired
 		}
-		err := st.end(to, why, p.ID)
-		if err == nil {
-			now, err = st.Prompt(p.ID)
+		cause := context.Cause(ctx)
+		end, _ := errors.AsType[*ending](cause)
+		switch {
+		case cause == nil || end != nil:
+			return end
+		case cause == ctx.Err():
+			return &ending{}
 		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return nil, nil
+		return &ending{to: Failed, why: redact(cause.Error())}
+	})
 }
 
 // keep stores records as they are.
 func (s *Store) keep(recs ...Record) error {
 	return s.Update(func(*View) ([]Record, error) { return recs, nil })
-}
-
-// end moves prompts to a status, with the reason unless that is "". It does nothing where that is not legal (any more).
-func (s *Store) end(to State, why string, ids ...string) (err error) {
-	for _, id := range ids {
-		_, failed := s.Move(id, to, func(p *PromptRecord) { p.Reason = cmp.Or(why, p.Reason) })
-		err = errors.Join(err, failed)
-	}
-	return err
 }
 
 // ---- hook: what a tool's own hook system asks ----
@@ -4817,11 +4790,11 @@ type hook struct {
 
 	st      *Store
 	session string
-	folder  string    // where the session was started: paths are shown as they are seen from there; "" not known (yet)
-	ends    time.Time // when the call's questions expire
-	args    object    // the members of Input that were not told yet
-	asked   []string  // ids of its questions that were answered or expired
-	call    string    // names this run, and its lock
+	folder  string          // where the session was started: paths are shown as they are seen from there; "" not known (yet)
+	ends    time.Time       // when the call's questions expire
+	args    object          // the members of Input that were not told yet
+	asked   []*PromptRecord // its questions that were answered or expired
+	call    string          // names this run, and its lock
 }
 
 // maxHookFull is how much of a call's arguments is shown, in bytes: twenty messages. A longer one is not allowed from
@@ -4972,7 +4945,11 @@ func (h *hook) decide(c *command) error {
 		to = Failed
 		why = "the tool did not take the answer: " + err.Error()
 	}
-	return h.st.end(to, why, h.asked...)
+	err = nil
+	for _, p := range h.asked {
+		err = errors.Join(err, h.st.end(p, &ending{to: to, why: why}))
+	}
+	return err
 }
 
 // wait asks one question of the call, and returns it answered or expired; nil, as for a nil p, lets the tool's dialog
@@ -4982,15 +4959,15 @@ func (h *hook) wait(ctx context.Context, p *PromptRecord) (*PromptRecord, error)
 		return nil, nil
 	}
 	h.complete(p)
-	if err := h.st.keep(p); err != nil {
+	if err := h.st.keep(ref(*p)); err != nil {
 		return nil, err
 	}
-	end, err := p.await(ctx, h.st, func(*InputRecord) {}) // they are the session's
-	if end == nil || end.Status != ReplyReceived && end.Status != Expired {
+	err := p.await(ctx, h.st, func(*InputRecord) {}) // they are the session's
+	if p.Status != ReplyReceived && p.Status != Expired {
 		return nil, err
 	}
-	h.asked = append(h.asked, p.ID)
-	return end, nil
+	h.asked = append(h.asked, p)
+	return p, nil
 }
 
 // refused is the decision about a call whose question was refused, or expired.
@@ -5080,7 +5057,10 @@ func (h *hook) questions(ctx context.Context) (decision, error) {
 		}
 		end, err := h.wait(ctx, p)
 		if end == nil || end.Status == Expired {
-			err = errors.Join(err, h.st.end(Failed, "not all of its questions were answered", h.asked[:i]...))
+			for _, p := range h.asked[:i] {
+				why := "not all of its questions were answered"
+				err = errors.Join(err, h.st.end(p, &ending{to: Failed, why: why}))
+			}
 			h.asked = h.asked[i:]
 			if end == nil {
 				return nil, err
@@ -5606,7 +5586,7 @@ func catchSignals(quit context.CancelCauseFunc) {
 	go func() { // ends with the process, if there is no signal
 		sig := (<-signals).(syscall.Signal)
 		signal.Stop(signals)
-		quit(&stopped{sig, "the script was ended (" + sig.String() + ")"})
+		quit(&ending{to: Canceled, why: "the script was ended (" + sig.String() + ")", sig: sig})
 	}()
 }
 
@@ -5631,7 +5611,7 @@ func (a *asking) bridge() error {
 	defer release()
 	p := &a.prompt
 	p.begin(fromAsk, own.ID, a.Timeout)
-	if err := a.keep(ref(own), p); err != nil {
+	if err := a.keep(ref(own), ref(*p)); err != nil {
 		return err
 	}
 	if err := a.send(); err != nil {
@@ -5644,9 +5624,9 @@ func (a *asking) bridge() error {
 		ch = a.tg
 	}
 	hangUp := a.connect(a.ctx, ch)
-	end, err := p.await(ctx, a.Store, func(in *InputRecord) { a.obey(*in, quit) })
-	if end != nil {
-		err = a.conclude(end, context.Cause(ctx))
+	err = p.await(ctx, a.Store, func(in *InputRecord) { a.obey(*in, quit) })
+	if !p.Open() {
+		err = a.conclude(context.Cause(ctx))
 	}
 	own.Status = "completed"
 	if a.code > 128 {
@@ -5656,8 +5636,8 @@ func (a *asking) bridge() error {
 	own.EndedAt = ref(time.Now())
 	own.ExitCode = &a.code
 	unsaid := a.keep(&own)
-	if end != nil && end.answeredByCommand() {
-		n := answeredNotice(end)
+	if p.answeredByCommand() {
+		n := answeredNotice(p)
 		n.SessionID = own.ID
 		ch.Notify(n)
 	}
@@ -5680,14 +5660,14 @@ func (a *asking) catchSuspend() {
 func (a *asking) send() error {
 	how := "asked on the phone; from another terminal"
 	phone := a.Channel == "telegram"
-	_, err := a.Move(a.prompt.ID, Routed, func(p *PromptRecord) {
+	err := a.Move(&a.prompt, Routed, func(p *PromptRecord) {
 		if phone {
 			p.Send = sendQuestion
 		}
 	})
 	if !phone { // it waits for `atlasbridge answer`
 		how = a.whyLocal() + "; answer from another terminal"
-		err = errors.Join(err, a.end(AwaitingReply, "", a.prompt.ID))
+		err = errors.Join(err, a.end(&a.prompt, &ending{to: AwaitingReply}))
 	}
 	if !phone || onTerminal(a.stderr) {
 		a.complain(how + ": atlasbridge answer " + shortID(a.prompt.ID) + " VALUE; it takes " + a.prompt.takes())
@@ -5702,7 +5682,7 @@ func (a *asking) obey(in InputRecord, quit context.CancelCauseFunc) {
 	}
 	in.Status = "done"
 	if in.Kind == "cancel" {
-		quit(&stopped{syscall.SIGTERM, "ended from the phone"})
+		quit(&ending{to: Canceled, why: "ended from the phone", sig: syscall.SIGTERM})
 	} else {
 		in.Status = "failed" // who polls tells its sender
 		in.Reason = "a script asks here: it takes an answer, and has no screen and no keyboard"
@@ -5714,8 +5694,9 @@ func (a *asking) obey(in InputRecord, quit context.CancelCauseFunc) {
 
 // conclude passes on and records what became of the question; cause ended it, if not an answer. An error is why there
 // is no answer. An answer that cannot be passed on was not given.
-func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
-	stop, ended := errors.AsType[*stopped](cause)
+func (a *asking) conclude(cause error) (err error) {
+	end := &a.prompt
+	stop, ended := errors.AsType[*ending](cause)
 	var answer *string
 	status := "refused"
 	code := exitFailed
@@ -5756,11 +5737,11 @@ func (a *asking) conclude(end *PromptRecord, cause error) (err error) {
 	}
 	switch {
 	case a.lost != nil && answer != nil:
-		return a.end(Failed, "the script did not take the answer", end.ID)
+		return a.end(end, &ending{to: Failed, why: "the script did not take the answer"})
 	case a.lost != nil: // the command says so
 		return nil
 	case answer != nil:
-		err = errors.Join(a.end(Injected, "", end.ID), a.end(Resolved, "", end.ID))
+		err = errors.Join(a.end(end, &ending{to: Injected}), a.end(end, &ending{to: Resolved}))
 	}
 	a.code = code
 	if status == "refused" && end.Reason != "" {

@@ -1906,40 +1906,46 @@ func (s *Store) VerifyAudit() (Verdict, error) {
 	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), noted.chainHead, noted.Begins)
 }
 
-// Move takes a prompt along one legal transition, and returns it; nil: it was not legal, or not stored. change may fill
-// in more.
-func (s *Store) Move(id string, to State, change func(*PromptRecord)) (moved *PromptRecord, err error) {
+// Move takes a prompt along one transition, if that is legal, and makes p, a copy of it, what is stored then. change may
+// fill in more.
+func (s *Store) Move(p *PromptRecord, to State, change func(*PromptRecord)) error {
 	now := time.Now()
-	err = s.Update(func(v *View) ([]Record, error) {
-		old := v.Prompts[id]
+	var stored *PromptRecord
+	err := s.Update(func(v *View) ([]Record, error) {
+		stored = v.Prompts[p.ID]
+		old := stored
 		if old == nil || old.Status == to || to == Expired && now.Before(old.ExpiresAt) {
 			return nil, nil
 		}
-		p := *old
+		moved := *old
 		if to == Expired { // waiting comes to the answer that is known to refuse, if there is one
-			p.Reason = fmt.Sprintf("no answer in %d s", inSeconds(p.ExpiresAt.Sub(p.CreatedAt)))
-			p.Value = p.SafeDefault
-			p.DecidedBy = "auto:timeout"
+			moved.Reason = fmt.Sprintf("no answer in %d s", inSeconds(old.ExpiresAt.Sub(old.CreatedAt)))
+			moved.Value = old.SafeDefault
+			moved.DecidedBy = "auto:timeout"
 		}
-		change(&p)
-		p.Status = to
-		if old.Open() && !p.Open() && p.DecidedAt == nil {
-			p.DecidedAt = &now
+		change(&moved)
+		moved.Status = to
+		if old.Open() && !moved.Open() && moved.DecidedAt == nil {
+			moved.DecidedAt = &now
 		}
-		if v.transition(old, &p) != nil {
+		if v.transition(old, &moved) != nil {
 			return nil, nil
 		}
-		moved = &p
+		stored = &moved
 		if to == Injected {
-			reply := &ReplyRecord{Head{ID: id}, id, p.SessionID, maybe(p.Value), replySource(&p), now}
-			return []Record{reply, &p}, nil
+			reply := &ReplyRecord{Head{ID: p.ID}, p.ID, old.SessionID, maybe(moved.Value), replySource(stored), now}
+			return []Record{reply, stored}, nil
 		}
-		return []Record{&p}, nil
+		return []Record{stored}, nil
 	})
-	if err != nil {
-		return nil, err
+	switch {
+	case err != nil:
+	case stored == nil:
+		p.Status = Failed // it is not in the state any more
+	default:
+		*p = *stored
 	}
-	return moved, nil
+	return err
 }
 
 // inSeconds is a time in whole seconds.
@@ -2003,13 +2009,6 @@ func amends[T any, R interface {
 			return []Record{R(&r)}, nil
 		})
 	}
-}
-
-// Prompt is one prompt as it is now, nil where there is none. It is read only. Where the state cannot be read any more
-// it is as it was, with an error.
-func (s *Store) Prompt(id string) (p *PromptRecord, err error) {
-	err = s.Look(func(v *View) { p = v.Prompts[id] })
-	return p, err
 }
 
 // NoteFact records a value under a name, unless it is there.
@@ -2741,8 +2740,8 @@ func (s *Store) waits(p *PromptRecord) bool {
 	return !p.Idle && s.guard(s.view, p, "") == ""
 }
 
-// Reap records dead sessions as crashed, and their prompts and inputs as failed. It removes locks of sessions and
-// calls that are over.
+// Reap records dead sessions as crashed, and their prompts and inputs as failed, and prompts that were decided after
+// their hook had died. It removes locks of sessions and calls that are over.
 func (s *Store) Reap() error {
 	dead := map[string]bool{} // sessions and calls whose locks nobody takes any more
 	err := s.Update(func(v *View) (recs []Record, _ error) {
@@ -2758,7 +2757,9 @@ func (s *Store) Reap() error {
 		}
 		for _, p := range v.Prompts {
 			dead[p.Call] = p.over() || dead[p.SessionID]
-			if dead[p.SessionID] && (!p.over() || p.mayBeAsked() || p.unsaid) {
+			decided := slices.Contains(next[p.Status], Injected) // its hook may not have passed it on
+			lost := p.Call != "" && decided && !s.Alive(p.Call)
+			if lost || dead[p.SessionID] && (!p.over() || p.mayBeAsked() || p.unsaid) {
 				recs = append(recs, p.orphaned())
 			}
 		}
@@ -2790,7 +2791,7 @@ const (
 	isUncertain = " is uncertain"           // ends why an answer failed that may have been typed
 )
 
-// orphaned is the prompt after its session has ended.
+// orphaned is the prompt after its session has ended, or its hook.
 func (p *PromptRecord) orphaned() *PromptRecord {
 	q := *p
 	q.Status = Failed
@@ -2802,6 +2803,8 @@ func (p *PromptRecord) orphaned() *PromptRecord {
 		q.Status = Resolved
 	case p.mayBeAsked():
 		q.Reason = p.Reason + ", and the session has ended"
+	case p.Call != "":
+		q.Reason = "what asked has ended: whether it got the answer" + isUncertain
 	default:
 		q.Reason = "the session ended: whether the answer was typed" + isUncertain
 	}

@@ -2768,7 +2768,7 @@ func cmdSetup(c *command) int {
 	}
 	s := &setup{command: c}
 	err = s.converse()
-	end, ended := errors.AsType[*stopped](context.Cause(ctx))
+	end, ended := errors.AsType[*ending](context.Cause(ctx))
 	switch {
 	case err == nil:
 		return 0
