@@ -2878,17 +2878,14 @@ func (d *desk) carry(q *question) {
 		d.ask(q)
 		expired := q.rec.Status == Expired
 		answered := q.rec.Status == ReplyReceived || expired && q.rec.Value != nil
-		why := ""
 		switch {
 		case answered && gone():
-			why = q.end.why + " before the answer was typed"
+			late := &ending{to: Failed, why: q.end.why + " before the answer was typed"}
+			d.record(func() error { return d.st.end(&q.rec, late) })
 		case answered:
-			why = d.typeAnswer(q)
+			d.typeAnswer(q)
 		case expired:
 			d.lapsed = true
-		}
-		if why != "" {
-			d.record(func() error { return d.st.end(&q.rec, &ending{to: Failed, why: why}) })
 		}
 		if d.watcher.seen == q.screen { // else another was seen before the answer came, and is asked now
 			d.watcher.seen = nil // what expired, failed or was left to the terminal is not asked again by itself
@@ -2978,9 +2975,7 @@ func (d *desk) ask(q *question) {
 	for d.relay.interactive && !q.closed() && time.Since(d.relay.lastKey) < d.cfg.Away {
 		d.await(d.relay.lastKey.Add(d.cfg.Away), q.closed)
 	}
-	for !q.closed() && q.rec.Status == Created && !d.route(q) {
-		d.awaitFor(retryEvery, q.closed)
-	}
+	d.record(func() error { return d.route(q) })
 	d.record(func() error {
 		return d.st.ask(&q.rec, func() *ending {
 			d.await(q.rec.ExpiresAt, q.closed)
@@ -3003,30 +2998,23 @@ func (d *desk) record(try func() error) {
 	}
 }
 
-// route makes Show send q. The time of a question of the screen begins only now: nobody was to answer it while somebody
-// was at the keyboard.
-func (d *desk) route(q *question) bool {
-	if d.cfg.Channel == "local" { // it waits for `atlasbridge answer`
-		return d.transition(q, Routed, asIs) && d.transition(q, AwaitingReply, asIs)
+// route makes Show send q, unless it is closed. The time of a question of the screen begins only now: nobody was to
+// answer it while somebody was at the keyboard.
+func (d *desk) route(q *question) error {
+	switch {
+	case q.closed():
+		return nil
+	case d.cfg.Channel == "local": // it waits for `atlasbridge answer`
+		return errors.Join(d.st.end(&q.rec, &ending{to: Routed}), d.st.end(&q.rec, &ending{to: AwaitingReply}))
 	}
 	d.books.breakStream()
-	return d.transition(q, Routed, func(r *PromptRecord) {
+	return d.st.Move(&q.rec, Routed, func(r *PromptRecord) {
 		r.Send = sendQuestion
 		if q.screen != nil {
 			r.ExpiresAt = r.ExpiresAt.Add(time.Since(r.CreatedAt))
 		}
 	})
 }
-
-// transition moves the prompt of q to a status, if that is legal yet. False means that it could not be stored.
-func (d *desk) transition(q *question, to State, change func(*PromptRecord)) bool {
-	err := d.st.Move(&q.rec, to, change)
-	d.books.tellTrouble(err)
-	return err == nil
-}
-
-// asIs changes nothing.
-func asIs(*PromptRecord) {}
 
 // handleRecord takes a record as somebody else changed it: a decision, a hook's question, the
 // phone's wish.
@@ -3220,11 +3208,13 @@ func (d *desk) resolveHook(h *question) {
 	passed := time.Now()
 	d.await(passed.Add(d.cfg.EchoWindow), d.ended) // a key on its way may be there first
 	d.await(passed.Add(dialogGone), func() bool { return d.childGone || !d.dialogStands(h) })
-	d.transition(h, Resolved, func(r *PromptRecord) {
-		crossed := d.relay.lastKey.After(r.DecidedAt.Add(-sameMoment)) || h.stoodAt.Before(*r.DecidedAt) // it had left
-		if h.typedBy == "cli:local" && crossed {
-			r.Reason = bothAnswered
-		}
+	d.record(func() error {
+		return d.st.Move(&h.rec, Resolved, func(r *PromptRecord) {
+			crossed := d.relay.lastKey.After(r.DecidedAt.Add(-sameMoment)) || h.stoodAt.Before(*r.DecidedAt) // it had left
+			if h.typedBy == "cli:local" && crossed {
+				r.Reason = bothAnswered
+			}
+		})
 	})
 	if d.standsSeen(h) {
 		d.det.Sleep(time.Now().Add(d.cfg.EchoWindow))
@@ -3927,38 +3917,39 @@ func (t *typist) overtaken(look *Prompt) bool {
 	return asks && (t.q == nil || !t.q.screen.same(look))
 }
 
-// typeAnswer types the decision about q, and records that. It returns why that was not done.
-func (d *desk) typeAnswer(q *question) (why string) {
+// typeAnswer types the decision about q, and records what became of that.
+func (d *desk) typeAnswer(q *question) {
 	d.await(q.seenAt.Add(dialogGrace), func() bool { return d.childGone || d.adapter.Box == nil })
 	t := &typist{session: d.session, q: q, boxed: q.rec.Idle, text: cleanText(*q.rec.Value)}
 	expired := q.rec.Status == Expired
-	why = t.work()
-	record := func() bool {
-		if t.given && q.rec.Status != Injected && !d.transition(q, Injected, func(r *PromptRecord) {
-			r.ScreenSHA = t.screenSHA
-			r.Note = t.note
-		}) {
-			return false
-		}
-		return why != "" || d.transition(q, Resolved, asIs)
-	}
-	recorded := record()
+	why := t.work()
+	end := &ending{to: Resolved}
 	if why != "" {
 		if expired && !t.given {
 			why = q.rec.Reason + "; no answer was typed: " + why
 		}
+		end = &ending{to: Failed, why: why}
 		if !expired && !q.rec.Idle && !d.childGone && q.screen.same(d.look()) {
 			d.det.Again() // it is asked anew
 		}
 	}
 	t.passHeld()
-	for !recorded && d.books.trouble != "" && !d.awaitFor(retryEvery, d.ended) {
-		recorded = record()
-	}
+	d.record(func() error {
+		var err error
+		if t.given && q.rec.Status != Injected {
+			err = d.st.Move(&q.rec, Injected, func(r *PromptRecord) {
+				r.ScreenSHA = t.screenSHA
+				r.Note = t.note
+			})
+		}
+		if err == nil {
+			err = d.st.end(&q.rec, end)
+		}
+		return err
+	})
 	if why == "" {
 		d.typeReason(&q.rec)
 	}
-	return why
 }
 
 // typeReason types the words of a refusal that no hook took: they are the tool's next message.
@@ -4563,7 +4554,7 @@ func (d *desk) endExpired(why string) {
 		offers = v.which(func(p *PromptRecord) bool { return p.SessionID == d.rec.ID && p.mayBeAsked() })
 	})
 	for _, p := range offers {
-		d.transition(&question{rec: *p}, Failed, func(r *PromptRecord) { r.Reason += ", and " + why })
+		d.books.tellTrouble(d.st.end(ref(*p), &ending{to: Failed, why: p.Reason + ", and " + why}))
 	}
 }
 
@@ -4790,7 +4781,7 @@ type hook struct {
 
 	st      *Store
 	session string
-	folder  string          // where the session was started: paths are shown as they are seen from there; "" not known (yet)
+	folder  string          // where the session was started, and paths are seen from; "" not known (yet)
 	ends    time.Time       // when the call's questions expire
 	args    object          // the members of Input that were not told yet
 	asked   []*PromptRecord // its questions that were answered or expired

@@ -1906,8 +1906,8 @@ func (s *Store) VerifyAudit() (Verdict, error) {
 	return verify(io.NewSectionReader(s.audit.f, 0, s.audit.end), noted.chainHead, noted.Begins)
 }
 
-// Move takes a prompt along one transition, if that is legal, and makes p, a copy of it, what is stored then. change may
-// fill in more.
+// Move takes a prompt along one transition, if that is legal, and makes p, a copy, what is stored then. change may fill
+// in more.
 func (s *Store) Move(p *PromptRecord, to State, change func(*PromptRecord)) error {
 	now := time.Now()
 	var stored *PromptRecord
