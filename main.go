@@ -4928,17 +4928,14 @@ func (h *hook) decide(c *command) error {
 	if what == nil {
 		return err
 	}
-	to := Injected
-	why := ""
-	_, err = fmt.Fprintf(c.stdout, `{"hookSpecificOutput":{"decision":%s,"hookEventName":"PermissionRequest"}}`+"\n",
+	end := &ending{to: Injected}
+	_, lost := fmt.Fprintf(c.stdout, `{"hookSpecificOutput":{"decision":%s,"hookEventName":"PermissionRequest"}}`+"\n",
 		inJSON(what))
-	if err != nil {
-		to = Failed
-		why = "the tool did not take the answer: " + err.Error()
+	if lost != nil {
+		end = &ending{to: Failed, why: "the tool did not take the answer: " + lost.Error()}
 	}
-	err = nil
 	for _, p := range h.asked {
-		err = errors.Join(err, h.st.end(p, &ending{to: to, why: why}))
+		err = errors.Join(err, h.st.end(p, end))
 	}
 	return err
 }
@@ -5049,8 +5046,7 @@ func (h *hook) questions(ctx context.Context) (decision, error) {
 		end, err := h.wait(ctx, p)
 		if end == nil || end.Status == Expired {
 			for _, p := range h.asked[:i] {
-				why := "not all of its questions were answered"
-				err = errors.Join(err, h.st.end(p, &ending{to: Failed, why: why}))
+				err = errors.Join(err, h.st.end(p, &ending{to: Failed, why: "not all of its questions were answered"}))
 			}
 			h.asked = h.asked[i:]
 			if end == nil {
