@@ -132,8 +132,8 @@ var (
 		"command not found") // of a tool that is in no folder of PATH
 )
 
-// PTY is the child's terminal, for any goroutine. Read gives io.EOF when the last process that held it is gone. Close
-// is idempotent and ends a blocked Read.
+// PTY is the child's terminal. Read belongs to one goroutine, State to one at a time, all else to any. Read gives io.EOF
+// when the last process that held the terminal is gone. Close is idempotent and ends a blocked Read.
 type PTY interface {
 	io.ReadWriteCloser
 	Resize(Size) error
@@ -147,7 +147,7 @@ type PTY interface {
 	TakeBack(n int) bool           // drops those where they are n; false: it has dropped nothing
 	Signal(os.Signal) error        // to the child's foreground process group; SIGHUP and SIGCONT to its own too
 	Stopped() <-chan struct{}      // a value when the child was stopped, as by ^Z
-	Terminate(grace time.Duration) // if it has not ended by then: SIGTERM, 3 s, SIGKILL to its process group
+	Terminate(grace time.Duration) // if it has not ended by then: SIGTERM, 3 s, SIGKILL to its groups
 }
 
 // ---- the manual ----
@@ -1339,9 +1339,10 @@ func legibly(text string) string {
 //	               └────► backlog ◄──────────────────────┘
 //	                         ▼
 //	         watcher.detector: screen, what is asked ─► desk.carry, one for each question ─► typist ─► child
-//	books.keepBooks: records of others ─► desk.carryHook, one for each hook's question
-//	                                  └─► phone.doInputs: what the phone wants, in order ─► typist
-//	watchdog.watchSignals;  books.sendStream
+//	books.keepBooks: records of others ─► desk.carryHook and watchHook, for each hook's question
+//	                                  └─► phone.doInputs: what the phone wants, in order ─► typist, or:
+//	relay.writeTyping: the phone's keys, those that were held, replies to the child's queries ─► child
+//	watchdog.watchSignals;  relay.copyTap, for each pipe of the child's output;  books.sendStream
 //
 // A sequence gives the turn away in await, and while it writes to the child; in between nobody else changes anything.
 // Output goes to the host before we inspect it; keys go to the child before we inspect them. The turn guards the fields
@@ -1906,11 +1907,11 @@ func (s *session) crashing() {
 	s.relay.restore() // it may just have been at readKeyboard
 }
 
-// ---- clock and signals ----
+// ---- signals ----
 //
-// What is due by the clock, and what the system tells us.
+// What the system tells us: signals, another size, a terminal that has gone.
 
-// watchdog does what is due, and what signals want.
+// watchdog does what signals want. What is due by the clock is done at the detector's turns.
 type watchdog struct {
 	*session
 	signals   chan os.Signal
@@ -2101,7 +2102,7 @@ type hostTerminal struct {
 // it pauses for settleQuiet, for lookEvery at most, unless it is wanted at once.
 type backlog struct {
 	wake chan struct{} // the detector is to take it now
-	look *time.Timer   // or when this fires; others that take it leave it on, for they do not look at it
+	look *time.Timer   // or when this fires, even if another has taken it: only the detector looks for questions
 	mu   sync.Mutex    // guards what follows
 
 	bytes []byte
@@ -2458,7 +2459,7 @@ func (r *relay) takeOutput() {
 	r.drained = drained
 }
 
-// handleOutput takes what the child has written, now, and the host has already.
+// handleOutput hands the screen output that the host has already, takes up what it says and answers what it asks.
 func (r *relay) handleOutput(p []byte, now time.Time) {
 	if len(p) == 0 {
 		return
@@ -2969,8 +2970,8 @@ func (d *desk) watched(last time.Time) bool {
 	return d.relay.interactive && time.Since(last) < d.cfg.Away && last.After(d.phone.phoneAt)
 }
 
-// ask sends q, which is stored and in force, once nobody types here, where it may be answered. It returns when q is
-// answered, expired or over, and that is recorded.
+// ask sends q, which is stored and in force, once nobody has typed here for a while: who is here may answer it here. It
+// returns when q is answered, expired or over, and that is recorded.
 func (d *desk) ask(q *question) {
 	for d.relay.interactive && !q.closed() && time.Since(d.relay.lastKey) < d.cfg.Away {
 		d.await(d.relay.lastKey.Add(d.cfg.Away), q.closed)
@@ -3016,8 +3017,7 @@ func (d *desk) route(q *question) error {
 	})
 }
 
-// handleRecord takes a record as somebody else changed it: a decision, a hook's question, the
-// phone's wish.
+// handleRecord takes up a record that somebody else wrote: a decision, a hook's question, the phone's wish.
 func (d *desk) handleRecord(rec Record) {
 	switch r := rec.(type) {
 	case *InputRecord:
@@ -3066,8 +3066,8 @@ func answeredNotice(p *PromptRecord) Notice {
 
 // ---- hook dialogs ----
 //
-// A tool's hook asks in a process of its own, which gives the tool the answer. The dialog stands on
-// the screen meanwhile, and may be answered there.
+// A tool's hook asks in a process of its own, which gives the tool the answer. The dialog stands on the screen
+// meanwhile, and may be answered there.
 
 // hooksOf returns the waiting hooks' questions whose dialog p is: all of the first call whose arguments p shows, or
 // that the tool names. A name that is reported while the dialog named before stands means the next one.
@@ -3391,20 +3391,19 @@ func dense(text string) string {
 	return strings.Trim(reBlankRows.ReplaceAllString(text, "\n\n"), "\n")
 }
 
-// askAgain makes a new prompt of what stands on the screen, after one that expired or could not be
-// answered.
-func (s *phone) askAgain() (why string) {
-	if s.desk.inForce() != nil {
+// askAgain has what stands on the screen asked anew, after a question that expired or could not be answered.
+func (p *phone) askAgain() (why string) {
+	if p.desk.inForce() != nil {
 		return "a question is open already"
 	}
-	p := s.look()
-	if p == nil || p.Idle {
+	look := p.look()
+	if look == nil || look.Idle {
 		return "the question is no longer on the screen"
 	}
-	s.watcher.seen = nil
-	s.desk.endExpired("it was asked again")
-	s.det.Again()
-	ring(s.relay.output.wake)
+	p.watcher.seen = nil
+	p.desk.endExpired("it was asked again")
+	p.det.Again()
+	ring(p.relay.output.wake)
 	return ""
 }
 
@@ -3615,8 +3614,8 @@ func (b *books) audit(events ...Event) {
 	b.tellTrouble(nil)
 }
 
-// tellTrouble tells the operator of trouble with the state or the audit log: of err, or of what the
-// store noted; once, and once when it is over.
+// tellTrouble tells the operator of trouble with the state or the audit log, err or else what the store noted: once,
+// and once when it is over.
 func (b *books) tellTrouble(err error) {
 	held := "the state cannot be written, so nothing is asked or typed: "
 	if err == nil {
@@ -4251,7 +4250,7 @@ func (p *Prompt) wrongTick(wanted []int) int {
 }
 
 // arrow is the key that moves the pointer of a menu one step towards target.
-func (s *session) arrow(now *Prompt, target int) string {
+func (t *typist) arrow(now *Prompt, target int) string {
 	forward := target > now.Pointer
 	name := "UP"
 	switch {
@@ -4262,8 +4261,7 @@ func (s *session) arrow(now *Prompt, target int) string {
 	case forward:
 		name = "DOWN"
 	}
-	keys := keyBytes(name, s.det.Screen.modes[modeAppCursor]) // knows them all
-	return keys
+	return keyBytes(name, t.det.Screen.modes[modeAppCursor]) // knows them all
 }
 
 // leaves waits until a known tool's dialog, or a menu with ticks, has gone: what still stands did not take the key.
@@ -4314,8 +4312,8 @@ func (t *typist) echo() (why string) {
 }
 
 // pasted returns text as it is typed: no line end in it presses Enter, and no tab completes a word.
-func (s *session) pasted(text string) string {
-	if s.det.Screen.modes[modePaste] && !s.pty.Modes().Canonical { // who reads lines may know nothing of it
+func (t *typist) pasted(text string) string {
+	if t.det.Screen.modes[modePaste] && !t.pty.Modes().Canonical { // who reads lines may know nothing of it
 		return "\x1b[200~" + text + "\x1b[201~"
 	}
 	return strings.NewReplacer("\n", " ", "\t", " ").Replace(text)
