@@ -57,7 +57,7 @@ import (
 
 const (
 	maxHookInput = 8 << 20 // bytes of JSON from a tool, with the file it writes
-	maxExcerpt   = 200     // bytes of an excerpt, SPEC section 5
+	maxExcerpt   = 200     // bytes of an excerpt
 )
 
 // othersUse stands before the command with which closeRemedy takes a file or folder from others.
@@ -760,6 +760,7 @@ func (j *journal) append(b []byte) error {
 	return err
 }
 
+// truncate cuts the file off behind that many bytes.
 func (j *journal) truncate(end int64) error {
 	return j.do("ftruncate", j.f, func() error { return cutFile(j.f, end) })
 }
@@ -920,7 +921,7 @@ func (s *Store) name(p *PromptRecord) (missing []Record) {
 }
 
 // join gives the prompt the text that its line names. If that is missing the question fails, as with a damaged line. A
-// question that is over gets no answers: only its outcome is still needed.
+// question that has been over for a minute does without: only its outcome is still needed.
 func (s *Store) join(p *PromptRecord) {
 	over := p.settled() && !p.owes()
 	switch {
@@ -1002,7 +1003,7 @@ func (s *Store) decode(line []byte, kind string) (Record, error) {
 //
 // What a record holds, and how one may follow another of the same id.
 
-// State is a prompt's state, SPEC section 6.
+// State is a prompt's state.
 type State string
 
 const (
@@ -1017,8 +1018,8 @@ const (
 	Failed        State = "failed"
 )
 
-// next is the whole life of a prompt: Update accepts nothing else. A question answered at the keyboard or gone from
-// the screen is resolved without a reply; a tap can be faster than the record that its message was delivered.
+// next is the whole life of a prompt: Update accepts nothing else. A question answered at the keyboard is resolved
+// without a reply; a tap can be faster than the record that its message was delivered.
 var next = map[State][]State{
 	"":            {Created},
 	Created:       {Routed, ReplyReceived, Resolved, Expired, Canceled, Failed},
@@ -1332,12 +1333,12 @@ type FileRef struct {
 	Name string `json:"file_name"` // as the sender calls it, "" of a photo: never a path
 }
 
-// UpdateRecord says that an update of Telegram was acted on. Its id is the bot's number, a colon and the update's: the
-// numbers of another bot's are others. Those of before have the update's alone.
+// UpdateRecord says that an update of Telegram was acted on. Its id is the bot's number, a colon and the update's: each
+// bot counts its own.
 type UpdateRecord struct{ Head }
 
-// MetaRecord is a single fact by id: "audit" (how far the chain goes), "claim telegram:USER" (the session that
-// text of that operator goes to), "trouble poll" and "trouble send" (what keeps Telegram from working).
+// MetaRecord is a single fact by id: "audit" (how far the chain goes), "claim telegram:USER" (the session that text of
+// that operator goes to), "trouble poll" and "trouble send" (what keeps Telegram from working), "doctor" (a test).
 type MetaRecord struct {
 	Head
 	chainHead
@@ -2144,7 +2145,7 @@ const (
 )
 
 // Keys of answers that no text can be, for they are control characters: Enter alone at a question for text, and
-// nothing, for the question stays to the terminal.
+// nothing, for the question is left to the terminal.
 const (
 	enterAlone = "\r"
 	leaveIt    = "\x1b"
@@ -2464,7 +2465,8 @@ func (p *PromptRecord) takes() string {
 	return strings.Join(all, gap)
 }
 
-// ambiguous reports whether the ambiguity protocol asks (SPEC section 6): Send Enter, Cancel, or show more.
+// ambiguous reports whether it was guessed that this is a question: Enter, Esc, keys, or leaving it are offered, and
+// nothing is typed unless somebody chooses that.
 func (p *PromptRecord) ambiguous() bool {
 	guessed := p.Confidence == "medium" && !slices.Contains(p.Signals, "pattern")
 	return p.Type == Unknown || p.Confidence == "low" || guessed
@@ -2472,14 +2474,12 @@ func (p *PromptRecord) ambiguous() bool {
 
 // ---- follow ----
 //
-// A session learns of its answers, and a hook of its own, from the state.
-
-// A record that concerns a session changes the time of its lock's file. A session watches only that, so records of
-// others cost it nothing.
+// Whoever asks learns of the answer from the state. A record that concerns a session changes the time of its lock's
+// file: who follows the session watches only that, so records of others cost it nothing.
 
 const (
-	lookSlowly = 500 * time.Millisecond // at the time of that file
-	lookOften  = 80 * time.Millisecond  // the same, while a question is open: each look wakes the Go runtime eight times
+	lookOften  = 80 * time.Millisecond  // at that time, while a question is open: each look wakes the Go runtime eight times
+	lookSlowly = 500 * time.Millisecond // at the state, where it could not be read; of who asks, at what it waits with
 )
 
 // concerns is the session that a record may wake, "" none.
@@ -2644,15 +2644,14 @@ func (s *Store) saveFile(session, name string, body []byte) (path string, err er
 
 // ---- locks and reap ----
 //
-// A live process holds locks: of its session, of a hook's call, of the polling. A free lock means that it has
-// ended.
+// A live process holds locks: of its session, of a hook's call, of the polling. A free lock means that it has ended.
 
 func lockName(session string) string { return "sessions/" + session + ".lock" }
 
 func (s *Store) lockPath(session string) string { return filepath.Join(s.Dir, lockName(session)) }
 
-// HoldSession locks a session, before it is recorded: an active one whose lock is free is dead. release removes the
-// lock's file, for nobody locks an ended session.
+// HoldSession locks a session, or a hook's call, before it is recorded: an active one whose lock is free is dead.
+// release removes the lock's file, for nobody locks one that has ended.
 func (s *Store) HoldSession(id string) (release func(), err error) {
 	f, err := s.hold(lockName(id), lockVain)
 	if err != nil {
@@ -2811,6 +2810,10 @@ func (p *PromptRecord) orphaned() *PromptRecord {
 	return &q
 }
 
+// ---- ids ----
+//
+// What names a record, whole and for people.
+
 // newID is a random UUID (version 4, RFC 9562 section 5.4).
 func newID() string {
 	x := newNonce()
@@ -2828,4 +2831,5 @@ func isShort(short, id string) bool {
 	return short == id || len(short) >= 8 && strings.HasPrefix(id, short)
 }
 
+// ref is a pointer to a copy of v.
 func ref[T any](v T) *T { return &v }
