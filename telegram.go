@@ -43,7 +43,7 @@ type Channel interface {
 	Close() error
 }
 
-// Notice is a message that asks nothing: which session it is about, Text on the same line, then Mono in monospace.
+// Notice is a message that asks nothing: which session it is about, then Text, then Mono in monospace.
 type Notice struct {
 	Text      string
 	Mono      string
@@ -69,7 +69,8 @@ type Telegram struct {
 	jitter   func() float64 // rand.Float64, or a test's own
 	cfg      atomic.Pointer[Config]
 	skew     atomic.Int64 // Telegram's clock minus ours, by its last answer, a time.Duration
-	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long
+	troubles sync.Map     // by "send" and "poll": what keeps it from working, "" nothing; by "told": what did for long;
+	// by "refused" and "looks": what was last logged of messages that Telegram did not take
 
 	// tell says that to the person at the terminal, where it is still possible; or nil.
 	tell func(string) (told bool)
@@ -395,8 +396,7 @@ func (t *Telegram) takeTurn(as rank) (wait time.Duration) {
 }
 
 // reserve takes a turn and returns when the next one is, or, without changing that, how long to wait. Up to four turns
-// are saved up. A question may go one turn early; what ranks behind it waits a little longer than needed, so that one
-// can pass it.
+// are saved up. What ranks behind a question waits up to a turn longer than needed, so that a question can pass it.
 func reserve(next, now time.Time, every time.Duration, as rank) (time.Time, time.Duration) {
 	due := max(next.Sub(now), -3*every)
 	wait := due + every*time.Duration(as)/time.Duration(rankRest)
@@ -461,7 +461,7 @@ const (
 	mailLook     = 5 * time.Second        // between looks, where nothing tells of a change
 	answerLinger = 2 * time.Second        // for an answer on its way, when the process ends: a message's id is worth that
 	lostLife     = time.Minute            // an edit without an answer is carried out by then, or never
-	onItsWay     = 900 * time.Millisecond // the typing of an answer may take so long before its message says so
+	typingTime   = 900 * time.Millisecond // the typing of an answer may take so long before its message says so
 	sideLimit    = 3 * time.Second        // that a request may take which is no message: a question may wait behind it
 	refusedPause = time.Minute            // after a question that Telegram does not take
 	maxNotices   = 50                     // that wait
@@ -845,7 +845,7 @@ func (t *Telegram) dueEdit(p *PromptRecord, s *SessionRecord, m Message) *job {
 	case again:
 		j.at = time.Unix(m.LostAt+1, 0).Add(lostLife)
 	case shows == string(ReplyReceived):
-		j.at = p.At.Add(onItsWay)
+		j.at = p.At.Add(typingTime)
 	}
 	if p.SessionID != t.session { // that is over
 		j.rank = rankRest
@@ -1263,7 +1263,9 @@ var (
 	// reInline is one of a table, a heading, code, bold words.
 	reInline = re("(?m)^(.*\\|.*\n(?:[ |:-]*-[ |:-]*\\|[ |:-]*| *\\|[ |:-]*-[ |:-]*)(?:\n.*\\|.*)*)$|" +
 		"^#{1,6} +(.*?)[ #]*$|(``.+?``|`[^`\n]+`)|\\*\\*([^\\s*]|[^\\s*].*?\\S)\\*\\*")
+	// reBullet begins a row of a list.
 	reBullet = re(`(?m)^( *)[-*+] +`)
+	// reBlanks are blank lines, one after the other.
 	reBlanks = re(`(?: *\n){3,}`)
 )
 
@@ -1382,12 +1384,14 @@ const (
 	wideLabel  = 32 // a button shows; of what is longer the text has all
 )
 
+// button is one button, as the Bot API takes it.
 type button struct {
 	Text  string `json:"text"`
 	Data  string `json:"callback_data"`
 	Style string `json:"style,omitempty"`
 }
 
+// inlineKeyboard is the buttons of a message, in rows.
 type inlineKeyboard struct {
 	Rows [][]button `json:"inline_keyboard"` // not null
 }
@@ -1884,7 +1888,7 @@ const (
 	pollTimeout   = 50                     // seconds; more are clamped (source of telegram-bot-api)
 	tapLife       = 150 * time.Second      // an undelivered tap is forgotten then (same source)
 	tapCrosses    = 10 * time.Second       // a tap so soon after an edit was made before that was seen
-	reapAfter     = 5 * time.Second        // sessions that have died are looked for so often
+	reapEvery     = 5 * time.Second        // sessions that have died are looked for so often
 	strangersMax  = 10                     // recorded in a minute: a flood must not fill the disk
 	pollLeast     = 500 * time.Millisecond // between polls that bring nothing new, whatever the server does
 	conflictPause = 5 * time.Second        // after another program's poll: two that take turns get half of it each
@@ -1898,6 +1902,7 @@ type update struct {
 	Callback *callbackQuery `json:"callback_query"`
 }
 
+// callbackQuery is a tap on a button.
 type callbackQuery struct {
 	ID      string
 	Data    string
@@ -1905,6 +1910,7 @@ type callbackQuery struct {
 	Message *message
 }
 
+// message is a message of the operator's, or the one with the button.
 type message struct {
 	ID       int64 `json:"message_id"`
 	From     *user
@@ -1960,6 +1966,7 @@ type user struct {
 	Username string
 }
 
+// chat is where a message stands.
 type chat struct {
 	ID   int64
 	Type string // private, group, supergroup or channel
@@ -2162,7 +2169,7 @@ func (r *receiver) resendAfterOutage() {
 // reap finds sessions that have died: Show takes over their messages. It ends with the polling.
 func (r *receiver) reap() {
 	for r.ctx.Err() == nil {
-		pause := reapAfter
+		pause := reapEvery
 		if err := r.store.Reap(); err != nil {
 			r.warn(err)
 			pause = refusedPause
@@ -2258,7 +2265,7 @@ func (r *receiver) dispatch(raw json.RawMessage) (int64, error) {
 	return u.ID, err
 }
 
-// auditStranger records the first message or tap of a stranger in each minute; from may be nil.
+// auditStranger records the first messages and taps of strangers in each minute; from may be nil.
 func (r *receiver) auditStranger(u *update, from *user) {
 	minute := time.Now().Unix() / 60
 	if minute != r.minute {
@@ -2996,7 +3003,7 @@ func (s *setup) awaitCode(code string) (*message, error) {
 	return nil, hintedf("run atlasbridge setup again: it makes a new code", "no code arrived within 10 minutes")
 }
 
-// say writes a line that fits the terminal.
+// say prints a line.
 func (s *setup) say(format string, args ...any) {
 	fmt.Fprintf(s, format+"\n", args...)
 }
