@@ -10,7 +10,8 @@
 // shown_sha256 is that of what a person was shown, screen_sha256 that of what stood there when the answer was typed.
 // Answers typed as text are in it as length and SHA-256.
 //
-// Nothing here opens, locks or writes the log: store.go does, under the lock of the state.
+// Nothing here locks or writes the log: store.go does, under the lock of the state. At the end stands what may leave
+// the machine, debug bundle.
 package main
 
 import (
@@ -340,6 +341,8 @@ func (v *Verdict) conclude() {
 
 // questions is what was shown of each question that can still be answered, by its id.
 type questions map[string]shownTo
+
+// shownTo is what was shown, by its hash, and by which session.
 type shownTo struct {
 	session string
 	sha     string
