@@ -96,9 +96,8 @@ type Size struct {
 	XPixel, YPixel uint16
 }
 
-// unixPTY is the master side and the child. Read belongs to one goroutine; all else may be called from any. macOS
-// throws away what the master has not read 0.6 s after the last close of the slave (ptsclose and ttyclose of
-// xnu/bsd/kern/tty.c): there the slave stays open until Read ends.
+// unixPTY is the master side and the child. macOS throws away what the master has not read 0.6 s after the last close
+// of the slave (ptsclose and ttyclose of xnu/bsd/kern/tty.c): there the slave stays open until Read ends.
 type unixPTY struct {
 	master   *os.File      // never by Fd: it would block, and neither Close nor a deadline ends a Read
 	slave    *os.File      // closed on Linux, once the child has its own
@@ -115,7 +114,7 @@ type unixPTY struct {
 	taking sync.Mutex      // guards what follows
 	taken  int64           // bytes of output that were read
 
-	ran   string    // how often and how long the sleeper had run when State last saw that it had: see naps
+	ran   string    // State's: how often and how long the sleeper had run when it last saw that it had, see naps
 	ranAt time.Time // when that was
 }
 
@@ -468,8 +467,8 @@ func (p *unixPTY) kill(sig os.Signal, groups ...int) (err error) {
 	return err
 }
 
-// Terminate ends the child, if it has not ended by then: it is asked to, and after killWait made to. The leader's group
-// is told too: under job control another one. SIGCONT is for what is stopped to see SIGTERM.
+// Terminate ends the child, if it has not ended by then: it is asked to, and after killWait made to. The child's group
+// is told too: under job control another one has the terminal. SIGCONT is for what is stopped to see SIGTERM.
 func (p *unixPTY) Terminate(grace time.Duration) {
 	if p.ends(grace) {
 		return
@@ -491,7 +490,7 @@ func (p *unixPTY) ends(within time.Duration) bool {
 	}
 }
 
-// foreground is the process group that has the terminal, the leader's own when there is none. It is never 1: kill(-1)
+// foreground is the process group that has the terminal, the child's own when there is none. It is never 1: kill(-1)
 // reaches every process.
 func (p *unixPTY) foreground() int {
 	group, err := groupOf(p.master)

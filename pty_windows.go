@@ -73,7 +73,7 @@ type Size struct {
 	XPixel, YPixel uint16
 }
 
-// winPTY is the pseudo-console and the child. Read belongs to one goroutine; all else may be called from any.
+// winPTY is the pseudo-console and the child.
 type winPTY struct {
 	in     *os.File      // our end of the pipe that the console reads
 	out    *os.File      // and of the one that it writes
@@ -251,7 +251,7 @@ func (p *winPTY) TakeBack(int) bool {
 	return false
 }
 
-// Resize tells the child its terminal's new size, by SIGWINCH where there are signals.
+// Resize gives the console another size.
 func (p *winPTY) Resize(s Size) error {
 	p.handles.Lock()
 	defer p.handles.Unlock()
@@ -266,8 +266,7 @@ func coord(s Size) windows.Coord {
 	return windows.Coord{X: int16(s.Cols), Y: int16(s.Rows)}
 }
 
-// Signal types Ctrl-C for os.Interrupt; any other ends the child, which is all there is. os.ErrProcessDone: it is
-// gone.
+// Signal types Ctrl-C for os.Interrupt; any other ends the child, which is all there is. os.ErrProcessDone: it is gone.
 func (p *winPTY) Signal(sig os.Signal) error {
 	if sig == os.Interrupt {
 		_, err := p.in.Write([]byte{3})
@@ -537,12 +536,6 @@ func namesNoOther(sd *windows.SECURITY_DESCRIPTOR) bool {
 	return list.MatchString(sd.String())
 }
 
-// A byte far beyond the end is what is locked, for others cannot read what is.
-const (
-	lockedBytes = 1
-	lockedHigh  = 1 << 30 // upper half of its offset
-)
-
 // closeRemedy is how to close a file, or a folder with all that is in it, to others.
 func closeRemedy(path string) string {
 	return othersUse + "icacls \"" + path + "\" /inheritance:r /grant:r %USERNAME%:F /T"
@@ -560,6 +553,12 @@ func fileRemedy(err error) string {
 	}
 	return ""
 }
+
+// A byte far beyond the end is what is locked, for others cannot read what is.
+const (
+	lockedBytes = 1
+	lockedHigh  = 1 << 30 // upper half of its offset
+)
 
 // lockFile takes the lock of a file for as long as f lives: keep it reachable. errLocked: another has it.
 func lockFile(f *os.File) error {
