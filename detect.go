@@ -1,11 +1,9 @@
-// detect.go turns a child's bytes into questions: Screen is what the terminal shows, Detector looks
-// at it over time, the adapters say what is known of each tool, the Prompt Lab replays recordings.
-// What the screen shows decides, near the cursor and once the output has settled; never the raw
-// bytes. What the tool says of itself (OSC 7501, its title) comes first: nothing is asked while it
-// works. The terminal's state confirms a pattern, and refutes it where nobody reads. Silence counts
-// with spinners masked, and only for an unfinished line. A choice that grants something is never a
-// default. Nothing here types, sends or reads a clock: time is an argument. Only the lab touches
-// files.
+// detect.go turns a child's bytes into questions: Screen is what the terminal shows, Detector looks at it over time,
+// the adapters say what is known of each tool, the Prompt Lab replays recordings. What the screen shows decides, near
+// the cursor and once the output has settled; never the raw bytes. What the tool says of itself (OSC 7501, its title)
+// comes first: nothing is asked while it works. The terminal's state confirms a pattern, and refutes it where nobody
+// reads. Silence, with spinners masked, makes no more than a guess. A choice that grants something is never a default.
+// Nothing here types, sends or reads a clock: time is an argument. Only the lab touches files.
 package main
 
 import (
@@ -653,8 +651,7 @@ func (s *Screen) repeat(n int) {
 	s.take([]byte(again))
 }
 
-// setModes sets the modes that the parameters name. The alternate screen is blank each time it
-// comes up, as in tmux.
+// setModes sets the modes that the parameters name. The alternate screen is blank each time it comes up, as in tmux.
 func (s *Screen) setModes(on bool) {
 	for _, mode := range s.params {
 		s.modes[min(mode, modeOther)] = on
@@ -717,8 +714,7 @@ func (a *Attr) sgr(params []int) int {
 	return 1
 }
 
-// setColour reads 38;5;n and 38;2;r;g;b, and returns how many parameters that takes: all of them
-// where it is neither.
+// setColour reads 38;5;n and 38;2;r;g;b, and returns how many parameters that takes: all of them where it is neither.
 func setColour(colour *int32, params []int) int {
 	if len(params) > 2 && params[1] == 5 {
 		*colour = int32(params[2]&255) + 1
@@ -735,13 +731,11 @@ func setColour(colour *int32, params []int) int {
 // ---- grid ----
 // Characters are written, moved and erased as tmux does it.
 
-// decGraphics is what the line drawing set shows for '`' to '~':
-// https://vt100.net/docs/vt220-rm/table2-4.html
+// decGraphics is what the line drawing set shows for '`' to '~': https://vt100.net/docs/vt220-rm/table2-4.html
 var decGraphics = []rune("◆▒␉␌␍␊°±␤␋┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·")
 
-// print writes the character that p begins with at the cursor, and what follows of ASCII.
-// It returns how many bytes that is, 0 for the beginning of a character. Marks, and what follows a
-// joiner, join the character before.
+// print writes the character that p begins with at the cursor, and what follows of ASCII. It returns how many bytes
+// that is, 0 for the beginning of a character. Marks, and what follows a joiner, join the character before.
 func (s *Screen) print(p []byte) int {
 	r, n := utf8.DecodeRune(p)
 	if r == utf8.RuneError && !utf8.FullRune(p) {
@@ -820,8 +814,7 @@ func (s *Screen) wrote(l *line, end int) {
 	s.wrapNext = end >= s.cols && s.modes[modeAutowrap]
 }
 
-// makeRoom wraps where a character of that width does not fit into the row, and returns whether it
-// fits now.
+// makeRoom wraps where a character of that width does not fit into the row, and returns whether it fits now.
 func (s *Screen) makeRoom(width int) bool {
 	if s.modes[modeAutowrap] && (s.wrapNext || s.col+width > s.cols) {
 		s.grid[s.row].wrapped = true
@@ -954,8 +947,7 @@ func (s *Screen) cutIn(first, last int) bool {
 	return slices.ContainsFunc(s.grid[first:last+1], func(l *line) bool { return l.cut })
 }
 
-// keepRow takes a row that leaves the primary screen at its top, and gives back one whose cells may
-// be written anew.
+// keepRow takes a row that leaves the primary screen at its top, and gives back one whose cells may be written anew.
 func (s *Screen) keepRow(l *line) *line {
 	slot := &s.scrollback[s.scrolled%maxScrollback]
 	s.scrolled++
@@ -1290,11 +1282,10 @@ func keyBytes(name string, appCursor bool) string {
 // ---- transcript ----
 // The output as lines of text, each told once.
 
-// transcript turns the screen into lines of text. A row is final when it has scrolled out, or when
-// the cursor's paragraph is below it, unless the program has gone back to write in it: from there
-// on rows are final only by scrolling out or settling. Of lines told again (repainted, after a
-// clear, on the alternate screen) those are left out that have neither letter nor digit or were
-// told before.
+// transcript turns the screen into lines of text. A row is final when it has scrolled out, or when the cursor's
+// paragraph is below it, unless the program has gone back to write in it: from there on rows are final only by
+// scrolling out or settling. Of lines told again (repainted, after a clear, on the alternate screen) those are left out
+// that have neither letter nor digit or were told before.
 type transcript struct {
 	on      bool
 	window  bool     // ReadWindow tells its rows
@@ -1359,10 +1350,9 @@ func (t *transcript) add(text string, again bool) {
 	}
 }
 
-// Transcript returns the lines that became final since the last call, and the text that may still
-// change. On the alternate screen nothing is final until settle (the tool's turn is over): then it
-// is what is new there. The first call turns it on. Of more than 4 MiB between two calls the oldest
-// lines are left out, and a line says how many.
+// Transcript returns the lines that became final since the last call, and the text that may still change. On the
+// alternate screen nothing is final until settle (the tool's turn is over): then it is what is new there. The first
+// call turns it on. Of more than 4 MiB between two calls the oldest lines are left out, and a line says how many.
 func (s *Screen) Transcript(settle bool) (final []string, live string) {
 	t := &s.tr
 	t.on = true
@@ -1463,8 +1453,8 @@ type Prompt struct {
 	Idle        bool       `json:"idle"`             // an agent's input box, no turn going on
 	Turn        TurnState  `json:"turn,omitempty"`   // Idle: what the last turn came to
 	Took        int        `json:"took,omitempty"`   // Idle: seconds that it took, 0 unknown
-	Secret      bool       `json:"secret"`           // echo is off
-	Signals     []string   `json:"signals"`          // protocol title pattern structure tty silence
+	Secret      bool       `json:"secret"`           // a password or its like: to be typed at the keyboard alone
+	Signals     []string   `json:"signals"`          // protocol title pattern structure tty silence; else hook, or ask
 	Question    string     `json:"question"`         // the sentence a person would read out
 	Full        string     `json:"full,omitempty"`   // the whole dialog, ≤ maxFull; Idle: an answer, in Markdown
 	Above       string     `json:"above,omitempty"`  // the context: whole rows above it
@@ -1758,8 +1748,7 @@ func (p *Prompt) Confidence() string {
 	return "low"
 }
 
-// reHidden are the places in a stored text that show something else than what was there: see redact
-// and visible.
+// reHidden are the places in a stored text that show something else than what was there: see redact and visible.
 var reHidden = re(`\[redacted\]|\\u\{[0-9A-F]+\}`)
 
 // showsCall reports whether the dialog shows a call of this tool with these arguments: a command or
@@ -2157,8 +2146,7 @@ func hasWord(meaning, text string) bool {
 // isWordRune reports whether r is part of a word.
 func isWordRune(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }
 
-// plain is text as the patterns read it: full-width forms as their ASCII ones, every blank a space,
-// one rune for one.
+// plain is text as the patterns read it: full-width forms as their ASCII ones, every blank a space, one rune for one.
 func plain(text string) string {
 	if isASCII(text) {
 		return text
@@ -2212,8 +2200,9 @@ type Adapter struct {
 	Batch       []string      // arguments with which it prints and ends, and needs no terminal
 }
 
-// adapters is the registry, measured with the versions named as MaxVer; the last row stands for
-// every other tool.
+// adapters is the registry, measured with the versions named as MaxVer; the last row stands for every other tool. To
+// add a tool: record it (run --record) with its box empty, at work, asking, and a turn over, interrupted and failed;
+// add a row whose patterns fit these rows of its screen and no others (lab --screen, --explain); name it in runPage.
 var adapters = []*Adapter{
 	{
 		Name:        "claude",
@@ -2398,7 +2387,7 @@ type Detector struct {
 	windowAt int      // rows that had scrolled out by then
 	begun    bool     // the tool was given something to do
 
-	found  *candidate // what its readers find, or with what was typed the question of cur, a box with a draft; nil none
+	found  *candidate // what it finds: by its readers, or cur with what is typed there, or a box with a draft; nil nothing
 	cur    *candidate // the question in force, the last one returned; nil none
 	motion motion     // in the text of found
 	typed  bool       // something was typed while it was in force
@@ -2419,8 +2408,7 @@ type Detector struct {
 	askedAt []time.Time // when questions were asked in the last minute, with nothing typed since
 }
 
-// candidate is what one look takes for a question: a prompt, where it stands, and what it needs to
-// be believed.
+// candidate is what one look takes for a question: a prompt, where it stands, and what it needs to be believed.
 type candidate struct {
 	Prompt
 	esc     bool          // the dialog names Escape as the way out
@@ -3281,8 +3269,7 @@ func showsAny(w viewRow) bool { return w.raw != "" }
 // hasText reports whether there is anything in the row besides a frame.
 func hasText(w viewRow) bool { return w.text != "" }
 
-// cursorLine is the text up to the cursor, all of its row where that is hidden, and the row where
-// its line begins.
+// cursorLine is the text up to the cursor, all of its row where that is hidden, and the row where its line begins.
 func (v *view) cursorLine() (string, int) {
 	return v.whole(strings.TrimSuffix(v.rows[v.row].raw, v.after()), v.row)
 }
@@ -3498,8 +3485,7 @@ type inputBox struct {
 	whole bool // the draft is all that it holds, in one row
 }
 
-// reMark is what stands before the cursor in an empty input line: a prompt's mark, and what frames
-// it.
+// reMark is what stands before the cursor in an empty input line: a prompt's mark, and what frames it.
 var reMark = re(`^[^\pL\pN]*$`)
 
 // reFolded is what tools show for a long paste, for a picture's path, or at the end of what they hide.
@@ -3687,7 +3673,7 @@ func (v *view) reasonDown(g *group) string {
 	case hint >= 0 && pointed && (!draft || o.num != ""):
 		return "a row says how to choose" // 71
 	case v.buttonRow() > g.end():
-		return "its buttons stand below it in a frame" // 3
+		return "its buttons stand below it in a frame" // 5
 	case !g.sure() || draft:
 		return ""
 	}
@@ -3701,12 +3687,12 @@ func (v *view) reasonRead(g *group, inside bool) string {
 	whole := v.textRows(g.first(), g.end()) > g.end()-g.first() // no blank rows in it
 	switch {
 	case inside && g.opts[0].num != "":
-		return "its options are numbered" // 17
+		return "its options are numbered" // 16
 	case !v.reads(), !g.marked && g.end() == v.s.rows-1: // a status line, and what is said below it
 	case v.hidden && g.opts[0].depth > 0:
-		return "it stands in a frame" // 10
+		return "it stands in a frame" // 8
 	case near && v.last-g.end() <= 2 && whole:
-		return "the program reads keys at it" // 11
+		return "the program reads keys at it" // 10
 	}
 	return ""
 }
@@ -4049,8 +4035,7 @@ func (v *view) choosingRow(g *group) int {
 const (
 	angles = "angle brackets"
 	slash  = "a slash"
-
-	apart = "words apart"
+	apart  = "words apart"
 )
 
 // sides are these shapes: the pattern of a row, whose group is all the choices, and that of one choice.
@@ -4065,7 +4050,6 @@ var sides = []struct {
 	{"circles", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
 	// prompts, enquirer
 	{slash, re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},
-
 	// opencode
 	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
 	// mc, gum
@@ -4188,9 +4172,8 @@ func sentence(line string) string {
 	return reHinted.ReplaceAllString(reLead.ReplaceAllString(line, ""), "")
 }
 
-// describe completes a dialog whose choices are in rows first to end: its kind, question, text,
-// excerpt, and what of it is shown. options are its rows that hold choices, as they read whatever
-// is pointed at or ticked.
+// describe completes a dialog whose choices are in rows first to end: its kind, question, text, excerpt, and what of it
+// is shown. options are its rows that hold choices, as they read whatever is pointed at or ticked.
 func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 	if len(f.Choices) == 2 && !v.known && !f.Multi {
 		asYesNo(f)
@@ -4568,12 +4551,12 @@ func (v *view) ruleOf(f *candidate, text string, top int) string {
 	switch {
 	case v.row >= v.last && !v.tty.Canonical && v.rows[v.row].fits(rePager):
 		f.Type = ConfirmEnter
-		return "it is the last line of a pager" // 3
+		return "it is the last line of a pager" // 4
 	case v.readPrinted(f, text, top):
 		return "a list is printed above it" // 22
 	case kind != "":
 		f.Type, f.Choices = kind, answers
-		return "it names its answers" // 75
+		return "it names its answers" // 76
 	case presses(text):
 		f.Type = ConfirmEnter
 		return "it asks for a key" // 11
@@ -4879,8 +4862,7 @@ func typedChoice(key, label string) Choice {
 	return c
 }
 
-// readPrinted finds the list printed over a line that asks for one of it; if that says nothing, its
-// heading asks.
+// readPrinted finds the list printed over a line that asks for one of it; if that says nothing, its heading asks.
 func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	text = plain(text)
 	list, heading, more := v.listAbove(text, top)
@@ -5313,8 +5295,7 @@ func (v *view) safeDefault(f *candidate) string {
 	return key
 }
 
-// refusalIn is the key of the last choice that is known to refuse, "" without one; and whether any
-// grants or refuses.
+// refusalIn is the key of the last choice that is known to refuse, "" without one; and whether any grants or refuses.
 func refusalIn(f *candidate) (key string, decides bool) {
 	yes := slices.ContainsFunc(f.Choices, func(c Choice) bool { return strings.EqualFold(c.Label, "y") })
 	for _, c := range f.Choices {
@@ -5476,8 +5457,7 @@ func (t *turnSigns) ending() time.Time {
 	return t.workedAt.Add(settleIdle)
 }
 
-// noteKeys notes what was typed while it worked or not; what terminals send by themselves does not
-// count.
+// noteKeys notes what was typed while it worked or not; what terminals send by themselves does not count.
 func (t *turnSigns) noteKeys(p []byte, working bool, now time.Time) {
 	if len(p) == 0 || isReport(string(p)) {
 		return
@@ -6044,8 +6024,7 @@ func (c *castWriter) tty(t TTYState, now time.Time) {
 	}
 }
 
-// close repeats the last state, for a replay's clock stops there, and returns the first error of
-// all that was written.
+// close repeats the last state, for a replay's clock stops there, and returns the first error of all that was written.
 func (c *castWriter) close(now time.Time) error {
 	if c == nil {
 		return nil
@@ -6116,7 +6095,7 @@ func (tp *tape) decode(path string) error {
 
 // replay has a detector see a tape as in a session, up to its last event. each gets every prompt.
 func replay(tp *tape, each func(labEvent)) *Detector {
-	d := newDetector(adapterFor(tp.Title), tp.Height, tp.Width, DetectOptions{ // as config.toml has them
+	d := newDetector(adapterFor(tp.Title), tp.Height, tp.Width, DetectOptions{ // the defaults of config.toml
 		Threshold: 0.65, Stuck: 2 * time.Second, Context: 600, SafeDefaults: tp.defaults})
 	start := time.Unix(0, 0)
 	tty := TTYState{}
@@ -6176,8 +6155,7 @@ const (
 	scenarioCols = 100
 )
 
-// load reads a recording, or a scenario: the recording it names, or its output at once and then
-// five seconds.
+// load reads a recording, or a scenario: the recording it names, or its output at once and then five seconds.
 func (tp *tape) load(path string) error {
 	if filepath.Ext(path) != ".json" {
 		return tp.decode(path)
