@@ -132,8 +132,8 @@ var (
 		"command not found") // of a tool that is in no folder of PATH
 )
 
-// PTY is the child's terminal. Read belongs to one goroutine, State to one at a time, all else to any. Read gives io.EOF
-// when the last process that held the terminal is gone. Close is idempotent and ends a blocked Read.
+// PTY is the child's terminal. Read belongs to one goroutine, State to one at a time, all else to any. Read gives
+// io.EOF when the last process that held the terminal is gone. Close is idempotent and ends a blocked Read.
 type PTY interface {
 	io.ReadWriteCloser
 	Resize(Size) error

@@ -2478,7 +2478,7 @@ func (p *PromptRecord) ambiguous() bool {
 // file: who follows the session watches only that, so records of others cost it nothing.
 
 const (
-	lookOften  = 80 * time.Millisecond  // at that time, while a question is open: each look wakes the Go runtime eight times
+	lookOften  = 80 * time.Millisecond  // at that time, with a question open: each look wakes the Go runtime eight times
 	lookSlowly = 500 * time.Millisecond // at the state, where it could not be read; of who asks, at what it waits with
 )
 
