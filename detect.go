@@ -6282,7 +6282,7 @@ func (l *lab) walk(root string) {
 		}
 		if err != nil {
 			l.bad++
-			fmt.Fprintf(l.c.stderr, "atlasbridge lab: %s: %v\n", path, err)
+			l.c.complain(path + ": " + err.Error())
 		}
 		return nil
 	}

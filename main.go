@@ -902,7 +902,7 @@ func (d *doctor) checkPrivacy(dir string) {
 		if err == nil {
 			err = ownedPrivate(path)
 		}
-		if errors.Is(err, fs.ErrNotExist) { // what has gone meanwhile nobody can reach
+		if errors.Is(err, fs.ErrNotExist) && path != dir { // what has gone meanwhile nobody can reach
 			return nil
 		}
 		return err

@@ -204,7 +204,7 @@ func findTool(name string) (string, error) {
 	case err == nil || errors.Is(err, exec.ErrDot):
 		return path, nil
 	case errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.EISDIR):
-		return "", os.ErrPermission
+		return "", hinted(os.ErrPermission, "if it is a program, let it be run: chmod u+x "+name)
 	}
 	return "", errNoTool
 }
