@@ -1265,6 +1265,9 @@ var namedKeys = map[string]string{
 // reCursorKey is a key that sends SS3 where the program has set DECCKM.
 var reCursorKey = re(`^\x1b\[([A-H])$`)
 
+// reReport is what terminals send by themselves, without a key.
+var reReport = re(`(?s)^\x1b(\[[IO<M?>]|\[[0-9;]+[Rnt](\x1b|$)|[\]P_])`)
+
 // keyBytes is what the key of that name, in upper or lower case, sends; "" for an unknown one.
 func keyBytes(name string, appCursor bool) string {
 	name = strings.ToUpper(name)
@@ -5459,7 +5462,7 @@ func (t *turnSigns) ending() time.Time {
 
 // noteKeys notes what was typed while it worked or not; what terminals send by themselves does not count.
 func (t *turnSigns) noteKeys(p []byte, working bool, now time.Time) {
-	if len(p) == 0 || isReport(string(p)) {
+	if len(p) == 0 || reReport.MatchString(string(p)) {
 		return
 	}
 	t.typed = true

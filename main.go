@@ -1410,8 +1410,6 @@ const (
 )
 
 var (
-	// reReport is what terminals send by themselves (ctlseqs).
-	reReport = re(`(?s)^\x1b(\[[IO<M?>]|\[[0-9;]+[Rnt](\x1b|$)|[\]P_])`)
 	// reArrow is a key that moves and decides nothing, once or, held down, several times.
 	reArrow = re(`^(\x1b[\[O][0-9;]*[A-Z~])+$`)
 	// reOwnCommand is how the operator writes a command of the tool's own.
@@ -2623,11 +2621,6 @@ func (r *relay) noteLine(keys string, modes Modes) {
 	}
 }
 
-// isReport reports whether keys are what terminals send by themselves.
-func isReport(keys string) bool {
-	return reReport.MatchString(keys)
-}
-
 // inject queues keys for the child. by tells who pressed them.
 func (r *relay) inject(keys, by string) {
 	r.typing = append(r.typing, keys...)
@@ -2639,7 +2632,7 @@ func (r *relay) inject(keys, by string) {
 func (r *relay) noteKeys(k typedKeys, by string) {
 	keys := string(k.keys)
 	r.noteLine(keys, k.modes)
-	report := isReport(keys)
+	report := reReport.MatchString(keys)
 	if by == "cli:local" && !report {
 		r.lastKey = k.at
 		r.det.motion.restart(k.at) // what a key moves does not move by itself
@@ -3969,7 +3962,7 @@ func (t *typist) dropHeld() {
 	asked := t.overtaken(t.look())
 	all := len(t.relay.held)
 	t.relay.held = slices.DeleteFunc(t.relay.held, func(k *typedKeys) bool {
-		return (k.unread || asked) && len(k.keys) > 0 && !isReport(string(k.keys)) && !stops(k.keys)
+		return (k.unread || asked) && len(k.keys) > 0 && !reReport.MatchString(string(k.keys)) && !stops(k.keys)
 	})
 	if len(t.relay.held) < all {
 		t.note = "keys typed at the keyboard meanwhile were dropped"
