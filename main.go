@@ -1412,16 +1412,10 @@ const (
 var (
 	// reArrow is a key that moves and decides nothing, once or, held down, several times.
 	reArrow = re(`^(\x1b[\[O][0-9;]*[A-Z~])+$`)
-	// reOwnCommand is how the operator writes a command of the tool's own.
-	reOwnCommand = re(`^//\w`)
 	// reHooksAsk is what claude says of the dialogs that its hooks may answer.
 	reHooksAsk = re(`^(approve|answer:|permission)`)
 	// reTip is what explains a choice behind its label.
 	reTip = re(` (\(.*\)|- .*)$`)
-	// reRowEnd is the end of a row, with the blanks before it.
-	reRowEnd = re(`[ \x{a0}]*(\n|$)`)
-	// reBlankRows are blank rows, one after the other.
-	reBlankRows = re(`\n{3,}`)
 	// reFirstWord is the beginning of a text up to the first blank.
 	reFirstWord = re(`^\S*`)
 	// reOpensList is a text behind which Enter may do more than send it.
@@ -3376,12 +3370,6 @@ func (d *desk) asks() (open PromptRecord) {
 		open = q.rec
 	}
 	return open
-}
-
-// dense returns a screen's text with single blank rows, and without blanks at the ends of its rows and its own.
-func dense(text string) string {
-	text = reRowEnd.ReplaceAllString(text, "\n")
-	return strings.Trim(reBlankRows.ReplaceAllString(text, "\n\n"), "\n")
 }
 
 // askAgain has what stands on the screen asked anew, after a question that expired or could not be answered.

@@ -2228,9 +2228,6 @@ func (v *View) tooFast(session string) (why string) {
 
 func fromPhone(by string) bool { return strings.HasPrefix(by, "telegram:") }
 
-// clock is when, in a message.
-func clock(t time.Time) string { return t.Local().Format("15:04") }
-
 // listAnswers computes which answers the question takes and what they mean, and the limit of a text. Whoever makes a
 // prompt calls it once; after that nothing asks again what an answer means.
 func (p *PromptRecord) listAnswers() {

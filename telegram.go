@@ -178,6 +178,13 @@ func (t *Telegram) works(way string) {
 	t.warn(t.store.NoteFact("trouble "+way, ""))
 }
 
+// warn logs an error of which nobody else learns.
+func (t *Telegram) warn(err error) {
+	if err != nil && !errors.Is(err, context.Canceled) {
+		t.log.Warn("left undone", "error", err)
+	}
+}
+
 // ---- one call ----
 // Every request goes through call: https://core.telegram.org/bots/api#making-requests
 
@@ -422,6 +429,12 @@ func (t *Telegram) updatePace(change func(next time.Time) time.Time) {
 	}
 	next = change(time.Unix(0, next)).UnixNano()
 	_, _ = f.WriteAt(fmt.Appendf(nil, "%020d %020d\n", next, time.Now().UnixNano()), 0) // if lost, Telegram paces
+}
+
+// botID is the number of the bot, which is the beginning of its token and no secret.
+func (t *Telegram) botID() string {
+	bot, _, _ := strings.Cut(t.cfg.Load().Token, ":")
+	return bot
 }
 
 // chat is the number of the chat that gets the questions.
@@ -1198,6 +1211,14 @@ func clean(s string, n int) string {
 	return short + "…"
 }
 
+// before is s behind a mark, "" where there is none.
+func before(mark, s string) string {
+	if s == "" {
+		return ""
+	}
+	return mark + s
+}
+
 // oneLine returns s as one row, with a visible mark for each line end.
 func oneLine(s string) string { return strings.ReplaceAll(s, "\n", " ⏎ ") }
 
@@ -1222,6 +1243,19 @@ func cutText(s string, n int) (part, rest string) {
 	return s, ""
 }
 
+var (
+	// reRowEnd is the end of a row, with the blanks before it.
+	reRowEnd = re(`[ \x{a0}]*(\n|$)`)
+	// reBlankRows are blank rows, one after the other.
+	reBlankRows = re(`\n{3,}`)
+)
+
+// dense returns a screen's text with single blank rows, and without blanks at the ends of its rows and its own.
+func dense(text string) string {
+	text = reRowEnd.ReplaceAllString(text, "\n")
+	return strings.Trim(reBlankRows.ReplaceAllString(text, "\n\n"), "\n")
+}
+
 // abridge gives the beginning and the end of a text that is longer than n UTF-16 units, and how much is missing.
 func abridge(text string, n int) string {
 	if units(text) <= n {
@@ -1233,6 +1267,9 @@ func abridge(text string, n int) string {
 	missing := utf8.RuneCountInString(rest) - utf8.RuneCountInString(tail)
 	return fmt.Sprintf("%s\n… %d more characters …\n%s", head, missing, tail)
 }
+
+// clock is when, in a message.
+func clock(t time.Time) string { return t.Local().Format("15:04") }
 
 // title is what a session is called, on the first line of its messages: its label, else its folder, and the tool.
 func title(s *SessionRecord) string {
@@ -1661,14 +1698,6 @@ func (t *Telegram) addOutcome(r *richText, p *PromptRecord) {
 	r.add("", more+before(" · ", p.Note)+" · ")
 }
 
-// before is s behind a mark, "" where there is none.
-func before(mark, s string) string {
-	if s == "" {
-		return ""
-	}
-	return mark + s
-}
-
 // explain returns why an answer to p was refused; if p was over, what became of it.
 func explain(why string, p *PromptRecord) string {
 	if why != questionOver {
@@ -1843,11 +1872,6 @@ func (v *View) inTopic(chat, thread int64) *SessionRecord {
 		}
 	}
 	return nil
-}
-
-// reach tests that the bot may write to its chat: there it seems to be typing for some seconds.
-func (t *Telegram) reach(ctx context.Context) error {
-	return t.call(ctx, "sendChatAction", map[string]any{"chat_id": t.chat(), "action": "typing"}, nil)
 }
 
 // ---- files from the phone ----
@@ -2101,6 +2125,11 @@ func (r *receiver) listen(ctx context.Context) time.Duration {
 	}
 }
 
+// reach tests that the bot may write to its chat: there it seems to be typing for some seconds.
+func (t *Telegram) reach(ctx context.Context) error {
+	return t.call(ctx, "sendChatAction", map[string]any{"chat_id": t.chat(), "action": "typing"}, nil)
+}
+
 // greet gives the chat its menu of commands. Whether the bot may write there shows before there is something to say.
 func (r *receiver) greet() {
 	failed, ok := r.reach(r.ctx).(*apiError)
@@ -2115,12 +2144,6 @@ func (r *receiver) greet() {
 	}
 	scope := map[string]any{"type": "chat", "chat_id": r.chat()}
 	r.warn(r.call(r.ctx, "setMyCommands", map[string]any{"commands": menu, "scope": scope}, nil))
-}
-
-// botID is the number of the bot, which is the beginning of its token and no secret.
-func (t *Telegram) botID() string {
-	bot, _, _ := strings.Cut(t.cfg.Load().Token, ":")
-	return bot
 }
 
 // handleUpdates handles updates in their order. The next poll confirms those that are done. Where one cannot be
@@ -2184,13 +2207,6 @@ func (r *receiver) beside(do func()) {
 		defer r.store.catchPanic()
 		do()
 	})
-}
-
-// warn logs an error of which nobody else learns.
-func (t *Telegram) warn(err error) {
-	if err != nil && !errors.Is(err, context.Canceled) {
-		t.log.Warn("left undone", "error", err)
-	}
 }
 
 // tell reports the outcome of an update: of a message in replies, in order; of a tap at once and only once, in a box
@@ -2390,6 +2406,9 @@ func (p *PromptRecord) tick(value string) bool {
 
 // reCommand is a command for us: a word behind a slash. A path is text; what begins with // is a command of the tool's.
 var reCommand = re(`(?i)^/([a-z][\w:.-]*)(@\w+)?(\s|$)`)
+
+// reOwnCommand is how the operator writes a command of the tool's own.
+var reOwnCommand = re(`^//\w`)
 
 // helpText says what can be done here, in lines that a phone need not break: what is used most comes first.
 const helpText = `Questions arrive here: tap an answer
