@@ -592,8 +592,8 @@ func unknown(name string) string {
 	return fmt.Sprintf("unknown command %q; `atlasbridge run TOOL` runs a tool, %s", name, near)
 }
 
-// config reads the settings; flags win over the file and the environment. With an error at most Dir is set. What is
-// ignored stops nothing: it is not told in a quiet run, nor in a hook, whose words the tool reads.
+// config reads the settings; flags win over the file and the environment. With an error none is set. What is ignored
+// stops nothing: it is not told in a quiet run, nor in a hook, whose words the tool reads.
 func (c *command) config(flags map[string]string) (*Config, error) {
 	dir, err := stateDir(c.getenv)
 	if err != nil {
@@ -1156,7 +1156,7 @@ func cmdAnswer(c *command, s *Store) int {
 	if why != "" {
 		fields := []Field{{"reason", why}, {"by", "cli:answer"}}
 		_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields}) // else Trouble; it is not taken all the same
-		return c.fail(hintedf("atlasbridge approvals lists the open questions",
+		return c.fail(hintedf("`atlasbridge approvals` lists the open questions",
 			"nothing was typed: %s", explain(why, &p)))
 	}
 	said := before(": ", p.labels(*p.Value)) + before(": ", p.granted())
@@ -3516,9 +3516,9 @@ type books struct {
 	notes io.Writer // for our own words to the person at the terminal
 
 	looks    chan time.Time // a value when others may have recorded something: see keepBooks
-	recorded bool           // the session is in it, as far as it can be written
+	recorded bool           // the session is in the state, as far as that can be written
 	notedAt  time.Time      // when noteActivity last recorded something
-	trouble  string         // of the state file
+	trouble  string         // with the state or the audit log, as it was told; "" none
 	warning  string         // of the tool's version, to be told at the end
 }
 
@@ -3734,7 +3734,7 @@ type typist struct {
 	sent      int       // bytes that were written last, 0: none yet
 	sentAt    time.Time // when
 	screenSHA string    // SHA-256 of what stood on the screen when the first key went
-	stopped   bool      // at the keyboard
+	stopped   bool      // at the keyboard, or a write has failed
 	word      string    // an answer of which the first key was typed alone
 }
 

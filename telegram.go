@@ -489,7 +489,7 @@ type mailer struct {
 	topics   map[int64]bool          // whether a chat has topics, where that is known
 	before   map[string]Notice       // what is left of the text that goes before a question, once that has begun
 	refused  bool                    // Telegram takes nothing at all, until somebody mends that
-	cfg      *Config                 // the settings with which that is so
+	cfg      *Config                 // the settings so far: with others all may be tried at once
 }
 
 // job is one request that is due.
