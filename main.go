@@ -4547,13 +4547,13 @@ func (b *books) recordExit() (how string) {
 	typed := sig == syscall.SIGINT || sig == syscall.SIGQUIT // ^C and ^\, whoever pressed it
 	switch {
 	case !b.watchdog.toldToEnd.IsZero(), killed && typed:
-		b.rec.Status = "terminated"
+		b.rec.end("terminated")
 		how = "was ended"
 	case killed:
-		b.rec.Status = "crashed"
+		b.rec.end("crashed")
 		how = "crashed: " + sig.String()
 	default:
-		b.rec.Status = "completed"
+		b.rec.end("completed")
 		how = "ended"
 		if code != 0 {
 			how = fmt.Sprintf("ended with exit %d", code)
@@ -4562,8 +4562,6 @@ func (b *books) recordExit() (how string) {
 	if b.phone.phoneEnds {
 		how = "ended from the phone"
 	}
-	b.rec.EndedAt = ref(time.Now())
-	b.rec.Activity = ""
 	b.save(&began, ref(b.rec))
 	return how
 }
@@ -5594,12 +5592,10 @@ func (a *asking) bridge() error {
 	if !p.Open() {
 		err = a.conclude(context.Cause(ctx))
 	}
-	own.Status = "completed"
+	own.end("completed")
 	if a.code > 128 {
-		own.Status = "terminated"
+		own.end("terminated")
 	}
-	own.Activity = ""
-	own.EndedAt = ref(time.Now())
 	own.ExitCode = &a.code
 	unsaid := a.keep(&own)
 	if p.answeredByCommand() {

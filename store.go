@@ -1090,6 +1090,13 @@ type SessionRecord struct {
 	Topic
 }
 
+// end notes that the session has ended now, and how.
+func (r *SessionRecord) end(status string) {
+	r.Status = status
+	r.Activity = ""
+	r.EndedAt = ref(time.Now())
+}
+
 // Farewell is the last message about a session.
 type Farewell struct {
 	Text string `json:"text"`
@@ -2745,9 +2752,7 @@ func (s *Store) Reap() error {
 			dead[id] = r.Status != "active" || !s.Alive(id)
 			if dead[id] && r.Status == "active" {
 				q := *r
-				q.Status = "crashed"
-				q.Activity = ""
-				q.EndedAt = ref(time.Now())
+				q.end("crashed")
 				recs = append(recs, &q)
 			}
 		}
