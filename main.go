@@ -2633,7 +2633,7 @@ func (r *relay) noteKeys(k typedKeys, by string) {
 	}
 	stops := keys == suspendKey && r.Resumes
 	if by != "" && !report && !stops && !reArrow.MatchString(keys) {
-		r.desk.noteTyped(by)
+		r.noteTyped(by)
 	}
 	r.det.Typed(k.keys, k.at)
 	asked := r.desk.asked
@@ -2644,19 +2644,19 @@ func (r *relay) noteKeys(k typedKeys, by string) {
 }
 
 // noteTyped notes who pressed a key that may answer what stands on the screen, which may not have settled yet.
-func (d *desk) noteTyped(by string) {
-	if d.asked != nil {
-		d.asked.typedBy = by
+func (r *relay) noteTyped(by string) {
+	if r.desk.asked != nil {
+		r.desk.asked.typedBy = by
 	}
-	if len(d.hooks) == 0 {
+	if len(r.desk.hooks) == 0 {
 		return
 	}
-	p := d.look()
+	p := r.look()
 	if p == nil {
-		p = d.watcher.seen
+		p = r.watcher.seen
 	}
 	if p != nil {
-		for _, h := range d.hooksOf(p) {
+		for _, h := range r.desk.hooksOf(p) {
 			h.typedBy = by
 		}
 	}
@@ -2949,12 +2949,7 @@ func (d *desk) dressNotice(r *PromptRecord) {
 	if d.cfg.Stream && r.Turn == TurnFinished {
 		r.Full = "" // it has been sent
 	}
-	r.Watched = d.watched(d.relay.lastKey)
-}
-
-// watched reports whether somebody is at the keyboard, and not at the phone; last is when they did something here.
-func (d *desk) watched(last time.Time) bool {
-	return d.relay.interactive && time.Since(last) < d.cfg.Away && last.After(d.phone.phoneAt)
+	r.Watched = d.phone.watched(d.relay.lastKey)
 }
 
 // ask sends q, which is stored and in force, once nobody has typed here for a while: who is here may answer it here. It
@@ -3002,33 +2997,6 @@ func (d *desk) route(q *question) error {
 			r.ExpiresAt = r.ExpiresAt.Add(time.Since(r.CreatedAt))
 		}
 	})
-}
-
-// handleRecord takes up a record that somebody else wrote: a decision, a hook's question, the phone's wish.
-func (d *desk) handleRecord(rec Record) {
-	switch r := rec.(type) {
-	case *InputRecord:
-		if r.Status != "queued" {
-			return
-		}
-		d.phone.inputs = append(d.phone.inputs, r)
-		if r.File != nil {
-			d.phone.fetch(r)
-		}
-	case *PromptRecord:
-		q := d.byID(r.ID)
-		switch {
-		case q == nil && r.Source == fromHook && r.Status == Created:
-			d.addHook(*r)
-		case q == nil || r.Status == q.rec.Status || d.typist != nil && d.typist.q == q:
-		default:
-			news := q.rec.Open()
-			q.rec = *r
-			if news && !r.Open() && fromPhone(r.DecidedBy) {
-				d.phone.phoneAt = time.Now()
-			}
-		}
-	}
 }
 
 // byID is the question with this id, nil when we have none.
@@ -3288,7 +3256,7 @@ func (p *phone) inputWaits(r *InputRecord) (why string) {
 		return "an answer is still on its way to the tool"
 	case r.File != nil:
 		return "its file did not come"
-	case p.desk.asks().ID != "", !r.isText():
+	case p.asks().ID != "", !r.isText():
 		return ""
 	}
 	tty := p.pty.State()
@@ -3338,7 +3306,7 @@ func (p *phone) handleInput(r *InputRecord) (reply Notice, why string) {
 	case "again":
 		why = p.askAgain()
 	case "keys": // the child sees them as typed: ^C becomes SIGINT where its terminal is set so
-		asked := p.desk.asks()
+		asked := p.asks()
 		switch {
 		case r.PromptID != "" && (asked.ID != r.PromptID ||
 			p.watcher.seen != nil && !p.watcher.seen.same(p.look())):
@@ -3364,12 +3332,17 @@ func (p *phone) handleInput(r *InputRecord) (reply Notice, why string) {
 }
 
 // asks is the question that is open now, empty where there is none.
-func (d *desk) asks() (open PromptRecord) {
-	q := d.inForce()
+func (p *phone) asks() (open PromptRecord) {
+	q := p.desk.inForce()
 	if q != nil && !q.closed() && !q.rec.Idle {
 		open = q.rec
 	}
 	return open
+}
+
+// watched reports whether somebody is at the keyboard, and not at the phone; last is when they did something here.
+func (p *phone) watched(last time.Time) bool {
+	return p.relay.interactive && time.Since(last) < p.cfg.Away && last.After(p.phoneAt)
 }
 
 // askAgain has what stands on the screen asked anew, after a question that expired or could not be answered.
@@ -3423,7 +3396,7 @@ func (p *phone) inTurn() bool {
 // inputText types into an input box or a REPL, and audits what was typed, even if no Enter followed. note is what else
 // is to be told of that.
 func (p *phone) inputText(r *InputRecord) (note, why string) {
-	asked := p.desk.asks()
+	asked := p.asks()
 	switch {
 	case asked.Secret:
 		return "", typedHere
@@ -3566,9 +3539,36 @@ func (b *books) keepBooks() {
 		b.lock()
 		b.relay.takeOutput() // and keys: they were first
 		if !b.childGone {
-			b.desk.handleRecord(r)
+			b.handleRecord(r)
 		}
 		b.unlock()
+	}
+}
+
+// handleRecord takes up a record that somebody else wrote: a decision, a hook's question, the phone's wish.
+func (b *books) handleRecord(rec Record) {
+	switch r := rec.(type) {
+	case *InputRecord:
+		if r.Status != "queued" {
+			return
+		}
+		b.phone.inputs = append(b.phone.inputs, r)
+		if r.File != nil {
+			b.phone.fetch(r)
+		}
+	case *PromptRecord:
+		q := b.desk.byID(r.ID)
+		switch {
+		case q == nil && r.Source == fromHook && r.Status == Created:
+			b.desk.addHook(*r)
+		case q == nil || r.Status == q.rec.Status || b.typist != nil && b.typist.q == q:
+		default:
+			news := q.rec.Open()
+			q.rec = *r
+			if news && !r.Open() && fromPhone(r.DecidedBy) {
+				b.phone.phoneAt = time.Now()
+			}
+		}
 	}
 }
 
@@ -4166,7 +4166,7 @@ func (t *typist) choose(want []int) (why string) {
 				return key, ""
 			}
 			t.steer = true
-			return t.arrow(now, target), ""
+			return now.arrow(target, t.det.Screen.modes[modeAppCursor]), ""
 		})
 		switch {
 		case why != "":
@@ -4231,18 +4231,18 @@ func (p *Prompt) wrongTick(wanted []int) int {
 }
 
 // arrow is the key that moves the pointer of a menu one step towards target.
-func (t *typist) arrow(now *Prompt, target int) string {
-	forward := target > now.Pointer
+func (p *Prompt) arrow(target int, appCursor bool) string {
+	forward := target > p.Pointer
 	name := "UP"
 	switch {
-	case now.Across && forward:
+	case p.Across && forward:
 		name = "RIGHT"
-	case now.Across:
+	case p.Across:
 		name = "LEFT"
 	case forward:
 		name = "DOWN"
 	}
-	return keyBytes(name, t.det.Screen.modes[modeAppCursor]) // knows them all
+	return keyBytes(name, appCursor) // knows them all
 }
 
 // leaves waits until a known tool's dialog, or a menu with ticks, has gone: what still stands did not take the key.
@@ -4478,7 +4478,7 @@ func (s *session) finish(hangUp func(limit time.Duration)) {
 	s.childGone = true
 	ring(s.relay.output.wake)
 	s.relay.restore()
-	s.desk.endQuestions()
+	s.endQuestions()
 	how := s.books.recordExit()
 	s.books.tellTrouble(s.st.Reap()) // the next run may come days later
 	s.books.gatherStream(true)
@@ -4516,13 +4516,13 @@ func (s *session) finish(hangUp func(limit time.Duration)) {
 
 // endQuestions ends what is still asked or being typed: a write to a closed terminal returns, and its result decides
 // whether an answer was typed.
-func (d *desk) endQuestions() {
-	for _, q := range append(d.hooks, d.asked) {
+func (s *session) endQuestions() {
+	for _, q := range append(s.desk.hooks, s.desk.asked) {
 		if q != nil {
 			q.leave(Failed, programEnded)
 		}
 	}
-	d.until(func() bool { return d.carried == 0 })
+	s.until(func() bool { return s.desk.carried == 0 })
 }
 
 // endExpired withdraws each offer to ask again, the oldest first: nothing is left to ask, because of why.
@@ -4580,7 +4580,7 @@ func (b *books) tellEnd(how string) {
 	}
 	text := fmt.Sprintf("%s · %s · %d asked\naudit %d %.24s", how, span(b.rec.EndedAt.Sub(b.rec.StartedAt)), asked,
 		head.Seq, strings.TrimPrefix(head.Hash, "sha256:")) // fits into one row
-	watched := b.desk.watched(later(b.relay.lastKey, b.rec.StartedAt))
+	watched := b.phone.watched(later(b.relay.lastKey, b.rec.StartedAt))
 	rings := b.watchdog.toldToEnd.IsZero() && !watched // it ended by itself, and nobody was here since it was started
 	b.rec.Farewell = &Farewell{text, rings}
 	if !b.save(ref(b.rec)) {
