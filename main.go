@@ -1595,19 +1595,7 @@ func newSession(c *command) (*session, error) {
 	s.phone = &phone{session: s}
 	s.watchdog = &watchdog{session: s, signals: make(chan os.Signal, 8)}
 	s.books = &books{session: s, ch: localChannel{}, notes: hostStream{c.stderr}, looks: make(chan time.Time, 1)}
-	s.rec.Local = cfg.Channel == "local"
-	s.tg.session = s.rec.ID
-	s.tg.tell = s.books.tellFirst
-	if c.network != nil {
-		s.tg.http.Transport = c.network
-		s.tg.jitter = c.dice
-	}
-	if cfg.Channel == "telegram" {
-		s.books.ch = s.tg
-		if cfg.Stream {
-			s.tg.stream = &stream{}
-		}
-	}
+	s.books.openChannel()
 	if c.on("quiet") {
 		s.books.notes = io.Discard
 	}
@@ -3495,6 +3483,24 @@ type books struct {
 	warning  string         // of the tool's version, to be told at the end
 }
 
+// openChannel readies what asks on the phone, if anything does.
+func (b *books) openChannel() {
+	b.rec.Local = b.cfg.Channel == "local"
+	b.tg.session = b.rec.ID
+	b.tg.tell = b.tellFirst
+	if b.network != nil {
+		b.tg.http.Transport = b.network
+		b.tg.jitter = b.dice
+	}
+	if b.rec.Local {
+		return
+	}
+	b.ch = b.tg
+	if b.cfg.Stream {
+		b.tg.stream = &stream{}
+	}
+}
+
 // connect has the channel show what it is to show, and Telegram listened to while no other process does, until ctx
 // ends. hangUp ends that when the channel has said what there is to say, or after the limit: then the rest is owed.
 func (s *Store) connect(ctx context.Context, ch Channel) (hangUp func(limit time.Duration)) {
@@ -4121,52 +4127,12 @@ func (t *typist) shows(v sight, first string, text bool) (stands, edits, short b
 // choose makes these choices of a menu: each by its own key, or by arrows and a key once the pointer is there. Each key
 // must show in the menu before the next.
 func (t *typist) choose(want []int) (why string) {
-	asked := t.q.screen
-	known := t.adapter.Box != nil && asked.Pointer >= 0
 	var menu, before *Prompt // as it is, and as it was before the last key
 	within := keyGrace + lookTime
 	for range maxMenuKeys {
 		why := t.press(within, func(v sight) (keys, why string) {
-			now := v.look
-			if v.tty.Reading == ReadingBusy || !asked.follows(now) || before != nil && now.unmoved(before) {
-				return "", notFollowed
-			}
-			menu = now
-			turned := before != nil && !slices.Equal(now.Choices, before.Choices)
-			if turned && time.Since(t.det.changedAt) < settle { // the rest of its rows may still be painted
-				return "", notFollowed
-			}
-			var chosen []int
-			for _, w := range want {
-				chosen = append(chosen, t.locate(now, w))
-			}
-			if slices.Contains(chosen, -1) {
-				return "", "the choice is no longer on the screen"
-			}
-			target := chosen[0]
-			key := "\r"
-			if now.Multi {
-				target = now.wrongTick(chosen)
-				key = " "
-			}
-			t.steer = now.Multi && target >= 0
-			if target < 0 { // all are ticked that were chosen
-				return cmp.Or(t.adapter.Submit, "\r"), ""
-			}
-			own := now.Choices[target].Keys
-			switch {
-			case own != "" && now.Multi:
-				return own, ""
-			case own != "":
-				_, size := utf8.DecodeRuneInString(own)
-				return t.opening(own[:size], own[size:], !known), ""
-			case now.Pointer < 0:
-				return "", "the menu shows no pointer to move"
-			case now.Pointer == target:
-				return key, ""
-			}
-			t.steer = true
-			return now.arrow(target, t.det.Screen.modes[modeAppCursor]), ""
+			menu = v.look
+			return t.menuKey(v, want, before)
 		})
 		switch {
 		case why != "":
@@ -4174,12 +4140,55 @@ func (t *typist) choose(want []int) (why string) {
 		case t.word != "":
 			return t.spell(false)
 		case !t.steer:
-			return t.leaves(known)
+			return t.leaves()
 		}
 		before = menu
 		within = sendTime
 	}
 	return notFollowed // a row that no arrow reaches, or ticks that exclude each other
+}
+
+// menuKey returns the next key for these choices of a menu, which stood so before the last key, or why there is none.
+func (t *typist) menuKey(v sight, want []int, before *Prompt) (keys, why string) {
+	now, asked := v.look, t.q.screen
+	if v.tty.Reading == ReadingBusy || !asked.follows(now) || before != nil && now.unmoved(before) {
+		return "", notFollowed
+	}
+	turned := before != nil && !slices.Equal(now.Choices, before.Choices)
+	if turned && time.Since(t.det.changedAt) < settle { // the rest of its rows may still be painted
+		return "", notFollowed
+	}
+	var chosen []int
+	for _, w := range want {
+		chosen = append(chosen, t.locate(now, w))
+	}
+	if slices.Contains(chosen, -1) {
+		return "", "the choice is no longer on the screen"
+	}
+	target := chosen[0]
+	key := "\r"
+	if now.Multi {
+		target = now.wrongTick(chosen)
+		key = " "
+	}
+	t.steer = now.Multi && target >= 0
+	if target < 0 { // all are ticked that were chosen
+		return cmp.Or(t.adapter.Submit, "\r"), ""
+	}
+	own := now.Choices[target].Keys
+	switch {
+	case own != "" && now.Multi:
+		return own, ""
+	case own != "":
+		_, size := utf8.DecodeRuneInString(own)
+		return t.opening(own[:size], own[size:], t.adapter.Box == nil || asked.Pointer < 0), ""
+	case now.Pointer < 0:
+		return "", "the menu shows no pointer to move"
+	case now.Pointer == target:
+		return key, ""
+	}
+	t.steer = true
+	return now.arrow(target, t.det.Screen.modes[modeAppCursor]), ""
 }
 
 // locate returns the index in now of the choice shown as number i, by its label; −1 if none has it. Of several of the
@@ -4246,9 +4255,9 @@ func (p *Prompt) arrow(target int, appCursor bool) string {
 }
 
 // leaves waits until a known tool's dialog, or a menu with ticks, has gone: what still stands did not take the key.
-func (t *typist) leaves(known bool) (why string) {
+func (t *typist) leaves() (why string) {
 	asked := t.q.screen
-	if !known && !asked.Multi {
+	if (t.adapter.Box == nil || asked.Pointer < 0) && !asked.Multi {
 		return ""
 	}
 	return t.press(sendTime, func(v sight) (keys, why string) {
@@ -4293,8 +4302,8 @@ func (t *typist) echo() (why string) {
 }
 
 // pasted returns text as it is typed: no line end in it presses Enter, and no tab completes a word.
-func (t *typist) pasted(text string) string {
-	if t.det.Screen.modes[modePaste] && !t.pty.Modes().Canonical { // who reads lines may know nothing of it
+func (s *session) pasted(text string) string {
+	if s.det.Screen.modes[modePaste] && !s.pty.Modes().Canonical { // who reads lines may know nothing of it
 		return "\x1b[200~" + text + "\x1b[201~"
 	}
 	return strings.NewReplacer("\n", " ", "\t", " ").Replace(text)

@@ -1681,6 +1681,11 @@ func (s *Store) replay(b []byte) error {
 	s.notes = append(s.notes, notes...)
 	close(s.wake)
 	s.wake = make(chan struct{})
+	return s.dropTorn()
+}
+
+// dropTorn moves what stands behind the last line aside: the beginning of one that was never finished.
+func (s *Store) dropTorn() error {
 	torn := s.log.end - s.read
 	if torn == 0 {
 		return nil

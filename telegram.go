@@ -2065,11 +2065,9 @@ func (t *Telegram) Poll(ctx context.Context) {
 // stops it. It returns how long to wait then.
 func (r *receiver) listen(ctx context.Context) time.Duration {
 	ctx, stop := context.WithCancel(ctx)
-	defer func() {
-		stop()
-		r.work.Wait()
-		r.store.LeavePoll()
-	}()
+	defer r.store.LeavePoll()
+	defer r.work.Wait()
+	defer stop()
 	r.ctx = ctx
 	r.bot = r.botID()
 	r.name = ""
