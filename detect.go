@@ -99,7 +99,7 @@ var anyRow = &line{}
 // Screen is what the terminal shows, fed with the child's bytes cut anywhere. The parser is that of
 // https://vt100.net/emu/dec_ansi_parser as today's terminals are: text is UTF-8; no 8-bit C1
 // controls (0x9C is part of ✳, not ST); an OSC also ends on BEL; any ESC, and a line feed, ends a string. The text
-// is what tmux shows. One goroutine uses it.
+// is what tmux shows. One goroutine at a time uses it.
 type Screen struct {
 	rows, cols  int
 	top, bottom int // the scroll region, inclusive
@@ -2374,7 +2374,7 @@ type DetectOptions struct {
 }
 
 // Detector looks at a Screen over time. It is deterministic: the same calls give the same prompts.
-// One goroutine uses it.
+// One goroutine at a time uses it.
 type Detector struct {
 	Screen  *Screen
 	adapter *Adapter
@@ -2520,7 +2520,7 @@ func (d *Detector) Answering() {
 			d.Screen.markAsked(d.found.rows, d.found.onLine())
 		}
 	}
-	d.view, d.found = view, found // to look counts at its own times alone
+	d.view, d.found = view, found // as before: the next look is to see what has changed since the last one
 }
 
 // Sleep lets the echo of an answer pass: nothing is asked until then.
@@ -2981,8 +2981,8 @@ func (d *Detector) ReadWindow() bool {
 	return true
 }
 
-// tellLeaving tells the rows of the last look that stand no more above one that still does, and all above them: now are
-// those that stand there. Where none stands there any more, what was told before is not told again.
+// tellLeaving tells the rows of the last look that have gone from above one that still stands, with all above them. now
+// are the rows that stand there. Where none of the last look's does, what was told lately is not told again.
 func (d *Detector) tellLeaving(now []string) {
 	stands := make([]int, len(d.window)) // where each of them stands, in the same order, the lowest first; −1 nowhere
 	last, told := 0, len(now)
