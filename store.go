@@ -903,9 +903,9 @@ func (s *Store) encode(records []Record) (lines []byte, err error) {
 	return lines, nil
 }
 
-// name makes p name its text, which it returns if the state lacks it. p must have its head; if p's text was not read, p
-// stays as it is.
-func (s *Store) name(p *PromptRecord) (missing []Record) {
+// nameText makes p name its text, which it returns if the state lacks it. p must have its head; if p's text was not
+// read, p stays as it is.
+func (s *Store) nameText(p *PromptRecord) (missing []Record) {
 	if p.AboutSHA != "" && p.Answers == nil {
 		return nil
 	}
@@ -1810,7 +1810,7 @@ func (s *Store) check(recs []Record) (whole []Record, events []Event, err error)
 		}
 		if p, ok := r.(*PromptRecord); ok {
 			p.NonceUsed = !p.Open()
-			whole = append(whole, s.name(p)...)
+			whole = append(whole, s.nameText(p)...)
 		}
 		if err := s.view.transition(old, r); err != nil {
 			return nil, nil, fmt.Errorf("recording %s: %w", h.key(), err)
@@ -2588,7 +2588,7 @@ func (s *Store) rewrite() error {
 		if p, ok := r.(*PromptRecord); ok {
 			own := *p // others may be reading p
 			r = &own
-			kept = append(kept, s.name(&own)...)
+			kept = append(kept, s.nameText(&own)...)
 			named[own.AboutSHA] = true
 		}
 		kept = append(kept, r)
