@@ -1154,8 +1154,8 @@ func cmdAnswer(c *command, s *Store) int {
 		_ = s.Reap() // else the next process does it
 	}
 	if why != "" {
-		fields := []Field{{"reason", why}, {"by", "cli:answer"}}
-		_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, fields}) // else Trouble; it is not taken all the same
+		// An error is Trouble; the answer is not taken all the same.
+		_ = s.Audit(Event{"REPLY_REJECTED", p.SessionID, p.ID, []Field{{"reason", why}, {"by", "cli:answer"}}})
 		return c.fail(hintedf("`atlasbridge approvals` lists the open questions",
 			"nothing was typed: %s", explain(why, &p)))
 	}
@@ -3998,9 +3998,8 @@ func (t *typist) reply() (why string) {
 	}
 	text := strings.TrimLeft(t.text, "\n\t")
 	_, size := utf8.DecodeRuneInString(text)
-	first := text[:size]
 	rest := t.pasted(text[size:]) + "\r"
-	why = t.press(keyGrace+lookTime, func(sight) (keys, why string) { return t.opening(first, rest, true), "" })
+	why = t.press(keyGrace+lookTime, func(sight) (keys, why string) { return t.opening(text[:size], rest, true), "" })
 	if t.word != "" && why == "" {
 		return t.spell(t.q.rec.takesKeys())
 	}

@@ -1243,19 +1243,6 @@ func cutText(s string, n int) (part, rest string) {
 	return s, ""
 }
 
-var (
-	// reRowEnd is the end of a row, with the blanks before it.
-	reRowEnd = re(`[ \x{a0}]*(\n|$)`)
-	// reBlankRows are blank rows, one after the other.
-	reBlankRows = re(`\n{3,}`)
-)
-
-// dense returns a screen's text with single blank rows, and without blanks at the ends of its rows and its own.
-func dense(text string) string {
-	text = reRowEnd.ReplaceAllString(text, "\n")
-	return strings.Trim(reBlankRows.ReplaceAllString(text, "\n\n"), "\n")
-}
-
 // abridge gives the beginning and the end of a text that is longer than n UTF-16 units, and how much is missing.
 func abridge(text string, n int) string {
 	if units(text) <= n {
@@ -1569,8 +1556,19 @@ const (
 var (
 	reColumnGap = re(columnGap)
 	reItemMark  = re("^" + itemMark)
-	reAtMargin  = re(`(?m)^[^ \n]`)
+	// reAtMargin is a row that begins at the left margin.
+	reAtMargin = re(`(?m)^[^ \n]`)
+	// reRowEnd is the end of a row, with the blanks before it.
+	reRowEnd = re(`[ \x{a0}]*(\n|$)`)
+	// reBlankRows are blank rows, one after the other.
+	reBlankRows = re(`\n{3,}`)
 )
+
+// dense returns a screen's text with single blank rows, and without blanks at the ends of its rows and its own.
+func dense(text string) string {
+	text = reRowEnd.ReplaceAllString(text, "\n")
+	return strings.Trim(reBlankRows.ReplaceAllString(text, "\n\n"), "\n")
+}
 
 // bodyOf returns the text that a question's message shows, without the rows of the question itself and of its choices
 // if the buttons say all of them, and what is asked: the question, or its row where how to choose stands behind it.
