@@ -1486,7 +1486,7 @@ func (s *turnOrder) wakeWaiting() {
 	})
 }
 
-// until gives the turn away until holds is true. Whoever has the turn calls holds, too, so it must change nothing.
+// until gives the turn away until holds is true. Whoever has the turn calls holds, too: one call more must do no harm.
 func (s *turnOrder) until(holds func() bool) { s.await(time.Time{}, holds) }
 
 // comes is until that ends with the child, too. It reports whether that lives.
@@ -5403,7 +5403,7 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 // reOurs are the names of our settings in an environment, in any case, as Windows has them.
 var reOurs = re(`(?i)^(ATLASBRIDGE|TELEGRAM)_`)
 
-// childEnv removes our variables from env, but for what `atlasbridge hook` needs.
+// childEnv removes our variables from env, and what has the token in it, and adds what `atlasbridge hook` needs.
 func childEnv(env []string, c *Config, sessionID string) []string {
 	clean := slices.DeleteFunc(env, func(entry string) bool {
 		return reOurs.MatchString(entry) || c.Token != "" && strings.Contains(entry, c.Token)
