@@ -2488,7 +2488,7 @@ func (p *PromptRecord) ambiguous() bool {
 
 const (
 	lookOften  = 80 * time.Millisecond  // at that time, with a question open: each look wakes the Go runtime eight times
-	lookSlowly = 500 * time.Millisecond // at the state, where it could not be read; of who asks, at what it waits with
+	lookSlowly = 500 * time.Millisecond // whether the time of who asks is over; at a state that could not be read
 )
 
 // concerns is the session that a record may wake, "" none.
