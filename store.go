@@ -2059,7 +2059,7 @@ func (s *Store) Unsettled() (owed []*PromptRecord, v *View, changed <-chan struc
 
 // ---- what is entered ----
 //
-// Every change of a session or a question is an entry in the audit log.
+// Which changes of a session, a question or an input are entries in the audit log.
 
 // auditEvents is what the change from old (empty: none) to r, any that the store appends, means for the audit log.
 func auditEvents(old, r Record) (events []Event) {
