@@ -5411,8 +5411,9 @@ const (
 	unseen    = 5 * time.Second // without a sign of work but the protocol's: it is over
 )
 
-// reBreak is a key that interrupts a turn: Esc or ^C, also as kitty's keyboard protocol has them.
-var reBreak = re(`^(\x1b|\x03|\x1b\[27(;1)?u|\x1b\[99;5u)$`)
+// reBreak is a key that interrupts a turn, or what a typist does: Esc or ^C, also as xterm's modifyOtherKeys and kitty's
+// keyboard protocol have them, that with the locks that are on, and of a keyboard of other letters.
+var reBreak = re(`^\x1b(\[27(;\d+(:1)?)?u)?$|\x03|\x1b\[((\d+::)?99;(5|69|133|197)(:1)?u|27;5;99~)`)
 
 // asks reports whether the tool says that a dialog of its own is open. A missing or wrong API key is none: it ends the
 // turn (measured on claude 2.1).

@@ -1410,8 +1410,8 @@ const (
 )
 
 var (
-	// reArrow is a key that moves and decides nothing, once or, held down, several times.
-	reArrow = re(`^(\x1b[\[O][0-9;]*[A-Z~])+$`)
+	// reArrow is a key that moves and decides nothing, once or, held down, several times; or one that is let go (kitty).
+	reArrow = re(`^(\x1b[\[O][0-9;:]*[A-Z~]|\x1b\[[0-9;:]+:3u)+$`)
 	// reHooksAsk is what claude says of the dialogs that its hooks may answer.
 	reHooksAsk = re(`^(approve|answer:|permission)`)
 	// reTip is what explains a choice behind its label.
@@ -2562,7 +2562,7 @@ func (r *relay) handleKeys(k typedKeys) {
 	if r.typist != nil {
 		k.unread = r.typist.stands()
 		r.held = append(r.held, &k)
-		r.typist.stopped = r.typist.stopped || stops(k.keys)
+		r.typist.stopped = r.typist.stopped || reBreak.expr().Match(k.keys)
 		return
 	}
 	keys := string(k.keys)
@@ -2574,11 +2574,6 @@ func (r *relay) handleKeys(k typedKeys) {
 	}
 	r.output.hold() // until these are written
 	r.inject(keys, "cli:local")
-}
-
-// stops reports whether keys end what a typist does: ^C or Esc.
-func stops(keys []byte) bool {
-	return bytes.ContainsRune(keys, 0x03) || string(keys) == "\x1b"
 }
 
 // noteLine notes how much of an unfinished line the terminal holds after keys, typed in these modes: the system does
@@ -3956,7 +3951,7 @@ func (t *typist) dropHeld() {
 	asked := t.overtaken(t.look())
 	all := len(t.relay.held)
 	t.relay.held = slices.DeleteFunc(t.relay.held, func(k *typedKeys) bool {
-		return (k.unread || asked) && len(k.keys) > 0 && !reReport.MatchString(string(k.keys)) && !stops(k.keys)
+		return (k.unread || asked) && len(k.keys) > 0 && !reReport.MatchString(string(k.keys)) && !reBreak.expr().Match(k.keys)
 	})
 	if len(t.relay.held) < all {
 		t.note = "keys typed at the keyboard meanwhile were dropped"
