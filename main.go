@@ -2942,9 +2942,10 @@ func (d *desk) ask(q *question) {
 		d.await(d.relay.lastKey.Add(d.cfg.Away), q.closed)
 	}
 	d.record(func() error { return d.route(q) })
+	over := func() bool { return q.closed() || !time.Now().Before(q.rec.ExpiresAt) } // by the clock: a machine may sleep
 	d.record(func() error {
 		return d.st.ask(&q.rec, func() *ending {
-			d.await(q.rec.ExpiresAt, q.closed)
+			d.until(over)
 			if q.end != nil && q.typedBy != "" { // the keys that somebody pressed for it are its answer
 				return &ending{to: Resolved, by: q.typedBy}
 			}

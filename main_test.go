@@ -5238,29 +5238,9 @@ func TestOutage(t *testing.T) {
 			}
 			return false
 		}
-		s.Server = &httptest.Server{URL: "http://127.0.0.1:1"} // its address alone
-		dir := home(t, s.config("away_after_seconds = 0"))
-		null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		keys := &simStream{more: make(chan struct{}, 1)}
-		defer keys.put("", true)
-		out, screen := io.Pipe()
-		tool := &askingPTY{&simPTY{}, out, make(chan string, 1), make(chan struct{}), ""}
-		env := map[string]string{"ATLASBRIDGE_HOME": dir}
-		w := world{ctx: context.Background(), stdin: null, stdout: null, stderr: null,
-			network:  s,
-			disk:     func(_ string, _ *os.File, call func() error) error { return call() },
-			getenv:   func(name string) string { return env[name] },
-			dice:     func() float64 { return 0.5 },
-			keyboard: keys,
-			catch:    func(chan<- os.Signal, ...os.Signal) {},
-			start:    func(_, _ []string, _ Size, _ Host) (PTY, error) { return tool, nil },
-		}
+		w, tool, screen := asksToGo(t, s)
 		done := make(chan int)
 		go func() { done <- w.run([]string{"run", "/nowhere/tool"}) }()
-		_, _ = io.WriteString(screen, "Go? (y/n) ")
 		first := s.shows("Go?", "Yes")
 		time.Sleep(time.Second)
 		down.Store(true)
@@ -5283,6 +5263,66 @@ func TestOutage(t *testing.T) {
 		close(tool.exited)
 		<-done
 	})
+}
+
+// TestSleptPastItsTime: a question whose time ends while the machine sleeps, in which timers stand still and clocks do
+// not, is over as soon as it wakes.
+func TestSleptPastItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := bareBotAPI(t)
+		w, tool, screen := asksToGo(t, s)
+		c := &command{world: w, manual: commands()[0], args: []string{"/nowhere/tool"}}
+		x, err := newSession(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error)
+		go func() { done <- x.run(c.args) }()
+		s.shows("Go?", "Yes")
+		time.Sleep(time.Second)
+		x.lock()
+		x.desk.asked.rec.ExpiresAt = time.Now() // to set a clock is beyond a test
+		err = x.st.keep(ref(x.desk.asked.rec))
+		x.unlock()
+		time.Sleep(time.Second)
+		select {
+		case typed := <-tool.typed:
+			if typed != "n\r" && typed != "n\n" {
+				t.Errorf("%q is typed", typed)
+			}
+		default:
+			t.Errorf("it waits for a timer (%v)", err)
+		}
+		_ = screen.Close()
+		close(tool.exited)
+		<-done
+	})
+}
+
+// asksToGo is a world in a bubble, whose only tool asks whether to go.
+func asksToGo(t *testing.T, s *botAPI) (world, *askingPTY, io.Closer) {
+	t.Helper()
+	s.Server = &httptest.Server{URL: "http://127.0.0.1:1"} // its address alone
+	dir := home(t, s.config("away_after_seconds = 0"))
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := &simStream{more: make(chan struct{}, 1)}
+	t.Cleanup(func() { keys.put("", true) })
+	out, screen := io.Pipe()
+	tool := &askingPTY{&simPTY{}, out, make(chan string, 1), make(chan struct{}), ""}
+	go func() { _, _ = io.WriteString(screen, "Go? (y/n) ") }()
+	env := map[string]string{"ATLASBRIDGE_HOME": dir}
+	return world{ctx: context.Background(), stdin: null, stdout: null, stderr: null,
+		network:  s,
+		disk:     func(_ string, _ *os.File, call func() error) error { return call() },
+		getenv:   func(name string) string { return env[name] },
+		dice:     func() float64 { return 0.5 },
+		keyboard: keys,
+		catch:    func(chan<- os.Signal, ...os.Signal) {},
+		start:    func(_, _ []string, _ Size, _ Host) (PTY, error) { return tool, nil },
+	}, tool, screen
 }
 
 // askingPTY is a tool that reads one line.
