@@ -5729,8 +5729,9 @@ const secretName = `(?:pass(?:word|wd|phrase|code)(?: is(?: generated for \S+)?)
 	passwordIn + `|_pass|_auth|\bauth\\*["']|(?-i:\bPASS|_KEY|_PW)|\bpsk|cookie|pwd|secret|token|credential|` +
 	`(?:api|access|secret|private|account|auth|signing|encryption|master)[_-]?key)`
 
-// secretToken is a run without blanks, quotes, and what a shell or JSON acts on: no command can hide in it.
-const secretToken = "([^\\s\"'`$;|&()<>{}\\[\\]\\\\,]+)"
+// secretToken is a run without blanks, quotes, and what a shell or JSON acts on: no command can hide in it. What visible
+// spells out may stand in it.
+const secretToken = "((?:[^\\s\"'`$;|&()<>{}\\[\\]\\\\,]|\\\\u\\{\\w+\\})+)"
 
 // secrets are what may be a secret, in three groups: its name, what stands between, the token. A name is no part of a
 // path. Without a name it is a key by its shape (of AWS, GitHub, GitLab, Slack, Stripe, Google, OpenAI, Anthropic,
@@ -5751,15 +5752,16 @@ var secrets = []struct {
 	{secretHints, re(`(?i)\b(login[ \t]+\S+\s+password)([ \t]+)` + secretToken)}, // .netrc
 	{"bearer authorization", re(`(?i)\b(authorization\\*["']?:[ \t]*\\*["']?(?:bearer|basic|token)|bearer)( )` +
 		secretToken)},
-	{"://", re("(://[^\\s/:@]*)(:)([^\\s\"'`$;|&()<>{}\\[\\]\\\\,/@]+)@")},
+	{"://", re("(://[^\\s/:@]*)(:)((?:[^\\s\"'`$;|&()<>{}\\[\\]\\\\,/@]|\\\\u\\{\\w+\\})+)@")},
 	{blockHints, re(`()(\n[ \t│]*|\\n)([A-Za-z0-9+/]{20,}={0,2})[ \t│]*(?:\n|\\|$)`)},
 	{blockHints, re(`()(\\n|^|[^A-Za-z0-9+/])([A-Za-z0-9+][A-Za-z0-9+/]{39,}={0,2}|[A-Za-z0-9+/]{60,}={0,2})`)},
-	{keyHints, re(`()()(\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\b(?:` + keyBegin + `)[\w-]{16,}(?:=[0-9A-F]{8}\b)?|` +
+	{keyHints, re(`()()(\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bLS0tLS1CRUdJTi[\w+/]+={0,2}|` + // kubectl's: PEM in base64
+		`\b(?:` + keyBegin + `)(?:[\w-]*(?:\\u\{\w+\}[\w-]+)+|[\w-]{16,}(?:=[0-9A-F]{8}\b)?)|` +
 		`\bhooks\.slack\.com/services/[\w/]+|\bsig=[\w%+/-]{16,}={0,2}|` +
-		`\bLS0tLS1CRUdJTi[\w+/]+={0,2}|` + // kubectl's: PEM in base64
 		`\bsk-(?:[a-z]+\d*-)*[a-z_]*[A-Z0-9][\w-]{15,}|\b(?:npm|hf)_[A-Za-z0-9]{30,}|` +
 		`\bSG\.[\w-]{16,}\.[\w-]{16,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|\d{6,}:AA[\w-]{28,})`)},
-	{keyHints, re(`()(^|\W)((?:` + keyBegin + `|sk-|eyJ)[\w.-]*)` + rowBreak)},
+	{keyHints, re(`()()(\b(?:` + keyBegin + `|sk-\w*[A-Z]|eyJ|npm_|hf_|A[KS]IA)[\w.-]*)` + rowBreak +
+		`[\w.+=-]*\d[\w.+=-]{15,}`)},
 	{"[redacted]", re(`()(\[redacted\]` + rowBreak + `)([\w+=][\w+=.-]{15,})`)}, // no path, no command
 }
 
@@ -5767,7 +5769,7 @@ var secrets = []struct {
 const (
 	keyBegin = `gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[a-eoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|` +
 		`dckr_pat_|pypi-|GOCSPX-|hv[bs]\.|lin_api_|gsk_|xai-|AGE-SECRET-KEY-|do[opr]_v1_|tskey-|shpat_|glsa_|ATATT3|` +
-		`ntn_|rubygems_|sbp_|figd_|nfp_|sntry[su]_|pscale_\w+_|r8_|pplx-|nvapi-|shpss_|PMAK-|NRAK-|ATBB`
+		`ntn_|rubygems_|sbp_|figd_|nfp_|sntry[su]_|pscale_\w+_|r8_|pplx-|nvapi-|shpss_|PMAK-|NRAK-|ATBB|sk-ant-|sk-proj-|\d{6,}:AA`
 	rowBreak = `[ \t│┃←]*\n[ \t│┃]*`
 )
 

@@ -3280,7 +3280,7 @@ func (p *phone) handleInput(r *InputRecord) (reply Notice, why string) {
 	case "answer": // the tool's own Stop hook
 		p.desk.answer = *r
 	case "screen":
-		reply.Mono = cmp.Or(dense(visible(redact(p.det.Screen.Text()))), "(the screen is empty)")
+		reply.Mono = cmp.Or(dense(safeText(p.det.Screen.Text())), "(the screen is empty)")
 	case "cancel":
 		p.phoneEnds = true
 		p.watchdog.terminate(0)
@@ -5058,7 +5058,7 @@ func ownQuestion(o object, words string, others []string) (p *PromptRecord, labe
 			return nil, nil
 		}
 		said = append(said, label)
-		p.Choices = append(p.Choices, Choice{Label: clip(oneLine(visible(redact(label))), 60)})
+		p.Choices = append(p.Choices, Choice{Label: clip(oneLine(safeText(label)), 60)})
 	}
 	numbered(p.Choices, 1)
 	labels = map[string]string{}

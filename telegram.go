@@ -1203,7 +1203,7 @@ func units(s string) int { return len(utf16.Encode([]rune(s))) }
 // clean makes text from elsewhere valid, without secrets and without what is invisible, of at most n UTF-16 units.
 func clean(s string, n int) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\r", "")
-	s = visible(redact(strings.TrimRight(strings.TrimLeft(s, "\n"), " \t\n")))
+	s = safeText(strings.TrimRight(strings.TrimLeft(s, "\n"), " \t\n"))
 	if units(s) <= n {
 		return s
 	}
