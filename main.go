@@ -2868,7 +2868,7 @@ func (d *desk) carry(q *question) {
 
 // carryNext ends the carrying of q.
 func (d *desk) carryNext(q *question) {
-	if q.rec.Status == Resolved && q.rec.answeredByCommand() { // one that was not typed was not answered
+	if q.rec.Status == Resolved && q.rec.DecidedBy == "cli:answer" { // one that was not typed was not answered
 		d.books.notify(answeredNotice(&q.rec))
 	}
 	d.carried--
@@ -2991,11 +2991,6 @@ func (d *desk) byID(id string) *question {
 		}
 	}
 	return nil
-}
-
-// answeredByCommand reports whether `atlasbridge answer` has given the answer.
-func (p *PromptRecord) answeredByCommand() bool {
-	return p.DecidedBy == "cli:answer"
 }
 
 // answeredNotice tells the phone that it was not the one to answer.
@@ -5318,7 +5313,7 @@ func (s *session) installHooks(argv []string) []string {
 		s.desk.hooked = false
 		return argv
 	}
-	return slices.Concat([]string{argv[0], "--settings", string(merged)}, rest)
+	return slices.Concat([]string{argv[0], "--settings", merged}, rest)
 }
 
 // settingsArgument removes the values of --settings from the arguments, and returns the last. After -- there are no
@@ -5353,10 +5348,11 @@ const (
 )
 
 // withHooks is the tool's settings, given as JSON or as the name of a file, with hooks that call us beside the user's
-// own.
-func (s *session) withHooks(given string) (_ []byte, err error) {
+// own; it gives them in the same way, for all can read what is on a command line.
+func (s *session) withHooks(given string) (_ string, err error) {
 	text := []byte(given)
-	if !strings.HasPrefix(strings.TrimSpace(given), "{") {
+	named := !strings.HasPrefix(strings.TrimSpace(given), "{")
+	if named {
 		text, err = os.ReadFile(given)
 	}
 	settings := map[string]any{}
@@ -5365,11 +5361,11 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 		err = errors.Join(json.Unmarshal(text, &settings), json.Unmarshal(text, &theirs))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading --settings: %w", err)
+		return "", fmt.Errorf("reading --settings: %w", err)
 	}
 	exe, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	call := "'" + strings.ReplaceAll(exe, "'", `'\''`) + "' hook"
 	if runtime.GOOS == "windows" {
@@ -5386,14 +5382,15 @@ func (s *session) withHooks(given string) (_ []byte, err error) {
 	// The tool waits longer than a question lives.
 	text = fmt.Appendf(nil, hooks+"}", inJSON(call), inSeconds(s.cfg.PermissionTimeout+time.Minute))
 	var ours map[string][]any
-	if err := json.Unmarshal(text, &ours); err != nil {
-		return nil, err
-	}
+	_ = json.Unmarshal(text, &ours) // it is ours, and valid
 	for event, groups := range theirs.Hooks {
 		ours[event] = append(groups, ours[event]...)
 	}
 	settings["hooks"] = ours
-	return json.Marshal(settings)
+	if named {
+		return s.st.saveFile(s.rec.ID, "settings", []byte(inJSON(settings)))
+	}
+	return inJSON(settings), nil
 }
 
 // reOurs are the names of our settings in an environment, in any case, as Windows has them.
@@ -5602,7 +5599,7 @@ func (a *asking) bridge() error {
 	}
 	own.ExitCode = &a.code
 	unsaid := a.keep(&own)
-	if p.answeredByCommand() {
+	if p.DecidedBy == "cli:answer" {
 		n := answeredNotice(p)
 		n.SessionID = own.ID
 		ch.Notify(n)
