@@ -2094,28 +2094,30 @@ var lexicon = sync.OnceValues(func() (words map[string][]word, of map[string][]s
 	return words, of
 })
 
-// findWord is where the first word of that meaning stands in a text that is plain and in lower case, and of two the
+// findWord is where the first word of those meanings stands in a text that is plain and in lower case, and of two the
 // longer one; −1 none.
-func findWord(meaning, text string) (from, to int) {
+func findWord(meanings, text string) (from, to int) {
 	words, _ := lexicon()
 	from, to = -1, -1
-	for _, w := range words[meaning] {
-		for end := 0; ; {
-			next := strings.Index(text[end:], w.text)
-			if next < 0 {
+	for meaning := range strings.FieldsSeq(meanings) {
+		for _, w := range words[meaning] {
+			for end := 0; ; {
+				next := strings.Index(text[end:], w.text)
+				if next < 0 {
+					break
+				}
+				at := end + next
+				end = at + len(w.text)
+				before, _ := utf8.DecodeLastRuneInString(text[:at])
+				after, _ := utf8.DecodeRuneInString(text[end:])
+				if !w.joined && isWordRune(before) || !w.begun && isWordRune(after) {
+					continue
+				}
+				if from < 0 || at < from || at == from && end > to {
+					from, to = at, end
+				}
 				break
 			}
-			at := end + next
-			end = at + len(w.text)
-			before, _ := utf8.DecodeLastRuneInString(text[:at])
-			after, _ := utf8.DecodeRuneInString(text[end:])
-			if !w.joined && isWordRune(before) || !w.begun && isWordRune(after) {
-				continue
-			}
-			if from < 0 || at < from || at == from && end > to {
-				from, to = at, end
-			}
-			break
 		}
 	}
 	return from, to
@@ -4438,11 +4440,14 @@ var (
 	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
 	// reYn are letters of which each is an answer: "Yn", "ynaq?", "yadH" or "yAdh" of Inquirer.
 	reYn = re(`^((?i:yn|ny|y-n)[A-Za-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8}|[a-z]{2,8}H|[Yy][A-Za-z]{2,7}h)$`)
-	// reHotkeys is a key with its label, in five forms, and what goes on with that: hotKeys joins the groups.
-	reHotkeys = re(`(?:(\pL*)[\[(]([A-Za-z])[\])](\p{Ll}[\pL\pN'-]*(?: \pL[\pL\pN'-]*){0,3})|` +
+	// reHotkeys is a key with its label, in four forms, and what goes on with that: hotKeys joins the groups.
+	reHotkeys = re(`(?:(\pL*)[\[(<]([A-Za-z])[\])>](\p{Ll}[\pL\pN'-]*(?: \pL[\pL\pN'-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
-		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b)|(\pL{2,})\(([A-Z])\))` +
+		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b))` +
 		`( *[^\s\pL\pN.?!([<'"] *(?:\pL{3,}|\pL+ \pL)[\pL' -]*\b| \([^()]{2,}\))?`)
+	// reLabelled is a key behind its label, which it may touch, as the plural "(s)" does a word.
+	reLabelled = re(`(\pL(?:[\pL' -]*?\pL)?)(?: +[\[(](\w)|[\[(]([^\Ws]|\?))[\])](?:[^A-Za-z]|$)`)
+	reOr       = re(`^or |(\s+or)?\s*$`)
 	// reWord is an answer that a marker may name without a list.
 	reWord = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
 		`skip|edit|help|fingerprint)$`)
@@ -4631,14 +4636,24 @@ func (v *view) readWords(f *candidate, text string, top int) *candidate {
 	return v.paragraph(f, top)
 }
 
-// hotKeys are the keys that a line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind a
-// comma, or in brackets, is part of a label: "(n)o, install anyway".
-func hotKeys(line string) (keys []Choice) {
-	for _, m := range reHotkeys.expr().FindAllStringSubmatch(plain(line), -1) {
-		label := m[1] + m[2] + m[3] + m[5] + m[6] + m[7] + m[9] + m[10] + m[12]
-		keys = append(keys, typedChoice(m[2]+m[4]+m[6]+m[8]+m[11], strings.TrimSuffix(strings.TrimSpace(label), " or")))
+// hotKeys are the keys that a plain line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind a
+// comma, or in brackets, is part of a label: "(n)o, install anyway". Where the last key has no label behind it, all
+// labels stand before their keys: "Yes[y] No[n]", "Retry (r), skip (s) or abort (a)?"
+func hotKeys(line string) []Choice {
+	read := func(form *pattern, key, label string) (keys []Choice) {
+		for _, part := range form.expr().FindAllString(line, -1) {
+			label := reOr.ReplaceAllString(form.ReplaceAllString(part, label), "")
+			keys = append(keys, typedChoice(form.ReplaceAllString(part, key), label))
+		}
+		return keys
 	}
-	return keys
+	keys := read(reHotkeys, "$2$4$6$8", "$1$2$3$5$6$7$9${10}")
+	behind := read(reLabelled, "$2$3", "$1")
+	named := func(c Choice) bool { return strings.EqualFold(c.Key, behind[len(behind)-1].Key) }
+	if len(behind) < 2 || slices.ContainsFunc(keys, named) {
+		return keys
+	}
+	return behind
 }
 
 // presses reports whether the text asks for a key to go on.
@@ -4892,9 +4907,7 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		f.Cut = true
 		return true
 	}
-	for _, c := range list[:min(len(list), 9)] {
-		f.Choices = append(f.Choices, typedChoice(c.Key, c.Label))
-	}
+	f.Choices = list[:min(len(list), 9)]
 	return true
 }
 
@@ -4944,7 +4957,7 @@ func itemsOf(raw string) (items []Choice) {
 	m := reItem.FindStringSubmatch(raw)
 	if m != nil {
 		label := len(m) - 1
-		items = append(items, Choice{Key: strings.Join(m[1:label], ""), Label: strings.TrimSpace(m[label])})
+		items = append(items, typedChoice(strings.Join(m[1:label], ""), strings.TrimSpace(m[label])))
 	}
 	return items
 }
@@ -5221,7 +5234,7 @@ func isRefusal(label string) bool {
 	for part := range strings.FieldsFuncSeq(strings.ToLower(plain(label)), between) {
 		part = strings.TrimFunc(part, func(r rune) bool { return !isWordRune(r) && r != '…' }) // what is cut may go on
 		switch {
-		case isAll("no", part), isAll("deny", part), reDont.MatchString(part):
+		case isAll("no deny", part), reDont.MatchString(part):
 			refuses = true
 		case part != "" && !(refuses && reAfterNo.MatchString(part)):
 			return false
@@ -5235,13 +5248,12 @@ var reNegated = re(`(?i)^[^\pL\pN]*(n|don't|dont|do not|continue without)\b`)
 
 // grants reports whether a label begins as one that lets the agent do something.
 func grants(label string) bool {
-	return startsWith("yes", label) || startsWith("allow", label) || strings.EqualFold(label, "y")
+	return startsWith("yes allow", label) || strings.EqualFold(label, "y")
 }
 
 // declines reports whether a label begins as one that refuses, ends or leaves something: nothing is granted with that.
 func declines(label string) bool {
-	return startsWith("no", label) || startsWith("deny", label) || startsWith("quit", label) ||
-		reNegated.MatchString(plain(label))
+	return startsWith("no deny quit", label) || reNegated.MatchString(plain(label))
 }
 
 // withoutLabels returns what is asked, without the choices that a line names at its end.
@@ -5266,7 +5278,7 @@ func (v *view) safeDefault(f *candidate) string {
 	refusal, decides := refusalIn(f)
 	asks := f.withoutLabels()
 	// "No" may mean that something goes on, or is lost; but not what a known tool wants to be allowed.
-	turned := hasWord("keep", asks) || hasWord("deny", asks) || hasWord("quit", asks) || reNot.MatchString(plain(asks))
+	turned := hasWord("keep deny quit", asks) || reNot.MatchString(plain(asks))
 	turned = turned && !(f.Permission && v.known)
 	f.Turned = turned && len(f.Choices) > 0
 	set := v.o.SafeDefaults[f.Type]
@@ -5316,7 +5328,7 @@ var reConsents = re(`(?i)\b(ok|okay|sure|go ahead|y|yep|yeah|all)\b`)
 
 // consents reports whether a text grants something in one of its words.
 func consents(text string) bool {
-	return hasWord("yes", text) || hasWord("allow", text) || reConsents.MatchString(text)
+	return hasWord("yes allow", text) || reConsents.MatchString(text)
 }
 
 // tellsMore reports whether the text of a question on a line does not name the answer that would refuse, or says more
