@@ -4469,7 +4469,8 @@ var (
 	reText    = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(|][^\])|]*[\])|]$`)
 	reDrafted = re(`^\? .*[^:?›‣>…)\]]$`) // Inquirer's field, with what it refused
 	// reGoesWith is a line and the one below, a part of it: a remark, more keys, or the field for the "yes" it names.
-	reGoesWith = re(`.\n\(.* .*\)$|^[^?:]*\w[\])]\pL[^?:\n]*\n.*\w[\])]\pL.*\w[\])]\pL|` +
+	reGoesWith = re(`.\n\(.* .*\)$|[\[(]\w{1,2}[\])] ?\pL.*,\n.*[\[(]\w{1,2}[\])] ?\pL|` +
+		`^[^?:]*\w[\])]\pL[^?:\n]*\n.*\w[\])]\pL.*\w[\])]\pL|` +
 		`(?i:^(type|type the word|enter|only) ['"«“‘]yes['"»”’].*[.!]\n.*[:?])$`)
 	reSays       = re(`\pL[\pL\pN]`) // has a word at all
 	reSplits     = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
@@ -4477,8 +4478,8 @@ var (
 	reEnglish    = re(`(?i)\b(the|or|this|your?|and|with|for|are|does|what|which|it)\b`) // "old or new? [o/n]"
 	reDigits     = re(`^\d+$`)
 	reRange      = re(`^(\d{1,2}) ?(?:-|–|to|\.\.) ?(\d{1,2})$`)
-	// reBelow is the mark behind which a question in the line above is answered: Symfony, click.
-	reBelow      = re(`[:?\])]\s*\n[>›❯»]$`)
+	// reBelow is the mark behind which a question in the line above is answered: Symfony, click, yay, conda.
+	reBelow      = re(`[:?\])]\s*\n=*[>›❯»]$|(?i:press (enter|return) to continue)\W*\n>+$`)
 	reAskedAbove = re(`[?:](.*([\])]|\b[Yy]/[Nn]))?\s*$`)
 	reDefault    = re(`\([^()]*\) *$`)
 	rePathIn     = re(`\s/\S`)
@@ -4591,7 +4592,7 @@ func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 	case command && !field:
 		f.Idle = true
 		return "it is a prompt for commands" // 31
-	case !open:
+	case !open && reSays.MatchString(text):
 		f.Type = YesNo
 		f.guess = true
 		f.Choices = []Choice{typedChoice("y", "Yes"), typedChoice("n", "No")}
@@ -4804,7 +4805,7 @@ func withOther(answer string) []string {
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'",
-// "<y>", "[Ynq]", "[red, green]", "1-4". Two numbers are a count, as in "(1/2)".
+// "<y>", "[Ynq]", "[red, green]", "1-4", "[1 or 2]". Two numbers are else a count, as in "(1/2)".
 func readMarker(marker string) []string {
 	inner := strings.Trim(marker, "[](){}<> ")
 	if inner == marker {
@@ -4833,7 +4834,7 @@ func readMarker(marker string) []string {
 			answers = split
 		}
 	}
-	strange, counts := false, len(answers) < 3
+	strange, counts := false, len(answers) < 3 && !strings.Contains(inner, " or ")
 	list := (len(answers) > 2 || strings.ContainsAny(inner, ",|")) && !rePathIn.MatchString(inner)
 	for i, p := range answers {
 		p, _, _ = strings.Cut(p, " - ") // "y - да"
