@@ -2629,7 +2629,7 @@ func (v *View) alive(r Record) bool {
 
 // ---- files of sessions ----
 //
-// Files sent to a session are kept in a folder of its own, as long as its record.
+// Files sent to a session, and its tool's settings, are kept in a folder of its own, as long as its record.
 
 // fileNameMax is how much of the end of a name from outside is kept, in bytes.
 const fileNameMax = 60
