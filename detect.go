@@ -4447,6 +4447,7 @@ var (
 		`( *[^\s\pL\pN.?!([<'"] *(?:\pL{3,}|\pL+ \pL)[\pL' -]*\b| \([^()]{2,}\))?`)
 	// reLabelled is a key behind its label, which it may touch, as the plural "(s)" does a word.
 	reLabelled = re(`(\pL(?:[\pL' -]*?\pL)?)(?: +[\[(](\w)|[\[(]([^\Ws]|\?))[\])](?:[^A-Za-z]|$)`)
+	reLastKey  = re(`[\[(][\w?][\])]\W*(?:default\W+)?\w{0,2}\W*$`) // it, or the default behind it, ends the line
 	reOr       = re(`^or |(\s+or)?\s*$`)
 	// reWord is an answer that a marker may name without a list.
 	reWord = re(`(?i)^(.|C-.|esc|\^c|yes|no|always|never|once|all|none|quit|cancel|retry|abort|ignore|` +
@@ -4638,7 +4639,7 @@ func (v *view) readWords(f *candidate, text string, top int) *candidate {
 }
 
 // hotKeys are the keys that a plain line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind a
-// comma, or in brackets, is part of a label: "(n)o, install anyway". Where the last key has no label behind it, all
+// comma, or in brackets, is part of a label: "(n)o, install anyway". Where the line ends in a key without a label, all
 // labels stand before their keys: "Yes[y] No[n]", "Retry (r), skip (s) or abort (a)?"
 func hotKeys(line string) []Choice {
 	read := func(form *pattern, key, label string) (keys []Choice) {
@@ -4651,7 +4652,7 @@ func hotKeys(line string) []Choice {
 	keys := read(reHotkeys, "$2$4$6$8", "$1$2$3$5$6$7$9${10}")
 	behind := read(reLabelled, "$2$3", "$1")
 	named := func(c Choice) bool { return strings.EqualFold(c.Key, behind[len(behind)-1].Key) }
-	if len(behind) < 2 || slices.ContainsFunc(keys, named) {
+	if len(behind) < 2 || !reLastKey.MatchString(line) || slices.ContainsFunc(keys, named) {
 		return keys
 	}
 	return behind
@@ -4807,7 +4808,7 @@ func withOther(answer string) []string {
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'",
 // "<y>", "[Ynq]", "[red, green]", "1-4", "[1 or 2]". Two numbers are else a count, as in "(1/2)".
 func readMarker(marker string) []string {
-	inner := strings.Trim(marker, "[](){}<> ")
+	inner := strings.Trim(marker, "[](){}<> .")
 	if inner == marker {
 		inner = strings.TrimRight(inner, "?: ")
 	}
@@ -4819,7 +4820,6 @@ func readMarker(marker string) []string {
 		}
 		return []string{yes}
 	}
-	inner = strings.TrimRight(inner, ".")
 	limits := reRange.FindStringSubmatch(inner)
 	if limits != nil {
 		return numbers(limits[1], limits[2])
