@@ -4638,9 +4638,9 @@ func (v *view) readWords(f *candidate, text string, top int) *candidate {
 	return v.paragraph(f, top)
 }
 
-// hotKeys are the keys that a plain line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind a
-// comma, or in brackets, is part of a label: "(n)o, install anyway". Where the line ends in a key without a label, all
-// labels stand before their keys: "Yes[y] No[n]", "Retry (r), skip (s) or abort (a)?"
+// hotKeys are the keys that a plain line names: "(N)ame", "e(x)it", "(p) Postpone", "a)utorename". What goes on behind
+// a comma, or in brackets, is part of a label: "(n)o, install anyway". Where the line ends in a key without a label,
+// all labels stand before their keys: "Yes[y] No[n]", "Retry (r), skip (s) or abort (a)?"
 func hotKeys(line string) []Choice {
 	read := func(form *pattern, key, label string) (keys []Choice) {
 		for _, part := range form.expr().FindAllString(line, -1) {
@@ -5424,8 +5424,8 @@ const (
 	unseen    = 5 * time.Second // without a sign of work but the protocol's: it is over
 )
 
-// reBreak is a key that interrupts a turn, or what a typist does: Esc or ^C, also as xterm's modifyOtherKeys and kitty's
-// keyboard protocol have them, that with the locks that are on, and of a keyboard of other letters.
+// reBreak is a key that interrupts a turn, or what a typist does: Esc or ^C, also as xterm's modifyOtherKeys and
+// kitty's keyboard protocol have them, that with the locks that are on, and of a keyboard of other letters.
 var reBreak = re(`^\x1b(\[27(;\d+(:1)?)?u)?$|\x03|\x1b\[((\d+::)?99;(5|69|133|197)(:1)?u|27;5;99~)`)
 
 // asks reports whether the tool says that a dialog of its own is open. A missing or wrong API key is none: it ends the
@@ -5742,8 +5742,8 @@ const secretName = `(?:pass(?:word|wd|phrase|code)(?: is(?: generated for \S+)?)
 	passwordIn + `|_pass|_auth|\bauth\\*["']|(?-i:\bPASS|_KEY|_PW)|\bpsk|cookie|pwd|secret|token|credential|` +
 	`(?:api|access|secret|private|account|auth|signing|encryption|master)[_-]?key)`
 
-// secretToken is a run without blanks, quotes, and what a shell or JSON acts on: no command can hide in it. What visible
-// spells out may stand in it.
+// secretToken is a run without blanks, quotes, and what a shell or JSON acts on: no command can hide in it. What
+// visible spells out may stand in it.
 const secretToken = "((?:[^\\s\"'`$;|&()<>{}\\[\\]\\\\,]|\\\\u\\{\\w+\\})+)"
 
 // secrets are what may be a secret, in three groups: its name, what stands between, the token. A name is no part of a
@@ -5782,7 +5782,8 @@ var secrets = []struct {
 const (
 	keyBegin = `gh[pousr]_|github_pat_|gl[a-z]{2,4}-|xox[a-eoprs]-|xapp-|[sr]k_(?:live|test)_|whsec_|AIza|ya29\.|` +
 		`dckr_pat_|pypi-|GOCSPX-|hv[bs]\.|lin_api_|gsk_|xai-|AGE-SECRET-KEY-|do[opr]_v1_|tskey-|shpat_|glsa_|ATATT3|` +
-		`ntn_|rubygems_|sbp_|figd_|nfp_|sntry[su]_|pscale_\w+_|r8_|pplx-|nvapi-|shpss_|PMAK-|NRAK-|ATBB|sk-ant-|sk-proj-|\d{6,}:AA`
+		`ntn_|rubygems_|sbp_|figd_|nfp_|sntry[su]_|pscale_\w+_|r8_|pplx-|nvapi-|shpss_|PMAK-|NRAK-|ATBB|` +
+		`sk-ant-|sk-proj-|\d{6,}:AA`
 	rowBreak = `[ \t│┃←]*\n[ \t│┃]*`
 )
 

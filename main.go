@@ -3947,7 +3947,8 @@ func (t *typist) dropHeld() {
 	asked := t.overtaken(t.look())
 	all := len(t.relay.held)
 	t.relay.held = slices.DeleteFunc(t.relay.held, func(k *typedKeys) bool {
-		return (k.unread || asked) && len(k.keys) > 0 && !reReport.MatchString(string(k.keys)) && !reBreak.expr().Match(k.keys)
+		passes := len(k.keys) == 0 || reReport.MatchString(string(k.keys)) || reBreak.expr().Match(k.keys)
+		return (k.unread || asked) && !passes
 	})
 	if len(t.relay.held) < all {
 		t.note = "keys typed at the keyboard meanwhile were dropped"
