@@ -1828,6 +1828,17 @@ func isShown(run string, pieces []string) bool {
 	return run == ""
 }
 
+// reTip is what explains a choice behind its label.
+var reTip = re(` (\(.*\)|- .*)$`)
+
+// bare is the label of a choice, at the pointer without a hint, which some programs show there alone (clack, prompts).
+func (p *Prompt) bare(c Choice) string {
+	if p.Pointer < 0 || p.Choices[p.Pointer] != c {
+		return c.Label
+	}
+	return reTip.ReplaceAllString(c.Label, "")
+}
+
 // ---- patterns ----
 // Regular expressions, compiled when they are first needed: a start must not wait for all of them.
 
@@ -5975,6 +5986,20 @@ func headAndTail(text string, most int) string {
 	return fmt.Sprintf("%s …(%d bytes)… %s", head, len(text)-len(head)-len(tail), tail)
 }
 
+// before is s behind a mark, "" where there is none.
+func before(mark, s string) string {
+	if s == "" {
+		return ""
+	}
+	return mark + s
+}
+
+// oneLine returns s as one row, with a visible mark for each line end.
+func oneLine(s string) string { return strings.ReplaceAll(s, "\n", " ⏎ ") }
+
+// maxMessage is how much of an operator's text is typed, in bytes: a line of a terminal has no more before its Enter.
+const maxMessage = 4095
+
 // reControl is what a terminal acts on.
 var reControl = re(`[^\n\t\P{Cc}]`)
 
@@ -5989,6 +6014,27 @@ func cleanText(text string) string {
 func clipBytes(text string, n int) string {
 	return strings.ToValidUTF8(text[:min(n, len(text))], "")
 }
+
+// marshal is JSON on one line in which <, > and & stand for themselves.
+func marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	err := e.Encode(v)
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
+}
+
+// inJSON is a value on one line of JSON; what JSON does not know is told instead.
+func inJSON(value any) string {
+	text, err := marshal(value)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// ref is a pointer to a copy of v.
+func ref[T any](v T) *T { return &v }
 
 // ---- recordings ----
 // Asciicast v2, both ways: https://docs.asciinema.org/manual/asciicast/v2/. A header line, then
@@ -6215,15 +6261,6 @@ type labEvent struct {
 	Ticked []bool        `json:"ticked,omitempty"`
 	Why    string        `json:"why,omitempty"` // which reader found it
 	delay  time.Duration // since the last byte
-}
-
-// inJSON is a value on one line of JSON; what JSON does not know is told instead.
-func inJSON(value any) string {
-	text, err := marshal(value)
-	if err != nil {
-		return err.Error()
-	}
-	return string(text)
 }
 
 // check compares the last prompt that is idle as expected with what a scenario expects. A recording expects nothing. No

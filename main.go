@@ -1054,15 +1054,6 @@ func withState(do func(*command, *Store) int) func(*command) int {
 	}
 }
 
-// span is a time that has passed, or is left, without its seconds from a minute on.
-func span(d time.Duration) string {
-	text, _, long := strings.Cut(max(d, 0).Truncate(time.Second).String(), "m")
-	if long {
-		text += "m"
-	}
-	return text
-}
-
 // statusRow is a session as status shows it.
 type statusRow struct {
 	*SessionRecord
@@ -1385,7 +1376,6 @@ const (
 
 // Sizes of a session, in bytes unless said otherwise.
 const (
-	maxMessage  = 4095      // of an operator's text: a line of a terminal has no more before its Enter
 	maxHeld     = 1000      // pieces of keys that wait for the typist, each of up to 4096 bytes
 	maxTyping   = 64 << 10  // of keys that wait for the child
 	maxUnread   = 256 << 10 // of output that the screen may lag behind the host
@@ -1405,8 +1395,6 @@ const (
 	leftScreen   = "the question left the screen"
 	worksAgain   = "the tool works again"
 	waitsHere    = ": questions wait for the keyboard or `atlasbridge answer`"
-	bothAnswered = "a key was pressed at the keyboard in the same moment: " +
-		"the terminal shows which of the two counted"
 )
 
 var (
@@ -1414,8 +1402,6 @@ var (
 	reArrow = re(`^(\x1b[\[O][0-9;:]*[A-Z~]|\x1b\[[0-9;:]+:3u)+$`)
 	// reHooksAsk is what claude says of the dialogs that its hooks may answer.
 	reHooksAsk = re(`^(approve|answer:|permission)`)
-	// reTip is what explains a choice behind its label.
-	reTip = re(` (\(.*\)|- .*)$`)
 	// reFirstWord is the beginning of a text up to the first blank.
 	reFirstWord = re(`^\S*`)
 	// reOpensList is a text behind which Enter may do more than send it.
@@ -3214,12 +3200,6 @@ func (p *phone) nextInput() (r *InputRecord, why string) {
 	return nil, ""
 }
 
-// types reports whether something is typed for the input: that has to wait its turn.
-func (r *InputRecord) types() bool { return r.isText() || r.Kind == "keys" }
-
-// isText reports whether a text is typed for the input.
-func (r *InputRecord) isText() bool { return r.Kind == "text" || r.Kind == "file" }
-
 // inputWaits returns why the input has to wait, although not for long, "" if it need not.
 func (p *phone) inputWaits(r *InputRecord) (why string) {
 	switch {
@@ -4205,14 +4185,6 @@ func (t *typist) locate(now *Prompt, i int) int {
 	return slices.IndexFunc(now.Choices, placed)
 }
 
-// bare is the label of a choice, at the pointer without a hint, which some programs show there alone (clack, prompts).
-func (p *Prompt) bare(c Choice) string {
-	if p.Pointer < 0 || p.Choices[p.Pointer] != c {
-		return c.Label
-	}
-	return reTip.ReplaceAllString(c.Label, "")
-}
-
 // unmoved reports whether the menu stands as it did before: pointer, ticks, choices. What else of it has changed may
 // not be what the key did, which then is still to come.
 func (p *Prompt) unmoved(before *Prompt) bool {
@@ -4621,13 +4593,6 @@ func (b *books) tellAtTerminal() {
 // ---- asking: a question that is no screen's ----
 // Hook and script ask in the same way: a prompt in, what became of it out.
 
-// Where a question comes from, in its record.
-const (
-	fromScreen = "screen"
-	fromHook   = "hook"
-	fromAsk    = "ask"
-)
-
 // ending is how a question ends, if nobody answers it first. As the cause of a context it takes the question back: a
 // signal, or the phone's /cancel, which counts as SIGTERM.
 type ending struct {
@@ -4774,13 +4739,6 @@ const maxHookDepth = 100
 
 // maxLastWords is how much of an answer is kept for its notice, in UTF-16 units: three messages.
 const maxLastWords = 12 << 10
-
-// What can be decided about a tool's call.
-const (
-	hookAllow  = "allow"
-	hookAlways = "always"
-	hookDeny   = "deny"
-)
 
 // decision is what the tool is told; nil leaves the question to its dialog.
 type decision map[string]any
@@ -5393,9 +5351,6 @@ func (s *session) withHooks(given string) (_ string, err error) {
 	}
 	return inJSON(settings), nil
 }
-
-// reOurs are the names of our settings in an environment, in any case, as Windows has them.
-var reOurs = re(`(?i)^(ATLASBRIDGE|TELEGRAM)_`)
 
 // childEnv removes our variables from env, and what has the token in it, and adds what `atlasbridge hook` needs.
 func childEnv(env []string, c *Config, sessionID string) []string {

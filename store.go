@@ -162,6 +162,14 @@ type Config struct {
 	flags   map[string]string // of the command line, by setting
 }
 
+// Keys of what setup finds out.
+const (
+	tokenKey = "telegram.bot_token"
+	chatKey  = "telegram.chat_id"
+	usersKey = "telegram.allowed_users"
+	baseKey  = "telegram.api_base"
+)
+
 // setting is a row of the configuration: what `config --json` shows (the token masked), and what it can be.
 type setting struct {
 	Key    string          `json:"key"`
@@ -288,6 +296,9 @@ func settings() (rows []setting) {
 	}
 	return rows
 }
+
+// reOurs are the names of our settings in an environment, in any case, as Windows has them.
+var reOurs = re(`(?i)^(ATLASBRIDGE|TELEGRAM)_`)
 
 // loadConfig reads dir/config.toml (absent: all defaults), the environment (getenv) and the flags: key → text as it
 // would stand in the environment. With an error, only Dir, ignored and stamp are set.
@@ -848,15 +859,6 @@ func stamped(record any) (json.RawMessage, error) {
 	}), err
 }
 
-// marshal is JSON on one line in which <, > and & stand for themselves.
-func marshal(v any) ([]byte, error) {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	err := e.Encode(v)
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
-}
-
 // sealed returns the line of a record: of a prompt only what may change, for its texts have the rest.
 func sealed(r Record) ([]byte, error) {
 	var members any = r
@@ -1122,6 +1124,20 @@ type PromptRecord struct {
 	unsaid bool // a part of its record is, and no line says yet that it failed
 }
 
+// Where a question comes from, in its record.
+const (
+	fromScreen = "screen"
+	fromHook   = "hook"
+	fromAsk    = "ask"
+)
+
+// What can be decided about a tool's call.
+const (
+	hookAllow  = "allow"
+	hookAlways = "always"
+	hookDeny   = "deny"
+)
+
 // Asked is what was asked, and never changes. It is written once, in the text that AboutSHA names.
 type Asked struct {
 	Prompt             // as the screen, or the hook, asked
@@ -1240,6 +1256,16 @@ func (p *PromptRecord) region() string {
 	return strings.Trim(strings.Join(rows, "\n"), "\n")
 }
 
+const (
+	columnGap = ` {2,}`                              // between buttons side by side
+	itemMark  = `(?:[^\pL\pN\s]\s*)?(?:\d+[.)]\s+)?` // a pointer, a number
+)
+
+var (
+	reColumnGap = re(columnGap)
+	reItemMark  = re("^" + itemMark)
+)
+
 // accountedIn reports whether the message says all of the region: each row needs all its words, in order, where no
 // other row has its own. Blanks and frames do not count. For a choice's row its label is enough.
 func (p *PromptRecord) accountedIn(message string) bool {
@@ -1333,6 +1359,12 @@ type InputRecord struct {
 
 	File *FileRef `json:"file,omitempty"`
 }
+
+// types reports whether something is typed for the input: that has to wait its turn.
+func (r *InputRecord) types() bool { return r.isText() || r.Kind == "keys" }
+
+// isText reports whether a text is typed for the input.
+func (r *InputRecord) isText() bool { return r.Kind == "text" || r.Kind == "file" }
 
 // FileRef is a photo or a document of the operator's as a message has it. The session fetches it.
 type FileRef struct {
@@ -2502,6 +2534,14 @@ func concerns(r Record) string {
 	return ""
 }
 
+// sleep returns after d, or with the error of ctx when that ends first.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	<-timer.Done()
+	return ctx.Err()
+}
+
 // Follow sends the session's prompts and inputs as they are, for a tool's first hook may be faster than us, and as they
 // change: at once when this process writes them, else when the caller has it look. The channel is closed after ctx has
 // ended.
@@ -2795,6 +2835,9 @@ func (s *Store) Reap() error {
 const (
 	endedFirst  = "the program ended first" // why an input was not done
 	isUncertain = " is uncertain"           // ends why an answer failed that may have been typed
+
+	bothAnswered = "a key was pressed at the keyboard in the same moment: " +
+		"the terminal shows which of the two counted"
 )
 
 // orphaned is the prompt after its session has ended, or its hook.
@@ -2837,6 +2880,3 @@ func shortID(id string) string { return id[:min(8, len(id))] }
 func isShort(short, id string) bool {
 	return short == id || len(short) >= 8 && strings.HasPrefix(id, short)
 }
-
-// ref is a pointer to a copy of v.
-func ref[T any](v T) *T { return &v }

@@ -449,14 +449,6 @@ func backoff(n int, r float64) time.Duration {
 	return d - time.Duration(r*float64(d)/4)
 }
 
-// sleep returns after d, or with the error of ctx when that ends first.
-func sleep(ctx context.Context, d time.Duration) error {
-	timer, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	<-timer.Done()
-	return ctx.Err()
-}
-
 // ring wakes the goroutine that waits for bell, now or as soon as it does.
 func ring(bell chan struct{}) {
 	select {
@@ -1211,17 +1203,6 @@ func clean(s string, n int) string {
 	return short + "…"
 }
 
-// before is s behind a mark, "" where there is none.
-func before(mark, s string) string {
-	if s == "" {
-		return ""
-	}
-	return mark + s
-}
-
-// oneLine returns s as one row, with a visible mark for each line end.
-func oneLine(s string) string { return strings.ReplaceAll(s, "\n", " ⏎ ") }
-
 // cutText cuts s after at most n UTF-16 units: at a line end, which is lost, if there is one in the second half, else
 // behind a blank there.
 func cutText(s string, n int) (part, rest string) {
@@ -1253,6 +1234,15 @@ func abridge(text string, n int) string {
 	tail := strings.ToValidUTF8(rest[skip:], "")
 	missing := utf8.RuneCountInString(rest) - utf8.RuneCountInString(tail)
 	return fmt.Sprintf("%s\n… %d more characters …\n%s", head, missing, tail)
+}
+
+// span is a time that has passed, or is left, without its seconds from a minute on.
+func span(d time.Duration) string {
+	text, _, long := strings.Cut(max(d, 0).Truncate(time.Second).String(), "m")
+	if long {
+		text += "m"
+	}
+	return text
 }
 
 // clock is when, in a message.
@@ -1548,14 +1538,7 @@ func valueName(p *PromptRecord, value string) string {
 // ---- what a question's message says ----
 // One message for a question's whole life: what is asked, then what became of it.
 
-const (
-	columnGap = ` {2,}`                              // between buttons side by side
-	itemMark  = `(?:[^\pL\pN\s]\s*)?(?:\d+[.)]\s+)?` // a pointer, a number
-)
-
 var (
-	reColumnGap = re(columnGap)
-	reItemMark  = re("^" + itemMark)
 	// reAtMargin is a row that begins at the left margin.
 	reAtMargin = re(`(?m)^[^ \n]`)
 	// reRowEnd is the end of a row, with the blanks before it.
@@ -2762,14 +2745,6 @@ func (in *incoming) list() string {
 // ---- setup ----
 // `atlasbridge setup` is one conversation: the token, who the operator is, a test message, config.toml. It asks only
 // for settings that Telegram refuses. Settings from the environment are used, and never stored.
-
-// Keys of what setup finds out.
-const (
-	tokenKey = "telegram.bot_token"
-	chatKey  = "telegram.chat_id"
-	usersKey = "telegram.allowed_users"
-	baseKey  = "telegram.api_base"
-)
 
 // setup is one run of the command.
 type setup struct {
