@@ -2837,8 +2837,9 @@ func (d *desk) carry(q *question) {
 		answered := q.rec.Status == ReplyReceived || expired && q.rec.Value != nil
 		switch {
 		case answered && gone():
-			late := &ending{to: Failed, why: q.end.why + " before the answer was typed"}
-			d.record(func() error { return d.st.end(&q.rec, late) })
+			d.record(func() error {
+				return d.st.end(&q.rec, &ending{to: Failed, why: q.end.why + " before the answer was typed"})
+			})
 		case answered:
 			d.typeAnswer(q)
 		case expired:
