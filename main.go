@@ -4127,7 +4127,7 @@ func (t *typist) menuKey(v sight, want []int, before *Prompt) (keys, why string)
 		return "", notFollowed
 	}
 	turned := before != nil && !slices.Equal(now.Choices, before.Choices)
-	painting := turned && time.Since(t.det.changedAt) < settle // the rest of its rows
+	painting := turned && time.Since(t.det.changedAt) < settle      // the rest of its rows
 	if painting || v.tty.Sleeps && time.Since(t.sentAt) < napTime { // or what it paints when it wakes
 		return "", notFollowed
 	}
