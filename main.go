@@ -4592,8 +4592,8 @@ func (b *books) tellAtTerminal() {
 	}
 }
 
-// ---- asking: a question that is no screen's ----
-// Hook and script ask in the same way: a prompt in, what became of it out.
+// ---- asking ----
+// Screen, hook and script ask in one way: a stored prompt in, what became of it out. Whoever asks ends it, too: ask.
 
 // ending is how a question ends, if nobody answers it first. As the cause of a context it takes the question back: a
 // signal, or the phone's /cancel, which counts as SIGTERM.
@@ -4667,8 +4667,8 @@ func (s *Store) end(p *PromptRecord, e *ending) error {
 }
 
 // await asks p as ask does, in a process that follows its session for it. obey gets what the phone wants of the session
-// meanwhile. A cause of ctx ends the question. It is left as it is, for others find that nobody holds its lock, where
-// there is none, for this process is being ended, and when the session has died.
+// meanwhile. A cause of ctx ends the question. Where ctx ends without one, with this process, and where the session has
+// died, the question is left as it is: others find that nobody holds its lock.
 func (p *PromptRecord) await(ctx context.Context, st *Store, obey func(*InputRecord)) error {
 	following, stop := context.WithCancel(ctx)
 	defer stop()
