@@ -1413,13 +1413,14 @@ type session struct {
 	world
 	turnOrder
 	// Set before the goroutines start; any of them may read them.
-	st      *Store
-	tg      *Telegram
-	log     *slog.Logger
-	adapter *Adapter
-	pty     PTY
-	ctx     context.Context // of what goes on beside the child, until stop
-	stop    func()
+	st       *Store
+	tg       *Telegram
+	log      *slog.Logger
+	adapter  *Adapter
+	pty      PTY
+	settings string          // the file with the tool's, "" none
+	ctx      context.Context // of what goes on beside the child, until stop
+	stop     func()
 
 	// The turn guards these, and the fields of the pieces.
 	cfg *Config
@@ -1770,6 +1771,7 @@ func (s *session) run(argv []string) error {
 	}
 	size := s.relay.size()
 	s.pty, err = s.start(s.installHooks(argv), env, size, s.relay.Host)
+	defer os.Remove(s.settings) // they may hold keys; without any it fails
 	for _, t := range s.relay.taps {
 		t.w.Close() // the child has its own
 	}
@@ -2548,7 +2550,7 @@ func (r *relay) handleKeys(k typedKeys) {
 	if r.typist != nil {
 		k.unread = r.typist.stands()
 		r.held = append(r.held, &k)
-		r.typist.stopped = r.typist.stopped || reBreak.expr().Match(k.keys)
+		r.typist.stopped = r.typist.stopped || reBreak.MatchString(string(k.keys))
 		return
 	}
 	keys := string(k.keys)
@@ -2895,7 +2897,8 @@ func (d *desk) create(q *question) bool {
 		d.dressNotice(&rec)
 	}
 	rec.begin(fromScreen, d.rec.ID, life)
-	if d.relay.fed || d.cfg.Channel == "local" { // who feeds standard input may answer yet, or somebody here alone
+	// Waiting types nothing while somebody may still feed standard input, nor where only somebody here can answer.
+	if d.relay.fed || d.cfg.Channel == "local" {
 		rec.SafeDefault = nil
 	}
 	if !d.books.save(ref(rec)) {
@@ -2929,10 +2932,10 @@ func (d *desk) ask(q *question) {
 		d.await(d.relay.lastKey.Add(d.cfg.Away), q.closed)
 	}
 	d.record(func() error { return d.route(q) })
-	over := func() bool { return q.closed() || !time.Now().Before(q.rec.ExpiresAt) } // by the clock: a machine may sleep
 	d.record(func() error {
 		return d.st.ask(&q.rec, func() *ending {
-			d.until(over)
+			// By the clock, which goes on while the machine sleeps.
+			d.until(func() bool { return q.closed() || !time.Now().Before(q.rec.ExpiresAt) })
 			if q.end != nil && q.typedBy != "" { // the keys that somebody pressed for it are its answer
 				return &ending{to: Resolved, by: q.typedBy}
 			}
@@ -2982,7 +2985,8 @@ func (d *desk) byID(id string) *question {
 
 // answeredNotice tells the phone that it was not the one to answer.
 func answeredNotice(p *PromptRecord) Notice {
-	return Notice{Ring: true, Text: "was answered with `atlasbridge answer`: " + valueName(p, *p.Value)}
+	return Notice{SessionID: p.SessionID, Ring: true,
+		Text: "was answered with `atlasbridge answer`: " + valueName(p, *p.Value)}
 }
 
 // ---- hook dialogs ----
@@ -3893,17 +3897,16 @@ func (d *desk) typeAnswer(q *question) {
 	}
 	t.passHeld()
 	d.record(func() error {
-		var err error
 		if t.given && q.rec.Status != Injected {
-			err = d.st.Move(&q.rec, Injected, func(r *PromptRecord) {
+			err := d.st.Move(&q.rec, Injected, func(r *PromptRecord) {
 				r.ScreenSHA = t.screenSHA
 				r.Note = t.note
 			})
+			if err != nil {
+				return err
+			}
 		}
-		if err == nil {
-			err = d.st.end(&q.rec, end)
-		}
-		return err
+		return d.st.end(&q.rec, end)
 	})
 	if why == "" {
 		d.typeReason(&q.rec)
@@ -3928,7 +3931,7 @@ func (t *typist) dropHeld() {
 	asked := t.overtaken(t.look())
 	all := len(t.relay.held)
 	t.relay.held = slices.DeleteFunc(t.relay.held, func(k *typedKeys) bool {
-		passes := len(k.keys) == 0 || reReport.MatchString(string(k.keys)) || reBreak.expr().Match(k.keys)
+		passes := len(k.keys) == 0 || reReport.MatchString(string(k.keys)) || reBreak.MatchString(string(k.keys))
 		return (k.unread || asked) && !passes
 	})
 	if len(t.relay.held) < all {
@@ -4598,10 +4601,10 @@ func (b *books) tellAtTerminal() {
 // ending is how a question ends, if nobody answers it first. As the cause of a context it takes the question back: a
 // signal, or the phone's /cancel, which counts as SIGTERM.
 type ending struct {
-	to  State // "": it is left as it is
-	why string
-	by  string // whose keys have answered it, "" nobody's
-	sig syscall.Signal
+	to  State          // "": it is left as it is
+	why string         // as its message says
+	by  string         // whose keys have answered it, "" nobody's
+	sig syscall.Signal // as it is told to a script, 0 none
 }
 
 func (e *ending) Error() string { return e.why }
@@ -4884,10 +4887,10 @@ func (h *hook) wait(ctx context.Context, p *PromptRecord) (*PromptRecord, error)
 		return nil, nil
 	}
 	h.complete(p)
-	if err := h.st.keep(ref(*p)); err != nil {
-		return nil, err
+	err := h.st.keep(ref(*p))
+	if err == nil {
+		err = p.await(ctx, h.st, func(*InputRecord) {}) // they are the session's
 	}
-	err := p.await(ctx, h.st, func(*InputRecord) {}) // they are the session's
 	if p.Status != ReplyReceived && p.Status != Expired {
 		return nil, err
 	}
@@ -5349,7 +5352,8 @@ func (s *session) withHooks(given string) (_ string, err error) {
 	}
 	settings["hooks"] = ours
 	if named {
-		return s.st.saveFile(s.rec.ID, "settings", []byte(inJSON(settings)))
+		s.settings, err = s.st.saveFile(s.rec.ID, "settings", []byte(inJSON(settings)))
+		return s.settings, err
 	}
 	return inJSON(settings), nil
 }
@@ -5558,9 +5562,7 @@ func (a *asking) bridge() error {
 	own.ExitCode = &a.code
 	unsaid := a.keep(&own)
 	if p.DecidedBy == "cli:answer" {
-		n := answeredNotice(p)
-		n.SessionID = own.ID
-		ch.Notify(n)
+		ch.Notify(answeredNotice(p))
 	}
 	hangUp(drainSend)
 	return errors.Join(err, unsaid)

@@ -2160,7 +2160,7 @@ func TestTerminated(t *testing.T) {
 	needUnix(t)
 	needTool(t, "yes", "bash")
 	dir := home(t, "")
-	p := mustPTYIn(t, "", append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir), os.Args[0], "run", "bash",
+	p := mustPTYIn(t, "", append(ptyEnv("main"), "ATLASBRIDGE_HOME="+dir), os.Args[0], "run", "--quiet", "bash",
 		"-c", `trap "" TERM HUP; yes`)
 	_, tool := sessionRuns(t, dir)
 	if _, err := p.Read(make([]byte, 1)); err != nil { // bash has set its trap

@@ -2669,7 +2669,7 @@ func (v *View) alive(r Record) bool {
 
 // ---- files of sessions ----
 //
-// Files sent to a session, and its tool's settings, are kept in a folder of its own, as long as its record.
+// Files sent to a session are kept in a folder of its own as long as its record, and its tool's settings while it runs.
 
 // fileNameMax is how much of the end of a name from outside is kept, in bytes.
 const fileNameMax = 60
@@ -2803,8 +2803,8 @@ func (s *Store) Reap() error {
 		}
 		for _, p := range v.Prompts {
 			dead[p.Call] = p.over() || dead[p.SessionID]
-			decided := slices.Contains(next[p.Status], Injected) // its hook may not have passed it on
-			lost := p.Call != "" && decided && !s.Alive(p.Call)
+			// It was decided, and its hook may not have passed that on.
+			lost := p.Call != "" && slices.Contains(next[p.Status], Injected) && !s.Alive(p.Call)
 			if lost || dead[p.SessionID] && (!p.over() || p.mayBeAsked() || p.unsaid) {
 				recs = append(recs, p.orphaned())
 			}
