@@ -1101,10 +1101,7 @@ func waitReady(f *os.File, write bool) error {
 	}
 	var waited error
 	err = raw.Control(func(fd uintptr) { waited = waitFor(fd, write, 0) })
-	if err != nil {
-		return err
-	}
-	return waited
+	return errors.Join(err, waited)
 }
 
 // waitFor waits until a descriptor can be read or written, where a limit is given no longer than that. It uses select:

@@ -42,8 +42,8 @@ const (
 	sigwinch    = syscall.Signal(28) // SIGWINCH elsewhere
 )
 
-// The host's console, wherever our output goes; screenErr: there is none.
-var screen, screenErr = os.OpenFile("CONOUT$", os.O_RDWR, 0)
+// The host's console, wherever our output goes; nil: there is none, and what is asked of it fails.
+var screen, _ = os.OpenFile("CONOUT$", os.O_RDWR, 0)
 
 var me, _ = windows.GetCurrentProcessToken().GetTokenUser() // cannot fail
 
@@ -80,11 +80,11 @@ type winPTY struct {
 	taken  atomic.Int64  // bytes of output that were read
 	exited chan struct{} // closed when the child is gone
 	pid    uint32
-	code   uint32 // valid when it is gone
+	code   uint32         // valid when it is gone
+	child  windows.Handle // it has one for as long as we live
 
-	handles sync.Mutex     // guards what follows: 0 when it is closed
-	console windows.Handle // closed by hangUp
-	process windows.Handle // closed by live
+	handles sync.Mutex     // guards what follows
+	console windows.Handle // 0 when hangUp has closed it
 }
 
 // startPTY starts argv on a new console of that size, which ends with us, and its programs with it. Each
@@ -92,13 +92,14 @@ type winPTY struct {
 func startPTY(argv, env []string, size Size, _ Host) (PTY, error) {
 	p := &winPTY{exited: make(chan struct{})}
 	if err := p.start(argv, env, size); err != nil {
+		p.Close() // what counts is why
 		return nil, fmt.Errorf("starting %s: %w", argv[0], err)
 	}
-	go p.live(p.process)
+	go p.live()
 	return p, nil
 }
 
-// start makes the console and the child in it; after an error neither is there.
+// start makes the console and the child in it.
 func (p *winPTY) start(argv, env []string, size Size) error {
 	path, err := findTool(argv[0])
 	if err != nil {
@@ -108,23 +109,19 @@ func (p *winPTY) start(argv, env []string, size Size) error {
 	if err != nil {
 		return err
 	}
+	p.in = in
 	defer input.Close() // the console has its own
 	out, output, err := os.Pipe()
 	if err != nil {
-		in.Close() // nobody has written to it
 		return err
 	}
-	defer output.Close() // the console has its own
-	p.in, p.out = in, out
+	p.out = out
+	defer output.Close() // the same
 	r, w := windows.Handle(input.Fd()), windows.Handle(output.Fd())
-	err = windows.CreatePseudoConsole(coord(size), r, w, 0, &p.console)
-	if err == nil {
-		err = p.createProcess(path, argv, env)
+	if err := windows.CreatePseudoConsole(coord(size), r, w, 0, &p.console); err != nil {
+		return err
 	}
-	if err != nil {
-		return errors.Join(err, p.Close())
-	}
-	return nil
+	return p.createProcess(path, argv, env)
 }
 
 // findTool is the path of the program that name runs, as cmd.exe finds it: the current folder counts. The error is
@@ -163,7 +160,7 @@ func (p *winPTY) createProcess(path string, argv, env []string) error {
 	if err != nil {
 		return err
 	}
-	p.process, p.pid = pi.Process, pi.ProcessId
+	p.child, p.pid = pi.Process, pi.ProcessId
 	windows.CloseHandle(pi.Thread) // cannot fail: it is ours
 	return nil
 }
@@ -175,16 +172,12 @@ func wide(s string) *uint16 {
 
 // live waits for the child's end, and closes the console a little later: it paints the last words late
 // (github.com/microsoft/terminal/issues/18552).
-func (p *winPTY) live(process windows.Handle) {
-	windows.WaitForSingleObject(process, windows.INFINITE) // cannot fail: the handle is ours
-	windows.GetExitCodeProcess(process, &p.code)           // the same
+func (p *winPTY) live() {
+	windows.WaitForSingleObject(p.child, windows.INFINITE) // cannot fail: the handle is ours
+	windows.GetExitCodeProcess(p.child, &p.code)           // the same
 	if windows.NTStatus(p.code) == windows.STATUS_CONTROL_C_EXIT {
 		p.code = interrupted
 	}
-	p.handles.Lock()
-	windows.CloseHandle(process) // the same
-	p.process = 0
-	p.handles.Unlock()
 	close(p.exited)
 	time.AfterFunc(drainWait, p.hangUp)
 }
@@ -272,12 +265,12 @@ func (p *winPTY) Signal(sig os.Signal) error {
 		_, err := p.in.Write([]byte{3})
 		return err
 	}
-	p.handles.Lock()
-	defer p.handles.Unlock()
-	if p.process == 0 {
+	select {
+	case <-p.exited:
 		return os.ErrProcessDone
+	default:
+		return windows.TerminateProcess(p.child, 128+uint32(sig.(syscall.Signal)))
 	}
-	return windows.TerminateProcess(p.process, 128+uint32(sig.(syscall.Signal)))
 }
 
 // Terminate ends the child at once: it is asked to, and after killWait made to. Programs may use the console's end to
@@ -310,20 +303,11 @@ func actAs([]string) bool { return false }
 
 // terminalSize is the size of the host's terminal; an error when f is none of its input and output, or nil.
 func terminalSize(f *os.File) (s Size, err error) {
-	if f == nil {
-		return s, os.ErrInvalid
-	}
 	if _, err := term.GetState(int(f.Fd())); err != nil {
 		return s, err
 	}
-	if screenErr != nil {
-		return s, screenErr
-	}
 	cols, rows, err := term.GetSize(int(screen.Fd()))
-	if err != nil {
-		return s, err
-	}
-	return Size{Rows: uint16(rows), Cols: uint16(cols)}, nil
+	return Size{Rows: uint16(rows), Cols: uint16(cols)}, err
 }
 
 // ownTerminal is false: a console that is closed sends a signal.
@@ -341,9 +325,6 @@ func resumes() bool { return false }
 // rawMode has every key of the host's terminal come as it is pressed, and escape sequences go both ways; the os
 // package gives UTF-8. restore undoes it (twice is fine).
 func rawMode(f *os.File, _ bool) (restore func() error, err error) {
-	if screenErr != nil {
-		return nil, screenErr
-	}
 	const (
 		codes = windows.ENABLE_PROCESSED_OUTPUT | windows.ENABLE_VIRTUAL_TERMINAL_PROCESSING |
 			windows.DISABLE_NEWLINE_AUTO_RETURN
@@ -563,8 +544,8 @@ const (
 // lockFile takes the lock of a file for as long as f lives: keep it reachable. errLocked: another has it.
 func lockFile(f *os.File) error {
 	const how = windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY
-	at := windows.Overlapped{OffsetHigh: lockedHigh}
-	err := windows.LockFileEx(windows.Handle(f.Fd()), how, 0, lockedBytes, 0, &at)
+	at := &windows.Overlapped{OffsetHigh: lockedHigh}
+	err := windows.LockFileEx(windows.Handle(f.Fd()), how, 0, lockedBytes, 0, at)
 	if err == windows.ERROR_LOCK_VIOLATION {
 		return errLocked
 	}
@@ -573,8 +554,8 @@ func lockFile(f *os.File) error {
 
 // unlockFile gives the lock back before f is closed.
 func unlockFile(f *os.File) error {
-	at := windows.Overlapped{OffsetHigh: lockedHigh}
-	return windows.UnlockFileEx(windows.Handle(f.Fd()), 0, lockedBytes, 0, &at)
+	at := &windows.Overlapped{OffsetHigh: lockedHigh}
+	return windows.UnlockFileEx(windows.Handle(f.Fd()), 0, lockedBytes, 0, at)
 }
 
 // cutFile makes a file shorter. One that was opened with O_APPEND may not do that (it lacks FILE_WRITE_DATA), another
