@@ -4140,6 +4140,8 @@ func TestWrittenBefore(t *testing.T) {
 	t.Parallel()
 	p := newPhonePlay(t, "api")
 	id := awaitRun(t, p.dir, "api").str("id")
+	c := p.tools["api"]
+	c.show("ready", "ready\n") // it reads: else that is why
 	for i, r := range []struct {
 		kind  string
 		stood time.Duration // ago it was recorded
@@ -4159,7 +4161,6 @@ func TestWrittenBefore(t *testing.T) {
 		p.w.writes("/sessions", 0) // it is looked for
 		p.w.until(t, "sendMessage", fmt.Sprintf(`"message_id":%d\}.*✗ .*%s`, 70+i, r.why))
 	}
-	c := p.tools["api"]
 	c.change(func() {
 		if keys := c.read(); keys != "typed\n" {
 			t.Errorf("%q was typed", keys)
