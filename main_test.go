@@ -1522,6 +1522,9 @@ func TestRecordings(t *testing.T) {
 	if _, err := os.Stat(shared); err != nil {
 		t.Skip("no shared recordings (set ATLASBRIDGE_SHARED):", err)
 	}
+	if raceDetector() {
+		t.Skip("without the race detector, which takes a minute for it")
+	}
 	got := map[string]map[string]map[string]any{}
 	for what, dir := range map[string]string{"seen": shared, "blind": copied(t, blind, shared)} {
 		_, out, _ := cli(t, t.TempDir(), "lab", "--json", dir)
