@@ -1971,6 +1971,7 @@ func (w *watchdog) stopWithTool() {
 	w.awaitFor(2*typistLook, func() bool { return false }) // what is on its way through is counted by then
 	ring(w.relay.output.wake)
 	w.awaitFor(lookTime, func() bool { return w.relay.came() <= w.relay.taken })
+	w.det.goneDue = time.Time{} // the question, which nobody reads now, may be looked at before the tool goes on
 	w.suspend()
 }
 
