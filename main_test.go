@@ -5230,8 +5230,16 @@ func trouble(t *testing.T, r row) {
 }
 
 // TestOutage: after an outage in which Telegram may have forgotten a tap, a question that waits is
-// sent again; the message before loses its buttons and answers nothing, and the answer counts once.
+// sent again, also where the session was stopped meanwhile; the message before loses its buttons and answers nothing, and
+// the answer counts once.
 func TestOutage(t *testing.T) {
+	for _, stopped := range []bool{false, true} {
+		t.Run(fmt.Sprint("stopped ", stopped), func(t *testing.T) { outage(t, stopped) })
+	}
+}
+
+// outage plays TestOutage.
+func outage(t *testing.T, stopped bool) {
 	synctest.Test(t, func(t *testing.T) {
 		s := bareBotAPI(t)
 		s.free = true // from what was tapped the buttons are taken, even if they are gone
@@ -5243,12 +5251,21 @@ func TestOutage(t *testing.T) {
 			return false
 		}
 		w, tool, screen := asksToGo(t, s)
-		done := make(chan int)
-		go func() { done <- w.run([]string{"run", "/nowhere/tool"}) }()
+		c := &command{world: w, manual: commands()[0], args: []string{"/nowhere/tool"}}
+		x, err := newSession(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error)
+		go func() { done <- x.run(c.args) }()
 		first := s.shows("Go?", "Yes")
 		time.Sleep(time.Second)
 		down.Store(true)
-		time.Sleep(4 * time.Minute)
+		time.Sleep(2 * time.Minute)
+		if stopped {
+			x.st.LeavePoll() // as ^Z does
+		}
+		time.Sleep(2 * time.Minute)
 		down.Store(false)
 		time.Sleep(90 * time.Second) // the longest pause of who polls is over
 		again := s.where("it is asked again", func(m seen) bool { return m.id > first.id })

@@ -1983,7 +1983,7 @@ type receiver struct {
 	ctx       context.Context // ends with the polling
 	work      sync.WaitGroup  // goroutines beside the polling; each ends soon after ctx
 	failures  int             // of getUpdates in a row
-	lastOK    time.Time       // of getUpdates, by the wall clock, which goes on while the machine sleeps
+	lastOK    time.Time       // of getUpdates, or when another process polled; by the wall clock, which never sleeps
 	bot       string          // the number of the bot whose updates these are
 	name      string          // its user name, by which a command for it is told from another bot's; "" not known yet
 	minute    int64           // since 1970, in which is counted:
@@ -2036,6 +2036,7 @@ func (t *Telegram) Poll(ctx context.Context) {
 		case !held: // another process polls
 			t.noteTrouble("poll", "")
 		default:
+			r.lastOK = time.Now().Round(0)
 			pause = r.listen(ctx)
 		}
 		_ = sleep(ctx, pause) // the loop ends with it
@@ -2052,9 +2053,6 @@ func (r *receiver) listen(ctx context.Context) time.Duration {
 	r.ctx = ctx
 	r.bot = r.botID()
 	r.name = ""
-	if r.lastOK.IsZero() {
-		r.lastOK = time.Now().Round(0)
-	}
 	r.beside(r.reap)
 	r.beside(r.greet)
 	params := &pollParams{Allowed: []string{"message", "callback_query"}, Timeout: 1}
@@ -2072,7 +2070,6 @@ func (r *receiver) listen(ctx context.Context) time.Duration {
 			err = r.call(ctx, "getUpdates", params, &updates)
 		}
 		if ctx.Err() != nil || !r.store.Polls() {
-			r.lastOK = time.Time{} // another process may poll
 			return 0
 		}
 		r.refresh(false)
