@@ -4224,6 +4224,43 @@ func TestShownInAnotherChat(t *testing.T) {
 	}
 }
 
+// TestShownInPartInAnotherChat: what one chat was shown the other need not know: where the chat changes amid "Show all"
+// the new one is shown every row before it may allow anything.
+func TestShownInPartInAnotherChat(t *testing.T) {
+	t.Parallel()
+	w := newBotAPI(t)
+	dir := home(t, w.config(""))
+	about := ""
+	for i := range 300 {
+		about += fmt.Sprintf("line %d that is deleted\n", i)
+	}
+	moved := strings.Replace(w.config(""), "1001", "-1002", 1)
+	shown := ""
+	w.decides(func(method string, p map[string]any) (todo fate) {
+		switch to := numberOf(p, "chat_id"); {
+		case to == -1002:
+			shown += fmt.Sprintln(p["text"])
+		case method == "sendMessage" && strings.Contains(fmt.Sprint(p["text"]), "line 100 ") && buttonsOf(p)["No"] == "":
+			makeFile(t, moved, dir, "config.toml")
+		}
+		return todo
+	})
+	asks(t, dir, about, "Apply?", "-")
+	m := w.shows("Apply?", "Show all")
+	w.press(m, "Show all")
+	there := w.where("it is asked there", func(now seen) bool { return now.id > m.id && len(now.buttons) > 0 })
+	w.change(func() { w.chat = -1002 })
+	w.press(there, "Show all")
+	w.shows("Apply?", "Yes")
+	w.change(func() {
+		for line := range strings.Lines(about) {
+			if !strings.Contains(shown, line) {
+				t.Fatalf("it can be allowed there, and this was not shown: %s", line)
+			}
+		}
+	})
+}
+
 // TestTakenOutOfTheAllowlist: who is taken out of config.toml answers nothing from then on, also where nobody told the
 // process that listens; while config.toml is wrong what it said before counts, and that is told.
 func TestTakenOutOfTheAllowlist(t *testing.T) {

@@ -756,8 +756,8 @@ func (t *Telegram) due(p *PromptRecord, s *SessionRecord) (jobs []*job) {
 
 // dueMessage is the next message of an open question: the question itself, behind all of the text that goes before it.
 func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
-	key := p.ID + " " + p.Send
 	here := t.here()
+	key := p.ID + p.Send + here // another chat has been shown nothing of it
 	j := &job{key: key, insists: true}
 	if p.Idle {
 		j.rank = rankRest
@@ -779,7 +779,8 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 	q := *p
 	out := t.offer(&q, s)
 	if p.Chat != here || p.ShownAll != q.ShownAll {
-		change := func(p *PromptRecord) {
+		j.free = true
+		j.done = amends(t.store, p.key(), func(p *PromptRecord) {
 			p.ShownAll = q.ShownAll
 			if p.elsewhere(here) { // those cannot be changed any more, and here nothing was shown
 				p.Messages = nil
@@ -787,8 +788,8 @@ func (t *Telegram) dueMessage(p *PromptRecord, s *SessionRecord) *job {
 				p.ShownAll = false
 			}
 			p.Chat = here
-		}
-		return &job{key: key, free: true, done: amends(t.store, p.key(), change)}
+		})
+		return j
 	}
 	if own := p.newest(); own.ID != 0 && own.Shows != p.wants(own) { // two with buttons would confuse
 		return t.dueEdit(p, s, own)
@@ -2035,8 +2036,8 @@ func (t *Telegram) Poll(ctx context.Context) {
 			t.noteTrouble("poll", fmt.Sprint("no answers arrive from the phone: ", err))
 		case !held: // another process polls
 			t.noteTrouble("poll", "")
-		default:
 			r.lastOK = time.Now().Round(0)
+		default:
 			pause = r.listen(ctx)
 		}
 		_ = sleep(ctx, pause) // the loop ends with it
