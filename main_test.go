@@ -6238,6 +6238,28 @@ func promptBy(t testing.TB, dir, id string) record {
 	return awaitRecord(t, dir, "prompt", id, func(r record) bool { return r.str("id") == id })
 }
 
+// TestCoarseTimes: who asks learns of an answer by the time of a file, also where that is in whole seconds, or in every
+// other one: each record moves it on by so much.
+func TestCoarseTimes(t *testing.T) {
+	needUnix(t)
+	t.Parallel()
+	dir := home(t, "")
+	x, q := poses(t, dir, "Go?")
+	freezes(t, dir, x.Process.Pid)
+	lock := filepath.Join(dir, "sessions", q.str("session_id")+".lock")
+	before, err := os.Stat(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cli(t, dir, "answer", q.str("id"), "y")
+	after, err := os.Stat(lock)
+	if err != nil || after.ModTime().Sub(before.ModTime()) < 2*time.Second {
+		t.Errorf("its time is %v, and was %v (%v)", after.ModTime(), before.ModTime(), err)
+	}
+	x.signal("CONT")
+	x.gets(0, "yes\n", "answer from another terminal")
+}
+
 // TestUpdateComesAgain: an update of which a power cut lost only that it was acted on is not acted on again.
 func TestUpdateComesAgain(t *testing.T) {
 	t.Parallel()
