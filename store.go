@@ -2686,8 +2686,8 @@ func (s *Store) saveFile(session, name string, body []byte) (path string, err er
 	if err := secureDir(s.filesDir(session)); err != nil {
 		return "", err
 	}
-	name = reNotInName.ReplaceAllString(name, "_")
-	name = shortID(newNonce()) + "-" + strings.Trim(name[max(0, len(name)-fileNameMax):], "._")
+	name = reNotInName.ReplaceAllString(strings.Trim(name, "./"), "_")
+	name = shortID(newNonce()) + "-" + name[max(0, len(name)-fileNameMax):]
 	path = filepath.Join(s.filesDir(session), name)
 	return path, replacePrivate(path, body)
 }
