@@ -2956,22 +2956,13 @@ func (d *desk) record(try func() error) {
 	}
 }
 
-// route makes Show send q, unless it is closed. The time of a question of the screen begins only now: nobody was to
-// answer it while somebody was at the keyboard.
+// route routes q, unless it is closed.
 func (d *desk) route(q *question) error {
-	switch {
-	case q.closed():
+	if q.closed() {
 		return nil
-	case d.cfg.Channel == "local": // it waits for `atlasbridge answer`
-		return errors.Join(d.st.end(&q.rec, &ending{to: Routed}), d.st.end(&q.rec, &ending{to: AwaitingReply}))
 	}
 	d.books.breakStream()
-	return d.st.Move(&q.rec, Routed, func(r *PromptRecord) {
-		r.Send = sendQuestion
-		if q.screen != nil {
-			r.ExpiresAt = r.ExpiresAt.Add(time.Since(r.CreatedAt))
-		}
-	})
+	return d.st.route(&q.rec, d.cfg.Channel)
 }
 
 // byID is the question with this id, nil when we have none.
@@ -4660,6 +4651,21 @@ func (s *Store) ask(p *PromptRecord, wait func() *ending) error {
 	return nil
 }
 
+// route has p sent by Show; with the local channel it waits for `atlasbridge answer`. The time of a question of the
+// screen begins only now: while somebody is at the keyboard it runs for nobody.
+func (s *Store) route(p *PromptRecord, channel string) error {
+	err := s.Move(p, Routed, func(p *PromptRecord) {
+		p.Send = sendQuestion
+		if p.Source == fromScreen {
+			p.ExpiresAt = p.ExpiresAt.Add(time.Since(p.CreatedAt))
+		}
+	})
+	if channel == "local" {
+		err = errors.Join(err, s.end(p, &ending{to: AwaitingReply}))
+	}
+	return err
+}
+
 // end ends p so, unless it has ended in another way, and makes it what is stored then.
 func (s *Store) end(p *PromptRecord, e *ending) error {
 	return s.Move(p, e.to, func(p *PromptRecord) {
@@ -5584,19 +5590,13 @@ func (a *asking) catchSuspend() {
 func (a *asking) send() error {
 	how := "asked on the phone; from another terminal"
 	phone := a.Channel == "telegram"
-	err := a.Move(&a.prompt, Routed, func(p *PromptRecord) {
-		if phone {
-			p.Send = sendQuestion
-		}
-	})
-	if !phone { // it waits for `atlasbridge answer`
+	if !phone {
 		how = a.whyLocal() + "; answer from another terminal"
-		err = errors.Join(err, a.end(&a.prompt, &ending{to: AwaitingReply}))
 	}
 	if !phone || onTerminal(a.stderr) {
 		a.complain(how + ": atlasbridge answer " + shortID(a.prompt.ID) + " VALUE; it takes " + a.prompt.takes())
 	}
-	return err
+	return a.route(&a.prompt, a.Channel)
 }
 
 // obey does what the phone wants of the session: it can only be ended.

@@ -2742,11 +2742,11 @@ func (s *staged) step(verb, arg string) {
 		config := strings.ReplaceAll(s.parts[arg], "API\n", s.w.config(""))
 		makeFile(s.t, config, s.dir, "config.toml")
 		s.x.signal("HUP")
-	case "asked": // a new question is open, or was
+	case "asked": // a new question is open, or was, or is only created
 		comesTrue(s.t, "a new question is open", func() bool {
 			all := jsonLines(s.t, s.dir, "state.jsonl")
 			i := slices.IndexFunc(all, func(r record) bool {
-				return r.str("status") == "awaiting_reply" && !slices.Contains(s.over, r.str("id"))
+				return r.str("status") == cmp.Or(arg, "awaiting_reply") && !slices.Contains(s.over, r.str("id"))
 			})
 			if i >= 0 {
 				s.prompt = all[i].str("id")

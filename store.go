@@ -2245,7 +2245,7 @@ func (s *Store) guard(v *View, p *PromptRecord, by string) (why string) {
 	switch {
 	case p.ID == "":
 		return "there is no question with this id"
-	case !p.Open() || !time.Now().Before(p.ExpiresAt):
+	case !p.Open() || p.Status != Created && !time.Now().Before(p.ExpiresAt):
 		return questionOver
 	case !v.active(p.SessionID) || !s.Alive(p.SessionID):
 		return sessionOver
