@@ -2455,15 +2455,18 @@ func (r *relay) handleOutput(p []byte, now time.Time) {
 // auditToolCalls reads more of stream-json output, a message a line, and audits the calls of tools in it and what they
 // came to.
 func (r *relay) auditToolCalls(p []byte) {
-	lines := bytes.Split(append(r.line, p...), []byte("\n"))
-	last := len(lines) - 1
 	var events []Event
-	for _, line := range lines[:last] {
+	for line := range bytes.Lines(p) {
+		r.line = append(r.line, line[:min(len(line), maxHookInput-len(r.line))]...)
+		if line[len(line)-1] != '\n' {
+			break
+		}
 		var m struct {
 			toolUse
 			Message struct{ Content []toolUse }
 		}
-		_ = json.Unmarshal(line, &m) // what is of another shape holds no calls
+		_ = json.Unmarshal(r.line, &m) // what is of another shape holds no calls
+		r.line = nil
 		for _, use := range append(m.Message.Content, m.toolUse) {
 			id := cmp.Or(use.ID, use.UseID, use.ToolID)
 			switch use.Type {
@@ -2481,7 +2484,6 @@ func (r *relay) auditToolCalls(p []byte) {
 			}
 		}
 	}
-	r.line = bytes.Clone(lines[last][:min(len(lines[last]), maxHookInput)])
 	if len(events) > 0 {
 		r.books.audit(events...)
 	}

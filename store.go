@@ -56,8 +56,8 @@ import (
 )
 
 const (
-	maxHookInput = 8 << 20 // bytes of JSON from a tool, with the file it writes
-	maxExcerpt   = 200     // bytes of an excerpt
+	maxHookInput = 64 << 20 // bytes of JSON from a tool, with the file it writes, or what it has read
+	maxExcerpt   = 200      // bytes of an excerpt
 )
 
 // othersUse stands before the command with which closeRemedy takes a file or folder from others.
