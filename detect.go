@@ -3096,6 +3096,7 @@ type view struct {
 	typed    string // in the field at the cursor, to be left out
 	reported bool   // the tool says that it asks
 	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
+	buttons  int    // the row of those of a framed dialog, in angle brackets as whiptail and pinentry have them, −1 none
 	busy     bool   // nobody reads; of a tool of ours that tells nothing
 	working  bool   // a known tool is at work: see atWork
 }
@@ -3150,6 +3151,7 @@ func (d *Detector) newView() *view {
 	v.reported = v.known && (a.Asks.MatchString(s.title) || s.status.asks())
 	v.readRows()
 	v.last = v.up(s.rows, showsAny)
+	v.buttons = v.up(s.rows, func(w viewRow) bool { return w.depth > 0 && w.fits(reButtons) })
 	echoes := (v.tty.Canonical || v.tty.Echo) && strings.ContainsFunc(v.left(), isWordRune)
 	v.hidden = !s.modes[modeCursor] && !echoes // who lets the terminal echo asks where its cursor is
 	if v.hidden {
@@ -3626,11 +3628,12 @@ var (
 	// reRadio are options that no pointer chooses: Enter takes the one ticked, or ticks (pterm), or each has a key
 	// (reKeyed; above buttons it is a name). column begins with none of them: beside "●" an empty circle is an option, and
 	// among its like it has a tick.
-	reRadio  = re(`^([^\pL\[]*(?:\([ xX*•]\)|\[✗\])|❯[○●]|○)`)
-	reKeyed  = re(`^[a-z]  +\pL`)
-	reLead   = re(`^[?◆◇✔●■]\s+`)
-	reVacant = re(`(^|[:?*` + uprights + `])\s*$`) // left of the cursor in a field with nothing in it, or a secret
-	reAside  = re(`^$|____|^[→●•-] `)              // no part of a paragraph: an empty field, an answer, a list
+	reButtons = re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`) // those in angle brackets
+	reRadio   = re(`^([^\pL\[]*(?:\([ xX*•]\)|\[✗\])|❯[○●]|○)`)
+	reKeyed   = re(`^[a-z]  +\pL`)
+	reLead    = re(`^[?◆◇✔●■]\s+`)
+	reVacant  = re(`(^|[:?*` + uprights + `])\s*$`) // left of the cursor in a field with nothing in it, or a secret
+	reAside   = re(`^$|____|^[→●•-] `)              // no part of a paragraph: an empty field, an answer, a list
 )
 
 // reEscOut is the hint of a dialog that Escape is the way out: of nothing else, as "Esc to cancel the order" is.
@@ -3640,6 +3643,8 @@ var reEscOut = re(`(?i)\besc(ape)?\b[ :)\]]{1,3}(to |= ?)?` +
 // group is what may be a menu: options in one column, or side by side in one row.
 type group struct {
 	opts   []viewRow
+	first  int    // the row of the first of them
+	end    int    // that of the last
 	at     int    // the option pointed at, −1 unknown
 	marked bool   // by a mark, or by the cursor
 	weak   bool   // by no more than a colour or bold print
@@ -3647,50 +3652,32 @@ type group struct {
 	why    string // the reason for which it is believed
 }
 
-// first is the group's first row.
-func (g *group) first() int { return g.opts[0].row }
-
-// end is the row of its last option.
-func (g *group) end() int { return g.opts[len(g.opts)-1].row }
-
-// sure reports whether an option is pointed at, by more than a colour or bold print.
-func (g *group) sure() bool { return g.at >= 0 && !g.weak }
-
 // focusBar stands left of the one field of a form that has the keyboard (huh).
 const focusBar = "┃"
 
 // reason is what makes a group one to choose from, "" where nothing does; each with the recordings, of 688, whose last
-// question it finds. Of a form only what has the bar beside it is asked.
+// question it finds. One option alone needs a row below it that says how the pointer moves, or what Enter takes.
 func (v *view) reason(g *group) string {
-	barred := func(w viewRow) bool { return strings.HasPrefix(w.raw, focusBar) }
-	if !barred(v.rows[g.first()]) && slices.ContainsFunc(v.rows, barred) {
-		return ""
-	}
 	if g.shape != "" {
 		return v.reasonAcross(g)
 	}
-	return v.reasonDown(g)
-}
-
-// reasonDown is the same of options in one column. One alone needs a row below it that says how the pointer moves, or
-// what Enter takes.
-func (v *view) reasonDown(g *group) string {
 	o := g.opts[0]
-	inside := v.hidden || v.row <= g.end() && (g.marked || v.row+2 >= g.first())
+	inside := v.hidden || v.row <= g.end && (g.marked || v.row+2 >= g.first)
 	w := v.rows[v.row]
-	draft := !v.hidden && inside && v.row >= g.first() && v.col > w.labelAt &&
+	draft := !v.hidden && inside && v.row >= g.first && v.col > w.labelAt &&
 		!v.s.attr(v.row, w.labelAt).Reverse // the cursor stands behind a text in an option
+	sure := g.at >= 0 && !g.weak
 	alone := len(g.opts) == 1
 	hint := v.choosingRow(g)
-	pointed := g.sure() || o.tick >= 0 || g.at >= 0 && inside && v.reads()
+	pointed := sure || o.tick >= 0 || g.at >= 0 && inside && v.reads()
 	switch {
-	case alone && (g.at < 0 || hint < g.end() || !v.rows[hint].fits(reMoving)):
+	case alone && (g.at < 0 || hint < g.end || !v.rows[hint].fits(reMoving)):
 		return ""
 	case hint >= 0 && pointed && (!draft || o.num != ""):
 		return "a row says how to choose" // 71
-	case v.buttonRow() > g.end():
+	case v.buttons > g.end:
 		return "its buttons stand below it in a frame" // 5
-	case !g.sure() || draft:
+	case !sure, draft:
 		return ""
 	}
 	return v.reasonRead(g, inside)
@@ -3699,15 +3686,15 @@ func (v *view) reasonDown(g *group) string {
 // reasonRead is the same where nothing says how to choose: the program reads keys, with the cursor at the list
 // (inside), or where it was printed.
 func (v *view) reasonRead(g *group, inside bool) string {
-	near := inside || v.col == 0 && v.row <= g.end()+2
-	whole := v.textRows(g.first(), g.end()) > g.end()-g.first() // no blank rows in it
+	near := inside || v.col == 0 && v.row <= g.end+2
+	whole := v.textRows(g.first, g.end) > g.end-g.first // no blank rows in it
 	switch {
 	case inside && g.opts[0].num != "":
 		return "its options are numbered" // 16
-	case !v.reads(), !g.marked && g.end() == v.s.rows-1: // a status line, and what is said below it
+	case !v.reads(), !g.marked && g.end == v.s.rows-1: // a status line, and what is said below it
 	case v.hidden && g.opts[0].depth > 0:
 		return "it stands in a frame" // 8
-	case near && v.last-g.end() <= 2 && whole:
+	case near && v.last-g.end <= 2 && whole:
 		return "the program reads keys at it" // 10
 	}
 	return ""
@@ -3715,7 +3702,7 @@ func (v *view) reasonRead(g *group, inside bool) string {
 
 // reasonAcross is the same of choices side by side.
 func (v *view) reasonAcross(g *group) string {
-	w := v.rows[g.end()]
+	w := v.rows[g.end]
 	bare := g.shape == apart || g.shape == slash && g.at < 0
 	other := func(o viewRow) bool { return !grants(o.label) && !declines(o.label) }
 	switch {
@@ -3736,22 +3723,21 @@ const maxBelow = 12
 // pointer beats a colour, several options beat one, and the list in a frame beats the buttons below it. With the cursor
 // in a field of a framed dialog, that is to be filled in.
 func (v *view) readGroup() *candidate {
-	buttons := v.buttonRow()
 	if v.tty.Canonical {
 		return nil // nothing is chosen with single keys
 	}
 	w := v.rows[v.row]
-	if !v.hidden && v.row < buttons && (w.depth > 1 || strings.Contains(w.raw, "_")) {
+	if !v.hidden && v.row < v.buttons && (w.depth > 1 || strings.Contains(w.raw, "_")) {
 		f := newCandidate(FreeText, 0.90)
 		f.why = "the cursor is in a field of it"
 		f.drafted = !reVacant.MatchString(v.left())
-		v.describeField(f, buttons)
+		v.describeField(f, v.buttons)
 		return f
 	}
 	var second *group
 	for r := v.last; r >= 0; r-- {
 		for _, g := range []*group{v.sideBySide(r), v.column(r)} {
-			if g == nil || v.textRows(g.end()+1, v.last) > maxBelow {
+			if g == nil || v.textRows(g.end+1, v.last) > maxBelow {
 				continue
 			}
 			g.why = v.reason(g)
@@ -3776,20 +3762,25 @@ func (v *view) readGroup() *candidate {
 }
 
 // asksElsewhere reports whether the keys go to what stands below the group, or over it: a row that asks, and names its
-// answers, or the cursor is at a line below the group's frame, which whiptail leaves on a console.
+// answers, or the cursor is at a line below the group's frame, which whiptail leaves on a console; or to another field
+// of a form, the one that has the bar beside it.
 func (v *view) asksElsewhere(g *group) bool {
+	barred := func(w viewRow) bool { return strings.HasPrefix(w.raw, focusBar) }
+	if !barred(v.rows[g.first]) && slices.ContainsFunc(v.rows, barred) {
+		return true
+	}
 	asks := func(text string) bool {
 		kind, _ := answersNamed(text)
 		return kind != "" && reAskedAbove.MatchString(plain(text))
 	}
 	asked := v.up(v.last+1, func(w viewRow) bool {
 		parts := strings.FieldsFunc(w.text, isUpright)
-		if w.row >= g.first() && w.row <= g.end() {
+		if w.row >= g.first && w.row <= g.end {
 			parts = parts[min(1, len(parts)):] // an option says what it likes
 		}
 		return slices.ContainsFunc(parts, asks)
 	})
-	return asked >= max(0, g.first()-1) || v.rows[g.end()].depth > 0 && !reMark.MatchString(v.promptBelow(g.end()))
+	return asked >= max(0, g.first-1) || v.rows[g.end].depth > 0 && !reMark.MatchString(v.promptBelow(g.end))
 }
 
 // isUpright reports whether r is of a frame's side.
@@ -3797,9 +3788,9 @@ func isUpright(r rune) bool { return strings.ContainsRune(uprights, r) }
 
 // pointedAbove reports whether a list above has a pointer, too: nobody can tell which of the two gets the keys.
 func (v *view) pointedAbove(g *group) bool {
-	return v.up(g.first(), func(w viewRow) bool {
+	return v.up(g.first, func(w viewRow) bool {
 		above := v.column(w.row)
-		return w.pointer != "" && above != nil && len(above.opts) > 1 && above.end() < g.first() // no heading with a mark
+		return w.pointer != "" && above != nil && len(above.opts) > 1 && above.end < g.first // no heading with a mark
 	}) >= 0
 }
 
@@ -3809,70 +3800,65 @@ func aspects(a Attr) [6]int {
 	return [...]int{number(a.Reverse), int(a.BG), number(a.Underline), number(a.Bold), int(a.FG), number(!a.Dim)}
 }
 
-// buttonRow is the row of the buttons of a framed dialog, in angle brackets as whiptail, dialog and pinentry have them;
-// −1 without one.
-func (v *view) buttonRow() int {
-	return v.up(v.last+1, func(w viewRow) bool { return w.depth > 0 && w.fits(sides[0].row) })
-}
-
 // column is the group of options in one column around the one in row r: marked with a pointer, with boxes to tick, or
 // drawn unlike the others; nil where there is none.
 func (v *view) column(r int) *group {
 	head := v.rows[r]
 	boxes := head.tick >= 0 && (v.hidden || v.row <= r)
-	lit := head.look != Attr{}
-	keyed := head.fits(reRadio) || head.fits(reKeyed) && v.buttonRow() < r
-	if head.label == "" || head.pointer == "" && !boxes && !lit || v.inBox(head) || keyed {
+	unmarked := head.pointer == "" && !boxes
+	keyed := head.fits(reRadio) || head.fits(reKeyed) && v.buttons < r
+	if head.label == "" || unmarked && head.look == (Attr{}) || v.inBox(head) || keyed {
 		return nil
 	}
 	above := v.grow(head, -1)
 	slices.Reverse(above)
-	g := &group{opts: append(append(above, head), v.grow(head, 1)...), at: -1}
-	for i, o := range g.opts {
-		if o.pointer == "" {
-			continue
-		}
-		if g.marked || head.pointer == "" && !boxes {
-			return nil // bullets of a list that is only printed; or head is not where the pointer is
-		}
-		g.at, g.marked = i, true
-	}
-	v.findFocus(g)
-	if !g.marked && g.at != len(above) && !boxes {
+	g := v.newGroup("", append(append(above, head), v.grow(head, 1)...))
+	if g == nil || unmarked && (g.marked || g.at != len(above)) { // another one has the focus
 		return nil
 	}
 	v.joinLabels(g)
 	return g
 }
 
-// findFocus finds the option that has the focus: the one marked, where no other is lit and it is not itself, for the
-// mark may be that of the default, or the cursor left there; else the one lit, or that whose box is lit inside
-// (whiptail).
-func (v *view) findFocus(g *group) {
-	odd, weak := v.unlike(g.opts)
+// newGroup is the group of these options, nil where several are marked, as in a list that is only printed. The focus
+// has the one that is marked, where no other is lit and it is not itself, for the mark may be that of the default, or the
+// cursor left there; else the one lit, or that whose box is lit inside (whiptail).
+func (v *view) newGroup(shape string, opts []viewRow) *group {
+	g := &group{opts: opts, first: opts[0].row, end: opts[len(opts)-1].row, at: -1, shape: shape}
+	for i, o := range opts {
+		if o.pointer == "" {
+			continue
+		}
+		if g.marked {
+			return nil
+		}
+		g.at, g.marked = i, true
+	}
+	odd, weak := v.unlike(opts)
 	if !g.marked {
-		if odd < 0 && g.opts[0].tick >= 0 {
-			var insides []viewRow
-			for _, o := range g.opts {
-				insides = append(insides, viewRow{row: o.row, look: v.s.attr(o.row, o.optionAt+1)})
+		if odd < 0 && opts[0].tick >= 0 {
+			insides := slices.Clone(opts)
+			for i, o := range opts {
+				insides[i].look = v.s.attr(o.row, o.optionAt+1)
 			}
 			odd, weak = v.unlike(insides)
 		}
 		g.at, g.weak = odd, weak
-		return
+		return g
 	}
 	if odd < 0 || odd == g.at {
-		return
+		return g
 	}
-	o := g.opts[g.at]
+	o := opts[g.at]
 	a := v.s.attr(o.row, o.labelAt)
 	lit := weak && a != Attr{}
-	if g.shape == "" {
-		lit = lit || a.BG != 0 || a.Reverse || g.opts[odd].look.faint()
+	if shape == "" {
+		lit = lit || a.BG != 0 || a.Reverse || opts[odd].look.faint()
 	}
 	if !lit {
 		g.at = -1
 	}
+	return g
 }
 
 // grow finds the options above (step −1) or below (1) the one in row head, the nearest first. Between them may stand
@@ -3927,7 +3913,7 @@ func (v *view) isOption(o, head viewRow, num string) bool {
 
 // dimmer reports whether row o, which is no option by its mark, is faint and the pointer's row is not.
 func (o *viewRow) dimmer(head viewRow) bool {
-	return !strings.HasPrefix(o.text, "○") && o.tick < 0 && o.look.faint() && !head.look.faint()
+	return o.labelAt == o.at && o.look.faint() && !head.look.faint()
 }
 
 // explains reports whether row o belongs to an option above it.
@@ -3952,58 +3938,57 @@ func (v *view) joinLabels(g *group) {
 }
 
 // unlike is the only option that is drawn unlike the others, −1 without one; weak: by no more than a colour or bold
-// print. Of two it is the one whose background is no grey; of two buttons, which have a background each and another one
-// between them, it is not black either, or their colours do not tell. Of two others it is the one not drawn as what is
-// around them: the end of the row above, or of options side by side the cell left of the first. Else it is the only one
-// that is not dim.
+// print. Of two with a background each it is the one whose background is neither grey nor black; buttons with another
+// one between them are not told by their colours else. To two others what is around them is the third: the end of the
+// row above, or of options side by side the cell left of the first.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
-	if len(opts) < 2 {
+	count := len(opts)
+	if count < 2 {
 		return -1, false
 	}
 	row := opts[0].row
 	around := v.s.attr(row-1, v.s.cols-1)
-	across := row == opts[1].row
-	if across {
+	var between []cell
+	if row == opts[1].row {
 		around = v.s.attr(row, opts[0].at-1)
+		between = v.s.grid[row].cells[opts[0].labelAt:opts[1].labelAt]
 	}
-	first, second := opts[0].look.BG, opts[1].look.BG
-	lit := first != 0 && (second != 0 || !across)                         // in a column one bar alone may be no menu
-	other := func(c cell) bool { return c.BG != first && c.BG != second } // between them
-	buttons := across && lit && slices.ContainsFunc(v.s.grid[row].cells[opts[0].labelAt:opts[1].labelAt], other)
-	grey := func(background int32) bool {
-		return isGrey(background) || background > 232 && background <= 240 || buttons && background == 1
+	if count == 2 {
+		first, second := opts[0].look.BG, opts[1].look.BG
+		other := func(c cell) bool { return c.BG != first && c.BG != second }
+		switch {
+		case first == 0, between != nil && second == 0: // in a column one grey bar alone is a status line's
+		case isDull(first) != isDull(second):
+			return number(isDull(first)), false
+		case slices.ContainsFunc(between, other):
+			return -1, false
+		}
+		around.Dim = true
+		opts = append(slices.Clip(opts), viewRow{look: around})
 	}
-	switch {
-	case len(opts) > 2:
-	case lit && grey(first) != grey(second):
-		return number(grey(first)), false
-	case buttons:
-		return -1, false
-	}
-	around.Dim = true
-	var drawn [][6]int
-	for _, o := range opts {
-		drawn = append(drawn, aspects(o.look))
-	}
-	for k := range drawn[0] {
-		common := drawn[0][k]
-		if len(drawn) == 2 {
-			common = aspects(around)[k]
-		} else if drawn[1][k] == drawn[2][k] {
-			common = drawn[1][k]
+	for k := range aspects(around) {
+		drawn := func(i int) int { return aspects(opts[i].look)[k] }
+		common := drawn(0)
+		if drawn(1) == drawn(2) {
+			common = drawn(1)
 		}
 		odd := 0
-		for i := range drawn {
-			if drawn[i][k] != common {
+		for i := range opts {
+			if drawn(i) != common {
 				odd++
 				at = i
 			}
 		}
-		if odd == 1 && (k < 5 || drawn[at][k] > 0) {
+		if odd == 1 && at < count && (k < 5 || drawn(at) > 0) {
 			return at, k > 2
 		}
 	}
 	return -1, false
+}
+
+// isDull reports whether a background is black or a grey.
+func isDull(background int32) bool {
+	return background == 1 || isGrey(background) || background > 232 && background <= 240
 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
@@ -4038,13 +4023,13 @@ func (v *view) textRows(from, to int) int {
 func (v *view) choosingRow(g *group) int {
 	tells := func(w viewRow) bool { return w.fits(reChoosing) || g.marked && w.fits(reEscOut) }
 	left := 6
-	for r := g.end() + 1; r <= v.last && left > 0; r++ {
+	for r := g.end + 1; r <= v.last && left > 0; r++ {
 		if tells(v.rows[r]) {
 			return r
 		}
 		left -= v.textRows(r, r)
 	}
-	return v.up(g.first(), func(w viewRow) bool { return w.row >= g.first()-3 && tells(w) })
+	return v.up(g.first, func(w viewRow) bool { return w.row >= g.first-3 && tells(w) })
 }
 
 // The shapes of choices side by side.
@@ -4061,7 +4046,7 @@ var sides = []struct {
 	choice *pattern
 }{
 	// whiptail, dialog
-	{angles, re(`^((?:<\s*[^<>]{1,20}\s*>\s*)+)$`), re(`<\s*([^<>]*?)\s*>`)},
+	{angles, reButtons, re(`<\s*([^<>]*?)\s*>`)},
 	// clack
 	{"circles", re(`^([●○]\s*\S.* / [●○]\s*\S.*)$`), re(`[●○]\s*(\S.*?)(?: /|$)`)},
 	// prompts, enquirer
@@ -4085,23 +4070,22 @@ func (v *view) sideBySide(r int) *group {
 			continue
 		}
 		in := w.text[part[2]:part[3]]
-		g := &group{at: -1, shape: s.shape}
-		for i, m := range s.choice.expr().FindAllStringSubmatchIndex(in, 10) {
+		var opts []viewRow
+		for _, m := range s.choice.expr().FindAllStringSubmatchIndex(in, 10) {
 			o := viewRow{row: r, tick: -1, label: in[m[2]:m[3]]}
 			o.at = w.at + widthOf(w.text[:part[2]+m[0]])
 			o.labelAt = o.at + widthOf(in[m[0]:m[2]])
 			o.look = v.lookOf(o)
-			g.opts = append(g.opts, o)
 			cursor := !v.hidden && v.row == r && v.col >= o.at && v.col < o.labelAt+widthOf(o.label)
 			if cursor || strings.HasPrefix(in[m[0]:], "●") {
-				g.at, g.marked = i, true
+				o.pointer = "●"
 			}
+			opts = append(opts, o)
 		}
-		if len(g.opts) < 2 && s.shape != angles || s.shape == apart && !v.reads() {
+		if len(opts) < 2 && s.shape != angles || s.shape == apart && !v.reads() {
 			return nil
 		}
-		v.findFocus(g)
-		return g
+		return v.newGroup(s.shape, opts)
 	}
 	return nil
 }
@@ -4144,7 +4128,7 @@ func (v *view) menu(g *group) *candidate {
 	if g.opts[0].num == "" {
 		numbered(f.Choices, from+1)
 	}
-	if v.busy && v.buttonRow() < 0 { // of gpg, which is, pinentry reads
+	if v.busy && v.buttons < 0 { // of gpg, which is, pinentry reads
 		f.silent = true
 		f.wait = stillBlind * v.o.Stuck
 	}
@@ -4153,12 +4137,11 @@ func (v *view) menu(g *group) *candidate {
 		f.Choices = nil
 	}
 	if g.shape == slash { // its question stands in the same row
-		f.Question = sentence(v.s.part(v.s.grid[g.end()].cells[:g.opts[0].at]))
+		f.Question = sentence(v.s.part(v.s.grid[g.end].cells[:g.opts[0].at]))
 	}
-	v.describe(f, g.first(), g.end(), rows)
-	buttons := v.buttonRow()
-	if !f.Multi && buttons > g.end() && len(f.Choices) < 9 {
-		for _, o := range v.sideBySide(buttons).opts {
+	v.describe(f, g.first, g.end, rows)
+	if !f.Multi && v.buttons > g.end && len(f.Choices) < 9 {
+		for _, o := range v.sideBySide(v.buttons).opts {
 			if declines(o.label) { // Escape stands for it in whiptail and dialog
 				f.Choices = append(f.Choices, Choice{Key: "esc", Label: o.label, Keys: "\x1b"})
 			}
@@ -4255,14 +4238,13 @@ func untick(r rune) rune {
 }
 
 // reKeyBehind is what may stand behind a label: nothing, or its key.
-var reKeyBehind = re(`^\s*(\(\w\))?\s*$`)
+var reKeyBehind = re(`\s*(\(\w\))?\s*$`)
 
 // asYesNo makes a choice of two labels that say no more than yes and no a question of these.
 func asYesNo(f *candidate) {
 	find := func(meaning string) int {
 		return slices.IndexFunc(f.Choices, func(c Choice) bool {
-			rest, ok := afterWord(meaning, c.Label)
-			return ok && reKeyBehind.MatchString(rest)
+			return isAll(meaning, reKeyBehind.ReplaceAllString(c.Label, ""))
 		})
 	}
 	yes, no := find("yes"), find("no")
@@ -4277,7 +4259,7 @@ func asYesNo(f *candidate) {
 // there. "" where there is none.
 func (v *view) promptBelow(last int) string {
 	typed := v.rows[v.row]
-	above := v.row <= last || v.row == v.buttonRow()
+	above := v.row <= last || v.row == v.buttons
 	if v.known || v.hidden || above || typed.fits(reChoosing) {
 		return ""
 	}
@@ -4338,11 +4320,9 @@ func (v *view) question(top, first int) string {
 			continue
 		}
 		paragraph = strings.TrimSpace(paragraph + " " + w.text)
-		kind := number(led)
+		kind := number(led || strings.Contains(paragraph+" ", "? "))
 		if reAsked.MatchString(paragraph) {
 			kind = 2
-		} else if strings.Contains(paragraph+" ", "? ") {
-			kind = 1
 		}
 		if kind >= best {
 			best = kind
