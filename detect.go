@@ -3707,7 +3707,6 @@ func (v *view) reasonAcross(g *group) string {
 	other := func(o viewRow) bool { return !grants(o.label) && !declines(o.label) }
 	switch {
 	case len(g.opts) == 1 && g.opts[0].look == v.s.attr(w.row, g.opts[0].at-1): // something else has the keyboard
-		return ""
 	case !bare && (w.row >= v.last-4 || w.depth > 0):
 		return "they are drawn as buttons" // 17
 	case g.at >= 0 && !slices.ContainsFunc(g.opts, other):
@@ -3734,7 +3733,7 @@ func (v *view) readGroup() *candidate {
 		v.describeField(f, v.buttons)
 		return f
 	}
-	var second *group
+	var second *candidate
 	for r := v.last; r >= 0; r-- {
 		for _, g := range []*group{v.sideBySide(r), v.column(r)} {
 			if g == nil || v.textRows(g.end+1, v.last) > maxBelow {
@@ -3751,14 +3750,11 @@ func (v *view) readGroup() *candidate {
 				return v.menu(g)
 			}
 			if second == nil {
-				second = g
+				second = v.menu(g)
 			}
 		}
 	}
-	if second == nil {
-		return nil
-	}
-	return v.menu(second)
+	return second
 }
 
 // asksElsewhere reports whether the keys go to what stands below the group, or over it: a row that asks, and names its
@@ -3796,8 +3792,8 @@ func (v *view) pointedAbove(g *group) bool {
 
 // aspects are in what an option may be drawn unlike the others. The last three, bold print, a colour, and not to be
 // dim, may mean something else.
-func aspects(a Attr) [6]int {
-	return [...]int{number(a.Reverse), int(a.BG), number(a.Underline), number(a.Bold), int(a.FG), number(!a.Dim)}
+func aspects(a Attr) [6]any {
+	return [...]any{a.Reverse, a.BG, a.Underline, a.Bold, a.FG, !a.Dim}
 }
 
 // column is the group of options in one column around the one in row r: marked with a pointer, with boxes to tick, or
@@ -3810,13 +3806,11 @@ func (v *view) column(r int) *group {
 	if head.label == "" || unmarked && head.look == (Attr{}) || v.inBox(head) || keyed {
 		return nil
 	}
-	above := v.grow(head, -1)
-	slices.Reverse(above)
-	g := v.newGroup("", append(append(above, head), v.grow(head, 1)...))
-	if g == nil || unmarked && (g.marked || g.at != len(above)) { // another one has the focus
+	above := v.grow(head, head, -1)
+	g := v.newGroup("", v.grow(above[len(above)-1], head, 1))
+	if g == nil || unmarked && g.at != len(above)-1 { // another one has the focus
 		return nil
 	}
-	v.joinLabels(g)
 	return g
 }
 
@@ -3849,33 +3843,28 @@ func (v *view) newGroup(shape string, opts []viewRow) *group {
 	if odd < 0 || odd == g.at {
 		return g
 	}
-	o := opts[g.at]
-	a := v.s.attr(o.row, o.labelAt)
-	lit := weak && a != Attr{}
-	if shape == "" {
-		lit = lit || a.BG != 0 || a.Reverse || opts[odd].look.faint()
-	}
-	if !lit {
+	look := opts[g.at].look
+	lit := weak && look != Attr{} || look.BG != 0 || look.Reverse
+	if !lit && !opts[odd].look.faint() {
 		g.at = -1
 	}
 	return g
 }
 
-// grow finds the options above (step −1) or below (1) the one in row head, the nearest first. Between them may stand
-// blank rows, where a pointer or numbers show that they belong together, and what explains an option.
-func (v *view) grow(head viewRow, step int) []viewRow {
+// grow finds the options from one on up (step −1) or down (1) that stand beside the one in row head. Between them may
+// stand blank rows, where a pointer or numbers show that they belong together, and what explains an option; where that
+// is drawn as its label it belongs to it, for only all of a label refuses.
+func (v *view) grow(from, head viewRow, step int) []viewRow {
 	most := 1
-	switch {
-	case head.num != "":
-		most = 3
-	case head.pointer != "" && head.pointer != "●" || head.tick >= 0: // bullets have no blank rows
+	if head.num != "" || head.tick >= 0 || head.pointer != "" && head.pointer != "●" { // bullets have no blank rows
 		most = 2
 	}
-	num, _ := strconv.Atoi(head.num) // it has two digits at most, or there is none
-	var found []viewRow
+	num, _ := strconv.Atoi(from.num) // it has two digits at most, or there is none
+	found := []viewRow{from}
 	gap := 0
-	for r := head.row + step; r >= 0 && r <= v.last && gap < most && len(found) < 40; r += step {
+	for r := from.row + step; r >= 0 && r <= v.last && gap < most && len(found) < 80; r += step {
 		o := v.rows[r]
+		last := &found[len(found)-1]
 		switch {
 		case o.text == "" && reAmong.MatchString(o.raw): // the list goes on
 		case o.text == "" && (head.num != "" || !o.rule):
@@ -3890,6 +3879,8 @@ func (v *view) grow(head viewRow, step int) []viewRow {
 			}
 		case gap > 0 || !v.explains(o, head):
 			return found
+		case step > 0 && v.faintAt(r, o.optionAt) == v.faintAt(last.row, last.labelAt) && !reAmong.MatchString(o.raw):
+			last.label += " " + o.text
 		}
 	}
 	return found
@@ -3898,8 +3889,8 @@ func (v *view) grow(head viewRow, step int) []viewRow {
 // isOption reports whether row o is an option beside the one in row head, with the number num where those have numbers.
 func (v *view) isOption(o, head viewRow, num string) bool {
 	if head.num != "" {
-		// "10." may begin further left.
-		inLine := max(o.optionAt-head.optionAt, head.optionAt-o.optionAt) <= 1
+		// "10." may begin further left, or its label further right.
+		inLine := o.optionAt == head.optionAt || o.labelAt == head.labelAt
 		return o.num == num && inLine || o.num == "" && head.tick >= 0 && o.optionAt == head.tickAt // claude's "Submit"
 	}
 	asks := head.pointer == "" && o.heads()
@@ -3921,20 +3912,6 @@ func (v *view) explains(o, head viewRow) bool {
 	above := v.rows[max(0, o.row-1)]
 	long := above.at+widthOf(above.text) > v.s.cols-20
 	return o.optionAt > head.optionAt || o.dimmer(head) || long && head.pointer != ""
-}
-
-// joinLabels adds to each label what it goes on with in the rows below it: only all of it refuses.
-func (v *view) joinLabels(g *group) {
-	for i, o := range g.opts {
-		for r := o.row + 1; r <= v.last && (i+1 == len(g.opts) || r < g.opts[i+1].row); r++ {
-			w := v.rows[r]
-			alike := v.faintAt(r, w.optionAt) == v.faintAt(o.row, o.labelAt)
-			if w.text == "" || reAmong.MatchString(w.raw) || !alike || !v.explains(w, g.opts[max(0, g.at)]) {
-				break
-			}
-			g.opts[i].label += " " + w.text
-		}
-	}
 }
 
 // unlike is the only option that is drawn unlike the others, −1 without one; weak: by no more than a colour or bold
@@ -3967,7 +3944,7 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 		opts = append(slices.Clip(opts), viewRow{look: around})
 	}
 	for k := range aspects(around) {
-		drawn := func(i int) int { return aspects(opts[i].look)[k] }
+		drawn := func(i int) any { return aspects(opts[i].look)[k] }
 		common := drawn(0)
 		if drawn(1) == drawn(2) {
 			common = drawn(1)
@@ -3979,7 +3956,7 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 				at = i
 			}
 		}
-		if odd == 1 && at < count && (k < 5 || drawn(at) > 0) {
+		if odd == 1 && at < count && (k < 5 || drawn(at) == true) {
 			return at, k > 2
 		}
 	}
@@ -3988,13 +3965,13 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 
 // isDull reports whether a background is black or a grey.
 func isDull(background int32) bool {
-	return background == 1 || isGrey(background) || background > 232 && background <= 240
+	return background == 1 || isGrey(background)
 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
 func isGrey(colour int32) bool {
 	if colour < 1<<24 {
-		return colour == 9 || colour > 240 && colour <= 251
+		return colour == 9 || colour > 232 && colour <= 251
 	}
 	red, green, blue := colour>>16&0xff, colour>>8&0xff, colour&0xff
 	brightest := max(red, green, blue)
@@ -4022,12 +3999,10 @@ func (v *view) textRows(from, to int) int {
 // shown.
 func (v *view) choosingRow(g *group) int {
 	tells := func(w viewRow) bool { return w.fits(reChoosing) || g.marked && w.fits(reEscOut) }
-	left := 6
-	for r := g.end + 1; r <= v.last && left > 0; r++ {
+	for r := g.end + 1; r <= v.last && v.textRows(g.end+1, r-1) < 6; r++ {
 		if tells(v.rows[r]) {
 			return r
 		}
-		left -= v.textRows(r, r)
 	}
 	return v.up(g.first, func(w viewRow) bool { return w.row >= g.first-3 && tells(w) })
 }
@@ -4058,12 +4033,9 @@ var sides = []struct {
 		re(`\[? ?([^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*)`)},
 }
 
-// sideBySide is the group of choices side by side in row r, nil where there is none, or too much stands below.
+// sideBySide is the group of choices side by side in row r, nil where there is none.
 func (v *view) sideBySide(r int) *group {
 	w := v.rows[r]
-	if v.textRows(r+1, v.last) > maxBelow {
-		return nil
-	}
 	for _, s := range sides {
 		part := s.row.expr().FindStringSubmatchIndex(w.text)
 		if part == nil {
@@ -4077,7 +4049,7 @@ func (v *view) sideBySide(r int) *group {
 			o.labelAt = o.at + widthOf(in[m[0]:m[2]])
 			o.look = v.lookOf(o)
 			cursor := !v.hidden && v.row == r && v.col >= o.at && v.col < o.labelAt+widthOf(o.label)
-			if cursor || strings.HasPrefix(in[m[0]:], "●") {
+			if cursor || strings.HasPrefix(in[m[0]:], "●") { // it is marked
 				o.pointer = "●"
 			}
 			opts = append(opts, o)
@@ -4193,7 +4165,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 		if f.Multi {
 			row = strings.Map(untick, row)
 		}
-		if w.row < first && !ok {
+		if w.row < first {
 			f.parts.body = append(f.parts.body, row)
 		} else {
 			f.parts.among = append(f.parts.among, row)
@@ -4384,7 +4356,7 @@ func (v *view) readField() *candidate {
 // describeField completes a dialog with a field at the cursor, in whose row it does not depend on what is typed there.
 func (v *view) describeField(f *candidate, last int) {
 	f.left = ref(v.left())
-	v.describe(f, last, last, map[int]string{v.row: *f.left})
+	v.describe(f, v.row, last, map[int]string{v.row: *f.left})
 	f.rows = [2]int{v.row, v.row}
 	f.Secret = hasWord("secret", f.Question)
 }
