@@ -2606,9 +2606,6 @@ func (c *candidate) copied() *Prompt {
 // movingMarks are spinners and marks that blink, besides the Braille patterns.
 const movingMarks = "●○◎◐◑◒◓✻✽✳✶✢·◇◆✦⏺⬝■▪•∙"
 
-// tickMarks tell what is ticked: that may change while a question stands.
-const tickMarks = "☐☒☑✔✓◯◉◻◼"
-
 // masked is r, or −1 for what may move on a screen that stands still: spinners, marks that blink, digits, blanks.
 func masked(r rune) rune {
 	digit := r >= '0' && r <= '9'
@@ -3096,7 +3093,7 @@ type view struct {
 	typed    string // in the field at the cursor, to be left out
 	reported bool   // the tool says that it asks
 	known    bool   // the tool is one of ours, and no lines are read: its own screen stands there
-	buttons  int    // the row of those of a framed dialog, in angle brackets as whiptail and pinentry have them, −1 none
+	buttons  int    // the row of a framed dialog's buttons, in angle brackets as those of whiptail are; −1 none
 	busy     bool   // nobody reads; of a tool of ours that tells nothing
 	working  bool   // a known tool is at work: see atWork
 }
@@ -3620,7 +3617,6 @@ var (
 	// reHeading is the row above a list that asks.
 	reHeading = re(`^[?◆◇] |[?:…]\s*$|^[?]`)
 	reCount   = re(`^\(?\d+/\d+\b`)
-	reSegment = re(`(\S+(?: \S+)*)`)
 	reGap     = re(` {3,}`)
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
 		`continue|next|accept)`)
@@ -3765,18 +3761,19 @@ func (v *view) asksElsewhere(g *group) bool {
 	if !barred(v.rows[g.first]) && slices.ContainsFunc(v.rows, barred) {
 		return true
 	}
-	asks := func(text string) bool {
-		kind, _ := answersNamed(text)
-		return kind != "" && reAskedAbove.MatchString(plain(text))
-	}
-	asked := v.up(v.last+1, func(w viewRow) bool {
+	for _, w := range v.rows[max(0, g.first-1) : v.last+1] {
 		parts := strings.FieldsFunc(w.text, isUpright)
 		if w.row >= g.first && w.row <= g.end {
 			parts = parts[min(1, len(parts)):] // an option says what it likes
 		}
-		return slices.ContainsFunc(parts, asks)
-	})
-	return asked >= max(0, g.first-1) || v.rows[g.end].depth > 0 && !reMark.MatchString(v.promptBelow(g.end))
+		for _, part := range parts {
+			kind, _ := answersNamed(part)
+			if kind != "" && reAskedAbove.MatchString(plain(part)) {
+				return true
+			}
+		}
+	}
+	return v.rows[g.end].depth > 0 && !reMark.MatchString(v.promptBelow(g.end))
 }
 
 // isUpright reports whether r is of a frame's side.
@@ -3814,9 +3811,9 @@ func (v *view) column(r int) *group {
 	return g
 }
 
-// newGroup is the group of these options, nil where several are marked, as in a list that is only printed. The focus
-// has the one that is marked, where no other is lit and it is not itself, for the mark may be that of the default, or the
-// cursor left there; else the one lit, or that whose box is lit inside (whiptail).
+// newGroup is the group of these options, nil where several are marked, as in a list that is only printed. The one that
+// is marked has the focus, unless another one is lit and it is not, for the mark may be that of the default, or the
+// cursor left there. Without a mark the one that is lit has it, or the one whose box is lit inside (whiptail).
 func (v *view) newGroup(shape string, opts []viewRow) *group {
 	g := &group{opts: opts, first: opts[0].row, end: opts[len(opts)-1].row, at: -1, shape: shape}
 	for i, o := range opts {
@@ -3851,18 +3848,16 @@ func (v *view) newGroup(shape string, opts []viewRow) *group {
 	return g
 }
 
-// grow finds the options from one on up (step −1) or down (1) that stand beside the one in row head. Between them may
-// stand blank rows, where a pointer or numbers show that they belong together, and what explains an option; where that
-// is drawn as its label it belongs to it, for only all of a label refuses.
+// grow finds the options from one on, up (step −1) or down (1), that stand beside the one in row head. Blank rows may
+// stand between them, where a pointer or numbers show that they belong together, and what explains an option. On the way
+// down each label takes what it goes on with in the rows below it: only all of a label refuses.
 func (v *view) grow(from, head viewRow, step int) []viewRow {
-	most := 1
-	if head.num != "" || head.tick >= 0 || head.pointer != "" && head.pointer != "●" { // bullets have no blank rows
-		most = 2
-	}
 	num, _ := strconv.Atoi(from.num) // it has two digits at most, or there is none
+	// Bullets have no blank rows between them.
+	spaced := head.num != "" || head.tick >= 0 || head.pointer != "" && head.pointer != "●"
 	found := []viewRow{from}
 	gap := 0
-	for r := from.row + step; r >= 0 && r <= v.last && gap < most && len(found) < 80; r += step {
+	for r := from.row + step; r >= 0 && r <= v.last && gap <= number(spaced) && len(found) < 80; r += step {
 		o := v.rows[r]
 		last := &found[len(found)-1]
 		switch {
@@ -3915,9 +3910,9 @@ func (v *view) explains(o, head viewRow) bool {
 }
 
 // unlike is the only option that is drawn unlike the others, −1 without one; weak: by no more than a colour or bold
-// print. Of two with a background each it is the one whose background is neither grey nor black; buttons with another
-// one between them are not told by their colours else. To two others what is around them is the third: the end of the
-// row above, or of options side by side the cell left of the first.
+// print. Of two with a background each it is the one whose background is neither grey nor black, or, where these are
+// buttons with another background between them, neither. Else two are compared with what is around them as the third:
+// the end of the row above, or of options side by side the cell left of the first.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	count := len(opts)
 	if count < 2 {
@@ -4027,7 +4022,7 @@ var sides = []struct {
 	// prompts, enquirer
 	{slash, re(`[?›‣] (\pL+ ?/ ?\pL+)$`), re(`(\pL+)`)},
 	// opencode
-	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), reSegment},
+	{"⇆", re(`^(.*?)\s+(?:(?:ctrl|enter|esc|tab)\b.*)?⇆`), re(`(\S+(?: \S+)*)`)},
 	// mc, gum
 	{apart, re(`^([^<]*(?:  |[\[\]|/])[^<]*)$`),
 		re(`\[? ?([^\s\[\]]+(?: [^\s/|\[\]][^\s\[\]]*)*)`)},
@@ -4104,7 +4099,7 @@ func (v *view) menu(g *group) *candidate {
 		f.silent = true
 		f.wait = stillBlind * v.o.Stuck
 	}
-	if g.shape == angles && len(g.opts) == 1 {
+	if f.Across && len(g.opts) == 1 {
 		f.Type = ConfirmEnter
 		f.Choices = nil
 	}
@@ -4154,6 +4149,7 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 	f.rows = [2]int{first, end}
 	bottom := end + len(v.linesBelow(end))
 	f.Cut = f.Cut || above || v.s.cutIn(top, bottom)
+	about := ""
 	for _, w := range v.rows[top : bottom+1] {
 		f.Cut = f.Cut || (f.Multi || w.row <= end) && w.fits(reScrolls) || w.fits(reElided) ||
 			reEmptied.MatchString(v.rows[max(w.row-1, 0)].raw+w.raw)
@@ -4163,9 +4159,10 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 			row = w.indented()
 		}
 		if f.Multi {
-			row = strings.Map(untick, row)
+			row = reTicked.ReplaceAllString(row, " ")
 		}
 		if w.row < first {
+			about = strings.TrimSpace(about + "\n" + w.text)
 			f.parts.body = append(f.parts.body, row)
 		} else {
 			f.parts.among = append(f.parts.among, row)
@@ -4193,37 +4190,27 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 		f.Question = v.question(head, first)
 	}
 	if f.Type == MultipleChoice && slices.ContainsFunc(labels(f.Choices), grants) {
-		about := ""
-		for _, w := range v.rows[top:first] {
-			about = strings.TrimSpace(about + "\n" + w.text)
-		}
 		f.Excerpt = headAndTail(safeText(about), 200)
 	}
 }
 
-// untick makes the marks of ticks blanks: as ticks they may change while their question stands.
-func untick(r rune) rune {
-	if strings.ContainsRune(tickMarks, r) {
-		return ' '
-	}
-	return r
-}
+// reTicked are marks of what is ticked: they may change while their question stands.
+var reTicked = re(`[☐☒☑✔✓◯◉◻◼]`)
 
 // reKeyBehind is what may stand behind a label: nothing, or its key.
 var reKeyBehind = re(`\s*(\(\w\))?\s*$`)
 
 // asYesNo makes a choice of two labels that say no more than yes and no a question of these.
 func asYesNo(f *candidate) {
-	find := func(meaning string) int {
-		return slices.IndexFunc(f.Choices, func(c Choice) bool {
-			return isAll(meaning, reKeyBehind.ReplaceAllString(c.Label, ""))
-		})
+	says := func(i int, meaning string) bool {
+		return isAll(meaning, reKeyBehind.ReplaceAllString(f.Choices[i].Label, ""))
 	}
-	yes, no := find("yes"), find("no")
-	if yes >= 0 && no >= 0 {
-		f.Type = YesNo
-		f.Choices[yes].Key = "y"
-		f.Choices[no].Key = "n"
+	for i := range f.Choices {
+		if says(i, "yes") && says(1-i, "no") {
+			f.Type = YesNo
+			f.Choices[i].Key = "y"
+			f.Choices[1-i].Key = "n"
+		}
 	}
 }
 
