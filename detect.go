@@ -1882,7 +1882,7 @@ func (p *pattern) ReplaceAllString(text, replacement string) string {
 // git, shadow, PAM, sudo, newt, dialog, nano, mc. What is not here is neither a refusal nor harmless.
 //
 //	yes, no  say that and nothing else
-//	letters  what is typed for yes and for no: yesexpr and noexpr of glibc
+//	y, n     the letters that are typed for them: yesexpr and noexpr of glibc
 //	deny     refuses, and does nothing else
 //	allow    grants something
 //	quit     leaves or goes back, which may lose something
@@ -1891,12 +1891,19 @@ func (p *pattern) ReplaceAllString(text, replacement string) string {
 //	secret   is what should be typed unseen
 //	choose   asks for one of a list that is printed
 //	what     begins a question that yes and no do not answer
+//	capital  says that an answer is typed in capitals
+//	dont     refuses in more than a word, or in a letter
+//	agree    consents, and grants nothing by itself
+//	way      is another way out than Enter
+//	amount   asks how many, not for one of a list
+//	english  stands in an English question: "old or new? [o/n]"
 //
-// Of keep, press, secret and choose the beginning of a word is enough, if it has four bytes.
+// Of keep, press, secret, choose and capital the beginning of a word is enough, if it has four bytes.
 const wordTable = `
 en yes     yes
 en no      no|nope
-en letters yn
+en y       y
+en n       n
 en deny    cancel|abort|deny|reject|refuse|decline|disallow
 en allow   allow|always|approve|accept|confirm|trust|grant|run|proceed|authorize|permit|agree|i trust|i agree
 en allow   i accept|i understand
@@ -1915,9 +1922,16 @@ en secret  recovery code|security code|authentication code|seed phrase|recovery 
 en secret  encryption key|master key|unseal key|recovery key
 en choose  choice|choose|select|selection|option|number|which|pick|what|your
 en what    what|which|where|who|whom|how|why|when|name|enter|in which
+en capital capital|uppercase
+en dont    n|don't|dont|do not|continue without
+en agree   ok|okay|sure|go ahead|y|yep|yeah|all
+en way     ctrl|control|esc|escape|interrupt|quit|q to|stop|^c|^d|^g|^q|^x|^z
+en amount  how many|how much|how long|how often|number of|count
+en english the|or|this|you|your|and|with|for|are|does|what|which|it
 de yes     ja
 de no      nein
-de letters jn
+de y       j
+de n       n
 de deny    abbrechen|abbruch|verweigern|ablehnen|zurückweisen|nicht vertrauen|verbieten
 de allow   immer|erlauben|zulassen|akzeptieren|annehmen|genehmigen|vertrauen|bestätigen|gestatten|zustimmen
 de allow   immer erlauben
@@ -1930,9 +1944,11 @@ de key     taste|eingabetaste
 de secret  passwort|passwörter|kennwort|mantra|paßwort|geheimnis|geheimzahl
 de choose  auswahl|auswählen|wähle|wahl|ihre wahl|nummer|zahl
 de what    welche|welcher|welches|welchen|wo|wohin|wer|wie|wieviel|warum|wann
+de capital großbuchst
 fr yes     oui
 fr no      non
-fr letters on
+fr y       o
+fr n       n
 fr deny    annuler|refuser|rejeter|rejet|interdire
 fr allow   toujours|autoriser|accepter|permettre|approuver|confirmer|faire confiance|toujours autoriser|confiance
 fr quit    abandonner|abandon|interrompre|quitter|sortir|fermer|terminer|retour|précédent
@@ -1942,9 +1958,11 @@ fr key     touche|entrée|retour chariot
 fr secret  mot de passe|phrase de passe|phrase secrète|mots de passe|code personnel
 fr choose  choisir|choisissez|sélection|choix|votre choix|numéro|nombre
 fr what    quel|quelle|quels|quelles|quoi|où|qui|comment|combien|pourquoi|quand
+fr capital majuscul
 es yes     sí|si
 es no      no
-es letters sn
+es y       s
+es n       n
 es deny    cancelar|cancela|abortar|denegar|rechazar|rechazo|negar|prohibir|no confiar
 es allow   siempre|permitir|aceptar|confiar|confirmar|confirme|confianza
 es quit    interrumpir|salir|abandonar|finalizar|terminar|cerrar|fin|atrás|anterior|volver
@@ -1954,9 +1972,11 @@ es key     tecla|intro
 es secret  contraseña|clave|frase de paso
 es choose  elegir|elija|seleccionar|seleccione|selección|elección|su elección|escoja|número|opción
 es what    qué|cuál|cuáles|dónde|quién|cómo|cuánto|cuántos|cuándo
+es capital mayúsc
 it yes     sì|si
 it no      no
-it letters sn
+it y       s
+it n       n
 it deny    annulla|annullare|rifiuta|rifiutare|negare|nega
 it allow   sempre|consentire|consenti|permettere|permetti|accetta|accettare|approva|autorizza|autorizzare|confermare
 it allow   conferma|fidarsi|fiducia
@@ -1968,9 +1988,11 @@ it key     tasto|invio
 it secret  codice segreto|parola d'ordine|frase segreta|chiave segreta
 it choose  scegli|seleziona|selezione|scelta|numero|opzione
 it what    quale|quali|qual|dove|chi|quanto|quanti|perché|quando|che cosa
+it capital maiusc
 pt yes     sim
 pt no      não
-pt letters sn
+pt y       s
+pt n       n
 pt deny    cancelar|abortar|negar|rejeitar|recusar|não confiar
 pt allow   sempre|permitir|aceitar|aprovar|autorizar|confiar|confirmar|confiança|conceder
 pt quit    interromper|sair|sai|fechar|terminar|encerrar|voltar|recuar|anterior|atrás
@@ -1980,9 +2002,11 @@ pt key     tecla
 pt secret  senha|palavra-passe|palavra-chave|frase secreta|palavra passe
 pt choose  escolher|escolha|selecionar|selecione|seleccione|seleção|selecção|sua escolha|número|opção
 pt what    qual|quais|onde|quem|como|quanto|quantos|quando
+pt capital maiúsc
 nl yes     ja
 nl no      nee
-nl letters jn
+nl y       j
+nl n       n
 nl deny    annuleren|annuleer|afbreken|breek af|weigeren|verbieden
 nl allow   altijd|toestaan|accepteer|accepteren|vertrouwen|vertrouw|bevestigen|bevestig|toelaten|sta toe
 nl quit    verwerpen|verwerp|afsluiten|stoppen|verlaten|einde|stop|sluiten|beëindigen|terug|vorige
@@ -1993,9 +2017,11 @@ nl key     toets
 nl secret  wachtwoord|paswoord
 nl choose  kies|kiezen|selecteer|selecteren|keuze|nummer|getal|optie
 nl what    wat|welk|welke|waar|wie|hoe|hoeveel|waarom|wanneer
+nl capital hoofdletter
 pl yes     tak
 pl no      nie
-pl letters tn
+pl y       t
+pl n       n
 pl deny    anuluj|przerwij|poniechaj|przerwać|anulować|odmów|odmowa|zabroń
 pl allow   zawsze|zezwól|pozwól|zgoda|akceptuj|zaakceptować|akceptacja|zatwierdź|zaufaj|potwierdź|zezwolić
 pl quit    odrzuć|odrzucić|odrzucenie|wyjdź|wyjście|zakończ|koniec|zamknij|opuść|wstecz|powrót|wróć
@@ -2005,9 +2031,11 @@ pl key     klawisz|klawisza
 pl secret  hasło|hasła|frazę
 pl choose  wybierz|wybrać|wybór|wyboru|numer|liczba|opcja|liczbę
 pl what    jaki|jaka|jakie|jaką|który|która|które|którą|gdzie|kto|jak|ile|dlaczego|kiedy
+pl capital wielkimi
 ru yes     да
 ru no      нет
-ru letters дн
+ru y       д
+ru n       н
 ru deny    отмена|отменить|прервать|прерывание|запретить|отказать|отклонить|отвергнуть|отказаться|не доверять|отказ
 ru allow   всегда|разрешить|позволить|принять|одобрить|доверять|подтвердить|доверие|принимать|подтвердите
 ru quit    выход|выйти|закрыть|завершить|покинуть|назад|вернуться
@@ -2017,9 +2045,11 @@ ru key     клавишу|клавиша|ввод
 ru secret  пароль|пароля
 ru choose  выберите|выбрать|выбор|ваш выбор|номер|число|вариант|введите номер
 ru what    что|какой|какая|какое|какие|какую|который|где|куда|кто|как|сколько|почему|когда
+ru capital заглавн|прописн
 uk yes     так
 uk no      ні
-uk letters тн
+uk y       т
+uk n       н
 uk deny    скасувати|відміна|перервати|відмінити|скасування|заборонити|відхилити|відмовити|відмова
 uk allow   завжди|дозволити|надати|прийняти|довіряти|підтвердити|погодитися|довіра
 uk quit    відкинути|вийти|вихід|закрити|завершити|закінчити|назад|повернутися
@@ -2029,9 +2059,11 @@ uk key     клавішу|клавіша
 uk secret  пароль|пароля|кодову фразу|ключову фразу|пінкод
 uk choose  виберіть|вибрати|вибір|ваш вибір|оберіть|номер|число|варіант|веберіть
 uk what    що|який|яка|яке|які|яку|котрий|де|куди|хто|як|скільки|чому|коли
+uk capital великими
 tr yes     evet
 tr no      hayır
-tr letters eh
+tr y       e
+tr n       h
 tr deny    iptal|vazgeç|reddet|reddedildi|reddetme|izin verme
 tr allow   her zaman|izin ver|onayla|kabul et|güven|kabul
 tr quit    durdur|çık|çıkış|kapat|çıkmak|sonlandır|bitir|geri|önceki
@@ -2041,9 +2073,11 @@ tr key     tuşa|tuş|düğmeye|düğme
 tr secret  parola|şifre
 tr choose  seç|numara|sayı
 tr what    hangi|hangisi|nerede|nereye|nasıl|kaç|neden|niçin
+tr capital büyük harf
 ja yes     はい|ハイ
 ja no      いいえ|イイエ
-ja letters yn
+ja y       y
+ja n       n
 ja deny    キャンセル|取消|中止|取り消し|中断|拒否|拒否する|拒絶|信頼しない|禁止|拒否します
 ja allow   常に|許可|承認|受け入れる|許可する|信頼|同意|受諾|常に許可|確認|受入|信用
 ja quit    終了|閉じる|抜ける|戻る|前へ
@@ -2053,9 +2087,11 @@ ja key     キー|リターン|エンター|改行|リターンキー
 ja secret  パスワード|パスフレーズ
 ja choose  選択|選んでください|選ぶ|番号
 ja what    何|どの|どれ|どこ|誰|いくつ|いつ|なぜ|どちら
+ja capital 大文字
 zh yes     是|是的
 zh no      否|不是|不
-zh letters yn
+zh y       y
+zh n       n
 zh deny    取消|中止|中断|中斷|拒绝|拒絕|不信任|禁止|否决|不接受|不允许
 zh allow   总是|總是|允许|允許|接受|同意|批准|信任|确认|確認|总是允许|授权|許可
 zh quit    放弃|放棄|退出|离开|離開|结束|結束|关闭|關閉|返回|后退|上一步|向后
@@ -2065,9 +2101,11 @@ zh key     任意键|任意鍵|一个键|任何鍵|按键|任何键|回车|回�
 zh secret  密码|密碼|口令|密語
 zh choose  选择|選擇|请选择|請選擇|编号|編號|选项|選項|您的选择|数字
 zh what    什么|什麼|哪|谁|誰|多少|几个|为何|如何|怎么|多久
+zh capital 大写
 ko yes     예|네
 ko no      아니요|아니오|아니
-ko letters yn
+ko y       y
+ko n       n
 ko deny    취소|중단|거부|거절|금지
 ko allow   항상|허용|승인|수락|신뢰|동의|확인|허가
 ko quit    중지|종료|끝내기|나가기|닫기|끝냄|마침|뒤로|이전
@@ -2077,6 +2115,7 @@ ko key     아무 키|아무키나|엔터|리턴
 ko secret  암호|비밀번호|패스워드
 ko choose  선택|번호|숫자
 ko what    무엇|어느|어디|누구|어떻게|몇|언제|왜|어떤
+ko capital 대문자
 `
 
 // word is a word of the table. joined: it may follow letters, as Han, Kana and Hangul are written; begun: letters may
@@ -2094,7 +2133,7 @@ var lexicon = sync.OnceValues(func() (words map[string][]word, of map[string][]s
 		meaning := strings.Fields(line)[1]
 		list := strings.Split(strings.TrimSpace(line[11:]), "|") // the words stand in one column
 		of[meaning] = append(of[meaning], list[0])
-		stem := strings.Contains("keep press secret choose", meaning)
+		stem := strings.Contains("keep press secret choose capital", meaning)
 		for _, text := range list {
 			first, size := utf8.DecodeRuneInString(text)
 			eastern := unicode.In(first, unicode.Han, unicode.Hiragana, unicode.Katakana, unicode.Hangul)
@@ -4319,7 +4358,6 @@ func (v *view) readField() *candidate {
 	if !fenced { // an empty one without a drawn cursor is readLine's
 		asks = (v.drawn || after+v.typed != "") && (reHeading.MatchString(question) || hasWord("secret", question))
 	}
-	below := v.rows[min(v.row+1, v.last+1):min(v.row+9, v.last+1)]
 	f := newCandidate(FreeText, 0.80)
 	switch {
 	case asks:
@@ -4331,7 +4369,7 @@ func (v *view) readField() *candidate {
 		f.silent = true // a box may stand there while the program works
 		f.wait = v.o.Stuck
 		return f
-	case v.drawn && fitsAny(below, reSubmits):
+	case v.drawn && fitsAny(v.rows[min(v.row+1, v.last+1):min(v.row+9, v.last+1)], reSubmits):
 		f.Question = cmp.Or(strings.TrimSpace(after), asked.text)
 	default:
 		return nil
@@ -4415,7 +4453,6 @@ var (
 	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
 		`\s*([A-Za-z?])(?:\)| =)\s|\s*([a-z])\. |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
 	reColumns = re(`(?:^\s?|\s\s)\d{1,2}[.:)]\s+\S`)
-	reAmount  = re(`(?i)\b(how (many|much|long|often)|number of|count)\b`)
 	reListed  = re(`^(#\?|[\pL\pN_ /()]*[:>?])$`)
 	reText    = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(|][^\])|]*[\])|]$`)
 	reDrafted = re(`^\? .*[^:?›‣>…)\]]$`) // Inquirer's field, with what it refused
@@ -4426,7 +4463,6 @@ var (
 	reSays       = re(`\pL[\pL\pN]`) // has a word at all
 	reSplits     = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
 	reChoiceWord = re(`^[\pL\pN][\pL\pN_+-]*$`)
-	reEnglish    = re(`(?i)\b(the|or|this|your?|and|with|for|are|does|what|which|it)\b`) // "old or new? [o/n]"
 	reDigits     = re(`^\d+$`)
 	reRange      = re(`^(\d{1,2}) ?(?:-|–|to|\.\.) ?(\d{1,2})$`)
 	// reBelow is the mark behind which a question in the line above is answered: Symfony, click, yay, conda.
@@ -4437,8 +4473,6 @@ var (
 	rePrefilled  = re(`^(.*[:?]) ?(\d{1,2})$`)
 	rePresent    = re(`^[ ?:]*[‣›»▸].*`)
 	reQuoted     = re(`(?i)^[\[(]?(?:type|press|enter) (?:the word )?['"]?(yes|y)\b|['"«“‘] ?(yes) ?['"»”’]`)
-	reCapitals   = re(`(?i)capital|uppercase|majuscul|großbuchst|mayúsc|maiusc|maiúsc|hoofdletter|` +
-		`wielkimi|заглавн|прописн|великими|大文字|大写|대문자|büyük harf`)
 )
 
 // readLine reads the line the cursor stands on; with the cursor in column 0, what stands above it. Where a remark
@@ -4531,7 +4565,7 @@ func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 	line := plain(text)
 	above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
 	field := strings.Contains(above, strings.TrimRight(text, "> ")) && reOrder.MatchString(above)
-	command := reREPL.MatchString(text) && !v.drawn
+	command := reREPL.MatchString(text)
 	ending := strings.ToLower(strings.TrimRight(line, " :›‣>…»"))
 	_, secret := findWord("secret", ending)
 	open := reOpen.MatchString(strings.TrimRight(line, ".…")) || asksWhat(text)
@@ -4540,7 +4574,7 @@ func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 		f.Secret = true
 		f.Score = 0.85
 		return "it asks for a secret" // 11
-	case command && !field:
+	case command && !v.drawn && !field:
 		f.Idle = true
 		return "it is a prompt for commands" // 31
 	case !open && reSays.MatchString(text):
@@ -4548,7 +4582,7 @@ func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 		f.guess = true
 		f.Choices = []Choice{typedChoice("y", "Yes"), typedChoice("n", "No")}
 		return "it is a question for yes or no" // 18
-	case reText.MatchString(line) && !(v.drawn && reREPL.MatchString(text)):
+	case reText.MatchString(line) && !(v.drawn && command):
 		written := v.s.grid[v.row].cells[max(0, v.col-1)].ch > ' ' // up to the cursor
 		f.drafted = !v.tty.Canonical && reDrafted.MatchString(text) && written
 		return "it ends as a question does" // 54
@@ -4611,12 +4645,9 @@ func hotKeys(line string) []Choice {
 // presses reports whether the text asks for a key to go on.
 func presses(text string) bool {
 	text = strings.ToLower(plain(text))
-	if reNotPress.MatchString(text) {
-		return false
-	}
 	from, to := findWord("press", text)
-	return rePress.MatchString(text) ||
-		from >= 0 && hasWord("key", text[max(0, from-nearKey):from]+" "+text[to:min(len(text), to+nearKey)])
+	return !reNotPress.MatchString(text) && (rePress.MatchString(text) ||
+		from >= 0 && hasWord("key", text[max(0, from-nearKey):from]+" "+text[to:min(len(text), to+nearKey)]))
 }
 
 // nearKey is how many bytes a key may stand away from the word that says to press it.
@@ -4660,7 +4691,7 @@ func answersNamed(text string) (kind PromptType, choices []Choice) {
 	abbreviated := func(k Choice) bool {
 		return regexp.MustCompile(`(?i)(?:^|\PL)` + regexp.QuoteMeta(k.Label) + `\pL\pL`).MatchString(text)
 	}
-	foreign := !reEnglish.MatchString(text) && !(abbreviated(choices[0]) && abbreviated(choices[len(choices)-1]))
+	foreign := !hasWord("english", text) && !(abbreviated(choices[0]) && abbreviated(choices[len(choices)-1]))
 	if len(choices) == 2 && yes < 0 && foreign {
 		yes, no = pairIn(choices)
 		others = false
@@ -4685,15 +4716,13 @@ func distinct(of []Choice) bool {
 // spelled is an answer as the button for yes or no has it: with what the program calls it where that is another word or
 // letter. In small letters where one of the two is marked as the default by a capital.
 func (c Choice) spelled(letter, word string, marked bool) Choice {
-	label := word
 	if !strings.EqualFold(c.Label, letter) && !strings.EqualFold(c.Label, word) {
-		label += " (" + c.Label + ")"
+		word += " (" + c.Label + ")"
 	}
-	keys := c.Keys
-	if marked && c.Key == c.Label && utf8.RuneCountInString(keys) == 1 {
-		keys = strings.ToLower(keys)
+	if marked && c.Key == c.Label && utf8.RuneCountInString(c.Keys) == 1 {
+		c.Keys = strings.ToLower(c.Keys)
 	}
-	return Choice{Key: letter, Label: label, Keys: keys}
+	return Choice{Key: letter, Label: word, Keys: c.Keys}
 }
 
 // pairIn are the places of the letters for yes and for no, −1 where the two are none in any language.
@@ -4742,14 +4771,13 @@ func answersOf(text string) []Choice {
 func withOther(answer string) []string {
 	_, of := lexicon()
 	for i, yes := range of["yes"] {
-		no, letters := of["no"][i], []rune(of["letters"][i])
 		switch {
 		case strings.EqualFold(answer, yes):
-			return []string{answer, no}
-		case strings.EqualFold(answer, no):
+			return []string{answer, of["no"][i]}
+		case strings.EqualFold(answer, of["no"][i]):
 			return []string{yes, answer}
-		case strings.EqualFold(answer, string(letters[0])):
-			return []string{answer, string(letters[1])}
+		case strings.EqualFold(answer, of["y"][i]):
+			return []string{answer, of["n"][i]}
 		}
 	}
 	return []string{"y", "n"}
@@ -4765,7 +4793,7 @@ func readMarker(marker string) []string {
 	quoted := reQuoted.FindStringSubmatch(inner)
 	if quoted != nil {
 		yes := quoted[1] + quoted[2]
-		if reCapitals.MatchString(inner) {
+		if hasWord("capital", inner) {
 			yes = strings.ToUpper(yes)
 		}
 		return []string{yes}
@@ -4846,7 +4874,7 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 	}
 	f.Full = text
 	f.Type = MultipleChoice
-	f.guess = more || reAmount.MatchString(text)
+	f.guess = more || hasWord("amount", text)
 	if heading >= 0 && !reSays.MatchString(text) {
 		f.Question = v.rows[heading].text
 	}
@@ -4854,11 +4882,10 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 		f.heading = v.rows[r].text + "\n" + f.heading
 	}
 	first := list[0].Key
-	if first > "1" && first <= "9" { // the beginning has left the screen
-		f.Cut = true
-		return true
+	f.Cut = first > "1" && first <= "9" // the beginning has left the screen
+	if !f.Cut {
+		f.Choices = list[:min(len(list), 9)]
 	}
-	f.Choices = list[:min(len(list), 9)]
 	return true
 }
 
@@ -5100,8 +5127,8 @@ func (v *view) bySilence(f *candidate) {
 	f.Signals[0] = "silence"
 	f.why = "it keeps still"
 	f.Choices = nil
-	edited := !v.tty.Canonical && !v.hidden && v.col > 0 // a line that its editor may have filled in
-	f.drafted = edited && isWordRune(v.s.grid[v.row].cells[v.col-1].ch)
+	f.drafted = !v.tty.Canonical && !v.hidden && v.col > 0 && // a line that its editor may have filled in
+		isWordRune(v.s.grid[v.row].cells[v.col-1].ch)
 }
 
 // pressable are the keys that can be pressed from afar at a screen that no rule reads. Enter and Escape are offered
@@ -5194,9 +5221,6 @@ func isRefusal(label string) bool {
 	return refuses
 }
 
-// reNegated are the English refusals that are no single word.
-var reNegated = re(`(?i)^[^\pL\pN]*(n|don't|dont|do not|continue without)\b`)
-
 // grants reports whether a label begins as one that lets the agent do something.
 func grants(label string) bool {
 	return startsWith("yes allow", label) || strings.EqualFold(label, "y")
@@ -5204,7 +5228,7 @@ func grants(label string) bool {
 
 // declines reports whether a label begins as one that refuses, ends or leaves something: nothing is granted with that.
 func declines(label string) bool {
-	return startsWith("no deny quit", label) || reNegated.MatchString(plain(label))
+	return startsWith("no deny quit dont", label)
 }
 
 // withoutLabels returns what is asked, without the choices that a line names at its end.
@@ -5274,12 +5298,9 @@ func refusalIn(f *candidate) (key string, decides bool) {
 	return key, decides
 }
 
-// reConsents are the English words that consent besides those that grant something.
-var reConsents = re(`(?i)\b(ok|okay|sure|go ahead|y|yep|yeah|all)\b`)
-
 // consents reports whether a text grants something in one of its words.
 func consents(text string) bool {
-	return hasWord("yes allow", text) || reConsents.MatchString(text)
+	return hasWord("yes allow agree", text)
 }
 
 // tellsMore reports whether the text of a question on a line does not name the answer that would refuse, or says more
@@ -5317,10 +5338,6 @@ var reBarePress = re(`(?i)^[^\pL\pN]*(please )?(press|hit|strike|push)?\s*(the\s
 	`[\[<("']?(enter|return|(any|a)\s+key)[\])>"']?(\s+key)?` +
 	`(\s+to\s+(continue|go on|return|go back|close( this window)?|exit|finish))?[^\pL\pN]*$`)
 
-// reOtherWay are words of another way out than Enter.
-var reOtherWay = re(`(?i)\b(ctrl|control|esc|escape|abort|cancel|interrupt|quit|q to|stop)\b|` +
-	`\^[A-Z]\b`)
-
 // judged is how many bytes of what stands above a question's context are judged with it, however short that is set.
 const judged = 600
 
@@ -5329,8 +5346,7 @@ const judged = 600
 func (v *view) defaultOfPress(f *candidate) string {
 	text := strings.Join(slices.Concat(f.parts.above, f.parts.body, f.parts.among), "\n")
 	text += "\n" + f.Question + "\n" + f.Far[max(0, len(f.Far)-judged):]
-	ends := !f.onLine() || isBlank(strings.Join(f.parts.among, ""))
-	asks := !ends || reOtherWay.MatchString(text) || strings.Contains(text, "?")
+	asks := f.onLine() && !isBlank(strings.Join(f.parts.among, "")) || hasWord("deny way", text) || strings.Contains(text, "?")
 	set, given := v.o.SafeDefaults[ConfirmEnter]
 	switch {
 	case f.Cut || asks || !reBarePress.MatchString(f.Question):
