@@ -1914,8 +1914,8 @@ en keep    kept|left|held|backup|restor|revert|roll back|rollback|instead of|rat
 en keep    spare|rescue|avoid|review the|simulat|sandbox|safe mode|read-only mode|rather|confirm each|confirm every
 en keep    verify|limit|restrict|append|resume|recover|take a snapshot|create a snapshot|quarantine|halt|suspend|stay
 en keep    unless|forbid|opt out
-en press   press|hit|strike|push
-en key     any key|a key|the any key|space|space bar|enter|return
+en press   press|hit|strike|push|tap
+en key     any key|a key|the any key|any button|space|space bar|enter|return
 en secret  password|passphrase|pass phrase|passcode|pin|secret|secret value|token|access token|api key|api-key
 en secret  api_key|apikey|otp|verification code|2fa code
 en secret  recovery code|security code|authentication code|seed phrase|recovery phrase|mnemonic
@@ -4419,8 +4419,9 @@ var (
 		`\pL+/\pL+[ ?:]*$`)
 	// rePlain is what a question for yes or no may offer besides.
 	rePlain    = re(`(?i)^(y|n|yes|no|-|\?|q|quit|h|help|fingerprint|esc|\^c)$`)
-	rePress    = re(`(?i)\[(press )?(enter|return|more)\b[^\]]{0,40}\]\s*$`)
-	reNotPress = re(`\+ ?enter|press [a-z]\b|\bdefault\b|` +
+	rePress    = re(`(?i)\[(press )?(enter|return|more)\b[^\]]{0,40}\]\s*$|^\W*(any key|enter|return)\W+to continue`)
+	reNotPress = re(`\+ ?enter|press [a-z]\b|\bdefault\b|(enter|return) (to use|for [^m])|` +
+		`^(please,? )?(enter (t[^o]|[a-su-z])|(type|select|choose|provide) [a-z]).*:$|` + // it ends a text
 		`to (skip|select|choose|submit)\b|` +
 		`selection|s[eé]lection|number|num[eé]ro|nummer|choice|keep|path`)
 	// reGoesOn ends a sentence that waits for a key.
