@@ -1920,7 +1920,7 @@ en secret  password|passphrase|pass phrase|passcode|pin|secret|secret value|toke
 en secret  api_key|apikey|otp|verification code|2fa code
 en secret  recovery code|security code|authentication code|seed phrase|recovery phrase|mnemonic
 en secret  encryption key|master key|unseal key|recovery key
-en choose  choice|choose|select|selection|option|number|which|pick|what|your
+en choose  choice|choose|select|selection|option|number|which|pick|what
 en what    what|which|where|who|whom|how|why|when|name|enter|in which
 en capital capital|uppercase
 en dont    n|don't|dont|do not|continue without
@@ -4450,11 +4450,11 @@ var (
 	// reOpen is answered by a text: it ends without "?", a program marks it so, or it is no more than "this or that?".
 	reOpen = re(`^\? |[^?]$|^[\[(][A-Za-z][\])]\pL|^(?i:\S+ (or|oder|ou|o|of|lub|или|або|veya) \S+|` +
 		`(\S+ )?(number|nummer|num[eé]ro|número|номер)) ?\?$`)
-	reOrder = re(`(?i)^(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
-	reItem  = re(`^(?:\s*[*>]?\s*[\[(]?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
-		`\s*([A-Za-z?])(?:\)| =)\s|\s*([a-z])\. |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
-	reColumns = re(`(?:^\s?|\s\s)\d{1,2}[.:)]\s+\S`)
-	reListed  = re(`^(#\?|[\pL\pN_ /()]*[:>?])$`)
+	reOrder = re(`(?i)^(?:please,? )?(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
+	reItem  = re(`^(?:\s*[*>]?\s*[\[(]? ?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
+		`\s*[\[(]?([A-Za-z?])(?:[\])]| =| -)\s|\s*(?:([a-z]):|([A-Za-z])\.) |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
+	reColumns = re(`(?:^\s?|\s\s)(?:\d{1,2}[.:)]|[A-Za-z]\))\s+\S`)
+	reListed  = re(`^(#\?|[\pL\pN_ /()]{0,30}(?:\[\d\] ?)?[:>?])$`) // the list above it tells what is asked
 	reText    = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(|][^\])|]*[\])|]$`)
 	reDrafted = re(`^\? .*[^:?›‣>…)\]]$`) // Inquirer's field, with what it refused
 	// reGoesWith is a line and the one below, a part of it: a remark, more keys, or the field for the "yes" it names.
@@ -4895,8 +4895,7 @@ func (v *view) readPrinted(f *candidate, text string, top int) bool {
 func (v *view) listAbove(text string, top int) (list []Choice, heading int, more bool) {
 	asks := reChoose.MatchString(text) && (len(text) == 2 || reCounts.MatchString(text) || hasWord("choose", text))
 	r := top - 1
-	short := utf8.RuneCountInString(text) < 32 && reListed.MatchString(text) // the list tells what is asked
-	if !asks && !short {
+	if !asks && (!reListed.MatchString(text) || reOrder.MatchString(text)) {
 		return nil, r, false
 	}
 	for extra := 1; r >= 0; r-- {
@@ -4914,7 +4913,7 @@ func (v *view) listAbove(text string, top int) (list []Choice, heading int, more
 		row := strings.TrimSpace(raw)
 		question := rePrefilled.FindStringSubmatch(row)
 		answered := question != nil && question[1] != text // another one asked for one of the list
-		remark := asks && len(list) == 0 && !answered
+		remark := asks && len(list) == 0 && !answered || len(list) > 0 && strings.HasPrefix(raw, "   ")
 		more = more || remark && row != ""
 		if row != "" && row[0] != '\\' && !remark || extra > 2 {
 			break
