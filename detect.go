@@ -1919,9 +1919,9 @@ en key     any key|a key|the any key|any button|space|space bar|enter|return
 en secret  password|passphrase|pass phrase|passcode|pin|secret|secret value|token|access token|api key|api-key
 en secret  api_key|apikey|otp|verification code|2fa code
 en secret  recovery code|security code|authentication code|seed phrase|recovery phrase|mnemonic
-en secret  encryption key|master key|unseal key|recovery key
+en secret  encryption key|master key|unseal key|recovery key|private key|access key|passwd|mfa code|auth code|cvv|cvc
 en choose  choice|choose|select|selection|option|number|which|pick|what
-en what    what|which|where|who|whom|how|why|when|name|enter|in which
+en what    what|which|where|who|whom|how|why|when|name|enter|in which|may i have|may i ask|may i know
 en capital capital|uppercase
 en dont    n|don't|dont|do not|continue without
 en agree   ok|okay|sure|go ahead|y|yep|yeah|all
@@ -3659,7 +3659,7 @@ var (
 	reGap     = re(` {3,}`)
 	reSubmits = re(`(?i)\b(enter|return|ctrl.?[a-z])\b.{0,14}\b(submit|send|save|finish|confirm|done|` +
 		`continue|next|accept)`)
-	reAsked = re(`^[^:]*\?\W*$`)
+	reAsked = re(`^[^:]*\?\W*([\[(][^\])]*[\])]\W*)?$`)
 	// reRadio are options that no pointer chooses: Enter takes the one ticked, or ticks (pterm), or each has a key
 	// (reKeyed; above buttons it is a name). column begins with none of them: beside "●" an empty circle is an option, and
 	// among its like it has a tick.
@@ -4412,11 +4412,13 @@ var reEnds = re(`(?i)\b(enter|return|esc|escape)\b`)
 
 var (
 	// reMarked is where a line may name its answers: brackets, "yes/no", "type yes". readMarker says whether it does.
-	reMarked = re(`[\[(<]([^()<>\[\]]+|` +
-		`[^()<>\[\]]*\[[^\]]+\][^()<>\[\]]*)[\])>]|` +
+	reMarked = re(`[\[(<{]([^()<>\[\]{}]+|` +
+		`[^()<>\[\]]*\[[^\]]+\][^()<>\[\]]*)[\])>}]|` +
 		`\b(?i:yes ?(?:/|or) ?no|y ?[/-] ?n|y or n|(?:type|press|enter) (?:the word )?['"]?(?:yes|y)\b['"]?)|` +
 		`\b(?i:only ['"«“‘]yes['"»”’])|` +
 		`\pL+/\pL+[ ?:]*$`)
+	// reLone is a line of nothing but answers: "Fix/Ignore?", "Abort, Retry, Fail?"
+	reLone = re(`^(?:.*[:.!] )?(\pL+(?:(?:/\pL+)+|, \pL+,(?: or)? \pL+)) ?\?$`)
 	// rePlain is what a question for yes or no may offer besides.
 	rePlain    = re(`(?i)^(y|n|yes|no|-|\?|q|quit|h|help|fingerprint|esc|\^c)$`)
 	rePress    = re(`(?i)\[(press )?(enter|return|more)\b[^\]]{0,40}\]\s*$|^\W*(any key|enter|return)\W+to continue`)
@@ -4445,17 +4447,20 @@ var (
 	reCounts = re(`\d ?- ?\d`)
 	// reREPL is the prompt of a shell, or of another reader of commands.
 	reREPL = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
-		`\(\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|` +
+		`\(%?\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|` +
 		`(?i:(cmd|command)\b[^:]*:))$`)
 	// reOpen is answered by a text: it ends without "?", a program marks it so, or it is no more than "this or that?".
-	reOpen = re(`^\? |[^?]$|^[\[(][A-Za-z][\])]\pL|^(?i:\S+ (or|oder|ou|o|of|lub|или|або|veya) \S+|` +
+	reOpen = re(`^\? |[^?]$|\] ?\?$|^(?i:your( \S+){1,2} ?\?)$|` +
+		`^[\[(][A-Za-z][\])]\pL|^(?i:\S+ (or|oder|ou|o|of|lub|или|або|veya) \S+|` +
 		`(\S+ )?(number|nummer|num[eé]ro|número|номер)) ?\?$`)
+	// reSure asks for yes or no also without its mark.
+	reSure  = re(`(?i)^(are you sure|do you (really )?(want|wish|agree)|would you like)\b[^?\[(]*$`)
 	reOrder = re(`(?i)^(?:please,? )?(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reItem  = re(`^(?:\s*[*>]?\s*[\[(]? ?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
 		`\s*[\[(]?([A-Za-z?])(?:[\])]| =| -)\s|\s*(?:([a-z]):|([A-Za-z])\.) |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
 	reColumns = re(`(?:^\s?|\s\s)(?:\d{1,2}[.:)]|[A-Za-z]\))\s+\S`)
 	reListed  = re(`^(#\?|[\pL\pN_ /()]{0,30}(?:\[\d\] ?)?[:>?])$`) // the list above it tells what is asked
-	reText    = re(`[:?›‣>…]$|^\? |[:?]\s*[\[(|][^\])|]*[\])|]$`)
+	reText    = re(`[:?›‣>…]$|^\? |[:?](\s*[\[(|][^\])|]*[\])|])+$`)
 	reDrafted = re(`^\? .*[^:?›‣>…)\]]$`) // Inquirer's field, with what it refused
 	// reGoesWith is a line and the one below, a part of it: a remark, more keys, or the field for the "yes" it names.
 	reGoesWith = re(`.\n\(.* .*\)$|[\[(]\w{1,2}[\])] ?\pL.*,\n.*[\[(]\w{1,2}[\])] ?\pL|` +
@@ -4470,6 +4475,8 @@ var (
 	reBelow      = re(`[:?\])]\s*\n=*[>›❯»]$|(?i:press (enter|return) to continue)\W*\n>+$`)
 	reAskedAbove = re(`[?:](.*([\])]|\b[Yy]/[Nn]))?\s*$`)
 	reDefault    = re(`\([^()]*\) *$`)
+	reCounted    = re(`^\d+\W+\d+$`)
+	reMeaning    = re(`^(\w) ?=.*| - .*|^(?i:default)\W+`) // "1=easy", "y - да", "default: y"
 	rePathIn     = re(`\s/\S`)
 	rePrefilled  = re(`^(.*[:?]) ?(\d{1,2})$`)
 	rePresent    = re(`^[ ?:]*[‣›»▸].*`)
@@ -4563,15 +4570,17 @@ func (v *view) ruleOf(f *candidate, text string, top int) string {
 // or silence.
 func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 	f.Type = FreeText
+	f.Score = 0.75
 	line := plain(text)
 	above, _ := v.lineAbove(top) // "Enter name for new remote.", "name> "
 	field := strings.Contains(above, strings.TrimRight(text, "> ")) && reOrder.MatchString(above)
 	command := reREPL.MatchString(text)
 	ending := strings.ToLower(strings.TrimRight(line, " :›‣>…»"))
-	_, secret := findWord("secret", ending)
-	open := reOpen.MatchString(strings.TrimRight(line, ".…")) || asksWhat(text)
+	begins, secret := findWord("secret", ending)
+	sure := reSure.MatchString(text) && !strings.Contains(text, " or ")
+	open := reOpen.MatchString(strings.TrimRight(line, " .…:")) && !sure || asksWhat(text)
 	switch {
-	case !v.tty.Echo && secret >= 0 && (!strings.Contains(ending[secret:], "?") || asksWhat(ending)):
+	case !v.tty.Echo && secret >= 0 && (begins == 0 || !strings.Contains(ending[secret:], "?") || asksWhat(ending)):
 		f.Secret = true
 		f.Score = 0.85
 		return "it asks for a secret" // 11
@@ -4596,7 +4605,6 @@ func (v *view) readWords(f *candidate, text string, top int) *candidate {
 	if v.hidden && v.s.AltScreen() {
 		return nil
 	}
-	f.Score = 0.75
 	if !v.reads() {
 		f.wait = v.o.Stuck
 		f.silent = true
@@ -4745,6 +4753,7 @@ func answersOf(text string) []Choice {
 		return keys
 	}
 	keys = nil
+	text = reLone.ReplaceAllString(text, "{$1}")
 	for _, at := range slices.Backward(reMarked.expr().FindAllStringIndex(text, -1)) {
 		marker := text[at[0]:at[1]]
 		answers := readMarker(marker)
@@ -4813,22 +4822,21 @@ func readMarker(marker string) []string {
 			answers = split
 		}
 	}
-	strange, counts := false, len(answers) < 3 && !strings.Contains(inner, " or ")
-	list := (len(answers) > 2 || strings.ContainsAny(inner, ",|")) && !rePathIn.MatchString(inner)
+	strange := false
+	list := (len(answers) > 2 || strings.ContainsAny(marker, ",|{")) && !rePathIn.MatchString(inner)
 	for i, p := range answers {
-		p, _, _ = strings.Cut(p, " - ") // "y - да"
 		p = strings.Trim(p, "[]'\" ")
+		list = list && reChoiceWord.MatchString(p)
+		p = reMeaning.ReplaceAllString(p, "$1")
 		answers[i] = p
 		strange = strange || !reWord.MatchString(p) && !means("yes", p) && !means("no", p)
-		list = list && reChoiceWord.MatchString(p)
-		counts = counts && reDigits.MatchString(p)
 	}
 	angled := marker[0] == '<' // e2fsck: "<s>"
 	odd := angled              // several answers stand in other brackets, and one alone decides
 	if len(answers) == 1 {
 		odd = !means("yes", answers[0]) && !means("no", answers[0]) && !(angled && withOther(answers[0])[0] == answers[0])
 	}
-	if strange && !list || counts || odd {
+	if strange && !list || odd || reCounted.MatchString(inner) {
 		return nil
 	}
 	return answers
@@ -4945,8 +4953,9 @@ func itemsOf(raw string) (items []Choice) {
 func (v *view) readAbove(f *candidate) *candidate {
 	line, top := v.lineAbove(v.row)
 	text := strings.TrimSpace(line)
+	top = max(top, 0)
 	f.line = ""
-	f.place = v.place(max(top, 0))
+	f.place = v.place(top)
 	f.Question = cmp.Or(text, "the program waits for input")
 	raw := !v.tty.Canonical
 	if raw && presses(text) && (text[0] == '[' || reGoesOn.MatchString(text) || v.hidden && v.reads()) {
@@ -4960,11 +4969,6 @@ func (v *view) readAbove(f *candidate) *candidate {
 	_, _, answered, _ := v.lineBefore(end)
 	if !raw {
 		f.why = v.ruleOf(f, text, top)
-		if f.why == "" && !answered && (reAsked.MatchString(text) || reOrder.MatchString(text)) {
-			f.Score = 0.75
-			f.wait = v.o.Stuck
-			f.why = v.ruleOfWords(f, text, top)
-		}
 	}
 	if f.why != "" {
 		return v.paragraph(f, top)
@@ -4974,6 +4978,10 @@ func (v *view) readAbove(f *candidate) *candidate {
 	case asked >= 0:
 		f.ended = true
 		f.place = v.place(v.row)
+		top = asked
+	case !answered && !(raw && v.hidden) && (reAsked.MatchString(text) || !raw && reOrder.MatchString(text)):
+		f.wait = v.o.Stuck
+		f.why = v.ruleOfWords(f, text, top)
 	case raw:
 		return nil
 	default:
@@ -4981,9 +4989,8 @@ func (v *view) readAbove(f *candidate) *candidate {
 		f.Type = FreeText
 		f.Idle = text != ""
 		f.Secret = !v.tty.Echo
-		asked = max(top, 0)
 	}
-	return v.paragraph(f, asked)
+	return v.paragraph(f, top)
 }
 
 // readMarkAbove finds a question for yes or no that a program which reads has printed more below: it ends in its mark,
@@ -5015,18 +5022,18 @@ func (v *view) readMarkAbove(f *candidate, end int) int {
 // paragraph adds the region of a question on a line that begins in row top: the lines before it, what stands right of
 // the cursor and below, and the context above. Where the question says nothing it takes the line before.
 func (v *view) paragraph(f *candidate, top int) *candidate {
-	enough := f.Full != "" || f.Idle || f.Type == ConfirmEnter
-	enough = enough || reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
+	enough := f.Full != "" || f.Idle || f.Type == ConfirmEnter ||
+		reSays.MatchString(reMarked.ReplaceAllString(f.Question, ""))
 	f.Full = cmp.Or(f.Full, f.Question)
 	first, end, right := top, max(top, v.belowText(v.row)-1), ""
 	if f.onLine() {
 		first, end, right = f.place.row-1-v.s.scrolled, v.row, v.after()
-		if f.ended {
-			first = v.belowText(first)
-		}
-		if first > top { // what asks stands above the cursor's line
-			f.Full = strings.TrimSpace(f.line)
-		}
+	}
+	if f.ended || !enough { // a blank row does not part the answers from what they answer
+		first = v.belowText(first)
+	}
+	if first > top { // what asks stands above the cursor's line
+		f.Full = strings.TrimSpace(f.line)
 	}
 	before, cut := v.linesAbove(&f.Prompt, first)
 	if f.Idle {
