@@ -3639,7 +3639,7 @@ const keysHint = `(?im)[ \t]*[\[(](use|press|move)[^\])\n]*(arrow|space|enter|up
 	`(\(\S*\)[^\])\n]*)?(\n[^\])\n]*)?[\])][ \t]*$`
 
 var (
-	reOption = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*)?)` + tickBox +
+	reOption = re(`^((?:[↑↓ ]*[❯›▸▶►➤‣→»>●○]\s*|[↑↓]\s{3})?)` + tickBox +
 		`((?:\(?\d{1,2}[.):]\)?\s+)?)` + tickBox + `(.*)$`)
 	reHinted = re(keysHint + `|\s*(› ?-? ?use arrow-.*|[›‣…·])\s*$`)
 	// reKeysHint is what stands behind a question until the first key (inquirer 9, tty-prompt).
@@ -4306,7 +4306,9 @@ func (v *view) question(top, first int) string {
 		w := v.rows[r]
 		aside := w.fits(reAside)
 		lead := reLead.MatchString(strings.TrimLeft(w.raw, " "+uprights))
-		moved := r > 0 && w.at != v.rows[r-1].at && !v.s.grid[r-1].wrapped
+		above := v.rows[max(r-1, 0)]
+		off := w.at - above.at + (widthOf(w.text)-widthOf(above.text))/2 // of its middle
+		moved := w.at != above.at && off*off > 1 && !v.s.grid[above.row].wrapped
 		if aside || moved || lead {
 			paragraph = ""
 			led = lead
