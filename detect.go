@@ -2801,13 +2801,14 @@ func (d *Detector) leave(now time.Time) {
 // idle input box, does not count.
 func (d *Detector) compare() sameness {
 	c := d.cur
-	left := c.onLine() && d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty") // what asked reads no more
+	left := c.onLine() && d.tty.Reading == ReadingBusy && slices.Contains(c.Signals, "tty") && // what asked reads no
+		(d.typed || d.motion.now.Sub(d.outAt) > lookEvery) // more, nor does it paint
 	verdict := another
 	switch {
 	case left:
 	case d.found == nil && c.Idle && d.enterAt.IsZero() && d.view.known && !d.view.working:
 		return theSame
-	case c.onLine() && d.typed:
+	case c.onLine() && (d.typed || c.ended && d.found == nil):
 		typed, stands := d.behindLine()
 		if len(answersOf(plain(typed))) == 0 { // else another question stands behind what was typed
 			verdict = stands
@@ -3491,8 +3492,7 @@ func (v *view) readsLine() bool {
 // reads reports whether the program reads the terminal, or may: where the system cannot tell, raw mode without echo is
 // that of one that reads (measured on 442 programs: precision .95).
 func (v *view) reads() bool {
-	raw := !v.tty.Canonical && !v.tty.Echo
-	return v.tty.Reading == ReadingYes || v.tty.Reading == ReadingUnknown && raw
+	return v.tty.Reading == ReadingYes || v.tty.Reading == ReadingUnknown && !v.tty.Canonical && !v.tty.Echo
 }
 
 // readers find what the screen asks, the first of them that finds anything.
@@ -4455,8 +4455,8 @@ var (
 	reOpen = re(`^\? |[^?]$|\] ?\?$|^(?i:your( \S+){1,2} ?\?)$|` +
 		`^[\[(][A-Za-z][\])]\pL|^(?i:\S+ (or|oder|ou|o|of|lub|или|або|veya) \S+|` +
 		`(\S+ )?(number|nummer|num[eé]ro|número|номер)) ?\?$`)
-	// reSure asks for yes or no also without its mark.
-	reSure  = re(`(?i)^(are you sure|do you (really )?(want|wish|agree)|would you like)\b[^?\[(]*$`)
+	// reSure asks for yes or no also without its mark, unless it names something else, or two of them: " or ".
+	reSure  = re(`(?i)^(are you sure|do you (really )?(want|wish|agree)|would you like)\b(?:[^?\[(o]|\Bo|o[^r]|or\B)*$`)
 	reOrder = re(`(?i)^(?:please,? )?(enter|choose|type|select|provide|specify|option)\b\s*[a-z]`)
 	reItem  = re(`^(?:\s*[*>]?\s*[\[(]? ?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
 		`\s*[\[(]?([A-Za-z?])(?:[\])]| =| -)\s|\s*(?:([a-z]):|([A-Za-z])\.) |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
@@ -4579,8 +4579,7 @@ func (v *view) ruleOfWords(f *candidate, text string, top int) string {
 	command := reREPL.MatchString(text)
 	ending := strings.ToLower(strings.TrimRight(line, " :›‣>…»"))
 	begins, secret := findWord("secret", ending)
-	sure := reSure.MatchString(text) && !strings.Contains(text, " or ")
-	open := reOpen.MatchString(strings.TrimRight(line, " .…:")) && !sure || asksWhat(text)
+	open := reOpen.MatchString(strings.TrimRight(line, " .…:")) && !reSure.MatchString(text) || asksWhat(text)
 	switch {
 	case !v.tty.Echo && secret >= 0 && (begins == 0 || !strings.Contains(ending[secret:], "?") || asksWhat(ending)):
 		f.Secret = true
@@ -4680,8 +4679,7 @@ func asksWhat(text string) bool {
 func answersNamed(text string) (kind PromptType, choices []Choice) {
 	choices = answersOf(plain(text))
 	if len(choices) == 1 {
-		both := withOther(choices[0].Label)
-		choices = []Choice{typedChoice(both[0], both[0]), typedChoice(both[1], both[1])}
+		choices = spelledOut(withOther(choices[0].Label))
 	}
 	if len(choices) == 0 || !distinct(choices) {
 		return "", nil
@@ -4768,10 +4766,7 @@ func answersOf(text string) []Choice {
 		if rest != "" && !strings.ContainsAny(rest[:1], "[(") && few && !reQuoted.MatchString(marker) {
 			continue
 		}
-		keys = nil
-		for _, answer := range answers {
-			keys = append(keys, typedChoice(answer, answer))
-		}
+		keys = spelledOut(answers)
 		if len(keys) > 1 { // one alone may be the default of those before it
 			break
 		}
@@ -4857,6 +4852,14 @@ func numbers(first, last string) (all []string) {
 	return all
 }
 
+// spelledOut are the choices of answers that are typed as they stand.
+func spelledOut(answers []string) (keys []Choice) {
+	for _, answer := range answers {
+		keys = append(keys, typedChoice(answer, answer))
+	}
+	return keys
+}
+
 // typedChoice is a choice that is typed. Whether Enter follows is found when that is done: the terminal may have
 // changed.
 func typedChoice(key, label string) Choice {
@@ -4922,8 +4925,8 @@ func (v *view) listAbove(text string, top int) (list []Choice, heading int, more
 		}
 		row := strings.TrimSpace(raw)
 		question := rePrefilled.FindStringSubmatch(row)
-		answered := question != nil && question[1] != text // another one asked for one of the list
-		remark := asks && len(list) == 0 && !answered || len(list) > 0 && strings.HasPrefix(raw, "   ")
+		remark := len(list) > 0 && strings.HasPrefix(raw, "   ") ||
+			asks && len(list) == 0 && (question == nil || question[1] == text) // else another one asked for one of it
 		more = more || remark && row != ""
 		if row != "" && row[0] != '\\' && !remark || extra > 2 {
 			break
@@ -4999,11 +5002,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 // in one of the five lines above row end, all of one paragraph. In raw mode it is the line above alone. It returns its
 // row; −1: there is none.
 func (v *view) readMarkAbove(f *candidate, end int) int {
-	within := 5
-	if !v.tty.Canonical {
-		within = 1
-	}
-	for range within {
+	for range 1 + 4*number(v.tty.Canonical) {
 		text, first, answered, _ := v.lineBefore(end)
 		if v.tty.Canonical && !v.readsLine() || !v.reads() || answered || first < 0 || isBlank(text) {
 			return -1
@@ -5355,7 +5354,8 @@ const judged = 600
 func (v *view) defaultOfPress(f *candidate) string {
 	text := strings.Join(slices.Concat(f.parts.above, f.parts.body, f.parts.among), "\n")
 	text += "\n" + f.Question + "\n" + f.Far[max(0, len(f.Far)-judged):]
-	asks := f.onLine() && !isBlank(strings.Join(f.parts.among, "")) || hasWord("deny way", text) || strings.Contains(text, "?")
+	asks := f.onLine() && !isBlank(strings.Join(f.parts.among, "")) || hasWord("deny way", text) ||
+		strings.Contains(text, "?")
 	set, given := v.o.SafeDefaults[ConfirmEnter]
 	switch {
 	case f.Cut || asks || !reBarePress.MatchString(f.Question):
