@@ -3888,8 +3888,8 @@ func (v *view) newGroup(shape string, opts []viewRow) *group {
 }
 
 // grow finds the options from one on, up (step −1) or down (1), that stand beside the one in row head. Blank rows may
-// stand between them, where a pointer or numbers show that they belong together, and what explains an option. On the way
-// down each label takes what it goes on with in the rows below it: only all of a label refuses.
+// stand between them, where a pointer or numbers show that they belong together, and what explains an option. On the
+// way down each label takes what it goes on with in the rows below it: only all of a label refuses.
 func (v *view) grow(from, head viewRow, step int) []viewRow {
 	num, _ := strconv.Atoi(from.num) // it has two digits at most, or there is none
 	// Bullets have no blank rows between them.
@@ -4420,7 +4420,7 @@ var (
 		`\b(?i:only ['"«“‘]yes['"»”’])|` +
 		`\pL+/\pL+[ ?:]*$`)
 	// reLone is a line of nothing but answers: "Fix/Ignore?", "Abort, Retry, Fail?"
-	reLone = re(`^(?:.*[:.!] )?(\pL+(?:(?:/\pL+)+|, \pL+,(?: or)? \pL+)) ?\?$`)
+	reLone = re(`^(?:.*[:.!] )?(\pL+(?:(?:/\pL+)+|, \pL+(?:,|,? or) \pL+)) ?\?$`)
 	// rePlain is what a question for yes or no may offer besides.
 	rePlain    = re(`(?i)^(y|n|yes|no|-|\?|q|quit|h|help|fingerprint|esc|\^c)$`)
 	rePress    = re(`(?i)\[(press )?(enter|return|more)\b[^\]]{0,40}\]\s*$|^\W*(any key|enter|return)\W+to continue`)
@@ -4433,10 +4433,10 @@ var (
 	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
 	// reYn are letters of which each is an answer: "Yn", "ynaq?", "yadH" or "yAdh" of Inquirer.
 	reYn = re(`^((?i:yn|ny|y-n)[A-Za-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8}|[a-z]{2,8}H|[Yy][A-Za-z]{2,7}h)$`)
-	// reHotkeys is a key with its label, in four forms, and what goes on with that: hotKeys joins the groups.
+	// reHotkeys is a key with its label, in five forms, and what goes on with that: hotKeys joins the groups.
 	reHotkeys = re(`(?:(\pL*)[\[(<]([A-Za-z])[\])>](\p{Ll}[\pL\pN'-]*(?: \pL[\pL\pN'-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
-		`\b([a-z]) to ([a-z]{3,})(?:\s*(?:[^\s\w]|$)|\s+or\b))` +
+		`\b([a-z\d])['"]? (?:to|for) ([a-z]{2,})(?:\s*(?:[^\s\w]|$)|\s+or\b)|\b(\w) ?= ?(\pL{2,}))` +
 		`( *[^\s\pL\pN.?!([<'"] *(?:\pL{3,}|\pL+ \pL)[\pL' -]*\b| \([^()]{2,}\))?`)
 	// reLabelled is a key behind its label, which it may touch, as the plural "(s)" does a word.
 	reLabelled = re(`(\pL(?:[\pL' -]*?\pL)?)(?: +[\[(](\w)|[\[(]([^\Ws]|\?))[\])](?:[^A-Za-z]|$)`)
@@ -4448,11 +4448,11 @@ var (
 	reChoose = re(`^(#\?|\?#)$|[:>?\]#)]$`)
 	reCounts = re(`\d ?- ?\d`)
 	// reREPL is the prompt of a shell, or of another reader of commands.
-	reREPL = re(`^(\s*[\w@~:.,/()\[\]<>+=-]*(\s[\w@~:./()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
+	reREPL = re(`^(\s*[\w@~:.,/\\()\[\]<>+=-]*(\s[\w@~:./\\()\[\]-]{1,40}){0,2}\s?(>|\$|#|%|»|❯|λ|➜)\s?|` +
 		`\(%?\w[\w-]*\)|\.\.\.|In \[\d+\]:|\S+:\d+[*"']|\*|(\d+ )?\?-|` +
 		`(?i:(cmd|command)\b[^:]*:))$`)
 	// reOpen is answered by a text: it ends without "?", a program marks it so, or it is no more than "this or that?".
-	reOpen = re(`^\? |[^?]$|\] ?\?$|^(?i:your( \S+){1,2} ?\?)$|` +
+	reOpen = re(`^\? |[^?]$|\] ?\?$|\(\S+ or \S+\) ?\?$|^(?i:your( \S+){1,2} ?\?)$|` +
 		`^[\[(][A-Za-z][\])]\pL|^(?i:\S+ (or|oder|ou|o|of|lub|или|або|veya) \S+|` +
 		`(\S+ )?(number|nummer|num[eé]ro|número|номер)) ?\?$`)
 	// reSure asks for yes or no also without its mark, unless it names something else, or two of them: " or ".
@@ -4461,7 +4461,7 @@ var (
 	reItem  = re(`^(?:\s*[*>]?\s*[\[(]? ?(\d{1,2})(?:\s?[.):/=\]]\)?\s| - |、|\s{2,})|` +
 		`\s*[\[(]?([A-Za-z?])(?:[\])]| =| -)\s|\s*(?:([a-z]):|([A-Za-z])\.) |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
 	reColumns = re(`(?:^\s?|\s\s)(?:\d{1,2}[.:)]|[A-Za-z]\))\s+\S`)
-	reListed  = re(`^(#\?|[\pL\pN_ /()]{0,30}(?:\[\d\] ?)?[:>?])$`) // the list above it tells what is asked
+	reListed  = re(`^(#\?|[\pL\pN_ /()]{0,30}(?:\[\d\] ?)?=*[:>?])$`) // the list above it tells what is asked
 	reText    = re(`[:?›‣>…]$|^\? |[:?](\s*[\[(|][^\])|]*[\])|])+$`)
 	reDrafted = re(`^\? .*[^:?›‣>…)\]]$`) // Inquirer's field, with what it refused
 	// reGoesWith is a line and the one below, a part of it: a remark, more keys, or the field for the "yes" it names.
@@ -4474,14 +4474,15 @@ var (
 	reDigits     = re(`^\d+$`)
 	reRange      = re(`^(\d{1,2}) ?(?:-|–|to|\.\.) ?(\d{1,2})$`)
 	// reBelow is the mark behind which a question in the line above is answered: Symfony, click, yay, conda.
-	reBelow      = re(`[:?\])]\s*\n=*[>›❯»]$|(?i:press (enter|return) to continue)\W*\n>+$`)
+	reBelow      = re(`[:?\])]\s*\n=*[>›❯»]$|(?i:press (enter|return) to continue|[\[(]yes ?[/|] ?no[\])])\W*\n>+$`)
 	reAskedAbove = re(`[?:](.*([\])]|\b[Yy]/[Nn]))?\s*$`)
 	reDefault    = re(`\([^()]*\) *$`)
 	reCounted    = re(`^\d+\W+\d+$`)
 	reMeaning    = re(`^(\w) ?=.*| - .*|^(?i:default)\W+`) // "1=easy", "y - да", "default: y"
 	rePathIn     = re(`\s/\S`)
 	rePrefilled  = re(`^(.*[:?]) ?(\d{1,2})$`)
-	rePresent    = re(`^[ ?:]*[‣›»▸].*`)
+	reBehind     = re(`^[^\pL\pN\[(‣›»▸]*`) // a marker: a mark may show the answer that is taken
+	reRemark     = re(`(?i), *(default|enter)\b.*`)
 	reQuoted     = re(`(?i)^[\[(]?(?:type|press|enter) (?:the word )?['"]?(yes|y)\b|['"«“‘] ?(yes) ?['"»”’]`)
 )
 
@@ -4643,7 +4644,7 @@ func hotKeys(line string) []Choice {
 		}
 		return keys
 	}
-	keys := read(reHotkeys, "$2$4$6$8", "$1$2$3$5$6$7$9${10}")
+	keys := read(reHotkeys, "$2$4$6$8${10}", "$1$2$3$5$6$7$9${11}${12}")
 	behind := read(reLabelled, "$2$3", "$1")
 	named := func(c Choice) bool { return strings.EqualFold(c.Key, behind[len(behind)-1].Key) }
 	if len(behind) < 2 || !reLastKey.MatchString(line) || slices.ContainsFunc(keys, named) {
@@ -4756,14 +4757,14 @@ func answersOf(text string) []Choice {
 	text = reLone.ReplaceAllString(text, "{$1}")
 	for _, at := range slices.Backward(reMarked.expr().FindAllStringIndex(text, -1)) {
 		marker := text[at[0]:at[1]]
-		answers := readMarker(marker)
+		rest := reBehind.ReplaceAllString(text[at[1]:], "")
+		answers := readMarker(marker, strings.Trim(rest, "[(?:>)] "))
 		named := func(answer string) bool { return strings.EqualFold(answer, keys[0].Label) }
 		if answers == nil || keys != nil && !slices.ContainsFunc(answers, named) {
 			continue
 		}
-		rest := strings.Trim(rePresent.ReplaceAllString(text[at[1]:], ""), " ,?:>›❯»…‣"+cursorBlocks)
 		few := len(strings.Fields(rest)) < 3 || reDigits.MatchString(answers[0])
-		if rest != "" && !strings.ContainsAny(rest[:1], "[(") && few && !reQuoted.MatchString(marker) {
+		if rest != "" && strings.IndexAny(rest, "[(‣›»▸") != 0 && few && !reQuoted.MatchString(marker) {
 			continue
 		}
 		keys = spelledOut(answers)
@@ -4791,8 +4792,9 @@ func withOther(answer string) []string {
 }
 
 // readMarker gives the answers a marker names, nil when it is none: "[Y/n]", "(yes)", "Type 'yes'",
-// "<y>", "[Ynq]", "[red, green]", "1-4", "[1 or 2]". Two numbers are else a count, as in "(1/2)".
-func readMarker(marker string) []string {
+// "<y>", "[Ynq]", "[red, green]", "1-4", "[1 or 2]". Two numbers are else a count, as in "(1/2)", and two
+// words a path, but where the rest of the line is one of them: "[tea/milk] (tea)".
+func readMarker(marker, rest string) []string {
 	inner := strings.Trim(marker, "[](){}<> .")
 	if inner == marker {
 		inner = strings.TrimRight(inner, "?: ")
@@ -4812,31 +4814,40 @@ func readMarker(marker string) []string {
 	if reYn.MatchString(inner) { // nothing stands between the letters
 		return strings.Split(inner, "")
 	}
-	answers := []string{inner}
-	for _, separator := range reSplits { // split where it is most often
-		split := separator.expr().Split(inner, -1)
-		if len(split) > len(answers) {
-			answers = split
-		}
-	}
+	answers := splitMost(reRemark.ReplaceAllString(inner, ""))
+	decides := func(answer string) bool { return means("yes", answer) || means("no", answer) }
 	strange := false
-	list := (len(answers) > 2 || strings.ContainsAny(marker, ",|{")) && !rePathIn.MatchString(inner)
+	list := len(answers) > 2 || strings.ContainsAny(marker, ",|{") || slices.Contains(answers, rest)
+	list = list && !rePathIn.MatchString(inner)
 	for i, p := range answers {
 		p = strings.Trim(p, "[]'\" ")
 		list = list && reChoiceWord.MatchString(p)
 		p = reMeaning.ReplaceAllString(p, "$1")
 		answers[i] = p
-		strange = strange || !reWord.MatchString(p) && !means("yes", p) && !means("no", p)
+		strange = strange || !reWord.MatchString(p) && !decides(p)
 	}
-	angled := marker[0] == '<' // e2fsck: "<s>"
-	odd := angled              // several answers stand in other brackets, and one alone decides
-	if len(answers) == 1 {
-		odd = !means("yes", answers[0]) && !means("no", answers[0]) && !(angled && withOther(answers[0])[0] == answers[0])
+	alone := len(answers) == 1
+	angled := marker[0] == '<'
+	odd := (alone || angled) && !decides(answers[0])
+	if odd && alone && angled { // e2fsck: "<s>"
+		odd = withOther(answers[0])[0] != answers[0]
 	}
 	if strange && !list || odd || reCounted.MatchString(inner) {
 		return nil
 	}
 	return answers
+}
+
+// splitMost splits a list by the separator that stands in it most often.
+func splitMost(list string) []string {
+	most := []string{list}
+	for _, separator := range reSplits {
+		parts := separator.expr().Split(list, -1)
+		if len(parts) > len(most) {
+			most = parts
+		}
+	}
+	return most
 }
 
 // numbers are those from the first to the last, two to nine of them; else nil.
