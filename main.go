@@ -2958,7 +2958,7 @@ func (d *desk) record(try func() error) {
 	}
 }
 
-// route routes q, unless it is closed.
+// route has q go out, unless it is closed.
 func (d *desk) route(q *question) error {
 	if q.closed() {
 		return nil
