@@ -4995,7 +4995,7 @@ func (v *view) readAbove(f *candidate) *candidate {
 		f.ended = true
 		f.place = v.place(v.row)
 		top = asked
-	case !answered && !(raw && v.hidden) && (reAsked.MatchString(text) || !raw && reOrder.MatchString(text)):
+	case !answered && (reAsked.MatchString(text) || !raw && reOrder.MatchString(text)):
 		f.wait = v.o.Stuck
 		f.why = v.ruleOfWords(f, text, top)
 	case raw:
