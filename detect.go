@@ -4236,8 +4236,8 @@ func (v *view) describe(f *candidate, first, end int, options map[int]string) {
 // reTicked are marks of what is ticked: they may change while their question stands.
 var reTicked = re(`[☐☒☑✔✓◯◉◻◼]`)
 
-// reKeyBehind is what may stand behind a label: nothing, or its key.
-var reKeyBehind = re(`\s*(\(\w\))?\s*$`)
+// reKeyBehind is what may stand behind a label: a mark, and its key.
+var reKeyBehind = re(`[.!]?\s*(\(\w\))?\s*$`)
 
 // asYesNo makes a choice of two labels that say no more than yes and no a question of these.
 func asYesNo(f *candidate) {
