@@ -4418,7 +4418,7 @@ var (
 		`[^()<>\[\]]*\[[^\]]+\][^()<>\[\]]*)[\])>}]|` +
 		`\b(?i:yes ?(?:/|or) ?no|y ?[/-] ?n|y or n|(?:type|press|enter) (?:the word )?['"]?(?:yes|y)\b['"]?)|` +
 		`\b(?i:only ['"«“‘]yes['"»”’])|` +
-		`\pL+/\pL+[ ?:]*$`)
+		`\pL+/\pL+[ ?:]*$|\b\w ?= ?\pL+(?:(?:,| and| or) \w ?= ?\pL+)+`)
 	// reLone is a line of nothing but answers: "Fix/Ignore?", "Abort, Retry, Fail?"
 	reLone = re(`^(?:.*[:.!] )?(\pL+(?:(?:/\pL+)+|, \pL+(?:,|,? or) \pL+)) ?\?$`)
 	// rePlain is what a question for yes or no may offer besides.
@@ -4433,10 +4433,10 @@ var (
 	rePager  = re(`(?i)^-+ ?\(?more\b|^\(END\)|^:$|^lines \d+-\d+|\(press h for help|^Manual page `)
 	// reYn are letters of which each is an answer: "Yn", "ynaq?", "yadH" or "yAdh" of Inquirer.
 	reYn = re(`^((?i:yn|ny|y-n)[A-Za-z?]{0,7}|[^ ,/|?]{0,8}\?[^ ,/|]{0,8}|[a-z]{2,8}H|[Yy][A-Za-z]{2,7}h)$`)
-	// reHotkeys is a key with its label, in five forms, and what goes on with that: hotKeys joins the groups.
+	// reHotkeys is a key with its label, in four forms, and what goes on with that: hotKeys joins the groups.
 	reHotkeys = re(`(?:(\pL*)[\[(<]([A-Za-z])[\])>](\p{Ll}[\pL\pN'-]*(?: \pL[\pL\pN'-]*){0,3})|` +
 		`[\[(](\w{1,2})[\])] (\pL(?:[\pL'-]| [\pL'-])*)|(?:^|[\s,])([A-Za-z])\)(\pL[\pL\pN_-]+)|` +
-		`\b([a-z\d])['"]? (?:to|for) ([a-z]{2,})(?:\s*(?:[^\s\w]|$)|\s+or\b)|\b(\w) ?= ?(\pL{2,}))` +
+		`\b([a-z\d])['"]? (?:to|for) ([a-z]{2,})(?:\s*(?:[^\s\w]|$)|\s+or\b))` +
 		`( *[^\s\pL\pN.?!([<'"] *(?:\pL{3,}|\pL+ \pL)[\pL' -]*\b| \([^()]{2,}\))?`)
 	// reLabelled is a key behind its label, which it may touch, as the plural "(s)" does a word.
 	reLabelled = re(`(\pL(?:[\pL' -]*?\pL)?)(?: +[\[(](\w)|[\[(]([^\Ws]|\?))[\])](?:[^A-Za-z]|$)`)
@@ -4469,7 +4469,7 @@ var (
 		`^[^?:]*\w[\])]\pL[^?:\n]*\n.*\w[\])]\pL.*\w[\])]\pL|` +
 		`(?i:^(type|type the word|enter|only) ['"«“‘]yes['"»”’].*[.!]\n.*[:?])$`)
 	reSays       = re(`\pL[\pL\pN]`) // has a word at all
-	reSplits     = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+or\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
+	reSplits     = []*pattern{re(`\s*,\s*(?:or\s+)?|\s+(?:or|and)\s+`), re(`\s*\|\s*`), re(`\s*/\s*`)}
 	reChoiceWord = re(`^[\pL\pN][\pL\pN_+-]*$`)
 	reDigits     = re(`^\d+$`)
 	reRange      = re(`^(\d{1,2}) ?(?:-|–|to|\.\.) ?(\d{1,2})$`)
@@ -4644,7 +4644,7 @@ func hotKeys(line string) []Choice {
 		}
 		return keys
 	}
-	keys := read(reHotkeys, "$2$4$6$8${10}", "$1$2$3$5$6$7$9${11}${12}")
+	keys := read(reHotkeys, "$2$4$6$8", "$1$2$3$5$6$7$9${10}")
 	behind := read(reLabelled, "$2$3", "$1")
 	named := func(c Choice) bool { return strings.EqualFold(c.Key, behind[len(behind)-1].Key) }
 	if len(behind) < 2 || !reLastKey.MatchString(line) || slices.ContainsFunc(keys, named) {
