@@ -3880,8 +3880,11 @@ func (v *view) newGroup(shape string, opts []viewRow) *group {
 		return g
 	}
 	look := opts[g.at].look
-	lit := weak && look != Attr{} || look.BG != 0 || look.Reverse
-	if !lit && !opts[odd].look.faint() {
+	lit := weak && look != Attr{}
+	if shape == "" { // a background may be that of all buttons
+		lit = lit || look.BG != 0 || look.Reverse || opts[odd].look.faint()
+	}
+	if !lit {
 		g.at = -1
 	}
 	return g
@@ -3949,9 +3952,9 @@ func (v *view) explains(o, head viewRow) bool {
 }
 
 // unlike is the only option that is drawn unlike the others, −1 without one; weak: by no more than a colour or bold
-// print. Of two with a background each it is the one whose background is neither grey nor black, or, where these are
-// buttons with another background between them, neither. Else two are compared with what is around them as the third:
-// the end of the row above, or of options side by side the cell left of the first.
+// print. Of two with a background each it is the one whose background is no grey; of two buttons, which have another one
+// between them, it is not black either, or their colours do not tell. Else two are compared with what is around them as
+// the third: the end of the row above, or of options side by side the cell left of the first.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	count := len(opts)
 	if count < 2 {
@@ -3967,11 +3970,13 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	if count == 2 {
 		first, second := opts[0].look.BG, opts[1].look.BG
 		other := func(c cell) bool { return c.BG != first && c.BG != second }
+		buttons := slices.ContainsFunc(between, other)
+		dull := func(background int32) bool { return isGrey(background) || buttons && background == 1 }
 		switch {
 		case first == 0, between != nil && second == 0: // in a column one grey bar alone is a status line's
-		case isDull(first) != isDull(second):
-			return number(isDull(first)), false
-		case slices.ContainsFunc(between, other):
+		case dull(first) != dull(second):
+			return number(dull(first)), false
+		case buttons:
 			return -1, false
 		}
 		around.Dim = true
@@ -3995,11 +4000,6 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 		}
 	}
 	return -1, false
-}
-
-// isDull reports whether a background is black or a grey.
-func isDull(background int32) bool {
-	return background == 1 || isGrey(background)
 }
 
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
