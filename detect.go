@@ -3971,7 +3971,9 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 		first, second := opts[0].look.BG, opts[1].look.BG
 		other := func(c cell) bool { return c.BG != first && c.BG != second }
 		buttons := slices.ContainsFunc(between, other)
-		dull := func(background int32) bool { return isGrey(background) || buttons && background == 1 }
+		dull := func(background int32) bool {
+			return isGrey(background) || background > 232 && background <= 240 || buttons && background == 1
+		}
 		switch {
 		case first == 0, between != nil && second == 0: // in a column one grey bar alone is a status line's
 		case dull(first) != dull(second):
@@ -4005,7 +4007,7 @@ func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 // isGrey reports whether a colour is a shade of grey: what is drawn so explains, or is not pointed at.
 func isGrey(colour int32) bool {
 	if colour < 1<<24 {
-		return colour == 9 || colour > 232 && colour <= 251
+		return colour == 9 || colour > 240 && colour <= 251
 	}
 	red, green, blue := colour>>16&0xff, colour>>8&0xff, colour&0xff
 	brightest := max(red, green, blue)
