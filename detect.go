@@ -3952,9 +3952,9 @@ func (v *view) explains(o, head viewRow) bool {
 }
 
 // unlike is the only option that is drawn unlike the others, −1 without one; weak: by no more than a colour or bold
-// print. Of two with a background each it is the one whose background is no grey; of two buttons, which have another one
-// between them, it is not black either, or their colours do not tell. Else two are compared with what is around them as
-// the third: the end of the row above, or of options side by side the cell left of the first.
+// print. Of two with a background each it is the one whose background is no grey; of two buttons, which have another
+// one between them, it is not black either, or their colours do not tell. Else two are compared with what is around
+// them as the third: the end of the row above, or of options side by side the cell left of the first.
 func (v *view) unlike(opts []viewRow) (at int, weak bool) {
 	count := len(opts)
 	if count < 2 {
