@@ -4464,7 +4464,7 @@ var (
 		`\s*[\[(]?([A-Za-z?])(?:[\])]| =| -)\s|\s*(?:([a-z]):|([A-Za-z])\.) |\s{2,}([A-Za-z])\s{2,})\s*(\S.*)$`)
 	reColumns = re(`(?:^\s?|\s\s)(?:\d{1,2}[.:)]|[A-Za-z]\))\s+\S`)
 	reListed  = re(`^(#\?|[\pL\pN_ /()]{0,30}(?:\[\d\] ?)?=*[:>?])$`) // the list above it tells what is asked
-	reText    = re(`[:?›‣>…]$|^\? |[:?](\s*[\[(|][^\])|]*[\])|])+$`)
+	reText    = re(`[:?›‣>…]$|^\? |(:|\?(\s*\([^)]*\))?)\s*[\[(|][^\])|]*[\])|]$`)
 	reDrafted = re(`^\? .*[^:?›‣>…)\]]$`) // Inquirer's field, with what it refused
 	// reGoesWith is a line and the one below, a part of it: a remark, more keys, or the field for the "yes" it names.
 	reGoesWith = re(`.\n\(.* .*\)$|[\[(]\w{1,2}[\])] ?\pL.*,\n.*[\[(]\w{1,2}[\])] ?\pL|` +
@@ -4483,7 +4483,7 @@ var (
 	reMeaning    = re(`^(\w) ?=.*| - .*|^(?i:default)\W+`) // "1=easy", "y - да", "default: y"
 	rePathIn     = re(`\s/\S`)
 	rePrefilled  = re(`^(.*[:?]) ?(\d{1,2})$`)
-	reBehind     = re(`^[^\pL\pN\[(‣›»▸]*`) // a marker: a mark may show the answer that is taken
+	reBehind     = re(`^[^\pL\pN\p{Cf}\[(‣›»▸]*`) // a marker: a mark may show the answer that is taken
 	reRemark     = re(`(?i), *(default|enter)\b.*`)
 	reQuoted     = re(`(?i)^[\[(]?(?:type|press|enter) (?:the word )?['"]?(yes|y)\b|['"«“‘] ?(yes) ?['"»”’]`)
 )
