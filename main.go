@@ -5590,6 +5590,9 @@ func (a *asking) catchSuspend() {
 
 // send sends the question. At a terminal, and wherever there is no Telegram, it says how to answer without a phone.
 func (a *asking) send() error {
+	if err := a.route(&a.prompt, a.Channel); err != nil {
+		return err
+	}
 	how := "asked on the phone; from another terminal"
 	phone := a.Channel == "telegram"
 	if !phone {
@@ -5598,7 +5601,7 @@ func (a *asking) send() error {
 	if !phone || onTerminal(a.stderr) {
 		a.complain(how + ": atlasbridge answer " + shortID(a.prompt.ID) + " VALUE; it takes " + a.prompt.takes())
 	}
-	return a.route(&a.prompt, a.Channel)
+	return nil
 }
 
 // obey does what the phone wants of the session: it can only be ended.

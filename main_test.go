@@ -5289,10 +5289,7 @@ func outage(t *testing.T, stopped bool) {
 		}
 		w, tool, screen := asksToGo(t, s)
 		c := &command{world: w, manual: commands()[0], args: []string{"/nowhere/tool"}}
-		x, err := newSession(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must(newSession(c))
 		done := make(chan error)
 		go func() { done <- x.run(c.args) }()
 		first := s.shows("Go?", "Yes")
@@ -5323,6 +5320,14 @@ func outage(t *testing.T, stopped bool) {
 	})
 }
 
+// must is v, which is there.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
 // TestSleptPastItsTime: a question whose time ends while the machine sleeps, in which timers stand still and clocks do
 // not, is over as soon as it wakes.
 func TestSleptPastItsTime(t *testing.T) {
@@ -5330,17 +5335,14 @@ func TestSleptPastItsTime(t *testing.T) {
 		s := bareBotAPI(t)
 		w, tool, screen := asksToGo(t, s)
 		c := &command{world: w, manual: commands()[0], args: []string{"/nowhere/tool"}}
-		x, err := newSession(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must(newSession(c))
 		done := make(chan error)
 		go func() { done <- x.run(c.args) }()
 		s.shows("Go?", "Yes")
 		time.Sleep(time.Second)
 		x.lock()
 		x.desk.asked.rec.ExpiresAt = time.Now() // to set a clock is beyond a test
-		err = x.st.keep(ref(x.desk.asked.rec))
+		err := x.st.keep(ref(x.desk.asked.rec))
 		x.unlock()
 		time.Sleep(time.Second)
 		select {
