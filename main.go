@@ -1440,6 +1440,7 @@ type session struct {
 type turnOrder struct {
 	turn      turn
 	waiting   []waiter // who gave the turn away in await
+	going     int      // goroutines that beside started
 	childGone bool     // the child has ended: nothing is begun any more
 }
 
@@ -1513,12 +1514,15 @@ func (s *turnOrder) awaitFor(limit time.Duration, holds func() bool) bool {
 	return s.await(time.Now().Add(limit), holds)
 }
 
-// beside starts a goroutine that has the turn except in await. Its panic leaves no raw terminal behind.
+// beside starts a goroutine that has the turn except in await, and ends soon after the child; the end of the session
+// waits for it. Who calls it has the turn. Its panic leaves no raw terminal behind.
 func (s *session) beside(f func()) {
+	s.going++
 	s.spawn(func() {
 		s.lock()
 		defer s.unlock()
 		f()
+		s.going--
 	})
 }
 
@@ -2750,10 +2754,9 @@ func (v *watcher) terminalState(now time.Time) TTYState {
 // desk is what is asked, and what is known of the dialogs of hooks that the screen may show.
 type desk struct {
 	*session
-	asked   *question   // of the screen
-	lapsed  bool        // what stands on the screen expired: it may be asked again
-	carried int         // goroutines that carry what is asked, or an input
-	answer  InputRecord // the tool's last, by its hook; no Text: none came
+	asked  *question   // of the screen
+	lapsed bool        // what stands on the screen expired: it may be asked again
+	answer InputRecord // the tool's last, by its hook; no Text: none came
 
 	hooked bool        // the tool's hooks ask
 	hooks  []*question // of hooks, in the order they came
@@ -2810,7 +2813,6 @@ func (d *desk) takeUp() {
 	q := &question{screen: p, seenAt: time.Now()}
 	d.asked = q
 	d.watcher.capture(p)
-	d.carried++
 	d.beside(func() { d.carry(q) })
 	ring(d.relay.output.wake) // the next look for its answer is sooner
 }
@@ -2863,7 +2865,6 @@ func (d *desk) carryNext(q *question) {
 	if q.rec.Status == Resolved && q.rec.DecidedBy == "cli:answer" { // one that was not typed was not answered
 		d.books.notify(answeredNotice(&q.rec))
 	}
-	d.carried--
 	d.takeUp()
 }
 
@@ -3080,7 +3081,6 @@ func (d *desk) addHook(rec PromptRecord) {
 	}
 	d.hooks = append(d.hooks, h)
 	d.noteDialogs()
-	d.carried++
 	d.beside(func() { d.carryHook(h) })
 	d.beside(func() { d.watchHook(h) })
 	ring(d.relay.output.wake) // see takeUp
@@ -3157,7 +3157,7 @@ type phone struct {
 
 // doInputs does what the phone asks for, in order; only what types nothing passes an input that waits.
 func (p *phone) doInputs() {
-	for p.comes(func() bool { return p.books.recorded && len(p.inputs) > 0 && p.typist == nil }) {
+	for p.comes(func() bool { return len(p.inputs) > 0 && p.typist == nil }) {
 		r, why := p.nextInput()
 		if r == nil {
 			p.awaitFor(inputLook, p.ended)
@@ -3166,9 +3166,7 @@ func (p *phone) doInputs() {
 		p.inputs = slices.DeleteFunc(p.inputs, func(other *InputRecord) bool { return other == r })
 		var reply Notice
 		if why == "" {
-			p.desk.carried++ // the end of the session waits for it
 			reply, why = p.handleInput(r)
-			p.desk.carried--
 		} else {
 			why = fmt.Sprintf("it waited %s, and %s", span(inputTime), why)
 		}
@@ -3885,7 +3883,7 @@ func (d *desk) typeAnswer(q *question) {
 			why = q.rec.Reason + "; no answer was typed: " + why
 		}
 		end = &ending{to: Failed, why: why}
-		if !expired && !q.rec.Idle && !d.childGone && q.screen.same(d.look()) {
+		if !expired && !q.rec.Idle && q.screen.same(d.look()) {
 			d.det.Again() // it is asked anew
 		}
 	}
@@ -4493,7 +4491,7 @@ func (s *session) endQuestions() {
 			q.leave(Failed, programEnded)
 		}
 	}
-	s.until(func() bool { return s.desk.carried == 0 })
+	s.until(func() bool { return s.going == 0 })
 }
 
 // endExpired withdraws each offer to ask again, the oldest first: nothing is left to ask, because of why.
