@@ -3823,10 +3823,6 @@ func (t *typist) write(keys string) (why string) {
 	t.sentAt = at
 	t.partly = t.given
 	t.given = t.given || !t.steer
-	unread := t.pty.Waiting() != 0
-	for _, k := range t.relay.held {
-		k.unread = t.q != nil && (unread || k.at.Before(at))
-	}
 	t.relay.noteKeys(typedKeys{keys: []byte(keys), at: time.Now(), modes: modes}, "")
 	return ""
 }
@@ -3924,7 +3920,8 @@ func (t *typist) dropHeld() {
 	all := len(t.relay.held)
 	t.relay.held = slices.DeleteFunc(t.relay.held, func(k *typedKeys) bool {
 		passes := len(k.keys) == 0 || reReport.MatchString(string(k.keys)) || reBreak.MatchString(string(k.keys))
-		return (k.unread || asked) && !passes
+		stood := k.unread || t.q != nil && k.at.Before(t.sentAt)
+		return (stood || asked) && !passes
 	})
 	if len(t.relay.held) < all {
 		t.note = "keys typed at the keyboard meanwhile were dropped"
@@ -4160,26 +4157,21 @@ func (t *typist) menuKey(v sight, want []int, before *Prompt) (keys, why string)
 }
 
 // locate returns the index in now of the choice shown as number i, by its label; −1 if none has it. Of several of the
-// same words, and of what is cut, it is the one in the same place, while the rows are those that were shown.
+// same words, and of what is cut, it is the one in the same place, while the rows are those that were shown; and so it is
+// of what counts seconds, or has a hint at the pointer.
 func (t *typist) locate(now *Prompt, i int) int {
 	asked := t.q.screen
 	want := asked.Choices[i]
-	placed := func(c Choice) bool { return c.Key == want.Key }
 	named := func(c Choice) bool { return c.Label == want.Label }
-	if !slices.ContainsFunc(now.Choices, named) { // it counts seconds, or has a hint
-		named = func(c Choice) bool {
-			return placed(c) && (alike(c.Label, want.Label) || now.bare(c) == asked.bare(want))
-		}
-	}
 	at := slices.IndexFunc(now.Choices, named)
-	cut := strings.HasSuffix(want.Label, "…")
-	if at < 0 || !cut && !slices.ContainsFunc(now.Choices[at+1:], named) {
+	vague := strings.HasSuffix(want.Label, "…") || slices.ContainsFunc(now.Choices[at+1:], named)
+	if at >= 0 && !vague {
 		return at
 	}
-	if !slices.Equal(now.parts.among, asked.parts.among) {
-		return -1
-	}
-	return slices.IndexFunc(now.Choices, placed)
+	unchanged := slices.Equal(now.parts.among, asked.parts.among)
+	return slices.IndexFunc(now.Choices, func(c Choice) bool {
+		return c.Key == want.Key && (unchanged || !vague && alike(now.bare(c), asked.bare(want)))
+	})
 }
 
 // unmoved reports whether the menu stands as it did before: pointer, ticks, choices. What else of it has changed may
@@ -5513,14 +5505,23 @@ func (a *asking) run() (err error) {
 	return a.bridge()
 }
 
-// catchSignals quits at the first signal that ends us; the next one kills, as ever.
-func catchSignals(quit context.CancelCauseFunc) {
+// catchSignals quits at the first signal that ends us; the next one kills, as ever. While a shell has stopped us, as by
+// ^Z, another process listens to Telegram, where st is given.
+func catchSignals(quit context.CancelCauseFunc, st *Store) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, endSignals()...)
-	go func() { // ends with the process, if there is no signal
-		sig := (<-signals).(syscall.Signal)
-		signal.Stop(signals)
-		quit(&ending{to: Canceled, why: "the script was ended (" + sig.String() + ")", sig: sig})
+	if st != nil && resumes() {
+		signal.Notify(signals, suspendSignal)
+	}
+	go func() { // ends with the process
+		for sig := range signals {
+			if sig == suspendSignal {
+				st.standStill(signals)
+				continue
+			}
+			signal.Reset(endSignals()...)
+			quit(&ending{to: Canceled, why: "the script was ended (" + sig.String() + ")", sig: sig.(syscall.Signal)})
+		}
 	}()
 }
 
@@ -5530,10 +5531,7 @@ func (a *asking) bridge() error {
 	a.catch(make(chan os.Signal, 1), syscall.SIGPIPE) // a reader that is gone makes the write fail, and no more
 	ctx, quit := context.WithCancelCause(a.ctx)
 	defer quit(nil)
-	catchSignals(quit)
-	if resumes() {
-		a.catchSuspend()
-	}
+	catchSignals(quit, a.Store)
 	own := sessionRecord("ask", []string{}, "")
 	own.PID = own.Wrapper
 	own.ThreadID = noTopic // for one question
@@ -5573,17 +5571,6 @@ func (a *asking) bridge() error {
 	}
 	hangUp(drainSend)
 	return errors.Join(err, unsaid)
-}
-
-// catchSuspend has another process listen to Telegram while a shell has stopped this one, as by ^Z.
-func (a *asking) catchSuspend() {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, suspendSignal)
-	go func() { // ends with the process
-		for range signals {
-			a.standStill(signals)
-		}
-	}()
 }
 
 // send sends the question. At a terminal, and wherever there is no Telegram, it says how to answer without a phone.

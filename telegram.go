@@ -2755,7 +2755,7 @@ type setup struct {
 func cmdSetup(c *command) int {
 	ctx, quit := context.WithCancelCause(c.ctx)
 	defer quit(nil)
-	catchSignals(quit)
+	catchSignals(quit, nil)
 	c.ctx = ctx
 	show, err := muteEcho(c.stdin)
 	if err == nil {
