@@ -3203,7 +3203,7 @@ func (p *phone) inputWaits(r *InputRecord) (why string) {
 	case r.Kind == "stop" && p.adapter.Box != nil && p.relay.came() > p.relay.taken &&
 		!p.inTurn(): // the output may say that it works
 		return p.rec.Tool + " keeps writing"
-	case !r.types():
+	case !r.types(), r.Reason != "":
 		return ""
 	}
 	q := p.desk.inForce()
@@ -3354,6 +3354,8 @@ func (p *phone) inTurn() bool {
 func (p *phone) inputText(r *InputRecord) (note, why string) {
 	asked := p.asks()
 	switch {
+	case r.Reason != "":
+		return "", r.Reason
 	case asked.Secret:
 		return "", typedHere
 	case asked.ID != "":
@@ -3374,7 +3376,8 @@ func (p *phone) inputText(r *InputRecord) (note, why string) {
 	return t.note, why
 }
 
-// fetch gets the file of an input, which then types where that was put, and what was written below it.
+// fetch gets the file of an input, which then types where that was put, and what was written below it, or has the
+// reason why it cannot.
 func (p *phone) fetch(r *InputRecord) {
 	ctx, cancel := context.WithDeadline(p.ctx, r.At.Add(inputTime/2)) // others wait behind it
 	p.fetching++
@@ -3384,18 +3387,15 @@ func (p *phone) fetch(r *InputRecord) {
 		p.lock()
 		defer p.unlock()
 		p.fetching--
-		i := slices.Index(p.inputs, r)
+		r.File = nil
 		switch {
-		case p.childGone || i < 0: // it was refused meanwhile
+		case p.childGone:
 		case err != nil:
-			p.inputs = slices.Delete(p.inputs, i, i+1)
-			p.inputDone(r, "the file could not be fetched: "+err.Error(), Notice{})
+			r.Reason = "the file could not be fetched: " + err.Error()
 		default:
 			p.auditInput(r, hidden("file", string(body))...)
-			typed := *r // qwen sends no picture's path alone, others make something else of it
-			typed.File = nil
-			typed.Text = path + " " + cmp.Or(r.Text, "(from the phone)")
-			p.inputs[i] = &typed
+			// qwen sends no picture's path alone, others make something else of it.
+			r.Text = path + " " + cmp.Or(r.Text, "(from the phone)")
 		}
 	})
 }
@@ -3526,9 +3526,10 @@ func (b *books) handleRecord(rec Record) {
 		if r.Status != "queued" {
 			return
 		}
-		b.phone.inputs = append(b.phone.inputs, r)
-		if r.File != nil {
-			b.phone.fetch(r)
+		in := ref(*r)
+		b.phone.inputs = append(b.phone.inputs, in)
+		if in.File != nil {
+			b.phone.fetch(in)
 		}
 	case *PromptRecord:
 		q := b.desk.byID(r.ID)
