@@ -2044,12 +2044,12 @@ type relay struct {
 	calls   map[string]string // names of tools, by the ids of calls without a result; nil: the output is no stream-json
 	line    []byte            // of that, unfinished
 
-	lastKey time.Time    // when somebody last typed here
-	begun   int          // characters of a line that was begun and not ended, in line mode
-	quoted  bool         // the last of them was ^V
-	fed     bool         // standard input is a pipe that has not ended: who feeds it answers
-	held    []*typedKeys // at the keyboard while a typist works
-	typing  []byte       // for writeTyping, until it is written
+	lastKey time.Time   // when somebody last typed here
+	begun   int         // characters of a line that was begun and not ended, in line mode
+	quoted  bool        // the last of them was ^V
+	fed     bool        // standard input is a pipe that has not ended: who feeds it answers
+	held    []typedKeys // at the keyboard while a typist works
+	typing  []byte      // for writeTyping, until it is written
 }
 
 // hostTerminal is the terminal, or the streams, that we were started with. All is set before the child starts, but for
@@ -2556,7 +2556,7 @@ func (r *relay) readKeys() {
 func (r *relay) handleKeys(k typedKeys) {
 	if r.typist != nil {
 		k.unread = r.typist.stands()
-		r.held = append(r.held, &k)
+		r.held = append(r.held, k)
 		r.typist.stopped = r.typist.stopped || reBreak.MatchString(string(k.keys))
 		return
 	}
@@ -3852,14 +3852,8 @@ func (t *typist) mayBegin(v sight, until time.Time) (why string) {
 
 // stands reports whether the answer is unread or, where that is unknown, its question still stands.
 func (t *typist) stands() bool {
-	if t.q == nil {
-		return false
-	}
 	waiting := t.pty.Waiting()
-	if !t.given || waiting > 0 {
-		return true
-	}
-	return waiting < 0 && t.q.screen.same(t.look())
+	return t.q != nil && (waiting > 0 || waiting < 0 && t.q.screen.same(t.look()))
 }
 
 // overtaken reports whether look is another question than the one that is answered; a text answers none.
@@ -3919,7 +3913,7 @@ func (t *typist) dropHeld() {
 	}
 	asked := t.overtaken(t.look())
 	all := len(t.relay.held)
-	t.relay.held = slices.DeleteFunc(t.relay.held, func(k *typedKeys) bool {
+	t.relay.held = slices.DeleteFunc(t.relay.held, func(k typedKeys) bool {
 		passes := len(k.keys) == 0 || reReport.MatchString(string(k.keys)) || reBreak.MatchString(string(k.keys))
 		stood := k.unread || t.q != nil && k.at.Before(t.sentAt)
 		return (stood || asked) && !passes
@@ -3935,7 +3929,7 @@ func (t *typist) passHeld() {
 	t.relay.held = nil
 	t.session.typist = nil
 	for _, k := range held {
-		t.relay.handleKeys(*k)
+		t.relay.handleKeys(k)
 	}
 	ring(t.relay.output.wake)
 }
@@ -4158,8 +4152,8 @@ func (t *typist) menuKey(v sight, want []int, before *Prompt) (keys, why string)
 }
 
 // locate returns the index in now of the choice shown as number i, by its label; −1 if none has it. Of several of the
-// same words, and of what is cut, it is the one in the same place, while the rows are those that were shown; and so it is
-// of what counts seconds, or has a hint at the pointer.
+// same words, and of what is cut, it is the one in the same place, while the rows are those that were shown; of what
+// counts seconds, or has a hint at the pointer, it is that one, too.
 func (t *typist) locate(now *Prompt, i int) int {
 	asked := t.q.screen
 	want := asked.Choices[i]
