@@ -2604,7 +2604,8 @@ func (d *Detector) Tick(tty TTYState, now time.Time) *Prompt {
 	d.track(now)
 	f, due := d.found, d.schedule(now)
 	d.askDue = due
-	if due.IsZero() || due.After(now) {
+	left := !d.lookDue.IsZero() // a question above f, just now: what f tells is no longer what stands there
+	if due.IsZero() || due.After(now) || left {
 		return nil
 	}
 	d.askedAt = append(d.askedAt[max(0, len(d.askedAt)-maxAsked+1):], now)
