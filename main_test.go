@@ -5428,10 +5428,15 @@ func TestNoticesAreBounded(t *testing.T) {
 		return false
 	}
 	p.starts("api")
+	file := filepath.Join(p.dir, "config.toml")
+	config := string(must(os.ReadFile(file)))
+	makeFile(t, "no settings", file)
+	p.terms["api"].signal("HUP") // a notice of another kind: it does not count
 	for range 60 {
 		p.w.writes("/sessions nowhere", 0)
 	}
 	comesTrue(t, "all are acted on", func() bool { return len(records(t, p.dir, "update")) >= 60 })
+	makeFile(t, config, file)
 	mended.Store(true)
 	p.terms["api"].signal("HUP") // ends the pause
 	p.unpaced()

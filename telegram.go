@@ -83,7 +83,7 @@ type Telegram struct {
 	giveUp  func(error) // told why a question could not be sent; nil: that is tried again for as long as it is open
 
 	noticesMu sync.Mutex
-	notices   []*Notice     // that wait, the oldest first
+	notices   [2][]*Notice  // that wait, the oldest first: replies, and the others
 	bell      chan struct{} // a value when there is something new to say
 
 	mailer mailer // belongs to Show
@@ -932,10 +932,14 @@ func (t *Telegram) Notify(n Notice) {
 	}
 	t.noticesMu.Lock()
 	defer t.noticesMu.Unlock()
-	t.notices = append(t.notices, &n)
-	if len(t.notices) > maxNotices {
-		t.notices[2].leftOut += 1 + t.notices[1].leftOut // the first may be on its way
-		t.notices = slices.Delete(t.notices, 1, 2)
+	queue := &t.notices[0]
+	if n.ReplyTo == 0 {
+		queue = &t.notices[1]
+	}
+	*queue = append(*queue, &n)
+	if len(*queue) > maxNotices {
+		(*queue)[2].leftOut += 1 + (*queue)[1].leftOut // the first may be on its way
+		*queue = slices.Delete(*queue, 1, 2)
 	}
 	ring(t.bell)
 }
@@ -944,17 +948,21 @@ func (t *Telegram) Notify(n Notice) {
 func (t *Telegram) noticeJob(v *View) *job {
 	t.noticesMu.Lock()
 	defer t.noticesMu.Unlock()
-	if len(t.notices) == 0 {
+	queue := &t.notices[0]
+	if len(*queue) == 0 {
+		queue = &t.notices[1]
+	}
+	if len(*queue) == 0 {
 		return nil
 	}
-	n := t.notices[max(0, slices.IndexFunc(t.notices, func(n *Notice) bool { return n.ReplyTo != 0 }))]
+	n := (*queue)[0]
 	j, rest := t.notice(fmt.Sprintf("%p", n), *n, v.Sessions[n.SessionID])
 	j.done = func() error {
 		t.noticesMu.Lock()
 		defer t.noticesMu.Unlock()
 		*n = rest
 		if rest.Text+rest.Mono == "" {
-			t.notices = slices.DeleteFunc(t.notices, func(other *Notice) bool { return other == n })
+			*queue = (*queue)[1:]
 		}
 		return nil
 	}
