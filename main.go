@@ -5503,7 +5503,7 @@ func (a *asking) run() (err error) {
 // catchSignals quits at the first signal that ends us; the next one kills, as ever. While a shell has stopped us, as by
 // ^Z, another process listens to Telegram, where st is given.
 func catchSignals(quit context.CancelCauseFunc, st *Store) {
-	signals := make(chan os.Signal, 1)
+	signals := make(chan os.Signal, 8) // none is lost behind a ^Z
 	signal.Notify(signals, endSignals()...)
 	if st != nil && resumes() {
 		signal.Notify(signals, suspendSignal)
@@ -5511,7 +5511,7 @@ func catchSignals(quit context.CancelCauseFunc, st *Store) {
 	go func() { // ends with the process
 		for sig := range signals {
 			if sig == suspendSignal {
-				st.standStill(signals)
+				go st.standStill(signals) // what ends us does not wait for a shell
 				continue
 			}
 			signal.Reset(endSignals()...)
